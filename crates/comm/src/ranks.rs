@@ -1,0 +1,79 @@
+use crate::{Communicator, LocalCommunicator};
+use burn::tensor::Device;
+use std::any::Any;
+use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a rank waits for the others by default. Ranks that share a CPU can be a whole step apart.
+pub const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The failure that ended a group of ranks: the first one, not what it led to on the others.
+#[derive(Debug, thiserror::Error)]
+pub enum RankFailure<E: Error + 'static> {
+    /// A rank returned an error.
+    #[error("rank {rank}: {source}")]
+    Failed {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        source: E,
+    },
+    /// A rank panicked.
+    #[error("rank {rank} panicked: {message}")]
+    Panicked {
+        /// The rank.
+        rank: usize,
+        /// The panic's message.
+        message: String,
+    },
+}
+
+/// Runs `work` on one thread per device and returns the results in rank order.
+///
+/// # Errors
+/// When a rank returns an error or panics, the others are told ([`Communicator::abort`]), all threads are joined, and the
+/// failure that came first is returned.
+pub fn run_ranks<T, E, F>(devices: Vec<Device>, timeout: Duration, work: F) -> Result<Vec<T>, RankFailure<E>>
+where
+    T: Send,
+    E: Error + Send + 'static,
+    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+{
+    let (first_failure, failures) = std::sync::mpsc::channel();
+    let results = std::thread::scope(|scope| {
+        let threads: Vec<_> = LocalCommunicator::group(devices, timeout)
+            .into_iter()
+            .map(|comm| {
+                let (work, first_failure) = (&work, first_failure.clone());
+                scope.spawn(move || {
+                    let (rank, comm): (_, Arc<dyn Communicator>) = (comm.rank(), Arc::new(comm));
+                    let failure = match catch_unwind(AssertUnwindSafe(|| work(comm.clone()))) {
+                        Ok(Ok(result)) => return Some(result),
+                        Ok(Err(source)) => RankFailure::Failed { rank, source },
+                        Err(panic) => RankFailure::Panicked { rank, message: panic_message(&*panic) },
+                    };
+                    let reason = match &failure {
+                        RankFailure::Failed { source, .. } => source.to_string(),
+                        RankFailure::Panicked { message, .. } => format!("panicked: {message}"),
+                    };
+                    // Sent before the others are told, so that the first failure is the first in the channel.
+                    let _ = first_failure.send(failure);
+                    comm.abort(&reason);
+                    None
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect::<Vec<_>>()
+    });
+    match failures.try_recv() {
+        Ok(failure) => Err(failure),
+        Err(_) => Ok(results.into_iter().map(|result| result.expect("a rank without failure has a result")).collect()),
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}

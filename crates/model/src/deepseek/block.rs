@@ -1,0 +1,66 @@
+use super::{Mla, rms_norm};
+use crate::DeepSeekConfig;
+use burn::module::Module;
+use burn::nn::RmsNorm;
+use burn::tensor::{Device, Tensor};
+use moe::{MoeConfig, MoeLayer, SwiGlu};
+
+/// `x + attn(norm(x))`, then `x + mlp(norm(x))`, the MLP being dense or a mixture of experts.
+#[derive(Module, Debug)]
+pub struct Block {
+    /// Norm before the attention.
+    pub input_layernorm: RmsNorm,
+    /// Multi-head latent attention.
+    pub self_attn: Mla,
+    /// Norm before the MLP.
+    pub post_attention_layernorm: RmsNorm,
+    /// Dense in the first `first_k_dense_replace` blocks.
+    pub mlp: Mlp,
+}
+
+/// The second half of a block.
+#[derive(Module, Debug)]
+pub enum Mlp {
+    /// One SwiGLU for all tokens.
+    Dense(SwiGlu),
+    /// Experts, a few per token.
+    Moe(MoeLayer),
+}
+
+/// What a block returns.
+#[derive(Debug, Clone)]
+pub struct BlockOutput {
+    /// The residual stream.
+    pub x_btd: Tensor<3>,
+    /// `[1]`: the experts' balance loss, where there is one.
+    pub balance_loss: Option<Tensor<1>>,
+}
+
+impl Block {
+    pub(super) fn new(config: &DeepSeekConfig, moe: &MoeConfig, layer: usize, device: &Device) -> Self {
+        let d = config.hidden_size;
+        let mlp = match layer < config.first_k_dense_replace {
+            true => Mlp::Dense(SwiGlu::new(d, config.intermediate_size, device)),
+            false => Mlp::Moe(MoeLayer::new(d, moe, device)),
+        };
+        Self {
+            input_layernorm: rms_norm(d, config.rms_norm_eps, device),
+            self_attn: Mla::new(config, device),
+            post_attention_layernorm: rms_norm(d, config.rms_norm_eps, device),
+            mlp,
+        }
+    }
+
+    /// `[b, t, d]` to `[b, t, d]`.
+    pub fn forward(&self, x_btd: Tensor<3>) -> BlockOutput {
+        let x_btd = x_btd.clone() + self.self_attn.forward(self.input_layernorm.forward(x_btd));
+        let normed = self.post_attention_layernorm.forward(x_btd.clone());
+        match &self.mlp {
+            Mlp::Dense(mlp) => BlockOutput { x_btd: x_btd + mlp.forward(normed), balance_loss: None },
+            Mlp::Moe(layer) => {
+                let output = layer.forward(normed);
+                BlockOutput { x_btd: x_btd + output.y_btd, balance_loss: output.balance_loss }
+            }
+        }
+    }
+}

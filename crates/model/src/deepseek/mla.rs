@@ -1,0 +1,96 @@
+use super::rms_norm;
+use crate::rope::{Rope, softmax_scale};
+use crate::{DeepSeekConfig, causal_attention};
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig, RmsNorm};
+use burn::tensor::{Device, Tensor};
+
+/// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
+const LATENT_NORM_EPS: f64 = 1e-6;
+
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all heads are made from one
+/// compressed latent, positions enter through a separate rotated part.
+///
+/// ```text
+/// x ─ q_a ─ norm ─ q_b ──> per head [q_nope | q_rope]                    (q_proj alone without q_lora_rank)
+/// x ─ kv_a ─> [latent | k_rope]    latent ─ norm ─ kv_b ──> per head [k_nope | v]     (k_rope is shared by all heads)
+/// ```
+#[derive(Module, Debug)]
+pub struct Mla {
+    /// The query without compression, `[d, heads * (nope + rope)]`.
+    pub q_proj: Option<Linear>,
+    /// Compression of the query, `[d, q_lora_rank]`.
+    pub q_a_proj: Option<Linear>,
+    /// Norm of the compressed query.
+    pub q_a_layernorm: Option<RmsNorm>,
+    /// The query from its compression, `[q_lora_rank, heads * (nope + rope)]`.
+    pub q_b_proj: Option<Linear>,
+    /// Compression of keys and values, and the shared rotated key, `[d, kv_lora_rank + rope]`.
+    pub kv_a_proj_with_mqa: Linear,
+    /// Norm of the latent.
+    pub kv_a_layernorm: RmsNorm,
+    /// Keys and values from the latent, `[kv_lora_rank, heads * (nope + v)]`.
+    pub kv_b_proj: Linear,
+    /// `[heads * v, d]`
+    pub o_proj: Linear,
+    #[module(skip)]
+    config: DeepSeekConfig,
+    #[module(skip)]
+    rope: Rope,
+}
+
+impl Mla {
+    pub(super) fn new(config: &DeepSeekConfig, device: &Device) -> Self {
+        let DeepSeekConfig { hidden_size: d, num_attention_heads: heads, kv_lora_rank, .. } = *config;
+        let (nope, rope, v) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
+        let norm = |width| rms_norm(width, LATENT_NORM_EPS, device);
+        let rank = config.q_lora_rank;
+        Self {
+            q_proj: rank.is_none().then(|| linear(d, heads * (nope + rope))),
+            q_a_proj: rank.map(|rank| linear(d, rank)),
+            q_a_layernorm: rank.map(norm),
+            q_b_proj: rank.map(|rank| linear(rank, heads * (nope + rope))),
+            kv_a_proj_with_mqa: linear(d, kv_lora_rank + rope),
+            kv_a_layernorm: norm(kv_lora_rank),
+            kv_b_proj: linear(kv_lora_rank, heads * (nope + v)),
+            o_proj: linear(heads * v, d),
+            config: config.clone(),
+            rope: Rope::new(config),
+        }
+    }
+
+    /// `[b, t, d]` to `[b, t, d]`, causal.
+    pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let [b, t, _] = x_btd.dims();
+        let (heads, rank) = (self.config.num_attention_heads, self.config.kv_lora_rank);
+        let (nope, rope, v) = (self.config.qk_nope_head_dim, self.config.qk_rope_head_dim, self.config.v_head_dim);
+        let (cos, sin) = self.rope.table(t, &x_btd.device());
+        let by_head = |x: Tensor<3>, width| x.reshape([b, t, heads, width]).swap_dims(1, 2);
+
+        let [q_nope, q_rope] = split(by_head(self.query(x_btd.clone()), nope + rope), [nope, rope]);
+        let [latent_btr, k_rope_btr] = split(self.kv_a_proj_with_mqa.forward(x_btd), [rank, rope]);
+        let kv = self.kv_b_proj.forward(self.kv_a_layernorm.forward(latent_btr));
+        let [k_nope, v_bhtv] = split(by_head(kv, nope + v), [nope, v]);
+
+        let q_rope = Rope::rotate(q_rope, cos.clone(), sin.clone());
+        let k_rope = Rope::rotate(k_rope_btr.reshape([b, 1, t, rope]), cos, sin).repeat_dim(1, heads);
+        let q = Tensor::cat(vec![q_nope, q_rope], 3);
+        let k = Tensor::cat(vec![k_nope, k_rope], 3);
+        let y_bhtv = causal_attention(q, k, v_bhtv, softmax_scale(&self.config));
+        self.o_proj.forward(y_bhtv.swap_dims(1, 2).reshape([b, t, heads * v]))
+    }
+
+    fn query(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        match (&self.q_proj, &self.q_a_proj, &self.q_a_layernorm, &self.q_b_proj) {
+            (Some(q), ..) => q.forward(x_btd),
+            (None, Some(a), Some(norm), Some(b)) => b.forward(norm.forward(a.forward(x_btd))),
+            _ => unreachable!("a query is projected directly or through its compression"),
+        }
+    }
+}
+
+/// Splits the last dimension in two.
+fn split<const D: usize>(x: Tensor<D>, widths: [usize; 2]) -> [Tensor<D>; 2] {
+    x.split_with_sizes(widths.to_vec(), D - 1).try_into().expect("two parts")
+}

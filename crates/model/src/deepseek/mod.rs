@@ -1,0 +1,78 @@
+//! DeepSeek-V2/V3 (arXiv 2405.04434, 2412.19437): multi-head latent attention and a mixture of experts.
+
+mod block;
+mod mla;
+
+pub use block::{Block, BlockOutput, Mlp};
+pub use mla::Mla;
+
+use crate::{DeepSeekConfig, LanguageModel, cross_entropy};
+use burn::module::Module;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::tensor::{Device, Int, Tensor};
+use moe::MoeConfig;
+
+/// A DeepSeek as its parts: embedding, blocks, head.
+#[derive(Module, Debug)]
+pub struct DeepSeek {
+    /// Token embedding, `[vocab, d]`.
+    pub embed: Embedding,
+    /// The transformer blocks.
+    pub blocks: Vec<Block>,
+    /// Final norm and output matrix.
+    pub head: Head,
+    #[module(skip)]
+    config: DeepSeekConfig,
+}
+
+/// Final norm and output matrix.
+#[derive(Module, Debug)]
+pub struct Head {
+    /// Final norm.
+    pub norm: RmsNorm,
+    /// `[d, vocab]`
+    pub lm_head: Linear,
+}
+
+impl DeepSeek {
+    /// A model whose parameters are not made yet; see [`initialise`](crate::initialise).
+    pub fn new(config: &DeepSeekConfig, moe: &MoeConfig, device: &Device) -> Self {
+        let (d, vocab) = (config.hidden_size, config.vocab_size);
+        Self {
+            embed: EmbeddingConfig::new(vocab, d).init(device),
+            blocks: (0..config.num_hidden_layers).map(|layer| Block::new(config, moe, layer, device)).collect(),
+            head: Head {
+                norm: rms_norm(d, config.rms_norm_eps, device),
+                lm_head: LinearConfig::new(d, vocab).with_bias(false).init(device),
+            },
+            config: config.clone(),
+        }
+    }
+}
+
+impl LanguageModel for DeepSeek {
+    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+        let x_btd = self.embed.forward(tokens_bt);
+        self.head.logits(self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd).x_btd))
+    }
+
+    fn context(&self) -> usize {
+        self.config.max_position_embeddings
+    }
+}
+
+impl Head {
+    /// `[b, t, d]` to `[b, t, vocab]`.
+    pub fn logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        self.lm_head.forward(self.norm.forward(x_btd))
+    }
+
+    /// Cross entropy of the next tokens, `[1]`.
+    pub fn loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+        cross_entropy(self.logits(x_btd), targets_bt)
+    }
+}
+
+fn rms_norm(d: usize, epsilon: f64, device: &Device) -> RmsNorm {
+    RmsNormConfig::new(d).with_epsilon(epsilon).init(device)
+}

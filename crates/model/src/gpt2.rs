@@ -1,0 +1,152 @@
+//! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
+
+use crate::{Gpt2Config, LanguageModel, causal_attention, cross_entropy};
+use burn::module::Module;
+use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::activation::gelu_approximate;
+use burn::tensor::module::linear;
+use burn::tensor::{Device, Int, Tensor};
+
+/// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
+#[derive(Module, Debug)]
+pub struct Gpt2 {
+    /// Embeddings, final norm and (tied) head.
+    pub ends: Gpt2Ends,
+    /// The transformer blocks.
+    pub blocks: Vec<Gpt2Block>,
+    #[module(skip)]
+    config: Gpt2Config,
+}
+
+/// Embeddings, final norm and head: one module, for the head is the token embedding.
+#[derive(Module, Debug)]
+pub struct Gpt2Ends {
+    /// Token embedding and output matrix, `[vocab, d]`.
+    pub wte: Embedding,
+    /// Position embedding, `[n_positions, d]`.
+    pub wpe: Embedding,
+    /// Final norm.
+    pub ln_f: LayerNorm,
+}
+
+/// `x + attn(ln_1(x))`, then `x + mlp(ln_2(x))`.
+#[derive(Module, Debug)]
+pub struct Gpt2Block {
+    /// Norm before the attention.
+    pub ln_1: LayerNorm,
+    /// Attention over heads.
+    pub attn: Gpt2Attention,
+    /// Norm before the MLP.
+    pub ln_2: LayerNorm,
+    /// The MLP.
+    pub mlp: Gpt2Mlp,
+}
+
+/// Multi-head causal attention.
+#[derive(Module, Debug)]
+pub struct Gpt2Attention {
+    /// Queries, keys and values in one matrix, `[d, 3d]`.
+    pub c_attn: Linear,
+    /// `[d, d]`
+    pub c_proj: Linear,
+    n_head: usize,
+}
+
+/// `c_proj(gelu(c_fc(x)))` with the tanh form of GELU.
+#[derive(Module, Debug)]
+pub struct Gpt2Mlp {
+    /// `[d, n_inner]`
+    pub c_fc: Linear,
+    /// `[n_inner, d]`
+    pub c_proj: Linear,
+}
+
+impl Gpt2 {
+    /// A model whose parameters are not made yet; see [`initialise`](crate::initialise).
+    pub fn new(config: &Gpt2Config, device: &Device) -> Self {
+        Self {
+            ends: Gpt2Ends::new(config, device),
+            blocks: (0..config.n_layer).map(|_| Gpt2Block::new(config, device)).collect(),
+            config: config.clone(),
+        }
+    }
+}
+
+impl LanguageModel for Gpt2 {
+    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+        let x_btd = self.blocks.iter().fold(self.ends.embed(tokens_bt), |x_btd, block| block.forward(x_btd));
+        self.ends.logits(x_btd)
+    }
+
+    fn context(&self) -> usize {
+        self.config.n_positions
+    }
+}
+
+impl Gpt2Ends {
+    fn new(config: &Gpt2Config, device: &Device) -> Self {
+        Self {
+            wte: EmbeddingConfig::new(config.vocab_size, config.n_embd).init(device),
+            wpe: EmbeddingConfig::new(config.n_positions, config.n_embd).init(device),
+            ln_f: layer_norm(config, device),
+        }
+    }
+
+    /// `wte[token] + wpe[position]`: `[b, t]` to `[b, t, d]`.
+    pub fn embed(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+        let [_, t] = tokens_bt.dims();
+        let positions_td = self.wpe.weight.val().slice([0..t]);
+        self.wte.forward(tokens_bt) + positions_td.unsqueeze()
+    }
+
+    /// `ln_f(x) wte^T`: `[b, t, d]` to `[b, t, vocab]`.
+    pub fn logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        linear(self.ln_f.forward(x_btd), self.wte.weight.val().transpose(), None)
+    }
+
+    /// Cross entropy of the next tokens, `[1]`.
+    pub fn loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+        cross_entropy(self.logits(x_btd), targets_bt)
+    }
+}
+
+impl Gpt2Block {
+    fn new(config: &Gpt2Config, device: &Device) -> Self {
+        let d = config.n_embd;
+        let inner = config.n_inner.unwrap_or(4 * d);
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(config.bias).init(device);
+        Self {
+            ln_1: layer_norm(config, device),
+            attn: Gpt2Attention { c_attn: linear(d, 3 * d), c_proj: linear(d, d), n_head: config.n_head },
+            ln_2: layer_norm(config, device),
+            mlp: Gpt2Mlp { c_fc: linear(d, inner), c_proj: linear(inner, d) },
+        }
+    }
+
+    /// `[b, t, d]` to `[b, t, d]`.
+    pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let x_btd = x_btd.clone() + self.attn.forward(self.ln_1.forward(x_btd));
+        x_btd.clone() + self.mlp.forward(self.ln_2.forward(x_btd))
+    }
+}
+
+impl Gpt2Attention {
+    fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let [b, t, d] = x_btd.dims();
+        let head = d / self.n_head;
+        let heads = |x: Tensor<3>| x.reshape([b, t, self.n_head, head]).swap_dims(1, 2);
+        let [q, k, v] = self.c_attn.forward(x_btd).chunk(3, 2).try_into().expect("three chunks");
+        let y_bhtd = causal_attention(heads(q), heads(k), heads(v), (head as f64).powf(-0.5));
+        self.c_proj.forward(y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
+    }
+}
+
+impl Gpt2Mlp {
+    fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        self.c_proj.forward(gelu_approximate(self.c_fc.forward(x_btd)))
+    }
+}
+
+fn layer_norm(config: &Gpt2Config, device: &Device) -> LayerNorm {
+    LayerNormConfig::new(config.n_embd).with_epsilon(config.layer_norm_epsilon).with_bias(config.bias).init(device)
+}

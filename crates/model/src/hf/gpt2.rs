@@ -1,0 +1,47 @@
+//! GPT-2's `config.json` and tensor names. Its linear layers are `Conv1D`: stored `[in, out]`, as ours.
+
+use super::{Folder, HfError, Source};
+use crate::Gpt2Config;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Gpt2Json {
+    vocab_size: usize,
+    n_positions: usize,
+    n_embd: usize,
+    n_layer: usize,
+    n_head: usize,
+    n_inner: Option<usize>,
+    layer_norm_epsilon: Option<f64>,
+    activation_function: Option<String>,
+}
+
+pub(super) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
+    let json = Gpt2Json::deserialize(folder.config()).map_err(|error| folder.config_error(error.to_string()))?;
+    if let Some(other) = json.activation_function.filter(|name| name != "gelu_new") {
+        return Err(folder.config_error(format!("activation_function \"{other}\" is not supported; gelu_new is")));
+    }
+    let config = Gpt2Config {
+        vocab_size: json.vocab_size,
+        n_positions: json.n_positions,
+        n_layer: json.n_layer,
+        n_head: json.n_head,
+        n_embd: json.n_embd,
+        n_inner: json.n_inner,
+        bias: true,
+        layer_norm_epsilon: json.layer_norm_epsilon.unwrap_or(1e-5),
+    };
+    config.validate().map_err(|reason| folder.config_error(reason))?;
+    Ok(config)
+}
+
+/// What some files put before every name.
+pub(super) fn prefix(folder: &Folder) -> &'static str {
+    if folder.has("transformer.wte.weight") { "transformer." } else { "" }
+}
+
+/// From our paths to GPT-2's names.
+pub(super) fn name(prefix: &str, path: &str) -> Source {
+    let name = path.replace("ends.", "").replace("blocks.", "h.");
+    Source::Same(prefix.to_string() + &name.replace(".gamma", ".weight").replace(".beta", ".bias"))
+}

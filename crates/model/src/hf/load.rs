@@ -1,0 +1,147 @@
+use super::{Folder, HfError, deepseek, gpt2};
+use crate::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use moe::MoeConfig;
+
+/// A model read from a folder.
+pub enum Pretrained {
+    /// `model_type` `gpt2`.
+    Gpt2(Gpt2Config, Gpt2),
+    /// `model_type` `deepseek_v2` or `deepseek_v3`.
+    DeepSeek(DeepSeekConfig, MoeConfig, DeepSeek),
+}
+
+impl Pretrained {
+    /// Reads configuration and weights.
+    pub fn load(folder: &Folder, device: &Device) -> Result<Self, HfError> {
+        match folder.config()["model_type"].as_str() {
+            Some("gpt2") => {
+                let config = gpt2::config(folder)?;
+                let model = bind(Gpt2::new(&config, device), folder, &names(folder))?;
+                Ok(Self::Gpt2(config, model))
+            }
+            Some("deepseek_v2" | "deepseek_v3") => {
+                let (config, moe) = deepseek::config(folder)?;
+                let model = bind(DeepSeek::new(&config, &moe, device), folder, &names(folder))?;
+                Ok(Self::DeepSeek(config, moe, model))
+            }
+            other => {
+                let found = other.map_or("no `model_type`".into(), |kind| format!("`model_type` \"{kind}\""));
+                Err(folder.config_error(format!("has {found}; known are gpt2, deepseek_v2 and deepseek_v3")))
+            }
+        }
+    }
+
+    /// Tokens in the vocabulary.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Self::Gpt2(config, _) => config.vocab_size,
+            Self::DeepSeek(config, ..) => config.vocab_size,
+        }
+    }
+}
+
+impl LanguageModel for Pretrained {
+    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+        match self {
+            Self::Gpt2(_, model) => model.logits(tokens_bt),
+            Self::DeepSeek(_, _, model) => model.logits(tokens_bt),
+        }
+    }
+
+    fn context(&self) -> usize {
+        match self {
+            Self::Gpt2(_, model) => model.context(),
+            Self::DeepSeek(_, _, model) => model.context(),
+        }
+    }
+}
+
+/// Where a parameter's values are in a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A tensor of the parameter's shape.
+    Same(String),
+    /// A matrix `[out, in]` for a parameter `[in, out]`.
+    Transposed(String),
+    /// One matrix `[out, in]` an expert for a parameter `[e, in, out]`: `PREFIX.{e}.SUFFIX`.
+    TransposedExperts(String, String),
+}
+
+/// From the path of a parameter in our models to its place in `folder`.
+pub fn names(folder: &Folder) -> impl Fn(&str) -> Source {
+    let gpt2 = (folder.config()["model_type"] == "gpt2").then(|| gpt2::prefix(folder));
+    move |path| match gpt2 {
+        Some(prefix) => gpt2::name(prefix, path),
+        None => deepseek::name(path),
+    }
+}
+
+/// Gives every parameter of `module` the values that `source_of` names for it: a function from the path of fields
+/// (`blocks.0.attn.c_attn.weight`).
+pub fn bind<M: Module>(module: M, folder: &Folder, source_of: &dyn Fn(&str) -> Source) -> Result<M, HfError> {
+    let mut bind = Bind { folder, source_of, path: vec![], error: None };
+    let module = module.map(&mut bind);
+    match bind.error {
+        Some(error) => Err(error),
+        None => Ok(module),
+    }
+}
+
+struct Bind<'a> {
+    folder: &'a Folder,
+    source_of: &'a dyn Fn(&str) -> Source,
+    path: Vec<String>,
+    error: Option<HfError>,
+}
+
+impl ModuleMapper for Bind<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.error.is_some() {
+            return param;
+        }
+        let shape = param.lazy_shape().to_vec();
+        match values(self.folder, &(self.source_of)(&self.path.join(".")), &shape) {
+            Ok(values) => {
+                let value = Tensor::from_data(TensorData::new(values, shape), &param.lazy_device());
+                Param::initialized(param.id, value)
+            }
+            Err(error) => {
+                self.error = Some(error);
+                param
+            }
+        }
+    }
+}
+
+fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>, HfError> {
+    match (source, shape) {
+        (Source::Same(name), _) => folder.tensor(name, shape),
+        (Source::Transposed(name), &[rows, columns]) => {
+            Ok(transpose(&folder.tensor(name, &[columns, rows])?, rows, columns))
+        }
+        (Source::TransposedExperts(prefix, suffix), &[experts, rows, columns]) => {
+            let mut stacked = Vec::with_capacity(experts * rows * columns);
+            for expert in 0..experts {
+                let values = folder.tensor(&format!("{prefix}.{expert}.{suffix}"), &[columns, rows])?;
+                stacked.extend(transpose(&values, rows, columns));
+            }
+            Ok(stacked)
+        }
+        _ => unreachable!("{source:?} for a parameter of shape {shape:?}"),
+    }
+}
+
+/// `[columns, rows]` to `[rows, columns]`.
+fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..rows * columns).map(|i| values[i % columns * rows + i / columns]).collect()
+}

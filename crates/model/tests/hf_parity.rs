@@ -1,0 +1,160 @@
+//! Logits, loss and every parameter's gradient against Hugging Face transformers (`tests/reference/make_fixtures.py`).
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+use model::hf::{Folder, Pretrained, Source, bind, names};
+use model::{DeepSeek, Gpt2, LanguageModel, cross_entropy};
+use moe::MoeConfig;
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const LOGITS: f32 = 1e-4;
+const GRADIENTS: f32 = 1e-3;
+
+macro_rules! fixtures {
+    ($($test:ident: $folder:literal,)*) => {$(
+        #[test]
+        fn $test() {
+            equals_transformers($folder);
+        }
+    )*};
+}
+
+fixtures! {
+    gpt2: "gpt2-a",
+    gpt2_with_prefixed_names_and_another_inner_width: "gpt2-b",
+    deepseek_v3_with_groups_bias_and_compressed_query: "deepseek-v3-q-lora",
+    deepseek_v3_without_compressed_query_or_normalised_weights: "deepseek-v3-no-q-lora",
+    deepseek_v3_with_yarn_in_two_shards: "deepseek-v3-yarn",
+    deepseek_v3_with_yarn_of_two_mscales_and_no_dense_layer: "deepseek-v3-yarn-2",
+    deepseek_v2_greedy: "deepseek-v2-greedy",
+    deepseek_v2_group_limited_greedy: "deepseek-v2-group-limited",
+}
+
+fn reference(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name)
+}
+
+fn equals_transformers(name: &str) {
+    let device = Device::flex();
+    let path = reference(name);
+    let file = fs::read(path.join("expected.safetensors")).unwrap();
+    let expected = SafeTensors::deserialize(&file).unwrap();
+    let folder = Folder::open(&path).unwrap();
+    let tokens = ints(&expected, "tokens", &device);
+    let targets = ints(&expected, "targets", &device);
+
+    let pretrained = Pretrained::load(&folder, &device).unwrap();
+    let found = floats_of(pretrained.logits(tokens.clone()));
+    assert_close("logits", &found, &floats(&expected, "logits"), LOGITS);
+
+    // The expected gradients, bound like weights to a second model, go through the same renaming, transposing and stacking.
+    let gradient_folder = tempfile::tempdir().unwrap();
+    fs::copy(path.join("config.json"), gradient_folder.path().join("config.json")).unwrap();
+    fs::copy(path.join("expected.safetensors"), gradient_folder.path().join("model.safetensors")).unwrap();
+    let gradient_folder = Folder::open(gradient_folder.path()).unwrap();
+    let name_of = names(&folder);
+    let gradient_of = |path: &str| match name_of(path) {
+        Source::Same(name) => Source::Same(format!("grad.{name}")),
+        Source::Transposed(name) => Source::Transposed(format!("grad.{name}")),
+        Source::TransposedExperts(prefix, suffix) => Source::TransposedExperts(format!("grad.{prefix}"), suffix),
+    };
+    match pretrained {
+        Pretrained::Gpt2(config, model) => {
+            let gradients = bind(Gpt2::new(&config, &device), &gradient_folder, &gradient_of).unwrap();
+            compare_gradients(model, gradients, tokens, targets, &expected);
+        }
+        Pretrained::DeepSeek(config, moe, model) => {
+            // The selection bias has no gradient: leave it out of the model of gradients.
+            let moe = MoeConfig { selection_bias: false, ..moe };
+            let gradients = bind(DeepSeek::new(&config, &moe, &device), &gradient_folder, &gradient_of).unwrap();
+            compare_gradients(model, gradients, tokens, targets, &expected);
+        }
+    }
+}
+
+fn compare_gradients<M: Module + LanguageModel>(
+    model: M,
+    expected_gradients: M,
+    tokens: Tensor<2, Int>,
+    targets: Tensor<2, Int>,
+    expected: &SafeTensors,
+) {
+    let model = model.map(&mut Track);
+    let loss = cross_entropy(model.logits(tokens), targets);
+    let mut gradients = loss.backward();
+    assert_close("loss", &floats_of(loss), &floats(expected, "loss"), LOGITS);
+
+    let mut found = Collect { gradients: Some(&mut gradients), ..Default::default() };
+    model.visit(&mut found);
+    let mut expected = Collect::default();
+    expected_gradients.visit(&mut expected);
+    for (path, expected) in &expected.values {
+        let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        assert_close(path, &found.values[path], expected, GRADIENTS * largest);
+    }
+    let untrained = found.values.keys().filter(|path| !expected.values.contains_key(*path));
+    assert!(
+        untrained.clone().all(|path| path.ends_with("router.bias")),
+        "without reference: {:?}",
+        untrained.collect::<Vec<_>>()
+    );
+}
+
+struct Track;
+
+impl ModuleMapper for Track {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        Param::initialized(param.id, param.val().autodiff().require_grad())
+    }
+}
+
+/// Values of parameters, or their gradients, by path.
+#[derive(Default)]
+struct Collect<'a> {
+    gradients: Option<&'a mut Gradients>,
+    path: Vec<String>,
+    values: BTreeMap<String, Vec<f32>>,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = match &mut self.gradients {
+            None => param.val(),
+            Some(gradients) => {
+                param.val().grad_remove(gradients).unwrap_or_else(|| Tensor::zeros(param.lazy_shape(), &Device::flex()))
+            }
+        };
+        self.values.insert(self.path.join("."), floats_of(value));
+    }
+}
+
+fn floats_of<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn floats(file: &SafeTensors, name: &str) -> Vec<f32> {
+    file.tensor(name).unwrap().data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+fn ints(file: &SafeTensors, name: &str, device: &Device) -> Tensor<2, Int> {
+    let view = file.tensor(name).unwrap();
+    let values: Vec<i64> = view.data().as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
+    Tensor::from_data(TensorData::new(values, view.shape().to_vec()), device)
+}
+
+fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len(), "{what}: number of values");
+    let worst = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst <= tolerance, "{what}: differs by {worst:e}, more than {tolerance:e}");
+}

@@ -1,0 +1,28 @@
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor, activation::silu};
+
+/// The gated MLP `down(silu(gate(x)) * up(x))` without biases (arXiv 2002.05202): DeepSeek's dense layers and shared experts.
+#[derive(Module, Debug)]
+pub struct SwiGlu {
+    /// `[d, h]`
+    pub gate_proj: Linear,
+    /// `[d, h]`
+    pub up_proj: Linear,
+    /// `[h, d]`
+    pub down_proj: Linear,
+}
+
+impl SwiGlu {
+    /// Width `d`, hidden width `h`.
+    pub fn new(d: usize, h: usize, device: &Device) -> Self {
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
+        Self { gate_proj: linear(d, h), up_proj: linear(d, h), down_proj: linear(h, d) }
+    }
+
+    /// `[.., d]` to `[.., d]`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let gate = silu(self.gate_proj.forward(x.clone()));
+        self.down_proj.forward(gate * self.up_proj.forward(x))
+    }
+}

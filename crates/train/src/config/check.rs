@@ -1,0 +1,185 @@
+//! Checks a layer key by key, so that an error names the key and the place. Nothing here lists keys: which there are is
+//! read off a serialised default, and what a value may be is what deserialising it alone says.
+
+use strsim::jaro_winkler;
+use yaml_serde::{Mapping, Value};
+
+use super::{Config, ConfigError, ModelConfig};
+
+/// `model.type` of a layer.
+pub(super) fn model_type(layer: &Mapping) -> Option<&str> {
+    layer.get("model")?.get("type")?.as_str()
+}
+
+/// Refuses unknown keys and values of the wrong type. `inherited` is the `model.type` of the base.
+pub(super) fn check(layer: &Mapping, inherited: Option<&str>, origin: &str) -> Result<(), ConfigError> {
+    let own = layer.get("model").and_then(|model| model.get("type"));
+    if let Some(value) = own {
+        probe("", &["model", "type"], value, origin)?;
+    }
+    let model_type = own.and_then(Value::as_str).or(inherited);
+    if model_type.is_none() && layer.get("model").is_some_and(Value::is_mapping) {
+        return Err(ConfigError::NoModel { origin: origin.into() });
+    }
+    let model_type = model_type.unwrap_or(ModelConfig::TYPES[0]);
+    Walk { model_type, template: template(model_type), origin }.mapping(layer, &mut Vec::new())
+}
+
+/// Sets a key, and makes the mappings on the way to it.
+pub(super) fn insert(root: &mut Mapping, path: &[&str], value: Value) {
+    let [key, rest @ ..] = path else { return };
+    if rest.is_empty() {
+        root.insert((*key).into(), value);
+        return;
+    }
+    let inner = root.entry((*key).into()).or_insert(Value::Null);
+    if !inner.is_mapping() {
+        *inner = Value::Mapping(Mapping::new());
+    }
+    insert(inner.as_mapping_mut().expect("made one above"), rest, value);
+}
+
+/// A value as in YAML.
+pub(super) fn shown(value: &Value) -> String {
+    let yaml = yaml_serde::to_string(value).unwrap_or_default();
+    match value {
+        Value::Mapping(_) => "a mapping".into(),
+        Value::Sequence(_) => "a list".into(),
+        Value::String(text) => format!("\"{text}\""),
+        _ => yaml.trim().into(),
+    }
+}
+
+/// The nearest of `names`, if one is near.
+pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    names
+        .map(|candidate| (jaro_winkler(candidate, name), candidate))
+        .filter(|(likeness, _)| *likeness >= 0.8)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
+}
+
+/// All keys with their defaults; sections that may be null are filled.
+fn template(model_type: &str) -> Mapping {
+    let optional: &[&[&str]] = &[&["moe"], &["model", "rope_scaling"]];
+    let mut layer = Mapping::new();
+    insert(&mut layer, &["model", "type"], model_type.into());
+    for section in optional {
+        let mut filled = layer.clone();
+        insert(&mut filled, section, Value::Mapping(Mapping::new()));
+        if yaml_serde::from_value::<Config>(Value::Mapping(filled.clone())).is_ok() {
+            layer = filled;
+        }
+    }
+    let defaults: Config = yaml_serde::from_value(Value::Mapping(layer)).expect("every key has a default");
+    match yaml_serde::to_value(defaults) {
+        Ok(Value::Mapping(keys)) => keys,
+        _ => unreachable!("a configuration is a mapping"),
+    }
+}
+
+/// Refuses a value that does not deserialise, alone in a configuration of this type.
+fn probe(model_type: &str, path: &[&str], value: &Value, origin: &str) -> Result<(), ConfigError> {
+    match expected(model_type, path, value) {
+        None => Ok(()),
+        Some(expected) => {
+            Err(ConfigError::WrongValue { key: path.join("."), given: shown(value), origin: origin.into(), expected })
+        }
+    }
+}
+
+/// What is expected instead of this value; `None` if it is right.
+fn expected(model_type: &str, path: &[&str], value: &Value) -> Option<String> {
+    let mut alone = Mapping::new();
+    insert(&mut alone, &["model", "type"], model_type.into());
+    insert(&mut alone, path, value.clone());
+    let section = "a section: keys with values below it, or leave it out";
+    let message = match yaml_serde::from_value::<Config>(Value::Mapping(alone)) {
+        // The parser takes null for an empty section; here it would silently discard the inherited one.
+        Ok(config) if value.is_null() && !is_null_at(&config, path) => return Some(section.into()),
+        Ok(_) => return None,
+        Err(error) => error.to_string(),
+    };
+    Some(match message.rsplit_once(", expected ").map_or(message.as_str(), |(_, expected)| expected) {
+        "usize" | "u64" => "a whole number, 0 or above".into(),
+        "f64" => "a number".into(),
+        "a boolean" => "true or false".into(),
+        struct_or_enum if struct_or_enum.contains("struct ") || struct_or_enum.contains("enum ") => section.into(),
+        // One of some names is expected; they are only listed to a name that is not among them.
+        other if !value.is_string() => expected(model_type, path, &"".into()).unwrap_or(other.into()),
+        other => other.into(),
+    })
+}
+
+fn is_null_at(config: &Config, path: &[&str]) -> bool {
+    let root = yaml_serde::to_value(config).unwrap_or_default();
+    path.iter().try_fold(&root, |section, key| section.get(key)).is_some_and(Value::is_null)
+}
+
+struct Walk<'a> {
+    model_type: &'a str,
+    template: Mapping,
+    origin: &'a str,
+}
+
+impl Walk<'_> {
+    fn mapping<'k>(&self, layer: &'k Mapping, path: &mut Vec<&'k str>) -> Result<(), ConfigError> {
+        for (key, value) in layer {
+            let Some(name) = key.as_str() else {
+                let section = if path.is_empty() { "the top".into() } else { format!("`{}`", path.join(".")) };
+                return Err(ConfigError::Invalid(format!(
+                    "a key of {section} in {} is {}: give a name",
+                    self.origin,
+                    shown(key)
+                )));
+            };
+            path.push(name);
+            match (self.at(path), value) {
+                (None, _) => return Err(self.unknown(path)),
+                (Some(Value::Mapping(_)), Value::Mapping(inner)) => self.mapping(inner, path)?,
+                _ => probe(self.model_type, path, value, self.origin)?,
+            }
+            path.pop();
+        }
+        Ok(())
+    }
+
+    fn at(&self, path: &[&str]) -> Option<&Value> {
+        let (first, rest) = path.split_first()?;
+        rest.iter().try_fold(self.template.get(first)?, |section, key| section.get(key))
+    }
+
+    fn unknown(&self, path: &[&str]) -> ConfigError {
+        let (name, section) = path.split_last().expect("a key has a name");
+        let siblings: Vec<&str> = match self.at(section) {
+            Some(Value::Mapping(keys)) => keys.keys().filter_map(Value::as_str).collect(),
+            _ => self.template.keys().filter_map(Value::as_str).collect(),
+        };
+        let section = section.join(".");
+        let dotted = |name: &str| if section.is_empty() { name.into() } else { format!("{section}.{name}") };
+        let key = dotted(name);
+        let hint = if let Some(near) = nearest(name, siblings.iter().copied()) {
+            format!("did you mean `{}`?", dotted(near))
+        } else if let Some(elsewhere) = key_elsewhere(&self.template, name, "") {
+            format!("did you mean `{elsewhere}`?")
+        } else {
+            let other = ModelConfig::TYPES.iter().find(|other| {
+                **other != self.model_type && section == "model" && template(other)["model"].get(name).is_some()
+            });
+            let whose = other.map(|other| format!("it belongs to `model.type: {other}`, not {}; ", self.model_type));
+            let keys =
+                if section.is_empty() { "the sections are".into() } else { format!("the keys of `{section}` are") };
+            format!("{}{keys} {}", whose.unwrap_or_default(), siblings.join(", "))
+        };
+        ConfigError::UnknownKey { key, origin: self.origin.into(), hint }
+    }
+}
+
+/// The dotted key of any section that is named so, or nearly.
+fn key_elsewhere(section: &Mapping, name: &str, prefix: &str) -> Option<String> {
+    let keys = || section.iter().filter_map(|(key, value)| Some((key.as_str()?, value)));
+    let close = keys().map(|(key, _)| key).find(|key| jaro_winkler(key, name) >= 0.95);
+    close.map(|key| format!("{prefix}{key}")).or_else(|| {
+        keys().find_map(|(key, value)| key_elsewhere(value.as_mapping()?, name, &format!("{prefix}{key}.")))
+    })
+}

@@ -1,0 +1,81 @@
+use std::io;
+use std::path::PathBuf;
+
+use super::ModelConfig;
+
+/// Why a configuration is refused. Every message says what was given, where, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file cannot be read.
+    #[error("cannot read {}{role}: {error}: check the path", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Which file names it, when one does; else empty.
+        role: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// A file or an override is not YAML.
+    #[error("{origin} is not valid YAML: {error}")]
+    Syntax {
+        /// The file, preset or override.
+        origin: String,
+        /// The parser's message, with line and column.
+        error: yaml_serde::Error,
+    },
+    /// No preset has this name.
+    #[error("there is no preset `{name}`: {hint}")]
+    UnknownPreset {
+        /// The name given.
+        name: String,
+        /// The nearest name and all names.
+        hint: String,
+    },
+    /// Files inherit from each other in a circle.
+    #[error("`base` runs in a circle: {}: remove one of them", chain.join(" -> "))]
+    Cycle {
+        /// The files, the first of them again at the end.
+        chain: Vec<String>,
+    },
+    /// An override is not `KEY=VALUE`.
+    #[error("--set {given}: give KEY=VALUE with a dotted key, as in --set optim.lr=3e-4")]
+    Override {
+        /// The override.
+        given: String,
+    },
+    /// No key has this name.
+    #[error("unknown key `{key}` in {origin}: {hint}")]
+    UnknownKey {
+        /// The dotted key.
+        key: String,
+        /// The file, preset or `--set`.
+        origin: String,
+        /// The nearest key, or those there are.
+        hint: String,
+    },
+    /// A value is of the wrong type.
+    #[error("`{key}` is {given} in {origin}: give {expected}")]
+    WrongValue {
+        /// The dotted key.
+        key: String,
+        /// Its value.
+        given: String,
+        /// The file, preset or `--set`.
+        origin: String,
+        /// What it may be.
+        expected: String,
+    },
+    /// Nothing says which model to train.
+    #[error(
+        "`model.type` is missing in {origin}: give {}, or inherit one with `base: preset:NAME`",
+        ModelConfig::TYPES.join(" or ")
+    )]
+    NoModel {
+        /// The file or preset.
+        origin: String,
+    },
+    /// Values that do not fit each other or their range.
+    #[error("{0}")]
+    Invalid(String),
+}

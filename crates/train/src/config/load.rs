@@ -1,0 +1,132 @@
+//! From YAML files, presets and overrides to a [`Config`]: each is a *layer*, a mapping that is checked, then laid over
+//! the one it inherits from.
+
+use std::fs;
+use std::path::Path;
+
+use yaml_serde::{Mapping, Value};
+
+use super::{Config, ConfigError, check, preset};
+
+/// Where a configuration comes from.
+#[derive(Debug, Clone, Copy)]
+pub enum Source<'a> {
+    /// A preset's name.
+    Preset(&'a str),
+    /// A YAML file.
+    File(&'a Path),
+}
+
+impl Config {
+    /// Reads a configuration with everything it inherits, lays `overrides` (`optim.lr=3e-4`; of two for one key the
+    /// later) over it, and validates the result.
+    pub fn load(source: Source, overrides: &[String]) -> Result<Self, ConfigError> {
+        let mut chain = Vec::new();
+        let layer = read(source, "", &mut chain)?;
+        let set = parse_overrides(overrides)?;
+        let resolved = inherit(layer, set, "--set")?;
+        let origin = chain.swap_remove(0);
+        if check::model_type(&resolved).is_none() {
+            return Err(ConfigError::NoModel { origin });
+        }
+        let config: Self = yaml_serde::from_value(Value::Mapping(resolved))
+            .map_err(|error| ConfigError::Invalid(format!("{origin}: {error}")))?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// The whole configuration, defaults included, as YAML that [`Config::load`] reads back to an equal one.
+    pub fn to_yaml(&self) -> String {
+        yaml_serde::to_string(self).expect("a configuration is plain data")
+    }
+}
+
+/// The layer of `source` laid over its bases. `role` says which file names it, `chain` which files led here.
+fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, ConfigError> {
+    let (name, text) = match source {
+        Source::Preset(name) => (format!("preset:{name}"), preset(name)?.yaml.to_string()),
+        Source::File(path) => {
+            let error = |error| ConfigError::Read { file: path.into(), role: role.into(), error };
+            // Two spellings of one path are the same link of the chain.
+            let name = path.canonicalize().map_err(error)?.display().to_string();
+            (name, fs::read_to_string(path).map_err(error)?)
+        }
+    };
+    let known = chain.iter().position(|earlier| *earlier == name);
+    chain.push(name);
+    if let Some(first) = known {
+        return Err(ConfigError::Cycle { chain: chain.split_off(first) });
+    }
+    let origin = match source {
+        Source::Preset(name) => format!("preset:{name}"),
+        Source::File(path) => path.display().to_string(),
+    };
+    let mut layer = match yaml_serde::from_str(&text) {
+        Ok(Value::Mapping(layer)) => layer,
+        Ok(Value::Null) => Mapping::new(),
+        Ok(_) => {
+            return Err(ConfigError::Invalid(format!(
+                "{origin} has no sections: give for example `optim: {{lr: 3e-4}}`"
+            )));
+        }
+        Err(error) => return Err(ConfigError::Syntax { origin, error }),
+    };
+    let base = match layer.remove("base") {
+        None => Mapping::new(),
+        Some(Value::String(base)) => {
+            let role = format!(", the base of {origin} and relative to it");
+            match (base.strip_prefix("preset:"), source) {
+                (Some(name), _) => read(Source::Preset(name), &role, chain)?,
+                (None, Source::File(path)) => read(Source::File(&path.with_file_name(base)), &role, chain)?,
+                (None, Source::Preset(_)) => read(Source::File(Path::new(&base)), &role, chain)?,
+            }
+        }
+        Some(other) => {
+            let expected = "a file's path or `preset:NAME`".into();
+            return Err(ConfigError::WrongValue { key: "base".into(), given: check::shown(&other), origin, expected });
+        }
+    };
+    inherit(base, layer, &origin)
+}
+
+/// Checks `layer` and lays it over `base`. Another `model.type` drops the base's model, whose keys it does not have,
+/// and the experts.
+fn inherit(mut base: Mapping, layer: Mapping, origin: &str) -> Result<Mapping, ConfigError> {
+    check::check(&layer, check::model_type(&base), origin)?;
+    let (inherited, own) = (check::model_type(&base), check::model_type(&layer));
+    if inherited.is_some() && own.is_some() && inherited != own {
+        base.remove("model");
+        base.remove("moe");
+    }
+    merge(&mut base, layer);
+    Ok(base)
+}
+
+/// Lays `over` over `under`: mappings key by key, everything else replaces.
+fn merge(under: &mut Mapping, over: Mapping) {
+    for (key, value) in over {
+        match (under.get_mut(&key), value) {
+            (Some(Value::Mapping(under)), Value::Mapping(over)) => merge(under, over),
+            (_, value) => {
+                under.insert(key, value);
+            }
+        }
+    }
+}
+
+/// The overrides as one layer.
+fn parse_overrides(overrides: &[String]) -> Result<Mapping, ConfigError> {
+    let mut layer = Mapping::new();
+    for given in overrides {
+        let malformed = || ConfigError::Override { given: given.clone() };
+        let (key, value) = given.split_once('=').ok_or_else(malformed)?;
+        let path: Vec<&str> = key.trim().split('.').collect();
+        if path.contains(&"") {
+            return Err(malformed());
+        }
+        let value = yaml_serde::from_str(value)
+            .map_err(|error| ConfigError::Syntax { origin: format!("--set {given}"), error })?;
+        check::insert(&mut layer, &path, value);
+    }
+    Ok(layer)
+}

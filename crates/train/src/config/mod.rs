@@ -1,0 +1,208 @@
+//! What describes a run: one [`Config`], read from YAML (a preset or a file) and `--set` overrides.
+//!
+//! A file may inherit from another (`base: other.yaml`, `base: preset:gpt2`), every key but `model.type` has a default,
+//! and a key that does not exist or a value of the wrong type is an error that names the key and where it stands.
+
+mod check;
+mod error;
+mod load;
+mod presets;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+use model::{DeepSeekConfig, Gpt2Config};
+use moe::MoeConfig;
+use serde::{Deserialize, Serialize};
+
+pub use error::ConfigError;
+pub use load::Source;
+pub use presets::{PRESETS, Preset, preset};
+
+/// Everything that describes a run.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The model's family (`type`) and shape.
+    pub model: ModelConfig,
+    /// The experts of a DeepSeek; null for a model without.
+    pub moe: Option<MoeConfig>,
+    /// What is learned from.
+    pub data: DataConfig,
+    /// How long and in which portions.
+    pub train: TrainConfig,
+    /// AdamW and its learning rate's schedule.
+    pub optim: OptimConfig,
+    /// How the run is spread over ranks.
+    pub parallel: ParallelConfig,
+}
+
+/// A model's shape; `type` in the `model` section says which.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum ModelConfig {
+    /// GPT-2.
+    Gpt2(Gpt2Config),
+    /// DeepSeek-V2/V3: latent attention and experts.
+    DeepSeek(DeepSeekConfig),
+}
+
+impl ModelConfig {
+    /// The values of `type`.
+    pub const TYPES: [&str; 2] = ["gpt2", "deepseek"];
+
+    /// The longest context, in tokens, and the key that sets it.
+    pub fn context(&self) -> (&'static str, usize) {
+        match self {
+            Self::Gpt2(shape) => ("model.n_positions", shape.n_positions),
+            Self::DeepSeek(shape) => ("model.max_position_embeddings", shape.max_position_embeddings),
+        }
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self::Gpt2(Gpt2Config::default())
+    }
+}
+
+/// What is learned from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataConfig {
+    /// `rust-crates`, the default corpus (Rust source that the build has put on disk), or the path of a text file.
+    pub source: String,
+    /// How text becomes tokens.
+    pub tokenizer: TokenizerKind,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self { source: "rust-crates".into(), tokenizer: TokenizerKind::Byte }
+    }
+}
+
+/// How text becomes tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenizerKind {
+    /// A token per byte: 256 of them, whatever the text.
+    Byte,
+    /// A token per distinct character of the corpus, in the order of their code points.
+    Char,
+}
+
+/// How long and in which portions the model is trained, and what is measured on the way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Optimizer steps.
+    pub steps: usize,
+    /// Sequences per optimizer step, over all ranks; a multiple of `parallel.gpus`.
+    pub global_batch_size: usize,
+    /// Sequences a rank computes at once, a divisor of its share of the global batch; null for the whole share.
+    pub micro_batch_size: Option<usize>,
+    /// Tokens of a sequence; at most the model's context.
+    pub seq_len: usize,
+    /// Seed of the initial parameters and of the order of the data.
+    pub seed: u64,
+    /// Steps between validations; 0 for one at the end only.
+    pub val_every: usize,
+    /// Batches of `global_batch_size` sequences in a validation; 0 for the whole validation split.
+    pub val_batches: usize,
+    /// Tokens of the text generated at the end; 0 for none.
+    pub sample_tokens: usize,
+    /// The device of the ranks.
+    pub device: String,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            steps: 300,
+            global_batch_size: 32,
+            micro_batch_size: None,
+            seq_len: 128,
+            seed: 1337,
+            val_every: 0,
+            val_batches: 16,
+            sample_tokens: 200,
+            device: "cpu".into(),
+        }
+    }
+}
+
+/// AdamW, and a learning rate that warms up linearly and then falls along a cosine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OptimConfig {
+    /// The highest learning rate, reached after the warm-up.
+    pub lr: f64,
+    /// The learning rate of the last step.
+    pub min_lr: f64,
+    /// Steps in which the learning rate rises from 0 to `lr`.
+    pub warmup_steps: usize,
+    /// Decay of the mean of the gradients.
+    pub beta1: f64,
+    /// Decay of the mean of their squares.
+    pub beta2: f64,
+    /// What is added to the denominator.
+    pub epsilon: f64,
+    /// Decoupled weight decay, of matrices only: not of biases and norms.
+    pub weight_decay: f64,
+    /// The norm of all gradients together that a step does not exceed; 0 for no limit.
+    pub clip_grad_norm: f64,
+}
+
+impl Default for OptimConfig {
+    fn default() -> Self {
+        Self {
+            lr: 1e-3,
+            min_lr: 1e-4,
+            warmup_steps: 20,
+            beta1: 0.9,
+            beta2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            clip_grad_norm: 1.0,
+        }
+    }
+}
+
+/// How the run is spread over ranks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParallelConfig {
+    /// Number of ranks (the world size).
+    pub gpus: usize,
+    /// What each rank holds of the parameters.
+    pub strategy: Strategy,
+    /// Which activations are recomputed in the backward instead of kept.
+    pub activation_checkpointing: ActivationCheckpointing,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        Self { gpus: 1, strategy: Strategy::FullShard, activation_checkpointing: ActivationCheckpointing::None }
+    }
+}
+
+/// What each rank holds of the parameters, gradients and optimizer state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Strategy {
+    /// Everything; gradients are all-reduced.
+    Ddp,
+    /// One slice of everything (FSDP, ZeRO-3); parameters are gathered block by block when they are used.
+    FullShard,
+}
+
+/// Which activations are recomputed in the backward instead of kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ActivationCheckpointing {
+    /// None: all are kept.
+    None,
+    /// Those inside every block: only the blocks' inputs are kept.
+    Full,
+}

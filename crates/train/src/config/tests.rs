@@ -1,0 +1,195 @@
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use super::*;
+
+fn preset_with(name: &str, overrides: &[&str]) -> Result<Config, ConfigError> {
+    let overrides: Vec<String> = overrides.iter().map(|given| given.to_string()).collect();
+    Config::load(Source::Preset(name), &overrides)
+}
+
+/// Loads the first of these files, all written into one folder.
+fn files(files: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let folder = TempDir::new().unwrap();
+    for (name, yaml) in files {
+        fs::write(folder.path().join(name), yaml).unwrap();
+    }
+    Config::load(Source::File(&folder.path().join(files[0].0)), &[])
+}
+
+/// The error's message, which contains all of `parts`.
+#[track_caller]
+fn refuses(result: Result<Config, ConfigError>, parts: &[&str]) {
+    let message = result.expect_err("must be refused").to_string();
+    for part in parts {
+        assert!(message.contains(part), "no `{part}` in: {message}");
+    }
+}
+
+fn yaml_files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { yaml_files(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn every_file_in_configs_loads_and_every_one_in_presets_is_a_preset() {
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+    let all = yaml_files(&configs);
+    for file in &all {
+        Config::load(Source::File(file), &[]).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    }
+    assert_eq!(yaml_files(&configs.join("presets")).len(), PRESETS.len());
+    for preset in PRESETS {
+        let file = configs.join("presets").join(preset.name).with_extension("yaml");
+        let loaded = Config::load(Source::Preset(preset.name), &[]).unwrap();
+        assert_eq!(loaded, Config::load(Source::File(&file), &[]).unwrap());
+        assert!(preset.about.ends_with('.'), "{}", preset.about);
+    }
+}
+
+#[test]
+fn the_resolved_yaml_of_every_preset_loads_to_an_equal_configuration() {
+    for preset in PRESETS {
+        let config = preset_with(preset.name, &["optim.epsilon=1e-9", "parallel.strategy=ddp"]).unwrap();
+        assert_eq!(files(&[("resolved.yaml", &config.to_yaml())]).unwrap(), config, "{}", preset.name);
+    }
+}
+
+#[test]
+fn every_key_has_a_default_but_the_model_must_be_named() {
+    assert_eq!(files(&[("a.yaml", "model: {type: gpt2}")]).unwrap(), Config::default());
+    refuses(files(&[("a.yaml", "")]), &["`model.type` is missing", "a.yaml", "gpt2 or deepseek"]);
+    refuses(files(&[("a.yaml", "model: {n_layer: 2}")]), &["`model.type` is missing"]);
+}
+
+#[test]
+fn a_file_inherits_key_by_key_from_files_and_presets() {
+    let config = files(&[
+        ("a.yaml", "base: b.yaml\nmoe: {top_k: 1}\ntrain: {steps: 7}"),
+        ("b.yaml", "base: preset:deepseek\nmodel: {rope_scaling: {factor: 4}}\ntrain: {steps: 5, seed: 6}"),
+    ])
+    .unwrap();
+    let preset = preset_with("deepseek", &[]).unwrap();
+    assert_eq!((config.train.steps, config.train.seed), (7, 6));
+    assert_eq!(config.moe, preset.moe.map(|moe| MoeConfig { top_k: 1, ..moe }));
+    let ModelConfig::DeepSeek(shape) = config.model else { panic!("inherits model.type") };
+    assert_eq!(shape.rope_scaling.map(|yarn| (yarn.factor, yarn.beta_fast)), Some((4.0, 32.0)));
+}
+
+#[test]
+fn a_circle_of_bases_is_shown() {
+    let result = files(&[("a.yaml", "base: b.yaml"), ("b.yaml", "base: c.yaml"), ("c.yaml", "base: ./b.yaml")]);
+    let Err(ConfigError::Cycle { chain }) = result else { panic!("{result:?}") };
+    let names: Vec<_> = chain.iter().map(|file| Path::new(file).file_name().unwrap()).collect();
+    assert_eq!(names, ["b.yaml", "c.yaml", "b.yaml"]);
+}
+
+#[test]
+fn another_model_type_drops_the_inherited_model_and_experts() {
+    let config = files(&[("a.yaml", "base: preset:deepseek\nmodel: {type: gpt2, n_layer: 2}")]).unwrap();
+    assert_eq!(config.model, ModelConfig::Gpt2(Gpt2Config { n_layer: 2, ..Gpt2Config::default() }));
+    assert_eq!(config.moe, None);
+    let set = preset_with("deepseek", &["model.n_layer=2", "model.type=gpt2"]).unwrap();
+    assert_eq!((set.model, set.moe), (config.model, None));
+    // The same type keeps them.
+    assert_eq!(preset_with("deepseek", &["model.type=deepseek"]).unwrap(), preset_with("deepseek", &[]).unwrap());
+}
+
+#[test]
+fn overrides_take_yaml_values_and_the_later_one_counts() {
+    let config = preset_with(
+        "deepseek",
+        &[
+            "model.rope_scaling.factor=8",
+            "train.steps=5",
+            "train.steps=6",
+            "moe.capacity_factor=null",
+            "data.source=a=b",
+        ],
+    )
+    .unwrap();
+    let ModelConfig::DeepSeek(shape) = config.model else { panic!() };
+    assert_eq!(shape.rope_scaling.map(|yarn| yarn.factor), Some(8.0));
+    assert_eq!((config.train.steps, config.data.source.as_str()), (6, "a=b"));
+    assert_eq!(config.moe.unwrap().capacity_factor, None);
+    for malformed in ["train.steps", "=1", "train..steps=1", ".steps=1"] {
+        refuses(preset_with("gpt2", &[malformed]), &["KEY=VALUE", malformed]);
+    }
+    refuses(preset_with("gpt2", &["optim={lr: 1"]), &["--set optim={lr: 1", "not valid YAML"]);
+}
+
+#[test]
+fn a_misspelt_key_is_answered_with_the_nearest() {
+    let file = |yaml| files(&[("a.yaml", "base: b.yaml"), ("b.yaml", yaml)]);
+    refuses(file("optim: {weight_decy: 0}"), &["`optim.weight_decy`", "b.yaml", "did you mean `optim.weight_decay`?"]);
+    refuses(file("optmi: {lr: 0}"), &["`optmi`", "did you mean `optim`?"]);
+    let set = |name, given| preset_with(name, &[given]);
+    refuses(set("gpt2", "train.step=1"), &["`train.step` in --set", "did you mean `train.steps`?"]);
+    refuses(set("gpt2", "model.n_layers=1"), &["did you mean `model.n_layer`?"]);
+    refuses(set("deepseek", "model.rope_scaling.factr=1"), &["did you mean `model.rope_scaling.factor`?"]);
+    // In the wrong section, or in none.
+    refuses(set("gpt2", "train.lr=1"), &["did you mean `optim.lr`?"]);
+    refuses(set("gpt2", "gpus=4"), &["did you mean `parallel.gpus`?"]);
+    refuses(set("deepseek", "model.top_k=1"), &["did you mean `moe.top_k`?"]);
+    refuses(set("deepseek", "beta_fast=1"), &["did you mean `model.rope_scaling.beta_fast`?"]);
+    // Near none: those there are.
+    refuses(set("gpt2", "data.xyz=1"), &["the keys of `data` are source, tokenizer"]);
+    refuses(set("gpt2", "model.q_lora_rank=1"), &["belongs to `model.type: deepseek`, not gpt2", "n_embd"]);
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_answered_with_key_value_and_what_is_expected() {
+    let set = |given| preset_with("deepseek", &[given]);
+    refuses(set("train.steps=many"), &["`train.steps` is \"many\" in --set: give a whole number, 0 or above"]);
+    refuses(set("train.steps=1.5"), &["`train.steps` is 1.5", "whole number"]);
+    refuses(set("train.steps=null"), &["`train.steps` is null", "whole number"]);
+    refuses(set("train.micro_batch_size=-1"), &["`train.micro_batch_size` is -1", "whole number"]);
+    refuses(set("train.steps.x=1"), &["`train.steps` is a mapping", "whole number"]);
+    refuses(set("optim.lr=true"), &["`optim.lr` is true", "a number"]);
+    refuses(set("moe.norm_topk_prob=1"), &["`moe.norm_topk_prob` is 1", "true or false"]);
+    refuses(set("moe.score_func=relu"), &["`moe.score_func` is \"relu\"", "`softmax` or `sigmoid`"]);
+    refuses(set("parallel.strategy=zero"), &["`ddp` or `full_shard`"]);
+    refuses(set("parallel.strategy=true"), &["`parallel.strategy` is true", "`ddp` or `full_shard`"]);
+    refuses(set("model.type=5"), &["`model.type` is 5", "`gpt2` or `deepseek`"]);
+    refuses(set("data.source=5"), &["`data.source` is 5", "a string"]);
+    refuses(set("model.rope_scaling.factor=x"), &["`model.rope_scaling.factor` is \"x\"", "a number"]);
+    refuses(set("model.type=llama"), &["`model.type` is \"llama\"", "`gpt2` or `deepseek`"]);
+    refuses(set("optim=5"), &["`optim` is 5", "a section"]);
+    refuses(set("optim=null"), &["`optim` is null", "a section"]);
+    refuses(set("model=null"), &["`model` is null", "a section"]);
+    refuses(set("model=5"), &["`model` is 5", "a section"]);
+    refuses(files(&[("a.yaml", "base: 5")]), &["`base` is 5", "a.yaml", "preset:NAME"]);
+    refuses(files(&[("a.yaml", "[1]")]), &["a.yaml", "no sections"]);
+    refuses(files(&[("a.yaml", "model: {type: gpt2}\ntrain: {1: 2}")]), &["`train`", "is 1"]);
+}
+
+#[test]
+fn what_cannot_be_read_is_named() {
+    refuses(preset_with("gtp2", &[]), &["no preset `gtp2`", "did you mean `gpt2`?", "deepseek-v3"]);
+    refuses(Config::load(Source::File(Path::new("none.yaml")), &[]), &["cannot read none.yaml", "check the path"]);
+    refuses(files(&[("a.yaml", "base: none.yaml")]), &["none.yaml, the base of", "a.yaml"]);
+    refuses(files(&[("a.yaml", "optim:\n  lr: [1\ntrain: 2")]), &["a.yaml", "not valid YAML", "line "]);
+    refuses(files(&[("a.yaml", "train: {seed: 1}\ntrain: {steps: 2}")]), &["a.yaml", "duplicate", "\"train\""]);
+}
+
+#[test]
+fn values_that_do_not_fit_each_other_are_refused() {
+    for (preset, overrides, message) in [
+        ("gpt2", &["parallel.gpus=3"] as &[_], "a multiple of 3, such as 33"),
+        ("gpt2", &["parallel.gpus=4", "train.micro_batch_size=3"], "share of 8 sequences"),
+        ("gpt2", &["parallel.gpus=0"], "parallel.gpus is 0"),
+        ("gpt2", &["train.seq_len=257"], "model.n_positions, which is 256"),
+        ("gpt2", &["model.n_head=3"], "model.n_head 3"),
+        ("gpt2", &["moe.top_k=2"], "gpt2 has no experts"),
+        ("deepseek", &["moe=null"], "no `moe` section"),
+        ("deepseek", &["moe.top_k=9"], "moe.top_k is 9"),
+        ("gpt2", &["optim.min_lr=1"], "optim.min_lr is 1: give a number from 0 to optim.lr"),
+        ("gpt2", &["optim.lr=.inf"], "optim.lr is inf"),
+        ("gpt2", &["optim.beta2=1.0"], "optim.beta2 is 1"),
+    ] {
+        refuses(preset_with(preset, overrides), &[message]);
+    }
+    assert!(preset_with("deepseek", &["moe=null", "model.first_k_dense_replace=4"]).is_ok());
+}
