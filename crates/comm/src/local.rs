@@ -39,12 +39,24 @@ struct State {
     rounds: HashMap<u64, Round>,
     /// Ranks whose communicator was dropped.
     left: Vec<usize>,
-    /// The first rank that failed, and what became of it.
-    failure: Option<(usize, String)>,
+    failure: Option<Failure>,
+}
+
+/// The first failure: it ends the group.
+#[derive(Clone)]
+struct Failure {
+    /// The rank that noticed it.
+    reporter: usize,
+    /// The rank that failed.
+    failed: usize,
+    /// What became of it.
+    reason: String,
 }
 
 struct Round {
     posts: Vec<Option<(Collective, Tensor<1>)>>,
+    /// The rank that came last, and combines the posts.
+    combiner: Option<usize>,
     outcome: Option<Result<Arc<Vec<Tensor<1>>>, CommError>>,
     taken: usize,
 }
@@ -70,58 +82,75 @@ impl LocalCommunicator {
         let id = self.round.fetch_add(1, Ordering::Relaxed);
         let (n, timeout) = (self.meeting.world_size, self.meeting.timeout);
         let mut state = self.meeting.lock();
-        self.check_failure(&state, id, collective)?;
-        let round = state.rounds.entry(id).or_insert_with(|| Round { posts: vec![None; n], outcome: None, taken: 0 });
+        self.check_failure(&mut state, id, collective)?;
+        let new = || Round { posts: vec![None; n], combiner: None, outcome: None, taken: 0 };
+        let round = state.rounds.entry(id).or_insert_with(new);
         round.posts[self.rank] = Some((collective, tensor));
 
         if round.posts.iter().all(Option::is_some) {
             let posts: Vec<_> = round.posts.iter_mut().map(|post| post.take().expect("all are there")).collect();
+            round.combiner = Some(self.rank);
             drop(state);
             let outcome =
                 agree(&posts).map(|()| Arc::new(combine(posts.into_iter().map(|post| post.1).collect(), collective)));
             state = self.meeting.lock();
+            // If the group failed meanwhile, the round is gone and fails for all: never for some.
             if let Some(round) = state.rounds.get_mut(&id) {
                 round.outcome = Some(outcome);
             }
             self.meeting.changed.notify_all();
         }
 
-        let deadline = Instant::now() + timeout;
+        let start = Instant::now();
         loop {
             if let Some(outcome) = take(&mut state, id, n) {
                 return outcome;
             }
-            self.check_failure(&state, id, collective)?;
-            let now = Instant::now();
-            if now >= deadline {
+            self.check_failure(&mut state, id, collective)?;
+            let patience = timeout.saturating_sub(start.elapsed());
+            if patience.is_zero() {
                 let missing = self.missing(&state, id);
-                let reason = format!("did not enter {collective} within {timeout:?}");
-                state.failure.get_or_insert((missing.first().copied().unwrap_or(self.rank), reason));
-                self.meeting.changed.notify_all();
+                self.fail(&mut state, missing[0], format!("did not enter {collective} within {timeout:?}"));
                 return Err(CommError::Timeout { rank: self.rank, collective, missing, timeout });
             }
             state = self
                 .meeting
                 .changed
-                .wait_timeout(state, deadline - now)
+                .wait_timeout(state, patience)
                 .map_or_else(|poisoned| poisoned.into_inner().0, |woken| woken.0);
         }
     }
 
     /// An error if the group has failed, or if a rank that this round still needs has left.
-    fn check_failure(&self, state: &State, id: u64, collective: Collective) -> Result<(), CommError> {
-        let gone = || self.missing(state, id).into_iter().find(|rank| state.left.contains(rank));
-        let failure = state.failure.clone().or_else(|| gone().map(|rank| (rank, "left before the call".into())));
-        match failure {
-            Some((failed, reason)) => Err(CommError::RankFailed { rank: self.rank, collective, failed, reason }),
+    fn check_failure(&self, state: &mut State, id: u64, collective: Collective) -> Result<(), CommError> {
+        if let Some(gone) = self.missing(state, id).into_iter().find(|rank| state.left.contains(rank)) {
+            self.fail(state, gone, "left before the call was complete".into());
+        }
+        match state.failure.clone() {
+            Some(Failure { failed, reason, .. }) => {
+                Err(CommError::RankFailed { rank: self.rank, collective, failed, reason })
+            }
             None => Ok(()),
         }
     }
 
+    /// Ends the group, unless it has ended: rounds that are not complete never will be, complete ones can still be taken.
+    fn fail(&self, state: &mut State, failed: usize, reason: String) {
+        state.failure.get_or_insert(Failure { reporter: self.rank, failed, reason });
+        state.rounds.retain(|_, round| round.outcome.is_some());
+        self.meeting.changed.notify_all();
+    }
+
+    /// Whether the group has ended and this rank was the first to notice.
+    pub(crate) fn failed_first(&self) -> bool {
+        self.meeting.lock().failure.as_ref().is_some_and(|failure| failure.reporter == self.rank)
+    }
+
+    /// The other ranks that round `id` still waits for.
     fn missing(&self, state: &State, id: u64) -> Vec<usize> {
         let others = (0..self.meeting.world_size).filter(|rank| *rank != self.rank);
         match state.rounds.get(&id) {
-            Some(round) if round.posts.iter().all(Option::is_none) => vec![], // complete, being combined
+            Some(Round { combiner: Some(combiner), .. }) => others.filter(|rank| rank == combiner).collect(),
             Some(round) => others.filter(|rank| round.posts[*rank].is_none()).collect(),
             None => others.collect(),
         }
@@ -230,8 +259,7 @@ impl Communicator for LocalCommunicator {
     }
 
     fn abort(&self, reason: &str) {
-        self.meeting.lock().failure.get_or_insert((self.rank, format!("failed: {reason}")));
-        self.meeting.changed.notify_all();
+        self.fail(&mut self.meeting.lock(), self.rank, format!("failed: {reason}"));
     }
 }
 

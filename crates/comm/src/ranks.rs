@@ -2,7 +2,7 @@ use crate::{Communicator, LocalCommunicator};
 use burn::tensor::Device;
 use std::any::Any;
 use std::error::Error;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,36 +41,36 @@ where
     E: Error + Send + 'static,
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
-    let (first_failure, failures) = std::sync::mpsc::channel();
-    let results = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let threads: Vec<_> = LocalCommunicator::group(devices, timeout)
             .into_iter()
             .map(|comm| {
-                let (work, first_failure) = (&work, first_failure.clone());
+                let (work, rank, comm) = (&work, comm.rank(), Arc::new(comm));
                 scope.spawn(move || {
-                    let (rank, comm): (_, Arc<dyn Communicator>) = (comm.rank(), Arc::new(comm));
                     let failure = match catch_unwind(AssertUnwindSafe(|| work(comm.clone()))) {
-                        Ok(Ok(result)) => return Some(result),
+                        Ok(Ok(result)) => return Ok(result),
                         Ok(Err(source)) => RankFailure::Failed { rank, source },
                         Err(panic) => RankFailure::Panicked { rank, message: panic_message(&*panic) },
                     };
-                    let reason = match &failure {
+                    comm.abort(&match &failure {
                         RankFailure::Failed { source, .. } => source.to_string(),
                         RankFailure::Panicked { message, .. } => format!("panicked: {message}"),
-                    };
-                    // Sent before the others are told, so that the first failure is the first in the channel.
-                    let _ = first_failure.send(failure);
-                    comm.abort(&reason);
-                    None
+                    });
+                    Err((comm.failed_first(), failure))
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().ok().flatten()).collect::<Vec<_>>()
-    });
-    match failures.try_recv() {
-        Ok(failure) => Err(failure),
-        Err(_) => Ok(results.into_iter().map(|result| result.expect("a rank without failure has a result")).collect()),
-    }
+
+        let (mut results, mut first_failure) = (Vec::with_capacity(threads.len()), None);
+        for thread in threads {
+            match thread.join().unwrap_or_else(|panic| resume_unwind(panic)) {
+                Ok(result) => results.push(result),
+                Err((first, failure)) if first || first_failure.is_none() => first_failure = Some(failure),
+                Err(_) => (),
+            }
+        }
+        first_failure.map_or(Ok(results), Err)
+    })
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

@@ -1,0 +1,82 @@
+use crate::FsdpError;
+use comm::{CommError, Communicator};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+/// The thread on which a rank communicates, so that collectives run while the rank computes.
+///
+/// Jobs run one after another in the order they were submitted. Every rank submits the same collectives in the same order, which
+/// is all that an order of collectives needs.
+pub(crate) struct CommThread {
+    rank: usize,
+    jobs: Option<mpsc::Sender<Job>>,
+    unfinished: Arc<AtomicUsize>,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Job = Box<dyn FnOnce(&dyn Communicator) + Send>;
+
+/// The result of a job that may still run.
+pub(crate) struct Pending<T> {
+    rank: usize,
+    result: mpsc::Receiver<Result<T, CommError>>,
+}
+
+impl CommThread {
+    pub fn start(comm: Arc<dyn Communicator>) -> Self {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let (rank, unfinished) = (comm.rank(), Arc::new(AtomicUsize::new(0)));
+        let counter = unfinished.clone();
+        let thread = std::thread::spawn(move || {
+            for job in queue {
+                job(&*comm);
+                counter.fetch_sub(1, Ordering::Release);
+            }
+        });
+        Self { rank, jobs: Some(jobs), unfinished, thread: Some(thread) }
+    }
+
+    /// Queues a job.
+    pub fn submit<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&dyn Communicator) -> Result<T, CommError> + Send + 'static,
+    ) -> Pending<T> {
+        let (sender, result) = mpsc::sync_channel(1);
+        self.unfinished.fetch_add(1, Ordering::Relaxed);
+        let job: Job = Box::new(move |comm| {
+            let _ = sender.send(job(comm)); // nobody waits for it if the rank has failed meanwhile
+        });
+        if let Some(jobs) = &self.jobs {
+            let _ = jobs.send(job); // a thread that has ended shows up when the result is waited for
+        }
+        Pending { rank: self.rank, result }
+    }
+}
+
+impl<T> Pending<T> {
+    /// A result that is there already.
+    pub fn ready(rank: usize, value: T) -> Self {
+        let (sender, result) = mpsc::sync_channel(1);
+        let _ = sender.send(Ok(value));
+        Self { rank, result }
+    }
+
+    /// Waits for the job.
+    pub fn wait(self) -> Result<T, FsdpError> {
+        Ok(self.result.recv().map_err(|_| FsdpError::CommThread { rank: self.rank })??)
+    }
+}
+
+impl Drop for CommThread {
+    /// Ends the thread. Where a job still runs, the rank has failed, and the job waits for ranks that will learn of that only
+    /// after this returns: then the thread is left to end by itself.
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if self.unfinished.load(Ordering::Acquire) == 0
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,119 @@
+/// Alignment of a parameter in its unit's buffer, in bytes: CubeCL's slices alias their buffer only at multiples of it.
+const ALIGN_BYTES: usize = 512;
+/// The same in f32 elements.
+const ALIGN: usize = ALIGN_BYTES / size_of::<f32>();
+
+/// Where each parameter of a unit lies in its flat buffer. All numbers are elements.
+///
+/// Matrices come first, then vectors (norm gains, biases), so that weight decay, which is for matrices, is a range:
+///
+/// ```text
+/// | matrix 0 | pad | matrix 1 | pad || vector 0 | pad | ... | pad to a multiple of N x 128 |
+/// '------ rank 0's shard ------'------ rank 1's shard ------'------ rank 2's shard -------'
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    params: Vec<ParamLayout>,
+    /// Indices of `params` in the order of their offsets.
+    by_offset: Vec<usize>,
+    matrices_end: usize,
+    padded_len: usize,
+}
+
+/// One parameter of a [`Layout`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamLayout {
+    /// Path of fields from the unit's module, `attn.c_attn.weight`.
+    pub name: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Where it starts in the buffer.
+    pub offset: usize,
+}
+
+impl ParamLayout {
+    /// Its number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Layout {
+    /// Lays out parameters, given by name and shape in the order the module is visited, for `shards` equal shards.
+    pub fn new(params: impl IntoIterator<Item = (String, Vec<usize>)>, shards: usize) -> Self {
+        let mut params: Vec<_> =
+            params.into_iter().map(|(name, shape)| ParamLayout { name, shape, offset: 0 }).collect();
+        let mut by_offset: Vec<usize> = (0..params.len()).collect();
+        by_offset.sort_by_key(|i| params[*i].shape.len() < 2);
+
+        let (mut end, mut matrices_end) = (0, 0);
+        for i in &by_offset {
+            params[*i].offset = end;
+            end += params[*i].len().next_multiple_of(ALIGN);
+            if params[*i].shape.len() >= 2 {
+                matrices_end = end;
+            }
+        }
+        Self { params, by_offset, matrices_end, padded_len: end.max(1).next_multiple_of(shards * ALIGN) }
+    }
+
+    /// The parameters in the order the module is visited.
+    pub fn params(&self) -> &[ParamLayout] {
+        &self.params
+    }
+
+    /// Indices of [`params`](Self::params) in the order they lie in the buffer.
+    pub fn by_offset(&self) -> &[usize] {
+        &self.by_offset
+    }
+
+    /// Where matrices end and vectors begin.
+    pub fn matrices_end(&self) -> usize {
+        self.matrices_end
+    }
+
+    /// Length of the buffer, a multiple of the number of shards.
+    pub fn padded_len(&self) -> usize {
+        self.padded_len
+    }
+
+    /// Number of parameters' elements, without padding.
+    pub fn len(&self) -> usize {
+        self.params.iter().map(ParamLayout::len).sum()
+    }
+
+    /// Whether there are no parameters.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parameters_are_aligned_and_disjoint_and_matrices_come_first(
+            shapes in prop::collection::vec(prop::collection::vec(1usize..40, 1..4), 0..12),
+            shards in 1usize..9,
+        ) {
+            let layout = Layout::new(shapes.iter().map(|shape| ("p".to_string(), shape.clone())), shards);
+            prop_assert_eq!(layout.params().iter().map(|p| p.shape.clone()).collect::<Vec<_>>(), shapes);
+            let mut end = 0;
+            for param in layout.by_offset().iter().map(|i| &layout.params()[*i]) {
+                prop_assert!(param.offset >= end && param.offset - end < ALIGN && param.offset % ALIGN == 0);
+                prop_assert_eq!(param.offset < layout.matrices_end(), param.shape.len() >= 2);
+                end = param.offset + param.len();
+            }
+            prop_assert!(layout.padded_len() >= end && layout.padded_len() % (shards * ALIGN) == 0);
+            prop_assert!(layout.padded_len() - end < (shards + 1) * ALIGN);
+        }
+    }
+}

@@ -1,0 +1,292 @@
+use crate::Layout;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Device, Gradients, Tensor};
+use std::any::Any;
+use std::marker::PhantomData;
+
+/// A model as units and the calls a forward makes of them; `B` is the batch, which only the calls look into.
+///
+/// A unit may be called more than once (tied embeddings): it is gathered for each call, and its gradients are added before
+/// they are communicated.
+///
+/// ```
+/// use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+///
+/// let device = Device::flex();
+/// let mut units = fsdp::Units::<Tensor<3>>::new();
+/// let input = units.add("input", LinearConfig::new(4, 8).init(&device));
+/// let output = units.add("output", LinearConfig::new(8, 1).init(&device));
+/// units.first(input, |linear: &Linear, batch| linear.forward(batch.clone()));
+/// units.last(output, |linear: &Linear, x, _batch| linear.forward(x).mean());
+/// ```
+pub struct Units<B> {
+    pub(crate) units: Vec<Box<dyn AnyUnit>>,
+    pub(crate) calls: Vec<Call<B>>,
+}
+
+/// Names a unit of [`Units`] and the type of its module.
+pub struct UnitId<M> {
+    pub(crate) index: usize,
+    module: PhantomData<fn() -> M>,
+}
+
+impl<M> Clone for UnitId<M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for UnitId<M> {}
+
+/// What a call in the middle of a forward returns.
+pub struct Activation {
+    /// What the next call gets.
+    pub x: Tensor<3>,
+    /// `[1]`: a loss of its own, which is added to the model's.
+    pub aux: Option<Tensor<1>>,
+}
+
+impl From<Tensor<3>> for Activation {
+    fn from(x: Tensor<3>) -> Self {
+        Self { x, aux: None }
+    }
+}
+
+impl From<(Tensor<3>, Option<Tensor<1>>)> for Activation {
+    fn from((x, aux): (Tensor<3>, Option<Tensor<1>>)) -> Self {
+        Self { x, aux }
+    }
+}
+
+pub(crate) struct Call<B> {
+    pub unit: usize,
+    pub role: Role,
+    forward: Forward<B>,
+}
+
+type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensor<3>>, &B) -> Output>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    First,
+    Middle,
+    Last,
+}
+
+pub(crate) enum Output {
+    Activation(Activation),
+    Loss(Tensor<1>),
+}
+
+impl<B> Call<B> {
+    pub fn run(&self, bound: &dyn Bound, x: Option<Tensor<3>>, batch: &B) -> Output {
+        (self.forward)(bound.module(), x, batch)
+    }
+}
+
+impl<B: 'static> Units<B> {
+    /// No units yet.
+    pub fn new() -> Self {
+        Self { units: vec![], calls: vec![] }
+    }
+
+    /// Adds a unit. Its parameters' values are read when it is sharded, so a lazily initialised module is made only then.
+    pub fn add<M: Module + 'static>(&mut self, name: impl Into<String>, module: M) -> UnitId<M> {
+        self.units.push(Box::new(ModuleUnit { name: name.into(), module }));
+        UnitId { index: self.units.len() - 1, module: PhantomData }
+    }
+
+    /// The first call of a forward: from the batch to an activation.
+    pub fn first<M: Module + 'static>(&mut self, unit: UnitId<M>, forward: impl Fn(&M, &B) -> Tensor<3> + 'static) {
+        self.call(unit, Role::First, move |module, _x, batch| Output::Activation(forward(module, batch).into()));
+    }
+
+    /// The next call of a forward: from an activation to an activation, with or without a loss of its own.
+    pub fn then<M: Module + 'static, A: Into<Activation>>(
+        &mut self,
+        unit: UnitId<M>,
+        forward: impl Fn(&M, Tensor<3>) -> A + 'static,
+    ) {
+        self.call(unit, Role::Middle, move |module, x, _batch| Output::Activation(forward(module, expect(x)).into()));
+    }
+
+    /// The last call of a forward: from an activation to the batch's mean loss, `[1]`.
+    pub fn last<M: Module + 'static>(
+        &mut self,
+        unit: UnitId<M>,
+        forward: impl Fn(&M, Tensor<3>, &B) -> Tensor<1> + 'static,
+    ) {
+        self.call(unit, Role::Last, move |module, x, batch| Output::Loss(forward(module, expect(x), batch)));
+    }
+
+    fn call<M: Module + 'static>(
+        &mut self,
+        unit: UnitId<M>,
+        role: Role,
+        forward: impl Fn(&M, Option<Tensor<3>>, &B) -> Output + 'static,
+    ) {
+        let forward: Forward<B> = Box::new(move |module, x, batch| {
+            forward(module.downcast_ref().expect("a unit's id carries its module's type"), x, batch)
+        });
+        self.calls.push(Call { unit: unit.index, role, forward });
+    }
+}
+
+impl<B: 'static> Default for Units<B> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn expect(x: Option<Tensor<3>>) -> Tensor<3> {
+    x.expect("every call but the first gets an activation")
+}
+
+/// A unit whose module's type is forgotten.
+pub(crate) trait AnyUnit {
+    fn name(&self) -> &str;
+
+    fn layout(&self, shards: usize) -> Layout;
+
+    /// The parameters' values in one buffer; the module gives them up.
+    fn take_values(&mut self, layout: &Layout, device: &Device) -> Tensor<1>;
+
+    /// The module with its parameters being views of `flat`; `tracked`: each the leaf of a graph.
+    fn bind(&self, layout: &Layout, flat: &Tensor<1>, tracked: bool) -> Box<dyn Bound>;
+}
+
+/// A module with values.
+pub(crate) trait Bound {
+    fn module(&self) -> &dyn Any;
+
+    /// The parameters' gradients in one buffer; zeros where there is none.
+    fn take_gradients(&self, layout: &Layout, gradients: &mut Gradients, device: &Device) -> Tensor<1>;
+}
+
+struct ModuleUnit<M> {
+    name: String,
+    module: M,
+}
+
+struct BoundModule<M>(M);
+
+impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn layout(&self, shards: usize) -> Layout {
+        let mut shapes = Shapes::default();
+        self.module.visit(&mut shapes);
+        Layout::new(shapes.params, shards)
+    }
+
+    fn take_values(&mut self, layout: &Layout, device: &Device) -> Tensor<1> {
+        let mut values = Values { gradients: None, flat: vec![] };
+        self.module.visit(&mut values);
+        self.module = self.module.clone().map(&mut Release);
+        concatenate(layout, values.flat, device)
+    }
+
+    fn bind(&self, layout: &Layout, flat: &Tensor<1>, tracked: bool) -> Box<dyn Bound> {
+        Box::new(BoundModule(self.module.clone().map(&mut Bind { layout, flat, tracked, next: 0 })))
+    }
+}
+
+impl<M: Module + 'static> Bound for BoundModule<M> {
+    fn module(&self) -> &dyn Any {
+        &self.0
+    }
+
+    fn take_gradients(&self, layout: &Layout, gradients: &mut Gradients, device: &Device) -> Tensor<1> {
+        let mut values = Values { gradients: Some(gradients), flat: vec![] };
+        self.0.visit(&mut values);
+        concatenate(layout, values.flat, device)
+    }
+}
+
+/// One buffer from flat parts in the order of visits, zeros where a part is missing and in the padding.
+fn concatenate(layout: &Layout, mut parts: Vec<Option<Tensor<1>>>, device: &Device) -> Tensor<1> {
+    let (mut pieces, mut end) = (vec![], 0);
+    for i in layout.by_offset() {
+        let param = &layout.params()[*i];
+        if let Some(part) = parts[*i].take() {
+            if param.offset > end {
+                pieces.push(Tensor::zeros([param.offset - end], device));
+            }
+            pieces.push(part);
+            end = param.offset + param.len();
+        }
+    }
+    if layout.padded_len() > end {
+        pieces.push(Tensor::zeros([layout.padded_len() - end], device));
+    }
+    Tensor::cat(pieces, 0)
+}
+
+#[derive(Default)]
+struct Shapes {
+    path: Vec<String>,
+    params: Vec<(String, Vec<usize>)>,
+}
+
+impl ModuleVisitor for Shapes {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.params.push((self.path.join("."), param.lazy_shape().to_vec()));
+    }
+}
+
+/// Parameters, or their gradients, flat in the order of visits.
+struct Values<'a> {
+    gradients: Option<&'a mut Gradients>,
+    flat: Vec<Option<Tensor<1>>>,
+}
+
+impl ModuleVisitor for Values<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = match &mut self.gradients {
+            None => Some(param.val()),
+            Some(gradients) => param.val().grad_remove(gradients),
+        };
+        self.flat.push(value.map(|value| {
+            let len = value.shape().num_elements();
+            value.reshape([len])
+        }));
+    }
+}
+
+/// Replaces values by empty ones, so that a module at rest holds no memory.
+struct Release;
+
+impl ModuleMapper for Release {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let device = param.lazy_device();
+        Param::initialized(param.id, Tensor::empty([0; D], &device))
+    }
+}
+
+struct Bind<'a> {
+    layout: &'a Layout,
+    flat: &'a Tensor<1>,
+    tracked: bool,
+    next: usize,
+}
+
+impl ModuleMapper for Bind<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let place = &self.layout.params()[self.next];
+        self.next += 1;
+        let shape: [usize; D] = place.shape.as_slice().try_into().expect("the layout was made from this module");
+        let value = self.flat.clone().slice([place.offset..place.offset + place.len()]).reshape(shape);
+        let value = if self.tracked { value.autodiff().require_grad() } else { value };
+        Param::initialized(param.id, value)
+    }
+}
