@@ -66,11 +66,11 @@ impl<B: 'static> Fsdp<B> {
         Ok(StepReport { loss, aux_loss, grad_norm })
     }
 
-    /// The mean over ranks of the last call's loss.
-    pub fn evaluate(&mut self, batch: &B) -> Result<f64, FsdpError> {
-        let losses = self.schedule().evaluate(batch)?;
-        let [loss, _] = self.mean(&[losses])?;
-        Ok(loss)
+    /// The mean over ranks of the last call's loss on `batch`, each rank's counted `weight` times, and the sum of weights.
+    pub fn evaluate(&mut self, batch: &B, weight: f64) -> Result<(f64, f64), FsdpError> {
+        let loss = f64::from(self.schedule().evaluate(batch)?.loss.into_scalar::<f32>());
+        let sums = self.all_reduce(&[(loss * weight) as f32, weight as f32])?;
+        Ok((f64::from(sums[0]) / f64::from(sums[1]), f64::from(sums[1])))
     }
 
     /// The sum of each value over the ranks.

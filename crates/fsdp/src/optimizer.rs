@@ -65,7 +65,9 @@ impl ShardOptimizer {
 
     /// Bytes of the two moments.
     pub fn bytes(&self) -> usize {
-        let moments = |state: &AdamWState<1>| crate::shard::bytes(&state.momentum.moment_1) + crate::shard::bytes(&state.momentum.moment_2);
+        let moments = |state: &AdamWState<1>| {
+            crate::shard::bytes(&state.momentum.moment_1) + crate::shard::bytes(&state.momentum.moment_2)
+        };
         self.parts.iter().filter_map(|part| part.state.as_ref()).map(moments).sum()
     }
 }

@@ -27,7 +27,13 @@ pub(crate) struct ShardedUnit {
 
 impl ShardedUnit {
     /// Takes the unit's values and keeps this rank's share of them.
-    pub fn new(mut unit: Box<dyn AnyUnit>, config: &FsdpConfig, rank: usize, world_size: usize, device: &Device) -> Self {
+    pub fn new(
+        mut unit: Box<dyn AnyUnit>,
+        config: &FsdpConfig,
+        rank: usize,
+        world_size: usize,
+        device: &Device,
+    ) -> Self {
         let (shards, index) = match config.strategy {
             Strategy::Ddp => (1, 0),
             Strategy::FullShard => (world_size, rank),

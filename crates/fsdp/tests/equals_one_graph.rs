@@ -146,8 +146,7 @@ impl ModuleMapper for Update<'_> {
         let (shape, len) = (value.shape(), value.shape().num_elements());
         let gradient = value.grad_remove(self.gradients).unwrap().reshape([len]) * self.scale;
         let decay = if D >= 2 { 0.1 } else { 0.0 };
-        let adamw: AdamW =
-            AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8).with_weight_decay(decay).build();
+        let adamw: AdamW = AdamWConfig::new().with_beta_2(0.95).with_epsilon(1e-8).with_weight_decay(decay).build();
         self.states.resize_with(self.states.len().max(self.next + 1), || None);
         let state = self.states[self.next].take();
         let (value, state) = adamw.step(LR, value.inner().reshape([len]), gradient, state);
@@ -234,7 +233,8 @@ fn full_shard_rests_on_one_nth_of_parameters_and_moments() {
         let padding = 4 * 512;
         assert!(part.parameters >= whole.parameters / ranks && part.parameters <= whole.parameters / ranks + padding);
         assert_eq!(part.optimizer, 2 * part.parameters);
-        let replica = sharded(&model, &batch, &FsdpConfig { strategy: Strategy::Ddp, ..Default::default() }, ranks, 1).1;
+        let replica =
+            sharded(&model, &batch, &FsdpConfig { strategy: Strategy::Ddp, ..Default::default() }, ranks, 1).1;
         assert_eq!(replica, whole);
     }
 }

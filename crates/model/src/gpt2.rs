@@ -1,6 +1,6 @@
 //! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
 
-use crate::{Gpt2Config, LanguageModel, causal_attention, cross_entropy};
+use crate::{Gpt2Config, LanguageModel, causal_attention, cross_entropy, initialise};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::gelu_approximate;
@@ -62,7 +62,13 @@ pub struct Gpt2Mlp {
 }
 
 impl Gpt2 {
-    /// A model whose parameters are not made yet; see [`initialise`](crate::initialise).
+    /// A model whose parameters are made from `seed` when they are first read; see [`initialise`].
+    pub fn init(config: &Gpt2Config, seed: u64, device: &Device) -> Self {
+        let residual_scale = (2.0 * config.n_layer as f32).powf(-0.5);
+        initialise(Self::new(config, device), "gpt2", seed, &["c_proj"], residual_scale)
+    }
+
+    /// A model whose parameters are still to be given.
     pub fn new(config: &Gpt2Config, device: &Device) -> Self {
         Self {
             ends: Gpt2Ends::new(config, device),

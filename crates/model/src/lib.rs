@@ -22,7 +22,7 @@ pub use cross_entropy::cross_entropy;
 pub use deepseek::DeepSeek;
 pub use generate::{Sampling, generate};
 pub use gpt2::Gpt2;
-pub use init::initialise;
+pub use init::{initialise, parameter_count};
 pub use rope::{Rope, softmax_scale};
 
 use burn::tensor::{Int, Tensor};

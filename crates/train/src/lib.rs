@@ -1,1 +1,33 @@
-//! train
+//! Trains language models on many ranks: configuration, data, training loop, run folder, command line.
+//!
+//! ```text
+//! cli ─> config ─> data ─> trainer ─> fsdp (units of model) ─> metrics in a run folder ─> validation, sample
+//! ```
+//!
+//! The program is this library's [`cli`]; the parts are public for those who want to drive a run themselves:
+//!
+//! ```
+//! use train::config::{Config, Source};
+//!
+//! let overrides = ["train.steps=10".to_string(), "parallel.gpus=2".to_string()];
+//! let config = Config::load(Source::Preset("deepseek"), &overrides)?;
+//! assert_eq!(config.moe.map(|moe| moe.top_k), Some(2));
+//! # Ok::<(), train::config::ConfigError>(())
+//! ```
+
+pub mod cli;
+pub mod config;
+pub mod data;
+mod device;
+mod logits;
+mod metrics;
+mod progress;
+mod rank;
+mod run_folder;
+mod schedule;
+mod trainer;
+mod units;
+
+pub use device::Devices;
+pub use run_folder::RunFolder;
+pub use trainer::{Outcome, TrainError, train};

@@ -6,7 +6,7 @@ mod mla;
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
 
-use crate::{DeepSeekConfig, LanguageModel, cross_entropy};
+use crate::{DeepSeekConfig, LanguageModel, cross_entropy, initialise};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -35,7 +35,12 @@ pub struct Head {
 }
 
 impl DeepSeek {
-    /// A model whose parameters are not made yet; see [`initialise`](crate::initialise).
+    /// A model whose parameters are made from `seed` when they are first read; see [`initialise`].
+    pub fn init(config: &DeepSeekConfig, moe: &MoeConfig, seed: u64, device: &Device) -> Self {
+        initialise(Self::new(config, moe, device), "deepseek", seed, &[], 1.0)
+    }
+
+    /// A model whose parameters are still to be given.
     pub fn new(config: &DeepSeekConfig, moe: &MoeConfig, device: &Device) -> Self {
         let (d, vocab) = (config.hidden_size, config.vocab_size);
         Self {

@@ -11,6 +11,7 @@ mod presets;
 mod tests;
 mod validate;
 
+use fsdp::{ActivationCheckpointing, Strategy};
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 use serde::{Deserialize, Serialize};
@@ -185,24 +186,4 @@ impl Default for ParallelConfig {
     fn default() -> Self {
         Self { gpus: 1, strategy: Strategy::FullShard, activation_checkpointing: ActivationCheckpointing::None }
     }
-}
-
-/// What each rank holds of the parameters, gradients and optimizer state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Strategy {
-    /// Everything; gradients are all-reduced.
-    Ddp,
-    /// One slice of everything (FSDP, ZeRO-3); parameters are gathered block by block when they are used.
-    FullShard,
-}
-
-/// Which activations are recomputed in the backward instead of kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ActivationCheckpointing {
-    /// None: all are kept.
-    None,
-    /// Those inside every block: only the blocks' inputs are kept.
-    Full,
 }

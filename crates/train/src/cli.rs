@@ -1,0 +1,138 @@
+//! The command line.
+
+use crate::config::{Config, ConfigError, PRESETS, Source};
+use crate::logits::{self, LogitsArgs};
+use crate::trainer::{Outcome, human, train};
+use crate::units::parameter_count;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What a process stopped by Ctrl-C returns, by custom 128 + SIGINT.
+const INTERRUPTED: u8 = 130;
+
+/// Trains GPT-2 and DeepSeek language models on many ranks, in pure Rust.
+#[derive(Debug, Parser)]
+#[command(name = "train", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(flatten)]
+    train: TrainArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Logits(LogitsArgs),
+}
+
+#[derive(Debug, Args)]
+struct TrainArgs {
+    /// A preset, listed below
+    #[arg(long, value_name = "NAME", conflicts_with = "config")]
+    model: Option<String>,
+    /// A YAML file; it may inherit from another (`base: FILE`, `base: preset:NAME`)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Ranks; with fewer devices they share them
+    #[arg(long, value_name = "N")]
+    gpus: Option<usize>,
+    /// Optimizer steps
+    #[arg(long, value_name = "N")]
+    steps: Option<usize>,
+    /// A text file, or `rust-crates`: Rust source that the build has put on disk
+    #[arg(long, value_name = "SRC")]
+    data: Option<String>,
+    /// cpu, cuda or cuda:N
+    #[arg(long, value_name = "DEV")]
+    device: Option<String>,
+    /// Run folder; a new one under runs/ if not given
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Seed of the initial parameters and of the order of the data
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Sets any key of the configuration, as in `--set parallel.strategy=ddp`
+    #[arg(long, value_name = "A.B=C")]
+    set: Vec<String>,
+}
+
+/// Parses the command line, runs the command, and prints what went wrong.
+pub fn main() -> ExitCode {
+    let matches = Cli::command().after_help(presets()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let result = match cli.command {
+        Some(Command::Logits(args)) => logits::run(&args).map(|()| ExitCode::SUCCESS).map_err(Into::into),
+        None => run(cli.train),
+    };
+    result.unwrap_or_else(|error: Box<dyn Error>| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(args: TrainArgs) -> Result<ExitCode, Box<dyn Error>> {
+    let (config, name) = args.resolve()?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let handler = stop.clone();
+    ctrlc::set_handler(move || {
+        if handler.swap(true, Ordering::Relaxed) {
+            std::process::exit(INTERRUPTED.into()); // asked twice
+        }
+        eprintln!("\nstopping after this step; press Ctrl-C again to stop at once");
+    })?;
+    let outcome = train(config, &name, args.out.as_deref(), stop)?;
+    print(&outcome);
+    Ok(if outcome.stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+fn print(outcome: &Outcome) {
+    let folder = outcome.folder.display();
+    match outcome.val_loss {
+        _ if outcome.stopped => println!("stopped after {} steps; metrics are in {folder}", outcome.steps),
+        Some(loss) => println!("validation loss {loss:.4} after {} steps; metrics are in {folder}", outcome.steps),
+        None => println!("{} steps; metrics are in {folder}", outcome.steps),
+    }
+    if let Some(sample) = &outcome.sample {
+        println!("--- sample ---\n{sample}\n--------------");
+    }
+}
+
+impl TrainArgs {
+    /// The configuration, and a name for the run.
+    fn resolve(&self) -> Result<(Config, String), ConfigError> {
+        let (source, name) = match (&self.model, &self.config) {
+            (Some(name), _) => (Source::Preset(name), name.clone()),
+            (None, Some(file)) => (Source::File(file), file.file_stem().unwrap_or_default().to_string_lossy().into()),
+            (None, None) => {
+                let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
+                let message = format!("give --model NAME or --config FILE; models: {}", names.join(", "));
+                return Err(ConfigError::Invalid(message));
+            }
+        };
+        let mut config = Config::load(source, &self.set)?;
+        let set = |target: &mut usize, value: Option<usize>| *target = value.unwrap_or(*target);
+        set(&mut config.parallel.gpus, self.gpus);
+        set(&mut config.train.steps, self.steps);
+        config.train.seed = self.seed.unwrap_or(config.train.seed);
+        self.data.iter().for_each(|data| config.data.source.clone_from(data));
+        self.device.iter().for_each(|device| config.train.device.clone_from(device));
+        config.validate()?;
+        Ok((config, name))
+    }
+}
+
+/// The presets with their parameter counts, for `--help`.
+fn presets() -> String {
+    let line = |preset: &crate::config::Preset| {
+        let count = match Config::load(Source::Preset(preset.name), &[]) {
+            Ok(config) => human(parameter_count(&config)),
+            Err(error) => error.to_string(),
+        };
+        format!("  {:<18}{count:>8}  {}\n", preset.name, preset.about)
+    };
+    format!("Models (--model), with their parameters:\n{}", PRESETS.iter().map(line).collect::<String>())
+}

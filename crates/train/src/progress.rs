@@ -1,0 +1,47 @@
+use crate::metrics::StepMetrics;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+
+/// What the user sees while a run trains: a bar on a terminal, twenty lines or so elsewhere.
+pub(crate) struct Progress {
+    bar: Option<ProgressBar>,
+    steps: usize,
+}
+
+impl Progress {
+    pub fn new(steps: usize) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = "{bar:30} step {pos}/{len}  {msg}  eta {eta}";
+            ProgressBar::new(steps as u64).with_style(ProgressStyle::with_template(style).expect("a valid template"))
+        });
+        Self { bar, steps }
+    }
+
+    pub fn step(&self, m: &StepMetrics) {
+        let text = format!("loss {:.4}  grad {:.2}  {:.0} tokens/s", m.loss, m.grad_norm, m.tokens_per_second);
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(m.step as u64);
+                bar.set_message(text);
+            }
+            None if m.step == 1 || m.step.is_multiple_of(self.steps.div_ceil(20)) || m.step == self.steps => {
+                eprintln!("step {:>5}/{}  {text}", m.step, self.steps);
+            }
+            None => {}
+        }
+    }
+
+    /// A line that stays.
+    pub fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.abandon(); // the bar stays, with the last step's figures
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What one rank does in a run.
+
+use crate::config::Config;
+use crate::data::{Dataset, Tokenizer};
+use crate::metrics::{Metrics, StepMetrics, ValMetrics};
+use crate::progress::Progress;
+use crate::run_folder::RunFolder;
+use crate::schedule::learning_rate;
+use crate::trainer::{Outcome, TrainError};
+use crate::units::{Batch, Parts, units};
+use burn::tensor::Device;
+use comm::Communicator;
+use fsdp::{AdamWConfig, Fsdp, FsdpConfig};
+use model::{Sampling, generate};
+use serde::Serialize;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// What all ranks share.
+pub(crate) struct Job {
+    pub config: Config,
+    pub dataset: Dataset,
+    pub tokenizer: Tokenizer,
+    pub folder: RunFolder,
+    pub progress: Progress,
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Trains, validates and samples; every rank returns the same, but for the sample, which rank 0 makes.
+pub(crate) fn run(job: &Job, comm: Arc<dyn Communicator>) -> Result<Outcome, TrainError> {
+    let mut rank = Rank::new(job, comm)?;
+    let steps = job.config.train.steps;
+    let mut val_loss = None;
+    for step in 0..steps {
+        rank.train_step(step)?;
+        let (done, every) = (step + 1, job.config.train.val_every);
+        if rank.should_stop()? {
+            return Ok(rank.outcome(done, done < steps, val_loss, None));
+        }
+        if done == steps || (every > 0 && done.is_multiple_of(every)) {
+            val_loss = Some(rank.validate(done)?);
+        }
+    }
+    let sample = rank.sample()?;
+    Ok(rank.outcome(steps, false, val_loss, sample))
+}
+
+struct Rank<'a> {
+    job: &'a Job,
+    rank: usize,
+    device: Device,
+    fsdp: Fsdp<Batch>,
+    parts: Parts,
+    /// Rank 0's only.
+    metrics: Option<Metrics>,
+}
+
+impl<'a> Rank<'a> {
+    fn new(job: &'a Job, comm: Arc<dyn Communicator>) -> Result<Self, TrainError> {
+        let (rank, device, optim) = (comm.rank(), comm.device().clone(), &job.config.optim);
+        let (units, parts) = units(&job.config, &device);
+        let config = FsdpConfig {
+            strategy: job.config.parallel.strategy,
+            activation_checkpointing: job.config.parallel.activation_checkpointing,
+            adamw: AdamWConfig {
+                beta1: optim.beta1,
+                beta2: optim.beta2,
+                epsilon: optim.epsilon,
+                weight_decay: optim.weight_decay,
+            },
+            clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
+        };
+        let fsdp = Fsdp::new(units, comm, config)?;
+        let path = job.folder.metrics();
+        let open = || job.folder.open_metrics().map(Metrics).map_err(|source| TrainError::Metrics { path, source });
+        let metrics = if rank == 0 { Some(open()?) } else { None };
+        Ok(Self { job, rank, device, fsdp, parts, metrics })
+    }
+
+    /// Fetch, forward and backward, clip, step, log.
+    fn train_step(&mut self, step: usize) -> Result<(), TrainError> {
+        let Config { train, optim, .. } = &self.job.config;
+        let started = Instant::now();
+        let lr = learning_rate(optim, step, train.steps);
+        let report = self.fsdp.train_step(&self.micro_batches(step), lr)?;
+        if !report.loss.is_finite() {
+            return Err(TrainError::NotFinite { step: step + 1, loss: report.loss });
+        }
+        let step_seconds = started.elapsed().as_secs_f64();
+        let tokens = train.global_batch_size * train.seq_len;
+        let metrics = StepMetrics {
+            step: step + 1,
+            loss: report.loss,
+            lr,
+            grad_norm: report.grad_norm,
+            tokens: (step + 1) * tokens,
+            tokens_per_second: tokens as f64 / step_seconds,
+            step_seconds,
+        };
+        if self.rank == 0 {
+            self.job.progress.step(&metrics);
+        }
+        self.log(&metrics)
+    }
+
+    /// This rank's sequences of the step's global batch, `micro_batch_size` at a time.
+    fn micro_batches(&self, step: usize) -> Vec<Batch> {
+        let train = &self.job.config.train;
+        let batch = |range: Range<usize>| {
+            let tokens = self.job.dataset.train_batch(train.seed, step as u64, range, train.seq_len);
+            Batch::new(tokens, &self.device)
+        };
+        let (share, micro) = (self.share(), self.micro_batch_size());
+        let start = self.rank * share;
+        (start..start + share).step_by(micro).map(|first| batch(first..first + micro)).collect()
+    }
+
+    fn share(&self) -> usize {
+        self.job.config.train.global_batch_size / self.job.config.parallel.gpus
+    }
+
+    fn micro_batch_size(&self) -> usize {
+        self.job.config.train.micro_batch_size.unwrap_or(self.share())
+    }
+
+    /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks.
+    fn validate(&mut self, step: usize) -> Result<f64, TrainError> {
+        let train = &self.job.config.train;
+        let windows = self.job.dataset.val_indices(train.val_batches * train.global_batch_size, train.seq_len);
+        let (micro, ranks) = (self.micro_batch_size(), self.job.config.parallel.gpus);
+        let (mut sum, mut count) = (0.0, 0.0);
+        for round in windows.chunks(micro * ranks) {
+            let mine = round.chunks(micro).nth(self.rank).unwrap_or_default();
+            // A rank without a window takes part in the collectives with one that does not count.
+            let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
+            let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);
+            let (loss, weights) = self.fsdp.evaluate(&Batch::new(batch, &self.device), weight as f64)?;
+            sum += loss * weights;
+            count += weights;
+        }
+        let val_loss = sum / count;
+        if self.rank == 0 {
+            self.job.progress.say(&format!("step {step}: validation loss {val_loss:.4} nats per token"));
+        }
+        self.log(&ValMetrics { step, val_loss })?;
+        Ok(val_loss)
+    }
+
+    /// Some text from the trained model, on rank 0.
+    fn sample(&mut self) -> Result<Option<String>, TrainError> {
+        let train = &self.job.config.train;
+        if train.sample_tokens == 0 {
+            return Ok(None);
+        }
+        let model = self.parts.gather(&self.job.config, &self.fsdp, &self.device)?;
+        if self.rank != 0 {
+            return Ok(None);
+        }
+        let prompt = self.job.tokenizer.encode("\n").unwrap_or_else(|_| vec![0]);
+        let sampling = Sampling { temperature: 0.8, seed: train.seed };
+        let tokens = generate(&model, &prompt, train.sample_tokens, train.seq_len, sampling, &self.device);
+        Ok(Some(self.job.tokenizer.decode(&tokens)))
+    }
+
+    /// Whether any rank was asked to stop; all ranks get the same answer.
+    fn should_stop(&self) -> Result<bool, TrainError> {
+        let stop = if self.job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 };
+        Ok(self.fsdp.all_reduce(&[stop])?[0] > 0.0)
+    }
+
+    fn log(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
+        match &mut self.metrics {
+            Some(metrics) => {
+                let path = || self.job.folder.metrics();
+                metrics.write(line).map_err(|source| TrainError::Metrics { path: path(), source })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {
+        Outcome { folder: self.job.folder.path().to_path_buf(), steps, stopped, val_loss, sample }
+    }
+}

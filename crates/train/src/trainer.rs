@@ -1,0 +1,122 @@
+use crate::config::{Config, ConfigError, ModelConfig};
+use crate::data::{self, DataError, Dataset, Tokenizer};
+use crate::device::Devices;
+use crate::progress::Progress;
+use crate::rank::{self, Job};
+use crate::run_folder::RunFolder;
+use crate::units::parameter_count;
+use comm::RankFailure;
+use fsdp::FsdpError;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What a run came to.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Steps it made.
+    pub steps: usize,
+    /// Whether it was stopped before its last step; then there is no validation and no sample.
+    pub stopped: bool,
+    /// The last validation's loss, in nats per token.
+    pub val_loss: Option<f64>,
+    /// Generated text.
+    pub sample: Option<String>,
+}
+
+/// Why a run did not come to its end; each message names the file, key or rank and says what to do.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum TrainError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+
+    #[error(transparent)]
+    Data(#[from] DataError),
+
+    #[error("{0}")]
+    Device(String),
+
+    #[error("cannot write the run folder {}: {source}: choose another with --out", path.display())]
+    RunFolder { path: PathBuf, source: io::Error },
+
+    #[error("{} holds a run already: choose another folder with --out, or remove it", path.display())]
+    RunExists { path: PathBuf },
+
+    #[error("cannot write {}: {source}", path.display())]
+    Metrics { path: PathBuf, source: io::Error },
+
+    #[error("the loss is {loss} at step {step}: lower optim.lr, or look at the data")]
+    NotFinite { step: usize, loss: f64 },
+
+    #[error(transparent)]
+    Fsdp(#[from] FsdpError),
+
+    #[error(transparent)]
+    Rank(#[from] Box<RankFailure<TrainError>>),
+}
+
+/// Trains as `config` says and writes into `out`, or into the first free `runs/NAME-NNN`; ends early, at a whole step, once `stop`
+/// is set.
+pub fn train(mut config: Config, name: &str, out: Option<&Path>, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
+    config.validate()?;
+    let devices = Devices::new(&config.train.device, config.parallel.gpus).map_err(TrainError::Device)?;
+    let corpus = data::load(&config.data.source)?;
+    let tokenizer = Tokenizer::new(config.data.tokenizer, &corpus.text);
+    let dataset = Dataset::new(tokenizer.encode(&corpus.text)?, config.train.seq_len)?;
+    set_vocabulary(&mut config, &tokenizer)?;
+    let folder = RunFolder::create(out, name, &config)?;
+
+    let progress = Progress::new(config.train.steps);
+    progress.say(&format!(
+        "{name}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
+        human(parameter_count(&config)),
+        human(dataset.train.len() + dataset.val.len()),
+        corpus.name,
+        human(dataset.val.len()),
+        tokenizer.vocab_size(),
+    ));
+    devices.sharing().into_iter().for_each(|line| progress.say(&line));
+    progress.say(&format!("writing {}", folder.path().display()));
+
+    let job = Job { config, dataset, tokenizer, folder, progress, stop };
+    let outcomes = comm::run_ranks(devices.of_rank, comm::TIMEOUT, |comm| rank::run(&job, comm));
+    job.progress.finish();
+    let outcomes = outcomes.map_err(|failure| match failure {
+        // A single rank's own error needs no rank; with several it says where to look.
+        RankFailure::Failed { source, .. } if job.config.parallel.gpus == 1 => source,
+        failure => TrainError::Rank(Box::new(failure)),
+    })?;
+    Ok(outcomes.into_iter().next().expect("there is a rank 0"))
+}
+
+/// A vocabulary of 0 becomes the tokenizer's; a smaller one cannot hold its tokens.
+fn set_vocabulary(config: &mut Config, tokenizer: &Tokenizer) -> Result<(), ConfigError> {
+    let vocab_size = match &mut config.model {
+        ModelConfig::Gpt2(shape) => &mut shape.vocab_size,
+        ModelConfig::DeepSeek(shape) => &mut shape.vocab_size,
+    };
+    match *vocab_size {
+        0 => *vocab_size = tokenizer.vocab_size(),
+        given if given < tokenizer.vocab_size() => {
+            return Err(ConfigError::Invalid(format!(
+                "model.vocab_size is {given}, but the tokenizer has {} tokens: give at least that, or 0 for as many",
+                tokenizer.vocab_size()
+            )));
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// `1234567` as `1.2M`.
+pub(crate) fn human(count: usize) -> String {
+    let units = [(1e9, "B"), (1e6, "M"), (1e3, "K")];
+    match units.iter().find(|(size, _)| count as f64 >= *size) {
+        Some((size, unit)) => format!("{:.1}{unit}", count as f64 / size),
+        None => count.to_string(),
+    }
+}

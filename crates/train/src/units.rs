@@ -1,0 +1,129 @@
+use crate::config::{Config, ModelConfig};
+use crate::data;
+use burn::nn::Embedding;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use fsdp::{Fsdp, FsdpError, UnitId, Units};
+use model::deepseek::{Block, Head};
+use model::gpt2::{Gpt2Block, Gpt2Ends};
+use model::{DeepSeek, Gpt2, LanguageModel};
+
+/// A micro-batch on a device.
+pub(crate) struct Batch {
+    inputs_bt: Tensor<2, Int>,
+    targets_bt: Tensor<2, Int>,
+}
+
+impl Batch {
+    pub fn new(batch: data::Batch, device: &Device) -> Self {
+        let shape = [batch.sequences, batch.seq_len];
+        let tensor = |tokens| Tensor::from_data(TensorData::new(tokens, shape), device);
+        Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets) }
+    }
+}
+
+/// Which units a model was cut into, so that it can be put together again.
+pub(crate) enum Parts {
+    Gpt2 { ends: UnitId<Gpt2Ends>, blocks: Vec<UnitId<Gpt2Block>> },
+    DeepSeek { embed: UnitId<Embedding>, blocks: Vec<UnitId<Block>>, head: UnitId<Head> },
+}
+
+/// The configured model as units: the embedding, each block, the head; GPT-2's first and last are one, for they share their matrix.
+pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
+    let mut units = Units::new();
+    let parts = match &config.model {
+        ModelConfig::Gpt2(shape) => {
+            let model = Gpt2::init(shape, config.train.seed, device);
+            let ends = units.add("embedding and head", model.ends);
+            units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone()));
+            let blocks = add_blocks(&mut units, model.blocks, |block, x_btd| block.forward(x_btd));
+            units.last(ends, |ends, x_btd, batch| ends.loss(x_btd, batch.targets_bt.clone()));
+            Parts::Gpt2 { ends, blocks }
+        }
+        ModelConfig::DeepSeek(shape) => {
+            let moe = config.moe.clone().unwrap_or_default();
+            let model = DeepSeek::init(shape, &moe, config.train.seed, device);
+            let embed = units.add("embedding", model.embed);
+            units.first(embed, |embed, batch: &Batch| embed.forward(batch.inputs_bt.clone()));
+            let blocks = add_blocks(&mut units, model.blocks, |block: &Block, x_btd| {
+                let output = block.forward(x_btd);
+                (output.x_btd, output.balance_loss)
+            });
+            let head = units.add("head", model.head);
+            units.last(head, |head, x_btd, batch| head.loss(x_btd, batch.targets_bt.clone()));
+            Parts::DeepSeek { embed, blocks, head }
+        }
+    };
+    (units, parts)
+}
+
+fn add_blocks<M: burn::module::Module + 'static, A: Into<fsdp::Activation>>(
+    units: &mut Units<Batch>,
+    blocks: Vec<M>,
+    forward: fn(&M, Tensor<3>) -> A,
+) -> Vec<UnitId<M>>
+where
+    A: 'static,
+{
+    let add = |(i, block)| {
+        let unit = units.add(format!("block {i}"), block);
+        units.then(unit, forward);
+        unit
+    };
+    blocks.into_iter().enumerate().map(add).collect()
+}
+
+impl Parts {
+    /// The whole model on this rank. A collective: every rank calls it.
+    pub fn gather(&self, config: &Config, fsdp: &Fsdp<Batch>, device: &Device) -> Result<Whole, FsdpError> {
+        match (self, &config.model) {
+            (Self::Gpt2 { ends, blocks }, ModelConfig::Gpt2(shape)) => {
+                let mut model = Gpt2::new(shape, device);
+                model.ends = fsdp.gather(*ends)?;
+                model.blocks = blocks.iter().map(|block| fsdp.gather(*block)).collect::<Result<_, _>>()?;
+                Ok(Whole::Gpt2(model))
+            }
+            (Self::DeepSeek { embed, blocks, head }, ModelConfig::DeepSeek(shape)) => {
+                let mut model = DeepSeek::new(shape, &config.moe.clone().unwrap_or_default(), device);
+                model.embed = fsdp.gather(*embed)?;
+                model.blocks = blocks.iter().map(|block| fsdp.gather(*block)).collect::<Result<_, _>>()?;
+                model.head = fsdp.gather(*head)?;
+                Ok(Whole::DeepSeek(model))
+            }
+            _ => unreachable!("the units were made from this configuration"),
+        }
+    }
+}
+
+/// A model of either kind.
+pub(crate) enum Whole {
+    Gpt2(Gpt2),
+    DeepSeek(DeepSeek),
+}
+
+impl LanguageModel for Whole {
+    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+        match self {
+            Self::Gpt2(model) => model.logits(tokens_bt),
+            Self::DeepSeek(model) => model.logits(tokens_bt),
+        }
+    }
+
+    fn context(&self) -> usize {
+        match self {
+            Self::Gpt2(model) => model.context(),
+            Self::DeepSeek(model) => model.context(),
+        }
+    }
+}
+
+/// Number of parameters of the configured model (which is not made for it).
+pub(crate) fn parameter_count(config: &Config) -> usize {
+    let device = Device::flex();
+    match &config.model {
+        ModelConfig::Gpt2(shape) => model::parameter_count(&Gpt2::new(shape, &device)),
+        ModelConfig::DeepSeek(shape) => {
+            let moe = config.moe.clone().unwrap_or_default();
+            model::parameter_count(&DeepSeek::new(shape, &moe, &device))
+        }
+    }
+}
