@@ -1,6 +1,7 @@
 use crate::Layout;
-use burn::optim::{AdamW, AdamWConfig as BurnAdamWConfig, AdamWState, Optimizer};
+use crate::shard::bytes;
 use burn::tensor::Tensor;
+use fused::{AdamW, AdamWState, adamw};
 use std::ops::Range;
 
 /// AdamW (arXiv 1711.05101) with the field's defaults for language models.
@@ -29,45 +30,37 @@ pub(crate) struct ShardOptimizer {
 
 struct Part {
     range: Range<usize>,
-    adamw: AdamW,
-    state: Option<AdamWState<1>>,
+    config: AdamW,
+    state: Option<AdamWState>,
 }
 
 impl ShardOptimizer {
     /// For the shard that begins at `start` of its unit's buffer.
     pub fn new(config: &AdamWConfig, layout: &Layout, start: usize, len: usize) -> Self {
         let boundary = layout.matrices_end().saturating_sub(start).min(len);
-        let part = |range, weight_decay| {
-            let adamw = BurnAdamWConfig::new()
-                .with_beta_1(config.beta1 as f32)
-                .with_beta_2(config.beta2 as f32)
-                .with_epsilon(config.epsilon as f32)
-                .with_weight_decay(weight_decay as f32)
-                .build();
-            Part { range, adamw, state: None }
-        };
-        let mut parts = vec![part(0..boundary, config.weight_decay), part(boundary..len, 0.0)];
+        let AdamWConfig { beta1, beta2, epsilon, weight_decay } = *config;
+        let part =
+            |range, weight_decay| Part { range, config: AdamW { beta1, beta2, epsilon, weight_decay }, state: None };
+        let mut parts = vec![part(0..boundary, weight_decay), part(boundary..len, 0.0)];
         parts.retain(|part| !part.range.is_empty());
         Self { parts }
     }
 
-    /// One step from `shard` along `gradient`, both of the shard's length.
-    pub fn step(&mut self, lr: f64, shard: Tensor<1>, gradient: Tensor<1>) -> Tensor<1> {
+    /// One step from `shard` along `gradient * scale`, both of the shard's length.
+    pub fn step(&mut self, lr: f64, shard: Tensor<1>, gradient: Tensor<1>, scale: f64) -> Tensor<1> {
         let mut updated = vec![];
         for part in &mut self.parts {
-            let slice = |tensor: &Tensor<1>| tensor.clone().slice([part.range.clone()]);
-            let (value, state) = part.adamw.step(lr, slice(&shard), slice(&gradient), part.state.take());
-            part.state = state;
-            updated.push(value);
+            let value = shard.clone().slice(part.range.clone());
+            let gradient = gradient.clone().slice(part.range.clone());
+            let state = part.state.get_or_insert_with(|| AdamWState::new(&value));
+            updated.push(adamw(&part.config, lr, value, gradient, scale, state));
         }
-        Tensor::cat(updated, 0)
+        if updated.len() == 1 { updated.remove(0) } else { Tensor::cat(updated, 0) }
     }
 
     /// Bytes of the two moments.
     pub fn bytes(&self) -> usize {
-        let moments = |state: &AdamWState<1>| {
-            crate::shard::bytes(&state.momentum.moment_1) + crate::shard::bytes(&state.momentum.moment_2)
-        };
+        let moments = |state: &AdamWState| bytes(&state.mean) + bytes(&state.square);
         self.parts.iter().filter_map(|part| part.state.as_ref()).map(moments).sum()
     }
 }

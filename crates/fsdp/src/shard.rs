@@ -44,7 +44,7 @@ impl ShardedUnit {
         // A slice may be a view that keeps the whole buffer alive; what rests is a copy of just this rank's share.
         let shard = match shards {
             1 => values,
-            _ => Tensor::cat(vec![values.slice([index * len..(index + 1) * len]), Tensor::zeros([0], device)], 0),
+            _ => Tensor::zeros([len], device) + values.slice(index * len..(index + 1) * len),
         };
         let optimizer = ShardOptimizer::new(&config.adamw, &layout, index * len, len);
         Self { unit, layout, strategy: config.strategy, shard, gradient: None, optimizer }
@@ -95,7 +95,7 @@ impl ShardedUnit {
     /// Steps along the accumulated gradient times `scale`, and forgets it.
     pub fn step(&mut self, lr: f64, scale: f64) {
         if let Some(gradient) = self.gradient.take() {
-            self.shard = self.optimizer.step(lr, self.shard.clone(), gradient * scale);
+            self.shard = self.optimizer.step(lr, self.shard.clone(), gradient, scale);
         }
     }
 

@@ -1,11 +1,11 @@
 //! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
 
-use crate::{Gpt2Config, LanguageModel, causal_attention, cross_entropy, initialise};
+use crate::{Gpt2Config, LanguageModel, LayerNorm, causal_attention, cross_entropy, initialise};
 use burn::module::Module;
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::activation::gelu_approximate;
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::module::linear;
 use burn::tensor::{Device, Int, Tensor};
+use fused::gelu;
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -101,7 +101,7 @@ impl Gpt2Ends {
     /// `wte[token] + wpe[position]`: `[b, t]` to `[b, t, d]`.
     pub fn embed(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
         let [_, t] = tokens_bt.dims();
-        let positions_td = self.wpe.weight.val().slice([0..t]);
+        let positions_td = self.wpe.weight.val().slice(0..t);
         self.wte.forward(tokens_bt) + positions_td.unsqueeze()
     }
 
@@ -149,10 +149,10 @@ impl Gpt2Attention {
 
 impl Gpt2Mlp {
     fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        self.c_proj.forward(gelu_approximate(self.c_fc.forward(x_btd)))
+        self.c_proj.forward(gelu(self.c_fc.forward(x_btd)))
     }
 }
 
 fn layer_norm(config: &Gpt2Config, device: &Device) -> LayerNorm {
-    LayerNormConfig::new(config.n_embd).with_epsilon(config.layer_norm_epsilon).with_bias(config.bias).init(device)
+    LayerNorm::new(config.n_embd, config.bias, config.layer_norm_epsilon, device)
 }

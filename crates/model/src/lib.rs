@@ -14,6 +14,7 @@ mod generate;
 pub mod gpt2;
 pub mod hf;
 mod init;
+mod norm;
 mod rope;
 
 pub use attention::causal_attention;
@@ -23,6 +24,7 @@ pub use deepseek::DeepSeek;
 pub use generate::{Sampling, generate};
 pub use gpt2::Gpt2;
 pub use init::{initialise, parameter_count};
+pub use norm::{LayerNorm, RmsNorm};
 pub use rope::{Rope, softmax_scale};
 
 use burn::tensor::{Int, Tensor};

@@ -69,7 +69,7 @@ impl Numbered {
         let tokens = Tensor::<1, Int>::arange(0..n as i64, &device).reshape([n, 1]).repeat_dim(1, k).reshape([n * k]);
         let token_of_slot = Tensor::<1, Int>::zeros([num_experts * s + 1], &device)
             .scatter(0, target, tokens.mask_fill(dropped_nk.clone().reshape([n * k]), 0), IndexingUpdateOp::Add)
-            .slice([0..num_experts * s]);
+            .slice(0..num_experts * s);
         Dispatch {
             token_of_slot,
             slot_nk: slot_nk.mask_fill(dropped_nk.clone(), 0),

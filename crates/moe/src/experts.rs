@@ -1,7 +1,8 @@
 use crate::{Dispatch, Routing};
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
-use burn::tensor::{Device, Tensor, activation::silu};
+use burn::tensor::{Device, Tensor};
+use fused::silu_mul;
 
 /// The weights of all routed experts, each a SwiGLU, stacked by expert.
 #[derive(Module, Debug)]
@@ -31,9 +32,9 @@ impl Experts {
         let (s, k) = (dispatch.slots_per_expert, dispatch.slot_nk.dims()[1]);
 
         let x_esd = x_nd.select(0, dispatch.token_of_slot).reshape([e, s, d]);
-        let gate_esh = silu(x_esd.clone().matmul(self.gate_proj.val()));
+        let gate_esh = x_esd.clone().matmul(self.gate_proj.val());
         let up_esh = x_esd.matmul(self.up_proj.val());
-        let y_esd = (gate_esh * up_esh).matmul(self.down_proj.val());
+        let y_esd = silu_mul(gate_esh, up_esh).matmul(self.down_proj.val());
 
         let y_nkd = y_esd.reshape([e * s, d]).select(0, dispatch.slot_nk.reshape([n * k])).reshape([n, k, d]);
         let weights_n1k = (routing.weights_nk.clone() * dispatch.kept_nk).unsqueeze_dim::<3>(1);

@@ -1,6 +1,7 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor, activation::silu};
+use burn::tensor::{Device, Tensor};
+use fused::silu_mul;
 
 /// The gated MLP `down(silu(gate(x)) * up(x))` without biases (arXiv 2002.05202): DeepSeek's dense layers and shared experts.
 #[derive(Module, Debug)]
@@ -22,7 +23,7 @@ impl SwiGlu {
 
     /// `[.., d]` to `[.., d]`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let gate = silu(self.gate_proj.forward(x.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(x))
+        let gate = self.gate_proj.forward(x.clone());
+        self.down_proj.forward(silu_mul(gate, self.up_proj.forward(x)))
     }
 }

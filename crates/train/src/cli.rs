@@ -6,6 +6,7 @@ use crate::trainer::{Outcome, human, train};
 use crate::units::parameter_count;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::error::Error;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -38,10 +39,10 @@ struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Ranks; with fewer devices they share them
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     gpus: Option<usize>,
     /// Optimizer steps
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<usize>,
     /// A text file, or `rust-crates`: Rust source that the build has put on disk
     #[arg(long, value_name = "SRC")]
@@ -53,7 +54,7 @@ struct TrainArgs {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Seed of the initial parameters and of the order of the data
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Sets any key of the configuration, as in `--set parallel.strategy=ddp`
     #[arg(long, value_name = "A.B=C")]
@@ -69,7 +70,7 @@ pub fn main() -> ExitCode {
         None => run(cli.train),
     };
     result.unwrap_or_else(|error: Box<dyn Error>| {
-        eprintln!("error: {error}");
+        let _ = writeln!(io::stderr(), "error: {error}");
         ExitCode::FAILURE
     })
 }
@@ -82,7 +83,7 @@ fn run(args: TrainArgs) -> Result<ExitCode, Box<dyn Error>> {
         if handler.swap(true, Ordering::Relaxed) {
             std::process::exit(INTERRUPTED.into()); // asked twice
         }
-        eprintln!("\nstopping after this step; press Ctrl-C again to stop at once");
+        let _ = writeln!(io::stderr(), "\nstopping after this step; press Ctrl-C again to stop at once");
     })?;
     let outcome = train(config, &name, args.out.as_deref(), stop)?;
     print(&outcome);
@@ -92,13 +93,18 @@ fn run(args: TrainArgs) -> Result<ExitCode, Box<dyn Error>> {
 fn print(outcome: &Outcome) {
     let folder = outcome.folder.display();
     match outcome.val_loss {
-        _ if outcome.stopped => println!("stopped after {} steps; metrics are in {folder}", outcome.steps),
-        Some(loss) => println!("validation loss {loss:.4} after {} steps; metrics are in {folder}", outcome.steps),
-        None => println!("{} steps; metrics are in {folder}", outcome.steps),
+        _ if outcome.stopped => say(&format!("stopped after {} steps; metrics are in {folder}", outcome.steps)),
+        Some(loss) => say(&format!("validation loss {loss:.4} after {} steps; metrics are in {folder}", outcome.steps)),
+        None => say(&format!("{} steps; metrics are in {folder}", outcome.steps)),
     }
     if let Some(sample) = &outcome.sample {
-        println!("--- sample ---\n{sample}\n--------------");
+        say(&format!("--- sample ---\n{sample}\n--------------"));
     }
+}
+
+/// Prints a line on stdout. Where nobody reads it any more (`train ... | head`), `println!` would panic.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 impl TrainArgs {

@@ -1,3 +1,4 @@
+use crate::cli::say;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Args;
 use model::LanguageModel;
@@ -27,7 +28,7 @@ pub enum LogitsError {
     Hf(#[from] HfError),
     #[error("--tokens: {0}")]
     Tokens(String),
-    #[error("cannot write {}: {source}", path.display())]
+    #[error("cannot write {}: {source}: check its folder, or choose another file with --out", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
 
@@ -49,7 +50,7 @@ pub fn run(args: &LogitsArgs) -> Result<(), LogitsError> {
     let ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
     let logits = model.logits(Tensor::<2, Int>::from_data(TensorData::new(ids, [b, t]), &device));
     write(&args.out, logits).map_err(|source| LogitsError::Write { path: args.out.clone(), source })?;
-    println!("wrote logits [{b}, {t}, {vocab}] to {}", args.out.display());
+    say(&format!("wrote logits [{b}, {t}, {vocab}] to {}", args.out.display()));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 use crate::metrics::StepMetrics;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
 
 /// What the user sees while a run trains: a bar on a terminal, twenty lines or so elsewhere.
 pub(crate) struct Progress {
@@ -25,17 +25,20 @@ impl Progress {
                 bar.set_message(text);
             }
             None if m.step == 1 || m.step.is_multiple_of(self.steps.div_ceil(20)) || m.step == self.steps => {
-                eprintln!("step {:>5}/{}  {text}", m.step, self.steps);
+                self.say(&format!("step {:>5}/{}  {text}", m.step, self.steps));
             }
             None => {}
         }
     }
 
-    /// A line that stays.
+    /// A line that stays. A run goes on when nobody reads it any more (`train ... 2>&1 | head`), where `eprintln!` would panic.
     pub fn say(&self, line: &str) {
+        let print = || {
+            let _ = writeln!(io::stderr(), "{line}");
+        };
         match &self.bar {
-            Some(bar) => bar.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.suspend(print),
+            None => print(),
         }
     }
 

@@ -36,11 +36,11 @@ pub(crate) fn run(job: &Job, comm: Arc<dyn Communicator>) -> Result<Outcome, Tra
     for step in 0..steps {
         rank.train_step(step)?;
         let (done, every) = (step + 1, job.config.train.val_every);
-        if rank.should_stop()? {
-            return Ok(rank.outcome(done, done < steps, val_loss, None));
-        }
         if done == steps || (every > 0 && done.is_multiple_of(every)) {
-            val_loss = Some(rank.validate(done)?);
+            val_loss = rank.validate(done)?.or(val_loss);
+        }
+        if rank.should_stop()? {
+            return Ok(rank.outcome(done, true, val_loss, None));
         }
     }
     let sample = rank.sample()?;
@@ -125,13 +125,18 @@ impl<'a> Rank<'a> {
         self.job.config.train.micro_batch_size.unwrap_or(self.share())
     }
 
-    /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks.
-    fn validate(&mut self, step: usize) -> Result<f64, TrainError> {
+    /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks. None if it is
+    /// asked to stop before the last of them.
+    fn validate(&mut self, step: usize) -> Result<Option<f64>, TrainError> {
         let train = &self.job.config.train;
-        let windows = self.job.dataset.val_indices(train.val_batches * train.global_batch_size, train.seq_len);
+        let count = train.val_batches.saturating_mul(train.global_batch_size);
+        let windows = self.job.dataset.val_indices(count, train.seq_len);
         let (micro, ranks) = (self.micro_batch_size(), self.job.config.parallel.gpus);
         let (mut sum, mut count) = (0.0, 0.0);
         for round in windows.chunks(micro * ranks) {
+            if self.should_stop()? {
+                return Ok(None);
+            }
             let mine = round.chunks(micro).nth(self.rank).unwrap_or_default();
             // A rank without a window takes part in the collectives with one that does not count.
             let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
@@ -145,7 +150,7 @@ impl<'a> Rank<'a> {
             self.job.progress.say(&format!("step {step}: validation loss {val_loss:.4} nats per token"));
         }
         self.log(&ValMetrics { step, val_loss })?;
-        Ok(val_loss)
+        Ok(Some(val_loss))
     }
 
     /// Some text from the trained model, on rank 0.

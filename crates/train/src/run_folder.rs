@@ -18,19 +18,17 @@ impl RunFolder {
     pub fn create(out: Option<&Path>, name: &str, config: &Config) -> Result<Self, TrainError> {
         let path = match out {
             Some(path) => path.to_path_buf(),
-            None => (1..)
-                .map(|number| Path::new("runs").join(format!("{name}-{number:03}")))
-                .find(|path| !path.exists())
-                .expect("numbers do not run out"),
+            None => free_folder(Path::new("runs"), name)?,
         };
-        let folder = Self { path };
-        let unwritable = |source| TrainError::RunFolder { path: folder.path.clone(), source };
-        fs::create_dir_all(&folder.path).map_err(unwritable)?;
-        if folder.metrics().exists() {
-            return Err(TrainError::RunExists { path: folder.path });
-        }
-        fs::write(folder.path.join("config.yaml"), config.to_yaml()).map_err(unwritable)?;
-        folder.open_metrics().map_err(unwritable)?;
+        let unwritable = |source| TrainError::RunFolder { path: path.clone(), source };
+        fs::create_dir_all(&path).map_err(unwritable)?;
+        let folder = Self { path: path.clone() };
+        // Whoever makes this file has the folder, even when several runs start at the same time.
+        match File::create_new(folder.metrics()) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(TrainError::RunExists { path }),
+            file => file.map_err(unwritable)?,
+        };
+        fs::write(path.join("config.yaml"), config.to_yaml()).map_err(unwritable)?;
         Ok(folder)
     }
 
@@ -47,4 +45,17 @@ impl RunFolder {
     pub(crate) fn open_metrics(&self) -> io::Result<File> {
         OpenOptions::new().create(true).append(true).open(self.metrics())
     }
+}
+
+/// Makes the first `NAME-NNN` in `runs` that is not there yet.
+fn free_folder(runs: &Path, name: &str) -> Result<PathBuf, TrainError> {
+    let unwritable = |path: &Path, source| TrainError::RunFolder { path: path.into(), source };
+    fs::create_dir_all(runs).map_err(|source| unwritable(runs, source))?;
+    let mut folders = (1..).map(|number| runs.join(format!("{name}-{number:03}")));
+    let made = folders.find_map(|path| match fs::create_dir(&path) {
+        Ok(()) => Some(Ok(path)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => None,
+        Err(source) => Some(Err(unwritable(&path, source))),
+    });
+    made.expect("numbers do not run out")
 }

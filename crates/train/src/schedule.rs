@@ -6,7 +6,7 @@ use std::f64::consts::PI;
 pub(crate) fn learning_rate(optim: &OptimConfig, step: usize, steps: usize) -> f64 {
     let warmup = optim.warmup_steps;
     if step < warmup {
-        return optim.lr * (step + 1) as f64 / (warmup + 1) as f64;
+        return optim.lr * (step + 1) as f64 / (warmup as f64 + 1.0);
     }
     let progress = (step - warmup) as f64 / steps.saturating_sub(warmup).max(1) as f64;
     optim.min_lr + 0.5 * (1.0 + (PI * progress.min(1.0)).cos()) * (optim.lr - optim.min_lr)

@@ -19,7 +19,7 @@ pub struct Outcome {
     pub folder: PathBuf,
     /// Steps it made.
     pub steps: usize,
-    /// Whether it was stopped before its last step; then there is no validation and no sample.
+    /// Whether it was stopped before its end; then there is no sample.
     pub stopped: bool,
     /// The last validation's loss, in nats per token.
     pub val_loss: Option<f64>,

@@ -1,7 +1,6 @@
-use super::{Mla, rms_norm};
-use crate::DeepSeekConfig;
+use super::Mla;
+use crate::{DeepSeekConfig, RmsNorm};
 use burn::module::Module;
-use burn::nn::RmsNorm;
 use burn::tensor::{Device, Tensor};
 use moe::{MoeConfig, MoeLayer, SwiGlu};
 
@@ -20,6 +19,7 @@ pub struct Block {
 
 /// The second half of a block.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a block has one, and modules are handled by reference")]
 pub enum Mlp {
     /// One SwiGLU for all tokens.
     Dense(SwiGlu),
@@ -44,9 +44,9 @@ impl Block {
             false => Mlp::Moe(MoeLayer::new(d, moe, device)),
         };
         Self {
-            input_layernorm: rms_norm(d, config.rms_norm_eps, device),
+            input_layernorm: RmsNorm::new(d, config.rms_norm_eps, device),
             self_attn: Mla::new(config, device),
-            post_attention_layernorm: rms_norm(d, config.rms_norm_eps, device),
+            post_attention_layernorm: RmsNorm::new(d, config.rms_norm_eps, device),
             mlp,
         }
     }

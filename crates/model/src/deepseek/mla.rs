@@ -1,8 +1,7 @@
-use super::rms_norm;
 use crate::rope::{Rope, softmax_scale};
-use crate::{DeepSeekConfig, causal_attention};
+use crate::{DeepSeekConfig, RmsNorm, causal_attention};
 use burn::module::Module;
-use burn::nn::{Linear, LinearConfig, RmsNorm};
+use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
 /// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
@@ -44,7 +43,7 @@ impl Mla {
         let DeepSeekConfig { hidden_size: d, num_attention_heads: heads, kv_lora_rank, .. } = *config;
         let (nope, rope, v) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
         let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
-        let norm = |width| rms_norm(width, LATENT_NORM_EPS, device);
+        let norm = |width| RmsNorm::new(width, LATENT_NORM_EPS, device);
         let rank = config.q_lora_rank;
         Self {
             q_proj: rank.is_none().then(|| linear(d, heads * (nope + rope))),

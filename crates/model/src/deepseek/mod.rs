@@ -6,9 +6,9 @@ mod mla;
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
 
-use crate::{DeepSeekConfig, LanguageModel, cross_entropy, initialise};
+use crate::{DeepSeekConfig, LanguageModel, RmsNorm, cross_entropy, initialise};
 use burn::module::Module;
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
 use moe::MoeConfig;
 
@@ -47,7 +47,7 @@ impl DeepSeek {
             embed: EmbeddingConfig::new(vocab, d).init(device),
             blocks: (0..config.num_hidden_layers).map(|layer| Block::new(config, moe, layer, device)).collect(),
             head: Head {
-                norm: rms_norm(d, config.rms_norm_eps, device),
+                norm: RmsNorm::new(d, config.rms_norm_eps, device),
                 lm_head: LinearConfig::new(d, vocab).with_bias(false).init(device),
             },
             config: config.clone(),
@@ -76,8 +76,4 @@ impl Head {
     pub fn loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
         cross_entropy(self.logits(x_btd), targets_bt)
     }
-}
-
-fn rms_norm(d: usize, epsilon: f64, device: &Device) -> RmsNorm {
-    RmsNormConfig::new(d).with_epsilon(epsilon).init(device)
 }

@@ -59,7 +59,7 @@ impl Config {
             format!(
                 "train.global_batch_size is {batch}, which {gpus} ranks (parallel.gpus) cannot share evenly: give a \
                  multiple of {gpus}, such as {}",
-                batch.next_multiple_of(gpus)
+                batch.checked_next_multiple_of(gpus).unwrap_or(gpus)
             )
         })?;
         let (share, micro) = (batch / gpus, train.micro_batch_size);

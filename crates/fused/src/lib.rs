@@ -1,0 +1,31 @@
+//! Operations of language models in one pass over memory on the CPU, each with its gradient.
+//!
+//! Burn's `flex` backend composes a GELU of nine tensors and calls the C library's `tanhf` for each element. Outside of matrix
+//! products such compositions are most of a training step on a CPU. Here each is one loop over rows, vectorised for
+//! the machine it runs on and spread over the cores. On any other device, and for other dtypes than f32, the same functions compose
+//! Burn's own operations; that composition is also the reference of the tests.
+//!
+//! | function | formula | kept for the backward |
+//! |---|---|---|
+//! | [`gelu`] | `x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3)))`, the tanh form | `x` |
+//! | [`silu_mul`] | `gate / (1 + exp(-gate)) * up` | `gate`, `up` |
+//! | [`causal_softmax`] | softmax of `scale * scores` over keys up to the query | the result |
+//! | [`cross_entropy`] | mean of `log(sum(exp(logits))) - logits[target]` | `logits` |
+//! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
+//! | [`adamw`] | one step of the optimizer | |
+
+mod adamw;
+mod causal_softmax;
+mod cross_entropy;
+mod gelu;
+mod kernel;
+mod math;
+mod norm;
+mod silu_mul;
+
+pub use adamw::{AdamW, AdamWState, adamw};
+pub use causal_softmax::causal_softmax;
+pub use cross_entropy::cross_entropy;
+pub use gelu::gelu;
+pub use norm::{layer_norm, rms_norm};
+pub use silu_mul::silu_mul;

@@ -1,0 +1,189 @@
+//! Every operation against a naive reference in f64, and every gradient against that reference's central differences.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use proptest::prelude::*;
+
+/// Naive form of an operation: from flat inputs to the flat output.
+type Naive<'a> = &'a dyn Fn(&[Vec<f64>]) -> Vec<f64>;
+
+/// Compares output and gradients of `op`, whose inputs have these `shapes`, with `naive`, for f32 on the CPU (the fused loops) and
+/// for f64 (the composition that other devices run).
+fn check(
+    shapes: &[Vec<usize>],
+    seed: u64,
+    naive: Naive,
+    op: &dyn Fn(&[Tensor<1>]) -> Tensor<1>,
+) -> Result<(), TestCaseError> {
+    let mut random = Random(seed);
+    let inputs: Vec<Vec<f64>> =
+        shapes.iter().map(|shape| (0..shape.iter().product()).map(|_| random.next()).collect()).collect();
+    let expected = naive(&inputs);
+    let cotangent: Vec<f64> = expected.iter().map(|_| random.next()).collect();
+    let objective = |inputs: &[Vec<f64>]| naive(inputs).iter().zip(&cotangent).map(|(y, c)| y * c).sum::<f64>();
+
+    for (dtype, tolerance) in [(DType::F32, 3e-5), (DType::F64, 1e-7)] {
+        let tensor = |values: &[f64]| {
+            Tensor::<1>::from_data(TensorData::new(values.to_vec(), [values.len()]), (&Device::flex(), DType::F64))
+                .cast(dtype)
+        };
+        let leaves: Vec<Tensor<1>> = inputs.iter().map(|values| tensor(values).autodiff().require_grad()).collect();
+        let output = op(&leaves);
+        let gradients = (output.clone() * tensor(&cotangent).autodiff()).sum().backward();
+        close("output", &values(output), &expected, tolerance)?;
+        for (i, leaf) in leaves.iter().enumerate() {
+            let differences: Vec<f64> = (0..inputs[i].len())
+                .map(|j| {
+                    let moved = |by: f64| {
+                        let mut inputs = inputs.clone();
+                        inputs[i][j] += by;
+                        objective(&inputs)
+                    };
+                    (moved(1e-5) - moved(-1e-5)) / 2e-5
+                })
+                .collect();
+            close(&format!("gradient of input {i}"), &values(leaf.grad(&gradients).unwrap()), &differences, tolerance)?;
+        }
+    }
+    Ok(())
+}
+
+fn close(what: &str, found: &[f64], expected: &[f64], tolerance: f64) -> Result<(), TestCaseError> {
+    prop_assert_eq!(found.len(), expected.len());
+    let scale = expected.iter().fold(1.0f64, |scale, value| scale.max(value.abs()));
+    for (found, expected) in found.iter().zip(expected) {
+        prop_assert!((found - expected).abs() <= tolerance * scale, "{}: {} is not {}", what, found, expected);
+    }
+    Ok(())
+}
+
+fn values(tensor: Tensor<1>) -> Vec<f64> {
+    tensor.into_data().iter::<f64>().collect()
+}
+
+/// Uniform in -2..2 (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0
+    }
+}
+
+fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
+    let len = tensor.shape().num_elements();
+    tensor.reshape([len])
+}
+
+fn norm(x: &[f64], gain: &[f64], bias: Option<&Vec<f64>>, centred: bool) -> Vec<f64> {
+    let width = gain.len();
+    let row = |row: &[f64]| {
+        let mean = if centred { row.iter().sum::<f64>() / width as f64 } else { 0.0 };
+        let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / width as f64;
+        let y =
+            |(i, x): (usize, &f64)| (x - mean) / (variance + 1e-5).sqrt() * gain[i] + bias.map_or(0.0, |bias| bias[i]);
+        row.iter().enumerate().map(y).collect::<Vec<_>>()
+    };
+    x.chunks(width).flat_map(row).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn gelu(n in 1usize..70, seed: u64) {
+        let tanh_form = |x: &f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
+        check(&[vec![n]], seed, &|x| x[0].iter().map(tanh_form).collect(), &|x| fused::gelu(x[0].clone()))?;
+    }
+
+    #[test]
+    fn silu_mul(n in 1usize..70, seed: u64) {
+        let naive = |x: &[Vec<f64>]| x[0].iter().zip(&x[1]).map(|(g, up)| g / (1.0 + (-g).exp()) * up).collect();
+        check(&[vec![n], vec![n]], seed, &naive, &|x| fused::silu_mul(x[0].clone(), x[1].clone()))?;
+    }
+
+    #[test]
+    fn causal_softmax(b in 1usize..3, t in 1usize..37, scale in 0.1f64..2.0, seed: u64) {
+        let naive = |x: &[Vec<f64>]| {
+            let row = |(i, row): (usize, &[f64])| {
+                let e: Vec<f64> = row.iter().enumerate().map(|(j, x)| if j > i % t { 0.0 } else { (scale * x).exp() }).collect();
+                let total: f64 = e.iter().sum();
+                e.into_iter().map(move |e| e / total)
+            };
+            x[0].chunks(t).enumerate().flat_map(row).collect()
+        };
+        let fused = |x: &[Tensor<1>]| flat(fused::causal_softmax(x[0].clone().reshape([b, t, t]), scale));
+        check(&[vec![b, t, t]], seed, &naive, &fused)?;
+    }
+
+    #[test]
+    fn cross_entropy(n in 1usize..5, vocab in 1usize..50, seed: u64) {
+        let targets: Vec<usize> = (0..n).map(|i| (seed as usize).wrapping_add(i * 7) % vocab).collect();
+        let naive = |x: &[Vec<f64>]| {
+            let loss = |(row, target): (&[f64], &usize)| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[*target];
+            vec![x[0].chunks(vocab).zip(&targets).map(loss).sum::<f64>() / n as f64]
+        };
+        let ids: Vec<i64> = targets.iter().map(|target| *target as i64).collect();
+        let fused = |x: &[Tensor<1>]| {
+            let targets = Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [n]), &Device::flex());
+            fused::cross_entropy(x[0].clone().reshape([n, vocab]), targets)
+        };
+        check(&[vec![n, vocab]], seed, &naive, &fused)?;
+    }
+
+    #[test]
+    fn rms_norm(n in 1usize..4, d in 1usize..40, seed: u64) {
+        let fused = |x: &[Tensor<1>]| flat(fused::rms_norm(x[0].clone().reshape([n, d]), x[1].clone(), 1e-5));
+        check(&[vec![n, d], vec![d]], seed, &|x| norm(&x[0], &x[1], None, false), &fused)?;
+    }
+
+    #[test]
+    fn layer_norm(n in 1usize..4, d in 2usize..40, seed: u64) {
+        let fused = |x: &[Tensor<1>]| flat(fused::layer_norm(x[0].clone().reshape([n, d]), x[1].clone(), Some(x[2].clone()), 1e-5));
+        check(&[vec![n, d], vec![d], vec![d]], seed, &|x| norm(&x[0], &x[1], Some(&x[2]), true), &fused)?;
+        let fused = |x: &[Tensor<1>]| flat(fused::layer_norm(x[0].clone().reshape([n, d]), x[1].clone(), None, 1e-5));
+        check(&[vec![n, d], vec![d]], seed, &|x| norm(&x[0], &x[1], None, true), &fused)?;
+    }
+
+    #[test]
+    fn adamw(n in 1usize..40, steps in 1usize..6, seed: u64) {
+        let config = fused::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
+        let mut random = Random(seed);
+        let mut p: Vec<f64> = (0..n).map(|_| random.next()).collect();
+        let (mut m, mut v) = (vec![0.0; n], vec![0.0; n]);
+        let tensor = |values: &[f64]| {
+            let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+            Tensor::<1>::from_data(TensorData::new(values, [n]), &Device::flex())
+        };
+        let mut fused_p = tensor(&p);
+        let mut state = fused::AdamWState::new(&fused_p);
+        for step in 1..=steps as i32 {
+            let g: Vec<f64> = (0..n).map(|_| random.next()).collect();
+            fused_p = fused::adamw(&config, 0.01, fused_p, tensor(&g), 0.5, &mut state);
+            for i in 0..n {
+                let g = 0.5 * g[i];
+                m[i] = 0.9 * m[i] + 0.1 * g;
+                v[i] = 0.95 * v[i] + 0.05 * g * g;
+                let (m_hat, v_hat) = (m[i] / (1.0 - 0.9f64.powi(step)), v[i] / (1.0 - 0.95f64.powi(step)));
+                p[i] -= 0.01 * 0.1 * p[i] + 0.01 * m_hat / (v_hat.sqrt() + 1e-8);
+            }
+        }
+        close("parameter", &values(fused_p), &p, 2e-6)?;
+    }
+}
+
+#[test]
+fn rows_over_many_tasks_are_like_rows_alone() {
+    // Larger than one task of any operation, and not a multiple of it.
+    let (b, t) = (5, 129);
+    let mut random = Random(1);
+    let scores: Vec<f32> = (0..b * t * t).map(|_| random.next() as f32).collect();
+    let tensor =
+        |values: &[f32], b: usize| Tensor::<3>::from_data(TensorData::new(values.to_vec(), [b, t, t]), &Device::flex());
+    let together = values(flat(fused::causal_softmax(tensor(&scores, b), 0.5)));
+    let alone: Vec<f64> =
+        scores.chunks(t * t).flat_map(|scores| values(flat(fused::causal_softmax(tensor(scores, 1), 0.5)))).collect();
+    assert_eq!(together, alone);
+}

@@ -1,0 +1,44 @@
+use burn::module::{Module, Param};
+use burn::nn::Initializer;
+use burn::tensor::{Device, Tensor};
+
+/// `(x - mean) / sqrt(var + epsilon) * gamma + beta` over the last dimension (arXiv 1607.06450).
+#[derive(Module, Debug)]
+pub struct LayerNorm {
+    /// Gain, `[d]`.
+    pub gamma: Param<Tensor<1>>,
+    /// Bias, `[d]`.
+    pub beta: Option<Param<Tensor<1>>>,
+    epsilon: f64,
+}
+
+/// `x / sqrt(mean(x^2) + epsilon) * gamma` over the last dimension (arXiv 1910.07467).
+#[derive(Module, Debug)]
+pub struct RmsNorm {
+    /// Gain, `[d]`.
+    pub gamma: Param<Tensor<1>>,
+    epsilon: f64,
+}
+
+impl LayerNorm {
+    pub(crate) fn new(d: usize, bias: bool, epsilon: f64, device: &Device) -> Self {
+        let beta = bias.then(|| Initializer::Zeros.init([d], device));
+        Self { gamma: Initializer::Ones.init([d], device), beta, epsilon }
+    }
+
+    /// `[.., d]` to `[.., d]`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        fused::layer_norm(x, self.gamma.val(), self.beta.as_ref().map(Param::val), self.epsilon)
+    }
+}
+
+impl RmsNorm {
+    pub(crate) fn new(d: usize, epsilon: f64, device: &Device) -> Self {
+        Self { gamma: Initializer::Ones.init([d], device), epsilon }
+    }
+
+    /// `[.., d]` to `[.., d]`.
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        fused::rms_norm(x, self.gamma.val(), self.epsilon)
+    }
+}

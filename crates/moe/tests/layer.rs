@@ -1,0 +1,230 @@
+//! The layer against a naive one in f64 that goes token by token: values, capacity, balance and gradients.
+
+mod naive;
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{Device, Tensor, TensorData};
+use moe::{MoeConfig, MoeLayer, Routing, ScoreFunc, sequence_balance_loss};
+use naive::{BIAS, Case, DOWN, GATE, Numbers, ROUTER, Reference, SHARED, UP, X, random, reference};
+use proptest::prelude::*;
+
+fn tensor<const D: usize>(values: &[f64], shape: [usize; D]) -> Tensor<D> {
+    let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+    Tensor::from_data(TensorData::new(values, shape), &Device::flex())
+}
+
+/// The layer with these numbers, and its input. All of them require gradients if `tracked`, even the selection bias.
+fn layer(case: &Case, numbers: &Numbers, tracked: bool) -> (MoeLayer, Tensor<3>) {
+    fn bound<const D: usize>(values: &[f64], shape: [usize; D], tracked: bool) -> Tensor<D> {
+        let tensor = tensor(values, shape);
+        if tracked { tensor.autodiff().require_grad() } else { tensor }
+    }
+    fn param<const D: usize>(values: &[f64], shape: [usize; D], tracked: bool) -> Param<Tensor<D>> {
+        Param::initialized(ParamId::new(), bound(values, shape, tracked))
+    }
+    let (d, e, h) = (case.shape_btd[2], case.config.num_experts, case.config.moe_intermediate_size);
+    let mut layer = MoeLayer::new(d, &case.config, &Device::flex());
+    layer.router.proj.weight = param(&numbers[ROUTER], [d, e], tracked);
+    layer.router.bias = layer.router.bias.map(|_| param(&numbers[BIAS], [e], tracked));
+    layer.experts.gate_proj = param(&numbers[GATE], [e, d, h], tracked);
+    layer.experts.up_proj = param(&numbers[UP], [e, d, h], tracked);
+    layer.experts.down_proj = param(&numbers[DOWN], [e, h, d], tracked);
+    if let Some(shared) = &mut layer.shared_experts {
+        let h = h * case.config.n_shared_experts;
+        let [gate, up, down] = SHARED.map(|weight| &numbers[weight]);
+        shared.gate_proj.weight = param(gate, [d, h], tracked);
+        shared.up_proj.weight = param(up, [d, h], tracked);
+        shared.down_proj.weight = param(down, [h, d], tracked);
+    }
+    (layer, bound(&numbers[X], case.shape_btd, tracked))
+}
+
+fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_to_vec().unwrap()
+}
+
+fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}: number of values");
+    let largest = expected.iter().fold(1.0, |largest: f64, value| largest.max(value.abs()));
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let close = (f64::from(*found) - expected).abs() <= tolerance * largest;
+        assert!(close, "{what}, element {i}: {found}, not {expected}");
+    }
+}
+
+fn equals_the_reference(case: &Case) {
+    let numbers = case.numbers(2e-6);
+    let expected = reference(case, &numbers);
+    let (layer, x) = layer(case, &numbers, false);
+    let found = layer.forward(x);
+    assert_eq!(found.y_btd.dims(), case.shape_btd);
+    assert_close("y", &floats(found.y_btd), &expected.y, 1e-5);
+    assert_close("balance loss", &floats(found.balance_loss.unwrap()), &[0.5 * expected.balance], 1e-5);
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let experts = (1..=4usize, 1..=4usize, any::<bool>()).prop_flat_map(|(n_group, per_group, selection_bias)| {
+        let per_group = if selection_bias && n_group > 1 { per_group.max(2) } else { per_group };
+        let chosen =
+            (1..=n_group).prop_flat_map(move |topk_group| (Just(topk_group), 1..=(topk_group * per_group).min(8)));
+        (Just((n_group, n_group * per_group, selection_bias)), chosen)
+    });
+    let rules = (any::<bool>(), any::<bool>(), prop_oneof![Just(1.0), Just(2.5)], 0..=2usize, 1..=5usize);
+    let shape = [1..=3usize, 1..=9, 1..=5];
+    let quarters = prop_oneof![Just(None), (1..=8usize).prop_map(Some)];
+    (shape, quarters, experts, rules, any::<u32>()).prop_map(|(shape, quarters, experts, rules, seed)| {
+        let ((n_group, num_experts, selection_bias), (topk_group, top_k)) = experts;
+        let (sigmoid, norm_topk_prob, routed_scaling_factor, n_shared_experts, moe_intermediate_size) = rules;
+        let score_func = if sigmoid { ScoreFunc::Sigmoid } else { ScoreFunc::Softmax };
+        let config = MoeConfig {
+            num_experts,
+            top_k,
+            moe_intermediate_size,
+            n_shared_experts,
+            score_func,
+            selection_bias,
+            n_group,
+            topk_group,
+            norm_topk_prob,
+            routed_scaling_factor,
+            ..MoeConfig::default()
+        };
+        Case::new(shape, quarters, config, seed.into())
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn the_layer_equals_the_naive_one(case in cases()) {
+        equals_the_reference(&case);
+    }
+}
+
+/// A layer that uses every rule at once.
+fn everything() -> MoeConfig {
+    MoeConfig {
+        num_experts: 8,
+        top_k: 3,
+        moe_intermediate_size: 3,
+        n_shared_experts: 2,
+        score_func: ScoreFunc::Sigmoid,
+        selection_bias: true,
+        n_group: 4,
+        topk_group: 2,
+        routed_scaling_factor: 2.5,
+        ..MoeConfig::default()
+    }
+}
+
+#[test]
+fn the_layer_equals_the_naive_one_at_the_smallest_sizes() {
+    for (b, t, e, k) in [(1, 1, 1, 1), (1, 1, 4, 2), (2, 1, 4, 4), (2, 7, 1, 1), (3, 5, 4, 4), (2, 5, 4, 1)] {
+        for quarters in [None, Some(1), Some(4), Some(5)] {
+            let config = MoeConfig { num_experts: e, top_k: k, moe_intermediate_size: 2, ..MoeConfig::default() };
+            equals_the_reference(&Case::new([b, t, 3], quarters, config, 1));
+        }
+    }
+}
+
+/// Up to rounding: flex adds the products of a matrix product in an order that depends on the number of rows.
+#[test]
+fn a_sequence_has_the_same_output_alone_and_in_any_batch() {
+    for ([b, t, d], h) in [([5, 33, 48], 40), ([4, 2, 64], 64), ([6, 1, 512], 16), ([3, 9, 600], 8)] {
+        for quarters in [None, Some(4)] {
+            let config = MoeConfig { moe_intermediate_size: h, ..everything() };
+            let case = Case::new([b, t, d], quarters, config, 3);
+            let (layer, x_btd) = layer(&case, &case.numbers(2e-6), false);
+            let run = |from, to| floats(layer.forward(x_btd.clone().slice([from..to, 0..t, 0..d])).y_btd);
+            let batch: Vec<f64> = run(0, b).into_iter().map(f64::from).collect();
+            for (from, to) in (0..b).flat_map(|from| (from + 1..=b).map(move |to| (from, to))) {
+                assert_close("part of a batch", &run(from, to), &batch[from * t * d..to * t * d], 2e-6);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_balance_loss_is_one_for_even_loads_and_scores_and_more_for_uneven_ones() {
+    let loss = |score: [f32; 4], experts: [[i64; 2]; 4]| {
+        let device = Device::flex();
+        let routing = Routing {
+            scores_ne: Tensor::from_floats([score; 4], &device),
+            experts_nk: Tensor::from_ints(experts, &device),
+            weights_nk: Tensor::ones([4, 2], &device),
+        };
+        floats(sequence_balance_loss(&routing, 2))
+    };
+    let (even, uneven) = ([[0, 1], [2, 3], [3, 0], [2, 1]], [[0, 1], [1, 0], [0, 1], [0, 1]]);
+    assert_close("even", &loss([0.25; 4], even), &[1.0], 1e-6);
+    assert_close("even sigmoids that do not add up to 1", &loss([0.7; 4], even), &[1.0], 1e-6);
+    assert_close("even loads", &loss([0.4, 0.4, 0.1, 0.1], even), &[1.0], 1e-6);
+    assert_close("uneven loads of high scores", &loss([0.4, 0.4, 0.1, 0.1], uneven), &[1.6], 1e-6);
+}
+
+/// Compares the gradient of `sum(y * cotangent) + balance loss` with central differences of the reference.
+fn has_the_gradients_of_the_reference(case: &Case) {
+    let [b, t, d] = case.shape_btd;
+    let numbers = case.numbers(1e-3); // far from ties, for the step of 1e-5
+    assert_eq!(reference(case, &numbers).dropped > 0, case.quarters.is_some(), "drops are part of the case");
+    let cotangent = random(99, b * t * d);
+    let loss = |numbers: &Numbers| {
+        let Reference { y, balance, .. } = reference(case, numbers);
+        y.iter().zip(&cotangent).map(|(y, cotangent)| y * cotangent).sum::<f64>() + 0.5 * balance
+    };
+    let difference = |which: usize, i: usize| {
+        let at = |step: f64| {
+            let mut numbers = numbers.clone();
+            numbers[which][i] += step;
+            loss(&numbers)
+        };
+        (at(1e-5) - at(-1e-5)) / 2e-5
+    };
+
+    let (layer, x) = layer(case, &numbers, true);
+    let found = layer.forward(x.clone());
+    let weighted = (found.y_btd * tensor(&cotangent, case.shape_btd)).sum() + found.balance_loss.unwrap();
+    assert_close("loss", &floats(weighted.clone()), &[loss(&numbers)], 1e-5);
+    let gradients = weighted.backward();
+
+    let check = |what: &str, which: usize, found: Option<Vec<f32>>| {
+        let expected: Vec<f64> = (0..numbers[which].len()).map(|i| difference(which, i)).collect();
+        assert!(expected.iter().any(|value| *value != 0.0), "{what} has an effect");
+        assert_close(what, &found.expect(what), &expected, 2e-5);
+    };
+    let router = &layer.router;
+    check("x", X, x.grad(&gradients).map(floats));
+    check("router", ROUTER, router.proj.weight.val().grad(&gradients).map(floats));
+    check("gate", GATE, layer.experts.gate_proj.val().grad(&gradients).map(floats));
+    check("up", UP, layer.experts.up_proj.val().grad(&gradients).map(floats));
+    check("down", DOWN, layer.experts.down_proj.val().grad(&gradients).map(floats));
+    if let Some(shared) = &layer.shared_experts {
+        for (which, linear) in SHARED.into_iter().zip([&shared.gate_proj, &shared.up_proj, &shared.down_proj]) {
+            check("shared", which, linear.weight.val().grad(&gradients).map(floats));
+        }
+    }
+    assert_eq!(router.bias.is_some(), case.config.selection_bias);
+    assert!(router.bias.iter().all(|bias| bias.val().grad(&gradients).is_none()), "the selection bias has a gradient");
+}
+
+#[test]
+fn gradients_equal_finite_differences_of_the_naive_layer() {
+    let top_1 = MoeConfig { top_k: 1, norm_topk_prob: false, moe_intermediate_size: 4, ..MoeConfig::default() };
+    let top_2 = MoeConfig { top_k: 2, norm_topk_prob: true, ..top_1.clone() };
+    let v2 = MoeConfig { n_group: 4, topk_group: 2, n_shared_experts: 1, top_k: 3, ..top_1.clone() };
+    for config in [top_1, top_2, v2, everything()] {
+        for quarters in [None, Some(3)] {
+            has_the_gradients_of_the_reference(&Case::new([2, 6, 4], quarters, config.clone(), 7));
+        }
+    }
+}
+
+#[test]
+fn the_selection_bias_of_a_new_layer_is_zero_and_asks_for_no_gradient() {
+    let layer = MoeLayer::new(4, &everything(), &Device::flex().autodiff());
+    let bias = layer.router.bias.unwrap();
+    assert!(!bias.val().is_require_grad());
+    assert_eq!(floats(bias.val()), [0.0; 8]);
+    assert!(layer.router.proj.weight.val().is_require_grad());
+}

@@ -1,0 +1,59 @@
+//! What the tests of the program share.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A model of a few thousand parameters whose steps take milliseconds; `text.txt` is in the folder the program runs in.
+pub const TINY: &[&str] = &[
+    "--model=gpt2",
+    "--data=text.txt",
+    "--set=model.n_layer=2",
+    "--set=model.n_head=2",
+    "--set=model.n_embd=16",
+    "--set=train.seq_len=16",
+    "--set=train.global_batch_size=4",
+    "--set=train.sample_tokens=0",
+    "--set=train.val_batches=2",
+];
+
+/// The program, to be run in `folder`.
+pub fn program(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+    command.current_dir(folder).args(args).env_remove("RUST_BACKTRACE");
+    command
+}
+
+/// Runs the program in `folder`.
+pub fn run(folder: &Path, args: &[&str]) -> Output {
+    program(folder, args).output().expect("cargo has built the program")
+}
+
+/// Runs the program in `folder` and returns what it printed on stdout and on stderr; it must succeed.
+#[track_caller]
+pub fn succeed(folder: &Path, args: &[&str]) -> (String, String) {
+    let output = run(folder, args);
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(output.status.success(), "train {}: {}\n{stderr}", args.join(" "), output.status);
+    (stdout, stderr)
+}
+
+/// The lines of a run's `metrics.jsonl`, each of which must be whole.
+#[track_caller]
+pub fn metrics(run: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+}
+
+/// The values of `key` in those lines that have it.
+pub fn values(metrics: &[Value], key: &str) -> Vec<f64> {
+    metrics.iter().filter_map(|line| line.get(key)).map(|value| value.as_f64().unwrap()).collect()
+}
+
+/// A folder of `tests/reference`.
+pub fn reference(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name)
+}

@@ -1,0 +1,158 @@
+//! Every mistake a user can make is answered in a line or two that say what was given, where, and what to do: no panic, and
+//! nothing half-written.
+
+mod common;
+
+use common::{TINY, metrics, program, reference, run, values};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A mistake: what it is, the files it needs, the arguments, and parts of the answer. A file's name that ends in `/` is a folder's.
+type Mistake = (&'static str, &'static [(&'static str, &'static [u8])], &'static str, &'static [&'static str]);
+
+/// A mistake in `logits`, on a copy of a reference model, `model`, which the function spoils.
+type SpoiltModel = (&'static str, &'static str, fn(&Path), &'static str, &'static [&'static str]);
+
+const CONFIGURATION: &[Mistake] = &[
+    ("no model", &[], "", &["--model NAME", "--config FILE", "gpt2, ", "deepseek"]),
+    ("a model near another's name", &[], "--model deepsek", &["no preset `deepsek`", "did you mean `deepseek`?"]),
+    ("a model near none", &[], "--model llama", &["no preset `llama`", "Presets: gpt2, ", "deepseek-v3"]),
+    (
+        "model and config",
+        &[("a.yaml", b"")],
+        "--model gpt2 --config a.yaml",
+        &["--model", "--config", "cannot be used"],
+    ),
+    ("no such config", &[], "--config none.yaml", &["cannot read none.yaml", "check the path"]),
+    ("a folder for a config", &[("a/", b"")], "--config a", &["cannot read a: Is a directory"]),
+    (
+        "a config that is not YAML",
+        &[("a.yaml", b"model: {type: gpt2\ntrain: 1")],
+        "--config a.yaml",
+        &["a.yaml is not valid YAML", "line 2"],
+    ),
+    (
+        "a config without a model",
+        &[("a.yaml", b"train: {}")],
+        "--config a.yaml",
+        &["`model.type` is missing in a.yaml"],
+    ),
+    (
+        "a key misspelt in a file",
+        &[("a.yaml", b"base: preset:gpt2\noptim: {weight_decy: 0}")],
+        "--config a.yaml",
+        &["unknown key `optim.weight_decy` in a.yaml", "did you mean `optim.weight_decay`?"],
+    ),
+    (
+        "a key misspelt in the base",
+        &[("a.yaml", b"base: b.yaml"), ("b.yaml", b"base: preset:gpt2\ntrain: {step: 1}")],
+        "--config a.yaml",
+        &["unknown key `train.step` in b.yaml", "did you mean `train.steps`?"],
+    ),
+    (
+        "a key misspelt in --set",
+        &[],
+        "--model gpt2 --set train.step=1",
+        &["unknown key `train.step` in --set", "did you mean `train.steps`?"],
+    ),
+    ("--set without a value", &[], "--model gpt2 --set train.steps", &["--set train.steps", "KEY=VALUE"]),
+    (
+        "a word for a number in --set",
+        &[],
+        "--model gpt2 --set train.steps=many",
+        &["`train.steps` is \"many\" in --set", "a whole number"],
+    ),
+    (
+        "a word for a number in a file",
+        &[("a.yaml", b"base: preset:gpt2\noptim: {lr: fast}")],
+        "--config a.yaml",
+        &["`optim.lr` is \"fast\" in a.yaml", "a number"],
+    ),
+    (
+        "a circle of bases",
+        &[("a.yaml", b"base: b.yaml"), ("b.yaml", b"base: a.yaml")],
+        "--config a.yaml",
+        &["`base` runs in a circle", "a.yaml -> ", "b.yaml -> ", "remove one"],
+    ),
+    ("no such base", &[("a.yaml", b"base: b.yaml")], "--config a.yaml", &["cannot read b.yaml, the base of a.yaml"]),
+    ("no ranks", &[], "--model gpt2 --gpus 0", &["parallel.gpus is 0", "at least 1"]),
+    ("ranks below none", &[], "--model gpt2 --gpus -1", &["'-1'", "--gpus"]),
+    ("no steps", &[], "--model gpt2 --steps 0", &["train.steps is 0", "at least 1"]),
+    (
+        "ranks that do not divide the batch",
+        &[],
+        "--model gpt2 --gpus 3",
+        &["global_batch_size is 32", "3 ranks", "a multiple of 3, such as 33"],
+    ),
+    (
+        "the largest number",
+        &[],
+        "--model gpt2 --gpus 4 --set train.global_batch_size=18446744073709551615",
+        &["global_batch_size is 18446744073709551615", "a multiple of 4"],
+    ),
+    ("a seed below 0", &[], "--model gpt2 --seed -1", &["'-1'", "--seed"]),
+    ("a seed that is no number", &[], "--model gpt2 --seed one", &["'one'", "--seed"]),
+    (
+        "a sequence longer than the context",
+        &[],
+        "--model gpt2 --set train.seq_len=257",
+        &["train.seq_len is 257", "model.n_positions, which is 256"],
+    ),
+    (
+        "a vocabulary smaller than the tokenizer's",
+        &[],
+        "--model gpt2 --set model.vocab_size=255",
+        &["model.vocab_size is 255", "256 tokens", "or 0"],
+    ),
+];
+
+const DATA_DEVICE_AND_FOLDER: &[Mistake] = &[
+    ("no such data", &[], "--model gpt2 --data none.txt", &["data file none.txt does not exist", "--data"]),
+    ("empty data", &[("a.txt", b"")], "--model gpt2 --data a.txt", &["data file a.txt is empty", "--data"]),
+    ("a folder for data", &[("a/", b"")], "--model gpt2 --data a", &["a is a folder", "--data takes one text file"]),
+    (
+        "data that is not UTF-8",
+        &[("a.txt", b"caf\xe9, caf\xe9")],
+        "--model gpt2 --data a.txt",
+        &["data file a.txt is not UTF-8", "first bad byte at offset 3", "iconv"],
+    ),
+    (
+        "data shorter than a sequence",
+        &[("a.txt", b"To be, or not to be")],
+        "--model gpt2 --data a.txt",
+        &["the training split has 17 tokens", "seq_len + 1 = 129", "a longer text with --data", "lower seq_len"],
+    ),
+    ("no such device", &[], "--model gpt2 --device gpu", &["--device gpu", "cpu, cuda or cuda:N"]),
+    ("a device's number that is none", &[], "--model gpt2 --device cuda:x", &["--device cuda:x", "not a number"]),
+    (
+        "a run folder below a file",
+        &[("a.txt", b"a")],
+        "--model gpt2 --out a.txt/run",
+        &["cannot write the run folder a.txt/run", "Not a directory", "--out"],
+    ),
+    (
+        "a folder that holds a run",
+        &[("run/metrics.jsonl", b"{}\n"), ("run/config.yaml", b"mine")],
+        "--model gpt2 --out run",
+        &["run holds a run already", "--out"],
+    ),
+];
+
+#[test]
+fn a_mistake_in_the_configuration_is_answered_before_anything_is_written() {
+    answered(CONFIGURATION);
+}
+
+#[test]
+fn a_mistake_in_data_device_or_folder_is_answered_before_anything_is_written() {
+    answered(DATA_DEVICE_AND_FOLDER);
+}
+
+#[cfg(not(feature = "cuda"))]
+#[test]
+fn a_gpu_in_a_build_without_one_is_answered_with_how_to_build() {
+    answered(&[("no CUDA", &[], "--model gpt2 --device cuda", &["--device cuda", "no CUDA", "--features cuda"])]);
+}
