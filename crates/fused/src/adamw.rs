@@ -52,14 +52,15 @@ pub fn adamw(
     state.steps += 1;
     let rates = Rates::new(config, lr, gradient_scale, state.steps);
     if runs_on(&parameter) {
-        let (mut p, mut m, mut v) = (values(parameter), values(state.mean.clone()), values(state.square.clone()));
+        let device = parameter.device();
+        let take = |tensor: &mut Tensor<1>| values(std::mem::replace(tensor, Tensor::empty([0], &device)));
+        let (mut m, mut v, mut p) = (take(&mut state.mean), take(&mut state.square), values(parameter));
         let gradient = gradient.try_into_primitive::<Flex>().expect("on the parameter's device").to_contiguous();
         let g: &[f32] = gradient.as_slice().expect("contiguous f32");
         const TASK: usize = 32 * 1024;
         p.par_chunks_mut(TASK)
             .zip(m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK)).zip(g.par_chunks(TASK)))
             .for_each(|(p, ((m, v), g))| step(&rates, p, m, v, g));
-        let device = state.mean.device();
         let tensor = |values: Vec<f32>| {
             let len = values.len();
             Tensor::from_data(TensorData::new(values, [len]), &device)

@@ -1,7 +1,7 @@
 //! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
 
 use crate::{Gpt2Config, LanguageModel, LayerNorm, causal_attention, cross_entropy, initialise};
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::module::linear;
 use burn::tensor::{Device, Int, Tensor};
@@ -140,9 +140,15 @@ impl Gpt2Attention {
     fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
         let head = d / self.n_head;
-        let heads = |x: Tensor<3>| x.reshape([b, t, self.n_head, head]).swap_dims(1, 2);
-        let [q, k, v] = self.c_attn.forward(x_btd).chunk(3, 2).try_into().expect("three chunks");
-        let y_bhtd = causal_attention(heads(q), heads(k), heads(v), (head as f64).powf(-0.5));
+        // The three are cut out of the matrix, not out of its product: the gradient of a slice is as large as what it was cut from.
+        let (weight, bias) = (self.c_attn.weight.val(), self.c_attn.bias.as_ref().map(Param::val));
+        let heads = |i: usize| {
+            let columns = i * d..(i + 1) * d;
+            let bias = bias.clone().map(|bias| bias.slice(columns.clone()));
+            let x_btd = linear(x_btd.clone(), weight.clone().slice([0..d, columns]), bias);
+            x_btd.reshape([b, t, self.n_head, head]).swap_dims(1, 2)
+        };
+        let y_bhtd = causal_attention(heads(0), heads(1), heads(2), (head as f64).powf(-0.5));
         self.c_proj.forward(y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
     }
 }

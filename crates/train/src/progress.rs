@@ -31,10 +31,11 @@ impl Progress {
         }
     }
 
-    /// A line that stays. A run goes on when nobody reads it any more (`train ... 2>&1 | head`), where `eprintln!` would panic.
+    /// A line that stays, written whole. A run goes on when nobody reads it any more (`train ... 2>&1 | head`); `eprintln!` would
+    /// panic.
     pub fn say(&self, line: &str) {
         let print = || {
-            let _ = writeln!(io::stderr(), "{line}");
+            let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
         };
         match &self.bar {
             Some(bar) => bar.suspend(print),

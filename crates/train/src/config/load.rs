@@ -1,8 +1,8 @@
 //! From YAML files, presets and overrides to a [`Config`]: each is a *layer*, a mapping that is checked, then laid over
 //! the one it inherits from.
 
-use std::fs;
 use std::path::Path;
+use std::{fmt, fs};
 
 use yaml_serde::{Mapping, Value};
 
@@ -17,15 +17,23 @@ pub enum Source<'a> {
     File(&'a Path),
 }
 
+impl fmt::Display for Source<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::Preset(name) => write!(f, "preset:{name}"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
 impl Config {
     /// Reads a configuration with everything it inherits, lays `overrides` (`optim.lr=3e-4`; of two for one key the
     /// later) over it, and validates the result.
     pub fn load(source: Source, overrides: &[String]) -> Result<Self, ConfigError> {
-        let mut chain = Vec::new();
-        let layer = read(source, "", &mut chain)?;
+        let layer = read(source, "", &mut Vec::new())?;
         let set = parse_overrides(overrides)?;
         let resolved = inherit(layer, set, "--set")?;
-        let origin = chain.swap_remove(0);
+        let origin = source.to_string();
         if check::model_type(&resolved).is_none() {
             return Err(ConfigError::NoModel { origin });
         }
@@ -44,7 +52,7 @@ impl Config {
 /// The layer of `source` laid over its bases. `role` says which file names it, `chain` which files led here.
 fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, ConfigError> {
     let (name, text) = match source {
-        Source::Preset(name) => (format!("preset:{name}"), preset(name)?.yaml.to_string()),
+        Source::Preset(name) => (source.to_string(), preset(name)?.yaml.to_string()),
         Source::File(path) => {
             let error = |error| ConfigError::Read { file: path.into(), role: role.into(), error };
             // Two spellings of one path are the same link of the chain.
@@ -57,10 +65,7 @@ fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, 
     if let Some(first) = known {
         return Err(ConfigError::Cycle { chain: chain.split_off(first) });
     }
-    let origin = match source {
-        Source::Preset(name) => format!("preset:{name}"),
-        Source::File(path) => path.display().to_string(),
-    };
+    let origin = source.to_string();
     let mut layer = match yaml_serde::from_str(&text) {
         Ok(Value::Mapping(layer)) => layer,
         Ok(Value::Null) => Mapping::new(),

@@ -1,20 +1,8 @@
-//! Every mistake a user can make is answered in a line or two that say what was given, where, and what to do: no panic, and
-//! nothing half-written.
+//! Mistakes in what `train` is to train.
 
-mod common;
-
-use common::{TINY, metrics, program, reference, run, values};
-use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
-use std::collections::BTreeMap;
+use super::common::{TINY, metrics, run, values};
+use super::{Mistake, all, check, write};
 use std::fs;
-use std::path::{Path, PathBuf};
-
-/// A mistake: what it is, the files it needs, the arguments, and parts of the answer. A file's name that ends in `/` is a folder's.
-type Mistake = (&'static str, &'static [(&'static str, &'static [u8])], &'static str, &'static [&'static str]);
-
-/// A mistake in `logits`, on a copy of a reference model, `model`, which the function spoils.
-type SpoiltModel = (&'static str, &'static str, fn(&Path), &'static str, &'static [&'static str]);
 
 const CONFIGURATION: &[Mistake] = &[
     ("no model", &[], "", &["--model NAME", "--config FILE", "gpt2, ", "deepseek"]),
@@ -155,4 +143,25 @@ fn a_mistake_in_data_device_or_folder_is_answered_before_anything_is_written() {
 #[test]
 fn a_gpu_in_a_build_without_one_is_answered_with_how_to_build() {
     answered(&[("no CUDA", &[], "--model gpt2 --device cuda", &["--device cuda", "no CUDA", "--features cuda"])]);
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run_at_its_step() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text.txt"), "0 1 2 3 4 5 6 7 8 9 ".repeat(20)).unwrap();
+    let args = [TINY, &["--gpus=2", "--set=optim.lr=1e30", "--set=optim.warmup_steps=0", "--out=run"]].concat();
+    let output = run(folder.path(), &args);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("the loss is NaN at step 2: lower optim.lr") && !stderr.contains("panicked"), "{stderr}");
+    assert_eq!(values(&metrics(&folder.path().join("run")), "loss").len(), 1);
+}
+
+#[track_caller]
+fn answered(mistakes: &[Mistake]) {
+    all(mistakes.iter().map(|(name, files, args, expected)| {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), files);
+        check(name, &folder, args, expected)
+    }));
 }

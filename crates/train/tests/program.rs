@@ -1,0 +1,237 @@
+//! What the program prints and leaves behind.
+
+mod common;
+
+use common::{TINY, metrics, program, reference, succeed, values};
+use safetensors::SafeTensors;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A folder with a `text.txt` of two kilobytes: 28 different characters, none of them a line's end.
+fn folder_with_text() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
+    folder
+}
+
+fn floats(file: &Path, name: &str) -> Vec<f32> {
+    let bytes = fs::read(file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    tensors.tensor(name).unwrap().data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for name in ["gpt2-a", "deepseek-v3-yarn"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (model, out) = (reference(name), folder.path().join("logits.safetensors"));
+        let expected = model.join("expected.safetensors");
+        let bytes = fs::read(&expected).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let tokens = tensors.tensor("tokens").unwrap();
+        let ids: Vec<String> =
+            tokens.data().as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes).to_string()).collect();
+        let sequences: Vec<String> = ids.chunks(tokens.shape()[1]).map(|ids| ids.join(",")).collect();
+
+        let args = [
+            "logits",
+            "--hf",
+            model.to_str().unwrap(),
+            "--tokens",
+            &sequences.join(";"),
+            "--out",
+            "logits.safetensors",
+        ];
+        let (stdout, _) = succeed(folder.path(), &args);
+        let shape = tensors.tensor("logits").unwrap().shape().to_vec();
+        assert_eq!(stdout, format!("wrote logits {shape:?} to logits.safetensors\n"));
+        let bytes = fs::read(&out).unwrap();
+        assert_eq!(SafeTensors::deserialize(&bytes).unwrap().tensor("logits").unwrap().shape(), shape);
+        let (found, expected) = (floats(&out, "logits"), floats(&expected, "logits"));
+        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(found.len() == expected.len() && worst <= 1e-4, "{name}: differs by {worst:e}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing but the file is left");
+    }
+}
+
+#[test]
+fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
+    let folder = folder_with_text();
+    let train = [
+        "--gpus=2",
+        "--steps=6",
+        "--set=train.val_every=4",
+        "--set=data.tokenizer=char",
+        "--set=train.sample_tokens=30",
+    ];
+    let (stdout, stderr) = succeed(folder.path(), &[TINY, &train, &["--out=first"]].concat());
+    for part in [
+        "2.3K tokens of text.txt",
+        "28 tokens in the vocabulary",
+        "2 ranks share 1 device (cpu)",
+        "writing first",
+        "step     6/6  loss ",
+    ] {
+        assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
+    }
+    let sample = stdout
+        .split_once("--- sample ---\n")
+        .and_then(|(_, rest)| rest.split_once("\n--------------\n"))
+        .expect("a sample")
+        .0;
+    assert!(
+        sample.chars().count() == 30 && sample.chars().all(|c| "The five boxing wizards jump quickly.".contains(c)),
+        "{sample}"
+    );
+
+    let first = metrics(&folder.path().join("first"));
+    let keys = |line: &serde_json::Value| line.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+    let step = "grad_norm loss lr step step_seconds tokens tokens_per_second";
+    let kinds: Vec<String> = first.iter().map(keys).collect();
+    assert_eq!(kinds, [step, step, step, step, "step val_loss", step, step, "step val_loss"]);
+    assert_eq!(values(&first, "step"), [1.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0, 6.0]);
+    assert_eq!(values(&first, "tokens"), [64.0, 128.0, 192.0, 256.0, 320.0, 384.0]);
+    assert!(stdout.starts_with(&format!(
+        "validation loss {:.4} after 6 steps; metrics are in first\n",
+        values(&first, "val_loss")[1]
+    )));
+
+    let (again, _) = succeed(folder.path(), &["--config=first/config.yaml", "--out=second"]);
+    let second = metrics(&folder.path().join("second"));
+    for key in ["loss", "val_loss", "grad_norm", "lr"] {
+        assert_eq!(values(&first, key), values(&second, key), "{key}");
+    }
+    assert_eq!(stdout.replace("first", "second"), again, "the sample is the same too");
+    let config = |run: &str| fs::read_to_string(folder.path().join(run).join("config.yaml")).unwrap();
+    assert_eq!(config("first"), config("second"));
+}
+
+#[test]
+fn every_model_trains_on_bytes_and_on_characters() {
+    let deepseek: &[&str] = &[
+        "--model=deepseek",
+        "--data=text.txt",
+        "--set=model.hidden_size=16",
+        "--set=model.num_hidden_layers=2",
+        "--set=moe.moe_intermediate_size=8",
+        "--set=train.seq_len=16",
+        "--set=train.global_batch_size=4",
+        "--set=train.sample_tokens=5",
+        "--set=train.val_batches=1",
+    ];
+    for model in [TINY, deepseek] {
+        for (tokenizer, vocab_size) in [("byte", 256.0f64), ("char", 28.0)] {
+            let folder = folder_with_text();
+            let tokenizer = format!("--set=data.tokenizer={tokenizer}");
+            succeed(folder.path(), &[model, &[&tokenizer, "--steps=30", "--out=run"]].concat());
+            let metrics = metrics(&folder.path().join("run"));
+            let (losses, val) = (values(&metrics, "loss"), values(&metrics, "val_loss"));
+            assert!((losses[0] - vocab_size.ln()).abs() < 0.2, "{} starts at {}", model[0], losses[0]);
+            assert!(losses[29] < losses[0] - 0.1 && val[0] < losses[0] - 0.1, "{}: {losses:?} {val:?}", model[0]);
+        }
+    }
+}
+
+#[test]
+fn numbers_too_large_for_the_data_mean_all_of_it() {
+    let folder = folder_with_text();
+    let largest = ["--set=train.val_batches=18446744073709551615", "--set=optim.warmup_steps=18446744073709551615"];
+    succeed(folder.path(), &[TINY, &largest, &["--steps=1", "--out=largest"]].concat());
+    succeed(folder.path(), &[TINY, &["--set=train.val_batches=0", "--steps=1", "--out=all"]].concat());
+    let val_loss = |run: &str| values(&metrics(&folder.path().join(run)), "val_loss")[0];
+    assert!((val_loss("largest") - val_loss("all")).abs() < 0.05, "the same but for a step of another learning rate");
+}
+
+#[test]
+fn runs_without_a_folder_get_one_each_even_when_they_start_together() {
+    let folder = folder_with_text();
+    let start = |_| program(folder.path(), TINY).arg("--steps=2").stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let runs: Vec<Child> = (0..6).map(|run| start(run).unwrap()).collect();
+    for mut run in runs {
+        assert!(run.wait().unwrap().success());
+    }
+    let names = fs::read_dir(folder.path().join("runs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names: BTreeSet<String> = names.collect();
+    assert_eq!(Vec::from_iter(&names), ["gpt2-001", "gpt2-002", "gpt2-003", "gpt2-004", "gpt2-005", "gpt2-006"]);
+    for name in names {
+        assert_eq!(values(&metrics(&folder.path().join("runs").join(name)), "step"), [1.0, 2.0, 2.0]);
+    }
+}
+
+#[test]
+fn a_run_goes_on_when_nobody_reads_what_it_prints() {
+    let folder = folder_with_text();
+    let args = [TINY, &["--steps=40", "--out=run"]].concat();
+    let mut run = program(folder.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop((run.stdout.take(), run.stderr.take()));
+    assert!(run.wait().unwrap().success());
+    assert_eq!(values(&metrics(&folder.path().join("run")), "loss").len(), 40);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_ends_after_its_step_with_whole_lines_of_metrics() {
+    let folder = folder_with_text();
+    let mut run = start(folder.path(), &["--steps=1000000", "--gpus=2"]);
+    wait_for_lines(folder.path(), 3);
+    let status = interrupt(&mut run);
+    assert_eq!(status.code(), Some(130));
+    let metrics = metrics(&folder.path().join("run"));
+    let steps = values(&metrics, "loss").len();
+    assert!(steps >= 3 && values(&metrics, "val_loss").is_empty());
+    let mut printed = String::new();
+    std::io::Read::read_to_string(&mut run.stdout.take().unwrap(), &mut printed).unwrap();
+    assert_eq!(printed, format!("stopped after {steps} steps; metrics are in run\n"));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_validation_ends_too() {
+    let folder = folder_with_text();
+    // All of a long text, in windows of one sequence: minutes.
+    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(200_000)).unwrap();
+    let mut run = start(folder.path(), &["--steps=1", "--set=train.val_batches=0", "--set=train.global_batch_size=1"]);
+    wait_for_lines(folder.path(), 1);
+    let status = interrupt(&mut run);
+    assert_eq!(status.code(), Some(130));
+    assert!(values(&metrics(&folder.path().join("run")), "val_loss").is_empty());
+}
+
+/// Starts a run in the background, into the folder `run`.
+fn start(folder: &Path, args: &[&str]) -> Child {
+    let args = [TINY, args, &["--out=run"]].concat();
+    program(folder, &args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn wait_for_lines(folder: &Path, lines: usize) {
+    let started = Instant::now();
+    let written = || fs::read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default().lines().count();
+    while written() < lines {
+        assert!(started.elapsed() < Duration::from_secs(60), "no metrics");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sends what Ctrl-C sends, and waits for the end.
+fn interrupt(run: &mut Child) -> ExitStatus {
+    let sent = Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    let started = Instant::now();
+    loop {
+        if let Some(status) = run.try_wait().unwrap() {
+            return status;
+        }
+        if started.elapsed() > Duration::from_secs(20) {
+            run.kill().unwrap();
+            panic!("it goes on");
+        }
+        sleep(Duration::from_millis(5));
+    }
+}
