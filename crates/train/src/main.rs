@@ -5,6 +5,11 @@
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// `mi_option_purge_delay` of mimalloc.h, which the bindings do not name.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+
 fn main() -> std::process::ExitCode {
+    // SAFETY: sets a number in mimalloc's table of options. -1: freed memory is kept for the next step, not given back.
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
     train::cli::main()
 }
