@@ -108,11 +108,11 @@ mod tests {
             prop_assert_eq!(layout.params().iter().map(|p| p.shape.clone()).collect::<Vec<_>>(), shapes);
             let mut end = 0;
             for param in layout.by_offset().iter().map(|i| &layout.params()[*i]) {
-                prop_assert!(param.offset >= end && param.offset - end < ALIGN && param.offset % ALIGN == 0);
+                prop_assert!(param.offset >= end && param.offset - end < ALIGN && param.offset.is_multiple_of(ALIGN));
                 prop_assert_eq!(param.offset < layout.matrices_end(), param.shape.len() >= 2);
                 end = param.offset + param.len();
             }
-            prop_assert!(layout.padded_len() >= end && layout.padded_len() % (shards * ALIGN) == 0);
+            prop_assert!(layout.padded_len() >= end && layout.padded_len().is_multiple_of(shards * ALIGN));
             prop_assert!(layout.padded_len() - end < (shards + 1) * ALIGN);
         }
     }

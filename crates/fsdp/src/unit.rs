@@ -285,7 +285,7 @@ impl ModuleMapper for Bind<'_> {
         let place = &self.layout.params()[self.next];
         self.next += 1;
         let shape: [usize; D] = place.shape.as_slice().try_into().expect("the layout was made from this module");
-        let value = self.flat.clone().slice([place.offset..place.offset + place.len()]).reshape(shape);
+        let value = self.flat.clone().slice(place.offset..place.offset + place.len()).reshape(shape);
         let value = if self.tracked { value.autodiff().require_grad() } else { value };
         Param::initialized(param.id, value)
     }

@@ -10,11 +10,14 @@ use burn::tensor::Tensor;
 /// A zero, `[1]`, whose backward gives `y` the gradient `cotangent`: the start of a vector-Jacobian product.
 ///
 /// Burn's backward starts at a loss and takes no gradient. `(y * cotangent).sum()` would do, at the price of two passes over both;
-/// this costs nothing. It can be added to another loss of the same graph.
+/// this costs nothing. It can be added to another loss of the same graph. On other backends than `flex` it is that sum.
 ///
 /// # Panics
 /// In the backward, if the shapes differ.
 pub fn vjp_seed<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
+    if cotangent.clone().inner().try_into_primitive::<Flex>().is_err() {
+        return (y * cotangent.autodiff()).sum();
+    }
     let cotangent = cotangent.autodiff().into_dispatch();
     Tensor::from_dispatch(<Dispatch as SeedOps>::vjp_seed(y.into_dispatch(), cotangent))
 }

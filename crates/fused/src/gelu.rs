@@ -15,7 +15,7 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 struct Gelu;
 
 /// 2 sqrt(2/pi)
-const TWICE: f32 = 1.595_769_1;
+const TWICE: f32 = 1.595_769_2;
 const CUBIC: f32 = 0.044_715;
 
 impl Kernel<1> for Gelu {

@@ -1,8 +1,9 @@
 //! The command line.
 
-use crate::config::{Config, ConfigError, PRESETS, Source};
+use crate::config::{Config, ConfigError, PRESETS, Source, TokenizerKind};
+use crate::data::Tokenizer;
 use crate::logits::{self, LogitsArgs};
-use crate::trainer::{Outcome, human, train};
+use crate::trainer::{Outcome, human, set_vocabulary, train};
 use crate::units::parameter_count;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::error::Error;
@@ -135,7 +136,11 @@ impl TrainArgs {
 fn presets() -> String {
     let line = |preset: &crate::config::Preset| {
         let count = match Config::load(Source::Preset(preset.name), &[]) {
-            Ok(config) => human(parameter_count(&config)),
+            Ok(mut config) => {
+                // A preset without a vocabulary takes the tokenizer's, which the kind of byte tokens tells without a corpus.
+                let bytes = Tokenizer::new(TokenizerKind::Byte, "");
+                set_vocabulary(&mut config, &bytes).map_or_else(|error| error.to_string(), |()| human(parameter_count(&config)))
+            }
             Err(error) => error.to_string(),
         };
         format!("  {:<18}{count:>8}  {}\n", preset.name, preset.about)

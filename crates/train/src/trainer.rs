@@ -94,7 +94,7 @@ pub fn train(mut config: Config, name: &str, out: Option<&Path>, stop: Arc<Atomi
 }
 
 /// A vocabulary of 0 becomes the tokenizer's; a smaller one cannot hold its tokens.
-fn set_vocabulary(config: &mut Config, tokenizer: &Tokenizer) -> Result<(), ConfigError> {
+pub(crate) fn set_vocabulary(config: &mut Config, tokenizer: &Tokenizer) -> Result<(), ConfigError> {
     let vocab_size = match &mut config.model {
         ModelConfig::Gpt2(shape) => &mut shape.vocab_size,
         ModelConfig::DeepSeek(shape) => &mut shape.vocab_size,

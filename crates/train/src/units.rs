@@ -1,8 +1,9 @@
 use crate::config::{Config, ModelConfig};
 use crate::data;
+use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fsdp::{Fsdp, FsdpError, UnitId, Units};
+use fsdp::{Activation, Fsdp, FsdpError, UnitId, Units};
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
 use model::{DeepSeek, Gpt2, LanguageModel};
@@ -56,14 +57,11 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
     (units, parts)
 }
 
-fn add_blocks<M: burn::module::Module + 'static, A: Into<fsdp::Activation>>(
+fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static>(
     units: &mut Units<Batch>,
     blocks: Vec<M>,
     forward: fn(&M, Tensor<3>) -> A,
-) -> Vec<UnitId<M>>
-where
-    A: 'static,
-{
+) -> Vec<UnitId<M>> {
     let add = |(i, block)| {
         let unit = units.add(format!("block {i}"), block);
         units.then(unit, forward);

@@ -1,6 +1,6 @@
 //! A run has the losses of one rank however it is laid out, and each rank holds its share of the model.
 //!
-//! 32 runs of 20 steps: TIME on two cores, in the dev profile.
+//! 28 runs of 7 to 20 seconds each: PLACEHOLDER
 
 mod common;
 
@@ -21,17 +21,16 @@ const LAYOUTS: &[(&str, &[&str])] = &[
     ("4 ranks, ddp", &["--gpus=4", "--set=parallel.strategy=ddp"]),
     ("1 rank that recomputes", &["--set=parallel.activation_checkpointing=full"]),
     ("4 ranks that recompute", &["--gpus=4", "--set=parallel.activation_checkpointing=full"]),
-    ("1 rank, 4 micro-batches", &["--set=train.micro_batch_size=8"]),
-    ("2 ranks, 4 micro-batches each", &["--gpus=2", "--set=train.micro_batch_size=4"]),
+    ("2 ranks, micro-batches of 4", &["--gpus=2", "--set=train.micro_batch_size=4"]),
 ];
 
 /// How far a loss may be from one rank's, relative to it. Found: 2e-7, which is the last bit.
 const EXACT: f64 = 1e-5;
 
-/// The same where tokens choose experts. Gradients are summed in another order in another layout; a token whose second and third best
-/// expert score the same up to that rounding then goes to the other one in some step, and the loss is another from there on. Found:
-/// 1e-7 up to such a step, 5e-6 in it, up to 5e-5 by the last. A balance loss of four times the size is found by the fifth step: 2e-4.
-const ROUTED: f64 = 1e-4;
+/// The same where tokens choose experts. Another layout sums gradients in another order; a token whose second and third best expert
+/// score the same up to that rounding goes to the other one in some step, and from there on the losses are others. Found: 1e-7
+/// before such a step, 5e-6 in it, at most 5e-5 later. (A balance loss of a quarter of its size: 3e-4 by the twelfth step.)
+const ROUTED: f64 = 2e-4;
 
 #[test]
 fn gpt2_has_the_losses_of_one_rank_in_every_layout() {
@@ -50,11 +49,9 @@ fn dropless_deepseek_has_the_losses_of_one_rank_in_every_layout() {
 
 #[test]
 fn deepseek_whose_tokens_go_to_all_experts_has_the_losses_of_one_rank_in_every_layout() {
-    let all = ["--set=moe.num_experts=2", "--set=moe.top_k=2", "--set=moe.capacity_factor=null"];
-    every_layout_has_the_losses_of_one_rank(
-        &[&["--model=deepseek", "--set=model.num_hidden_layers=2"], &all[..]].concat(),
-        EXACT,
-    );
+    let experts = ["--set=moe.num_experts=2", "--set=moe.top_k=2", "--set=moe.capacity_factor=null"];
+    let small = ["--model=deepseek", "--set=model.num_hidden_layers=2", "--set=train.global_batch_size=16"];
+    every_layout_has_the_losses_of_one_rank(&[small, experts].concat(), EXACT);
 }
 
 #[test]

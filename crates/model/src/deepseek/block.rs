@@ -19,7 +19,6 @@ pub struct Block {
 
 /// The second half of a block.
 #[derive(Module, Debug)]
-#[allow(clippy::large_enum_variant, reason = "a block has one, and modules are handled by reference")]
 pub enum Mlp {
     /// One SwiGLU for all tokens.
     Dense(SwiGlu),

@@ -5,7 +5,6 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use moe::MoeConfig;
 
 /// A model read from a folder.
-#[allow(clippy::large_enum_variant, reason = "there is one of it")]
 pub enum Pretrained {
     /// `model_type` `gpt2`.
     Gpt2(Gpt2Config, Gpt2),
