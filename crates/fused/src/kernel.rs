@@ -26,10 +26,15 @@ pub(crate) trait Kernel<const N: usize>: Debug + Send + Sync + 'static {
     fn backward(&self, inputs: [&[f32]; N], output: &[f32], cotangent: &[f32], gradients: [&mut [f32]; N]);
 }
 
+/// What is kept of a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Saves {
+pub enum Saves {
+    /// All inputs.
     Inputs,
+    /// The output.
     Output,
+    /// Nothing of either.
+    Nothing,
 }
 
 /// Whether [`Kernel`]s run on this tensor: f32 on the CPU.
@@ -73,8 +78,8 @@ pub trait AnyKernel<const N: usize>: Debug + Send + Sync {
         shapes: &[Shape; N],
         cotangent: FloatTensor<Flex>,
     ) -> [FloatTensor<Flex>; N];
-    /// Whether the output is saved, not the inputs.
-    fn saves_output(&self) -> bool;
+    /// What the backward is to be given.
+    fn saves(&self) -> Saves;
 }
 
 impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
@@ -98,6 +103,7 @@ impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
         let mut gradients = shapes.each_ref().map(|shape| vec![0.0; shape.num_elements()]);
         let slices = gradients.each_mut().map(Vec::as_mut_slice);
         match K::SAVES {
+            Saves::Nothing => Kernel::backward(self, [&[]; N], &[], slice(&cotangent), slices),
             Saves::Output => Kernel::backward(self, [&[]; N], slice(&saved[0]), slice(&cotangent), slices),
             Saves::Inputs => {
                 let inputs = std::array::from_fn(|i| slice(&saved[i]));
@@ -108,8 +114,8 @@ impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
         gradients.map(|gradient| tensor(gradient, shapes.next().expect("one shape an input").clone()))
     }
 
-    fn saves_output(&self) -> bool {
-        K::SAVES == Saves::Output
+    fn saves(&self) -> Saves {
+        K::SAVES
     }
 }
 
@@ -208,9 +214,10 @@ fn tracked<C: CheckpointStrategy, const N: usize>(
     let output = kernel.forward(inputs.each_ref().map(|input| input.primitive()));
     match Step.prepare::<C>(inputs.each_ref().map(|input| input.node())).compute_bound().stateful() {
         OpsKind::Tracked(step) => {
-            let saved = match kernel.saves_output() {
-                true => vec![output.clone()],
-                false => inputs.iter().map(|input| input.primitive().clone()).collect(),
+            let saved = match kernel.saves() {
+                Saves::Nothing => vec![],
+                Saves::Output => vec![output.clone()],
+                Saves::Inputs => inputs.iter().map(|input| input.primitive().clone()).collect(),
             };
             let shapes = inputs.each_ref().map(|input| input.primitive().shape());
             step.finish(State { kernel, saved, shapes }, output)

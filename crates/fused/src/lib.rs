@@ -12,6 +12,7 @@
 //! | [`causal_softmax`] | softmax of `scale * scores` over keys up to the query | the result |
 //! | [`cross_entropy`] | mean of `log(sum(exp(logits))) - logits[target]` | `logits` |
 //! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
+//! | [`rope`] | rotation of interleaved pairs | |
 //! | [`adamw`] | one step of the optimizer | |
 
 mod adamw;
@@ -21,6 +22,7 @@ mod gelu;
 mod kernel;
 mod math;
 mod norm;
+mod rope;
 mod silu_mul;
 
 pub use adamw::{AdamW, AdamWState, adamw};
@@ -28,4 +30,5 @@ pub use causal_softmax::causal_softmax;
 pub use cross_entropy::cross_entropy;
 pub use gelu::gelu;
 pub use norm::{layer_norm, rms_norm};
+pub use rope::rope;
 pub use silu_mul::silu_mul;

@@ -134,6 +134,29 @@ proptest! {
     }
 
     #[test]
+    fn rope(b in 1usize..3, heads in 1usize..3, t in 1usize..5, pairs in 1usize..20, seed: u64) {
+        let angle = |position: usize, pair: usize| (position as f64 + 0.5) * (pair as f64 * -0.3).exp();
+        let naive = |x: &[Vec<f64>]| {
+            let row = |(i, row): (usize, &[f64])| {
+                let turn = |pair: usize| {
+                    let (sin, cos) = angle(i % t, pair).sin_cos();
+                    let (sin, cos) = (f64::from(sin as f32), f64::from(cos as f32));
+                    (row[2 * pair] * cos - row[2 * pair + 1] * sin, row[2 * pair + 1] * cos + row[2 * pair] * sin)
+                };
+                (0..pairs).map(|pair| turn(pair).0).chain((0..pairs).map(|pair| turn(pair).1)).collect::<Vec<_>>()
+            };
+            x[0].chunks(2 * pairs).enumerate().flat_map(row).collect()
+        };
+        let table = |f: fn(f64) -> f64| {
+            (0..t * pairs).map(|i| f(angle(i / pairs, i % pairs)) as f32).collect::<Vec<f32>>()
+        };
+        let fused = |x: &[Tensor<1>]| {
+            flat(fused::rope(x[0].clone().reshape([b, heads, t, 2 * pairs]), &table(f64::cos), &table(f64::sin)))
+        };
+        check(&[vec![b, heads, t, 2 * pairs]], seed, &naive, &fused)?;
+    }
+
+    #[test]
     fn rms_norm(n in 1usize..4, d in 1usize..40, seed: u64) {
         let fused = |x: &[Tensor<1>]| flat(fused::rms_norm(x[0].clone().reshape([n, d]), x[1].clone(), 1e-5));
         check(&[vec![n, d], vec![d]], seed, &|x| norm(&x[0], &x[1], None, false), &fused)?;

@@ -1,7 +1,7 @@
 //! Rotary positions, interleaved, with YaRN's frequencies.
 
 use crate::{DeepSeekConfig, YarnConfig};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Tensor;
 use std::f64::consts::PI;
 
 /// Rotates the pairs `(x0, x1), (x2, x3), ...` of a head by `position * frequency[pair]`.
@@ -29,26 +29,13 @@ impl Rope {
         }
     }
 
-    /// Cosines and sines of positions `0..t`, each `[t, d/2]`.
-    pub fn table(&self, t: usize, device: &Device) -> (Tensor<2>, Tensor<2>) {
+    /// Rotates `x: [b, heads, t, d]`, whose rows are positions `0..t`; the pairs come out apart, as [`fused::rope`] says.
+    pub fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
+        let t = x.dims()[2];
         let angles = || (0..t).flat_map(|position| self.frequencies.iter().map(move |f| position as f64 * f));
-        let table = |values: Vec<f32>| Tensor::from_data(TensorData::new(values, [t, self.frequencies.len()]), device);
-        let cos = angles().map(|angle| (angle.cos() * self.amplitude) as f32).collect();
-        let sin = angles().map(|angle| (angle.sin() * self.amplitude) as f32).collect();
-        (table(cos), table(sin))
-    }
-
-    /// Rotates `x: [b, heads, t, d]`. The result holds first all rotated first halves of pairs, then all second ones: queries and
-    /// keys are laid out alike, so their products are those of the interleaved layout.
-    pub fn rotate(x: Tensor<4>, cos: Tensor<2>, sin: Tensor<2>) -> Tensor<4> {
-        let [b, heads, t, d] = x.dims();
-        let pairs = x.reshape([b, heads, t, d / 2, 2]);
-        let half =
-            |i: usize| pairs.clone().slice([0..b, 0..heads, 0..t, 0..d / 2, i..i + 1]).reshape([b, heads, t, d / 2]);
-        let (first, second, cos, sin) = (half(0), half(1), cos.unsqueeze::<4>(), sin.unsqueeze::<4>());
-        let rotated_first = first.clone() * cos.clone() - second.clone() * sin.clone();
-        let rotated_second = second * cos + first * sin;
-        Tensor::cat(vec![rotated_first, rotated_second], 3)
+        let cos: Vec<f32> = angles().map(|angle| (angle.cos() * self.amplitude) as f32).collect();
+        let sin: Vec<f32> = angles().map(|angle| (angle.sin() * self.amplitude) as f32).collect();
+        fused::rope(x, &cos, &sin)
     }
 }
 

@@ -139,7 +139,8 @@ fn presets() -> String {
             Ok(mut config) => {
                 // A preset without a vocabulary takes the tokenizer's, which the kind of byte tokens tells without a corpus.
                 let bytes = Tokenizer::new(TokenizerKind::Byte, "");
-                set_vocabulary(&mut config, &bytes).map_or_else(|error| error.to_string(), |()| human(parameter_count(&config)))
+                set_vocabulary(&mut config, &bytes)
+                    .map_or_else(|error| error.to_string(), |()| human(parameter_count(&config)))
             }
             Err(error) => error.to_string(),
         };

@@ -2,6 +2,7 @@ use crate::rope::{Rope, softmax_scale};
 use crate::{DeepSeekConfig, RmsNorm, causal_attention};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
+use burn::tensor::module::linear;
 use burn::tensor::{Device, Tensor};
 
 /// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
@@ -42,18 +43,18 @@ impl Mla {
     pub(super) fn new(config: &DeepSeekConfig, device: &Device) -> Self {
         let DeepSeekConfig { hidden_size: d, num_attention_heads: heads, kv_lora_rank, .. } = *config;
         let (nope, rope, v) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
-        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
+        let projection = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
         let norm = |width| RmsNorm::new(width, LATENT_NORM_EPS, device);
         let rank = config.q_lora_rank;
         Self {
-            q_proj: rank.is_none().then(|| linear(d, heads * (nope + rope))),
-            q_a_proj: rank.map(|rank| linear(d, rank)),
+            q_proj: rank.is_none().then(|| projection(d, heads * (nope + rope))),
+            q_a_proj: rank.map(|rank| projection(d, rank)),
             q_a_layernorm: rank.map(norm),
-            q_b_proj: rank.map(|rank| linear(rank, heads * (nope + rope))),
-            kv_a_proj_with_mqa: linear(d, kv_lora_rank + rope),
+            q_b_proj: rank.map(|rank| projection(rank, heads * (nope + rope))),
+            kv_a_proj_with_mqa: projection(d, kv_lora_rank + rope),
             kv_a_layernorm: norm(kv_lora_rank),
-            kv_b_proj: linear(kv_lora_rank, heads * (nope + v)),
-            o_proj: linear(heads * v, d),
+            kv_b_proj: projection(kv_lora_rank, heads * (nope + v)),
+            o_proj: projection(heads * v, d),
             config: config.clone(),
             rope: Rope::new(config),
         }
@@ -64,32 +65,40 @@ impl Mla {
         let [b, t, _] = x_btd.dims();
         let (heads, rank) = (self.config.num_attention_heads, self.config.kv_lora_rank);
         let (nope, rope, v) = (self.config.qk_nope_head_dim, self.config.qk_rope_head_dim, self.config.v_head_dim);
-        let (cos, sin) = self.rope.table(t, &x_btd.device());
-        let by_head = |x: Tensor<3>, width| x.reshape([b, t, heads, width]).swap_dims(1, 2);
 
-        let [q_nope, q_rope] = split(by_head(self.query(x_btd.clone()), nope + rope), [nope, rope]);
-        let [latent_btr, k_rope_btr] = split(self.kv_a_proj_with_mqa.forward(x_btd), [rank, rope]);
-        let kv = self.kv_b_proj.forward(self.kv_a_layernorm.forward(latent_btr));
-        let [k_nope, v_bhtv] = split(by_head(kv, nope + v), [nope, v]);
+        let (query_input, query) = self.query(x_btd.clone());
+        let [q_nope, q_rope] = project(query_input, query, heads, [nope, rope]);
+        let [latent, k_rope] = project(x_btd, &self.kv_a_proj_with_mqa, 1, [rank, rope]);
+        let latent_btr = self.kv_a_layernorm.forward(latent).reshape([b, t, rank]);
+        let [k_nope, v_bhtv] = project(latent_btr, &self.kv_b_proj, heads, [nope, v]);
 
-        let q_rope = Rope::rotate(q_rope, cos.clone(), sin.clone());
-        let k_rope = Rope::rotate(k_rope_btr.reshape([b, 1, t, rope]), cos, sin).repeat_dim(1, heads);
-        let q = Tensor::cat(vec![q_nope, q_rope], 3);
+        let k_rope = self.rope.rotate(k_rope).repeat_dim(1, heads);
+        let q = Tensor::cat(vec![q_nope, self.rope.rotate(q_rope)], 3);
         let k = Tensor::cat(vec![k_nope, k_rope], 3);
         let y_bhtv = causal_attention(q, k, v_bhtv, softmax_scale(&self.config));
         self.o_proj.forward(y_bhtv.swap_dims(1, 2).reshape([b, t, heads * v]))
     }
 
-    fn query(&self, x_btd: Tensor<3>) -> Tensor<3> {
+    /// The last projection to the query, and its input.
+    fn query(&self, x_btd: Tensor<3>) -> (Tensor<3>, &Linear) {
         match (&self.q_proj, &self.q_a_proj, &self.q_a_layernorm, &self.q_b_proj) {
-            (Some(q), ..) => q.forward(x_btd),
-            (None, Some(a), Some(norm), Some(b)) => b.forward(norm.forward(a.forward(x_btd))),
+            (Some(q), ..) => (x_btd, q),
+            (None, Some(a), Some(norm), Some(b)) => (norm.forward(a.forward(x_btd)), b),
             _ => unreachable!("a query is projected directly or through its compression"),
         }
     }
 }
 
-/// Splits the last dimension in two.
-fn split<const D: usize>(x: Tensor<D>, widths: [usize; 2]) -> [Tensor<D>; 2] {
-    x.split_with_sizes(widths.to_vec(), D - 1).try_into().expect("two parts")
+/// Projects `[b, t, in]` to two parts of each head, `[b, heads, t, width]` each.
+///
+/// The parts are cut out of the matrix `[in, heads * (width + width)]`, not out of its product: the gradient of a slice is as large
+/// as what it was cut from.
+fn project(x: Tensor<3>, projection: &Linear, heads: usize, widths: [usize; 2]) -> [Tensor<4>; 2] {
+    let ([b, t, from], [first, second]) = (x.dims(), widths);
+    let weight = projection.weight.val().reshape([from, heads, first + second]);
+    [0..first, first..first + second].map(|columns| {
+        let width = columns.len();
+        let part = weight.clone().slice([0..from, 0..heads, columns]).reshape([from, heads * width]);
+        linear(x.clone(), part, None).reshape([b, t, heads, width]).swap_dims(1, 2)
+    })
 }

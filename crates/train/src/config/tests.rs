@@ -30,7 +30,8 @@ fn refuses(result: Result<Config, ConfigError>, parts: &[&str]) {
 
 fn yaml_files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { yaml_files(&path) } else { vec![path] }).collect()
+    let files = entries.flat_map(|path| if path.is_dir() { yaml_files(&path) } else { vec![path] });
+    files.filter(|file| file.extension().is_some_and(|extension| extension == "yaml")).collect()
 }
 
 #[test]
