@@ -20,7 +20,13 @@ pub trait Communicator: Send + Sync {
     fn all_gather(&self, shard: Tensor<1>) -> Result<Tensor<1>, CommError>;
 
     /// Chunk `rank` of the sum of the ranks' tensors: `[N * n]` becomes `[n]`.
-    fn reduce_scatter(&self, full: Tensor<1>) -> Result<Tensor<1>, CommError>;
+    fn reduce_scatter(&self, full: Tensor<1>) -> Result<Tensor<1>, CommError> {
+        self.reduce_scatter_onto(full, None)
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) that goes on with a sum: chunk `rank` of `((onto + t_0) + t_1) + ...`, `onto` being this
+    /// rank's chunk so far. Gradients of many micro-batches so have one order of addition, however many ranks computed them.
+    fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError>;
 
     /// The sum of the ranks' tensors: `[n]` stays `[n]`.
     fn all_reduce(&self, tensor: Tensor<1>) -> Result<Tensor<1>, CommError>;

@@ -226,7 +226,7 @@ impl Communicator for LocalCommunicator {
         self.meet(Collective::AllGather, shard, combine).map(|full| self.mine(full))
     }
 
-    fn reduce_scatter(&self, full: Tensor<1>) -> Result<Tensor<1>, CommError> {
+    fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError> {
         let (n, len) = (self.world_size(), full.dims()[0]);
         if len % n != 0 {
             let reason = format!("{len} elements cannot be split over {n} ranks");
@@ -234,7 +234,8 @@ impl Communicator for LocalCommunicator {
         }
         let all = self.meet(Collective::ReduceScatter, full, |tensors, _| tensors)?;
         let chunk = self.rank * len / n..(self.rank + 1) * len / n;
-        Ok(sum(all.iter().map(|full| full.clone().slice(chunk.clone()).to_device(&self.device))))
+        let chunks = all.iter().map(|full| full.clone().slice(chunk.clone()).to_device(&self.device));
+        Ok(sum(onto.into_iter().chain(chunks)))
     }
 
     fn all_reduce(&self, tensor: Tensor<1>) -> Result<Tensor<1>, CommError> {

@@ -4,7 +4,7 @@ use crate::shard::{AtRest, ShardedUnit};
 use crate::unit::{Call, Role};
 use crate::{FsdpConfig, FsdpError, Layout, Strategy, UnitId, Units};
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use comm::Communicator;
 use std::sync::Arc;
 
@@ -69,15 +69,16 @@ impl<B: 'static> Fsdp<B> {
     /// The mean over ranks of the last call's loss on `batch`, each rank's counted `weight` times, and the sum of weights.
     pub fn evaluate(&mut self, batch: &B, weight: f64) -> Result<(f64, f64), FsdpError> {
         let loss = f64::from(self.schedule().evaluate(batch)?.loss.into_scalar::<f32>());
-        let sums = self.all_reduce(&[(loss * weight) as f32, weight as f32])?;
-        Ok((f64::from(sums[0]) / f64::from(sums[1]), f64::from(sums[1])))
+        let sums = self.all_reduce(&[loss * weight, weight])?;
+        Ok((sums[0] / sums[1], sums[1]))
     }
 
     /// The sum of each value over the ranks.
-    pub fn all_reduce(&self, values: &[f32]) -> Result<Vec<f32>, FsdpError> {
-        let tensor = Tensor::<1>::from_floats(values, &self.device);
+    pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
+        let data = TensorData::new(values.to_vec(), [values.len()]);
+        let tensor = Tensor::<1>::from_data(data, (&self.device, DType::F64));
         let sum = self.thread.submit(move |comm| comm.all_reduce(tensor)).wait()?;
-        Ok(sum.into_data().iter::<f32>().collect())
+        Ok(sum.into_data().iter::<f64>().collect())
     }
 
     /// A unit's module with its whole parameters. A collective: every rank calls it.
@@ -116,24 +117,23 @@ impl<B: 'static> Fsdp<B> {
     /// Means over micro-batches and ranks of the loss and of the sum of the other losses.
     fn mean(&self, losses: &[Losses]) -> Result<[f64; 2], FsdpError> {
         let mean = |tensors: Vec<Tensor<1>>| {
-            let sum = tensors.into_iter().map(|tensor| tensor.into_scalar::<f32>()).sum::<f32>();
-            sum / losses.len() as f32
+            let sum = tensors.into_iter().map(|tensor| f64::from(tensor.into_scalar::<f32>())).sum::<f64>();
+            sum / losses.len() as f64
         };
         let loss = mean(losses.iter().map(|losses| losses.loss.clone()).collect());
         let aux = mean(losses.iter().flat_map(|losses| losses.aux.clone()).collect());
         let sums = self.all_reduce(&[loss, aux])?;
-        Ok([0, 1].map(|i| f64::from(sums[i]) / self.world_size as f64))
+        Ok([0, 1].map(|i| sums[i] / self.world_size as f64))
     }
 
     /// Norm of the summed gradient over all units, and over all ranks where each has a part of it.
     fn gradient_norm(&self) -> Result<f64, FsdpError> {
-        let squares = self.units.iter().filter_map(ShardedUnit::gradient_square);
-        let local: f32 = squares.map(|square| square.into_scalar::<f32>()).sum();
-        let square = match self.config.strategy {
+        let local = self.units.iter().map(ShardedUnit::gradient_square).sum();
+        let square: f64 = match self.config.strategy {
             Strategy::Ddp => local,
             Strategy::FullShard => self.all_reduce(&[local])?[0],
         };
-        Ok(f64::from(square).sqrt())
+        Ok(square.sqrt())
     }
 }
 

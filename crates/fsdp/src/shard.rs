@@ -71,25 +71,26 @@ impl ShardedUnit {
         self.unit.bind(&self.layout, flat, tracked)
     }
 
-    /// Sums a whole unit's gradient over the ranks, and returns what this rank keeps of it.
-    pub fn reduce(&self, thread: &CommThread, gradient: Tensor<1>) -> Pending<Tensor<1>> {
+    /// Adds a whole unit's gradient, summed over the ranks, to those of earlier micro-batches, and returns what this rank keeps of it:
+    /// [`set_gradient`](Self::set_gradient) takes it back.
+    pub fn reduce(&mut self, thread: &CommThread, gradient: Tensor<1>) -> Pending<Tensor<1>> {
+        let earlier = self.gradient.take();
         match self.strategy {
-            Strategy::Ddp => thread.submit(move |comm| comm.all_reduce(gradient)),
-            Strategy::FullShard => thread.submit(move |comm| comm.reduce_scatter(gradient)),
+            Strategy::Ddp => thread.submit(move |comm| {
+                let sum = comm.all_reduce(gradient)?;
+                Ok(earlier.map_or(sum.clone(), |earlier| earlier + sum))
+            }),
+            Strategy::FullShard => thread.submit(move |comm| comm.reduce_scatter_onto(gradient, earlier)),
         }
     }
 
-    /// Adds a reduced gradient to those of earlier micro-batches.
-    pub fn accumulate(&mut self, gradient: Tensor<1>) {
-        self.gradient = Some(match self.gradient.take() {
-            None => gradient,
-            Some(sum) => sum + gradient,
-        });
+    pub fn set_gradient(&mut self, gradient: Tensor<1>) {
+        self.gradient = Some(gradient);
     }
 
-    /// Sum of the squares of this rank's gradient, `[1]`.
-    pub fn gradient_square(&self) -> Option<Tensor<1>> {
-        self.gradient.clone().map(|gradient| (gradient.clone() * gradient).sum())
+    /// Sum of the squares of this rank's gradient, in f64: so it is the same however the gradient is sharded.
+    pub fn gradient_square(&self) -> f64 {
+        self.gradient.clone().map_or(0.0, fused::sum_of_squares)
     }
 
     /// Steps along the accumulated gradient times `scale`, and forgets it.
@@ -121,7 +122,7 @@ pub(crate) struct Reduction {
 impl Reduction {
     pub fn finish(self, units: &mut [ShardedUnit]) -> Result<(), FsdpError> {
         let gradient = self.gradient.wait()?;
-        units[self.unit].accumulate(gradient);
+        units[self.unit].set_gradient(gradient);
         Ok(())
     }
 }

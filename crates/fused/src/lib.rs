@@ -13,7 +13,7 @@
 //! | [`cross_entropy`] | mean of `log(sum(exp(logits))) - logits[target]` | `logits` |
 //! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
 //! | [`rope`] | rotation of interleaved pairs | |
-//! | [`adamw`] | one step of the optimizer | |
+//! | [`adamw`], [`sum_of_squares`] | one step of the optimizer, the square of a gradient's norm | |
 
 mod adamw;
 mod causal_softmax;
@@ -24,6 +24,7 @@ mod math;
 mod norm;
 mod rope;
 mod silu_mul;
+mod sum_of_squares;
 
 pub use adamw::{AdamW, AdamWState, adamw};
 pub use causal_softmax::causal_softmax;
@@ -32,3 +33,4 @@ pub use gelu::gelu;
 pub use norm::{layer_norm, rms_norm};
 pub use rope::rope;
 pub use silu_mul::silu_mul;
+pub use sum_of_squares::sum_of_squares;

@@ -112,9 +112,10 @@ impl<'a> Rank<'a> {
             let tokens = self.job.dataset.train_batch(train.seed, step as u64, range, train.seq_len);
             Batch::new(tokens, &self.device)
         };
-        let (share, micro) = (self.share(), self.micro_batch_size());
-        let start = self.rank * share;
-        (start..start + share).step_by(micro).map(|first| batch(first..first + micro)).collect()
+        // Micro-batches go round the ranks: their gradients are then added in the same order on any number of ranks.
+        let (micro, ranks) = (self.micro_batch_size(), self.job.config.parallel.gpus);
+        let firsts = (self.rank * micro..train.global_batch_size).step_by(micro * ranks);
+        firsts.map(|first| batch(first..first + micro)).collect()
     }
 
     fn share(&self) -> usize {
