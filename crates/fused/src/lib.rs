@@ -7,6 +7,7 @@
 //!
 //! | function | formula | kept for the backward |
 //! |---|---|---|
+//! | [`linear`] | `x W + b`, all rows in one product | `x`, `W` |
 //! | [`gelu`] | `x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3)))`, the tanh form | `x` |
 //! | [`silu_mul`] | `gate / (1 + exp(-gate)) * up` | `gate`, `up` |
 //! | [`causal_softmax`] | softmax of `scale * scores` over keys up to the query | the result |
@@ -20,6 +21,7 @@ mod causal_softmax;
 mod cross_entropy;
 mod gelu;
 mod kernel;
+mod linear;
 mod math;
 mod norm;
 mod rope;
@@ -30,6 +32,7 @@ pub use adamw::{AdamW, AdamWState, adamw};
 pub use causal_softmax::causal_softmax;
 pub use cross_entropy::cross_entropy;
 pub use gelu::gelu;
+pub use linear::linear;
 pub use norm::{layer_norm, rms_norm};
 pub use rope::rope;
 pub use silu_mul::silu_mul;

@@ -3,9 +3,8 @@
 use crate::{Gpt2Config, LanguageModel, LayerNorm, causal_attention, cross_entropy, initialise};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::tensor::module::linear;
 use burn::tensor::{Device, Int, Tensor};
-use fused::gelu;
+use fused::{gelu, linear};
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -149,16 +148,20 @@ impl Gpt2Attention {
             x_btd.reshape([b, t, self.n_head, head]).swap_dims(1, 2)
         };
         let y_bhtd = causal_attention(heads(0), heads(1), heads(2), (head as f64).powf(-0.5));
-        self.c_proj.forward(y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
+        apply(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
     }
 }
 
 impl Gpt2Mlp {
     fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        self.c_proj.forward(gelu(self.c_fc.forward(x_btd)))
+        apply(&self.c_proj, gelu(apply(&self.c_fc, x_btd)))
     }
 }
 
 fn layer_norm(config: &Gpt2Config, device: &Device) -> LayerNorm {
     LayerNorm::new(config.n_embd, config.bias, config.layer_norm_epsilon, device)
+}
+
+fn apply(layer: &Linear, x_btd: Tensor<3>) -> Tensor<3> {
+    linear(x_btd, layer.weight.val(), layer.bias.as_ref().map(Param::val))
 }

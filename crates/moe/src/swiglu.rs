@@ -1,7 +1,7 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use fused::silu_mul;
+use fused::{linear, silu_mul};
 
 /// The gated MLP `down(silu(gate(x)) * up(x))` without biases (arXiv 2002.05202): DeepSeek's dense layers and shared experts.
 #[derive(Module, Debug)]
@@ -23,7 +23,8 @@ impl SwiGlu {
 
     /// `[.., d]` to `[.., d]`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let gate = self.gate_proj.forward(x.clone());
-        self.down_proj.forward(silu_mul(gate, self.up_proj.forward(x)))
+        let gate = linear(x.clone(), self.gate_proj.weight.val(), None);
+        let up = linear(x, self.up_proj.weight.val(), None);
+        linear(silu_mul(gate, up), self.down_proj.weight.val(), None)
     }
 }

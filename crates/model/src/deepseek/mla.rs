@@ -2,8 +2,8 @@ use crate::rope::{Rope, softmax_scale};
 use crate::{DeepSeekConfig, RmsNorm, causal_attention};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::module::linear;
 use burn::tensor::{Device, Tensor};
+use fused::linear;
 
 /// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
 const LATENT_NORM_EPS: f64 = 1e-6;
@@ -76,14 +76,14 @@ impl Mla {
         let q = Tensor::cat(vec![q_nope, self.rope.rotate(q_rope)], 3);
         let k = Tensor::cat(vec![k_nope, k_rope], 3);
         let y_bhtv = causal_attention(q, k, v_bhtv, softmax_scale(&self.config));
-        self.o_proj.forward(y_bhtv.swap_dims(1, 2).reshape([b, t, heads * v]))
+        linear(y_bhtv.swap_dims(1, 2).reshape([b, t, heads * v]), self.o_proj.weight.val(), None)
     }
 
     /// The last projection to the query, and its input.
     fn query(&self, x_btd: Tensor<3>) -> (Tensor<3>, &Linear) {
         match (&self.q_proj, &self.q_a_proj, &self.q_a_layernorm, &self.q_b_proj) {
             (Some(q), ..) => (x_btd, q),
-            (None, Some(a), Some(norm), Some(b)) => (norm.forward(a.forward(x_btd)), b),
+            (None, Some(a), Some(norm), Some(b)) => (norm.forward(linear(x_btd, a.weight.val(), None)), b),
             _ => unreachable!("a query is projected directly or through its compression"),
         }
     }

@@ -10,6 +10,7 @@ use crate::{DeepSeekConfig, LanguageModel, RmsNorm, cross_entropy, initialise};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
+use fused::linear;
 use moe::MoeConfig;
 
 /// A DeepSeek as its parts: embedding, blocks, head.
@@ -69,7 +70,7 @@ impl LanguageModel for DeepSeek {
 impl Head {
     /// `[b, t, d]` to `[b, t, vocab]`.
     pub fn logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        self.lm_head.forward(self.norm.forward(x_btd))
+        linear(self.norm.forward(x_btd), self.lm_head.weight.val(), None)
     }
 
     /// Cross entropy of the next tokens, `[1]`.
