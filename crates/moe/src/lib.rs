@@ -6,8 +6,8 @@
 //!
 //! A *slot* is a row of an expert's input. Dispatch gives every (token, choice) at most one slot: dropless, or at most
 //! `capacity` slots for each expert and sequence. Permutation and combination only gather rows through indices, and nothing loops
-//! over tokens or experts on the host. **A sequence's result never depends on the sequences beside it**, so it is the same alone, in any
-//! micro-batch and on any rank.
+//! over tokens or experts on the host. **Where a sequence's tokens go never depends on the sequences beside it**: it is routed alike alone, in
+//! any micro-batch and on any rank, and its output is the same up to the rounding of products of another size.
 //!
 //! Shape suffixes: `b` sequences, `t` positions, `n` = b x t tokens, `d` hidden width, `h` expert width, `e` experts,
 //! `k` choices of a token, `g` expert groups, `s` slots of one expert.

@@ -49,6 +49,9 @@ pub enum TrainError {
     #[error("cannot write {}: {source}", path.display())]
     Metrics { path: PathBuf, source: io::Error },
 
+    #[error("cannot start the threads of a rank: {0}")]
+    Threads(rayon::ThreadPoolBuildError),
+
     #[error("the loss is {loss} at step {step}: lower optim.lr, or look at the data")]
     NotFinite { step: usize, loss: f64 },
 
@@ -83,7 +86,12 @@ pub fn train(mut config: Config, name: &str, out: Option<&Path>, stop: Arc<Atomi
     progress.say(&format!("writing {}", folder.path().display()));
 
     let job = Job { config, dataset, tokenizer, folder, progress, stop };
-    let outcomes = comm::run_ranks(devices.of_rank, comm::TIMEOUT, |comm| rank::run(&job, comm));
+    let threads = threads_per_rank(devices.of_rank.len());
+    let outcomes = comm::run_ranks(devices.of_rank, comm::TIMEOUT, |comm| {
+        // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(TrainError::Threads)?;
+        pool.install(|| rank::run(&job, comm))
+    });
     job.progress.finish();
     let outcomes = outcomes.map_err(|failure| match failure {
         // A single rank's own error needs no rank; with several it says where to look.
@@ -91,6 +99,12 @@ pub fn train(mut config: Config, name: &str, out: Option<&Path>, stop: Arc<Atomi
         failure => TrainError::Rank(Box::new(failure)),
     })?;
     Ok(outcomes.into_iter().next().expect("there is a rank 0"))
+}
+
+/// The CPU's cores shared out, at least one a rank.
+fn threads_per_rank(ranks: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / ranks).max(1)
 }
 
 /// A vocabulary of 0 becomes the tokenizer's; a smaller one cannot hold its tokens.
