@@ -123,7 +123,7 @@ impl<'a> Rank<'a> {
     }
 
     fn micro_batch_size(&self) -> usize {
-        self.job.config.train.micro_batch_size.unwrap_or(self.share())
+        self.job.config.train.micro_batch_size.map_or(self.share(), |micro| micro.min(self.share()))
     }
 
     /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks. None if it is

@@ -101,7 +101,8 @@ pub struct TrainConfig {
     pub steps: usize,
     /// Sequences per optimizer step, over all ranks; a multiple of `parallel.gpus`.
     pub global_batch_size: usize,
-    /// Sequences a rank computes at once, a divisor of its share of the global batch; null for the whole share.
+    /// Sequences a rank computes at once, a divisor of its share of the global batch; the whole share if that is smaller, or if
+    /// this is null.
     pub micro_batch_size: Option<usize>,
     /// Tokens of a sequence; at most the model's context.
     pub seq_len: usize,

@@ -63,7 +63,7 @@ impl Config {
             )
         })?;
         let (share, micro) = (batch / gpus, train.micro_batch_size);
-        require(micro.is_none_or(|micro| share.is_multiple_of(micro)), || {
+        require(micro.is_none_or(|micro| micro >= share || share.is_multiple_of(micro)), || {
             format!(
                 "train.micro_batch_size is {}, which does not divide a rank's share of {share} sequences \
                  (train.global_batch_size {batch} / parallel.gpus {gpus}): give a divisor of {share}, or null for \

@@ -78,7 +78,7 @@ const CONFIGURATION: &[Mistake] = &[
     (
         "the largest number",
         &[],
-        "--model gpt2 --gpus 4 --set train.global_batch_size=18446744073709551615",
+        "--model gpt2 --gpus 4 --set train.micro_batch_size=null --set train.global_batch_size=18446744073709551615",
         &["global_batch_size is 18446744073709551615", "a multiple of 4"],
     ),
     ("a seed below 0", &[], "--model gpt2 --seed -1", &["'-1'", "--seed"]),
