@@ -1,5 +1,5 @@
-use crate::AdamWConfig;
 use comm::CommError;
+use fused::AdamW;
 use serde::{Deserialize, Serialize};
 
 /// What a rank keeps of the parameters, gradients and optimizer state.
@@ -31,8 +31,8 @@ pub struct FsdpConfig {
     pub strategy: Strategy,
     /// What is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
-    /// The optimizer.
-    pub adamw: AdamWConfig,
+    /// The optimizer. Its weight decay is for matrices; vectors (norm gains, biases) do not decay.
+    pub adamw: AdamW,
     /// Gradients whose global norm is above this are scaled down to it.
     pub clip_grad_norm: Option<f64>,
 }

@@ -1,3 +1,6 @@
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+
 /// Alignment of a parameter in its unit's buffer, in bytes: CubeCL's slices alias their buffer only at multiples of it.
 const ALIGN_BYTES: usize = 512;
 /// The same in f32 elements.
@@ -44,6 +47,13 @@ impl ParamLayout {
 }
 
 impl Layout {
+    /// Lays out a module's parameters, none of which is made for it.
+    pub fn of<M: Module>(module: &M, shards: usize) -> Self {
+        let mut shapes = Shapes::default();
+        module.visit(&mut shapes);
+        Self::new(shapes.params, shards)
+    }
+
     /// Lays out parameters, given by name and shape in the order the module is visited, for `shards` equal shards.
     pub fn new(params: impl IntoIterator<Item = (String, Vec<usize>)>, shards: usize) -> Self {
         let mut params: Vec<_> =
@@ -90,6 +100,26 @@ impl Layout {
     /// Whether there are no parameters.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[derive(Default)]
+struct Shapes {
+    path: Vec<String>,
+    params: Vec<(String, Vec<usize>)>,
+}
+
+impl ModuleVisitor for Shapes {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.params.push((self.path.join("."), param.lazy_shape().to_vec()));
     }
 }
 

@@ -32,8 +32,8 @@ mod vjp;
 
 pub use config::{ActivationCheckpointing, FsdpConfig, FsdpError, Strategy};
 pub use fsdp::{Fsdp, StepReport};
+pub use fused::AdamW;
 pub use layout::{Layout, ParamLayout};
-pub use optimizer::AdamWConfig;
 pub use shard::AtRest;
 pub use unit::{Activation, UnitId, Units};
 pub use vjp::vjp_seed;

@@ -4,25 +4,6 @@ use burn::tensor::Tensor;
 use fused::{AdamW, AdamWState, adamw};
 use std::ops::Range;
 
-/// AdamW (arXiv 1711.05101) with the field's defaults for language models.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamWConfig {
-    /// Decay of the mean of gradients.
-    pub beta1: f64,
-    /// Decay of the mean of their squares.
-    pub beta2: f64,
-    /// Added to the denominator.
-    pub epsilon: f64,
-    /// Decoupled decay of matrices; vectors do not decay.
-    pub weight_decay: f64,
-}
-
-impl Default for AdamWConfig {
-    fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
-    }
-}
-
 /// The optimizer of one shard: its part with matrices, and its part with vectors.
 pub(crate) struct ShardOptimizer {
     parts: Vec<Part>,
@@ -36,12 +17,10 @@ struct Part {
 
 impl ShardOptimizer {
     /// For the shard that begins at `start` of its unit's buffer.
-    pub fn new(config: &AdamWConfig, layout: &Layout, start: usize, len: usize) -> Self {
+    pub fn new(config: &AdamW, layout: &Layout, start: usize, len: usize) -> Self {
         let boundary = layout.matrices_end().saturating_sub(start).min(len);
-        let AdamWConfig { beta1, beta2, epsilon, weight_decay } = *config;
-        let part =
-            |range, weight_decay| Part { range, config: AdamW { beta1, beta2, epsilon, weight_decay }, state: None };
-        let mut parts = vec![part(0..boundary, weight_decay), part(boundary..len, 0.0)];
+        let part = |range, weight_decay| Part { range, config: AdamW { weight_decay, ..*config }, state: None };
+        let mut parts = vec![part(0..boundary, config.weight_decay), part(boundary..len, 0.0)];
         parts.retain(|part| !part.range.is_empty());
         Self { parts }
     }

@@ -78,7 +78,10 @@ impl ShardedUnit {
         match self.strategy {
             Strategy::Ddp => thread.submit(move |comm| {
                 let sum = comm.all_reduce(gradient)?;
-                Ok(earlier.map_or(sum.clone(), |earlier| earlier + sum))
+                Ok(match earlier {
+                    None => sum,
+                    Some(earlier) => earlier + sum,
+                })
             }),
             Strategy::FullShard => thread.submit(move |comm| comm.reduce_scatter_onto(gradient, earlier)),
         }

@@ -176,9 +176,7 @@ impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
     }
 
     fn layout(&self, shards: usize) -> Layout {
-        let mut shapes = Shapes::default();
-        self.module.visit(&mut shapes);
-        Layout::new(shapes.params, shards)
+        Layout::of(&self.module, shards)
     }
 
     fn take_values(&mut self, layout: &Layout, device: &Device) -> Tensor<1> {
@@ -222,26 +220,6 @@ fn concatenate(layout: &Layout, mut parts: Vec<Option<Tensor<1>>>, device: &Devi
         pieces.push(Tensor::zeros([layout.padded_len() - end], device));
     }
     Tensor::cat(pieces, 0)
-}
-
-#[derive(Default)]
-struct Shapes {
-    path: Vec<String>,
-    params: Vec<(String, Vec<usize>)>,
-}
-
-impl ModuleVisitor for Shapes {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.params.push((self.path.join("."), param.lazy_shape().to_vec()));
-    }
 }
 
 /// Parameters, or their gradients, flat in the order of visits.

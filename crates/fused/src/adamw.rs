@@ -17,6 +17,13 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
+impl Default for AdamW {
+    /// The field's defaults for language models.
+    fn default() -> Self {
+        Self { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
+    }
+}
+
 /// What AdamW remembers of a parameter.
 #[derive(Debug, Clone)]
 pub struct AdamWState {

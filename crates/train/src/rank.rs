@@ -10,7 +10,7 @@ use crate::trainer::{Outcome, TrainError};
 use crate::units::{Batch, Parts, units};
 use burn::tensor::Device;
 use comm::Communicator;
-use fsdp::{AdamWConfig, Fsdp, FsdpConfig};
+use fsdp::{AdamW, Fsdp, FsdpConfig};
 use model::{Sampling, generate};
 use serde::Serialize;
 use std::ops::Range;
@@ -64,7 +64,7 @@ impl<'a> Rank<'a> {
         let config = FsdpConfig {
             strategy: job.config.parallel.strategy,
             activation_checkpointing: job.config.parallel.activation_checkpointing,
-            adamw: AdamWConfig {
+            adamw: AdamW {
                 beta1: optim.beta1,
                 beta2: optim.beta2,
                 epsilon: optim.epsilon,

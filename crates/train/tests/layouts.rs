@@ -4,8 +4,7 @@
 
 mod common;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use common::{metrics, succeed, values};
 use fsdp::Layout;
 use model::Gpt2;
@@ -77,9 +76,11 @@ fn a_rank_of_gpt2_124m_holds_its_share_and_less_than_a_percent_of_padding() {
         unreachable!()
     };
     let model = Gpt2::new(&shape, &Device::flex());
-    let units: Vec<Vec<_>> = once(shapes(&model.ends)).chain(model.blocks.iter().map(shapes)).collect();
     for ranks in [1, 2, 4, 8, 64] {
-        let layouts: Vec<Layout> = units.iter().map(|unit| Layout::new(unit.clone(), ranks)).collect();
+        let layouts: Vec<Layout> = {
+            let blocks = model.blocks.iter().map(|block| Layout::of(block, ranks));
+            once(Layout::of(&model.ends, ranks)).chain(blocks).collect()
+        };
         let len: usize = layouts.iter().map(Layout::len).sum();
         let padded: usize = layouts.iter().map(Layout::padded_len).sum();
         assert_eq!(len, 124_439_808);
@@ -121,29 +122,4 @@ fn train(args: &[&str], steps: usize) -> Vec<Value> {
     let metrics = metrics(&folder.path().join("run"));
     assert_eq!(COMPARED.map(|(key, _)| values(&metrics, key).len()), [steps, steps, 1]);
     metrics
-}
-
-/// Names and shapes of a module's parameters, none of which is made for it.
-fn shapes<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
-    #[derive(Default)]
-    struct Shapes {
-        path: Vec<String>,
-        shapes: Vec<(String, Vec<usize>)>,
-    }
-    impl ModuleVisitor for Shapes {
-        fn enter_module(&mut self, name: &str, _container: &str) {
-            self.path.push(name.into());
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.path.pop();
-        }
-
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.shapes.push((self.path.join("."), param.lazy_shape().to_vec()));
-        }
-    }
-    let mut visitor = Shapes::default();
-    module.visit(&mut visitor);
-    visitor.shapes
 }
