@@ -1,118 +1,278 @@
-use burn::tensor::{Device, Tensor};
-use std::fmt;
-use std::time::Duration;
+use crate::meter::Meter;
+use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, TrafficTable};
+use burn::tensor::{Device, Float, Int, Tensor, TensorData};
+use std::sync::Arc;
+use std::time::Instant;
 
-/// The collectives of one rank in a group of ranks.
+/// Tensors up to this many bytes are all-reduced in one round: N times the traffic of the long way, and half the waiting.
+const SMALL: usize = 32 * 1024;
+
+/// The collectives of one rank in a group of N ranks.
 ///
-/// All methods block until every rank of the group has made the same call, and return an error on every rank if one of
-/// them does not. `N` is [`world_size`](Self::world_size). Tensors are flat: reshaping is the caller's and free.
-pub trait Communicator: Send + Sync {
+/// Every method blocks until all ranks of the group have made the same call, and returns an error on every rank if one of them does
+/// not. Tensors are flat (reshaping is free), of any float or integer dtype, and not tracked by autodiff. Clones are the same rank.
+#[derive(Clone)]
+pub struct Communicator {
+    engine: Arc<dyn Engine>,
+    meter: Meter,
+}
+
+impl Communicator {
+    /// Collectives over an engine.
+    pub fn new(engine: Arc<dyn Engine>) -> Self {
+        Self { engine, meter: Meter::default() }
+    }
+
     /// This rank's number, from 0 to N - 1.
-    fn rank(&self) -> usize;
+    pub fn rank(&self) -> usize {
+        self.engine.rank()
+    }
 
     /// How many ranks the group has, N.
-    fn world_size(&self) -> usize;
+    pub fn world_size(&self) -> usize {
+        self.engine.world_size()
+    }
 
-    /// The device this rank computes on, and on which it gets its results.
-    fn device(&self) -> &Device;
+    /// The device on which results arrive.
+    pub fn device(&self) -> &Device {
+        self.engine.device()
+    }
 
     /// The ranks' tensors one after another in rank order: `[n]` becomes `[N * n]`.
-    fn all_gather(&self, shard: Tensor<1>) -> Result<Tensor<1>, CommError>;
+    pub fn all_gather<K: Kind>(&self, shard: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
+        self.all_gather_as(Collective::AllGather, K::forget(shard)).map(K::remember)
+    }
 
     /// Chunk `rank` of the sum of the ranks' tensors: `[N * n]` becomes `[n]`.
-    fn reduce_scatter(&self, full: Tensor<1>) -> Result<Tensor<1>, CommError> {
-        self.reduce_scatter_onto(full, None)
+    pub fn reduce_scatter<K: Kind>(&self, full: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
+        self.reduce_scatter_as(Collective::ReduceScatter, K::forget(full), None, Reduce::Sum).map(K::remember)
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) that goes on with a sum: chunk `rank` of `((onto + t_0) + t_1) + ...`, `onto` being this
     /// rank's chunk so far. Gradients of many micro-batches so have one order of addition, however many ranks computed them.
-    fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError>;
+    pub fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError> {
+        let onto = onto.map(Payload::Float);
+        self.reduce_scatter_as(Collective::ReduceScatter, Payload::Float(full), onto, Reduce::Sum).map(Float::remember)
+    }
 
-    /// The sum of the ranks' tensors: `[n]` stays `[n]`.
-    fn all_reduce(&self, tensor: Tensor<1>) -> Result<Tensor<1>, CommError>;
+    /// The ranks' tensors combined: `[n]` stays `[n]`.
+    pub fn all_reduce<K: Kind>(&self, tensor: Tensor<1, K>, how: Reduce) -> Result<Tensor<1, K>, CommError> {
+        let (collective, n, tensor) = (Collective::AllReduce, self.world_size(), K::forget(tensor));
+        let len = tensor.len();
+        if n == 1 {
+            return Ok(K::remember(tensor));
+        }
+        if tensor.bytes() <= SMALL {
+            let all = self.all_gather_as(collective, tensor)?;
+            let chunks = (0..n).map(|rank| all.clone().slice(rank * len..(rank + 1) * len));
+            return Ok(K::remember(Payload::reduce(chunks, how)));
+        }
+        let padded = match len.next_multiple_of(n) - len {
+            0 => tensor,
+            missing => Payload::cat(vec![tensor.clone(), tensor.zeros_like(missing)]),
+        };
+        let chunk = self.reduce_scatter_as(collective, padded, None, how)?;
+        let all = self.all_gather_as(collective, chunk)?;
+        Ok(K::remember(if all.len() == len { all } else { all.slice(0..len) }))
+    }
 
     /// Rank `root`'s tensor; the others' must have its shape and dtype.
-    fn broadcast(&self, tensor: Tensor<1>, root: usize) -> Result<Tensor<1>, CommError>;
+    pub fn broadcast<K: Kind>(&self, tensor: Tensor<1, K>, root: usize) -> Result<Tensor<1, K>, CommError> {
+        let (collective, tensor) = (Collective::Broadcast(root), K::forget(tensor));
+        self.check_root(collective, root)?;
+        let signature = whole(collective, &tensor);
+        let parts = if self.rank() == root { vec![Some(tensor); self.world_size()] } else { self.nothing() };
+        let mut found = self.exchange(&signature, parts)?;
+        Ok(K::remember(found[root].take().expect("the root gives everyone its tensor")))
+    }
+
+    /// On rank `root` every rank's tensor, in rank order; their lengths may differ. Nothing on the others.
+    pub fn gather<K: Kind>(&self, tensor: Tensor<1, K>, root: usize) -> Result<Vec<Tensor<1, K>>, CommError> {
+        let (collective, tensor) = (Collective::Gather(root), K::forget(tensor));
+        self.check_root(collective, root)?;
+        let signature = Signature { len: None, ..whole(collective, &tensor) };
+        let mut parts = self.nothing();
+        parts[root] = Some(tensor);
+        Ok(self.exchange(&signature, parts)?.into_iter().flatten().map(K::remember).collect())
+    }
+
+    /// Part `rank` of the parts that rank `root` gives, one for each rank; the others give None.
+    pub fn scatter<K: Kind>(&self, parts: Option<Vec<Tensor<1, K>>>, root: usize) -> Result<Tensor<1, K>, CommError> {
+        let (collective, n) = (Collective::Scatter(root), self.world_size());
+        self.check_root(collective, root)?;
+        let parts = match (parts, self.rank() == root) {
+            (Some(parts), true) if parts.len() == n => parts.into_iter().map(|part| Some(K::forget(part))).collect(),
+            (None, false) => self.nothing(),
+            (Some(parts), true) => {
+                return Err(self.bad_argument(collective, format!("{} parts for {n} ranks", parts.len())));
+            }
+            (None, true) => return Err(self.bad_argument(collective, "the root gives no parts".into())),
+            (Some(_), false) => return Err(self.bad_argument(collective, "only the root gives parts".into())),
+        };
+        let mut found = self.exchange(&Signature { collective, len: None, dtype: None }, parts)?;
+        match found[root].take() {
+            Some(part) if K::is(&part) => Ok(K::remember(part)),
+            _ => Err(self.bad_argument(collective, "the root's part is of another kind than was asked for".into())),
+        }
+    }
+
+    /// Cuts `rows`, `[sum of send_counts]`, into parts, gives part i to rank i, and returns the parts that came, one after another in
+    /// rank order, with the count of each. Counts may be 0.
+    pub fn all_to_all<K: Kind>(
+        &self,
+        rows: Tensor<1, K>,
+        send_counts: &[usize],
+    ) -> Result<(Tensor<1, K>, Vec<usize>), CommError> {
+        let (collective, n, rows) = (Collective::AllToAll, self.world_size(), K::forget(rows));
+        if send_counts.len() != n {
+            return Err(self.bad_argument(collective, format!("{} counts for {n} ranks", send_counts.len())));
+        }
+        if send_counts.iter().sum::<usize>() != rows.len() {
+            let sum: usize = send_counts.iter().sum();
+            return Err(self.bad_argument(collective, format!("the counts add up to {sum} of {} elements", rows.len())));
+        }
+        let signature = Signature { len: None, ..whole(collective, &rows) };
+        let mut start = 0;
+        let parts = send_counts.iter().map(|count| {
+            start += count;
+            Some(rows.clone().slice(start - count..start))
+        });
+        let parts: Vec<Payload> = self.exchange(&signature, parts.collect())?.into_iter().flatten().collect();
+        let counts = parts.iter().map(Payload::len).collect();
+        Ok((K::remember(Payload::cat(parts)), counts))
+    }
+
+    /// Hands a tensor to rank `to`, which [`recv`](Self::recv)s in the order of sending. May return before it is received.
+    pub fn send<K: Kind>(&self, tensor: Tensor<1, K>, to: usize) -> Result<(), CommError> {
+        let (collective, tensor) = (Collective::Send(to), K::forget(tensor));
+        self.check_root(collective, to)?;
+        self.check_tracked(collective, &tensor)?;
+        self.metered(collective, || self.engine.send(tensor, to).map(|()| ((), 0)))
+    }
+
+    /// The next tensor from rank `from`.
+    ///
+    /// # Errors
+    /// Also if that is of another kind.
+    pub fn recv<K: Kind>(&self, from: usize) -> Result<Tensor<1, K>, CommError> {
+        let collective = Collective::Recv(from);
+        self.check_root(collective, from)?;
+        let payload = self.metered(collective, || {
+            let payload = self.engine.recv(from)?;
+            let bytes = payload.bytes();
+            Ok((payload, bytes))
+        })?;
+        if !K::is(&payload) {
+            let reason = format!("rank {from} sent [{}] {:?}, another kind", payload.len(), payload.dtype());
+            return Err(self.bad_argument(collective, reason));
+        }
+        Ok(K::remember(payload))
+    }
 
     /// Returns when every rank has called it.
-    fn barrier(&self) -> Result<(), CommError>;
+    pub fn barrier(&self) -> Result<(), CommError> {
+        let signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
+        self.exchange(&signature, self.nothing()).map(drop)
+    }
+
+    /// The group of those ranks that give the same `color`, numbered in the order of their ranks here.
+    pub fn split(&self, color: usize) -> Result<Self, CommError> {
+        let data = TensorData::new(vec![color as i64], [1]);
+        let color_1 = Tensor::<1, Int>::from_data(data, (self.device(), burn::tensor::DType::I64));
+        let colors = self.all_gather(color_1)?.into_data();
+        let members = colors.iter::<i64>().enumerate().filter(|(_, other)| *other == color as i64);
+        let members: Vec<usize> = members.map(|(rank, _)| rank).collect();
+        Ok(Self { engine: self.engine.split(&members)?, meter: self.meter.clone() })
+    }
 
     /// Tells the other ranks that this one has failed: their calls under way and to come return an error with `reason`.
-    fn abort(&self, reason: &str);
-}
+    pub fn abort(&self, reason: &str) {
+        self.engine.abort(reason);
+    }
 
-/// What a rank asked for when it entered a collective.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Collective {
-    /// [`Communicator::all_gather`]
-    AllGather,
-    /// [`Communicator::reduce_scatter`]
-    ReduceScatter,
-    /// [`Communicator::all_reduce`]
-    AllReduce,
-    /// [`Communicator::broadcast`] from this root.
-    Broadcast(usize),
-    /// [`Communicator::barrier`]
-    Barrier,
-}
+    /// What this rank has communicated so far, through this communicator and those split off from it.
+    pub fn traffic(&self) -> TrafficTable {
+        self.meter.table()
+    }
 
-impl fmt::Display for Collective {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AllGather => f.write_str("all_gather"),
-            Self::ReduceScatter => f.write_str("reduce_scatter"),
-            Self::AllReduce => f.write_str("all_reduce"),
-            Self::Broadcast(root) => write!(f, "broadcast from rank {root}"),
-            Self::Barrier => f.write_str("barrier"),
+    fn all_gather_as(&self, collective: Collective, shard: Payload) -> Result<Payload, CommError> {
+        self.check_tracked(collective, &shard)?;
+        if self.world_size() == 1 {
+            return Ok(shard);
         }
+        let (signature, own) = (whole(collective, &shard), shard.bytes());
+        self.metered(collective, || {
+            let full = self.engine.all_gather(&signature, shard)?;
+            let bytes = full.bytes() - own;
+            Ok((full, bytes))
+        })
+    }
+
+    fn reduce_scatter_as(
+        &self,
+        collective: Collective,
+        full: Payload,
+        onto: Option<Payload>,
+        how: Reduce,
+    ) -> Result<Payload, CommError> {
+        let (n, len) = (self.world_size(), full.len());
+        if len % n != 0 {
+            return Err(self.bad_argument(collective, format!("{len} elements cannot be split over {n} ranks")));
+        }
+        let signature = whole(collective, &full);
+        let parts = (0..n).map(|to| Some(full.clone().slice(to * len / n..(to + 1) * len / n))).collect();
+        let parts = self.exchange(&signature, parts)?;
+        Ok(Payload::reduce(onto.into_iter().chain(parts.into_iter().flatten()), how))
+    }
+
+    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError> {
+        parts.iter().flatten().try_for_each(|part| self.check_tracked(signature.collective, part))?;
+        if self.world_size() == 1 {
+            return Ok(parts);
+        }
+        self.metered(signature.collective, || {
+            let found = self.engine.exchange(signature, parts)?;
+            let others = found.iter().enumerate().filter(|(from, _)| *from != self.rank());
+            let bytes = others.filter_map(|(_, part)| part.as_ref()).map(Payload::bytes).sum();
+            Ok((found, bytes))
+        })
+    }
+
+    fn metered<T>(
+        &self,
+        collective: Collective,
+        call: impl FnOnce() -> Result<(T, usize), CommError>,
+    ) -> Result<T, CommError> {
+        let started = Instant::now();
+        let (result, bytes) = call()?;
+        self.meter.add(collective, bytes, started.elapsed());
+        Ok(result)
+    }
+
+    fn check_root(&self, collective: Collective, rank: usize) -> Result<(), CommError> {
+        let n = self.world_size();
+        if rank < n { Ok(()) } else { Err(self.bad_argument(collective, format!("there are only {n} ranks"))) }
+    }
+
+    /// Ranks that share a tracked tensor share a graph, and wait for each other's backward for ever.
+    fn check_tracked(&self, collective: Collective, payload: &Payload) -> Result<(), CommError> {
+        if payload.is_tracked() {
+            return Err(self.bad_argument(collective, "the tensor is tracked by autodiff: give its `inner()`".into()));
+        }
+        Ok(())
+    }
+
+    fn bad_argument(&self, collective: Collective, reason: String) -> CommError {
+        let error = CommError::BadArgument { rank: self.rank(), collective, reason };
+        self.abort(&error.to_string());
+        error
+    }
+
+    fn nothing(&self) -> Vec<Option<Payload>> {
+        vec![None; self.world_size()]
     }
 }
 
-/// Why a collective did not happen.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CommError {
-    /// Another rank failed, or left before it made the call.
-    #[error("{collective} on rank {rank}: rank {failed} {reason}")]
-    RankFailed {
-        /// The rank that reports this.
-        rank: usize,
-        /// The call that could not be completed.
-        collective: Collective,
-        /// The rank that failed.
-        failed: usize,
-        /// What became of it.
-        reason: String,
-    },
-    /// Some ranks did not make the call in time.
-    #[error("{collective} on rank {rank}: no sign of rank(s) {missing:?} within {timeout:?}")]
-    Timeout {
-        /// The rank that reports this.
-        rank: usize,
-        /// The call that could not be completed.
-        collective: Collective,
-        /// The ranks that did not come.
-        missing: Vec<usize>,
-        /// How long they were waited for.
-        timeout: Duration,
-    },
-    /// The ranks called different collectives, or with tensors of different shape or dtype.
-    #[error("ranks disagree: rank 0 calls {first}, rank {other_rank} calls {other}")]
-    Mismatch {
-        /// Rank 0's call.
-        first: String,
-        /// The first rank whose call differs.
-        other_rank: usize,
-        /// Its call.
-        other: String,
-    },
-    /// A tensor that cannot be split over the ranks, or a root that does not exist.
-    #[error("{collective} on rank {rank}: {reason}")]
-    BadArgument {
-        /// The rank that reports this.
-        rank: usize,
-        /// The call.
-        collective: Collective,
-        /// What is wrong with it.
-        reason: String,
-    },
+fn whole(collective: Collective, tensor: &Payload) -> Signature {
+    Signature { collective, len: Some(tensor.len()), dtype: Some(tensor.dtype()) }
 }

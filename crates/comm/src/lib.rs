@@ -1,38 +1,57 @@
-//! Ranks and the collectives between them: one trait, [`Communicator`], and its engines.
+//! Ranks and the collectives between them: [`Communicator`], the [`Engine`]s below it, and the [`Mesh`] above.
 //!
 //! A *rank* is one thread with one [`Device`](burn::tensor::Device); several ranks may share a device. Tensors go in,
 //! tensors come out; this crate knows nothing of parameters, models or training.
 //!
 //! ```text
-//!             rank 0   rank 1   rank 2          rank 0      rank 1      rank 2
-//! all_gather    a        b        c      ->      abc         abc         abc
-//! reduce_scatter abc     def      ghi    ->     a+d+g       b+e+h       c+f+i
-//! all_reduce    ab       cd       ef     ->  a+c+e b+d+f  a+c+e b+d+f  a+c+e b+d+f
-//! broadcast(1)  a        b        c      ->       b           b           b
+//!               rank 0   rank 1   rank 2           rank 0        rank 1        rank 2
+//! all_gather      a        b        c       ->       abc           abc           abc
+//! reduce_scatter abc      def      ghi      ->      a+d+g         b+e+h         c+f+i
+//! all_reduce      ab       cd       ef      ->  a+c+e b+d+f   a+c+e b+d+f   a+c+e b+d+f
+//! broadcast(1)    a        b        c       ->        b             b             b
+//! gather(1)       a        b        c       ->                   [a, b, c]
+//! scatter(1)           [a, b, c]            ->        a             b             c
+//! all_to_all     abc      def      ghi      ->       adg           beh           cfi
 //! ```
 //!
-//! Three laws hold for every engine:
-//! * Sums run in rank order, so a result is bitwise the same every time.
+//! Four laws hold for every engine:
+//! * Sums run in rank order, so a result is bitwise the same every time and with every engine.
 //! * Every rank calls the same collectives in the same order. Where shapes, dtypes or collectives disagree, every rank gets
 //!   an error that names both sides.
-//! * No wait is for ever: when a rank fails, leaves or is late, the others get a [`CommError`] that names it.
+//! * No wait is for ever: when a rank fails, leaves or is late, the others get a [`CommError`] that names it, also those that wait
+//!   for somebody else in a group that was split off.
+//! * Each rank meters what it receives: [`Communicator::traffic`].
+//!
+//! Bytes that a rank receives, of N ranks: `all_gather` of shards of n bytes (N - 1) n; `reduce_scatter` of F bytes (N - 1)/N F;
+//! `all_reduce` twice that, or in one round (N - 1) F up to 32 KiB; `broadcast` F and `scatter` n on all but the root, `gather` (N - 1) n
+//! on the root alone; `all_to_all` and `recv` what the others send.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
-//! use comm::Communicator;
+//! use comm::Reduce;
 //!
 //! let sums = comm::run_ranks(vec![Device::flex(); 4], comm::TIMEOUT, |comm| {
 //!     let mine = Tensor::<1>::from_floats([comm.rank() as f32, 1.0], comm.device());
-//!     comm.all_reduce(mine).map(|sum| sum.into_data().to_vec::<f32>().unwrap())
+//!     comm.all_reduce(mine, Reduce::Sum).map(|sum| sum.into_data().to_vec::<f32>().unwrap())
 //! })?;
 //! assert_eq!(sums, vec![vec![6.0, 4.0]; 4]);
 //! # Ok::<(), comm::RankFailure<comm::CommError>>(())
 //! ```
 
 mod communicator;
+mod engine;
+mod error;
 mod local;
+mod mesh;
+mod meter;
+mod payload;
 mod ranks;
 
-pub use communicator::{Collective, CommError, Communicator};
-pub use local::LocalCommunicator;
+pub use communicator::Communicator;
+pub use engine::{Collective, Engine, Signature};
+pub use error::CommError;
+pub use local::LocalEngine;
+pub use mesh::{Axis, Mesh, MeshShape};
+pub use meter::{Traffic, TrafficTable};
+pub use payload::{Kind, Payload, Reduce};
 pub use ranks::{RankFailure, TIMEOUT, run_ranks};

@@ -1,4 +1,4 @@
-use crate::{Communicator, LocalCommunicator};
+use crate::{Communicator, LocalEngine};
 use burn::tensor::Device;
 use std::any::Any;
 use std::error::Error;
@@ -39,14 +39,16 @@ pub fn run_ranks<T, E, F>(devices: Vec<Device>, timeout: Duration, work: F) -> R
 where
     T: Send,
     E: Error + Send + 'static,
-    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+    F: Fn(Communicator) -> Result<T, E> + Sync,
 {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = LocalCommunicator::group(devices, timeout)
+        let threads: Vec<_> = LocalEngine::world(devices, timeout)
             .into_iter()
-            .map(|comm| {
-                let (work, rank, comm) = (&work, comm.rank(), Arc::new(comm));
+            .map(|engine| {
+                let (work, engine) = (&work, Arc::new(engine));
                 scope.spawn(move || {
+                    let comm = Communicator::new(engine.clone());
+                    let rank = comm.rank();
                     let failure = match catch_unwind(AssertUnwindSafe(|| work(comm.clone()))) {
                         Ok(Ok(result)) => return Ok(result),
                         Ok(Err(source)) => RankFailure::Failed { rank, source },
@@ -56,7 +58,7 @@ where
                         RankFailure::Failed { source, .. } => source.to_string(),
                         RankFailure::Panicked { message, .. } => format!("panicked: {message}"),
                     });
-                    Err((comm.failed_first(), failure))
+                    Err((engine.failed_first(), failure))
                 })
             })
             .collect();

@@ -1,7 +1,7 @@
 //! Ranks that are threads: what their collectives return, and what happens when one of them fails.
 
-use burn::tensor::{DType, Device, Tensor};
-use comm::{Collective, CommError, Communicator, RankFailure, TIMEOUT, run_ranks};
+use burn::tensor::{DType, Device, Float, Tensor};
+use comm::{Collective, CommError, Communicator, RankFailure, Reduce, TIMEOUT, run_ranks};
 use proptest::prelude::*;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,11 +9,14 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const COLLECTIVES: [Collective; 5] = [
+const COLLECTIVES: [Collective; 8] = [
     Collective::AllGather,
     Collective::ReduceScatter,
     Collective::AllReduce,
     Collective::Broadcast(1),
+    Collective::Gather(1),
+    Collective::Scatter(1),
+    Collective::AllToAll,
     Collective::Barrier,
 ];
 
@@ -25,11 +28,11 @@ fn ranks(n: usize) -> Vec<Device> {
 }
 
 /// The results of `work` on `n` ranks, which may be errors of collectives: these do not end the group.
-fn on_ranks<T: Send>(n: usize, work: impl Fn(&dyn Communicator) -> T + Sync) -> Vec<T> {
-    run_ranks(ranks(n), HANG, |comm| Ok::<_, CommError>(work(&*comm))).unwrap()
+fn on_ranks<T: Send>(n: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    run_ranks(ranks(n), HANG, |comm| Ok::<_, CommError>(work(&comm))).unwrap()
 }
 
-fn tensor(comm: &dyn Communicator, values: &[f32]) -> Tensor<1> {
+fn tensor(comm: &Communicator, values: &[f32]) -> Tensor<1> {
     Tensor::from_floats(values, comm.device())
 }
 
@@ -42,13 +45,24 @@ fn bits_of(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-fn call(comm: &dyn Communicator, collective: Collective, len: usize) -> Result<(), CommError> {
-    let ones = Tensor::ones([len], comm.device());
+fn call(comm: &Communicator, collective: Collective, len: usize) -> Result<(), CommError> {
+    let ones = Tensor::<1>::ones([len], comm.device());
     match collective {
         Collective::AllGather => comm.all_gather(ones).map(drop),
         Collective::ReduceScatter => comm.reduce_scatter(ones).map(drop),
-        Collective::AllReduce => comm.all_reduce(ones).map(drop),
+        Collective::AllReduce => comm.all_reduce(ones, Reduce::Sum).map(drop),
         Collective::Broadcast(root) => comm.broadcast(ones, root).map(drop),
+        Collective::Gather(root) => comm.gather(ones, root).map(drop),
+        Collective::Scatter(root) => {
+            let parts = (comm.rank() == root).then(|| vec![ones; comm.world_size()]);
+            comm.scatter(parts, root).map(drop)
+        }
+        Collective::AllToAll => {
+            let counts = vec![len / comm.world_size(); comm.world_size()];
+            comm.all_to_all(ones, &counts).map(drop)
+        }
+        Collective::Send(to) => comm.send(ones, to),
+        Collective::Recv(from) => comm.recv::<Float>(from).map(drop),
         Collective::Barrier => comm.barrier(),
     }
 }
@@ -91,7 +105,7 @@ proptest! {
         let run = |seed: u64| on_ranks(n, |comm| {
             nap(seed * 8 + comm.rank() as u64, 200); // ranks arrive in another order each time
             let input = tensor(comm, &inputs[comm.rank()]);
-            (bits(comm.reduce_scatter(input.clone())), bits(comm.all_reduce(input)))
+            (bits(comm.reduce_scatter(input.clone())), bits(comm.all_reduce(input, Reduce::Sum)))
         });
         let first = run(0);
         for (rank, (chunk, sum)) in first.iter().enumerate() {
@@ -133,7 +147,7 @@ fn results_keep_the_dtype() {
     for dtype in [DType::F64, DType::BF16] {
         for [gathered, sum] in on_ranks(3, |comm| {
             let input = tensor(comm, &[comm.rank() as f32]).cast(dtype);
-            [comm.all_gather(input.clone()).unwrap(), comm.all_reduce(input).unwrap()]
+            [comm.all_gather(input.clone()).unwrap(), comm.all_reduce(input, Reduce::Sum).unwrap()]
         }) {
             assert_eq!([gathered.dtype(), sum.dtype()], [dtype; 2]);
             assert_eq!(gathered.cast(DType::F32).into_data().try_to_vec::<f32>().unwrap(), [0.0, 1.0, 2.0]);
@@ -154,7 +168,7 @@ fn hundreds_of_rounds_stay_in_step_whoever_is_late() {
             let root = round as usize % n;
             let mine = tensor(comm, &[rank as f32, round as f32, 0.0, 1.0]);
             let (found, expected) = match round % 5 {
-                0 => (comm.all_reduce(mine), vec![6.0, 4.0 * round as f32, 0.0, 4.0]),
+                0 => (comm.all_reduce(mine, Reduce::Sum), vec![6.0, 4.0 * round as f32, 0.0, 4.0]),
                 1 => (comm.reduce_scatter(mine), vec![[6.0, 4.0 * round as f32, 0.0, 4.0][rank]]),
                 2 => (comm.broadcast(mine, root), vec![root as f32, round as f32, 0.0, 1.0]),
                 3 => (comm.all_gather(mine), (0..n).flat_map(|rank| [rank as f32, round as f32, 0.0, 1.0]).collect()),
@@ -181,7 +195,7 @@ fn the_others_learn_of(end: End) {
         let (ready, seen) = (Barrier::new(4), Mutex::new(vec![]));
         let result = run_ranks(ranks(4), timeout, |comm| {
             ready.wait();
-            call(&*comm, collective, 8).unwrap();
+            call(&comm, collective, 8).unwrap();
             if comm.rank() == guilty {
                 match end {
                     End::Error => return Err(io::Error::other("disk full")),
@@ -194,9 +208,9 @@ fn the_others_learn_of(end: End) {
                     }
                 }
             }
-            let error = call(&*comm, collective, 8).unwrap_err();
+            let error = call(&comm, collective, 8).unwrap_err();
             seen.lock().unwrap().push((comm.rank(), error.clone()));
-            let again = call(&*comm, Collective::Barrier, 1).unwrap_err();
+            let again = call(&comm, Collective::Barrier, 1).unwrap_err();
             assert!(matches!(again, CommError::RankFailed { failed, .. } if failed == guilty), "{again}");
             Err(io::Error::other(error))
         });
@@ -258,7 +272,7 @@ fn a_rank_may_leave_once_it_has_the_last_result() {
     for seed in 0..200 {
         on_ranks(4, |comm| {
             nap(seed * 4 + comm.rank() as u64, 50);
-            call(comm, COLLECTIVES[seed as usize % 5], 8).unwrap();
+            call(comm, COLLECTIVES[seed as usize % COLLECTIVES.len()], 8).unwrap();
         });
     }
 }
@@ -290,7 +304,7 @@ fn a_rank_that_comes_at_the_very_timeout_is_in_time_for_all_ranks_or_for_none() 
                 thread::sleep(timeout - Duration::from_micros(400));
                 nap(seed, 600);
             }
-            Ok::<_, CommError>(call(&*comm, Collective::AllReduce, 1 << 12).is_ok())
+            Ok::<_, CommError>(call(&comm, Collective::AllReduce, 1 << 12).is_ok())
         });
         let done = done.unwrap();
         assert!(done.iter().all(|in_time| *in_time == done[0]), "in time: {done:?}");
@@ -299,7 +313,7 @@ fn a_rank_that_comes_at_the_very_timeout_is_in_time_for_all_ranks_or_for_none() 
 
 #[test]
 fn calls_that_do_not_match_are_an_error_on_every_rank_that_names_both() {
-    type Call = fn(&dyn Communicator) -> Result<(), CommError>;
+    type Call = fn(&Communicator) -> Result<(), CommError>;
     let table: [(Call, &str, Call, &str); 4] = [
         (
             |c| call(c, Collective::AllGather, 2),
@@ -308,9 +322,9 @@ fn calls_that_do_not_match_are_an_error_on_every_rank_that_names_both() {
             "all_gather of [3] F32",
         ),
         (
-            |c| c.all_reduce(Tensor::ones([6], c.device())).map(drop),
+            |c| c.all_reduce(Tensor::<1>::ones([6], c.device()), Reduce::Sum).map(drop),
             "all_reduce of [6] F32",
-            |c| c.all_reduce(Tensor::<1>::ones([6], c.device()).cast(DType::F64)).map(drop),
+            |c| c.all_reduce(Tensor::<1>::ones([6], c.device()).cast(DType::F64), Reduce::Sum).map(drop),
             "all_reduce of [6] F64",
         ),
         (|c| call(c, Collective::ReduceScatter, 3), "reduce_scatter of [3] F32", |c| c.barrier(), "barrier"),
@@ -343,7 +357,7 @@ fn what_cannot_be_split_and_roots_that_do_not_exist_are_bad_arguments() {
 
         for _ in 0..100 {
             let result = run_ranks(ranks(3), TIMEOUT, |comm| {
-                if comm.rank() == 1 { call(&*comm, collective, len) } else { comm.barrier() }
+                if comm.rank() == 1 { call(&comm, collective, len) } else { comm.barrier() }
             });
             assert_eq!(result.unwrap_err().to_string(), format!("rank 1: {}", error(1)));
         }

@@ -15,7 +15,7 @@ pub(crate) struct CommThread {
     thread: Option<JoinHandle<()>>,
 }
 
-type Job = Box<dyn FnOnce(&dyn Communicator) + Send>;
+type Job = Box<dyn FnOnce(&Communicator) + Send>;
 
 /// The result of a job that may still run.
 pub(crate) struct Pending<T> {
@@ -24,13 +24,13 @@ pub(crate) struct Pending<T> {
 }
 
 impl CommThread {
-    pub fn start(comm: Arc<dyn Communicator>) -> Self {
+    pub fn start(comm: Communicator) -> Self {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (rank, unfinished) = (comm.rank(), Arc::new(AtomicUsize::new(0)));
         let counter = unfinished.clone();
         let thread = std::thread::spawn(move || {
             for job in queue {
-                job(&*comm);
+                job(&comm);
                 counter.fetch_sub(1, Ordering::Release);
             }
         });
@@ -40,7 +40,7 @@ impl CommThread {
     /// Queues a job.
     pub fn submit<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&dyn Communicator) -> Result<T, CommError> + Send + 'static,
+        job: impl FnOnce(&Communicator) -> Result<T, CommError> + Send + 'static,
     ) -> Pending<T> {
         let (sender, result) = mpsc::sync_channel(1);
         self.unfinished.fetch_add(1, Ordering::Relaxed);

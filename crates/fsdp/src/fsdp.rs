@@ -5,8 +5,7 @@ use crate::unit::{Call, Role};
 use crate::{FsdpConfig, FsdpError, Layout, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use comm::Communicator;
-use std::sync::Arc;
+use comm::{Communicator, Reduce};
 
 /// One rank's part of a model in training.
 ///
@@ -37,7 +36,7 @@ impl<B: 'static> Fsdp<B> {
     ///
     /// # Errors
     /// If the calls are not one first, any others, one last.
-    pub fn new(units: Units<B>, comm: Arc<dyn Communicator>, config: FsdpConfig) -> Result<Self, FsdpError> {
+    pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         check_calls(&units.calls)?;
         let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
         let shard = |unit| ShardedUnit::new(unit, &config, rank, world_size, &device);
@@ -77,7 +76,7 @@ impl<B: 'static> Fsdp<B> {
     pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
         let data = TensorData::new(values.to_vec(), [values.len()]);
         let tensor = Tensor::<1>::from_data(data, (&self.device, DType::F64));
-        let sum = self.thread.submit(move |comm| comm.all_reduce(tensor)).wait()?;
+        let sum = self.thread.submit(move |comm| comm.all_reduce(tensor, Reduce::Sum)).wait()?;
         Ok(sum.into_data().iter::<f64>().collect())
     }
 

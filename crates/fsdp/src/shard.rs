@@ -77,7 +77,7 @@ impl ShardedUnit {
         let earlier = self.gradient.take();
         match self.strategy {
             Strategy::Ddp => thread.submit(move |comm| {
-                let sum = comm.all_reduce(gradient)?;
+                let sum = comm.all_reduce(gradient, comm::Reduce::Sum)?;
                 Ok(match earlier {
                     None => sum,
                     Some(earlier) => earlier + sum,

@@ -29,7 +29,7 @@ pub(crate) struct Job {
 }
 
 /// Trains, validates and samples; every rank returns the same, but for the sample, which rank 0 makes.
-pub(crate) fn run(job: &Job, comm: Arc<dyn Communicator>) -> Result<Outcome, TrainError> {
+pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> {
     let mut rank = Rank::new(job, comm)?;
     let steps = job.config.train.steps;
     let mut val_loss = None;
@@ -58,7 +58,7 @@ struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    fn new(job: &'a Job, comm: Arc<dyn Communicator>) -> Result<Self, TrainError> {
+    fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
         let (rank, device, optim) = (comm.rank(), comm.device().clone(), &job.config.optim);
         let (units, parts) = units(&job.config, &device);
         let config = FsdpConfig {

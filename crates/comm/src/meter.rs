@@ -1,0 +1,50 @@
+use crate::Collective;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What a rank has communicated, by the name of the call; shared by a communicator and all that are split off from it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Meter(Arc<Mutex<BTreeMap<&'static str, Traffic>>>);
+
+/// Calls of one collective on one rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// How many.
+    pub calls: u64,
+    /// Bytes that came from other ranks.
+    pub bytes: u64,
+    /// Time in the calls, waiting for others included.
+    pub time: Duration,
+}
+
+/// [`Traffic`] of one rank by the name of the call. Prints as a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TrafficTable(pub BTreeMap<&'static str, Traffic>);
+
+impl Meter {
+    pub fn add(&self, collective: Collective, bytes: usize, time: Duration) {
+        let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let traffic = table.entry(collective.name()).or_default();
+        traffic.calls += 1;
+        traffic.bytes += bytes as u64;
+        traffic.time += time;
+    }
+
+    pub fn table(&self) -> TrafficTable {
+        TrafficTable(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+impl fmt::Display for TrafficTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<16}{:>10}{:>14}{:>10}{:>12}", "collective", "calls", "MB received", "seconds", "MB/s")?;
+        for (name, traffic) in &self.0 {
+            let (megabytes, seconds) = (traffic.bytes as f64 / 1e6, traffic.time.as_secs_f64());
+            let speed = if seconds > 0.0 { megabytes / seconds } else { 0.0 };
+            write!(f, "\n{name:<16}{:>10}{megabytes:>14.1}{seconds:>10.2}{speed:>12.0}", traffic.calls)?;
+        }
+        Ok(())
+    }
+}

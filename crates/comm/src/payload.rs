@@ -1,0 +1,177 @@
+use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData, kind::Basic};
+use std::ops::Range;
+
+/// A flat tensor whose kind is forgotten: what an [`Engine`](crate::Engine) moves.
+#[derive(Debug, Clone)]
+pub enum Payload {
+    /// Any float dtype.
+    Float(Tensor<1>),
+    /// Any integer dtype.
+    Int(Tensor<1, Int>),
+}
+
+/// How [`Communicator::all_reduce`](crate::Communicator::all_reduce) combines the ranks' tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduce {
+    /// Their sum, added in rank order.
+    Sum,
+    /// The sum divided by the number of ranks; for integers rounded towards zero.
+    Mean,
+    /// The greatest of each element.
+    Max,
+}
+
+/// A kind of tensor that can be communicated: `Float` or `Int`.
+pub trait Kind: Basic + Sized {
+    /// Forgets the kind.
+    fn forget(tensor: Tensor<1, Self>) -> Payload;
+
+    /// Remembers the kind.
+    ///
+    /// # Panics
+    /// If it is the other kind. Ranks agree on dtypes before a payload is handed over.
+    fn remember(payload: Payload) -> Tensor<1, Self>;
+
+    /// Whether it is of this kind.
+    fn is(payload: &Payload) -> bool;
+}
+
+impl Kind for Float {
+    fn forget(tensor: Tensor<1>) -> Payload {
+        Payload::Float(tensor)
+    }
+
+    fn remember(payload: Payload) -> Tensor<1> {
+        match payload {
+            Payload::Float(tensor) => tensor,
+            Payload::Int(_) => panic!("a payload of integers is not one of floats"),
+        }
+    }
+
+    fn is(payload: &Payload) -> bool {
+        matches!(payload, Payload::Float(_))
+    }
+}
+
+impl Kind for Int {
+    fn forget(tensor: Tensor<1, Int>) -> Payload {
+        Payload::Int(tensor)
+    }
+
+    fn remember(payload: Payload) -> Tensor<1, Int> {
+        match payload {
+            Payload::Int(tensor) => tensor,
+            Payload::Float(_) => panic!("a payload of floats is not one of integers"),
+        }
+    }
+
+    fn is(payload: &Payload) -> bool {
+        matches!(payload, Payload::Int(_))
+    }
+}
+
+/// The same expression for both kinds.
+macro_rules! each_kind {
+    ($payload:expr, $tensor:ident => $result:expr) => {
+        match $payload {
+            Payload::Float($tensor) => Payload::Float($result),
+            Payload::Int($tensor) => Payload::Int($result),
+        }
+    };
+}
+
+impl Payload {
+    /// Values of this dtype.
+    pub fn from_data(data: TensorData, device: &Device) -> Self {
+        let dtype = data.dtype();
+        if dtype.is_float() {
+            Self::Float(Tensor::from_data(data, (device, dtype)))
+        } else {
+            Self::Int(Tensor::from_data(data, (device, dtype)))
+        }
+    }
+
+    /// Its values.
+    pub fn into_data(self) -> TensorData {
+        match self {
+            Self::Float(tensor) => tensor.into_data(),
+            Self::Int(tensor) => tensor.into_data(),
+        }
+    }
+
+    /// Number of elements.
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Float(tensor) => tensor.dims()[0],
+            Self::Int(tensor) => tensor.dims()[0],
+        }
+    }
+
+    /// Type of an element.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Float(tensor) => tensor.dtype(),
+            Self::Int(tensor) => tensor.dtype(),
+        }
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.dtype().size()
+    }
+
+    /// Elements of a range; on the CPU a view of the same memory.
+    pub fn slice(self, range: Range<usize>) -> Self {
+        each_kind!(self, tensor => tensor.slice(range))
+    }
+
+    /// One after another. At least one, all of one dtype.
+    pub fn cat(payloads: Vec<Self>) -> Self {
+        match &payloads[0] {
+            Self::Float(_) => Self::Float(Tensor::cat(payloads.into_iter().map(Float::remember).collect(), 0)),
+            Self::Int(_) => Self::Int(Tensor::cat(payloads.into_iter().map(Int::remember).collect(), 0)),
+        }
+    }
+
+    /// Combined element by element, in this order. At least one, all of one dtype and length.
+    pub(crate) fn reduce(payloads: impl IntoIterator<Item = Self>, how: Reduce) -> Self {
+        let mut count = 0;
+        let combine = |a: Self, b: Self| match (a, b, how) {
+            (Self::Float(a), Self::Float(b), Reduce::Max) => Self::Float(a.max_pair(b)),
+            (Self::Int(a), Self::Int(b), Reduce::Max) => Self::Int(a.max_pair(b)),
+            (Self::Float(a), Self::Float(b), _) => Self::Float(a + b),
+            (Self::Int(a), Self::Int(b), _) => Self::Int(a + b),
+            _ => unreachable!("ranks agree on the dtype"),
+        };
+        let total = payloads.into_iter().inspect(|_| count += 1).reduce(combine).expect("a group has ranks");
+        match (total, how) {
+            (Self::Float(sum), Reduce::Mean) => Self::Float(sum / f64::from(count)),
+            (Self::Int(sum), Reduce::Mean) => Self::Int(sum / count),
+            (total, _) => total,
+        }
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Self::Float(tensor) => tensor.device(),
+            Self::Int(tensor) => tensor.device(),
+        }
+    }
+
+    pub(crate) fn to_device(&self, device: &Device) -> Self {
+        each_kind!(self.clone(), tensor => tensor.to_device(device))
+    }
+
+    pub(crate) fn zeros_like(&self, len: usize) -> Self {
+        let dtype = self.dtype();
+        match self {
+            Self::Float(tensor) => Self::Float(Tensor::zeros([len], (&tensor.device(), dtype))),
+            Self::Int(tensor) => Self::Int(Tensor::zeros([len], (&tensor.device(), dtype))),
+        }
+    }
+
+    pub(crate) fn is_tracked(&self) -> bool {
+        matches!(self, Self::Float(tensor) if tensor.is_tracked())
+    }
+}
