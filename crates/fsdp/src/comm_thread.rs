@@ -1,5 +1,6 @@
 use crate::FsdpError;
-use comm::{CommError, Communicator};
+use crate::placement::Groups;
+use comm::CommError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -15,7 +16,7 @@ pub(crate) struct CommThread {
     thread: Option<JoinHandle<()>>,
 }
 
-type Job = Box<dyn FnOnce(&Communicator) + Send>;
+type Job = Box<dyn FnOnce(&Groups) + Send>;
 
 /// The result of a job that may still run.
 pub(crate) struct Pending<T> {
@@ -24,13 +25,13 @@ pub(crate) struct Pending<T> {
 }
 
 impl CommThread {
-    pub fn start(comm: Communicator) -> Self {
+    pub fn start(groups: Groups) -> Self {
         let (jobs, queue) = mpsc::channel::<Job>();
-        let (rank, unfinished) = (comm.rank(), Arc::new(AtomicUsize::new(0)));
+        let (rank, unfinished) = (groups.world.rank(), Arc::new(AtomicUsize::new(0)));
         let counter = unfinished.clone();
         let thread = std::thread::spawn(move || {
             for job in queue {
-                job(&comm);
+                job(&groups);
                 counter.fetch_sub(1, Ordering::Release);
             }
         });
@@ -40,12 +41,12 @@ impl CommThread {
     /// Queues a job.
     pub fn submit<T: Send + 'static>(
         &self,
-        job: impl FnOnce(&Communicator) -> Result<T, CommError> + Send + 'static,
+        job: impl FnOnce(&Groups) -> Result<T, CommError> + Send + 'static,
     ) -> Pending<T> {
         let (sender, result) = mpsc::sync_channel(1);
         self.unfinished.fetch_add(1, Ordering::Relaxed);
-        let job: Job = Box::new(move |comm| {
-            let _ = sender.send(job(comm)); // nobody waits for it if the rank has failed meanwhile
+        let job: Job = Box::new(move |groups| {
+            let _ = sender.send(job(groups)); // nobody waits for it if the rank has failed meanwhile
         });
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(job); // a thread that has ended shows up when the result is waited for

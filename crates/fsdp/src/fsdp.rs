@@ -1,11 +1,15 @@
+use crate::call::Call;
 use crate::comm_thread::CommThread;
+use crate::group::{Wrapped, wrap};
+use crate::memory::Memory;
+use crate::placement::{Groups, block_owners};
+use crate::precision::LossScale;
 use crate::schedule::{Losses, Schedule};
-use crate::shard::{AtRest, ShardedUnit};
-use crate::unit::{Call, Role};
+use crate::shard::{Plan, ShardedUnit};
 use crate::{FsdpConfig, FsdpError, Layout, Strategy, UnitId, Units};
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor, TensorData};
-use comm::{Communicator, Reduce};
+use burn::tensor::{DType, Tensor, TensorData};
+use comm::{Communicator, Reduce, TrafficTable};
 
 /// One rank's part of a model in training.
 ///
@@ -13,11 +17,17 @@ use comm::{Communicator, Reduce};
 pub struct Fsdp<B> {
     units: Vec<ShardedUnit>,
     calls: Vec<Call<B>>,
+    /// Group and member of every unit that was added.
+    places: Vec<(usize, usize)>,
+    /// Under `block`: which rank computes each call.
+    owners: Option<Vec<usize>>,
     thread: CommThread,
-    rank: usize,
+    /// Carries activations from rank to rank.
+    wire: Communicator,
     world_size: usize,
-    device: Device,
+    plan: Plan,
     config: FsdpConfig,
+    loss_scale: LossScale,
 }
 
 /// What a step did, the same on every rank.
@@ -29,45 +39,75 @@ pub struct StepReport {
     pub aux_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
+    /// Whether fp16 gradients have overflown: then the parameters are as they were, and the next step's loss is scaled by half as much.
+    pub skipped: bool,
+}
+
+/// One call of the forward: which unit, and which rank computes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// Name of the unit.
+    pub unit: String,
+    /// Its parameters, without padding.
+    pub parameters: usize,
+    /// The rank; None: every rank, each for its own part of the batch.
+    pub rank: Option<usize>,
 }
 
 impl<B: 'static> Fsdp<B> {
     /// Shards `units` over the ranks of `comm`. Units are made one at a time, and of each this rank keeps its share.
     ///
     /// # Errors
-    /// If the calls are not one first, any others, one last.
+    /// If the calls are not one first, any others, one last; if options do not go together; if a rank fails.
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
-        check_calls(&units.calls)?;
-        let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
-        let shard = |unit| ShardedUnit::new(unit, &config, rank, world_size, &device);
-        let sharded = units.units.into_iter().map(shard).collect();
-        let thread = CommThread::start(comm);
-        Ok(Self { units: sharded, calls: units.calls, thread, rank, world_size, device, config })
+        let world_size = comm.world_size();
+        config.validate(world_size)?;
+        let Wrapped { groups, calls, places } = wrap(units, config.wrap)?;
+        let wire = comm.split(0)?;
+        let communicators = Groups::new(comm, &config)?;
+        let plan = Plan::new(&config, &communicators);
+        let units = groups.into_iter().map(|group| ShardedUnit::new(group, &config, &plan)).collect();
+        let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
+        let thread = CommThread::start(communicators);
+        let loss_scale = LossScale::new(config.precision);
+        Ok(Self { units, calls, places, owners, thread, wire, world_size, plan, config, loss_scale })
+    }
+
+    /// This rank's place among those that share the batch, and their number: all ranks, but under `block` each computes every batch.
+    pub fn data_parallel(&self) -> (usize, usize) {
+        if self.owners.is_some() { (0, 1) } else { (self.plan.rank, self.world_size) }
     }
 
     /// One optimizer step on this rank's micro-batches of the global batch; all of them, on all ranks, are of the same size.
     pub fn train_step(&mut self, micro_batches: &[B], lr: f64) -> Result<StepReport, FsdpError> {
         let mut losses = vec![];
-        for batch in micro_batches {
-            losses.push(self.schedule().forward_backward(batch)?);
+        for (i, batch) in micro_batches.iter().enumerate() {
+            losses.push(self.schedule(i + 1 == micro_batches.len()).forward_backward(batch)?);
         }
         let [loss, aux_loss] = self.mean(&losses)?;
         // Gradients were summed over ranks and micro-batches; the loss is a mean over both.
-        let count = (self.world_size * micro_batches.len()) as f64;
+        let count = (self.data_parallel().1 * micro_batches.len()) as f64 * self.loss_scale.factor;
         let grad_norm = self.gradient_norm()? / count;
         let clip = match self.config.clip_grad_norm {
             Some(limit) if grad_norm > limit => limit / (grad_norm + 1e-6),
             _ => 1.0,
         };
-        for unit in &mut self.units {
-            unit.step(lr, clip / count);
+        let skipped = !self.loss_scale.update(grad_norm);
+        if skipped {
+            self.units.iter_mut().for_each(ShardedUnit::skip);
+        } else {
+            self.step_units(lr, clip / count)?;
         }
-        Ok(StepReport { loss, aux_loss, grad_norm })
+        Ok(StepReport { loss, aux_loss, grad_norm, skipped })
     }
 
     /// The mean over ranks of the last call's loss on `batch`, each rank's counted `weight` times, and the sum of weights.
     pub fn evaluate(&mut self, batch: &B, weight: f64) -> Result<(f64, f64), FsdpError> {
-        let loss = f64::from(self.schedule().evaluate(batch)?.loss.into_scalar::<f32>());
+        // Under `block` one rank has the loss.
+        let (loss, weight) = match self.schedule(true).evaluate(batch)?.loss {
+            Some(loss) => (f64::from(loss.into_scalar::<f32>()), weight),
+            None => (0.0, 0.0),
+        };
         let sums = self.all_reduce(&[loss * weight, weight])?;
         Ok((sums[0] / sums[1], sums[1]))
     }
@@ -75,71 +115,92 @@ impl<B: 'static> Fsdp<B> {
     /// The sum of each value over the ranks.
     pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
         let data = TensorData::new(values.to_vec(), [values.len()]);
-        let tensor = Tensor::<1>::from_data(data, (&self.device, DType::F64));
-        let sum = self.thread.submit(move |comm| comm.all_reduce(tensor, Reduce::Sum)).wait()?;
+        let tensor = Tensor::<1>::from_data(data, (&self.plan.device, DType::F64));
+        let sum = self.thread.submit(move |groups| groups.world.all_reduce(tensor, Reduce::Sum)).wait()?;
         Ok(sum.into_data().iter::<f64>().collect())
     }
 
-    /// A unit's module with its whole parameters. A collective: every rank calls it.
+    /// A unit's module with its whole parameters, in fp32. A collective: every rank calls it.
     pub fn gather<M: Module + 'static>(&self, unit: UnitId<M>) -> Result<M, FsdpError> {
-        let unit = &self.units[unit.index];
-        let flat = unit.gather(&self.thread, self.rank).wait()?;
-        let bound = unit.bind(&flat, false);
-        Ok(bound.module().downcast_ref::<M>().expect("a unit's id carries its module's type").clone())
+        let (group, member) = self.places[unit.index];
+        let unit = &self.units[group];
+        let flat = unit.gather_masters(&self.thread).wait()?;
+        let bound = unit.bind_flat(&flat, false);
+        Ok(bound.module(member).downcast_ref::<M>().expect("a unit's id carries its module's type").clone())
     }
 
-    /// Bytes this rank keeps between steps.
-    pub fn at_rest(&self) -> AtRest {
-        self.units.iter().map(ShardedUnit::at_rest).fold(AtRest::default(), |sum, unit| AtRest {
-            parameters: sum.parameters + unit.parameters,
-            gradients: sum.gradients + unit.gradients,
-            optimizer: sum.optimizer + unit.optimizer,
-        })
+    /// This rank's bytes by category. Between steps nothing is gathered and no activation is kept.
+    pub fn memory(&self) -> Memory {
+        self.plan.ledger.memory()
     }
 
-    /// Name and layout of every unit.
-    pub fn layouts(&self) -> impl Iterator<Item = (&str, &Layout)> {
-        self.units.iter().map(|unit| (unit.name(), unit.layout()))
+    /// What this rank has communicated so far.
+    pub fn traffic(&self) -> TrafficTable {
+        self.wire.traffic()
     }
 
-    fn schedule(&mut self) -> Schedule<'_, B> {
+    /// The calls in the order of the forward.
+    pub fn placements(&self) -> Vec<Placement> {
+        let placement = |(i, call): (usize, &Call<B>)| Placement {
+            unit: self.units[call.unit].name(),
+            parameters: self.units[call.unit].layout().len(),
+            rank: self.owners.as_ref().map(|owners| owners[i]),
+        };
+        self.calls.iter().enumerate().map(placement).collect()
+    }
+
+    /// Layout of every unit.
+    pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
+        self.units.iter().map(ShardedUnit::layout)
+    }
+
+    fn schedule(&mut self, last: bool) -> Schedule<'_, B> {
         Schedule {
             units: &mut self.units,
             calls: &self.calls,
+            owners: self.owners.as_deref(),
             thread: &self.thread,
-            rank: self.rank,
-            device: &self.device,
-            checkpointing: self.config.activation_checkpointing,
+            wire: &self.wire,
+            plan: &self.plan,
+            config: &self.config,
+            loss_scale: self.loss_scale.factor,
+            last,
         }
+    }
+
+    fn step_units(&mut self, lr: f64, scale: f64) -> Result<(), FsdpError> {
+        let mut replicas = vec![];
+        for unit in &mut self.units {
+            unit.step(lr, scale);
+            replicas.push(unit.replicate(&self.thread));
+        }
+        for (unit, replica) in self.units.iter_mut().zip(replicas) {
+            if let Some(replica) = replica {
+                unit.set_replica(replica.wait()?);
+            }
+        }
+        Ok(())
     }
 
     /// Means over micro-batches and ranks of the loss and of the sum of the other losses.
     fn mean(&self, losses: &[Losses]) -> Result<[f64; 2], FsdpError> {
-        let mean = |tensors: Vec<Tensor<1>>| {
-            let sum = tensors.into_iter().map(|tensor| f64::from(tensor.into_scalar::<f32>())).sum::<f64>();
-            sum / losses.len() as f64
+        let mean = |pick: fn(&Losses) -> &Option<Tensor<1>>| {
+            let values = losses.iter().filter_map(|losses| pick(losses).clone());
+            values.map(|tensor| f64::from(tensor.into_scalar::<f32>())).sum::<f64>() / losses.len() as f64
         };
-        let loss = mean(losses.iter().map(|losses| losses.loss.clone()).collect());
-        let aux = mean(losses.iter().flat_map(|losses| losses.aux.clone()).collect());
-        let sums = self.all_reduce(&[loss, aux])?;
-        Ok([0, 1].map(|i| sums[i] / self.world_size as f64))
+        let sums = self.all_reduce(&[mean(|losses| &losses.loss), mean(|losses| &losses.aux)])?;
+        let ranks = self.data_parallel().1 as f64;
+        Ok([sums[0] / ranks, sums[1] / ranks])
     }
 
-    /// Norm of the summed gradient over all units, and over all ranks where each has a part of it.
+    /// Norm of the summed gradient over all units, and over all ranks that have different parts of it.
     fn gradient_norm(&self) -> Result<f64, FsdpError> {
         let local = self.units.iter().map(ShardedUnit::gradient_square).sum();
-        let square: f64 = match self.config.strategy {
-            Strategy::Ddp => local,
-            Strategy::FullShard => self.all_reduce(&[local])?[0],
+        // Each of the replicas counts the whole.
+        let square: f64 = match self.plan.shards {
+            1 => local,
+            _ => self.all_reduce(&[local])?[0] / self.plan.replicas as f64,
         };
         Ok(square.sqrt())
-    }
-}
-
-fn check_calls<B>(calls: &[Call<B>]) -> Result<(), FsdpError> {
-    let roles: Vec<Role> = calls.iter().map(|call| call.role).collect();
-    match roles.as_slice() {
-        [Role::First, middle @ .., Role::Last] if middle.iter().all(|role| *role == Role::Middle) => Ok(()),
-        _ => Err(FsdpError::Calls(format!("the calls are {roles:?}"))),
     }
 }

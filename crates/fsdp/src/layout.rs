@@ -1,17 +1,16 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
-/// Alignment of a parameter in its unit's buffer, in bytes: CubeCL's slices alias their buffer only at multiples of it.
-const ALIGN_BYTES: usize = 512;
-/// The same in f32 elements.
-const ALIGN: usize = ALIGN_BYTES / size_of::<f32>();
+/// Alignment of a parameter in its unit's buffer, in elements. CubeCL's slices alias their buffer only at multiples of 512 bytes:
+/// 256 elements of the narrowest type that parameters are gathered in, bf16.
+const ALIGN: usize = 512 / 2;
 
 /// Where each parameter of a unit lies in its flat buffer. All numbers are elements.
 ///
 /// Matrices come first, then vectors (norm gains, biases), so that weight decay, which is for matrices, is a range:
 ///
 /// ```text
-/// | matrix 0 | pad | matrix 1 | pad || vector 0 | pad | ... | pad to a multiple of N x 128 |
+/// | matrix 0 | pad | matrix 1 | pad || vector 0 | pad | ... | pad to a multiple of N x 256 |
 /// '------ rank 0's shard ------'------ rank 1's shard ------'------ rank 2's shard -------'
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,11 +46,9 @@ impl ParamLayout {
 }
 
 impl Layout {
-    /// Lays out a module's parameters, none of which is made for it.
+    /// Lays out a module's parameters.
     pub fn of<M: Module>(module: &M, shards: usize) -> Self {
-        let mut shapes = Shapes::default();
-        module.visit(&mut shapes);
-        Self::new(shapes.params, shards)
+        Self::new(params(module), shards)
     }
 
     /// Lays out parameters, given by name and shape in the order the module is visited, for `shards` equal shards.
@@ -101,6 +98,13 @@ impl Layout {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// Names and shapes of a module's parameters in the order of visits, none of which is made for it.
+pub(crate) fn params<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
+    let mut shapes = Shapes::default();
+    module.visit(&mut shapes);
+    shapes.params
 }
 
 #[derive(Default)]

@@ -16,24 +16,37 @@
 //! | [`Strategy`] | parameters and optimizer at rest | forward, backward | gradients |
 //! |---|---|---|---|
 //! | `ddp` | whole, on every rank | local | all_reduce |
+//! | `zero1` | parameters whole, optimizer 1/N | local | reduce_scatter; all_gather of stepped parameters |
+//! | `shard_grad_op` | parameters whole, gradients and optimizer 1/N | local | as `zero1`, for every micro-batch |
 //! | `full_shard` | 1/N (ZeRO-3) | all_gather | reduce_scatter |
+//! | `hybrid_shard` | 1/S in each of N/S groups | all_gather in the group | reduce_scatter in the group, all_reduce across |
+//! | `block` | 1/N | gather to the block's rank; activations from rank to rank | scatter from the block's rank |
 //!
 //! Losses are means over the global batch, whatever the strategy and the number of ranks.
 
+mod call;
 mod comm_thread;
 mod config;
 mod fsdp;
+mod group;
 mod layout;
+mod memory;
 mod optimizer;
+mod placement;
+mod precision;
 mod schedule;
 mod shard;
+mod storage;
 mod unit;
 mod vjp;
+mod wire;
 
-pub use config::{ActivationCheckpointing, FsdpConfig, FsdpError, Strategy};
-pub use fsdp::{Fsdp, StepReport};
+pub use config::{ActivationCheckpointing, FsdpConfig, FsdpError, Prefetch, Strategy, Wrap};
+pub use fsdp::{Fsdp, Placement, StepReport};
 pub use fused::AdamW;
 pub use layout::{Layout, ParamLayout};
-pub use shard::AtRest;
+pub use memory::{Bytes, Category, Memory};
+pub use placement::block_owners;
+pub use precision::{FloatType, Precision};
 pub use unit::{Activation, UnitId, Units};
 pub use vjp::vjp_seed;

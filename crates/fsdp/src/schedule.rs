@@ -6,192 +6,316 @@
 //! ```
 //!
 //! While a call computes, the next one's parameters are on their way: at most two units are gathered at a time.
+//!
+//! Under [`Strategy::Block`](crate::Strategy::Block) every rank goes through all calls, for it has a shard of each unit to give and a
+//! part of each gradient to take; it computes only its own, and hands the activation on.
 
+use crate::call::{Call, Output, add};
 use crate::comm_thread::{CommThread, Pending};
-use crate::shard::{Reduction, ShardedUnit};
-use crate::unit::{Bound, Call, Output};
+use crate::group::BoundGroup;
+use crate::memory::{Category, Counted, Held, bytes};
+use crate::shard::{Plan, ShardedUnit, Weights};
+use crate::unit::Activation;
 use crate::vjp::vjp_seed;
-use crate::{ActivationCheckpointing, FsdpError};
-use burn::tensor::{Device, Tensor};
+use crate::{ActivationCheckpointing, FsdpConfig, FsdpError, Prefetch, wire};
+use burn::backend::Flex;
+use burn::tensor::Tensor;
+use comm::Communicator;
 
-/// The losses of one micro-batch on this rank.
-#[derive(Debug, Clone)]
+/// The losses of one micro-batch, as far as this rank computed them.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Losses {
     /// What the last call returned, `[1]`.
-    pub loss: Tensor<1>,
-    /// The other calls' own losses.
-    pub aux: Vec<Tensor<1>>,
+    pub loss: Option<Tensor<1>>,
+    /// The calls' own losses.
+    pub aux: Option<Tensor<1>>,
 }
 
 pub(crate) struct Schedule<'a, B> {
     pub units: &'a mut [ShardedUnit],
     pub calls: &'a [Call<B>],
+    /// Which rank computes each call, where not every rank computes all.
+    pub owners: Option<&'a [usize]>,
     pub thread: &'a CommThread,
-    pub rank: usize,
-    pub device: &'a Device,
-    pub checkpointing: ActivationCheckpointing,
+    /// Carries activations from rank to rank.
+    pub wire: &'a Communicator,
+    pub plan: &'a Plan,
+    pub config: &'a FsdpConfig,
+    pub loss_scale: f64,
+    /// Whether it is the step's last micro-batch.
+    pub last: bool,
 }
 
 /// What the forward of a call leaves for its backward.
 enum Saved {
-    /// Its input: the forward will be run again.
-    Input(Option<Tensor<3>>),
-    Graph(Graph),
+    /// Another rank computed it.
+    Elsewhere,
+    /// Its input (the first has none): the forward will be run again.
+    Input {
+        x: Option<Tensor<3>>,
+        weights: Option<Weights>,
+        _held: Held,
+    },
+    Graph {
+        graph: Graph,
+        weights: Weights,
+        _held: Option<Held>,
+    },
 }
 
 /// A call that has run with tracked leaves.
 struct Graph {
-    bound: Box<dyn Bound>,
+    bound: BoundGroup,
     x: Option<Tensor<3>>,
     output: Output,
+}
+
+/// A gradient on its way to its shards.
+struct Reduction {
+    unit: usize,
+    gradient: Pending<Counted>,
+    done: bool,
 }
 
 impl<B> Schedule<'_, B> {
     /// Losses only.
     pub fn evaluate(&self, batch: &B) -> Result<Losses, FsdpError> {
-        let mut weights = Some(self.gather(0));
-        let (mut x, mut aux) = (None, vec![]);
-        for i in 0..self.calls.len() {
-            let flat = self.next(&mut weights, i + 1)?;
-            let bound = self.unit(i).bind(&flat, false);
-            match self.calls[i].run(&*bound, x.take(), batch) {
-                Output::Activation(activation) => {
-                    aux.extend(activation.aux);
-                    x = Some(activation.x);
-                }
-                Output::Loss(loss) => return Ok(Losses { loss, aux }),
-            }
-        }
-        unreachable!("the last call returns a loss")
+        self.forward(|i, weights, x, losses| {
+            let bound = self.unit(i).bind(&weights, false);
+            Ok(losses.take(self.calls[i].run(&bound, x, batch)))
+        })
     }
 
     /// Losses, and gradients added to the units'.
     pub fn forward_backward(&mut self, batch: &B) -> Result<Losses, FsdpError> {
-        let (saved, losses) = self.forward(batch)?;
+        let mut saved: Vec<Saved> = self.calls.iter().map(|_| Saved::Elsewhere).collect();
+        let losses = self.forward(|i, weights, x, losses| {
+            let output;
+            (saved[i], output) = self.run_and_save(i, weights, x, batch);
+            Ok(losses.take(output))
+        })?;
         self.backward(saved, batch)?;
         Ok(losses)
     }
 
-    fn forward(&self, batch: &B) -> Result<(Vec<Saved>, Losses), FsdpError> {
-        let mut weights = Some(self.gather(0));
-        let (mut x, mut aux, mut saved) = (None::<Tensor<3>>, vec![], vec![]);
+    /// Gathers for every call in turn, and `run`s those of this rank.
+    fn forward(
+        &self,
+        mut run: impl FnMut(usize, Weights, Option<Tensor<3>>, &mut Losses) -> Result<Option<Tensor<3>>, FsdpError>,
+    ) -> Result<Losses, FsdpError> {
+        let (mut losses, mut x, mut ahead) = (Losses::default(), None, None);
+        let prefetch = self.config.forward_prefetch;
         for i in 0..self.calls.len() {
-            let flat = self.next(&mut weights, i + 1)?;
-            let is_last = i + 1 == self.calls.len();
-            let output = if is_last || self.checkpointing == ActivationCheckpointing::None {
-                let graph = self.run_tracked(i, &flat, x.take(), batch);
-                let output = graph.output.detached();
-                saved.push(Saved::Graph(graph));
-                output
-            } else {
-                let bound = self.unit(i).bind(&flat, false);
-                saved.push(Saved::Input(x.clone()));
-                self.calls[i].run(&*bound, x.take(), batch)
-            };
-            match output {
-                Output::Activation(activation) => {
-                    aux.extend(activation.aux);
-                    x = Some(activation.x);
+            let weights = self.wait(ahead.take(), i)?;
+            let next = (i + 1 < self.calls.len()).then_some(i + 1);
+            if prefetch == Prefetch::Pre {
+                ahead = next.map(|next| self.gather(next));
+            }
+            if let Some(weights) = weights {
+                if i > 0 && !self.is_mine(i - 1) {
+                    x = Some(wire::recv(self.wire, self.owner(i - 1))?);
                 }
-                Output::Loss(loss) => return Ok((saved, Losses { loss, aux })),
+                x = run(i, weights, x, &mut losses)?;
+                if let (Some(next), Some(y)) = (next, &x)
+                    && !self.is_mine(next)
+                {
+                    wire::send(self.wire, y, self.owner(next))?;
+                }
+            }
+            if prefetch == Prefetch::Post {
+                ahead = next.map(|next| self.gather(next));
             }
         }
-        unreachable!("the last call returns a loss")
+        Ok(losses)
+    }
+
+    fn run_and_save(&self, i: usize, weights: Weights, x: Option<Tensor<3>>, batch: &B) -> (Saved, Output) {
+        let kept = |x: &Option<Tensor<3>>| self.plan.ledger.hold(Category::Activations, x.as_ref().map_or(0, bytes));
+        if self.recomputes(i) {
+            let bound = self.unit(i).bind(&weights, false);
+            let output = self.calls[i].run(&bound, x.clone(), batch);
+            let weights = (!self.regathers(i)).then_some(weights);
+            return (Saved::Input { _held: kept(&x), x, weights }, output);
+        }
+        let mut weights = if self.regathers(i) { weights.refillable() } else { weights };
+        let graph = self.run_tracked(i, &weights, x, batch);
+        let output = graph.output.detached();
+        if self.regathers(i) {
+            weights.free();
+        }
+        (Saved::Graph { _held: Some(kept(&graph.x)), graph, weights }, output)
     }
 
     fn backward(&mut self, mut saved: Vec<Saved>, batch: &B) -> Result<(), FsdpError> {
-        let mut weights = self.recomputed_before(saved.len(), &saved);
-        let mut cotangent = None;
+        let (mut cotangent, mut ahead) = (None, None);
         let mut partial: Vec<Option<Tensor<1>>> = self.units.iter().map(|_| None).collect();
         let mut reduction: Option<Reduction> = None;
+        let prefetch = self.config.backward_prefetch;
         while let Some(call) = saved.pop() {
             let i = saved.len();
-            let graph = match call {
-                Saved::Graph(graph) => graph,
-                Saved::Input(x) => {
-                    let flat = weights.take().expect("requested one call earlier").wait()?;
-                    weights = self.recomputed_before(i, &saved);
-                    self.run_tracked(i, &flat, x, batch)
-                }
-            };
-            let (gradient, input_cotangent) = self.vjp(i, graph, cotangent.take());
-            cotangent = input_cotangent;
-
-            let unit = self.calls[i].unit;
-            let gradient = match partial[unit].take() {
-                None => gradient,
-                Some(later_call) => later_call + gradient,
-            };
-            let has_earlier_call = self.calls[..i].iter().any(|call| call.unit == unit);
-            if has_earlier_call {
-                partial[unit] = Some(gradient);
-                continue;
+            let again = if self.regathers(i) { self.wait(ahead.take(), i)? } else { None };
+            let next = (0..i).rev().find(|next| self.regathers(*next));
+            if prefetch == Prefetch::Pre && ahead.is_none() {
+                ahead = next.map(|next| self.gather(next));
             }
+            if i + 1 < self.calls.len() && self.is_mine(i) && !self.is_mine(i + 1) {
+                cotangent = Some(wire::recv(self.wire, self.owner(i + 1))?);
+            }
+            let gradient = match self.restore(i, call, again, batch) {
+                Some((graph, weights)) => {
+                    let (gradient, input_cotangent) = self.vjp(i, graph, cotangent.take());
+                    drop(weights);
+                    cotangent = input_cotangent;
+                    Some(gradient)
+                }
+                None => None,
+            };
+            if let Some(cotangent) = cotangent.take_if(|_| i > 0 && !self.is_mine(i - 1)) {
+                wire::send(self.wire, &cotangent, self.owner(i - 1))?;
+            }
+            if prefetch == Prefetch::Post && ahead.is_none() {
+                ahead = next.map(|next| self.gather(next));
+            }
+
             // At most one reduction is under way: finished gradients do not pile up behind a slow link.
             if let Some(reduction) = reduction.take() {
                 reduction.finish(self.units)?;
             }
-            reduction = Some(Reduction { unit, gradient: self.units[unit].reduce(self.thread, gradient) });
+            reduction = self.reduce(i, gradient, &mut partial);
         }
         reduction.map_or(Ok(()), |reduction| reduction.finish(self.units))
     }
 
+    /// The graph of a call of this rank, run again where only its input was kept, and its parameters.
+    fn restore(&self, i: usize, call: Saved, again: Option<Weights>, batch: &B) -> Option<(Graph, Weights)> {
+        match call {
+            Saved::Elsewhere => None,
+            Saved::Graph { graph, mut weights, .. } => {
+                if let Some(again) = again {
+                    weights.refill(again);
+                }
+                Some((graph, weights))
+            }
+            Saved::Input { x, weights, .. } => {
+                let weights = again.or(weights).expect("kept, or gathered again");
+                Some((self.run_tracked(i, &weights, x, batch), weights))
+            }
+        }
+    }
+
+    /// Sends the gradient of call `i` to the unit's shards; that of a unit that was called before as well is first added to those.
+    fn reduce(
+        &mut self,
+        i: usize,
+        gradient: Option<Tensor<1>>,
+        partial: &mut [Option<Tensor<1>>],
+    ) -> Option<Reduction> {
+        let (unit, owner) = (self.calls[i].unit, self.owner(i));
+        let done = !self.calls[..i].iter().any(|call| call.unit == unit);
+        if self.owners.is_some() {
+            let gradient = self.units[unit].scatter(self.thread, gradient, owner, done);
+            return Some(Reduction { unit, gradient, done });
+        }
+        let gradient = add(partial[unit].take(), gradient)?;
+        if !done {
+            partial[unit] = Some(gradient);
+            return None;
+        }
+        let gradient = self.units[unit].reduce(self.thread, gradient, self.last)?;
+        Some(Reduction { unit, gradient, done })
+    }
+
     /// Runs call `i` on tracked leaves.
-    fn run_tracked(&self, i: usize, flat: &Tensor<1>, x: Option<Tensor<3>>, batch: &B) -> Graph {
-        let bound = self.unit(i).bind(flat, true);
+    fn run_tracked(&self, i: usize, weights: &Weights, x: Option<Tensor<3>>, batch: &B) -> Graph {
+        let bound = self.unit(i).bind(weights, true);
         let x = x.map(|x| x.autodiff().require_grad());
-        let output = self.calls[i].run(&*bound, x.clone(), batch);
+        let output = self.calls[i].run(&bound, x.clone(), batch);
         Graph { bound, x, output }
     }
 
     /// From the cotangent of a call's output to the gradient of its unit and the cotangent of its input.
     fn vjp(&self, i: usize, graph: Graph, cotangent: Option<Tensor<3>>) -> (Tensor<1>, Option<Tensor<3>>) {
+        let scaled = |loss: Tensor<1>| if self.loss_scale == 1.0 { loss } else { loss * self.loss_scale };
         let root = match graph.output {
-            Output::Loss(loss) => loss,
-            Output::Activation(activation) => {
-                let seed = vjp_seed(activation.x, cotangent.expect("the call after this one has run its backward"));
-                activation.aux.into_iter().fold(seed, |root, aux| root + aux)
+            Output::Loss(loss, aux) => add(Some(scaled(loss)), aux.map(scaled)),
+            Output::Activation(Activation { x, aux }) => {
+                let seed = vjp_seed(x, cotangent.expect("the call after this one has run its backward"));
+                add(Some(seed), aux.map(scaled))
             }
         };
-        let mut gradients = root.backward();
-        let gradient = graph.bound.take_gradients(self.unit(i).layout(), &mut gradients, self.device);
+        let mut gradients = root.expect("one of two").backward();
+        let (layout, dtype, device) = (self.unit(i).layout(), self.plan.param.dtype(), &self.plan.device);
+        let gradient = graph.bound.take_gradients(layout, &mut gradients, dtype, device);
         let cotangent = graph.x.map(|x| {
-            let zeros = || Tensor::zeros(x.shape(), self.device);
+            let zeros = || Tensor::zeros(x.shape(), (device, x.dtype()));
             x.grad_remove(&mut gradients).unwrap_or_else(zeros)
         });
         (gradient, cotangent)
+    }
+
+    /// Whether the backward runs the forward of call `i` again.
+    fn recomputes(&self, i: usize) -> bool {
+        let is_last = i + 1 == self.calls.len();
+        !is_last
+            && match self.config.activation_checkpointing {
+                ActivationCheckpointing::None => false,
+                ActivationCheckpointing::Full => true,
+                ActivationCheckpointing::Every(k) => (i + 1).is_multiple_of(k),
+            }
+    }
+
+    /// Whether the backward gathers the parameters of call `i` again; the same on all ranks. Not for the last call, whose backward
+    /// follows at once, nor where the memory that a graph holds cannot be taken away.
+    fn regathers(&self, i: usize) -> bool {
+        let is_last = i + 1 == self.calls.len();
+        let can_free = self.recomputes(i) || is_flex(self.plan);
+        self.plan.gathers() && self.config.reshard_after_forward && !is_last && can_free
+    }
+
+    fn owner(&self, i: usize) -> usize {
+        self.owners.map_or(self.plan.rank, |owners| owners[i])
+    }
+
+    fn is_mine(&self, i: usize) -> bool {
+        self.owner(i) == self.plan.rank
     }
 
     fn unit(&self, i: usize) -> &ShardedUnit {
         &self.units[self.calls[i].unit]
     }
 
-    fn gather(&self, i: usize) -> Pending<Tensor<1>> {
-        self.unit(i).gather(self.thread, self.rank)
+    fn gather(&self, i: usize) -> Pending<Option<Weights>> {
+        self.unit(i).gather(self.thread, self.owner(i))
     }
 
-    /// Waits for the gathered parameters and sends for those of call `following`.
-    fn next(&self, weights: &mut Option<Pending<Tensor<1>>>, following: usize) -> Result<Tensor<1>, FsdpError> {
-        let flat = weights.take().expect("requested one call earlier").wait()?;
-        *weights = (following < self.calls.len()).then(|| self.gather(following));
-        Ok(flat)
-    }
-
-    /// Sends for the parameters of the nearest call before `i` whose forward will be run again.
-    fn recomputed_before(&self, i: usize, saved: &[Saved]) -> Option<Pending<Tensor<1>>> {
-        (0..i).rev().find(|i| matches!(saved[*i], Saved::Input(_))).map(|i| self.gather(i))
+    fn wait(&self, ahead: Option<Pending<Option<Weights>>>, i: usize) -> Result<Option<Weights>, FsdpError> {
+        ahead.unwrap_or_else(|| self.gather(i)).wait()
     }
 }
 
-impl Output {
-    /// The same values outside of any graph.
-    fn detached(&self) -> Output {
-        match self {
-            Self::Loss(loss) => Self::Loss(loss.clone().inner()),
-            Self::Activation(activation) => Self::Activation(crate::Activation {
-                x: activation.x.clone().inner(),
-                aux: activation.aux.clone().map(Tensor::inner),
-            }),
-        }
+impl Losses {
+    /// Keeps the losses of a call's output, and returns its activation.
+    fn take(&mut self, output: Output) -> Option<Tensor<3>> {
+        let (x, aux) = match output {
+            Output::Activation(Activation { x, aux }) => (Some(x), aux),
+            Output::Loss(loss, aux) => {
+                self.loss = Some(loss);
+                (None, aux)
+            }
+        };
+        self.aux = add(self.aux.take(), aux);
+        x
     }
+}
+
+impl Reduction {
+    fn finish(self, units: &mut [ShardedUnit]) -> Result<(), FsdpError> {
+        let gradient = self.gradient.wait()?;
+        units[self.unit].set_gradient(gradient, self.done);
+        Ok(())
+    }
+}
+
+fn is_flex(plan: &Plan) -> bool {
+    Tensor::<1>::empty([1], &plan.device).try_into_primitive::<Flex>().is_ok()
 }

@@ -1,131 +1,320 @@
 use crate::comm_thread::{CommThread, Pending};
+use crate::group::{BoundGroup, Group};
+use crate::memory::{Category, Counted, Ledger, bytes};
 use crate::optimizer::ShardOptimizer;
-use crate::unit::{AnyUnit, Bound};
-use crate::{FsdpConfig, FsdpError, Layout, Strategy};
-use burn::tensor::{Device, Tensor};
+use crate::placement::Groups;
+use crate::precision::FloatType;
+use crate::storage::Storage;
+use crate::{FsdpConfig, Layout, Strategy};
+use burn::tensor::{DType, Device, Tensor};
+use comm::Reduce;
 
-/// Bytes a rank keeps between steps.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct AtRest {
-    /// Parameters.
-    pub parameters: usize,
-    /// Gradients that wait for the next step.
-    pub gradients: usize,
-    /// AdamW's two moments; 0 before the first step.
-    pub optimizer: usize,
+/// A unit at rest: this rank's share of its parameters, gradients and optimizer state.
+pub(crate) struct ShardedUnit {
+    group: Group,
+    layout: Layout,
+    plan: Plan,
+    /// fp32: this rank's shard, or all if there is one shard only.
+    master: Counted,
+    /// Under `zero1` and `shard_grad_op`: all parameters, in the type they are computed with.
+    replica: Option<Counted>,
+    /// fp32 gradients of earlier micro-batches: the shard's, and the whole unit's where they were not communicated.
+    gradient: Option<Counted>,
+    whole_gradient: Option<Counted>,
+    /// Under `block`: the shard's part of a gradient that another call of this unit will add to.
+    partial: Option<Counted>,
+    optimizer: ShardOptimizer,
 }
 
-/// A unit at rest: this rank's shard of its parameters, gradients and optimizer state.
-pub(crate) struct ShardedUnit {
-    unit: Box<dyn AnyUnit>,
-    layout: Layout,
-    strategy: Strategy,
-    shard: Tensor<1>,
-    gradient: Option<Tensor<1>>,
-    optimizer: ShardOptimizer,
+/// What is the same for all units of a rank.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub strategy: Strategy,
+    pub param: FloatType,
+    pub reduce: FloatType,
+    pub no_sync: bool,
+    /// S, and which of the S shards is this rank's.
+    pub shards: usize,
+    pub shard: usize,
+    pub replicas: usize,
+    pub rank: usize,
+    /// Where the rank computes, and where its share rests.
+    pub device: Device,
+    pub rest_device: Device,
+    pub ledger: Ledger,
+}
+
+impl Plan {
+    pub fn new(config: &FsdpConfig, groups: &Groups) -> Self {
+        let device = groups.world.device().clone();
+        Self {
+            strategy: config.strategy,
+            param: config.precision.param,
+            reduce: config.precision.reduce,
+            no_sync: config.no_sync || config.strategy == Strategy::Zero1,
+            shards: groups.shard.world_size(),
+            shard: groups.shard.rank(),
+            replicas: groups.replicate.world_size(),
+            rank: groups.world.rank(),
+            rest_device: if config.cpu_offload { Device::flex() } else { device.clone() },
+            device,
+            ledger: Ledger::default(),
+        }
+    }
+
+    /// Whether computing needs parameters that this rank does not hold.
+    pub fn gathers(&self) -> bool {
+        self.shards > 1 && !self.replicates()
+    }
+
+    fn replicates(&self) -> bool {
+        matches!(self.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
+    }
+
+    fn count(&self, tensor: Tensor<1>, category: Category) -> Counted {
+        Counted::new(tensor, category, &self.ledger)
+    }
+}
+
+/// A whole unit's parameters, for as long as this lives.
+pub(crate) struct Weights {
+    flat: Tensor<1>,
+    storage: Option<Storage>,
+    /// Counts what was gathered, and not what is at rest anyway.
+    held: Option<crate::memory::Held>,
+}
+
+impl Weights {
+    fn gathered(flat: Tensor<1>, ledger: &Ledger) -> Self {
+        let held = Some(ledger.hold(Category::Gathered, bytes(&flat)));
+        Self { flat, storage: None, held }
+    }
+
+    /// The same, in memory that can be [`free`](Self::free)d while graphs hold it.
+    pub fn refillable(mut self) -> Self {
+        if self.held.is_some()
+            && let Some(storage) = Storage::new(self.flat.clone())
+        {
+            self.flat = storage.tensor().clone();
+            self.storage = Some(storage);
+        }
+        self
+    }
+
+    /// Gives up the memory; a graph that holds it must not run until it is [`refill`](Self::refill)ed.
+    pub fn free(&mut self) {
+        if let Some(storage) = &mut self.storage {
+            storage.free();
+            self.held = None;
+        }
+    }
+
+    /// Takes the memory of the same unit gathered again.
+    pub fn refill(&mut self, again: Self) {
+        if let Some(storage) = &mut self.storage {
+            storage.refill(again.flat);
+            self.held = again.held;
+        }
+    }
 }
 
 impl ShardedUnit {
     /// Takes the unit's values and keeps this rank's share of them.
-    pub fn new(
-        mut unit: Box<dyn AnyUnit>,
-        config: &FsdpConfig,
-        rank: usize,
-        world_size: usize,
-        device: &Device,
-    ) -> Self {
-        let (shards, index) = match config.strategy {
-            Strategy::Ddp => (1, 0),
-            Strategy::FullShard => (world_size, rank),
+    pub fn new(mut group: Group, config: &FsdpConfig, plan: &Plan) -> Self {
+        let layout = group.layout(plan.shards);
+        let len = layout.padded_len() / plan.shards;
+        let range = plan.shard * len..(plan.shard + 1) * len;
+        let values = group.take_values(&layout, &plan.device);
+        let replica = (plan.replicates() && plan.shards > 1).then(|| values.clone().cast(plan.param.dtype()));
+        let master = match (plan.shards, &replica) {
+            (1, _) => values,
+            (_, Some(whole)) if whole.dtype() == DType::F32 => whole.clone().slice(range.clone()),
+            // A slice may be a view that keeps the whole buffer alive; what rests is a copy of just this rank's share.
+            _ => Tensor::zeros([len], &plan.device) + values.slice(range.clone()),
         };
-        let layout = unit.layout(shards);
-        let len = layout.padded_len() / shards;
-        let values = unit.take_values(&layout, device);
-        // A slice may be a view that keeps the whole buffer alive; what rests is a copy of just this rank's share.
-        let shard = match shards {
-            1 => values,
-            _ => Tensor::zeros([len], device) + values.slice(index * len..(index + 1) * len),
+        let optimizer = ShardOptimizer::new(&config.adamw, &layout, range.start, len, plan.ledger.clone());
+        let mut unit = Self {
+            group,
+            layout,
+            plan: plan.clone(),
+            master: plan.count(Tensor::zeros([0], &plan.rest_device), Category::Parameters),
+            replica: None,
+            gradient: None,
+            whole_gradient: None,
+            partial: None,
+            optimizer,
         };
-        let optimizer = ShardOptimizer::new(&config.adamw, &layout, index * len, len);
-        Self { unit, layout, strategy: config.strategy, shard, gradient: None, optimizer }
+        unit.set_values(master.to_device(&plan.rest_device), replica);
+        unit
     }
 
-    pub fn name(&self) -> &str {
-        self.unit.name()
+    pub fn name(&self) -> String {
+        self.group.name()
     }
 
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The whole unit's values, once they are there.
-    pub fn gather(&self, thread: &CommThread, rank: usize) -> Pending<Tensor<1>> {
-        let shard = self.shard.clone();
-        match self.strategy {
-            Strategy::Ddp => Pending::ready(rank, shard),
-            Strategy::FullShard => thread.submit(move |comm| comm.all_gather(shard)),
-        }
-    }
-
-    pub fn bind(&self, flat: &Tensor<1>, tracked: bool) -> Box<dyn Bound> {
-        self.unit.bind(&self.layout, flat, tracked)
-    }
-
-    /// Adds a whole unit's gradient, summed over the ranks, to those of earlier micro-batches, and returns what this rank keeps of it:
-    /// [`set_gradient`](Self::set_gradient) takes it back.
-    pub fn reduce(&mut self, thread: &CommThread, gradient: Tensor<1>) -> Pending<Tensor<1>> {
-        let earlier = self.gradient.take();
-        match self.strategy {
-            Strategy::Ddp => thread.submit(move |comm| {
-                let sum = comm.all_reduce(gradient, comm::Reduce::Sum)?;
-                Ok(match earlier {
-                    None => sum,
-                    Some(earlier) => earlier + sum,
-                })
+    /// The whole unit's parameters in the type they are computed with; under `block` on rank `owner` only.
+    pub fn gather(&self, thread: &CommThread, owner: usize) -> Pending<Option<Weights>> {
+        let (dtype, ledger, plan) = (self.plan.param.dtype(), self.plan.ledger.clone(), self.plan.clone());
+        let master = self.master.tensor.clone();
+        match (&self.replica, self.plan.strategy) {
+            (Some(replica), _) => {
+                let flat = replica.tensor.clone();
+                Pending::ready(self.plan.rank, Some(Weights { flat, storage: None, held: None }))
+            }
+            (None, _) if self.plan.shards == 1 => {
+                let held = (dtype != DType::F32 || plan.device != plan.rest_device)
+                    .then(|| ledger.hold(Category::Gathered, self.layout.padded_len() * dtype.size()));
+                let flat = master.to_device(&plan.device).cast(dtype);
+                Pending::ready(self.plan.rank, Some(Weights { flat, storage: None, held }))
+            }
+            (None, Strategy::Block) => thread.submit(move |groups| {
+                let shards = groups.shard.gather(master.to_device(&plan.device).cast(dtype), owner)?;
+                let is_owner = groups.shard.rank() == owner;
+                Ok(is_owner.then(|| Weights::gathered(Tensor::cat(shards, 0), &ledger)))
             }),
-            Strategy::FullShard => thread.submit(move |comm| comm.reduce_scatter_onto(gradient, earlier)),
+            (None, _) => thread.submit(move |groups| {
+                let flat = groups.shard.all_gather(master.to_device(&plan.device).cast(dtype))?;
+                Ok(Some(Weights::gathered(flat, &ledger)))
+            }),
         }
     }
 
-    pub fn set_gradient(&mut self, gradient: Tensor<1>) {
-        self.gradient = Some(gradient);
+    /// The whole unit's masters, on every rank.
+    pub fn gather_masters(&self, thread: &CommThread) -> Pending<Tensor<1>> {
+        let (master, device) = (self.master.tensor.clone(), self.plan.device.clone());
+        thread.submit(move |groups| groups.shard.all_gather(master.to_device(&device)))
+    }
+
+    pub fn bind(&self, weights: &Weights, tracked: bool) -> BoundGroup {
+        self.bind_flat(&weights.flat, tracked)
+    }
+
+    pub fn bind_flat(&self, flat: &Tensor<1>, tracked: bool) -> BoundGroup {
+        self.group.bind(&self.layout, flat, tracked)
+    }
+
+    /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless that is put off to the `last`
+    /// micro-batch. What comes of it, [`set_gradient`](Self::set_gradient) takes.
+    pub fn reduce(&mut self, thread: &CommThread, gradient: Tensor<1>, last: bool) -> Option<Pending<Counted>> {
+        let plan = self.plan.clone();
+        let gradient = match self.whole_gradient.take() {
+            None => gradient,
+            Some(earlier) => earlier.tensor + gradient.cast(DType::F32),
+        };
+        if plan.no_sync && plan.shards > 1 && !last {
+            self.whole_gradient = Some(plan.count(gradient.cast(DType::F32), Category::Gradients));
+            return None;
+        }
+        let in_flight = plan.count(gradient, Category::Gradients);
+        let earlier = self.gradient.take();
+        Some(thread.submit(move |groups| {
+            let gradient = in_flight.tensor.clone();
+            let earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone().to_device(&plan.device));
+            let mut sum = match (plan.shards, plan.reduce) {
+                (1, _) => add(earlier, gradient.cast(DType::F32)),
+                (_, FloatType::Fp32) => groups.shard.reduce_scatter_onto(gradient.cast(DType::F32), earlier)?,
+                (_, reduce) => {
+                    let chunk = groups.shard.reduce_scatter(gradient.cast(reduce.dtype()))?;
+                    add(earlier, chunk.cast(DType::F32))
+                }
+            };
+            if last && plan.replicas > 1 {
+                sum = groups.replicate.all_reduce(sum.cast(plan.reduce.dtype()), Reduce::Sum)?.cast(DType::F32);
+            }
+            Ok(plan.count(sum.to_device(&plan.rest_device), Category::Gradients))
+        }))
+    }
+
+    /// [`reduce`](Self::reduce) under `block`: the owner gives each rank its part of the gradient of one of the unit's calls; `done`: of
+    /// the last of them in this backward.
+    pub fn scatter(
+        &mut self,
+        thread: &CommThread,
+        gradient: Option<Tensor<1>>,
+        owner: usize,
+        done: bool,
+    ) -> Pending<Counted> {
+        let (plan, later_calls) = (self.plan.clone(), self.partial.take());
+        let earlier = if done { self.gradient.take() } else { None };
+        let in_flight = gradient.map(|gradient| plan.count(gradient, Category::Gradients));
+        thread.submit(move |groups| {
+            let parts = in_flight.as_ref().map(|full| {
+                let full = full.tensor.clone().cast(plan.reduce.dtype());
+                let len = full.dims()[0] / plan.shards;
+                (0..plan.shards).map(|i| full.clone().slice(i * len..(i + 1) * len)).collect()
+            });
+            let part = groups.shard.scatter(parts, owner)?;
+            // A part may be a view that keeps the whole gradient alive.
+            let part = part.zeros_like().cast(DType::F32) + part.cast(DType::F32);
+            let sum = add(later_calls.map(|later| later.tensor.to_device(&plan.device)), part);
+            let sum = add(earlier.map(|earlier| earlier.tensor.to_device(&plan.device)), sum);
+            Ok(plan.count(sum.to_device(&plan.rest_device), Category::Gradients))
+        })
+    }
+
+    /// `done`: it is the gradient of all the unit's calls.
+    pub fn set_gradient(&mut self, gradient: Counted, done: bool) {
+        if done {
+            self.gradient = Some(gradient);
+        } else {
+            self.partial = Some(gradient);
+        }
     }
 
     /// Sum of the squares of this rank's gradient, in f64: so it is the same however the gradient is sharded.
     pub fn gradient_square(&self) -> f64 {
-        self.gradient.clone().map_or(0.0, fused::sum_of_squares)
+        self.gradient.as_ref().map_or(0.0, |gradient| fused::sum_of_squares(gradient.tensor.clone()))
     }
 
     /// Steps along the accumulated gradient times `scale`, and forgets it.
     pub fn step(&mut self, lr: f64, scale: f64) {
         if let Some(gradient) = self.gradient.take() {
-            self.shard = self.optimizer.step(lr, self.shard.clone(), gradient, scale);
+            let empty = Tensor::zeros([0], &self.plan.rest_device);
+            let master = std::mem::replace(&mut self.master.tensor, empty);
+            self.master.tensor = self.optimizer.step(lr, master, gradient.tensor.clone(), scale);
         }
     }
 
-    pub fn at_rest(&self) -> AtRest {
-        AtRest {
-            parameters: bytes(&self.shard),
-            gradients: self.gradient.as_ref().map_or(0, bytes),
-            optimizer: self.optimizer.bytes(),
-        }
+    /// Forgets the accumulated gradient.
+    pub fn skip(&mut self) {
+        self.gradient = None;
+    }
+
+    /// Sends for the replica of the masters that the ranks have stepped, where there is one: [`set_replica`](Self::set_replica) takes it.
+    pub fn replicate(&self, thread: &CommThread) -> Option<Pending<Tensor<1>>> {
+        self.replica.as_ref()?;
+        let (master, plan) = (self.master.tensor.clone(), self.plan.clone());
+        Some(
+            thread
+                .submit(move |groups| groups.shard.all_gather(master.to_device(&plan.device).cast(plan.param.dtype()))),
+        )
+    }
+
+    pub fn set_replica(&mut self, replica: Tensor<1>) {
+        let master = self.master.tensor.clone();
+        self.set_values(master, Some(replica));
+    }
+
+    /// In fp32 the master is a part of the replica, and takes no memory of its own.
+    fn set_values(&mut self, master: Tensor<1>, replica: Option<Tensor<1>>) {
+        let (plan, len) = (&self.plan, master.dims()[0]);
+        self.master = match &replica {
+            Some(whole) if whole.dtype() == DType::F32 && plan.device == plan.rest_device => {
+                Counted::free_of_charge(whole.clone().slice(plan.shard * len..(plan.shard + 1) * len))
+            }
+            _ => plan.count(master, Category::Parameters),
+        };
+        self.replica = replica.map(|replica| plan.count(replica, Category::Parameters));
     }
 }
 
-pub(crate) fn bytes(tensor: &Tensor<1>) -> usize {
-    tensor.shape().num_elements() * tensor.dtype().size()
-}
-
-/// What a finished reduction adds to, while the next unit's backward runs.
-pub(crate) struct Reduction {
-    pub unit: usize,
-    pub gradient: Pending<Tensor<1>>,
-}
-
-impl Reduction {
-    pub fn finish(self, units: &mut [ShardedUnit]) -> Result<(), FsdpError> {
-        let gradient = self.gradient.wait()?;
-        units[self.unit].set_gradient(gradient);
-        Ok(())
+fn add(earlier: Option<Tensor<1>>, gradient: Tensor<1>) -> Tensor<1> {
+    match earlier {
+        None => gradient,
+        Some(earlier) => earlier + gradient,
     }
 }

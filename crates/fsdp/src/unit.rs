@@ -1,6 +1,7 @@
-use crate::Layout;
+use crate::call::{Call, Forward, Output, Role};
+use crate::layout::ParamLayout;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Device, Gradients, Tensor};
+use burn::tensor::{Gradients, Tensor};
 use std::any::Any;
 use std::marker::PhantomData;
 
@@ -58,32 +59,6 @@ impl From<(Tensor<3>, Option<Tensor<1>>)> for Activation {
     }
 }
 
-pub(crate) struct Call<B> {
-    pub unit: usize,
-    pub role: Role,
-    forward: Forward<B>,
-}
-
-type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensor<3>>, &B) -> Output>;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Role {
-    First,
-    Middle,
-    Last,
-}
-
-pub(crate) enum Output {
-    Activation(Activation),
-    Loss(Tensor<1>),
-}
-
-impl<B> Call<B> {
-    pub fn run(&self, bound: &dyn Bound, x: Option<Tensor<3>>, batch: &B) -> Output {
-        (self.forward)(bound.module(), x, batch)
-    }
-}
-
 impl<B: 'static> Units<B> {
     /// No units yet.
     pub fn new() -> Self {
@@ -105,18 +80,20 @@ impl<B: 'static> Units<B> {
     pub fn then<M: Module + 'static, A: Into<Activation>>(
         &mut self,
         unit: UnitId<M>,
-        forward: impl Fn(&M, Tensor<3>) -> A + 'static,
+        forward: impl Fn(&M, Tensor<3>, &B) -> A + 'static,
     ) {
-        self.call(unit, Role::Middle, move |module, x, _batch| Output::Activation(forward(module, expect(x)).into()));
+        self.call(unit, Role::Middle, move |module, x, batch| {
+            Output::Activation(forward(module, expect(x), batch).into())
+        });
     }
 
-    /// The last call of a forward: from an activation to the batch's mean loss, `[1]`.
+    /// The last call of a forward: from an activation to the batch's mean loss, `[1]`, in fp32.
     pub fn last<M: Module + 'static>(
         &mut self,
         unit: UnitId<M>,
         forward: impl Fn(&M, Tensor<3>, &B) -> Tensor<1> + 'static,
     ) {
-        self.call(unit, Role::Last, move |module, x, batch| Output::Loss(forward(module, expect(x), batch)));
+        self.call(unit, Role::Last, move |module, x, batch| Output::Loss(forward(module, expect(x), batch), None));
     }
 
     fn call<M: Module + 'static>(
@@ -128,7 +105,7 @@ impl<B: 'static> Units<B> {
         let forward: Forward<B> = Box::new(move |module, x, batch| {
             forward(module.downcast_ref().expect("a unit's id carries its module's type"), x, batch)
         });
-        self.calls.push(Call { unit: unit.index, role, forward });
+        self.calls.push(Call::new(unit.index, role, forward));
     }
 }
 
@@ -142,25 +119,26 @@ fn expect(x: Option<Tensor<3>>) -> Tensor<3> {
     x.expect("every call but the first gets an activation")
 }
 
-/// A unit whose module's type is forgotten.
+/// A module whose type is forgotten.
 pub(crate) trait AnyUnit {
     fn name(&self) -> &str;
 
-    fn layout(&self, shards: usize) -> Layout;
+    /// Names and shapes of its parameters in the order of visits.
+    fn params(&self) -> Vec<(String, Vec<usize>)>;
 
-    /// The parameters' values in one buffer; the module gives them up.
-    fn take_values(&mut self, layout: &Layout, device: &Device) -> Tensor<1>;
+    /// The parameters' values, flat; the module gives them up.
+    fn take_values(&mut self) -> Vec<Option<Tensor<1>>>;
 
-    /// The module with its parameters being views of `flat`; `tracked`: each the leaf of a graph.
-    fn bind(&self, layout: &Layout, flat: &Tensor<1>, tracked: bool) -> Box<dyn Bound>;
+    /// The module with its parameters being views of `flat`, at these places; `tracked`: each the leaf of a graph.
+    fn bind(&self, places: &[ParamLayout], flat: &Tensor<1>, tracked: bool) -> Box<dyn Bound>;
 }
 
 /// A module with values.
 pub(crate) trait Bound {
     fn module(&self) -> &dyn Any;
 
-    /// The parameters' gradients in one buffer; zeros where there is none.
-    fn take_gradients(&self, layout: &Layout, gradients: &mut Gradients, device: &Device) -> Tensor<1>;
+    /// The parameters' gradients, flat; none where the loss does not depend on one.
+    fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>>;
 }
 
 struct ModuleUnit<M> {
@@ -175,19 +153,19 @@ impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
         &self.name
     }
 
-    fn layout(&self, shards: usize) -> Layout {
-        Layout::of(&self.module, shards)
+    fn params(&self) -> Vec<(String, Vec<usize>)> {
+        crate::layout::params(&self.module)
     }
 
-    fn take_values(&mut self, layout: &Layout, device: &Device) -> Tensor<1> {
+    fn take_values(&mut self) -> Vec<Option<Tensor<1>>> {
         let mut values = Values { gradients: None, flat: vec![] };
         self.module.visit(&mut values);
         self.module = self.module.clone().map(&mut Release);
-        concatenate(layout, values.flat, device)
+        values.flat
     }
 
-    fn bind(&self, layout: &Layout, flat: &Tensor<1>, tracked: bool) -> Box<dyn Bound> {
-        Box::new(BoundModule(self.module.clone().map(&mut Bind { layout, flat, tracked, next: 0 })))
+    fn bind(&self, places: &[ParamLayout], flat: &Tensor<1>, tracked: bool) -> Box<dyn Bound> {
+        Box::new(BoundModule(self.module.clone().map(&mut Bind { places: places.iter(), flat, tracked })))
     }
 }
 
@@ -196,30 +174,11 @@ impl<M: Module + 'static> Bound for BoundModule<M> {
         &self.0
     }
 
-    fn take_gradients(&self, layout: &Layout, gradients: &mut Gradients, device: &Device) -> Tensor<1> {
+    fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>> {
         let mut values = Values { gradients: Some(gradients), flat: vec![] };
         self.0.visit(&mut values);
-        concatenate(layout, values.flat, device)
+        values.flat
     }
-}
-
-/// One buffer from flat parts in the order of visits, zeros where a part is missing and in the padding.
-fn concatenate(layout: &Layout, mut parts: Vec<Option<Tensor<1>>>, device: &Device) -> Tensor<1> {
-    let (mut pieces, mut end) = (vec![], 0);
-    for i in layout.by_offset() {
-        let param = &layout.params()[*i];
-        if let Some(part) = parts[*i].take() {
-            if param.offset > end {
-                pieces.push(Tensor::zeros([param.offset - end], device));
-            }
-            pieces.push(part);
-            end = param.offset + param.len();
-        }
-    }
-    if layout.padded_len() > end {
-        pieces.push(Tensor::zeros([layout.padded_len() - end], device));
-    }
-    Tensor::cat(pieces, 0)
 }
 
 /// Parameters, or their gradients, flat in the order of visits.
@@ -252,16 +211,14 @@ impl ModuleMapper for Release {
 }
 
 struct Bind<'a> {
-    layout: &'a Layout,
+    places: std::slice::Iter<'a, ParamLayout>,
     flat: &'a Tensor<1>,
     tracked: bool,
-    next: usize,
 }
 
 impl ModuleMapper for Bind<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let place = &self.layout.params()[self.next];
-        self.next += 1;
+        let place = self.places.next().expect("the layout was made from this module");
         let shape: [usize; D] = place.shape.as_slice().try_into().expect("the layout was made from this module");
         let value = self.flat.clone().slice(place.offset..place.offset + place.len()).reshape(shape);
         let value = if self.tracked { value.autodiff().require_grad() } else { value };

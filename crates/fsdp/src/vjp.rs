@@ -5,9 +5,9 @@ use burn::backend::autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension, tensor::FloatTensor};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
-/// A zero, `[1]`, whose backward gives `y` the gradient `cotangent`: the start of a vector-Jacobian product.
+/// A zero, `[1]` in fp32, whose backward gives `y` the gradient `cotangent`: the start of a vector-Jacobian product.
 ///
 /// Burn's backward starts at a loss and takes no gradient. `(y * cotangent).sum()` would do, at the price of two passes over both;
 /// this costs nothing. It can be added to another loss of the same graph. On other backends than `flex` it is that sum.
@@ -16,7 +16,7 @@ use burn::tensor::Tensor;
 /// In the backward, if the shapes differ.
 pub fn vjp_seed<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
     if cotangent.clone().inner().try_into_primitive::<Flex>().is_err() {
-        return (y * cotangent.autodiff()).sum();
+        return (y * cotangent.autodiff()).sum().cast(DType::F32);
     }
     let cotangent = cotangent.autodiff().into_dispatch();
     Tensor::from_dispatch(<Dispatch as SeedOps>::vjp_seed(y.into_dispatch(), cotangent))
@@ -60,5 +60,5 @@ impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {
 }
 
 fn zero<B: Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
-    B::float_zeros([1].into(), &like.device(), like.dtype().into())
+    B::float_zeros([1].into(), &like.device(), DType::F32.into())
 }

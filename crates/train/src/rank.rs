@@ -10,7 +10,7 @@ use crate::trainer::{Outcome, TrainError};
 use crate::units::{Batch, Parts, units};
 use burn::tensor::Device;
 use comm::Communicator;
-use fsdp::{AdamW, Fsdp, FsdpConfig};
+use fsdp::Fsdp;
 use model::{Sampling, generate};
 use serde::Serialize;
 use std::ops::Range;
@@ -59,20 +59,9 @@ struct Rank<'a> {
 
 impl<'a> Rank<'a> {
     fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
-        let (rank, device, optim) = (comm.rank(), comm.device().clone(), &job.config.optim);
+        let (rank, device) = (comm.rank(), comm.device().clone());
         let (units, parts) = units(&job.config, &device);
-        let config = FsdpConfig {
-            strategy: job.config.parallel.strategy,
-            activation_checkpointing: job.config.parallel.activation_checkpointing,
-            adamw: AdamW {
-                beta1: optim.beta1,
-                beta2: optim.beta2,
-                epsilon: optim.epsilon,
-                weight_decay: optim.weight_decay,
-            },
-            clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
-        };
-        let fsdp = Fsdp::new(units, comm, config)?;
+        let fsdp = Fsdp::new(units, comm, job.config.parallel.fsdp(&job.config.optim))?;
         let path = job.folder.metrics();
         let open = || job.folder.open_metrics().map(Metrics).map_err(|source| TrainError::Metrics { path, source });
         let metrics = if rank == 0 { Some(open()?) } else { None };
@@ -113,13 +102,13 @@ impl<'a> Rank<'a> {
             Batch::new(tokens, &self.device)
         };
         // Micro-batches go round the ranks: their gradients are then added in the same order on any number of ranks.
-        let (micro, ranks) = (self.micro_batch_size(), self.job.config.parallel.gpus);
-        let firsts = (self.rank * micro..train.global_batch_size).step_by(micro * ranks);
+        let (micro, (rank, ranks)) = (self.micro_batch_size(), self.fsdp.data_parallel());
+        let firsts = (rank * micro..train.global_batch_size).step_by(micro * ranks);
         firsts.map(|first| batch(first..first + micro)).collect()
     }
 
     fn share(&self) -> usize {
-        self.job.config.train.global_batch_size / self.job.config.parallel.gpus
+        self.job.config.train.global_batch_size / self.fsdp.data_parallel().1
     }
 
     fn micro_batch_size(&self) -> usize {
@@ -132,13 +121,13 @@ impl<'a> Rank<'a> {
         let train = &self.job.config.train;
         let count = train.val_batches.saturating_mul(train.global_batch_size);
         let windows = self.job.dataset.val_indices(count, train.seq_len);
-        let (micro, ranks) = (self.micro_batch_size(), self.job.config.parallel.gpus);
+        let (micro, (rank, ranks)) = (self.micro_batch_size(), self.fsdp.data_parallel());
         let (mut sum, mut count) = (0.0, 0.0);
         for round in windows.chunks(micro * ranks) {
             if self.should_stop()? {
                 return Ok(None);
             }
-            let mine = round.chunks(micro).nth(self.rank).unwrap_or_default();
+            let mine = round.chunks(micro).nth(rank).unwrap_or_default();
             // A rank without a window takes part in the collectives with one that does not count.
             let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
             let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);

@@ -36,7 +36,7 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
             let model = Gpt2::init(shape, config.train.seed, device);
             let ends = units.add("embedding and head", model.ends);
             units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone()));
-            let blocks = add_blocks(&mut units, model.blocks, |block, x_btd| block.forward(x_btd));
+            let blocks = add_blocks(&mut units, model.blocks, |block, x_btd, _batch| block.forward(x_btd));
             units.last(ends, |ends, x_btd, batch| ends.loss(x_btd, batch.targets_bt.clone()));
             Parts::Gpt2 { ends, blocks }
         }
@@ -45,7 +45,7 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
             let model = DeepSeek::init(shape, &moe, config.train.seed, device);
             let embed = units.add("embedding", model.embed);
             units.first(embed, |embed, batch: &Batch| embed.forward(batch.inputs_bt.clone()));
-            let blocks = add_blocks(&mut units, model.blocks, |block: &Block, x_btd| {
+            let blocks = add_blocks(&mut units, model.blocks, |block: &Block, x_btd, _batch| {
                 let output = block.forward(x_btd);
                 (output.x_btd, output.balance_loss)
             });
@@ -60,7 +60,7 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
 fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static>(
     units: &mut Units<Batch>,
     blocks: Vec<M>,
-    forward: fn(&M, Tensor<3>) -> A,
+    forward: fn(&M, Tensor<3>, &Batch) -> A,
 ) -> Vec<UnitId<M>> {
     let add = |(i, block)| {
         let unit = units.add(format!("block {i}"), block);

@@ -11,7 +11,7 @@ mod presets;
 mod tests;
 mod validate;
 
-use fsdp::{ActivationCheckpointing, Strategy};
+use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, Precision, Prefetch, Strategy, Wrap};
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 use serde::{Deserialize, Serialize};
@@ -36,6 +36,8 @@ pub struct Config {
     pub optim: OptimConfig,
     /// How the run is spread over ranks.
     pub parallel: ParallelConfig,
+    /// What is written down on the way.
+    pub metrics: MetricsConfig,
 }
 
 /// A model's shape; `type` in the `model` section says which.
@@ -171,7 +173,7 @@ impl Default for OptimConfig {
     }
 }
 
-/// How the run is spread over ranks.
+/// How the run is spread over ranks; see [`FsdpConfig`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
@@ -179,12 +181,85 @@ pub struct ParallelConfig {
     pub gpus: usize,
     /// What each rank holds of the parameters.
     pub strategy: Strategy,
+    /// Replicas of `hybrid_shard`; null for 2.
+    pub dp_replicate: Option<usize>,
+    /// What is gathered together: each block, or `size:MIN_PARAMS`.
+    pub wrap: Wrap,
+    /// Whether gathered parameters are freed after the forward.
+    pub reshard_after_forward: bool,
     /// Which activations are recomputed in the backward instead of kept.
     pub activation_checkpointing: ActivationCheckpointing,
+    /// Types of parameters and of gradients on their way.
+    pub precision: Precision,
+    /// Whether shards and optimizer state rest in the CPU's memory.
+    pub cpu_offload: bool,
+    /// When the forward sends for parameters.
+    pub forward_prefetch: Prefetch,
+    /// When the backward sends for parameters.
+    pub backward_prefetch: Prefetch,
+    /// Whether gradients are communicated with a step's last micro-batch only.
+    pub no_sync: bool,
 }
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        Self { gpus: 1, strategy: Strategy::FullShard, activation_checkpointing: ActivationCheckpointing::None }
+        let fsdp = FsdpConfig::default();
+        Self {
+            gpus: 1,
+            strategy: fsdp.strategy,
+            dp_replicate: fsdp.dp_replicate,
+            wrap: fsdp.wrap,
+            reshard_after_forward: fsdp.reshard_after_forward,
+            activation_checkpointing: fsdp.activation_checkpointing,
+            precision: fsdp.precision,
+            cpu_offload: fsdp.cpu_offload,
+            forward_prefetch: fsdp.forward_prefetch,
+            backward_prefetch: fsdp.backward_prefetch,
+            no_sync: fsdp.no_sync,
+        }
+    }
+}
+
+impl ParallelConfig {
+    /// Ranks that share a batch: all, but under `block` each computes a part of the model for all of it.
+    pub fn data_parallel_size(&self) -> usize {
+        if self.strategy == Strategy::Block { 1 } else { self.gpus }
+    }
+
+    /// The same with the optimizer, for the sharding layer.
+    pub fn fsdp(&self, optim: &OptimConfig) -> FsdpConfig {
+        FsdpConfig {
+            strategy: self.strategy,
+            dp_replicate: self.dp_replicate,
+            wrap: self.wrap,
+            reshard_after_forward: self.reshard_after_forward,
+            activation_checkpointing: self.activation_checkpointing,
+            precision: self.precision,
+            cpu_offload: self.cpu_offload,
+            forward_prefetch: self.forward_prefetch,
+            backward_prefetch: self.backward_prefetch,
+            no_sync: self.no_sync,
+            adamw: AdamW {
+                beta1: optim.beta1,
+                beta2: optim.beta2,
+                epsilon: optim.epsilon,
+                weight_decay: optim.weight_decay,
+            },
+            clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
+        }
+    }
+}
+
+/// What is written down on the way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetricsConfig {
+    /// Steps between reports of memory and communication; 0 for one at the end only.
+    pub every: usize,
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { every: 100 }
     }
 }

@@ -5,7 +5,18 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_model()?;
         self.validate_batches()?;
-        self.validate_optim()
+        self.validate_optim()?;
+        self.validate_parallel()
+    }
+
+    fn validate_parallel(&self) -> Result<(), ConfigError> {
+        let parallel = &self.parallel;
+        let fsdp = parallel.fsdp(&self.optim);
+        fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
+        require(!(parallel.cpu_offload && self.train.device == "cpu"), || {
+            "parallel.cpu_offload is true, but the ranks compute on the CPU (train.device cpu) already: leave it out"
+                .into()
+        })
     }
 
     fn validate_model(&self) -> Result<(), ConfigError> {
@@ -36,9 +47,9 @@ impl Config {
     }
 
     fn validate_batches(&self) -> Result<(), ConfigError> {
-        let (train, gpus) = (&self.train, self.parallel.gpus);
+        let (train, gpus) = (&self.train, self.parallel.data_parallel_size());
         let counts = [
-            ("parallel.gpus", gpus),
+            ("parallel.gpus", self.parallel.gpus),
             ("train.steps", train.steps),
             ("train.seq_len", train.seq_len),
             ("train.global_batch_size", train.global_batch_size),

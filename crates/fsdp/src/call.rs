@@ -1,0 +1,86 @@
+use crate::group::BoundGroup;
+use crate::unit::Activation;
+use burn::tensor::Tensor;
+use std::any::Any;
+
+/// A use of a unit in the forward: one or more functions in a row.
+pub(crate) struct Call<B> {
+    pub unit: usize,
+    pub role: Role,
+    steps: Vec<Step<B>>,
+}
+
+struct Step<B> {
+    /// Which of the unit's modules it is a function of.
+    member: usize,
+    forward: Forward<B>,
+}
+
+pub(crate) type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensor<3>>, &B) -> Output>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    First,
+    Middle,
+    Last,
+}
+
+/// What a call returns.
+pub(crate) enum Output {
+    Activation(Activation),
+    /// The loss, and the losses of other calls that were merged with this one.
+    Loss(Tensor<1>, Option<Tensor<1>>),
+}
+
+impl<B> Call<B> {
+    pub fn new(unit: usize, role: Role, forward: Forward<B>) -> Self {
+        Self { unit, role, steps: vec![Step { member: 0, forward }] }
+    }
+
+    /// The same call of module `member` of unit `unit`.
+    pub fn moved(mut self, unit: usize, member: usize) -> Self {
+        self.unit = unit;
+        self.steps.iter_mut().for_each(|step| step.member = member);
+        self
+    }
+
+    /// This call and then `next`, which is of the same unit.
+    pub fn and_then(&mut self, next: Self) {
+        assert_eq!(self.unit, next.unit);
+        self.steps.extend(next.steps);
+    }
+
+    pub fn run(&self, bound: &BoundGroup, mut x: Option<Tensor<3>>, batch: &B) -> Output {
+        let mut aux: Option<Tensor<1>> = None;
+        for step in &self.steps {
+            match (step.forward)(bound.module(step.member), x.take(), batch) {
+                Output::Activation(activation) => {
+                    aux = add(aux, activation.aux);
+                    x = Some(activation.x);
+                }
+                Output::Loss(loss, _) => return Output::Loss(loss, aux),
+            }
+        }
+        Output::Activation(Activation { x: x.expect("a call has a step"), aux })
+    }
+}
+
+impl Output {
+    /// The same values outside of any graph.
+    pub fn detached(&self) -> Output {
+        let inner = |aux: &Option<Tensor<1>>| aux.clone().map(Tensor::inner);
+        match self {
+            Self::Loss(loss, aux) => Self::Loss(loss.clone().inner(), inner(aux)),
+            Self::Activation(activation) => {
+                Self::Activation(Activation { x: activation.x.clone().inner(), aux: inner(&activation.aux) })
+            }
+        }
+    }
+}
+
+pub(crate) fn add(a: Option<Tensor<1>>, b: Option<Tensor<1>>) -> Option<Tensor<1>> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a + b),
+        (a, b) => a.or(b),
+    }
+}

@@ -1,0 +1,133 @@
+use burn::tensor::Tensor;
+use std::fmt;
+use std::ops::Index;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What memory is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Category {
+    /// Parameters at rest.
+    Parameters,
+    /// Gradients that wait for the next step, or are on their way to their shards.
+    Gradients,
+    /// AdamW's two moments; none before the first step.
+    Optimizer,
+    /// Whole units' parameters, gathered for computation.
+    Gathered,
+    /// What forwards keep for their backwards.
+    Activations,
+}
+
+impl Category {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Parameters, Self::Gradients, Self::Optimizer, Self::Gathered, Self::Activations];
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        ["parameters", "gradients", "optimizer", "gathered", "activations"][self as usize]
+    }
+}
+
+/// Bytes of one rank by category.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bytes([usize; 5]);
+
+impl Index<Category> for Bytes {
+    type Output = usize;
+
+    fn index(&self, category: Category) -> &usize {
+        &self.0[category as usize]
+    }
+}
+
+impl Bytes {
+    /// Of all categories.
+    pub fn total(&self) -> usize {
+        self.0.iter().sum()
+    }
+}
+
+/// A rank's memory, now and at its highest: of each category the bytes it had when that category was at its peak. Prints as a table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Between steps: what is at rest.
+    pub now: Bytes,
+    /// The highest since the start.
+    pub peak: Bytes,
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<14}{:>12}{:>12}", "memory (MB)", "now", "peak")?;
+        let megabytes = |bytes: usize| bytes as f64 / 1e6;
+        for category in Category::ALL {
+            let (now, peak) = (megabytes(self.now[category]), megabytes(self.peak[category]));
+            write!(f, "\n{:<14}{now:>12.2}{peak:>12.2}", category.name())?;
+        }
+        Ok(())
+    }
+}
+
+/// Counts a rank's bytes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ledger(Arc<[Account; 5]>);
+
+#[derive(Debug, Default)]
+struct Account {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+/// Bytes that are counted until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Held {
+    ledger: Ledger,
+    category: Category,
+    bytes: usize,
+}
+
+impl Ledger {
+    pub fn hold(&self, category: Category, bytes: usize) -> Held {
+        let account = &self.0[category as usize];
+        let now = account.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        account.peak.fetch_max(now, Ordering::Relaxed);
+        Held { ledger: self.clone(), category, bytes }
+    }
+
+    pub fn memory(&self) -> Memory {
+        let read = |counter: fn(&Account) -> &AtomicUsize| {
+            Bytes(Category::ALL.map(|category| counter(&self.0[category as usize]).load(Ordering::Relaxed)))
+        };
+        Memory { now: read(|account| &account.now), peak: read(|account| &account.peak) }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.ledger.0[self.category as usize].now.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A tensor whose bytes are counted.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    pub tensor: Tensor<1>,
+    _held: Option<Held>,
+}
+
+impl Counted {
+    pub fn new(tensor: Tensor<1>, category: Category, ledger: &Ledger) -> Self {
+        let _held = Some(ledger.hold(category, bytes(&tensor)));
+        Self { tensor, _held }
+    }
+
+    /// A view of what is counted already.
+    pub fn free_of_charge(tensor: Tensor<1>) -> Self {
+        Self { tensor, _held: None }
+    }
+}
+
+pub(crate) fn bytes<const D: usize>(tensor: &Tensor<D>) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
+}

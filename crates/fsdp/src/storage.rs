@@ -1,0 +1,124 @@
+use burn::backend::Flex;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{Tensor, TensorData};
+use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A tensor whose memory can be taken away and given back while graphs hold it: PyTorch's FSDP does the same to a gathered parameter
+/// with `storage.resize_(0)`.
+///
+/// The autodiff graph of a forward keeps the parameters that its backward will read, and with them, as views, the buffer they were
+/// gathered into. With this the graph stays, the buffer goes, and comes back before the backward.
+pub(crate) struct Storage {
+    memory: Arc<Mutex<Option<FloatTensor<Flex>>>>,
+    tensor: Tensor<1>,
+}
+
+impl Storage {
+    /// Wraps a tensor without a copy. None where tensors do not live in the CPU's memory.
+    pub fn new(flat: Tensor<1>) -> Option<Self> {
+        let (shape, dtype, device) = (flat.shape(), flat.dtype(), flat.device());
+        let memory = Arc::new(Mutex::new(Some(contents(flat)?)));
+        let len = shape.num_elements() * dtype.size();
+        let controller = Box::new(Controller { memory: memory.clone(), len, align: dtype.size() });
+        // SAFETY: the controller shows `len` bytes of a tensor, all of which are initialised.
+        let bytes = unsafe { Bytes::from_controller(controller, len) };
+        let tensor = Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), (&device, dtype));
+        Some(Self { memory, tensor })
+    }
+
+    /// The tensor; what is made of it shares its memory.
+    pub fn tensor(&self) -> &Tensor<1> {
+        &self.tensor
+    }
+
+    /// Gives up the memory. Whoever reads the tensor now panics.
+    pub fn free(&mut self) {
+        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Takes this tensor's memory, of the same length and type, instead.
+    pub fn refill(&mut self, flat: Tensor<1>) {
+        assert_eq!((flat.shape(), flat.dtype()), (self.tensor.shape(), self.tensor.dtype()), "refilled with the same");
+        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = contents(flat);
+    }
+}
+
+/// The tensor's memory, from its first element on.
+fn contents(flat: Tensor<1>) -> Option<FloatTensor<Flex>> {
+    let len = flat.shape().num_elements() * flat.dtype().size();
+    let tensor = flat.try_into_primitive::<Flex>().ok()?.to_contiguous();
+    (tensor.bytes().len() == len).then_some(tensor)
+}
+
+struct Controller {
+    memory: Arc<Mutex<Option<FloatTensor<Flex>>>>,
+    len: usize,
+    align: usize,
+}
+
+impl AllocationController for Controller {
+    fn alloc_align(&self) -> usize {
+        self.align
+    }
+
+    fn property(&self) -> AllocationProperty {
+        AllocationProperty::Other
+    }
+
+    fn capacity(&self) -> usize {
+        self.len
+    }
+
+    fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(tensor) = &*memory else {
+            return Err(AccessError::Read("a unit's parameters are read while they are not gathered".into()));
+        };
+        let bytes = tensor.bytes();
+        // SAFETY: the bytes outlive this lock. They go when `Storage` frees or refills, which only the thread does that runs all
+        // operations on the tensor, between them; until then they are neither moved nor written, for the tensor that holds them is
+        // never handed out.
+        Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
+    }
+
+    /// Never called: the tensor above always has a second owner, and what is shared is copied before it is written.
+    unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        Err(AccessError::WouldCopy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, Distribution};
+
+    #[test]
+    fn a_graph_reads_refilled_memory_and_gives_the_same_gradients() {
+        let device = Device::flex();
+        let flat = Tensor::<1>::random([12], Distribution::Default, &device);
+        let x = Tensor::<2>::random([2, 3], Distribution::Default, &device).autodiff().require_grad();
+        let gradients = |storage: &mut Storage, refill: bool| {
+            let w = storage.tensor().clone().reshape([3, 4]).autodiff().require_grad();
+            let loss = x.clone().matmul(w.clone()).powi_scalar(2).sum();
+            if refill {
+                storage.free();
+                storage.refill(flat.clone());
+            }
+            let gradients = loss.backward();
+            [x.grad(&gradients).unwrap(), w.grad(&gradients).unwrap()].map(|gradient| gradient.into_data())
+        };
+        let mut storage = Storage::new(flat.clone()).unwrap();
+        let kept = gradients(&mut storage, false);
+        assert_eq!(gradients(&mut storage, true), kept);
+    }
+
+    #[test]
+    #[should_panic(expected = "not gathered")]
+    fn reading_what_is_not_there_panics() {
+        let mut storage = Storage::new(Tensor::<1>::ones([4], &Device::flex())).unwrap();
+        storage.free();
+        let _ = storage.tensor().clone() + 1.0;
+    }
+}
