@@ -1,4 +1,5 @@
 use crate::group::BoundGroup;
+use crate::memory::bytes;
 use crate::unit::Activation;
 use burn::tensor::Tensor;
 use std::any::Any;
@@ -66,6 +67,13 @@ impl<B> Call<B> {
 }
 
 impl Output {
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Loss(..) => 0,
+            Self::Activation(activation) => bytes(&activation.x),
+        }
+    }
+
     /// The same values outside of any graph.
     pub fn detached(&self) -> Output {
         let inner = |aux: &Option<Tensor<1>>| aux.clone().map(Tensor::inner);

@@ -89,6 +89,9 @@ pub struct FsdpConfig {
     pub adamw: AdamW,
     /// Gradients whose global norm is above this are scaled down to it.
     pub clip_grad_norm: Option<f64>,
+    /// Bytes that this rank's computing threads have allocated and not freed so far, where an allocator counts them: what a forward's
+    /// graph keeps is the difference. Without it a graph is counted by its input alone.
+    pub allocated: Option<fn() -> isize>,
 }
 
 impl Default for FsdpConfig {
@@ -106,6 +109,7 @@ impl Default for FsdpConfig {
             no_sync: false,
             adamw: AdamW::default(),
             clip_grad_norm: None,
+            allocated: None,
         }
     }
 }

@@ -59,7 +59,7 @@ enum Saved {
     Graph {
         graph: Graph,
         weights: Weights,
-        _held: Option<Held>,
+        _held: Held,
     },
 }
 
@@ -130,20 +130,25 @@ impl<B> Schedule<'_, B> {
     }
 
     fn run_and_save(&self, i: usize, weights: Weights, x: Option<Tensor<3>>, batch: &B) -> (Saved, Output) {
-        let kept = |x: &Option<Tensor<3>>| self.plan.ledger.hold(Category::Activations, x.as_ref().map_or(0, bytes));
+        let hold = |bytes| self.plan.ledger.hold(Category::Activations, bytes);
+        let input = x.as_ref().map_or(0, bytes);
         if self.recomputes(i) {
             let bound = self.unit(i).bind(&weights, false);
             let output = self.calls[i].run(&bound, x.clone(), batch);
             let weights = (!self.regathers(i)).then_some(weights);
-            return (Saved::Input { _held: kept(&x), x, weights }, output);
+            return (Saved::Input { _held: hold(input), x, weights }, output);
         }
         let mut weights = if self.regathers(i) { weights.refillable() } else { weights };
+        let before = self.config.allocated.map_or(0, |allocated| allocated());
         let graph = self.run_tracked(i, &weights, x, batch);
+        // The output is the next call's input, and counted there.
+        let after = self.config.allocated.map_or(0, |allocated| allocated() - graph.output.bytes() as isize);
         let output = graph.output.detached();
         if self.regathers(i) {
             weights.free();
         }
-        (Saved::Graph { _held: Some(kept(&graph.x)), graph, weights }, output)
+        let _held = hold(input + usize::try_from(after - before).unwrap_or(0));
+        (Saved::Graph { graph, weights, _held }, output)
     }
 
     fn backward(&mut self, mut saved: Vec<Saved>, batch: &B) -> Result<(), FsdpError> {

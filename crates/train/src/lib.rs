@@ -15,6 +15,7 @@
 //! # Ok::<(), train::config::ConfigError>(())
 //! ```
 
+pub mod allocator;
 pub mod cli;
 pub mod config;
 pub mod data;

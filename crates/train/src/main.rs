@@ -1,9 +1,11 @@
 //! The `train` program; everything it does is in the library.
 
+use train::allocator::Counting;
+
 /// A step makes and frees the same large tensors again and again. The system's allocator gives each back to the kernel and
 /// pays for its pages anew: a sixth of the CPU time of a small model.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: Counting<mimalloc::MiMalloc> = Counting(mimalloc::MiMalloc);
 
 /// `mi_option_purge_delay` of mimalloc.h, which the bindings do not name.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;

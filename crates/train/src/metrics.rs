@@ -1,4 +1,8 @@
+use comm::TrafficTable;
+use fsdp::{Category, Memory};
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 
@@ -27,6 +31,59 @@ pub(crate) struct ValMetrics {
     pub step: usize,
     /// Cross entropy, in nats per token.
     pub val_loss: f64,
+}
+
+/// What rank 0 uses: bytes by category, and what it has received so far by collective.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct UsageMetrics {
+    pub step: usize,
+    pub memory: BTreeMap<&'static str, MemoryMetrics>,
+    pub traffic: BTreeMap<&'static str, TrafficMetrics>,
+}
+
+/// Bytes of one category.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct MemoryMetrics {
+    /// Between steps.
+    pub at_rest: usize,
+    /// The most since the start.
+    pub peak: usize,
+}
+
+/// One kind of collective since the start.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct TrafficMetrics {
+    pub calls: u64,
+    pub bytes: u64,
+    pub seconds: f64,
+}
+
+impl UsageMetrics {
+    pub fn new(step: usize, memory: &Memory, traffic: &TrafficTable) -> Self {
+        let category = |category: Category| {
+            (category.name(), MemoryMetrics { at_rest: memory.now[category], peak: memory.peak[category] })
+        };
+        let traffic = traffic.0.iter().map(|(name, traffic)| {
+            let seconds = traffic.time.as_secs_f64();
+            (*name, TrafficMetrics { calls: traffic.calls, bytes: traffic.bytes, seconds })
+        });
+        Self { step, memory: Category::ALL.map(category).into(), traffic: traffic.collect() }
+    }
+}
+
+impl fmt::Display for UsageMetrics {
+    /// Two lines: the peak of each category, and the traffic of each collective.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let megabytes = |bytes: f64| bytes / 1e6;
+        let memory = |(name, bytes): (&&str, &MemoryMetrics)| format!("{name} {:.1}", megabytes(bytes.peak as f64));
+        let traffic = |(name, traffic): (&&str, &TrafficMetrics)| {
+            format!("{name} {:.1} in {:.1} s", megabytes(traffic.bytes as f64), traffic.seconds)
+        };
+        let memory: Vec<_> = self.memory.iter().map(memory).collect();
+        let traffic: Vec<_> = self.traffic.iter().filter(|(_, traffic)| traffic.bytes > 0).map(traffic).collect();
+        write!(f, "rank 0, MB at most: {}", memory.join(", "))?;
+        if traffic.is_empty() { Ok(()) } else { write!(f, "\nrank 0, MB received: {}", traffic.join(", ")) }
+    }
 }
 
 impl Metrics {

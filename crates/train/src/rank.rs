@@ -1,16 +1,17 @@
 //! What one rank does in a run.
 
+use crate::allocator::allocated;
 use crate::config::Config;
 use crate::data::{Dataset, Tokenizer};
-use crate::metrics::{Metrics, StepMetrics, ValMetrics};
+use crate::metrics::{Metrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::progress::Progress;
 use crate::run_folder::RunFolder;
 use crate::schedule::learning_rate;
-use crate::trainer::{Outcome, TrainError};
+use crate::trainer::{Outcome, TrainError, human};
 use crate::units::{Batch, Parts, units};
 use burn::tensor::Device;
 use comm::Communicator;
-use fsdp::Fsdp;
+use fsdp::{Fsdp, FsdpConfig};
 use model::{Sampling, generate};
 use serde::Serialize;
 use std::ops::Range;
@@ -31,11 +32,15 @@ pub(crate) struct Job {
 /// Trains, validates and samples; every rank returns the same, but for the sample, which rank 0 makes.
 pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> {
     let mut rank = Rank::new(job, comm)?;
-    let steps = job.config.train.steps;
+    rank.say_placement();
+    let (steps, usage_every) = (job.config.train.steps, job.config.metrics.every);
     let mut val_loss = None;
     for step in 0..steps {
         rank.train_step(step)?;
         let (done, every) = (step + 1, job.config.train.val_every);
+        if done == 1 || done == steps || (usage_every > 0 && done.is_multiple_of(usage_every)) {
+            rank.report_usage(done)?;
+        }
         if done == steps || (every > 0 && done.is_multiple_of(every)) {
             val_loss = rank.validate(done)?.or(val_loss);
         }
@@ -61,7 +66,9 @@ impl<'a> Rank<'a> {
     fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
         let (rank, device) = (comm.rank(), comm.device().clone());
         let (units, parts) = units(&job.config, &device);
-        let fsdp = Fsdp::new(units, comm, job.config.parallel.fsdp(&job.config.optim))?;
+        let config = job.config.parallel.fsdp(&job.config.optim);
+        let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
+        let fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
         let path = job.folder.metrics();
         let open = || job.folder.open_metrics().map(Metrics).map_err(|source| TrainError::Metrics { path, source });
         let metrics = if rank == 0 { Some(open()?) } else { None };
@@ -157,6 +164,37 @@ impl<'a> Rank<'a> {
         let sampling = Sampling { temperature: 0.8, seed: train.seed };
         let tokens = generate(&model, &prompt, train.sample_tokens, train.seq_len, sampling, &self.device);
         Ok(Some(self.job.tokenizer.decode(&tokens)))
+    }
+
+    /// Which rank computes what, where not every rank computes all.
+    fn say_placement(&self) {
+        let mut ranges: Vec<(usize, String, String, usize)> = vec![];
+        for placement in self.fsdp.placements() {
+            let Some(owner) = placement.rank else { return };
+            match ranges.last_mut() {
+                Some((rank, _, last, parameters)) if *rank == owner => {
+                    *last = placement.unit;
+                    *parameters += placement.parameters;
+                }
+                _ => ranges.push((owner, placement.unit.clone(), placement.unit, placement.parameters)),
+            }
+        }
+        if self.rank == 0 {
+            for (rank, first, last, parameters) in ranges {
+                let parameters = human(parameters);
+                let range = if first == last { first } else { format!("{first} to {last}") };
+                self.job.progress.say(&format!("rank {rank}: {range} ({parameters} parameters)"));
+            }
+        }
+    }
+
+    /// Memory and communication, from rank 0.
+    fn report_usage(&mut self, step: usize) -> Result<(), TrainError> {
+        let usage = UsageMetrics::new(step, &self.fsdp.memory(), &self.fsdp.traffic());
+        if self.rank == 0 {
+            self.job.progress.say(&usage.to_string());
+        }
+        self.log(&usage)
     }
 
     /// Whether any rank was asked to stop; all ranks get the same answer.

@@ -1,3 +1,4 @@
+use crate::allocator::count_for;
 use crate::config::{Config, ConfigError, ModelConfig};
 use crate::data::{self, DataError, Dataset, Tokenizer};
 use crate::device::Devices;
@@ -10,7 +11,7 @@ use fsdp::FsdpError;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicIsize};
 
 /// What a run came to.
 #[derive(Debug, Clone)]
@@ -89,7 +90,10 @@ pub fn train(mut config: Config, name: &str, out: Option<&Path>, stop: Arc<Atomi
     let threads = threads_per_rank(devices.of_rank.len());
     let outcomes = comm::run_ranks(devices.of_rank, comm::TIMEOUT, |comm| {
         // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(TrainError::Threads)?;
+        let counter: &'static AtomicIsize = Box::leak(Box::default()); // as long as its threads, of which nobody knows the end
+        let pool =
+            rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| count_for(counter)).build();
+        let pool = pool.map_err(TrainError::Threads)?;
         pool.install(|| rank::run(&job, comm))
     });
     job.progress.finish();

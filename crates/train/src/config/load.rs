@@ -28,7 +28,7 @@ impl fmt::Display for Source<'_> {
 
 impl Config {
     /// Reads a configuration with everything it inherits, lays `overrides` (`optim.lr=3e-4`; of two for one key the
-    /// later) over it, and validates the result.
+    /// later) over it. What is right key by key may still not fit together: [`Config::validate`] says.
     pub fn load(source: Source, overrides: &[String]) -> Result<Self, ConfigError> {
         let layer = read(source, "", &mut Vec::new())?;
         let set = parse_overrides(overrides)?;
@@ -37,10 +37,8 @@ impl Config {
         if check::model_type(&resolved).is_none() {
             return Err(ConfigError::NoModel { origin });
         }
-        let config: Self = yaml_serde::from_value(Value::Mapping(resolved))
-            .map_err(|error| ConfigError::Invalid(format!("{origin}: {error}")))?;
-        config.validate()?;
-        Ok(config)
+        yaml_serde::from_value(Value::Mapping(resolved))
+            .map_err(|error| ConfigError::Invalid(format!("{origin}: {error}")))
     }
 
     /// The whole configuration, defaults included, as YAML that [`Config::load`] reads back to an equal one.

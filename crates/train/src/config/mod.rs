@@ -246,6 +246,7 @@ impl ParallelConfig {
                 weight_decay: optim.weight_decay,
             },
             clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
+            allocated: None,
         }
     }
 }

@@ -7,7 +7,8 @@ use super::*;
 
 fn preset_with(name: &str, overrides: &[&str]) -> Result<Config, ConfigError> {
     let overrides: Vec<String> = overrides.iter().map(|given| given.to_string()).collect();
-    Config::load(Source::Preset(name), &overrides)
+    let config = Config::load(Source::Preset(name), &overrides)?;
+    config.validate().map(|()| config)
 }
 
 /// Loads the first of these files, all written into one folder.
@@ -39,7 +40,8 @@ fn every_file_in_configs_loads_and_every_one_in_presets_is_a_preset() {
     let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
     let all = yaml_files(&configs);
     for file in &all {
-        Config::load(Source::File(file), &[]).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let config = Config::load(Source::File(file), &[]);
+        config.and_then(|config| config.validate()).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     }
     assert_eq!(yaml_files(&configs.join("presets")).len(), PRESETS.len());
     for preset in PRESETS {
@@ -151,8 +153,14 @@ fn a_value_of_the_wrong_type_is_answered_with_key_value_and_what_is_expected() {
     refuses(set("optim.lr=true"), &["`optim.lr` is true", "a number"]);
     refuses(set("moe.norm_topk_prob=1"), &["`moe.norm_topk_prob` is 1", "true or false"]);
     refuses(set("moe.score_func=relu"), &["`moe.score_func` is \"relu\"", "`softmax` or `sigmoid`"]);
-    refuses(set("parallel.strategy=zero"), &["`ddp` or `full_shard`"]);
-    refuses(set("parallel.strategy=true"), &["`parallel.strategy` is true", "`ddp` or `full_shard`"]);
+    let strategies = "`ddp`, `zero1`, `shard_grad_op`, `full_shard`, `hybrid_shard`, `block`";
+    refuses(set("parallel.strategy=zero"), &[strategies]);
+    refuses(set("parallel.strategy=true"), &["`parallel.strategy` is true", strategies]);
+    refuses(set("parallel.wrap=blocks"), &["`parallel.wrap` is \"blocks\"", "`block` or `size:MIN_PARAMS`"]);
+    refuses(set("parallel.wrap=5"), &["`parallel.wrap` is 5", "`block` or `size:MIN_PARAMS`"]);
+    refuses(set("parallel.activation_checkpointing=every"), &["`none`, `full` or `every:K`"]);
+    refuses(set("parallel.precision.param=fp8"), &["`parallel.precision.param` is \"fp8\"", "`fp32`, `bf16`, `fp16`"]);
+    refuses(set("parallel.backward_prefetch=early"), &["`none`, `pre`, `post`"]);
     refuses(set("model.type=5"), &["`model.type` is 5", "`gpt2` or `deepseek`"]);
     refuses(set("data.source=5"), &["`data.source` is 5", "a string"]);
     refuses(set("model.rope_scaling.factor=x"), &["`model.rope_scaling.factor` is \"x\"", "a number"]);
@@ -186,6 +194,10 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("gpt2", &["moe.top_k=2"], "gpt2 has no experts"),
         ("deepseek", &["moe=null"], "no `moe` section"),
         ("deepseek", &["moe.top_k=9"], "moe.top_k is 9"),
+        ("gpt2", &["parallel.strategy=hybrid_shard", "parallel.gpus=3"], "hybrid_shard with dp_replicate 2 on 3 ranks"),
+        ("gpt2", &["parallel.strategy=block", "parallel.wrap=size:9"], "wrap size:9 with strategy block"),
+        ("gpt2", &["parallel.dp_replicate=2"], "dp_replicate 2 without strategy hybrid_shard"),
+        ("gpt2", &["parallel.cpu_offload=true"], "the ranks compute on the CPU"),
         ("gpt2", &["optim.min_lr=1"], "optim.min_lr is 1: give a number from 0 to optim.lr"),
         ("gpt2", &["optim.lr=.inf"], "optim.lr is inf"),
         ("gpt2", &["optim.beta2=1.0"], "optim.beta2 is 1"),
@@ -193,4 +205,6 @@ fn values_that_do_not_fit_each_other_are_refused() {
         refuses(preset_with(preset, overrides), &[message]);
     }
     assert!(preset_with("deepseek", &["moe=null", "model.first_k_dense_replace=4"]).is_ok());
+    // Under `block` the ranks do not share the batch.
+    assert!(preset_with("gpt2", &["parallel.strategy=block", "parallel.gpus=3"]).is_ok());
 }

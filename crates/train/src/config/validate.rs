@@ -4,13 +4,14 @@ impl Config {
     /// Refuses what cannot be trained: values out of range, and values that do not fit each other.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_model()?;
+        self.validate_parallel()?;
         self.validate_batches()?;
-        self.validate_optim()?;
-        self.validate_parallel()
+        self.validate_optim()
     }
 
     fn validate_parallel(&self) -> Result<(), ConfigError> {
         let parallel = &self.parallel;
+        require(parallel.gpus > 0, || "parallel.gpus is 0: give at least 1".into())?;
         let fsdp = parallel.fsdp(&self.optim);
         fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
         require(!(parallel.cpu_offload && self.train.device == "cpu"), || {
@@ -49,7 +50,6 @@ impl Config {
     fn validate_batches(&self) -> Result<(), ConfigError> {
         let (train, gpus) = (&self.train, self.parallel.data_parallel_size());
         let counts = [
-            ("parallel.gpus", self.parallel.gpus),
             ("train.steps", train.steps),
             ("train.seq_len", train.seq_len),
             ("train.global_batch_size", train.global_batch_size),

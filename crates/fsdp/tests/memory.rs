@@ -1,0 +1,119 @@
+//! What a rank says it uses is what the allocator says.
+
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Distribution, Tensor};
+use comm::{Communicator, run_ranks};
+use fsdp::{ActivationCheckpointing, Category, Fsdp, FsdpConfig, FsdpError, Memory, Strategy, Units};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::time::Duration;
+
+static LIVE: AtomicIsize = AtomicIsize::new(0);
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const WIDTH: usize = 192;
+const LAYERS: usize = 6;
+const BATCH_BYTES: usize = 8 * 16 * WIDTH * 4;
+
+fn live() -> isize {
+    LIVE.load(Ordering::Relaxed)
+}
+
+fn units() -> Units<Tensor<3>> {
+    let (mut units, device) = (Units::new(), Device::flex());
+    let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device);
+    let first = units.add("first", linear());
+    units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));
+    for i in 0..LAYERS - 2 {
+        let layer = units.add(format!("layer {i}"), linear());
+        units.then(layer, |linear: &Linear, x, _| linear.forward(x));
+    }
+    let last = units.add("last", linear());
+    units.last(last, |linear: &Linear, x, _| linear.forward(x).powi_scalar(2).mean());
+    units
+}
+
+/// Every rank's memory after two steps, and by how much the process grew meanwhile.
+fn train(config: &FsdpConfig, ranks: usize) -> (Vec<Memory>, isize) {
+    let device = Device::flex();
+    let x = Tensor::<3>::random([8, 16, WIDTH], Distribution::Default, &device);
+    let results = run_ranks(vec![device; ranks], Duration::from_secs(60), |comm| {
+        let (barrier, steps) = (comm.clone(), |comm: Communicator| {
+            let mut fsdp = Fsdp::new(units(), comm, config.clone())?;
+            for _ in 0..2 {
+                fsdp.train_step(std::slice::from_ref(&x), 1e-3)?;
+            }
+            Ok::<_, FsdpError>(fsdp)
+        });
+        drop(steps(comm.split(0)?)?); // threads keep workspaces of matrix products: let them make these first
+        barrier.barrier()?;
+        let before = live();
+        barrier.barrier()?;
+        let fsdp = steps(comm)?;
+        barrier.barrier()?;
+        let grown = live() - before;
+        barrier.barrier()?;
+        Ok::<_, FsdpError>((fsdp.memory(), grown))
+    })
+    .unwrap();
+    (results.iter().map(|(memory, _)| *memory).collect(), results[0].1)
+}
+
+// One test, for the allocator counts for the whole process.
+#[test]
+fn memory_is_what_the_allocator_says() {
+    let parameters = LAYERS * (WIDTH * WIDTH + WIDTH) * 4;
+    for (strategy, ranks, [of_parameters, of_moments]) in [
+        (Strategy::FullShard, 1, [1.0, 1.0]),
+        (Strategy::FullShard, 4, [0.25, 0.25]),
+        (Strategy::Block, 4, [0.25, 0.25]),
+        (Strategy::HybridShard, 4, [0.5, 0.5]),
+        (Strategy::Zero1, 4, [1.0, 0.25]),
+        (Strategy::ShardGradOp, 4, [1.0, 0.25]),
+        (Strategy::Ddp, 2, [1.0, 1.0]),
+    ] {
+        let (memories, grown) = train(&FsdpConfig { strategy, ..FsdpConfig::default() }, ranks);
+        let counted: usize = memories.iter().map(|memory| memory.now.total()).sum();
+        // Threads on one device share what they gather, and these two keep it.
+        let shared = match strategy {
+            Strategy::Zero1 | Strategy::ShardGradOp => (ranks - 1) * memories[0].now[Category::Parameters],
+            _ => 0,
+        };
+        let counted = counted - shared;
+        // Beside the tensors: modules, names, a communication thread for each rank.
+        let slack = ranks as isize * 48 * 1024;
+        assert!((grown - counted as isize).abs() < slack, "{strategy:?} on {ranks}: {counted} counted, {grown} grown");
+        let close = |found: usize, part: f64| (found as f64 / (part * parameters as f64) - 1.0).abs() < 0.04; // with padding
+        for memory in memories {
+            assert!(close(memory.now[Category::Parameters], of_parameters), "{strategy:?} on {ranks}: {memory}");
+            assert!(close(memory.now[Category::Optimizer], 2.0 * of_moments), "{strategy:?} on {ranks}: {memory}");
+            assert_eq!(memory.now[Category::Gradients], 0);
+        }
+    }
+
+    // One rank: every layer's graph keeps its input; the first one's is the batch. The last one's keeps its output besides.
+    let allocated: Option<fn() -> isize> = Some(live);
+    let config = FsdpConfig { strategy: Strategy::Ddp, allocated, ..FsdpConfig::default() };
+    let peak = |config: &FsdpConfig| train(config, 1).0[0].peak[Category::Activations];
+    let kept = peak(&config) as f64 / BATCH_BYTES as f64;
+    assert!((LAYERS as f64..LAYERS as f64 + 1.5).contains(&kept), "{kept} batches are kept of {LAYERS} layers");
+    let recomputed = peak(&FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..config });
+    assert!(recomputed as f64 / (BATCH_BYTES as f64) < kept + 0.5);
+}
