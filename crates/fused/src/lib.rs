@@ -14,11 +14,13 @@
 //! | [`cross_entropy`] | mean of `log(sum(exp(logits))) - logits[target]` | `logits` |
 //! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
 //! | [`rope`] | rotation of interleaved pairs | |
+//! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's place in the global batch | |
 //! | [`adamw`], [`sum_of_squares`] | one step of the optimizer, the square of a gradient's norm | |
 
 mod adamw;
 mod causal_softmax;
 mod cross_entropy;
+mod dropout;
 mod gelu;
 mod kernel;
 mod linear;
@@ -31,6 +33,7 @@ mod sum_of_squares;
 pub use adamw::{AdamW, AdamWState, adamw};
 pub use causal_softmax::causal_softmax;
 pub use cross_entropy::cross_entropy;
+pub use dropout::{DropoutKey, dropout};
 pub use gelu::gelu;
 pub use linear::linear;
 pub use norm::{layer_norm, rms_norm};
