@@ -35,8 +35,8 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
         ModelConfig::Gpt2(shape) => {
             let model = Gpt2::init(shape, config.train.seed, device);
             let ends = units.add("embedding and head", model.ends);
-            units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone()));
-            let blocks = add_blocks(&mut units, model.blocks, |block, x_btd| block.forward(x_btd));
+            units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), None));
+            let blocks = add_blocks(&mut units, model.blocks, |block, x_btd| block.forward(x_btd, None));
             units.last(ends, |ends, x_btd, batch| ends.loss(x_btd, batch.targets_bt.clone()));
             Parts::Gpt2 { ends, blocks }
         }

@@ -183,6 +183,7 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("gpt2", &["parallel.gpus=0"], "parallel.gpus is 0"),
         ("gpt2", &["train.seq_len=257"], "model.n_positions, which is 256"),
         ("gpt2", &["model.n_head=3"], "model.n_head 3"),
+        ("gpt2", &["model.dropout=1"], "model.dropout is 1: give a probability from 0 to below 1"),
         ("gpt2", &["moe.top_k=2"], "gpt2 has no experts"),
         ("deepseek", &["moe=null"], "no `moe` section"),
         ("deepseek", &["moe.top_k=9"], "moe.top_k is 9"),
