@@ -1,5 +1,6 @@
 use crate::kernel::{Kernel, Saves, apply1, runs_on};
 use crate::math::over_rows;
+use crate::precision::rounded;
 use burn::tensor::{Shape, Tensor, TensorData};
 use multiversion::multiversion;
 
@@ -55,15 +56,13 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<
         threshold: (p * 2f64.powi(32)) as u32,
         scale: (1.0 / (1.0 - p)) as f32,
     };
-    if runs_on(&x) {
-        return apply1(dropout, x);
-    }
-    let ones = vec![1.0; x.shape().num_elements()];
-    let mut mask = vec![0.0; ones.len()];
-    dropout.apply(&ones, &mut mask);
-    let mask = Tensor::<D>::from_data(TensorData::new(mask, shape), &x.device());
-    let mask = mask.cast(x.dtype());
-    x * mask
+    rounded(x, |x| match runs_on(&x) {
+        true => apply1(dropout, x),
+        false => {
+            let mask = Tensor::<D>::from_data(dropout.mask(shape), &x.device()).cast(x.dtype());
+            x * mask
+        }
+    })
 }
 
 #[derive(Debug)]
@@ -78,6 +77,14 @@ struct Dropout {
 }
 
 impl Dropout {
+    /// What elements are multiplied with.
+    fn mask<const D: usize>(&self, shape: [usize; D]) -> TensorData {
+        let ones = vec![1.0; shape.iter().product()];
+        let mut mask = vec![0.0; ones.len()];
+        self.apply(&ones, &mut mask);
+        TensorData::new(mask, shape)
+    }
+
     fn apply(&self, x: &[f32], y: &mut [f32]) {
         over_rows(1, [x], y, |first, [x], y| {
             let mut done = 0;

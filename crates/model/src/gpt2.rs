@@ -2,7 +2,7 @@
 
 use crate::attention::causal_probabilities;
 use crate::dropout::{Dropout, LayerDropout, Place};
-use crate::{Gpt2Config, LanguageModel, LayerNorm, cross_entropy, initialise};
+use crate::{Gpt2Config, LanguageModel, LayerNorm, cross_entropy, embed, initialise};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -108,7 +108,7 @@ impl Gpt2Ends {
     pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<Dropout>) -> Tensor<3> {
         let [_, t] = tokens_bt.dims();
         let positions_td = self.wpe.weight.val().slice(0..t);
-        let x_btd = self.wte.forward(tokens_bt) + positions_td.unsqueeze();
+        let x_btd = embed(&self.wte, tokens_bt) + positions_td.unsqueeze();
         LayerDropout { dropout, p: self.dropout, layer: 0 }.apply(x_btd, Place::Embedding)
     }
 

@@ -44,7 +44,7 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
             let moe = config.moe.clone().unwrap_or_default();
             let model = DeepSeek::init(shape, &moe, config.train.seed, device);
             let embed = units.add("embedding", model.embed);
-            units.first(embed, |embed, batch: &Batch| embed.forward(batch.inputs_bt.clone()));
+            units.first(embed, |table, batch: &Batch| model::embed(table, batch.inputs_bt.clone()));
             let blocks = add_blocks(&mut units, model.blocks, |block: &Block, x_btd| {
                 let output = block.forward(x_btd);
                 (output.x_btd, output.balance_loss)
