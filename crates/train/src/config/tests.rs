@@ -149,6 +149,7 @@ fn a_value_of_the_wrong_type_is_answered_with_key_value_and_what_is_expected() {
     refuses(set("train.micro_batch_size=-1"), &["`train.micro_batch_size` is -1", "whole number"]);
     refuses(set("train.steps.x=1"), &["`train.steps` is a mapping", "whole number"]);
     refuses(set("optim.lr=true"), &["`optim.lr` is true", "a number"]);
+    refuses(set("optim.schedule=step"), &["`optim.schedule` is \"step\"", "`cosine`, `linear`, `wsd`, `constant`"]);
     refuses(set("moe.norm_topk_prob=1"), &["`moe.norm_topk_prob` is 1", "true or false"]);
     refuses(set("moe.score_func=relu"), &["`moe.score_func` is \"relu\"", "`softmax` or `sigmoid`"]);
     refuses(set("parallel.strategy=zero"), &["`ddp` or `full_shard`"]);
@@ -189,9 +190,14 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("deepseek", &["moe.top_k=9"], "moe.top_k is 9"),
         ("gpt2", &["optim.min_lr=1"], "optim.min_lr is 1: give a number from 0 to optim.lr"),
         ("gpt2", &["optim.lr=.inf"], "optim.lr is inf"),
+        ("gpt2", &["optim.decay_steps=9"], "optim.decay_steps is 9, but of the schedules only wsd"),
+        ("gpt2", &["optim.schedule=wsd", "optim.decay_steps=0"], "optim.decay_steps is 0: give at least 1"),
+        ("gpt2", &["optim.schedule=wsd", "optim.decay_steps=381"], "do not fit into train.steps 400"),
+        ("gpt2", &["optim.schedule=wsd", "optim.warmup_steps=361"], "a decay of 40 steps"),
         ("gpt2", &["optim.beta2=1.0"], "optim.beta2 is 1"),
     ] {
         refuses(preset_with(preset, overrides), &[message]);
     }
     assert!(preset_with("deepseek", &["moe=null", "model.first_k_dense_replace=4"]).is_ok());
+    assert!(preset_with("gpt2", &["optim.schedule=wsd", "optim.decay_steps=380"]).is_ok());
 }
