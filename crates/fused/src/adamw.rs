@@ -42,7 +42,7 @@ impl AdamWState {
     }
 }
 
-/// One step from `parameter` along `gradient * gradient_scale`, as PyTorch's `AdamW`:
+/// One step from `parameter` along `gradient * gradient_scale`, which may be of another float, as PyTorch's `AdamW`:
 ///
 /// ```text
 /// m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
@@ -57,6 +57,7 @@ pub fn adamw(
     state: &mut AdamWState,
 ) -> Tensor<1> {
     state.steps += 1;
+    let gradient = gradient.cast(parameter.dtype());
     let rates = Rates::new(config, lr, gradient_scale, state.steps);
     if runs_on(&parameter) {
         let device = parameter.device();

@@ -1,5 +1,6 @@
 use crate::kernel::{Kernel, Saves, apply1, runs_on};
 use crate::math::{exp, max, over_rows, sum2};
+use crate::precision::rounded;
 use burn::tensor::{Bool, Shape, Tensor, activation};
 use multiversion::multiversion;
 
@@ -8,6 +9,10 @@ use multiversion::multiversion;
 /// # Shapes
 /// `[.., t, t]`, query by key, to the same.
 pub fn causal_softmax<const D: usize>(scores: Tensor<D>, scale: f64) -> Tensor<D> {
+    rounded(scores, |scores| wide(scores, scale))
+}
+
+fn wide<const D: usize>(scores: Tensor<D>, scale: f64) -> Tensor<D> {
     let t = scores.dims()[D - 1];
     if runs_on(&scores) {
         return apply1(CausalSoftmax { t, scale: scale as f32 }, scores);

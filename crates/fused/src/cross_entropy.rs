@@ -1,9 +1,10 @@
 use crate::kernel::{Kernel, Saves, apply1, runs_on};
 use crate::math::{exp, max, over_rows, sum};
+use crate::precision::widened;
 use burn::tensor::{Int, Shape, Tensor, activation};
 use multiversion::multiversion;
 
-/// Mean over all rows of `-log softmax(logits)[target]`, in nats: `[1]`.
+/// Mean over all rows of `-log softmax(logits)[target]`, in nats: `[1]`; f32 of shorter logits too.
 ///
 /// # Shapes
 /// `logits`: `[n, vocab]`; `targets`: `[n]`, each below `vocab`.
@@ -11,6 +12,7 @@ use multiversion::multiversion;
 /// # Panics
 /// If a target is not in the vocabulary.
 pub fn cross_entropy(logits_nv: Tensor<2>, targets_n: Tensor<1, Int>) -> Tensor<1> {
+    let logits_nv = widened(logits_nv);
     let [n, vocab] = logits_nv.dims();
     if runs_on(&logits_nv) {
         let targets: Vec<usize> = targets_n.into_data().iter::<i64>().map(|target| target as usize).collect();

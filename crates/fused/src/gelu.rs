@@ -1,14 +1,15 @@
 use crate::kernel::{Kernel, Saves, apply1, runs_on};
 use crate::math::{over_rows, sigmoid};
+use crate::precision::rounded;
 use burn::tensor::{Shape, Tensor, activation};
 use multiversion::multiversion;
 
 /// GELU in its tanh form (GPT-2): `0.5 x (1 + tanh(u)) = x sigmoid(2u)` with `u = sqrt(2/pi) (x + 0.044715 x^3)`.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    match runs_on(&x) {
+    rounded(x, |x| match runs_on(&x) {
         true => apply1(Gelu, x),
         false => activation::gelu_approximate(x),
-    }
+    })
 }
 
 #[derive(Debug)]

@@ -2,8 +2,10 @@
 //!
 //! Burn's `flex` backend composes a GELU of nine tensors and calls the C library's `tanhf` for each element. Outside of matrix
 //! products such compositions are most of a training step on a CPU. Here each is one loop over rows, vectorised for
-//! the machine it runs on and spread over the cores. On any other device, and for other dtypes than f32, the same functions compose
-//! Burn's own operations; that composition is also the reference of the tests.
+//! the machine it runs on and spread over the cores. On any other device, and for f64, the same functions compose Burn's own
+//! operations; that composition is also the reference of the tests.
+//!
+//! Of bf16 and f16 tensors all but [`linear`] is computed in f32 and rounded once; [`cross_entropy`] of them is f32.
 //!
 //! | function | formula | kept for the backward |
 //! |---|---|---|
@@ -14,16 +16,19 @@
 //! | [`cross_entropy`] | mean of `log(sum(exp(logits))) - logits[target]` | `logits` |
 //! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
 //! | [`rope`] | rotation of interleaved pairs | |
+//! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's place in the global batch | |
 //! | [`adamw`], [`sum_of_squares`] | one step of the optimizer, the square of a gradient's norm | |
 
 mod adamw;
 mod causal_softmax;
 mod cross_entropy;
+mod dropout;
 mod gelu;
 mod kernel;
 mod linear;
 mod math;
 mod norm;
+mod precision;
 mod rope;
 mod silu_mul;
 mod sum_of_squares;
@@ -31,9 +36,11 @@ mod sum_of_squares;
 pub use adamw::{AdamW, AdamWState, adamw};
 pub use causal_softmax::causal_softmax;
 pub use cross_entropy::cross_entropy;
+pub use dropout::{DropoutKey, dropout};
 pub use gelu::gelu;
 pub use linear::linear;
 pub use norm::{layer_norm, rms_norm};
+pub use precision::widened;
 pub use rope::rope;
 pub use silu_mul::silu_mul;
 pub use sum_of_squares::sum_of_squares;

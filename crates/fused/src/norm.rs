@@ -1,11 +1,16 @@
 use crate::kernel::{Kernel, Saves, apply2, apply3, runs_on};
 use crate::math::{over_rows, sum, sum2, task_len};
+use crate::precision::{rounded, widened};
 use burn::tensor::{Shape, Tensor};
 use multiversion::multiversion;
 use rayon::prelude::*;
 
 /// `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension (RMSNorm, arXiv 1910.07467).
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    rounded(x, |x| wide_rms_norm(x, widened(gain), epsilon))
+}
+
+fn wide_rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, epsilon: f64) -> Tensor<D> {
     if runs_on(&x) {
         let norm = Norm { width: gain.dims()[0], epsilon: epsilon as f32, centred: false };
         return apply2(norm, x, gain);
@@ -16,6 +21,10 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, epsilon: f64) -> 
 
 /// `(x - mean(x)) / sqrt(var(x) + epsilon) * gain + bias` over the last dimension (LayerNorm, arXiv 1607.06450).
 pub fn layer_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, bias: Option<Tensor<1>>, epsilon: f64) -> Tensor<D> {
+    rounded(x, |x| wide_layer_norm(x, widened(gain), bias.map(widened), epsilon))
+}
+
+fn wide_layer_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, bias: Option<Tensor<1>>, epsilon: f64) -> Tensor<D> {
     if runs_on(&x) {
         let norm = Norm { width: gain.dims()[0], epsilon: epsilon as f32, centred: true };
         return match bias {

@@ -1,5 +1,6 @@
 use crate::kernel::{Kernel, Saves, apply1, runs_on};
 use crate::math::over_rows;
+use crate::precision::rounded;
 use burn::tensor::{Shape, Tensor, TensorData};
 use multiversion::multiversion;
 
@@ -11,6 +12,10 @@ use multiversion::multiversion;
 /// # Shapes
 /// `x` and the result: `[b, heads, t, d]`; `cos` and `sin` of the angles: `[t, d / 2]`, row by row.
 pub fn rope(x: Tensor<4>, cos: &[f32], sin: &[f32]) -> Tensor<4> {
+    rounded(x, |x| wide(x, cos, sin))
+}
+
+fn wide(x: Tensor<4>, cos: &[f32], sin: &[f32]) -> Tensor<4> {
     let [b, heads, t, d] = x.dims();
     assert!(cos.len() == t * d / 2 && sin.len() == cos.len(), "rope: tables of {t} positions and {d} / 2 pairs");
     if runs_on(&x) {

@@ -1,14 +1,16 @@
 use crate::kernel::{Kernel, Saves, apply2, runs_on};
 use crate::math::{over_rows, sigmoid};
+use crate::precision::{rounded, widened};
 use burn::tensor::{Shape, Tensor, activation};
 use multiversion::multiversion;
 
 /// `silu(gate) * up` with `silu(g) = g sigmoid(g)`: the gate of a SwiGLU (arXiv 2002.05202). Both are of one shape.
 pub fn silu_mul<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
-    match runs_on(&gate) {
+    let up = widened(up);
+    rounded(gate, |gate| match runs_on(&gate) {
         true => apply2(SiluMul, gate, up),
         false => activation::silu(gate) * up,
-    }
+    })
 }
 
 #[derive(Debug)]

@@ -1,10 +1,12 @@
 use crate::kernel::runs_on;
+use crate::precision::widened;
 use burn::backend::Flex;
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 /// The sum of `x^2` in f64. To f32's precision it does not depend on how the elements are divided over tensors.
 pub fn sum_of_squares(x: Tensor<1>) -> f64 {
+    let x = widened(x);
     if !runs_on(&x) {
         return f64::from((x.clone() * x).sum().into_scalar::<f32>());
     }

@@ -6,8 +6,9 @@ use proptest::prelude::*;
 /// Naive form of an operation: from flat inputs to the flat output.
 type Naive<'a> = &'a dyn Fn(&[Vec<f64>]) -> Vec<f64>;
 
-/// Compares output and gradients of `op`, whose inputs have these `shapes`, with `naive`, for f32 on the CPU (the fused loops) and
-/// for f64 (the composition that other devices run).
+/// Compares output and gradients of `op`, whose inputs have these `shapes`, with `naive`, for f32 on the CPU (the fused loops), for
+/// f64 (the composition that other devices run), and for bf16 and f16, whose results may be off by one rounding. All numbers are
+/// representable in bf16.
 fn check(
     shapes: &[Vec<usize>],
     seed: u64,
@@ -21,14 +22,16 @@ fn check(
     let cotangent: Vec<f64> = expected.iter().map(|_| random.next()).collect();
     let objective = |inputs: &[Vec<f64>]| naive(inputs).iter().zip(&cotangent).map(|(y, c)| y * c).sum::<f64>();
 
-    for (dtype, tolerance) in [(DType::F32, 3e-5), (DType::F64, 1e-7)] {
+    let tolerances =
+        [(DType::F32, 3e-5), (DType::F64, 1e-7), (DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-10))];
+    for (dtype, tolerance) in tolerances {
         let tensor = |values: &[f64]| {
             Tensor::<1>::from_data(TensorData::new(values.to_vec(), [values.len()]), (&Device::flex(), DType::F64))
                 .cast(dtype)
         };
         let leaves: Vec<Tensor<1>> = inputs.iter().map(|values| tensor(values).autodiff().require_grad()).collect();
         let output = op(&leaves);
-        let gradients = (output.clone() * tensor(&cotangent).autodiff()).sum().backward();
+        let gradients = (output.clone() * tensor(&cotangent).cast(output.dtype()).autodiff()).sum().backward();
         close("output", &values(output), &expected, tolerance)?;
         for (i, leaf) in leaves.iter().enumerate() {
             let differences: Vec<f64> = (0..inputs[i].len())
@@ -60,7 +63,7 @@ fn values(tensor: Tensor<1>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// Uniform in -2..2 (splitmix64).
+/// Uniform in -2..2 (splitmix64), cut to what bf16 represents.
 struct Random(u64);
 
 impl Random {
@@ -68,7 +71,8 @@ impl Random {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0
+        let uniform = ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0;
+        f64::from(f32::from_bits((uniform as f32).to_bits() & 0xffff_0000))
     }
 }
 

@@ -18,6 +18,9 @@ pub struct Gpt2Config {
     pub n_inner: Option<usize>,
     /// Whether linear layers and layer norms have a bias (GPT-2 has; nanoGPT trains without).
     pub bias: bool,
+    /// Probability that training drops an element of the embeddings, of the attention's probabilities, and of what attention and MLP
+    /// add to the residual stream; 0 for none.
+    pub dropout: f64,
     /// Epsilon of the layer norms.
     pub layer_norm_epsilon: f64,
 }
@@ -32,6 +35,7 @@ impl Default for Gpt2Config {
             n_embd: 768,
             n_inner: None,
             bias: true,
+            dropout: 0.0,
             layer_norm_epsilon: 1e-5,
         }
     }
@@ -49,6 +53,9 @@ impl Gpt2Config {
         ])?;
         if !self.n_embd.is_multiple_of(self.n_head) {
             return Err(format!("model.n_embd {} is not a multiple of model.n_head {}", self.n_embd, self.n_head));
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(format!("model.dropout is {}: give a probability from 0 to below 1", self.dropout));
         }
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
 
-use crate::{Gpt2Config, LanguageModel, LayerNorm, causal_attention, cross_entropy, initialise};
+use crate::attention::causal_probabilities;
+use crate::dropout::{Dropout, LayerDropout, Place};
+use crate::{Gpt2Config, LanguageModel, LayerNorm, cross_entropy, embed, initialise};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -26,6 +28,7 @@ pub struct Gpt2Ends {
     pub wpe: Embedding,
     /// Final norm.
     pub ln_f: LayerNorm,
+    dropout: f64,
 }
 
 /// `x + attn(ln_1(x))`, then `x + mlp(ln_2(x))`.
@@ -39,6 +42,8 @@ pub struct Gpt2Block {
     pub ln_2: LayerNorm,
     /// The MLP.
     pub mlp: Gpt2Mlp,
+    layer: usize,
+    dropout: f64,
 }
 
 /// Multi-head causal attention.
@@ -71,7 +76,7 @@ impl Gpt2 {
     pub fn new(config: &Gpt2Config, device: &Device) -> Self {
         Self {
             ends: Gpt2Ends::new(config, device),
-            blocks: (0..config.n_layer).map(|_| Gpt2Block::new(config, device)).collect(),
+            blocks: (0..config.n_layer).map(|layer| Gpt2Block::new(config, layer, device)).collect(),
             config: config.clone(),
         }
     }
@@ -79,7 +84,8 @@ impl Gpt2 {
 
 impl LanguageModel for Gpt2 {
     fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-        let x_btd = self.blocks.iter().fold(self.ends.embed(tokens_bt), |x_btd, block| block.forward(x_btd));
+        let x_btd = self.ends.embed(tokens_bt, None);
+        let x_btd = self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, None));
         self.ends.logits(x_btd)
     }
 
@@ -94,14 +100,16 @@ impl Gpt2Ends {
             wte: EmbeddingConfig::new(config.vocab_size, config.n_embd).init(device),
             wpe: EmbeddingConfig::new(config.n_positions, config.n_embd).init(device),
             ln_f: layer_norm(config, device),
+            dropout: config.dropout,
         }
     }
 
-    /// `wte[token] + wpe[position]`: `[b, t]` to `[b, t, d]`.
-    pub fn embed(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+    /// `wte[token] + wpe[position]`: `[b, t]` to `[b, t, d]`. Training passes a `dropout`.
+    pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<Dropout>) -> Tensor<3> {
         let [_, t] = tokens_bt.dims();
         let positions_td = self.wpe.weight.val().slice(0..t);
-        self.wte.forward(tokens_bt) + positions_td.unsqueeze()
+        let x_btd = embed(&self.wte, tokens_bt) + positions_td.unsqueeze();
+        LayerDropout { dropout, p: self.dropout, layer: 0 }.apply(x_btd, Place::Embedding)
     }
 
     /// `ln_f(x) wte^T`: `[b, t, d]` to `[b, t, vocab]`.
@@ -116,7 +124,7 @@ impl Gpt2Ends {
 }
 
 impl Gpt2Block {
-    fn new(config: &Gpt2Config, device: &Device) -> Self {
+    fn new(config: &Gpt2Config, layer: usize, device: &Device) -> Self {
         let d = config.n_embd;
         let inner = config.n_inner.unwrap_or(4 * d);
         let linear = |from, to| LinearConfig::new(from, to).with_bias(config.bias).init(device);
@@ -125,18 +133,23 @@ impl Gpt2Block {
             attn: Gpt2Attention { c_attn: linear(d, 3 * d), c_proj: linear(d, d), n_head: config.n_head },
             ln_2: layer_norm(config, device),
             mlp: Gpt2Mlp { c_fc: linear(d, inner), c_proj: linear(inner, d) },
+            layer,
+            dropout: config.dropout,
         }
     }
 
-    /// `[b, t, d]` to `[b, t, d]`.
-    pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let x_btd = x_btd.clone() + self.attn.forward(self.ln_1.forward(x_btd));
-        x_btd.clone() + self.mlp.forward(self.ln_2.forward(x_btd))
+    /// `[b, t, d]` to `[b, t, d]`. Training passes a `dropout`.
+    pub fn forward(&self, x_btd: Tensor<3>, dropout: Option<Dropout>) -> Tensor<3> {
+        let dropout = LayerDropout { dropout, p: self.dropout, layer: self.layer };
+        let y_btd = self.attn.forward(self.ln_1.forward(x_btd.clone()), dropout);
+        let x_btd = x_btd + dropout.apply(y_btd, Place::AttentionOutput);
+        let y_btd = self.mlp.forward(self.ln_2.forward(x_btd.clone()));
+        x_btd + dropout.apply(y_btd, Place::MlpOutput)
     }
 }
 
 impl Gpt2Attention {
-    fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
+    fn forward(&self, x_btd: Tensor<3>, dropout: LayerDropout) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
         let head = d / self.n_head;
         // The three are cut out of the matrix, not out of its product: the gradient of a slice is as large as what it was cut from.
@@ -147,7 +160,8 @@ impl Gpt2Attention {
             let x_btd = linear(x_btd.clone(), weight.clone().slice([0..d, columns]), bias);
             x_btd.reshape([b, t, self.n_head, head]).swap_dims(1, 2)
         };
-        let y_bhtd = causal_attention(heads(0), heads(1), heads(2), (head as f64).powf(-0.5));
+        let p_bhtt = causal_probabilities(heads(0), heads(1), (head as f64).powf(-0.5));
+        let y_bhtd = dropout.apply(p_bhtt, Place::Attention).matmul(heads(2));
         apply(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
     }
 }

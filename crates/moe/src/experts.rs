@@ -2,7 +2,7 @@ use crate::{Dispatch, Routing};
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
-use fused::silu_mul;
+use fused::{silu_mul, widened};
 
 /// The weights of all routed experts, each a SwiGLU, stacked by expert.
 #[derive(Module, Debug)]
@@ -26,8 +26,9 @@ impl Experts {
 
     /// Permutes the tokens of `x_nd` into the slots, runs every expert on its slots, and adds up each token's choices by weight:
     /// `y[n] = sum over k of weight[n, k] * expert(x[n])`, dropped choices left out.
+    /// Of bf16 or f16 tokens the sum is made in f32, the precision of the weights, and rounded.
     pub fn forward(&self, x_nd: Tensor<2>, routing: &Routing, dispatch: Dispatch) -> Tensor<2> {
-        let [n, d] = x_nd.dims();
+        let ([n, d], dtype) = (x_nd.dims(), x_nd.dtype());
         let [e, _, _] = self.gate_proj.lazy_shape().dims();
         let (s, k) = (dispatch.slots_per_expert, dispatch.slot_nk.dims()[1]);
 
@@ -38,6 +39,6 @@ impl Experts {
 
         let y_nkd = y_esd.reshape([e * s, d]).select(0, dispatch.slot_nk.reshape([n * k])).reshape([n, k, d]);
         let weights_n1k = (routing.weights_nk.clone() * dispatch.kept_nk).unsqueeze_dim::<3>(1);
-        weights_n1k.matmul(y_nkd).squeeze_dim(1)
+        weights_n1k.matmul(widened(y_nkd)).squeeze_dim(1).cast(dtype)
     }
 }

@@ -3,10 +3,11 @@ use burn::module::{Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Int, Tensor};
+use fused::{linear, widened};
 
 /// Chooses the experts of each token and their weights (GShard arXiv 2006.16668; DeepSeek-V2/V3's `Gate`).
 ///
-/// Weights carry gradients, the choice does not.
+/// Weights carry gradients, the choice does not. Of bf16 or f16 tokens and parameters all of it is computed in f32, as in DeepSeek's.
 #[derive(Module, Debug)]
 pub struct Router {
     /// `[d, e]`, no bias.
@@ -50,7 +51,7 @@ impl Router {
 
     /// Routes the tokens of `x_nd`.
     pub fn forward(&self, x_nd: Tensor<2>) -> Routing {
-        let logits_ne = self.proj.forward(x_nd);
+        let logits_ne = linear(widened(x_nd), widened(self.proj.weight.val()), None);
         let scores_ne = match self.config.score_func {
             ScoreFunc::Softmax => softmax(logits_ne, 1),
             ScoreFunc::Sigmoid => sigmoid(logits_ne),
@@ -70,7 +71,7 @@ impl Router {
         let MoeConfig { num_experts: e, n_group: g, topk_group, top_k, .. } = self.config;
         let mut scores_ne = scores_ne;
         if let Some(bias) = &self.bias {
-            scores_ne = scores_ne + bias.val().inner().unsqueeze();
+            scores_ne = scores_ne + widened(bias.val().inner()).unsqueeze();
         }
         if g > 1 {
             let n = scores_ne.dims()[0];

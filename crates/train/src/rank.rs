@@ -12,7 +12,7 @@ use crate::units::{Batch, Parts, units};
 use burn::tensor::Device;
 use comm::Communicator;
 use fsdp::{Fsdp, FsdpConfig};
-use model::{Sampling, generate};
+use model::{Dropout, Sampling, generate};
 use serde::Serialize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -105,8 +105,10 @@ impl<'a> Rank<'a> {
     fn micro_batches(&self, step: usize) -> Vec<Batch> {
         let train = &self.job.config.train;
         let batch = |range: Range<usize>| {
+            let first_row = range.start as u64;
             let tokens = self.job.dataset.train_batch(train.seed, step as u64, range, train.seq_len);
-            Batch::new(tokens, &self.device)
+            let dropout = Dropout { seed: train.seed, step: step as u64, first_row };
+            Batch::new(tokens, Some(dropout), &self.device)
         };
         // Micro-batches go round the ranks: their gradients are then added in the same order on any number of ranks.
         let (micro, (rank, ranks)) = (self.micro_batch_size(), self.fsdp.data_parallel());
@@ -138,7 +140,7 @@ impl<'a> Rank<'a> {
             // A rank without a window takes part in the collectives with one that does not count.
             let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
             let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);
-            let (loss, weights) = self.fsdp.evaluate(&Batch::new(batch, &self.device), weight as f64)?;
+            let (loss, weights) = self.fsdp.evaluate(&Batch::new(batch, None, &self.device), weight as f64)?;
             sum += loss * weights;
             count += weights;
         }

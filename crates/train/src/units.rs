@@ -6,19 +6,21 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use fsdp::{Activation, Fsdp, FsdpError, UnitId, Units};
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
-use model::{DeepSeek, Gpt2, LanguageModel};
+use model::{DeepSeek, Dropout, Gpt2, LanguageModel};
 
 /// A micro-batch on a device.
 pub(crate) struct Batch {
     inputs_bt: Tensor<2, Int>,
     targets_bt: Tensor<2, Int>,
+    /// Where it stands in the run; none in evaluation.
+    dropout: Option<Dropout>,
 }
 
 impl Batch {
-    pub fn new(batch: data::Batch, device: &Device) -> Self {
+    pub fn new(batch: data::Batch, dropout: Option<Dropout>, device: &Device) -> Self {
         let shape = [batch.sequences, batch.seq_len];
         let tensor = |tokens| Tensor::from_data(TensorData::new(tokens, shape), device);
-        Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets) }
+        Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets), dropout }
     }
 }
 
@@ -35,8 +37,9 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
         ModelConfig::Gpt2(shape) => {
             let model = Gpt2::init(shape, config.train.seed, device);
             let ends = units.add("embedding and head", model.ends);
-            units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone()));
-            let blocks = add_blocks(&mut units, model.blocks, |block, x_btd, _batch| block.forward(x_btd));
+            units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.dropout));
+            let blocks =
+                add_blocks(&mut units, model.blocks, |block, x_btd, batch| block.forward(x_btd, batch.dropout));
             units.last(ends, |ends, x_btd, batch| ends.loss(x_btd, batch.targets_bt.clone()));
             Parts::Gpt2 { ends, blocks }
         }
@@ -44,7 +47,7 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
             let moe = config.moe.clone().unwrap_or_default();
             let model = DeepSeek::init(shape, &moe, config.train.seed, device);
             let embed = units.add("embedding", model.embed);
-            units.first(embed, |embed, batch: &Batch| embed.forward(batch.inputs_bt.clone()));
+            units.first(embed, |table, batch: &Batch| model::embed(table, batch.inputs_bt.clone()));
             let blocks = add_blocks(&mut units, model.blocks, |block: &Block, x_btd, _batch| {
                 let output = block.forward(x_btd);
                 (output.x_btd, output.balance_loss)

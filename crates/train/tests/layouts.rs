@@ -19,7 +19,7 @@ const GPT2: &[&str] = &[
     "--model=gpt2",
     "--set=model.n_layer=3",
     "--set=model.n_embd=64",
-    //DROPOUT
+    "--set=model.dropout=0.1",
     "--set=train.seq_len=64",
     "--set=train.global_batch_size=16",
     "--set=train.micro_batch_size=4",

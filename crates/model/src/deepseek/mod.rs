@@ -6,7 +6,7 @@ mod mla;
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
 
-use crate::{DeepSeekConfig, LanguageModel, RmsNorm, cross_entropy, initialise};
+use crate::{DeepSeekConfig, LanguageModel, RmsNorm, cross_entropy, embed, initialise};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -58,7 +58,7 @@ impl DeepSeek {
 
 impl LanguageModel for DeepSeek {
     fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-        let x_btd = self.embed.forward(tokens_bt);
+        let x_btd = embed(&self.embed, tokens_bt);
         self.head.logits(self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd).x_btd))
     }
 

@@ -29,6 +29,7 @@ pub(super) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
         n_embd: json.n_embd,
         n_inner: json.n_inner,
         bias: true,
+        dropout: 0.0, // of training, which is the run's business
         layer_norm_epsilon: json.layer_norm_epsilon.unwrap_or(1e-5),
     };
     config.validate().map_err(|reason| folder.config_error(reason))?;

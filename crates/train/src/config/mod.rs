@@ -16,6 +16,7 @@ use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 use serde::{Deserialize, Serialize};
 
+pub use crate::schedule::LrSchedule;
 pub use error::ConfigError;
 pub use load::Source;
 pub use presets::{PRESETS, Preset, preset};
@@ -136,14 +137,18 @@ impl Default for TrainConfig {
     }
 }
 
-/// AdamW, and a learning rate that warms up linearly and then falls along a cosine.
+/// AdamW, and a learning rate that warms up linearly and then follows a schedule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimConfig {
     /// The highest learning rate, reached after the warm-up.
     pub lr: f64,
-    /// The learning rate of the last step.
+    /// What the learning rate falls to at the end, unless `schedule` is `constant`.
     pub min_lr: f64,
+    /// How it goes on after the warm-up.
+    pub schedule: LrSchedule,
+    /// Steps of the decay at the end of a `wsd`; null for a tenth of `train.steps`.
+    pub decay_steps: Option<usize>,
     /// Steps in which the learning rate rises from 0 to `lr`.
     pub warmup_steps: usize,
     /// Decay of the mean of the gradients.
@@ -163,6 +168,8 @@ impl Default for OptimConfig {
         Self {
             lr: 1e-3,
             min_lr: 1e-4,
+            schedule: LrSchedule::Cosine,
+            decay_steps: None,
             warmup_steps: 20,
             beta1: 0.9,
             beta2: 0.95,

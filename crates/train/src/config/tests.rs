@@ -151,6 +151,7 @@ fn a_value_of_the_wrong_type_is_answered_with_key_value_and_what_is_expected() {
     refuses(set("train.micro_batch_size=-1"), &["`train.micro_batch_size` is -1", "whole number"]);
     refuses(set("train.steps.x=1"), &["`train.steps` is a mapping", "whole number"]);
     refuses(set("optim.lr=true"), &["`optim.lr` is true", "a number"]);
+    refuses(set("optim.schedule=step"), &["`optim.schedule` is \"step\"", "`cosine`, `linear`, `wsd`, `constant`"]);
     refuses(set("moe.norm_topk_prob=1"), &["`moe.norm_topk_prob` is 1", "true or false"]);
     refuses(set("moe.score_func=relu"), &["`moe.score_func` is \"relu\"", "`softmax` or `sigmoid`"]);
     let strategies = "`ddp`, `zero1`, `shard_grad_op`, `full_shard`, `hybrid_shard`, `block`";
@@ -191,6 +192,7 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("gpt2", &["parallel.gpus=0"], "parallel.gpus is 0"),
         ("gpt2", &["train.seq_len=257"], "model.n_positions, which is 256"),
         ("gpt2", &["model.n_head=3"], "model.n_head 3"),
+        ("gpt2", &["model.dropout=1"], "model.dropout is 1: give a probability from 0 to below 1"),
         ("gpt2", &["moe.top_k=2"], "gpt2 has no experts"),
         ("deepseek", &["moe=null"], "no `moe` section"),
         ("deepseek", &["moe.top_k=9"], "moe.top_k is 9"),
@@ -200,6 +202,10 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("gpt2", &["parallel.cpu_offload=true"], "the ranks compute on the CPU"),
         ("gpt2", &["optim.min_lr=1"], "optim.min_lr is 1: give a number from 0 to optim.lr"),
         ("gpt2", &["optim.lr=.inf"], "optim.lr is inf"),
+        ("gpt2", &["optim.decay_steps=9"], "optim.decay_steps is 9, but of the schedules only wsd"),
+        ("gpt2", &["optim.schedule=wsd", "optim.decay_steps=0"], "optim.decay_steps is 0: give at least 1"),
+        ("gpt2", &["optim.schedule=wsd", "optim.decay_steps=381"], "do not fit into train.steps 400"),
+        ("gpt2", &["optim.schedule=wsd", "optim.warmup_steps=361"], "a decay of 40 steps"),
         ("gpt2", &["optim.beta2=1.0"], "optim.beta2 is 1"),
     ] {
         refuses(preset_with(preset, overrides), &[message]);
@@ -207,4 +213,5 @@ fn values_that_do_not_fit_each_other_are_refused() {
     assert!(preset_with("deepseek", &["moe=null", "model.first_k_dense_replace=4"]).is_ok());
     // Under `block` the ranks do not share the batch.
     assert!(preset_with("gpt2", &["parallel.strategy=block", "parallel.gpus=3"]).is_ok());
+    assert!(preset_with("gpt2", &["optim.schedule=wsd", "optim.decay_steps=380"]).is_ok());
 }

@@ -1,4 +1,4 @@
-use super::{Config, ConfigError, ModelConfig};
+use super::{Config, ConfigError, LrSchedule, ModelConfig};
 
 impl Config {
     /// Refuses what cannot be trained: values out of range, and values that do not fit each other.
@@ -6,7 +6,8 @@ impl Config {
         self.validate_model()?;
         self.validate_parallel()?;
         self.validate_batches()?;
-        self.validate_optim()
+        self.validate_optim()?;
+        self.validate_schedule()
     }
 
     fn validate_parallel(&self) -> Result<(), ConfigError> {
@@ -100,6 +101,28 @@ impl Config {
             require(fits && value.is_finite(), || format!("optim.{key} is {value}: give {expected}"))?;
         }
         Ok(())
+    }
+
+    fn validate_schedule(&self) -> Result<(), ConfigError> {
+        let (optim, steps) = (&self.optim, self.train.steps);
+        if optim.schedule != LrSchedule::Wsd {
+            return require(optim.decay_steps.is_none(), || {
+                format!(
+                    "optim.decay_steps is {}, but of the schedules only wsd has a decay of its own length: set \
+                     optim.schedule to wsd, or optim.decay_steps to null",
+                    optim.decay_steps.unwrap_or_default()
+                )
+            });
+        }
+        let decay = optim.decay_length(steps);
+        require(decay > 0, || "optim.decay_steps is 0: give at least 1, or null for a tenth of train.steps".into())?;
+        let warmup = optim.warmup_steps;
+        require(warmup.saturating_add(decay) <= steps, || {
+            format!(
+                "optim.warmup_steps {warmup} and a decay of {decay} steps (optim.decay_steps; null: a tenth) do not fit into \
+                 train.steps {steps}: lower one of them, or raise train.steps"
+            )
+        })
     }
 }
 

@@ -1,0 +1,46 @@
+use burn::tensor::Tensor;
+use fused::DropoutKey;
+
+/// Where a micro-batch stands in a run: with it a forward drops elements, without it (evaluation, generation) none.
+///
+/// Masks are functions of these numbers and of each element's place, so they are the same in any layout, on any number of ranks,
+/// and when the forward is run again for its activations; see [`fused::dropout`]. The probability is the model's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dropout {
+    /// The run's seed.
+    pub seed: u64,
+    /// The optimizer step.
+    pub step: u64,
+    /// Which sequence of the step's global batch the micro-batch's first one is.
+    pub first_row: u64,
+}
+
+/// What is dropped, in nanoGPT's order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Place {
+    Embedding,
+    Attention,
+    AttentionOutput,
+    MlpOutput,
+}
+
+/// Dropout with probability `p` in one layer; none in evaluation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LayerDropout {
+    pub dropout: Option<Dropout>,
+    pub p: f64,
+    pub layer: usize,
+}
+
+impl LayerDropout {
+    /// Drops elements of `x`, whose first dimension is sequences.
+    pub fn apply<const D: usize>(self, x: Tensor<D>, place: Place) -> Tensor<D> {
+        match self.dropout {
+            None => x,
+            Some(Dropout { seed, step, first_row }) => {
+                let key = DropoutKey::derive(seed, step, self.layer as u64, place as u64);
+                fused::dropout(x, self.p, key.at_row(first_row))
+            }
+        }
+    }
+}

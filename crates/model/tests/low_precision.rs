@@ -1,0 +1,186 @@
+//! Models whose parameters are bf16 or f16: what is sensitive is computed in f32, and the result is near that of f32 parameters.
+
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::nn::{Embedding, EmbeddingConfig};
+use burn::tensor::{DType, Device, Gradients, Int, Tensor};
+use model::{DeepSeek, DeepSeekConfig, Dropout, Gpt2, Gpt2Config, YarnConfig, cross_entropy, deepseek::Head, embed};
+use moe::{MoeConfig, ScoreFunc};
+use std::collections::BTreeMap;
+
+const VOCAB: usize = 37;
+const T: usize = 12;
+
+/// Loss and gradients of a model of either kind.
+trait Trained: Module {
+    /// Logits, and the experts' balance losses.
+    fn logits(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>);
+}
+
+impl Trained for Gpt2 {
+    fn logits(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
+        let dropout = Some(Dropout { seed: 1, step: 2, first_row: 3 });
+        let x_btd = self.ends.embed(tokens_bt, dropout);
+        (self.ends.logits(self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, dropout))), vec![])
+    }
+}
+
+impl Trained for DeepSeek {
+    fn logits(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
+        let mut x_btd = embed(&self.embed, tokens_bt);
+        let mut balance_losses = vec![];
+        for block in &self.blocks {
+            let output = block.forward(x_btd);
+            x_btd = output.x_btd;
+            balance_losses.extend(output.balance_loss);
+        }
+        (self.head.logits(x_btd), balance_losses)
+    }
+}
+
+fn gpt2() -> Gpt2 {
+    let config = Gpt2Config {
+        vocab_size: VOCAB,
+        n_positions: T,
+        n_layer: 2,
+        n_head: 2,
+        n_embd: 32,
+        dropout: 0.1,
+        ..Gpt2Config::default()
+    };
+    Gpt2::init(&config, 1, &Device::flex())
+}
+
+/// With every part there is: groups, selection bias, shared experts, balance loss, compressed query, YaRN, a dense block.
+fn deepseek(score_func: ScoreFunc, capacity_factor: Option<f64>) -> DeepSeek {
+    let config = DeepSeekConfig {
+        vocab_size: VOCAB,
+        hidden_size: 32,
+        num_hidden_layers: 3,
+        first_k_dense_replace: 1,
+        intermediate_size: 48,
+        num_attention_heads: 2,
+        q_lora_rank: Some(24),
+        kv_lora_rank: 16,
+        qk_nope_head_dim: 8,
+        qk_rope_head_dim: 4,
+        v_head_dim: 8,
+        rope_scaling: Some(YarnConfig::default()),
+        ..DeepSeekConfig::default()
+    };
+    let moe = MoeConfig {
+        num_experts: 4,
+        moe_intermediate_size: 16,
+        n_shared_experts: 1,
+        score_func,
+        selection_bias: score_func == ScoreFunc::Sigmoid,
+        n_group: 2,
+        topk_group: 1,
+        capacity_factor,
+        aux_loss_coef: 0.1,
+        ..MoeConfig::default()
+    };
+    DeepSeek::init(&config, &moe, 1, &Device::flex())
+}
+
+/// Binds every parameter in this dtype, matrices five times as large as at the start: so the loss is not that of even odds.
+struct Bind(DType);
+
+impl ModuleMapper for Bind {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let scale = if D == 1 { 1.0 } else { 5.0 };
+        let value = (param.val() * scale).cast(self.0);
+        Param::initialized(param.id, value.autodiff().require_grad())
+    }
+}
+
+struct Collect<'a> {
+    dtype: DType,
+    gradients: &'a mut Gradients,
+    path: Vec<String>,
+    values: BTreeMap<String, Vec<f64>>,
+}
+
+impl ModuleVisitor for Collect<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if let Some(gradient) = param.val().grad_remove(self.gradients) {
+            assert_eq!(gradient.dtype(), self.dtype, "{}", self.path.join("."));
+            self.values.insert(self.path.join("."), gradient.into_data().iter::<f64>().collect());
+        }
+    }
+}
+
+/// The loss and the gradients of one batch with parameters of this dtype.
+fn train<M: Trained>(model: M, dtype: DType) -> (f64, BTreeMap<String, Vec<f64>>) {
+    let model = model.map(&mut Bind(dtype));
+    let ids = |step: i64| {
+        let ids = Tensor::<1, Int>::arange(0..2 * T as i64, &Device::flex()) * step + 3;
+        ids.remainder_scalar(VOCAB as i64).reshape([2, T])
+    };
+    let (logits_btv, balance_losses) = model.logits(ids(5));
+    assert_eq!(logits_btv.dtype(), dtype, "the residual stream keeps its dtype");
+    let loss = balance_losses.into_iter().fold(cross_entropy(logits_btv, ids(11)), |loss, balance| loss + balance);
+    assert_eq!(loss.dtype(), DType::F32);
+    let mut gradients = loss.backward();
+    let mut found = Collect { dtype, gradients: &mut gradients, path: vec![], values: BTreeMap::new() };
+    model.visit(&mut found);
+    let values = found.values;
+    (f64::from(loss.into_scalar::<f32>()), values)
+}
+
+fn cosine(a: &[f64], b: &[f64]) -> f64 {
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+}
+
+/// Loss within 1 %, and every parameter's gradient within a cosine of 0.99, of those of f32 parameters.
+fn is_near_f32<M: Trained>(model: M, dtype: DType) {
+    let (expected_loss, expected) = train(model.clone(), DType::F32);
+    let (loss, found) = train(model, dtype);
+    assert!((expected_loss - (VOCAB as f64).ln()).abs() > 0.2, "{expected_loss} is not the loss of even odds");
+    assert!((loss - expected_loss).abs() < 0.01 * expected_loss, "{dtype:?}: loss {loss}, not {expected_loss}");
+    assert!(found.keys().eq(expected.keys()) && found.len() > 10);
+    for (path, expected) in &expected {
+        let cosine = cosine(&found[path], expected);
+        assert!(cosine > 0.99, "{dtype:?}: the gradient of {path} has a cosine of {cosine}");
+    }
+}
+
+#[test]
+fn gpt2_in_bf16_and_f16_is_near_f32() {
+    is_near_f32(gpt2(), DType::BF16);
+    is_near_f32(gpt2(), DType::F16);
+}
+
+#[test]
+fn deepseek_in_bf16_and_f16_is_near_f32() {
+    for (score_func, capacity_factor) in [(ScoreFunc::Sigmoid, None), (ScoreFunc::Softmax, Some(1.0))] {
+        is_near_f32(deepseek(score_func, capacity_factor), DType::BF16);
+        is_near_f32(deepseek(score_func, capacity_factor), DType::F16);
+    }
+}
+
+/// A norm's mean of squares overflows f16 above 255 if it is not computed in f32.
+#[test]
+fn the_head_takes_a_residual_stream_whose_squares_are_beyond_f16() {
+    let Head { norm, .. } = deepseek(ScoreFunc::Softmax, None).map(&mut Bind(DType::F16)).head;
+    let x_btd = Tensor::<3>::full([1, 1, 32], 1000.0, (&Device::flex(), DType::F16)).autodiff();
+    let y: Vec<f32> = norm.forward(x_btd).into_data().iter::<f32>().collect();
+    assert!(y.iter().all(|y| (y - 1.0).abs() < 1e-3), "{y:?}");
+}
+
+#[test]
+fn the_gradient_of_a_frequent_token_is_the_sum_of_all_its_terms() {
+    let table: Embedding = EmbeddingConfig::new(2, 1).init(&Device::flex()).map(&mut Bind(DType::BF16));
+    let tokens_bt = Tensor::<2, Int>::ones([4, 1024], &Device::flex());
+    let gradients = embed(&table, tokens_bt).cast(DType::F32).sum().backward();
+    let gradient: Vec<f32> = table.weight.grad(&gradients).unwrap().into_data().iter::<f32>().collect();
+    assert_eq!(gradient, [0.0, 4096.0]);
+}
