@@ -10,8 +10,8 @@ pub enum LrSchedule {
     Cosine,
     /// A line from `lr` down to `min_lr`.
     Linear,
-    /// Warm-up, stable, decay (arXiv 2404.06395): `lr`, and over the last `decay_steps` a line down to `min_lr` (MiniCPM's own decay is
-    /// exponential).
+    /// Warm-up, stable, decay (arXiv 2404.06395): `lr`, and over the last `decay_steps` a line down to `min_lr`, where the paper's
+    /// MiniCPM decays exponentially.
     Wsd,
     /// `lr`.
     Constant,
