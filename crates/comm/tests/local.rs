@@ -220,7 +220,7 @@ fn the_others_learn_of(end: End) {
             End::Error => "failed: disk full".into(),
             End::Panic => "failed: panicked: out of paper".into(),
             End::Leave => "left before the call was complete".into(),
-            End::Sleep => format!("did not enter {collective} within 300ms"),
+            End::Sleep => format!("kept {collective} waiting for 300ms"),
         };
         let seen = seen.into_inner().unwrap();
         assert_eq!(seen.len(), if end == End::Sleep { 4 } else { 3 });
