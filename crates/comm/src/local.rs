@@ -13,14 +13,15 @@
 
 use crate::{Collective, CommError, Engine, Payload, Signature};
 use burn::tensor::Device;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A rank of the engine whose ranks are threads of one process; made by [`LocalEngine::world`].
 ///
-/// Dropping it tells the others that the rank has left: a call that still needs it fails at once, instead of at the timeout.
+/// Dropping it, and all that were split off from it, tells the others that the rank has left: a call that still needs it fails at
+/// once, instead of at the timeout.
 pub struct LocalEngine {
     /// This rank's number in the group.
     rank: usize,
@@ -46,6 +47,9 @@ struct World {
 struct State {
     /// From the first rank's joining to the last one's leaving.
     groups: HashMap<GroupId, Group>,
+    /// How many engines each rank has, in all groups; who has none has left. Not one by one: a rank that fails drops those of its
+    /// groups before it can tell why.
+    engines: HashMap<usize, usize>,
     failure: Option<Failure>,
 }
 
@@ -57,8 +61,8 @@ struct Group {
     mail: HashMap<(usize, usize), VecDeque<Payload>>,
     /// Ranks that are in a call, and whom each of them waits for; numbered as in the world.
     waits: HashMap<usize, Vec<usize>>,
-    /// Ranks whose engine was dropped.
-    left: HashSet<usize>,
+    /// How many of its engines were dropped.
+    left: usize,
 }
 
 /// The first failure: it ends the world. Ranks are numbered as in the world.
@@ -104,7 +108,10 @@ impl LocalEngine {
     }
 
     fn new(rank: usize, device: Device, id: GroupId, members: Vec<usize>, world: Arc<World>) -> Self {
-        world.lock().groups.entry(id.clone()).or_default();
+        let mut state = world.lock();
+        state.groups.entry(id.clone()).or_default();
+        *state.engines.entry(members[rank]).or_default() += 1;
+        drop(state);
         Self { rank, device, id, members, round: AtomicU64::new(0), splits: AtomicU64::new(0), world }
     }
 
@@ -176,9 +183,9 @@ impl LocalEngine {
 
     /// An error if the world has failed, or if a rank that is still needed has left.
     fn check_failure(&self, state: &mut State, what: Wait, collective: Collective) -> Result<(), CommError> {
-        let missing = self.missing(state, what);
-        if let Some(gone) = missing.into_iter().find(|rank| self.group(state).left.contains(rank)) {
-            self.fail(state, self.members[gone], "left before the call was complete".into());
+        let mut missing = self.missing(state, what).into_iter().map(|rank| self.members[rank]);
+        if let Some(gone) = missing.find(|rank| !state.engines.contains_key(rank)) {
+            self.fail(state, gone, "left before the call was complete".into());
         }
         match state.failure.clone() {
             Some(Failure { failed, reason, .. }) => {
@@ -324,10 +331,45 @@ impl Drop for LocalEngine {
     fn drop(&mut self) {
         let mut state = self.world.lock();
         let group = self.group(&mut state);
-        group.left.insert(self.rank);
-        if group.left.len() == self.members.len() {
+        group.left += 1;
+        if group.left == self.members.len() {
             state.groups.remove(&self.id);
         }
-        self.world.changed.notify_all();
+        let engines = state.engines.get_mut(&self.world_rank()).expect("this one was counted");
+        *engines -= 1;
+        if *engines == 0 {
+            state.engines.remove(&self.world_rank());
+            self.world.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_and_rounds_that_are_done_leave_nothing_behind() {
+        let signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
+        let ranks = LocalEngine::world(vec![Device::flex(); 3], Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            for rank in &ranks {
+                let signature = &signature;
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        let pair = if rank.rank == 1 { vec![1] } else { vec![0, 2] };
+                        let group = rank.split(&pair).unwrap();
+                        let nested = group.split(&[group.rank()]).unwrap();
+                        for engine in [rank, &*group, &*nested] as [&dyn Engine; 3] {
+                            engine.exchange(signature, vec![None; engine.world_size()]).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        let state = ranks[0].world.lock();
+        let world = &state.groups[&vec![]];
+        assert_eq!((state.groups.len(), world.rounds.len(), world.waits.len()), (1, 0, 0));
+        assert_eq!(state.engines, HashMap::from([(0, 1), (1, 1), (2, 1)]));
     }
 }
