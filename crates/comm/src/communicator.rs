@@ -14,13 +14,15 @@ const SMALL: usize = 32 * 1024;
 #[derive(Clone)]
 pub struct Communicator {
     engine: Arc<dyn Engine>,
+    /// For errors.
+    world_rank: usize,
     meter: Meter,
 }
 
 impl Communicator {
-    /// Collectives over an engine.
+    /// Collectives over the engine of a world.
     pub fn new(engine: Arc<dyn Engine>) -> Self {
-        Self { engine, meter: Meter::default() }
+        Self { world_rank: engine.rank(), engine, meter: Meter::default() }
     }
 
     /// This rank's number, from 0 to N - 1.
@@ -40,40 +42,31 @@ impl Communicator {
 
     /// The ranks' tensors one after another in rank order: `[n]` becomes `[N * n]`.
     pub fn all_gather<K: Kind>(&self, shard: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
-        self.all_gather_as(Collective::AllGather, K::forget(shard)).map(K::remember)
+        let collective = Collective::AllGather;
+        self.metered(collective, || self.all_gather_as(collective, K::forget(shard))).map(K::remember)
     }
 
     /// Chunk `rank` of the sum of the ranks' tensors: `[N * n]` becomes `[n]`.
     pub fn reduce_scatter<K: Kind>(&self, full: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
-        self.reduce_scatter_as(Collective::ReduceScatter, K::forget(full), None, Reduce::Sum).map(K::remember)
+        let collective = Collective::ReduceScatter;
+        let call = || self.reduce_scatter_as(collective, K::forget(full), None, Reduce::Sum);
+        self.metered(collective, call).map(K::remember)
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) that goes on with a sum: chunk `rank` of `((onto + t_0) + t_1) + ...`, `onto` being this
     /// rank's chunk so far. Gradients of many micro-batches so have one order of addition, however many ranks computed them.
     pub fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError> {
-        let onto = onto.map(Payload::Float);
-        self.reduce_scatter_as(Collective::ReduceScatter, Payload::Float(full), onto, Reduce::Sum).map(Float::remember)
+        let (collective, full, onto) = (Collective::ReduceScatter, Payload::Float(full), onto.map(Payload::Float));
+        let call = || self.reduce_scatter_as(collective, full, onto, Reduce::Sum);
+        self.metered(collective, call).map(Float::remember)
     }
 
     /// The ranks' tensors combined: `[n]` stays `[n]`.
     pub fn all_reduce<K: Kind>(&self, tensor: Tensor<1, K>, how: Reduce) -> Result<Tensor<1, K>, CommError> {
-        let (collective, n, tensor) = (Collective::AllReduce, self.world_size(), K::forget(tensor));
-        let len = tensor.len();
-        if n == 1 {
-            return Ok(K::remember(tensor));
-        }
-        if tensor.bytes() <= SMALL {
-            let all = self.all_gather_as(collective, tensor)?;
-            let chunks = (0..n).map(|rank| all.clone().slice(rank * len..(rank + 1) * len));
-            return Ok(K::remember(Payload::reduce(chunks, how)));
-        }
-        let padded = match len.next_multiple_of(n) - len {
-            0 => tensor,
-            missing => Payload::cat(vec![tensor.clone(), tensor.zeros_like(missing)]),
-        };
-        let chunk = self.reduce_scatter_as(collective, padded, None, how)?;
-        let all = self.all_gather_as(collective, chunk)?;
-        Ok(K::remember(if all.len() == len { all } else { all.slice(0..len) }))
+        let (collective, tensor) = (Collective::AllReduce, K::forget(tensor));
+        let small = tensor.bytes() <= SMALL;
+        let call = || if small { self.reduce_at_once(tensor, how) } else { self.reduce_in_chunks(tensor, how) };
+        self.metered(collective, call).map(K::remember)
     }
 
     /// Rank `root`'s tensor; the others' must have its shape and dtype.
@@ -82,7 +75,7 @@ impl Communicator {
         self.check_root(collective, root)?;
         let signature = whole(collective, &tensor);
         let parts = if self.rank() == root { vec![Some(tensor); self.world_size()] } else { self.nothing() };
-        let mut found = self.exchange(&signature, parts)?;
+        let mut found = self.call(&signature, parts)?;
         Ok(K::remember(found[root].take().expect("the root gives everyone its tensor")))
     }
 
@@ -93,7 +86,7 @@ impl Communicator {
         let signature = Signature { len: None, ..whole(collective, &tensor) };
         let mut parts = self.nothing();
         parts[root] = Some(tensor);
-        Ok(self.exchange(&signature, parts)?.into_iter().flatten().map(K::remember).collect())
+        Ok(self.call(&signature, parts)?.into_iter().flatten().map(K::remember).collect())
     }
 
     /// Part `rank` of the parts that rank `root` gives, one for each rank; the others give None.
@@ -109,7 +102,7 @@ impl Communicator {
             (None, true) => return Err(self.bad_argument(collective, "the root gives no parts".into())),
             (Some(_), false) => return Err(self.bad_argument(collective, "only the root gives parts".into())),
         };
-        let mut found = self.exchange(&Signature { collective, len: None, dtype: None }, parts)?;
+        let mut found = self.call(&Signature { collective, len: None, dtype: None }, parts)?;
         match found[root].take() {
             Some(part) if K::is(&part) => Ok(K::remember(part)),
             _ => Err(self.bad_argument(collective, "the root's part is of another kind than was asked for".into())),
@@ -137,7 +130,7 @@ impl Communicator {
             start += count;
             Some(rows.clone().slice(start - count..start))
         });
-        let parts: Vec<Payload> = self.exchange(&signature, parts.collect())?.into_iter().flatten().collect();
+        let parts: Vec<Payload> = self.call(&signature, parts.collect())?.into_iter().flatten().collect();
         let counts = parts.iter().map(Payload::len).collect();
         Ok((K::remember(Payload::cat(parts)), counts))
     }
@@ -159,7 +152,7 @@ impl Communicator {
         self.check_root(collective, from)?;
         let payload = self.metered(collective, || {
             let payload = self.engine.recv(from)?;
-            let bytes = payload.bytes();
+            let bytes = if from == self.rank() { 0 } else { payload.bytes() };
             Ok((payload, bytes))
         })?;
         if !K::is(&payload) {
@@ -172,17 +165,18 @@ impl Communicator {
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<(), CommError> {
         let signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
-        self.exchange(&signature, self.nothing()).map(drop)
+        self.call(&signature, self.nothing()).map(drop)
     }
 
-    /// The group of those ranks that give the same `color`, numbered in the order of their ranks here.
+    /// The group of those ranks that give the same `color`, numbered in the order of their ranks here. Metered as
+    /// an `all_gather` of the colors.
     pub fn split(&self, color: usize) -> Result<Self, CommError> {
         let data = TensorData::new(vec![color as i64], [1]);
         let color_1 = Tensor::<1, Int>::from_data(data, (self.device(), burn::tensor::DType::I64));
         let colors = self.all_gather(color_1)?.into_data();
         let members = colors.iter::<i64>().enumerate().filter(|(_, other)| *other == color as i64);
         let members: Vec<usize> = members.map(|(rank, _)| rank).collect();
-        Ok(Self { engine: self.engine.split(&members)?, meter: self.meter.clone() })
+        Ok(Self { engine: self.engine.split(&members)?, ..self.clone() })
     }
 
     /// Tells the other ranks that this one has failed: their calls under way and to come return an error with `reason`.
@@ -195,49 +189,83 @@ impl Communicator {
         self.meter.table()
     }
 
-    fn all_gather_as(&self, collective: Collective, shard: Payload) -> Result<Payload, CommError> {
-        self.check_tracked(collective, &shard)?;
-        if self.world_size() == 1 {
-            return Ok(shard);
-        }
-        let (signature, own) = (whole(collective, &shard), shard.bytes());
-        self.metered(collective, || {
-            let full = self.engine.all_gather(&signature, shard)?;
-            let bytes = full.bytes() - own;
-            Ok((full, bytes))
-        })
+    /// [`all_reduce`](Self::all_reduce) of few bytes: everyone gets everything.
+    fn reduce_at_once(&self, tensor: Payload, how: Reduce) -> Result<(Payload, usize), CommError> {
+        let len = tensor.len();
+        let (all, bytes) = self.all_gather_as(Collective::AllReduce, tensor)?;
+        let parts = (0..self.world_size()).map(|rank| all.clone().slice(rank * len..(rank + 1) * len));
+        Ok((Payload::reduce(parts, how), bytes))
     }
 
+    /// [`all_reduce`](Self::all_reduce) of many bytes: each rank reduces a chunk, padded so that there are N.
+    fn reduce_in_chunks(&self, tensor: Payload, how: Reduce) -> Result<(Payload, usize), CommError> {
+        let (collective, n, len) = (Collective::AllReduce, self.world_size(), tensor.len());
+        let padded = match len.next_multiple_of(n) - len {
+            0 => tensor,
+            missing => Payload::cat(vec![tensor.clone(), tensor.zeros_like(missing)]),
+        };
+        let (chunk, scattered) = self.reduce_scatter_as(collective, padded, None, how)?;
+        let (all, gathered) = self.all_gather_as(collective, chunk)?;
+        Ok((all.slice(0..len), scattered + gathered))
+    }
+
+    /// The gathered tensor, and the bytes received.
+    fn all_gather_as(&self, collective: Collective, shard: Payload) -> Result<(Payload, usize), CommError> {
+        self.check_tracked(collective, &shard)?;
+        if self.world_size() == 1 {
+            return Ok((shard, 0));
+        }
+        let (signature, own) = (whole(collective, &shard), shard.bytes());
+        let full = self.engine.all_gather(&signature, shard)?;
+        let bytes = full.bytes() - own;
+        Ok((full, bytes))
+    }
+
+    /// This rank's chunk, and the bytes received.
     fn reduce_scatter_as(
         &self,
         collective: Collective,
         full: Payload,
         onto: Option<Payload>,
         how: Reduce,
-    ) -> Result<Payload, CommError> {
+    ) -> Result<(Payload, usize), CommError> {
         let (n, len) = (self.world_size(), full.len());
         if len % n != 0 {
             return Err(self.bad_argument(collective, format!("{len} elements cannot be split over {n} ranks")));
         }
+        if let Some(onto) = onto.as_ref().filter(|onto| (onto.len(), onto.dtype()) != (len / n, full.dtype())) {
+            let (chunk, sum) =
+                (format!("[{}] {:?}", len / n, full.dtype()), format!("[{}] {:?}", onto.len(), onto.dtype()));
+            return Err(self.bad_argument(collective, format!("chunks of {chunk} cannot be added to a sum of {sum}")));
+        }
         let signature = whole(collective, &full);
         let parts = (0..n).map(|to| Some(full.clone().slice(to * len / n..(to + 1) * len / n))).collect();
-        let parts = self.exchange(&signature, parts)?;
-        Ok(Payload::reduce(onto.into_iter().chain(parts.into_iter().flatten()), how))
+        let (parts, bytes) = self.exchange(&signature, parts)?;
+        Ok((Payload::reduce(onto.into_iter().chain(parts.into_iter().flatten()), how), bytes))
     }
 
-    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError> {
+    /// A collective that is one exchange.
+    fn call(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError> {
+        self.metered(signature.collective, || self.exchange(signature, parts))
+    }
+
+    /// What the ranks gave this one, and the bytes received.
+    fn exchange(
+        &self,
+        signature: &Signature,
+        parts: Vec<Option<Payload>>,
+    ) -> Result<(Vec<Option<Payload>>, usize), CommError> {
         parts.iter().flatten().try_for_each(|part| self.check_tracked(signature.collective, part))?;
         if self.world_size() == 1 {
-            return Ok(parts);
+            return Ok((parts, 0));
         }
-        self.metered(signature.collective, || {
-            let found = self.engine.exchange(signature, parts)?;
-            let others = found.iter().enumerate().filter(|(from, _)| *from != self.rank());
-            let bytes = others.filter_map(|(_, part)| part.as_ref()).map(Payload::bytes).sum();
-            Ok((found, bytes))
-        })
+        let found = self.engine.exchange(signature, parts)?;
+        let others = found.iter().enumerate().filter(|(from, _)| *from != self.rank());
+        let bytes = others.filter_map(|(_, part)| part.as_ref()).map(Payload::bytes).sum();
+        Ok((found, bytes))
     }
 
+    /// The result of `call`, which also says how many bytes it received. A rank alone communicates nothing.
     fn metered<T>(
         &self,
         collective: Collective,
@@ -245,7 +273,9 @@ impl Communicator {
     ) -> Result<T, CommError> {
         let started = Instant::now();
         let (result, bytes) = call()?;
-        self.meter.add(collective, bytes, started.elapsed());
+        if self.world_size() > 1 {
+            self.meter.add(collective, bytes, started.elapsed());
+        }
         Ok(result)
     }
 
@@ -263,7 +293,7 @@ impl Communicator {
     }
 
     fn bad_argument(&self, collective: Collective, reason: String) -> CommError {
-        let error = CommError::BadArgument { rank: self.rank(), collective, reason };
+        let error = CommError::BadArgument { rank: self.world_rank, collective, reason };
         self.abort(&error.to_string());
         error
     }

@@ -1,7 +1,8 @@
 use crate::Collective;
 use std::time::Duration;
 
-/// Why a collective did not happen. Ranks are numbered as in the world, also by a communicator that was split off.
+/// Why a collective did not happen. Ranks are numbered as in the world, also by a communicator that was split off; only the root
+/// in the name of a call is the number that the caller gave.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
     /// Another rank failed, or left before it made the call.
@@ -16,14 +17,14 @@ pub enum CommError {
         /// What became of it.
         reason: String,
     },
-    /// Some ranks did not make the call in time.
+    /// The call was not complete in time.
     #[error("{collective} on rank {rank}: no sign of rank(s) {missing:?} within {timeout:?}")]
     Timeout {
         /// The rank that reports this.
         rank: usize,
         /// The call that could not be completed.
         collective: Collective,
-        /// The ranks that did not come.
+        /// The ranks that did not come; where these wait for others themselves, those.
         missing: Vec<usize>,
         /// How long they were waited for.
         timeout: Duration,

@@ -1,0 +1,91 @@
+//! What the tests of communication share.
+#![allow(dead_code, reason = "each of them uses some of it")]
+
+use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
+use comm::{Collective, CommError, Communicator, Reduce, run_ranks};
+use std::thread;
+use std::time::Duration;
+
+/// Long enough that a test that waits for it is told from one that does not.
+pub const HANG: Duration = Duration::from_secs(60);
+
+pub const COLLECTIVES: [Collective; 8] = [
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::AllReduce,
+    Collective::Broadcast(1),
+    Collective::Gather(1),
+    Collective::Scatter(1),
+    Collective::AllToAll,
+    Collective::Barrier,
+];
+
+pub fn ranks(n: usize) -> Vec<Device> {
+    vec![Device::flex(); n]
+}
+
+/// The results of `work` on `n` ranks, which may be errors of collectives: these do not end the group.
+pub fn on_ranks<T: Send>(n: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    run_ranks(ranks(n), HANG, |comm| Ok::<_, CommError>(work(&comm))).unwrap()
+}
+
+pub fn tensor(comm: &Communicator, values: &[f32]) -> Tensor<1> {
+    Tensor::from_floats(values, comm.device())
+}
+
+/// Bits, so that equal means equal.
+pub fn bits(tensor: Result<Tensor<1>, CommError>) -> Vec<u32> {
+    tensor.unwrap().into_data().try_to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+pub fn bits_of(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+pub fn ints(comm: &Communicator, values: &[i64]) -> Tensor<1, Int> {
+    Tensor::from_data(TensorData::from(values), (comm.device(), DType::I64))
+}
+
+pub fn int_values(tensor: Tensor<1, Int>) -> Vec<i64> {
+    tensor.into_data().iter::<i64>().collect()
+}
+
+/// A collective of `len` ones.
+pub fn call(comm: &Communicator, collective: Collective, len: usize) -> Result<(), CommError> {
+    call_with(comm, collective, Tensor::ones([len], comm.device()))
+}
+
+pub fn call_with(comm: &Communicator, collective: Collective, tensor: Tensor<1>) -> Result<(), CommError> {
+    let n = comm.world_size();
+    match collective {
+        Collective::AllGather => comm.all_gather(tensor).map(drop),
+        Collective::ReduceScatter => comm.reduce_scatter(tensor).map(drop),
+        Collective::AllReduce => comm.all_reduce(tensor, Reduce::Sum).map(drop),
+        Collective::Broadcast(root) => comm.broadcast(tensor, root).map(drop),
+        Collective::Gather(root) => comm.gather(tensor, root).map(drop),
+        Collective::Scatter(root) => {
+            let parts = (comm.rank() == root).then(|| vec![tensor; n]);
+            comm.scatter(parts, root).map(drop)
+        }
+        Collective::AllToAll => {
+            let counts = vec![tensor.dims()[0] / n; n];
+            comm.all_to_all(tensor, &counts).map(drop)
+        }
+        Collective::Send(to) => comm.send(tensor, to),
+        Collective::Recv(from) => comm.recv::<Float>(from).map(drop),
+        Collective::Barrier => comm.barrier(),
+    }
+}
+
+/// Below `limit` and different for every `seed` (SplitMix64).
+pub fn noise(seed: u64, limit: u64) -> u64 {
+    let mut z = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (z ^ (z >> 31)) % limit
+}
+
+/// Keeps a rank for some microseconds, so that ranks arrive in another order each time.
+pub fn nap(seed: u64, limit: u64) {
+    thread::sleep(Duration::from_micros(noise(seed, limit)));
+}
