@@ -105,29 +105,3 @@ fn collective_of(code: u64, rank: usize) -> Option<Collective> {
         _ => return None,
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_header_is_read_as_it_was_written() {
-        let signature = |collective, len, dtype| Some(Signature { collective, len, dtype });
-        let mut headers = vec![Header::LEFT];
-        for (code, dtype) in (1..=10).zip(DTYPES) {
-            let collective = collective_of(code, if (4..=6).contains(&code) || code > 7 { 3 } else { 0 }).unwrap();
-            let collective = if code == 10 { Collective::Barrier } else { collective };
-            headers.push(Header { signature: signature(collective, None, Some(dtype)), part: None, free_group: code });
-            headers.push(Header {
-                signature: signature(collective, Some(code as usize - 1), None),
-                part: Some((0, dtype)),
-                free_group: 0,
-            });
-        }
-        for header in headers {
-            assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header));
-        }
-        assert_eq!(Header::from_bytes(&[1; 64]), None);
-        assert_eq!(Header::from_bytes(&[]), None);
-    }
-}

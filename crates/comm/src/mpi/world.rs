@@ -11,9 +11,10 @@ use std::env;
 use std::error::Error;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-/// The processes that `mpirun` has started, one rank each. MPI ends when the last of this and its communicators is dropped.
+/// The processes that `mpirun` has started, one rank each. MPI ends when this is dropped: at the end of a process, after its communicators.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
@@ -46,8 +47,11 @@ struct Failure {
     marks: Option<Transfers>,
 }
 
+/// How long [`MpiWorld`] waits at its end for its communicators to be dropped.
+const LET_GO: Duration = Duration::from_secs(10);
+
 impl MpiWorld {
-    /// Starts MPI, once in a process, on its main thread. None where `mpirun` has not started the process.
+    /// Starts MPI, once in a process, on its main thread. None: `mpirun` has not started the process.
     ///
     /// # Errors
     /// If MPI runs already, or allows no calls from several threads.
@@ -114,6 +118,20 @@ impl MpiWorld {
     /// Ends all processes at once (`MPI_Abort`); `mpirun` returns `code`.
     pub fn abort_process(&self, code: i32) -> ! {
         self.0.universe.world().abort(code)
+    }
+}
+
+impl Drop for MpiWorld {
+    /// Ends MPI, which waits for the other processes. One that panics does not, and ends them.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.abort_process(101);
+        }
+        // A thread of the rank may be about to let go of its communicator; MPI is to end here, and before the process does.
+        let start = Instant::now();
+        while Arc::strong_count(&self.0) > 1 && start.elapsed() < LET_GO {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
