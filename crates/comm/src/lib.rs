@@ -1,7 +1,8 @@
 //! Ranks and the collectives between them: [`Communicator`], the [`Engine`]s below it, and the [`Mesh`] above.
 //!
-//! A *rank* is one thread with one [`Device`](burn::tensor::Device); several ranks may share a device. Tensors go in,
-//! tensors come out; this crate knows nothing of parameters, models or training.
+//! A *rank* is one thread, or with the feature `mpi` one process that `mpirun` has started (`MpiWorld`), with one
+//! [`Device`](burn::tensor::Device); several ranks may share a device. Tensors go in, tensors come out; this crate knows nothing of
+//! parameters, models or training.
 //!
 //! ```text
 //!               rank 0   rank 1   rank 2           rank 0        rank 1        rank 2
@@ -44,6 +45,8 @@ mod error;
 mod local;
 mod mesh;
 mod meter;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod payload;
 mod ranks;
 
@@ -53,5 +56,7 @@ pub use error::CommError;
 pub use local::LocalEngine;
 pub use mesh::{Axis, Mesh, MeshShape};
 pub use meter::{Traffic, TrafficTable};
+#[cfg(feature = "mpi")]
+pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
 pub use ranks::{RankFailure, TIMEOUT, run_ranks};

@@ -47,18 +47,8 @@ where
             .map(|engine| {
                 let (work, engine) = (&work, Arc::new(engine));
                 scope.spawn(move || {
-                    let comm = Communicator::new(engine.clone());
-                    let rank = comm.rank();
-                    let failure = match catch_unwind(AssertUnwindSafe(|| work(comm.clone()))) {
-                        Ok(Ok(result)) => return Ok(result),
-                        Ok(Err(source)) => RankFailure::Failed { rank, source },
-                        Err(panic) => RankFailure::Panicked { rank, message: panic_message(&*panic) },
-                    };
-                    comm.abort(&match &failure {
-                        RankFailure::Failed { source, .. } => source.to_string(),
-                        RankFailure::Panicked { message, .. } => format!("panicked: {message}"),
-                    });
-                    Err((engine.failed_first(), failure))
+                    run_rank(Communicator::new(engine.clone()), work)
+                        .map_err(|failure| (engine.failed_first(), failure))
                 })
             })
             .collect();
@@ -73,6 +63,24 @@ where
         }
         first_failure.map_or(Ok(results), Err)
     })
+}
+
+/// Runs one rank's `work`; where it fails, the others are told.
+pub(crate) fn run_rank<T, E: Error + 'static>(
+    comm: Communicator,
+    work: impl FnOnce(Communicator) -> Result<T, E>,
+) -> Result<T, RankFailure<E>> {
+    let rank = comm.rank();
+    let failure = match catch_unwind(AssertUnwindSafe(|| work(comm.clone()))) {
+        Ok(Ok(result)) => return Ok(result),
+        Ok(Err(source)) => RankFailure::Failed { rank, source },
+        Err(panic) => RankFailure::Panicked { rank, message: panic_message(&*panic) },
+    };
+    comm.abort(&match &failure {
+        RankFailure::Failed { source, .. } => source.to_string(),
+        RankFailure::Panicked { message, .. } => format!("panicked: {message}"),
+    });
+    Err(failure)
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

@@ -2,8 +2,9 @@
 
 use crate::config::{Config, ConfigError, PRESETS, Source, TokenizerKind};
 use crate::data::Tokenizer;
+use crate::launch::Launch;
 use crate::logits::{self, LogitsArgs};
-use crate::trainer::{Outcome, human, set_vocabulary, train};
+use crate::trainer::{Outcome, human, set_vocabulary, train_launched};
 use crate::units::parameter_count;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::error::Error;
@@ -68,16 +69,20 @@ pub fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let result = match cli.command {
         Some(Command::Logits(args)) => logits::run(&args).map(|()| ExitCode::SUCCESS).map_err(Into::into),
-        None => run(cli.train),
+        None => return launch(&cli.train),
     };
-    result.unwrap_or_else(|error: Box<dyn Error>| {
-        let _ = writeln!(io::stderr(), "error: {error}");
-        ExitCode::FAILURE
-    })
+    result.unwrap_or_else(|error: Box<dyn Error>| Launch::threads().fail(&*error))
 }
 
-fn run(args: TrainArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let (config, name) = args.resolve()?;
+fn launch(args: &TrainArgs) -> ExitCode {
+    match Launch::start() {
+        Ok(launch) => run(args, &launch).unwrap_or_else(|error| launch.fail(&*error)),
+        Err(error) => Launch::threads().fail(&error),
+    }
+}
+
+fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
+    let (config, name) = args.resolve(launch.processes())?;
     let stop = Arc::new(AtomicBool::new(false));
     let handler = stop.clone();
     ctrlc::set_handler(move || {
@@ -86,8 +91,10 @@ fn run(args: TrainArgs) -> Result<ExitCode, Box<dyn Error>> {
         }
         let _ = writeln!(io::stderr(), "\nstopping after this step; press Ctrl-C again to stop at once");
     })?;
-    let outcome = train(config, &name, args.out.as_deref(), stop)?;
-    print(&outcome);
+    let outcome = train_launched(launch, config, &name, args.out.as_deref(), stop)?;
+    if launch.has_rank_0() {
+        print(&outcome);
+    }
     Ok(if outcome.stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
@@ -109,8 +116,8 @@ pub(crate) fn say(line: &str) {
 }
 
 impl TrainArgs {
-    /// The configuration, and a name for the run.
-    fn resolve(&self) -> Result<(Config, String), ConfigError> {
+    /// The configuration, and a name for the run. `processes`: as many as `mpirun` has started are the ranks.
+    fn resolve(&self, processes: Option<usize>) -> Result<(Config, String), ConfigError> {
         let (source, name) = match (&self.model, &self.config) {
             (Some(name), _) => (Source::Preset(name), name.clone()),
             (None, Some(file)) => (Source::File(file), file.file_stem().unwrap_or_default().to_string_lossy().into()),
@@ -123,6 +130,17 @@ impl TrainArgs {
         let mut config = Config::load(source, &self.set)?;
         let set = |target: &mut usize, value: Option<usize>| *target = value.unwrap_or(*target);
         set(&mut config.parallel.gpus, self.gpus);
+        if let Some(processes) = processes {
+            let asked = self.gpus.is_some() || self.set.iter().any(|set| set.starts_with("parallel.gpus"));
+            if asked && config.parallel.gpus != processes {
+                let gpus = config.parallel.gpus;
+                return Err(ConfigError::Invalid(format!(
+                    "{gpus} ranks are asked for, but mpirun has started {processes} processes, one for each rank: leave \
+                     the number of ranks out, or give `mpirun -n {gpus}`"
+                )));
+            }
+            config.parallel.gpus = processes;
+        }
         set(&mut config.train.steps, self.steps);
         config.train.seed = self.seed.unwrap_or(config.train.seed);
         self.data.iter().for_each(|data| config.data.source.clone_from(data));

@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal, Write};
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
     steps: usize,
+    silent: bool,
 }
 
 impl Progress {
@@ -14,7 +15,12 @@ impl Progress {
             let style = "{bar:30} step {pos}/{len}  {msg}  eta {eta}";
             ProgressBar::new(steps as u64).with_style(ProgressStyle::with_template(style).expect("a valid template"))
         });
-        Self { bar, steps }
+        Self { bar, steps, silent: false }
+    }
+
+    /// Of a process that another one speaks for.
+    pub fn silent() -> Self {
+        Self { bar: None, steps: 0, silent: true }
     }
 
     pub fn step(&self, m: &StepMetrics) {
@@ -34,6 +40,9 @@ impl Progress {
     /// A line that stays, written whole. A run goes on when nobody reads it any more (`train ... 2>&1 | head`); `eprintln!` would
     /// panic.
     pub fn say(&self, line: &str) {
+        if self.silent {
+            return;
+        }
         let print = || {
             let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
         };

@@ -32,6 +32,11 @@ impl RunFolder {
         Ok(folder)
     }
 
+    /// What the processes without rank 0 have: no folder, they write nothing.
+    pub(crate) fn of_rank_0() -> Self {
+        Self { path: PathBuf::new() }
+    }
+
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path

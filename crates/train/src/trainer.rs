@@ -2,6 +2,7 @@ use crate::allocator::count_for;
 use crate::config::{Config, ConfigError, ModelConfig};
 use crate::data::{self, DataError, Dataset, Tokenizer};
 use crate::device::Devices;
+use crate::launch::Launch;
 use crate::progress::Progress;
 use crate::rank::{self, Job};
 use crate::run_folder::RunFolder;
@@ -63,18 +64,30 @@ pub enum TrainError {
     Rank(#[from] Box<RankFailure<TrainError>>),
 }
 
-/// Trains as `config` says and writes into `out`, or into the first free `runs/NAME-NNN`; ends early, at a whole step, once `stop`
-/// is set.
-pub fn train(mut config: Config, name: &str, out: Option<&Path>, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
+/// Trains as `config` says, on ranks that are threads, and writes into `out`, or into the first free `runs/NAME-NNN`; ends early, at a
+/// whole step, once `stop` is set.
+pub fn train(config: Config, name: &str, out: Option<&Path>, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
+    train_launched(&Launch::threads(), config, name, out, stop)
+}
+
+/// [`train`]s the ranks of this process.
+pub(crate) fn train_launched(
+    launch: &Launch,
+    mut config: Config,
+    name: &str,
+    out: Option<&Path>,
+    stop: Arc<AtomicBool>,
+) -> Result<Outcome, TrainError> {
     config.validate()?;
-    let devices = Devices::new(&config.train.device, config.parallel.gpus).map_err(TrainError::Device)?;
+    let ranks_here = launch.ranks_here(config.parallel.gpus);
+    let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
     let corpus = data::load(&config.data.source)?;
     let tokenizer = Tokenizer::new(config.data.tokenizer, &corpus.text);
     let dataset = Dataset::new(tokenizer.encode(&corpus.text)?, config.train.seq_len)?;
     set_vocabulary(&mut config, &tokenizer)?;
-    let folder = RunFolder::create(out, name, &config)?;
+    let folder = if launch.has_rank_0() { RunFolder::create(out, name, &config)? } else { RunFolder::of_rank_0() };
 
-    let progress = Progress::new(config.train.steps);
+    let progress = if launch.has_rank_0() { Progress::new(config.train.steps) } else { Progress::silent() };
     progress.say(&format!(
         "{name}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
         human(parameter_count(&config)),
@@ -87,8 +100,8 @@ pub fn train(mut config: Config, name: &str, out: Option<&Path>, stop: Arc<Atomi
     progress.say(&format!("writing {}", folder.path().display()));
 
     let job = Job { config, dataset, tokenizer, folder, progress, stop };
-    let threads = threads_per_rank(devices.of_rank.len());
-    let outcomes = comm::run_ranks(devices.of_rank, comm::TIMEOUT, |comm| {
+    let threads = threads_per_rank(ranks_here);
+    let outcomes = launch.run_ranks(devices, |comm| {
         // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
         let counter: &'static AtomicIsize = Box::leak(Box::default()); // as long as its threads, of which nobody knows the end
         let pool =
@@ -102,7 +115,7 @@ pub fn train(mut config: Config, name: &str, out: Option<&Path>, stop: Arc<Atomi
         RankFailure::Failed { source, .. } if job.config.parallel.gpus == 1 => source,
         failure => TrainError::Rank(Box::new(failure)),
     })?;
-    Ok(outcomes.into_iter().next().expect("there is a rank 0"))
+    Ok(outcomes.into_iter().next().expect("there is a rank"))
 }
 
 /// The CPU's cores shared out, at least one a rank.

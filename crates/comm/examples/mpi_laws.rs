@@ -1,0 +1,212 @@
+//! What the laws of this crate say, checked on processes: `mpirun -n 4 mpi_laws LAW` fails where the law does not hold. Ranks that are
+//! threads say what is right. `tests/mpi/run.sh` runs all of them.
+
+use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
+use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, run_ranks};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+type Law = fn(&Communicator) -> Result<(), CommError>;
+
+const LAWS: [(&str, Law, Duration); 6] = [
+    ("collectives", collectives, PATIENCE),
+    ("mismatch", mismatch, PATIENCE),
+    ("abort", abort, PATIENCE),
+    ("leave", leave, PATIENCE),
+    ("timeout", timeout, SHORT),
+    ("panic", panics, PATIENCE),
+];
+
+/// Long enough that a law that waits for it is told from one that does not.
+const PATIENCE: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(300);
+
+/// The rank that fails, leaves or is late.
+const GUILTY: usize = 2;
+
+fn main() -> ExitCode {
+    let name = std::env::args().nth(1).unwrap_or_default();
+    let Some((_, law, timeout)) = LAWS.into_iter().find(|(known, ..)| *known == name) else {
+        eprintln!("usage: mpirun -n 4 mpi_laws {}", LAWS.map(|(name, ..)| name).join("|"));
+        return ExitCode::FAILURE;
+    };
+    let world = match MpiWorld::start() {
+        Ok(Some(world)) if world.world_size() > GUILTY => world,
+        Ok(_) => {
+            eprintln!("start this with mpirun, on {} processes or more", GUILTY + 1);
+            return ExitCode::FAILURE;
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if let Err(failure) = world.run(Device::flex(), timeout, |comm| law(&comm)) {
+        eprintln!("{failure}");
+        world.abort_process(1);
+    }
+    if world.rank() == 0 {
+        println!("{name} holds on {} processes", world.world_size());
+    }
+    ExitCode::SUCCESS
+}
+
+/// Every collective gives on processes, bit by bit, what it gives on threads: for all dtypes and for short and long tensors, and in
+/// groups that are split off.
+fn collectives(comm: &Communicator) -> Result<(), CommError> {
+    let (rank, n) = (comm.rank(), comm.world_size());
+    let work = |comm: &Communicator| -> Result<Vec<TensorData>, CommError> {
+        let mut results = vec![];
+        for len in [0, 1, 3, 5_000, 40_000] {
+            for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+                results.extend(every::<Float>(comm, |len, seed| floats(len, seed).cast(dtype), len)?);
+            }
+            for dtype in [DType::I64, DType::I32, DType::I8, DType::U8] {
+                results.extend(every::<Int>(comm, |len, seed| floats(len, seed).abs().int().cast(dtype), len)?);
+            }
+        }
+        let parity = comm.split(comm.rank() % 2)?;
+        let alone = parity.split(parity.rank())?;
+        for group in [&parity, &alone, comm] {
+            results.extend(every::<Float>(group, floats, 7)?);
+        }
+        Ok(results)
+    };
+    let found = work(comm)?;
+    let expected = run_ranks(vec![Device::flex(); n], PATIENCE, |comm| work(&comm)).expect("threads do");
+    assert_eq!(found.len(), expected[rank].len());
+    for (i, (found, expected)) in found.iter().zip(&expected[rank]).enumerate() {
+        assert_eq!((found.dtype(), found.shape()), (expected.dtype(), expected.shape()), "result {i} on rank {rank}");
+        assert!(found.as_bytes() == expected.as_bytes(), "result {i} on rank {rank} has other bits");
+    }
+    in_step(comm)
+}
+
+/// The results of every collective on tensors of about `len` elements.
+fn every<K: Kind>(
+    comm: &Communicator,
+    tensor: impl Fn(usize, usize) -> Tensor<1, K>,
+    len: usize,
+) -> Result<Vec<TensorData>, CommError> {
+    let (rank, n) = (comm.rank(), comm.world_size());
+    let root = n - 1;
+    let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
+    let mut results = vec![
+        comm.all_gather(tensor(len, rank))?,
+        comm.reduce_scatter(tensor(n * len, rank))?,
+        comm.broadcast(tensor(len, rank), root)?,
+        comm.all_reduce(tensor(len, rank), Reduce::Sum)?,
+        comm.all_reduce(tensor(len, rank), Reduce::Mean)?,
+        comm.all_reduce(tensor(len, rank), Reduce::Max)?,
+        comm.scatter((rank == root).then(|| (0..n).map(|to| tensor(len + to, to)).collect()), root)?,
+    ];
+    results.extend(comm.gather(tensor(len + rank, rank), root)?);
+    let counts: Vec<usize> = (0..n).map(|to| len + to * rank).collect();
+    let (rows, counts) = comm.all_to_all(tensor(counts.iter().sum(), rank), &counts)?;
+    results.push(rows);
+    comm.barrier()?;
+    // Two to the next rank before one from the previous: a send may not wait for its receiver.
+    comm.send(tensor(len, rank), next)?;
+    comm.send(tensor(len + 1, rank), next)?;
+    results.extend([comm.recv(previous)?, comm.recv(previous)?]);
+    let counts: Vec<i64> = counts.iter().map(|count| *count as i64).collect();
+    let data = results.into_iter().map(Tensor::into_data);
+    Ok(data.chain([TensorData::new(counts, [n])]).collect())
+}
+
+/// Different for every element and seed, with all bits of a mantissa in use.
+fn floats(len: usize, seed: usize) -> Tensor<1> {
+    let values = (0..len).map(|i| ((i * 7919 + seed * 104_729) % 9973) as f32 / 99.7 - 31.4);
+    Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), [len]), &Device::flex())
+}
+
+/// Rounds stay apart, whoever is late.
+fn in_step(comm: &Communicator) -> Result<(), CommError> {
+    let (rank, n) = (comm.rank(), comm.world_size());
+    for round in 0..400 {
+        if (round * 7 + rank * 5) % 11 == 0 {
+            thread::sleep(Duration::from_micros(300));
+        }
+        let mine = Tensor::<1>::from_floats([rank as f32, round as f32], comm.device());
+        let sum = comm.all_reduce(mine, Reduce::Sum)?.into_data().try_to_vec::<f32>().unwrap();
+        assert_eq!(sum, [(0..n).sum::<usize>() as f32, (n * round) as f32], "round {round} on rank {rank}");
+    }
+    Ok(())
+}
+
+/// Calls that do not match are one error on every rank, and the ranks can go on.
+fn mismatch(comm: &Communicator) -> Result<(), CommError> {
+    let guilty = comm.rank() == GUILTY;
+    let ones = |len| Tensor::<1>::ones([len], comm.device());
+    let found = [
+        comm.all_gather(ones(if guilty { 3 } else { 2 })).map(drop),
+        comm.all_gather(ones(2).cast(if guilty { DType::F64 } else { DType::F32 })).map(drop),
+        comm.broadcast(ones(1), if guilty { 1 } else { 0 }).map(drop),
+        if guilty { comm.barrier() } else { comm.reduce_scatter(ones(12)).map(drop) },
+    ];
+    let expected = [
+        ("all_gather of [2] F32", "all_gather of [3] F32"),
+        ("all_gather of [2] F32", "all_gather of [2] F64"),
+        ("broadcast from rank 0 of [1] F32", "broadcast from rank 1 of [1] F32"),
+        ("reduce_scatter of [12] F32", "barrier"),
+    ];
+    for (found, (first, other)) in found.into_iter().zip(expected) {
+        assert_eq!(found, Err(CommError::Mismatch { first: first.into(), other_rank: GUILTY, other: other.into() }));
+    }
+    in_step(comm)
+}
+
+/// A rank that fails is named to all others: to those that wait for it, and to those that wait in a group that it is not in.
+fn abort(comm: &Communicator) -> Result<(), CommError> {
+    let (rank, started) = (comm.rank(), Instant::now());
+    let group = comm.split(usize::from(rank == GUILTY || rank == 0))?;
+    if rank == GUILTY {
+        comm.abort("out of paper");
+    }
+    // Rank 1 waits in a group without the guilty for rank 3, which never comes.
+    let found = if rank == 3 { comm.recv::<Float>(GUILTY).map(drop) } else { group.barrier() };
+    let collective = if rank == 3 { Collective::Recv(GUILTY) } else { Collective::Barrier };
+    let reason = "failed: out of paper".to_string();
+    assert_eq!(found, Err(CommError::RankFailed { rank, collective, failed: GUILTY, reason }));
+    assert!(started.elapsed() < PATIENCE / 4, "waited {:?}", started.elapsed());
+    Ok(())
+}
+
+/// A rank that leaves is named to those that still need it.
+fn leave(comm: &Communicator) -> Result<(), CommError> {
+    let (rank, started) = (comm.rank(), Instant::now());
+    comm.barrier()?;
+    if rank == GUILTY {
+        return Ok(());
+    }
+    let found = comm.barrier();
+    let (collective, reason) = (Collective::Barrier, "left before the call was complete".to_string());
+    assert_eq!(found, Err(CommError::RankFailed { rank, collective, failed: GUILTY, reason }));
+    assert!(started.elapsed() < PATIENCE / 4, "waited {:?}", started.elapsed());
+    Ok(())
+}
+
+/// A rank that is late is named to the others, and learns of it.
+fn timeout(comm: &Communicator) -> Result<(), CommError> {
+    let rank = comm.rank();
+    comm.barrier()?;
+    if rank == GUILTY {
+        thread::sleep(SHORT * 4);
+    }
+    let error = comm.all_gather(Tensor::<1>::ones([1], comm.device())).unwrap_err();
+    let (collective, missing) = (Collective::AllGather, vec![GUILTY]);
+    let reason = format!("did not enter all_gather within {SHORT:?}");
+    let named = CommError::RankFailed { rank, collective, failed: GUILTY, reason };
+    let waited = CommError::Timeout { rank, collective, missing, timeout: SHORT };
+    assert!(error == named || (rank != GUILTY && error == waited), "{error}");
+    Ok(())
+}
+
+/// Fails: a rank panics, and the others wait for it.
+fn panics(comm: &Communicator) -> Result<(), CommError> {
+    if comm.rank() == GUILTY {
+        panic!("out of ink");
+    }
+    comm.barrier()
+}

@@ -1,0 +1,310 @@
+//! The engine whose ranks are processes, on one machine or several: feature `mpi`.
+//!
+//! All of it is made of messages that nobody blocks on, because MPI's own collectives wait for ever where a rank is missing. A call is
+//! two stages: each rank tells each other one in a [`Header`] what it calls and what it will send; if all call the same, the parts
+//! follow.
+//!
+//! ```text
+//! rank 0  header to 1, 2 | headers from 1, 2: agree? | part to 1, 2 | parts from 1, 2
+//! rank 1  header to 0, 2 | headers from 0, 2: agree? | part to 0, 2 | parts from 0, 2
+//! ```
+//!
+//! Every rank sees the same headers, so all come to the same error where they disagree. Messages between two ranks with one tag arrive
+//! in the order of sending, which keeps rounds apart; groups that are split off have tags of their own. A wait looks for a third kind
+//! of message too, the mark of a rank that has failed.
+
+mod header;
+mod transfers;
+mod world;
+
+pub use world::MpiWorld;
+
+use crate::{Collective, CommError, Engine, Payload, Signature};
+use burn::tensor::{Bytes, DType, Device, TensorData};
+use header::Header;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+use transfers::Transfers;
+use world::World;
+
+/// The tag of a failed rank's mark: eight bytes of its number, and the reason.
+const ABORT: i32 = 0;
+
+/// What a group's messages are; each kind has a tag.
+#[derive(Clone, Copy)]
+enum Tag {
+    Header = 1,
+    Part = 2,
+    MailHeader = 3,
+    Mail = 4,
+}
+
+/// MPI promises tags up to 32767.
+const MAX_GROUPS: u64 = 32767 / 4;
+
+/// A rank that is a process started by `mpirun`; made by [`MpiWorld`].
+///
+/// Dropping it tells the others that the rank has left: a call that still needs it fails at once, instead of at the timeout.
+pub struct MpiEngine {
+    /// This rank's number in the group.
+    rank: usize,
+    group: u64,
+    /// The group's ranks, by their numbers in the world.
+    members: Vec<usize>,
+    device: Device,
+    timeout: Duration,
+    /// Sent, and perhaps not yet received.
+    outbox: Mutex<Vec<Transfers>>,
+    world: Arc<World>,
+}
+
+/// What a look at the messages has found.
+enum Step<T> {
+    Done(T),
+    /// Ranks that are still waited for, numbered as in the world.
+    Missing(Vec<usize>),
+    /// A rank that is needed and will not come, for this reason.
+    Lost(usize, &'static str),
+}
+
+impl MpiEngine {
+    fn new(group: u64, members: Vec<usize>, device: Device, timeout: Duration, world: Arc<World>) -> Self {
+        let rank = members.iter().position(|rank| *rank == world.rank).expect("this rank is a member");
+        Self { rank, group, members, device, timeout, outbox: Mutex::default(), world }
+    }
+
+    fn tag(&self, tag: Tag) -> i32 {
+        (self.group * 4) as i32 + tag as i32
+    }
+
+    /// The other ranks' numbers, in the group and in the world.
+    fn others(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.members.iter().copied().enumerate().filter(|(rank, _)| *rank != self.rank)
+    }
+
+    /// The first stage of a call: what each rank says that it calls and gives to this one, in rank order. `parts`: what this one gives.
+    fn meet(&self, signature: &Signature, parts: &[Option<Payload>]) -> Result<Vec<Header>, CommError> {
+        let collective = signature.collective;
+        self.check_failure(collective)?;
+        let free_group = self.world.free_group.load(Ordering::Relaxed);
+        let header = |rank: usize| Header {
+            signature: Some(signature.clone()),
+            part: parts.get(rank).and_then(Option::as_ref).map(|part| (part.len(), part.dtype())),
+            free_group,
+        };
+        let mut sending = Transfers::default();
+        for (rank, world_rank) in self.others() {
+            sending.send(header(rank).to_bytes(), [world_rank], self.tag(Tag::Header));
+        }
+        let mut found = vec![None; self.members.len()];
+        found[self.rank] = Some(header(self.rank));
+        self.wait(collective, || {
+            let mut missing = Vec::new();
+            for (rank, world_rank) in self.others() {
+                if found[rank].is_none() {
+                    match self.world.receive_header(world_rank, self.tag(Tag::Header)) {
+                        Some(Some(header)) => found[rank] = Some(header),
+                        Some(None) => return Step::Lost(world_rank, NOT_A_HEADER),
+                        None => missing.push(world_rank),
+                    }
+                }
+                if found[rank].as_ref().is_some_and(|header| header.signature.is_none()) {
+                    return Step::Lost(world_rank, LEFT);
+                }
+            }
+            let done = sending.done();
+            missing.extend(sending.waiting_for());
+            if done && missing.is_empty() { Step::Done(()) } else { Step::Missing(missing) }
+        })?;
+        let headers: Vec<Header> = found.into_iter().flatten().collect();
+        let signatures: Vec<_> = headers.iter().filter_map(|header| header.signature.clone()).collect();
+        Signature::agree(&signatures)?;
+        Ok(headers)
+    }
+
+    /// Waits for messages, and returns those received.
+    fn finish(&self, collective: Collective, mut transfers: Transfers) -> Result<Vec<Bytes>, CommError> {
+        self.wait(collective, || match transfers.done() {
+            true => Step::Done(()),
+            false => Step::Missing(transfers.waiting_for().collect()),
+        })?;
+        Ok(transfers.into_received())
+    }
+
+    /// Looks at the messages until that is done, a rank has failed, or the time is up.
+    fn wait<T>(&self, collective: Collective, mut look: impl FnMut() -> Step<T>) -> Result<T, CommError> {
+        let (start, timeout) = (Instant::now(), self.timeout);
+        for looks in 0u32.. {
+            let step = look();
+            if let Step::Done(result) = step {
+                return Ok(result);
+            }
+            self.check_failure(collective)?; // a rank that has failed says why before it leaves
+            match step {
+                Step::Lost(rank, reason) => self.world.fail(rank, reason.into()),
+                Step::Missing(missing) if start.elapsed() >= timeout => {
+                    self.world.fail(missing[0], format!("did not enter {collective} within {timeout:?}"));
+                    return Err(CommError::Timeout { rank: self.world.rank, collective, missing, timeout });
+                }
+                _ if looks < SPINS => thread::yield_now(),
+                _ => thread::sleep(NAP),
+            }
+        }
+        unreachable!("the time is up before")
+    }
+
+    /// An error if the world has failed.
+    fn check_failure(&self, collective: Collective) -> Result<(), CommError> {
+        match self.world.failure() {
+            Some((failed, reason)) => Err(CommError::RankFailed { rank: self.world.rank, collective, failed, reason }),
+            None => Ok(()),
+        }
+    }
+
+    fn payload(&self, bytes: Bytes, len: usize, dtype: DType) -> Payload {
+        Payload::from_data(TensorData::from_bytes(bytes, [len], dtype), &self.device)
+    }
+}
+
+/// Why a rank is lost.
+const LEFT: &str = "left before the call was complete";
+const NOT_A_HEADER: &str = "sent what is no header: do all processes run the same build?";
+
+/// A wait first gives way to other processes, for what comes soon; then it sleeps, for where there are fewer cores than processes.
+const SPINS: u32 = 200;
+const NAP: Duration = Duration::from_micros(50);
+
+/// Memory for `len` elements, aligned for them, so that a tensor can be made of it without a copy.
+fn buffer(len: usize, dtype: DType) -> Bytes {
+    match dtype.size() {
+        1 => Bytes::from_elems(vec![0u8; len]),
+        2 => Bytes::from_elems(vec![0u16; len]),
+        4 => Bytes::from_elems(vec![0u32; len]),
+        _ => Bytes::from_elems(vec![0u64; len]),
+    }
+}
+
+fn bytes_of(payload: Payload) -> Bytes {
+    payload.into_data().into_bytes()
+}
+
+impl Engine for MpiEngine {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.members.len()
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn exchange(
+        &self,
+        signature: &Signature,
+        mut parts: Vec<Option<Payload>>,
+    ) -> Result<Vec<Option<Payload>>, CommError> {
+        let headers = self.meet(signature, &parts)?;
+        let (mut transfers, tag) = (Transfers::default(), self.tag(Tag::Part));
+        for (rank, world_rank) in self.others() {
+            if let Some((len, dtype)) = headers[rank].part {
+                transfers.receive(buffer(len, dtype), [(world_rank, 0..len * dtype.size())], tag);
+            }
+        }
+        for (rank, world_rank) in self.others() {
+            if let Some(part) = parts[rank].take() {
+                transfers.send(bytes_of(part), [world_rank], tag);
+            }
+        }
+        let mut received = self.finish(signature.collective, transfers)?.into_iter();
+        for (rank, _) in self.others() {
+            parts[rank] = headers[rank]
+                .part
+                .map(|(len, dtype)| self.payload(received.next().expect("one for each part"), len, dtype));
+        }
+        Ok(parts)
+    }
+
+    /// Every shard arrives where it belongs in the whole.
+    fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
+        self.meet(signature, &[])?;
+        let (n, len, dtype, size) = (self.members.len(), shard.len(), shard.dtype(), shard.bytes());
+        let (mut full, own) = (buffer(n * len, dtype), bytes_of(shard));
+        full[self.rank * size..(self.rank + 1) * size].copy_from_slice(&own);
+        let (mut transfers, tag) = (Transfers::default(), self.tag(Tag::Part));
+        transfers.receive(full, self.others().map(|(rank, from)| (from, rank * size..(rank + 1) * size)), tag);
+        transfers.send(own, self.others().map(|(_, to)| to), tag);
+        let full = self.finish(signature.collective, transfers)?.remove(0);
+        Ok(self.payload(full, n * len, dtype))
+    }
+
+    /// Returns at once; the tensor is kept until it is received.
+    fn send(&self, payload: Payload, to: usize) -> Result<(), CommError> {
+        let collective = Collective::Send(to);
+        self.check_failure(collective)?;
+        let signature = Some(Signature { collective, len: None, dtype: None });
+        let header = Header { signature, part: Some((payload.len(), payload.dtype())), free_group: 0 };
+        let mut mail = Transfers::default();
+        mail.send(header.to_bytes(), [self.members[to]], self.tag(Tag::MailHeader));
+        mail.send(bytes_of(payload), [self.members[to]], self.tag(Tag::Mail));
+        let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
+        outbox.retain_mut(|mail| !mail.done());
+        outbox.push(mail);
+        Ok(())
+    }
+
+    fn recv(&self, from: usize) -> Result<Payload, CommError> {
+        let (collective, world_rank) = (Collective::Recv(from), self.members[from]);
+        self.check_failure(collective)?;
+        let (len, dtype) =
+            self.wait(collective, || match self.world.receive_header(world_rank, self.tag(Tag::MailHeader)) {
+                Some(Some(Header { part: Some(part), .. })) => Step::Done(part),
+                Some(Some(_)) => Step::Lost(world_rank, LEFT),
+                Some(None) => Step::Lost(world_rank, NOT_A_HEADER),
+                None => Step::Missing(vec![world_rank]),
+            })?;
+        let mut transfers = Transfers::default();
+        transfers.receive(buffer(len, dtype), [(world_rank, 0..len * dtype.size())], self.tag(Tag::Mail));
+        let bytes = self.finish(collective, transfers)?.remove(0);
+        Ok(self.payload(bytes, len, dtype))
+    }
+
+    /// The new groups share the first number that is free on all ranks: they are disjoint, so no two ranks have it in common twice.
+    fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
+        let headers = self.meet(&Signature { collective: Collective::Barrier, len: None, dtype: None }, &[])?;
+        let group = headers.iter().map(|header| header.free_group).max().expect("a group has ranks");
+        if group >= MAX_GROUPS {
+            return Err(CommError::Engine(format!("MPI has no tags for more than {MAX_GROUPS} groups of ranks")));
+        }
+        self.world.free_group.fetch_max(group + 1, Ordering::Relaxed);
+        let members = members.iter().map(|rank| self.members[*rank]).collect();
+        Ok(Arc::new(Self::new(group, members, self.device.clone(), self.timeout, self.world.clone())))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.world.fail(self.world.rank, format!("failed: {reason}"));
+    }
+}
+
+impl Drop for MpiEngine {
+    /// Waits for what was sent to be received, as long as for any call.
+    fn drop(&mut self) {
+        let outbox = std::mem::take(self.outbox.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for mail in outbox {
+            let to = mail.waiting_for().next().unwrap_or_default();
+            let _ = self.finish(Collective::Send(to), mail); // a failure shows in the next call of another engine
+        }
+        if self.world.failure().is_some() {
+            return;
+        }
+        let mut marks = Transfers::default();
+        for tag in [Tag::Header, Tag::MailHeader] {
+            marks.send(Header::LEFT.to_bytes(), self.others().map(|(_, to)| to), self.tag(tag));
+        }
+        marks.done(); // that short, they are gone; if they are not, dropping the rest only leaks 64 bytes
+    }
+}

@@ -1,0 +1,183 @@
+use super::transfers::Transfers;
+use super::{ABORT, Header};
+use crate::ranks::run_rank;
+use crate::{CommError, Communicator, MpiEngine, RankFailure};
+use ::mpi::environment::Universe;
+use ::mpi::point_to_point::{Message, Status};
+use ::mpi::traits::{Communicator as _, MatchedReceiveVec, Source};
+use ::mpi::{Rank, Threading};
+use burn::tensor::{Bytes, Device};
+use std::env;
+use std::error::Error;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The processes that `mpirun` has started, one rank each. MPI ends when this is dropped: at the end of a process, after its communicators.
+///
+/// ```no_run
+/// use burn::tensor::Device;
+///
+/// let Some(world) = comm::MpiWorld::start()? else { return Ok(()) }; // not started by mpirun
+/// let result = world.run(Device::flex(), comm::TIMEOUT, |comm| comm.barrier());
+/// if let Err(failure) = result {
+///     eprintln!("{failure}");
+///     world.abort_process(1); // a process that just returned would leave the others waiting
+/// }
+/// # Ok::<(), comm::CommError>(())
+/// ```
+pub struct MpiWorld(Arc<World>);
+
+/// What all engines of a process share.
+pub(super) struct World {
+    universe: Universe,
+    pub rank: usize,
+    pub size: usize,
+    /// The first number that no group has, as far as this rank knows.
+    pub free_group: AtomicU64,
+    failure: Mutex<Option<Failure>>,
+}
+
+/// The first failure that this rank knows of: it ends the world. Ranks are numbered as in the world.
+struct Failure {
+    failed: usize,
+    reason: String,
+    /// The marks that tell the others, where this rank was the first to notice.
+    marks: Option<Transfers>,
+}
+
+/// How long [`MpiWorld`] waits at its end for its communicators to be dropped.
+const LET_GO: Duration = Duration::from_secs(10);
+
+impl MpiWorld {
+    /// Starts MPI, once in a process, on its main thread. None: `mpirun` has not started the process.
+    ///
+    /// # Errors
+    /// If MPI runs already, or allows no calls from several threads.
+    pub fn start() -> Result<Option<Self>, CommError> {
+        if !["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"].iter().any(|name| env::var_os(name).is_some()) {
+            return Ok(None);
+        }
+        let Some((universe, threading)) = ::mpi::initialize_with_threading(Threading::Multiple) else {
+            return Err(CommError::Engine("MPI has been started in this process before".into()));
+        };
+        if threading != Threading::Multiple {
+            let need = "Kiln's ranks communicate while they compute: build MPI with MPI_THREAD_MULTIPLE";
+            return Err(CommError::Engine(format!("this MPI provides only Threading::{threading:?}: {need}")));
+        }
+        let (rank, size) = (universe.world().rank() as usize, universe.world().size() as usize);
+        let (free_group, failure) = (AtomicU64::new(1), Mutex::default());
+        Ok(Some(Self(Arc::new(World { universe, rank, size, free_group, failure }))))
+    }
+
+    /// This process' rank.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// How many processes there are.
+    pub fn world_size(&self) -> usize {
+        self.0.size
+    }
+
+    /// This process' number among those of its machine, and how many they are. Where `mpirun` does not say, all are on one machine.
+    pub fn local_rank(&self) -> (usize, usize) {
+        let number = |name| env::var(name).ok()?.parse().ok();
+        let (rank, size) = (number("OMPI_COMM_WORLD_LOCAL_RANK"), number("OMPI_COMM_WORLD_LOCAL_SIZE"));
+        rank.zip(size).unwrap_or((self.rank(), self.world_size()))
+    }
+
+    /// This rank's collectives with all other processes, waiting at most `timeout` for them. Made once: a second one would take
+    /// the first one's messages.
+    pub fn communicator(&self, device: Device, timeout: Duration) -> Communicator {
+        let members = (0..self.0.size).collect();
+        Communicator::new(Arc::new(MpiEngine::new(0, members, device, timeout, self.0.clone())))
+    }
+
+    /// Runs `work` as this process' rank; like [`run_ranks`](crate::run_ranks), which runs all ranks as threads.
+    ///
+    /// # Errors
+    /// When this rank returns an error or panics. The others are told, but wait in MPI for this process to end, which
+    /// [`abort_process`](Self::abort_process) spares them.
+    pub fn run<T, E: Error + 'static>(
+        &self,
+        device: Device,
+        timeout: Duration,
+        work: impl FnOnce(Communicator) -> Result<T, E>,
+    ) -> Result<T, RankFailure<E>> {
+        run_rank(self.communicator(device, timeout), work)
+    }
+
+    /// Whether another rank has failed, and this one, if it did, in consequence only.
+    pub fn another_failed_first(&self) -> bool {
+        self.0.poll_marks();
+        self.0.lock().as_ref().is_some_and(|failure| failure.marks.is_none())
+    }
+
+    /// Ends all processes at once (`MPI_Abort`); `mpirun` returns `code`.
+    pub fn abort_process(&self, code: i32) -> ! {
+        self.0.universe.world().abort(code)
+    }
+}
+
+impl Drop for MpiWorld {
+    /// Ends MPI, which waits for the other processes. One that panics does not, and ends them.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.abort_process(101);
+        }
+        // A thread of the rank may be about to let go of its communicator; MPI is to end here, and before the process does.
+        let start = Instant::now();
+        while Arc::strong_count(&self.0) > 1 && start.elapsed() < LET_GO {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl World {
+    /// The header that a rank has sent next with a tag, if it is there; None in the second place if it is none.
+    pub fn receive_header(&self, from: usize, tag: i32) -> Option<Option<Header>> {
+        let message = self.universe.world().process_at_rank(from as Rank).immediate_matched_probe_with_tag(tag)?;
+        Some(Header::from_bytes(&receive(message)))
+    }
+
+    /// Ends the world, unless it has ended, and tells the other ranks.
+    pub fn fail(&self, failed: usize, reason: String) {
+        self.poll_marks();
+        self.lock().get_or_insert_with(|| {
+            let mut mark = (failed as u64).to_ne_bytes().to_vec();
+            mark.extend(reason.bytes().take(MAX_REASON));
+            let mut marks = Transfers::default();
+            marks.send(Bytes::from_elems(mark), (0..self.size).filter(|rank| *rank != self.rank), ABORT);
+            Failure { failed, reason, marks: Some(marks) }
+        });
+    }
+
+    /// The rank that has ended the world and why, if one has.
+    pub fn failure(&self) -> Option<(usize, String)> {
+        self.poll_marks();
+        self.lock().as_ref().map(|failure| (failure.failed, failure.reason.clone()))
+    }
+
+    /// Takes in what other ranks have told of failures.
+    fn poll_marks(&self) {
+        while let Some(message) = self.universe.world().any_process().immediate_matched_probe_with_tag(ABORT) {
+            let mark = receive(message);
+            let Some((failed, reason)) = mark.split_first_chunk() else { continue };
+            let (failed, reason) = (u64::from_ne_bytes(*failed) as usize, String::from_utf8_lossy(reason).into_owned());
+            self.lock().get_or_insert(Failure { failed, reason, marks: None });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Failure>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes of a reason: short messages are sent without waiting for the receiver.
+const MAX_REASON: usize = 1024;
+
+fn receive(message: (Message, Status)) -> Vec<u8> {
+    message.matched_receive_vec::<u8>().0
+}

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# Ranks that are processes started by Open MPI's mpirun, on this machine:
+#
+#   bash tests/mpi/run.sh
+#
+# * The collectives keep their laws: crates/comm/examples/mpi_laws.rs.
+# * Four processes have the losses of four threads, to the last digit.
+# * A process that panics or is killed ends all others within ten seconds, with its rank's number in the output.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+cargo build --workspace --features mpi --bin train --example mpi_laws
+bin=${CARGO_TARGET_DIR:-target}/debug
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+
+# More processes than cores, and perhaps in a container: as root, and without the right to read each other's memory.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+mpirun=(mpirun --oversubscribe --bind-to none -n 4)
+short=(--set train.sample_tokens=0 --set train.val_batches=1)
+seconds_to_end=10
+killed=2
+
+fail() {
+    printf 'FAILED: %s\n' "$*" >&2
+    exit 1
+}
+
+# now: milliseconds.
+now() { date +%s%3N; }
+
+laws() {
+    local law
+    for law in collectives mismatch abort leave timeout; do
+        timeout 300 "${mpirun[@]}" "$bin/examples/mpi_laws" "$law" || fail "the law of $law"
+    done
+}
+
+# losses FOLDER: the metrics without what is measured in time.
+losses() { sed -E 's/,"(tokens_per_second|step_seconds)":[^,}]*//g' "$1/metrics.jsonl"; }
+
+same_losses() {
+    local model=$1 steps=$2 folder
+    timeout 600 "$bin/train" --model "$model" --steps "$steps" "${short[@]}" --gpus 4 --out "$out/$model-threads"
+    timeout 600 "${mpirun[@]}" "$bin/train" --model "$model" --steps "$steps" "${short[@]}" --out "$out/$model-mpi"
+    [[ $(losses "$out/$model-mpi" | wc -l) == $((steps + 1)) ]] || fail "$model: not a line a step and one of validation"
+    diff <(losses "$out/$model-threads") <(losses "$out/$model-mpi") || fail "$model: processes and threads differ"
+    folder=$(find "$out" -mindepth 1 -maxdepth 1 -name "$model*" | wc -l)
+    [[ $folder == 2 ]] || fail "$model: $folder run folders instead of 2"
+    echo "$model: four processes have the losses of four threads"
+}
+
+# ended_for CODE LOG WHAT: a run that failed returned a code, and said which rank failed.
+ended_for() {
+    local code=$1 log=$2 what=$3
+    [[ $code != 0 ]] || fail "$what: mpirun returned 0"
+    grep -q "rank $killed\b" "$log" || { cat "$log"; fail "$what: the output names no rank $killed"; }
+}
+
+a_wrong_number_of_ranks() {
+    local code=0
+    "${mpirun[@]}" "$bin/train" --model gpt2 --gpus 3 --out "$out/wrong" >"$out/wrong.log" 2>&1 || code=$?
+    [[ $code != 0 && ! -e $out/wrong ]] || fail "--gpus 3 on 4 processes returned $code"
+    grep -q "3 ranks are asked for, but mpirun has started 4 processes" "$out/wrong.log" || fail "$(cat "$out/wrong.log")"
+    echo "--gpus 3 on 4 processes is an error"
+}
+
+a_panic() {
+    local code=0 start
+    start=$(now)
+    timeout 60 "${mpirun[@]}" "$bin/examples/mpi_laws" panic >"$out/panic.log" 2>&1 || code=$?
+    (($(now) - start < seconds_to_end * 1000)) || fail "a panic: all ended after $(($(now) - start)) ms only"
+    ended_for "$code" "$out/panic.log" "a panic"
+    echo "a panic of rank $killed: code $code, all ended after $(($(now) - start)) ms, starting included"
+}
+
+# rank_of PID: empty where the process is gone or no rank.
+rank_of() { tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p' || true; }
+
+a_kill() {
+    local code=0 job pids pid start took victim=
+    "${mpirun[@]}" "$bin/train" --model deepseek --steps 100000 --out "$out/killed" >"$out/killed.log" 2>&1 &
+    job=$!
+    for _ in {1..600}; do
+        [[ -s $out/killed/metrics.jsonl ]] && break
+        kill -0 "$job" 2>/dev/null || { cat "$out/killed.log"; fail "the run to be killed ended by itself"; }
+        sleep 0.2
+    done
+    pids=$(pgrep -P "$job")
+    [[ $(wc -w <<<"$pids") == 4 ]] || fail "there are $(wc -w <<<"$pids") processes instead of 4"
+    for pid in $pids; do
+        [[ $(rank_of "$pid") != "$killed" ]] || victim=$pid
+    done
+    start=$(now)
+    kill -KILL "$victim"
+    wait "$job" || code=$?
+    for pid in $pids; do
+        while kill -0 "$pid" 2>/dev/null; do
+            (($(now) - start < seconds_to_end * 1000)) || fail "process $pid is still there after $seconds_to_end s"
+            sleep 0.05
+        done
+    done
+    took=$(($(now) - start))
+    ((took < seconds_to_end * 1000)) || fail "a kill: all ended after $took ms only"
+    ended_for "$code" "$out/killed.log" "a kill"
+    echo "SIGKILL of rank $killed: code $code, all ended after $took ms"
+}
+
+laws
+same_losses deepseek 5
+same_losses gpt2 5
+a_wrong_number_of_ranks
+a_panic
+a_kill
+echo "MPI: all is well"
