@@ -125,7 +125,13 @@ impl LocalEngine {
             if let Some(round) = state.rounds.get_mut(&id) {
                 round.outcome = Some(outcome);
             }
+            let taken = take(&mut state, id, n);
+            drop(state); // or those that are woken would wait for it
             self.world.changed.notify_all();
+            match taken {
+                Some(outcome) => return outcome,
+                None => state = self.world.lock(),
+            }
         }
         self.wait(state, id, signature.collective, Self::missing, |state| take(state, id, n))
     }
@@ -202,11 +208,7 @@ impl LocalEngine {
     }
 
     fn here(&self, payload: &Payload) -> Payload {
-        if payload.device() == self.device {
-            return payload.clone();
-        }
-        let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
-        payload.to_device(&self.device)
+        on_device(payload, &self.device)
     }
 }
 
@@ -214,6 +216,14 @@ impl World {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn on_device(payload: &Payload, device: &Device) -> Payload {
+    if payload.device() == *device {
+        return payload.clone();
+    }
+    let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+    payload.to_device(device)
 }
 
 /// The outcome of a round, if there is one; the last rank to take it removes the round.
@@ -250,8 +260,7 @@ impl Engine for LocalEngine {
         let full = self.meet(signature, vec![Some(shard)], |posts| {
             let shards: Vec<Payload> = posts.into_iter().flatten().flatten().collect();
             let device = shards[0].device();
-            let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
-            vec![vec![Some(Payload::cat(shards.iter().map(|shard| shard.to_device(&device)).collect()))]]
+            vec![vec![Some(Payload::cat(shards.iter().map(|shard| on_device(shard, &device)).collect()))]]
         })?;
         Ok(self.here(full[0][0].as_ref().expect("made above")))
     }
