@@ -36,8 +36,8 @@ laws() {
     done
 }
 
-# losses FOLDER: the metrics without what is measured in time.
-losses() { sed -E 's/,"(tokens_per_second|step_seconds)":[^,}]*//g' "$1/metrics.jsonl"; }
+# losses FOLDER: the metrics without what is measured in time, or is a process'.
+losses() { grep -v '"traffic":' "$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|step_seconds)":[^,}]*//g'; }
 
 same_losses() {
     local model=$1 steps=$2 folder

@@ -145,7 +145,13 @@ impl LocalEngine {
             if let Some(round) = self.group(&mut state).rounds.get_mut(&id) {
                 round.outcome = Some(outcome);
             }
+            let taken = take(&mut state, id, n);
+            drop(state); // or those that are woken would wait for it
             self.world.changed.notify_all();
+            match taken {
+                Some(outcome) => return outcome,
+                None => state = self.world.lock(),
+            }
         }
         self.wait(state, Wait::Round(id), signature.collective, |group| group.take(id, n))
     }
@@ -226,11 +232,7 @@ impl LocalEngine {
     }
 
     fn here(&self, payload: &Payload) -> Payload {
-        if payload.device() == self.device {
-            return payload.clone();
-        }
-        let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
-        payload.to_device(&self.device)
+        on_device(payload, &self.device)
     }
 }
 
@@ -240,6 +242,7 @@ impl World {
     }
 }
 
+<<<<<<< HEAD
 impl State {
     /// Who is to blame that `missing` are missing: they, unless they wait for others themselves, in any group, but then those.
     /// Ranks that wait for each other in a circle are all to blame.
@@ -267,6 +270,23 @@ impl Group {
             self.rounds.remove(&id);
         }
         Some(outcome)
+=======
+fn on_device(payload: &Payload, device: &Device) -> Payload {
+    if payload.device() == *device {
+        return payload.clone();
+    }
+    let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+    payload.to_device(device)
+}
+
+/// The outcome of a round, if there is one; the last rank to take it removes the round.
+fn take(state: &mut State, id: (GroupId, u64), world_size: usize) -> Option<Result<Arc<Posts>, CommError>> {
+    let round = state.rounds.get_mut(&id)?;
+    let outcome = round.outcome.clone()?;
+    round.taken += 1;
+    if round.taken == world_size {
+        state.rounds.remove(&id);
+>>>>>>> h-bench
     }
 }
 
@@ -291,8 +311,14 @@ impl Engine for LocalEngine {
     /// Ranks that share a device share the gathered buffer: it is made once.
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
         let full = self.meet(signature, vec![Some(shard)], |posts| {
+<<<<<<< HEAD
             let shards = posts.iter().flatten().flatten();
             vec![vec![Some(Payload::cat(shards.map(|shard| self.here(shard)).collect()))]]
+=======
+            let shards: Vec<Payload> = posts.into_iter().flatten().flatten().collect();
+            let device = shards[0].device();
+            vec![vec![Some(Payload::cat(shards.iter().map(|shard| on_device(shard, &device)).collect()))]]
+>>>>>>> h-bench
         })?;
         Ok(self.here(full[0][0].as_ref().expect("made above")))
     }

@@ -1,0 +1,73 @@
+//! Collectives between four ranks that are threads, next to a copy of what each rank must at least write.
+//!
+//! A payload is the full tensor of one rank, in bytes: what `all_gather` returns, what `reduce_scatter` takes, what `all_to_all` takes and
+//! returns. `peers/comm_gloo.py` measures the same in PyTorch's gloo, and `peers/compare.py` divides the two.
+
+use benches::RankThreads;
+use burn::tensor::Tensor;
+use comm::Communicator;
+use criterion::{BenchmarkId, Criterion, Throughput};
+use std::hint::black_box;
+use std::time::Duration;
+
+const RANKS: usize = 4;
+
+const PAYLOADS: [(&str, usize); 5] =
+    [("1 KB", 1 << 10), ("16 KB", 16 << 10), ("256 KB", 256 << 10), ("4 MB", 4 << 20), ("64 MB", 64 << 20)];
+
+/// Makes a rank's round for a payload in bytes.
+type Work = fn(&Communicator, usize) -> Box<dyn FnMut()>;
+
+/// Name, the part 1/n of the payload that a rank writes, and the call.
+const COLLECTIVES: [(&str, usize, Work); 3] =
+    [("all_gather", 1, all_gather), ("reduce_scatter", RANKS, reduce_scatter), ("all_to_all", 1, all_to_all)];
+
+fn main() {
+    benches::keep_memory();
+    let mut criterion = Criterion::default()
+        .sample_size(15)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_millis(1500))
+        .configure_from_args();
+    let ranks = RankThreads::start(RANKS);
+    for (name, part, work) in COLLECTIVES {
+        let mut group = criterion.benchmark_group(format!("comm/{name}"));
+        for (size, payload) in PAYLOADS {
+            group.throughput(Throughput::Bytes(payload as u64));
+            let mut bench = |function: &str, work: Work, payload: usize| {
+                group.bench_function(BenchmarkId::new(function, size), |bencher| {
+                    bencher.iter_custom(|rounds| ranks.time(rounds, move |comm| work(comm, payload)));
+                });
+            };
+            bench("collective", work, payload);
+            bench("memcpy", memcpy, payload / part);
+        }
+    }
+    criterion.final_summary();
+}
+
+fn ones(comm: &Communicator, bytes: usize) -> Tensor<1> {
+    Tensor::ones([bytes / size_of::<f32>()], comm.device())
+}
+
+fn all_gather(comm: &Communicator, payload: usize) -> Box<dyn FnMut()> {
+    let (comm, shard) = (comm.clone(), ones(comm, payload / RANKS));
+    Box::new(move || drop(black_box(comm.all_gather(shard.clone()).unwrap())))
+}
+
+fn reduce_scatter(comm: &Communicator, payload: usize) -> Box<dyn FnMut()> {
+    let (comm, full) = (comm.clone(), ones(comm, payload));
+    Box::new(move || drop(black_box(comm.reduce_scatter(full.clone()).unwrap())))
+}
+
+fn all_to_all(comm: &Communicator, payload: usize) -> Box<dyn FnMut()> {
+    let (comm, full) = (comm.clone(), ones(comm, payload));
+    let counts = [full.dims()[0] / RANKS; RANKS];
+    Box::new(move || drop(black_box(comm.all_to_all(full.clone(), &counts).unwrap())))
+}
+
+/// A copy into memory that is there, on every rank at once.
+fn memcpy(_comm: &Communicator, bytes: usize) -> Box<dyn FnMut()> {
+    let (from, mut to) = (vec![1u8; bytes], vec![0u8; bytes]);
+    Box::new(move || black_box(&mut to).copy_from_slice(black_box(&from)))
+}

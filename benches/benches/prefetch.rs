@@ -1,0 +1,148 @@
+//! What prefetch hides: one step of 24 equal units on two ranks whose network takes about as long as their computation.
+//!
+//! `cargo bench -p benches -- prefetch`. With perfect overlap a step takes as long as the longer of the two; without any, as long as both.
+
+use benches::SlowEngine;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Distribution, Tensor, activation::relu};
+use comm::{Communicator, LocalEngine, TIMEOUT};
+use fsdp::{Fsdp, FsdpConfig, FsdpError, Units};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const RANKS: usize = 2;
+const UNITS: usize = 24;
+const WIDTH: usize = 256;
+const HIDDEN: usize = 1024;
+const ROWS: usize = 512;
+const WARM_UP: usize = 2;
+const STEPS: usize = 9;
+
+/// Where the configuration's prefetch is set, and the only place that knows how.
+fn config(prefetch: Prefetch) -> FsdpConfig {
+    match prefetch {
+        // PREFETCH: set `forward_prefetch` and `backward_prefetch` here once `FsdpConfig` has them. Until then it is always on.
+        Prefetch::On => FsdpConfig::default(),
+    }
+}
+
+/// What is compared.
+#[derive(Debug, Clone, Copy)]
+enum Prefetch {
+    On,
+}
+
+const COMPARED: [Prefetch; 1] = [Prefetch::On];
+
+/// `x + relu(x up) down`
+#[derive(Module, Debug)]
+struct Mlp {
+    up: Param<Tensor<2>>,
+    down: Param<Tensor<2>>,
+}
+
+impl Mlp {
+    fn new(device: &Device) -> Self {
+        let matrix = |rows: usize, columns: usize| {
+            let normal = Distribution::Normal(0.0, 0.1 / (rows as f64).sqrt());
+            Param::from_tensor(Tensor::random([rows, columns], normal, device))
+        };
+        Self { up: matrix(WIDTH, HIDDEN), down: matrix(HIDDEN, WIDTH) }
+    }
+
+    fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let [b, t, d] = x_btd.dims();
+        let x = x_btd.clone().reshape([b * t, d]);
+        x_btd + relu(x.matmul(self.up.val())).matmul(self.down.val()).reshape([b, t, d])
+    }
+}
+
+fn units(device: &Device) -> Units<Tensor<3>> {
+    let mut units = Units::new();
+    let mut mlp = |units: &mut Units<Tensor<3>>, i: usize| units.add(format!("mlp {i}"), Mlp::new(device));
+    let first = mlp(&mut units, 0);
+    units.first(first, |mlp: &Mlp, x: &Tensor<3>| mlp.forward(x.clone()));
+    for i in 1..UNITS - 1 {
+        let middle = mlp(&mut units, i);
+        units.then(middle, Mlp::forward);
+    }
+    let last = mlp(&mut units, UNITS - 1);
+    units.last(last, |mlp: &Mlp, x, _| mlp.forward(x).powi_scalar(2).mean());
+    units
+}
+
+/// What a rank measures.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    /// Median time of a step, in seconds.
+    seconds: f64,
+    /// Bytes received in a step.
+    bytes: f64,
+}
+
+/// One rank's steps.
+fn train(comm: Communicator, prefetch: Prefetch) -> Result<Step, FsdpError> {
+    let device = comm.device().clone();
+    let batch = [Tensor::random([1, ROWS, WIDTH], Distribution::Normal(0.0, 1.0), &device)];
+    let mut fsdp = Fsdp::new(units(&device), comm.clone(), config(prefetch))?;
+    let mut seconds = vec![];
+    let mut received = 0;
+    for step in 0..WARM_UP + STEPS {
+        if step == WARM_UP {
+            received = bytes(&comm);
+        }
+        let started = Instant::now();
+        fsdp.train_step(&batch, 1e-3)?;
+        seconds.push(started.elapsed().as_secs_f64());
+    }
+    let seconds = &mut seconds[WARM_UP..];
+    seconds.sort_by(f64::total_cmp);
+    Ok(Step { seconds: seconds[STEPS / 2], bytes: (bytes(&comm) - received) as f64 / STEPS as f64 })
+}
+
+fn bytes(comm: &Communicator) -> u64 {
+    comm.traffic().0.values().map(|traffic| traffic.bytes).sum()
+}
+
+/// The slowest rank's step with a network that needs `per_byte` seconds for a byte.
+fn measure(per_byte: f64, prefetch: Prefetch) -> Step {
+    let run = |engine: LocalEngine| {
+        let comm = Communicator::new(Arc::new(SlowEngine::new(Arc::new(engine), per_byte)));
+        // One core a rank, as `train` has it on a machine with as many cores as ranks.
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread can be started");
+        pool.install(|| {
+            train(comm.clone(), prefetch).inspect_err(|error| comm.abort(&error.to_string())).expect("a rank trains")
+        })
+    };
+    let steps: Vec<Step> = thread::scope(|scope| {
+        let engines = LocalEngine::world(vec![Device::flex(); RANKS], TIMEOUT);
+        let ranks: Vec<_> = engines.into_iter().map(|engine| scope.spawn(|| run(engine))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank trains")).collect()
+    });
+    steps.into_iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds)).expect("there are ranks")
+}
+
+fn main() {
+    // As criterion does it: a benchmark runs if its name contains the filter.
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    if filter.is_some_and(|filter| !"prefetch".contains(&filter)) {
+        return;
+    }
+    benches::keep_memory();
+    let alone = measure(0.0, Prefetch::On);
+    let per_byte = alone.seconds / alone.bytes;
+    println!("prefetch: {UNITS} units of {} parameters, {ROWS} rows, {RANKS} ranks", 2 * WIDTH * HIDDEN);
+    print("compute", alone.seconds, "");
+    let communication = alone.bytes * per_byte;
+    print("communication", communication, &format!("{:.1} MB at {:.0} MB/s", alone.bytes / 1e6, 1e-6 / per_byte));
+    for prefetch in COMPARED {
+        let step = measure(per_byte, prefetch);
+        let ratio = step.seconds / alone.seconds.max(step.bytes * per_byte);
+        print(&format!("step, prefetch {prefetch:?}"), step.seconds, &format!("{ratio:.3} of the longer of the two"));
+    }
+}
+
+fn print(name: &str, seconds: f64, note: &str) {
+    println!("{name:<24}{:>10.1?}  {note}", Duration::from_secs_f64(seconds));
+}
