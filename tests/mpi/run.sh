@@ -12,7 +12,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 cargo build --workspace --features mpi --bin train --example mpi_laws
 bin=${CARGO_TARGET_DIR:-target}/debug
 out=$(mktemp -d)
-trap 'rm -rf "$out"' EXIT
+job=
+trap '[[ -z $job ]] || kill "$job" 2>/dev/null || true; rm -rf "$out"' EXIT
 
 # More processes than cores, and perhaps in a container: as root, and without the right to read each other's memory.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
@@ -78,7 +79,7 @@ a_panic() {
 rank_of() { tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p' || true; }
 
 a_kill() {
-    local code=0 job pids pid start took victim=
+    local code=0 pids pid start took victim=
     "${mpirun[@]}" "$bin/train" --model deepseek --steps 100000 --out "$out/killed" >"$out/killed.log" 2>&1 &
     job=$!
     for _ in {1..600}; do

@@ -11,7 +11,7 @@
 //!
 //! Every rank sees the same headers, so all come to the same error where they disagree. Messages between two ranks with one tag arrive
 //! in the order of sending, which keeps rounds apart; groups that are split off have tags of their own. A wait looks for a third kind
-//! of message too, the mark of a rank that has failed.
+//! of message too, the mark of a rank that has failed. A call under way at that moment may fail on some ranks and succeed on others.
 
 mod header;
 mod transfers;

@@ -52,7 +52,7 @@ impl Transfers {
         self.outgoing.push(bytes);
     }
 
-    /// Receives into pieces of `bytes`, each from a rank; the pieces are disjoint.
+    /// Receives into pieces of `bytes`, each from a rank; they ascend and are disjoint.
     pub fn receive(&mut self, mut bytes: Bytes, pieces: impl IntoIterator<Item = (usize, Range<usize>)>, tag: i32) {
         let mut rest: &mut [u8] = &mut bytes;
         let mut start_of_rest = 0;
