@@ -6,7 +6,7 @@ use benches::SlowEngine;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Distribution, Tensor, activation::relu};
 use comm::{Communicator, LocalEngine, TIMEOUT};
-use fsdp::{Fsdp, FsdpConfig, FsdpError, Units};
+use fsdp::{Fsdp, FsdpConfig, FsdpError, Prefetch, Units};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,21 +19,9 @@ const ROWS: usize = 512;
 const WARM_UP: usize = 2;
 const STEPS: usize = 9;
 
-/// Where the configuration's prefetch is set, and the only place that knows how.
 fn config(prefetch: Prefetch) -> FsdpConfig {
-    match prefetch {
-        // PREFETCH: set `forward_prefetch` and `backward_prefetch` here once `FsdpConfig` has them. Until then it is always on.
-        Prefetch::On => FsdpConfig::default(),
-    }
+    FsdpConfig { forward_prefetch: prefetch, backward_prefetch: prefetch, ..FsdpConfig::default() }
 }
-
-/// What is compared.
-#[derive(Debug, Clone, Copy)]
-enum Prefetch {
-    On,
-}
-
-const COMPARED: [Prefetch; 1] = [Prefetch::On];
 
 /// `x + relu(x up) down`
 #[derive(Module, Debug)]
@@ -65,7 +53,7 @@ fn units(device: &Device) -> Units<Tensor<3>> {
     units.first(first, |mlp: &Mlp, x: &Tensor<3>| mlp.forward(x.clone()));
     for i in 1..UNITS - 1 {
         let middle = mlp(&mut units, i);
-        units.then(middle, Mlp::forward);
+        units.then(middle, |mlp: &Mlp, x, _| mlp.forward(x));
     }
     let last = mlp(&mut units, UNITS - 1);
     units.last(last, |mlp: &Mlp, x, _| mlp.forward(x).powi_scalar(2).mean());
@@ -130,13 +118,13 @@ fn main() {
         return;
     }
     benches::keep_memory();
-    let alone = measure(0.0, Prefetch::On);
+    let alone = measure(0.0, Prefetch::Pre);
     let per_byte = alone.seconds / alone.bytes;
     println!("prefetch: {UNITS} units of {} parameters, {ROWS} rows, {RANKS} ranks", 2 * WIDTH * HIDDEN);
     print("compute", alone.seconds, "");
     let communication = alone.bytes * per_byte;
     print("communication", communication, &format!("{:.1} MB at {:.0} MB/s", alone.bytes / 1e6, 1e-6 / per_byte));
-    for prefetch in COMPARED {
+    for prefetch in [Prefetch::None, Prefetch::Post, Prefetch::Pre] {
         let step = measure(per_byte, prefetch);
         let ratio = step.seconds / alone.seconds.max(step.bytes * per_byte);
         print(&format!("step, prefetch {prefetch:?}"), step.seconds, &format!("{ratio:.3} of the longer of the two"));

@@ -145,7 +145,7 @@ impl LocalEngine {
             if let Some(round) = self.group(&mut state).rounds.get_mut(&id) {
                 round.outcome = Some(outcome);
             }
-            let taken = take(&mut state, id, n);
+            let taken = self.group(&mut state).take(id, n);
             drop(state); // or those that are woken would wait for it
             self.world.changed.notify_all();
             match taken {
@@ -232,7 +232,11 @@ impl LocalEngine {
     }
 
     fn here(&self, payload: &Payload) -> Payload {
-        on_device(payload, &self.device)
+        if payload.device() == self.device {
+            return payload.clone();
+        }
+        let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+        payload.to_device(&self.device)
     }
 }
 
@@ -242,7 +246,6 @@ impl World {
     }
 }
 
-<<<<<<< HEAD
 impl State {
     /// Who is to blame that `missing` are missing: they, unless they wait for others themselves, in any group, but then those.
     /// Ranks that wait for each other in a circle are all to blame.
@@ -270,23 +273,6 @@ impl Group {
             self.rounds.remove(&id);
         }
         Some(outcome)
-=======
-fn on_device(payload: &Payload, device: &Device) -> Payload {
-    if payload.device() == *device {
-        return payload.clone();
-    }
-    let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
-    payload.to_device(device)
-}
-
-/// The outcome of a round, if there is one; the last rank to take it removes the round.
-fn take(state: &mut State, id: (GroupId, u64), world_size: usize) -> Option<Result<Arc<Posts>, CommError>> {
-    let round = state.rounds.get_mut(&id)?;
-    let outcome = round.outcome.clone()?;
-    round.taken += 1;
-    if round.taken == world_size {
-        state.rounds.remove(&id);
->>>>>>> h-bench
     }
 }
 
@@ -311,14 +297,8 @@ impl Engine for LocalEngine {
     /// Ranks that share a device share the gathered buffer: it is made once.
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
         let full = self.meet(signature, vec![Some(shard)], |posts| {
-<<<<<<< HEAD
             let shards = posts.iter().flatten().flatten();
             vec![vec![Some(Payload::cat(shards.map(|shard| self.here(shard)).collect()))]]
-=======
-            let shards: Vec<Payload> = posts.into_iter().flatten().flatten().collect();
-            let device = shards[0].device();
-            vec![vec![Some(Payload::cat(shards.iter().map(|shard| on_device(shard, &device)).collect()))]]
->>>>>>> h-bench
         })?;
         Ok(self.here(full[0][0].as_ref().expect("made above")))
     }
