@@ -60,7 +60,7 @@ impl Mlp {
 
 fn units(device: &Device) -> Units<Tensor<3>> {
     let mut units = Units::new();
-    let mut mlp = |units: &mut Units<Tensor<3>>, i: usize| units.add(format!("mlp {i}"), Mlp::new(device));
+    let mlp = |units: &mut Units<Tensor<3>>, i: usize| units.add(format!("mlp {i}"), Mlp::new(device));
     let first = mlp(&mut units, 0);
     units.first(first, |mlp: &Mlp, x: &Tensor<3>| mlp.forward(x.clone()));
     for i in 1..UNITS - 1 {
