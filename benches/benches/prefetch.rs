@@ -9,15 +9,16 @@ use comm::{Communicator, LocalEngine, TIMEOUT};
 use fsdp::{Fsdp, FsdpConfig, FsdpError, Prefetch, Units};
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 const RANKS: usize = 2;
 const UNITS: usize = 24;
 const WIDTH: usize = 256;
 const HIDDEN: usize = 1024;
-const ROWS: usize = 512;
-const WARM_UP: usize = 2;
-const STEPS: usize = 9;
+const ROWS: usize = 2048;
+const WARM_UP: usize = 1;
+const STEPS: usize = 3;
+const ROUNDS: usize = 3;
 
 fn config(prefetch: Prefetch) -> FsdpConfig {
     FsdpConfig { forward_prefetch: prefetch, backward_prefetch: prefetch, ..FsdpConfig::default() }
@@ -84,9 +85,8 @@ fn train(comm: Communicator, prefetch: Prefetch) -> Result<Step, FsdpError> {
         fsdp.train_step(&batch, 1e-3)?;
         seconds.push(started.elapsed().as_secs_f64());
     }
-    let seconds = &mut seconds[WARM_UP..];
-    seconds.sort_by(f64::total_cmp);
-    Ok(Step { seconds: seconds[STEPS / 2], bytes: (bytes(&comm) - received) as f64 / STEPS as f64 })
+    let seconds = &seconds[WARM_UP..];
+    Ok(Step { seconds: median(seconds.to_vec()), bytes: (bytes(&comm) - received) as f64 / STEPS as f64 })
 }
 
 fn bytes(comm: &Communicator) -> u64 {
@@ -118,19 +118,30 @@ fn main() {
         return;
     }
     benches::keep_memory();
-    let alone = measure(0.0, Prefetch::Pre);
-    let per_byte = alone.seconds / alone.bytes;
-    println!("prefetch: {UNITS} units of {} parameters, {ROWS} rows, {RANKS} ranks", 2 * WIDTH * HIDDEN);
-    print("compute", alone.seconds, "");
-    let communication = alone.bytes * per_byte;
-    print("communication", communication, &format!("{:.1} MB at {:.0} MB/s", alone.bytes / 1e6, 1e-6 / per_byte));
-    for prefetch in [Prefetch::None, Prefetch::Post, Prefetch::Pre] {
-        let step = measure(per_byte, prefetch);
-        let ratio = step.seconds / alone.seconds.max(step.bytes * per_byte);
-        print(&format!("step, prefetch {prefetch:?}"), step.seconds, &format!("{ratio:.3} of the longer of the two"));
+    println!(
+        "prefetch: {UNITS} units of {} parameters, {ROWS} rows, {RANKS} ranks; seconds a step",
+        2 * WIDTH * HIDDEN
+    );
+    println!("compute  communication    none    post     pre   pre of the longer");
+    for load in [0.5, 1.0, 2.0] {
+        // In turn, for the machine's speed changes within minutes; the medians of the rounds count.
+        let (mut alone, mut communication, mut steps) = (vec![], vec![], [vec![], vec![], vec![]]);
+        for _ in 0..ROUNDS {
+            let compute = measure(0.0, Prefetch::Pre);
+            let per_byte = load * compute.seconds / compute.bytes;
+            alone.push(compute.seconds);
+            communication.push(compute.bytes * per_byte);
+            for (prefetch, seconds) in [Prefetch::None, Prefetch::Post, Prefetch::Pre].into_iter().zip(&mut steps) {
+                seconds.push(measure(per_byte, prefetch).seconds);
+            }
+        }
+        let (alone, communication, [none, post, pre]) = (median(alone), median(communication), steps.map(median));
+        let ratio = pre / alone.max(communication);
+        println!("{alone:7.2}{communication:15.2}{none:8.2}{post:8.2}{pre:8.2}{ratio:20.2}");
     }
 }
 
-fn print(name: &str, seconds: f64, note: &str) {
-    println!("{name:<24}{:>10.1?}  {note}", Duration::from_secs_f64(seconds));
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
