@@ -28,11 +28,9 @@ impl CommThread {
     pub fn start(groups: Groups) -> Self {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (rank, unfinished) = (groups.world.rank(), Arc::new(AtomicUsize::new(0)));
-        let counter = unfinished.clone();
         let thread = std::thread::spawn(move || {
             for job in queue {
                 job(&groups);
-                counter.fetch_sub(1, Ordering::Release);
             }
         });
         Self { rank, jobs: Some(jobs), unfinished, thread: Some(thread) }
@@ -45,8 +43,12 @@ impl CommThread {
     ) -> Pending<T> {
         let (sender, result) = mpsc::sync_channel(1);
         self.unfinished.fetch_add(1, Ordering::Relaxed);
+        let unfinished = self.unfinished.clone();
         let job: Job = Box::new(move |groups| {
-            let _ = sender.send(job(groups)); // nobody waits for it if the rank has failed meanwhile
+            let result = job(groups);
+            // Before the result is there: who has all results finds the thread at rest.
+            unfinished.fetch_sub(1, Ordering::Release);
+            let _ = sender.send(result); // nobody waits for it if the rank has failed meanwhile
         });
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(job); // a thread that has ended shows up when the result is waited for

@@ -88,12 +88,13 @@ impl Group {
     /// The modules with their parameters being views of `flat`; `tracked`: each the leaf of a graph.
     pub fn bind(&self, layout: &Layout, flat: &Tensor<1>, tracked: bool) -> BoundGroup {
         let mut rest = layout.params();
-        let bind = |(member, count): (&Box<dyn AnyUnit>, &usize)| {
+        let mut bound = vec![];
+        for (member, count) in self.members.iter().zip(&self.counts) {
             let (places, others) = rest.split_at(*count);
             rest = others;
-            member.bind(places, flat, tracked)
-        };
-        BoundGroup(self.members.iter().zip(&self.counts).map(bind).collect())
+            bound.push(member.bind(places, flat, tracked));
+        }
+        BoundGroup(bound)
     }
 }
 

@@ -26,7 +26,8 @@ impl FloatType {
 }
 
 /// In which types parameters are gathered and computed with, and gradients are reduced. What rests (masters, gradients, the
-/// optimizer's moments) is fp32: in bf16 1.0 + 0.003 is 1.0.
+/// optimizer's moments) is fp32: in bf16 1.0 + 0.003 is 1.0. There is no type for buffers as in PyTorch's `MixedPrecision`: Burn's modules
+/// have none, and constants such as rotation tables are made in fp32 where they are used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Precision {

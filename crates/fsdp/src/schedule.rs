@@ -18,7 +18,6 @@ use crate::shard::{Plan, ShardedUnit, Weights};
 use crate::unit::Activation;
 use crate::vjp::vjp_seed;
 use crate::{ActivationCheckpointing, FsdpConfig, FsdpError, Prefetch, wire};
-use burn::backend::Flex;
 use burn::tensor::Tensor;
 use comm::Communicator;
 
@@ -80,29 +79,23 @@ struct Reduction {
 impl<B> Schedule<'_, B> {
     /// Losses only.
     pub fn evaluate(&self, batch: &B) -> Result<Losses, FsdpError> {
-        self.forward(|i, weights, x, losses| {
-            let bound = self.unit(i).bind(&weights, false);
-            Ok(losses.take(self.calls[i].run(&bound, x, batch)))
-        })
+        self.forward(|i, weights, x| self.calls[i].run(&self.unit(i).bind(&weights, false), x, batch))
     }
 
     /// Losses, and gradients added to the units'.
     pub fn forward_backward(&mut self, batch: &B) -> Result<Losses, FsdpError> {
         let mut saved: Vec<Saved> = self.calls.iter().map(|_| Saved::Elsewhere).collect();
-        let losses = self.forward(|i, weights, x, losses| {
+        let losses = self.forward(|i, weights, x| {
             let output;
             (saved[i], output) = self.run_and_save(i, weights, x, batch);
-            Ok(losses.take(output))
+            output
         })?;
         self.backward(saved, batch)?;
         Ok(losses)
     }
 
     /// Gathers for every call in turn, and `run`s those of this rank.
-    fn forward(
-        &self,
-        mut run: impl FnMut(usize, Weights, Option<Tensor<3>>, &mut Losses) -> Result<Option<Tensor<3>>, FsdpError>,
-    ) -> Result<Losses, FsdpError> {
+    fn forward(&self, mut run: impl FnMut(usize, Weights, Option<Tensor<3>>) -> Output) -> Result<Losses, FsdpError> {
         let (mut losses, mut x, mut ahead) = (Losses::default(), None, None);
         let prefetch = self.config.forward_prefetch;
         for i in 0..self.calls.len() {
@@ -115,7 +108,7 @@ impl<B> Schedule<'_, B> {
                 if i > 0 && !self.is_mine(i - 1) {
                     x = Some(wire::recv(self.wire, self.owner(i - 1))?);
                 }
-                x = run(i, weights, x, &mut losses)?;
+                x = losses.take(run(i, weights, x));
                 if let (Some(next), Some(y)) = (next, &x)
                     && !self.is_mine(next)
                 {
@@ -129,6 +122,7 @@ impl<B> Schedule<'_, B> {
         Ok(losses)
     }
 
+    /// Runs call `i`, and keeps of it what its backward needs.
     fn run_and_save(&self, i: usize, weights: Weights, x: Option<Tensor<3>>, batch: &B) -> (Saved, Output) {
         let hold = |bytes| self.plan.ledger.hold(Category::Activations, bytes);
         let input = x.as_ref().map_or(0, bytes);
@@ -273,7 +267,7 @@ impl<B> Schedule<'_, B> {
     /// follows at once, nor where the memory that a graph holds cannot be taken away.
     fn regathers(&self, i: usize) -> bool {
         let is_last = i + 1 == self.calls.len();
-        let can_free = self.recomputes(i) || is_flex(self.plan);
+        let can_free = self.recomputes(i) || self.plan.frees_kept_memory;
         self.plan.gathers() && self.config.reshard_after_forward && !is_last && can_free
     }
 
@@ -319,8 +313,4 @@ impl Reduction {
         units[self.unit].set_gradient(gradient, self.done);
         Ok(())
     }
-}
-
-fn is_flex(plan: &Plan) -> bool {
-    Tensor::<1>::empty([1], &plan.device).try_into_primitive::<Flex>().is_ok()
 }

@@ -41,6 +41,8 @@ pub(crate) struct Plan {
     /// Where the rank computes, and where its share rests.
     pub device: Device,
     pub rest_device: Device,
+    /// Whether the memory of parameters can be taken away while a graph holds them; see [`Storage`].
+    pub frees_kept_memory: bool,
     pub ledger: Ledger,
 }
 
@@ -56,6 +58,7 @@ impl Plan {
             shard: groups.shard.rank(),
             replicas: groups.replicate.world_size(),
             rank: groups.world.rank(),
+            frees_kept_memory: Storage::new(Tensor::empty([1], &device)).is_some(),
             rest_device: if config.cpu_offload { Device::flex() } else { device.clone() },
             device,
             ledger: Ledger::default(),

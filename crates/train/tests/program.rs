@@ -93,8 +93,9 @@ fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
     let keys = |line: &serde_json::Value| line.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
     let step = "grad_norm loss lr step step_seconds tokens tokens_per_second";
     let kinds: Vec<String> = first.iter().map(keys).collect();
-    assert_eq!(kinds, [step, step, step, step, "step val_loss", step, step, "step val_loss"]);
-    assert_eq!(values(&first, "step"), [1.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0, 6.0]);
+    let (usage, validation) = ("memory step traffic", "step val_loss");
+    assert_eq!(kinds, [step, usage, step, step, step, validation, step, step, usage, validation]);
+    assert_eq!(values(&first, "step"), [1.0, 1.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0, 6.0, 6.0]);
     assert_eq!(values(&first, "tokens"), [64.0, 128.0, 192.0, 256.0, 320.0, 384.0]);
     assert!(stdout.starts_with(&format!(
         "validation loss {:.4} after 6 steps; metrics are in first\n",
@@ -161,7 +162,27 @@ fn runs_without_a_folder_get_one_each_even_when_they_start_together() {
     let names: BTreeSet<String> = names.collect();
     assert_eq!(Vec::from_iter(&names), ["gpt2-001", "gpt2-002", "gpt2-003", "gpt2-004", "gpt2-005", "gpt2-006"]);
     for name in names {
-        assert_eq!(values(&metrics(&folder.path().join("runs").join(name)), "step"), [1.0, 2.0, 2.0]);
+        assert_eq!(values(&metrics(&folder.path().join("runs").join(name)), "step"), [1.0, 1.0, 2.0, 2.0, 2.0]);
+    }
+}
+
+#[test]
+fn block_says_which_rank_computes_what_and_the_log_what_it_takes() {
+    let folder = folder_with_text();
+    let block = ["--gpus=2", "--steps=3", "--set=parallel.strategy=block", "--set=metrics.every=2", "--out=run"];
+    let (_, stderr) = succeed(folder.path(), &[TINY, &block].concat());
+    for part in ["rank 0: embedding and head to block 0 (", "rank 1: block 1 to embedding and head (", "parameters 0."]
+    {
+        assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
+    }
+    let metrics = metrics(&folder.path().join("run"));
+    let usages: Vec<_> = metrics.iter().filter(|line| line.get("memory").is_some()).collect();
+    assert_eq!(usages.len(), 3, "after the first step, every second, and the last");
+    for usage in usages {
+        let bytes = |category: &str, when: &str| usage["memory"][category][when].as_u64().unwrap();
+        assert!(bytes("gathered", "at_rest") == 0 && bytes("gathered", "peak") > 0);
+        assert_eq!(bytes("optimizer", "at_rest"), 2 * bytes("parameters", "at_rest"));
+        assert!(usage["traffic"]["gather"]["calls"].as_u64().unwrap() > 0);
     }
 }
 
