@@ -1,4 +1,4 @@
-//! What prefetch hides: one step of 24 equal units on two ranks whose network takes about as long as their computation.
+//! What prefetch hides: one step of 24 equal units on two ranks whose network takes half as long as their computation, as long, or twice.
 //!
 //! `cargo bench -p benches -- prefetch`. With perfect overlap a step takes as long as the longer of the two; without any, as long as both.
 
@@ -47,9 +47,9 @@ impl Mlp {
     }
 }
 
-fn units(device: &Device) -> Units<Tensor<3>> {
+fn units(mlps: &[Mlp]) -> Units<Tensor<3>> {
     let mut units = Units::new();
-    let mlp = |units: &mut Units<Tensor<3>>, i: usize| units.add(format!("mlp {i}"), Mlp::new(device));
+    let mlp = |units: &mut Units<Tensor<3>>, i: usize| units.add(format!("mlp {i}"), mlps[i].clone());
     let first = mlp(&mut units, 0);
     units.first(first, |mlp: &Mlp, x: &Tensor<3>| mlp.forward(x.clone()));
     for i in 1..UNITS - 1 {
@@ -71,10 +71,10 @@ struct Step {
 }
 
 /// One rank's steps.
-fn train(comm: Communicator, prefetch: Prefetch) -> Result<Step, FsdpError> {
+fn train(comm: Communicator, mlps: &[Mlp], prefetch: Prefetch) -> Result<Step, FsdpError> {
     let device = comm.device().clone();
     let batch = [Tensor::random([1, ROWS, WIDTH], Distribution::Normal(0.0, 1.0), &device)];
-    let mut fsdp = Fsdp::new(units(&device), comm.clone(), config(prefetch))?;
+    let mut fsdp = Fsdp::new(units(mlps), comm.clone(), config(prefetch))?;
     let mut seconds = vec![];
     let mut received = 0;
     for step in 0..WARM_UP + STEPS {
@@ -95,12 +95,15 @@ fn bytes(comm: &Communicator) -> u64 {
 
 /// The slowest rank's step with a network that needs `per_byte` seconds for a byte.
 fn measure(per_byte: f64, prefetch: Prefetch) -> Step {
+    let mlps: Vec<Mlp> = (0..UNITS).map(|_| Mlp::new(&Device::flex())).collect();
     let run = |engine: LocalEngine| {
         let comm = Communicator::new(Arc::new(SlowEngine::new(Arc::new(engine), per_byte)));
         // One core a rank, as `train` has it on a machine with as many cores as ranks.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread can be started");
         pool.install(|| {
-            train(comm.clone(), prefetch).inspect_err(|error| comm.abort(&error.to_string())).expect("a rank trains")
+            train(comm.clone(), &mlps, prefetch)
+                .inspect_err(|error| comm.abort(&error.to_string()))
+                .expect("a rank trains")
         })
     };
     let steps: Vec<Step> = thread::scope(|scope| {

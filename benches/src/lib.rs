@@ -6,7 +6,7 @@ mod slow_engine;
 pub use rank_threads::RankThreads;
 pub use slow_engine::SlowEngine;
 
-/// The allocator of the `train` program: what is measured pays for memory as a training run does.
+/// The allocator below that of the `train` program: what is measured pays for memory as a training run does.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,6 +1,7 @@
 use crate::FsdpError;
 use crate::placement::Groups;
 use comm::CommError;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -43,9 +44,13 @@ impl CommThread {
     ) -> Pending<T> {
         let (sender, result) = mpsc::sync_channel(1);
         self.unfinished.fetch_add(1, Ordering::Relaxed);
-        let unfinished = self.unfinished.clone();
+        let (rank, unfinished) = (self.rank, self.unfinished.clone());
         let job: Job = Box::new(move |groups| {
-            let result = job(groups);
+            let result = catch_unwind(AssertUnwindSafe(|| job(groups))).unwrap_or_else(|panic| {
+                let message = panic.downcast_ref::<String>().map(String::as_str);
+                let message = message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");
+                Err(CommError::Engine(format!("rank {rank} panicked while it communicated: {message}")))
+            });
             // Before the result is there: who has all results finds the thread at rest.
             unfinished.fetch_sub(1, Ordering::Release);
             let _ = sender.send(result); // nobody waits for it if the rank has failed meanwhile

@@ -13,7 +13,8 @@ pub enum Strategy {
     Ddp,
     /// 1/N of the optimizer state (ZeRO-1).
     Zero1,
-    /// 1/N of gradients and optimizer state (ZeRO-2).
+    /// 1/N of gradients and optimizer state (ZeRO-2). PyTorch's `SHARD_GRAD_OP`, which also shards parameters between steps, is
+    /// `FullShard` without [`reshard_after_forward`](FsdpConfig::reshard_after_forward).
     ShardGradOp,
     /// 1/N of everything; parameters are gathered just before use (ZeRO-3, FSDP).
     #[default]
@@ -22,6 +23,20 @@ pub enum Strategy {
     HybridShard,
     /// 1/N of everything; each block is computed by one rank only, to which it is gathered, and activations travel from rank to rank.
     Block,
+}
+
+impl Strategy {
+    /// Its name in configurations.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ddp => "ddp",
+            Self::Zero1 => "zero1",
+            Self::ShardGradOp => "shard_grad_op",
+            Self::FullShard => "full_shard",
+            Self::HybridShard => "hybrid_shard",
+            Self::Block => "block",
+        }
+    }
 }
 
 /// Which modules are one unit: kept, gathered and freed together.
@@ -70,7 +85,8 @@ pub struct FsdpConfig {
     pub dp_replicate: Option<usize>,
     /// What is a unit.
     pub wrap: Wrap,
-    /// Whether gathered parameters are freed after the forward and gathered again for the backward.
+    /// Whether gathered parameters are freed after the forward and gathered again for the backward. Where a graph is kept on a GPU they
+    /// stay nevertheless, for its memory cannot be taken away: recompute there.
     pub reshard_after_forward: bool,
     /// What is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
@@ -145,16 +161,21 @@ impl FsdpConfig {
             }
             if self.no_sync {
                 return refuse(
-                    "no_sync with strategy block: the rank that computes a block keeps none of its gradients".into(),
+                    "no_sync with strategy block: the rank that computes a block keeps none of its gradients; leave it out"
+                        .into(),
                 );
             }
         }
         let gathers = matches!(self.strategy, Strategy::FullShard | Strategy::HybridShard | Strategy::Block);
         if !gathers && !self.reshard_after_forward {
             return refuse(format!(
-                "reshard_after_forward false with strategy {:?}: it never gathers parameters, so there is nothing to keep",
-                self.strategy
+                "reshard_after_forward false with strategy {}: it never gathers parameters, so there is nothing to keep; leave \
+                 it out",
+                self.strategy.name()
             ));
+        }
+        if let Some(limit) = self.clip_grad_norm.filter(|limit| !limit.is_finite() || *limit <= 0.0) {
+            return refuse(format!("clip_grad_norm {limit}: give a number above 0, or none for no limit"));
         }
         match self.activation_checkpointing {
             ActivationCheckpointing::Every(0) => {
@@ -238,7 +259,7 @@ pub enum FsdpError {
     /// A collective failed.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// The communication thread ended.
+    /// The communication thread ended, after an error that was returned earlier.
     #[error("the communication thread of rank {rank} has ended")]
     CommThread {
         /// The rank.
@@ -247,6 +268,14 @@ pub enum FsdpError {
     /// The calls of the units are not one first, any others, one last.
     #[error("a forward needs one first call, then any number of others, then one last: {0}")]
     Calls(String),
+    /// The micro-batches of a step are none, or not as many on every rank.
+    #[error("{0}")]
+    MicroBatches(String),
+    /// The ranks were given different initial values.
+    #[error(
+        "unit {0} has not the same initial values on all ranks: make it from the same seed everywhere, or make it once and give each rank a clone"
+    )]
+    Values(String),
     /// Options that do not go together.
     #[error("{0}")]
     Config(String),

@@ -6,7 +6,7 @@ use crate::placement::{Groups, block_owners};
 use crate::precision::LossScale;
 use crate::schedule::{Losses, Schedule};
 use crate::shard::{Plan, ShardedUnit};
-use crate::{FsdpConfig, FsdpError, Layout, Strategy, UnitId, Units};
+use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
 use comm::{Communicator, Reduce, TrafficTable};
@@ -39,7 +39,8 @@ pub struct StepReport {
     pub aux_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
-    /// Whether fp16 gradients have overflown: then the parameters are as they were, and the next step's loss is scaled by half as much.
+    /// Whether fp16 gradients have overflown: then the parameters are as they were, and the next step's loss is scaled by half as much (but
+    /// never by less than 1).
     pub skipped: bool,
 }
 
@@ -55,18 +56,28 @@ pub struct Placement {
 }
 
 impl<B: 'static> Fsdp<B> {
-    /// Shards `units` over the ranks of `comm`. Units are made one at a time, and of each this rank keeps its share.
+    /// Shards `units` over the ranks of `comm`. Units are made one at a time, and of each this rank keeps its share; every rank makes them
+    /// with the same values.
     ///
     /// # Errors
-    /// If the calls are not one first, any others, one last; if options do not go together; if a rank fails.
+    /// If the calls are not one first, any others, one last, or the first one's unit has no parameters; if options do not go together; if
+    /// the ranks' values differ; if a rank fails.
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
         let Wrapped { groups, calls, places } = wrap(units, config.wrap)?;
         let wire = comm.split(0)?;
         let communicators = Groups::new(comm, &config)?;
-        let plan = Plan::new(&config, &communicators);
-        let units = groups.into_iter().map(|group| ShardedUnit::new(group, &config, &plan)).collect();
+        let mut plan = Plan::new(&config, &communicators);
+        let (units, squares): (Vec<_>, Vec<f64>) =
+            groups.into_iter().map(|group| ShardedUnit::new(group, &config, &plan)).unzip();
+        if units[calls[0].unit].layout().is_empty() {
+            let name = units[calls[0].unit].name();
+            return Err(FsdpError::Calls(format!(
+                "the first one's unit, {name}, has no parameters: join it with the next"
+            )));
+        }
+        plan.frees_kept_memory = agree(&communicators.world, &units, &squares, plan.frees_kept_memory)?;
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let thread = CommThread::start(communicators);
         let loss_scale = LossScale::new(config.precision);
@@ -80,6 +91,9 @@ impl<B: 'static> Fsdp<B> {
 
     /// One optimizer step on this rank's micro-batches of the global batch; all of them, on all ranks, are of the same size.
     pub fn train_step(&mut self, micro_batches: &[B], lr: f64) -> Result<StepReport, FsdpError> {
+        if micro_batches.is_empty() {
+            return Err(FsdpError::MicroBatches("a step needs at least one micro-batch".into()));
+        }
         let mut losses = vec![];
         for (i, batch) in micro_batches.iter().enumerate() {
             losses.push(self.schedule(i + 1 == micro_batches.len()).forward_backward(batch)?);
@@ -125,7 +139,7 @@ impl<B: 'static> Fsdp<B> {
         let (group, member) = self.places[unit.index];
         let unit = &self.units[group];
         let flat = unit.gather_masters(&self.thread).wait()?;
-        let bound = unit.bind_flat(&flat, false);
+        let bound = unit.bind(&flat, false);
         Ok(bound.module(member).downcast_ref::<M>().expect("a unit's id carries its module's type").clone())
     }
 
@@ -149,11 +163,6 @@ impl<B: 'static> Fsdp<B> {
         self.calls.iter().enumerate().map(placement).collect()
     }
 
-    /// Layout of every unit.
-    pub fn layouts(&self) -> impl Iterator<Item = &Layout> {
-        self.units.iter().map(ShardedUnit::layout)
-    }
-
     fn schedule(&mut self, last: bool) -> Schedule<'_, B> {
         Schedule {
             units: &mut self.units,
@@ -169,15 +178,18 @@ impl<B: 'static> Fsdp<B> {
     }
 
     fn step_units(&mut self, lr: f64, scale: f64) -> Result<(), FsdpError> {
-        let mut replicas = vec![];
-        for unit in &mut self.units {
-            unit.step(lr, scale);
-            replicas.push(unit.replicate(&self.thread));
-        }
-        for (unit, replica) in self.units.iter_mut().zip(replicas) {
-            if let Some(replica) = replica {
-                unit.set_replica(replica.wait()?);
+        // A unit's replica is on its way while the next one steps: not all of them, for the old ones are still there.
+        let mut under_way = None;
+        for i in 0..self.units.len() {
+            self.units[i].step(lr, scale);
+            let before = under_way.take();
+            under_way = self.units[i].replicate(&self.thread).map(|replica| (i, replica));
+            if let Some((unit, replica)) = before {
+                self.units[unit].set_replica(replica.wait()?);
             }
+        }
+        if let Some((unit, replica)) = under_way {
+            self.units[unit].set_replica(replica.wait()?);
         }
         Ok(())
     }
@@ -188,7 +200,14 @@ impl<B: 'static> Fsdp<B> {
             let values = losses.iter().filter_map(|losses| pick(losses).clone());
             values.map(|tensor| f64::from(tensor.into_scalar::<f32>())).sum::<f64>() / losses.len() as f64
         };
-        let sums = self.all_reduce(&[mean(|losses| &losses.loss), mean(|losses| &losses.aux)])?;
+        let count = losses.len() as f64;
+        let sums = self.all_reduce(&[mean(|losses| &losses.loss), mean(|losses| &losses.aux), count])?;
+        if sums[2] != count * self.world_size as f64 {
+            let (rank, ranks, total) = (self.plan.rank, self.world_size, sums[2]);
+            return Err(FsdpError::MicroBatches(format!(
+                "rank {rank} has {count} micro-batches in this step, the {ranks} ranks together {total}: give each as many"
+            )));
+        }
         let ranks = self.data_parallel().1 as f64;
         Ok([sums[0] / ranks, sums[1] / ranks])
     }
@@ -202,5 +221,20 @@ impl<B: 'static> Fsdp<B> {
             _ => self.all_reduce(&[local])?[0] / self.plan.replicas as f64,
         };
         Ok(square.sqrt())
+    }
+}
+
+/// An error unless all ranks were given the same values. Returns whether all of them can free memory that graphs hold.
+fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[f64], frees: bool) -> Result<bool, FsdpError> {
+    let highest = |values: Vec<f64>| -> Result<Vec<f64>, FsdpError> {
+        let len = values.len();
+        let tensor = Tensor::<1>::from_data(TensorData::new(values, [len]), (world.device(), DType::F64));
+        Ok(world.all_reduce(tensor, Reduce::Max)?.into_data().iter::<f64>().collect())
+    };
+    let most = highest(squares.iter().copied().chain([if frees { 0.0 } else { 1.0 }]).collect())?;
+    let least = highest(squares.iter().map(|square| -square).collect())?;
+    match most.iter().zip(&least).position(|(most, least)| *most != -least) {
+        Some(unit) => Err(FsdpError::Values(units[unit].name())),
+        None => Ok(most[squares.len()] == 0.0),
     }
 }

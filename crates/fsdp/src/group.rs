@@ -126,7 +126,7 @@ fn concatenate(layout: &Layout, mut parts: Vec<Option<Tensor<1>>>, dtype: DType,
             if param.offset > end {
                 pieces.push(zeros(param.offset - end));
             }
-            pieces.push(part);
+            pieces.push(part.cast(dtype));
             end = param.offset + param.len();
         }
     }

@@ -11,7 +11,7 @@
 //!
 //! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call is a small graph of its own: its input
 //! is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). So the schedule is explicit: what is
-//! gathered, when it is freed and what is communicated stands in [`Fsdp::train_step`], to be read.
+//! gathered, when it is freed and what is communicated stands in `schedule.rs`, to be read. `examples/mlp.rs` is a worked example.
 //!
 //! | [`Strategy`] | parameters and optimizer at rest | forward, backward | gradients |
 //! |---|---|---|---|
@@ -46,7 +46,6 @@ pub use fsdp::{Fsdp, Placement, StepReport};
 pub use fused::AdamW;
 pub use layout::{Layout, ParamLayout};
 pub use memory::{Bytes, Category, Memory};
-pub use placement::block_owners;
 pub use precision::{FloatType, Precision};
 pub use unit::{Activation, UnitId, Units};
 pub use vjp::vjp_seed;

@@ -1,11 +1,12 @@
 //! The forward and backward of one micro-batch: what is gathered, bound, run, reduced and freed, and when.
 //!
 //! ```text
-//! communication   gather 0 | gather 1 | gather 2 | ..      gather 2 | gather 1 | reduce 2 | gather 0 | reduce 1 | reduce 0
-//! computation              | run 0    | run 1    | run 2 ..           vjp 2    |  vjp 1   |  vjp 0   |
+//! communication   gather 0 | gather 1 | gather 2 |         gather 1 | reduce 2, gather 0 | reduce 1 | reduce 0
+//! computation              | run 0    | run 1    | run 2   vjp 2    | vjp 1              | vjp 0    |
 //! ```
 //!
-//! While a call computes, the next one's parameters are on their way: at most two units are gathered at a time.
+//! While a call computes, the next one's parameters are on their way: at most two units are gathered at a time. The last call's stay
+//! until its backward, which follows at once.
 //!
 //! Under [`Strategy::Block`](crate::Strategy::Block) every rank goes through all calls, for it has a shard of each unit to give and a
 //! part of each gradient to take; it computes only its own, and hands the activation on.
@@ -53,12 +54,11 @@ enum Saved {
     Input {
         x: Option<Tensor<3>>,
         weights: Option<Weights>,
-        _held: Held,
+        held: Held,
     },
     Graph {
         graph: Graph,
         weights: Weights,
-        _held: Held,
     },
 }
 
@@ -67,6 +67,7 @@ struct Graph {
     bound: BoundGroup,
     x: Option<Tensor<3>>,
     output: Output,
+    _held: Held,
 }
 
 /// A gradient on its way to its shards.
@@ -79,7 +80,7 @@ struct Reduction {
 impl<B> Schedule<'_, B> {
     /// Losses only.
     pub fn evaluate(&self, batch: &B) -> Result<Losses, FsdpError> {
-        self.forward(|i, weights, x| self.calls[i].run(&self.unit(i).bind(&weights, false), x, batch))
+        self.forward(|i, weights, x| self.calls[i].run(&self.unit(i).bind(&weights.flat, false), x, batch))
     }
 
     /// Losses, and gradients added to the units'.
@@ -124,30 +125,25 @@ impl<B> Schedule<'_, B> {
 
     /// Runs call `i`, and keeps of it what its backward needs.
     fn run_and_save(&self, i: usize, weights: Weights, x: Option<Tensor<3>>, batch: &B) -> (Saved, Output) {
-        let hold = |bytes| self.plan.ledger.hold(Category::Activations, bytes);
-        let input = x.as_ref().map_or(0, bytes);
         if self.recomputes(i) {
-            let bound = self.unit(i).bind(&weights, false);
+            let bound = self.unit(i).bind(&weights.flat, false);
             let output = self.calls[i].run(&bound, x.clone(), batch);
             let weights = (!self.regathers(i)).then_some(weights);
-            return (Saved::Input { _held: hold(input), x, weights }, output);
+            let held = self.plan.ledger.hold(Category::Activations, x.as_ref().map_or(0, bytes));
+            return (Saved::Input { x, weights, held }, output);
         }
         let mut weights = if self.regathers(i) { weights.refillable() } else { weights };
-        let before = self.config.allocated.map_or(0, |allocated| allocated());
         let graph = self.run_tracked(i, &weights, x, batch);
-        // The output is the next call's input, and counted there.
-        let after = self.config.allocated.map_or(0, |allocated| allocated() - graph.output.bytes() as isize);
         let output = graph.output.detached();
         if self.regathers(i) {
             weights.free();
         }
-        let _held = hold(input + usize::try_from(after - before).unwrap_or(0));
-        (Saved::Graph { graph, weights, _held }, output)
+        (Saved::Graph { graph, weights }, output)
     }
 
     fn backward(&mut self, mut saved: Vec<Saved>, batch: &B) -> Result<(), FsdpError> {
         let (mut cotangent, mut ahead) = (None, None);
-        let mut partial: Vec<Option<Tensor<1>>> = self.units.iter().map(|_| None).collect();
+        let mut partial: Vec<Option<Counted>> = self.units.iter().map(|_| None).collect();
         let mut reduction: Option<Reduction> = None;
         let prefetch = self.config.backward_prefetch;
         while let Some(call) = saved.pop() {
@@ -189,13 +185,14 @@ impl<B> Schedule<'_, B> {
     fn restore(&self, i: usize, call: Saved, again: Option<Weights>, batch: &B) -> Option<(Graph, Weights)> {
         match call {
             Saved::Elsewhere => None,
-            Saved::Graph { graph, mut weights, .. } => {
+            Saved::Graph { graph, mut weights } => {
                 if let Some(again) = again {
                     weights.refill(again);
                 }
                 Some((graph, weights))
             }
-            Saved::Input { x, weights, .. } => {
+            Saved::Input { x, weights, held } => {
+                drop(held); // the graph counts it
                 let weights = again.or(weights).expect("kept, or gathered again");
                 Some((self.run_tracked(i, &weights, x, batch), weights))
             }
@@ -203,21 +200,16 @@ impl<B> Schedule<'_, B> {
     }
 
     /// Sends the gradient of call `i` to the unit's shards; that of a unit that was called before as well is first added to those.
-    fn reduce(
-        &mut self,
-        i: usize,
-        gradient: Option<Tensor<1>>,
-        partial: &mut [Option<Tensor<1>>],
-    ) -> Option<Reduction> {
+    fn reduce(&mut self, i: usize, gradient: Option<Tensor<1>>, partial: &mut [Option<Counted>]) -> Option<Reduction> {
         let (unit, owner) = (self.calls[i].unit, self.owner(i));
         let done = !self.calls[..i].iter().any(|call| call.unit == unit);
         if self.owners.is_some() {
             let gradient = self.units[unit].scatter(self.thread, gradient, owner, done);
             return Some(Reduction { unit, gradient, done });
         }
-        let gradient = add(partial[unit].take(), gradient)?;
+        let gradient = add(partial[unit].take().map(|later| later.tensor), gradient)?;
         if !done {
-            partial[unit] = Some(gradient);
+            partial[unit] = Some(Counted::new(gradient, Category::Gradients, &self.plan.ledger));
             return None;
         }
         let gradient = self.units[unit].reduce(self.thread, gradient, self.last)?;
@@ -226,10 +218,15 @@ impl<B> Schedule<'_, B> {
 
     /// Runs call `i` on tracked leaves.
     fn run_tracked(&self, i: usize, weights: &Weights, x: Option<Tensor<3>>, batch: &B) -> Graph {
-        let bound = self.unit(i).bind(weights, true);
+        let allocated = || self.config.allocated.map_or(0, |allocated| allocated());
+        let before = allocated();
+        let bound = self.unit(i).bind(&weights.flat, true);
         let x = x.map(|x| x.autodiff().require_grad());
         let output = self.calls[i].run(&bound, x.clone(), batch);
-        Graph { bound, x, output }
+        // Its input was there before; its output is the next call's input, and counted there.
+        let kept = allocated() - before - output.bytes() as isize;
+        let bytes = x.as_ref().map_or(0, bytes) + usize::try_from(kept).unwrap_or(0);
+        Graph { bound, x, output, _held: self.plan.ledger.hold(Category::Activations, bytes) }
     }
 
     /// From the cotangent of a call's output to the gradient of its unit and the cotangent of its input.

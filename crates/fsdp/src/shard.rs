@@ -65,13 +65,14 @@ impl Plan {
         }
     }
 
-    /// Whether computing needs parameters that this rank does not hold.
+    /// Whether computing needs parameters that this rank does not hold, or not in the type or place that it needs.
     pub fn gathers(&self) -> bool {
-        self.shards > 1 && !self.replicates()
+        let at_hand = self.shards == 1 && self.param == FloatType::Fp32 && self.device == self.rest_device;
+        !at_hand && !self.replicates()
     }
 
     fn replicates(&self) -> bool {
-        matches!(self.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
+        self.shards > 1 && matches!(self.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
     }
 
     fn count(&self, tensor: Tensor<1>, category: Category) -> Counted {
@@ -81,7 +82,7 @@ impl Plan {
 
 /// A whole unit's parameters, for as long as this lives.
 pub(crate) struct Weights {
-    flat: Tensor<1>,
+    pub flat: Tensor<1>,
     storage: Option<Storage>,
     /// Counts what was gathered, and not what is at rest anyway.
     held: Option<crate::memory::Held>,
@@ -122,18 +123,20 @@ impl Weights {
 }
 
 impl ShardedUnit {
-    /// Takes the unit's values and keeps this rank's share of them.
-    pub fn new(mut group: Group, config: &FsdpConfig, plan: &Plan) -> Self {
+    /// Takes the unit's values and keeps this rank's share of them. Also returns the sum of their squares, which tells whether all ranks
+    /// were given the same.
+    pub fn new(mut group: Group, config: &FsdpConfig, plan: &Plan) -> (Self, f64) {
         let layout = group.layout(plan.shards);
         let len = layout.padded_len() / plan.shards;
         let range = plan.shard * len..(plan.shard + 1) * len;
         let values = group.take_values(&layout, &plan.device);
-        let replica = (plan.replicates() && plan.shards > 1).then(|| values.clone().cast(plan.param.dtype()));
+        let square = fused::sum_of_squares(values.clone());
+        let replicate = || plan.count(values.clone().cast(plan.param.dtype()), Category::Parameters);
+        let replica = plan.replicates().then(replicate);
         let master = match (plan.shards, &replica) {
-            (1, _) => values,
-            (_, Some(whole)) if whole.dtype() == DType::F32 => whole.clone().slice(range.clone()),
-            // A slice may be a view that keeps the whole buffer alive; what rests is a copy of just this rank's share.
-            _ => Tensor::zeros([len], &plan.device) + values.slice(range.clone()),
+            (1, None) => values,
+            (_, Some(whole)) if whole.tensor.dtype() == DType::F32 => whole.tensor.clone().slice(range.clone()),
+            _ => owned_copy(values.slice(range.clone())),
         };
         let optimizer = ShardOptimizer::new(&config.adamw, &layout, range.start, len, plan.ledger.clone());
         let mut unit = Self {
@@ -148,7 +151,7 @@ impl ShardedUnit {
             optimizer,
         };
         unit.set_values(master.to_device(&plan.rest_device), replica);
-        unit
+        (unit, square)
     }
 
     pub fn name(&self) -> String {
@@ -161,26 +164,25 @@ impl ShardedUnit {
 
     /// The whole unit's parameters in the type they are computed with; under `block` on rank `owner` only.
     pub fn gather(&self, thread: &CommThread, owner: usize) -> Pending<Option<Weights>> {
-        let (dtype, ledger, plan) = (self.plan.param.dtype(), self.plan.ledger.clone(), self.plan.clone());
-        let master = self.master.tensor.clone();
-        match (&self.replica, self.plan.strategy) {
-            (Some(replica), _) => {
-                let flat = replica.tensor.clone();
-                Pending::ready(self.plan.rank, Some(Weights { flat, storage: None, held: None }))
+        let plan = &self.plan;
+        if !plan.gathers() {
+            let at_hand = self.replica.as_ref().unwrap_or(&self.master);
+            let weights = Weights { flat: at_hand.tensor.clone(), storage: None, held: None };
+            return Pending::ready(plan.rank, Some(weights));
+        }
+        let (master, ledger) = (self.master.tensor.clone(), plan.ledger.clone());
+        let (device, dtype) = (plan.device.clone(), plan.param.dtype());
+        match (plan.shards, plan.strategy) {
+            (1, _) => {
+                Pending::ready(plan.rank, Some(Weights::gathered(master.to_device(&device).cast(dtype), &ledger)))
             }
-            (None, _) if self.plan.shards == 1 => {
-                let held = (dtype != DType::F32 || plan.device != plan.rest_device)
-                    .then(|| ledger.hold(Category::Gathered, self.layout.padded_len() * dtype.size()));
-                let flat = master.to_device(&plan.device).cast(dtype);
-                Pending::ready(self.plan.rank, Some(Weights { flat, storage: None, held }))
-            }
-            (None, Strategy::Block) => thread.submit(move |groups| {
-                let shards = groups.shard.gather(master.to_device(&plan.device).cast(dtype), owner)?;
+            (_, Strategy::Block) => thread.submit(move |groups| {
+                let shards = groups.shard.gather(master.to_device(&device).cast(dtype), owner)?;
                 let is_owner = groups.shard.rank() == owner;
                 Ok(is_owner.then(|| Weights::gathered(Tensor::cat(shards, 0), &ledger)))
             }),
-            (None, _) => thread.submit(move |groups| {
-                let flat = groups.shard.all_gather(master.to_device(&plan.device).cast(dtype))?;
+            _ => thread.submit(move |groups| {
+                let flat = groups.shard.all_gather(master.to_device(&device).cast(dtype))?;
                 Ok(Some(Weights::gathered(flat, &ledger)))
             }),
         }
@@ -192,11 +194,7 @@ impl ShardedUnit {
         thread.submit(move |groups| groups.shard.all_gather(master.to_device(&device)))
     }
 
-    pub fn bind(&self, weights: &Weights, tracked: bool) -> BoundGroup {
-        self.bind_flat(&weights.flat, tracked)
-    }
-
-    pub fn bind_flat(&self, flat: &Tensor<1>, tracked: bool) -> BoundGroup {
+    pub fn bind(&self, flat: &Tensor<1>, tracked: bool) -> BoundGroup {
         self.group.bind(&self.layout, flat, tracked)
     }
 
@@ -251,8 +249,7 @@ impl ShardedUnit {
                 (0..plan.shards).map(|i| full.clone().slice(i * len..(i + 1) * len)).collect()
             });
             let part = groups.shard.scatter(parts, owner)?;
-            // A part may be a view that keeps the whole gradient alive.
-            let part = part.zeros_like().cast(DType::F32) + part.cast(DType::F32);
+            let part = owned_copy(part.cast(DType::F32));
             let sum = add(later_calls.map(|later| later.tensor.to_device(&plan.device)), part);
             let sum = add(earlier.map(|earlier| earlier.tensor.to_device(&plan.device)), sum);
             Ok(plan.count(sum.to_device(&plan.rest_device), Category::Gradients))
@@ -288,31 +285,36 @@ impl ShardedUnit {
     }
 
     /// Sends for the replica of the masters that the ranks have stepped, where there is one: [`set_replica`](Self::set_replica) takes it.
-    pub fn replicate(&self, thread: &CommThread) -> Option<Pending<Tensor<1>>> {
+    pub fn replicate(&self, thread: &CommThread) -> Option<Pending<Counted>> {
         self.replica.as_ref()?;
         let (master, plan) = (self.master.tensor.clone(), self.plan.clone());
-        Some(
-            thread
-                .submit(move |groups| groups.shard.all_gather(master.to_device(&plan.device).cast(plan.param.dtype()))),
-        )
+        Some(thread.submit(move |groups| {
+            let replica = groups.shard.all_gather(master.to_device(&plan.device).cast(plan.param.dtype()))?;
+            Ok(plan.count(replica, Category::Parameters))
+        }))
     }
 
-    pub fn set_replica(&mut self, replica: Tensor<1>) {
+    pub fn set_replica(&mut self, replica: Counted) {
         let master = self.master.tensor.clone();
         self.set_values(master, Some(replica));
     }
 
     /// In fp32 the master is a part of the replica, and takes no memory of its own.
-    fn set_values(&mut self, master: Tensor<1>, replica: Option<Tensor<1>>) {
+    fn set_values(&mut self, master: Tensor<1>, replica: Option<Counted>) {
         let (plan, len) = (&self.plan, master.dims()[0]);
         self.master = match &replica {
-            Some(whole) if whole.dtype() == DType::F32 && plan.device == plan.rest_device => {
-                Counted::free_of_charge(whole.clone().slice(plan.shard * len..(plan.shard + 1) * len))
+            Some(whole) if whole.tensor.dtype() == DType::F32 && plan.device == plan.rest_device => {
+                Counted::free_of_charge(whole.tensor.clone().slice(plan.shard * len..(plan.shard + 1) * len))
             }
             _ => plan.count(master, Category::Parameters),
         };
-        self.replica = replica.map(|replica| plan.count(replica, Category::Parameters));
+        self.replica = replica;
     }
+}
+
+/// The same values in memory of their own: a slice may be a view that keeps the whole buffer alive.
+fn owned_copy(slice: Tensor<1>) -> Tensor<1> {
+    slice.zeros_like() + slice
 }
 
 fn add(earlier: Option<Tensor<1>>, gradient: Tensor<1>) -> Tensor<1> {

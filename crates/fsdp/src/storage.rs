@@ -78,12 +78,12 @@ impl AllocationController for Controller {
         };
         let bytes = tensor.bytes();
         // SAFETY: the bytes outlive this lock. They go when `Storage` frees or refills, which only the thread does that runs all
-        // operations on the tensor, between them; until then they are neither moved nor written, for the tensor that holds them is
-        // never handed out.
+        // operations on the tensor, between them (`Units` forbids that a forward hands parameters to another thread); until then
+        // they are neither moved nor written, for the tensor that holds them is never handed out.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 
-    /// Never called: the tensor above always has a second owner, and what is shared is copied before it is written.
+    /// Not called while the unit is in use: the tensor above has a second owner then, and what is shared is copied before it is written.
     unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         Err(AccessError::WouldCopy)
     }

@@ -7,6 +7,9 @@ use std::marker::PhantomData;
 
 /// A model as units and the calls a forward makes of them; `B` is the batch, which only the calls look into.
 ///
+/// A call's function gets a module whose parameters are there for as long as it runs: it returns what it has computed of them, not one
+/// of them or a view of it, and hands none to another thread.
+///
 /// A unit may be called more than once (tied embeddings): it is gathered for each call, and its gradients are added before
 /// they are communicated.
 ///
@@ -65,7 +68,8 @@ impl<B: 'static> Units<B> {
         Self { units: vec![], calls: vec![] }
     }
 
-    /// Adds a unit. Its parameters' values are read when it is sharded, so a lazily initialised module is made only then.
+    /// Adds a unit. Its parameters' values are read when it is sharded, so a lazily initialised module is made only then. All of them
+    /// are trained, and in fp32, whatever the module's own settings are.
     pub fn add<M: Module + 'static>(&mut self, name: impl Into<String>, module: M) -> UnitId<M> {
         self.units.push(Box::new(ModuleUnit { name: name.into(), module }));
         UnitId { index: self.units.len() - 1, module: PhantomData }

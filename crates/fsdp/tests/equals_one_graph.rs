@@ -100,8 +100,8 @@ fn global_batch(device: &Device) -> Batch {
     Batch { x: random(), target: random() }
 }
 
-/// Loss and gradient norm of each step.
-type Curve = Vec<[f64; 2]>;
+/// Loss, gradient norm and auxiliary loss of each step.
+type Curve = Vec<[f64; 3]>;
 
 fn one_graph(mut model: Model, batch: &Batch) -> Curve {
     let mut states = vec![];
@@ -114,11 +114,11 @@ fn one_graph(mut model: Model, batch: &Batch) -> Curve {
             (x, aux) = (y, aux + block_aux.unwrap());
         }
         let loss = model.ends.loss(x, batch);
-        let mut gradients = (loss.clone() + aux).backward();
+        let mut gradients = (loss.clone() + aux.clone()).backward();
         let mut norm = Norm { gradients: &gradients, square: 0.0 };
         model.visit(&mut norm);
         let norm = norm.square.sqrt();
-        curve.push([f64::from(loss.into_scalar::<f32>()), norm]);
+        curve.push([f64::from(loss.into_scalar::<f32>()), norm, f64::from(aux.into_scalar::<f32>())]);
         let scale = (CLIP / (norm + 1e-6)).min(1.0);
         model = model.map(&mut Update { gradients: &mut gradients, states: &mut states, scale, next: 0 });
     }
@@ -199,7 +199,7 @@ fn sharded(
         let mut curve = vec![];
         for _ in 0..STEPS {
             let report = fsdp.train_step(&mine, LR)?;
-            curve.push([report.loss, report.grad_norm]);
+            curve.push([report.loss, report.grad_norm, report.aux_loss]);
         }
         Ok::<_, FsdpError>((curve, fsdp.memory()))
     })
@@ -217,7 +217,7 @@ fn all_train_as(expected: &Curve, model: &Model, batch: &Batch, table: &[(FsdpCo
     let mut wrong = vec![];
     for (config, ranks, micro_batches) in table {
         let (curve, memory) = &sharded(model, batch, config, *ranks, *micro_batches)[0];
-        let differs = |(found, expected): (&[f64; 2], &[f64; 2])| {
+        let differs = |(found, expected): (&[f64; 3], &[f64; 3])| {
             found.iter().zip(expected).any(|(found, expected)| (found - expected).abs() / expected > 1e-5)
         };
         if let Some(step) = curve.iter().zip(expected).position(differs) {
@@ -345,6 +345,33 @@ fn an_overflow_of_fp16_changes_nothing_and_halves_the_scale() {
             assert_eq!(two[0].skipped, two[0].loss == two[1].loss, "a skipped step changes nothing: {two:?}");
         }
         assert!(reports[19].loss < reports[0].loss);
+    }
+}
+
+#[test]
+fn ranks_that_were_given_different_models_or_batches_all_get_an_error() {
+    let device = Device::flex();
+    let (models, batch) = ([model(&device), model(&device)], global_batch(&device));
+    for strategy in [Strategy::Ddp, Strategy::FullShard] {
+        let errors = |own_models: bool, batches: [usize; 2]| {
+            run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), |comm| {
+                let rank = comm.rank();
+                let model = models[if own_models { rank } else { 0 }].clone();
+                let step = |mut fsdp: Fsdp<Batch>| fsdp.train_step(&vec![batch.clone(); batches[rank]], LR);
+                let result = Fsdp::new(units(model), comm, config(strategy)).and_then(step);
+                Ok::<_, FsdpError>(result.err().map(|error| error.to_string()).unwrap_or_default())
+            })
+            .unwrap()
+        };
+        let all_contain = |errors: Vec<String>, part: &str| {
+            assert!(errors.iter().all(|error| error.contains(part)), "{errors:?}");
+        };
+        all_contain(errors(true, [1, 1]), "unit ends has not the same initial values");
+        all_contain(errors(false, [0, 0]), "at least one micro-batch");
+        if strategy == Strategy::Ddp {
+            all_contain(errors(false, [1, 2]), "the 2 ranks together 3");
+        }
+        all_contain(errors(false, [1, 1]), "");
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a rank says it uses is what the allocator says.
 
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use comm::{Communicator, run_ranks};
 use fsdp::{ActivationCheckpointing, Category, Fsdp, FsdpConfig, FsdpError, Memory, Strategy, Units};
@@ -38,7 +38,8 @@ fn live() -> isize {
 
 fn units() -> Units<Tensor<3>> {
     let (mut units, device) = (Units::new(), Device::flex());
-    let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device);
+    let value = 0.5 / WIDTH as f64; // the same on all ranks
+    let linear = || LinearConfig::new(WIDTH, WIDTH).with_initializer(Initializer::Constant { value }).init(&device);
     let first = units.add("first", linear());
     units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));
     for i in 0..LAYERS - 2 {
@@ -114,6 +115,11 @@ fn memory_is_what_the_allocator_says() {
     let peak = |config: &FsdpConfig| train(config, 1).0[0].peak[Category::Activations];
     let kept = peak(&config) as f64 / BATCH_BYTES as f64;
     assert!((LAYERS as f64..LAYERS as f64 + 1.5).contains(&kept), "{kept} batches are kept of {LAYERS} layers");
+    // Inputs alone, and one graph at a time.
     let recomputed = peak(&FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..config });
-    assert!(recomputed as f64 / (BATCH_BYTES as f64) < kept + 0.5);
+    let kept = recomputed as f64 / BATCH_BYTES as f64;
+    assert!(
+        (LAYERS as f64 - 1.0..LAYERS as f64 + 1.5).contains(&kept),
+        "{kept} batches are kept of {LAYERS} layers' inputs"
+    );
 }

@@ -95,9 +95,10 @@ mod without_mpi {
 
     impl MpiWorld {
         pub fn start() -> Result<Option<Self>, CommError> {
-            match env::var("OMPI_COMM_WORLD_SIZE").as_deref() {
-                Ok("1") | Err(_) => Ok(None),
-                Ok(_) => Err(CommError::Engine("this build has no MPI; build it with `--features mpi`".into())),
+            let several = |name| env::var(name).is_ok_and(|size| size != "1");
+            match ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().any(several) {
+                false => Ok(None),
+                true => Err(CommError::Engine("this build has no MPI; build it with `--features mpi`".into())),
             }
         }
 

@@ -1,3 +1,4 @@
+use burn::tensor::Device;
 use comm::TrafficTable;
 use fsdp::{Category, Memory};
 use serde::Serialize;
@@ -17,8 +18,12 @@ pub(crate) struct StepMetrics {
     /// Cross entropy of the global batch before the step, in nats per token.
     pub loss: f64,
     pub lr: f64,
-    /// Global norm of the gradient before clipping.
+    /// The balance loss of the experts, 0 without.
+    pub aux_loss: f64,
+    /// Global norm of the gradient before clipping; in JSON null where it is beyond fp16.
     pub grad_norm: f64,
+    /// Whether the gradients were beyond fp16, and the parameters stayed as they were.
+    pub skipped: bool,
     /// Tokens trained on so far.
     pub tokens: usize,
     pub tokens_per_second: f64,
@@ -38,6 +43,9 @@ pub(crate) struct ValMetrics {
 pub(crate) struct UsageMetrics {
     pub step: usize,
     pub memory: BTreeMap<&'static str, MemoryMetrics>,
+    /// What the device's allocator holds for all its ranks, where it says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceMetrics>,
     pub traffic: BTreeMap<&'static str, TrafficMetrics>,
 }
 
@@ -50,6 +58,14 @@ pub(crate) struct MemoryMetrics {
     pub peak: usize,
 }
 
+/// Bytes of a device.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct DeviceMetrics {
+    pub in_use: u64,
+    /// The same, and what is kept for reuse.
+    pub reserved: u64,
+}
+
 /// One kind of collective since the start.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct TrafficMetrics {
@@ -59,7 +75,10 @@ pub(crate) struct TrafficMetrics {
 }
 
 impl UsageMetrics {
-    pub fn new(step: usize, memory: &Memory, traffic: &TrafficTable) -> Self {
+    pub fn new(step: usize, memory: &Memory, device: &Device, traffic: &TrafficTable) -> Self {
+        let device = device
+            .memory_pool_usage()
+            .map(|usage| DeviceMetrics { in_use: usage.bytes_in_use, reserved: usage.bytes_reserved });
         let category = |category: Category| {
             (category.name(), MemoryMetrics { at_rest: memory.now[category], peak: memory.peak[category] })
         };
@@ -67,7 +86,7 @@ impl UsageMetrics {
             let seconds = traffic.time.as_secs_f64();
             (*name, TrafficMetrics { calls: traffic.calls, bytes: traffic.bytes, seconds })
         });
-        Self { step, memory: Category::ALL.map(category).into(), traffic: traffic.collect() }
+        Self { step, memory: Category::ALL.map(category).into(), device, traffic: traffic.collect() }
     }
 }
 
@@ -82,6 +101,10 @@ impl fmt::Display for UsageMetrics {
         let memory: Vec<_> = self.memory.iter().map(memory).collect();
         let traffic: Vec<_> = self.traffic.iter().filter(|(_, traffic)| traffic.bytes > 0).map(traffic).collect();
         write!(f, "rank 0, MB at most: {}", memory.join(", "))?;
+        if let Some(DeviceMetrics { in_use, reserved }) = self.device {
+            let (in_use, reserved) = (megabytes(in_use as f64), megabytes(reserved as f64));
+            write!(f, "; its device now: {in_use:.1} in use, {reserved:.1} reserved")?;
+        }
         if traffic.is_empty() { Ok(()) } else { write!(f, "\nrank 0, MB received: {}", traffic.join(", ")) }
     }
 }

@@ -84,13 +84,19 @@ impl<'a> Rank<'a> {
         if !report.loss.is_finite() {
             return Err(TrainError::NotFinite { step: step + 1, loss: report.loss });
         }
+        if report.skipped && self.rank == 0 {
+            let line = format!("step {}: gradients beyond fp16: the step is skipped, the loss scale halved", step + 1);
+            self.job.progress.say(&line);
+        }
         let step_seconds = started.elapsed().as_secs_f64();
         let tokens = train.global_batch_size * train.seq_len;
         let metrics = StepMetrics {
             step: step + 1,
             loss: report.loss,
             lr,
+            aux_loss: report.aux_loss,
             grad_norm: report.grad_norm,
+            skipped: report.skipped,
             tokens: (step + 1) * tokens,
             tokens_per_second: tokens as f64 / step_seconds,
             step_seconds,
@@ -158,10 +164,9 @@ impl<'a> Rank<'a> {
         if train.sample_tokens == 0 {
             return Ok(None);
         }
-        let model = self.parts.gather(&self.job.config, &self.fsdp, &self.device)?;
-        if self.rank != 0 {
+        let Some(model) = self.parts.gather(&self.job.config, &self.fsdp, self.rank == 0, &self.device)? else {
             return Ok(None);
-        }
+        };
         let prompt = self.job.tokenizer.encode("\n").unwrap_or_else(|_| vec![0]);
         let sampling = Sampling { temperature: 0.8, seed: train.seed };
         let tokens = generate(&model, &prompt, train.sample_tokens, train.seq_len, sampling, &self.device);
@@ -192,7 +197,7 @@ impl<'a> Rank<'a> {
 
     /// Memory and communication, from rank 0.
     fn report_usage(&mut self, step: usize) -> Result<(), TrainError> {
-        let usage = UsageMetrics::new(step, &self.fsdp.memory(), &self.fsdp.traffic());
+        let usage = UsageMetrics::new(step, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
         if self.rank == 0 {
             self.job.progress.say(&usage.to_string());
         }

@@ -74,25 +74,54 @@ fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static>(
 }
 
 impl Parts {
-    /// The whole model on this rank. A collective: every rank calls it.
-    pub fn gather(&self, config: &Config, fsdp: &Fsdp<Batch>, device: &Device) -> Result<Whole, FsdpError> {
-        match (self, &config.model) {
+    /// The whole model, where it is to be kept. A collective: every rank calls it, and one that keeps nothing holds a unit at a time.
+    pub fn gather(
+        &self,
+        config: &Config,
+        fsdp: &Fsdp<Batch>,
+        keep: bool,
+        device: &Device,
+    ) -> Result<Option<Whole>, FsdpError> {
+        let whole = match (self, &config.model) {
             (Self::Gpt2 { ends, blocks }, ModelConfig::Gpt2(shape)) => {
                 let mut model = Gpt2::new(shape, device);
-                model.ends = fsdp.gather(*ends)?;
-                model.blocks = blocks.iter().map(|block| fsdp.gather(*block)).collect::<Result<_, _>>()?;
-                Ok(Whole::Gpt2(model))
+                gather_into(&mut model.ends, fsdp, *ends, keep)?;
+                gather_all(&mut model.blocks, fsdp, blocks, keep)?;
+                Whole::Gpt2(model)
             }
             (Self::DeepSeek { embed, blocks, head }, ModelConfig::DeepSeek(shape)) => {
                 let mut model = DeepSeek::new(shape, &config.moe.clone().unwrap_or_default(), device);
-                model.embed = fsdp.gather(*embed)?;
-                model.blocks = blocks.iter().map(|block| fsdp.gather(*block)).collect::<Result<_, _>>()?;
-                model.head = fsdp.gather(*head)?;
-                Ok(Whole::DeepSeek(model))
+                gather_into(&mut model.embed, fsdp, *embed, keep)?;
+                gather_all(&mut model.blocks, fsdp, blocks, keep)?;
+                gather_into(&mut model.head, fsdp, *head, keep)?;
+                Whole::DeepSeek(model)
             }
             _ => unreachable!("the units were made from this configuration"),
-        }
+        };
+        Ok(keep.then_some(whole))
     }
+}
+
+fn gather_all<M: Module + 'static>(
+    modules: &mut [M],
+    fsdp: &Fsdp<Batch>,
+    units: &[UnitId<M>],
+    keep: bool,
+) -> Result<(), FsdpError> {
+    modules.iter_mut().zip(units).try_for_each(|(module, unit)| gather_into(module, fsdp, *unit, keep))
+}
+
+fn gather_into<M: Module + 'static>(
+    module: &mut M,
+    fsdp: &Fsdp<Batch>,
+    unit: UnitId<M>,
+    keep: bool,
+) -> Result<(), FsdpError> {
+    let gathered = fsdp.gather(unit)?;
+    if keep {
+        *module = gathered;
+    }
+    Ok(())
 }
 
 /// A model of either kind.

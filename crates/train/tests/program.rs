@@ -91,7 +91,7 @@ fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
 
     let first = metrics(&folder.path().join("first"));
     let keys = |line: &serde_json::Value| line.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
-    let step = "grad_norm loss lr step step_seconds tokens tokens_per_second";
+    let step = "aux_loss grad_norm loss lr skipped step step_seconds tokens tokens_per_second";
     let kinds: Vec<String> = first.iter().map(keys).collect();
     let (usage, validation) = ("memory step traffic", "step val_loss");
     assert_eq!(kinds, [step, usage, step, step, step, validation, step, step, usage, validation]);

@@ -102,7 +102,7 @@ pub enum TokenizerKind {
 pub struct TrainConfig {
     /// Optimizer steps.
     pub steps: usize,
-    /// Sequences per optimizer step, over all ranks; a multiple of `parallel.gpus`.
+    /// Sequences per optimizer step, over all ranks; a multiple of `parallel.gpus`, but for `parallel.strategy: block`.
     pub global_batch_size: usize,
     /// Sequences a rank computes at once, a divisor of its share of the global batch; the whole share if that is smaller, or if
     /// this is null.
@@ -262,7 +262,7 @@ impl ParallelConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsConfig {
-    /// Steps between reports of memory and communication; 0 for one at the end only.
+    /// Steps between reports of memory and communication, beside those of the first and the last step; 0 for these only.
     pub every: usize,
 }
 

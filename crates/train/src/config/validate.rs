@@ -78,7 +78,7 @@ impl Config {
         require(micro.is_none_or(|micro| micro >= share || share.is_multiple_of(micro)), || {
             format!(
                 "train.micro_batch_size is {}, which does not divide a rank's share of {share} sequences \
-                 (train.global_batch_size {batch} / parallel.gpus {gpus}): give a divisor of {share}, or null for \
+                 (train.global_batch_size {batch} shared by {gpus}): give a divisor of {share}, or null for \
                  the whole share",
                 micro.unwrap_or_default()
             )
