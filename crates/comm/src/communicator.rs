@@ -63,7 +63,7 @@ impl Communicator {
 
     /// The ranks' tensors combined: `[n]` stays `[n]`.
     pub fn all_reduce<K: Kind>(&self, tensor: Tensor<1, K>, how: Reduce) -> Result<Tensor<1, K>, CommError> {
-        let (collective, tensor) = (Collective::AllReduce, K::forget(tensor));
+        let (collective, tensor) = (Collective::AllReduce(how), K::forget(tensor));
         let small = tensor.bytes() <= SMALL;
         let call = || if small { self.reduce_at_once(tensor, how) } else { self.reduce_in_chunks(tensor, how) };
         self.metered(collective, call).map(K::remember)
@@ -192,14 +192,14 @@ impl Communicator {
     /// [`all_reduce`](Self::all_reduce) of few bytes: everyone gets everything.
     fn reduce_at_once(&self, tensor: Payload, how: Reduce) -> Result<(Payload, usize), CommError> {
         let len = tensor.len();
-        let (all, bytes) = self.all_gather_as(Collective::AllReduce, tensor)?;
+        let (all, bytes) = self.all_gather_as(Collective::AllReduce(how), tensor)?;
         let parts = (0..self.world_size()).map(|rank| all.clone().slice(rank * len..(rank + 1) * len));
         Ok((Payload::reduce(parts, how), bytes))
     }
 
     /// [`all_reduce`](Self::all_reduce) of many bytes: each rank reduces a chunk, padded so that there are N.
     fn reduce_in_chunks(&self, tensor: Payload, how: Reduce) -> Result<(Payload, usize), CommError> {
-        let (collective, n, len) = (Collective::AllReduce, self.world_size(), tensor.len());
+        let (collective, n, len) = (Collective::AllReduce(how), self.world_size(), tensor.len());
         let padded = match len.next_multiple_of(n) - len {
             0 => tensor,
             missing => Payload::cat(vec![tensor.clone(), tensor.zeros_like(missing)]),

@@ -1,4 +1,4 @@
-use crate::{CommError, Payload};
+use crate::{CommError, Payload, Reduce};
 use burn::tensor::{DType, Device};
 use std::fmt;
 use std::sync::Arc;
@@ -45,12 +45,13 @@ pub trait Engine: Send + Sync {
 }
 
 /// A kind of call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the methods of the same names are documented")]
 pub enum Collective {
     AllGather,
     ReduceScatter,
-    AllReduce,
+    /// Combined so.
+    AllReduce(Reduce),
     /// From this root.
     Broadcast(usize),
     /// To this root.
@@ -71,6 +72,8 @@ impl fmt::Display for Collective {
         match self {
             Self::Broadcast(rank) | Self::Scatter(rank) | Self::Recv(rank) => write!(f, " from rank {rank}"),
             Self::Gather(rank) | Self::Send(rank) => write!(f, " to rank {rank}"),
+            Self::AllReduce(Reduce::Mean) => f.write_str(" (mean)"),
+            Self::AllReduce(Reduce::Max) => f.write_str(" (max)"),
             _ => Ok(()),
         }
     }
@@ -82,7 +85,7 @@ impl Collective {
         match self {
             Self::AllGather => "all_gather",
             Self::ReduceScatter => "reduce_scatter",
-            Self::AllReduce => "all_reduce",
+            Self::AllReduce(_) => "all_reduce",
             Self::Broadcast(_) => "broadcast",
             Self::Gather(_) => "gather",
             Self::Scatter(_) => "scatter",

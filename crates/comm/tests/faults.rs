@@ -135,7 +135,7 @@ fn a_rank_that_comes_at_the_very_timeout_is_in_time_for_all_ranks_or_for_none() 
                 thread::sleep(timeout - Duration::from_micros(400));
                 nap(seed, 600);
             }
-            Ok::<_, CommError>(call(&comm, Collective::AllReduce, 1 << 12).is_ok())
+            Ok::<_, CommError>(call(&comm, Collective::AllReduce(Reduce::Sum), 1 << 12).is_ok())
         });
         let done = done.unwrap();
         assert!(done.iter().all(|in_time| *in_time == done[0]), "in time: {done:?}");
@@ -149,7 +149,7 @@ fn half(comm: &Communicator, len: usize) -> Tensor<1> {
 #[test]
 fn calls_that_do_not_match_are_an_error_on_every_rank_that_names_both() {
     type Call = fn(&Communicator) -> Result<(), CommError>;
-    let table: [(Call, &str, Call, &str); 9] = [
+    let table: [(Call, &str, Call, &str); 10] = [
         (
             |c| call(c, Collective::AllGather, 2),
             "all_gather of [2] F32",
@@ -161,6 +161,12 @@ fn calls_that_do_not_match_are_an_error_on_every_rank_that_names_both() {
             "all_reduce of [6] F32",
             |c| c.all_reduce(Tensor::<1>::ones([6], c.device()).cast(DType::F64), Reduce::Sum).map(drop),
             "all_reduce of [6] F64",
+        ),
+        (
+            |c| call(c, Collective::AllReduce(Reduce::Sum), 4),
+            "all_reduce of [4] F32",
+            |c| call(c, Collective::AllReduce(Reduce::Max), 4),
+            "all_reduce (max) of [4] F32",
         ),
         (|c| call(c, Collective::ReduceScatter, 3), "reduce_scatter of [3] F32", |c| c.barrier(), "barrier"),
         (

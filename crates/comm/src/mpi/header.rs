@@ -1,4 +1,4 @@
-use crate::{Collective, Signature};
+use crate::{Collective, Reduce, Signature};
 use burn::tensor::{Bytes, DType};
 
 /// What a rank tells each other rank of the group when it enters a call, before any tensor is moved: eight words.
@@ -28,6 +28,9 @@ const DTYPES: [DType; 13] = [
     DType::U16,
     DType::U8,
 ];
+
+/// In the order of their codes.
+const REDUCES: [Reduce; 3] = [Reduce::Sum, Reduce::Mean, Reduce::Max];
 
 impl Header {
     /// A rank's last.
@@ -79,7 +82,7 @@ fn code(collective: Collective) -> (u64, usize) {
     match collective {
         Collective::AllGather => (1, 0),
         Collective::ReduceScatter => (2, 0),
-        Collective::AllReduce => (3, 0),
+        Collective::AllReduce(how) => (3, REDUCES.iter().position(|known| *known == how).unwrap_or(0)),
         Collective::Broadcast(rank) => (4, rank),
         Collective::Gather(rank) => (5, rank),
         Collective::Scatter(rank) => (6, rank),
@@ -94,7 +97,7 @@ fn collective_of(code: u64, rank: usize) -> Option<Collective> {
     Some(match code {
         1 => Collective::AllGather,
         2 => Collective::ReduceScatter,
-        3 => Collective::AllReduce,
+        3 => Collective::AllReduce(*REDUCES.get(rank)?),
         4 => Collective::Broadcast(rank),
         5 => Collective::Gather(rank),
         6 => Collective::Scatter(rank),

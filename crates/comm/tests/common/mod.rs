@@ -12,7 +12,7 @@ pub const HANG: Duration = Duration::from_secs(60);
 pub const COLLECTIVES: [Collective; 8] = [
     Collective::AllGather,
     Collective::ReduceScatter,
-    Collective::AllReduce,
+    Collective::AllReduce(Reduce::Sum),
     Collective::Broadcast(1),
     Collective::Gather(1),
     Collective::Scatter(1),
@@ -60,7 +60,7 @@ pub fn call_with(comm: &Communicator, collective: Collective, tensor: Tensor<1>)
     match collective {
         Collective::AllGather => comm.all_gather(tensor).map(drop),
         Collective::ReduceScatter => comm.reduce_scatter(tensor).map(drop),
-        Collective::AllReduce => comm.all_reduce(tensor, Reduce::Sum).map(drop),
+        Collective::AllReduce(how) => comm.all_reduce(tensor, how).map(drop),
         Collective::Broadcast(root) => comm.broadcast(tensor, root).map(drop),
         Collective::Gather(root) => comm.gather(tensor, root).map(drop),
         Collective::Scatter(root) => {
