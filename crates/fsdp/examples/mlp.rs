@@ -1,4 +1,4 @@
-//! An MLP of your own, sharded over four ranks: `cargo run -p fsdp --example mlp`.
+//! An MLP of your own, sharded over four ranks: `cargo run --example mlp`.
 //!
 //! It learns y = |x_0| + ... + |x_15|. Each of the layers is a unit: gathered when it is used, resting on a quarter a rank.
 
