@@ -59,4 +59,4 @@ pub use meter::{Traffic, TrafficTable};
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
-pub use ranks::{RankFailure, TIMEOUT, run_ranks};
+pub use ranks::{RankFailure, TIMEOUT, panic_message, run_ranks};

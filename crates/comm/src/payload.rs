@@ -138,12 +138,8 @@ impl Payload {
     /// Combined element by element, in this order. At least one, all of one dtype and length.
     pub(crate) fn reduce(payloads: impl IntoIterator<Item = Self>, how: Reduce) -> Self {
         let payloads: Vec<Self> = payloads.into_iter().collect();
-        if how == Reduce::Sum
-            && let Some(sum) = sum_in_one_pass(&payloads)
-        {
-            return sum;
-        }
-        let mut count = 0;
+        let count = payloads.len();
+        let one_pass = if how == Reduce::Max { None } else { sum_in_one_pass(&payloads) };
         let combine = |a: Self, b: Self| match (a, b, how) {
             (Self::Float(a), Self::Float(b), Reduce::Max) => Self::Float(a.max_pair(b)),
             (Self::Int(a), Self::Int(b), Reduce::Max) => Self::Int(a.max_pair(b)),
@@ -151,10 +147,10 @@ impl Payload {
             (Self::Int(a), Self::Int(b), _) => Self::Int(a + b),
             _ => unreachable!("ranks agree on the dtype"),
         };
-        let total = payloads.into_iter().inspect(|_| count += 1).reduce(combine).expect("a group has ranks");
+        let total = one_pass.or_else(|| payloads.into_iter().reduce(combine)).expect("a group has ranks");
         match (total, how) {
-            (Self::Float(sum), Reduce::Mean) => Self::Float(sum / f64::from(count)),
-            (Self::Int(sum), Reduce::Mean) => Self::Int(sum / count),
+            (Self::Float(sum), Reduce::Mean) => Self::Float(sum / count as f64),
+            (Self::Int(sum), Reduce::Mean) => Self::Int(sum / count as i64),
             (total, _) => total,
         }
     }

@@ -83,7 +83,8 @@ pub(crate) fn run_rank<T, E: Error + 'static>(
     Err(failure)
 }
 
-fn panic_message(panic: &(dyn Any + Send)) -> String {
+/// What a panic that was caught says.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }

@@ -7,7 +7,6 @@ use std::any::Any;
 /// A use of a unit in the forward: one or more functions in a row.
 pub(crate) struct Call<B> {
     pub unit: usize,
-    pub role: Role,
     steps: Vec<Step<B>>,
 }
 
@@ -19,6 +18,7 @@ struct Step<B> {
 
 pub(crate) type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensor<3>>, &B) -> Output>;
 
+/// Where in a forward a call stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     First,
@@ -34,8 +34,8 @@ pub(crate) enum Output {
 }
 
 impl<B> Call<B> {
-    pub fn new(unit: usize, role: Role, forward: Forward<B>) -> Self {
-        Self { unit, role, steps: vec![Step { member: 0, forward }] }
+    pub fn new(unit: usize, forward: Forward<B>) -> Self {
+        Self { unit, steps: vec![Step { member: 0, forward }] }
     }
 
     /// The same call of module `member` of unit `unit`.

@@ -1,6 +1,6 @@
 use crate::FsdpError;
 use crate::placement::Groups;
-use comm::CommError;
+use comm::{CommError, panic_message};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -47,8 +47,7 @@ impl CommThread {
         let (rank, unfinished) = (self.rank, self.unfinished.clone());
         let job: Job = Box::new(move |groups| {
             let result = catch_unwind(AssertUnwindSafe(|| job(groups))).unwrap_or_else(|panic| {
-                let message = panic.downcast_ref::<String>().map(String::as_str);
-                let message = message.or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");
+                let message = panic_message(&*panic);
                 Err(CommError::Engine(format!("rank {rank} panicked while it communicated: {message}")))
             });
             // Before the result is there: who has all results finds the thread at rest.

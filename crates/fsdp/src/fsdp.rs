@@ -9,7 +9,7 @@ use crate::shard::{Plan, ShardedUnit};
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
-use comm::{Communicator, Reduce, TrafficTable};
+use comm::{CommError, Communicator, Reduce, TrafficTable};
 
 /// One rank's part of a model in training.
 ///
@@ -24,7 +24,6 @@ pub struct Fsdp<B> {
     thread: CommThread,
     /// Carries activations from rank to rank.
     wire: Communicator,
-    world_size: usize,
     plan: Plan,
     config: FsdpConfig,
     loss_scale: LossScale,
@@ -81,12 +80,12 @@ impl<B: 'static> Fsdp<B> {
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let thread = CommThread::start(communicators);
         let loss_scale = LossScale::new(config.precision);
-        Ok(Self { units, calls, places, owners, thread, wire, world_size, plan, config, loss_scale })
+        Ok(Self { units, calls, places, owners, thread, wire, plan, config, loss_scale })
     }
 
     /// This rank's place among those that share the batch, and their number: all ranks, but under `block` each computes every batch.
     pub fn data_parallel(&self) -> (usize, usize) {
-        if self.owners.is_some() { (0, 1) } else { (self.plan.rank, self.world_size) }
+        if self.owners.is_some() { (0, 1) } else { (self.plan.rank, self.wire.world_size()) }
     }
 
     /// One optimizer step on this rank's micro-batches of the global batch; all of them, on all ranks, are of the same size.
@@ -128,10 +127,8 @@ impl<B: 'static> Fsdp<B> {
 
     /// The sum of each value over the ranks.
     pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
-        let data = TensorData::new(values.to_vec(), [values.len()]);
-        let tensor = Tensor::<1>::from_data(data, (&self.plan.device, DType::F64));
-        let sum = self.thread.submit(move |groups| groups.world.all_reduce(tensor, Reduce::Sum)).wait()?;
-        Ok(sum.into_data().iter::<f64>().collect())
+        let values = values.to_vec();
+        self.thread.submit(move |groups| all_reduce(&groups.world, values, Reduce::Sum)).wait()
     }
 
     /// A unit's module with its whole parameters, in fp32. A collective: every rank calls it.
@@ -200,10 +197,10 @@ impl<B: 'static> Fsdp<B> {
             let values = losses.iter().filter_map(|losses| pick(losses).clone());
             values.map(|tensor| f64::from(tensor.into_scalar::<f32>())).sum::<f64>() / losses.len() as f64
         };
-        let count = losses.len() as f64;
+        let (count, ranks) = (losses.len() as f64, self.wire.world_size());
         let sums = self.all_reduce(&[mean(|losses| &losses.loss), mean(|losses| &losses.aux), count])?;
-        if sums[2] != count * self.world_size as f64 {
-            let (rank, ranks, total) = (self.plan.rank, self.world_size, sums[2]);
+        if sums[2] != count * ranks as f64 {
+            let (rank, total) = (self.plan.rank, sums[2]);
             return Err(FsdpError::MicroBatches(format!(
                 "rank {rank} has {count} micro-batches in this step, the {ranks} ranks together {total}: give each as many"
             )));
@@ -224,17 +221,22 @@ impl<B: 'static> Fsdp<B> {
     }
 }
 
+/// Plain numbers, combined over the ranks.
+fn all_reduce(world: &Communicator, values: Vec<f64>, how: Reduce) -> Result<Vec<f64>, CommError> {
+    let len = values.len();
+    let tensor = Tensor::<1>::from_data(TensorData::new(values, [len]), (world.device(), DType::F64));
+    Ok(world.all_reduce(tensor, how)?.into_data().iter::<f64>().collect())
+}
+
 /// An error unless all ranks were given the same values. Returns whether all of them can free memory that graphs hold.
 fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[f64], frees: bool) -> Result<bool, FsdpError> {
-    let highest = |values: Vec<f64>| -> Result<Vec<f64>, FsdpError> {
-        let len = values.len();
-        let tensor = Tensor::<1>::from_data(TensorData::new(values, [len]), (world.device(), DType::F64));
-        Ok(world.all_reduce(tensor, Reduce::Max)?.into_data().iter::<f64>().collect())
-    };
-    let most = highest(squares.iter().copied().chain([if frees { 0.0 } else { 1.0 }]).collect())?;
-    let least = highest(squares.iter().map(|square| -square).collect())?;
-    match most.iter().zip(&least).position(|(most, least)| *most != -least) {
+    // The highest of each square, of its negative, and of whether a rank cannot free.
+    let negatives = squares.iter().map(|square| -square);
+    let values = squares.iter().copied().chain(negatives).chain([if frees { 0.0 } else { 1.0 }]);
+    let highest = all_reduce(world, values.collect(), Reduce::Max)?;
+    let (most, least) = highest.split_at(squares.len());
+    match most.iter().zip(least).position(|(most, least)| *most != -least) {
         Some(unit) => Err(FsdpError::Values(units[unit].name())),
-        None => Ok(most[squares.len()] == 0.0),
+        None => Ok(least[squares.len()] == 0.0),
     }
 }

@@ -23,15 +23,15 @@ pub(crate) struct Wrapped<B> {
 
 /// Puts units that follow each other into groups, and calls of one group that follow each other into one.
 pub(crate) fn wrap<B>(units: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpError> {
-    check_calls(&units.calls)?;
+    check_roles(&units.roles)?;
     let (mut groups, mut places) = (Vec::<Group>::new(), vec![]);
-    let mut params = usize::MAX; // of the last group
+    let min_params = match wrap {
+        Wrap::Block => 0,
+        Wrap::Size(min_params) => min_params,
+    };
+    let mut params = usize::MAX; // of the last group; there is none yet, so the first unit begins one
     for unit in units.units {
-        let full = match wrap {
-            Wrap::Block => true,
-            Wrap::Size(min_params) => params >= min_params,
-        };
-        if full || groups.is_empty() {
+        if params >= min_params {
             groups.push(Group { members: vec![], counts: vec![] });
             params = 0;
         }
@@ -54,9 +54,8 @@ pub(crate) fn wrap<B>(units: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpErr
     Ok(Wrapped { groups, calls, places })
 }
 
-fn check_calls<B>(calls: &[Call<B>]) -> Result<(), FsdpError> {
-    let roles: Vec<Role> = calls.iter().map(|call| call.role).collect();
-    match roles.as_slice() {
+fn check_roles(roles: &[Role]) -> Result<(), FsdpError> {
+    match roles {
         [Role::First, middle @ .., Role::Last] if middle.iter().all(|role| *role == Role::Middle) => Ok(()),
         _ => Err(FsdpError::Calls(format!("the calls are {roles:?}"))),
     }

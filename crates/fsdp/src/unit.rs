@@ -26,6 +26,8 @@ use std::marker::PhantomData;
 pub struct Units<B> {
     pub(crate) units: Vec<Box<dyn AnyUnit>>,
     pub(crate) calls: Vec<Call<B>>,
+    /// Of the calls.
+    pub(crate) roles: Vec<Role>,
 }
 
 /// Names a unit of [`Units`] and the type of its module.
@@ -65,7 +67,7 @@ impl From<(Tensor<3>, Option<Tensor<1>>)> for Activation {
 impl<B: 'static> Units<B> {
     /// No units yet.
     pub fn new() -> Self {
-        Self { units: vec![], calls: vec![] }
+        Self { units: vec![], calls: vec![], roles: vec![] }
     }
 
     /// Adds a unit. Its parameters' values are read when it is sharded, so a lazily initialised module is made only then. All of them
@@ -109,7 +111,8 @@ impl<B: 'static> Units<B> {
         let forward: Forward<B> = Box::new(move |module, x, batch| {
             forward(module.downcast_ref().expect("a unit's id carries its module's type"), x, batch)
         });
-        self.calls.push(Call::new(unit.index, role, forward));
+        self.calls.push(Call::new(unit.index, forward));
+        self.roles.push(role);
     }
 }
 
