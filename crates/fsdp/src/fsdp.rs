@@ -90,6 +90,17 @@ impl<B: 'static> Fsdp<B> {
 
     /// One optimizer step on this rank's micro-batches of the global batch; all of them, on all ranks, are of the same size.
     pub fn train_step(&mut self, micro_batches: &[B], lr: f64) -> Result<StepReport, FsdpError> {
+        self.train_step_with(micro_batches, lr, |_| Ok(()))
+    }
+
+    /// [`train_step`](Self::train_step) that calls `before_step` when all gradients are there, unless the step is skipped: the place for
+    /// [`add_to_parameter`](Self::add_to_parameter).
+    pub fn train_step_with(
+        &mut self,
+        micro_batches: &[B],
+        lr: f64,
+        before_step: impl FnOnce(&mut Self) -> Result<(), FsdpError>,
+    ) -> Result<StepReport, FsdpError> {
         if micro_batches.is_empty() {
             return Err(FsdpError::MicroBatches("a step needs at least one micro-batch".into()));
         }
@@ -109,6 +120,7 @@ impl<B: 'static> Fsdp<B> {
         if skipped {
             self.units.iter_mut().for_each(ShardedUnit::skip);
         } else {
+            before_step(self)?;
             self.step_units(lr, clip / count)?;
         }
         Ok(StepReport { loss, aux_loss, grad_norm, skipped })
@@ -123,6 +135,16 @@ impl<B: 'static> Fsdp<B> {
         };
         let sums = self.all_reduce(&[loss * weight, weight])?;
         Ok((sums[0] / sums[1], sums[1]))
+    }
+
+    /// Adds `delta` to a parameter, by its path in the unit's module, apart from its gradient; all ranks give the same. Copies of
+    /// parameters follow with the step, so this belongs into `before_step` of [`train_step_with`](Self::train_step_with).
+    ///
+    /// # Panics
+    /// If the unit has no such parameter, or it is of another length.
+    pub fn add_to_parameter<M>(&mut self, unit: UnitId<M>, path: &str, delta: &[f32]) {
+        let (group, member) = self.places[unit.index];
+        self.units[group].add_to_parameter(member, path, delta);
     }
 
     /// The sum of each value over the ranks.

@@ -1,6 +1,6 @@
 use crate::call::{Call, Role};
 use crate::unit::{AnyUnit, Bound, Units};
-use crate::{FsdpError, Layout, Wrap};
+use crate::{FsdpError, Layout, ParamLayout, Wrap};
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use std::any::Any;
 
@@ -76,6 +76,14 @@ impl Group {
             member.params().into_iter().map(|(name, shape)| (format!("{}.{name}", member.name()), shape))
         });
         Layout::new(named, shards)
+    }
+
+    /// Where a member's parameter lies.
+    pub fn param<'a>(&self, layout: &'a Layout, member: usize, path: &str) -> &'a ParamLayout {
+        let first = self.counts[..member].iter().sum();
+        let name = format!("{}.{path}", self.members[member].name());
+        let mut params = layout.params()[first..][..self.counts[member]].iter();
+        params.find(|param| param.name == name).unwrap_or_else(|| panic!("there is no parameter {name}"))
     }
 
     /// The parameters' values in one buffer; the modules give them up.

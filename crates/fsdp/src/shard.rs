@@ -279,6 +279,21 @@ impl ShardedUnit {
         }
     }
 
+    /// Adds `delta` to this rank's part of a member's parameter.
+    pub fn add_to_parameter(&mut self, member: usize, path: &str, delta: &[f32]) {
+        let param = self.group.param(&self.layout, member, path);
+        assert_eq!(delta.len(), param.len(), "{}: a delta of another length", param.name);
+        let len = self.layout.padded_len() / self.plan.shards;
+        let start = self.plan.shard * len;
+        let (from, to) = (param.offset.max(start), (param.offset + delta.len()).min(start + len));
+        if from < to {
+            let part = &delta[from - param.offset..to - param.offset];
+            let part = Tensor::<1>::from_floats(part, &self.plan.rest_device);
+            let (master, range) = (self.master.tensor.clone(), from - start..to - start);
+            self.master.tensor = master.clone().slice_assign([range.clone()], master.slice([range]) + part);
+        }
+    }
+
     /// Forgets the accumulated gradient.
     pub fn skip(&mut self) {
         self.gradient = None;

@@ -85,7 +85,7 @@ pub trait AnyKernel<const N: usize>: Debug + Send + Sync {
 impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
     fn forward(&self, inputs: [&FloatTensor<Flex>; N]) -> FloatTensor<Flex> {
         let shapes = inputs.map(|input| input.shape());
-        let inputs = inputs.map(FloatTensor::<Flex>::to_contiguous);
+        let inputs = inputs.map(contiguous);
         let shape = self.output_shape(shapes.each_ref());
         let mut output = vec![0.0; shape.num_elements()];
         Kernel::forward(self, inputs.each_ref().map(slice), &mut output);
@@ -98,8 +98,8 @@ impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
         shapes: &[Shape; N],
         cotangent: FloatTensor<Flex>,
     ) -> [FloatTensor<Flex>; N] {
-        let saved: Vec<_> = saved.iter().map(FloatTensor::<Flex>::to_contiguous).collect();
-        let cotangent = cotangent.to_contiguous();
+        let saved: Vec<_> = saved.iter().map(contiguous).collect();
+        let cotangent = contiguous(&cotangent);
         let mut gradients = shapes.each_ref().map(|shape| vec![0.0; shape.num_elements()]);
         let slices = gradients.each_mut().map(Vec::as_mut_slice);
         match K::SAVES {
@@ -117,6 +117,11 @@ impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
     fn saves(&self) -> Saves {
         K::SAVES
     }
+}
+
+/// Flex's own `to_contiguous` would copy a part of a larger buffer, as the parameters of a sharded unit are.
+fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
+    if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
 }
 
 fn slice(tensor: &FloatTensor<Flex>) -> &[f32] {

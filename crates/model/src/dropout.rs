@@ -1,12 +1,13 @@
 use burn::tensor::Tensor;
 use fused::DropoutKey;
 
-/// Where a micro-batch stands in a run: with it a forward drops elements, without it (evaluation, generation) none.
+/// Where a micro-batch stands in a run: with it a forward drops elements and routes with noise, as its model's configuration says;
+/// without it (evaluation, generation) it does neither.
 ///
-/// Masks are functions of these numbers and of each element's place, so they are the same in any layout, on any number of ranks,
-/// and when the forward is run again for its activations; see [`fused::dropout`]. The probability is the model's.
+/// Masks and noise are functions of these numbers and of each element's place, so they are the same in any layout, on any number of ranks,
+/// and when the forward is run again for its activations; see [`fused::dropout`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Dropout {
+pub struct MicroBatch {
     /// The run's seed.
     pub seed: u64,
     /// The optimizer step.
@@ -27,7 +28,7 @@ pub(crate) enum Place {
 /// Dropout with probability `p` in one layer; none in evaluation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerDropout {
-    pub dropout: Option<Dropout>,
+    pub dropout: Option<MicroBatch>,
     pub p: f64,
     pub layer: usize,
 }
@@ -37,7 +38,7 @@ impl LayerDropout {
     pub fn apply<const D: usize>(self, x: Tensor<D>, place: Place) -> Tensor<D> {
         match self.dropout {
             None => x,
-            Some(Dropout { seed, step, first_row }) => {
+            Some(MicroBatch { seed, step, first_row }) => {
                 let key = DropoutKey::derive(seed, step, self.layer as u64, place as u64);
                 fused::dropout(x, self.p, key.at_row(first_row))
             }

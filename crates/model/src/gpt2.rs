@@ -1,12 +1,12 @@
 //! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
 
 use crate::attention::causal_probabilities;
-use crate::dropout::{Dropout, LayerDropout, Place};
+use crate::dropout::{LayerDropout, MicroBatch, Place};
 use crate::{Gpt2Config, LanguageModel, LayerNorm, cross_entropy, embed, initialise};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
-use fused::{gelu, linear};
+use fused::{gelu, linear, linear_transposed};
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -105,7 +105,7 @@ impl Gpt2Ends {
     }
 
     /// `wte[token] + wpe[position]`: `[b, t]` to `[b, t, d]`. Training passes a `dropout`.
-    pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<Dropout>) -> Tensor<3> {
+    pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<MicroBatch>) -> Tensor<3> {
         let [_, t] = tokens_bt.dims();
         let positions_td = self.wpe.weight.val().slice(0..t);
         let x_btd = embed(&self.wte, tokens_bt) + positions_td.unsqueeze();
@@ -114,7 +114,7 @@ impl Gpt2Ends {
 
     /// `ln_f(x) wte^T`: `[b, t, d]` to `[b, t, vocab]`.
     pub fn logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        linear(self.ln_f.forward(x_btd), self.wte.weight.val().transpose(), None)
+        linear_transposed(self.ln_f.forward(x_btd), self.wte.weight.val())
     }
 
     /// Cross entropy of the next tokens, `[1]`.
@@ -139,7 +139,7 @@ impl Gpt2Block {
     }
 
     /// `[b, t, d]` to `[b, t, d]`. Training passes a `dropout`.
-    pub fn forward(&self, x_btd: Tensor<3>, dropout: Option<Dropout>) -> Tensor<3> {
+    pub fn forward(&self, x_btd: Tensor<3>, dropout: Option<MicroBatch>) -> Tensor<3> {
         let dropout = LayerDropout { dropout, p: self.dropout, layer: self.layer };
         let y_btd = self.attn.forward(self.ln_1.forward(x_btd.clone()), dropout);
         let x_btd = x_btd + dropout.apply(y_btd, Place::AttentionOutput);

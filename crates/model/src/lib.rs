@@ -26,7 +26,7 @@ pub use attention::causal_attention;
 pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};
 pub use cross_entropy::cross_entropy;
 pub use deepseek::DeepSeek;
-pub use dropout::Dropout;
+pub use dropout::MicroBatch;
 pub use embedding::embed;
 pub use generate::{Sampling, generate};
 pub use gpt2::Gpt2;

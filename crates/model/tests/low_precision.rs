@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
-use model::{DeepSeek, DeepSeekConfig, Dropout, Gpt2, Gpt2Config, YarnConfig, cross_entropy, deepseek::Head, embed};
+use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, MicroBatch, YarnConfig, cross_entropy, deepseek::Head, embed};
 use moe::{MoeConfig, ScoreFunc};
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ trait Trained: Module {
 
 impl Trained for Gpt2 {
     fn logits(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
-        let dropout = Some(Dropout { seed: 1, step: 2, first_row: 3 });
+        let dropout = Some(MicroBatch { seed: 1, step: 2, first_row: 3 });
         let x_btd = self.ends.embed(tokens_bt, dropout);
         (self.ends.logits(self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, dropout))), vec![])
     }
@@ -31,7 +31,7 @@ impl Trained for DeepSeek {
         for block in &self.blocks {
             let output = block.forward(x_btd);
             x_btd = output.x_btd;
-            balance_losses.extend(output.balance_loss);
+            balance_losses.extend(output.aux_loss);
         }
         (self.head.logits(x_btd), balance_losses)
     }

@@ -1,21 +1,29 @@
-use crate::Routing;
-use burn::tensor::Tensor;
+use burn::tensor::{Int, Tensor};
 
 /// The balance loss of each sequence, averaged over sequences: `[1]`, without its coefficient.
 ///
 /// For one sequence of T tokens: `sum over experts i of f_i * P_i`, where `f_i = E / (k T)` times the tokens that chose i, and
 /// `P_i` is the mean of i's normalised score (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20). It is 1 when loads are even.
 /// Gradients flow through `P` only.
-pub fn sequence_balance_loss(routing: &Routing, sequences: usize) -> Tensor<1> {
-    let [n, e] = routing.scores_ne.dims();
-    let [_, k] = routing.experts_nk.dims();
-    let (b, t) = (sequences, n / sequences);
+///
+/// `scores_ne` are of `b` sequences, one after another; `assigned_be` counts each sequence's choices of each expert.
+pub fn sequence_balance_loss(scores_ne: Tensor<2>, assigned_be: Tensor<2, Int>) -> Tensor<1> {
+    let ([n, e], [b, _]) = (scores_ne.dims(), assigned_be.dims());
+    let t = n / b;
+    let assigned_be = assigned_be.float();
+    // Each of the T tokens has chosen k experts.
+    let share_be = assigned_be.clone() / assigned_be.sum_dim(1) * e as f64;
+    let load_b1e = share_be.unsqueeze_dim::<3>(1);
 
-    let expert = Tensor::arange(0..e as i64, &routing.experts_nk.device()).reshape([1, 1, e]);
-    let chosen = routing.experts_nk.clone().reshape([b, t * k, 1]).equal(expert).float();
-    let load_b1e = chosen.sum_dim(1) * (e as f64 / (k * t) as f64);
+    let total_n1 = scores_ne.clone().sum_dim(1);
+    let score_b1e = (scores_ne / total_n1).reshape([b, t, e]).mean_dim(1);
+    (Tensor::from_inner(load_b1e) * score_b1e).sum() / b as f64
+}
 
-    let total_n1 = routing.scores_ne.clone().sum_dim(1);
-    let share_b1e = (routing.scores_ne.clone() / total_n1).reshape([b, t, e]).mean_dim(1);
-    (load_b1e * share_b1e).sum() / b as f64
+/// The router z-loss, `[1]`, without its coefficient: the mean over tokens of `log(sum over experts of exp(logit))^2`, which keeps logits
+/// small (ST-MoE, arXiv 2202.08906, eq. 5).
+pub fn router_z_loss(logits_ne: Tensor<2>) -> Tensor<1> {
+    let max_n1 = logits_ne.clone().detach().max_dim(1);
+    let log_sum_n1 = (logits_ne - max_n1.clone()).exp().sum_dim(1).log() + max_n1;
+    log_sum_n1.powi_scalar(2).mean()
 }

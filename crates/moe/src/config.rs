@@ -1,3 +1,5 @@
+use crate::kernels::dispatch::{DispatchRule, Layout, Order};
+use crate::kernels::route::{GateRule, MAX_CANDIDATES, SelectRule};
 use serde::{Deserialize, Serialize};
 
 /// How the router turns logits into scores.
@@ -8,6 +10,26 @@ pub enum ScoreFunc {
     Softmax,
     /// An independent sigmoid per expert (DeepSeek-V3).
     Sigmoid,
+}
+
+/// What an expert outside of a token's chosen groups has in place of its score.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupMask {
+    /// Minus infinity: never chosen, as in DeepSeek's reference code.
+    NegInf,
+    /// 0.0, as in Hugging Face `transformers`: chosen before an expert inside whose biased score is negative.
+    Zero,
+}
+
+/// What happens to an assignment whose expert is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overflow {
+    /// It is left out of the token's sum.
+    Drop,
+    /// It goes to the token's next-best expert with room, and is left out where there is none.
+    Reroute,
 }
 
 /// The shape and the rules of a mixture-of-experts layer.
@@ -31,6 +53,10 @@ pub struct MoeConfig {
     pub n_group: usize,
     /// Groups a token may choose experts from.
     pub topk_group: usize,
+    /// How experts outside of the chosen groups are kept out.
+    pub group_mask: GroupMask,
+    /// Uniform noise of at most this size on the scores by which experts are chosen, in training; 0 for none.
+    pub router_noise: f64,
     /// Whether the chosen experts' weights are divided by their sum.
     pub norm_topk_prob: bool,
     /// Factor on the weights of the chosen experts.
@@ -38,8 +64,17 @@ pub struct MoeConfig {
     /// An expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one sequence, the
     /// first ones in order; what is over is dropped. Null: dropless.
     pub capacity_factor: Option<f64>,
+    /// What happens to an assignment whose expert is full.
+    pub overflow: Overflow,
+    /// Whose assignments come first where capacity is limited.
+    pub order: Order,
     /// Coefficient of the balance loss per sequence (DeepSeek-V3, arXiv 2412.19437, eq. 17); 0 for none.
     pub aux_loss_coef: f64,
+    /// Coefficient of the router z-loss, the mean of `log(sum(exp(logits)))^2` (ST-MoE, arXiv 2202.08906, eq. 5); 0 for none.
+    pub z_loss_coef: f64,
+    /// How much the selection bias of an expert moves at each step, up where it had fewer tokens than the mean of all, down where it
+    /// had more (DeepSeek-V3's balance without a loss, arXiv 2412.19437, section 2.1.2, where it is 0.001); 0 for never.
+    pub bias_update_speed: f64,
 }
 
 impl Default for MoeConfig {
@@ -53,10 +88,16 @@ impl Default for MoeConfig {
             selection_bias: false,
             n_group: 1,
             topk_group: 1,
+            group_mask: GroupMask::NegInf,
+            router_noise: 0.0,
             norm_topk_prob: true,
             routed_scaling_factor: 1.0,
             capacity_factor: None,
+            overflow: Overflow::Drop,
+            order: Order::Choice,
             aux_loss_coef: 0.0,
+            z_loss_coef: 0.0,
+            bias_update_speed: 0.0,
         }
     }
 }
@@ -85,11 +126,72 @@ impl MoeConfig {
                 "moe.n_group {g} leaves one expert a group; with moe.selection_bias a group needs two"
             ));
         }
-        match self.capacity_factor {
-            Some(f) if !(f > 0.0 && f.is_finite()) => {
-                Err(format!("moe.capacity_factor is {f}: give a number above 0, or null for a dropless layer"))
-            }
-            _ => Ok(()),
+        if k > MAX_CANDIDATES {
+            return Err(format!("moe.top_k is {k}: give at most {MAX_CANDIDATES}"));
+        }
+        if let Some(f) = self.capacity_factor.filter(|f| !(*f >= 0.0 && f.is_finite())) {
+            return Err(format!("moe.capacity_factor is {f}: give 0 or a number above, or null for a dropless layer"));
+        }
+        let coefficients = [
+            ("router_noise", self.router_noise),
+            ("aux_loss_coef", self.aux_loss_coef),
+            ("z_loss_coef", self.z_loss_coef),
+            ("bias_update_speed", self.bias_update_speed),
+        ];
+        if let Some((key, value)) = coefficients.into_iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
+            return Err(format!("moe.{key} is {value}: give 0 or a number above"));
+        }
+        if self.bias_update_speed > 0.0 && !self.selection_bias {
+            return Err(format!(
+                "moe.bias_update_speed is {}, but there is no bias: set moe.selection_bias to true, or the speed to 0",
+                self.bias_update_speed
+            ));
+        }
+        if self.overflow == Overflow::Reroute && self.capacity_factor.is_none() {
+            return Err("moe.overflow is reroute, but a dropless layer has no overflow: set moe.capacity_factor".into());
+        }
+        Ok(())
+    }
+
+    /// How experts are chosen; `noise` is left to the caller.
+    pub(crate) fn select_rule(&self) -> SelectRule {
+        SelectRule {
+            candidates: self.candidates(),
+            n_group: self.n_group,
+            topk_group: self.topk_group,
+            group_best: if self.selection_bias { 2 } else { 1 },
+            mask: match self.group_mask {
+                GroupMask::NegInf => f32::NEG_INFINITY,
+                GroupMask::Zero => 0.0,
+            },
+            noise: None,
+        }
+    }
+
+    /// Experts that a token can go to: its choices, and where it may be rerouted, as many of the next as there are, up to
+    /// [`MAX_CANDIDATES`] in all.
+    fn candidates(&self) -> usize {
+        let open = self.topk_group * (self.num_experts / self.n_group);
+        match self.overflow {
+            Overflow::Drop => self.top_k,
+            Overflow::Reroute => open.min(MAX_CANDIDATES),
+        }
+    }
+
+    /// How gates are made.
+    pub(crate) fn gate_rule(&self) -> GateRule {
+        GateRule { normalise: self.norm_topk_prob, scale: self.routed_scaling_factor as f32 }
+    }
+
+    /// Where the assignments of `sequences` sequences of `tokens` tokens go, in tiles of `tile` rows.
+    pub(crate) fn dispatch_rule(&self, sequences: usize, tokens: usize, tile: usize) -> DispatchRule {
+        let capacity = self.capacity(tokens);
+        DispatchRule {
+            experts: self.num_experts,
+            groups: if capacity.is_some() { sequences } else { 1 },
+            capacity,
+            order: self.order,
+            layout: Layout::Sorted { tile },
         }
     }
 

@@ -1,8 +1,8 @@
-use crate::{Dispatch, Routing};
+use crate::kernels::grouped_gemm::grouped_gemm;
+use crate::kernels::swiglu::swiglu;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
-use burn::tensor::{Device, Tensor};
-use fused::{silu_mul, widened};
+use burn::tensor::{Device, Int, Tensor};
 
 /// The weights of all routed experts, each a SwiGLU, stacked by expert.
 #[derive(Module, Debug)]
@@ -24,21 +24,11 @@ impl Experts {
         Self { gate_proj: stack(d, h), up_proj: stack(d, h), down_proj: stack(h, d) }
     }
 
-    /// Permutes the tokens of `x_nd` into the slots, runs every expert on its slots, and adds up each token's choices by weight:
-    /// `y[n] = sum over k of weight[n, k] * expert(x[n])`, dropped choices left out.
-    /// Of bf16 or f16 tokens the sum is made in f32, the precision of the weights, and rounded.
-    pub fn forward(&self, x_nd: Tensor<2>, routing: &Routing, dispatch: Dispatch) -> Tensor<2> {
-        let ([n, d], dtype) = (x_nd.dims(), x_nd.dtype());
-        let [e, _, _] = self.gate_proj.lazy_shape().dims();
-        let (s, k) = (dispatch.slots_per_expert, dispatch.slot_nk.dims()[1]);
-
-        let x_esd = x_nd.select(0, dispatch.token_of_slot).reshape([e, s, d]);
-        let gate_esh = x_esd.clone().matmul(self.gate_proj.val());
-        let up_esh = x_esd.matmul(self.up_proj.val());
-        let y_esd = silu_mul(gate_esh, up_esh).matmul(self.down_proj.val());
-
-        let y_nkd = y_esd.reshape([e * s, d]).select(0, dispatch.slot_nk.reshape([n * k])).reshape([n, k, d]);
-        let weights_n1k = (routing.weights_nk.clone() * dispatch.kept_nk).unsqueeze_dim::<3>(1);
-        weights_n1k.matmul(widened(y_nkd)).squeeze_dim(1).cast(dtype)
+    /// Each row of `x_rd` through its expert, `down(silu(gate(x)) * up(x))`; of `segments`, see
+    /// [`dispatch`](crate::kernels::dispatch).
+    pub fn forward(&self, x_rd: Tensor<2>, segments: &Tensor<1, Int>) -> Tensor<2> {
+        let gate_rh = grouped_gemm(x_rd.clone(), self.gate_proj.val(), segments);
+        let up_rh = grouped_gemm(x_rd, self.up_proj.val(), segments);
+        grouped_gemm(swiglu(gate_rh, up_rh), self.down_proj.val(), segments)
     }
 }

@@ -1,4 +1,9 @@
-use crate::{Dispatch, Experts, MoeConfig, Router, SwiGlu, sequence_balance_loss};
+use crate::kernels::dispatch::{Dispatched, dispatch};
+use crate::kernels::permute::{permute, unpermute};
+use crate::kernels::reroute::{RerouteRule, reroute};
+use crate::kernels::{grouped_gemm, route};
+use crate::{Experts, MoeConfig, MoeStats, NoiseKey, Overflow, Router, Routing, SwiGlu};
+use crate::{router_z_loss, sequence_balance_loss};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
@@ -12,7 +17,7 @@ pub struct MoeLayer {
     /// The shared experts as one SwiGLU of their summed width.
     pub shared_experts: Option<SwiGlu>,
     #[module(skip)]
-    config: MoeConfig,
+    pub(crate) config: MoeConfig,
 }
 
 /// What a layer returns.
@@ -20,8 +25,17 @@ pub struct MoeLayer {
 pub struct MoeOutput {
     /// The layer's output, of its input's shape.
     pub y_btd: Tensor<3>,
-    /// `[1]`: balance loss times its coefficient, where the coefficient is not 0.
-    pub balance_loss: Option<Tensor<1>>,
+    /// `[1]`: balance loss and z-loss, each times its coefficient, where one of the coefficients is not 0.
+    pub aux_loss: Option<Tensor<1>>,
+    /// Where the tokens went.
+    pub stats: MoeStats,
+}
+
+/// Which experts compute what, and with which weight it counts.
+pub(crate) struct Plan {
+    pub gates_kn: Tensor<2>,
+    pub placed: Dispatched,
+    pub stats: MoeStats,
 }
 
 impl MoeLayer {
@@ -36,24 +50,64 @@ impl MoeLayer {
         }
     }
 
-    /// Routes every token of `x_btd` and returns the weighted sum of its experts (plus the shared ones).
-    pub fn forward(&self, x_btd: Tensor<3>) -> MoeOutput {
+    /// Routes every token of `x_btd` and returns the weighted sum of its experts (plus the shared ones):
+    /// `y[n] = sum over k of gate[k, n] * expert(x[n])`, dropped choices left out. With a key, noise takes part in the choice.
+    /// Of bf16 or f16 tokens the sum is made in f32, the precision of the gates, and rounded.
+    pub fn forward(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> MoeOutput {
+        let tile = grouped_gemm::tile_rows(&x_btd);
+        self.forward_with(x_btd, noise, tile, |x_rd, placed| self.experts.forward(x_rd, &placed.segments))
+    }
+
+    /// The layer around its routed experts, which take and return rows in tiles of `tile`.
+    pub(crate) fn forward_with(
+        &self,
+        x_btd: Tensor<3>,
+        noise: Option<NoiseKey>,
+        tile: usize,
+        experts: impl FnOnce(Tensor<2>, &Dispatched) -> Tensor<2>,
+    ) -> MoeOutput {
         let [b, t, d] = x_btd.dims();
         let x_nd = x_btd.clone().reshape([b * t, d]);
-        let routing = self.router.forward(x_nd.clone());
-        let dispatch = match self.config.capacity(t) {
-            Some(capacity) => {
-                let experts_btk = routing.experts_nk.clone().reshape([b, t, self.config.top_k]);
-                Dispatch::limited(experts_btk, self.config.num_experts, capacity)
-            }
-            None => Dispatch::dropless(routing.experts_nk.clone(), self.config.num_experts),
-        };
-        let mut y_btd = self.experts.forward(x_nd, &routing, dispatch).reshape([b, t, d]);
+        let routing = self.router.forward(x_nd.clone(), t, noise);
+        let Plan { gates_kn, placed, stats } = self.plan(&routing, b, t, tile);
+
+        let x_rd = permute(x_nd, &placed);
+        let y_rd = experts(x_rd, &placed);
+        let mut y_btd = unpermute(y_rd, gates_kn, &placed).reshape([b, t, d]);
         if let Some(shared) = &self.shared_experts {
             y_btd = y_btd + shared.forward(x_btd);
         }
-        let coefficient = self.config.aux_loss_coef;
-        let balance_loss = (coefficient != 0.0).then(|| sequence_balance_loss(&routing, b) * coefficient);
-        MoeOutput { y_btd, balance_loss }
+        MoeOutput { y_btd, aux_loss: self.aux_loss(routing, &stats), stats }
+    }
+
+    /// From what the router thinks to rows of experts.
+    fn plan(&self, routing: &Routing, b: usize, t: usize, tile: usize) -> Plan {
+        let MoeConfig { top_k, num_experts, order, .. } = self.config;
+        let candidates_cn = routing.candidates_cn.clone();
+        let choices_kn = candidates_cn.clone().slice([0..top_k, 0..b * t]);
+        let experts_kn = match (self.config.overflow, self.config.capacity(t)) {
+            (Overflow::Reroute, Some(capacity)) => {
+                reroute(candidates_cn, RerouteRule { top_k, experts: num_experts, groups: b, capacity, order })
+            }
+            _ => choices_kn.clone(),
+        };
+        let gates_kn = route::gates(routing.scores_ne.clone(), experts_kn.clone(), self.config.gate_rule());
+        let placed = dispatch(experts_kn.clone(), self.config.dispatch_rule(b, t, tile));
+        let stats = MoeStats::new(choices_kn, experts_kn, gates_kn.clone().inner(), &placed, b);
+        Plan { gates_kn, placed, stats }
+    }
+
+    fn aux_loss(&self, routing: Routing, stats: &MoeStats) -> Option<Tensor<1>> {
+        let MoeConfig { aux_loss_coef, z_loss_coef, .. } = self.config;
+        if routing.scores_ne.dims()[0] == 0 {
+            return None; // a mean over no tokens
+        }
+        let balance =
+            (aux_loss_coef != 0.0).then(|| sequence_balance_loss(routing.scores_ne, stats.assigned_be()) * aux_loss_coef);
+        let z = (z_loss_coef != 0.0).then(|| router_z_loss(routing.logits_ne) * z_loss_coef);
+        match (balance, z) {
+            (Some(balance), Some(z)) => Some(balance + z),
+            (balance, z) => balance.or(z),
+        }
     }
 }

@@ -1,29 +1,41 @@
 //! Mixture of experts: a router sends each token to its `top_k` experts, and their outputs come back weighted.
 //!
 //! ```text
-//! x_btd ─ router ─> weights_nk, experts_nk ─ dispatch ─> slots_es ─ gather rows ─> x_esd ─ experts ─> y_esd ─ combine ─> y_btd
+//! x_btd ─ router ─> candidates_cn ─ [reroute] ─ dispatch ─> slot_kn, source_r, segments
+//!                └> gates_kn ─────────────────────────────────────────────────────────────────┐
+//! x_nd ─ permute ─> x_rd ─ grouped_gemm ─ swiglu ─ grouped_gemm ─> y_rd ─────────── unpermute ─> y_btd
 //! ```
 //!
-//! A *slot* is a row of an expert's input. Dispatch gives every (token, choice) at most one slot: dropless, or at most
-//! `capacity` slots for each expert and sequence. Permutation and combination only gather rows through indices, and nothing loops
-//! over tokens or experts on the host. **Where a sequence's tokens go never depends on the sequences beside it**: it is routed alike alone, in
-//! any micro-batch and on any rank, and its output is the same up to the rounding of products of another size.
+//! A *row* is one token for one of its experts; rows lie expert by expert, so that an expert's product is one matrix product. Dispatch gives
+//! every assignment (token, choice) at most one row: dropless, or at most `capacity` rows for each expert and sequence. The
+//! operations of that line stand in [`kernels`], each with formula, layout, plain Rust and CubeCL kernel; [`MoeLayer`] puts them
+//! together, and [`ExpertParallel`] spreads a layer's experts over ranks.
+//!
+//! **Where a sequence's tokens go, and what they become, never depends on the sequences beside it**: capacity is counted inside a
+//! sequence, noise is a hash of a token's place in the global batch, and a row's product is that row's alone.
 //!
 //! Shape suffixes: `b` sequences, `t` positions, `n` = b x t tokens, `d` hidden width, `h` expert width, `e` experts,
-//! `k` choices of a token, `g` expert groups, `s` slots of one expert.
+//! `k` choices of a token, `c` its candidates, `r` rows, `p` and `q` widths of a product.
 
 mod balance;
 mod config;
-mod dispatch;
 mod experts;
+pub mod kernels;
 mod layer;
+mod noise;
+mod ops;
+mod parallel;
 mod router;
+mod stats;
 mod swiglu;
 
-pub use balance::sequence_balance_loss;
-pub use config::{MoeConfig, ScoreFunc};
-pub use dispatch::Dispatch;
+pub use balance::{router_z_loss, sequence_balance_loss};
+pub use config::{GroupMask, MoeConfig, Overflow, ScoreFunc};
 pub use experts::Experts;
+pub use kernels::dispatch::Order;
 pub use layer::{MoeLayer, MoeOutput};
+pub use noise::NoiseKey;
+pub use parallel::{ExpertParallel, ParallelError};
 pub use router::{Router, Routing};
+pub use stats::MoeStats;
 pub use swiglu::SwiGlu;

@@ -1,7 +1,7 @@
-use crate::{MoeConfig, ScoreFunc};
+use crate::kernels::route::{self, Noise};
+use crate::{MoeConfig, NoiseKey};
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::activation::{sigmoid, softmax};
 use burn::tensor::{Device, Int, Tensor};
 use fused::{linear, widened};
 
@@ -18,15 +18,15 @@ pub struct Router {
     config: MoeConfig,
 }
 
-/// What the router decided.
+/// What the router thinks of the tokens.
 #[derive(Debug, Clone)]
 pub struct Routing {
+    /// The product with the router's matrix.
+    pub logits_ne: Tensor<2>,
     /// Score of every expert, before choice and scaling.
     pub scores_ne: Tensor<2>,
-    /// The chosen experts, best first.
-    pub experts_nk: Tensor<2, Int>,
-    /// Their weights in the output.
-    pub weights_nk: Tensor<2>,
+    /// The best experts of each token, best first: the first `top_k` are its choices, others the reserves of a reroute.
+    pub candidates_cn: Tensor<2, Int>,
 }
 
 impl Router {
@@ -49,45 +49,22 @@ impl Router {
         }
     }
 
-    /// Routes the tokens of `x_nd`.
-    pub fn forward(&self, x_nd: Tensor<2>) -> Routing {
+    /// Routes the tokens of `x_nd`, which are sequences of `seq_len` tokens; with a key, noise takes part in the choice.
+    pub fn forward(&self, x_nd: Tensor<2>, seq_len: usize, noise: Option<NoiseKey>) -> Routing {
         let logits_ne = linear(widened(x_nd), widened(self.proj.weight.val()), None);
-        let scores_ne = match self.config.score_func {
-            ScoreFunc::Softmax => softmax(logits_ne, 1),
-            ScoreFunc::Sigmoid => sigmoid(logits_ne),
+        let scores_ne = route::scores(logits_ne.clone(), self.config.score_func);
+        let bias_e = match &self.bias {
+            Some(bias) => widened(bias.val().inner()),
+            None => Tensor::zeros([self.config.num_experts], &scores_ne.clone().inner().device()),
         };
-        let experts_nk = self.choose(scores_ne.clone().inner());
-        let mut weights_nk = scores_ne.clone().gather(1, experts_nk.clone());
-        if self.config.norm_topk_prob {
-            let sum_n1 = weights_nk.clone().sum_dim(1);
-            weights_nk = weights_nk / (sum_n1 + 1e-20);
-        }
-        Routing { scores_ne, experts_nk, weights_nk: weights_nk * self.config.routed_scaling_factor }
-    }
-
-    /// The top k experts, inside the best groups when there are groups. Experts of other groups are masked with -inf, as in
-    /// DeepSeek's reference code: with 0.0 an expert outside could win over a negative biased score inside.
-    fn choose(&self, scores_ne: Tensor<2>) -> Tensor<2, Int> {
-        let MoeConfig { num_experts: e, n_group: g, topk_group, top_k, .. } = self.config;
-        let mut scores_ne = scores_ne;
-        if let Some(bias) = &self.bias {
-            scores_ne = scores_ne + widened(bias.val().inner()).unsqueeze();
-        }
-        if g > 1 {
-            let n = scores_ne.dims()[0];
-            let per_group = if self.bias.is_some() { 2 } else { 1 };
-            let groups_nge = scores_ne.clone().reshape([n, g, e / g]);
-            let group_scores_ng = groups_nge.clone().topk(per_group, 2).sum_dim(2).squeeze_dim::<2>(2);
-            let best = group_scores_ng.topk_with_indices(topk_group, 1).1;
-            let chosen_ng = Tensor::<2>::zeros([n, g], &scores_ne.device()).scatter(
-                1,
-                best,
-                Tensor::ones([n, topk_group], &scores_ne.device()),
-                burn::tensor::IndexingUpdateOp::Add,
-            );
-            let outside = chosen_ng.equal_elem(0.0).unsqueeze_dim::<3>(2).repeat_dim(2, e / g);
-            scores_ne = groups_nge.mask_fill(outside, f32::NEG_INFINITY).reshape([n, e]);
-        }
-        scores_ne.topk_with_indices(top_k, 1).1
+        let mut rule = self.config.select_rule();
+        let amplitude = self.config.router_noise as f32;
+        rule.noise = noise.filter(|_| amplitude > 0.0).map(|NoiseKey { key, first_row }| Noise {
+            amplitude,
+            key,
+            first_row,
+            seq_len,
+        });
+        Routing { candidates_cn: route::select(scores_ne.clone(), bias_e, rule), logits_ne, scores_ne }
     }
 }

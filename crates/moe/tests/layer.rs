@@ -3,8 +3,9 @@
 mod naive;
 
 use burn::module::{Param, ParamId};
-use burn::tensor::{Device, Tensor, TensorData};
-use moe::{MoeConfig, MoeLayer, Routing, ScoreFunc, sequence_balance_loss};
+use burn::tensor::{Device, Int, IntDType, Tensor, TensorData};
+use moe::kernels::route::count;
+use moe::{MoeConfig, MoeLayer, ScoreFunc, sequence_balance_loss};
 use naive::{BIAS, Case, DOWN, GATE, Numbers, ROUTER, Reference, SHARED, UP, X, random, reference};
 use proptest::prelude::*;
 
@@ -56,10 +57,10 @@ fn equals_the_reference(case: &Case) {
     let numbers = case.numbers(2e-6);
     let expected = reference(case, &numbers);
     let (layer, x) = layer(case, &numbers, false);
-    let found = layer.forward(x);
+    let found = layer.forward(x, None);
     assert_eq!(found.y_btd.dims(), case.shape_btd);
     assert_close("y", &floats(found.y_btd), &expected.y, 1e-5);
-    assert_close("balance loss", &floats(found.balance_loss.unwrap()), &[0.5 * expected.balance], 1e-5);
+    assert_close("balance loss", &floats(found.aux_loss.unwrap()), &[0.5 * expected.balance], 1e-5);
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -136,7 +137,7 @@ fn a_sequence_has_the_same_output_alone_and_in_any_batch() {
             let config = MoeConfig { moe_intermediate_size: h, ..everything() };
             let case = Case::new([b, t, d], quarters, config, 3);
             let (layer, x_btd) = layer(&case, &case.numbers(2e-6), false);
-            let run = |from, to| floats(layer.forward(x_btd.clone().slice([from..to, 0..t, 0..d])).y_btd);
+            let run = |from, to| floats(layer.forward(x_btd.clone().slice([from..to, 0..t, 0..d]), None).y_btd);
             let batch: Vec<f64> = run(0, b).into_iter().map(f64::from).collect();
             for (from, to) in (0..b).flat_map(|from| (from + 1..=b).map(move |to| (from, to))) {
                 assert_close("part of a batch", &run(from, to), &batch[from * t * d..to * t * d], 2e-6);
@@ -148,13 +149,8 @@ fn a_sequence_has_the_same_output_alone_and_in_any_batch() {
 #[test]
 fn the_balance_loss_is_one_for_even_loads_and_scores_and_more_for_uneven_ones() {
     let loss = |score: [f32; 4], experts: [[i64; 2]; 4]| {
-        let device = Device::flex();
-        let routing = Routing {
-            scores_ne: Tensor::from_floats([score; 4], &device),
-            experts_nk: Tensor::from_ints(experts, &device),
-            weights_nk: Tensor::ones([4, 2], &device),
-        };
-        floats(sequence_balance_loss(&routing, 2))
+        let experts_kn = Tensor::<2, Int>::from_ints(experts, &Device::flex()).transpose().cast(IntDType::I32);
+        floats(sequence_balance_loss(Tensor::from_floats([score; 4], &Device::flex()), count(experts_kn, 2, 4)))
     };
     let (even, uneven) = ([[0, 1], [2, 3], [3, 0], [2, 1]], [[0, 1], [1, 0], [0, 1], [0, 1]]);
     assert_close("even", &loss([0.25; 4], even), &[1.0], 1e-6);
@@ -183,8 +179,8 @@ fn has_the_gradients_of_the_reference(case: &Case) {
     };
 
     let (layer, x) = layer(case, &numbers, true);
-    let found = layer.forward(x.clone());
-    let weighted = (found.y_btd * tensor(&cotangent, case.shape_btd)).sum() + found.balance_loss.unwrap();
+    let found = layer.forward(x.clone(), None);
+    let weighted = (found.y_btd * tensor(&cotangent, case.shape_btd)).sum() + found.aux_loss.unwrap();
     assert_close("loss", &floats(weighted.clone()), &[loss(&numbers)], 1e-5);
     let gradients = weighted.backward();
 

@@ -20,6 +20,7 @@ pub mod cli;
 pub mod config;
 pub mod data;
 mod device;
+mod expert_loads;
 mod launch;
 mod logits;
 mod metrics;

@@ -1,3 +1,4 @@
+use crate::expert_loads::LayerLoad;
 use burn::tensor::Device;
 use comm::TrafficTable;
 use fsdp::{Category, Memory};
@@ -47,6 +48,55 @@ pub(crate) struct UsageMetrics {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceMetrics>,
     pub traffic: BTreeMap<&'static str, TrafficMetrics>,
+}
+
+/// Where a step's tokens went.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ExpertMetrics {
+    pub step: usize,
+    pub experts: Vec<LayerMetrics>,
+}
+
+/// The experts of one layer.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct LayerMetrics {
+    /// Number of the block, from 0.
+    pub layer: usize,
+    /// Choices of each expert, on all ranks.
+    pub assigned: Vec<f64>,
+    /// The busiest expert's choices over the mean of all.
+    pub max_ratio: f64,
+    /// Standard deviation of the choices over their mean.
+    pub cv: f64,
+    /// Share of the choices that no expert took.
+    pub dropped: f64,
+    /// Sum of the gates of each expert.
+    pub gate_mass: Vec<f64>,
+}
+
+impl ExpertMetrics {
+    pub fn new(step: usize, loads: Vec<LayerLoad>) -> Self {
+        let layer = |load: LayerLoad| LayerMetrics {
+            layer: load.layer,
+            max_ratio: load.max_ratio(),
+            cv: load.cv(),
+            dropped: load.dropped_share(),
+            assigned: load.assigned,
+            gate_mass: load.gate_mass,
+        };
+        Self { step, experts: loads.into_iter().map(layer).collect() }
+    }
+}
+
+impl fmt::Display for ExpertMetrics {
+    /// One line: the mean over layers, and the worst of them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let layers = self.experts.len() as f64;
+        let mean = |of: fn(&LayerMetrics) -> f64| self.experts.iter().map(of).sum::<f64>() / layers;
+        let most = self.experts.iter().map(|layer| layer.max_ratio).fold(0.0, f64::max);
+        let (cv, dropped) = (mean(|layer| layer.cv), mean(|layer| layer.dropped) * 100.0);
+        write!(f, "experts: load CV {cv:.2}, busiest {most:.2} of the mean, dropped {dropped:.1}%")
+    }
 }
 
 /// Bytes of one category.

@@ -3,7 +3,8 @@
 use crate::allocator::allocated;
 use crate::config::Config;
 use crate::data::{Dataset, Tokenizer};
-use crate::metrics::{Metrics, StepMetrics, UsageMetrics, ValMetrics};
+use crate::expert_loads::{self, ExpertLoads};
+use crate::metrics::{ExpertMetrics, Metrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::progress::Progress;
 use crate::run_folder::RunFolder;
 use crate::schedule::learning_rate;
@@ -12,8 +13,10 @@ use crate::units::{Batch, Parts, units};
 use burn::tensor::Device;
 use comm::Communicator;
 use fsdp::{Fsdp, FsdpConfig};
-use model::{Dropout, Sampling, generate};
+use model::{MicroBatch, Sampling, generate};
+use moe::MoeStats;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,10 +39,11 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
     let (steps, usage_every) = (job.config.train.steps, job.config.metrics.every);
     let mut val_loss = None;
     for step in 0..steps {
-        rank.train_step(step)?;
+        let loads = rank.train_step(step)?;
         let (done, every) = (step + 1, job.config.train.val_every);
         if done == 1 || done == steps || (usage_every > 0 && done.is_multiple_of(usage_every)) {
             rank.report_usage(done)?;
+            rank.report_experts(done, &loads)?;
         }
         if done == steps || (every > 0 && done.is_multiple_of(every)) {
             val_loss = rank.validate(done)?.or(val_loss);
@@ -58,6 +62,7 @@ struct Rank<'a> {
     device: Device,
     fsdp: Fsdp<Batch>,
     parts: Parts,
+    loads: ExpertLoads,
     /// Rank 0's only.
     metrics: Option<Metrics>,
 }
@@ -65,22 +70,29 @@ struct Rank<'a> {
 impl<'a> Rank<'a> {
     fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
         let (rank, device) = (comm.rank(), comm.device().clone());
-        let (units, parts) = units(&job.config, &device);
+        let loads = ExpertLoads::default();
+        let (units, parts) = units(&job.config, &loads, &device);
         let config = job.config.parallel.fsdp(&job.config.optim);
         let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
         let fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
         let path = job.folder.metrics();
         let open = || job.folder.open_metrics().map(Metrics).map_err(|source| TrainError::Metrics { path, source });
         let metrics = if rank == 0 { Some(open()?) } else { None };
-        Ok(Self { job, rank, device, fsdp, parts, metrics })
+        Ok(Self { job, rank, device, fsdp, parts, loads, metrics })
     }
 
-    /// Fetch, forward and backward, clip, step, log.
-    fn train_step(&mut self, step: usize) -> Result<(), TrainError> {
-        let Config { train, optim, .. } = &self.job.config;
+    /// Fetch, forward and backward, clip, step, log. Returns where this rank's tokens went.
+    fn train_step(&mut self, step: usize) -> Result<BTreeMap<(usize, u64), MoeStats>, TrainError> {
+        let config = &self.job.config;
+        let Config { train, optim, .. } = config;
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
-        let report = self.fsdp.train_step(&self.micro_batches(step), lr)?;
+        let (micro_batches, parts, recorded) = (self.micro_batches(step), &self.parts, &self.loads);
+        let mut loads = BTreeMap::new();
+        let report = self.fsdp.train_step_with(&micro_batches, lr, |fsdp| {
+            loads = recorded.take();
+            parts.update_selection_biases(config, fsdp, &loads)
+        })?;
         if !report.loss.is_finite() {
             return Err(TrainError::NotFinite { step: step + 1, loss: report.loss });
         }
@@ -104,7 +116,8 @@ impl<'a> Rank<'a> {
         if self.rank == 0 {
             self.job.progress.step(&metrics);
         }
-        self.log(&metrics)
+        self.log(&metrics)?;
+        Ok(loads)
     }
 
     /// This rank's sequences of the step's global batch, `micro_batch_size` at a time.
@@ -113,8 +126,8 @@ impl<'a> Rank<'a> {
         let batch = |range: Range<usize>| {
             let first_row = range.start as u64;
             let tokens = self.job.dataset.train_batch(train.seed, step as u64, range, train.seq_len);
-            let dropout = Dropout { seed: train.seed, step: step as u64, first_row };
-            Batch::new(tokens, Some(dropout), &self.device)
+            let place = MicroBatch { seed: train.seed, step: step as u64, first_row };
+            Batch::new(tokens, Some(place), &self.device)
         };
         // Micro-batches go round the ranks: their gradients are then added in the same order on any number of ranks.
         let (micro, (rank, ranks)) = (self.micro_batch_size(), self.fsdp.data_parallel());
@@ -202,6 +215,17 @@ impl<'a> Rank<'a> {
             self.job.progress.say(&usage.to_string());
         }
         self.log(&usage)
+    }
+
+    /// Where the step's tokens went, on all ranks.
+    fn report_experts(&mut self, step: usize, loads: &BTreeMap<(usize, u64), MoeStats>) -> Result<(), TrainError> {
+        let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
+        let sums = self.fsdp.all_reduce(&expert_loads::all_sums(loads, &layers, experts))?;
+        let metrics = ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts));
+        if self.rank == 0 {
+            self.job.progress.say(&metrics.to_string());
+        }
+        self.log(&metrics)
     }
 
     /// Whether any rank was asked to stop; all ranks get the same answer.

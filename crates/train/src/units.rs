@@ -1,26 +1,29 @@
 use crate::config::{Config, ModelConfig};
 use crate::data;
+use crate::expert_loads::{self, ExpertLoads, bias_update};
 use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use fsdp::{Activation, Fsdp, FsdpError, UnitId, Units};
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
-use model::{DeepSeek, Dropout, Gpt2, LanguageModel};
+use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch};
+use moe::MoeStats;
+use std::collections::BTreeMap;
 
 /// A micro-batch on a device.
 pub(crate) struct Batch {
     inputs_bt: Tensor<2, Int>,
     targets_bt: Tensor<2, Int>,
     /// Where it stands in the run; none in evaluation.
-    dropout: Option<Dropout>,
+    place: Option<MicroBatch>,
 }
 
 impl Batch {
-    pub fn new(batch: data::Batch, dropout: Option<Dropout>, device: &Device) -> Self {
+    pub fn new(batch: data::Batch, place: Option<MicroBatch>, device: &Device) -> Self {
         let shape = [batch.sequences, batch.seq_len];
         let tensor = |tokens| Tensor::from_data(TensorData::new(tokens, shape), device);
-        Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets), dropout }
+        Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets), place }
     }
 }
 
@@ -31,15 +34,17 @@ pub(crate) enum Parts {
 }
 
 /// The configured model as units: the embedding, each block, the head; GPT-2's first and last are one, for they share their matrix.
-pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
+/// Blocks with experts record in `loads` where tokens in training go.
+pub(crate) fn units(config: &Config, loads: &ExpertLoads, device: &Device) -> (Units<Batch>, Parts) {
     let mut units = Units::new();
     let parts = match &config.model {
         ModelConfig::Gpt2(shape) => {
             let model = Gpt2::init(shape, config.train.seed, device);
             let ends = units.add("embedding and head", model.ends);
-            units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.dropout));
-            let blocks =
-                add_blocks(&mut units, model.blocks, |block, x_btd, batch| block.forward(x_btd, batch.dropout));
+            units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.place));
+            let blocks = add_blocks(&mut units, model.blocks, |_| {
+                |block: &Gpt2Block, x_btd, batch: &Batch| block.forward(x_btd, batch.place)
+            });
             units.last(ends, |ends, x_btd, batch| ends.loss(x_btd, batch.targets_bt.clone()));
             Parts::Gpt2 { ends, blocks }
         }
@@ -48,9 +53,19 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
             let model = DeepSeek::init(shape, &moe, config.train.seed, device);
             let embed = units.add("embedding", model.embed);
             units.first(embed, |table, batch: &Batch| model::embed(table, batch.inputs_bt.clone()));
-            let blocks = add_blocks(&mut units, model.blocks, |block: &Block, x_btd, _batch| {
-                let output = block.forward(x_btd);
-                (output.x_btd, output.balance_loss)
+            let blocks = add_blocks(&mut units, model.blocks, |layer| {
+                let loads = loads.clone();
+                move |block: &Block, x_btd, batch: &Batch| {
+                    let Some(place) = batch.place else {
+                        let output = block.forward(x_btd);
+                        return (output.x_btd, output.aux_loss);
+                    };
+                    let output = block.forward_training(x_btd, place);
+                    if let Some(stats) = output.stats {
+                        loads.record(layer, place.first_row, stats);
+                    }
+                    (output.x_btd, output.aux_loss)
+                }
             });
             let head = units.add("head", model.head);
             units.last(head, |head, x_btd, batch| head.loss(x_btd, batch.targets_bt.clone()));
@@ -60,20 +75,42 @@ pub(crate) fn units(config: &Config, device: &Device) -> (Units<Batch>, Parts) {
     (units, parts)
 }
 
-fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static>(
+/// `forward` gives each block's function from its number.
+fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static, F: Fn(&M, Tensor<3>, &Batch) -> A + 'static>(
     units: &mut Units<Batch>,
     blocks: Vec<M>,
-    forward: fn(&M, Tensor<3>, &Batch) -> A,
+    forward: impl Fn(usize) -> F,
 ) -> Vec<UnitId<M>> {
     let add = |(i, block)| {
         let unit = units.add(format!("block {i}"), block);
-        units.then(unit, forward);
+        units.then(unit, forward(i));
         unit
     };
     blocks.into_iter().enumerate().map(add).collect()
 }
 
 impl Parts {
+    /// Moves the selection biases against the loads of the step, where the configuration says so.
+    pub fn update_selection_biases(
+        &self,
+        config: &Config,
+        fsdp: &mut Fsdp<Batch>,
+        loads: &BTreeMap<(usize, u64), MoeStats>,
+    ) -> Result<(), FsdpError> {
+        let speed = config.moe.as_ref().map_or(0.0, |moe| moe.bias_update_speed);
+        let (Self::DeepSeek { blocks, .. }, Some((layers, experts))) = (self, config.expert_layers()) else {
+            return Ok(());
+        };
+        if speed == 0.0 {
+            return Ok(());
+        }
+        let assigned = fsdp.all_reduce(&expert_loads::assigned(loads, &layers, experts))?;
+        for (layer, assigned) in layers.into_iter().zip(assigned.chunks(experts)) {
+            fsdp.add_to_parameter(blocks[layer], "mlp.Moe.router.bias", &bias_update(assigned, speed));
+        }
+        Ok(())
+    }
+
     /// The whole model, where it is to be kept. A collective: every rank calls it, and one that keeps nothing holds a unit at a time.
     pub fn gather(
         &self,

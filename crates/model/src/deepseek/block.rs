@@ -1,8 +1,8 @@
 use super::Mla;
-use crate::{DeepSeekConfig, RmsNorm};
+use crate::{DeepSeekConfig, MicroBatch, RmsNorm};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
-use moe::{MoeConfig, MoeLayer, SwiGlu};
+use moe::{MoeConfig, MoeLayer, MoeStats, NoiseKey, SwiGlu};
 
 /// `x + attn(norm(x))`, then `x + mlp(norm(x))`, the MLP being dense or a mixture of experts.
 #[derive(Module, Debug)]
@@ -15,6 +15,7 @@ pub struct Block {
     pub post_attention_layernorm: RmsNorm,
     /// Dense in the first `first_k_dense_replace` blocks.
     pub mlp: Mlp,
+    layer: usize,
 }
 
 /// The second half of a block.
@@ -31,8 +32,10 @@ pub enum Mlp {
 pub struct BlockOutput {
     /// The residual stream.
     pub x_btd: Tensor<3>,
-    /// `[1]`: the experts' balance loss, where there is one.
-    pub balance_loss: Option<Tensor<1>>,
+    /// `[1]`: the losses of the experts' balance, where there are any.
+    pub aux_loss: Option<Tensor<1>>,
+    /// Where the tokens went, of a mixture of experts.
+    pub stats: Option<MoeStats>,
 }
 
 impl Block {
@@ -47,18 +50,31 @@ impl Block {
             self_attn: Mla::new(config, device),
             post_attention_layernorm: RmsNorm::new(d, config.rms_norm_eps, device),
             mlp,
+            layer,
         }
     }
 
     /// `[b, t, d]` to `[b, t, d]`.
     pub fn forward(&self, x_btd: Tensor<3>) -> BlockOutput {
+        self.run(x_btd, None)
+    }
+
+    /// The same in training, with the noise of the router where the configuration has some.
+    pub fn forward_training(&self, x_btd: Tensor<3>, place: MicroBatch) -> BlockOutput {
+        self.run(x_btd, Some(place))
+    }
+
+    fn run(&self, x_btd: Tensor<3>, place: Option<MicroBatch>) -> BlockOutput {
         let x_btd = x_btd.clone() + self.self_attn.forward(self.input_layernorm.forward(x_btd));
         let normed = self.post_attention_layernorm.forward(x_btd.clone());
         match &self.mlp {
-            Mlp::Dense(mlp) => BlockOutput { x_btd: x_btd + mlp.forward(normed), balance_loss: None },
-            Mlp::Moe(layer) => {
-                let output = layer.forward(normed);
-                BlockOutput { x_btd: x_btd + output.y_btd, balance_loss: output.balance_loss }
+            Mlp::Dense(mlp) => BlockOutput { x_btd: x_btd + mlp.forward(normed), aux_loss: None, stats: None },
+            Mlp::Moe(moe) => {
+                let noise = place.map(|MicroBatch { seed, step, first_row }| {
+                    NoiseKey::derive(seed, step, self.layer as u64, first_row)
+                });
+                let output = moe.forward(normed, noise);
+                BlockOutput { x_btd: x_btd + output.y_btd, aux_loss: output.aux_loss, stats: Some(output.stats) }
             }
         }
     }

@@ -159,8 +159,7 @@ fn moe_config(folder: &Folder, json: &DeepSeekJson) -> Result<MoeConfig, HfError
         topk_group: json.topk_group.filter(|_| grouped).unwrap_or(1),
         norm_topk_prob: v3 && json.norm_topk_prob.unwrap_or(true),
         routed_scaling_factor: json.routed_scaling_factor.unwrap_or(1.0),
-        capacity_factor: None,
-        aux_loss_coef: 0.0,
+        ..MoeConfig::default()
     })
 }
 

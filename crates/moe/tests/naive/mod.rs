@@ -1,4 +1,5 @@
 //! The layer in f64, token by token.
+#![allow(dead_code, reason = "each of the tests uses some of it")]
 
 use moe::{MoeConfig, ScoreFunc};
 

@@ -41,6 +41,15 @@ pub struct Config {
     pub metrics: MetricsConfig,
 }
 
+impl Config {
+    /// Which blocks have experts, and how many; None for a model without.
+    pub fn expert_layers(&self) -> Option<(Vec<usize>, usize)> {
+        let ModelConfig::DeepSeek(shape) = &self.model else { return None };
+        let experts = self.moe.clone().unwrap_or_default().num_experts;
+        Some(((shape.first_k_dense_replace..shape.num_hidden_layers).collect(), experts))
+    }
+}
+
 /// A model's shape; `type` in the `model` section says which.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]

@@ -1,0 +1,75 @@
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+/// A float that is computed with in f32: f32, bf16 or f16.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// Whether it is f32 itself, so that memory of it can be used as it is.
+    const IS_F32: bool = false;
+
+    /// Exactly.
+    fn to_f32(self) -> f32;
+
+    /// To the nearest.
+    fn from_f32(value: f32) -> Self;
+
+    /// Whole slices of the same length to f32.
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32());
+    }
+
+    /// Whole slices of the same length from f32.
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = Self::from_f32(*from));
+    }
+}
+
+impl Element for f32 {
+    const IS_F32: bool = true;
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+}
+
+impl Element for bf16 {
+    /// A bf16 is the upper half of an f32.
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f16::to_f32(self)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        f16::from_f32(value)
+    }
+
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(to);
+    }
+
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to.convert_from_f32_slice(from);
+    }
+}

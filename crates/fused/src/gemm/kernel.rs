@@ -1,0 +1,308 @@
+//! The micro kernel: one tile of `C` in registers, one block of `k`.
+//!
+//! For every `p` of the block it loads one row of `B` (two vectors), and for each of its rows of `A` broadcasts one
+//! element and issues two fused multiply-adds. The tile is as large as the register file allows:
+//!
+//! | vectors  | registers | tile    | accumulators | row of `B` | broadcast |
+//! |----------|-----------|---------|--------------|------------|-----------|
+//! | AVX-512  | 32        | 14 × 32 | 28           | 2          | 2         |
+//! | AVX2     | 16        | 6 × 16  | 12           | 2          | 2         |
+//! | portable | 16 (SSE2) | 6 × 8   | 12           | 2          | 2         |
+//!
+//! With AVX-512 that is 28 multiply-adds for 16 loads per step: two multiply-add units need 14 cycles, two load
+//! units 8, so the multiply-adds are the limit, as they should be.
+
+/// The number of consecutive values of `k` that are summed up before the sum is added to `C`. Part of the law, so the
+/// same on all machines. A panel of `A` is then 14 · 256 · 4 B = 14 KiB and stays in the first-level cache (32 KiB or
+/// 48 KiB) while the panels of `B` (32 KiB each) stream past it from the second level.
+pub const KC: usize = 256;
+
+/// The distance between the columns of a panel of `A` packed by columns: one cache line, more than any `MR`.
+pub const PITCH_A: usize = 16;
+
+/// How many steps ahead the kernel asks for rows of `B`: 8 · 14 cycles cover the way to the second-level cache.
+const AHEAD: usize = 8;
+
+/// What the kernel works on: a panel of `A`, a panel of `B` and the place of the tile in `C`.
+pub struct Tile {
+    /// The length of this block of `k`, at most `KC`.
+    pub k: usize,
+    /// Element `(i, p)` is at `i * KC + p`, or at `i + p * PITCH_A` if the panel is packed by columns.
+    pub a: *const f32,
+    /// Element `(p, j)` is at `p * b_stride + j`; all `NR` columns can be read.
+    pub b: *const f32,
+    pub b_stride: usize,
+    pub c: *mut f32,
+    pub c_stride: usize,
+    /// The columns of `C` to write, at most `NR`.
+    pub cols: usize,
+    /// Whether to add to `C` (a later block of `k`) or to overwrite it (the first).
+    pub add: bool,
+}
+
+/// A kernel for a fixed number of rows and a fixed layout of `A`.
+pub type Kernel = unsafe fn(&Tile);
+
+/// A vector of `f32`, with what the kernel and the packing need of it.
+///
+/// # Safety
+///
+/// All functions need a processor that has the vector's instructions, and pointers valid for what they say.
+pub unsafe trait Vector: Copy {
+    const LANES: usize;
+    /// The rows of a full tile.
+    const MR: usize;
+    /// The columns of a full tile.
+    const NR: usize = 2 * Self::LANES;
+    /// The kernels for 1, 2, .. `MR` rows: for `A` packed by rows, and for `A` packed by columns.
+    const KERNELS: [&'static [Kernel]; 2];
+
+    unsafe fn zero() -> Self;
+    /// All lanes become the one element at `from`.
+    unsafe fn splat(from: *const f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    /// Hints that the cache line at this address, which need not be valid, will be loaded soon.
+    unsafe fn prefetch(at: *const f32);
+    /// `self * b + c`
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+    /// Writes the first `count` lanes, after adding what is there if `add`; a `count` above `LANES` means all.
+    unsafe fn store(self, to: *mut f32, count: usize, add: bool);
+    /// Reads a `[LANES, 4]` matrix with the given row stride and returns its four columns.
+    unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4];
+}
+
+/// The kernel for `M` rows. Every element goes through the same additions, whatever `M` is.
+#[inline(always)]
+unsafe fn tile<V: Vector, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
+    let (row, step) = if BY_COLUMNS { (1, PITCH_A) } else { (KC, 1) };
+    // SAFETY: the caller promises the panels that `Tile` describes.
+    unsafe {
+        let mut sums = [[V::zero(); 2]; M];
+        for p in 0..t.k {
+            if BY_COLUMNS {
+                V::prefetch(t.a.wrapping_add((p + AHEAD) * step));
+            }
+            let b = t.b.add(p * t.b_stride);
+            V::prefetch(b.wrapping_add(AHEAD * t.b_stride));
+            V::prefetch(b.wrapping_add(AHEAD * t.b_stride + V::LANES));
+            let b = [V::load(b), V::load(b.add(V::LANES))];
+            for (i, sum) in sums.iter_mut().enumerate() {
+                let a = V::splat(t.a.add(i * row + p * step));
+                sum[0] = a.mul_add(b[0], sum[0]);
+                sum[1] = a.mul_add(b[1], sum[1]);
+            }
+        }
+        for (i, sum) in sums.iter().enumerate() {
+            let c = t.c.add(i * t.c_stride);
+            sum[0].store(c, t.cols, t.add);
+            if t.cols > V::LANES {
+                sum[1].store(c.add(V::LANES), t.cols - V::LANES, t.add);
+            }
+        }
+    }
+}
+
+/// The two rows of `KERNELS` for a vector: kernels compiled with the named target features.
+macro_rules! kernels {
+    ($vector:ty, $($feature:literal)?, $($rows:literal)*) => {{
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn kernel<const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
+            // SAFETY: the caller's promise.
+            unsafe { tile::<$vector, M, BY_COLUMNS>(t) }
+        }
+        [&[$(kernel::<$rows, false>),*], &[$(kernel::<$rows, true>),*]]
+    }};
+}
+
+/// The vector of machines we know nothing about: four lanes, with plain products and sums.
+#[derive(Clone, Copy)]
+pub struct Portable([f32; 4]);
+
+// SAFETY: needs no special instructions.
+unsafe impl Vector for Portable {
+    const LANES: usize = 4;
+    const MR: usize = 6;
+    const KERNELS: [&'static [Kernel]; 2] = kernels!(Portable, , 1 2 3 4 5 6);
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Self([0.0; 4])
+    }
+
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> Self {
+        // SAFETY: the caller's promise.
+        Self([unsafe { *from }; 4])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { from.cast::<[f32; 4]>().read() })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        Self(std::array::from_fn(|lane| self.0[lane] * b.0[lane] + c.0[lane]))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
+        for (lane, &value) in self.0.iter().enumerate().take(count) {
+            // SAFETY: the caller's promise.
+            unsafe { *to.add(lane) = if add { *to.add(lane) + value } else { value } }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
+        // SAFETY: the caller's promise.
+        std::array::from_fn(|col| Self(std::array::from_fn(|row| unsafe { *from.add(row * stride + col) })))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::{Kernel, Tile, Vector, tile};
+    use std::arch::x86_64::*;
+
+    // SAFETY: used only after AVX-512F was detected.
+    unsafe impl Vector for __m512 {
+        const LANES: usize = 16;
+        const MR: usize = 14;
+        const KERNELS: [&'static [Kernel]; 2] = kernels!(__m512, "avx512f", 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            unsafe { _mm512_setzero_ps() }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(from: *const f32) -> Self {
+            unsafe { _mm512_set1_ps(*from) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            unsafe { _mm512_loadu_ps(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(at: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+            unsafe { _mm512_fmadd_ps(self, b, c) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
+            unsafe {
+                let mask = if count < 16 { (1 << count) - 1 } else { !0 };
+                let sum = if add {
+                    _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), self)
+                } else {
+                    self
+                };
+                _mm512_mask_storeu_ps(to, mask, sum);
+            }
+        }
+
+        /// Quarter `q` of vector `r` is loaded from row `4 q + r`; transposing the 4 × 4 blocks in all quarters at
+        /// once then leaves the 16 rows in order.
+        #[inline(always)]
+        unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
+            unsafe {
+                let quarter = |row: usize| _mm_loadu_ps(from.add(row * stride));
+                let rows = |r: usize| {
+                    let v = _mm512_castps128_ps512(quarter(r));
+                    let v = _mm512_insertf32x4::<1>(v, quarter(r + 4));
+                    let v = _mm512_insertf32x4::<2>(v, quarter(r + 8));
+                    _mm512_insertf32x4::<3>(v, quarter(r + 12))
+                };
+                let (r0, r1, r2, r3) = (rows(0), rows(1), rows(2), rows(3));
+                let (low01, low23) = (_mm512_unpacklo_ps(r0, r1), _mm512_unpacklo_ps(r2, r3));
+                let (high01, high23) = (_mm512_unpackhi_ps(r0, r1), _mm512_unpackhi_ps(r2, r3));
+                [
+                    _mm512_shuffle_ps::<0x44>(low01, low23),
+                    _mm512_shuffle_ps::<0xee>(low01, low23),
+                    _mm512_shuffle_ps::<0x44>(high01, high23),
+                    _mm512_shuffle_ps::<0xee>(high01, high23),
+                ]
+            }
+        }
+    }
+
+    // SAFETY: used only after AVX2 and FMA were detected.
+    unsafe impl Vector for __m256 {
+        const LANES: usize = 8;
+        const MR: usize = 6;
+        const KERNELS: [&'static [Kernel]; 2] = kernels!(__m256, "avx2,fma", 1 2 3 4 5 6);
+
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            unsafe { _mm256_setzero_ps() }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(from: *const f32) -> Self {
+            unsafe { _mm256_broadcast_ss(&*from) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            unsafe { _mm256_loadu_ps(from) }
+        }
+
+        #[inline(always)]
+        unsafe fn prefetch(at: *const f32) {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+            unsafe { _mm256_fmadd_ps(self, b, c) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
+            unsafe {
+                let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+                let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(8) as i32), lanes);
+                let sum = if add {
+                    _mm256_add_ps(_mm256_maskload_ps(to, mask), self)
+                } else {
+                    self
+                };
+                if count >= 8 {
+                    _mm256_storeu_ps(to, sum)
+                } else {
+                    _mm256_maskstore_ps(to, mask, sum)
+                }
+            }
+        }
+
+        /// Half `h` of vector `r` is loaded from row `4 h + r`; see the same function with 16 lanes.
+        #[inline(always)]
+        unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
+            unsafe {
+                let half = |row: usize| _mm_loadu_ps(from.add(row * stride));
+                let rows = |r: usize| _mm256_set_m128(half(r + 4), half(r));
+                let (r0, r1, r2, r3) = (rows(0), rows(1), rows(2), rows(3));
+                let (low01, low23) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpacklo_ps(r2, r3));
+                let (high01, high23) = (_mm256_unpackhi_ps(r0, r1), _mm256_unpackhi_ps(r2, r3));
+                [
+                    _mm256_shuffle_ps::<0x44>(low01, low23),
+                    _mm256_shuffle_ps::<0xee>(low01, low23),
+                    _mm256_shuffle_ps::<0x44>(high01, high23),
+                    _mm256_shuffle_ps::<0xee>(high01, high23),
+                ]
+            }
+        }
+    }
+}

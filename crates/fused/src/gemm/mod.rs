@@ -1,0 +1,107 @@
+//! Matrix products on the CPU: fast, deterministic and batch-invariant.
+//!
+//! [`products`] computes a list of products `C = A B` on the current rayon pool. A list, because a layer of experts is
+//! many small products with different numbers of rows, and two threads share many small products better than one.
+//!
+//! # The law
+//!
+//! An element of `C` is a sum over `k`, and it is always added up in the same order:
+//!
+//! ```text
+//! c = 0
+//! for each block of KC = 256 consecutive values of p (the last may be shorter):
+//!     s = 0
+//!     for p in the block: s = fma(a[i, p], b[p, j], s)
+//!     c = c + s
+//! ```
+//!
+//! Nothing else takes part: not `m` or `n`, not the position `(i, j)`, not the other products of the list, not the
+//! number of threads. So a row gives the same bits alone and in a batch. The sums in blocks are also more accurate
+//! than one long chain: rounding errors grow with `KC + k / KC` instead of `k`. Everything between the packing and the
+//! last rounding is `f32`, also for 16-bit elements. (A machine without FMA instructions rounds the product as well;
+//! the order is the same, the bits are that machine's own.)
+//!
+//! # The way
+//!
+//! As in BLIS: [`kernel`] holds a small tile of `C` in registers and runs over one block of `k`; [`pack`] copies blocks
+//! of `A` and `B` into the order in which the kernel reads them; [`task`] cuts the products into tasks of similar
+//! size, of which each thread takes the next one until none is left.
+
+mod kernel;
+mod pack;
+mod task;
+
+use crate::Element;
+
+/// A view of a matrix: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
+///
+/// One of the strides should be 1 (row-major, or a transposed view of row-major); any other strides work, slowly.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a, T> {
+    /// All elements of the view, and maybe others.
+    pub data: &'a [T],
+    /// From a row to the next.
+    pub row_stride: usize,
+    /// From a column to the next.
+    pub col_stride: usize,
+}
+
+/// One product `C = A B` of a list: `A` is `[m, k]`, `B` is `[k, n]`, `C` is `[m, n]`, row-major and contiguous.
+///
+/// `C` is overwritten and never read before it is written. With `k = 0` it becomes zeros.
+pub struct Product<'a, T> {
+    /// Rows of `A` and `C`.
+    pub m: usize,
+    /// Columns of `B` and `C`.
+    pub n: usize,
+    /// Columns of `A`, rows of `B`.
+    pub k: usize,
+    /// `[m, k]`
+    pub a: Matrix<'a, T>,
+    /// `[k, n]`
+    pub b: Matrix<'a, T>,
+    /// `[m, n]`
+    pub c: &'a mut [T],
+}
+
+impl<'a, T> Matrix<'a, T> {
+    /// Row-major data with rows of this width.
+    pub fn new(data: &'a [T], width: usize) -> Self {
+        Self { data, row_stride: width, col_stride: 1 }
+    }
+
+    /// The same data, rows and columns exchanged.
+    pub fn transposed(self) -> Self {
+        Self { row_stride: self.col_stride, col_stride: self.row_stride, ..self }
+    }
+
+    /// Whether all elements of a `[rows, cols]` matrix lie inside the data.
+    fn holds(&self, rows: usize, cols: usize) -> bool {
+        let last = |count: usize, stride: usize| (count - 1).checked_mul(stride);
+        rows == 0
+            || cols == 0
+            || last(rows, self.row_stride)
+                .zip(last(cols, self.col_stride))
+                .and_then(|(row, col)| row.checked_add(col))
+                .is_some_and(|index| index < self.data.len())
+    }
+}
+
+/// Computes all products on the current rayon pool.
+///
+/// # Panics
+///
+/// If a matrix is larger than its data, or `c` does not have `m * n` elements.
+pub fn products<T: Element>(mut list: Vec<Product<'_, T>>) {
+    for product in &mut list {
+        let (m, n, k) = (product.m, product.n, product.k);
+        assert!(product.a.holds(m, k), "A [{m}, {k}] is larger than its data");
+        assert!(product.b.holds(k, n), "B [{k}, {n}] is larger than its data");
+        assert_eq!(Some(product.c.len()), m.checked_mul(n), "C must be [{m}, {n}]");
+        if k == 0 {
+            product.c.fill(T::from_f32(0.0));
+        }
+    }
+    list.retain(|product| product.m * product.n * product.k > 0);
+    task::multiply(list);
+}

@@ -1,0 +1,208 @@
+//! The operations in plain Rust, on `flex`.
+
+use super::MoeOps;
+use crate::ScoreFunc;
+use crate::kernels::dispatch::{DispatchRule, Placed, dispatch_host};
+use crate::kernels::grouped_gemm::{Shape as Matrices, grouped_gemm_host, grouped_gemm_weight_host};
+use crate::kernels::permute::{permute_host, unpermute_backward_host, unpermute_host};
+use crate::kernels::reroute::{RerouteRule, reroute_host};
+use crate::kernels::route::{GateRule, SelectRule};
+use crate::kernels::route::{count_host, gates_backward_host, gates_host, scores_backward_host, scores_host, select_host};
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, Element, Shape, TensorData};
+
+/// `$body` with `$T` as the Rust type of a float dtype.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            other => panic!("the operations of a mixture of experts take f32, bf16 and f16, not {other:?}"),
+        }
+    };
+}
+
+impl MoeOps for Flex {
+    fn moe_scores(logits: FloatTensor<Self>, func: ScoreFunc) -> FloatTensor<Self> {
+        let [n, e] = dims(&logits);
+        float(scores_host(slice(&contiguous(&logits)), e, func), [n, e])
+    }
+
+    fn moe_scores_backward(
+        scores: FloatTensor<Self>,
+        d_scores: FloatTensor<Self>,
+        func: ScoreFunc,
+    ) -> FloatTensor<Self> {
+        let [n, e] = dims(&scores);
+        let (scores, d_scores) = (contiguous(&scores), contiguous(&d_scores));
+        float(scores_backward_host(slice(&scores), slice(&d_scores), e, func), [n, e])
+    }
+
+    fn moe_select(scores: FloatTensor<Self>, bias: FloatTensor<Self>, rule: SelectRule) -> IntTensor<Self> {
+        let [n, e] = dims(&scores);
+        let (scores, bias) = (contiguous(&scores), contiguous(&bias));
+        int(select_host(slice(&scores), slice(&bias), e, &rule), [rule.candidates, n])
+    }
+
+    fn moe_gates(scores: FloatTensor<Self>, experts: IntTensor<Self>, rule: GateRule) -> FloatTensor<Self> {
+        let ([_, e], shape) = (dims(&scores), dims::<2>(&experts));
+        let (scores, experts) = (contiguous(&scores), contiguous(&experts));
+        float(gates_host(slice(&scores), slice(&experts), e, &rule), shape)
+    }
+
+    fn moe_gates_backward(
+        scores: FloatTensor<Self>,
+        experts: IntTensor<Self>,
+        d_gates: FloatTensor<Self>,
+        rule: GateRule,
+    ) -> FloatTensor<Self> {
+        let [n, e] = dims(&scores);
+        let (scores, experts, d_gates) = (contiguous(&scores), contiguous(&experts), contiguous(&d_gates));
+        float(gates_backward_host(slice(&scores), slice(&experts), slice(&d_gates), e, &rule), [n, e])
+    }
+
+    fn moe_count(experts: IntTensor<Self>, groups: usize, e: usize) -> IntTensor<Self> {
+        let [_, n] = dims(&experts);
+        int(count_host(slice(&contiguous(&experts)), n, groups, e), [groups, e])
+    }
+
+    fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self> {
+        let [_, n] = dims(&candidates);
+        int(reroute_host(slice(&contiguous(&candidates)), n, &rule), [rule.top_k, n])
+    }
+
+    fn moe_dispatch(
+        experts: IntTensor<Self>,
+        rule: DispatchRule,
+    ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        let [k, n] = dims(&experts);
+        let Placed { slot, source, segments, kept } = dispatch_host(slice(&contiguous(&experts)), n, &rule);
+        let list = |values: Vec<i32>| {
+            let len = values.len();
+            int(values, [len])
+        };
+        (int(slot, [k, n]), list(source), list(segments), list(kept))
+    }
+
+    fn moe_permute(x: FloatTensor<Self>, source: IntTensor<Self>, _slot: IntTensor<Self>) -> FloatTensor<Self> {
+        let ([n, d], [r]) = (dims(&x), dims(&source));
+        let (x, source) = (contiguous(&x), contiguous(&source));
+        with_float!(x.dtype(), T => float(permute_host::<T>(slice(&x), slice(&source), n, d), [r, d]))
+    }
+
+    fn moe_permute_backward(d_x: FloatTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self> {
+        let ([_, d], [_, n]) = (dims(&d_x), dims(&slot));
+        let (d_x, slot) = (contiguous(&d_x), contiguous(&slot));
+        with_float!(d_x.dtype(), T => float(unpermute_host::<T>(slice(&d_x), None, slice(&slot), n, d), [n, d]))
+    }
+
+    fn moe_unpermute(
+        y: FloatTensor<Self>,
+        gates: FloatTensor<Self>,
+        _source: IntTensor<Self>,
+        slot: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let ([_, d], [_, n]) = (dims(&y), dims(&slot));
+        let (y, gates, slot) = (contiguous(&y), contiguous(&gates), contiguous(&slot));
+        with_float!(y.dtype(), T => {
+            float(unpermute_host::<T>(slice(&y), Some(slice(&gates)), slice(&slot), n, d), [n, d])
+        })
+    }
+
+    fn moe_unpermute_backward(
+        y: FloatTensor<Self>,
+        gates: FloatTensor<Self>,
+        source: IntTensor<Self>,
+        slot: IntTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let ([r, d], [k, n]) = (dims(&y), dims(&slot));
+        let (y, gates, d_y) = (contiguous(&y), contiguous(&gates), contiguous(&d_y));
+        let (source, slot) = (contiguous(&source), contiguous(&slot));
+        with_float!(y.dtype(), T => {
+            let (source, slot) = (slice(&source), slice(&slot));
+            let (d_rows, d_gates) = unpermute_backward_host::<T>(slice(&y), slice(&gates), source, slot, slice(&d_y), d);
+            (float(d_rows, [r, d]), float(d_gates, [k, n]))
+        })
+    }
+
+    fn moe_grouped_gemm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+        transposed: bool,
+    ) -> FloatTensor<Self> {
+        let ([r, p], [_, rows, columns]) = (dims(&x), dims(&weight));
+        let q = if transposed { rows } else { columns };
+        let (x, weight, segments) = (contiguous(&x), contiguous(&weight), contiguous(&segments));
+        with_float!(x.dtype(), T => {
+            let y = grouped_gemm_host::<T>(slice(&x), slice(&weight), slice(&segments), Matrices { p, q }, transposed);
+            float(y, [r, q])
+        })
+    }
+
+    fn moe_grouped_gemm_weight(
+        x: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let ([_, p], [_, q], [ends]) = (dims(&x), dims(&d_y), dims(&segments));
+        let (x, d_y, segments) = (contiguous(&x), contiguous(&d_y), contiguous(&segments));
+        with_float!(x.dtype(), T => {
+            let d_weight = grouped_gemm_weight_host::<T>(slice(&x), slice(&d_y), slice(&segments), Matrices { p, q });
+            float(d_weight, [ends - 1, p, q])
+        })
+    }
+
+    fn moe_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        let shape = dims::<2>(&gate);
+        let (gate, up) = (contiguous(&gate), contiguous(&up));
+        with_float!(gate.dtype(), T => float(fused::silu_mul_slices::<T>(slice(&gate), slice(&up)), shape))
+    }
+
+    fn moe_swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let shape = dims::<2>(&gate);
+        let (gate, up, d_y) = (contiguous(&gate), contiguous(&up), contiguous(&d_y));
+        with_float!(gate.dtype(), T => {
+            let (d_gate, d_up) = fused::silu_mul_gradients::<T>(slice(&gate), slice(&up), slice(&d_y));
+            (float(d_gate, shape), float(d_up, shape))
+        })
+    }
+}
+
+fn dims<const D: usize>(tensor: &FloatTensor<Flex>) -> [usize; D] {
+    tensor.shape().dims()
+}
+
+/// Flex's own `to_contiguous` would copy a part of a larger buffer, as the matrices of a sharded unit are.
+fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
+    if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
+}
+
+fn slice<T: Element + bytemuck::Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
+    contiguous.as_slice().expect("the operations get contiguous tensors of the dtypes that they ask for")
+}
+
+fn float<T: Element, const D: usize>(values: Vec<T>, shape: [usize; D]) -> FloatTensor<Flex> {
+    Flex::float_from_data(TensorData::new(values, Shape::from(shape)), &Default::default())
+}
+
+fn int<const D: usize>(values: Vec<i32>, shape: [usize; D]) -> IntTensor<Flex> {
+    Flex::int_from_data(TensorData::new(values, Shape::from(shape)), &Default::default())
+}

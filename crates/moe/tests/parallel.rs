@@ -1,0 +1,166 @@
+//! Experts spread over ranks compute what the local layer computes.
+
+mod naive;
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{Device, Tensor, TensorData};
+use comm::run_ranks;
+use moe::{ExpertParallel, MoeConfig, MoeLayer, ParallelError};
+use naive::random;
+use std::time::Duration;
+
+const D: usize = 8;
+const T: usize = 5;
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+fn config() -> MoeConfig {
+    MoeConfig {
+        num_experts: 6,
+        top_k: 2,
+        moe_intermediate_size: 12,
+        n_shared_experts: 1,
+        selection_bias: true,
+        aux_loss_coef: 0.1,
+        ..MoeConfig::default()
+    }
+}
+
+fn tensor<const N: usize>(seed: u64, shape: [usize; N], device: &Device) -> Tensor<N> {
+    let values: Vec<f32> = random(seed, shape.iter().product()).into_iter().map(|value| value as f32).collect();
+    Tensor::from_data(TensorData::new(values, shape), device)
+}
+
+/// A layer of tracked parameters, the same on every rank; `favourite` is chosen by every token.
+fn layer(config: &MoeConfig, favourite: Option<usize>) -> MoeLayer {
+    let device = Device::flex().autodiff();
+    let mut layer = MoeLayer::new(D, config, &device);
+    let (e, h) = (config.num_experts, config.moe_intermediate_size);
+    fn param<const N: usize>(seed: u64, shape: [usize; N]) -> Param<Tensor<N>> {
+        Param::initialized(ParamId::new(), tensor(seed, shape, &Device::flex().autodiff()).require_grad())
+    }
+    layer.router.proj.weight = param(1, [D, e]);
+    layer.experts.gate_proj = param(2, [e, D, h]);
+    layer.experts.up_proj = param(3, [e, D, h]);
+    layer.experts.down_proj = param(4, [e, h, D]);
+    if let Some(shared) = &mut layer.shared_experts {
+        shared.gate_proj.weight = param(5, [D, h]);
+        shared.up_proj.weight = param(6, [D, h]);
+        shared.down_proj.weight = param(7, [h, D]);
+    }
+    let mut bias = vec![0.0f32; e];
+    if let Some(favourite) = favourite {
+        bias[favourite] = 10.0;
+    }
+    let bias = Tensor::<1>::from_floats(bias.as_slice(), &device);
+    layer.router.bias = config.selection_bias.then(|| Param::initialized(ParamId::new(), bias));
+    layer
+}
+
+/// Output and gradients: of the input, the router, the three matrices of the experts.
+#[derive(Debug)]
+struct Found {
+    y: Vec<f32>,
+    gradients: [Vec<f32>; 5],
+}
+
+/// Runs the sequences `from..to` of the global batch of `b` through `forward`, and back from a fixed cotangent.
+fn run(layer: &MoeLayer, b: usize, from: usize, to: usize, forward: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Found {
+    let device = Device::flex().autodiff();
+    let of_batch = |seed| tensor::<3>(seed, [b, T, D], &Device::flex()).slice([from..to, 0..T, 0..D]);
+    let x_btd = Tensor::<3>::from_data(of_batch(8).into_data(), &device).require_grad();
+    let y_btd = forward(x_btd.clone());
+    let cotangent = Tensor::<3>::from_data(of_batch(9).into_data(), &device);
+    let gradients = (y_btd.clone() * cotangent).sum().backward();
+    let floats = |tensor: Option<TensorData>| tensor.map_or(vec![], |data| data.try_to_vec::<f32>().unwrap());
+    let experts = &layer.experts;
+    Found {
+        y: floats(Some(y_btd.into_data())),
+        gradients: [
+            floats(x_btd.grad(&gradients).map(Tensor::into_data)),
+            floats(layer.router.proj.weight.val().grad(&gradients).map(Tensor::into_data)),
+            floats(experts.gate_proj.val().grad(&gradients).map(Tensor::into_data)),
+            floats(experts.up_proj.val().grad(&gradients).map(Tensor::into_data)),
+            floats(experts.down_proj.val().grad(&gradients).map(Tensor::into_data)),
+        ],
+    }
+}
+
+fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(1.0f32, |largest, value| largest.max(value.abs()));
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() <= 1e-5 * largest, "{what}: {found}, not {expected}");
+    }
+}
+
+/// `shares`: how many sequences each rank has.
+fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: &[usize]) {
+    let b = shares.iter().sum();
+    let local = layer(config, favourite);
+    let expected = run(&local, b, 0, b, |x_btd| local.forward(x_btd, None).y_btd);
+
+    let found = run_ranks(vec![Device::flex(); shares.len()], TIMEOUT, |comm| {
+        let from = shares[..comm.rank()].iter().sum();
+        let spread = ExpertParallel::new(layer(config, favourite), comm.clone())?;
+        let mut failure = None;
+        let found = run(spread.layer(), b, from, from + shares[comm.rank()], |x_btd| {
+            match spread.forward(x_btd.clone(), None) {
+                Ok(output) => output.y_btd,
+                Err(error) => {
+                    failure = Some(error);
+                    x_btd
+                }
+            }
+        });
+        failure.map_or(Ok(found), Err)
+    });
+    let found = found.unwrap_or_else(|failure: comm::RankFailure<ParallelError>| panic!("{failure}"));
+
+    let joined = |of: fn(&Found) -> &Vec<f32>| found.iter().flat_map(|found| of(found).clone()).collect::<Vec<f32>>();
+    // A row's numbers are its own, wherever they are computed: the same bits.
+    assert_eq!(joined(|found| &found.y), expected.y, "y on {shares:?}");
+    assert_eq!(joined(|found| &found.gradients[0]), expected.gradients[0], "gradient of x on {shares:?}");
+    // Each rank's part of the batch gives its part of the router's gradient; an expert's is whole on its rank.
+    let zeros = vec![0.0; expected.gradients[1].len()];
+    let router = found.iter().fold(zeros, |sum, found| {
+        // A rank without tokens has no gradient.
+        let own = found.gradients[1].iter().copied().chain(std::iter::repeat(0.0));
+        sum.iter().zip(own).map(|(sum, own)| sum + own).collect()
+    });
+    assert_close("gradient of the router", &router, &expected.gradients[1]);
+    assert_close("gradient of gate", &joined(|found| &found.gradients[2]), &expected.gradients[2]);
+    assert_close("gradient of up", &joined(|found| &found.gradients[3]), &expected.gradients[3]);
+    assert_close("gradient of down", &joined(|found| &found.gradients[4]), &expected.gradients[4]);
+}
+
+#[test]
+fn experts_on_many_ranks_equal_the_local_layer() {
+    for shares in [&[3][..], &[2, 1], &[1, 1, 2], &[2, 1, 1, 1], &[1; 6]] {
+        equals_the_local_layer(&config(), None, shares);
+    }
+}
+
+#[test]
+fn a_rank_may_have_no_tokens_and_an_expert_all_of_them() {
+    equals_the_local_layer(&config(), None, &[2, 0, 1]);
+    for favourite in [0, 5] {
+        let top_1 = MoeConfig { top_k: 1, ..config() };
+        equals_the_local_layer(&top_1, Some(favourite), &[1, 2]);
+        equals_the_local_layer(&top_1, Some(favourite), &[2, 0, 1]);
+    }
+}
+
+#[test]
+fn capacity_is_counted_in_sequences_on_any_number_of_ranks() {
+    let limited = MoeConfig { capacity_factor: Some(0.5), ..config() };
+    equals_the_local_layer(&limited, None, &[2, 1]);
+    equals_the_local_layer(&MoeConfig { capacity_factor: Some(0.0), ..config() }, None, &[1, 1]);
+}
+
+#[test]
+fn more_ranks_than_experts_are_refused() {
+    let two = MoeConfig { num_experts: 2, ..config() };
+    let refused = run_ranks(vec![Device::flex(); 3], TIMEOUT, |comm| ExpertParallel::new(layer(&two, None), comm));
+    let message = refused.err().map(|failure| failure.to_string()).unwrap_or_default();
+    assert!(message.contains("2 experts (moe.num_experts) cannot be spread over 3 ranks"), "{message}");
+}
