@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 /// Elements that are worth a task of their own.
-const TASK: usize = 16 * 1024;
+pub(crate) const TASK: usize = 16 * 1024;
 
 /// Independent partial results of a reduction: strict floating point forbids a compiler to reorder a sum, so the order is spelt
 /// out here, one lane per element of the widest vector.
@@ -13,7 +13,7 @@ const LANES: usize = 16;
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` by the polynomial of Cephes' `expf`, `2^n` by its exponent bits.
 #[inline(always)]
-pub(crate) fn exp(x: f32) -> f32 {
+pub fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 x 2^23: adding it leaves the nearest integer in the lowest bits
     let x = x.clamp(-87.0, 88.0);
     let shifted = x * std::f32::consts::LOG2_E + ROUND;

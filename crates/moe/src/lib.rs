@@ -16,7 +16,9 @@ mod balance;
 mod config;
 mod dispatch;
 mod experts;
+pub mod kernels;
 mod layer;
+mod ops;
 mod router;
 mod swiglu;
 

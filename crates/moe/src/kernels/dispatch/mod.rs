@@ -1,0 +1,176 @@
+//! `dispatch`: which row of which expert each (token, choice) takes, and back.
+//!
+//! Assignment `p = j * n + t` is choice `j` of token `t`. Inside a group (one sequence, or everything) the assignments to one expert are
+//! numbered in order: position `q` of assignment p is how many assignments of its group to its expert came before it. It is kept if
+//! `q < capacity`. Kept assignments take rows expert by expert, then group by group, then by position.
+//!
+//! ```text
+//! tokens 0 1 2, top-2: (A B) (A C) (C A)    capacity 2, choice-major: A takes 0 1, then 2 is dropped; B takes 0; C takes 2, then 1
+//!
+//! Layout::Capacity       A: 0 1 | B: 0 - | C: 2 1                    [e, groups * capacity] rows; segments 0 2 4 6
+//! Layout::Sorted tile 4  A: 0 1 - - | B: 0 - - - | C: 2 1 - - | ..   segments padded to whole tiles; segments 0 4 8 12
+//!
+//! slot[p] row of assignment p, -1 if dropped     source[r] assignment in row r, -1 if empty     segments[e] first row of expert e
+//! ```
+//!
+//! The number of rows is the worst case and so known without reading a count: kept assignments, and a tile less one row for each expert.
+//! Rows from `segments[e]` (the last) on are empty.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::ops::MoeOps;
+use burn::tensor::{Int, Tensor};
+
+/// Which assignments of a group come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// All first choices in the order of tokens, then all second choices (GShard, arXiv 2006.16668): where capacity runs out the
+    /// weakest choices go first.
+    #[default]
+    Choice,
+    /// Token by token.
+    Token,
+}
+
+impl Order {
+    /// The (choice, token) pairs of a group of `tokens` tokens in order.
+    pub(crate) fn assignments(self, tokens: usize, k: usize) -> impl Iterator<Item = (usize, usize)> {
+        (0..tokens * k).map(move |i| match self {
+            Self::Choice => (i / tokens, i % tokens),
+            Self::Token => (i % k, i / k),
+        })
+    }
+}
+
+/// Where rows lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// `[e, groups * capacity]`: an expert's segment has room for all that it may take.
+    Capacity,
+    /// Segments of what an expert has taken, padded to a multiple of `tile` rows.
+    Sorted {
+        /// Rows of a tile.
+        tile: usize,
+    },
+}
+
+/// How [`dispatch`] places assignments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DispatchRule {
+    /// Number of experts.
+    pub experts: usize,
+    /// Groups in which capacity is counted: sequences, one after another, all of one length.
+    pub groups: usize,
+    /// The most assignments of one group that an expert takes; None for no limit.
+    pub capacity: Option<usize>,
+    /// Who comes first.
+    pub order: Order,
+    /// Where rows lie; [`Layout::Capacity`] needs a capacity.
+    pub layout: Layout,
+}
+
+impl DispatchRule {
+    /// Rows of the layout for `n` tokens of `k` choices.
+    pub fn rows(&self, n: usize, k: usize) -> usize {
+        let limit = self.capacity.map_or(usize::MAX, |capacity| self.experts * self.groups * capacity);
+        match self.layout {
+            Layout::Capacity => limit,
+            Layout::Sorted { tile } => {
+                let kept = limit.min(n * k);
+                (kept + self.experts.min(kept) * (tile - 1)) / tile * tile
+            }
+        }
+    }
+}
+
+/// Where every assignment went; all in i32.
+#[derive(Debug, Clone)]
+pub struct Dispatched {
+    /// Row of each assignment, `[k, n]`; -1 if dropped.
+    pub slot_kn: Tensor<2, Int>,
+    /// Assignment in each row, `[r]`; -1 if empty.
+    pub source_r: Tensor<1, Int>,
+    /// First row of each expert, and behind the last one its end, `[e + 1]`.
+    pub segments: Tensor<1, Int>,
+    /// Assignments that each expert took, `[e]`.
+    pub kept_e: Tensor<1, Int>,
+}
+
+/// Places the assignments of `experts_kn`; -1 there is no assignment.
+///
+/// # Panics
+/// If the tokens cannot be divided into `rule.groups`, or `Layout::Capacity` has no capacity.
+pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
+    let [_, n] = experts_kn.dims();
+    assert!(rule.groups > 0 && n % rule.groups == 0, "dispatch: {n} tokens in {} groups", rule.groups);
+    assert!(rule.layout != Layout::Capacity || rule.capacity.is_some(), "dispatch: Layout::Capacity without a capacity");
+    let experts = experts_kn.into_dispatch();
+    let (slot, source, segments, kept) = burn::backend::Dispatch::moe_dispatch(experts, rule);
+    Dispatched {
+        slot_kn: Tensor::from_dispatch(slot),
+        source_r: Tensor::from_dispatch(source),
+        segments: Tensor::from_dispatch(segments),
+        kept_e: Tensor::from_dispatch(kept),
+    }
+}
+
+/// Slots, sources, segments and kept counts.
+pub(crate) struct Placed {
+    pub slot: Vec<i32>,
+    pub source: Vec<i32>,
+    pub segments: Vec<i32>,
+    pub kept: Vec<i32>,
+}
+
+pub(crate) fn dispatch_host(experts: &[i32], n: usize, rule: &DispatchRule) -> Placed {
+    let (e, groups) = (rule.experts, rule.groups);
+    let (k, tokens) = (experts.len() / n.max(1), n / groups.max(1));
+    let capacity = rule.capacity.unwrap_or(usize::MAX);
+    // The next row of each (expert, group); at first how many assignments it keeps.
+    let mut next = vec![0; e * groups];
+    for (p, expert) in experts.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
+        let count = &mut next[*expert as usize * groups + p % n / tokens];
+        *count = (*count + 1).min(capacity);
+    }
+    let kept: Vec<usize> = next.chunks_exact(groups).map(|counts| counts.iter().sum()).collect();
+    let mut segments = vec![0];
+    for (expert, kept) in kept.iter().enumerate() {
+        let start = segments[expert];
+        let mut row = start;
+        for (group, next) in next[expert * groups..][..groups].iter_mut().enumerate() {
+            let count = std::mem::replace(next, if rule.layout == Layout::Capacity { start + group * capacity } else { row });
+            row += count;
+        }
+        segments.push(start + rule.segment_rows(*kept));
+    }
+
+    let ends: Vec<usize> = next.iter().map(|start| start.saturating_add(capacity)).collect();
+    let (mut slot, mut source) = (vec![-1; experts.len()], vec![-1; rule.rows(n, k)]);
+    for group in 0..groups {
+        for (choice, token) in rule.order.assignments(tokens, k) {
+            let p = choice * n + group * tokens + token;
+            if experts[p] < 0 {
+                continue;
+            }
+            let segment = experts[p] as usize * groups + group;
+            if next[segment] < ends[segment] {
+                (slot[p], source[next[segment]]) = (next[segment] as i32, p as i32);
+                next[segment] += 1;
+            }
+        }
+    }
+    let ints = |values: Vec<usize>| values.into_iter().map(|value| value as i32).collect();
+    Placed { slot, source, segments: ints(segments), kept: ints(kept) }
+}
+
+impl DispatchRule {
+    /// Rows of the segment of an expert that takes `kept` assignments.
+    fn segment_rows(&self, kept: usize) -> usize {
+        match self.layout {
+            Layout::Capacity => self.groups * self.capacity.unwrap_or(0),
+            Layout::Sorted { tile } => kept.next_multiple_of(tile),
+        }
+    }
+}

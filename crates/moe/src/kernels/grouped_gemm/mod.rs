@@ -1,0 +1,101 @@
+//! `grouped_gemm`: each expert's rows times its own matrix.
+//!
+//! ```text
+//! forward    y[r, :]    = x[r, :] W[e]                   for the rows r of expert e: segments[e] <= r < segments[e + 1]
+//! backward   dx[r, :]   = dy[r, :] W[e]^T                the same product with the matrix read transposed
+//!            dW[e]      = sum over the rows r of expert e of x[r, :]^T dy[r, :]
+//! ```
+//!
+//! ```text
+//!   x_rp                W_epq            y_rq
+//!  +------+ segments[0]  +----+         +----+
+//!  |  e0  |        x     | W0 |    =    |    |
+//!  +------+ segments[1]  +----+         +----+      an expert without rows: nothing to do, dW[e] = 0
+//!  |  e1  |        x     | W1 |    =    |    |      rows from the last segment's end on: y = 0
+//!  +------+ segments[2]  +----+         +----+
+//! ```
+//!
+//! Sums are made in f32 whatever the dtype and rounded once. A row's result depends on that row and its expert's matrix alone.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::ops::MoeOps;
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+use fused::gemm::{Matrix, Product, products};
+use fused::Element;
+
+/// `x_rp` times each segment's matrix of `weight_epq`: `[r, q]`. Of `segments`, see [`dispatch`](super::dispatch).
+///
+/// # Panics
+/// If widths or the number of experts do not agree.
+pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1, Int>) -> Tensor<2> {
+    let ([_, p], [e, w, _], [ends]) = (x_rp.dims(), weight_epq.dims(), segments.dims());
+    assert!(p == w && ends == e + 1, "grouped_gemm: rows of {p} by {e} matrices with {w} rows, {ends} segment borders");
+    let segments = segments.clone().into_dispatch();
+    Tensor::from_dispatch(Dispatch::moe_grouped_gemm(x_rp.into_dispatch(), weight_epq.into_dispatch(), segments, false))
+}
+
+/// The shape of the matrices of a group.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shape {
+    /// Width of `x`.
+    pub p: usize,
+    /// Width of `y`.
+    pub q: usize,
+}
+
+/// `y[r, q]`; where `transposed`, the matrices are `[e, q, p]`.
+pub(crate) fn grouped_gemm_host<T: Element>(
+    x: &[T],
+    weight: &[T],
+    segments: &[i32],
+    Shape { p, q }: Shape,
+    transposed: bool,
+) -> Vec<T> {
+    let r = x.len() / p;
+    let mut y = vec![T::from_f32(0.0); r * q];
+    let mut rest = &mut y[..];
+    let mut list = vec![];
+    for (expert, borders) in segments.windows(2).enumerate() {
+        let (from, m) = (borders[0] as usize, (borders[1] - borders[0]) as usize);
+        let c;
+        (c, rest) = rest.split_at_mut(m * q);
+        let b = &weight[expert * p * q..][..p * q];
+        let (row_stride, col_stride) = if transposed { (1, p) } else { (q, 1) };
+        list.push(Product {
+            m,
+            n: q,
+            k: p,
+            a: Matrix { data: &x[from * p..][..m * p], row_stride: p, col_stride: 1 },
+            b: Matrix { data: b, row_stride, col_stride },
+            c,
+        });
+    }
+    products(list);
+    y
+}
+
+/// `dW[e, p, q]`
+pub(crate) fn grouped_gemm_weight_host<T: Element>(
+    x: &[T],
+    d_y: &[T],
+    segments: &[i32],
+    Shape { p, q }: Shape,
+) -> Vec<T> {
+    let mut d_weight = vec![T::from_f32(0.0); (segments.len() - 1) * p * q];
+    let list = segments.windows(2).zip(d_weight.chunks_mut(p * q)).map(|(borders, c)| {
+        let (from, k) = (borders[0] as usize, (borders[1] - borders[0]) as usize);
+        Product {
+            m: p,
+            n: q,
+            k,
+            a: Matrix { data: &x[from * p..][..k * p], row_stride: 1, col_stride: p },
+            b: Matrix { data: &d_y[from * q..][..k * q], row_stride: q, col_stride: 1 },
+            c,
+        }
+    });
+    products(list.collect());
+    d_weight
+}

@@ -1,0 +1,111 @@
+//! `permute` and `unpermute`: tokens into the rows of their experts, and the weighted outputs back.
+//!
+//! ```text
+//! permute    x[r]  = x[source[r] % n]                      0 where source[r] is -1
+//! unpermute  y[t]  = sum over j of gates[j, t] y[slot[j, t]]        without the j whose slot is -1
+//!
+//! backward   dx[t] = sum over j of dx[slot[j, t]]
+//!            dy[r] = gates[source[r]] dy[source[r] % n],   dgates[j, t] = dy[t] . y[slot[j, t]]
+//! ```
+//!
+//! ```text
+//!  tokens  0   1   2           Both directions gather: a row is copied from its token through `source`, a token is summed from its
+//!          | \ |   |           rows through `slot`, in the order of choices. Nothing is scattered or added by atomics, so the result
+//!  rows    0 1 2 3 -  (A A B C -)   is the same at every run, and every output is written once.
+//! ```
+//!
+//! Sums are made in f32 and rounded once; gates and their gradient are f32.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use super::dispatch::Dispatched;
+use crate::ops::MoeOps;
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+use fused::Element;
+use rayon::prelude::*;
+
+/// `x_nd` to the rows `[r, d]` of `to`.
+pub fn permute(x_nd: Tensor<2>, to: &Dispatched) -> Tensor<2> {
+    let (source, slot) = (to.source_r.clone().into_dispatch(), to.slot_kn.clone().into_dispatch());
+    Tensor::from_dispatch(Dispatch::moe_permute(x_nd.into_dispatch(), source, slot))
+}
+
+/// The rows `y_rd` of `from` to tokens `[n, d]`, weighted by `gates_kn`.
+pub fn unpermute(y_rd: Tensor<2>, gates_kn: Tensor<2>, from: &Dispatched) -> Tensor<2> {
+    let (source, slot) = (from.source_r.clone().into_dispatch(), from.slot_kn.clone().into_dispatch());
+    Tensor::from_dispatch(Dispatch::moe_unpermute(y_rd.into_dispatch(), gates_kn.into_dispatch(), source, slot))
+}
+
+/// Elements that are worth a task of their own.
+const TASK: usize = 16 * 1024;
+
+pub(crate) fn permute_host<T: Element>(x: &[T], source: &[i32], n: usize, d: usize) -> Vec<T> {
+    let mut rows = vec![T::from_f32(0.0); source.len() * d];
+    rows.par_chunks_mut(d).zip(source).with_min_len(TASK / d).for_each(|(row, source)| {
+        if *source >= 0 {
+            row.copy_from_slice(&x[*source as usize % n * d..][..d]);
+        }
+    });
+    rows
+}
+
+/// Without gates all of them are 1: the backward of [`permute_host`].
+pub(crate) fn unpermute_host<T: Element>(
+    y: &[T],
+    gates: Option<&[f32]>,
+    slot: &[i32],
+    n: usize,
+    d: usize,
+) -> Vec<T> {
+    let mut tokens = vec![T::from_f32(0.0); n * d];
+    tokens.par_chunks_mut(d).enumerate().with_min_len(TASK / d).for_each_init(
+        || vec![0.0f32; d],
+        |sum, (t, token)| {
+            sum.fill(0.0);
+            for p in (t..slot.len()).step_by(n).filter(|p| slot[*p] >= 0) {
+                let (row, gate) = (&y[slot[p] as usize * d..][..d], gates.map_or(1.0, |gates| gates[p]));
+                sum.iter_mut().zip(row).for_each(|(sum, y)| *sum += gate * y.to_f32());
+            }
+            token.iter_mut().zip(&*sum).for_each(|(token, sum)| *token = T::from_f32(*sum));
+        },
+    );
+    tokens
+}
+
+/// The gradients of rows and gates.
+pub(crate) fn unpermute_backward_host<T: Element>(
+    y: &[T],
+    gates: &[f32],
+    source: &[i32],
+    slot: &[i32],
+    d_y: &[T],
+    d: usize,
+) -> (Vec<T>, Vec<f32>) {
+    let n = d_y.len() / d;
+    let mut d_rows = vec![T::from_f32(0.0); y.len()];
+    let mut d_gates = vec![0.0; gates.len()];
+    d_rows.par_chunks_mut(d).zip(source).with_min_len(TASK / d).for_each(|(row, source)| {
+        if *source >= 0 {
+            let (gate, token) = (gates[*source as usize], &d_y[*source as usize % n * d..][..d]);
+            row.iter_mut().zip(token).for_each(|(row, dy)| *row = T::from_f32(gate * dy.to_f32()));
+        }
+    });
+    d_gates.par_iter_mut().zip(slot).enumerate().with_min_len(TASK / d).for_each(|(p, (d_gate, slot))| {
+        if *slot >= 0 {
+            *d_gate = dot(&d_y[p % n * d..][..d], &y[*slot as usize * d..][..d]);
+        }
+    });
+    (d_rows, d_gates)
+}
+
+/// In 16 partial sums, which the compiler keeps in vectors.
+fn dot<T: Element>(a: &[T], b: &[T]) -> f32 {
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+    let mut lanes = [0.0f32; 16];
+    for (a, b) in a.iter().zip(b) {
+        (0..16).for_each(|i| lanes[i] += a[i].to_f32() * b[i].to_f32());
+    }
+    lanes.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| a.to_f32() * b.to_f32()).sum::<f32>()
+}

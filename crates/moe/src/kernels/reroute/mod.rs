@@ -1,0 +1,60 @@
+//! `reroute`: where an expert is full, the token's next-best expert with room.
+//!
+//! Assignments of a sequence are placed one after another, in the order of [`dispatch`](super::dispatch). Choice `j` of a token goes to
+//! its candidate `j`; where that has no room left, to the first of its reserves (candidates from `k` on) that has room and that the
+//! token does not hold already. So an assignment is dropped only when each of its token's candidates is full or held by the token.
+//!
+//! ```text
+//! top-1 of candidates, capacity 1     token 0: A B C   token 1: A B C   token 2: A C B
+//! experts                                      A               B                 C
+//! ```
+//!
+//! Every placement depends on those before it, so a sequence is one chain; sequences are independent.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use super::dispatch::Order;
+use crate::ops::MoeOps;
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+
+/// How [`reroute`] places assignments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RerouteRule {
+    /// Choices of a token, k; the other candidates are its reserves.
+    pub top_k: usize,
+    /// Number of experts.
+    pub experts: usize,
+    /// Sequences, one after another, all of one length.
+    pub groups: usize,
+    /// The most assignments of one sequence that an expert takes.
+    pub capacity: usize,
+    /// Who comes first.
+    pub order: Order,
+}
+
+/// `candidates_cn`, best first, to `experts_kn`; -1 where nothing had room.
+pub fn reroute(candidates_cn: Tensor<2, Int>, rule: RerouteRule) -> Tensor<2, Int> {
+    Tensor::from_dispatch(Dispatch::moe_reroute(candidates_cn.into_dispatch(), rule))
+}
+
+pub(crate) fn reroute_host(candidates: &[i32], n: usize, rule: &RerouteRule) -> Vec<i32> {
+    let (k, c, tokens) = (rule.top_k, candidates.len() / n.max(1), n / rule.groups.max(1));
+    let mut experts = vec![-1; k * n];
+    for group in 0..rule.groups {
+        let mut load = vec![0; rule.experts];
+        for (choice, token) in rule.order.assignments(tokens, k) {
+            let token = group * tokens + token;
+            let held = |expert| (0..k).any(|j| experts[j * n + token] == expert);
+            let free = std::iter::once(choice).chain(k..c).map(|i| candidates[i * n + token]).find(|expert| {
+                load[*expert as usize] < rule.capacity && !held(*expert)
+            });
+            if let Some(expert) = free {
+                load[expert as usize] += 1;
+                experts[choice * n + token] = expert;
+            }
+        }
+    }
+    experts
+}

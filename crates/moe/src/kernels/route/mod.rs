@@ -1,0 +1,232 @@
+//! `route`: which experts a token goes to, and with which weights.
+//!
+//! ```text
+//! scores[n, e] = softmax over e of logits[n, e]   or   sigmoid(logits[n, e])
+//! choice[n, e] = scores[n, e] + bias[e] + noise[n, e]        experts of groups that lost: rule.mask
+//! experts[j, n] = the j-th largest of choice[n, ..], the lower number first where two are equal
+//! gates[j, n]  = scale * s[j] / (s[0] + .. + s[k-1])  with s[j] = scores[n, experts[j, n]]
+//! ```
+//!
+//! A group's score is its best choice, or the sum of its two best (DeepSeek-V3, arXiv 2412.19437, and its `Gate`). The choice
+//! carries no gradient; gates do, into the scores: with `S` the sum above, `ds[j] = scale / S * (dg[j] - sum_i dg[i] s[i] / S)`.
+//!
+//! ```text
+//! scores_ne  token 0: e0 e1 e2 .. | token 1: ..       a token's scores are neighbours: one unit reads its row
+//! experts_cn choice 0: t0 t1 t2 .. | choice 1: ..     choice-major: assignment p = j * n + t, first choices first
+//! ```
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::ScoreFunc;
+use crate::ops::MoeOps;
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+use rayon::prelude::*;
+
+/// How experts are chosen by their scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SelectRule {
+    /// Experts to find for each token, 1 to [`MAX_CANDIDATES`].
+    pub candidates: usize,
+    /// Groups the experts are divided into.
+    pub n_group: usize,
+    /// Groups that experts may be chosen from.
+    pub topk_group: usize,
+    /// How many of a group's best experts make up its score: 2 where there is a bias, else 1.
+    pub group_best: usize,
+    /// What an expert of another group has in place of its choice score.
+    pub mask: f32,
+    /// Noise on the choice.
+    pub noise: Option<Noise>,
+}
+
+/// The most experts that [`select`] finds for a token.
+pub const MAX_CANDIDATES: usize = 16;
+
+/// Uniform noise in `-amplitude..amplitude`: a hash of the key and of the place of a token, the same on every device and in any batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Noise {
+    /// The largest noise.
+    pub amplitude: f32,
+    /// Noises of different keys are independent.
+    pub key: u32,
+    /// The row of the global batch that the first sequence is.
+    pub first_row: u32,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+}
+
+/// How [`gates`] are made from scores.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GateRule {
+    /// Whether a token's gates are divided by the sum of its chosen scores.
+    pub normalise: bool,
+    /// Factor on the gates.
+    pub scale: f32,
+}
+
+/// `logits_ne` to `scores_ne`, in f32.
+pub fn scores(logits_ne: Tensor<2>, func: ScoreFunc) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::moe_scores(logits_ne.into_dispatch(), func))
+}
+
+/// The best `rule.candidates` experts of each token, `[c, n]` in i32, from `scores_ne` and `bias_e`.
+pub fn select(scores_ne: Tensor<2>, bias_e: Tensor<1>, rule: SelectRule) -> Tensor<2, Int> {
+    let (scores, bias) = (scores_ne.inner().into_dispatch(), bias_e.inner().into_dispatch());
+    Tensor::from_dispatch(Dispatch::moe_select(scores, bias, rule))
+}
+
+/// The weights `[k, n]` of the chosen experts; 0 where `experts_kn` is -1.
+pub fn gates(scores_ne: Tensor<2>, experts_kn: Tensor<2, Int>, rule: GateRule) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::moe_gates(scores_ne.into_dispatch(), experts_kn.into_dispatch(), rule))
+}
+
+/// Added to the sum of a token's scores before the division, as in DeepSeek's reference code.
+pub(crate) const TINY: f32 = 1e-20;
+
+/// Rows of a task.
+const ROWS: usize = 256;
+
+pub(crate) fn scores_host(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
+    let mut scores = vec![0.0; logits.len()];
+    scores.par_chunks_mut(e * ROWS).zip(logits.par_chunks(e * ROWS)).for_each(|(scores, logits)| {
+        for (scores, logits) in scores.chunks_exact_mut(e).zip(logits.chunks_exact(e)) {
+            match func {
+                ScoreFunc::Sigmoid => scores.iter_mut().zip(logits).for_each(|(s, x)| *s = 1.0 / (1.0 + fused::exp(-x))),
+                ScoreFunc::Softmax => {
+                    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = fused::exp(x - max));
+                    let sum: f32 = scores.iter().sum();
+                    scores.iter_mut().for_each(|s| *s /= sum);
+                }
+            }
+        }
+    });
+    scores
+}
+
+/// Sigmoid: `ds s (1 - s)`; softmax: `s (ds - sum(ds s))`.
+pub(crate) fn scores_backward_host(scores: &[f32], d_scores: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
+    let mut d_logits = vec![0.0; scores.len()];
+    let rows = d_logits.par_chunks_mut(e).zip(scores.par_chunks(e).zip(d_scores.par_chunks(e)));
+    rows.with_min_len(ROWS).for_each(|(d_logits, (scores, d_scores))| {
+        let dot: f32 = scores.iter().zip(d_scores).map(|(s, ds)| s * ds).sum();
+        for ((dx, s), ds) in d_logits.iter_mut().zip(scores).zip(d_scores) {
+            *dx = match func {
+                ScoreFunc::Sigmoid => ds * s * (1.0 - s),
+                ScoreFunc::Softmax => s * (ds - dot),
+            };
+        }
+    });
+    d_logits
+}
+
+pub(crate) fn select_host(scores: &[f32], bias: &[f32], e: usize, rule: &SelectRule) -> Vec<i32> {
+    let (n, c) = (scores.len() / e, rule.candidates);
+    let mut by_token = vec![0; n * c];
+    by_token.par_chunks_mut(c).zip(scores.par_chunks(e)).enumerate().with_min_len(ROWS).for_each_init(
+        || vec![0.0f32; e],
+        |choice, (token, (chosen, scores))| {
+            for (i, (choice, score)) in choice.iter_mut().zip(scores).enumerate() {
+                let noise = rule.noise.map_or(0.0, |noise| noise.at(token, i, e));
+                *choice = score + bias[i] + noise;
+            }
+            mask_groups(choice, rule);
+            largest(choice, chosen);
+        },
+    );
+    (0..c * n).map(|p| by_token[p % n * c + p / n]).collect()
+}
+
+impl Noise {
+    /// The noise of expert `expert` of `e` for the token number `token` of the batch.
+    pub(crate) fn at(&self, token: usize, expert: usize, e: usize) -> f32 {
+        let (row, position) = (token / self.seq_len, token % self.seq_len);
+        let start = mix(self.key ^ mix((self.first_row.wrapping_add(row as u32)).wrapping_add(GAMMA)));
+        let number = mix(start.wrapping_add(((position * e + expert) as u32).wrapping_mul(GAMMA)));
+        // 24 bits: 2^-23 times them is exact in f32.
+        self.amplitude * ((number >> 8) as f32 * (2.0 / (1 << 24) as f32) - 1.0)
+    }
+}
+
+/// 2^32 divided by the golden ratio.
+pub(crate) const GAMMA: u32 = 0x9e37_79b9;
+
+/// A bijection of u32 that spreads every bit over all: the "lowbias32" constants of Chris Wellons' hash prospector.
+pub(crate) fn mix(mut x: u32) -> u32 {
+    x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
+    x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
+/// Overwrites the choice of experts whose group is not among the best.
+fn mask_groups(choice: &mut [f32], rule: &SelectRule) {
+    if rule.n_group == 1 {
+        return;
+    }
+    let of_group = |group: &[f32]| {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for value in group {
+            second = second.max(first.min(*value));
+            first = first.max(*value);
+        }
+        if rule.group_best == 2 { first + second } else { first }
+    };
+    let groups: Vec<f32> = choice.chunks_exact(choice.len() / rule.n_group).map(of_group).collect();
+    let mut best = vec![0; rule.topk_group];
+    largest(&groups, &mut best);
+    for (group, choice) in choice.chunks_exact_mut(choice.len() / rule.n_group).enumerate() {
+        if !best.contains(&(group as i32)) {
+            choice.fill(rule.mask);
+        }
+    }
+}
+
+/// The places of the largest values, best first, the lower place first where two are equal.
+fn largest(values: &[f32], places: &mut [i32]) {
+    let mut found = 0;
+    for (place, value) in values.iter().enumerate() {
+        let mut at = found;
+        while at > 0 && *value > values[places[at - 1] as usize] {
+            if at < places.len() {
+                places[at] = places[at - 1];
+            }
+            at -= 1;
+        }
+        if at < places.len() {
+            places[at] = place as i32;
+            found = (found + 1).min(places.len());
+        }
+    }
+}
+
+pub(crate) fn gates_host(scores: &[f32], experts: &[i32], e: usize, rule: &GateRule) -> Vec<f32> {
+    let n = scores.len() / e;
+    let mut gates = vec![0.0; experts.len()];
+    for token in 0..n {
+        let score = |p: usize| if experts[p] < 0 { 0.0 } else { scores[token * e + experts[p] as usize] };
+        let sum = if rule.normalise { (token..experts.len()).step_by(n).map(score).sum::<f32>() + TINY } else { 1.0 };
+        (token..experts.len()).step_by(n).for_each(|p| gates[p] = score(p) / sum * rule.scale);
+    }
+    gates
+}
+
+pub(crate) fn gates_backward_host(
+    scores: &[f32],
+    experts: &[i32],
+    d_gates: &[f32],
+    e: usize,
+    rule: &GateRule,
+) -> Vec<f32> {
+    let n = scores.len() / e;
+    let mut d_scores = vec![0.0; scores.len()];
+    for (token, (scores, d_scores)) in scores.chunks_exact(e).zip(d_scores.chunks_exact_mut(e)).enumerate() {
+        let chosen = || (token..experts.len()).step_by(n).filter(|p| experts[*p] >= 0).map(|p| (p, experts[p] as usize));
+        let sum = if rule.normalise { chosen().map(|(_, expert)| scores[expert]).sum::<f32>() + TINY } else { 1.0 };
+        let dot: f32 = chosen().map(|(p, expert)| d_gates[p] * scores[expert] / sum).sum();
+        let share = if rule.normalise { dot } else { 0.0 };
+        chosen().for_each(|(p, expert)| d_scores[expert] += rule.scale / sum * (d_gates[p] - share));
+    }
+    d_scores
+}

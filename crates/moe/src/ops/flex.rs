@@ -1,0 +1,198 @@
+//! The operations in plain Rust, on `flex`.
+
+use super::MoeOps;
+use crate::ScoreFunc;
+use crate::kernels::dispatch::{DispatchRule, Placed, dispatch_host};
+use crate::kernels::grouped_gemm::{Shape as Matrices, grouped_gemm_host, grouped_gemm_weight_host};
+use crate::kernels::permute::{permute_host, unpermute_backward_host, unpermute_host};
+use crate::kernels::reroute::{RerouteRule, reroute_host};
+use crate::kernels::route::{GateRule, SelectRule};
+use crate::kernels::route::{gates_backward_host, gates_host, scores_backward_host, scores_host, select_host};
+use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, Element, Shape, TensorData};
+
+/// `$body` with `$T` as the Rust type of a float dtype.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            other => panic!("the operations of a mixture of experts take f32, bf16 and f16, not {other:?}"),
+        }
+    };
+}
+
+impl MoeOps for Flex {
+    fn moe_scores(logits: FloatTensor<Self>, func: ScoreFunc) -> FloatTensor<Self> {
+        let [n, e] = dims(&logits);
+        float(scores_host(slice(&logits.to_contiguous()), e, func), [n, e])
+    }
+
+    fn moe_scores_backward(
+        scores: FloatTensor<Self>,
+        d_scores: FloatTensor<Self>,
+        func: ScoreFunc,
+    ) -> FloatTensor<Self> {
+        let [n, e] = dims(&scores);
+        let (scores, d_scores) = (scores.to_contiguous(), d_scores.to_contiguous());
+        float(scores_backward_host(slice(&scores), slice(&d_scores), e, func), [n, e])
+    }
+
+    fn moe_select(scores: FloatTensor<Self>, bias: FloatTensor<Self>, rule: SelectRule) -> IntTensor<Self> {
+        let [n, e] = dims(&scores);
+        let (scores, bias) = (scores.to_contiguous(), bias.to_contiguous());
+        int(select_host(slice(&scores), slice(&bias), e, &rule), [rule.candidates, n])
+    }
+
+    fn moe_gates(scores: FloatTensor<Self>, experts: IntTensor<Self>, rule: GateRule) -> FloatTensor<Self> {
+        let ([_, e], shape) = (dims(&scores), dims::<2>(&experts));
+        let (scores, experts) = (scores.to_contiguous(), experts.to_contiguous());
+        float(gates_host(slice(&scores), slice(&experts), e, &rule), shape)
+    }
+
+    fn moe_gates_backward(
+        scores: FloatTensor<Self>,
+        experts: IntTensor<Self>,
+        d_gates: FloatTensor<Self>,
+        rule: GateRule,
+    ) -> FloatTensor<Self> {
+        let [n, e] = dims(&scores);
+        let (scores, experts, d_gates) = (scores.to_contiguous(), experts.to_contiguous(), d_gates.to_contiguous());
+        float(gates_backward_host(slice(&scores), slice(&experts), slice(&d_gates), e, &rule), [n, e])
+    }
+
+    fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self> {
+        let [_, n] = dims(&candidates);
+        int(reroute_host(slice(&candidates.to_contiguous()), n, &rule), [rule.top_k, n])
+    }
+
+    fn moe_dispatch(
+        experts: IntTensor<Self>,
+        rule: DispatchRule,
+    ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>) {
+        let [k, n] = dims(&experts);
+        let Placed { slot, source, segments, kept } = dispatch_host(slice(&experts.to_contiguous()), n, &rule);
+        let list = |values: Vec<i32>| {
+            let len = values.len();
+            int(values, [len])
+        };
+        (int(slot, [k, n]), list(source), list(segments), list(kept))
+    }
+
+    fn moe_permute(x: FloatTensor<Self>, source: IntTensor<Self>, _slot: IntTensor<Self>) -> FloatTensor<Self> {
+        let ([n, d], [r]) = (dims(&x), dims(&source));
+        let (x, source) = (x.to_contiguous(), source.to_contiguous());
+        with_float!(x.dtype(), T => float(permute_host::<T>(slice(&x), slice(&source), n, d), [r, d]))
+    }
+
+    fn moe_permute_backward(d_x: FloatTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self> {
+        let ([_, d], [_, n]) = (dims(&d_x), dims(&slot));
+        let (d_x, slot) = (d_x.to_contiguous(), slot.to_contiguous());
+        with_float!(d_x.dtype(), T => float(unpermute_host::<T>(slice(&d_x), None, slice(&slot), n, d), [n, d]))
+    }
+
+    fn moe_unpermute(
+        y: FloatTensor<Self>,
+        gates: FloatTensor<Self>,
+        _source: IntTensor<Self>,
+        slot: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let ([_, d], [_, n]) = (dims(&y), dims(&slot));
+        let (y, gates, slot) = (y.to_contiguous(), gates.to_contiguous(), slot.to_contiguous());
+        with_float!(y.dtype(), T => {
+            float(unpermute_host::<T>(slice(&y), Some(slice(&gates)), slice(&slot), n, d), [n, d])
+        })
+    }
+
+    fn moe_unpermute_backward(
+        y: FloatTensor<Self>,
+        gates: FloatTensor<Self>,
+        source: IntTensor<Self>,
+        slot: IntTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let ([r, d], [k, n]) = (dims(&y), dims(&slot));
+        let (y, gates, d_y) = (y.to_contiguous(), gates.to_contiguous(), d_y.to_contiguous());
+        let (source, slot) = (source.to_contiguous(), slot.to_contiguous());
+        with_float!(y.dtype(), T => {
+            let (source, slot) = (slice(&source), slice(&slot));
+            let (d_rows, d_gates) = unpermute_backward_host::<T>(slice(&y), slice(&gates), source, slot, slice(&d_y), d);
+            (float(d_rows, [r, d]), float(d_gates, [k, n]))
+        })
+    }
+
+    fn moe_grouped_gemm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+        transposed: bool,
+    ) -> FloatTensor<Self> {
+        let ([r, p], [_, rows, columns]) = (dims(&x), dims(&weight));
+        let q = if transposed { rows } else { columns };
+        let (x, weight, segments) = (x.to_contiguous(), weight.to_contiguous(), segments.to_contiguous());
+        with_float!(x.dtype(), T => {
+            let y = grouped_gemm_host::<T>(slice(&x), slice(&weight), slice(&segments), Matrices { p, q }, transposed);
+            float(y, [r, q])
+        })
+    }
+
+    fn moe_grouped_gemm_weight(
+        x: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let ([_, p], [_, q], [ends]) = (dims(&x), dims(&d_y), dims(&segments));
+        let (x, d_y, segments) = (x.to_contiguous(), d_y.to_contiguous(), segments.to_contiguous());
+        with_float!(x.dtype(), T => {
+            let d_weight = grouped_gemm_weight_host::<T>(slice(&x), slice(&d_y), slice(&segments), Matrices { p, q });
+            float(d_weight, [ends - 1, p, q])
+        })
+    }
+
+    fn moe_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        let shape = dims::<2>(&gate);
+        let (gate, up) = (gate.to_contiguous(), up.to_contiguous());
+        with_float!(gate.dtype(), T => float(fused::silu_mul_slices::<T>(slice(&gate), slice(&up)), shape))
+    }
+
+    fn moe_swiglu_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let shape = dims::<2>(&gate);
+        let (gate, up, d_y) = (gate.to_contiguous(), up.to_contiguous(), d_y.to_contiguous());
+        with_float!(gate.dtype(), T => {
+            let (d_gate, d_up) = fused::silu_mul_gradients::<T>(slice(&gate), slice(&up), slice(&d_y));
+            (float(d_gate, shape), float(d_up, shape))
+        })
+    }
+}
+
+fn dims<const D: usize>(tensor: &FloatTensor<Flex>) -> [usize; D] {
+    tensor.shape().dims()
+}
+
+fn slice<T: Element + bytemuck::Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
+    contiguous.as_slice().expect("the operations get contiguous tensors of the dtypes that they ask for")
+}
+
+fn float<T: Element, const D: usize>(values: Vec<T>, shape: [usize; D]) -> FloatTensor<Flex> {
+    Flex::float_from_data(TensorData::new(values, Shape::from(shape)), &Default::default())
+}
+
+fn int<const D: usize>(values: Vec<i32>, shape: [usize; D]) -> IntTensor<Flex> {
+    Flex::int_from_data(TensorData::new(values, Shape::from(shape)), &Default::default())
+}
