@@ -11,6 +11,8 @@
 
 pub mod dispatch;
 pub mod grouped_gemm;
+#[cfg(feature = "offline")]
+pub mod offline;
 pub mod permute;
 pub mod reroute;
 pub mod route;

@@ -146,6 +146,10 @@ impl<B: MoeOps, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
         step::<B, C, _, 1>([&scores], gates, || Gates { scores: plain, experts, rule })
     }
 
+    fn moe_count(experts: IntTensor<Self>, groups: usize, e: usize) -> IntTensor<Self> {
+        B::moe_count(experts, groups, e)
+    }
+
     fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self> {
         B::moe_reroute(candidates, rule)
     }

@@ -73,6 +73,11 @@ impl MoeOps for Flex {
         float(gates_backward_host(slice(&scores), slice(&experts), slice(&d_gates), e, &rule), [n, e])
     }
 
+    fn moe_count(experts: IntTensor<Self>, groups: usize, e: usize) -> IntTensor<Self> {
+        let [_, n] = dims(&experts);
+        int(count_host(slice(&experts.to_contiguous()), n, groups, e), [groups, e])
+    }
+
     fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self> {
         let [_, n] = dims(&candidates);
         int(reroute_host(slice(&candidates.to_contiguous()), n, &rule), [rule.top_k, n])

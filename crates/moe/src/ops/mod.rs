@@ -51,6 +51,10 @@ pub trait MoeOps: Backend {
         rule: GateRule,
     ) -> FloatTensor<Self>;
 
+    /// `experts_kn` to how many times each of `groups` sequences chose each of `e` experts, `[groups, e]` in i32.
+    #[cfg_attr(feature = "cubecl", fusion(meta = specs::count))]
+    fn moe_count(experts: IntTensor<Self>, groups: usize, e: usize) -> IntTensor<Self>;
+
     /// `candidates_cn` to `experts_kn`, -1 where nothing had room.
     #[cfg_attr(feature = "cubecl", fusion(meta = specs::reroute))]
     fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self>;

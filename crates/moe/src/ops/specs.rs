@@ -31,6 +31,10 @@ pub(super) fn gates_backward(scores: &TensorSpec, _: &TensorSpec, _: &TensorSpec
     scores.clone()
 }
 
+pub(super) fn count(_: &TensorSpec, groups: &usize, e: &usize) -> TensorSpec {
+    spec([*groups, *e], DType::I32)
+}
+
 pub(super) fn reroute(candidates: &TensorSpec, rule: &RerouteRule) -> TensorSpec {
     spec([rule.top_k, candidates.shape[1]], DType::I32)
 }

@@ -82,6 +82,11 @@ pub fn gates(scores_ne: Tensor<2>, experts_kn: Tensor<2, Int>, rule: GateRule) -
     Tensor::from_dispatch(Dispatch::moe_gates(scores_ne.into_dispatch(), experts_kn.into_dispatch(), rule))
 }
 
+/// How many times each of `groups` sequences (one after another) chose each of `e` experts: `[groups, e]` in i32. -1 chooses none.
+pub fn count(experts_kn: Tensor<2, Int>, groups: usize, e: usize) -> Tensor<2, Int> {
+    Tensor::from_dispatch(Dispatch::moe_count(experts_kn.into_dispatch(), groups, e))
+}
+
 /// Added to the sum of a token's scores before the division, as in DeepSeek's reference code.
 pub(crate) const TINY: f32 = 1e-20;
 
@@ -199,6 +204,14 @@ fn largest(values: &[f32], places: &mut [i32]) {
             found = (found + 1).min(places.len());
         }
     }
+}
+
+pub(crate) fn count_host(experts: &[i32], n: usize, groups: usize, e: usize) -> Vec<i32> {
+    let mut counts = vec![0; groups * e];
+    for (p, expert) in experts.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
+        counts[p % n / (n / groups) * e + *expert as usize] += 1;
+    }
+    counts
 }
 
 pub(crate) fn gates_host(scores: &[f32], experts: &[i32], e: usize, rule: &GateRule) -> Vec<f32> {
