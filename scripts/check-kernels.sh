@@ -47,6 +47,7 @@ install_tools
 say "testing the kernels on the CPU"
 cargo test "${moe[@]}" --test cube
 say "compiling the kernels"
-cargo run --quiet "${moe[@]}" --example compile_kernels -- "$work/code"
+# In CUDA_PATH, LLVM finds `exp` and its like.
+CUDA_PATH=$tools/nvidia/cuda_nvcc cargo run --quiet "${moe[@]}" --example compile_kernels -- "$work/code"
 say "assembling the kernels"
 python3 scripts/check_kernels.py "$tools" "$work/code"

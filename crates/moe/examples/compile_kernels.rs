@@ -12,7 +12,8 @@ fn main() -> io::Result<()> {
     let dir = PathBuf::from(env::args().nth(1).expect("usage: compile_kernels DIR"));
     fs::create_dir_all(&dir)?;
     let compiled = cases().into_iter().flat_map(|case| case.compile().collect::<Vec<_>>());
-    let manifest = compiled.enumerate().map(|(i, compiled)| write(&dir, i, compiled)).collect::<io::Result<Vec<_>>>()?;
+    let manifest =
+        compiled.enumerate().map(|(i, compiled)| write(&dir, i, compiled)).collect::<io::Result<Vec<_>>>()?;
     fs::write(dir.join("manifest.json"), serde_json::to_string_pretty(&manifest)?)
 }
 

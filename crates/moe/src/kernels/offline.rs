@@ -21,7 +21,7 @@ use cubecl::ir::{
 };
 use cubecl::prelude::*;
 use cubecl::profile::TimingMethod;
-use cubecl::{Compiler as _, CubeKernel, cmma::MatrixLayout, define_kernel};
+use cubecl::{CompilationError, Compiler as _, CubeKernel, cmma::MatrixLayout, define_kernel};
 use cubecl_cpp::cuda::arch::CudaArchitecture;
 use cubecl_cpp::cuda::mma::{CudaCmmaCompiler, manual::contiguous_elements_cuda};
 use cubecl_cpp::cuda::supported_mma_combinations;
@@ -151,12 +151,21 @@ impl KernelCase {
     }
 
     fn code(&self, target: Target) -> Result<Code, String> {
+        let gpu = Gpu::new(target);
         let compile = || match target.compiler {
-            Compiler::Cpp => cuda_cpp(&*(self.build)(&Gpu::new(target)), target.sm),
-            Compiler::Llvm => llvm_ptx(&*(self.build)(&Gpu::new(target)), target.sm),
+            Compiler::Cpp => cuda_cpp(&*(self.build)(&gpu), target.sm),
+            Compiler::Llvm => llvm_ptx(&*(self.build)(&gpu), target.sm),
         };
-        catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|panic| Err(message(&*panic)))
+        let code = catch_unwind(AssertUnwindSafe(compile)).unwrap_or_else(|panic| Err(message(&*panic)))?;
+        let limit = gpu.device.hardware.max_shared_memory_size;
+        let fits = code.shared_memory <= limit;
+        fits.then_some(code).ok_or_else(|| format!("it takes more than the {limit} bytes of shared memory of a cube"))
     }
+}
+
+/// Every kernel.
+pub fn cases() -> Vec<KernelCase> {
+    vec![]
 }
 
 /// A [`KernelCase`] compiled for one of its targets.
@@ -186,8 +195,8 @@ fn cuda_cpp(kernel: &dyn CubeKernel, sm: u32) -> Result<Code, String> {
         dp4a: true,
     };
     let options = CompilationOptions { warp_size: 32, supports_features, amd_wmma: None };
-    let definition = define_kernel(kernel).map_err(|error| error.to_string())?;
-    let code = CppCompiler::<Cuda>::default().compile(definition, &options).map_err(|error| error.to_string())?;
+    let code =
+        CppCompiler::<Cuda>::default().compile(define_kernel(kernel).map_err(reason)?, &options).map_err(reason)?;
     Ok(Code { source: code.source, shared_memory: code.shared_memory_size })
 }
 
@@ -198,9 +207,8 @@ fn llvm_ptx(kernel: &dyn CubeKernel, sm: u32) -> Result<Code, String> {
         grid_constants: true,
         ..Default::default()
     };
-    let definition = define_kernel(kernel).map_err(|error| error.to_string())?;
     let mut compiler = PlironCompiler { target: LlvmTarget::Nvptx };
-    match compiler.compile(definition, &options).map_err(|error| error.to_string())? {
+    match compiler.compile(define_kernel(kernel).map_err(reason)?, &options).map_err(reason)? {
         PlironArtifact::NvptxCode(module) => {
             let source = module.ptx.iter().take_while(|&&c| c != 0).map(|&c| c as u8 as char).collect();
             Ok(Code { source, shared_memory: module.shared_memory_size })
@@ -209,7 +217,7 @@ fn llvm_ptx(kernel: &dyn CubeKernel, sm: u32) -> Result<Code, String> {
     }
 }
 
-/// What CubeCL's CUDA runtime reads from the device and the driver.
+/// What CubeCL's CUDA runtime asks the device and the driver for.
 fn device_properties(target: Target) -> DeviceProperties {
     let Target { compiler, sm } = target;
     let mut device = DeviceProperties::new(
@@ -280,6 +288,13 @@ fn target_properties() -> TargetProperties {
             contiguous_elements: ContiguousElements::new(contiguous_elements_cuda),
         },
     }
+}
+
+/// An error without the backtraces that CubeCL appends.
+fn reason(error: CompilationError) -> String {
+    let text = error.to_string();
+    let lines = text.lines().take_while(|line| !line.to_lowercase().ends_with("backtrace:"));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
