@@ -46,11 +46,12 @@ pub enum Compiler {
     Llvm,
 }
 
-/// A compiler and a compute capability: 80 is an A100, 90 an H100.
+/// What a kernel is compiled by and for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub struct Target {
+    /// The compiler.
     pub compiler: Compiler,
+    /// The compute capability: 80 is an A100, 90 an H100.
     pub sm: u32,
 }
 
@@ -109,12 +110,14 @@ pub fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
+type Build = dyn Fn(&Gpu) -> Box<dyn CubeKernel>;
+
 /// A kernel with its compile-time arguments chosen, and what it must compile for.
 pub struct KernelCase {
     name: String,
     targets: &'static [Target],
     instructions: &'static [&'static str],
-    build: Box<dyn Fn(&Gpu) -> Box<dyn CubeKernel>>,
+    build: Box<Build>,
 }
 
 impl KernelCase {
@@ -169,11 +172,14 @@ pub fn cases() -> Vec<KernelCase> {
 }
 
 /// A [`KernelCase`] compiled for one of its targets.
-#[allow(missing_docs)]
 pub struct Compiled {
+    /// The name of the case.
     pub kernel: String,
+    /// The target.
     pub target: Target,
+    /// What the machine code must have.
     pub instructions: &'static [&'static str],
+    /// The code, or why there is none.
     pub code: Result<Code, String>,
 }
 
