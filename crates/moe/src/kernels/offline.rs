@@ -1,18 +1,22 @@
 //! Compiles the kernels for NVIDIA GPUs on a machine that has none, the way CubeCL's CUDA runtime does on one that has.
 //!
-//! A module of kernels lists them in `pub fn cases() -> Vec<KernelCase>`, behind `#[cfg(feature = "offline")]`, because the types
-//! that `#[cube(launch)]` makes are private to it:
+//! A module lists its kernels in a function `cases`, since the types that `#[cube(launch)]` makes are private to it:
 //!
 //! ```ignore
-//! KernelCase::new("router_topk k=8 e=64", |gpu| {
-//!     router_topk::RouterTopk::<bf16>::new(gpu.settings(CubeDim::new_1d(128)), gpu.device(), gpu.target(), buffer(), (), 64, 8)
+//! KernelCase::new("swiglu bf16", |gpu| {
+//!     let (settings, vector, dtype) = (gpu.settings(CubeDim::new_1d(256)), 8, bf16::elem_type_native());
+//!     swiglu_kernel::SwigluKernel::new(settings, gpu.device(), gpu.target(), buffer(), buffer(), buffer(), (), vector, dtype)
 //! })
 //! ```
+//!
+//! After the first three, the arguments are those of the kernel in their order, [`buffer`] for a slice and `()` for a number; then
+//! what is known at compile time, first of that the sizes of vectors.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use super::grouped_gemm;
 use cubecl::features::{Features, Plane, Tma};
 use cubecl::ir::nvidia::SmArch;
 use cubecl::ir::{
@@ -168,7 +172,7 @@ impl KernelCase {
 
 /// Every kernel.
 pub fn cases() -> Vec<KernelCase> {
-    vec![]
+    [grouped_gemm::cube::cases()].into_iter().flatten().collect()
 }
 
 /// A [`KernelCase`] compiled for one of its targets.
