@@ -64,16 +64,15 @@ fn layer(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usize) {
 fn operations(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usize) {
     let device = Device::flex();
     let logits_ne = random([TOKENS, e], &device);
-    let select = SelectRule {
-        candidates: k,
-        n_group: 1,
-        topk_group: 1,
-        group_best: 1,
-        mask: f32::NEG_INFINITY,
-        noise: None,
+    let select =
+        SelectRule { candidates: k, n_group: 1, topk_group: 1, group_best: 1, mask: f32::NEG_INFINITY, noise: None };
+    let rule = DispatchRule {
+        experts: e,
+        groups: 1,
+        capacity: None,
+        order: Order::Choice,
+        layout: Layout::Sorted { tile: 1 },
     };
-    let rule =
-        DispatchRule { experts: e, groups: 1, capacity: None, order: Order::Choice, layout: Layout::Sorted { tile: 1 } };
     let routed = || {
         let scores_ne = route::scores(logits_ne.clone(), ScoreFunc::Softmax);
         let experts_kn = route::select(scores_ne.clone(), Tensor::zeros([e], &device), select);

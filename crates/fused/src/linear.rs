@@ -50,7 +50,14 @@ impl Linear {
 
     fn output(&self, x: &[f32], weight: &[f32], y: &mut [f32]) {
         let Self { from, to, .. } = *self;
-        products(vec![Product { m: y.len() / to, n: to, k: from, a: Matrix::new(x, from), b: self.matrix(weight), c: y }]);
+        products(vec![Product {
+            m: y.len() / to,
+            n: to,
+            k: from,
+            a: Matrix::new(x, from),
+            b: self.matrix(weight),
+            c: y,
+        }]);
     }
 
     /// `dx = dy W^T`, `dW = x^T dy`.
@@ -103,13 +110,7 @@ impl Kernel<3> for Linear {
         output.chunks_exact_mut(self.to).for_each(|y| add(y, bias));
     }
 
-    fn backward(
-        &self,
-        [x, weight, _]: [&[f32]; 3],
-        _: &[f32],
-        dy: &[f32],
-        [dx, d_weight, d_bias]: [&mut [f32]; 3],
-    ) {
+    fn backward(&self, [x, weight, _]: [&[f32]; 3], _: &[f32], dy: &[f32], [dx, d_weight, d_bias]: [&mut [f32]; 3]) {
         self.gradients(x, weight, dy, dx, d_weight);
         dy.chunks_exact(self.to).for_each(|dy| add(d_bias, dy));
     }

@@ -102,8 +102,8 @@ impl MoeLayer {
         if routing.scores_ne.dims()[0] == 0 {
             return None; // a mean over no tokens
         }
-        let balance =
-            (aux_loss_coef != 0.0).then(|| sequence_balance_loss(routing.scores_ne, stats.assigned_be()) * aux_loss_coef);
+        let balance = (aux_loss_coef != 0.0)
+            .then(|| sequence_balance_loss(routing.scores_ne, stats.assigned_be()) * aux_loss_coef);
         let z = (z_loss_coef != 0.0).then(|| router_z_loss(routing.logits_ne) * z_loss_coef);
         match (balance, z) {
             (Some(balance), Some(z)) => Some(balance + z),

@@ -204,11 +204,7 @@ mod x86 {
         unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
             unsafe {
                 let mask = if count < 16 { (1 << count) - 1 } else { !0 };
-                let sum = if add {
-                    _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), self)
-                } else {
-                    self
-                };
+                let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), self) } else { self };
                 _mm512_mask_storeu_ps(to, mask, sum);
             }
         }
@@ -274,16 +270,8 @@ mod x86 {
             unsafe {
                 let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
                 let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(8) as i32), lanes);
-                let sum = if add {
-                    _mm256_add_ps(_mm256_maskload_ps(to, mask), self)
-                } else {
-                    self
-                };
-                if count >= 8 {
-                    _mm256_storeu_ps(to, sum)
-                } else {
-                    _mm256_maskstore_ps(to, mask, sum)
-                }
+                let sum = if add { _mm256_add_ps(_mm256_maskload_ps(to, mask), self) } else { self };
+                if count >= 8 { _mm256_storeu_ps(to, sum) } else { _mm256_maskstore_ps(to, mask, sum) }
             }
         }
 

@@ -5,8 +5,8 @@
 //! backward pass), packing transposes it.
 
 use super::Matrix;
-use crate::Element;
 use super::kernel::{KC, PITCH_A, Vector};
+use crate::Element;
 use std::ops::Range;
 
 /// The elements of a packed panel of `A`: up to 16 rows of `KC`, or `KC` columns of up to 16.
@@ -33,12 +33,7 @@ pub fn pack_a<T: Element>(a: &Matrix<'_, T>, panels: &[Range<usize>], ks: Range<
     } else {
         for (panel, rows) in to.chunks_exact_mut(PANEL_A).zip(panels) {
             for (to, row) in panel.chunks_exact_mut(KC).zip(rows.clone()) {
-                line(
-                    a.data,
-                    row * a.row_stride + ks.start * a.col_stride,
-                    a.col_stride,
-                    &mut to[..ks.len()],
-                );
+                line(a.data, row * a.row_stride + ks.start * a.col_stride, a.col_stride, &mut to[..ks.len()]);
             }
         }
     }
@@ -86,11 +81,7 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
     const RUN: usize = 8;
     let count = cols.len().div_ceil(V::NR);
     for run in ks.clone().step_by(RUN) {
-        for (panel, col) in to
-            .chunks_exact_mut(KC * V::NR)
-            .zip(cols.clone().step_by(V::NR))
-            .take(count)
-        {
+        for (panel, col) in to.chunks_exact_mut(KC * V::NR).zip(cols.clone().step_by(V::NR)).take(count) {
             for k in run..ks.end.min(run + RUN) {
                 let to = &mut panel[(k - ks.start) * V::NR..][..V::NR];
                 let at = k * b.row_stride + col * b.col_stride;

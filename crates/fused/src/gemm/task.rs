@@ -13,10 +13,10 @@
 //!                 kernel
 //! ```
 
-use crate::Element;
 use super::kernel::{KC, Kernel, Portable, Tile, Vector};
 use super::pack::{PANEL_A, pack_a, pack_b};
 use super::{Matrix, Product};
+use crate::Element;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,16 +66,8 @@ pub fn multiply<T: Element>(list: Vec<Product<'_, T>>) {
     }
     // The largest first, so that the last ones to finish are small.
     tasks.sort_by_key(|task| std::cmp::Reverse(task.work));
-    let jobs: Vec<_> = list
-        .into_iter()
-        .map(|Product { n, k, a, b, c, .. }| Job {
-            k,
-            n,
-            a,
-            b,
-            c: c.as_mut_ptr(),
-        })
-        .collect();
+    let jobs: Vec<_> =
+        list.into_iter().map(|Product { n, k, a, b, c, .. }| Job { k, n, a, b, c: c.as_mut_ptr() }).collect();
 
     let run = best_run::<T>();
     let next = AtomicUsize::new(0);
@@ -116,12 +108,7 @@ fn cut(job: usize, m: usize, n: usize, k: usize, size: usize, tasks: &mut Vec<Ta
     for cols in even(0..n, across, 32) {
         for rows in even(0..m, down, 1) {
             let work = rows.len() * cols.len() * k;
-            tasks.push(Task {
-                job,
-                rows,
-                cols: cols.clone(),
-                work,
-            });
+            tasks.push(Task { job, rows, cols: cols.clone(), work });
         }
     }
 }
@@ -130,9 +117,7 @@ fn cut(job: usize, m: usize, n: usize, k: usize, size: usize, tasks: &mut Vec<Ta
 fn even(range: Range<usize>, parts: usize, unit: usize) -> impl Iterator<Item = Range<usize>> {
     let units = range.len().div_ceil(unit);
     let edge = move |part: usize| range.end.min(range.start + units * part / parts * unit);
-    (0..parts)
-        .map(move |part| edge(part)..edge(part + 1))
-        .filter(|part| !part.is_empty())
+    (0..parts).map(move |part| edge(part)..edge(part + 1)).filter(|part| !part.is_empty())
 }
 
 /// The memory a thread packs into: it grows to at most about 2 MiB and is kept.
@@ -220,11 +205,7 @@ unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mu
     let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(V::MR), 1).collect();
     // A few rows do not repay packing `B`: the kernel reads it where it is, except for a last panel that is not full.
     let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 10;
-    let packed = if in_place {
-        cols.end - cols.len() % V::NR..cols.end
-    } else {
-        cols.clone()
-    };
+    let packed = if in_place { cols.end - cols.len() % V::NR..cols.end } else { cols.clone() };
 
     for k in (0..job.k).step_by(KC) {
         let ks = k..job.k.min(k + KC);
@@ -238,10 +219,7 @@ unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mu
                     let (b, b_stride) = if col >= packed.start {
                         (to_b[(col - packed.start) * KC..].as_ptr(), V::NR)
                     } else {
-                        (
-                            job.b.data[k * job.b.row_stride + col..].as_ptr().cast(),
-                            job.b.row_stride,
-                        )
+                        (job.b.data[k * job.b.row_stride + col..].as_ptr().cast(), job.b.row_stride)
                     };
                     let tile = Tile {
                         k: ks.len(),

@@ -11,6 +11,10 @@
 
 pub mod dispatch;
 pub mod grouped_gemm;
+#[cfg(feature = "cubecl")]
+pub mod launch;
+#[cfg(feature = "offline")]
+pub mod offline;
 pub mod permute;
 pub mod reroute;
 pub mod route;

@@ -222,11 +222,7 @@ impl<B: MoeOps, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
         unreachable!("{NO_SECOND_ORDER}")
     }
 
-    fn moe_grouped_gemm_weight(
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: IntTensor<Self>,
-    ) -> FloatTensor<Self> {
+    fn moe_grouped_gemm_weight(_: FloatTensor<Self>, _: FloatTensor<Self>, _: IntTensor<Self>) -> FloatTensor<Self> {
         unreachable!("{NO_SECOND_ORDER}")
     }
 

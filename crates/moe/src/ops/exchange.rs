@@ -6,7 +6,9 @@ use burn::backend::autodiff::{
     grads::Gradients,
     ops::{Backward, Ops, OpsKind},
 };
-use burn::backend::{Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension, tensor::FloatTensor};
+use burn::backend::{
+    Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension, tensor::FloatTensor,
+};
 use burn::tensor::Tensor;
 use comm::{CommError, Communicator};
 use std::fmt;
@@ -54,11 +56,10 @@ impl Exchange {
 }
 
 /// The operation behind [`Exchange::forward`].
-#[cfg_attr(feature = "cubecl", backend_extension(Cube, Flex, Autodiff, Fusion))]
-#[cfg_attr(not(feature = "cubecl"), backend_extension(Flex, Autodiff))]
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 pub trait ExchangeOps: Backend {
     /// `y`, which came of `x` by an exchange, as its function; `back` is the way of the gradient.
-    #[cfg_attr(feature = "cubecl", fusion(default))]
+    #[fusion(default)]
     fn moe_exchanged(x: FloatTensor<Self>, y: FloatTensor<Self>, back: Arc<Exchange>) -> FloatTensor<Self> {
         let _ = (x, back);
         y
@@ -87,7 +88,8 @@ where
             fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
                 let d_y = Tensor::<2>::from_primitive::<B>(gradients.consume::<B>(&ops.node));
                 // The other ranks wait for this one, whether its own input wants a gradient or not.
-                let d_x = ops.state.plain(d_y).unwrap_or_else(|error| panic!("the backward of expert parallelism: {error}"));
+                let d_x =
+                    ops.state.plain(d_y).unwrap_or_else(|error| panic!("the backward of expert parallelism: {error}"));
                 if let [Some(x)] = &ops.parents {
                     let d_x = d_x.try_into_primitive::<B>().expect("the gradient is on the tensor's backend");
                     gradients.register::<B>(x.id, d_x);

@@ -7,7 +7,9 @@ use crate::kernels::grouped_gemm::{Shape as Matrices, grouped_gemm_host, grouped
 use crate::kernels::permute::{permute_host, unpermute_backward_host, unpermute_host};
 use crate::kernels::reroute::{RerouteRule, reroute_host};
 use crate::kernels::route::{GateRule, SelectRule};
-use crate::kernels::route::{count_host, gates_backward_host, gates_host, scores_backward_host, scores_host, select_host};
+use crate::kernels::route::{
+    count_host, gates_backward_host, gates_host, scores_backward_host, scores_host, select_host,
+};
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};

@@ -11,25 +11,24 @@ mod flex;
 #[cfg(feature = "cubecl")]
 mod specs;
 
+use crate::ScoreFunc;
 use crate::kernels::dispatch::DispatchRule;
 use crate::kernels::reroute::RerouteRule;
 use crate::kernels::route::{GateRule, SelectRule};
-use crate::ScoreFunc;
-pub(crate) use exchange::Exchange;
-use burn::backend::{Backend, backend_extension};
 use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
+pub(crate) use exchange::Exchange;
 
 /// See the module of [`kernels`](crate::kernels) that has an operation's name for its formula and layout.
-#[cfg_attr(feature = "cubecl", backend_extension(Cube, Flex, Autodiff, Fusion))]
-#[cfg_attr(not(feature = "cubecl"), backend_extension(Flex, Autodiff))]
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 #[allow(clippy::type_complexity)]
 pub trait MoeOps: Backend {
     /// `logits_ne` to `scores_ne`, both f32.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::scores))]
+    #[fusion(meta = specs::scores)]
     fn moe_scores(logits: FloatTensor<Self>, func: ScoreFunc) -> FloatTensor<Self>;
 
     /// `scores_ne` and their gradient to the gradient of the logits.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::scores_backward))]
+    #[fusion(meta = specs::scores_backward)]
     fn moe_scores_backward(
         scores: FloatTensor<Self>,
         d_scores: FloatTensor<Self>,
@@ -37,15 +36,15 @@ pub trait MoeOps: Backend {
     ) -> FloatTensor<Self>;
 
     /// `scores_ne` and `bias_e` to the best `rule.candidates` experts of each token, `[c, n]` in i32, best first.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::select))]
+    #[fusion(meta = specs::select)]
     fn moe_select(scores: FloatTensor<Self>, bias: FloatTensor<Self>, rule: SelectRule) -> IntTensor<Self>;
 
     /// `scores_ne` and `experts_kn` to `gates_kn` in f32.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::gates))]
+    #[fusion(meta = specs::gates)]
     fn moe_gates(scores: FloatTensor<Self>, experts: IntTensor<Self>, rule: GateRule) -> FloatTensor<Self>;
 
     /// The gradient of `scores_ne`.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::gates_backward))]
+    #[fusion(meta = specs::gates_backward)]
     fn moe_gates_backward(
         scores: FloatTensor<Self>,
         experts: IntTensor<Self>,
@@ -54,30 +53,30 @@ pub trait MoeOps: Backend {
     ) -> FloatTensor<Self>;
 
     /// `experts_kn` to how many times each of `groups` sequences chose each of `e` experts, `[groups, e]` in i32.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::count))]
+    #[fusion(meta = specs::count)]
     fn moe_count(experts: IntTensor<Self>, groups: usize, e: usize) -> IntTensor<Self>;
 
     /// `candidates_cn` to `experts_kn`, -1 where nothing had room.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::reroute))]
+    #[fusion(meta = specs::reroute)]
     fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self>;
 
     /// `experts_kn` to `slot_kn`, `source_r`, `segments` (`[e + 1]`) and `kept_e`, all i32.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::dispatch))]
+    #[fusion(meta = specs::dispatch)]
     fn moe_dispatch(
         experts: IntTensor<Self>,
         rule: DispatchRule,
     ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>);
 
     /// `x_nd` to `x_rd`.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::permute))]
+    #[fusion(meta = specs::permute)]
     fn moe_permute(x: FloatTensor<Self>, source: IntTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self>;
 
     /// The gradient of `x_rd` to that of `x_nd`.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::permute_backward))]
+    #[fusion(meta = specs::permute_backward)]
     fn moe_permute_backward(d_x: FloatTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self>;
 
     /// `y_rd` and `gates_kn` to `y_nd`.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::unpermute))]
+    #[fusion(meta = specs::unpermute)]
     fn moe_unpermute(
         y: FloatTensor<Self>,
         gates: FloatTensor<Self>,
@@ -86,7 +85,7 @@ pub trait MoeOps: Backend {
     ) -> FloatTensor<Self>;
 
     /// The gradients of `y_rd` and `gates_kn`.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::unpermute_backward))]
+    #[fusion(meta = specs::unpermute_backward)]
     fn moe_unpermute_backward(
         y: FloatTensor<Self>,
         gates: FloatTensor<Self>,
@@ -96,7 +95,7 @@ pub trait MoeOps: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `x_rp` and `weight_epq` (`weight_eqp` where `transposed`) to `y_rq`.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::grouped_gemm))]
+    #[fusion(meta = specs::grouped_gemm)]
     fn moe_grouped_gemm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -105,7 +104,7 @@ pub trait MoeOps: Backend {
     ) -> FloatTensor<Self>;
 
     /// `x_rp` and `d_y_rq` to the gradient of `weight_epq`.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::grouped_gemm_weight))]
+    #[fusion(meta = specs::grouped_gemm_weight)]
     fn moe_grouped_gemm_weight(
         x: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
@@ -113,11 +112,11 @@ pub trait MoeOps: Backend {
     ) -> FloatTensor<Self>;
 
     /// `gate_rh` and `up_rh` to `silu(gate) * up`.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::swiglu))]
+    #[fusion(meta = specs::swiglu)]
     fn moe_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// The gradients of `gate_rh` and `up_rh`.
-    #[cfg_attr(feature = "cubecl", fusion(meta = specs::swiglu_backward))]
+    #[fusion(meta = specs::swiglu_backward)]
     fn moe_swiglu_backward(
         gate: FloatTensor<Self>,
         up: FloatTensor<Self>,

@@ -39,10 +39,7 @@ pub(super) fn reroute(candidates: &TensorSpec, rule: &RerouteRule) -> TensorSpec
     spec([rule.top_k, candidates.shape[1]], DType::I32)
 }
 
-pub(super) fn dispatch(
-    experts: &TensorSpec,
-    rule: &DispatchRule,
-) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
+pub(super) fn dispatch(experts: &TensorSpec, rule: &DispatchRule) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
     let (k, n) = (experts.shape[0], experts.shape[1]);
     let ints = |len| spec([len], DType::I32);
     (spec([k, n], DType::I32), ints(rule.rows(n, k)), ints(rule.experts + 1), ints(rule.experts))

@@ -105,7 +105,10 @@ pub struct Dispatched {
 pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
     let [_, n] = experts_kn.dims();
     assert!(rule.groups > 0 && n % rule.groups == 0, "dispatch: {n} tokens in {} groups", rule.groups);
-    assert!(rule.layout != Layout::Capacity || rule.capacity.is_some(), "dispatch: Layout::Capacity without a capacity");
+    assert!(
+        rule.layout != Layout::Capacity || rule.capacity.is_some(),
+        "dispatch: Layout::Capacity without a capacity"
+    );
     let experts = experts_kn.into_dispatch();
     let (slot, source, segments, kept) = burn::backend::Dispatch::moe_dispatch(experts, rule);
     Dispatched {
@@ -140,7 +143,8 @@ pub(crate) fn dispatch_host(experts: &[i32], n: usize, rule: &DispatchRule) -> P
         let start = segments[expert];
         let mut row = start;
         for (group, next) in next[expert * groups..][..groups].iter_mut().enumerate() {
-            let count = std::mem::replace(next, if rule.layout == Layout::Capacity { start + group * capacity } else { row });
+            let count =
+                std::mem::replace(next, if rule.layout == Layout::Capacity { start + group * capacity } else { row });
             row += count;
         }
         segments.push(start + rule.segment_rows(*kept));

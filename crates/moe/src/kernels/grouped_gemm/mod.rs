@@ -23,8 +23,8 @@ pub(crate) mod cube;
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
-use fused::gemm::{Matrix, Product, products};
 use fused::Element;
+use fused::gemm::{Matrix, Product, products};
 
 /// `x_rp` times each segment's matrix of `weight_epq`: `[r, q]`. Of `segments`, see [`dispatch`](super::dispatch).
 ///

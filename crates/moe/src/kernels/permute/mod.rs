@@ -52,13 +52,7 @@ pub(crate) fn permute_host<T: Element>(x: &[T], source: &[i32], n: usize, d: usi
 }
 
 /// Without gates all of them are 1: the backward of [`permute_host`].
-pub(crate) fn unpermute_host<T: Element>(
-    y: &[T],
-    gates: Option<&[f32]>,
-    slot: &[i32],
-    n: usize,
-    d: usize,
-) -> Vec<T> {
+pub(crate) fn unpermute_host<T: Element>(y: &[T], gates: Option<&[f32]>, slot: &[i32], n: usize, d: usize) -> Vec<T> {
     let mut tokens = vec![T::from_f32(0.0); n * d];
     tokens.par_chunks_mut(d).enumerate().with_min_len(TASK / d).for_each_init(
         || vec![0.0f32; d],

@@ -47,9 +47,10 @@ pub(crate) fn reroute_host(candidates: &[i32], n: usize, rule: &RerouteRule) -> 
         for (choice, token) in rule.order.assignments(tokens, k) {
             let token = group * tokens + token;
             let held = |expert| (0..k).any(|j| experts[j * n + token] == expert);
-            let free = std::iter::once(choice).chain(k..c).map(|i| candidates[i * n + token]).find(|expert| {
-                load[*expert as usize] < rule.capacity && !held(*expert)
-            });
+            let free = std::iter::once(choice)
+                .chain(k..c)
+                .map(|i| candidates[i * n + token])
+                .find(|expert| load[*expert as usize] < rule.capacity && !held(*expert));
             if let Some(expert) = free {
                 load[expert as usize] += 1;
                 experts[choice * n + token] = expert;

@@ -98,7 +98,9 @@ pub(crate) fn scores_host(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32>
     scores.par_chunks_mut(e * ROWS).zip(logits.par_chunks(e * ROWS)).for_each(|(scores, logits)| {
         for (scores, logits) in scores.chunks_exact_mut(e).zip(logits.chunks_exact(e)) {
             match func {
-                ScoreFunc::Sigmoid => scores.iter_mut().zip(logits).for_each(|(s, x)| *s = 1.0 / (1.0 + fused::exp(-x))),
+                ScoreFunc::Sigmoid => {
+                    scores.iter_mut().zip(logits).for_each(|(s, x)| *s = 1.0 / (1.0 + fused::exp(-x)))
+                }
                 ScoreFunc::Softmax => {
                     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     scores.iter_mut().zip(logits).for_each(|(s, x)| *s = fused::exp(x - max));
@@ -235,7 +237,8 @@ pub(crate) fn gates_backward_host(
     let n = scores.len() / e;
     let mut d_scores = vec![0.0; scores.len()];
     for (token, (scores, d_scores)) in scores.chunks_exact(e).zip(d_scores.chunks_exact_mut(e)).enumerate() {
-        let chosen = || (token..experts.len()).step_by(n).filter(|p| experts[*p] >= 0).map(|p| (p, experts[p] as usize));
+        let chosen =
+            || (token..experts.len()).step_by(n).filter(|p| experts[*p] >= 0).map(|p| (p, experts[p] as usize));
         let sum = if rule.normalise { chosen().map(|(_, expert)| scores[expert]).sum::<f32>() + TINY } else { 1.0 };
         let dot: f32 = chosen().map(|(p, expert)| d_gates[p] * scores[expert] / sum).sum();
         let share = if rule.normalise { dot } else { 0.0 };

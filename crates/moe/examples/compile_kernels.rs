@@ -1,0 +1,38 @@
+//! Writes the code of every kernel into a folder, with a manifest for `scripts/check_kernels.py`. Needs no GPU.
+//!
+//! `cargo run -p moe --features offline --example compile_kernels -- DIR`
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+use moe::kernels::offline::{Compiled, Compiler, cases};
+use serde_json::{Value, json};
+
+fn main() -> io::Result<()> {
+    let dir = PathBuf::from(env::args().nth(1).expect("usage: compile_kernels DIR"));
+    fs::create_dir_all(&dir)?;
+    let compiled = cases().into_iter().flat_map(|case| case.compile().collect::<Vec<_>>());
+    let manifest =
+        compiled.enumerate().map(|(i, compiled)| write(&dir, i, compiled)).collect::<io::Result<Vec<_>>>()?;
+    fs::write(dir.join("manifest.json"), serde_json::to_string_pretty(&manifest)?)
+}
+
+/// Writes the code as file `i` of the folder. Returns its entry in the manifest.
+fn write(dir: &Path, i: usize, compiled: Compiled) -> io::Result<Value> {
+    let Compiled { kernel, target, instructions, code } = compiled;
+    let (compiler, extension) = match target.compiler {
+        Compiler::Cpp => ("cpp", "cu"),
+        Compiler::Llvm => ("llvm", "ptx"),
+    };
+    let mut entry = json!({ "kernel": kernel, "compiler": compiler, "sm": target.sm, "instructions": instructions });
+    match code {
+        Ok(code) => {
+            let file = format!("{i}.{extension}");
+            fs::write(dir.join(&file), code.source)?;
+            entry["file"] = file.into();
+            entry["shared_memory"] = code.shared_memory.into();
+        }
+        Err(error) => entry["error"] = error.into(),
+    }
+    Ok(entry)
+}

@@ -1,0 +1,288 @@
+//! The kernels of [`dispatch`](super): a counting sort in three launches.
+//!
+//! The assignments of a group, in its order, are cut into chunks of `units * items`; no chunk has assignments of two groups.
+//!
+//! ```text
+//! histogram   a cube a chunk     counts[chunk, e]: assignments to e in the chunk, counted in shared memory; source is set to -1
+//! scan        a unit an expert   counts[chunk, e] becomes how many came before the chunk in its group; kept, segments and
+//!                                begins[group, e], the group's first row inside the expert's segment
+//! assign      a cube a chunk     position = counts[chunk, e] + those of the units before + those of the unit itself so far
+//! ```
+//!
+//! In `assign` a unit goes through `items` consecutive assignments, so positions follow the order whatever the units do. Its table of
+//! counts takes `4 * units * e` bytes of shared memory, which bounds the units.
+
+use super::{DispatchRule, Layout, Order};
+use crate::kernels::launch::{UNITS, contiguous, empty, units};
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Bytes of shared memory that every GPU gives without being asked for more.
+const SHARED_MEMORY: usize = 48 * 1024;
+/// The scan goes through this many chunks, rather more than fewer, unless there is too little to do.
+const CHUNKS: usize = 256;
+/// Fewest assignments of a unit.
+const ITEMS: usize = 8;
+
+/// `slot_kn`, `source_r`, `segments` and `kept_e`.
+pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 4] {
+    let ([k, n], e, groups) = (experts.shape().dims(), rule.experts, rule.groups);
+    let experts = contiguous(experts, DType::I32);
+    let (client, rows) = (experts.client.clone(), rule.rows(n, k));
+    let ints = |len| empty(&experts, [len], DType::I32);
+
+    // Shared memory has a size known when the kernel is compiled: the next power of two, so that few kernels are.
+    let table = e.next_power_of_two();
+    let units_fit = (SHARED_MEMORY / (4 * table)).next_power_of_two() / 2;
+    let chunk_units = units(&client, UNITS.min(units_fit.max(1)));
+    let items = (n * k).div_ceil(chunk_units * CHUNKS).max(ITEMS);
+    let chunks = (n / groups * k).div_ceil(chunk_units * items).max(1);
+    let size = || SizesLaunch::new(n, k, e, groups, chunks, items);
+
+    let (slot, kept, segments) = (empty(&experts, [k, n], DType::I32), ints(e), ints(e + 1));
+    // Kernels get no empty buffers: without rows they get one row that stays -1.
+    let source = ints(rows.max(1));
+    let (counts, begins) = (ints(groups * chunks * e), ints(groups * e));
+    let capacity = rule.capacity.unwrap_or(usize::MAX).min(i32::MAX as usize) as i32;
+    let (sorted, tile) = match rule.layout {
+        Layout::Capacity => (false, 1),
+        Layout::Sorted { tile } => (true, tile as i32),
+    };
+    let choice_major = rule.order == Order::Choice;
+    let (count, dim) = (CubeCount::Static((groups * chunks) as u32, 1, 1), CubeDim::new_1d(chunk_units as u32));
+
+    histogram_kernel::launch(
+        &client,
+        count.clone(),
+        dim,
+        experts.clone().into_buffer_arg(),
+        counts.clone().into_buffer_arg(),
+        source.clone().into_buffer_arg(),
+        rows.max(1),
+        size(),
+        table,
+        chunk_units,
+        choice_major,
+    );
+    let scan_units = units(&client, e);
+    scan_kernel::launch(
+        &client,
+        CubeCount::new_single(),
+        CubeDim::new_1d(scan_units as u32),
+        counts.clone().into_buffer_arg(),
+        begins.clone().into_buffer_arg(),
+        segments.clone().into_buffer_arg(),
+        kept.clone().into_buffer_arg(),
+        capacity,
+        tile,
+        size(),
+        table,
+        scan_units,
+        sorted,
+    );
+    if n * k > 0 {
+        assign_kernel::launch(
+            &client,
+            count,
+            dim,
+            experts.clone().into_buffer_arg(),
+            counts.into_buffer_arg(),
+            begins.into_buffer_arg(),
+            segments.clone().into_buffer_arg(),
+            slot.clone().into_buffer_arg(),
+            source.clone().into_buffer_arg(),
+            capacity,
+            size(),
+            table,
+            chunk_units,
+            choice_major,
+        );
+    }
+    let source = if rows == 0 { ints(0) } else { source };
+    [slot, source, segments, kept]
+}
+
+/// What all three kernels are told.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Sizes {
+    n: usize,
+    k: usize,
+    e: usize,
+    groups: usize,
+    /// Chunks of a group.
+    chunks: usize,
+    /// Assignments that a unit has of a chunk.
+    items: usize,
+}
+
+/// The number `p` of assignment `i` of a group in its order.
+#[cube]
+pub(in crate::kernels) fn assignment(
+    i: usize,
+    group: usize,
+    tokens: usize,
+    n: usize,
+    k: usize,
+    #[comptime] choice_major: bool,
+) -> usize {
+    let first = group * tokens;
+    if comptime!(choice_major) { i / tokens * n + first + i % tokens } else { i % k * n + first + i / k }
+}
+
+#[cube(launch)]
+fn histogram_kernel(
+    experts: &[i32],
+    counts: &mut [i32],
+    source: &mut [i32],
+    rows: usize,
+    size: Sizes,
+    #[comptime] table: usize,
+    #[comptime] units: usize,
+    #[comptime] choice_major: bool,
+) {
+    let unit = UNIT_POS as usize;
+    let mut row = ABSOLUTE_POS;
+    while row < rows {
+        source[row] = -1i32;
+        row += CUBE_COUNT * units;
+    }
+
+    let count = Shared::<[Atomic<i32>]>::new_slice(table);
+    let mut expert = unit;
+    while expert < size.e {
+        count[expert].store(0i32);
+        expert += units;
+    }
+    sync_cube();
+    let tokens = size.n / size.groups;
+    let (group, chunk) = (CUBE_POS / size.chunks, CUBE_POS % size.chunks);
+    let end = min((chunk + 1usize) * size.items * units, tokens * size.k);
+    let mut i = chunk * size.items * units + unit;
+    while i < end {
+        let expert = experts[assignment(i, group, tokens, size.n, size.k, choice_major)];
+        if expert >= 0i32 {
+            count[expert as usize].fetch_add(1i32);
+        }
+        i += units;
+    }
+    sync_cube();
+    let mut expert = unit;
+    while expert < size.e {
+        counts[CUBE_POS * size.e + expert] = count[expert].load();
+        expert += units;
+    }
+}
+
+/// `sorted` is [`Layout::Sorted`].
+#[cube(launch)]
+fn scan_kernel(
+    counts: &mut [i32],
+    begins: &mut [i32],
+    segments: &mut [i32],
+    kept: &mut [i32],
+    capacity: i32,
+    tile: i32,
+    size: Sizes,
+    #[comptime] table: usize,
+    #[comptime] units: usize,
+    #[comptime] sorted: bool,
+) {
+    let mut totals = Shared::<[i32]>::new_slice(table);
+    let mut expert = UNIT_POS as usize;
+    while expert < size.e {
+        let mut total = 0i32;
+        for group in 0..size.groups {
+            if comptime!(sorted) {
+                begins[group * size.e + expert] = total;
+            } else {
+                begins[group * size.e + expert] = group as i32 * capacity;
+            }
+            let mut before = 0i32;
+            for chunk in 0..size.chunks {
+                let at = (group * size.chunks + chunk) * size.e + expert;
+                let count = counts[at];
+                counts[at] = before;
+                before += count;
+            }
+            total += min(before, capacity);
+        }
+        kept[expert] = total;
+        totals[expert] = total;
+        expert += units;
+    }
+    sync_cube();
+    if UNIT_POS == 0 {
+        let mut start = 0i32;
+        for expert in 0..size.e {
+            segments[expert] = start;
+            if comptime!(sorted) {
+                start += (totals[expert] + tile - 1i32) / tile * tile;
+            } else {
+                start += size.groups as i32 * capacity;
+            }
+        }
+        segments[size.e] = start;
+    }
+}
+
+#[cube(launch)]
+fn assign_kernel(
+    experts: &[i32],
+    counts: &[i32],
+    begins: &[i32],
+    segments: &[i32],
+    slot: &mut [i32],
+    source: &mut [i32],
+    capacity: i32,
+    size: Sizes,
+    #[comptime] table: usize,
+    #[comptime] units: usize,
+    #[comptime] choice_major: bool,
+) {
+    let unit = UNIT_POS as usize;
+    // A column of next positions for each unit. With an odd stride neither a row nor a column lies in one bank.
+    let stride = comptime!(units | 1);
+    let mut next = Shared::<[i32]>::new_slice(comptime!((units | 1) * table));
+    for expert in 0..size.e {
+        next[expert * stride + unit] = 0i32;
+    }
+    let tokens = size.n / size.groups;
+    let (group, chunk) = (CUBE_POS / size.chunks, CUBE_POS % size.chunks);
+    let start = min((chunk * units + unit) * size.items, tokens * size.k);
+    let end = min(start + size.items, tokens * size.k);
+    for i in start..end {
+        let expert = experts[assignment(i, group, tokens, size.n, size.k, choice_major)];
+        if expert >= 0i32 {
+            next[expert as usize * stride + unit] += 1i32;
+        }
+    }
+    sync_cube();
+    let mut expert = unit;
+    while expert < size.e {
+        let mut position = counts[CUBE_POS * size.e + expert];
+        for other in 0..units {
+            let count = next[expert * stride + other];
+            next[expert * stride + other] = position;
+            position += count;
+        }
+        expert += units;
+    }
+    sync_cube();
+    for i in start..end {
+        let p = assignment(i, group, tokens, size.n, size.k, choice_major);
+        let expert = experts[p];
+        let mut row = (-1i32).runtime();
+        if expert >= 0i32 {
+            let expert = expert as usize;
+            let position = next[expert * stride + unit];
+            next[expert * stride + unit] = position + 1i32;
+            if position < capacity {
+                row = segments[expert] + begins[group * size.e + expert] + position;
+                source[row as usize] = p as i32;
+            }
+        }
+        slot[p] = row;
+    }
+}

@@ -1,0 +1,117 @@
+//! Which rows a tile of the grouped product covers, and whose they are.
+//!
+//! ```text
+//! tile rows 4, segments 0 6 6 10 of 13 rows      tiles      of expert   rows        starts at segments[e] / 4 + e
+//!                                                 0           0         0 .. 4      0
+//!   e0   0 1 2 3 | 4 5                            1           0         4 .. 6
+//!   e1   (none)                                   2           1         6 .. 6      2: no rows, its cubes leave at once
+//!   e2   6 7 8 9                                  3           2         6 .. 10     3
+//!   tail 10 11 12   y = 0                         4           2        10 .. 10     no rows
+//! ```
+//!
+//! An expert's tiles start at `segments[e] / rows + e`: its `length` rows have room there, since `ceil(length / rows)` is at most
+//! `segments[e + 1] / rows - segments[e] / rows + 1`. So a tile finds its expert by a binary search in the segments, there are
+//! `r / rows + e` tiles whatever the segments are, and nothing has to be read back to the host. Segments need no padding; those of
+//! whole tiles only leave no tile half empty.
+//!
+//! This is searched once, by [`prepare`], which writes three numbers a tile: a search costs log2(e) loads that wait for each other, about a
+//! microsecond, at the start of every cube.
+
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use crate::kernels::launch::{address_type, empty, over_items, vector_size};
+use burn::backend::cubecl::dtype_to_elem_type;
+
+/// Numbers a tile takes in the table: expert, first row, end of the expert's rows.
+pub(super) const ENTRY: usize = 3;
+
+/// Writes the table and sets the rows of `y` behind the last segment to 0.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn prepare<F: Float, N: Size>(
+    segments: &[i32],
+    tiles: &mut [i32],
+    y: &mut [Vector<F, N>],
+    q: usize,
+    #[comptime] rows: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let experts = segments.len() - 1;
+    let step = CUBE_COUNT * CUBE_DIM as usize;
+
+    let mut tile = ABSOLUTE_POS;
+    while tile < tiles.len() / ENTRY {
+        // The last expert whose tiles start at this one or before.
+        let mut low = 0usize.runtime();
+        let mut high = experts - 1;
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if segments[middle] as usize / rows + middle <= tile {
+                low = middle;
+            } else {
+                high = middle - 1;
+            }
+        }
+        let start = segments[low] as usize;
+        tiles[tile * ENTRY] = low as i32;
+        tiles[tile * ENTRY + 1] = (start + (tile - start / rows - low) * rows) as i32;
+        tiles[tile * ENTRY + 2] = segments[low + 1];
+        tile += step;
+    }
+
+    let mut i = segments[experts] as usize * q / N::value() + ABSOLUTE_POS;
+    while i < y.len() {
+        y[i] = Vector::new(F::from_int(0));
+        i += step;
+    }
+}
+
+/// A tile of the table.
+#[derive(CubeType)]
+pub(super) struct Tile {
+    pub expert: usize,
+    pub first: usize,
+    /// The tile ends here or after its number of rows.
+    pub end: usize,
+}
+
+#[cube]
+impl Tile {
+    pub fn read(tiles: &[i32], tile: usize) -> Tile {
+        Tile {
+            expert: tiles[tile * ENTRY] as usize,
+            first: tiles[tile * ENTRY + 1] as usize,
+            end: tiles[tile * ENTRY + 2] as usize,
+        }
+    }
+}
+
+/// How many tiles of `rows` rows cover `r` rows of `experts` segments.
+pub(super) fn count(r: usize, experts: usize, rows: usize) -> usize {
+    r / rows + experts
+}
+
+/// The table of tiles of `rows` rows, and `y_rq` with its tail set to 0.
+pub(super) fn launch(segments: &CubeTensor, y: &CubeTensor, rows: usize) -> CubeTensor {
+    let [r, q] = y.meta.shape().dims();
+    let tiles = count(r, segments.meta.shape()[0] - 1, rows);
+    let table = empty(y, [tiles * ENTRY], segments.dtype);
+    // A few writes for each unit: the tail is mostly short.
+    let (count, dim) = over_items(&y.client, tiles.max(r * q / 64));
+    unsafe {
+        prepare::launch_unchecked(
+            &y.client,
+            count,
+            dim,
+            address_type([y]),
+            vector_size(&y.client, q, y.dtype),
+            segments.clone().into_buffer_arg(),
+            table.clone().into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            q,
+            rows,
+            dtype_to_elem_type(y.dtype),
+        );
+    }
+    table
+}

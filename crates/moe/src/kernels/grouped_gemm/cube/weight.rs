@@ -1,0 +1,80 @@
+//! The gradient of the matrices: `dW[e] = x[rows of e]^T dy[rows of e]`, a sum over rows whose number differs from expert to expert.
+//!
+//! ```text
+//!  grid z: experts                  rows k of x            rows k of dy
+//!  grid x, y: tiles of dW[e]       +--------------+       +--------------+
+//!                                  |    |####|    |       | |####|       |  segments[e]
+//!       dW[e]   q                  |    |####|    |   x   | |####|       |  in steps of DEPTH
+//!      +---------------+           |    |####|    |       | |####|       |  segments[e + 1]
+//!    p |    |####|     |           +--------------+       +--------------+
+//!      +---------------+                 p                      q
+//! ```
+//!
+//! Both inputs are read as they lie, a step of rows at a time, and the rows behind the segment's end count as 0. An expert without rows takes
+//! no step and writes zeros. One cube makes the whole sum of its tile: nothing is added up between cubes, so the result is the same in every run.
+//!
+//! [`simt`](sum) runs everywhere; its tile and registers are those of the [product](super::simt). [`tensor_cores`] takes
+//! bf16 and f16.
+
+use super::simt::{DEPTH, PAD};
+use super::simt::{Source, Units, multiply, stage, vector_size, write_sums, zero_sums};
+use crate::kernels::launch::{self, UNITS, address_type};
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn sum<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    d_y: &[Vector<F, N>],
+    segments: &[i32],
+    d_weight: &mut [Vector<F, N>],
+    p: usize,
+    q: usize,
+    #[comptime] units: Units,
+    #[define(F)] _dtype: ElemType,
+) {
+    let expert = CUBE_POS_Z as usize;
+    let (row, column) = (CUBE_POS_X as usize * units.tile_rows(), CUBE_POS_Y as usize * units.tile_columns());
+    let mut a = Shared::<[f32]>::new_aligned_slice(comptime!(DEPTH * (units.tile_rows() + PAD)), 16usize);
+    let mut b = Shared::<[f32]>::new_aligned_slice(comptime!(DEPTH * (units.tile_columns() + PAD)), 16usize);
+    let mut sums = zero_sums();
+    let end = segments[expert + 1] as usize;
+    let left = Source { offset: 0usize.runtime(), stride: p, rows: end, columns: p };
+    let right = Source { offset: 0usize.runtime(), stride: q, rows: end, columns: q };
+    let mut k = segments[expert] as usize;
+    while k < end {
+        stage(x, &left, k, row, &mut a, comptime!(units.tile_rows()), comptime!(units.count()));
+        stage(d_y, &right, k, column, &mut b, comptime!(units.tile_columns()), comptime!(units.count()));
+        sync_cube();
+        multiply(&a, &b, &mut sums, units);
+        sync_cube();
+        k += DEPTH;
+    }
+    let target = Source { offset: expert * p * q, stride: q, rows: p, columns: q };
+    write_sums(&sums, &target, row, column, d_weight, units);
+}
+
+/// `dW_epq`, on any device; all tensors are contiguous.
+pub(super) fn launch_simt(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_weight: &CubeTensor) {
+    let [e, p, q] = d_weight.meta.shape().dims();
+    let units = Units::new(launch::units(&x.client, UNITS));
+    let tiles = |length: usize, tile: usize| length.div_ceil(tile) as u32;
+    unsafe {
+        sum::launch_unchecked(
+            &x.client,
+            CubeCount::Static(tiles(p, units.tile_rows()), tiles(q, units.tile_columns()), e as u32),
+            units.cube_dim(),
+            address_type([x, d_y, d_weight]),
+            vector_size(x, [p, q]),
+            x.clone().into_buffer_arg(),
+            d_y.clone().into_buffer_arg(),
+            segments.clone().into_buffer_arg(),
+            d_weight.clone().into_buffer_arg(),
+            p,
+            q,
+            units,
+            dtype_to_elem_type(x.dtype),
+        );
+    }
+}

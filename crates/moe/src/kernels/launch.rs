@@ -1,0 +1,77 @@
+//! How the kernels are launched: units of a cube, cubes, widths of vectors, and new tensors.
+//!
+//! Kernels are written for any number of units and cubes: work is dealt out in strides. A GPU takes hundreds of units in a cube. On
+//! CubeCL's CPU runtime a unit is a thread that spins at barriers, so a cube has one unit there, and barriers compile away.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Units of a cube on a GPU, where there is work for them.
+pub(crate) const UNITS: usize = 256;
+
+/// Strided loops take what more cubes than this would have done.
+const CUBES: usize = 1 << 16;
+
+static CPU_UNITS: AtomicUsize = AtomicUsize::new(1);
+
+/// Sets the units of a cube on CubeCL's CPU runtime, for the whole process: 1 unless set, and 2 to test for races.
+pub fn set_cpu_units(units: usize) {
+    CPU_UNITS.store(units, Ordering::Relaxed);
+}
+
+/// Units for a cube with `work` for this many of them: a power of two.
+pub(crate) fn units(client: &Client, work: usize) -> usize {
+    let hardware = &client.properties().hardware;
+    if hardware.num_cpu_cores.is_some() {
+        return CPU_UNITS.load(Ordering::Relaxed).min(hardware.max_units_per_cube as usize);
+    }
+    let most = UNITS.min(hardware.max_units_per_cube as usize);
+    work.next_power_of_two().clamp(hardware.plane_size_min as usize, most)
+}
+
+/// Cubes and units for `items` that are one unit's work each.
+pub(crate) fn over_items(client: &Client, items: usize) -> (CubeCount, CubeDim) {
+    let units = units(client, items);
+    (cubes(items.div_ceil(units)), CubeDim::new_1d(units as u32))
+}
+
+/// Cubes and units for `rows` that are one cube's work each, a row being work for `lines` units.
+pub(crate) fn over_rows(client: &Client, rows: usize, lines: usize) -> (CubeCount, CubeDim) {
+    (cubes(rows), CubeDim::new_1d(units(client, lines) as u32))
+}
+
+fn cubes(count: usize) -> CubeCount {
+    CubeCount::Static(count.clamp(1, CUBES) as u32, 1, 1)
+}
+
+/// The widest vector that divides rows of `d` elements and that the device loads at once.
+pub(crate) fn vector_size(client: &Client, d: usize, dtype: DType) -> usize {
+    client.io_optimized_vector_sizes(dtype.size()).find(|size| d.is_multiple_of(*size)).unwrap_or(1)
+}
+
+/// Whether elements of these tensors are numbered in 32 or in 64 bits.
+pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
+    tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default()
+}
+
+/// The tensor of this dtype, contiguous.
+///
+/// # Panics
+/// If it is of another dtype.
+pub(crate) fn contiguous(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+    assert_eq!(
+        tensor.dtype, dtype,
+        "the operations of a mixture of experts take indices in i32, and scores and gates in f32"
+    );
+    into_contiguous(tensor)
+}
+
+/// A new contiguous tensor beside `like`, whose elements are not set.
+pub(crate) fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::from(shape), dtype)
+}

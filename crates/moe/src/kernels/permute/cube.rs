@@ -1,0 +1,240 @@
+//! The kernels of [`permute`](super): one cube a row, rows dealt out to cubes in strides.
+//!
+//! The units of a cube read neighbouring vectors of a row and look up its index once each. Every output is written once; only the
+//! gradient of a gate needs what other units have: a sum of one number a unit, through shared memory.
+
+use crate::kernels::launch::{address_type, contiguous, empty, over_rows, units, vector_size};
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::zeros_client;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+pub(crate) fn permute(x: CubeTensor, source: CubeTensor) -> CubeTensor {
+    let ([n, d], [r], dtype) = (x.shape().dims(), source.shape().dims(), x.dtype);
+    if n == 0 {
+        return zeros_client(x.client.clone(), x.device.clone(), [r, d].into(), dtype);
+    }
+    let (x, source) = (into_contiguous(x), contiguous(source, DType::I32));
+    let rows = empty(&x, [r, d], dtype);
+    if r * d > 0 {
+        let vector = vector_size(&x.client, d, dtype);
+        let (count, dim) = over_rows(&x.client, r, d / vector);
+        permute_kernel::launch(
+            &x.client.clone(),
+            count,
+            dim,
+            address_type([&x, &rows]),
+            vector,
+            x.into_buffer_arg(),
+            source.into_buffer_arg(),
+            rows.clone().into_buffer_arg(),
+            n,
+            r,
+            d / vector,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    rows
+}
+
+/// `width` is that of a row in vectors.
+#[cube(launch, address_type = "dynamic")]
+fn permute_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    source: &[i32],
+    rows: &mut [Vector<F, N>],
+    n: usize,
+    r: usize,
+    width: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut row = CUBE_POS;
+    while row < r {
+        let p = source[row];
+        let mut i = UNIT_POS as usize;
+        while i < width {
+            let mut value = Vector::<F, N>::new(F::new(0.0f32));
+            if p >= 0i32 {
+                value = x[p as usize % n * width + i];
+            }
+            rows[row * width + i] = value;
+            i += CUBE_DIM as usize;
+        }
+        row += CUBE_COUNT;
+    }
+}
+
+/// Without gates all of them are 1: the backward of [`permute`].
+pub(crate) fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, slot: CubeTensor) -> CubeTensor {
+    let ([r, d], [k, n], dtype) = (y.shape().dims(), slot.shape().dims(), y.dtype);
+    if r == 0 {
+        return zeros_client(y.client.clone(), y.device.clone(), [n, d].into(), dtype);
+    }
+    let (y, slot) = (into_contiguous(y), contiguous(slot, DType::I32));
+    let tokens = empty(&y, [n, d], dtype);
+    if n * d > 0 {
+        let vector = vector_size(&y.client, d, dtype);
+        let (count, dim) = over_rows(&y.client, n, d / vector);
+        let gates = gates.map(|gates| contiguous(gates, DType::F32).into_buffer_arg());
+        unpermute_kernel::launch(
+            &y.client.clone(),
+            count,
+            dim,
+            address_type([&y, &tokens]),
+            vector,
+            y.into_buffer_arg(),
+            gates.into(),
+            slot.into_buffer_arg(),
+            tokens.clone().into_buffer_arg(),
+            n,
+            k,
+            d / vector,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    tokens
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn unpermute_kernel<F: Float, N: Size>(
+    y: &[Vector<F, N>],
+    gates: ComptimeOption<&[f32]>,
+    slot: &[i32],
+    tokens: &mut [Vector<F, N>],
+    n: usize,
+    k: usize,
+    width: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut token = CUBE_POS;
+    while token < n {
+        let mut i = UNIT_POS as usize;
+        while i < width {
+            let mut sum = Vector::<f32, N>::new(0.0f32);
+            for j in 0..k {
+                let row = slot[j * n + token];
+                if row >= 0i32 {
+                    let value = Vector::<f32, N>::cast_from(y[row as usize * width + i]);
+                    #[comptime]
+                    match &gates {
+                        ComptimeOption::Some(gates) => sum += Vector::new(gates[j * n + token]) * value,
+                        ComptimeOption::None => sum += value,
+                    }
+                }
+            }
+            tokens[token * width + i] = Vector::cast_from(sum);
+            i += CUBE_DIM as usize;
+        }
+        token += CUBE_COUNT;
+    }
+}
+
+/// The gradients of rows and gates, in one pass over the rows: `slot` and `source` are each other's inverse.
+pub(crate) fn unpermute_backward(
+    y: CubeTensor,
+    gates: CubeTensor,
+    source: CubeTensor,
+    slot: CubeTensor,
+    d_y: CubeTensor,
+) -> (CubeTensor, CubeTensor) {
+    let ([r, d], [k, n], dtype) = (y.shape().dims(), slot.shape().dims(), y.dtype);
+    if r * d * k * n == 0 {
+        let zeros = |shape: [usize; 2], dtype| zeros_client(y.client.clone(), y.device.clone(), shape.into(), dtype);
+        return (zeros([r, d], dtype), zeros([k, n], DType::F32));
+    }
+    let (y, d_y, gates) = (into_contiguous(y), into_contiguous(d_y), contiguous(gates, DType::F32));
+    let (source, slot) = (contiguous(source, DType::I32), contiguous(slot, DType::I32));
+    let (d_rows, d_gates) = (empty(&y, [r, d], dtype), empty(&y, [k, n], DType::F32));
+    let vector = vector_size(&y.client, d, dtype);
+    let units = units(&y.client, d / vector);
+    let (count, _) = over_rows(&y.client, r, d / vector);
+    unpermute_backward_kernel::launch(
+        &y.client.clone(),
+        count,
+        CubeDim::new_1d(units as u32),
+        address_type([&y, &d_y]),
+        vector,
+        y.into_buffer_arg(),
+        gates.into_buffer_arg(),
+        source.into_buffer_arg(),
+        slot.into_buffer_arg(),
+        d_y.into_buffer_arg(),
+        d_rows.clone().into_buffer_arg(),
+        d_gates.clone().into_buffer_arg(),
+        n,
+        r,
+        n * k,
+        d / vector,
+        units,
+        dtype_to_elem_type(dtype),
+    );
+    (d_rows, d_gates)
+}
+
+/// The cube of row `r` writes the gradients of the row and of the gate of its assignment; gates of dropped assignments are nobody's
+/// and are set to 0 beside it.
+#[cube(launch, address_type = "dynamic")]
+fn unpermute_backward_kernel<F: Float, N: Size>(
+    y: &[Vector<F, N>],
+    gates: &[f32],
+    source: &[i32],
+    slot: &[i32],
+    d_y: &[Vector<F, N>],
+    d_rows: &mut [Vector<F, N>],
+    d_gates: &mut [f32],
+    n: usize,
+    r: usize,
+    assignments: usize,
+    width: usize,
+    #[comptime] units: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let unit = UNIT_POS as usize;
+    let mut p = ABSOLUTE_POS;
+    while p < assignments {
+        if slot[p] < 0i32 {
+            d_gates[p] = 0.0f32;
+        }
+        p += CUBE_COUNT * units;
+    }
+
+    let mut partial = Shared::<[f32]>::new_slice(units);
+    let mut row = CUBE_POS;
+    while row < r {
+        let p = source[row];
+        let mut lanes = Vector::<f32, N>::new(0.0f32);
+        let mut i = unit;
+        while i < width {
+            let mut value = Vector::<F, N>::new(F::new(0.0f32));
+            if p >= 0i32 {
+                let dy = Vector::<f32, N>::cast_from(d_y[p as usize % n * width + i]);
+                lanes += dy * Vector::<f32, N>::cast_from(y[row * width + i]);
+                value = Vector::cast_from(Vector::new(gates[p as usize]) * dy);
+            }
+            d_rows[row * width + i] = value;
+            i += units;
+        }
+
+        partial[unit] = lanes.vector_sum();
+        // Halves of the units add what the other halves have: the same tree at every run.
+        #[unroll]
+        for level in 0..comptime!(units.ilog2() as usize) {
+            let half = comptime!(units >> (level + 1));
+            sync_cube();
+            if unit < half {
+                partial[unit] += partial[unit + half];
+            }
+        }
+        if unit == 0usize && p >= 0i32 {
+            d_gates[p as usize] = partial[0];
+        }
+        // The next row's numbers must not overtake the sum of this one's.
+        if comptime!(units > 1) {
+            sync_cube();
+        }
+        row += CUBE_COUNT;
+    }
+}

@@ -1,0 +1,316 @@
+//! The kernels of [`route`](super): one unit a token, tokens dealt out in strides.
+//!
+//! A unit reads its token's row of scores some times over (neighbours in memory, so the cache holds them) and writes its own row or its
+//! column of outputs; nothing is shared between units. Choices are counted by one cube a sequence, in shared memory.
+
+mod select;
+
+pub(crate) use select::select_experts;
+
+use super::{GateRule, TINY};
+use crate::ScoreFunc;
+use crate::kernels::launch::{contiguous, empty, over_items, over_rows, units};
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
+use burn_cubecl::ops::numeric::zeros_client;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+pub(crate) fn scores(logits: CubeTensor, func: ScoreFunc) -> CubeTensor {
+    let ([n, e], logits) = (logits.shape().dims(), contiguous(logits, DType::F32));
+    let scores = empty(&logits, [n, e], DType::F32);
+    if n > 0 {
+        let (count, dim) = over_items(&logits.client, n);
+        let client = logits.client.clone();
+        let (input, output) = (logits.into_buffer_arg(), scores.clone().into_buffer_arg());
+        scores_kernel::launch(&client, count, dim, input, output, n, e, func == ScoreFunc::Softmax);
+    }
+    scores
+}
+
+#[cube(launch)]
+fn scores_kernel(logits: &[f32], scores: &mut [f32], n: usize, e: usize, #[comptime] softmax: bool) {
+    let mut token = ABSOLUTE_POS;
+    while token < n {
+        let row = token * e;
+        if comptime!(softmax) {
+            let mut largest = logits[row];
+            for i in 1..e {
+                largest = max(largest, logits[row + i]);
+            }
+            let mut sum = 0.0f32;
+            for i in 0..e {
+                let s = (logits[row + i] - largest).exp();
+                scores[row + i] = s;
+                sum += s;
+            }
+            for i in 0..e {
+                scores[row + i] /= sum;
+            }
+        } else {
+            for i in 0..e {
+                scores[row + i] = 1.0f32 / (1.0f32 + (-logits[row + i]).exp());
+            }
+        }
+        token += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+pub(crate) fn scores_backward(scores: CubeTensor, d_scores: CubeTensor, func: ScoreFunc) -> CubeTensor {
+    let [n, e] = scores.shape().dims();
+    let (scores, d_scores) = (contiguous(scores, DType::F32), contiguous(d_scores, DType::F32));
+    let d_logits = empty(&scores, [n, e], DType::F32);
+    if n > 0 {
+        let (count, dim) = over_items(&scores.client, n);
+        scores_backward_kernel::launch(
+            &scores.client.clone(),
+            count,
+            dim,
+            scores.into_buffer_arg(),
+            d_scores.into_buffer_arg(),
+            d_logits.clone().into_buffer_arg(),
+            n,
+            e,
+            func == ScoreFunc::Softmax,
+        );
+    }
+    d_logits
+}
+
+#[cube(launch)]
+fn scores_backward_kernel(
+    scores: &[f32],
+    d_scores: &[f32],
+    d_logits: &mut [f32],
+    n: usize,
+    e: usize,
+    #[comptime] softmax: bool,
+) {
+    let mut token = ABSOLUTE_POS;
+    while token < n {
+        let row = token * e;
+        if comptime!(softmax) {
+            let mut dot = 0.0f32;
+            for i in row..row + e {
+                dot += scores[i] * d_scores[i];
+            }
+            for i in row..row + e {
+                d_logits[i] = scores[i] * (d_scores[i] - dot);
+            }
+        } else {
+            for i in row..row + e {
+                d_logits[i] = d_scores[i] * scores[i] * (1.0f32 - scores[i]);
+            }
+        }
+        token += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+pub(crate) fn gates(scores: CubeTensor, experts: CubeTensor, rule: GateRule) -> CubeTensor {
+    let ([n, e], [k, _]) = (scores.shape().dims(), experts.shape().dims::<2>());
+    let (scores, experts) = (contiguous(scores, DType::F32), contiguous(experts, DType::I32));
+    let gates = empty(&scores, [k, n], DType::F32);
+    if n > 0 {
+        let (count, dim) = over_items(&scores.client, n);
+        gates_kernel::launch(
+            &scores.client.clone(),
+            count,
+            dim,
+            scores.into_buffer_arg(),
+            experts.into_buffer_arg(),
+            gates.clone().into_buffer_arg(),
+            n,
+            e,
+            k,
+            rule.scale,
+            rule.normalise,
+        );
+    }
+    gates
+}
+
+#[cube(launch)]
+fn gates_kernel(
+    scores: &[f32],
+    experts: &[i32],
+    gates: &mut [f32],
+    n: usize,
+    e: usize,
+    k: usize,
+    scale: f32,
+    #[comptime] normalise: bool,
+) {
+    let mut token = ABSOLUTE_POS;
+    while token < n {
+        let sum = score_sum(scores, experts, token, n, e, k, normalise);
+        for j in 0..k {
+            let expert = experts[j * n + token];
+            let mut gate = 0.0f32;
+            if expert >= 0i32 {
+                gate = scores[token * e + expert as usize] / sum * scale;
+            }
+            gates[j * n + token] = gate;
+        }
+        token += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// What the scores of the token's experts are divided by.
+#[cube]
+fn score_sum(
+    scores: &[f32],
+    experts: &[i32],
+    token: usize,
+    n: usize,
+    e: usize,
+    k: usize,
+    #[comptime] normalise: bool,
+) -> f32 {
+    let mut sum = 1.0f32;
+    if comptime!(normalise) {
+        sum = 0.0f32;
+        for j in 0..k {
+            let expert = experts[j * n + token];
+            if expert >= 0i32 {
+                sum += scores[token * e + expert as usize];
+            }
+        }
+        sum += comptime!(TINY);
+    }
+    sum
+}
+
+pub(crate) fn gates_backward(
+    scores: CubeTensor,
+    experts: CubeTensor,
+    d_gates: CubeTensor,
+    rule: GateRule,
+) -> CubeTensor {
+    let ([n, e], [k, _]) = (scores.shape().dims(), experts.shape().dims::<2>());
+    let (scores, d_gates) = (contiguous(scores, DType::F32), contiguous(d_gates, DType::F32));
+    let experts = contiguous(experts, DType::I32);
+    let d_scores = empty(&scores, [n, e], DType::F32);
+    if n > 0 {
+        let (count, dim) = over_items(&scores.client, n);
+        gates_backward_kernel::launch(
+            &scores.client.clone(),
+            count,
+            dim,
+            scores.into_buffer_arg(),
+            experts.into_buffer_arg(),
+            d_gates.into_buffer_arg(),
+            d_scores.clone().into_buffer_arg(),
+            n,
+            e,
+            k,
+            rule.scale,
+            rule.normalise,
+        );
+    }
+    d_scores
+}
+
+/// The row of a token is its unit's own: it sets the row to 0 and adds the gradients of the k chosen scores.
+#[cube(launch)]
+fn gates_backward_kernel(
+    scores: &[f32],
+    experts: &[i32],
+    d_gates: &[f32],
+    d_scores: &mut [f32],
+    n: usize,
+    e: usize,
+    k: usize,
+    scale: f32,
+    #[comptime] normalise: bool,
+) {
+    let mut token = ABSOLUTE_POS;
+    while token < n {
+        let row = token * e;
+        for i in row..row + e {
+            d_scores[i] = 0.0f32;
+        }
+        let sum = score_sum(scores, experts, token, n, e, k, normalise);
+        let mut share = 0.0f32;
+        if comptime!(normalise) {
+            for j in 0..k {
+                let expert = experts[j * n + token];
+                if expert >= 0i32 {
+                    share += d_gates[j * n + token] * scores[row + expert as usize] / sum;
+                }
+            }
+        }
+        for j in 0..k {
+            let expert = experts[j * n + token];
+            if expert >= 0i32 {
+                d_scores[row + expert as usize] += scale / sum * (d_gates[j * n + token] - share);
+            }
+        }
+        token += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+pub(crate) fn count(experts: CubeTensor, groups: usize, e: usize) -> CubeTensor {
+    let ([k, n], experts) = (experts.shape().dims(), contiguous(experts, DType::I32));
+    if n * k == 0 {
+        return zeros_client(experts.client.clone(), experts.device.clone(), [groups, e].into(), DType::I32);
+    }
+    let counts = empty(&experts, [groups, e], DType::I32);
+    let units = units(&experts.client, n / groups * k);
+    let (cubes, dim) = over_rows(&experts.client, groups, units);
+    count_kernel::launch(
+        &experts.client.clone(),
+        cubes,
+        dim,
+        experts.into_buffer_arg(),
+        counts.clone().into_buffer_arg(),
+        n,
+        k,
+        e,
+        groups,
+        e.next_power_of_two(),
+        units,
+    );
+    counts
+}
+
+/// Integers are the same however atomics order their sum.
+#[cube(launch)]
+fn count_kernel(
+    experts: &[i32],
+    counts: &mut [i32],
+    n: usize,
+    k: usize,
+    e: usize,
+    groups: usize,
+    #[comptime] table: usize,
+    #[comptime] units: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let tokens = n / groups;
+    let count = Shared::<[Atomic<i32>]>::new_slice(table);
+    let mut group = CUBE_POS;
+    while group < groups {
+        let mut expert = unit;
+        while expert < e {
+            count[expert].store(0i32);
+            expert += units;
+        }
+        sync_cube();
+        let mut i = unit;
+        while i < tokens * k {
+            let expert = experts[i / tokens * n + group * tokens + i % tokens];
+            if expert >= 0i32 {
+                count[expert as usize].fetch_add(1i32);
+            }
+            i += units;
+        }
+        sync_cube();
+        let mut expert = unit;
+        while expert < e {
+            counts[group * e + expert] = count[expert].load();
+            expert += units;
+        }
+        // A unit clears for the next group only what it has read itself.
+        group += CUBE_COUNT;
+    }
+}

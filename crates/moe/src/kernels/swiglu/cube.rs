@@ -1,0 +1,102 @@
+//! The kernels of [`swiglu`](super): one unit a vector of elements, vectors dealt out in strides.
+//!
+//! Inputs are read and outputs written once, in vectors as wide as the device loads.
+
+use crate::kernels::launch::{address_type, empty, over_items, vector_size};
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+pub(crate) fn swiglu(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
+    let ([r, h], dtype) = (gate.shape().dims(), gate.dtype);
+    let (gate, up) = (into_contiguous(gate), into_contiguous(up));
+    let y = empty(&gate, [r, h], dtype);
+    if r * h > 0 {
+        let vector = vector_size(&gate.client, r * h, dtype);
+        let (count, dim) = over_items(&gate.client, r * h / vector);
+        swiglu_kernel::launch(
+            &gate.client.clone(),
+            count,
+            dim,
+            address_type([&gate]),
+            vector,
+            gate.into_buffer_arg(),
+            up.into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            r * h / vector,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    y
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn swiglu_kernel<F: Float, N: Size>(
+    gate: &[Vector<F, N>],
+    up: &[Vector<F, N>],
+    y: &mut [Vector<F, N>],
+    vectors: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut i = ABSOLUTE_POS;
+    while i < vectors {
+        let g = Vector::<f32, N>::cast_from(gate[i]);
+        y[i] = Vector::cast_from(g * sigmoid(g) * Vector::<f32, N>::cast_from(up[i]));
+        i += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+#[cube]
+fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
+    let one = Vector::<f32, N>::new(1.0f32);
+    one / (one + (-x).exp())
+}
+
+pub(crate) fn swiglu_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTensor) -> (CubeTensor, CubeTensor) {
+    let ([r, h], dtype) = (gate.shape().dims(), gate.dtype);
+    let (gate, up, d_y) = (into_contiguous(gate), into_contiguous(up), into_contiguous(d_y));
+    let (d_gate, d_up) = (empty(&gate, [r, h], dtype), empty(&gate, [r, h], dtype));
+    if r * h > 0 {
+        let vector = vector_size(&gate.client, r * h, dtype);
+        let (count, dim) = over_items(&gate.client, r * h / vector);
+        swiglu_backward_kernel::launch(
+            &gate.client.clone(),
+            count,
+            dim,
+            address_type([&gate]),
+            vector,
+            gate.into_buffer_arg(),
+            up.into_buffer_arg(),
+            d_y.into_buffer_arg(),
+            d_gate.clone().into_buffer_arg(),
+            d_up.clone().into_buffer_arg(),
+            r * h / vector,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    (d_gate, d_up)
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn swiglu_backward_kernel<F: Float, N: Size>(
+    gate: &[Vector<F, N>],
+    up: &[Vector<F, N>],
+    d_y: &[Vector<F, N>],
+    d_gate: &mut [Vector<F, N>],
+    d_up: &mut [Vector<F, N>],
+    vectors: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut i = ABSOLUTE_POS;
+    while i < vectors {
+        let g = Vector::<f32, N>::cast_from(gate[i]);
+        let dy = Vector::<f32, N>::cast_from(d_y[i]);
+        let s = sigmoid(g);
+        let slope = s + g * s * (Vector::<f32, N>::new(1.0f32) - s);
+        d_gate[i] = Vector::cast_from(dy * Vector::<f32, N>::cast_from(up[i]) * slope);
+        d_up[i] = Vector::cast_from(dy * g * s);
+        i += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}

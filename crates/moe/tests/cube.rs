@@ -1,0 +1,354 @@
+//! The kernels on CubeCL's CPU runtime, with one and two units a cube, against the plain Rust: indices exactly, numbers to rounding.
+#![cfg(feature = "cpu-jit")]
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use moe::ScoreFunc;
+use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
+use moe::kernels::launch::set_cpu_units;
+use moe::kernels::permute::{permute, unpermute};
+use moe::kernels::reroute::{RerouteRule, reroute};
+use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, select};
+use moe::kernels::swiglu::swiglu;
+use std::sync::Mutex;
+
+/// What an operation gave.
+enum Output {
+    Ints(Vec<i64>),
+    /// With the dtype that they were rounded to.
+    Floats(Vec<f32>, DType),
+}
+
+fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Output {
+    assert_eq!(tensor.dtype(), DType::I32);
+    Output::Ints(tensor.into_data().iter::<i64>().collect())
+}
+
+fn floats<const D: usize>(tensor: Tensor<D>) -> Output {
+    let dtype = tensor.dtype();
+    Output::Floats(tensor.into_data().iter::<f32>().collect(), dtype)
+}
+
+/// The outputs on the CPU runtime are those on flex.
+fn agree(case: &str, run: impl Fn(&Device) -> Vec<Output>) {
+    static UNITS: Mutex<()> = Mutex::new(());
+    let expected = run(&Device::flex());
+    for units in [1, 2] {
+        let outputs = {
+            let _held = UNITS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            set_cpu_units(units);
+            run(&Device::cpu())
+        };
+        assert_eq!(outputs.len(), expected.len());
+        for (i, (output, expected)) in outputs.iter().zip(&expected).enumerate() {
+            match (output, expected) {
+                (Output::Ints(output), Output::Ints(expected)) => {
+                    assert_eq!(output, expected, "{case}, output {i}, {units} units");
+                }
+                (Output::Floats(output, _), Output::Floats(expected, dtype)) => {
+                    assert_eq!(output.len(), expected.len(), "{case}, output {i}, {units} units");
+                    let tolerance = match dtype {
+                        DType::BF16 => 1.0 / 128.0,
+                        DType::F16 => 1.0 / 1024.0,
+                        _ => 4e-6,
+                    };
+                    for (at, (x, y)) in output.iter().zip(expected).enumerate() {
+                        let near = (x - y).abs() <= tolerance * y.abs().max(1.0);
+                        assert!(near, "{case}, output {i}, {units} units: {x} for {y} at {at}");
+                    }
+                }
+                _ => panic!("{case}, output {i}: integers and numbers"),
+            }
+        }
+    }
+}
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % bound
+    }
+
+    /// In -2..2, in steps of `1 / steps`.
+    fn floats(&mut self, len: usize, steps: usize) -> Vec<f32> {
+        (0..len).map(|_| self.below(4 * steps) as f32 / steps as f32 - 2.0).collect()
+    }
+
+    /// The first `k` of the experts shuffled, for each of `n` tokens: `[k, n]`. One in `holes` is -1.
+    fn experts(&mut self, k: usize, n: usize, e: usize, holes: usize) -> Vec<i32> {
+        let mut experts = vec![-1; k * n];
+        for token in 0..n {
+            let mut all: Vec<i32> = (0..e as i32).collect();
+            for j in 0..k {
+                all.swap(j, j + self.below(e - j));
+                experts[j * n + token] = if self.below(holes) == 0 { -1 } else { all[j] };
+            }
+        }
+        experts
+    }
+}
+
+const NO_HOLES: usize = usize::MAX;
+
+fn float<const D: usize>(values: &[f32], shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape).convert_dtype(dtype), (device, dtype))
+}
+
+fn int<const D: usize>(values: &[i32], shape: [usize; D], device: &Device) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape), (device, DType::I32))
+}
+
+fn f32s<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) -> Tensor<D> {
+    float(values, shape, DType::F32, device)
+}
+
+#[test]
+fn scores_and_their_gradients_agree() {
+    let mut random = Random(1);
+    for [n, e] in [[0, 4], [1, 1], [1, 8], [67, 5], [9, 256]] {
+        let (logits, weight) = (random.floats(n * e, 64), random.floats(n * e, 64));
+        for func in [ScoreFunc::Softmax, ScoreFunc::Sigmoid] {
+            agree(&format!("scores {func:?} n={n} e={e}"), |device| {
+                let logits = f32s(&logits, [n, e], &device.clone().autodiff()).require_grad();
+                let scores = scores(logits.clone(), func);
+                let weighted = scores.clone() * f32s(&weight, [n, e], &device.clone().autodiff());
+                vec![floats(scores), floats(logits.grad(&weighted.backward()).unwrap())]
+            });
+        }
+    }
+}
+
+fn plain(candidates: usize) -> SelectRule {
+    SelectRule { candidates, n_group: 1, topk_group: 1, group_best: 1, mask: 0.0, noise: None }
+}
+
+/// `steps` of scores and biases are few where ties are wanted.
+fn choices_agree(n: usize, e: usize, steps: usize, rule: SelectRule) {
+    let mut random = Random((n * e + rule.candidates) as u64);
+    let (scores, bias) = (random.floats(n * e, steps), random.floats(e, steps));
+    agree(&format!("select n={n} e={e} {rule:?}"), |device| {
+        vec![ints(select(f32s(&scores, [n, e], device), f32s(&bias, [e], device), rule))]
+    });
+}
+
+#[test]
+fn choices_agree_with_many_equal_scores() {
+    for candidates in 1..=8 {
+        choices_agree(33, 8, 2, plain(candidates));
+    }
+    for n in [0, 1, 70] {
+        choices_agree(n, 1, 2, plain(1));
+        choices_agree(n, 16, 1, plain(16));
+        choices_agree(n, 256, 4, plain(8));
+    }
+}
+
+#[test]
+fn choices_inside_groups_agree() {
+    for (group_best, mask) in [(1, f32::NEG_INFINITY), (2, f32::NEG_INFINITY), (2, 0.0), (1, 0.0)] {
+        let rule = SelectRule { n_group: 4, topk_group: 2, group_best, mask, ..plain(6) };
+        choices_agree(40, 16, 2, rule);
+        choices_agree(5, 256, 64, rule);
+        // More than the chosen groups have: the rest are masked experts, the lowest numbers first.
+        choices_agree(21, 8, 2, rule);
+        choices_agree(9, 4, 2, SelectRule { candidates: 3, ..rule });
+    }
+}
+
+#[test]
+fn choices_by_noise_agree() {
+    let noise = Noise { amplitude: 1.3, key: 0xdead_beef, first_row: u32::MAX - 1, seq_len: 7 };
+    for (e, amplitude) in [(256, 1.3), (64, 1e-3), (8, 0.37)] {
+        let rule = SelectRule { noise: Some(Noise { amplitude, ..noise }), ..plain(8) };
+        choices_agree(35, e, 2, rule);
+        choices_agree(
+            35,
+            e,
+            2,
+            SelectRule { n_group: 4, topk_group: 2, group_best: 2, mask: f32::NEG_INFINITY, ..rule },
+        );
+    }
+}
+
+#[test]
+fn gates_and_their_gradients_agree() {
+    let mut random = Random(2);
+    for ([k, n, e], holes) in [
+        ([1, 1, 1], NO_HOLES),
+        ([2, 33, 8], NO_HOLES),
+        ([8, 70, 8], 5),
+        ([8, 5, 256], 3),
+        ([3, 4, 3], 1),
+        ([2, 0, 4], NO_HOLES),
+    ] {
+        let experts = random.experts(k, n, e, holes);
+        let scores: Vec<f32> = random.floats(n * e, 64).iter().map(|x| x.abs() + 0.1).collect();
+        let weight = random.floats(n * k, 64);
+        for normalise in [true, false] {
+            agree(&format!("gates k={k} n={n} e={e} normalise={normalise}"), |device| {
+                let ad = device.clone().autodiff();
+                let scores = f32s(&scores, [n, e], &ad).require_grad();
+                let gates = gates(scores.clone(), int(&experts, [k, n], &ad), GateRule { normalise, scale: 2.5 });
+                let weighted = gates.clone() * f32s(&weight, [k, n], &ad);
+                vec![floats(gates), floats(scores.grad(&weighted.backward()).unwrap())]
+            });
+        }
+    }
+}
+
+#[test]
+fn counts_agree() {
+    let mut random = Random(3);
+    for ([k, n, e], groups) in [([1, 1, 1], 1), ([2, 24, 8], 3), ([8, 40, 256], 1), ([3, 70, 7], 70), ([2, 0, 4], 2)] {
+        let experts = random.experts(k, n, e, 6);
+        agree(&format!("count k={k} n={n} e={e} groups={groups}"), |device| {
+            vec![ints(count(int(&experts, [k, n], device), groups, e))]
+        });
+    }
+}
+
+#[test]
+fn rerouting_agrees() {
+    let mut random = Random(4);
+    for ([top_k, c, n, experts], groups, capacity) in [
+        ([1, 1, 1, 1], 1, 1),
+        ([1, 3, 12, 3], 1, 4),
+        ([2, 6, 24, 8], 3, 2),
+        ([2, 2, 24, 8], 2, 1),
+        ([8, 16, 40, 256], 2, 1),
+        ([4, 8, 30, 8], 1, 11),
+        ([2, 4, 10, 8], 1, 0),
+        ([2, 4, 10, 8], 1, usize::MAX),
+        ([2, 4, 0, 8], 2, 3),
+        ([3, 5, 66, 5], 66, 1),
+    ] {
+        let candidates = random.experts(c, n, experts, NO_HOLES);
+        for order in [Order::Choice, Order::Token] {
+            let rule = RerouteRule { top_k, experts, groups, capacity, order };
+            agree(&format!("reroute n={n} c={c} {rule:?}"), |device| {
+                vec![ints(reroute(int(&candidates, [c, n], device), rule))]
+            });
+        }
+    }
+}
+
+#[test]
+fn rows_agree() {
+    let mut random = Random(5);
+    for ([k, n, experts], groups, holes) in [
+        ([1, 1, 1], 1, NO_HOLES),
+        ([1, 0, 1], 1, NO_HOLES),
+        ([2, 0, 8], 3, NO_HOLES),
+        ([1, 200, 1], 2, NO_HOLES),
+        ([2, 3, 3], 1, NO_HOLES),
+        ([8, 90, 8], 3, 7),
+        ([2, 600, 5], 1, NO_HOLES),
+        ([2, 36, 8], 36, 4),
+        ([8, 70, 256], 2, NO_HOLES),
+        ([3, 20, 7], 1, 1),
+    ] {
+        let chosen = random.experts(k, n, experts, holes);
+        for order in [Order::Choice, Order::Token] {
+            let tokens = n / groups;
+            let capacities = [Some(0), Some(1), Some((tokens * k).div_ceil(experts)), Some(tokens * k + 3)];
+            for (capacity, layout) in capacities
+                .into_iter()
+                .flat_map(|capacity| [Layout::Capacity, Layout::Sorted { tile: 4 }].map(|layout| (capacity, layout)))
+                .chain([Layout::Sorted { tile: 1 }, Layout::Sorted { tile: 128 }].map(|layout| (None, layout)))
+            {
+                let rule = DispatchRule { experts, groups, capacity, order, layout };
+                agree(&format!("dispatch k={k} n={n} {rule:?}"), |device| {
+                    let placed = dispatch(int(&chosen, [k, n], device), rule);
+                    vec![ints(placed.slot_kn), ints(placed.source_r), ints(placed.segments), ints(placed.kept_e)]
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_tokens_and_their_gradients_agree() {
+    let mut random = Random(6);
+    for ([k, n, experts, d], capacity, dtypes) in [
+        ([1, 1, 1, 1], None, &[DType::F32][..]),
+        ([2, 33, 8, 3], Some(3), &[DType::F32]),
+        ([2, 33, 8, 48], Some(9), &[DType::F32, DType::BF16, DType::F16]),
+        ([8, 20, 8, 64], None, &[DType::F32, DType::BF16]),
+        ([3, 17, 5, 200], None, &[DType::F32, DType::BF16]),
+        ([2, 9, 4, 16], Some(0), &[DType::F32]),
+        ([2, 0, 4, 16], None, &[DType::F32]),
+    ] {
+        let chosen = random.experts(k, n, experts, 9);
+        let layout = Layout::Sorted { tile: 4 };
+        let rule = DispatchRule { experts, groups: 1, capacity, order: Order::Choice, layout };
+        let r = rule.rows(n, k);
+        let (x, y, gates) = (random.floats(n * d, 32), random.floats(r * d, 32), random.floats(k * n, 32));
+        let (row_weight, token_weight) = (random.floats(r * d, 32), random.floats(n * d, 32));
+        for dtype in dtypes {
+            agree(&format!("permute k={k} n={n} d={d} r={r} {dtype:?}"), |device| {
+                let ad = &device.clone().autodiff();
+                let to: Dispatched = dispatch(int(&chosen, [k, n], ad), rule);
+                let x = float(&x, [n, d], *dtype, ad).require_grad();
+                let rows = permute(x.clone(), &to);
+                let d_x = x.grad(&(rows.clone() * float(&row_weight, [r, d], *dtype, ad)).backward()).unwrap();
+
+                let y = float(&y, [r, d], *dtype, ad).require_grad();
+                let gates = f32s(&gates, [k, n], ad).require_grad();
+                let tokens = unpermute(y.clone(), gates.clone(), &to);
+                let gradients = (tokens.clone() * float(&token_weight, [n, d], *dtype, ad)).backward();
+                let (d_y, d_gates) = (y.grad(&gradients).unwrap(), gates.grad(&gradients).unwrap());
+                assert_eq!(d_gates.dtype(), DType::F32);
+                vec![floats(rows), floats(d_x), floats(tokens), floats(d_y), floats(d_gates)]
+            });
+        }
+    }
+}
+
+#[test]
+fn swiglu_and_its_gradients_agree() {
+    let mut random = Random(7);
+    for ([r, h], dtypes) in [
+        ([0, 8], &[DType::F32][..]),
+        ([1, 1], &[DType::F32]),
+        ([3, 5], &[DType::F32]),
+        ([7, 48], &[DType::F32, DType::BF16, DType::F16]),
+        ([130, 64], &[DType::F32, DType::BF16]),
+    ] {
+        let [gate, up, weight] = [(); 3].map(|()| random.floats(r * h, 32));
+        let gate: Vec<f32> = gate.iter().map(|x| x * 8.0).collect();
+        for dtype in dtypes {
+            agree(&format!("swiglu r={r} h={h} {dtype:?}"), |device| {
+                let ad = &device.clone().autodiff();
+                let tensor = |values: &[f32]| float(values, [r, h], *dtype, ad);
+                let (gate, up) = (tensor(&gate).require_grad(), tensor(&up).require_grad());
+                let y = swiglu(gate.clone(), up.clone());
+                let gradients = (y.clone() * tensor(&weight)).backward();
+                vec![floats(y), floats(gate.grad(&gradients).unwrap()), floats(up.grad(&gradients).unwrap())]
+            });
+        }
+    }
+}
+
+#[test]
+fn inputs_that_are_not_contiguous_agree() {
+    let mut random = Random(8);
+    let ([k, n, e, d], rule) = ([2, 12, 4, 8], plain(2));
+    let (scores, x, chosen) = (random.floats(n * e, 64), random.floats(n * d, 64), random.experts(k, n, e, 5));
+    let layout = Layout::Sorted { tile: 1 };
+    let to = DispatchRule { experts: e, groups: 1, capacity: None, order: Order::Token, layout };
+    agree("transposed and sliced inputs", |device| {
+        let scores_ne = f32s(&scores, [e, n], device).transpose();
+        let experts_kn = int(&chosen, [n, k], device).transpose();
+        let x_nd = f32s(&x, [d, n], device).transpose();
+        let placed = dispatch(experts_kn.clone(), to);
+        let half = f32s(&x, [n, d], device).slice([3..7, 0..d]);
+        vec![
+            ints(select(scores_ne.clone(), Tensor::zeros([e], device), rule)),
+            floats(gates(scores_ne, experts_kn, GateRule { normalise: false, scale: 1.0 })),
+            floats(permute(x_nd, &placed)),
+            floats(swiglu(half.clone(), half)),
+        ]
+    });
+}

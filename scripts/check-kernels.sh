@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Checks the GPU kernels of crates/moe without a GPU: tests them on CubeCL's CPU runtime, then compiles each for A100 and H100.
+#
+#   bash scripts/check-kernels.sh
+#
+# A kernel becomes CUDA C++ and, through LLVM, PTX; NVIDIA's tools assemble both. Fails where a test fails, where a kernel does not
+# compile or spills registers, and where one for wgmma has no wgmma in its machine code. Prints what each takes of a GPU.
+#
+# The tools come from PyPI and stay in ${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas, about 350 MB.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
+packages=(nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79
+    nvidia-cuda-cccl-cu12==12.9.27 nvidia-cuda-nvdisasm==13.5.37)
+moe=(--package moe --features cpu-jit,offline)
+
+say() { printf 'check-kernels: %s\n' "$*"; }
+
+# Debian's Python comes without the module that makes environments.
+install_venv() {
+    local sudo=()
+    python3 -c 'import ensurepip' 2>/dev/null && return
+    [[ $(id -u) == 0 ]] || sudo=(sudo)
+    "${sudo[@]}" apt-get update --quiet=2
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends python3-venv
+}
+
+# The list of packages lies beside them last: what is half there is not taken for whole.
+install_tools() {
+    if [[ "$(cat "$tools/packages" 2>/dev/null)" == "${packages[*]}" ]]; then
+        say "NVIDIA's tools are in $tools"
+        return
+    fi
+    say "installing ${packages[*]} into $tools"
+    install_venv
+    python3 -m venv "$work/venv"
+    rm -rf "$tools"
+    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --target "$tools" "${packages[@]}"
+    echo "${packages[*]}" >"$tools/packages"
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bash scripts/install-llvm.sh
+install_tools
+say "testing the kernels on the CPU"
+cargo test "${moe[@]}" --test cube
+say "compiling the kernels"
+# In CUDA_PATH, LLVM finds `exp` and its like.
+CUDA_PATH=$tools/nvidia/cuda_nvcc cargo run --quiet "${moe[@]}" --example compile_kernels -- "$work/code"
+say "assembling the kernels"
+python3 scripts/check_kernels.py "$tools" "$work/code"

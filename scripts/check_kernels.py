@@ -1,0 +1,137 @@
+"""Assembles the code that crates/moe/examples/compile_kernels.rs wrote, and tells what each kernel takes of a GPU.
+
+    python3 scripts/check_kernels.py TOOLS CODE
+
+TOOLS is where scripts/check-kernels.sh put NVRTC, ptxas and nvdisasm. Fails, naming the kernel, where there is no code, where
+registers spill, and where the machine code lacks an instruction that the kernel is written for.
+"""
+
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HEADER = ["kernel", "compiler", "target", "registers", "shared", "stack", "spills", "instructions"]
+
+
+class Broken(Exception):
+    """Why a kernel has no machine code."""
+
+
+class Nvrtc:
+    """The library that compiles CUDA C++ to PTX, called as CubeCL calls it."""
+
+    def __init__(self, nvidia):
+        self.library = ctypes.CDLL(nvidia / "cuda_nvrtc/lib/libnvrtc.so.12")
+        folders = [nvidia / package / "include" for package in ("cuda_runtime", "cuda_cccl", "cuda_nvcc")]
+        self.options = ["-lineinfo", *(f"--include-path={folder}" for folder in folders)]
+
+    def compile(self, source, target):
+        program = ctypes.c_void_p()
+        options = [option.encode() for option in [f"--gpu-architecture={target}", *self.options]]
+        array = (ctypes.c_char_p * len(options))(*options)
+        self.library.nvrtcCreateProgram(ctypes.byref(program), source, b"kernel.cu", 0, None, None)
+        try:
+            if self.library.nvrtcCompileProgram(program, len(options), array) != 0:
+                raise Broken(self.output(program, "ProgramLog").decode())
+            return self.output(program, "PTX")
+        finally:
+            self.library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def output(self, program, what):
+        size = ctypes.c_size_t()
+        getattr(self.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        getattr(self.library, f"nvrtcGet{what}")(program, text)
+        return text.value
+
+
+class Assembler:
+    def __init__(self, tools, code):
+        nvidia = tools / "nvidia"
+        self.nvrtc = Nvrtc(nvidia)
+        self.ptxas = nvidia / "cuda_nvcc/bin/ptxas"
+        self.nvdisasm = next(nvidia.glob("*/bin/nvdisasm"))
+        self.code = code
+
+    def check(self, entry):
+        """A row of the table, and what is wrong with the kernel."""
+        # What is Hopper's own, as TMA and wgmma, is in the target with an `a`.
+        target = f"sm_{entry['sm']}" + ("a" if entry["sm"] >= 90 else "")
+        row = [entry["kernel"], entry["compiler"], target]
+        try:
+            cells, faults = self.assemble(entry, target)
+            row += cells
+        except Broken as broken:
+            faults = [f"no code: {broken}".strip()]
+        return row, [f"{' '.join(row[:3])}: {fault}" for fault in faults]
+
+    def assemble(self, entry, target):
+        if "file" not in entry:
+            raise Broken(entry["error"])
+        path = self.code / entry["file"]
+        if entry["compiler"] == "cpp":
+            ptx = self.nvrtc.compile(path.read_bytes(), target)
+            path = path.with_suffix(".ptx")
+            path.write_bytes(ptx)
+        cubin = path.with_suffix(".cubin")
+        report = run(self.ptxas, "--verbose", f"--gpu-name={target}", path, "--output-file", cubin)
+        registers = max(numbers(r"Used (\d+) registers", report))
+        shared = entry["shared_memory"] + sum(numbers(r"(\d+) bytes smem", report))
+        stack = max(numbers(r"(\d+) bytes stack frame", report))
+        spills = sum(numbers(r"(\d+) bytes spill", report))
+        counts = self.count(cubin, entry["instructions"])
+
+        faults = [f"no {instruction} in the machine code" for instruction, count in counts.items() if count == 0]
+        faults += [line for line in report.splitlines() if "warning" in line or "serialized" in line]
+        if spills:
+            faults.append(f"{spills} bytes of spills")
+        return [registers, shared, stack, spills, ", ".join(f"{count} {name}" for name, count in counts.items())], faults
+
+    def count(self, cubin, instructions):
+        if not instructions:
+            return {}
+        machine_code = run(self.nvdisasm, "--print-code", cubin)
+        return {name: len(re.findall(rf"\b{name}\b", machine_code)) for name in instructions}
+
+
+def run(*command):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        raise Broken(done.stdout)
+    return done.stdout
+
+
+def numbers(pattern, text):
+    return [int(number) for number in re.findall(pattern, text)]
+
+
+def print_table(rows):
+    rows = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(HEADER))]
+    for row in rows:
+        cells = (cell.rjust(width) if 3 <= i < 7 else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))
+        print("  ".join(cells).rstrip())
+
+
+def main():
+    tools, code = map(Path, sys.argv[1:])
+    entries = json.loads((code / "manifest.json").read_text())
+    assembler = Assembler(tools, code)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(assembler.check, entries))
+    print_table([HEADER, *(row for row, _ in results)])
+    faults = [fault for _, faults in results for fault in faults]
+    if not entries:
+        faults = ["there are no kernels"]
+    for fault in faults:
+        print(f"FAILED: {fault}")
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
