@@ -5,7 +5,7 @@ mod naive;
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Int, IntDType, Tensor, TensorData};
 use moe::kernels::route::count;
-use moe::{MoeConfig, MoeLayer, ScoreFunc, sequence_balance_loss};
+use moe::{MoeConfig, MoeLayer, NoiseKey, Overflow, ScoreFunc, router_z_loss, sequence_balance_loss};
 use naive::{BIAS, Case, DOWN, GATE, Numbers, ROUTER, Reference, SHARED, UP, X, random, reference};
 use proptest::prelude::*;
 
@@ -129,21 +129,63 @@ fn the_layer_equals_the_naive_one_at_the_smallest_sizes() {
     }
 }
 
-/// Up to rounding: flex adds the products of a matrix product in an order that depends on the number of rows.
+/// To the last bit, with every rule at work: capacity, rerouting, noise, groups, shared experts.
 #[test]
-fn a_sequence_has_the_same_output_alone_and_in_any_batch() {
+fn a_sequence_has_the_same_output_and_gradients_alone_and_in_any_batch() {
+    let reroute = MoeConfig { overflow: Overflow::Reroute, router_noise: 0.05, ..everything() };
     for ([b, t, d], h) in [([5, 33, 48], 40), ([4, 2, 64], 64), ([6, 1, 512], 16), ([3, 9, 600], 8)] {
-        for quarters in [None, Some(4)] {
-            let config = MoeConfig { moe_intermediate_size: h, ..everything() };
-            let case = Case::new([b, t, d], quarters, config, 3);
-            let (layer, x_btd) = layer(&case, &case.numbers(2e-6), false);
-            let run = |from, to| floats(layer.forward(x_btd.clone().slice([from..to, 0..t, 0..d]), None).y_btd);
-            let batch: Vec<f64> = run(0, b).into_iter().map(f64::from).collect();
+        for (quarters, rules) in [(None, everything()), (Some(4), everything()), (Some(3), reroute.clone())] {
+            let case = Case::new([b, t, d], quarters, MoeConfig { moe_intermediate_size: h, ..rules }, 3);
+            let (layer, x_btd) = layer(&case, &case.numbers(2e-6), true);
+            let cotangent: Tensor<3> = tensor(&random(5, b * t * d), [b, t, d]);
+            let run = |from: usize, to: usize| {
+                let part = |x: Tensor<3>| Tensor::from_inner(x.inner().slice([from..to, 0..t, 0..d]));
+                let (x, noise) = (part(x_btd.clone()).require_grad(), NoiseKey { key: 9, first_row: from as u32 });
+                let y = layer.forward(x.clone(), Some(noise)).y_btd;
+                let gradients = (y.clone() * part(cotangent.clone())).sum().backward();
+                [floats(y), floats(x.grad(&gradients).unwrap())]
+            };
+            let batch = run(0, b);
             for (from, to) in (0..b).flat_map(|from| (from + 1..=b).map(move |to| (from, to))) {
-                assert_close("part of a batch", &run(from, to), &batch[from * t * d..to * t * d], 2e-6);
+                let expected = batch.each_ref().map(|values| values[from * t * d..to * t * d].to_vec());
+                assert_eq!(run(from, to), expected, "sequences {from} to {to} of {b}");
             }
         }
     }
+}
+
+#[test]
+fn the_z_loss_is_the_mean_square_of_the_log_of_the_summed_exponentials() {
+    let logits = random(4, 6 * 5);
+    let z = |logits: &[f64]| {
+        let square = |row: &[f64]| row.iter().map(|x| x.exp()).sum::<f64>().ln().powi(2);
+        logits.chunks(5).map(square).sum::<f64>() / 6.0
+    };
+    let logits_ne = tensor::<2>(&logits, [6, 5]).autodiff().require_grad();
+    let found = router_z_loss(logits_ne.clone());
+    assert_close("z-loss", &floats(found.clone()), &[z(&logits)], 1e-6);
+    let gradient = floats(logits_ne.grad(&found.backward()).unwrap());
+    let difference = |i: usize| {
+        let at = |step: f64| {
+            let mut logits = logits.clone();
+            logits[i] += step;
+            z(&logits)
+        };
+        (at(1e-5) - at(-1e-5)) / 2e-5
+    };
+    assert_close("gradient", &gradient, &(0..30).map(difference).collect::<Vec<_>>(), 1e-5);
+
+    let rules = MoeConfig { z_loss_coef: 0.25, ..everything() };
+    let case = Case::new([2, 3, 4], None, rules.clone(), 1);
+    let numbers = case.numbers(2e-6);
+    let with = layer(&case, &numbers, false);
+    let without =
+        layer(&Case { config: MoeConfig { z_loss_coef: 0.0, ..case.config.clone() }, ..case.clone() }, &numbers, false);
+    let aux =
+        |(layer, x): (MoeLayer, Tensor<3>)| f64::from(layer.forward(x, None).aux_loss.unwrap().into_scalar::<f32>());
+    let logits = with.0.router.forward(with.1.clone().reshape([6, 4]), 3, None).logits_ne;
+    let z = f64::from(router_z_loss(logits).into_scalar::<f32>());
+    assert!((aux(with) - aux(without) - 0.25 * z).abs() < 1e-6);
 }
 
 #[test]

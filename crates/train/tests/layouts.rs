@@ -36,6 +36,15 @@ const DEEPSEEK: &[&str] = &[
     "--set=train.micro_batch_size=4",
 ];
 
+/// DeepSeek-V3's router, dropless and without a balance loss.
+const V3: &[&str] = &[
+    "--set=moe.score_func=sigmoid",
+    "--set=moe.selection_bias=true",
+    "--set=moe.capacity_factor=null",
+    "--set=moe.aux_loss_coef=0",
+    "--set=moe.bias_update_speed=0.01",
+];
+
 /// What each row adds: `--set parallel.KEY=VALUE`, or another key where it has a dot.
 type Row = (&'static str, &'static [&'static str]);
 
@@ -125,6 +134,36 @@ fn deepseek_whose_tokens_go_to_all_experts_has_the_same_losses_with_other_micro_
         ("zero1, 2 ranks, accumulates", &["gpus=2", "strategy=zero1"]),
     ];
     every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, &experts[..]].concat(), rows);
+}
+
+/// DeepSeek-V3's balance: the bias moves by what all ranks counted, and not twice where a forward is run twice.
+#[test]
+fn a_selection_bias_that_follows_loads_and_noise_are_the_same_in_every_layout() {
+    let rows: &[Row] = &[
+        ("ddp, 2 ranks", &["gpus=2", "strategy=ddp"]),
+        ("full_shard, 1 rank, recomputes", &["activation_checkpointing=full"]),
+        ("full_shard, 4 ranks, recomputes", &["gpus=4", "activation_checkpointing=full"]),
+        ("zero1, 4 ranks", &["gpus=4", "strategy=zero1"]),
+        ("shard_grad_op, 2 ranks, wrapped by size", &["gpus=2", "strategy=shard_grad_op", "wrap=size:60000"]),
+        ("block, 4 ranks", &["gpus=4", "strategy=block"]),
+    ];
+    every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, V3, &["--set=moe.router_noise=0.01"]].concat(), rows);
+}
+
+#[test]
+fn a_selection_bias_that_follows_loads_evens_them_out() {
+    let cv = |speed| {
+        let metrics = train(&[DEEPSEEK, V3, &[speed]].concat(), 150);
+        let layers = metrics.iter().rev().find_map(|line| line.get("experts")).unwrap().as_array().unwrap().clone();
+        for layer in &layers {
+            let assigned: f64 = layer["assigned"].as_array().unwrap().iter().map(|count| count.as_f64().unwrap()).sum();
+            assert_eq!(assigned, 16.0 * 64.0 * 2.0, "each token of the global batch is counted once for each choice");
+        }
+        layers.iter().map(|layer| layer["cv"].as_f64().unwrap()).sum::<f64>() / layers.len() as f64
+    };
+    let (with, without) = (cv("--set=moe.bias_update_speed=0.003"), cv("--set=moe.bias_update_speed=0"));
+    println!("coefficient of variation after 150 steps: {with:.3} with the update, {without:.3} without");
+    assert!(with < 0.5 * without, "{with} with the update, {without} without");
 }
 
 #[test]

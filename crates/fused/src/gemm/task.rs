@@ -9,7 +9,7 @@
 //!     for each group of panels of rows:
 //!         pack A   [8 panels, KC]  at most 128 KiB
 //!         for each panel of A:     14 KiB: stays in the first-level cache
-//!             for each panel of B: 32 KiB
+//!             for each panel of B: 32 KiB, streams from the second-level cache
 //!                 kernel
 //! ```
 
@@ -23,15 +23,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The most columns of a task: a block of `B` is then 256 · 512 · 4 B = 512 KiB.
 const MAX_COLS: usize = 512;
-/// The most rows of a task: enough that packing `B` (about a quarter of a cycle per element, used by every row for
-/// 1/32 of a cycle) costs next to nothing, few enough for the scratch of 16-bit products.
+/// The most rows of a task. Packing `B` costs about half a cycle per element (it comes from the third-level cache), and
+/// each of these rows computes with it for 1/32 of a cycle: 2 %. More rows would need more scratch for 16-bit products.
 const MAX_ROWS: usize = 1024;
 /// The least of both: packing costs relatively more in small tasks.
 const MIN_SIDE: usize = 64;
-/// Tasks per thread to aim at: with more, a thread that was held up by something else costs less.
-const TASKS_PER_THREAD: usize = 2;
-/// The multiply-adds below which another task costs more than it gains (a few microseconds of one core).
-const MIN_WORK: usize = 1 << 19;
+/// Tasks per thread to aim at with a single product. More would balance better against threads that are held up by
+/// something else, but smaller tasks pack more: for large `k` a second task per thread costs about 5 %.
+const TASKS_PER_THREAD: usize = 1;
+/// The multiply-adds below which another task costs more than it gains (some ten microseconds of one core).
+const MIN_WORK: usize = 1 << 20;
 /// The panels of `A` packed at a time.
 const GROUP: usize = 8;
 
@@ -95,7 +96,7 @@ pub fn multiply<T: Element>(list: Vec<Product<'_, T>>) {
 fn cut(job: usize, m: usize, n: usize, k: usize, size: usize, tasks: &mut Vec<Task>) {
     let mut down = m.div_ceil(MAX_ROWS);
     let mut across = n.div_ceil(MAX_COLS);
-    while (m / down) * (n / across) * k >= 2 * size {
+    while (m / down) * (n / across) * k > size {
         let (rows, cols) = (m / (down + 1), n / (across + 1));
         if rows >= cols && rows >= MIN_SIDE {
             down += 1;
@@ -120,7 +121,7 @@ fn even(range: Range<usize>, parts: usize, unit: usize) -> impl Iterator<Item = 
     (0..parts).map(move |part| edge(part)..edge(part + 1)).filter(|part| !part.is_empty())
 }
 
-/// The memory a thread packs into: it grows to at most about 2 MiB and is kept.
+/// The memory a thread packs into: it grows to at most 0.7 MiB, with 16-bit elements 2.7 MiB, and is kept.
 #[derive(Default)]
 struct Buffers {
     a: Aligned,
@@ -204,7 +205,7 @@ unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mu
     };
     let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(V::MR), 1).collect();
     // A few rows do not repay packing `B`: the kernel reads it where it is, except for a last panel that is not full.
-    let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 10;
+    let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 2;
     let packed = if in_place { cols.end - cols.len() % V::NR..cols.end } else { cols.clone() };
 
     for k in (0..job.k).step_by(KC) {

@@ -1,0 +1,210 @@
+//! Matrix products against their law, written down, and against f64.
+
+use fused::Element;
+use fused::gemm::{Matrix, Product, products};
+use half::{bf16, f16};
+
+/// Numbers in -0.5 .. 0.5 (xorshift).
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u32 << 24) as f32 - 0.5
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    m: usize,
+    n: usize,
+    k: usize,
+    a_by_columns: bool,
+    b_by_columns: bool,
+}
+
+impl Case {
+    fn a<'a, T>(&self, data: &'a [T]) -> Matrix<'a, T> {
+        let (row_stride, col_stride) = if self.a_by_columns { (1, self.m) } else { (self.k, 1) };
+        Matrix { data, row_stride, col_stride }
+    }
+
+    fn b<'a, T>(&self, data: &'a [T]) -> Matrix<'a, T> {
+        let (row_stride, col_stride) = if self.b_by_columns { (1, self.k) } else { (self.n, 1) };
+        Matrix { data, row_stride, col_stride }
+    }
+
+    fn multiply<T: Element>(&self, a: &[T], b: &[T], fill: T) -> Vec<T> {
+        let mut c = vec![fill; self.m * self.n];
+        products(vec![Product { m: self.m, n: self.n, k: self.k, a: self.a(a), b: self.b(b), c: &mut c }]);
+        c
+    }
+}
+
+fn at<T: Copy>(x: &Matrix<'_, T>, i: usize, j: usize) -> T {
+    x.data[i * x.row_stride + j * x.col_stride]
+}
+
+/// The law, written down: blocks of 256, a chain of multiply-adds in each, fused if the processor can.
+fn law(k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    let fused = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    #[cfg(not(target_arch = "x86_64"))]
+    let fused = false;
+    let step = |sum: f32, p: usize| {
+        if fused { a(p).mul_add(b(p), sum) } else { a(p) * b(p) + sum }
+    };
+    let block = |start: usize| (start..k.min(start + 256)).fold(0.0, step);
+    (0..k).step_by(256).map(block).reduce(|c, s| c + s).unwrap_or(0.0)
+}
+
+fn cases() -> Vec<Case> {
+    let sizes = [
+        (1, 1, 1),
+        (1, 1, 300),
+        (1, 64, 37),
+        (2, 33, 256),
+        (3, 31, 257),
+        (5, 8, 512),
+        (13, 32, 70),
+        (14, 32, 255),
+        (15, 96, 33),
+        (28, 47, 3),
+        (29, 100, 600),
+        (64, 65, 5),
+        (113, 129, 300),
+        (600, 40, 20),
+        (40, 1100, 20),
+        (530, 530, 70),
+        (7, 3, 0),
+        (0, 3, 7),
+        (3, 0, 7),
+    ];
+    let mut list = Vec::new();
+    for (m, n, k) in sizes {
+        for form in 0..4 {
+            list.push(Case { m, n, k, a_by_columns: form & 1 > 0, b_by_columns: form & 2 > 0 });
+        }
+    }
+    list
+}
+
+fn pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
+}
+
+#[test]
+fn follows_the_law_bit_for_bit() {
+    for case in cases() {
+        let (a, b) = (numbers(case.m * case.k, 1), numbers(case.k * case.n, 2));
+        let c = case.multiply(&a, &b, f32::NAN);
+        let (a, b) = (case.a(&a), case.b(&b));
+        for i in 0..case.m {
+            for j in 0..case.n {
+                let want = law(case.k, |p| at(&a, i, p), |p| at(&b, p, j));
+                assert_eq!(c[i * case.n + j].to_bits(), want.to_bits(), "{case:?} at {i} {j}");
+            }
+        }
+    }
+}
+
+#[test]
+fn is_close_to_double_precision() {
+    for case in cases() {
+        let (a, b) = (numbers(case.m * case.k, 3), numbers(case.k * case.n, 4));
+        let c = case.multiply(&a, &b, f32::NAN);
+        let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
+        let (wide_a, wide_b) = (wide(&a), wide(&b));
+        let (a, b) = (case.a(&wide_a), case.b(&wide_b));
+        for i in 0..case.m {
+            for j in 0..case.n {
+                let naive: f64 = (0..case.k).map(|p| at(&a, i, p) * at(&b, p, j)).sum();
+                let at = i * case.n + j;
+                assert!((f64::from(c[at]) - naive).abs() < 1e-6 * (1.0 + (case.k as f64).sqrt()), "{case:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn half_types_sum_in_f32_and_round_once() {
+    fn check<T: Element + PartialEq + std::fmt::Debug>(from: fn(f32) -> T, to: fn(T) -> f32) {
+        for case in cases() {
+            let a: Vec<T> = numbers(case.m * case.k, 5).into_iter().map(from).collect();
+            let b: Vec<T> = numbers(case.k * case.n, 6).into_iter().map(from).collect();
+            let wide = |x: &[T]| x.iter().map(|&x| to(x)).collect::<Vec<_>>();
+            let want: Vec<T> = case.multiply(&wide(&a), &wide(&b), f32::NAN).into_iter().map(from).collect();
+            assert_eq!(case.multiply(&a, &b, from(f32::NAN)), want, "{case:?}");
+        }
+    }
+    check(bf16::from_f32, bf16::to_f32);
+    check(f16::from_f32, f16::to_f32);
+}
+
+#[test]
+fn a_row_alone_is_the_row_in_a_batch() {
+    for case in cases() {
+        let (a, b) = (numbers(case.m * case.k, 7), numbers(case.k * case.n, 8));
+        let c = case.multiply(&a, &b, f32::NAN);
+        for i in (0..case.m).step_by(11) {
+            let mut row = vec![f32::NAN; case.n];
+            let whole = case.a(&a);
+            let alone = Matrix { data: a.get(i * whole.row_stride..).unwrap_or(&[]), ..whole };
+            products(vec![Product { m: 1, n: case.n, k: case.k, a: alone, b: case.b(&b), c: &mut row }]);
+            assert_eq!(row, c[i * case.n..][..case.n], "{case:?} row {i}");
+        }
+    }
+}
+
+#[test]
+fn a_list_on_any_number_of_threads_is_each_product_alone() {
+    let cases = cases();
+    let inputs: Vec<_> = cases.iter().map(|case| (numbers(case.m * case.k, 9), numbers(case.k * case.n, 10))).collect();
+    let alone: Vec<_> = cases.iter().zip(&inputs).map(|(case, (a, b))| case.multiply(a, b, f32::NAN)).collect();
+    for threads in [1, 2, 3] {
+        let mut outputs: Vec<_> = cases.iter().map(|case| vec![f32::NAN; case.m * case.n]).collect();
+        let list = cases
+            .iter()
+            .zip(&inputs)
+            .zip(&mut outputs)
+            .map(|((case, (a, b)), c)| Product { m: case.m, n: case.n, k: case.k, a: case.a(a), b: case.b(b), c })
+            .collect();
+        pool(threads, || products(list));
+        assert!(outputs == alone, "{threads} threads");
+    }
+}
+
+#[test]
+fn large_products_do_not_depend_on_threads() {
+    for (a_by_columns, b_by_columns) in [(false, false), (false, true), (true, false), (true, true)] {
+        let case = Case { m: 700, n: 1100, k: 600, a_by_columns, b_by_columns };
+        let (a, b) = (numbers(case.m * case.k, 11), numbers(case.k * case.n, 12));
+        let one = pool(1, || case.multiply(&a, &b, f32::NAN));
+        assert!(pool(2, || case.multiply(&a, &b, f32::NAN)) == one);
+        assert!(pool(5, || case.multiply(&a, &b, f32::NAN)) == one);
+    }
+}
+
+#[test]
+fn takes_any_strides() {
+    let (m, n, k) = (30, 40, 50);
+    let (a, b) = (numbers(m * k * 6, 13), numbers(k * n * 6, 14));
+    let a = Matrix { data: &a, row_stride: 3 * k, col_stride: 2 };
+    let b = Matrix { data: &b, row_stride: 2, col_stride: 3 * k };
+    let mut c = vec![f32::NAN; m * n];
+    products(vec![Product { m, n, k, a, b, c: &mut c }]);
+    for i in 0..m {
+        for j in 0..n {
+            assert_eq!(c[i * n + j], law(k, |p| at(&a, i, p), |p| at(&b, p, j)));
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "larger than its data")]
+fn refuses_short_data() {
+    let matrix = Matrix { data: &[0.0f32; 5][..], row_stride: 3, col_stride: 1 };
+    products(vec![Product { m: 2, n: 2, k: 3, a: matrix, b: matrix, c: &mut [0.0; 4] }]);
+}
