@@ -21,7 +21,7 @@
 pub(crate) mod cube;
 
 use crate::ops::MoeOps;
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, Flex};
 use burn::tensor::{Int, Tensor};
 use fused::Element;
 use fused::gemm::{Matrix, Product, products};
@@ -37,9 +37,10 @@ pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1,
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(x_rp.into_dispatch(), weight_epq.into_dispatch(), segments, false))
 }
 
-/// Rows of a tile: segments that are multiples of it suit the device of `x` best.
-pub fn tile_rows<const D: usize>(_x: &Tensor<D>) -> usize {
-    1
+/// The number of rows to pad segments to on the device of `x`, so that no tile of a GPU's kernels is half empty.
+pub fn tile_rows<const D: usize>(x: &Tensor<D>) -> usize {
+    let on_gpu = cfg!(feature = "cuda") && x.clone().inner().try_into_primitive::<Flex>().is_err();
+    if on_gpu { 128 } else { 1 }
 }
 
 /// The shape of the matrices of a group.
