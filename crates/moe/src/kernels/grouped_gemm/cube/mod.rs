@@ -1,8 +1,13 @@
 //! `grouped_gemm` in CubeCL.
 
+mod multi_level;
+mod round;
 mod simt;
 mod tiles;
 mod weight;
+mod weight_cmma;
+
+const TILE: usize = 128;
 
 use crate::kernels::launch::empty;
 use burn_cubecl::kernel::into_contiguous;
@@ -15,7 +20,8 @@ pub(crate) fn grouped_gemm(x: CubeTensor, weight: CubeTensor, segments: CubeTens
     let q = if transposed { rows } else { columns };
     let y = empty(&x, [r, q], x.dtype);
     if r * q > 0 {
-        simt::launch(&x, &weight, &segments, &y, transposed);
+        if std::env::var("ML").is_ok() { multi_level::launch(&x, &weight, &segments, &y, transposed).unwrap(); } else {
+        simt::launch(&x, &weight, &segments, &y, transposed); }
     }
     y
 }
