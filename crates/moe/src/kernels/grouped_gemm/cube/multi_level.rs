@@ -18,6 +18,7 @@
 use super::tiles::{self, ENTRY};
 use crate::kernels::launch::address_type;
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::std::tensor::launch::ViewArg;
@@ -229,6 +230,11 @@ impl MatmulArgs for TileArgs {
     fn runtime_config<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(_state: &Self::State<L, R, O>) {}
 }
 
+/// Whether this is faster than without tensor cores.
+pub(super) fn is_fast(x: &CubeTensor) -> bool {
+    x.dtype.size() == 2 && !x.client.properties().features.matmul.cmma.is_empty()
+}
+
 /// `y_rq`, or why it cannot be had; all tensors are contiguous.
 pub(super) fn launch(
     x: &CubeTensor,
@@ -238,7 +244,11 @@ pub(super) fn launch(
     transposed: bool,
 ) -> Result<(), String> {
     let tensors = (x, weight, segments, y);
-    if x.client.properties().features.matmul.cmma.is_empty() {
+    if x.client.properties().hardware.num_cpu_cores.is_some() {
+        // See `round`: cubek leaves it to the CPU.
+        if x.dtype == DType::BF16 {
+            return Err("not every CPU has the conversion to bf16".into());
+        }
         run::<SimpleUnitAlgorithm>(tensors, transposed, 32)
     } else {
         run::<CyclicDoubleBufferingAlgorithm>(tensors, transposed, super::TILE)

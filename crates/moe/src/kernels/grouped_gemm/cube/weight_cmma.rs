@@ -158,24 +158,17 @@ pub(super) fn sum<F: Float>(
     }
 }
 
-/// Whether tensor cores multiply matrices like these, or why not.
-pub(super) fn supports(x: &CubeTensor, p: usize, q: usize) -> Result<(), String> {
+/// Whether there are tensor cores for matrices like these.
+pub(super) fn supports(x: &CubeTensor, p: usize, q: usize) -> bool {
     let element = dtype_to_elem_type(x.dtype);
-    let wanted = MmaConfig {
-        a_type: element,
-        b_type: element,
-        cd_type: f32::elem_type_native(),
-        m: SIDE as u32,
-        n: SIDE as u32,
-        k: SIDE as u32,
-    };
-    if element.size() != 2 || !x.client.properties().features.matmul.cmma.contains(&wanted) {
-        return Err(format!("the device has no tensor cores for {:?}", x.dtype));
-    }
-    if !p.is_multiple_of(VECTOR) || !q.is_multiple_of(VECTOR) {
-        return Err(format!("widths {p} and {q} are not multiples of {VECTOR}"));
-    }
-    Ok(())
+    let (m, n, k) = (SIDE as u32, SIDE as u32, SIDE as u32);
+    let wanted = MmaConfig { a_type: element, b_type: element, cd_type: f32::elem_type_native(), m, n, k };
+    let properties = x.client.properties();
+    element.size() == 2
+        && p.is_multiple_of(VECTOR)
+        && q.is_multiple_of(VECTOR)
+        && properties.hardware.plane_size_max == 32
+        && properties.features.matmul.cmma.contains(&wanted)
 }
 
 /// `dW_epq`; all tensors are contiguous and [supported](supports).
