@@ -4,6 +4,8 @@
 //! gradient of a gate needs what other units have: a sum of one number a unit, through shared memory.
 
 use crate::kernels::launch::{address_type, contiguous, empty, over_rows, units, vector_size};
+#[cfg(feature = "offline")]
+use crate::kernels::offline::{KernelCase, buffer, float_cases};
 use crate::kernels::round::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -238,4 +240,35 @@ fn unpermute_backward_kernel<F: Float, N: Size>(
         }
         row += CUBE_COUNT;
     }
+}
+
+/// The kernels with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use permute_kernel::PermuteKernel;
+    use unpermute_backward_kernel::UnpermuteBackwardKernel;
+    use unpermute_kernel::UnpermuteKernel;
+
+    let mut cases = vec![];
+    for (name, dtype, vector) in float_cases() {
+        cases.push(KernelCase::new(format!("permute {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            PermuteKernel::new(s, d, t, b(), b(), b(), (), (), (), vector, dtype)
+        }));
+        for gated in [false, true] {
+            cases.push(KernelCase::new(format!("unpermute {name} gated={gated}"), move |gpu| {
+                let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+                let gates = match gated {
+                    true => ComptimeOptionCompilationArg::Some(buffer()),
+                    false => ComptimeOptionCompilationArg::None,
+                };
+                UnpermuteKernel::new(s, d, t, b(), gates, b(), b(), (), (), (), vector, dtype)
+            }));
+        }
+        cases.push(KernelCase::new(format!("unpermute_backward {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            UnpermuteBackwardKernel::new(s, d, t, b(), b(), b(), b(), b(), b(), b(), (), (), (), (), vector, 256, dtype)
+        }));
+    }
+    cases
 }

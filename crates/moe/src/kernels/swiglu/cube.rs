@@ -3,6 +3,8 @@
 //! Inputs are read and outputs written once, in vectors as wide as the device loads.
 
 use crate::kernels::launch::{address_type, empty, over_items, vector_size};
+#[cfg(feature = "offline")]
+use crate::kernels::offline::{KernelCase, buffer, float_cases};
 use crate::kernels::round::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -100,4 +102,24 @@ fn swiglu_backward_kernel<F: Float, N: Size>(
         d_up[i] = rounded(dy * g * s);
         i += CUBE_COUNT * CUBE_DIM as usize;
     }
+}
+
+/// The kernels with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use swiglu_backward_kernel::SwigluBackwardKernel;
+    use swiglu_kernel::SwigluKernel;
+
+    let mut cases = vec![];
+    for (name, dtype, vector) in float_cases() {
+        cases.push(KernelCase::new(format!("swiglu {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            SwigluKernel::new(s, d, t, b(), b(), b(), (), vector, dtype)
+        }));
+        cases.push(KernelCase::new(format!("swiglu_backward {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            SwigluBackwardKernel::new(s, d, t, b(), b(), b(), b(), b(), (), vector, dtype)
+        }));
+    }
+    cases
 }
