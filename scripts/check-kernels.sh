@@ -45,7 +45,7 @@ trap 'rm -rf "$work"' EXIT
 bash scripts/install-llvm.sh
 install_tools
 say "testing the kernels on the CPU"
-cargo test "${moe[@]}" --test cube
+cargo test "${moe[@]}" --test 'cube*'
 say "compiling the kernels"
 # In CUDA_PATH, LLVM finds `exp` and its like.
 CUDA_PATH=$tools/nvidia/cuda_nvcc cargo run --quiet "${moe[@]}" --example compile_kernels -- "$work/code"
