@@ -17,6 +17,11 @@ moe=(--package moe --features cpu-jit,offline)
 
 say() { printf 'check-kernels: %s\n' "$*"; }
 
+fail() {
+    say "$*" >&2
+    exit 1
+}
+
 # Debian's Python comes without the module that makes environments.
 install_venv() {
     local sudo=()
@@ -36,7 +41,8 @@ install_tools() {
     install_venv
     python3 -m venv "$work/venv"
     rm -rf "$tools"
-    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --target "$tools" "${packages[@]}"
+    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --target "$tools" "${packages[@]}" ||
+        fail "pip cannot install NVIDIA's tools, and without them nothing is checked"
     echo "${packages[*]}" >"$tools/packages"
 }
 
