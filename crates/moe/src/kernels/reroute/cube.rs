@@ -55,8 +55,8 @@ fn reroute_kernel(
     let tokens = n / groups;
     let mut group = ABSOLUTE_POS;
     while group < groups {
-        for i in group * e..group * e + e {
-            load[i] = 0i32;
+        for i in 0..e {
+            load[group * e + i] = 0i32;
         }
         for i in 0..tokens * k {
             let p = assignment(i, group, tokens, n, k, choice_major);

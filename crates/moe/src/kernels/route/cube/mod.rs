@@ -228,8 +228,8 @@ fn gates_backward_kernel(
     let mut token = ABSOLUTE_POS;
     while token < n {
         let row = token * e;
-        for i in row..row + e {
-            d_scores[i] = 0.0f32;
+        for i in 0..e {
+            d_scores[row + i] = 0.0f32;
         }
         let sum = score_sum(scores, experts, token, n, e, k, normalise);
         let mut share = 0.0f32;
