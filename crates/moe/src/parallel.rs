@@ -118,7 +118,7 @@ impl ExpertParallel {
         // backward; without tokens nothing is cut.)
         let full = sent.iter().sum::<usize>();
         let exchange = Exchange::new(self.comm.clone(), sent, arrived);
-        let x_ad = exchange.forward(if r == full { x_rd.clone() } else { x_rd.clone().slice([0..full]) })?;
+        let x_ad = exchange.forward(if r == full { x_rd.clone() } else { x_rd.clone().narrow(0, 0, full) })?;
 
         let mine = experts_of(self.comm.rank(), experts, ranks).len();
         let by_expert = arrived_by_expert(&arriving, mine, &x_ad);

@@ -24,7 +24,7 @@ pub(crate) mod cube;
 pub use cube::{Tier, force_tier};
 
 use crate::ops::MoeOps;
-use burn::backend::{Dispatch, Flex};
+use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 use fused::Element;
 use fused::gemm::{Matrix, Product, products};
@@ -42,8 +42,12 @@ pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1,
 
 /// The number of rows to pad segments to on the device of `x`, so that no tile of a GPU's kernels is half empty.
 pub fn tile_rows<const D: usize>(x: &Tensor<D>) -> usize {
-    let on_gpu = cfg!(feature = "cuda") && x.clone().inner().try_into_primitive::<Flex>().is_err();
-    if on_gpu { 128 } else { 1 }
+    #[cfg(feature = "cuda")]
+    if x.clone().inner().try_into_primitive::<burn::backend::Flex>().is_err() {
+        return cube::TILE;
+    }
+    let _ = x;
+    1
 }
 
 /// The shape of the matrices of a group.
