@@ -37,9 +37,9 @@ class MoeLayer(nn.Module):
         token = order // self.k
         counts = torch.bincount(experts.flatten(), minlength=e).tolist()
         rows = x[token]
-        parts = []
-        for i, part in enumerate(rows.split(counts)):
-            parts.append((F.silu(part @ self.gate[i]) * (part @ self.up[i])) @ self.down[i])
+        # Unbound at once: the gradient of `gate[i]` alone would be as large as all of `gate`.
+        matrices = zip(self.gate.unbind(), self.up.unbind(), self.down.unbind())
+        parts = [(F.silu(part @ gate) * (part @ up)) @ down for part, (gate, up, down) in zip(rows.split(counts), matrices)]
         weighted = torch.cat(parts) * gates.flatten()[order].unsqueeze(-1)
         return torch.zeros(n, D).index_add(0, token, weighted)
 
