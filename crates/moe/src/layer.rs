@@ -31,6 +31,9 @@ pub struct MoeOutput {
     pub stats: MoeStats,
 }
 
+/// Rows through their experts.
+pub(crate) type RunExperts<'a> = dyn FnOnce(Tensor<2>, &Dispatched) -> Tensor<2> + 'a;
+
 /// Which experts compute what, and with which weight it counts.
 pub(crate) struct Plan {
     pub gates_kn: Tensor<2>,
@@ -64,7 +67,7 @@ impl MoeLayer {
         x_btd: Tensor<3>,
         noise: Option<NoiseKey>,
         tile: usize,
-        experts: Box<dyn FnOnce(Tensor<2>, &Dispatched) -> Tensor<2> + '_>,
+        experts: Box<RunExperts<'_>>,
     ) -> MoeOutput {
         let [b, t, d] = x_btd.dims();
         if b > 0 && t == 0 {

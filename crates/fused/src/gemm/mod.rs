@@ -23,8 +23,8 @@
 //!
 //! # The way
 //!
-//! As in BLIS: [`kernel`] holds a small tile of `C` in registers and runs over one block of `k`; [`pack`] copies blocks
-//! of `A` and `B` into the order in which the kernel reads them; [`task`] cuts the products into tasks of similar
+//! As in BLIS: `kernel` holds a small tile of `C` in registers and runs over one block of `k`; `pack` copies blocks
+//! of `A` and `B` into the order in which the kernel reads them; `task` cuts the products into tasks of similar
 //! size, of which each thread takes the next one until none is left.
 
 mod kernel;
