@@ -17,5 +17,7 @@ pub mod launch;
 pub mod offline;
 pub mod permute;
 pub mod reroute;
+#[cfg(feature = "cubecl")]
+mod round;
 pub mod route;
 pub mod swiglu;

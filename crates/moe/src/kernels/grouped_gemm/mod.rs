@@ -20,6 +20,9 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+#[cfg(feature = "cubecl")]
+pub use cube::{Tier, force_tier};
+
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};

@@ -4,6 +4,7 @@
 //! gradient of a gate needs what other units have: a sum of one number a unit, through shared memory.
 
 use crate::kernels::launch::{address_type, contiguous, empty, over_rows, units, vector_size};
+use crate::kernels::round::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
@@ -125,7 +126,7 @@ fn unpermute_kernel<F: Float, N: Size>(
                     }
                 }
             }
-            tokens[token * width + i] = Vector::cast_from(sum);
+            tokens[token * width + i] = rounded(sum);
             i += CUBE_DIM as usize;
         }
         token += CUBE_COUNT;
@@ -212,7 +213,7 @@ fn unpermute_backward_kernel<F: Float, N: Size>(
             if p >= 0i32 {
                 let dy = Vector::<f32, N>::cast_from(d_y[p as usize % n * width + i]);
                 lanes += dy * Vector::<f32, N>::cast_from(y[row * width + i]);
-                value = Vector::cast_from(Vector::new(gates[p as usize]) * dy);
+                value = rounded(Vector::new(gates[p as usize]) * dy);
             }
             d_rows[row * width + i] = value;
             i += units;

@@ -3,6 +3,7 @@
 //! Inputs are read and outputs written once, in vectors as wide as the device loads.
 
 use crate::kernels::launch::{address_type, empty, over_items, vector_size};
+use crate::kernels::round::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::kernel::into_contiguous;
@@ -43,7 +44,7 @@ fn swiglu_kernel<F: Float, N: Size>(
     let mut i = ABSOLUTE_POS;
     while i < vectors {
         let g = Vector::<f32, N>::cast_from(gate[i]);
-        y[i] = Vector::cast_from(g * sigmoid(g) * Vector::<f32, N>::cast_from(up[i]));
+        y[i] = rounded(g * sigmoid(g) * Vector::<f32, N>::cast_from(up[i]));
         i += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
@@ -95,8 +96,8 @@ fn swiglu_backward_kernel<F: Float, N: Size>(
         let dy = Vector::<f32, N>::cast_from(d_y[i]);
         let s = sigmoid(g);
         let slope = s + g * s * (Vector::<f32, N>::new(1.0f32) - s);
-        d_gate[i] = Vector::cast_from(dy * Vector::<f32, N>::cast_from(up[i]) * slope);
-        d_up[i] = Vector::cast_from(dy * g * s);
+        d_gate[i] = rounded(dy * Vector::<f32, N>::cast_from(up[i]) * slope);
+        d_up[i] = rounded(dy * g * s);
         i += CUBE_COUNT * CUBE_DIM as usize;
     }
 }

@@ -1,77 +1,85 @@
-//! `grouped_gemm` in CubeCL.
+//! `grouped_gemm` in CubeCL, in three tiers.
+//!
+//! | tier | where | forward and `dx` | `dW` |
+//! |---|---|---|---|
+//! | [`Simt`](Tier::Simt) | everywhere | [`simt`] | [`weight`] |
+//! | [`MultiLevel`](Tier::MultiLevel) | tensor cores, bf16 and f16 | [`multi_level`] | [`weight_cmma`] |
+//! | [`Wgmma`](Tier::Wgmma) | H100, bf16; only where forced | [`wgmma`] | [`weight_cmma`] |
+//!
+//! Every tier takes any segments: [`tiles`] gives each tile of rows its expert and its end, and what lies behind the end is not written.
+//! Segments padded to [`tile_rows`] leave no tile half empty.
 
+mod multi_level;
+#[cfg(feature = "offline")]
+mod offline;
+mod round;
 mod simt;
+mod tier;
 mod tiles;
 mod weight;
+mod weight_cmma;
+mod wgmma;
 
 use crate::kernels::launch::empty;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
+
+#[cfg(feature = "offline")]
+pub(crate) use offline::cases;
+pub use tier::{Tier, force_tier};
+
+/// Rows of a tile on a GPU, in every tier.
+const TILE: usize = 128;
+
+/// The number of rows to pad segments to, so that no tile is half empty.
+pub(crate) fn tile_rows(client: &Client) -> usize {
+    if client.properties().hardware.num_cpu_cores.is_some() { 1 } else { TILE }
+}
 
 /// `y_rq`
+///
+/// # Panics
+/// If the tier that is forced cannot run here.
 pub(crate) fn grouped_gemm(x: CubeTensor, weight: CubeTensor, segments: CubeTensor, transposed: bool) -> CubeTensor {
     let (x, weight, segments) = (into_contiguous(x), into_contiguous(weight), into_contiguous(segments));
     let ([r, _], [_, rows, columns]) = (x.meta.shape().dims(), weight.meta.shape().dims());
     let q = if transposed { rows } else { columns };
     let y = empty(&x, [r, q], x.dtype);
-    if r * q > 0 {
-        simt::launch(&x, &weight, &segments, &y, transposed);
+    if r * q == 0 {
+        return y;
+    }
+    let launch = |tier| match tier {
+        Tier::Simt => {
+            simt::launch(&x, &weight, &segments, &y, transposed);
+            Ok(())
+        }
+        Tier::MultiLevel => multi_level::launch(&x, &weight, &segments, &y, transposed),
+        Tier::Wgmma => wgmma::launch(&x, &weight, &segments, &y, transposed),
+    };
+    match tier::forced() {
+        Some(tier) => launch(tier).unwrap_or_else(|why| panic!("grouped_gemm: tier {tier} cannot run here: {why}")),
+        // What cubek cannot plan runs without tensor cores.
+        None if multi_level::is_fast(&x) => {
+            launch(Tier::MultiLevel).or_else(|_| launch(Tier::Simt)).expect("runs everywhere");
+        }
+        None => launch(Tier::Simt).expect("runs everywhere"),
     }
     y
 }
 
-/// `dW_epq`
+/// `dW_epq`. [`Tier::Simt`] forces the kernel without tensor cores; the other tiers share theirs and fall back to it.
 pub(crate) fn grouped_gemm_weight(x: CubeTensor, d_y: CubeTensor, segments: CubeTensor) -> CubeTensor {
     let (x, d_y, segments) = (into_contiguous(x), into_contiguous(d_y), into_contiguous(segments));
     let ([_, p], [_, q]) = (x.meta.shape().dims(), d_y.meta.shape().dims());
     let d_weight = empty(&x, [segments.meta.shape()[0] - 1, p, q], x.dtype);
-    weight::launch_simt(&x, &d_y, &segments, &d_weight);
+    if p * q == 0 {
+        return d_weight;
+    }
+    if tier::forced() != Some(Tier::Simt) && weight_cmma::supports(&x, p, q) {
+        weight_cmma::launch(&x, &d_y, &segments, &d_weight);
+    } else {
+        weight::launch(&x, &d_y, &segments, &d_weight);
+    }
     d_weight
-}
-
-#[cfg(feature = "offline")]
-pub(crate) fn cases() -> Vec<crate::kernels::offline::KernelCase> {
-    use crate::kernels::offline::{KernelCase, buffer};
-    use cubecl::prelude::*;
-    use half::bf16;
-    let u = simt::Units::new(256);
-    let one = |name: &str, transposed| {
-        KernelCase::new(name, move |gpu| {
-            simt::product::Product::new(
-                gpu.unchecked(u.cube_dim()),
-                gpu.device(),
-                gpu.target(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                (),
-                (),
-                4,
-                transposed,
-                u,
-                bf16::elem_type_native(),
-            )
-        })
-    };
-    vec![
-        one("grouped_gemm simt", false),
-        one("grouped_gemm simt transposed", true),
-        KernelCase::new("w", move |gpu| {
-            weight::sum::Sum::new(
-                gpu.unchecked(u.cube_dim()),
-                gpu.device(),
-                gpu.target(),
-                buffer(),
-                buffer(),
-                buffer(),
-                buffer(),
-                (),
-                (),
-                4,
-                u,
-                bf16::elem_type_native(),
-            )
-        }),
-    ]
 }

@@ -24,6 +24,7 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::round::rounded;
 use super::tiles::{self, Tile};
 use crate::kernels::launch::{self, UNITS, address_type};
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -189,7 +190,7 @@ pub(super) fn write_sums<F: Float, N: Size>(
             let mut values = Vector::<F, N>::empty();
             #[unroll]
             for j in 0..vector {
-                values.insert(j, F::cast_from(sums[i].extract(comptime!(part * vector + j))));
+                values.insert(j, rounded::<F>(sums[i].extract(comptime!(part * vector + j))));
             }
             let at = column + comptime!(part * vector);
             if row + i < target.rows && at < target.columns {

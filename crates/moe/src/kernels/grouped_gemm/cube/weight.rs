@@ -13,12 +13,11 @@
 //! Both inputs are read as they lie, a step of rows at a time, and the rows behind the segment's end count as 0. An expert without rows takes
 //! no step and writes zeros. One cube makes the whole sum of its tile: nothing is added up between cubes, so the result is the same in every run.
 //!
-//! [`simt`](sum) runs everywhere; its tile and registers are those of the [product](super::simt). [`tensor_cores`] takes
-//! bf16 and f16.
+//! This kernel runs everywhere; its tile and registers are those of the [product](super::simt).
 
 use super::simt::{DEPTH, PAD};
 use super::simt::{Source, Units, multiply, stage, vector_size, write_sums, zero_sums};
-use crate::kernels::launch::{self, UNITS, address_type};
+use crate::kernels::launch::{UNITS, address_type, units};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -56,9 +55,9 @@ pub(super) fn sum<F: Float, N: Size>(
 }
 
 /// `dW_epq`, on any device; all tensors are contiguous.
-pub(super) fn launch_simt(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_weight: &CubeTensor) {
+pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_weight: &CubeTensor) {
     let [e, p, q] = d_weight.meta.shape().dims();
-    let units = Units::new(launch::units(&x.client, UNITS));
+    let units = Units::new(units(&x.client, UNITS));
     let tiles = |length: usize, tile: usize| length.div_ceil(tile) as u32;
     unsafe {
         sum::launch_unchecked(

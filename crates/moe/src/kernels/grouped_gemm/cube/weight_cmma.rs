@@ -1,0 +1,192 @@
+//! The gradient of the matrices on tensor cores: the sums of [`weight`](super::weight), of bf16 or f16 in f32.
+//!
+//! ```text
+//!  cube: 128 x 128 of dW[e]                 plane (warp): 32 x 64            one step: 32 rows of x and dy
+//!
+//!        q                                  +----+----+----+----+
+//!     +-------+-------+                     | 16 x 16 |    |    |            a [32, 128 + 8]   x as it lies: column-major to the cores
+//!   p | warp0 | warp1 |                     +----+----+----+----+            b [32, 128 + 8]   dy as it lies
+//!     +-------+-------+                     |    |    |    |    |
+//!     | warp2 | warp3 |   4 x 2 warps       +----+----+----+----+            0 behind the segment's end, p and q
+//!     |  ..   |  ..   |                     8 sums of 16 x 16
+//!     +-------+-------+
+//! ```
+//!
+//! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 a lane, operands 6 x 8 more. Shared memory: 2 x 32 x 136 x 2 = 17,408 bytes for
+//! a step; 8 numbers at the end of a row shift it by 4 banks, so that the 8 rows that are loaded together do not collide. Then 8 x 1024
+//! bytes through which sums leave: which lane holds which number of a sum is not known, and edges and rounding need to know it.
+
+use super::round::rounded;
+use crate::kernels::launch::address_type;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::cmma::{self, MatrixIdent, MatrixLayout};
+use cubecl::features::MmaConfig;
+use cubecl::prelude::*;
+
+/// Rows and columns of a cube's tile.
+const TILE: usize = 128;
+/// Rows of `x` and `dy` in a step.
+const DEPTH: usize = 32;
+/// Length of a row in shared memory.
+const PITCH: usize = TILE + 8;
+/// Side of the matrices that tensor cores multiply.
+const SIDE: usize = 16;
+/// Numbers that are loaded at once, 16 bytes.
+const VECTOR: usize = 8;
+/// A plane has `FRAGMENTS.0 x FRAGMENTS.1` sums.
+const FRAGMENTS: (usize, usize) = (2, 4);
+const PLANES_ACROSS: usize = TILE / (FRAGMENTS.1 * SIDE);
+pub(super) const UNITS: usize = 32 * TILE / (FRAGMENTS.0 * SIDE) * PLANES_ACROSS;
+
+/// Copies `DEPTH` rows from `row` on and `TILE` columns from `column` on of `[.., stride]`; 0 from `end` and `stride` on.
+#[cube]
+fn stage<F: Float>(
+    from: &[Vector<F, Const<VECTOR>>],
+    stride: usize,
+    row: usize,
+    end: usize,
+    column: usize,
+    to: &mut [Vector<F, Const<VECTOR>>],
+) {
+    #[unroll]
+    for step in 0..comptime!(DEPTH * TILE / VECTOR / UNITS) {
+        let i = step * UNITS + UNIT_POS as usize;
+        let (k, m) = (i / comptime!(TILE / VECTOR), i % comptime!(TILE / VECTOR));
+        let mut values = Vector::<F, Const<VECTOR>>::new(F::from_int(0));
+        if row + k < end && column + m * VECTOR < stride {
+            values = from[((row + k) * stride + column) / VECTOR + m];
+        }
+        to[k * comptime!(PITCH / VECTOR) + m] = values;
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn sum<F: Float>(
+    x: &[Vector<F, Const<VECTOR>>],
+    d_y: &[Vector<F, Const<VECTOR>>],
+    segments: &[i32],
+    d_weight: &mut [Vector<F, Const<VECTOR>>],
+    p: usize,
+    q: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let expert = CUBE_POS_Z as usize;
+    let (row, column) = (CUBE_POS_X as usize * TILE, CUBE_POS_Y as usize * TILE);
+    let plane = UNIT_POS as usize / 32;
+    let plane_row = plane / PLANES_ACROSS * comptime!(FRAGMENTS.0 * SIDE);
+    let plane_column = plane % PLANES_ACROSS * comptime!(FRAGMENTS.1 * SIDE);
+
+    let mut a = Shared::<[Vector<F, Const<VECTOR>>]>::new_aligned_slice(comptime!(DEPTH * PITCH / VECTOR), 16usize);
+    let mut b = Shared::<[Vector<F, Const<VECTOR>>]>::new_aligned_slice(comptime!(DEPTH * PITCH / VECTOR), 16usize);
+    let mut sums = Sequence::<cmma::Matrix<f32>>::new();
+    #[unroll]
+    for _ in 0..comptime!(FRAGMENTS.0 * FRAGMENTS.1) {
+        sums.push(cmma::Matrix::<f32>::from_value(
+            MatrixIdent::Accumulator,
+            SIDE,
+            SIDE,
+            SIDE,
+            MatrixLayout::Undefined,
+            0.0f32,
+        ));
+    }
+
+    let end = segments[expert + 1] as usize;
+    let mut k = segments[expert] as usize;
+    while k < end {
+        stage(x, p, k, end, row, &mut a);
+        stage(d_y, q, k, end, column, &mut b);
+        sync_cube();
+        #[unroll]
+        for step in 0..comptime!(DEPTH / SIDE) {
+            let mut right = Sequence::<cmma::Matrix<F>>::new();
+            #[unroll]
+            for j in 0..FRAGMENTS.1 {
+                let at = (plane_column + comptime!(step * SIDE * PITCH + j * SIDE)) / VECTOR;
+                let mut matrix = unsafe {
+                    cmma::Matrix::<F>::uninitialized(MatrixIdent::B, SIDE, SIDE, SIDE, MatrixLayout::RowMajor)
+                };
+                cmma::load(&mut matrix, &b[at..at + 1], PITCH as u32);
+                right.push(matrix);
+            }
+            #[unroll]
+            for i in 0..FRAGMENTS.0 {
+                let at = (plane_row + comptime!(step * SIDE * PITCH + i * SIDE)) / VECTOR;
+                let mut left = unsafe {
+                    cmma::Matrix::<F>::uninitialized(MatrixIdent::A, SIDE, SIDE, SIDE, MatrixLayout::ColMajor)
+                };
+                cmma::load(&mut left, &a[at..at + 1], PITCH as u32);
+                #[unroll]
+                for j in 0..FRAGMENTS.1 {
+                    let sum = &sums[comptime!(i * FRAGMENTS.1 + j)];
+                    cmma::execute(&left, &right[j], sum, sum);
+                }
+            }
+        }
+        sync_cube();
+        k += DEPTH;
+    }
+
+    let mut out = Shared::<[f32]>::new_aligned_slice(comptime!(UNITS / 32 * SIDE * SIDE), 16usize);
+    let lane = UNIT_POS as usize % 32;
+    let (lane_row, lane_column) = (lane / 2, lane % 2 * VECTOR);
+    let corner = plane * comptime!(SIDE * SIDE);
+    #[unroll]
+    for i in 0..FRAGMENTS.0 {
+        #[unroll]
+        for j in 0..FRAGMENTS.1 {
+            cmma::store(
+                &mut out[corner..corner + 1],
+                &sums[comptime!(i * FRAGMENTS.1 + j)],
+                SIDE as u32,
+                MatrixLayout::RowMajor,
+            );
+            sync_plane();
+            let mut values = Vector::<F, Const<VECTOR>>::empty();
+            #[unroll]
+            for v in 0..VECTOR {
+                values.insert(v, rounded::<F>(out[corner + lane_row * SIDE + lane_column + v]));
+            }
+            let to_row = row + plane_row + comptime!(i * SIDE) + lane_row;
+            let to_column = column + plane_column + comptime!(j * SIDE) + lane_column;
+            if to_row < p && to_column < q {
+                d_weight[((expert * p + to_row) * q + to_column) / VECTOR] = values;
+            }
+            sync_plane();
+        }
+    }
+}
+
+/// Whether there are tensor cores for matrices like these.
+pub(super) fn supports(x: &CubeTensor, p: usize, q: usize) -> bool {
+    let element = dtype_to_elem_type(x.dtype);
+    let (m, n, k) = (SIDE as u32, SIDE as u32, SIDE as u32);
+    let wanted = MmaConfig { a_type: element, b_type: element, cd_type: f32::elem_type_native(), m, n, k };
+    let properties = x.client.properties();
+    element.size() == 2
+        && p.is_multiple_of(VECTOR)
+        && q.is_multiple_of(VECTOR)
+        && properties.hardware.plane_size_max == 32
+        && properties.features.matmul.cmma.contains(&wanted)
+}
+
+/// `dW_epq`; all tensors are contiguous and [supported](supports).
+pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_weight: &CubeTensor) {
+    let [e, p, q] = d_weight.meta.shape().dims();
+    unsafe {
+        sum::launch_unchecked(
+            &x.client,
+            CubeCount::Static(p.div_ceil(TILE) as u32, q.div_ceil(TILE) as u32, e as u32),
+            CubeDim::new_1d(UNITS as u32),
+            address_type([x, d_y, d_weight]),
+            x.clone().into_buffer_arg(),
+            d_y.clone().into_buffer_arg(),
+            segments.clone().into_buffer_arg(),
+            d_weight.clone().into_buffer_arg(),
+            p,
+            q,
+            dtype_to_elem_type(x.dtype),
+        );
+    }
+}

@@ -1,0 +1,23 @@
+//! f32 to the dtype of a result.
+
+use cubecl::comptime;
+use cubecl::ir::FloatKind;
+use cubecl::prelude::*;
+
+/// `values`, rounded to the nearest, halves to even.
+///
+/// Where an x86 CPU has no instruction for bf16, LLVM calls a function that CubeCL's CPU runtime does not find: there the bits are rounded
+/// by hand.
+#[cube]
+pub(crate) fn rounded<F: Float, N: Size>(values: Vector<f32, N>) -> Vector<F, N> {
+    let dtype = elem_type_of::<F>();
+    let cores = comptime::hardware_properties().num_cpu_cores;
+    if comptime!(dtype == ElemType::Float(FloatKind::BF16) && cores.is_some()) {
+        let bits = Vector::<u32, N>::reinterpret(values);
+        let odd = (bits >> Vector::new(16u32)) & Vector::new(1u32);
+        let kept = (bits + Vector::new(0x7fffu32) + odd) >> Vector::new(16u32);
+        Vector::<F, N>::reinterpret(Vector::<u16, N>::cast_from(kept))
+    } else {
+        Vector::cast_from(values)
+    }
+}
