@@ -17,6 +17,11 @@ moe=(--package moe --features cpu-jit,offline)
 
 say() { printf 'check-kernels: %s\n' "$*"; }
 
+fail() {
+    say "$*" >&2
+    exit 1
+}
+
 # Debian's Python comes without the module that makes environments.
 install_venv() {
     local sudo=()
@@ -36,7 +41,8 @@ install_tools() {
     install_venv
     python3 -m venv "$work/venv"
     rm -rf "$tools"
-    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --target "$tools" "${packages[@]}"
+    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --target "$tools" "${packages[@]}" ||
+        fail "pip cannot install NVIDIA's tools, and without them nothing is checked"
     echo "${packages[*]}" >"$tools/packages"
 }
 
@@ -45,7 +51,7 @@ trap 'rm -rf "$work"' EXIT
 bash scripts/install-llvm.sh
 install_tools
 say "testing the kernels on the CPU"
-cargo test "${moe[@]}" --test cube
+cargo test "${moe[@]}" --test 'cube*'
 say "compiling the kernels"
 # In CUDA_PATH, LLVM finds `exp` and its like.
 CUDA_PATH=$tools/nvidia/cuda_nvcc cargo run --quiet "${moe[@]}" --example compile_kernels -- "$work/code"

@@ -130,6 +130,8 @@ def main():
         faults = ["there are no kernels"]
     for fault in faults:
         print(f"FAILED: {fault}")
+    kernels = len({entry["kernel"] for entry in entries})
+    print(f"{kernels} kernels, compiled {len(entries)} times: {len(faults)} faults")
     sys.exit(1 if faults else 0)
 
 

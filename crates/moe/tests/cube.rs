@@ -252,6 +252,7 @@ fn rows_agree() {
         ([2, 600, 5], 1, NO_HOLES),
         ([2, 36, 8], 36, 4),
         ([8, 70, 256], 2, NO_HOLES),
+        ([2, 1400, 300], 1, 9),
         ([3, 20, 7], 1, 1),
     ] {
         let chosen = random.experts(k, n, experts, holes);
@@ -334,6 +335,31 @@ fn swiglu_and_its_gradients_agree() {
             });
         }
     }
+}
+
+/// There are no more cubes than 65,536, so cubes go through several rows, groups or tokens.
+#[test]
+fn more_rows_than_cubes_agree() {
+    let mut random = Random(9);
+    let n = 70_000;
+    let (chosen, x, weight) = (random.experts(1, n, 2, 9), random.floats(n, 64), random.floats(n, 64));
+    let layout = Layout::Sorted { tile: 1 };
+    let rule = DispatchRule { experts: 2, groups: 1, capacity: None, order: Order::Choice, layout };
+    agree("70000 tokens", |device| {
+        let ad = &device.clone().autodiff();
+        let placed = dispatch(int(&chosen, [1, n], ad), rule);
+        let (x, g) = (f32s(&x, [n, 1], ad).require_grad(), f32s(&weight, [1, n], ad).require_grad());
+        let y = unpermute(permute(x.clone(), &placed), g.clone(), &placed);
+        let gradients = y.clone().backward();
+        vec![
+            ints(count(int(&chosen, [1, n], device), n, 2)),
+            floats(scores(f32s(&weight, [n, 1], device), ScoreFunc::Sigmoid)),
+            ints(placed.slot_kn),
+            floats(y),
+            floats(x.grad(&gradients).unwrap()),
+            floats(g.grad(&gradients).unwrap()),
+        ]
+    });
 }
 
 #[test]

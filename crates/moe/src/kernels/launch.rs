@@ -20,7 +20,11 @@ const CUBES: usize = 1 << 16;
 static CPU_UNITS: AtomicUsize = AtomicUsize::new(1);
 
 /// Sets the units of a cube on CubeCL's CPU runtime, for the whole process: 1 unless set, and 2 to test for races.
+///
+/// # Panics
+/// If it is no power of two.
 pub fn set_cpu_units(units: usize) {
+    assert!(units.is_power_of_two(), "set_cpu_units: {units} is no power of two");
     CPU_UNITS.store(units, Ordering::Relaxed);
 }
 

@@ -16,7 +16,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::grouped_gemm;
+use super::{dispatch, grouped_gemm, permute, reroute, route, swiglu};
 use cubecl::features::{Features, Plane, Tma};
 use cubecl::ir::nvidia::SmArch;
 use cubecl::ir::{
@@ -37,6 +37,7 @@ use cubecl_cpp::target::Cuda;
 use cubecl_llvm::nvptx::ptx_version::PtxVersion;
 use cubecl_llvm::shared::lowered_features::{GpuTarget, restrict_features};
 use cubecl_llvm::{LlvmTarget, PlironArtifact, PlironCompiler, PlironOptions};
+use half::{bf16, f16};
 
 /// The CUDA release whose PTX is emitted, as the driver reports it: 12.9.
 const CUDA: i32 = 12090;
@@ -172,7 +173,21 @@ impl KernelCase {
 
 /// Every kernel.
 pub fn cases() -> Vec<KernelCase> {
-    [grouped_gemm::cube::cases()].into_iter().flatten().collect()
+    let modules = [
+        route::cube::cases(),
+        reroute::cube::cases(),
+        dispatch::cube::cases(),
+        permute::cube::cases(),
+        grouped_gemm::cube::cases(),
+        swiglu::cube::cases(),
+    ];
+    modules.into_iter().flatten().collect()
+}
+
+/// Names, dtypes and sizes of vectors for kernels that go through rows of numbers.
+pub(super) fn float_cases() -> [(&'static str, ElemType, usize); 4] {
+    let (single, brain, half) = (f32::elem_type_native(), bf16::elem_type_native(), f16::elem_type_native());
+    [("f32", single, 4), ("bf16", brain, 8), ("f16", half, 8), ("bf16 odd widths", brain, 1)]
 }
 
 /// A [`KernelCase`] compiled for one of its targets.

@@ -14,6 +14,8 @@
 
 use super::{DispatchRule, Layout, Order};
 use crate::kernels::launch::{UNITS, contiguous, empty, units};
+#[cfg(feature = "offline")]
+use crate::kernels::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -285,4 +287,33 @@ fn assign_kernel(
         }
         slot[p] = row;
     }
+}
+
+/// The kernels with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use assign_kernel::AssignKernel;
+    use histogram_kernel::HistogramKernel;
+    use scan_kernel::ScanKernel;
+
+    let sizes = || SizesCompilationArg { n: (), k: (), e: (), groups: (), chunks: (), items: () };
+    let mut cases = vec![];
+    for (table, units) in [(8, 256), (256, 32)] {
+        let dim = move || CubeDim::new_1d(units as u32);
+        for on in [false, true] {
+            cases.push(KernelCase::new(format!("dispatch histogram e={table} choice_major={on}"), move |gpu| {
+                let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
+                HistogramKernel::new(s, d, t, b(), b(), b(), (), sizes(), table, units, on)
+            }));
+            cases.push(KernelCase::new(format!("dispatch scan e={table} sorted={on}"), move |gpu| {
+                let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(table as u32)), gpu.device(), gpu.target());
+                ScanKernel::new(s, d, t, b(), b(), b(), b(), (), (), sizes(), table, table, on)
+            }));
+            cases.push(KernelCase::new(format!("dispatch assign e={table} choice_major={on}"), move |gpu| {
+                let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
+                AssignKernel::new(s, d, t, b(), b(), b(), b(), b(), b(), (), sizes(), table, units, on)
+            }));
+        }
+    }
+    cases
 }

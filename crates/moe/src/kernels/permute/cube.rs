@@ -4,6 +4,8 @@
 //! gradient of a gate needs what other units have: a sum of one number a unit, through shared memory.
 
 use crate::kernels::launch::{address_type, contiguous, empty, over_rows, units, vector_size};
+#[cfg(feature = "offline")]
+use crate::kernels::offline::{KernelCase, buffer, float_cases};
 use crate::kernels::round::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -43,10 +45,10 @@ pub(crate) fn permute(x: CubeTensor, source: CubeTensor) -> CubeTensor {
 
 /// `width` is that of a row in vectors.
 #[cube(launch, address_type = "dynamic")]
-fn permute_kernel<F: Float, N: Size>(
-    x: &[Vector<F, N>],
+fn permute_kernel<F: Float, V: Size>(
+    x: &[Vector<F, V>],
     source: &[i32],
-    rows: &mut [Vector<F, N>],
+    rows: &mut [Vector<F, V>],
     n: usize,
     r: usize,
     width: usize,
@@ -57,7 +59,7 @@ fn permute_kernel<F: Float, N: Size>(
         let p = source[row];
         let mut i = UNIT_POS as usize;
         while i < width {
-            let mut value = Vector::<F, N>::new(F::new(0.0f32));
+            let mut value = Vector::<F, V>::new(F::new(0.0f32));
             if p >= 0i32 {
                 value = x[p as usize % n * width + i];
             }
@@ -100,11 +102,11 @@ pub(crate) fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, slot: CubeTens
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn unpermute_kernel<F: Float, N: Size>(
-    y: &[Vector<F, N>],
+fn unpermute_kernel<F: Float, V: Size>(
+    y: &[Vector<F, V>],
     gates: ComptimeOption<&[f32]>,
     slot: &[i32],
-    tokens: &mut [Vector<F, N>],
+    tokens: &mut [Vector<F, V>],
     n: usize,
     k: usize,
     width: usize,
@@ -114,11 +116,11 @@ fn unpermute_kernel<F: Float, N: Size>(
     while token < n {
         let mut i = UNIT_POS as usize;
         while i < width {
-            let mut sum = Vector::<f32, N>::new(0.0f32);
+            let mut sum = Vector::<f32, V>::new(0.0f32);
             for j in 0..k {
                 let row = slot[j * n + token];
                 if row >= 0i32 {
-                    let value = Vector::<f32, N>::cast_from(y[row as usize * width + i]);
+                    let value = Vector::<f32, V>::cast_from(y[row as usize * width + i]);
                     #[comptime]
                     match &gates {
                         ComptimeOption::Some(gates) => sum += Vector::new(gates[j * n + token]) * value,
@@ -178,13 +180,13 @@ pub(crate) fn unpermute_backward(
 /// The cube of row `r` writes the gradients of the row and of the gate of its assignment; gates of dropped assignments are nobody's
 /// and are set to 0 beside it.
 #[cube(launch, address_type = "dynamic")]
-fn unpermute_backward_kernel<F: Float, N: Size>(
-    y: &[Vector<F, N>],
+fn unpermute_backward_kernel<F: Float, V: Size>(
+    y: &[Vector<F, V>],
     gates: &[f32],
     source: &[i32],
     slot: &[i32],
-    d_y: &[Vector<F, N>],
-    d_rows: &mut [Vector<F, N>],
+    d_y: &[Vector<F, V>],
+    d_rows: &mut [Vector<F, V>],
     d_gates: &mut [f32],
     n: usize,
     r: usize,
@@ -206,13 +208,13 @@ fn unpermute_backward_kernel<F: Float, N: Size>(
     let mut row = CUBE_POS;
     while row < r {
         let p = source[row];
-        let mut lanes = Vector::<f32, N>::new(0.0f32);
+        let mut lanes = Vector::<f32, V>::new(0.0f32);
         let mut i = unit;
         while i < width {
-            let mut value = Vector::<F, N>::new(F::new(0.0f32));
+            let mut value = Vector::<F, V>::new(F::new(0.0f32));
             if p >= 0i32 {
-                let dy = Vector::<f32, N>::cast_from(d_y[p as usize % n * width + i]);
-                lanes += dy * Vector::<f32, N>::cast_from(y[row * width + i]);
+                let dy = Vector::<f32, V>::cast_from(d_y[p as usize % n * width + i]);
+                lanes += dy * Vector::<f32, V>::cast_from(y[row * width + i]);
                 value = rounded(Vector::new(gates[p as usize]) * dy);
             }
             d_rows[row * width + i] = value;
@@ -238,4 +240,35 @@ fn unpermute_backward_kernel<F: Float, N: Size>(
         }
         row += CUBE_COUNT;
     }
+}
+
+/// The kernels with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use permute_kernel::PermuteKernel;
+    use unpermute_backward_kernel::UnpermuteBackwardKernel;
+    use unpermute_kernel::UnpermuteKernel;
+
+    let mut cases = vec![];
+    for (name, dtype, vector) in float_cases() {
+        cases.push(KernelCase::new(format!("permute {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            PermuteKernel::new(s, d, t, b(), b(), b(), (), (), (), vector, dtype)
+        }));
+        for gated in [false, true] {
+            cases.push(KernelCase::new(format!("unpermute {name} gated={gated}"), move |gpu| {
+                let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+                let gates = match gated {
+                    true => ComptimeOptionCompilationArg::Some(buffer()),
+                    false => ComptimeOptionCompilationArg::None,
+                };
+                UnpermuteKernel::new(s, d, t, b(), gates, b(), b(), (), (), (), vector, dtype)
+            }));
+        }
+        cases.push(KernelCase::new(format!("unpermute_backward {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            UnpermuteBackwardKernel::new(s, d, t, b(), b(), b(), b(), b(), b(), b(), (), (), (), (), vector, 256, dtype)
+        }));
+    }
+    cases
 }

@@ -6,6 +6,8 @@
 use super::RerouteRule;
 use crate::kernels::dispatch::{Order, cube::assignment};
 use crate::kernels::launch::{contiguous, empty, over_items};
+#[cfg(feature = "offline")]
+use crate::kernels::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -53,8 +55,8 @@ fn reroute_kernel(
     let tokens = n / groups;
     let mut group = ABSOLUTE_POS;
     while group < groups {
-        for i in group * e..group * e + e {
-            load[i] = 0i32;
+        for i in 0..e {
+            load[group * e + i] = 0i32;
         }
         for i in 0..tokens * k {
             let p = assignment(i, group, tokens, n, k, choice_major);
@@ -81,4 +83,18 @@ fn reroute_kernel(
         }
         group += CUBE_COUNT * CUBE_DIM as usize;
     }
+}
+
+/// The kernel with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use reroute_kernel::RerouteKernel;
+
+    let case = |choice_major| {
+        KernelCase::new(format!("reroute choice_major={choice_major}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(32)), gpu.device(), gpu.target());
+            RerouteKernel::new(s, d, t, b(), b(), b(), (), (), (), (), (), (), choice_major)
+        })
+    };
+    vec![case(false), case(true)]
 }

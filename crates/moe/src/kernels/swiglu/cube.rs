@@ -3,6 +3,8 @@
 //! Inputs are read and outputs written once, in vectors as wide as the device loads.
 
 use crate::kernels::launch::{address_type, empty, over_items, vector_size};
+#[cfg(feature = "offline")]
+use crate::kernels::offline::{KernelCase, buffer, float_cases};
 use crate::kernels::round::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -34,24 +36,24 @@ pub(crate) fn swiglu(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn swiglu_kernel<F: Float, N: Size>(
-    gate: &[Vector<F, N>],
-    up: &[Vector<F, N>],
-    y: &mut [Vector<F, N>],
+fn swiglu_kernel<F: Float, V: Size>(
+    gate: &[Vector<F, V>],
+    up: &[Vector<F, V>],
+    y: &mut [Vector<F, V>],
     vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
     let mut i = ABSOLUTE_POS;
     while i < vectors {
-        let g = Vector::<f32, N>::cast_from(gate[i]);
-        y[i] = rounded(g * sigmoid(g) * Vector::<f32, N>::cast_from(up[i]));
+        let g = Vector::<f32, V>::cast_from(gate[i]);
+        y[i] = rounded(g * sigmoid(g) * Vector::<f32, V>::cast_from(up[i]));
         i += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
 
 #[cube]
-fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
-    let one = Vector::<f32, N>::new(1.0f32);
+fn sigmoid<V: Size>(x: Vector<f32, V>) -> Vector<f32, V> {
+    let one = Vector::<f32, V>::new(1.0f32);
     one / (one + (-x).exp())
 }
 
@@ -81,23 +83,43 @@ pub(crate) fn swiglu_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTensor)
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn swiglu_backward_kernel<F: Float, N: Size>(
-    gate: &[Vector<F, N>],
-    up: &[Vector<F, N>],
-    d_y: &[Vector<F, N>],
-    d_gate: &mut [Vector<F, N>],
-    d_up: &mut [Vector<F, N>],
+fn swiglu_backward_kernel<F: Float, V: Size>(
+    gate: &[Vector<F, V>],
+    up: &[Vector<F, V>],
+    d_y: &[Vector<F, V>],
+    d_gate: &mut [Vector<F, V>],
+    d_up: &mut [Vector<F, V>],
     vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
     let mut i = ABSOLUTE_POS;
     while i < vectors {
-        let g = Vector::<f32, N>::cast_from(gate[i]);
-        let dy = Vector::<f32, N>::cast_from(d_y[i]);
+        let g = Vector::<f32, V>::cast_from(gate[i]);
+        let dy = Vector::<f32, V>::cast_from(d_y[i]);
         let s = sigmoid(g);
-        let slope = s + g * s * (Vector::<f32, N>::new(1.0f32) - s);
-        d_gate[i] = rounded(dy * Vector::<f32, N>::cast_from(up[i]) * slope);
+        let slope = s + g * s * (Vector::<f32, V>::new(1.0f32) - s);
+        d_gate[i] = rounded(dy * Vector::<f32, V>::cast_from(up[i]) * slope);
         d_up[i] = rounded(dy * g * s);
         i += CUBE_COUNT * CUBE_DIM as usize;
     }
+}
+
+/// The kernels with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use swiglu_backward_kernel::SwigluBackwardKernel;
+    use swiglu_kernel::SwigluKernel;
+
+    let mut cases = vec![];
+    for (name, dtype, vector) in float_cases() {
+        cases.push(KernelCase::new(format!("swiglu {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            SwigluKernel::new(s, d, t, b(), b(), b(), (), vector, dtype)
+        }));
+        cases.push(KernelCase::new(format!("swiglu_backward {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            SwigluBackwardKernel::new(s, d, t, b(), b(), b(), b(), b(), (), vector, dtype)
+        }));
+    }
+    cases
 }

@@ -12,7 +12,6 @@
 mod multi_level;
 #[cfg(feature = "offline")]
 mod offline;
-mod round;
 mod simt;
 mod tier;
 mod tiles;
@@ -32,7 +31,8 @@ pub use tier::{Tier, force_tier};
 /// Rows of a tile on a GPU, in every tier.
 const TILE: usize = 128;
 
-/// The number of rows to pad segments to, so that no tile is half empty.
+/// The number of rows to pad segments to, so that no tile is half empty: what `grouped_gemm::tile_rows` is to answer on these devices.
+#[allow(dead_code)]
 pub(crate) fn tile_rows(client: &Client) -> usize {
     if client.properties().hardware.num_cpu_cores.is_some() { 1 } else { TILE }
 }

@@ -245,7 +245,7 @@ pub(super) fn launch(
 ) -> Result<(), String> {
     let tensors = (x, weight, segments, y);
     if x.client.properties().hardware.num_cpu_cores.is_some() {
-        // See `round`: cubek leaves it to the CPU.
+        // cubek does not round as `kernels::round` does.
         if x.dtype == DType::BF16 {
             return Err("not every CPU has the conversion to bf16".into());
         }

@@ -23,7 +23,19 @@ pub(crate) fn cases() -> Vec<KernelCase> {
                 let settings = gpu.unchecked(units.cube_dim());
                 let (b, gpu, target) = (buffer, gpu.device(), gpu.target());
                 simt::product::Product::new(
-                    settings, gpu, target, b(), b(), b(), b(), (), (), vector, transposed, units, element,
+                    settings,
+                    gpu,
+                    target,
+                    b(),
+                    b(),
+                    b(),
+                    b(),
+                    (),
+                    (),
+                    vector,
+                    transposed,
+                    units,
+                    element,
                 )
             }));
         }

@@ -24,9 +24,9 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::round::rounded;
 use super::tiles::{self, Tile};
 use crate::kernels::launch::{self, UNITS, address_type};
+use crate::kernels::round::rounded;
 use burn::backend::cubecl::dtype_to_elem_type;
 
 /// Rows and columns of a unit's sums.
@@ -187,14 +187,14 @@ pub(super) fn write_sums<F: Float, N: Size>(
     for i in 0..ROWS {
         #[unroll]
         for part in 0..comptime!(COLUMNS / vector) {
-            let mut values = Vector::<F, N>::empty();
+            let mut values = Vector::<f32, N>::empty();
             #[unroll]
             for j in 0..vector {
-                values.insert(j, rounded::<F>(sums[i].extract(comptime!(part * vector + j))));
+                values.insert(j, sums[i].extract(comptime!(part * vector + j)));
             }
             let at = column + comptime!(part * vector);
             if row + i < target.rows && at < target.columns {
-                to[(target.offset + (row + i) * target.stride + at) / vector] = values;
+                to[(target.offset + (row + i) * target.stride + at) / vector] = rounded(values);
             }
         }
     }

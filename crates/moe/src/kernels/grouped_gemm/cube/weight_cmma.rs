@@ -12,12 +12,13 @@
 //!     +-------+-------+
 //! ```
 //!
-//! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 a lane, operands 6 x 8 more. Shared memory: 2 x 32 x 136 x 2 = 17,408 bytes for
+//! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 a lane, operands and addresses as many more: 128 at the most, two cubes on a
+//! multiprocessor. Shared memory: 2 x 32 x 136 x 2 = 17,408 bytes for
 //! a step; 8 numbers at the end of a row shift it by 4 banks, so that the 8 rows that are loaded together do not collide. Then 8 x 1024
 //! bytes through which sums leave: which lane holds which number of a sum is not known, and edges and rounding need to know it.
 
-use super::round::rounded;
 use crate::kernels::launch::address_type;
+use crate::kernels::round::rounded;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::cmma::{self, MatrixIdent, MatrixLayout};
@@ -53,11 +54,12 @@ fn stage<F: Float>(
     for step in 0..comptime!(DEPTH * TILE / VECTOR / UNITS) {
         let i = step * UNITS + UNIT_POS as usize;
         let (k, m) = (i / comptime!(TILE / VECTOR), i % comptime!(TILE / VECTOR));
-        let mut values = Vector::<F, Const<VECTOR>>::new(F::from_int(0));
+        let at = k * comptime!(PITCH / VECTOR) + m;
         if row + k < end && column + m * VECTOR < stride {
-            values = from[((row + k) * stride + column) / VECTOR + m];
+            to[at] = from[((row + k) * stride + column) / VECTOR + m];
+        } else {
+            to[at] = Vector::new(F::from_int(0));
         }
-        to[k * comptime!(PITCH / VECTOR) + m] = values;
     }
 }
 
@@ -100,27 +102,28 @@ pub(super) fn sum<F: Float>(
         sync_cube();
         #[unroll]
         for step in 0..comptime!(DEPTH / SIDE) {
-            let mut right = Sequence::<cmma::Matrix<F>>::new();
-            #[unroll]
-            for j in 0..FRAGMENTS.1 {
-                let at = (plane_column + comptime!(step * SIDE * PITCH + j * SIDE)) / VECTOR;
-                let mut matrix = unsafe {
-                    cmma::Matrix::<F>::uninitialized(MatrixIdent::B, SIDE, SIDE, SIDE, MatrixLayout::RowMajor)
-                };
-                cmma::load(&mut matrix, &b[at..at + 1], PITCH as u32);
-                right.push(matrix);
-            }
+            let mut left = Sequence::<cmma::Matrix<F>>::new();
             #[unroll]
             for i in 0..FRAGMENTS.0 {
                 let at = (plane_row + comptime!(step * SIDE * PITCH + i * SIDE)) / VECTOR;
-                let mut left = unsafe {
+                let mut matrix = unsafe {
                     cmma::Matrix::<F>::uninitialized(MatrixIdent::A, SIDE, SIDE, SIDE, MatrixLayout::ColMajor)
                 };
-                cmma::load(&mut left, &a[at..at + 1], PITCH as u32);
+                cmma::load(&mut matrix, &a[at..at + 1], PITCH as u32);
+                left.push(matrix);
+            }
+            // One at a time: fewer registers than the other way round.
+            #[unroll]
+            for j in 0..FRAGMENTS.1 {
+                let at = (plane_column + comptime!(step * SIDE * PITCH + j * SIDE)) / VECTOR;
+                let mut right = unsafe {
+                    cmma::Matrix::<F>::uninitialized(MatrixIdent::B, SIDE, SIDE, SIDE, MatrixLayout::RowMajor)
+                };
+                cmma::load(&mut right, &b[at..at + 1], PITCH as u32);
                 #[unroll]
-                for j in 0..FRAGMENTS.1 {
+                for i in 0..FRAGMENTS.0 {
                     let sum = &sums[comptime!(i * FRAGMENTS.1 + j)];
-                    cmma::execute(&left, &right[j], sum, sum);
+                    cmma::execute(&left[i], &right, sum, sum);
                 }
             }
         }
@@ -143,15 +146,15 @@ pub(super) fn sum<F: Float>(
                 MatrixLayout::RowMajor,
             );
             sync_plane();
-            let mut values = Vector::<F, Const<VECTOR>>::empty();
+            let mut values = Vector::<f32, Const<VECTOR>>::empty();
             #[unroll]
             for v in 0..VECTOR {
-                values.insert(v, rounded::<F>(out[corner + lane_row * SIDE + lane_column + v]));
+                values.insert(v, out[corner + lane_row * SIDE + lane_column + v]);
             }
             let to_row = row + plane_row + comptime!(i * SIDE) + lane_row;
             let to_column = column + plane_column + comptime!(j * SIDE) + lane_column;
             if to_row < p && to_column < q {
-                d_weight[((expert * p + to_row) * q + to_column) / VECTOR] = values;
+                d_weight[((expert * p + to_row) * q + to_column) / VECTOR] = rounded(values);
             }
             sync_plane();
         }

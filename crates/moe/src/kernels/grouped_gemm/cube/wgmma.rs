@@ -15,7 +15,7 @@
 //! ```
 //!
 //! `full[s]` opens when the 32,768 bytes of a stage are there, `empty[s]` when the 256 units of both consumers have used them. Both
-//! flip their parity each time around the ring. Registers: a consumer's 64 x 128 sums are 64 numbers a unit, 108 in all: with 384 units and
+//! flip their parity each time around the ring. Registers: a consumer's 64 x 128 sums are 64 numbers a unit, 92 in all: with 384 units and
 //! 128 KiB one cube fits on a multiprocessor. Both operands lie in shared memory in rows of 64 bf16 = 128 bytes whose eight 16-byte parts are
 //! swapped by the row's number modulo 8 (the 128-byte swizzle), which TMA writes and `wgmma` reads without bank conflicts.
 //!

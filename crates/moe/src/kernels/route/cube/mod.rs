@@ -10,6 +10,8 @@ pub(crate) use select::select_experts;
 use super::{GateRule, TINY};
 use crate::ScoreFunc;
 use crate::kernels::launch::{contiguous, empty, over_items, over_rows, units};
+#[cfg(feature = "offline")]
+use crate::kernels::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::zeros_client;
@@ -226,8 +228,8 @@ fn gates_backward_kernel(
     let mut token = ABSOLUTE_POS;
     while token < n {
         let row = token * e;
-        for i in row..row + e {
-            d_scores[i] = 0.0f32;
+        for i in 0..e {
+            d_scores[row + i] = 0.0f32;
         }
         let sum = score_sum(scores, experts, token, n, e, k, normalise);
         let mut share = 0.0f32;
@@ -313,4 +315,40 @@ fn count_kernel(
         // A unit clears for the next group only what it has read itself.
         group += CUBE_COUNT;
     }
+}
+
+/// The kernels with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use count_kernel::CountKernel;
+    use gates_backward_kernel::GatesBackwardKernel;
+    use gates_kernel::GatesKernel;
+    use scores_backward_kernel::ScoresBackwardKernel;
+    use scores_kernel::ScoresKernel;
+
+    let dim = || CubeDim::new_1d(256);
+    let mut cases = select::cases();
+    for on in [false, true] {
+        cases.push(KernelCase::new(format!("scores softmax={on}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
+            ScoresKernel::new(s, d, t, b(), b(), (), (), on)
+        }));
+        cases.push(KernelCase::new(format!("scores_backward softmax={on}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
+            ScoresBackwardKernel::new(s, d, t, b(), b(), b(), (), (), on)
+        }));
+        cases.push(KernelCase::new(format!("gates normalise={on}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
+            GatesKernel::new(s, d, t, b(), b(), b(), (), (), (), (), on)
+        }));
+        cases.push(KernelCase::new(format!("gates_backward normalise={on}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
+            GatesBackwardKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), (), on)
+        }));
+    }
+    cases.push(KernelCase::new("count e=256", move |gpu| {
+        let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
+        CountKernel::new(s, d, t, b(), b(), (), (), (), (), 256, 256)
+    }));
+    cases
 }

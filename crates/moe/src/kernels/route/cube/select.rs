@@ -5,6 +5,8 @@
 
 use super::super::{GAMMA, Noise, SelectRule};
 use crate::kernels::launch::{contiguous, empty, over_items};
+#[cfg(feature = "offline")]
+use crate::kernels::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -184,4 +186,19 @@ fn mix(number: u32) -> u32 {
     x = (x ^ (x >> 16u32)) * 0x7feb_352du32;
     x = (x ^ (x >> 15u32)) * 0x846c_a68bu32;
     x ^ (x >> 16u32)
+}
+
+#[cfg(feature = "offline")]
+pub(super) fn cases() -> Vec<KernelCase> {
+    use select_kernel::SelectKernel;
+
+    let case = |candidates, best_groups, noisy| {
+        let name = format!("select candidates={candidates} best_groups={best_groups} noisy={noisy}");
+        KernelCase::new(name, move |gpu| {
+            let (b, seed) = (buffer, SeedCompilationArg { amplitude: (), key: (), first_row: (), seq_len: () });
+            let (s, d, t) = (gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            SelectKernel::new(s, d, t, b(), b(), b(), (), (), (), (), (), seed, candidates, best_groups, noisy)
+        })
+    };
+    vec![case(1, 0, false), case(2, 0, true), case(8, 0, false), case(8, 4, true), case(16, 4, true)]
 }
