@@ -101,7 +101,7 @@ impl Check {
 
     /// What `backward` starts from.
     fn cotangent(&self, seed: u32, len: usize, dtype: DType) -> Vec<f32> {
-        if self.ones(dtype) { vec![1.0; len] } else { Numbers(seed).vec(len) }
+        if self.ones(dtype) { vec![1.0; len] } else { Numbers(seed).in_dtype(len, dtype) }
     }
 
     fn ones(&self, dtype: DType) -> bool {
@@ -202,7 +202,7 @@ impl Check {
         let slot: Vec<i32> = placed.slot_kn.clone().into_data().iter::<i32>().collect();
         let r = placed.source_r.dims()[0];
 
-        let (x, cotangent) = (Numbers(31).vec(n * d), self.cotangent(32, r * d, dtype));
+        let (x, cotangent) = (Numbers(31).in_dtype(n * d, dtype), self.cotangent(32, r * d, dtype));
         let (rows, d_x) = reference::permute(&wide(&x), &slot, &wide(&cotangent), n);
         let x_nd = self.tracked(&x, [n, d], dtype);
         let x_rd = permute(x_nd.clone(), &placed);
@@ -210,7 +210,8 @@ impl Check {
         self.floats(&format!("permute {name}"), x_rd, &rows, 0.0);
         self.floats(&format!("permute {name} dx"), x_nd.grad(&gradients).unwrap(), &d_x, tolerance(dtype));
 
-        let (y, g, cotangent) = (Numbers(33).vec(r * d), Numbers(34).vec(k * n), self.cotangent(35, n * d, dtype));
+        let (y, g, cotangent) =
+            (Numbers(33).in_dtype(r * d, dtype), Numbers(34).vec(k * n), self.cotangent(35, n * d, dtype));
         let [expected, d_y, d_gates] = reference::unpermute(&wide(&y), &wide(&g), &slot, &wide(&cotangent), n);
         let (y_rd, gates_kn) = (self.tracked(&y, [r, d], dtype), self.tracked(&g, [k, n], DType::F32));
         let y_nd = unpermute(y_rd.clone(), gates_kn.clone(), &placed);
@@ -222,7 +223,7 @@ impl Check {
 
     fn swiglu(&mut self, smoke: bool, dtype: DType) {
         let ([n, _, _, d], name) = (size(smoke), dtype_name(dtype));
-        let times_8 = |seed| Numbers(seed).vec(n * d).into_iter().map(|x| x * 8.0).collect::<Vec<f32>>();
+        let times_8 = |seed| Numbers(seed).in_dtype(n * d, dtype).into_iter().map(|x| x * 8.0).collect::<Vec<f32>>();
         let (gate, up, cotangent) = (times_8(41), times_8(42), self.cotangent(43, n * d, dtype));
         let [expected, d_gate, d_up] = reference::swiglu(&wide(&gate), &wide(&up), &wide(&cotangent));
         let (gate, up) = (self.tracked(&gate, [n, d], dtype), self.tracked(&up, [n, d], dtype));
@@ -240,7 +241,11 @@ impl Check {
         let segments: Vec<i32> = (0..=lengths.len()).map(|e| lengths[..e].iter().sum()).collect();
         let (e, end) = (lengths.len(), segments[lengths.len()] as usize);
         let r = end + 9;
-        let (x, weight, d_y) = (Numbers(51).vec(r * p), Numbers(52).vec(e * p * q), Numbers(53).vec(r * q));
+        let (x, weight, d_y) = (
+            Numbers(51).in_dtype(r * p, dtype),
+            Numbers(52).in_dtype(e * p * q, dtype),
+            Numbers(53).in_dtype(r * q, dtype),
+        );
         let expected = reference::product(&wide(&x), &wide(&weight), &wide(&d_y), &segments, [p, q]);
         // On a GPU cubek multiplies f32 in TF32, which keeps 10 bits.
         let tf32 = tier == Tier::MultiLevel && dtype == DType::F32 && !self.cpu;

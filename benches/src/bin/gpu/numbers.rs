@@ -14,6 +14,12 @@ impl Numbers {
         (self.bits(i) >> 25) as f32 / 64.0 - 1.0
     }
 
+    /// The first `len`, with all the digits that the dtype has: in f32 products of them are rounded, in TF32 the numbers too.
+    pub fn in_dtype(self, len: usize, dtype: DType) -> Vec<f32> {
+        let fine = |i| (self.bits(i) >> 8) as f32 / (1 << 23) as f32 - 1.0;
+        if dtype == DType::F32 { (0..len).map(fine).collect() } else { self.vec(len) }
+    }
+
     /// Below `bound`.
     pub fn below(self, i: usize, bound: usize) -> usize {
         (u64::from(self.bits(i)) * bound as u64 >> 32) as usize

@@ -121,10 +121,12 @@ pub fn check(part: Part, device: &str, smoke: bool) -> Result<Checked, String> {
     file.rewind().and_then(|()| file.read_to_end(&mut text)).map_err(failed)?;
     let _ = std::fs::remove_file(output);
     let text = String::from_utf8_lossy(&text);
-    let cannot = text.lines().find_map(|line| line.split_once(CANNOT)).map(|(_, why)| why.trim().to_string());
+    let wrong = text.lines().find(|line| line.starts_with("FAIL"));
+    let cannot = text.lines().find_map(|line| line.split_once(CANNOT)).filter(|_| wrong.is_none());
     let outcome = match (status, cannot) {
         (Some(status), _) if status.success() => Outcome::Passed,
-        (Some(_), Some(why)) => Outcome::Skipped(why),
+        (Some(_), Some((_, why))) => Outcome::Skipped(why.trim().into()),
+        (Some(_), None) if wrong.is_some() => Outcome::Failed("wrong results".into()),
         (Some(status), None) => Outcome::Failed(status.to_string()),
         (None, _) => Outcome::Failed(format!("not done after {} s", LIMIT.as_secs())),
     };
