@@ -27,9 +27,8 @@ def corpus(file, size=1 << 20):
     file.write_text(text[:size], encoding="utf-8")
 
 
-def train(binary, model, device, ranks, data, folder):
+def train(binary, model, device, ranks, data, out):
     """The lines of steps in metrics.jsonl, or the reason why there are none."""
-    out = folder / f"{model}-{device.replace(':', '')}-{ranks}"
     command = [str(binary), "--model", model, "--gpus", str(ranks), "--steps", str(STEPS), "--data", str(data), "--out", str(out)]
     for setting in [f"train.device={device}", "train.val_batches=0", "train.val_every=0", "train.sample_tokens=0"]:
         command += ["--set", setting]
@@ -44,6 +43,10 @@ def train(binary, model, device, ranks, data, folder):
     return (steps, None) if len(steps) == STEPS else (None, f"{len(steps)} steps in metrics.jsonl, not {STEPS}")
 
 
+def counted(device, ranks):
+    return f"{device}, {ranks} rank{'s' * (ranks > 1)}"
+
+
 def compare(binary, device, folder):
     """A row for each model and layout; `why` is empty where the losses agree."""
     data = folder / "text"
@@ -52,7 +55,7 @@ def compare(binary, device, folder):
     for model in MODELS:
         reference = None
         for where, ranks in [("cpu", 1), (device, 1), (device, 4)]:
-            steps, why = train(binary, model, where, ranks, data, folder)
+            steps, why = train(binary, model, where, ranks, data, folder / f"run-{len(rows)}")
             row = {"model": model, "device": where, "ranks": ranks, "losses": None, "difference": None, "why": why or ""}
             if steps:
                 row["losses"] = [step["loss"] for step in steps]
@@ -61,7 +64,7 @@ def compare(binary, device, folder):
                 row["difference"] = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], reference))
                 if not row["difference"] <= TOLERANCE:
                     row["why"] = f"losses differ by {row['difference']:.1e} from those of one rank on the CPU, {TOLERANCE:.0e} allowed"
-            print(f"{'FAIL ' if row['why'] else 'ok   '} train {model} on {where}, {ranks} ranks: {row['why'] or row['losses']}", flush=True)
+            print(f"{'FAIL ' if row['why'] else 'ok   '} train {model} on {counted(where, ranks)}: {row['why'] or row['losses']}", flush=True)
             rows.append(row)
             if reference is None:
                 break  # nothing to compare with

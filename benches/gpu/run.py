@@ -68,11 +68,13 @@ def torch_peers(options, report):
     peers = Peers(options.device, options.smoke)
     dtype = next((record["dtype"] for record in report["records"] if record["group"] == "grouped_gemm"), "bf16")
     ceiling = peers.ceiling(dtype)
-    peers.copies({record["bytes"] for record in report["records"] if record["bytes"]})
+    sizes = {record["bytes"] for record in report["records"] if record["group"] == "routing" and record["op"] != "copy"}
+    peers.attempt("PyTorch copy", lambda: peers.copies(sizes))
     for case in report["cases"]:
-        peers.products(case, dtype)
-    for model in {case["model"]["name"]: case["model"] for case in report["cases"]}.values():
-        peers.layers(model, dtype)
+        name = f"PyTorch grouped products {case['model']['name']} {case['rows']} {case['skew']}"
+        peers.attempt(name, lambda: peers.products(case, dtype))
+    for name, model in {case["model"]["name"]: case["model"] for case in report["cases"]}.items():
+        peers.attempt(f"PyTorch layer {name}", lambda: peers.layers(model, dtype))
     name = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "cpu"
     machine = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": name}
     return {"machine": machine, "ceiling_flops": ceiling, "records": peers.records, "missing": peers.missing}
@@ -100,13 +102,14 @@ def main():
     start = time.time()
     with tempfile.TemporaryDirectory() as folder:
         report = kiln(options, Path(folder))
+        options.json.write_text(json.dumps({"kiln": report}, indent=1))  # in case that what follows ends early
         peers = torch_peers(options, report)
         rows = losses.compare(options.train, "cuda:0" if options.device == "cuda" else "cpu", Path(folder))
     missing = report.pop("missing") + peers.pop("missing")
     missing += [] if options.smoke else list(too_fast(report, peers["ceiling_flops"]))
     for row in rows:
         if row["why"]:
-            missing.append({"what": f"train {row['model']} on {row['device']}, {row['ranks']} ranks", "why": row["why"], "failed": True})
+            missing.append({"what": f"train {row['model']} on {losses.counted(row['device'], row['ranks'])}", "why": row["why"], "failed": True})
 
     everything = {"kiln": report, "pytorch": peers, "losses": rows, "missing": missing, "seconds": time.time() - start}
     options.json.write_text(json.dumps(everything, indent=1))

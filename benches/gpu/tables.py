@@ -2,7 +2,10 @@
 
 
 def table(head, rows):
-    lines = [head, [":--" if i == 0 else "--:" for i in range(len(head))], *rows]
+    """Columns of numbers are on the right."""
+    rows = list(rows)
+    numbers = [all(row[i].strip("*")[:1] in "-0123456789" for row in rows) for i in range(len(head))]
+    lines = [head, ["--:" if number else ":--" for number in numbers], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -25,8 +28,11 @@ def ratio(record, seconds):
 
 
 def products(kiln, peers, ceiling):
+    own = [r for r in kiln if r["group"] == "grouped_gemm"]
+    # The tiers of a product one below the other.
+    order = list(dict.fromkeys((r["shape"], r["rows"], r["skew"], r["op"]) for r in own))
     rows = []
-    for r in (r for r in kiln if r["group"] == "grouped_gemm"):
+    for r in sorted(own, key=lambda r: order.index((r["shape"], r["rows"], r["skew"], r["op"]))):
         what = {key: r[key] for key in ["group", "op", "shape", "rows", "skew"]}
         grouped, loop = (best(peers, form=form, **what) for form in ["grouped_mm", "loop"])
         rows.append([
@@ -70,7 +76,7 @@ def losses(rows):
         values = " ".join(f"{loss:.4f}" for loss in row["losses"] or [])
         return [row["model"], row["device"], str(row["ranks"]), values or "-", difference, "**NO**" if row["why"] else "yes"]
 
-    return table(["model", "device", "ranks", "losses", "relative difference", "agree"], map(line, rows))
+    return table(["model", "device", "ranks", "losses", "relative difference", "as on one rank of the CPU"], map(line, rows))
 
 
 def tables(everything):

@@ -259,7 +259,7 @@ impl Check {
         let name = format!("grouped_gemm {tier} {}", dtype_name(dtype));
         let y_rq = grouped_gemm(x_rp.clone(), weight_epq.clone(), &segments);
         // Rows behind the end are the next operation's business.
-        let [y, d_x] = [y_rq, rows_gradient(d_y_rq.clone(), weight_epq, &segments)].map(|rows| rows.slice([0..end]));
+        let [y, d_x] = [y_rq, rows_gradient(d_y_rq.clone(), weight_epq, &segments)].map(|rows| rows.slice(0..end));
         self.floats(&name, y, &expected.y[..end * q], tolerance);
         self.floats(&format!("{name} dx"), d_x, &expected.d_x[..end * p], tolerance);
         let d_weight = weight_gradient(x_rp, d_y_rq, &segments);

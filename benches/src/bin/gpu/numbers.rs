@@ -22,7 +22,7 @@ impl Numbers {
 
     /// Below `bound`.
     pub fn below(self, i: usize, bound: usize) -> usize {
-        (u64::from(self.bits(i)) * bound as u64 >> 32) as usize
+        ((u64::from(self.bits(i)) * bound as u64) >> 32) as usize
     }
 
     fn bits(self, i: usize) -> u32 {

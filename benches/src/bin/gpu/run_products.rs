@@ -23,7 +23,7 @@ pub fn measure(device: &Device, sizes: &Sizes, tiers: &[Tier], report: &mut Repo
                 "all shapes but the first: seconds each on a CPU".into(),
                 false,
             );
-            of_model(device, sizes, *tier, &report.cases[..1].to_vec(), report);
+            of_model(device, sizes, *tier, &ProductCase::of(sizes.models[0])[..1], report);
         } else {
             models().for_each(|cases| of_model(device, sizes, *tier, &cases, report));
         }
@@ -99,7 +99,7 @@ impl ProductCase {
         for expert in self.ends() {
             let rows = self.rows_of(expert);
             for row in [rows.start, rows.end - 1] {
-                let found: Vec<f32> = found.clone().slice([row..row + 1]).into_data().iter::<f32>().collect();
+                let found: Vec<f32> = found.clone().slice(row..row + 1).into_data().iter::<f32>().collect();
                 for j in places(found.len()) {
                     compare(found[j], terms(row, expert, j)).map_err(|why| format!("row {row}, column {j}: {why}"))?;
                 }
