@@ -27,13 +27,13 @@ def corpus(file, size=1 << 20):
     file.write_text(text[:size], encoding="utf-8")
 
 
-def train(binary, model, device, ranks, data, out):
+def train(binary, model, device, ranks, data, out, env):
     """The lines of steps in metrics.jsonl, or the reason why there are none."""
     command = [str(binary), "--model", model, "--gpus", str(ranks), "--steps", str(STEPS), "--data", str(data), "--out", str(out)]
     for setting in [f"train.device={device}", "train.val_batches=0", "train.val_every=0", "train.sample_tokens=0"]:
         command += ["--set", setting]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=env)
     except subprocess.TimeoutExpired:
         return None, f"not done after {LIMIT_SECONDS} s"
     if result.returncode != 0:
@@ -47,7 +47,7 @@ def counted(device, ranks):
     return f"{device}, {ranks} rank{'s' * (ranks > 1)}"
 
 
-def compare(binary, device, folder):
+def compare(binary, device, folder, env):
     """A row for each model and layout; `why` is empty where the losses agree."""
     data = folder / "text"
     corpus(data)
@@ -55,7 +55,7 @@ def compare(binary, device, folder):
     for model in MODELS:
         reference = None
         for where, ranks in [("cpu", 1), (device, 1), (device, 4)]:
-            steps, why = train(binary, model, where, ranks, data, folder / f"run-{len(rows)}")
+            steps, why = train(binary, model, where, ranks, data, folder / f"run-{len(rows)}", env)
             row = {"model": model, "device": where, "ranks": ranks, "losses": None, "difference": None, "why": why or ""}
             if steps:
                 row["losses"] = [step["loss"] for step in steps]

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import losses
+import toolkit
 from tables import tables
 
 # A grouped product is not faster than a large square one: what is, has not been computed.
@@ -48,12 +49,12 @@ def binary(path):
     return path.resolve()
 
 
-def kiln(options, folder):
+def kiln(options, folder, env):
     """The binary's report. It goes on after a failure that it can name, and lists it there."""
     report = folder / "kiln.json"
     command = [options.kiln, "--device", "cuda:0" if options.device == "cuda" else "cpu", "--json", report]
     command += ["--smoke"] * options.smoke + (["--commit", options.commit] if options.commit else [])
-    code = subprocess.run([str(part) for part in command]).returncode
+    code = subprocess.run([str(part) for part in command], env=env).returncode
     if code not in (0, 1) or not report.is_file():
         stop(f"{options.kiln} ended with exit code {code} and no report; what it printed last says why")
     return json.loads(report.read_text())
@@ -101,10 +102,12 @@ def main():
 
     start = time.time()
     with tempfile.TemporaryDirectory() as folder:
-        report = kiln(options, Path(folder))
+        env, line = toolkit.environment(Path(folder)) if options.device == "cuda" else (dict(os.environ), "no CUDA is asked for")
+        print(line, flush=True)
+        report = kiln(options, Path(folder), env)
         options.json.write_text(json.dumps({"kiln": report}, indent=1))  # in case that what follows ends early
         peers = torch_peers(options, report)
-        rows = losses.compare(options.train, "cuda:0" if options.device == "cuda" else "cpu", Path(folder))
+        rows = losses.compare(options.train, "cuda:0" if options.device == "cuda" else "cpu", Path(folder), env)
     missing = report.pop("missing") + peers.pop("missing")
     missing += [] if options.smoke else list(too_fast(report, peers["ceiling_flops"]))
     for row in rows:
