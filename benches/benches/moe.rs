@@ -134,8 +134,8 @@ impl Naive {
         }
     }
 
-    /// Outputs and gradients of tokens and weights.
-    fn run(&self) -> (Vec<Vec<f32>>, Vec<Vec<f32>>, [Vec<f32>; 3]) {
+    /// Outputs, and the gradients of tokens and weights.
+    fn run(&self) -> Vec<Vec<f32>> {
         let h = self.h;
         let mut gradients = self.weights.each_ref().map(|weight| vec![0.0; weight.len()]);
         let (mut ys, mut dxs) = (vec![], vec![]);
@@ -164,7 +164,7 @@ impl Naive {
             ys.push(y);
             dxs.push(dx);
         }
-        (ys, dxs, gradients)
+        ys.into_iter().chain(dxs).chain(gradients).collect()
     }
 }
 

@@ -34,6 +34,7 @@ mod precision;
 mod rope;
 mod silu_mul;
 mod sum_of_squares;
+mod uninit;
 
 pub use adamw::{AdamW, AdamWState, adamw};
 pub use causal_softmax::causal_softmax;
@@ -48,3 +49,4 @@ pub use precision::widened;
 pub use rope::rope;
 pub use silu_mul::{silu_mul, silu_mul_gradients, silu_mul_slices};
 pub use sum_of_squares::sum_of_squares;
+pub use uninit::{overwritten, written};

@@ -1,5 +1,6 @@
 use crate::gemm::{Matrix, Product, products};
 use crate::kernel::{Kernel, Saves, apply2, apply3, runs_on};
+use crate::uninit::overwritten;
 use burn::tensor::{Shape, Tensor, module};
 use multiversion::multiversion;
 
@@ -56,7 +57,8 @@ impl Linear {
             k: from,
             a: Matrix::new(x, from),
             b: self.matrix(weight),
-            c: y,
+            // SAFETY: `products` sets what it writes.
+            c: unsafe { overwritten(y) },
         }]);
     }
 
@@ -65,6 +67,8 @@ impl Linear {
         let Self { from, to, .. } = *self;
         let rows = dy.len() / to;
         let (x, dy) = (Matrix::new(x, from), Matrix::new(dy, to));
+        // SAFETY: `products` sets what it writes.
+        let (dx, d_weight) = unsafe { (overwritten(dx), overwritten(d_weight)) };
         let of_x = Product { m: rows, n: from, k: to, a: dy, b: self.matrix(weight).transposed(), c: dx };
         let of_weight = match self.transposed {
             false => Product { m: from, n: to, k: rows, a: x.transposed(), b: dy, c: d_weight },

@@ -3,6 +3,7 @@
 use fused::Element;
 use fused::gemm::{Matrix, Product, products};
 use half::{bf16, f16};
+use std::mem::MaybeUninit;
 
 /// Numbers in -0.5 .. 0.5 (xorshift).
 fn numbers(count: usize, seed: u64) -> Vec<f32> {
@@ -38,9 +39,15 @@ impl Case {
 
     fn multiply<T: Element>(&self, a: &[T], b: &[T], fill: T) -> Vec<T> {
         let mut c = vec![fill; self.m * self.n];
-        products(vec![Product { m: self.m, n: self.n, k: self.k, a: self.a(a), b: self.b(b), c: &mut c }]);
+        products(vec![Product { m: self.m, n: self.n, k: self.k, a: self.a(a), b: self.b(b), c: over(&mut c) }]);
         c
     }
+}
+
+/// `c`, to be written over.
+fn over<T: Copy>(c: &mut [T]) -> &mut [MaybeUninit<T>] {
+    // SAFETY: `products` sets what it writes.
+    unsafe { fused::overwritten(c) }
 }
 
 fn at<T: Copy>(x: &Matrix<'_, T>, i: usize, j: usize) -> T {
@@ -152,7 +159,7 @@ fn a_row_alone_is_the_row_in_a_batch() {
             let mut row = vec![f32::NAN; case.n];
             let whole = case.a(&a);
             let alone = Matrix { data: a.get(i * whole.row_stride..).unwrap_or(&[]), ..whole };
-            products(vec![Product { m: 1, n: case.n, k: case.k, a: alone, b: case.b(&b), c: &mut row }]);
+            products(vec![Product { m: 1, n: case.n, k: case.k, a: alone, b: case.b(&b), c: over(&mut row) }]);
             assert_eq!(row, c[i * case.n..][..case.n], "{case:?} row {i}");
         }
     }
@@ -169,7 +176,14 @@ fn a_list_on_any_number_of_threads_is_each_product_alone() {
             .iter()
             .zip(&inputs)
             .zip(&mut outputs)
-            .map(|((case, (a, b)), c)| Product { m: case.m, n: case.n, k: case.k, a: case.a(a), b: case.b(b), c })
+            .map(|((case, (a, b)), c)| Product {
+                m: case.m,
+                n: case.n,
+                k: case.k,
+                a: case.a(a),
+                b: case.b(b),
+                c: over(c),
+            })
             .collect();
         pool(threads, || products(list));
         assert!(outputs == alone, "{threads} threads");
@@ -194,7 +208,7 @@ fn takes_any_strides() {
     let a = Matrix { data: &a, row_stride: 3 * k, col_stride: 2 };
     let b = Matrix { data: &b, row_stride: 2, col_stride: 3 * k };
     let mut c = vec![f32::NAN; m * n];
-    products(vec![Product { m, n, k, a, b, c: &mut c }]);
+    products(vec![Product { m, n, k, a, b, c: over(&mut c) }]);
     for i in 0..m {
         for j in 0..n {
             assert_eq!(c[i * n + j], law(k, |p| at(&a, i, p), |p| at(&b, p, j)));
@@ -206,5 +220,5 @@ fn takes_any_strides() {
 #[should_panic(expected = "larger than its data")]
 fn refuses_short_data() {
     let matrix = Matrix { data: &[0.0f32; 5][..], row_stride: 3, col_stride: 1 };
-    products(vec![Product { m: 2, n: 2, k: 3, a: matrix, b: matrix, c: &mut [0.0; 4] }]);
+    products(vec![Product { m: 2, n: 2, k: 3, a: matrix, b: matrix, c: over(&mut [0.0; 4]) }]);
 }

@@ -188,7 +188,7 @@ impl MoeConfig {
         let capacity = self.capacity(tokens);
         DispatchRule {
             experts: self.num_experts,
-            groups: if capacity.is_some() { sequences } else { 1 },
+            groups: if capacity.is_some() { sequences.max(1) } else { 1 },
             capacity,
             order: self.order,
             layout: Layout::Sorted { tile },

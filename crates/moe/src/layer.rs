@@ -55,7 +55,7 @@ impl MoeLayer {
     /// Of bf16 or f16 tokens the sum is made in f32, the precision of the gates, and rounded.
     pub fn forward(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> MoeOutput {
         let tile = grouped_gemm::tile_rows(&x_btd);
-        self.forward_with(x_btd, noise, tile, |x_rd, placed| self.experts.forward(x_rd, &placed.segments))
+        self.forward_with(x_btd, noise, tile, Box::new(|x_rd, placed| self.experts.forward(x_rd, &placed.segments)))
     }
 
     /// The layer around its routed experts, which take and return rows in tiles of `tile`.
@@ -64,9 +64,14 @@ impl MoeLayer {
         x_btd: Tensor<3>,
         noise: Option<NoiseKey>,
         tile: usize,
-        experts: impl FnOnce(Tensor<2>, &Dispatched) -> Tensor<2>,
+        experts: Box<dyn FnOnce(Tensor<2>, &Dispatched) -> Tensor<2> + '_>,
     ) -> MoeOutput {
         let [b, t, d] = x_btd.dims();
+        if b > 0 && t == 0 {
+            // In a new shape Burn takes a 0 for "as it was", so `[b, 0, d]` does not become `[0, d]`; `[0, b, d]` does.
+            let output = self.forward_with(x_btd.swap_dims(0, 1), noise, tile, experts);
+            return MoeOutput { y_btd: output.y_btd.swap_dims(0, 1), ..output };
+        }
         let x_nd = x_btd.clone().reshape([b * t, d]);
         let routing = self.router.forward(x_nd.clone(), t, noise);
         let Plan { gates_kn, placed, stats } = self.plan(&routing, b, t, tile);

@@ -97,12 +97,13 @@ impl ExpertParallel {
     /// In the backward, if the exchange fails: there is no other way out of it.
     pub fn forward(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> Result<MoeOutput, ParallelError> {
         let mut failure = None;
-        let output = self.layer.forward_with(x_btd, noise, 1, |x_rd, placed| {
+        let experts = |x_rd: Tensor<2>, placed: &Dispatched| {
             self.experts(x_rd.clone(), placed).unwrap_or_else(|error| {
                 failure = Some(error);
                 x_rd
             })
-        });
+        };
+        let output = self.layer.forward_with(x_btd, noise, 1, Box::new(experts));
         failure.map_or(Ok(output), |error| Err(error.into()))
     }
 
@@ -118,7 +119,7 @@ impl ExpertParallel {
         // backward; without tokens nothing is cut.)
         let full = sent.iter().sum::<usize>();
         let exchange = Exchange::new(self.comm.clone(), sent, arrived);
-        let x_ad = exchange.forward(if r == full { x_rd.clone() } else { x_rd.clone().slice([0..full]) })?;
+        let x_ad = exchange.forward(if r == full { x_rd.clone() } else { x_rd.clone().narrow(0, 0, full) })?;
 
         let mine = experts_of(self.comm.rank(), experts, ranks).len();
         let by_expert = arrived_by_expert(&arriving, mine, &x_ad);

@@ -129,6 +129,17 @@ fn the_layer_equals_the_naive_one_at_the_smallest_sizes() {
     }
 }
 
+#[test]
+fn without_tokens_there_is_no_output_and_no_loss() {
+    for (shape_btd, quarters) in [([2, 0, 4], None), ([0, 3, 4], None), ([2, 0, 4], Some(4)), ([0, 3, 4], Some(4))] {
+        let config = MoeConfig { capacity_factor: quarters.map(f64::from), aux_loss_coef: 0.5, ..everything() };
+        let layer = MoeLayer::new(4, &config, &Device::flex());
+        let output = layer.forward(Tensor::zeros(shape_btd, &Device::flex()), None);
+        assert_eq!(output.y_btd.dims(), shape_btd);
+        assert!(output.aux_loss.is_none());
+    }
+}
+
 /// To the last bit, with every rule at work: capacity, rerouting, noise, groups, shared experts.
 #[test]
 fn a_sequence_has_the_same_output_and_gradients_alone_and_in_any_batch() {

@@ -279,8 +279,8 @@ proptest! {
 /// The noise's definition, in words of 64 bits.
 fn noise_at(noise: &Noise, token: usize, expert: usize, e: usize) -> f32 {
     let mix = |x: u64| {
-        let x = (x ^ (x >> 16)) * 0x7feb_352d & 0xffff_ffff;
-        let x = (x ^ (x >> 15)) * 0x846c_a68b & 0xffff_ffff;
+        let x = ((x ^ (x >> 16)) * 0x7feb_352d) & 0xffff_ffff;
+        let x = ((x ^ (x >> 15)) * 0x846c_a68b) & 0xffff_ffff;
         x ^ (x >> 16)
     };
     let gamma = 0x9e37_79b9u64;

@@ -7,6 +7,7 @@ use crate::timer::{finite, seconds};
 use burn::tensor::{DType, Device, Int, Tensor};
 use moe::ScoreFunc;
 use moe::kernels::dispatch::{DispatchRule, Layout, Order, dispatch};
+use moe::kernels::grouped_gemm::tile_rows;
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::route::{GateRule, SelectRule, gates, scores, select};
 
@@ -37,11 +38,12 @@ fn of_model(device: &Device, sizes: &Sizes, report: &mut Report, model: &Model) 
         let gates_kn = gates(scores_ne.clone(), experts_kn.clone(), GateRule { normalise: true, scale: 1.0 });
         (gates_kn, scores_ne, experts_kn)
     };
-    let layout = Layout::Sorted { tile: 1 };
+    let x_nd = Numbers(72).tensor::<2>([n, d], 1.0, dtype, device);
+    // As in a layer: padding is the layout's expense, and not among the bytes.
+    let layout = Layout::Sorted { tile: tile_rows(&x_nd) };
     let rule = DispatchRule { experts: e, groups: 1, capacity: None, order: Order::Choice, layout };
     let (gates_kn, _, experts_kn) = route();
     let placed = dispatch(experts_kn.clone(), rule);
-    let x_nd = Numbers(72).tensor::<2>([n, d], 1.0, dtype, device);
     let y_rd = permute(x_nd.clone(), &placed);
 
     let (r, token) = (n * k, d * dtype.size());

@@ -32,6 +32,7 @@ mod pack;
 mod task;
 
 use crate::Element;
+use std::mem::MaybeUninit;
 
 /// A view of a matrix: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
 ///
@@ -60,8 +61,8 @@ pub struct Product<'a, T> {
     pub a: Matrix<'a, T>,
     /// `[k, n]`
     pub b: Matrix<'a, T>,
-    /// `[m, n]`
-    pub c: &'a mut [T],
+    /// `[m, n]`; every element is written.
+    pub c: &'a mut [MaybeUninit<T>],
 }
 
 impl<'a, T> Matrix<'a, T> {
@@ -99,7 +100,7 @@ pub fn products<T: Element>(mut list: Vec<Product<'_, T>>) {
         assert!(product.b.holds(k, n), "B [{k}, {n}] is larger than its data");
         assert_eq!(Some(product.c.len()), m.checked_mul(n), "C must be [{m}, {n}]");
         if k == 0 {
-            product.c.fill(T::from_f32(0.0));
+            product.c.fill(MaybeUninit::new(T::from_f32(0.0)));
         }
     }
     list.retain(|product| product.m * product.n * product.k > 0);

@@ -68,7 +68,7 @@ pub fn multiply<T: Element>(list: Vec<Product<'_, T>>) {
     // The largest first, so that the last ones to finish are small.
     tasks.sort_by_key(|task| std::cmp::Reverse(task.work));
     let jobs: Vec<_> =
-        list.into_iter().map(|Product { n, k, a, b, c, .. }| Job { k, n, a, b, c: c.as_mut_ptr() }).collect();
+        list.into_iter().map(|Product { n, k, a, b, c, .. }| Job { k, n, a, b, c: c.as_mut_ptr().cast() }).collect();
 
     let run = best_run::<T>();
     let next = AtomicUsize::new(0);

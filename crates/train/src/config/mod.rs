@@ -45,8 +45,9 @@ impl Config {
     /// Which blocks have experts, and how many; None for a model without.
     pub fn expert_layers(&self) -> Option<(Vec<usize>, usize)> {
         let ModelConfig::DeepSeek(shape) = &self.model else { return None };
-        let experts = self.moe.clone().unwrap_or_default().num_experts;
-        Some(((shape.first_k_dense_replace..shape.num_hidden_layers).collect(), experts))
+        let layers: Vec<usize> = (shape.first_k_dense_replace..shape.num_hidden_layers).collect();
+        let experts = self.moe.as_ref()?.num_experts;
+        (!layers.is_empty()).then_some((layers, experts))
     }
 }
 

@@ -154,6 +154,9 @@ fn a_value_of_the_wrong_type_is_answered_with_key_value_and_what_is_expected() {
     refuses(set("optim.schedule=step"), &["`optim.schedule` is \"step\"", "`cosine`, `linear`, `wsd`, `constant`"]);
     refuses(set("moe.norm_topk_prob=1"), &["`moe.norm_topk_prob` is 1", "true or false"]);
     refuses(set("moe.score_func=relu"), &["`moe.score_func` is \"relu\"", "`softmax` or `sigmoid`"]);
+    refuses(set("moe.overflow=lose"), &["`moe.overflow` is \"lose\"", "`drop` or `reroute`"]);
+    refuses(set("moe.group_mask=one"), &["`moe.group_mask` is \"one\"", "`neg_inf` or `zero`"]);
+    refuses(set("moe.order=any"), &["`moe.order` is \"any\"", "`choice` or `token`"]);
     let strategies = "`ddp`, `zero1`, `shard_grad_op`, `full_shard`, `hybrid_shard`, `block`";
     refuses(set("parallel.strategy=zero"), &[strategies]);
     refuses(set("parallel.strategy=true"), &["`parallel.strategy` is true", strategies]);
@@ -196,6 +199,12 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("gpt2", &["moe.top_k=2"], "gpt2 has no experts"),
         ("deepseek", &["moe=null"], "no `moe` section"),
         ("deepseek", &["moe.top_k=9"], "moe.top_k is 9"),
+        ("deepseek", &["moe.num_experts=32", "moe.top_k=17"], "moe.top_k is 17: give at most 16"),
+        ("deepseek", &["moe.capacity_factor=-1"], "moe.capacity_factor is -1: give 0 or a number above, or null"),
+        ("deepseek", &["moe.z_loss_coef=.nan"], "moe.z_loss_coef is NaN: give 0 or a number above"),
+        ("deepseek", &["moe.router_noise=-0.1"], "moe.router_noise is -0.1"),
+        ("deepseek", &["moe.bias_update_speed=0.001"], "there is no bias: set moe.selection_bias to true"),
+        ("deepseek", &["moe.overflow=reroute", "moe.capacity_factor=null"], "a dropless layer has no overflow"),
         ("gpt2", &["parallel.strategy=hybrid_shard", "parallel.gpus=3"], "hybrid_shard with dp_replicate 2 on 3 ranks"),
         ("gpt2", &["parallel.strategy=block", "parallel.wrap=size:9"], "wrap size:9 with strategy block"),
         ("gpt2", &["parallel.dp_replicate=2"], "dp_replicate 2 without strategy hybrid_shard"),

@@ -26,8 +26,9 @@ pub use cube::{Tier, force_tier};
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
-use fused::Element;
 use fused::gemm::{Matrix, Product, products};
+use fused::{Element, written};
+use std::mem::MaybeUninit;
 
 /// `x_rp` times each segment's matrix of `weight_epq`: `[r, q]`. Of `segments`, see [`dispatch`](super::dispatch).
 ///
@@ -52,8 +53,13 @@ pub fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, segments: &Tensor<1, 
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm_weight(x, d_y, segments.clone().inner().into_dispatch()))
 }
 
-/// Rows of a tile: segments that are multiples of it suit the device of `x` best.
-pub fn tile_rows<const D: usize>(_x: &Tensor<D>) -> usize {
+/// The number of rows to pad segments to on the device of `x`, so that no tile of a GPU's kernels is half empty.
+pub fn tile_rows<const D: usize>(x: &Tensor<D>) -> usize {
+    #[cfg(feature = "cuda")]
+    if x.clone().inner().try_into_primitive::<burn::backend::Flex>().is_err() {
+        return cube::TILE;
+    }
+    let _ = x;
     1
 }
 
@@ -74,27 +80,23 @@ pub(crate) fn grouped_gemm_host<T: Element>(
     Shape { p, q }: Shape,
     transposed: bool,
 ) -> Vec<T> {
-    let r = x.len() / p;
-    let mut y = vec![T::from_f32(0.0); r * q];
-    let mut rest = &mut y[..];
-    let mut list = vec![];
-    for (expert, borders) in segments.windows(2).enumerate() {
-        let (from, m) = (borders[0] as usize, (borders[1] - borders[0]) as usize);
-        let c;
-        (c, rest) = rest.split_at_mut(m * q);
-        let b = &weight[expert * p * q..][..p * q];
-        let (row_stride, col_stride) = if transposed { (1, p) } else { (q, 1) };
-        list.push(Product {
-            m,
-            n: q,
-            k: p,
-            a: Matrix { data: &x[from * p..][..m * p], row_stride: p, col_stride: 1 },
-            b: Matrix { data: b, row_stride, col_stride },
-            c,
-        });
-    }
-    products(list);
-    y
+    assert_eq!(segments[0], 0, "grouped_gemm: the first segment begins at row 0");
+    let write = |y: &mut [MaybeUninit<T>]| {
+        let mut rest = y;
+        let mut list = vec![];
+        for (expert, borders) in segments.windows(2).enumerate() {
+            let (from, m) = (borders[0] as usize, (borders[1] - borders[0]) as usize);
+            let c;
+            (c, rest) = rest.split_at_mut(m * q);
+            let weight = &weight[expert * p * q..][..p * q];
+            let b = if transposed { Matrix::new(weight, p).transposed() } else { Matrix::new(weight, q) };
+            list.push(Product { m, n: q, k: p, a: Matrix::new(&x[from * p..][..m * p], p), b, c });
+        }
+        products(list);
+        rest.fill(MaybeUninit::new(T::from_f32(0.0)));
+    };
+    // SAFETY: `products` sets the rows of all segments, which begin at 0 and follow each other; `fill` those behind.
+    unsafe { written(x.len() / p * q, write) }
 }
 
 /// `dW[e, p, q]`
@@ -104,18 +106,14 @@ pub(crate) fn grouped_gemm_weight_host<T: Element>(
     segments: &[i32],
     Shape { p, q }: Shape,
 ) -> Vec<T> {
-    let mut d_weight = vec![T::from_f32(0.0); (segments.len() - 1) * p * q];
-    let list = segments.windows(2).zip(d_weight.chunks_mut(p * q)).map(|(borders, c)| {
-        let (from, k) = (borders[0] as usize, (borders[1] - borders[0]) as usize);
-        Product {
-            m: p,
-            n: q,
-            k,
-            a: Matrix { data: &x[from * p..][..k * p], row_stride: 1, col_stride: p },
-            b: Matrix { data: &d_y[from * q..][..k * q], row_stride: q, col_stride: 1 },
-            c,
-        }
-    });
-    products(list.collect());
-    d_weight
+    let write = |d_weight: &mut [MaybeUninit<T>]| {
+        let list = segments.windows(2).zip(d_weight.chunks_mut(p * q)).map(|(borders, c)| {
+            let (from, k) = (borders[0] as usize, (borders[1] - borders[0]) as usize);
+            let (x, d_y) = (&x[from * p..][..k * p], &d_y[from * q..][..k * q]);
+            Product { m: p, n: q, k, a: Matrix::new(x, p).transposed(), b: Matrix::new(d_y, q), c }
+        });
+        products(list.collect());
+    };
+    // SAFETY: `products` sets the matrix of every expert.
+    unsafe { written((segments.len() - 1) * p * q, write) }
 }

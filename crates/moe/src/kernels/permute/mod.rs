@@ -23,8 +23,9 @@ use super::dispatch::Dispatched;
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
-use fused::Element;
+use fused::{Element, written};
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
 
 /// `x_nd` to the rows `[r, d]` of `to`.
 pub fn permute(x_nd: Tensor<2>, to: &Dispatched) -> Tensor<2> {
@@ -42,13 +43,17 @@ pub fn unpermute(y_rd: Tensor<2>, gates_kn: Tensor<2>, from: &Dispatched) -> Ten
 const TASK: usize = 16 * 1024;
 
 pub(crate) fn permute_host<T: Element>(x: &[T], source: &[i32], n: usize, d: usize) -> Vec<T> {
-    let mut rows = vec![T::from_f32(0.0); source.len() * d];
-    rows.par_chunks_mut(d).zip(source).with_min_len(TASK / d).for_each(|(row, source)| {
-        if *source >= 0 {
-            row.copy_from_slice(&x[*source as usize % n * d..][..d]);
-        }
-    });
-    rows
+    let write = |rows: &mut [MaybeUninit<T>]| {
+        rows.par_chunks_mut(d).zip(source).with_min_len(TASK / d).for_each(|(row, source)| {
+            if *source >= 0 {
+                row.write_copy_of_slice(&x[*source as usize % n * d..][..d]);
+            } else {
+                row.fill(MaybeUninit::new(T::from_f32(0.0)));
+            }
+        });
+    };
+    // SAFETY: every row is set.
+    unsafe { written(source.len() * d, write) }
 }
 
 /// Without gates all of them are 1: the backward of [`permute_host`].
@@ -78,14 +83,19 @@ pub(crate) fn unpermute_backward_host<T: Element>(
     d: usize,
 ) -> (Vec<T>, Vec<f32>) {
     let n = d_y.len() / d;
-    let mut d_rows = vec![T::from_f32(0.0); y.len()];
+    let write = |rows: &mut [MaybeUninit<T>]| {
+        rows.par_chunks_mut(d).zip(source).with_min_len(TASK / d).for_each(|(row, source)| {
+            if *source >= 0 {
+                let (gate, token) = (gates[*source as usize], &d_y[*source as usize % n * d..][..d]);
+                row.iter_mut().zip(token).for_each(|(row, dy)| _ = row.write(T::from_f32(gate * dy.to_f32())));
+            } else {
+                row.fill(MaybeUninit::new(T::from_f32(0.0)));
+            }
+        });
+    };
+    // SAFETY: every row is set.
+    let d_rows = unsafe { written(source.len() * d, write) };
     let mut d_gates = vec![0.0; gates.len()];
-    d_rows.par_chunks_mut(d).zip(source).with_min_len(TASK / d).for_each(|(row, source)| {
-        if *source >= 0 {
-            let (gate, token) = (gates[*source as usize], &d_y[*source as usize % n * d..][..d]);
-            row.iter_mut().zip(token).for_each(|(row, dy)| *row = T::from_f32(gate * dy.to_f32()));
-        }
-    });
     d_gates.par_iter_mut().zip(slot).enumerate().with_min_len(TASK / d).for_each(|(p, (d_gate, slot))| {
         if *slot >= 0 {
             *d_gate = dot(&d_y[p % n * d..][..d], &y[*slot as usize * d..][..d]);

@@ -7,7 +7,7 @@
 //! | [`Wgmma`](Tier::Wgmma) | H100, bf16; only where forced | [`wgmma`] | [`weight_cmma`] |
 //!
 //! Every tier takes any segments: [`tiles`] gives each tile of rows its expert and its end, and what lies behind the end is not written.
-//! Segments padded to [`tile_rows`] leave no tile half empty.
+//! Segments padded to [`tile_rows`](super::tile_rows) leave no tile half empty.
 
 mod multi_level;
 #[cfg(feature = "offline")]
@@ -22,20 +22,13 @@ mod wgmma;
 use crate::kernels::launch::empty;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
 
 #[cfg(feature = "offline")]
 pub(crate) use offline::cases;
 pub use tier::{Tier, force_tier};
 
 /// Rows of a tile on a GPU, in every tier.
-const TILE: usize = 128;
-
-/// The number of rows to pad segments to, so that no tile is half empty: what `grouped_gemm::tile_rows` is to answer on these devices.
-#[allow(dead_code)]
-pub(crate) fn tile_rows(client: &Client) -> usize {
-    if client.properties().hardware.num_cpu_cores.is_some() { 1 } else { TILE }
-}
+pub(super) const TILE: usize = 128;
 
 /// `y_rq`
 ///
