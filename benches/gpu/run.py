@@ -23,6 +23,8 @@ from tables import tables
 
 # A grouped product is not faster than a large square one: what is, has not been computed.
 MOST_OF_CEILING = 1.1
+# Of the binary, for a kernel that never ends.
+LIMIT_SECONDS = 2 * 3600
 
 
 def arguments():
@@ -50,14 +52,22 @@ def binary(path):
 
 
 def kiln(options, folder, env):
-    """The binary's report. It goes on after a failure that it can name, and lists it there."""
+    """The binary's report. What failed is listed in it; it is written as it grows, so a crash leaves what was measured before."""
     report = folder / "kiln.json"
     command = [options.kiln, "--device", "cuda:0" if options.device == "cuda" else "cpu", "--json", report]
     command += ["--smoke"] * options.smoke + (["--commit", options.commit] if options.commit else [])
-    code = subprocess.run([str(part) for part in command], env=env).returncode
-    if code not in (0, 1) or not report.is_file():
-        stop(f"{options.kiln} ended with exit code {code} and no report; what it printed last says why")
-    return json.loads(report.read_text())
+    try:
+        code = subprocess.run([str(part) for part in command], env=env, timeout=LIMIT_SECONDS).returncode
+        why = f"ended with exit code {code}"
+    except subprocess.TimeoutExpired:
+        code, why = None, f"was not done after {LIMIT_SECONDS} s"
+    if code == 2 or not report.is_file():
+        stop(f"{options.kiln} {why} and left no report; what it printed last says why")
+    report = json.loads(report.read_text())
+    if code not in (0, 1):
+        print(f"FAIL  {options.kiln} {why}", flush=True)
+        report["missing"].append({"what": "all that the binary had not measured yet", "why": f"it {why}", "failed": True})
+    return report
 
 
 def torch_peers(options, report):
@@ -93,6 +103,8 @@ def too_fast(report, ceiling):
 def main():
     options = arguments()
     options.kiln, options.train = binary(options.kiln), binary(options.train)
+    if not options.json.absolute().parent.is_dir():
+        stop(f"there is no folder for {options.json}")
     try:
         import torch
     except ImportError:

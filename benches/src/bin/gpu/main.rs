@@ -11,7 +11,7 @@ mod run_products;
 mod run_routing;
 mod timer;
 
-use cases::Sizes;
+use cases::{ProductCase, Sizes};
 use clap::Parser;
 use parts::{Outcome, Part};
 use report::Report;
@@ -61,7 +61,7 @@ fn run(args: &Args) -> Result<bool, String> {
         return Ok(checks::run(part, &device, args.smoke));
     }
     let name = device.identity().map_or_else(|| args.device.clone(), |identity| identity.name.clone());
-    let mut report = Report::new(name, &args.device, &args.commit, args.smoke);
+    let mut report = Report::new(name, &args.device, &args.commit, args.smoke, args.json.clone());
     println!("device {} ({}), commit {}", report.device, args.device, args.commit);
     for part in Part::ALL {
         report.checked(part, parts::check(part, &args.device, args.smoke)?);
@@ -73,12 +73,11 @@ fn run(args: &Args) -> Result<bool, String> {
             .filter_map(Part::tier)
             .collect();
         let sizes = Sizes::new(args.smoke);
+        report.cases = sizes.models.iter().flat_map(|model| ProductCase::of(*model)).collect();
         run_routing::measure(&device, &sizes, &mut report);
         run_layer::measure(&device, &sizes, &mut report);
         run_products::measure(&device, &sizes, &tiers, &mut report);
     }
-    if let Some(file) = &args.json {
-        report.write(file)?;
-    }
+    report.write()?;
     Ok(report.succeeded())
 }

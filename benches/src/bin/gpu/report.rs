@@ -5,7 +5,7 @@ use crate::parts::{Checked, Outcome, Part};
 use crate::timer::METHOD;
 use burn::tensor::DType;
 use serde::Serialize;
-use std::path::Path;
+use std::path::PathBuf;
 
 /// One measurement.
 #[derive(Debug, Clone, Serialize)]
@@ -50,10 +50,13 @@ pub struct Report {
     pub cases: Vec<ProductCase>,
     pub records: Vec<Record>,
     pub missing: Vec<Missing>,
+    /// Where it is kept as it grows: a kernel may end the process.
+    #[serde(skip)]
+    file: Option<PathBuf>,
 }
 
 impl Report {
-    pub fn new(device: String, device_kind: &str, commit: &str, smoke: bool) -> Self {
+    pub fn new(device: String, device_kind: &str, commit: &str, smoke: bool, file: Option<PathBuf>) -> Self {
         Self {
             device,
             device_kind: device_kind.into(),
@@ -64,6 +67,7 @@ impl Report {
             cases: vec![],
             records: vec![],
             missing: vec![],
+            file,
         }
     }
 
@@ -105,13 +109,17 @@ impl Report {
             }
             Err(why) => self.missing(name, why, true),
         }
+        // What cannot be written is said at the end.
+        let _ = self.write();
     }
 
     pub fn succeeded(&self) -> bool {
         self.missing.iter().all(|missing| !missing.failed)
     }
 
-    pub fn write(&self, file: &Path) -> Result<(), String> {
+    /// Writes it where there is a file to write.
+    pub fn write(&self) -> Result<(), String> {
+        let Some(file) = &self.file else { return Ok(()) };
         let text = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
         std::fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
     }

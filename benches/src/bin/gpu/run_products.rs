@@ -13,8 +13,6 @@ const D_Y: Numbers = Numbers(93);
 
 /// Measures the `tiers`, one after another, the newest last: should it leave the GPU unusable, the others are measured.
 pub fn measure(device: &Device, sizes: &Sizes, tiers: &[Tier], report: &mut Report) {
-    let models = || sizes.models.iter().map(|model| ProductCase::of(*model));
-    report.cases = models().flatten().collect();
     for tier in tiers {
         force_tier(Some(*tier));
         if sizes.smoke && *tier != Tier::Simt {
@@ -25,7 +23,7 @@ pub fn measure(device: &Device, sizes: &Sizes, tiers: &[Tier], report: &mut Repo
             );
             of_model(device, sizes, *tier, &ProductCase::of(sizes.models[0])[..1], report);
         } else {
-            models().for_each(|cases| of_model(device, sizes, *tier, &cases, report));
+            sizes.models.iter().for_each(|model| of_model(device, sizes, *tier, &ProductCase::of(*model), report));
         }
         force_tier(None);
     }
