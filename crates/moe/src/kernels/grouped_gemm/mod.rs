@@ -41,6 +41,18 @@ pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1,
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(x_rp.into_dispatch(), weight_epq.into_dispatch(), segments, false))
 }
 
+/// The gradient of the rows, `[r, p]`: the product of [`grouped_gemm`]'s backward by itself. Carries no gradients on.
+pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1, Int>) -> Tensor<2> {
+    let (d_y, weight) = (d_y_rq.inner().into_dispatch(), weight_epq.inner().into_dispatch());
+    Tensor::from_dispatch(Dispatch::moe_grouped_gemm(d_y, weight, segments.clone().inner().into_dispatch(), true))
+}
+
+/// The gradient of the matrices, `[e, p, q]`: the sum of [`grouped_gemm`]'s backward by itself. Carries no gradients on.
+pub fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, segments: &Tensor<1, Int>) -> Tensor<3> {
+    let (x, d_y) = (x_rp.inner().into_dispatch(), d_y_rq.inner().into_dispatch());
+    Tensor::from_dispatch(Dispatch::moe_grouped_gemm_weight(x, d_y, segments.clone().inner().into_dispatch()))
+}
+
 /// The number of rows to pad segments to on the device of `x`, so that no tile of a GPU's kernels is half empty.
 pub fn tile_rows<const D: usize>(x: &Tensor<D>) -> usize {
     #[cfg(feature = "cuda")]
