@@ -44,7 +44,7 @@ same_losses() {
     local model=$1 steps=$2 folder
     timeout 600 "$bin/train" --model "$model" --steps "$steps" "${short[@]}" --gpus 4 --out "$out/$model-threads"
     timeout 600 "${mpirun[@]}" "$bin/train" --model "$model" --steps "$steps" "${short[@]}" --out "$out/$model-mpi"
-    [[ $(losses "$out/$model-mpi" | wc -l) == $((steps + 1)) ]] || fail "$model: not a line a step and one of validation"
+    [[ $(losses "$out/$model-mpi" | grep -cE '"(loss|val_loss)":') == $((steps + 1)) ]] || fail "$model: not a line a step and one of validation"
     diff <(losses "$out/$model-threads") <(losses "$out/$model-mpi") || fail "$model: processes and threads differ"
     folder=$(find "$out" -mindepth 1 -maxdepth 1 -name "$model*" | wc -l)
     [[ $folder == 2 ]] || fail "$model: $folder run folders instead of 2"
