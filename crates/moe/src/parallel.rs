@@ -13,7 +13,7 @@ use std::ops::Range;
 /// ```text
 ///           rank 0: experts 0 1                      rank 1: experts 2 3
 /// route     rows  | 0 0 1 | 2 3 3 |                  rows  | 1 | 2 2 3 |           sorted by expert, no padding
-/// counts    2 numbers an expert to its rank, first
+/// counts    of rows, a number an expert, to its rank, first
 /// rows      |0 0 1|---'      `----------------.      |1|---'   `-------.
 ///           all_to_all                         `---------------------. |
 /// arrive    | 0 0 1 | 1 |  of rank 0, of rank 1      | 2 3 3 | 2 2 3 |
@@ -29,9 +29,12 @@ pub struct ExpertParallel {
 }
 
 /// Why a layer cannot be spread, or was not computed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ParallelError {
     /// There are more ranks than experts.
+    #[error(
+        "{experts} experts (moe.num_experts) cannot be spread over {world_size} ranks: give at most {experts} ranks"
+    )]
     TooManyRanks {
         /// The number of ranks.
         world_size: usize,
@@ -39,27 +42,8 @@ pub enum ParallelError {
         experts: usize,
     },
     /// The exchange failed.
-    Comm(CommError),
-}
-
-impl std::fmt::Display for ParallelError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::TooManyRanks { world_size, experts } => write!(
-                f,
-                "{experts} experts (moe.num_experts) cannot be spread over {world_size} ranks: give at most {experts} ranks"
-            ),
-            Self::Comm(source) => write!(f, "{source}"),
-        }
-    }
-}
-
-impl std::error::Error for ParallelError {}
-
-impl From<CommError> for ParallelError {
-    fn from(source: CommError) -> Self {
-        Self::Comm(source)
-    }
+    #[error(transparent)]
+    Comm(#[from] CommError),
 }
 
 impl ExpertParallel {
