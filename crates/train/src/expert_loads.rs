@@ -4,8 +4,8 @@ use moe::MoeStats;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a rank's mixtures of experts did in one step, by layer and micro-batch. A forward that is run again for its activations writes
-/// in the same place, so nothing is counted twice.
+/// What a rank's mixtures of experts did in the last step, by layer and micro-batch. A forward that is run again for its activations
+/// writes in the same place, so nothing is counted twice, and so does the next step.
 #[derive(Clone, Default)]
 pub(crate) struct ExpertLoads(Arc<Mutex<BTreeMap<Place, MoeStats>>>);
 
@@ -29,25 +29,29 @@ impl ExpertLoads {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((layer, first_row), stats);
     }
 
-    /// What was recorded since the last time.
-    pub fn take(&self) -> BTreeMap<Place, MoeStats> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Each expert's choices in each of `layers`, one layer after another; 0 where this rank has none.
+    pub fn assigned(&self, layers: &[usize], experts: usize) -> Vec<f64> {
+        self.sums(layers, experts, |stats| stats.assigned_e().into_data().iter::<f64>().collect())
+    }
+
+    /// All that [`LayerLoad`] holds, as one list of numbers that ranks can add up; [`layer_loads`] reads it.
+    pub fn all_sums(&self, layers: &[usize], experts: usize) -> Vec<f64> {
+        let dropped = self.sums(layers, experts, |stats| stats.dropped_e().into_data().iter::<f64>().collect());
+        let gate_mass = self.sums(layers, experts, |stats| stats.gate_mass_e().into_data().iter::<f64>().collect());
+        [self.assigned(layers, experts), dropped, gate_mass].concat()
+    }
+
+    fn sums(&self, layers: &[usize], experts: usize, of: impl Fn(&MoeStats) -> Vec<f64>) -> Vec<f64> {
+        let mut sums = vec![0.0; layers.len() * experts];
+        for ((layer, _), stats) in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let Some(i) = layers.iter().position(|of| of == layer) else { continue };
+            sums[i * experts..][..experts].iter_mut().zip(of(stats)).for_each(|(sum, value)| *sum += value);
+        }
+        sums
     }
 }
 
-/// Each expert's choices in each of `layers`, one layer after another; 0 where this rank has none.
-pub(crate) fn assigned(stats: &BTreeMap<Place, MoeStats>, layers: &[usize], experts: usize) -> Vec<f64> {
-    sums(stats, layers, experts, |stats| stats.assigned_e().into_data().iter::<f64>().collect())
-}
-
-/// All that [`LayerLoad`] holds, as one list of numbers that ranks can add up; [`layer_loads`] reads it.
-pub(crate) fn all_sums(stats: &BTreeMap<Place, MoeStats>, layers: &[usize], experts: usize) -> Vec<f64> {
-    let dropped = sums(stats, layers, experts, |stats| stats.dropped_e().into_data().iter::<f64>().collect());
-    let gate_mass = sums(stats, layers, experts, |stats| stats.gate_mass_e().into_data().iter::<f64>().collect());
-    [assigned(stats, layers, experts), dropped, gate_mass].concat()
-}
-
-/// The parts of [`all_sums`] by layer.
+/// The parts of [`ExpertLoads::all_sums`] by layer.
 pub(crate) fn layer_loads(sums: &[f64], layers: &[usize], experts: usize) -> Vec<LayerLoad> {
     let part = |which: usize, i: usize| sums[(which * layers.len() + i) * experts..][..experts].to_vec();
     let load = |(i, layer): (usize, &usize)| LayerLoad {
@@ -57,20 +61,6 @@ pub(crate) fn layer_loads(sums: &[f64], layers: &[usize], experts: usize) -> Vec
         gate_mass: part(2, i),
     };
     layers.iter().enumerate().map(load).collect()
-}
-
-fn sums(
-    stats: &BTreeMap<Place, MoeStats>,
-    layers: &[usize],
-    experts: usize,
-    of: impl Fn(&MoeStats) -> Vec<f64>,
-) -> Vec<f64> {
-    let mut sums = vec![0.0; layers.len() * experts];
-    for ((layer, _), stats) in stats {
-        let Some(i) = layers.iter().position(|of| of == layer) else { continue };
-        sums[i * experts..][..experts].iter_mut().zip(of(stats)).for_each(|(sum, value)| *sum += value);
-    }
-    sums
 }
 
 /// How the selection bias of each expert moves: `speed` up where it had fewer tokens than the mean of all, down where it had more

@@ -14,9 +14,7 @@ use burn::tensor::Device;
 use comm::Communicator;
 use fsdp::{Fsdp, FsdpConfig};
 use model::{MicroBatch, Sampling, generate};
-use moe::MoeStats;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,11 +37,11 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
     let (steps, usage_every) = (job.config.train.steps, job.config.metrics.every);
     let mut val_loss = None;
     for step in 0..steps {
-        let loads = rank.train_step(step)?;
+        rank.train_step(step)?;
         let (done, every) = (step + 1, job.config.train.val_every);
         if done == 1 || done == steps || (usage_every > 0 && done.is_multiple_of(usage_every)) {
             rank.report_usage(done)?;
-            rank.report_experts(done, &loads)?;
+            rank.report_experts(done)?;
         }
         if done == steps || (every > 0 && done.is_multiple_of(every)) {
             val_loss = rank.validate(done)?.or(val_loss);
@@ -81,18 +79,15 @@ impl<'a> Rank<'a> {
         Ok(Self { job, rank, device, fsdp, parts, loads, metrics })
     }
 
-    /// Fetch, forward and backward, clip, step, log. Returns where this rank's tokens went.
-    fn train_step(&mut self, step: usize) -> Result<BTreeMap<(usize, u64), MoeStats>, TrainError> {
+    /// Fetch, forward and backward, clip, step, log.
+    fn train_step(&mut self, step: usize) -> Result<(), TrainError> {
         let config = &self.job.config;
         let Config { train, optim, .. } = config;
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
-        let (micro_batches, parts, recorded) = (self.micro_batches(step), &self.parts, &self.loads);
-        let mut loads = BTreeMap::new();
-        let report = self.fsdp.train_step_with(&micro_batches, lr, |fsdp| {
-            loads = recorded.take();
-            parts.update_selection_biases(config, fsdp, &loads)
-        })?;
+        let (micro_batches, parts, loads) = (self.micro_batches(step), &self.parts, &self.loads);
+        let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
+        let report = self.fsdp.train_step_with(&micro_batches, lr, update)?;
         if !report.loss.is_finite() {
             return Err(TrainError::NotFinite { step: step + 1, loss: report.loss });
         }
@@ -116,8 +111,7 @@ impl<'a> Rank<'a> {
         if self.rank == 0 {
             self.job.progress.step(&metrics);
         }
-        self.log(&metrics)?;
-        Ok(loads)
+        self.log(&metrics)
     }
 
     /// This rank's sequences of the step's global batch, `micro_batch_size` at a time.
@@ -218,9 +212,9 @@ impl<'a> Rank<'a> {
     }
 
     /// Where the step's tokens went, on all ranks.
-    fn report_experts(&mut self, step: usize, loads: &BTreeMap<(usize, u64), MoeStats>) -> Result<(), TrainError> {
+    fn report_experts(&mut self, step: usize) -> Result<(), TrainError> {
         let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
-        let sums = self.fsdp.all_reduce(&expert_loads::all_sums(loads, &layers, experts))?;
+        let sums = self.fsdp.all_reduce(&self.loads.all_sums(&layers, experts))?;
         let metrics = ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts));
         if self.rank == 0 {
             self.job.progress.say(&metrics.to_string());

@@ -1,6 +1,6 @@
 use crate::config::{Config, ModelConfig};
 use crate::data;
-use crate::expert_loads::{self, ExpertLoads, bias_update};
+use crate::expert_loads::{ExpertLoads, bias_update};
 use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -8,8 +8,6 @@ use fsdp::{Activation, Fsdp, FsdpError, UnitId, Units};
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
 use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch};
-use moe::MoeStats;
-use std::collections::BTreeMap;
 
 /// A micro-batch on a device.
 pub(crate) struct Batch {
@@ -95,7 +93,7 @@ impl Parts {
         &self,
         config: &Config,
         fsdp: &mut Fsdp<Batch>,
-        loads: &BTreeMap<(usize, u64), MoeStats>,
+        loads: &ExpertLoads,
     ) -> Result<(), FsdpError> {
         let speed = config.moe.as_ref().map_or(0.0, |moe| moe.bias_update_speed);
         let (Self::DeepSeek { blocks, .. }, Some((layers, experts))) = (self, config.expert_layers()) else {
@@ -104,7 +102,7 @@ impl Parts {
         if speed == 0.0 {
             return Ok(());
         }
-        let assigned = fsdp.all_reduce(&expert_loads::assigned(loads, &layers, experts))?;
+        let assigned = fsdp.all_reduce(&loads.assigned(&layers, experts))?;
         for (layer, assigned) in layers.into_iter().zip(assigned.chunks(experts)) {
             fsdp.add_to_parameter(blocks[layer], "mlp.Moe.router.bias", &bias_update(assigned, speed));
         }
