@@ -1,0 +1,1 @@
+//! A training run's state on disk, sharded over ranks.

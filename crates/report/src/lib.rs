@@ -1,0 +1,1 @@
+//! A run's metrics as one HTML page.
