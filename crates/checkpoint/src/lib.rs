@@ -1,1 +1,74 @@
-//! A training run's state on disk, sharded over ranks.
+//! A training run's state on disk, sharded over ranks: written whole or not at all, and read by any number of ranks.
+//!
+//! ```text
+//! checkpoints/
+//!   step-200/                  a checkpoint
+//!     index.json               step, where every piece of every parameter is, a digest of each file and of itself
+//!     config.yaml ...          files that the run adds
+//!     rank-0.safetensors       rank 0's pieces: param.NAME, exp_avg.NAME, exp_avg_sq.NAME, each a flat list of f32
+//!     rank-1.safetensors
+//!   .step-300.partial/         one that is being written
+//! ```
+//!
+//! Each rank calls [`write_rank`], one of them [`Folder::commit`] when all have returned: what was written is synced and then renamed, so
+//! that a folder `step-N` is complete whatever happens to the process or the machine. [`Checkpoint`] reads ranges of parameters from
+//! memory-mapped files, whoever wrote them. This crate knows no tensor, no rank's communicator and no model.
+//!
+//! ```
+//! use checkpoint::{Checkpoint, Folder, Index, Kind, Piece, write_rank};
+//!
+//! let run = tempfile::tempdir()?;
+//! let folder = Folder::of_run(run.path());
+//! // Two ranks have half of a matrix each.
+//! for rank in 0..2 {
+//!     let values = move |_: Kind| vec![rank as f32; 3];
+//!     let piece = Piece { name: "w".into(), shape: vec![2, 3], offset: 3 * rank, len: 3, has_moments: false };
+//!     write_rank(&folder.partial(200), rank, vec![(piece, Box::new(values))])?;
+//! }
+//! folder.commit(Index { step: 200, world_size: 2, ..Index::default() }, &[("config.yaml", "model: ...".as_bytes())])?;
+//!
+//! let checkpoint = Checkpoint::open(&folder.latest()?.unwrap())?;
+//! assert_eq!(checkpoint.read("w", Kind::Param, 2..4)?, [0.0, 1.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod folder;
+mod index;
+mod read;
+mod write;
+
+pub use error::CheckpointError;
+pub use folder::Folder;
+pub use index::{FileEntry, Index, LossScale, Parameter, PieceEntry};
+pub use read::Checkpoint;
+pub use write::{Piece, Values, write_rank};
+
+use serde::{Deserialize, Serialize};
+
+/// What is kept of a parameter, under PyTorch's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Its values.
+    Param,
+    /// AdamW's running mean of gradients.
+    ExpAvg,
+    /// AdamW's running mean of squares of gradients.
+    ExpAvgSq,
+}
+
+impl Kind {
+    /// All three.
+    pub const ALL: [Self; 3] = [Self::Param, Self::ExpAvg, Self::ExpAvgSq];
+
+    /// A tensor's name in a file.
+    pub fn tensor(self, parameter: &str) -> String {
+        let prefix = match self {
+            Self::Param => "param",
+            Self::ExpAvg => "exp_avg",
+            Self::ExpAvgSq => "exp_avg_sq",
+        };
+        format!("{prefix}.{parameter}")
+    }
+}

@@ -74,6 +74,19 @@ impl Output {
         }
     }
 
+    /// Whether all of its numbers are finite.
+    pub fn is_finite(&self) -> bool {
+        let (sum, aux) = match self {
+            Self::Loss(loss, aux) => (fused::sum_of_squares(loss.clone()), aux),
+            Self::Activation(Activation { x, aux }) => {
+                let len = x.shape().num_elements();
+                (fused::sum_of_squares(x.clone().reshape([len])), aux)
+            }
+        };
+        // On the CPU it is a sum in f64, which squares of finite f32 numbers do not overflow.
+        sum.is_finite() && aux.as_ref().is_none_or(|aux| fused::sum_of_squares(aux.clone()).is_finite())
+    }
+
     /// The same values outside of any graph.
     pub fn detached(&self) -> Output {
         let inner = |aux: &Option<Tensor<1>>| aux.clone().map(Tensor::inner);

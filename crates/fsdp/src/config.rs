@@ -276,6 +276,9 @@ pub enum FsdpError {
         "unit {0} has not the same initial values on all ranks: make it from the same seed everywhere, or make it once and give each rank a clone"
     )]
     Values(String),
+    /// A state that does not fit the model.
+    #[error("{0}")]
+    State(String),
     /// Options that do not go together.
     #[error("{0}")]
     Config(String),

@@ -6,6 +6,7 @@ use crate::placement::{Groups, block_owners};
 use crate::precision::LossScale;
 use crate::schedule::{Losses, Schedule};
 use crate::shard::{Plan, ShardedUnit};
+use crate::state::{Progress, ReadPart, State};
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -30,7 +31,7 @@ pub struct Fsdp<B> {
 }
 
 /// What a step did, the same on every rank.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct StepReport {
     /// Mean of the last call's loss over the global batch, before the step.
     pub loss: f64,
@@ -38,9 +39,20 @@ pub struct StepReport {
     pub aux_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
-    /// Whether fp16 gradients have overflown: then the parameters are as they were, and the next step's loss is scaled by half as much (but
-    /// never by less than 1).
+    /// Whether the step was not made, and the parameters are as they were: fp16 gradients have overflown (then the next step's loss is
+    /// scaled by half as much, but never by less than 1), or there is something [`non_finite`](Self::non_finite).
     pub skipped: bool,
+    /// Where the first number came up that is infinite or none, but for overflown fp16 gradients.
+    pub non_finite: Option<NonFinite>,
+}
+
+/// Where a number that is infinite or none came up first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NonFinite {
+    /// The unit: that whose output it was in, or else the last one whose gradient it was in.
+    pub unit: String,
+    /// The rank whose micro-batch it was; None for a gradient, which is the sum of all ranks'.
+    pub rank: Option<usize>,
 }
 
 /// One call of the forward: which unit, and which rank computes it.
@@ -116,14 +128,20 @@ impl<B: 'static> Fsdp<B> {
             Some(limit) if grad_norm > limit => limit / (grad_norm + 1e-6),
             _ => 1.0,
         };
-        let skipped = !self.loss_scale.update(grad_norm);
+        let finite = loss.is_finite() && aux_loss.is_finite();
+        let overflow = !self.loss_scale.update(grad_norm);
+        let non_finite = match finite && (grad_norm.is_finite() || overflow) {
+            true => None,
+            false => Some(self.locate_non_finite(micro_batches)?),
+        };
+        let skipped = overflow || non_finite.is_some();
         if skipped {
             self.units.iter_mut().for_each(ShardedUnit::skip);
         } else {
             before_step(self)?;
             self.step_units(lr, clip / count)?;
         }
-        Ok(StepReport { loss, aux_loss, grad_norm, skipped })
+        Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite })
     }
 
     /// The mean over ranks of the last call's loss on `batch`, each rank's counted `weight` times, and the sum of weights.
@@ -145,6 +163,29 @@ impl<B: 'static> Fsdp<B> {
     pub fn add_to_parameter<M>(&mut self, unit: UnitId<M>, path: &str, delta: &[f32]) {
         let (group, member) = self.places[unit.index];
         self.units[group].add_to_parameter(member, path, delta);
+    }
+
+    /// This rank's part of the run's state between steps. It costs no copy: the tensors share memory until the next step.
+    pub fn state(&self) -> State {
+        let optimizer_steps = self.units.iter().map(ShardedUnit::optimizer_steps).max().unwrap_or(0);
+        let (loss_scale, good_steps) = (self.loss_scale.factor, self.loss_scale.good_steps as u64);
+        let progress = Progress { optimizer_steps, loss_scale, good_steps };
+        State { parts: self.units.iter().flat_map(ShardedUnit::state).collect(), progress }
+    }
+
+    /// Goes on from a [`state`](Self::state) that any number of ranks has kept under any strategy: `read` is asked for the parts that
+    /// this rank holds. A collective: every rank calls it with the same `progress`.
+    pub fn load_state(&mut self, progress: Progress, read: &mut ReadPart) -> Result<(), FsdpError> {
+        for unit in &mut self.units {
+            unit.load_state(progress.optimizer_steps, read)?;
+        }
+        for i in 0..self.units.len() {
+            if let Some(replica) = self.units[i].replicate(&self.thread) {
+                self.units[i].set_replica(replica.wait()?);
+            }
+        }
+        self.loss_scale.resume(progress.loss_scale, progress.good_steps as usize);
+        Ok(())
     }
 
     /// The sum of each value over the ranks.
@@ -194,6 +235,30 @@ impl<B: 'static> Fsdp<B> {
             loss_scale: self.loss_scale.factor,
             last,
         }
+    }
+
+    /// Runs the forward again and looks at each call's output; the ranks agree on the first.
+    fn locate_non_finite(&mut self, micro_batches: &[B]) -> Result<NonFinite, FsdpError> {
+        let (rank, ranks, none) = (self.plan.rank, self.wire.world_size(), f64::INFINITY);
+        let mut first = none;
+        for batch in micro_batches {
+            if let Some(call) = self.schedule(true).first_non_finite(batch)? {
+                first = first.min((call * ranks + rank) as f64);
+            }
+        }
+        let in_gradient = |unit: &ShardedUnit| !unit.gradient_square().is_finite();
+        let last = self.units.iter().rposition(in_gradient).map_or(none, |unit| -(unit as f64));
+        let world = |values: Vec<f64>| {
+            self.thread.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait()
+        };
+        let highest = world(vec![-first, -last])?;
+        Ok(match (-highest[0], highest[1]) {
+            (first, _) if first.is_finite() => {
+                let (call, rank) = (first as usize / ranks, first as usize % ranks);
+                NonFinite { unit: self.units[self.calls[call].unit].name(), rank: Some(rank) }
+            }
+            (_, last) => NonFinite { unit: self.units[last.max(0.0) as usize].name(), rank: None },
+        })
     }
 
     fn step_units(&mut self, lr: f64, scale: f64) -> Result<(), FsdpError> {

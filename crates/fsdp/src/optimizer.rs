@@ -37,9 +37,41 @@ impl ShardOptimizer {
             let state = part.state.get_or_insert_with(|| AdamWState::new(&value));
             updated.push(adamw(&part.config, lr, value, gradient, scale, state));
         }
-        let moments = |state: &AdamWState| bytes(&state.mean) + bytes(&state.square);
-        let states = self.parts.iter().filter_map(|part| part.state.as_ref());
-        self.held.get_or_insert_with(|| self.ledger.hold(Category::Optimizer, states.map(moments).sum()));
+        self.hold();
         if updated.len() == 1 { updated.remove(0) } else { Tensor::cat(updated, 0) }
+    }
+
+    /// The moments of one parameter's part, a range of the shard; none before the first step.
+    pub fn moments(&self, range: Range<usize>) -> Option<[Tensor<1>; 2]> {
+        let part = self.parts.iter().find(|part| part.range.contains(&range.start))?;
+        let (state, start) = (part.state.as_ref()?, part.range.start);
+        Some([&state.mean, &state.square].map(|all| all.clone().slice(range.start - start..range.end - start)))
+    }
+
+    /// Goes on from these moments of the whole shard after so many steps; none: from the beginning.
+    pub fn load(&mut self, moments: Option<[Tensor<1>; 2]>, steps: u64) {
+        for part in &mut self.parts {
+            part.state = moments.as_ref().map(|[mean, square]| AdamWState {
+                mean: mean.clone().slice(part.range.clone()),
+                square: square.clone().slice(part.range.clone()),
+                steps: i32::try_from(steps).unwrap_or(i32::MAX),
+            });
+        }
+        self.hold();
+    }
+
+    /// Steps made.
+    pub fn steps(&self) -> u64 {
+        self.parts.iter().find_map(|part| part.state.as_ref()).map_or(0, |state| state.steps as u64)
+    }
+
+    /// Counts the moments' bytes, once there are moments.
+    fn hold(&mut self) {
+        let moments = |state: &AdamWState| bytes(&state.mean) + bytes(&state.square);
+        let states: Vec<_> = self.parts.iter().filter_map(|part| part.state.as_ref()).collect();
+        if !states.is_empty() {
+            let held = states.into_iter().map(moments).sum();
+            self.held.get_or_insert_with(|| self.ledger.hold(Category::Optimizer, held));
+        }
     }
 }

@@ -42,7 +42,7 @@ pub struct Precision {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LossScale {
     pub factor: f64,
-    good_steps: usize,
+    pub good_steps: usize,
     dynamic: bool,
 }
 
@@ -52,6 +52,13 @@ impl LossScale {
     pub fn new(precision: Precision) -> Self {
         let dynamic = precision.param == FloatType::Fp16 || precision.reduce == FloatType::Fp16;
         Self { factor: if dynamic { 65536.0 } else { 1.0 }, good_steps: 0, dynamic }
+    }
+
+    /// Goes on from these values, where losses are scaled.
+    pub fn resume(&mut self, factor: f64, good_steps: usize) {
+        if self.dynamic {
+            (self.factor, self.good_steps) = (factor, good_steps);
+        }
     }
 
     /// Whether the step with this gradient norm is made; otherwise the gradients have overflown.

@@ -83,6 +83,19 @@ impl<B> Schedule<'_, B> {
         self.forward(|i, weights, x| self.calls[i].run(&self.unit(i).bind(&weights.flat, false), x, batch))
     }
 
+    /// The first of this rank's calls with an output that is not finite.
+    pub fn first_non_finite(&self, batch: &B) -> Result<Option<usize>, FsdpError> {
+        let mut first = None;
+        self.forward(|i, weights, x| {
+            let output = self.calls[i].run(&self.unit(i).bind(&weights.flat, false), x, batch);
+            if first.is_none() && !output.is_finite() {
+                first = Some(i);
+            }
+            output
+        })?;
+        Ok(first)
+    }
+
     /// Losses, and gradients added to the units'.
     pub fn forward_backward(&mut self, batch: &B) -> Result<Losses, FsdpError> {
         let mut saved: Vec<Saved> = self.calls.iter().map(|_| Saved::Elsewhere).collect();

@@ -4,10 +4,12 @@ use crate::memory::{Category, Counted, Ledger, bytes};
 use crate::optimizer::ShardOptimizer;
 use crate::placement::Groups;
 use crate::precision::FloatType;
+use crate::state::{ReadPart, ShardValues, StatePart, WantedPart};
 use crate::storage::Storage;
-use crate::{FsdpConfig, Layout, Strategy};
-use burn::tensor::{DType, Device, Tensor};
+use crate::{FsdpConfig, FsdpError, Layout, Strategy};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use comm::Reduce;
+use std::ops::Range;
 
 /// A unit at rest: this rank's share of its parameters, gradients and optimizer state.
 pub(crate) struct ShardedUnit {
@@ -36,7 +38,9 @@ pub(crate) struct Plan {
     /// S, and which of the S shards is this rank's.
     pub shards: usize,
     pub shard: usize,
+    /// How many ranks hold this shard, and which of them this rank is.
     pub replicas: usize,
+    pub replica: usize,
     pub rank: usize,
     /// Where the rank computes, and where its share rests.
     pub device: Device,
@@ -57,6 +61,7 @@ impl Plan {
             shards: groups.shard.world_size(),
             shard: groups.shard.rank(),
             replicas: groups.replicate.world_size(),
+            replica: groups.replicate.rank(),
             rank: groups.world.rank(),
             frees_kept_memory: Storage::new(Tensor::empty([1], &device)).is_some(),
             rest_device: if config.cpu_offload { Device::flex() } else { device.clone() },
@@ -294,6 +299,59 @@ impl ShardedUnit {
         }
     }
 
+    /// The parts of parameters that this rank is to keep: of its shard, which `replicas` ranks hold, its share.
+    pub fn state(&self) -> Vec<StatePart> {
+        let len = self.layout.padded_len() / self.plan.shards;
+        let cut = |i: usize| self.plan.shard * len + len * i / self.plan.replicas;
+        let (start, share) = (self.plan.shard * len, cut(self.plan.replica)..cut(self.plan.replica + 1));
+        let part = |(wanted, at): (WantedPart, usize)| {
+            let range = at - start..at - start + wanted.range.len();
+            StatePart {
+                offset: wanted.range.start,
+                len: wanted.range.len(),
+                param: self.master.tensor.clone().slice(range.clone()),
+                moments: self.optimizer.moments(range),
+                name: wanted.name,
+                shape: wanted.shape,
+            }
+        };
+        self.parts(share).map(part).collect()
+    }
+
+    /// Takes this rank's shard from `read`; with `steps` above 0 the optimizer's moments too. A replica is still to follow.
+    pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
+        let len = self.layout.padded_len() / self.plan.shards;
+        let start = self.plan.shard * len;
+        let mut values = ShardValues::new(len, steps > 0);
+        for (wanted, at) in self.parts(start..start + len) {
+            let part = read(&wanted).map_err(FsdpError::State)?;
+            values.put(at - start, &wanted, &part)?;
+        }
+        let tensor = |values: Vec<f32>| Tensor::from_data(TensorData::new(values, [len]), &self.plan.rest_device);
+        let master = tensor(values.param);
+        self.optimizer.load(values.moments.map(|moments| moments.map(tensor)), steps);
+        self.set_values(master, None);
+        Ok(())
+    }
+
+    /// The parameters' parts in a range of the unit's buffer, and where each begins in the buffer.
+    fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (WantedPart, usize)> {
+        self.layout.params().iter().filter_map(move |param| {
+            let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
+            let wanted = || WantedPart {
+                name: param.name.clone(),
+                shape: param.shape.clone(),
+                range: from - param.offset..to - param.offset,
+            };
+            (from < to).then(|| (wanted(), from))
+        })
+    }
+
+    /// Steps that the optimizer has made.
+    pub fn optimizer_steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
     /// Forgets the accumulated gradient.
     pub fn skip(&mut self) {
         self.gradient = None;
@@ -301,7 +359,7 @@ impl ShardedUnit {
 
     /// Sends for the replica of the masters that the ranks have stepped, where there is one: [`set_replica`](Self::set_replica) takes it.
     pub fn replicate(&self, thread: &CommThread) -> Option<Pending<Counted>> {
-        self.replica.as_ref()?;
+        self.plan.replicates().then_some(())?;
         let (master, plan) = (self.master.tensor.clone(), self.plan.clone());
         Some(thread.submit(move |groups| {
             let replica = groups.shard.all_gather(master.to_device(&plan.device).cast(plan.param.dtype()))?;

@@ -1,0 +1,124 @@
+use crate::write::{digest, entry_file, write_synced};
+use crate::{CheckpointError, FileEntry, Index};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// The folder `checkpoints/` of a run.
+#[derive(Debug, Clone)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// Of a run; it need not be there yet.
+    pub fn of_run(run: &Path) -> Self {
+        Self(run.join("checkpoints"))
+    }
+
+    /// The newest checkpoint at `path`, which is a checkpoint itself, a run's folder or its `checkpoints/`.
+    pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
+        if path.join("index.json").is_file() {
+            return Ok(path.into());
+        }
+        let folders = [Self::of_run(path), Self(path.into())];
+        let newest = folders.iter().find_map(|folder| folder.latest().transpose()).transpose()?;
+        newest.ok_or(CheckpointError::None { path: path.into() })
+    }
+
+    /// Step and folder of each checkpoint, the oldest first.
+    pub fn list(&self) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+        let mut found = self.entries("step-", "")?;
+        found.sort();
+        Ok(found)
+    }
+
+    /// The newest checkpoint.
+    pub fn latest(&self) -> Result<Option<PathBuf>, CheckpointError> {
+        Ok(self.list()?.pop().map(|(_, path)| path))
+    }
+
+    /// A checkpoint's folder.
+    pub fn step(&self, step: u64) -> PathBuf {
+        self.0.join(format!("step-{step}"))
+    }
+
+    /// The folder in which a checkpoint is written.
+    pub fn partial(&self, step: u64) -> PathBuf {
+        self.0.join(format!(".step-{step}.partial"))
+    }
+
+    /// Removes what a process that was killed has left half-written or half-removed.
+    pub fn clean(&self) -> Result<(), CheckpointError> {
+        for suffix in [".partial", ".removed"] {
+            for (_, path) in self.entries(".step-", suffix)? {
+                fs::remove_dir_all(&path).map_err(CheckpointError::write(&path))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes the checkpoint of `index.step`, whose ranks' files are all written, and returns its folder. `extra` files (name and
+    /// bytes) belong to it too. Of `index`, parameters, files and digest are filled in here.
+    pub fn commit(&self, index: Index, extra: &[(&str, &[u8])]) -> Result<PathBuf, CheckpointError> {
+        let (partial, whole) = (self.partial(index.step), self.step(index.step));
+        let mut files = vec![];
+        let mut sidecars = vec![];
+        for rank in 0..index.world_size {
+            let path = partial.join(entry_file(rank));
+            let text = fs::read(&path).map_err(CheckpointError::read(&path))?;
+            let entry: FileEntry = serde_json::from_slice(&text)
+                .map_err(|error| CheckpointError::broken(&path, format!("not an entry: {error}")))?;
+            files.push(entry);
+            sidecars.push(path);
+        }
+        let parameters = Index::parameters_of(&files);
+        for (name, bytes) in extra {
+            let path = partial.join(name);
+            write_synced(&path, bytes)?;
+            let (bytes, sha256) = File::open(&path).and_then(digest).map_err(CheckpointError::read(&path))?;
+            files.push(FileEntry { name: (*name).into(), bytes, sha256, pieces: vec![] });
+        }
+        let index = Index { format: Index::FORMAT, parameters, files, ..index };
+        index.check(&partial)?;
+        write_synced(&partial.join("index.json"), index.to_json().as_bytes())?;
+        sidecars.iter().try_for_each(|path| fs::remove_file(path).map_err(CheckpointError::write(path)))?;
+        sync_folder(&partial)?;
+        // A run that went back to an older checkpoint comes by the same step again.
+        self.remove(index.step)?;
+        fs::rename(&partial, &whole).map_err(CheckpointError::write(&whole))?;
+        sync_folder(&self.0)?;
+        Ok(whole)
+    }
+
+    /// Removes all checkpoints but the newest `keep`.
+    pub fn prune(&self, keep: usize) -> Result<(), CheckpointError> {
+        let all = self.list()?;
+        all[..all.len().saturating_sub(keep)].iter().try_for_each(|(step, _)| self.remove(*step))
+    }
+
+    /// Removes a checkpoint if it is there; it is renamed first, so that there is never a part of one under its name.
+    fn remove(&self, step: u64) -> Result<(), CheckpointError> {
+        let (whole, removed) = (self.step(step), self.0.join(format!(".step-{step}.removed")));
+        if whole.exists() {
+            fs::rename(&whole, &removed).map_err(CheckpointError::write(&whole))?;
+            fs::remove_dir_all(&removed).map_err(CheckpointError::write(&removed))?;
+        }
+        Ok(())
+    }
+
+    /// Folders named PREFIX N SUFFIX, with their N.
+    fn entries(&self, prefix: &str, suffix: &str) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+        let entries = match fs::read_dir(&self.0) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
+            entries => entries.map_err(CheckpointError::read(&self.0))?,
+        };
+        let step = |path: &Path| {
+            let name = path.file_name()?.to_str()?;
+            name.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
+        };
+        Ok(entries.flatten().filter_map(|entry| Some((step(&entry.path())?, entry.path()))).collect())
+    }
+}
+
+/// Waits until a folder's names are on the disk.
+fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(CheckpointError::write(path))
+}

@@ -1,0 +1,98 @@
+//! What a run keeps of a model: parameters and the optimizer's moments, each rank its part.
+
+use crate::FsdpError;
+use burn::tensor::Tensor;
+use std::ops::Range;
+
+/// What one rank has to keep so that all of them together keep everything once.
+#[derive(Debug, Clone)]
+pub struct State {
+    /// This rank's parts of parameters.
+    pub parts: Vec<StatePart>,
+    /// What is the same on every rank.
+    pub progress: Progress,
+}
+
+/// How far the optimizer is, the same on every rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// Steps of AdamW, without those that were skipped.
+    pub optimizer_steps: u64,
+    /// The factor on fp16 losses; 1 without fp16.
+    pub loss_scale: f64,
+    /// Steps since the factor was last changed.
+    pub good_steps: u64,
+}
+
+/// A part of one parameter: elements `offset..offset + len` of it, flat.
+///
+/// The tensors share memory with the model until its next step, which then makes new ones.
+#[derive(Debug, Clone)]
+pub struct StatePart {
+    /// Name of the unit, a dot, and the path of fields in its module.
+    pub name: String,
+    /// Shape of the whole parameter.
+    pub shape: Vec<usize>,
+    /// Where the part begins.
+    pub offset: usize,
+    /// Its length.
+    pub len: usize,
+    /// Values, f32.
+    pub param: Tensor<1>,
+    /// AdamW's running means of gradients and of their squares, f32; none before the first step.
+    pub moments: Option<[Tensor<1>; 2]>,
+}
+
+/// A part of a parameter that a rank takes over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WantedPart {
+    /// Name of the unit, a dot, and the path of fields in its module.
+    pub name: String,
+    /// Shape of the whole parameter.
+    pub shape: Vec<usize>,
+    /// Which of its elements, flat.
+    pub range: Range<usize>,
+}
+
+/// The values of a [`WantedPart`], each list of its length.
+#[derive(Debug, Clone)]
+pub struct PartValues {
+    /// Of the parameter.
+    pub param: Vec<f32>,
+    /// AdamW's running means of gradients and of their squares; none: as before the first step.
+    pub moments: Option<[Vec<f32>; 2]>,
+}
+
+/// Where [`Fsdp::load_state`](crate::Fsdp::load_state) gets values from. An error is a message for the user.
+pub type ReadPart<'a> = dyn FnMut(&WantedPart) -> Result<PartValues, String> + 'a;
+
+/// Values of a whole shard, put together from parts.
+pub(crate) struct ShardValues {
+    pub param: Vec<f32>,
+    pub moments: Option<[Vec<f32>; 2]>,
+}
+
+impl ShardValues {
+    pub fn new(len: usize, with_moments: bool) -> Self {
+        let zeros = || vec![0.0; len];
+        Self { param: zeros(), moments: with_moments.then(|| [zeros(), zeros()]) }
+    }
+
+    /// Puts the values of a part at `at`.
+    pub fn put(&mut self, at: usize, wanted: &WantedPart, values: &PartValues) -> Result<(), FsdpError> {
+        let len = wanted.range.len();
+        let put = |into: &mut Vec<f32>, from: &[f32]| match from.len() == len {
+            true => Ok(into[at..at + len].copy_from_slice(from)),
+            false => {
+                let message = format!("{}: {} values for a part of {len}", wanted.name, from.len());
+                Err(FsdpError::State(message))
+            }
+        };
+        put(&mut self.param, &values.param)?;
+        match (&mut self.moments, &values.moments) {
+            (Some(into), Some(from)) => into.iter_mut().zip(from).try_for_each(|(into, from)| put(into, from)),
+            (None, _) => Ok(()),
+            (Some(_), None) => Err(FsdpError::State(format!("{}: it has no moments of AdamW", wanted.name))),
+        }
+    }
+}

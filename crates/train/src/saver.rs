@@ -1,0 +1,124 @@
+//! Checkpoints of a run, written while it goes on.
+//!
+//! ```text
+//! rank 0   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ all done? ─ commit: index, rename, prune
+//!                                   └─ thread: copy, write, sync, digest ──┘
+//! rank 1   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ all done?
+//!                                   └─ thread: ... ─────────┘
+//! ```
+//!
+//! What is kept costs no copy: a tensor that is written down is a tensor that the optimizer's next step does not overwrite. Whether all
+//! ranks are done is part of the one small sum that every step ends with.
+
+use crate::trainer::TrainError;
+use burn::tensor::Tensor;
+use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, write_rank};
+use fsdp::{State, StatePart};
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+
+/// Writes one rank's part of checkpoints, one at a time.
+pub(crate) struct Saver {
+    folder: Folder,
+    rank: usize,
+    keep: usize,
+    /// Files that belong to every checkpoint: name and bytes.
+    extra: Vec<(&'static str, Vec<u8>)>,
+    under_way: Option<Save>,
+}
+
+/// A checkpoint on its way to the disk.
+struct Save {
+    index: Index,
+    thread: Option<JoinHandle<Result<(), CheckpointError>>>,
+}
+
+impl Saver {
+    /// Keeps the newest `keep` checkpoints in `folder`.
+    pub fn new(folder: Folder, rank: usize, keep: usize, extra: Vec<(&'static str, Vec<u8>)>) -> Self {
+        Self { folder, rank, keep, extra, under_way: None }
+    }
+
+    /// Begins a checkpoint; `index` holds what is known of the run.
+    ///
+    /// # Panics
+    /// If another one is under way.
+    pub fn start(&mut self, state: State, index: Index) {
+        assert!(self.under_way.is_none(), "one checkpoint is written at a time");
+        let State { parts, progress } = state;
+        let index = Index {
+            optimizer_steps: progress.optimizer_steps,
+            loss_scale: LossScale { factor: progress.loss_scale, good_steps: progress.good_steps },
+            ..index
+        };
+        let (partial, rank) = (self.folder.partial(index.step), self.rank);
+        let write = move || write_rank(&partial, rank, parts.into_iter().map(piece).collect());
+        self.under_way = Some(Save { index, thread: Some(thread::spawn(write)) });
+    }
+
+    /// Whether a checkpoint is under way.
+    pub fn is_busy(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Whether this rank's part of the one under way is written.
+    ///
+    /// # Errors
+    /// If it could not be.
+    pub fn is_written(&mut self) -> Result<bool, TrainError> {
+        match &mut self.under_way {
+            None => Ok(false),
+            Some(save) => {
+                if save.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+                    save.finish()?;
+                }
+                Ok(save.thread.is_none())
+            }
+        }
+    }
+
+    /// Waits until this rank's part of the one under way is written.
+    pub fn wait(&mut self) -> Result<(), TrainError> {
+        self.under_way.as_mut().map_or(Ok(()), Save::finish)
+    }
+
+    /// Completes the one under way, which all ranks have written; rank 0 returns its folder.
+    pub fn commit(&mut self) -> Result<Option<PathBuf>, TrainError> {
+        let Some(save) = self.under_way.take().filter(|_| self.rank == 0) else { return Ok(None) };
+        let extra: Vec<_> = self.extra.iter().map(|(name, bytes)| (*name, &bytes[..])).collect();
+        let path = self.folder.commit(save.index, &extra)?;
+        self.folder.prune(self.keep)?;
+        Ok(Some(path))
+    }
+}
+
+impl Save {
+    fn finish(&mut self) -> Result<(), TrainError> {
+        match self.thread.take() {
+            None => Ok(()),
+            Some(thread) => thread.join().expect("writing does not panic").map_err(TrainError::from),
+        }
+    }
+}
+
+impl Drop for Saver {
+    /// A run that ends early leaves no thread that still writes.
+    fn drop(&mut self) {
+        if let Some(thread) = self.under_way.take().and_then(|save| save.thread) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn piece(part: StatePart) -> (Piece, Values<'static>) {
+    let StatePart { name, shape, offset, len, param, moments } = part;
+    let piece = Piece { name, shape, offset, len, has_moments: moments.is_some() };
+    let floats = |tensor: &Tensor<1>| tensor.clone().into_data().try_into_vec::<f32>().expect("masters are f32");
+    let values = move |kind: Kind| match (kind, &moments) {
+        (Kind::Param, _) => floats(&param),
+        (Kind::ExpAvg, Some([mean, _])) => floats(mean),
+        (Kind::ExpAvgSq, Some([_, square])) => floats(square),
+        _ => unreachable!("a piece without moments is asked for its values only"),
+    };
+    (piece, Box::new(values))
+}
