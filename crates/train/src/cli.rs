@@ -4,12 +4,13 @@ use crate::config::{Config, ConfigError, PRESETS, Source, TokenizerKind};
 use crate::data::Tokenizer;
 use crate::launch::Launch;
 use crate::logits::{self, LogitsArgs};
-use crate::trainer::{Outcome, human, set_vocabulary, train_launched};
+use crate::resume;
+use crate::trainer::{Outcome, Place, TrainError, human, set_vocabulary, train_launched};
 use crate::units::parameter_count;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::error::Error;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,6 +56,9 @@ struct TrainArgs {
     /// Run folder; a new one under runs/ if not given
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Go on from a checkpoint: a folder step-N, a run's folder, or `latest`; at any number of ranks, under any strategy
+    #[arg(long, value_name = "latest|DIR")]
+    resume: Option<PathBuf>,
     /// Seed of the initial parameters and of the order of the data
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
@@ -82,7 +86,7 @@ fn launch(args: &TrainArgs) -> ExitCode {
 }
 
 fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
-    let (config, name) = args.resolve(launch.processes())?;
+    let (config, place) = args.resolve(launch.processes())?;
     let stop = Arc::new(AtomicBool::new(false));
     let handler = stop.clone();
     ctrlc::set_handler(move || {
@@ -91,7 +95,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         }
         let _ = writeln!(io::stderr(), "\nstopping after this step; press Ctrl-C again to stop at once");
     })?;
-    let outcome = train_launched(launch, config, &name, args.out.as_deref(), stop)?;
+    let outcome = train_launched(launch, config, &place, stop)?;
     if launch.has_rank_0() {
         print(&outcome);
     }
@@ -117,14 +121,21 @@ pub(crate) fn say(line: &str) {
 
 impl TrainArgs {
     /// The configuration, and a name for the run. `processes`: as many as `mpirun` has started are the ranks.
-    fn resolve(&self, processes: Option<usize>) -> Result<(Config, String), ConfigError> {
-        let (source, name) = match (&self.model, &self.config) {
-            (Some(name), _) => (Source::Preset(name), name.clone()),
-            (None, Some(file)) => (Source::File(file), file.file_stem().unwrap_or_default().to_string_lossy().into()),
-            (None, None) => {
+    fn resolve(&self, processes: Option<usize>) -> Result<(Config, Place), TrainError> {
+        let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref());
+        let resume = self.resume.as_ref().map(find).transpose()?;
+        let resumed = resume.as_ref().map(|checkpoint| checkpoint.join("config.yaml"));
+        let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let (source, name) = match (&self.model, &self.config, &resumed) {
+            (Some(name), ..) => (Source::Preset(name), name.clone()),
+            (None, Some(file), _) => (Source::File(file), stem(file)),
+            (None, None, Some(file)) => {
+                (Source::File(file), stem(resume.as_deref().and_then(resume::run_of).unwrap_or(Path::new("resumed"))))
+            }
+            (None, None, None) => {
                 let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
                 let message = format!("give --model NAME or --config FILE; models: {}", names.join(", "));
-                return Err(ConfigError::Invalid(message));
+                return Err(ConfigError::Invalid(message).into());
             }
         };
         let mut config = Config::load(source, &self.set)?;
@@ -137,7 +148,8 @@ impl TrainArgs {
                 return Err(ConfigError::Invalid(format!(
                     "{gpus} ranks are asked for, but mpirun has started {processes} processes, one for each rank: leave \
                      the number of ranks out, or give `mpirun -n {gpus}`"
-                )));
+                ))
+                .into());
             }
             config.parallel.gpus = processes;
         }
@@ -146,7 +158,7 @@ impl TrainArgs {
         self.data.iter().for_each(|data| config.data.source.clone_from(data));
         self.device.iter().for_each(|device| config.train.device.clone_from(device));
         config.validate()?;
-        Ok((config, name))
+        Ok((config, Place { name, out: self.out.clone(), resume }))
     }
 }
 

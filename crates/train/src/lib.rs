@@ -26,11 +26,13 @@ mod logits;
 mod metrics;
 mod progress;
 mod rank;
+mod resume;
 mod run_folder;
+mod saver;
 mod schedule;
 mod trainer;
 mod units;
 
 pub use device::Devices;
 pub use run_folder::RunFolder;
-pub use trainer::{Outcome, TrainError, train};
+pub use trainer::{Outcome, Place, TrainError, train};

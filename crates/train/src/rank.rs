@@ -1,21 +1,25 @@
 //! What one rank does in a run.
 
 use crate::allocator::allocated;
-use crate::config::Config;
+use crate::config::{Config, OnNonFinite};
 use crate::data::{Dataset, Tokenizer};
 use crate::expert_loads::{self, ExpertLoads};
 use crate::metrics::{ExpertMetrics, Metrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::progress::Progress;
+use crate::resume;
 use crate::run_folder::RunFolder;
+use crate::saver::Saver;
 use crate::schedule::learning_rate;
 use crate::trainer::{Outcome, TrainError, human};
 use crate::units::{Batch, Parts, units};
-use burn::tensor::Device;
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use checkpoint::{Checkpoint, Folder, Index};
 use comm::Communicator;
-use fsdp::{Fsdp, FsdpConfig};
+use fsdp::{Fsdp, FsdpConfig, FsdpError, NonFinite, StepReport, WantedPart};
 use model::{MicroBatch, Sampling, generate};
 use serde::Serialize;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -26,6 +30,8 @@ pub(crate) struct Job {
     pub dataset: Dataset,
     pub tokenizer: Tokenizer,
     pub folder: RunFolder,
+    /// What the run goes on from.
+    pub resume: Option<Checkpoint>,
     pub progress: Progress,
     pub stop: Arc<AtomicBool>,
 }
@@ -35,9 +41,10 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
     let mut rank = Rank::new(job, comm)?;
     rank.say_placement();
     let (steps, usage_every) = (job.config.train.steps, job.config.metrics.every);
-    let mut val_loss = None;
-    for step in 0..steps {
-        rank.train_step(step)?;
+    let first = job.resume.as_ref().map_or(0, |checkpoint| checkpoint.index().step as usize);
+    let mut val_loss = job.resume.as_ref().and_then(|checkpoint| checkpoint.index().val_loss);
+    for step in first..steps {
+        let loss = rank.train_step(step)?;
         let (done, every) = (step + 1, job.config.train.val_every);
         if done == 1 || done == steps || (usage_every > 0 && done.is_multiple_of(usage_every)) {
             rank.report_usage(done)?;
@@ -46,10 +53,17 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
         if done == steps || (every > 0 && done.is_multiple_of(every)) {
             val_loss = rank.validate(done)?.or(val_loss);
         }
-        if rank.should_stop()? {
+        let stop = rank.should_stop()?;
+        let every = job.config.checkpoint.every;
+        if done == steps || stop || (every > 0 && done.is_multiple_of(every)) {
+            rank.save(done, loss, val_loss)?;
+        }
+        if stop {
+            rank.finish_saving()?;
             return Ok(rank.outcome(done, true, val_loss, None));
         }
     }
+    rank.finish_saving()?;
     let sample = rank.sample()?;
     Ok(rank.outcome(steps, false, val_loss, sample))
 }
@@ -61,26 +75,35 @@ struct Rank<'a> {
     fsdp: Fsdp<Batch>,
     parts: Parts,
     loads: ExpertLoads,
+    saver: Saver,
     /// Rank 0's only.
     metrics: Option<Metrics>,
 }
 
 impl<'a> Rank<'a> {
     fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
-        let (rank, device) = (comm.rank(), comm.device().clone());
+        let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
+        let run = shared_path(&comm, job.folder.path())?;
         let loads = ExpertLoads::default();
         let (units, parts) = units(&job.config, &loads, &device);
         let config = job.config.parallel.fsdp(&job.config.optim);
         let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
-        let fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
+        let mut fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
+        if let Some(checkpoint) = &job.resume {
+            checkpoint.verify(rank, world_size)?;
+            let mut read = |wanted: &WantedPart| resume::read(checkpoint, wanted).map_err(|error| error.to_string());
+            fsdp.load_state(resume::progress(checkpoint), &mut read)?;
+        }
+        let yaml = ("config.yaml", job.config.to_yaml().into_bytes());
+        let saver = Saver::new(Folder::of_run(&run), rank, job.config.checkpoint.keep, vec![yaml]);
         let path = job.folder.metrics();
         let open = || job.folder.open_metrics().map(Metrics).map_err(|source| TrainError::Metrics { path, source });
         let metrics = if rank == 0 { Some(open()?) } else { None };
-        Ok(Self { job, rank, device, fsdp, parts, loads, metrics })
+        Ok(Self { job, rank, device, fsdp, parts, loads, saver, metrics })
     }
 
-    /// Fetch, forward and backward, clip, step, log.
-    fn train_step(&mut self, step: usize) -> Result<(), TrainError> {
+    /// Fetch, forward and backward, clip, step, log. Returns the loss.
+    fn train_step(&mut self, step: usize) -> Result<f64, TrainError> {
         let config = &self.job.config;
         let Config { train, optim, .. } = config;
         let started = Instant::now();
@@ -88,12 +111,14 @@ impl<'a> Rank<'a> {
         let (micro_batches, parts, loads) = (self.micro_batches(step), &self.parts, &self.loads);
         let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
         let report = self.fsdp.train_step_with(&micro_batches, lr, update)?;
-        if !report.loss.is_finite() {
-            return Err(TrainError::NotFinite { step: step + 1, loss: report.loss });
-        }
-        if report.skipped && self.rank == 0 {
-            let line = format!("step {}: gradients beyond fp16: the step is skipped, the loss scale halved", step + 1);
-            self.job.progress.say(&line);
+        match &report.non_finite {
+            Some(at) if train.on_non_finite == OnNonFinite::Stop => return Err(self.not_finite(step + 1, &report, at)),
+            Some(at) => self.say(&format!("step {}: {}: the step is skipped", step + 1, describe(&report, at))),
+            None if report.skipped => {
+                let step = step + 1;
+                self.say(&format!("step {step}: gradients beyond fp16: the step is skipped, the loss scale halved"));
+            }
+            None => {}
         }
         let step_seconds = started.elapsed().as_secs_f64();
         let tokens = train.global_batch_size * train.seq_len;
@@ -111,7 +136,61 @@ impl<'a> Rank<'a> {
         if self.rank == 0 {
             self.job.progress.step(&metrics);
         }
-        self.log(&metrics)
+        self.log(&metrics)?;
+        Ok(report.loss)
+    }
+
+    fn not_finite(&self, step: usize, report: &StepReport, at: &NonFinite) -> TrainError {
+        let last_good = match self.saver.newest() {
+            Some(path) => format!("the last good checkpoint is {}", path.display()),
+            None => "there is no checkpoint yet".into(),
+        };
+        TrainError::NotFinite { step, what: describe(report, at), last_good }
+    }
+
+    /// Begins to save the run after `step` steps, as soon as the checkpoint before is complete.
+    fn save(&mut self, step: usize, loss: f64, val_loss: Option<f64>) -> Result<(), TrainError> {
+        let Config { train, parallel, checkpoint, .. } = &self.job.config;
+        if checkpoint.keep == 0 {
+            return Ok(());
+        }
+        self.finish_saving()?;
+        let index = Index {
+            step: step as u64,
+            seed: train.seed,
+            tokens: (step * train.global_batch_size * train.seq_len) as u64,
+            loss: Some(loss).filter(|loss| loss.is_finite()),
+            val_loss: val_loss.filter(|loss| loss.is_finite()),
+            world_size: parallel.gpus,
+            strategy: parallel.strategy.name().into(),
+            ..Index::default()
+        };
+        self.saver.start(self.fsdp.state(), index);
+        Ok(())
+    }
+
+    /// Waits until the checkpoint under way is complete, if there is one.
+    fn finish_saving(&mut self) -> Result<(), TrainError> {
+        if !self.saver.is_busy() {
+            return Ok(());
+        }
+        self.saver.wait()?;
+        self.fsdp.all_reduce(&[1.0])?; // all ranks have waited
+        self.commit()
+    }
+
+    fn commit(&mut self) -> Result<(), TrainError> {
+        if let Some(path) = self.saver.commit()? {
+            self.say(&format!("saved {}", path.display()));
+        }
+        Ok(())
+    }
+
+    /// A line for the user, from rank 0.
+    fn say(&self, line: &str) {
+        if self.rank == 0 {
+            self.job.progress.say(line);
+        }
     }
 
     /// This rank's sequences of the step's global batch, `micro_batch_size` at a time.
@@ -222,10 +301,15 @@ impl<'a> Rank<'a> {
         self.log(&metrics)
     }
 
-    /// Whether any rank was asked to stop; all ranks get the same answer.
-    fn should_stop(&self) -> Result<bool, TrainError> {
-        let stop = if self.job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 };
-        Ok(self.fsdp.all_reduce(&[stop])?[0] > 0.0)
+    /// Whether any rank was asked to stop; all ranks get the same answer. Completes a checkpoint that all ranks have written by now.
+    fn should_stop(&mut self) -> Result<bool, TrainError> {
+        let one_if = |yes: bool| if yes { 1.0 } else { 0.0 };
+        let written = self.saver.is_written()?;
+        let sums = self.fsdp.all_reduce(&[one_if(self.job.stop.load(Ordering::Relaxed)), one_if(written)])?;
+        if sums[1] == self.job.config.parallel.gpus as f64 {
+            self.commit()?;
+        }
+        Ok(sums[0] > 0.0)
     }
 
     fn log(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
@@ -241,4 +325,27 @@ impl<'a> Rank<'a> {
     fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {
         Outcome { folder: self.job.folder.path().to_path_buf(), steps, stopped, val_loss, sample }
     }
+}
+
+/// What was not finite, and where.
+fn describe(report: &StepReport, at: &NonFinite) -> String {
+    let NonFinite { unit, rank } = at;
+    match rank {
+        Some(rank) => format!("the output of {unit} on rank {rank} is not finite (loss {})", report.loss),
+        None => format!("the gradient of {unit} is not finite (loss {}, norm {})", report.loss, report.grad_norm),
+    }
+}
+
+/// Rank 0's path, on all ranks.
+fn shared_path(comm: &Communicator, path: &Path) -> Result<PathBuf, TrainError> {
+    let numbers = |values: Vec<i32>| {
+        let len = values.len();
+        Tensor::<1, Int>::from_data(TensorData::new(values, [len]), (comm.device(), DType::I32))
+    };
+    let bytes = path.as_os_str().as_encoded_bytes();
+    let broadcast = |values| comm.broadcast(numbers(values), 0).map_err(FsdpError::from);
+    let len = broadcast(vec![bytes.len() as i32])?.into_data().iter::<i32>().next().unwrap_or_default();
+    let mine = if comm.rank() == 0 { bytes.iter().map(|byte| i32::from(*byte)).collect() } else { vec![0; len as usize] };
+    let bytes: Vec<u8> = broadcast(mine)?.into_data().iter::<i32>().map(|byte| byte as u8).collect();
+    Ok(String::from_utf8_lossy(&bytes).into_owned().into())
 }

@@ -32,6 +32,24 @@ impl RunFolder {
         Ok(folder)
     }
 
+    /// Opens the folder of a run that goes on after `step` steps: what it wrote after them, or only a part of, is taken away.
+    pub fn resume(path: &Path, step: usize, config: &Config) -> Result<Self, TrainError> {
+        let unwritable = |source| TrainError::RunFolder { path: path.into(), source };
+        let folder = Self { path: path.into() };
+        let text = match fs::read_to_string(folder.metrics()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            text => text.map_err(unwritable)?,
+        };
+        let is_before = |line: &&str| {
+            let line = serde_json::from_str::<serde_json::Value>(line).ok();
+            line.and_then(|line| line["step"].as_u64()).is_some_and(|of| of <= step as u64)
+        };
+        let kept: String = text.lines().filter(is_before).flat_map(|line| [line, "\n"]).collect();
+        write_whole(&folder.metrics(), kept.as_bytes()).map_err(unwritable)?;
+        write_whole(&path.join("config.yaml"), config.to_yaml().as_bytes()).map_err(unwritable)?;
+        Ok(folder)
+    }
+
     /// What the processes without rank 0 have: no folder, they write nothing.
     pub(crate) fn of_rank_0() -> Self {
         Self { path: PathBuf::new() }
@@ -50,6 +68,13 @@ impl RunFolder {
     pub(crate) fn open_metrics(&self) -> io::Result<File> {
         OpenOptions::new().create(true).append(true).open(self.metrics())
     }
+}
+
+/// Writes beside the file and renames, so that it is whole at any time.
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("partial");
+    fs::write(&beside, bytes)?;
+    fs::rename(&beside, path)
 }
 
 /// Makes the first `NAME-NNN` in `runs` that is not there yet.

@@ -56,6 +56,11 @@ impl Saver {
         self.under_way = Some(Save { index, thread: Some(thread::spawn(write)) });
     }
 
+    /// The newest complete checkpoint.
+    pub fn newest(&self) -> Option<PathBuf> {
+        self.folder.latest().ok().flatten()
+    }
+
     /// Whether a checkpoint is under way.
     pub fn is_busy(&self) -> bool {
         self.under_way.is_some()

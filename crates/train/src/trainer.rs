@@ -5,8 +5,10 @@ use crate::device::Devices;
 use crate::launch::Launch;
 use crate::progress::Progress;
 use crate::rank::{self, Job};
+use crate::resume;
 use crate::run_folder::RunFolder;
-use crate::units::parameter_count;
+use crate::units::{parameter_count, parameters};
+use checkpoint::{Checkpoint, CheckpointError, Folder, Index};
 use comm::RankFailure;
 use fsdp::FsdpError;
 use std::io;
@@ -54,8 +56,16 @@ pub enum TrainError {
     #[error("cannot start the threads of a rank: {0}")]
     Threads(rayon::ThreadPoolBuildError),
 
-    #[error("the loss is {loss} at step {step}: lower optim.lr, or look at the data")]
-    NotFinite { step: usize, loss: f64 },
+    #[error("step {step}: {what}; {last_good}: lower optim.lr, look at the data, or set train.on_non_finite to skip")]
+    NotFinite { step: usize, what: String, last_good: String },
+
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+
+    #[error(
+        "{} is at step {step}, beyond train.steps, which is {steps}: give more with --steps", path.display()
+    )]
+    Finished { path: PathBuf, step: u64, steps: usize },
 
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
@@ -64,18 +74,45 @@ pub enum TrainError {
     Rank(#[from] Box<RankFailure<TrainError>>),
 }
 
-/// Trains as `config` says, on ranks that are threads, and writes into `out`, or into the first free `runs/NAME-NNN`; ends early, at a
-/// whole step, once `stop` is set.
-pub fn train(config: Config, name: &str, out: Option<&Path>, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
-    train_launched(&Launch::threads(), config, name, out, stop)
+/// Where a run comes from and where it goes.
+#[derive(Debug, Clone, Default)]
+pub struct Place {
+    /// What it is called.
+    pub name: String,
+    /// Its folder; None: the first free `runs/NAME-NNN`, or where it goes on from a checkpoint, that one's run.
+    pub out: Option<PathBuf>,
+    /// The checkpoint, a folder `step-N`, that it goes on from.
+    pub resume: Option<PathBuf>,
+}
+
+impl Place {
+    /// The folder of the run that goes on, if it does so in its own folder.
+    fn same_run(&self) -> Option<&Path> {
+        let run = resume::run_of(self.resume.as_deref()?)?;
+        let same = |out: &PathBuf| out.canonicalize().ok().is_some_and(|out| run.canonicalize().ok() == Some(out));
+        self.out.as_ref().is_none_or(same).then_some(run)
+    }
+
+    fn folder(&self, config: &Config, checkpoint: Option<&Checkpoint>) -> Result<RunFolder, TrainError> {
+        let folder = match (self.same_run(), checkpoint) {
+            (Some(run), Some(checkpoint)) => RunFolder::resume(run, checkpoint.index().step as usize, config)?,
+            _ => RunFolder::create(self.out.as_deref(), &self.name, config)?,
+        };
+        Folder::of_run(folder.path()).clean()?;
+        Ok(folder)
+    }
+}
+
+/// Trains as `config` says, on ranks that are threads; ends early, at a whole step, once `stop` is set.
+pub fn train(config: Config, place: &Place, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
+    train_launched(&Launch::threads(), config, place, stop)
 }
 
 /// [`train`]s the ranks of this process.
 pub(crate) fn train_launched(
     launch: &Launch,
     mut config: Config,
-    name: &str,
-    out: Option<&Path>,
+    place: &Place,
     stop: Arc<AtomicBool>,
 ) -> Result<Outcome, TrainError> {
     config.validate()?;
@@ -85,11 +122,13 @@ pub(crate) fn train_launched(
     let tokenizer = Tokenizer::new(config.data.tokenizer, &corpus.text);
     let dataset = Dataset::new(tokenizer.encode(&corpus.text)?, config.train.seq_len)?;
     set_vocabulary(&mut config, &tokenizer)?;
-    let folder = if launch.has_rank_0() { RunFolder::create(out, name, &config)? } else { RunFolder::of_rank_0() };
+    let resume = place.resume.as_deref().map(|path| open_checkpoint(path, &config)).transpose()?;
+    let folder = if launch.has_rank_0() { place.folder(&config, resume.as_ref())? } else { RunFolder::of_rank_0() };
 
     let progress = if launch.has_rank_0() { Progress::new(config.train.steps) } else { Progress::silent() };
     progress.say(&format!(
-        "{name}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
+        "{}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
+        place.name,
         human(parameter_count(&config)),
         human(dataset.train.len() + dataset.val.len()),
         corpus.name,
@@ -97,9 +136,13 @@ pub(crate) fn train_launched(
         tokenizer.vocab_size(),
     ));
     devices.sharing().into_iter().for_each(|line| progress.say(&line));
+    if let Some(checkpoint) = &resume {
+        let (Index { step, world_size, strategy, .. }, path) = (checkpoint.index(), checkpoint.path().display());
+        progress.say(&format!("going on after step {step} from {path}, of {world_size} ranks with {strategy}"));
+    }
     progress.say(&format!("writing {}", folder.path().display()));
 
-    let job = Job { config, dataset, tokenizer, folder, progress, stop };
+    let job = Job { config, dataset, tokenizer, folder, resume, progress, stop };
     let threads = threads_per_rank(ranks_here);
     let outcomes = launch.run_ranks(devices, |comm| {
         // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
@@ -116,6 +159,17 @@ pub(crate) fn train_launched(
         failure => TrainError::Rank(Box::new(failure)),
     })?;
     Ok(outcomes.into_iter().next().expect("there is a rank"))
+}
+
+/// Opens a checkpoint of the configured model.
+fn open_checkpoint(path: &Path, config: &Config) -> Result<Checkpoint, TrainError> {
+    let checkpoint = Checkpoint::open(path)?;
+    checkpoint.expect(&parameters(config))?;
+    let (step, steps) = (checkpoint.index().step, config.train.steps);
+    match step > steps as u64 {
+        true => Err(TrainError::Finished { path: path.into(), step, steps }),
+        false => Ok(checkpoint),
+    }
 }
 
 /// The CPU's cores shared out, at least one a rank.

@@ -4,7 +4,8 @@ use crate::expert_loads::{ExpertLoads, bias_update};
 use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fsdp::{Activation, Fsdp, FsdpError, UnitId, Units};
+use checkpoint::Parameter;
+use fsdp::{Activation, Fsdp, FsdpError, Layout, ParamLayout, UnitId, Units};
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
 use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch};
@@ -32,13 +33,14 @@ pub(crate) enum Parts {
 }
 
 /// The configured model as units: the embedding, each block, the head; GPT-2's first and last are one, for they share their matrix.
+/// A unit's name is the path of its field in the model, so that a parameter's name in a checkpoint is its path.
 /// Blocks with experts record in `loads` where tokens in training go.
 pub(crate) fn units(config: &Config, loads: &ExpertLoads, device: &Device) -> (Units<Batch>, Parts) {
     let mut units = Units::new();
     let parts = match &config.model {
         ModelConfig::Gpt2(shape) => {
             let model = Gpt2::init(shape, config.train.seed, device);
-            let ends = units.add("embedding and head", model.ends);
+            let ends = units.add("ends", model.ends);
             units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.place));
             let blocks = add_blocks(&mut units, model.blocks, |_| {
                 |block: &Gpt2Block, x_btd, batch: &Batch| block.forward(x_btd, batch.place)
@@ -49,7 +51,7 @@ pub(crate) fn units(config: &Config, loads: &ExpertLoads, device: &Device) -> (U
         ModelConfig::DeepSeek(shape) => {
             let moe = config.moe.clone().unwrap_or_default();
             let model = DeepSeek::init(shape, &moe, config.train.seed, device);
-            let embed = units.add("embedding", model.embed);
+            let embed = units.add("embed", model.embed);
             units.first(embed, |table, batch: &Batch| model::embed(table, batch.inputs_bt.clone()));
             let blocks = add_blocks(&mut units, model.blocks, |layer| {
                 let loads = loads.clone();
@@ -80,7 +82,7 @@ fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static, F: Fn(&M, Tens
     forward: impl Fn(usize) -> F,
 ) -> Vec<UnitId<M>> {
     let add = |(i, block)| {
-        let unit = units.add(format!("block {i}"), block);
+        let unit = units.add(format!("blocks.{i}"), block);
         units.then(unit, forward(i));
         unit
     };
@@ -179,6 +181,19 @@ impl LanguageModel for Whole {
             Self::DeepSeek(model) => model.context(),
         }
     }
+}
+
+/// Name and shape of each parameter of the configured model (which is not made for it).
+pub(crate) fn parameters(config: &Config) -> Vec<Parameter> {
+    let device = Device::flex();
+    let layout = match &config.model {
+        ModelConfig::Gpt2(shape) => Layout::of(&Gpt2::new(shape, &device), 1),
+        ModelConfig::DeepSeek(shape) => {
+            Layout::of(&DeepSeek::new(shape, &config.moe.clone().unwrap_or_default(), &device), 1)
+        }
+    };
+    let parameter = |param: &ParamLayout| Parameter { name: param.name.clone(), shape: param.shape.clone() };
+    layout.params().iter().map(parameter).collect()
 }
 
 /// Number of parameters of the configured model (which is not made for it).

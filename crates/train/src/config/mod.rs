@@ -37,6 +37,8 @@ pub struct Config {
     pub optim: OptimConfig,
     /// How the run is spread over ranks.
     pub parallel: ParallelConfig,
+    /// When the run's state is saved.
+    pub checkpoint: CheckpointConfig,
     /// What is written down on the way.
     pub metrics: MetricsConfig,
 }
@@ -127,8 +129,20 @@ pub struct TrainConfig {
     pub val_batches: usize,
     /// Tokens of the text generated at the end; 0 for none.
     pub sample_tokens: usize,
+    /// What happens when a loss or a gradient is infinite or no number.
+    pub on_non_finite: OnNonFinite,
     /// The device of the ranks.
     pub device: String,
+}
+
+/// What happens when a loss or a gradient is infinite or no number. The parameters stay as they were in either case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnNonFinite {
+    /// The run ends with an error.
+    Stop,
+    /// The step is left out, and the run goes on.
+    Skip,
 }
 
 impl Default for TrainConfig {
@@ -142,6 +156,7 @@ impl Default for TrainConfig {
             val_every: 0,
             val_batches: 16,
             sample_tokens: 200,
+            on_non_finite: OnNonFinite::Stop,
             device: "cpu".into(),
         }
     }
@@ -265,6 +280,22 @@ impl ParallelConfig {
             clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
             allocated: None,
         }
+    }
+}
+
+/// When the run's state is saved, to go on from with `--resume`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CheckpointConfig {
+    /// Steps between checkpoints, beside that of the last step; 0 for that one only.
+    pub every: usize,
+    /// How many checkpoints are kept, the newest ones; 0 for none, not even of the last step.
+    pub keep: usize,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { every: 100, keep: 2 }
     }
 }
 
