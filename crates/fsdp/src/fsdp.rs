@@ -248,9 +248,8 @@ impl<B: 'static> Fsdp<B> {
         }
         let in_gradient = |unit: &ShardedUnit| !unit.gradient_square().is_finite();
         let last = self.units.iter().rposition(in_gradient).map_or(none, |unit| -(unit as f64));
-        let world = |values: Vec<f64>| {
-            self.thread.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait()
-        };
+        let world =
+            |values: Vec<f64>| self.thread.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait();
         let highest = world(vec![-first, -last])?;
         Ok(match (-highest[0], highest[1]) {
             (first, _) if first.is_finite() => {

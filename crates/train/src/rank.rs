@@ -112,7 +112,10 @@ impl<'a> Rank<'a> {
         let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
         let report = self.fsdp.train_step_with(&micro_batches, lr, update)?;
         match &report.non_finite {
-            Some(at) if train.on_non_finite == OnNonFinite::Stop => return Err(self.not_finite(step + 1, &report, at)),
+            Some(at) if train.on_non_finite == OnNonFinite::Stop => {
+                self.finish_saving()?;
+                return Err(self.not_finite(step + 1, &report, at));
+            }
             Some(at) => self.say(&format!("step {}: {}: the step is skipped", step + 1, describe(&report, at))),
             None if report.skipped => {
                 let step = step + 1;
@@ -175,8 +178,10 @@ impl<'a> Rank<'a> {
             return Ok(());
         }
         self.saver.wait()?;
-        self.fsdp.all_reduce(&[1.0])?; // all ranks have waited
-        self.commit()
+        self.fsdp.all_reduce(&[0.0])?; // all ranks have waited
+        self.commit()?;
+        self.fsdp.all_reduce(&[0.0])?; // and rank 0 has committed
+        Ok(())
     }
 
     fn commit(&mut self) -> Result<(), TrainError> {
@@ -345,7 +350,8 @@ fn shared_path(comm: &Communicator, path: &Path) -> Result<PathBuf, TrainError> 
     let bytes = path.as_os_str().as_encoded_bytes();
     let broadcast = |values| comm.broadcast(numbers(values), 0).map_err(FsdpError::from);
     let len = broadcast(vec![bytes.len() as i32])?.into_data().iter::<i32>().next().unwrap_or_default();
-    let mine = if comm.rank() == 0 { bytes.iter().map(|byte| i32::from(*byte)).collect() } else { vec![0; len as usize] };
+    let mine =
+        if comm.rank() == 0 { bytes.iter().map(|byte| i32::from(*byte)).collect() } else { vec![0; len as usize] };
     let bytes: Vec<u8> = broadcast(mine)?.into_data().iter::<i32>().map(|byte| byte as u8).collect();
     Ok(String::from_utf8_lossy(&bytes).into_owned().into())
 }

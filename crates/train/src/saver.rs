@@ -14,6 +14,7 @@ use crate::trainer::TrainError;
 use burn::tensor::Tensor;
 use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, write_rank};
 use fsdp::{State, StatePart};
+use std::fs;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 
@@ -52,7 +53,11 @@ impl Saver {
             ..index
         };
         let (partial, rank) = (self.folder.partial(index.step), self.rank);
-        let write = move || write_rank(&partial, rank, parts.into_iter().map(piece).collect());
+        let write = move || {
+            write_rank(&partial, rank, parts.into_iter().map(piece).collect()).inspect_err(|_| {
+                let _ = fs::remove_dir_all(&partial); // a full disk is not to be kept full
+            })
+        };
         self.under_way = Some(Save { index, thread: Some(thread::spawn(write)) });
     }
 

@@ -171,8 +171,7 @@ fn block_says_which_rank_computes_what_and_the_log_what_it_takes() {
     let folder = folder_with_text();
     let block = ["--gpus=2", "--steps=3", "--set=parallel.strategy=block", "--set=metrics.every=2", "--out=run"];
     let (_, stderr) = succeed(folder.path(), &[TINY, &block].concat());
-    for part in ["rank 0: ends to blocks.0 (", "rank 1: blocks.1 to ends (", "parameters 0."]
-    {
+    for part in ["rank 0: ends to blocks.0 (", "rank 1: blocks.1 to ends (", "parameters 0."] {
         assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
     }
     let metrics = metrics(&folder.path().join("run"));

@@ -1,0 +1,252 @@
+//! A run that is killed, spoilt or moved to other ranks goes on as if nothing had happened, or says what is wrong.
+
+mod common;
+
+use common::{TINY, metrics, program, run, succeed, values};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const EVERY_THREE: &[&str] = &["--set=checkpoint.every=3", "--set=train.micro_batch_size=1"];
+
+fn folder_with_text() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
+    folder
+}
+
+/// Trains in `folder/out`; returns the losses of its steps.
+fn losses(folder: &Path, args: &[&[&str]], out: &str) -> Vec<f64> {
+    succeed(folder, &[&args.concat(), &["--out", out][..]].concat());
+    step_losses(&folder.join(out))
+}
+
+/// The losses of steps 1, 2, 3 and so on, each of which must be there once.
+fn step_losses(run: &Path) -> Vec<f64> {
+    let metrics = metrics(run);
+    let steps: Vec<_> = metrics.into_iter().filter(|line| line.get("loss").is_some()).collect();
+    assert_eq!(values(&steps, "step"), (1..=steps.len()).map(|step| step as f64).collect::<Vec<_>>());
+    values(&steps, "loss")
+}
+
+/// Names in the folder of checkpoints.
+fn checkpoints(run: &Path) -> Vec<String> {
+    let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_run_that_is_killed_twenty_times_ends_with_the_losses_of_an_undisturbed_one_bit_for_bit() {
+    let folder = folder_with_text();
+    let args = [TINY, EVERY_THREE, &["--gpus=2", "--steps=120"]];
+    let undisturbed = losses(folder.path(), &args, "undisturbed");
+    let (mut kills, mut while_saving, mut random) = (0, 0, 0x2545_F491_4F6C_DD1D_u64);
+    for round in 0.. {
+        let out = format!("killed-{round}");
+        let run = folder.path().join(&out);
+        let ended = loop {
+            let resumes = checkpoints(&run).iter().any(|name| name.starts_with("step-"));
+            if !resumes {
+                let _ = fs::remove_dir_all(&run); // killed before its first checkpoint
+            }
+            let mut args = if resumes { vec!["--resume"] } else { args.concat() };
+            args.extend(if resumes { vec![out.as_str()] } else { vec!["--out", &out] });
+            let mut child = program(folder.path(), &args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+            if kills == 20 {
+                break child.wait().unwrap();
+            }
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            sleep(Duration::from_millis(50 + random % 400));
+            // Every other time while a checkpoint is written.
+            let saving = || checkpoints(&run).iter().any(|name| name.ends_with(".partial"));
+            while kills % 2 == 1 && child.try_wait().unwrap().is_none() && !saving() {}
+            child.kill().unwrap();
+            let status = child.wait().unwrap();
+            if status.success() {
+                break status;
+            }
+            assert_eq!(status.code(), None, "it was killed, and did not fail");
+            kills += 1;
+            while_saving += usize::from(saving());
+        };
+        assert!(ended.success(), "{ended}");
+        assert_eq!(step_losses(&run), undisturbed);
+        assert_eq!(checkpoints(&run), ["step-117", "step-120"]);
+        if kills == 20 {
+            break;
+        }
+    }
+    assert!(while_saving > 0, "none of the kills hit a checkpoint that was being written");
+}
+
+#[test]
+fn a_run_goes_on_at_other_ranks_and_under_another_strategy() {
+    let folder = folder_with_text();
+    let common = [TINY, EVERY_THREE, &["--steps=12", "--set=train.global_batch_size=12"]].concat();
+    let undisturbed = losses(folder.path(), &[&common, &["--gpus=1"]], "undisturbed");
+    let moves: &[(&str, &[&str], &[&str])] = &[
+        ("4 -> 1", &["--gpus=4"], &["--gpus=1"]),
+        ("1 -> 3", &["--gpus=1"], &["--gpus=3"]),
+        ("full_shard -> ddp", &["--gpus=4"], &["--gpus=4", "--set=parallel.strategy=ddp"]),
+        ("ddp -> zero1", &["--gpus=3", "--set=parallel.strategy=ddp"], &["--gpus=2", "--set=parallel.strategy=zero1"]),
+        (
+            "hybrid_shard -> block",
+            &["--gpus=4", "--set=parallel.strategy=hybrid_shard"],
+            &["--gpus=2", "--set=parallel.strategy=block", "--set=parallel.dp_replicate=null"],
+        ),
+        ("wrapped", &["--gpus=2", "--set=parallel.wrap=size:5000"], &["--gpus=3", "--set=parallel.wrap=block"]),
+    ];
+    for (i, (name, before, after)) in moves.iter().enumerate() {
+        let [first, second] = ["a", "b"].map(|part| format!("{i}{part}"));
+        losses(folder.path(), &[&common, before], &first);
+        let checkpoint = format!("--resume={first}/checkpoints/step-9");
+        succeed(folder.path(), &[&[&checkpoint, "--out", &second][..], after].concat());
+        let found = values(&metrics(&folder.path().join(&second)), "loss");
+        for (found, expected) in found.iter().zip(&undisturbed[9..]) {
+            assert!((found - expected).abs() <= 1e-5 * expected, "{name}: {found}, not {expected}");
+        }
+        assert_eq!(found.len(), 3, "{name}");
+    }
+}
+
+#[test]
+fn a_run_that_went_back_to_an_older_checkpoint_replaces_what_came_after_it() {
+    let folder = folder_with_text();
+    let first = losses(folder.path(), &[TINY, EVERY_THREE, &["--steps=8"]], "run");
+    assert_eq!(checkpoints(&folder.path().join("run")), ["step-6", "step-8"]);
+    succeed(folder.path(), &["--resume=run/checkpoints/step-6", "--steps=10"]);
+    let run = folder.path().join("run");
+    assert_eq!(checkpoints(&run), ["step-10", "step-9"]);
+    let second = step_losses(&run);
+    assert_eq!((second.len(), &second[..6]), (10, &first[..6]));
+}
+
+/// A checkpoint that cannot be gone on from: what is wrong with it, how it came to be, the arguments beside `--resume run`, and parts
+/// of the answer.
+type Spoilt = (&'static str, fn(&Path), &'static [&'static str], &'static [&'static str]);
+
+const SPOILT: &[Spoilt] = &[
+    (
+        "a file cut off",
+        |step| cut(&step.join("rank-1.safetensors"), 10),
+        &[],
+        &["rank-1.safetensors: has ", "older one"],
+    ),
+    ("a byte changed", |step| flip(&step.join("rank-0.safetensors"), 40), &[], &["rank-0.safetensors: has digest "]),
+    ("an index cut off", |step| cut(&step.join("index.json"), 10), &[], &["index.json: not an index"]),
+    (
+        "an index changed",
+        |step| {
+            let index = fs::read_to_string(step.join("index.json")).unwrap();
+            fs::write(step.join("index.json"), index.replace("\"step\": 3", "\"step\": 2")).unwrap();
+        },
+        &[],
+        &["index.json: was changed"],
+    ),
+    (
+        "a file less",
+        |step| fs::remove_file(step.join("rank-1.safetensors")).unwrap(),
+        &[],
+        &["rank-1.safetensors: No such file"],
+    ),
+    (
+        "a configuration changed",
+        |step| {
+            let config = fs::read_to_string(step.join("config.yaml")).unwrap();
+            fs::write(step.join("config.yaml"), config + "# edited\n").unwrap();
+        },
+        &[],
+        &["config.yaml: has "],
+    ),
+    ("no checkpoint", |step| fs::remove_dir_all(step).unwrap(), &[], &["run: there is no checkpoint"]),
+    ("another model", |_| {}, &["--set=model.n_layer=3"], &["no parameter blocks.2.ln_1.gamma", "another model"]),
+    ("another width", |_| {}, &["--set=model.n_embd=32"], &["has shape [", "another model"]),
+    (
+        "another vocabulary",
+        |_| {},
+        &["--set=data.tokenizer=char", "--set=model.vocab_size=0"],
+        &["ends.wte.weight", "another model"],
+    ),
+    ("fewer steps than it has made", |_| {}, &["--steps=2"], &["run/checkpoints/step-3 is at step 3", "--steps"]),
+];
+
+#[test]
+fn a_spoilt_checkpoint_is_answered_with_its_file_and_what_is_wrong_and_is_left_as_it_is() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--gpus=2", "--steps=3"]], "original");
+    let mut wrong = vec![];
+    for (name, spoil, args, expected) in SPOILT {
+        let run_folder = folder.path().join("run");
+        let _ = fs::remove_dir_all(&run_folder);
+        copy(&folder.path().join("original"), &run_folder);
+        spoil(&run_folder.join("checkpoints/step-3"));
+        let before = contents(&run_folder.join("checkpoints"));
+        let output = run(folder.path(), &[&["--resume=run"], *args].concat());
+        let answer = String::from_utf8_lossy(&output.stderr);
+        let fits = output.status.code() == Some(1)
+            && expected.iter().all(|part| answer.contains(part))
+            && !answer.contains("panicked")
+            && contents(&run_folder.join("checkpoints")) == before;
+        if !fits {
+            wrong.push(format!("{name}: {}, {answer}", output.status));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong answers:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn a_number_that_is_not_finite_stops_the_run_or_skips_the_step_and_says_where() {
+    let folder = folder_with_text();
+    let diverging =
+        ["--gpus=2", "--steps=6", "--set=optim.lr=1e30", "--set=optim.min_lr=0", "--set=checkpoint.every=1"];
+    let stop = run(folder.path(), &[TINY, &diverging, &["--out=stop"]].concat());
+    let answer = String::from_utf8_lossy(&stop.stderr);
+    assert_eq!(stop.status.code(), Some(1), "{answer}");
+    for part in [
+        "is not finite (loss ",
+        " on rank 0",
+        "the last good checkpoint is stop/checkpoints/step-",
+        "train.on_non_finite",
+    ] {
+        assert!(answer.contains(part), "no `{part}` in:\n{answer}");
+    }
+    let (_, skip) =
+        succeed(folder.path(), &[TINY, &diverging, &["--set=train.on_non_finite=skip", "--out=skip"]].concat());
+    assert!(skip.contains("the step is skipped"), "{skip}");
+}
+
+fn cut(file: &Path, bytes: u64) {
+    let len = fs::metadata(file).unwrap().len();
+    fs::OpenOptions::new().write(true).open(file).unwrap().set_len(len - bytes).unwrap();
+}
+
+fn flip(file: &Path, from_end: usize) {
+    let mut bytes = fs::read(file).unwrap();
+    let at = bytes.len() - from_end;
+    bytes[at] ^= 1;
+    fs::write(file, bytes).unwrap();
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for path in fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()) {
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() { copy(&path, &target) } else { fs::copy(&path, target).map(drop).unwrap() }
+    }
+}
+
+fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut all = vec![];
+    for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() { all.extend(contents(&path)) } else { all.push((path.clone(), fs::read(&path).unwrap())) }
+    }
+    all.sort();
+    all
+}
