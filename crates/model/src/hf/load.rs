@@ -126,7 +126,7 @@ fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>,
             Ok(transpose(&folder.tensor(name, &[columns, rows])?, rows, columns))
         }
         (Source::TransposedExperts(prefix, suffix), &[experts, rows, columns]) => {
-            let mut stacked = Vec::with_capacity(experts * rows * columns);
+            let mut stacked = vec![]; // as large as what is there, whatever config.json says
             for expert in 0..experts {
                 let values = folder.tensor(&format!("{prefix}.{expert}.{suffix}"), &[columns, rows])?;
                 stacked.extend(transpose(&values, rows, columns));
@@ -138,6 +138,6 @@ fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>,
 }
 
 /// `[columns, rows]` to `[rows, columns]`.
-fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+pub(super) fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     (0..rows * columns).map(|i| values[i % columns * rows + i / columns]).collect()
 }
