@@ -1,11 +1,12 @@
 //! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
 
 use crate::attention::causal_probabilities;
+use crate::cache::{Chunk, LayerCache};
 use crate::dropout::{LayerDropout, MicroBatch, Place};
-use crate::{Gpt2Config, LanguageModel, LayerNorm, cross_entropy, embed, initialise};
+use crate::{Cache, Gpt2Config, LanguageModel, LayerNorm, cross_entropy, embed, initialise};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use fused::{gelu, linear, linear_transposed};
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
@@ -92,6 +93,21 @@ impl LanguageModel for Gpt2 {
     fn context(&self) -> usize {
         self.config.n_positions
     }
+
+    fn cache(&self, sequences: usize) -> Cache {
+        Cache::new(self.blocks.len(), sequences)
+    }
+
+    fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3> {
+        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context(), &tokens_bt.device());
+        let x_btd = self.ends.embed_at(tokens_bt, chunk.positions(self.context()));
+        let layers = self.blocks.iter().zip(&mut cache.layers);
+        layers.fold(x_btd, |x_btd, (block, layer)| block.forward_cached(x_btd, layer, &chunk))
+    }
+
+    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        self.ends.logits(x_btd)
+    }
 }
 
 impl Gpt2Ends {
@@ -110,6 +126,14 @@ impl Gpt2Ends {
         let positions_td = self.wpe.weight.val().slice(0..t);
         let x_btd = embed(&self.wte, tokens_bt) + positions_td.unsqueeze();
         LayerDropout { dropout, p: self.dropout, layer: 0 }.apply(x_btd, Place::Embedding)
+    }
+
+    /// The same without dropout, for tokens at these positions.
+    fn embed_at(&self, tokens_bt: Tensor<2, Int>, positions: Vec<usize>) -> Tensor<3> {
+        let positions: Vec<i64> = positions.into_iter().map(|position| position as i64).collect();
+        let positions = TensorData::new(positions, tokens_bt.dims());
+        let positions_bt = Tensor::<2, Int>::from_data(positions, &tokens_bt.device());
+        embed(&self.wte, tokens_bt) + embed(&self.wpe, positions_bt)
     }
 
     /// `ln_f(x) wte^T`: `[b, t, d]` to `[b, t, vocab]`.
@@ -146,6 +170,11 @@ impl Gpt2Block {
         let y_btd = self.mlp.forward(self.ln_2.forward(x_btd.clone()));
         x_btd + dropout.apply(y_btd, Place::MlpOutput)
     }
+
+    fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
+        let x_btd = x_btd.clone() + self.attn.forward_cached(self.ln_1.forward(x_btd), layer, chunk);
+        x_btd.clone() + self.mlp.forward(self.ln_2.forward(x_btd))
+    }
 }
 
 impl Gpt2Attention {
@@ -163,6 +192,17 @@ impl Gpt2Attention {
         let p_bhtt = causal_probabilities(heads(0), heads(1), (head as f64).powf(-0.5));
         let y_bhtd = dropout.apply(p_bhtt, Place::Attention).matmul(heads(2));
         apply(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
+    }
+
+    /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every token.
+    fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
+        let [b, t, d] = x_btd.dims();
+        let (n, head) = (self.n_head, d / self.n_head);
+        let qkv = apply(&self.c_attn, x_btd).reshape([b, t, 3 * n, head]).swap_dims(1, 2);
+        let [q_bhtd, k_bhtd, v_bhtd] = [0, n, 2 * n].map(|from| qkv.clone().slice([0..b, from..from + n]));
+        let [k_bhcd, v_bhcd] = layer.append([k_bhtd, v_bhtd], chunk);
+        let p_bhtc = chunk.probabilities(q_bhtd.matmul(k_bhcd.swap_dims(2, 3)), (head as f64).powf(-0.5));
+        apply(&self.c_proj, p_bhtc.matmul(v_bhcd).swap_dims(1, 2).reshape([b, t, d]))
     }
 }
 

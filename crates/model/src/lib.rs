@@ -7,9 +7,10 @@
 //! softmax, rotations, routing and the loss are computed in f32, and the loss is f32.
 //!
 //! Shape suffixes: `b` sequences, `t` positions, `d` width of the residual stream, `h` heads, `v` vocabulary (in
-//! attention: width of a value).
+//! attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a rotated key.
 
 mod attention;
+mod cache;
 mod config;
 mod cross_entropy;
 pub mod deepseek;
@@ -23,18 +24,19 @@ mod norm;
 mod rope;
 
 pub use attention::causal_attention;
+pub use cache::Cache;
 pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};
 pub use cross_entropy::cross_entropy;
 pub use deepseek::DeepSeek;
 pub use dropout::MicroBatch;
 pub use embedding::embed;
-pub use generate::{Sampling, generate};
+pub use generate::{GenerateError, Generation, Sampling, generate};
 pub use gpt2::Gpt2;
 pub use init::{initialise, parameter_count};
 pub use norm::{LayerNorm, RmsNorm};
 pub use rope::{Rope, softmax_scale};
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, TensorData};
 
 /// A model that predicts the next token.
 pub trait LanguageModel {
@@ -46,4 +48,44 @@ pub trait LanguageModel {
 
     /// The longest sequence the model takes.
     fn context(&self) -> usize;
+
+    /// An empty cache for this many sequences.
+    fn cache(&self, sequences: usize) -> Cache;
+
+    /// What the last block makes of new tokens, `[b, t]` to `[b, t, d]`, each sequence's following those that the cache has of it.
+    ///
+    /// Of sequence `i` the first `counts[i]` tokens are new, and the cache has them afterwards; the others are padding (any token of the
+    /// vocabulary), and so is their output.
+    ///
+    /// # Panics
+    /// If `counts` are not as many as the cache's sequences, one is above `t`, a sequence becomes longer than the context, or a token is not
+    /// in the vocabulary.
+    fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3>;
+
+    /// Logits of what the last block made: `[b, t, d]` to `[b, t, vocab]`.
+    fn head(&self, x_btd: Tensor<3>) -> Tensor<3>;
+
+    /// [`logits`](Self::logits) of new tokens, `[b, t]` to `[b, t, vocab]`: a whole prompt, or one token at a time.
+    ///
+    /// # Panics
+    /// As [`hidden_cached`](Self::hidden_cached).
+    fn logits_cached(&self, tokens_bt: Tensor<2, Int>, cache: &mut Cache) -> Tensor<3> {
+        let [b, t] = tokens_bt.dims();
+        self.head(self.hidden_cached(tokens_bt, &vec![t; b], cache))
+    }
+
+    /// The logits behind the last new token of each sequence, `[b, vocab]`; see [`hidden_cached`](Self::hidden_cached).
+    ///
+    /// # Panics
+    /// As there, and if a sequence has no new token.
+    fn next_logits(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<2> {
+        let ([b, t], device) = (tokens_bt.dims(), tokens_bt.device());
+        assert!(counts.iter().all(|count| *count > 0), "counts {counts:?}: each sequence has a new token");
+        let x_btd = self.hidden_cached(tokens_bt, counts, cache);
+        let d = x_btd.dims()[2];
+        let last: Vec<i64> = counts.iter().enumerate().map(|(i, count)| (i * t + count - 1) as i64).collect();
+        let last = Tensor::<1, Int>::from_data(TensorData::new(last, [b]), &device);
+        let logits_b1v = self.head(x_btd.reshape([b * t, d]).select(0, last).reshape([b, 1, d]));
+        logits_b1v.squeeze_dim(1)
+    }
 }

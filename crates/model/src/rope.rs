@@ -31,8 +31,13 @@ impl Rope {
 
     /// Rotates `x: [b, heads, t, d]`, whose rows are positions `0..t`; the pairs come out apart, as [`fused::rope`] says.
     pub fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
-        let t = x.dims()[2];
-        let angles = || (0..t).flat_map(|position| self.frequencies.iter().map(move |f| position as f64 * f));
+        let positions: Vec<usize> = (0..x.dims()[2]).collect();
+        self.rotate_at(x, &positions)
+    }
+
+    /// The same for rows at these positions, one a row of `t`.
+    pub(crate) fn rotate_at(&self, x: Tensor<4>, positions: &[usize]) -> Tensor<4> {
+        let angles = || positions.iter().flat_map(|position| self.frequencies.iter().map(|f| *position as f64 * f));
         let cos: Vec<f32> = angles().map(|angle| (angle.cos() * self.amplitude) as f32).collect();
         let sin: Vec<f32> = angles().map(|angle| (angle.sin() * self.amplitude) as f32).collect();
         fused::rope(x, &cos, &sin)

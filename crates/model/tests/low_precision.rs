@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 const VOCAB: usize = 37;
 const T: usize = 12;
+const PLACE: MicroBatch = MicroBatch { seed: 1, step: 2, first_row: 3 };
 
 /// Loss and gradients of a model of either kind.
 trait Trained: Module {
@@ -18,7 +19,7 @@ trait Trained: Module {
 
 impl Trained for Gpt2 {
     fn logits(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
-        let dropout = Some(MicroBatch { seed: 1, step: 2, first_row: 3 });
+        let dropout = Some(PLACE);
         let x_btd = self.ends.embed(tokens_bt, dropout);
         (self.ends.logits(self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, dropout))), vec![])
     }
@@ -29,7 +30,7 @@ impl Trained for DeepSeek {
         let mut x_btd = embed(&self.embed, tokens_bt);
         let mut balance_losses = vec![];
         for block in &self.blocks {
-            let output = block.forward(x_btd);
+            let output = block.forward_training(x_btd, PLACE);
             x_btd = output.x_btd;
             balance_losses.extend(output.aux_loss);
         }

@@ -61,8 +61,8 @@ pub struct MoeConfig {
     pub norm_topk_prob: bool,
     /// Factor on the weights of the chosen experts.
     pub routed_scaling_factor: f64,
-    /// An expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one sequence, the
-    /// first ones in order; what is over is dropped. Null: dropless.
+    /// In training an expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one sequence,
+    /// the first ones in order; what is over is dropped. Null: dropless, as evaluation always is.
     pub capacity_factor: Option<f64>,
     /// What happens to an assignment whose expert is full.
     pub overflow: Overflow,
@@ -183,9 +183,8 @@ impl MoeConfig {
         GateRule { normalise: self.norm_topk_prob, scale: self.routed_scaling_factor as f32 }
     }
 
-    /// Where the assignments of `sequences` sequences of `tokens` tokens go, in tiles of `tile` rows.
-    pub(crate) fn dispatch_rule(&self, sequences: usize, tokens: usize, tile: usize) -> DispatchRule {
-        let capacity = self.capacity(tokens);
+    /// Where the assignments of `sequences` sequences go, at most `capacity` of one to an expert, in tiles of `tile` rows.
+    pub(crate) fn dispatch_rule(&self, sequences: usize, capacity: Option<usize>, tile: usize) -> DispatchRule {
         DispatchRule {
             experts: self.num_experts,
             groups: if capacity.is_some() { sequences.max(1) } else { 1 },

@@ -57,8 +57,22 @@ impl MoeLayer {
     /// `y[n] = sum over k of gate[k, n] * expert(x[n])`, dropped choices left out. With a key, noise takes part in the choice.
     /// Of bf16 or f16 tokens the sum is made in f32, the precision of the gates, and rounded.
     pub fn forward(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> MoeOutput {
+        let capacity = self.config.capacity(x_btd.dims()[1]);
+        self.forward_here(x_btd, noise, capacity)
+    }
+
+    /// [`forward`](Self::forward) without noise and without capacity: no choice is dropped or rerouted, whatever `capacity_factor` is.
+    ///
+    /// Capacity counts a whole sequence's tokens, so with it the output of a token would depend on how many follow, and generation, which
+    /// sees one at a time, could not have the output of evaluation.
+    pub fn evaluate(&self, x_btd: Tensor<3>) -> MoeOutput {
+        self.forward_here(x_btd, None, None)
+    }
+
+    fn forward_here(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>, capacity: Option<usize>) -> MoeOutput {
         let tile = grouped_gemm::tile_rows(&x_btd);
-        self.forward_with(x_btd, noise, tile, Box::new(|x_rd, placed| self.experts.forward(x_rd, &placed.segments)))
+        let experts = |x_rd, placed: &Dispatched| self.experts.forward(x_rd, &placed.segments);
+        self.forward_with(x_btd, noise, capacity, tile, Box::new(experts))
     }
 
     /// The layer around its routed experts, which take and return rows in tiles of `tile`.
@@ -66,18 +80,19 @@ impl MoeLayer {
         &self,
         x_btd: Tensor<3>,
         noise: Option<NoiseKey>,
+        capacity: Option<usize>,
         tile: usize,
         experts: Box<RunExperts<'_>>,
     ) -> MoeOutput {
         let [b, t, d] = x_btd.dims();
         if b > 0 && t == 0 {
             // In a new shape Burn takes a 0 for "as it was", so `[b, 0, d]` does not become `[0, d]`; `[0, b, d]` does.
-            let output = self.forward_with(x_btd.swap_dims(0, 1), noise, tile, experts);
+            let output = self.forward_with(x_btd.swap_dims(0, 1), noise, capacity, tile, experts);
             return MoeOutput { y_btd: output.y_btd.swap_dims(0, 1), ..output };
         }
         let x_nd = x_btd.clone().reshape([b * t, d]);
         let routing = self.router.forward(x_nd.clone(), t, noise);
-        let Plan { gates_kn, placed, stats } = self.plan(&routing, b, t, tile);
+        let Plan { gates_kn, placed, stats } = self.plan(&routing, b, t, capacity, tile);
 
         let x_rd = permute(x_nd, &placed);
         let y_rd = experts(x_rd, &placed);
@@ -89,18 +104,18 @@ impl MoeLayer {
     }
 
     /// From what the router thinks to rows of experts.
-    fn plan(&self, routing: &Routing, b: usize, t: usize, tile: usize) -> Plan {
+    fn plan(&self, routing: &Routing, b: usize, t: usize, capacity: Option<usize>, tile: usize) -> Plan {
         let MoeConfig { top_k, num_experts, order, .. } = self.config;
         let candidates_cn = routing.candidates_cn.clone();
         let choices_kn = candidates_cn.clone().slice([0..top_k, 0..b * t]);
-        let experts_kn = match (self.config.overflow, self.config.capacity(t)) {
+        let experts_kn = match (self.config.overflow, capacity) {
             (Overflow::Reroute, Some(capacity)) => {
                 reroute(candidates_cn, RerouteRule { top_k, experts: num_experts, groups: b, capacity, order })
             }
             _ => choices_kn.clone(),
         };
         let gates_kn = route::gates(routing.scores_ne.clone(), experts_kn.clone(), self.config.gate_rule());
-        let placed = dispatch(experts_kn.clone(), self.config.dispatch_rule(b, t, tile));
+        let placed = dispatch(experts_kn.clone(), self.config.dispatch_rule(b, capacity, tile));
         let stats = MoeStats::new(choices_kn, experts_kn, gates_kn.clone().inner(), &placed, b);
         Plan { gates_kn, placed, stats }
     }

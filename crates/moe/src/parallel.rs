@@ -87,7 +87,8 @@ impl ExpertParallel {
                 x_rd
             })
         };
-        let output = self.layer.forward_with(x_btd, noise, 1, Box::new(experts));
+        let capacity = self.layer.config.capacity(x_btd.dims()[1]);
+        let output = self.layer.forward_with(x_btd, noise, capacity, 1, Box::new(experts));
         failure.map_or(Ok(output), |error| Err(error.into()))
     }
 

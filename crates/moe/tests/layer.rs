@@ -140,6 +140,24 @@ fn without_tokens_there_is_no_output_and_no_loss() {
     }
 }
 
+/// To the last bit: what a token becomes in evaluation does not depend on the tokens after it, in training with a capacity it may.
+#[test]
+fn evaluation_is_that_of_a_dropless_layer_without_noise() {
+    let limited = MoeConfig { router_noise: 0.5, ..everything() };
+    for limited in [limited.clone(), MoeConfig { overflow: Overflow::Reroute, ..limited }] {
+        let case = Case::new([2, 9, 6], Some(1), limited, 5);
+        let numbers = case.numbers(2e-6);
+        let (layer, x) = layer(&case, &numbers, false);
+        let dropless = Case { config: MoeConfig { capacity_factor: None, ..everything() }, ..case.clone() };
+        let expected = self::layer(&dropless, &numbers, false).0.forward(x.clone(), None);
+        let found = layer.evaluate(x.clone());
+        assert_eq!(floats(found.y_btd.clone()), floats(expected.y_btd));
+        assert_ne!(floats(found.y_btd.clone()), floats(layer.forward(x.clone(), None).y_btd));
+        let first = layer.evaluate(x.slice([0..2, 0..4, 0..6])).y_btd;
+        assert_eq!(floats(first), floats(found.y_btd.slice([0..2, 0..4, 0..6])));
+    }
+}
+
 /// To the last bit, with every rule at work: capacity, rerouting, noise, groups, shared experts.
 #[test]
 fn a_sequence_has_the_same_output_and_gradients_alone_and_in_any_batch() {

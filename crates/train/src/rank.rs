@@ -16,9 +16,9 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use checkpoint::{Checkpoint, Folder, Index};
 use comm::Communicator;
 use fsdp::{Fsdp, FsdpConfig, FsdpError, NonFinite, StepReport, WantedPart};
-use model::{MicroBatch, Sampling, generate};
+use model::{Generation, MicroBatch, Sampling, generate};
 use serde::Serialize;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -259,9 +259,11 @@ impl<'a> Rank<'a> {
             return Ok(None);
         };
         let prompt = self.job.tokenizer.encode("\n").unwrap_or_else(|_| vec![0]);
-        let sampling = Sampling { temperature: 0.8, seed: train.seed };
-        let tokens = generate(&model, &prompt, train.sample_tokens, train.seq_len, sampling, &self.device);
-        Ok(Some(self.job.tokenizer.decode(&tokens)))
+        let sampling = Sampling { temperature: 0.8, seed: train.seed, ..Sampling::default() };
+        let how = Generation { max_new_tokens: train.sample_tokens, window: train.seq_len, stop: None, sampling };
+        let tokens = generate(&*model, &[prompt], &how, &self.device, &mut |_, _| ControlFlow::Continue(()))
+            .expect("a prompt of at least one token, and a temperature");
+        Ok(Some(self.job.tokenizer.decode(&tokens[0])))
     }
 
     /// Which rank computes what, where not every rank computes all.

@@ -9,6 +9,7 @@ use fsdp::{Activation, Fsdp, FsdpError, Layout, ParamLayout, UnitId, Units};
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
 use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch};
+use std::ops::Deref;
 
 /// A micro-batch on a device.
 pub(crate) struct Batch {
@@ -167,18 +168,13 @@ pub(crate) enum Whole {
     DeepSeek(DeepSeek),
 }
 
-impl LanguageModel for Whole {
-    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-        match self {
-            Self::Gpt2(model) => model.logits(tokens_bt),
-            Self::DeepSeek(model) => model.logits(tokens_bt),
-        }
-    }
+impl Deref for Whole {
+    type Target = dyn LanguageModel;
 
-    fn context(&self) -> usize {
+    fn deref(&self) -> &Self::Target {
         match self {
-            Self::Gpt2(model) => model.context(),
-            Self::DeepSeek(model) => model.context(),
+            Self::Gpt2(model) => model,
+            Self::DeepSeek(model) => model,
         }
     }
 }

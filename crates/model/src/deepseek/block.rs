@@ -1,4 +1,5 @@
 use super::Mla;
+use crate::cache::{Chunk, LayerCache};
 use crate::{DeepSeekConfig, MicroBatch, RmsNorm};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -54,26 +55,37 @@ impl Block {
         }
     }
 
-    /// `[b, t, d]` to `[b, t, d]`.
+    /// `[b, t, d]` to `[b, t, d]`, as in evaluation and generation: without noise, and no expert is ever full; see [`MoeLayer::evaluate`].
     pub fn forward(&self, x_btd: Tensor<3>) -> BlockOutput {
-        self.run(x_btd, None)
+        self.mlp(self.attend(x_btd), None)
     }
 
-    /// The same in training, with the noise of the router where the configuration has some.
+    /// The same in training, with the router's noise and the experts' capacity where the configuration has some.
     pub fn forward_training(&self, x_btd: Tensor<3>, place: MicroBatch) -> BlockOutput {
-        self.run(x_btd, Some(place))
+        self.mlp(self.attend(x_btd), Some(place))
     }
 
-    fn run(&self, x_btd: Tensor<3>, place: Option<MicroBatch>) -> BlockOutput {
-        let x_btd = x_btd.clone() + self.self_attn.forward(self.input_layernorm.forward(x_btd));
+    /// [`forward`](Self::forward) of tokens that follow those in the cache.
+    pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
+        let normed = self.input_layernorm.forward(x_btd.clone());
+        self.mlp(x_btd + self.self_attn.forward_cached(normed, layer, chunk), None).x_btd
+    }
+
+    fn attend(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        x_btd.clone() + self.self_attn.forward(self.input_layernorm.forward(x_btd))
+    }
+
+    fn mlp(&self, x_btd: Tensor<3>, place: Option<MicroBatch>) -> BlockOutput {
         let normed = self.post_attention_layernorm.forward(x_btd.clone());
         match &self.mlp {
             Mlp::Dense(mlp) => BlockOutput { x_btd: x_btd + mlp.forward(normed), aux_loss: None, stats: None },
             Mlp::Moe(moe) => {
-                let noise = place.map(|MicroBatch { seed, step, first_row }| {
-                    NoiseKey::derive(seed, step, self.layer as u64, first_row)
-                });
-                let output = moe.forward(normed, noise);
+                let output = match place {
+                    None => moe.evaluate(normed),
+                    Some(MicroBatch { seed, step, first_row }) => {
+                        moe.forward(normed, Some(NoiseKey::derive(seed, step, self.layer as u64, first_row)))
+                    }
+                };
                 BlockOutput { x_btd: x_btd + output.y_btd, aux_loss: output.aux_loss, stats: Some(output.stats) }
             }
         }

@@ -34,9 +34,9 @@ pub struct Mla {
     /// `[heads * v, d]`
     pub o_proj: Linear,
     #[module(skip)]
-    config: DeepSeekConfig,
+    pub(super) config: DeepSeekConfig,
     #[module(skip)]
-    rope: Rope,
+    pub(super) rope: Rope,
 }
 
 impl Mla {
@@ -80,7 +80,7 @@ impl Mla {
     }
 
     /// The last projection to the query, and its input.
-    fn query(&self, x_btd: Tensor<3>) -> (Tensor<3>, &Linear) {
+    pub(super) fn query(&self, x_btd: Tensor<3>) -> (Tensor<3>, &Linear) {
         match (&self.q_proj, &self.q_a_proj, &self.q_a_layernorm, &self.q_b_proj) {
             (Some(q), ..) => (x_btd, q),
             (None, Some(a), Some(norm), Some(b)) => (norm.forward(linear(x_btd, a.weight.val(), None)), b),

@@ -1,12 +1,13 @@
 //! DeepSeek-V2/V3 (arXiv 2405.04434, 2412.19437): multi-head latent attention and a mixture of experts.
 
+mod absorbed;
 mod block;
 mod mla;
 
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
 
-use crate::{DeepSeekConfig, LanguageModel, RmsNorm, cross_entropy, embed, initialise};
+use crate::{Cache, DeepSeekConfig, LanguageModel, RmsNorm, cross_entropy, embed, initialise};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -64,6 +65,21 @@ impl LanguageModel for DeepSeek {
 
     fn context(&self) -> usize {
         self.config.max_position_embeddings
+    }
+
+    fn cache(&self, sequences: usize) -> Cache {
+        Cache::new(self.blocks.len(), sequences)
+    }
+
+    fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3> {
+        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context(), &tokens_bt.device());
+        let x_btd = embed(&self.embed, tokens_bt);
+        let layers = self.blocks.iter().zip(&mut cache.layers);
+        layers.fold(x_btd, |x_btd, (block, layer)| block.forward_cached(x_btd, layer, &chunk))
+    }
+
+    fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        self.head.logits(x_btd)
     }
 }
 

@@ -1,7 +1,9 @@
-use super::HfError;
+use super::{HfError, fp8};
 use half::{bf16, f16};
 use memmap2::Mmap;
+use safetensors::tensor::Metadata;
 use safetensors::{Dtype, SafeTensors};
+use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,16 +13,43 @@ use std::path::{Path, PathBuf};
 pub struct Folder {
     path: PathBuf,
     config: Value,
-    files: Vec<(PathBuf, Mmap)>,
+    files: Vec<Shard>,
     /// File of each tensor, where the folder is sharded; else everything is in the one file.
     index: BTreeMap<String, usize>,
+    /// Rows and columns of an fp8 matrix that share a scale.
+    fp8_block: [usize; 2],
 }
+
+struct Shard {
+    path: PathBuf,
+    map: Mmap,
+    /// Where the tensors begin.
+    start: usize,
+    header: Metadata,
+}
+
+/// A tensor as it is stored.
+struct Stored<'a> {
+    path: &'a Path,
+    dtype: Dtype,
+    shape: &'a [usize],
+    bytes: &'a [u8],
+}
+
+/// Files of a tokenizer, of which a folder has some.
+const TOKENIZER_FILES: [&str; 5] =
+    ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"];
 
 impl Folder {
     /// Opens `config.json` and `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
+    ///
+    /// # Errors
+    /// If a file cannot be read or is not what its name says, or if the weights are quantised otherwise than in fp8.
     pub fn open(path: &Path) -> Result<Self, HfError> {
         let config = read_json(&path.join("config.json"))?;
-        let mut folder = Self { path: path.into(), config, files: vec![], index: BTreeMap::new() };
+        let mut folder =
+            Self { path: path.into(), config, files: vec![], index: BTreeMap::new(), fp8_block: [128, 128] };
+        folder.fp8_block = folder.read_fp8_block()?;
         let index_path = path.join("model.safetensors.index.json");
         if !index_path.exists() {
             folder.add_file(path.join("model.safetensors"))?;
@@ -56,41 +85,113 @@ impl Folder {
         HfError::Format { path: self.path.join("config.json"), reason: reason.into() }
     }
 
-    /// Whether the folder has a tensor of this name.
-    pub fn has(&self, name: &str) -> bool {
-        match self.index.is_empty() {
-            true => self.tensors(0).is_ok_and(|tensors| tensors.tensor(name).is_ok()),
-            false => self.index.contains_key(name),
-        }
+    /// The files of its tokenizer that the folder has, such as an export is to have too.
+    pub fn tokenizer_files(&self) -> Vec<PathBuf> {
+        TOKENIZER_FILES.iter().map(|name| self.path.join(name)).filter(|path| path.is_file()).collect()
     }
 
-    /// A tensor's values as f32; stored as f32, f16 or bf16.
+    /// Whether the folder has a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.stored(name).is_ok()
+    }
+
+    /// A tensor's values as f32; stored as f32, f16, bf16, or fp8 (e4m3) with a tensor `NAME_scale_inv` beside it, which has an f32 factor
+    /// for each block of the matrix (DeepSeek-V3's files).
     ///
     /// # Errors
     /// If it is missing, has not the shape `expected`, or is stored in another type.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, HfError> {
+        let Stored { path, dtype, bytes, .. } = self.stored_as(name, expected)?;
+        let halves = |decode: fn([u8; 2]) -> f32| bytes.as_chunks().0.iter().map(|b| decode(*b)).collect();
+        match dtype {
+            Dtype::F32 => Ok(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
+            Dtype::F16 => Ok(halves(|bytes| f16::from_le_bytes(bytes).to_f32())),
+            Dtype::BF16 => Ok(halves(|bytes| bf16::from_le_bytes(bytes).to_f32())),
+            Dtype::F8_E4M3 => {
+                let &[rows, columns] = expected else {
+                    let reason = format!("tensor `{name}` is fp8, but its shape {expected:?} is not that of a matrix");
+                    return Err(HfError::Format { path: path.into(), reason });
+                };
+                let [block_rows, block_columns] = self.fp8_block;
+                let blocks = [rows.div_ceil(block_rows), columns.div_ceil(block_columns)];
+                let scales_name = format!("{name}_scale_inv");
+                let scales = self.stored_as(&scales_name, &blocks)?;
+                if scales.dtype != Dtype::F32 {
+                    let reason = format!("tensor `{scales_name}` is stored as {:?}; scales of fp8 are F32", scales.dtype);
+                    return Err(HfError::Format { path: scales.path.into(), reason });
+                }
+                let mut values = fp8::decoded(bytes);
+                fp8::scale(&mut values, columns, &self.tensor(&scales_name, &blocks)?, self.fp8_block);
+                Ok(values)
+            }
+            other => {
+                let reason = format!("tensor `{name}` is stored as {other:?}; F32, F16, BF16 and F8_E4M3 can be read");
+                Err(HfError::Format { path: path.into(), reason })
+            }
+        }
+    }
+
+    /// Refuses numbers in a model's shape that no tensor here can have, before memory is taken for them.
+    pub(super) fn check_sizes(&self, shape: &impl Serialize) -> Result<(), HfError> {
+        let tensors = || self.files.iter().flat_map(|file| file.header.tensors().into_values());
+        let count = tensors().count();
+        let numbers = tensors().fold(0usize, |sum, tensor| sum.saturating_add(tensor.shape.iter().product()));
+        let json = serde_json::to_value(shape).expect("a configuration is JSON");
+        for (key, value) in json.as_object().into_iter().flatten() {
+            let (limit, what) = match &key[..] {
+                "max_position_embeddings" => continue, // no tensor is that long
+                "n_layer" | "num_hidden_layers" => (count, "tensors in the folder"),
+                _ => (numbers, "numbers in the folder"),
+            };
+            if let Some(value) = value.as_u64().filter(|value| *value > limit as u64) {
+                return Err(self.config_error(format!("says {value} for {key}, but there are only {limit} {what}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn read_fp8_block(&self) -> Result<[usize; 2], HfError> {
+        let quantization = &self.config["quantization_config"];
+        if quantization.is_null() {
+            return Ok(self.fp8_block);
+        }
+        let (method, format) = (quantization["quant_method"].as_str(), quantization["fmt"].as_str());
+        if method != Some("fp8") || format.is_some_and(|format| format != "e4m3") {
+            let (method, format) = (method.unwrap_or("none"), format.unwrap_or("none"));
+            return Err(self.config_error(format!(
+                "quantization_config has quant_method \"{method}\" and fmt \"{format}\"; fp8 with e4m3 can be read"
+            )));
+        }
+        match &quantization["weight_block_size"] {
+            Value::Null => Ok(self.fp8_block),
+            block => match serde_json::from_value::<[usize; 2]>(block.clone()) {
+                Ok([rows, columns]) if rows > 0 && columns > 0 => Ok([rows, columns]),
+                _ => Err(self.config_error(format!(
+                    "quantization_config.weight_block_size is {block}, not rows and columns as in [128, 128]"
+                ))),
+            },
+        }
+    }
+
+    fn stored_as(&self, name: &str, expected: &[usize]) -> Result<Stored<'_>, HfError> {
+        let stored = self.stored(name)?;
+        if stored.shape != expected {
+            let (name, found, expected) = (name.into(), stored.shape.to_vec(), expected.to_vec());
+            return Err(HfError::WrongShape { path: stored.path.into(), name, found, expected });
+        }
+        Ok(stored)
+    }
+
+    fn stored(&self, name: &str) -> Result<Stored<'_>, HfError> {
         let missing = |path: &Path| HfError::MissingTensor { path: path.into(), name: name.into() };
         let file = match self.index.is_empty() {
             true => 0,
             false => *self.index.get(name).ok_or_else(|| missing(&self.path.join("model.safetensors.index.json")))?,
         };
-        let path = &self.files[file].0;
-        let tensors = self.tensors(file)?;
-        let view = tensors.tensor(name).map_err(|_| missing(path))?;
-        if view.shape() != expected {
-            let (name, found, expected) = (name.into(), view.shape().to_vec(), expected.to_vec());
-            return Err(HfError::WrongShape { path: path.clone(), name, found, expected });
-        }
-        let halves = |decode: fn([u8; 2]) -> f32| view.data().as_chunks().0.iter().map(|b| decode(*b)).collect();
-        match view.dtype() {
-            Dtype::F32 => Ok(view.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
-            Dtype::F16 => Ok(halves(|bytes| f16::from_le_bytes(bytes).to_f32())),
-            Dtype::BF16 => Ok(halves(|bytes| bf16::from_le_bytes(bytes).to_f32())),
-            other => {
-                let reason = format!("tensor `{name}` is stored as {other:?}; F32, F16 and BF16 can be read");
-                Err(HfError::Format { path: path.clone(), reason })
-            }
-        }
+        let Shard { path, map, start, header } = &self.files[file];
+        let info = header.info(name).ok_or_else(|| missing(path))?;
+        let bytes = &map[start + info.data_offsets.0..start + info.data_offsets.1];
+        Ok(Stored { path, dtype: info.dtype, shape: &info.shape, bytes })
     }
 
     fn add_file(&mut self, path: PathBuf) -> Result<usize, HfError> {
@@ -98,24 +199,14 @@ impl Folder {
         let file = File::open(&path).map_err(io)?;
         // SAFETY: the map is only read; as with every memory-mapped weight file, it must not be changed while in use.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        check_header(&path, &map)?;
-        self.files.push((path, map));
+        // This makes sure that every tensor lies in the file and has the bytes of its shape.
+        let (length, header) = SafeTensors::read_metadata(&map).map_err(|error| HfError::Format {
+            path: path.clone(),
+            reason: format!("not a whole safetensors file ({} bytes): {error}", map.len()),
+        })?;
+        self.files.push(Shard { path, map, start: size_of::<u64>() + length, header });
         Ok(self.files.len() - 1)
     }
-
-    fn tensors(&self, file: usize) -> Result<SafeTensors<'_>, HfError> {
-        let (path, map) = &self.files[file];
-        SafeTensors::deserialize(map)
-            .map_err(|error| HfError::Format { path: path.clone(), reason: format!("not a safetensors file: {error}") })
-    }
-}
-
-fn check_header(path: &Path, map: &Mmap) -> Result<(), HfError> {
-    let broken = |error| HfError::Format {
-        path: path.into(),
-        reason: format!("not a whole safetensors file ({} bytes): {error}", map.len()),
-    };
-    SafeTensors::deserialize(map).map(|_| ()).map_err(broken)
 }
 
 fn read_json(path: &Path) -> Result<Value, HfError> {

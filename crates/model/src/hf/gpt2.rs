@@ -3,6 +3,7 @@
 use super::{Folder, HfError, Source};
 use crate::Gpt2Config;
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 #[derive(Deserialize)]
 struct Gpt2Json {
@@ -32,13 +33,41 @@ pub(super) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
         dropout: 0.0, // of training, which is the run's business
         layer_norm_epsilon: json.layer_norm_epsilon.unwrap_or(1e-5),
     };
+    folder.check_sizes(&config)?;
     config.validate().map_err(|reason| folder.config_error(reason))?;
     Ok(config)
 }
 
-/// What some files put before every name.
+/// `config.json` without what every model has. Training's dropout is told, for it is transformers' default not to have none.
+pub(super) fn to_json(config: &Gpt2Config) -> Value {
+    json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.n_positions,
+        "n_ctx": config.n_positions,
+        "n_embd": config.n_embd,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_inner": config.n_inner,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "embd_pdrop": config.dropout,
+        "attn_pdrop": config.dropout,
+        "resid_pdrop": config.dropout,
+        "initializer_range": 0.02,
+        "scale_attn_weights": true,
+        "tie_word_embeddings": true,
+        "use_cache": true,
+    })
+}
+
+/// What transformers puts before every name; some files have nothing there.
+pub(super) const PREFIX: &str = "transformer.";
+
+/// What the folder puts before every name.
 pub(super) fn prefix(folder: &Folder) -> &'static str {
-    if folder.has("transformer.wte.weight") { "transformer." } else { "" }
+    if folder.has("transformer.wte.weight") { PREFIX } else { "" }
 }
 
 /// From our paths to GPT-2's names.

@@ -1,8 +1,9 @@
 use super::{Folder, HfError, deepseek, gpt2};
 use crate::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel};
 use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use moe::MoeConfig;
+use std::ops::Deref;
 
 /// A model read from a folder.
 pub enum Pretrained {
@@ -42,18 +43,13 @@ impl Pretrained {
     }
 }
 
-impl LanguageModel for Pretrained {
-    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-        match self {
-            Self::Gpt2(_, model) => model.logits(tokens_bt),
-            Self::DeepSeek(_, _, model) => model.logits(tokens_bt),
-        }
-    }
+impl Deref for Pretrained {
+    type Target = dyn LanguageModel;
 
-    fn context(&self) -> usize {
+    fn deref(&self) -> &Self::Target {
         match self {
-            Self::Gpt2(_, model) => model.context(),
-            Self::DeepSeek(_, _, model) => model.context(),
+            Self::Gpt2(_, model) => model,
+            Self::DeepSeek(_, _, model) => model,
         }
     }
 }
@@ -130,7 +126,7 @@ fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>,
             Ok(transpose(&folder.tensor(name, &[columns, rows])?, rows, columns))
         }
         (Source::TransposedExperts(prefix, suffix), &[experts, rows, columns]) => {
-            let mut stacked = Vec::with_capacity(experts * rows * columns);
+            let mut stacked = vec![]; // as large as what is there, whatever config.json says
             for expert in 0..experts {
                 let values = folder.tensor(&format!("{prefix}.{expert}.{suffix}"), &[columns, rows])?;
                 stacked.extend(transpose(&values, rows, columns));
@@ -142,6 +138,6 @@ fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>,
 }
 
 /// `[columns, rows]` to `[rows, columns]`.
-fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+pub(super) fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     (0..rows * columns).map(|i| values[i % columns * rows + i / columns]).collect()
 }

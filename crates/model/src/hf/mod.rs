@@ -1,16 +1,21 @@
 //! Weights in Hugging Face's format: a folder with `config.json` and `model.safetensors` (or its shards and index).
+//!
+//! [`Folder`] and [`Pretrained`] read one, [`export`] writes one.
 
 mod deepseek;
+mod export;
 mod folder;
+mod fp8;
 mod gpt2;
 mod load;
 
+pub use export::{Dtype, ExportModel, ExportOptions, Summary, export};
 pub use folder::Folder;
 pub use load::{Pretrained, Source, bind, names};
 
 use std::path::PathBuf;
 
-/// Why a folder could not be read; each message names the file, and the tensor or key where there is one.
+/// Why a folder could not be read or written; each message names the file, and the tensor or key where there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
     /// A file that is missing or cannot be read.
@@ -20,6 +25,36 @@ pub enum HfError {
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// A file or folder that cannot be written.
+    #[error("cannot write {}: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The folder of an export has files in it.
+    #[error("{} exists and is not empty: choose a new folder, or delete it", path.display())]
+    NotEmpty {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A model that Hugging Face's code cannot compute.
+    #[error("{key}: {reason}")]
+    NotExpressible {
+        /// The key of the configuration.
+        key: &'static str,
+        /// Its value, and why there is no equal.
+        reason: String,
+    },
+    /// The values of a parameter could not be had, or are not what its shape says, or do not fit the file's type.
+    #[error("parameter `{path}`: {reason}")]
+    Parameter {
+        /// The path of the parameter in our model.
+        path: String,
+        /// What is wrong.
+        reason: String,
     },
     /// A file that is not what its name says.
     #[error("{}: {reason}", path.display())]

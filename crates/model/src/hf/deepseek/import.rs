@@ -1,6 +1,4 @@
-//! DeepSeek's `config.json` and tensor names. Linear layers are stored `[out, in]`, ours are `[in, out]`.
-
-use super::{Folder, HfError, Source};
+use crate::hf::{Folder, HfError};
 use crate::{DeepSeekConfig, YarnConfig};
 use moe::{MoeConfig, ScoreFunc};
 use serde::Deserialize;
@@ -62,7 +60,8 @@ struct RopeJson {
     mscale_all_dim: Option<f64>,
 }
 
-pub(super) fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfError> {
+/// What `config.json` says.
+pub fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfError> {
     // Some files carry the kind of rope under both of its names.
     let mut json = folder.config().clone();
     for rope in ["rope_scaling", "rope_parameters"] {
@@ -76,6 +75,8 @@ pub(super) fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfE
     refuse_unsupported(folder, &json)?;
     let model = model_config(folder, &json)?;
     let moe = moe_config(folder, &json)?;
+    folder.check_sizes(&model)?;
+    folder.check_sizes(&moe)?;
     model.validate().and_then(|()| moe.validate()).map_err(|reason| folder.config_error(reason))?;
     Ok((model, moe))
 }
@@ -161,26 +162,4 @@ fn moe_config(folder: &Folder, json: &DeepSeekJson) -> Result<MoeConfig, HfError
         routed_scaling_factor: json.routed_scaling_factor.unwrap_or(1.0),
         ..MoeConfig::default()
     })
-}
-
-/// From our paths to DeepSeek's names.
-pub(super) fn name(path: &str) -> Source {
-    let path = path.replace(".gamma", ".weight").replace(".Dense", "").replace(".Moe", "");
-    let path = match path.split_once('.') {
-        Some(("blocks", rest)) => format!("model.layers.{rest}"),
-        Some(("embed", rest)) => format!("model.embed_tokens.{rest}"),
-        Some(("head", "norm.weight")) => "model.norm.weight".into(),
-        Some(("head", rest)) => rest.into(),
-        _ => path,
-    };
-    if let Some((prefix, weight)) = path.split_once(".experts.") {
-        return Source::TransposedExperts(format!("{prefix}.experts"), format!("{weight}.weight"));
-    }
-    if path.ends_with(".router.bias") {
-        return Source::Same(path.replace(".router.bias", ".gate.e_score_correction_bias"));
-    }
-    match path.contains("norm") || path.contains("embed_tokens") {
-        true => Source::Same(path),
-        false => Source::Transposed(path.replace(".router.proj.", ".gate.")),
-    }
 }

@@ -1,0 +1,165 @@
+use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
+
+/// Columns that a buffer grows by at least.
+const GRANULE: usize = 64;
+
+/// What attention has to remember of tokens that a model has seen, so that the next ones cost a forward of their own only: of GPT-2 keys and
+/// values of every head, of DeepSeek the normed latent and the rotated key that all heads share (arXiv 2405.04434, section 2.1).
+///
+/// Each sequence of the batch has its own length. A layer has two buffers `[b, heads, columns, width]`, column `c` being position `c` of each
+/// sequence; they grow by a quarter at a time and are written in place.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    pub(crate) layers: Vec<LayerCache>,
+    lengths: Vec<usize>,
+}
+
+/// The two buffers of a layer: GPT-2's keys and values, DeepSeek's latents and rotated keys.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LayerCache([Option<Tensor<4>>; 2]);
+
+/// Where the new tokens of a forward stand: sequence `i` has `counts[i]` of them, at positions from `starts[i]` on. Tokens beyond a
+/// sequence's count are padding, which nothing sees.
+pub(crate) struct Chunk {
+    starts: Vec<usize>,
+    counts: Vec<usize>,
+    t: usize,
+    /// Keys of the longest sequence, old and new.
+    columns: usize,
+    /// `[b, 1, t, columns]`: the keys that a new token may not see; none where all see all.
+    hidden_b1tc: Option<Tensor<4, Bool>>,
+}
+
+impl Cache {
+    pub(crate) fn new(layers: usize, sequences: usize) -> Self {
+        Self { layers: vec![LayerCache::default(); layers], lengths: vec![0; sequences] }
+    }
+
+    /// How many tokens of each sequence are remembered.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// Forgets the tokens of one sequence.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    pub fn clear(&mut self, sequence: usize) {
+        self.lengths[sequence] = 0;
+    }
+
+    /// Keeps these sequences only, in this order.
+    ///
+    /// # Panics
+    /// If there is no such sequence.
+    pub fn keep(&mut self, sequences: &[usize]) {
+        self.lengths = sequences.iter().map(|sequence| self.lengths[*sequence]).collect();
+        let rows: Vec<i64> = sequences.iter().map(|sequence| *sequence as i64).collect();
+        for buffer in self.layers.iter_mut().flat_map(|layer| &mut layer.0) {
+            *buffer = buffer.take().filter(|_| !rows.is_empty()).map(|all| {
+                let rows = Tensor::<1, Int>::from_data(TensorData::new(rows.clone(), [rows.len()]), &all.device());
+                all.select(0, rows)
+            });
+        }
+    }
+
+    /// Bytes of the buffers, columns that are not written yet included.
+    pub fn bytes(&self) -> usize {
+        self.buffers().map(|buffer| buffer.shape().num_elements() * buffer.dtype().size()).sum()
+    }
+
+    /// Bytes of one column of the buffers for one sequence, which is what a token takes; 0 before the first one.
+    pub fn bytes_per_token(&self) -> usize {
+        let column = |buffer: &Tensor<4>| {
+            let [b, _, columns, _] = buffer.dims();
+            buffer.shape().num_elements() / (b * columns) * buffer.dtype().size()
+        };
+        self.buffers().map(column).sum()
+    }
+
+    fn buffers(&self) -> impl Iterator<Item = &Tensor<4>> {
+        self.layers.iter().flat_map(|layer| layer.0.iter().flatten())
+    }
+
+    /// Places `counts[i]` of `t` new tokens behind sequence `i`.
+    pub(crate) fn extend(&mut self, counts: &[usize], t: usize, context: usize, device: &Device) -> Chunk {
+        assert_eq!(counts.len(), self.lengths.len(), "one count a sequence of the cache");
+        assert!(counts.iter().all(|count| *count <= t), "counts {counts:?} of {t} tokens");
+        let starts = self.lengths.clone();
+        self.lengths.iter_mut().zip(counts).for_each(|(length, count)| *length += count);
+        let columns = self.lengths.iter().copied().max().unwrap_or(0);
+        assert!(columns <= context, "{columns} tokens are more than the context of {context}");
+        let hidden = starts.iter().any(|start| start + 1 != columns) || t > 1;
+        let hidden_b1tc = hidden.then(|| {
+            let row = |last: usize| (0..columns).map(move |column| column > last);
+            let values: Vec<bool> = starts.iter().flat_map(|start| (*start..start + t).flat_map(row)).collect();
+            Tensor::from_data(TensorData::new(values, [starts.len(), 1, t, columns]), device)
+        });
+        Chunk { starts, counts: counts.to_vec(), t, columns, hidden_b1tc }
+    }
+}
+
+impl LayerCache {
+    /// Appends `[b, heads, t, width]` to each buffer and returns all of it, `[b, heads, columns, width]`.
+    pub fn append(&mut self, new: [Tensor<4>; 2], chunk: &Chunk) -> [Tensor<4>; 2] {
+        let [first, second] = &mut self.0;
+        let [new_first, new_second] = new;
+        [append(first, new_first, chunk), append(second, new_second, chunk)]
+    }
+}
+
+/// Nothing else may hold the buffer meanwhile: then it is written in place.
+fn append(buffer: &mut Option<Tensor<4>>, new_bhtd: Tensor<4>, chunk: &Chunk) -> Tensor<4> {
+    let [b, heads, _, width] = new_bhtd.dims();
+    let mut all = with_columns(buffer.take(), chunk.columns, &new_bhtd);
+    let aligned = chunk.starts.iter().all(|start| *start == chunk.starts[0]);
+    if aligned && chunk.counts.iter().all(|count| *count == chunk.t) {
+        let start = chunk.starts[0];
+        all = all.slice_assign([0..b, 0..heads, start..start + chunk.t, 0..width], new_bhtd);
+    } else {
+        for (i, (start, count)) in chunk.starts.iter().zip(&chunk.counts).enumerate().filter(|(_, (_, n))| **n > 0) {
+            let new = new_bhtd.clone().slice([i..i + 1, 0..heads, 0..*count, 0..width]);
+            all = all.slice_assign([i..i + 1, 0..heads, *start..start + count, 0..width], new);
+        }
+    }
+    let written = all.clone().slice([0..b, 0..heads, 0..chunk.columns, 0..width]);
+    *buffer = Some(all);
+    written
+}
+
+fn with_columns(held: Option<Tensor<4>>, columns: usize, like: &Tensor<4>) -> Tensor<4> {
+    let capacity = held.as_ref().map_or(0, |held| held.dims()[2]);
+    match held {
+        Some(held) if capacity >= columns => held,
+        held => {
+            let [b, heads, _, width] = like.dims();
+            let larger = columns.max(capacity + capacity / 4).next_multiple_of(GRANULE);
+            let all = Tensor::zeros([b, heads, larger, width], (&like.device(), like.dtype()));
+            match held {
+                Some(held) => all.slice_assign([0..b, 0..heads, 0..capacity, 0..width], held),
+                None => all,
+            }
+        }
+    }
+}
+
+impl Chunk {
+    /// The position of each new token, sequence by sequence; of padding, some position below `limit`.
+    pub fn positions(&self, limit: usize) -> Vec<usize> {
+        self.starts.iter().flat_map(|start| (*start..start + self.t).map(|at| at.min(limit - 1))).collect()
+    }
+
+    /// `softmax(mask(scores * scale))` over the keys up to and with each new token's own, in f32: `[b, heads, t, columns]` to the same.
+    pub fn probabilities(&self, scores_bhtc: Tensor<4>, scale: f64) -> Tensor<4> {
+        let dtype = scores_bhtc.dtype();
+        let scores_bhtc = scores_bhtc.cast(DType::F32) * scale;
+        let scores_bhtc = match &self.hidden_b1tc {
+            None => scores_bhtc,
+            Some(hidden) => {
+                let shape = scores_bhtc.dims();
+                scores_bhtc.mask_fill(hidden.clone().expand(shape), f32::NEG_INFINITY)
+            }
+        };
+        activation::softmax(scores_bhtc, 3).cast(dtype)
+    }
+}

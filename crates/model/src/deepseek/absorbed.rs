@@ -1,0 +1,55 @@
+use super::Mla;
+use crate::cache::{Chunk, LayerCache};
+use crate::rope::softmax_scale;
+use burn::tensor::Tensor;
+use fused::linear;
+
+impl Mla {
+    /// [`forward`](Mla::forward) of new tokens, whose keys and values are never made: the cache has latents, and the matrices that would
+    /// make keys and values of them are absorbed into the query and into the output (arXiv 2405.04434, section 2.1.2):
+    ///
+    /// ```text
+    /// q_nope . k_nope = q_nope . (latent W_UK) = (q_nope W_UK^T) . latent
+    /// sum_c p[c] v[c] = sum_c p[c] (latent[c] W_UV) = (sum_c p[c] latent[c]) W_UV
+    /// ```
+    ///
+    /// A token so takes `kv_lora_rank + qk_rope_head_dim` numbers of the cache, however many heads there are.
+    pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
+        let [b, t, _] = x_btd.dims();
+        let (heads, rank) = (self.config.num_attention_heads, self.config.kv_lora_rank);
+        let (nope, rope, v) = (self.config.qk_nope_head_dim, self.config.qk_rope_head_dim, self.config.v_head_dim);
+        let n = b * t; // the heads' products are of all sequences at once
+        let positions = chunk.positions(self.config.max_position_embeddings);
+
+        let [w_uk_hnr, w_uv_hrv] = self.absorbed(heads, rank, nope, v);
+        let (query_input, query) = self.query(x_btd.clone());
+        let q_hnw = linear(query_input, query.weight.val(), None).reshape([1, n, heads, nope + rope]).swap_dims(1, 2);
+        let q_nope = q_hnw.clone().slice([0..1, 0..heads, 0..n, 0..nope]);
+        let q_rope = self.rope.rotate_at(q_hnw.slice([0..1, 0..heads, 0..n, nope..nope + rope]), &positions);
+        // `[b, 1, t * heads, width]`: every head asks the same keys, so that heads are rows of one product.
+        let rows = |q: Tensor<4>, width: usize| q.swap_dims(1, 2).reshape([b, 1, t * heads, width]);
+        let (q_latent, q_rope) = (rows(q_nope.matmul(w_uk_hnr), rank), rows(q_rope, rope));
+
+        let kv_bt = linear(x_btd, self.kv_a_proj_with_mqa.weight.val(), None);
+        let latent = self.kv_a_layernorm.forward(kv_bt.clone().slice([0..b, 0..t, 0..rank])).reshape([b, 1, t, rank]);
+        let k_rope = kv_bt.slice([0..b, 0..t, rank..rank + rope]).reshape([1, 1, n, rope]);
+        let k_rope = self.rope.rotate_at(k_rope, &positions).reshape([b, 1, t, rope]);
+        let [latent_b1cr, k_rope_b1cp] = layer.append([latent, k_rope], chunk);
+        let columns = latent_b1cr.dims()[2];
+
+        let scores = q_latent.matmul(latent_b1cr.clone().swap_dims(2, 3)) + q_rope.matmul(k_rope_b1cp.swap_dims(2, 3));
+        let scores_bhtc = scores.reshape([b, t, heads, columns]).swap_dims(1, 2);
+        let p_bhtc = chunk.probabilities(scores_bhtc, softmax_scale(&self.config));
+        let y = p_bhtc.swap_dims(1, 2).reshape([b, 1, t * heads, columns]).matmul(latent_b1cr);
+        let y_hnv = y.reshape([1, n, heads, rank]).swap_dims(1, 2).matmul(w_uv_hrv);
+        linear(y_hnv.swap_dims(1, 2).reshape([b, t, heads * v]), self.o_proj.weight.val(), None)
+    }
+
+    /// `W_UK^T` `[1, heads, nope, rank]` and `W_UV` `[1, heads, rank, v]`, views of `kv_b_proj`.
+    fn absorbed(&self, heads: usize, rank: usize, nope: usize, v: usize) -> [Tensor<4>; 2] {
+        let weight = self.kv_b_proj.weight.val().reshape([1, rank, heads, nope + v]);
+        let key = weight.clone().slice([0..1, 0..rank, 0..heads, 0..nope]).permute([0, 2, 3, 1]);
+        let value = weight.slice([0..1, 0..rank, 0..heads, nope..nope + v]).permute([0, 2, 1, 3]);
+        [key, value]
+    }
+}

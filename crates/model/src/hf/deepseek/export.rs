@@ -1,0 +1,125 @@
+use crate::hf::HfError;
+use crate::{DeepSeekConfig, YarnConfig};
+use moe::{GroupMask, MoeConfig, ScoreFunc};
+use serde_json::{Value, json};
+
+/// `config.json` without what every model has: scores by sigmoid make it a `deepseek_v3`, by softmax a `deepseek_v2`.
+///
+/// The positions are written in the hub's older style (`rope_theta`, `rope_scaling`), which every version of transformers reads.
+///
+/// # Errors
+/// If neither computes what this model does.
+pub fn to_json(config: &DeepSeekConfig, moe: &MoeConfig) -> Result<Value, HfError> {
+    let v3 = moe.score_func == ScoreFunc::Sigmoid;
+    let has_experts = config.first_k_dense_replace < config.num_hidden_layers;
+    if has_experts {
+        if v3 { check_v3(moe)? } else { check_v2(moe)? }
+    }
+    if !v3 && !config.hidden_size.is_multiple_of(config.num_attention_heads) {
+        return Err(HfError::NotExpressible {
+            key: "model.hidden_size",
+            reason: format!(
+                "{} is not a multiple of model.num_attention_heads {}, which transformers asks of deepseek_v2",
+                config.hidden_size, config.num_attention_heads
+            ),
+        });
+    }
+    let topk_method = match (v3, moe.n_group) {
+        (true, _) => "noaux_tc",
+        (false, 1) => "greedy",
+        (false, _) => "group_limited_greedy",
+    };
+    Ok(json!({
+        "architectures": [if v3 { "DeepseekV3ForCausalLM" } else { "DeepseekV2ForCausalLM" }],
+        "model_type": if v3 { "deepseek_v3" } else { "deepseek_v2" },
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "first_k_dense_replace": config.first_k_dense_replace,
+        "moe_layer_freq": 1,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_attention_heads,
+        "q_lora_rank": config.q_lora_rank,
+        "kv_lora_rank": config.kv_lora_rank,
+        "qk_nope_head_dim": config.qk_nope_head_dim,
+        "qk_rope_head_dim": config.qk_rope_head_dim,
+        "v_head_dim": config.v_head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": config.rope_scaling.as_ref().map(yarn_json),
+        "rope_interleave": true,
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": false,
+        "n_routed_experts": moe.num_experts,
+        "num_experts_per_tok": moe.top_k,
+        "moe_intermediate_size": moe.moe_intermediate_size,
+        "n_shared_experts": moe.n_shared_experts,
+        "n_group": moe.n_group,
+        "topk_group": moe.topk_group,
+        "topk_method": topk_method,
+        "scoring_func": if v3 { "sigmoid" } else { "softmax" },
+        "norm_topk_prob": v3 && moe.norm_topk_prob,
+        "routed_scaling_factor": moe.routed_scaling_factor,
+        "num_nextn_predict_layers": 0,
+        "initializer_range": 0.02,
+        "use_cache": true,
+    }))
+}
+
+fn yarn_json(yarn: &YarnConfig) -> Value {
+    let mut json = json!({
+        "type": "yarn",
+        "factor": yarn.factor,
+        "original_max_position_embeddings": yarn.original_max_position_embeddings,
+        "beta_fast": yarn.beta_fast,
+        "beta_slow": yarn.beta_slow,
+    });
+    for (key, value) in [("mscale", yarn.mscale), ("mscale_all_dim", yarn.mscale_all_dim)] {
+        if value != 0.0 {
+            json[key] = value.into();
+        }
+    }
+    json
+}
+
+/// V3 in transformers: the selection bias always takes part, a group's score is that of its two best experts, experts of other groups are
+/// never chosen.
+fn check_v3(moe: &MoeConfig) -> Result<(), HfError> {
+    let refuse = |key, reason: &str| Err(HfError::NotExpressible { key, reason: reason.into() });
+    if moe.num_experts / moe.n_group < 2 {
+        return refuse("moe.n_group", "leaves groups of one expert, but deepseek_v3 scores a group by its best two");
+    }
+    if moe.topk_group == moe.n_group {
+        return Ok(()); // groups rule nothing out
+    }
+    if !moe.selection_bias {
+        return refuse(
+            "moe.selection_bias",
+            "is false, so a group is scored by its best expert; deepseek_v3 takes the best two",
+        );
+    }
+    match moe.group_mask {
+        GroupMask::NegInf => Ok(()),
+        GroupMask::Zero => refuse("moe.group_mask", "is zero, but deepseek_v3 of today's transformers has -inf (neg_inf)"),
+    }
+}
+
+/// V2 in transformers: no selection bias, and the gates are the scores.
+fn check_v2(moe: &MoeConfig) -> Result<(), HfError> {
+    let refuse = |key, reason: &str| Err(HfError::NotExpressible { key, reason: reason.into() });
+    if moe.norm_topk_prob {
+        return refuse(
+            "moe.norm_topk_prob",
+            "is true with moe.score_func softmax: deepseek_v2 of transformers does not divide the weights by their sum, and \
+             deepseek_v3 scores by sigmoid; train with one of norm_topk_prob false and score_func sigmoid to export",
+        );
+    }
+    if moe.selection_bias {
+        return refuse("moe.selection_bias", "is true with moe.score_func softmax: only deepseek_v3 (sigmoid) has a bias");
+    }
+    Ok(())
+}

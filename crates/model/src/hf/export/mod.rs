@@ -1,0 +1,197 @@
+mod plan;
+mod write;
+
+pub use write::Dtype;
+
+use super::{HfError, deepseek, gpt2};
+use crate::{DeepSeekConfig, Gpt2Config};
+use moe::MoeConfig;
+use plan::{Tensor, Values, plan};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use write::write_shard;
+
+/// The shape of the model to export.
+#[derive(Debug, Clone, Copy)]
+pub enum ExportModel<'a> {
+    /// Becomes `model_type` `gpt2`.
+    Gpt2(&'a Gpt2Config),
+    /// Becomes `model_type` `deepseek_v3` if its scores are sigmoids, `deepseek_v2` if they are a softmax.
+    DeepSeek(&'a DeepSeekConfig, &'a MoeConfig),
+}
+
+/// How a model is written.
+#[derive(Debug, Clone, Copy)]
+pub struct ExportOptions {
+    /// Type of the weights. (The selection bias is f32 always, as on the hub and in transformers.)
+    pub dtype: Dtype,
+    /// Bytes of tensors in one file, unless a single tensor is larger.
+    pub max_shard_bytes: u64,
+    /// The token between texts, which readers take for begin and end of a text; none if the tokenizer has none.
+    pub end_of_text: Option<u32>,
+}
+
+impl Default for ExportOptions {
+    /// f32, 5 GB a file as in transformers' own exports of old.
+    fn default() -> Self {
+        Self { dtype: Dtype::F32, max_shard_bytes: 5_000_000_000, end_of_text: None }
+    }
+}
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    /// Names of the files with weights.
+    pub weight_files: Vec<String>,
+    /// Tensors in them.
+    pub tensors: usize,
+    /// Numbers in the tensors.
+    pub parameters: usize,
+    /// Bytes of the tensors.
+    pub bytes: u64,
+}
+
+/// Writes `config.json`, `generation_config.json` and `model.safetensors` (or shards with `model.safetensors.index.json`), as transformers
+/// loads them, into a new folder.
+///
+/// `values` is asked for each parameter by its path in our model (`blocks.0.attn.c_attn.weight`), once, one after another, in any order,
+/// and gives its values row by row; no more than one parameter is in memory at a time. The folder is written beside its place, under
+/// `NAME.partial`, synced and renamed: it is whole or not there.
+///
+/// What only training knows (capacity, noise, balance losses, the speed of the bias) is left out. A GPT-2 without biases gets biases of 0,
+/// as does a DeepSeek with sigmoid scores but without selection bias.
+///
+/// # Errors
+/// If the folder exists and is not empty, cannot be written, if `values` fails or gives numbers that the shape or the type does not hold, or
+/// if transformers cannot compute what the model does.
+pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
+    folder: &Path,
+    model: ExportModel,
+    options: &ExportOptions,
+    mut values: impl FnMut(&str) -> Result<Vec<f32>, E>,
+) -> Result<Summary, HfError> {
+    let mut config = match model {
+        ExportModel::Gpt2(config) => gpt2::to_json(config),
+        ExportModel::DeepSeek(config, moe) => deepseek::to_json(config, moe)?,
+    };
+    let name = options.dtype.name();
+    let tokens = json!({"bos_token_id": options.end_of_text, "eos_token_id": options.end_of_text, "pad_token_id": null});
+    for (key, value) in [("torch_dtype", json!(name)), ("dtype", json!(name))] {
+        config[key] = value;
+    }
+    let mut generation = json!({"_from_model_config": true});
+    for json in [&mut config, &mut generation] {
+        tokens.as_object().expect("an object").iter().for_each(|(key, value)| json[key] = value.clone());
+    }
+
+    if fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(HfError::NotEmpty { path: folder.into() });
+    }
+    let partial = Partial::create(folder)?;
+    let mut values = Values::new(|path: &str| {
+        values(path).map_err(|error| HfError::Parameter { path: path.into(), reason: error.into().to_string() })
+    });
+    let summary = write_weights(&partial.path, &plan(model, options.dtype), options, &mut values)?;
+    write_json(&partial.path.join("config.json"), &config)?;
+    write_json(&partial.path.join("generation_config.json"), &generation)?;
+    partial.rename(folder)?;
+    Ok(summary)
+}
+
+fn write_weights(
+    folder: &Path,
+    tensors: &[Tensor],
+    options: &ExportOptions,
+    values: &mut Values<'_>,
+) -> Result<Summary, HfError> {
+    let shards = shards(tensors, options.max_shard_bytes);
+    let name = |i: usize| match shards.len() {
+        1 => "model.safetensors".to_string(),
+        n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
+    };
+    let mut weight_map = BTreeMap::new();
+    for (i, shard) in shards.iter().enumerate() {
+        write_shard(&folder.join(name(i)), shard, values)?;
+        weight_map.extend(shard.iter().map(|tensor| (&tensor.name, name(i))));
+    }
+    let bytes = tensors.iter().map(Tensor::bytes).sum();
+    if shards.len() > 1 {
+        let index = json!({"metadata": {"total_size": bytes}, "weight_map": weight_map});
+        write_json(&folder.join("model.safetensors.index.json"), &index)?;
+    }
+    Ok(Summary {
+        weight_files: (0..shards.len()).map(name).collect(),
+        tensors: tensors.len(),
+        parameters: tensors.iter().map(Tensor::elements).sum(),
+        bytes,
+    })
+}
+
+/// Cuts the tensors into runs of at most `max_bytes`.
+fn shards(tensors: &[Tensor], max_bytes: u64) -> Vec<&[Tensor]> {
+    let (mut shards, mut first, mut bytes) = (vec![], 0, 0);
+    for (i, tensor) in tensors.iter().enumerate() {
+        if i > first && bytes + tensor.bytes() > max_bytes {
+            shards.push(&tensors[first..i]);
+            (first, bytes) = (i, 0);
+        }
+        bytes += tensor.bytes();
+    }
+    shards.push(&tensors[first..]);
+    shards
+}
+
+fn write_json(path: &Path, value: &Value) -> Result<(), HfError> {
+    let text = serde_json::to_string_pretty(value).expect("JSON has a text") + "\n";
+    let write = || {
+        fs::write(path, text)?;
+        File::open(path)?.sync_all()
+    };
+    write().map_err(|source| HfError::Write { path: path.into(), source })
+}
+
+/// The folder while it is written; deleted if it does not get its name.
+struct Partial {
+    path: PathBuf,
+}
+
+impl Partial {
+    fn create(folder: &Path) -> Result<Self, HfError> {
+        let mut path = folder.as_os_str().to_owned();
+        path.push(".partial");
+        let path = PathBuf::from(path);
+        let create = || {
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            fs::create_dir(&path)
+        };
+        match create() {
+            Ok(()) => Ok(Self { path }),
+            Err(_) if path.exists() => Err(HfError::NotEmpty { path }), // an interrupted export, or one that runs
+            Err(source) => Err(HfError::Write { path, source }),
+        }
+    }
+
+    fn rename(self, folder: &Path) -> Result<(), HfError> {
+        let rename = || {
+            File::open(&self.path)?.sync_all()?;
+            if folder.exists() {
+                fs::remove_dir(folder)?; // it was empty
+            }
+            fs::rename(&self.path, folder)?;
+            let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+            File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+        };
+        rename().map_err(|source| HfError::Write { path: folder.into(), source })
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path); // it is not there if it was renamed
+    }
+}

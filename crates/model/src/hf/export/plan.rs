@@ -1,0 +1,150 @@
+use super::{Dtype, ExportModel, HfError};
+use crate::hf::load::transpose;
+use crate::hf::{Source, deepseek, gpt2};
+use crate::{DeepSeek, Gpt2, Gpt2Config};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Device;
+use moe::{MoeConfig, ScoreFunc};
+
+/// A tensor of the folder.
+pub struct Tensor {
+    /// Its name there.
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub dtype: Dtype,
+    pub content: Content,
+}
+
+/// Where the values of a tensor come from.
+pub enum Content {
+    /// Zeros, for a parameter that our model does not have.
+    Zeros,
+    /// A parameter as it is.
+    Same { path: String },
+    /// A parameter `[in, out]`, of which the tensor is the transpose; of a stack of such `[e, in, out]` the one of an expert.
+    Transposed { path: String, expert: usize },
+}
+
+impl Tensor {
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.elements() as u64 * self.dtype.size()
+    }
+}
+
+/// All tensors of the folder, in the model's order.
+pub fn plan(model: ExportModel, dtype: Dtype) -> Vec<Tensor> {
+    let device = Device::flex();
+    // transformers' models have parameters that ours may lack: `all` has them, `ours` knows which are not there.
+    let (all, ours) = match model {
+        ExportModel::Gpt2(config) => {
+            let all = Gpt2::new(&Gpt2Config { bias: true, ..config.clone() }, &device);
+            (parameters(&all), parameters(&Gpt2::new(config, &device)))
+        }
+        ExportModel::DeepSeek(config, moe) => {
+            let with_bias = MoeConfig { selection_bias: moe.score_func == ScoreFunc::Sigmoid, ..moe.clone() };
+            let all = DeepSeek::new(config, &with_bias, &device);
+            (parameters(&all), parameters(&DeepSeek::new(config, moe, &device)))
+        }
+    };
+    let mut tensors = vec![];
+    for (path, shape) in all {
+        let source = match model {
+            ExportModel::Gpt2(_) => gpt2::name(gpt2::PREFIX, &path),
+            ExportModel::DeepSeek(..) => deepseek::name(&path),
+        };
+        let dtype = if path.ends_with("router.bias") { Dtype::F32 } else { dtype };
+        let is_ours = ours.iter().any(|(ours, _)| *ours == path);
+        let mut add = |name: String, shape: &[usize], content: Content| {
+            let content = if is_ours { content } else { Content::Zeros };
+            tensors.push(Tensor { name, shape: shape.to_vec(), dtype, content });
+        };
+        match (source, &shape[..]) {
+            (Source::Same(name), _) => add(name, &shape, Content::Same { path }),
+            (Source::Transposed(name), &[from, to]) => {
+                add(name, &[to, from], Content::Transposed { path, expert: 0 });
+            }
+            (Source::TransposedExperts(prefix, suffix), &[experts, from, to]) => {
+                for expert in 0..experts {
+                    let content = Content::Transposed { path: path.clone(), expert };
+                    add(format!("{prefix}.{expert}.{suffix}"), &[to, from], content);
+                }
+            }
+            (source, _) => unreachable!("{source:?} for a parameter of shape {shape:?}"),
+        }
+    }
+    tensors
+}
+
+/// Path and shape of every parameter; none is made for it.
+fn parameters<M: Module>(model: &M) -> Vec<(String, Vec<usize>)> {
+    #[derive(Default)]
+    struct List {
+        path: Vec<String>,
+        found: Vec<(String, Vec<usize>)>,
+    }
+    impl ModuleVisitor for List {
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.path.push(name.into());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.path.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<burn::tensor::Tensor<D>>) {
+            self.found.push((self.path.join("."), param.lazy_shape().to_vec()));
+        }
+    }
+    let mut list = List::default();
+    model.visit(&mut list);
+    list.found
+}
+
+/// Gives tensors their values and keeps one parameter, for those of which several tensors are cut.
+pub struct Values<'a> {
+    of: Box<dyn FnMut(&str) -> Result<Vec<f32>, HfError> + 'a>,
+    kept: Option<(String, Vec<f32>)>,
+}
+
+impl<'a> Values<'a> {
+    pub fn new(of: impl FnMut(&str) -> Result<Vec<f32>, HfError> + 'a) -> Self {
+        Self { of: Box::new(of), kept: None }
+    }
+
+    pub fn of(&mut self, tensor: &Tensor) -> Result<Vec<f32>, HfError> {
+        let n = tensor.elements();
+        match &tensor.content {
+            Content::Zeros => Ok(vec![0.0; n]),
+            Content::Same { path } => {
+                self.read(path)?;
+                match self.kept.take() {
+                    Some((_, values)) if values.len() == n => Ok(values),
+                    found => Err(wrong_length(path, found.map_or(0, |(_, values)| values.len()), &tensor.shape)),
+                }
+            }
+            Content::Transposed { path, expert } => {
+                let values = self.read(path)?;
+                let Some(values) = values.get(expert * n..(expert + 1) * n) else {
+                    return Err(wrong_length(path, values.len(), &tensor.shape));
+                };
+                Ok(transpose(values, tensor.shape[0], tensor.shape[1]))
+            }
+        }
+    }
+
+    fn read(&mut self, path: &str) -> Result<&[f32], HfError> {
+        if self.kept.as_ref().is_none_or(|(kept, _)| kept != path) {
+            self.kept = None; // before the next one comes
+            self.kept = Some((path.into(), (self.of)(path)?));
+        }
+        Ok(self.kept.as_ref().map(|(_, values)| &values[..]).expect("it was just read"))
+    }
+}
+
+fn wrong_length(path: &str, found: usize, shape: &[usize]) -> HfError {
+    HfError::Parameter { path: path.into(), reason: format!("{found} values do not fill {shape:?}") }
+}

@@ -1,0 +1,278 @@
+//! Exported folders against the fixtures that transformers made, and what cannot be exported.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use half::{bf16, f16};
+use model::hf::{Dtype, ExportModel, ExportOptions, Folder, HfError, Pretrained, Summary, export};
+use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel};
+use moe::{GroupMask, MoeConfig, ScoreFunc};
+use safetensors::{SafeTensors, tensor};
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const FIXTURES: [&str; 8] = [
+    "gpt2-a",
+    "gpt2-b",
+    "deepseek-v3-q-lora",
+    "deepseek-v3-no-q-lora",
+    "deepseek-v3-yarn",
+    "deepseek-v3-yarn-2",
+    "deepseek-v2-greedy",
+    "deepseek-v2-group-limited",
+];
+
+fn reference(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name)
+}
+
+fn load(path: &Path) -> Pretrained {
+    Pretrained::load(&Folder::open(path).unwrap(), &Device::flex()).unwrap()
+}
+
+/// A model's values by path.
+fn values<M: Module>(model: &M) -> BTreeMap<String, Vec<f32>> {
+    #[derive(Default)]
+    struct Collect(Vec<String>, BTreeMap<String, Vec<f32>>);
+    impl ModuleVisitor for Collect {
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.0.push(name.into());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.0.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.1.insert(self.0.join("."), param.val().into_data().iter::<f32>().collect());
+        }
+    }
+    let mut collect = Collect::default();
+    model.visit(&mut collect);
+    collect.1
+}
+
+fn shape_of(model: &Pretrained) -> (ExportModel<'_>, BTreeMap<String, Vec<f32>>) {
+    match model {
+        Pretrained::Gpt2(config, model) => (ExportModel::Gpt2(config), values(model)),
+        Pretrained::DeepSeek(config, moe, model) => (ExportModel::DeepSeek(config, moe), values(model)),
+    }
+}
+
+fn write(folder: &Path, model: ExportModel, values: &BTreeMap<String, Vec<f32>>, options: &ExportOptions) -> Summary {
+    export(folder, model, options, |path| Ok::<_, Infallible>(values[path].clone())).unwrap()
+}
+
+/// Every tensor of a folder: its type, shape and bytes.
+fn tensors(path: &Path) -> BTreeMap<String, (tensor::Dtype, Vec<usize>, Vec<u8>)> {
+    let mut tensors = BTreeMap::new();
+    for entry in fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = entry.file_name().unwrap().to_str().unwrap();
+        if name.starts_with("model") && name.ends_with(".safetensors") {
+            let file = fs::read(&entry).unwrap();
+            let (_, header) = SafeTensors::read_metadata(&file).unwrap();
+            assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
+            for (name, view) in SafeTensors::deserialize(&file).unwrap().tensors() {
+                tensors.insert(name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()));
+            }
+        }
+    }
+    tensors
+}
+
+#[test]
+fn what_is_loaded_and_exported_is_what_was_there() {
+    for name in FIXTURES {
+        let (model, folder) = (load(&reference(name)), tempfile::tempdir().unwrap());
+        let path = folder.path().join("deeper/export");
+        let (shape, expected) = shape_of(&model);
+        let summary = write(&path, shape, &expected, &ExportOptions::default());
+        assert_eq!(summary.weight_files, ["model.safetensors"]);
+
+        let again = load(&path);
+        let (shape_again, found) = shape_of(&again);
+        assert_eq!(format!("{shape_again:?}"), format!("{shape:?}"), "{name}");
+        assert_eq!(found, expected, "{name}");
+
+        let unprefixed = |name: &str| name.trim_start_matches("transformer.").to_string();
+        let found: BTreeMap<_, _> = tensors(&path).into_iter().map(|(name, t)| (unprefixed(&name), t)).collect();
+        let expected: BTreeMap<_, _> = tensors(&reference(name))
+            .into_iter()
+            .map(|(name, tensor)| (unprefixed(&name), tensor))
+            .filter(|(name, _)| !(name.starts_with("h.") && name.ends_with(".attn.bias"))) // gpt2-a's masks
+            .collect();
+        assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{name}");
+        assert!(found == expected, "{name}: a tensor differs");
+        assert_eq!(summary.tensors, found.len());
+        assert_eq!(summary.bytes, 4 * summary.parameters as u64);
+        assert_eq!(summary.bytes, found.values().map(|(_, _, bytes)| bytes.len() as u64).sum::<u64>());
+        assert!(!folder.path().join("deeper/export.partial").exists());
+    }
+}
+
+#[test]
+fn shards_have_an_index_and_each_parameter_is_asked_for_once() {
+    let (model, folder) = (load(&reference("deepseek-v3-q-lora")), tempfile::tempdir().unwrap());
+    let path = folder.path().join("sharded");
+    let (shape, expected) = shape_of(&model);
+    let options = ExportOptions { max_shard_bytes: 20_000, ..ExportOptions::default() };
+    let mut asked = vec![];
+    let summary = export(&path, shape, &options, |path| {
+        asked.push(path.to_string());
+        Ok::<_, Infallible>(expected[path].clone())
+    })
+    .unwrap();
+    asked.sort();
+    assert_eq!(asked, expected.keys().cloned().collect::<Vec<_>>());
+
+    let n = summary.weight_files.len();
+    assert!(n > 3 && n as u64 >= summary.bytes / 20_000);
+    for (i, file) in summary.weight_files.iter().enumerate() {
+        assert_eq!(*file, format!("model-{:05}-of-{n:05}.safetensors", i + 1));
+        let bytes = fs::read(path.join(file)).unwrap();
+        let views = SafeTensors::deserialize(&bytes).unwrap();
+        assert!(views.iter().map(|(_, view)| view.data().len()).sum::<usize>() <= 20_000);
+    }
+    let index: serde_json::Value =
+        serde_json::from_slice(&fs::read(path.join("model.safetensors.index.json")).unwrap()).unwrap();
+    assert_eq!(index["metadata"]["total_size"], summary.bytes);
+    assert_eq!(index["weight_map"].as_object().unwrap().len(), summary.tensors);
+    assert_eq!(shape_of(&load(&path)).1, expected);
+    assert_eq!(tensors(&path), tensors(&reference("deepseek-v3-q-lora")));
+}
+
+#[test]
+fn bf16_and_f16_are_rounded_to_the_nearest_and_the_selection_bias_stays_f32() {
+    let (model, folder) = (load(&reference("deepseek-v3-q-lora")), tempfile::tempdir().unwrap());
+    let (shape, expected) = shape_of(&model);
+    for (dtype, round) in [
+        (Dtype::BF16, (|x| bf16::from_f32(x).to_f32()) as fn(f32) -> f32),
+        (Dtype::F16, |x| f16::from_f32(x).to_f32()),
+    ] {
+        let path = folder.path().join(format!("{dtype:?}"));
+        write(&path, shape, &expected, &ExportOptions { dtype, ..ExportOptions::default() });
+        for (name, found) in shape_of(&load(&path)).1 {
+            let round = if name.ends_with("router.bias") { |x| x } else { round };
+            assert_eq!(found, expected[&name].iter().map(|x| round(*x)).collect::<Vec<_>>(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn halves_between_two_bf16_go_to_the_even_one() {
+    let config = Gpt2Config { vocab_size: 1, n_positions: 1, n_layer: 1, n_head: 1, n_embd: 2, ..Gpt2Config::default() };
+    let folder = tempfile::tempdir().unwrap();
+    let options = ExportOptions { dtype: Dtype::BF16, ..ExportOptions::default() };
+    let shapes = values(&Gpt2::init(&config, 1, &Device::flex()));
+    export(&folder.path().join("x"), ExportModel::Gpt2(&config), &options, |path| {
+        let ends = if path == "ends.wte.weight" { Some(vec![1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0]) } else { None };
+        Ok::<_, Infallible>(ends.unwrap_or(shapes[path].clone()))
+    })
+    .unwrap();
+    let found = &tensors(&folder.path().join("x"))["transformer.wte.weight"];
+    assert_eq!(found.2, [0x80, 0x3f, 0x82, 0x3f]); // 1 and 1 + 4/256
+}
+
+fn logits(model: &dyn LanguageModel) -> Vec<f32> {
+    let ids: Vec<i32> = (0..24).map(|i| i * i % 61).collect();
+    let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(ids, [2, 12]), &Device::flex());
+    model.logits(tokens_bt).into_data().iter::<f32>().collect()
+}
+
+#[test]
+fn a_gpt2_without_biases_gets_biases_of_zero_and_has_the_same_logits() {
+    let config =
+        Gpt2Config { vocab_size: 61, n_positions: 16, n_layer: 2, n_head: 2, n_embd: 16, bias: false, ..Gpt2Config::default() };
+    let (model, folder) = (Gpt2::init(&config, 5, &Device::flex()), tempfile::tempdir().unwrap());
+    let path = folder.path().join("x");
+    write(&path, ExportModel::Gpt2(&config), &values(&model), &ExportOptions::default());
+    assert!(tensors(&path)["transformer.h.1.attn.c_attn.bias"].2.iter().all(|byte| *byte == 0));
+    assert_eq!(logits(&*load(&path)), logits(&model));
+}
+
+#[test]
+fn a_deepseek_of_ours_has_the_same_logits_after_export() {
+    let config = DeepSeekConfig { vocab_size: 61, hidden_size: 32, num_hidden_layers: 2, ..DeepSeekConfig::default() };
+    let v3 = MoeConfig { score_func: ScoreFunc::Sigmoid, moe_intermediate_size: 16, ..MoeConfig::default() };
+    let v2 = MoeConfig { score_func: ScoreFunc::Softmax, norm_topk_prob: false, ..v3.clone() };
+    let grouped = MoeConfig { n_group: 4, topk_group: 2, n_shared_experts: 2, ..v2.clone() };
+    let limited = MoeConfig { capacity_factor: Some(1.0), aux_loss_coef: 0.1, router_noise: 0.1, ..v3.clone() };
+    for moe in [v3, v2, grouped, limited] {
+        let (model, folder) = (DeepSeek::init(&config, &moe, 5, &Device::flex()), tempfile::tempdir().unwrap());
+        let path = folder.path().join("x");
+        let options = ExportOptions { end_of_text: Some(7), ..ExportOptions::default() };
+        write(&path, ExportModel::DeepSeek(&config, &moe), &values(&model), &options);
+        assert_eq!(logits(&*load(&path)), logits(&model), "{moe:?}");
+        for file in ["config.json", "generation_config.json"] {
+            let json: serde_json::Value = serde_json::from_slice(&fs::read(path.join(file)).unwrap()).unwrap();
+            assert_eq!((&json["eos_token_id"], &json["bos_token_id"]), (&7.into(), &7.into()));
+        }
+    }
+}
+
+#[test]
+fn what_transformers_cannot_compute_is_refused_with_its_key() {
+    let config = DeepSeekConfig { vocab_size: 8, ..DeepSeekConfig::default() };
+    let sigmoid = MoeConfig { score_func: ScoreFunc::Sigmoid, ..MoeConfig::default() };
+    let grouped = MoeConfig { n_group: 4, topk_group: 2, selection_bias: true, ..sigmoid.clone() };
+    let softmax = MoeConfig { norm_topk_prob: false, ..MoeConfig::default() };
+    let key = |config: &DeepSeekConfig, moe: MoeConfig| {
+        let folder = tempfile::tempdir().unwrap();
+        let values = |_: &str| -> Result<Vec<f32>, Infallible> { unreachable!("refused before") };
+        let error = export(&folder.path().join("x"), ExportModel::DeepSeek(config, &moe), &ExportOptions::default(), values);
+        assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing is left");
+        match error.unwrap_err() {
+            HfError::NotExpressible { key, .. } => key,
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(key(&config, MoeConfig::default()), "moe.norm_topk_prob");
+    assert_eq!(key(&config, MoeConfig { selection_bias: true, ..softmax.clone() }), "moe.selection_bias");
+    assert_eq!(key(&config, MoeConfig { selection_bias: false, ..grouped.clone() }), "moe.selection_bias");
+    assert_eq!(key(&config, MoeConfig { group_mask: GroupMask::Zero, ..grouped }), "moe.group_mask");
+    assert_eq!(key(&config, MoeConfig { n_group: 8, topk_group: 8, ..sigmoid }), "moe.n_group");
+    assert_eq!(key(&DeepSeekConfig { num_attention_heads: 3, ..config }, softmax), "model.hidden_size");
+}
+
+#[test]
+fn an_export_that_fails_leaves_nothing_and_one_over_files_is_refused() {
+    let config = Gpt2Config { vocab_size: 4, n_positions: 4, n_layer: 1, n_head: 1, n_embd: 2, ..Gpt2Config::default() };
+    let given = values(&Gpt2::init(&config, 1, &Device::flex()));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x");
+    let try_export = |options: &ExportOptions, change: &dyn Fn(&str, &mut Vec<f32>) -> Result<(), String>| {
+        let result = export(&path, ExportModel::Gpt2(&config), options, |name| {
+            let mut values = given[name].clone();
+            change(name, &mut values).map(|()| values)
+        });
+        result.map_err(|error| error.to_string())
+    };
+    let f32s = ExportOptions::default();
+    let error = try_export(&f32s, &|name, _| if name == "ends.wpe.weight" { Err("no disk".into()) } else { Ok(()) });
+    assert_eq!(error.unwrap_err(), "parameter `ends.wpe.weight`: no disk");
+    let error = try_export(&f32s, &|_, values| Ok(values.truncate(3))).unwrap_err();
+    assert_eq!(error, "parameter `ends.wte.weight`: 3 values do not fill [4, 2]");
+    let f16s = ExportOptions { dtype: Dtype::F16, ..f32s };
+    let error = try_export(&f16s, &|_, values| Ok(values[0] = 1e5)).unwrap_err();
+    assert_eq!(error, "parameter `ends.wte.weight`: 1e5 is too large for float16: export as f32 or bf16");
+    assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
+
+    fs::create_dir(&path).unwrap();
+    try_export(&f32s, &|_, _| Ok(())).expect("an empty folder is taken");
+    let error = try_export(&f32s, &|_, _| Ok(())).unwrap_err();
+    assert!(error.ends_with("x exists and is not empty: choose a new folder, or delete it"), "{error}");
+}
+
+#[test]
+fn a_folder_has_the_tokenizer_files_that_are_there() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(reference("gpt2-a").join(file), folder.path().join(file)).unwrap();
+    }
+    let opened = Folder::open(folder.path()).unwrap();
+    assert!(opened.tokenizer_files().is_empty());
+    let files = ["tokenizer.json", "merges.txt"].map(|name| folder.path().join(name));
+    files.iter().for_each(|path| fs::write(path, "{}").unwrap());
+    assert_eq!(opened.tokenizer_files(), files);
+}
