@@ -37,6 +37,8 @@ pub(crate) struct Run {
     pub tokens_per_second: Option<Rounded>,
     pub tflops: Option<Rounded>,
     pub mfu: Option<Rounded>,
+    /// Share of the time of all steps that went into waiting for data.
+    pub data_wait: Rounded,
     pub skipped: usize,
     /// Seconds spent on checkpoints.
     pub saving: Rounded,
@@ -107,6 +109,7 @@ impl Run {
             tokens_per_second: median(|step| step.tokens_per_second),
             tflops: median(|step| step.tflops),
             mfu: median(|step| step.mfu),
+            data_wait: Rounded(data_wait(steps)),
             skipped: steps.iter().filter(|step| step.skipped).count(),
             saving: Rounded(total(|step| step.checkpoint_seconds)),
             checkpoints,
@@ -179,6 +182,13 @@ fn final_loss(steps: &[Step]) -> f64 {
     let last = &steps[steps.len() - (steps.len() / 100).max(10).min(steps.len())..];
     let finite: Vec<_> = last.iter().map(|step| step.loss).filter(|loss| loss.is_finite()).collect();
     finite.iter().sum::<f64>() / finite.len() as f64
+}
+
+/// What waiting for data took of the steps that tell it.
+fn data_wait(steps: &[Step]) -> f64 {
+    let told = steps.iter().filter(|step| step.data_wait_seconds.is_finite() && step.step_seconds.is_finite());
+    let (wait, all) = told.fold((0.0, 0.0), |(w, a), step| (w + step.data_wait_seconds, a + step.step_seconds));
+    wait / all
 }
 
 /// The steps far above those before them; of very many, the farthest.

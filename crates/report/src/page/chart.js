@@ -4,8 +4,8 @@ const HEIGHT = 215;
 const MARGIN = { left: 54, right: 12, top: 8, bottom: 24 };
 
 const AXES = {
-  step: { label: "Steps", format: (v) => (v < 1e6 ? String(Math.round(v)) : short(v)), tick: (v) => short(v) },
-  tokens: { label: "Tokens", format: (v) => short(v, "", 4), tick: (v) => short(v) },
+  step: { label: "Steps", format: (v) => `step ${number(Math.round(v), 7)}`, tick: shortTick },
+  tokens: { label: "Tokens", format: (v) => `${short(v, "", 4)} tokens`, tick: shortTick },
   seconds: { label: "Time", format: duration, tick: duration },
 };
 
@@ -20,15 +20,18 @@ function xOf(run, step) {
   return values[index - 1] + part * (values[index] - values[index - 1]);
 }
 
-// A running mean over about that share of the points, exact from the first point on.
+// The mean of about that share of the points, as many on either side, so that the line does not lag; fewer at the ends.
 function smoothed(values, share) {
-  const rate = 2 / (Math.max(1, share * values.length) + 1);
-  let [mean, weight] = [0, 0];
-  return values.map((value) => {
-    if (!known(value)) return null;
-    mean += rate * (value - mean);
-    weight += rate * (1 - weight);
-    return mean / weight;
+  const [last, wide] = [values.length - 1, Math.round((share * values.length) / 2)];
+  const [sums, counts] = [[0], [0]];
+  values.forEach((value, i) => {
+    sums.push(sums[i] + (known(value) ? value : 0));
+    counts.push(counts[i] + (known(value) ? 1 : 0));
+  });
+  return values.map((value, i) => {
+    const half = Math.max(Math.min(wide, i, last - i), Math.floor(wide / 4));
+    const [from, to] = [Math.max(0, i - half), Math.min(last, i + half) + 1];
+    return known(value) ? (sums[to] - sums[from]) / (counts[to] - counts[from]) : null;
   });
 }
 
@@ -70,6 +73,11 @@ function logTicks(low, high) {
   return inside.length >= 3 ? inside : steps125(low, high, 4);
 }
 
+// How far the nearest tick is, or zero.
+function spacing(ticks, tick) {
+  return Math.min(...[0, ...ticks].filter((other) => other !== tick).map((other) => Math.abs(other - tick)));
+}
+
 // The common horizontal range of all plots.
 function xRange() {
   if (state.zoom) return state.zoom;
@@ -99,7 +107,7 @@ function yRange(chart, curves, [left, right], log) {
   // The first step and pauses are many times as slow as the others: they may leave the plot.
   if (chart.robust) [low, high] = [0, Math.min(high, values[Math.floor(values.length * 0.97)] * 1.3)];
   if (chart.zero) low = Math.min(0, low);
-  if (high <= low) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) * 0.1, high + Math.abs(high) * 0.1];
+  if (high - low <= Math.abs(high) * 1e-9) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) * 0.1, high + Math.abs(high) * 0.1];
   const room = (high - low) * 0.05;
   return [low === 0 ? 0 : low - room, high + room];
 }
@@ -134,16 +142,18 @@ function drawChart(chart) {
 
   const clip = `clip-${chart.key}`;
   const frame = { x: MARGIN.left, y: MARGIN.top - 4, width: inner, height: base - MARGIN.top + 5 };
-  const back = svg("g", {}, svg("clipPath", { id: clip }, svg("rect", frame)));
-  for (const tick of log ? logTicks(low, high) : steps125(low, high, 4)) {
+  const back = svg("g", null, svg("clipPath", { id: clip }, svg("rect", frame)));
+  const rows = log ? logTicks(low, high) : steps125(low, high, 4);
+  for (const tick of rows) {
     const y = toY(tick);
     back.append(svg("line", { class: "gridline", x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }));
-    back.append(svg("text", { x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, chart.tick(tick)));
+    back.append(svg("text", { x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, chart.tick(tick, spacing(rows, tick))));
   }
   const ticks = state.x === "seconds" ? timeTicks : steps125;
-  for (const tick of ticks(range[0], range[1], Math.max(3, Math.floor(inner / 95)))) {
+  const columns = ticks(range[0], range[1], Math.max(3, Math.floor(inner / 95)));
+  for (const tick of columns) {
     const x = toX(tick);
-    back.append(svg("text", { x, y: HEIGHT - 6, "text-anchor": x > width - 30 ? "end" : "middle" }, AXES[state.x].tick(tick)));
+    back.append(svg("text", { x, y: HEIGHT - 6, "text-anchor": x > width - 30 ? "end" : "middle" }, AXES[state.x].tick(tick, spacing(columns, tick))));
   }
   back.append(svg("line", { class: "axis", x1: MARGIN.left, x2: width - MARGIN.right, y1: base, y2: base }));
 
@@ -166,7 +176,7 @@ function drawChart(chart) {
     }
     if (one.smooth) front.append(svg("path", { class: "raw", stroke, d: path(one, one.value, toX, toY, range) }));
     front.append(svg("path", { class: "curve", stroke, d: path(one, one.smooth || one.value, toX, toY, range) }));
-    if (one.x.length <= 60 && !one.smooth) {
+    if (inner / one.x.length > 12 && !one.smooth) {
       one.x.forEach((x, i) => known(one.value[i]) && front.append(svg("circle", { cx: toX(x), cy: toY(one.value[i]), r: 2.4, fill: stroke })));
     }
     for (const { step, value } of one.run.spikes[chart.key] || []) {

@@ -29,7 +29,7 @@ const known = (value) => typeof value === "number" && Number.isFinite(value);
 function number(value, digits = 4) {
   if (!known(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return Number(value.toPrecision(Math.min(digits, 3))).toExponential();
+  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return Number(value.toPrecision(Math.min(digits, 3))).toExponential();
   return Number(value.toPrecision(Math.max(digits, Math.ceil(Math.log10(size + 1))))).toLocaleString("en", { maximumFractionDigits: 6 });
 }
 
@@ -44,6 +44,18 @@ function short(value, unit = "", digits = 3) {
   }
   const text = String(Number(value.toPrecision(digits)));
   return unit ? `${text} ${prefixes[power]}${unit}` : text + prefixes[power];
+}
+
+// Ticks have as many digits as tell them apart from their neighbours, `step` away.
+function plainTick(value, step) {
+  if (value === 0) return "0";
+  const decimals = known(step) ? Math.max(0, -Math.floor(Math.log10(step) + 1e-6)) : 3;
+  return decimals > 5 || Math.abs(value) >= 1e6 ? number(value, 3) : value.toFixed(decimals);
+}
+
+function shortTick(value, step) {
+  if (Math.abs(value) < 1e5) return plainTick(value, step);
+  return short(value, "", known(step) ? Math.max(3, Math.ceil(Math.log10(Math.abs(value) / step)) + 1) : 3);
 }
 
 const bytes = (value) => short(value, "B");

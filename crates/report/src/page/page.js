@@ -20,26 +20,27 @@ const FACTS = [
   ["Steps", (run) => run.step, (_, run) => done(run)],
   ["Tokens", (run) => run.tokens, (v) => short(v)],
   ["Loss", (run) => run.loss, (v) => number(v)],
-  ["Validation loss", (run) => run.val_loss, (v) => number(v)],
+  ["Val. loss", (run) => run.val_loss, (v) => number(v)],
   ["Tokens/s", (run) => run.tokens_per_second, (v) => number(v, 4)],
+  ["Data wait", (run) => run.data_wait, (v) => percent(v * 100)],
   ["MFU", (run) => run.mfu, (v) => percent(v * 100)],
   ["TFLOP/s", (run) => run.tflops, plain],
   ["Time", (run) => run.seconds, (v) => duration(v)],
   ["Saving", (run) => run.saving || null, (v) => duration(v)],
-  ["Skipped steps", (run) => run.skipped || null, String],
-  ["Checkpoints", (run) => run.checkpoints.length || null, (v, run) => (v > 1 ? `${v}, last ${run.checkpoints.at(-1)}` : run.checkpoints[0])],
+  ["Skipped", (run) => run.skipped || null, String],
+  ["Checkpoints", (run) => run.checkpoints.length || null, (v, run) => (v > 1 ? `${v}, to ${run.checkpoints.at(-1)}` : run.checkpoints[0])],
 ].filter(([, of]) => runs.some((run) => (of(run) ?? null) !== null));
 
 const fact = ([, of, format], run) => ((of(run) ?? null) === null ? "" : format(of(run), run));
 
 function header() {
   if (runs.length === 1) {
-    const tile = (entry) => el("div", {}, el("span", {}, entry[0]), el("b", {}, fact(entry, runs[0])));
+    const tile = (entry) => el("div", { class: entry[0] === "Model" ? "model" : null }, el("span", {}, entry[0]), el("b", {}, fact(entry, runs[0])));
     return [el("h1", {}, runs[0].name), el("div", { class: "card tiles" }, FACTS.filter((entry) => fact(entry, runs[0])).map(tile))];
   }
   const row = (run) => {
     const cells = FACTS.map((entry) => el("td", { "data-label": entry[0], class: entry[0] === "Model" ? "left model" : null }, fact(entry, run)));
-    const node = el("tr", {}, el("td", {}, swatch(run.color), run.name), cells);
+    const node = el("tr", {}, el("td", { title: run.name }, swatch(run.color), run.name), cells);
     perRun.push([run, node, true]);
     return node;
   };
@@ -150,14 +151,12 @@ function draw() {
 }
 
 function start() {
-  const grid = (section) => {
-    const cards = plotCards(section);
-    return cards.length ? [el("div", { class: "grid" }, cards)] : [];
-  };
+  const grid = (cards) => (cards.length ? [el("div", { class: "grid" }, cards)] : []);
+  const [first, ...others] = plotCards("Training");
   const sections = [
-    ["Training", grid("Training")],
-    ["Speed", grid("Speed")],
-    ["Load of experts", [...grid("Experts"), ...expertMaps()]],
+    ["Training", first ? [first, ...grid(others)] : []],
+    ["Speed", grid(plotCards("Speed"))],
+    ["Load of experts", [...grid(plotCards("Experts")), ...expertMaps()]],
     ["Memory", memory(), "rank 0"],
     ["Communication", communication(), "received by rank 0"],
     ["Configuration", configuration()],

@@ -3,35 +3,36 @@
 const plain = (v) => number(v, 3);
 const PLOTS = {
   Training: [
-    { key: "loss", title: "Training loss", unit: "nats per token", wide: true, smooth: true, format: number, tick: plain },
-    { key: "val_loss", title: "Validation loss", unit: "nats per token", format: number, tick: plain },
-    { key: "grad_norm", title: "Gradient norm", unit: "before clipping", smooth: true, format: number, tick: plain },
-    { key: "lr", title: "Learning rate", zero: true, format: number, tick: plain },
-    { key: "aux_loss", title: "Balance loss", smooth: true, format: number, tick: plain },
+    { key: "loss", title: "Training loss", unit: "nats per token", smooth: true, format: number, tick: plainTick },
+    { key: "val_loss", title: "Validation loss", unit: "nats per token", format: number, tick: plainTick },
+    { key: "grad_norm", title: "Gradient norm", unit: "before clipping", smooth: true, format: number, tick: plainTick },
+    { key: "lr", title: "Learning rate", zero: true, format: number, tick: plainTick },
+    { key: "aux_loss", title: "Balance loss", smooth: true, format: number, tick: plainTick },
   ],
   Speed: [
-    { key: "tokens_per_second", title: "Tokens per second", smooth: true, robust: true, format: (v) => number(v, 4), tick: short },
+    { key: "tokens_per_second", title: "Tokens per second", smooth: true, robust: true, format: (v) => number(v, 4), tick: shortTick },
     { key: "step_seconds", title: "Step time", unit: "filled: waiting for data", smooth: true, robust: true, under: "data_wait_seconds",
       format: duration, tick: (v) => (v ? duration(v) : "0") },
-    { key: "mfu", title: "Model FLOP utilisation", unit: "of the device's peak", smooth: true, robust: true, format: percent, tick: percent },
-    { key: "tflops", title: "TFLOP/s per device", smooth: true, robust: true, format: number, tick: plain },
+    { key: "mfu", title: "Model FLOP utilisation", unit: "of the device's peak", smooth: true, robust: true, format: percent, tick: (v, step) => `${plainTick(v, step)}%` },
+    { key: "tflops", unless: "mfu", title: "TFLOP/s per device", smooth: true, robust: true, format: number, tick: plainTick },
   ],
   Experts: [
-    { key: "experts_cv", title: "Load CV", unit: "deviation over mean, mean of layers", zero: true, format: plain, tick: plain },
-    { key: "experts_max", title: "Busiest expert", unit: "times the mean, worst layer", format: plain, tick: plain },
-    { key: "experts_dropped", title: "Dropped", unit: "of the choices, mean of layers", zero: true, format: percent, tick: percent },
+    { key: "experts_cv", title: "Load CV", unit: "deviation over mean, mean of layers", zero: true, format: plain, tick: plainTick },
+    { key: "experts_max", title: "Busiest expert", unit: "times the mean, worst layer", format: plain, tick: plainTick },
+    { key: "experts_dropped", title: "Dropped", unit: "of the choices, mean of layers", zero: true, format: percent, tick: (v, step) => `${plainTick(v, step)}%` },
   ],
 };
 
 // The plots of a section that some run has values for.
 function plotCards(section) {
-  return PLOTS[section].filter((plot) => runs.some((run) => run.series[plot.key])).map((plot) => {
+  const has = (plot) => runs.some((run) => run.series[plot.key] && !(plot.unless in run.series));
+  return PLOTS[section].filter(has).map((plot) => {
     const chart = { ...plot, svg: svg("svg", { class: "chart", role: "img", "aria-label": plot.title }) };
     chart.node = el("div", {}, chart.svg);
     charts.push(chart);
     listen(chart);
     const title = el("h3", {}, chart.title, chart.unit ? el("small", {}, chart.unit) : null);
-    return el("section", { class: chart.wide ? "card wide" : "card" }, title, chart.node);
+    return el("section", { class: "card" }, title, chart.node);
   });
 }
 
@@ -84,24 +85,25 @@ function hover(chart, x, event) {
   }
   if (!chart) return tip(null);
   const rows = chart.curves.map((one) => tipRow(chart, one, x)).filter(Boolean);
-  tip([el("div", { class: "soft" }, `${AXES[state.x].label.toLowerCase()} ${AXES[state.x].format(x)}`), rows, eventRows(chart, x)], event);
+  tip([el("div", { class: "soft" }, AXES[state.x].format(x)), rows, eventRows(chart, x)], event);
 }
 
 function tipRow(chart, one, x) {
   const index = pointAt(one, x, chart.range);
   if (index === null) return null;
   const [value, step] = [one.value[index], one.series.step[index]];
-  const parts = [known(value) ? chart.format(value) : "no value"];
-  if (one.smooth && known(one.smooth[index])) parts.push(`smooth ${chart.format(one.smooth[index])}`);
+  const mean = one.smooth && known(one.smooth[index]) ? el("span", { class: "soft" }, `smooth ${chart.format(one.smooth[index])}`) : null;
+  const parts = [];
   const under = chart.under && one.run.series[chart.under];
   if (under) {
     const wait = under.value[nearest(under.step, step)];
     if (known(wait) && value > 0) parts.push(`data ${percent((wait / value) * 100)}`);
   }
   const near = (spike) => Math.abs(chart.toX(xOf(one.run, spike.step)) - chart.toX(x)) < 6;
-  for (const spike of (one.run.spikes[chart.key] || []).filter(near)) parts.push(`spike at step ${spike.step}: ${chart.format(spike.value)}, z ${plain(spike.z)}`);
+  for (const spike of (one.run.spikes[chart.key] || []).filter(near)) parts.push(`step ${spike.step}: ${chart.format(spike.value)} is ${plain(spike.z)} deviations above those before`);
   const name = runs.length > 1 ? one.run.name : state.x === "step" ? "" : `step ${step}`;
-  return el("div", {}, el("div", { class: "row" }, swatch(one.run.color), el("span", {}, name), el("b", {}, parts[0])), el("div", { class: "soft" }, parts.slice(1).join(", ")));
+  return el("div", {}, el("div", { class: "row" }, swatch(one.run.color), el("span", {}, name), mean, el("b", {}, known(value) ? chart.format(value) : "no value")),
+    parts.length ? el("div", { class: "soft" }, parts.join(", ")) : null);
 }
 
 function eventRows(chart, x) {
