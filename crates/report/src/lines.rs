@@ -90,7 +90,7 @@ impl Line {
     }
 
     fn of(line: &Map<String, Value>) -> Option<Self> {
-        if let Some(parameters) = line.get("parameters").and_then(Value::as_u64) {
+        if let (Some(parameters), false) = (line.get("parameters").and_then(Value::as_u64), line.contains_key("loss")) {
             return Some(Self::Parameters(parameters));
         }
         let step = line.get("step")?.as_u64()?;

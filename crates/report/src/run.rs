@@ -30,7 +30,7 @@ pub(crate) struct Run {
     pub ranks: Option<u64>,
     pub tokens: Rounded,
     pub seconds: Rounded,
-    /// Of the last steps, a mean: one batch's loss says little.
+    /// The mean of the last fiftieth of the steps: one batch's loss says little.
     pub loss: Rounded,
     pub val_loss: Rounded,
     /// Medians.
@@ -177,9 +177,9 @@ fn series(log: &Log) -> BTreeMap<&'static str, Series> {
     series
 }
 
-/// The mean loss of the last hundredth of the steps, at least of ten where there are as many.
+/// The mean loss of the last fiftieth of the steps, at least of the last.
 fn final_loss(steps: &[Step]) -> f64 {
-    let last = &steps[steps.len() - (steps.len() / 100).max(10).min(steps.len())..];
+    let last = &steps[steps.len() - (steps.len() / 50).max(1).min(steps.len())..];
     let finite: Vec<_> = last.iter().map(|step| step.loss).filter(|loss| loss.is_finite()).collect();
     finite.iter().sum::<f64>() / finite.len() as f64
 }

@@ -116,7 +116,7 @@ function path(curves, values, toX, toY, [left, right]) {
   let [text, pen] = ["", "M"];
   const { x } = curves;
   for (let i = Math.max(0, lowerBound(x, left) - 1); i < x.length; i += 1) {
-    const y = known(values[i]) ? toY(values[i]) : NaN;
+    const y = known(values[i]) && known(x[i]) ? toY(values[i]) : NaN;
     if (!Number.isFinite(y)) {
       pen = "M";
       continue;
