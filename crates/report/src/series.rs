@@ -36,11 +36,13 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// At most `points` of the given ones. Among them are the first, the last, and the least and the greatest of each stretch, so
+    /// At most `points` of the given ones, but five where there are more. Among them are the first, the last, and the least and the greatest of each stretch, so
     /// that no spike is lost; a stretch with a gap shows a gap.
     pub fn new(step: &[u64], value: &[f64], points: usize) -> Self {
+        // Both ends, the extremes and a gap of one stretch.
+        let points = points.max(5);
         let len = step.len().min(value.len());
-        if len <= points.max(4) {
+        if len <= points {
             return Self {
                 step: step[..len].to_vec(),
                 value: value[..len].iter().map(|&v| Rounded(v)).collect(),
@@ -48,10 +50,10 @@ impl Series {
             };
         }
         let has_gaps = value[..len].iter().any(|v| !v.is_finite());
-        let stretches = (points.max(4) - 2) / if has_gaps { 3 } else { 2 };
+        let stretches = (points - 2) / if has_gaps { 3 } else { 2 };
         let mut series = Self::default();
-        for stretch in 0..stretches.max(1) {
-            let (start, end) = (stretch * len / stretches.max(1), (stretch + 1) * len / stretches.max(1));
+        for stretch in 0..stretches {
+            let (start, end) = (stretch * len / stretches, (stretch + 1) * len / stretches);
             let (kept, mean) = extremes(value, start, end, len);
             for index in kept {
                 series.step.push(step[index]);
@@ -102,11 +104,11 @@ mod tests {
         #[test]
         fn a_thinned_series_keeps_ends_and_extremes(
             values in prop::collection::vec(prop_oneof![8 => -1e3..1e3, 1 => Just(f64::NAN)], 1..3000),
-            points in 4..300usize,
+            points in 0..300usize,
         ) {
             let steps: Vec<u64> = (1..=values.len() as u64).collect();
             let series = Series::new(&steps, &values, points);
-            prop_assert!(series.step.len() <= points, "{} points", series.step.len());
+            prop_assert!(series.step.len() <= points.max(5), "{} points", series.step.len());
             prop_assert!(series.step.is_sorted_by(|a, b| a < b));
             prop_assert_eq!((series.step[0], *series.step.last().unwrap()), (1, values.len() as u64));
             for (step, value) in series.step.iter().zip(&series.value) {
@@ -119,6 +121,12 @@ mod tests {
             let gap = values.iter().any(|v| !v.is_finite());
             prop_assert_eq!(gap, series.value.iter().any(|v| !v.0.is_finite()));
         }
+    }
+
+    #[test]
+    fn the_smallest_series_has_both_ends_the_extremes_and_a_gap() {
+        let values = [2.0, 9.0, 3.0, f64::NAN, 0.0, 5.0, 4.0];
+        assert_eq!(Series::new(&[1, 2, 3, 4, 5, 6, 7], &values, 0).step, [1, 2, 4, 5, 7]);
     }
 
     #[test]

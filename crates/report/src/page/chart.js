@@ -174,7 +174,9 @@ function drawChart(chart) {
       const [from, to] = [toX(Math.max(one.x[0], one.x[Math.max(0, lowerBound(one.x, range[0]) - 1)])), toX(one.x.at(-1))];
       front.append(svg("path", { class: "under", fill: stroke, d: `${line}L${to.toFixed(1)} ${base}L${from.toFixed(1)} ${base}Z` }));
     }
-    if (one.smooth) front.append(svg("path", { class: "raw", stroke, d: path(one, one.value, toX, toY, range) }));
+    // Many values in a small plot would be one dark surface.
+    const faint = Math.max(0.1, Math.min(0.28, (0.6 * inner) / one.x.length));
+    if (one.smooth) front.append(svg("path", { class: "raw", stroke, opacity: faint, d: path(one, one.value, toX, toY, range) }));
     front.append(svg("path", { class: "curve", stroke, d: path(one, one.smooth || one.value, toX, toY, range) }));
     if (inner / one.x.length > 12 && !one.smooth) {
       one.x.forEach((x, i) => known(one.value[i]) && front.append(svg("circle", { cx: toX(x), cy: toY(one.value[i]), r: 2.4, fill: stroke })));

@@ -54,7 +54,7 @@ function plainTick(value, step) {
 }
 
 function shortTick(value, step) {
-  if (Math.abs(value) < 1e5) return plainTick(value, step);
+  if (Math.abs(value) < 1e4) return plainTick(value, step);
   return short(value, "", known(step) ? Math.max(3, Math.ceil(Math.log10(Math.abs(value) / step)) + 1) : 3);
 }
 

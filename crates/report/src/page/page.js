@@ -146,7 +146,12 @@ function draw() {
     if (fade) node.classList.toggle("off", state.hidden.has(run));
     else node.hidden = state.hidden.has(run);
   }
-  charts.forEach(drawChart);
+  for (const chart of charts) chart.card.hidden = !runs.some((run) => run.series[chart.key] && !state.hidden.has(run));
+  for (const section of document.querySelectorAll("section.plots")) {
+    section.hidden = false;
+    section.hidden = ![...section.querySelectorAll(".card")].some((card) => card.getClientRects().length);
+  }
+  charts.filter((chart) => !chart.card.hidden).forEach(drawChart);
   tip(null);
 }
 
@@ -167,7 +172,9 @@ function start() {
   const main = document.getElementById("main");
   main.replaceChildren();
   for (const [title, nodes, small] of sections) {
-    if (nodes.length) main.append(el("h2", {}, title, small ? el("small", {}, small) : null), ...nodes);
+    const plots = nodes.some((node) => node.querySelector(".chart, .heat"));
+    const head = el("h2", {}, title, small ? el("small", {}, small) : null);
+    if (nodes.length) main.append(el("section", { class: plots ? "plots" : null }, head, nodes));
   }
   draw();
   let width = innerWidth;

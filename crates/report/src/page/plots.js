@@ -32,7 +32,8 @@ function plotCards(section) {
     charts.push(chart);
     listen(chart);
     const title = el("h3", {}, chart.title, chart.unit ? el("small", {}, chart.unit) : null);
-    return el("section", { class: "card" }, title, chart.node);
+    chart.card = el("div", { class: "card" }, title, chart.node);
+    return chart.card;
   });
 }
 
@@ -72,7 +73,7 @@ function pointAt(one, x, range) {
 
 // A cross in all plots; what it meets in the one under the pointer is told beside it.
 function hover(chart, x, event) {
-  for (const each of charts) {
+  for (const each of charts.filter((c) => !c.card.hidden)) {
     each.over.replaceChildren();
     if (!chart) continue;
     const px = each.toX(x);
