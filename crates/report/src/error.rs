@@ -1,0 +1,49 @@
+use std::io;
+use std::path::PathBuf;
+
+/// Why there is no page.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// No run was named.
+    #[error("no run to report: name one run folder or more")]
+    NoRuns,
+    /// The path of a run is no folder.
+    #[error("{}: no such folder; name a run folder, which holds `metrics.jsonl`", path.display())]
+    NotAFolder {
+        /// The path as it was given.
+        path: PathBuf,
+    },
+    /// A folder holds no metrics.
+    #[error("{}: no such file; the folder is not that of a run, or the run has not started", path.display())]
+    NoMetrics {
+        /// The file that was expected.
+        path: PathBuf,
+    },
+    /// The metrics have no whole line that says anything about a step.
+    #[error(
+        "{}: none of its {lines} whole lines is a step, a validation or a usage; wait for the run's first step",
+        path.display()
+    )]
+    NothingToShow {
+        /// The file.
+        path: PathBuf,
+        /// How many whole lines it has.
+        lines: usize,
+    },
+    /// A file cannot be read.
+    #[error("{}: cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The page cannot be written.
+    #[error("{}: cannot be written: {source}; choose another place with `--out`", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,99 @@
+//! The loads of experts as heat maps: rows are experts, columns are steps.
+
+use crate::lines::Layer;
+use crate::series::Rounded;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The most cells of all the heat maps of a run, and the most columns of one.
+const CELLS: usize = 300_000;
+const COLUMNS: usize = 200;
+
+/// One layer's experts over the steps that were reported.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Loads {
+    pub layer: u64,
+    /// The first step of each column; where there are too many, a column is the mean of several.
+    pub step: Vec<u64>,
+    /// A row an expert: its choices over the mean of all experts.
+    pub load: Vec<Vec<Rounded>>,
+    pub cv: Vec<Rounded>,
+    pub max_ratio: Vec<Rounded>,
+    pub dropped: Vec<Rounded>,
+}
+
+/// The heat map of each layer, by layer.
+pub(crate) fn loads(lines: &[(u64, Vec<Layer>)]) -> Vec<Loads> {
+    let mut layers = BTreeMap::<u64, Vec<(u64, &Layer)>>::new();
+    for (step, layer) in lines.iter().flat_map(|(step, layers)| layers.iter().map(move |layer| (*step, layer))) {
+        layers.entry(layer.layer).or_default().push((step, layer));
+    }
+    let rows: usize =
+        layers.values().filter_map(|lines| lines.iter().map(|(_, layer)| layer.assigned.len()).max()).sum();
+    let columns = (CELLS / rows.max(1)).clamp(8, COLUMNS);
+    layers.into_iter().map(|(layer, lines)| Loads::new(layer, &lines, columns)).collect()
+}
+
+impl Loads {
+    fn new(layer: u64, lines: &[(u64, &Layer)], columns: usize) -> Self {
+        let experts = lines.iter().map(|(_, layer)| layer.assigned.len()).max().unwrap_or(0);
+        let columns = columns.min(lines.len());
+        let stretch = |column: usize| &lines[column * lines.len() / columns..(column + 1) * lines.len() / columns];
+        let mean_of = |of: &dyn Fn(&Layer) -> f64, digits| -> Vec<Rounded> {
+            (0..columns)
+                .map(|column| rounded(mean(stretch(column).iter().map(|(_, layer)| of(layer))), digits))
+                .collect()
+        };
+        Self {
+            layer,
+            step: (0..columns).map(|column| stretch(column)[0].0).collect(),
+            load: (0..experts).map(|expert| mean_of(&|layer| load(layer, expert), 2)).collect(),
+            cv: mean_of(&|layer| layer.cv, 3),
+            max_ratio: mean_of(&|layer| layer.max_ratio, 3),
+            dropped: mean_of(&|layer| layer.dropped, 4),
+        }
+    }
+}
+
+/// An expert's choices over the mean of all.
+fn load(layer: &Layer, expert: usize) -> f64 {
+    let ideal = mean(layer.assigned.iter().copied());
+    layer.assigned.get(expert).map_or(f64::NAN, |assigned| assigned / ideal)
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.filter(|v| v.is_finite()).fold((0.0, 0), |(sum, count), v| (sum + v, count + 1));
+    sum / f64::from(count)
+}
+
+fn rounded(value: f64, digits: i32) -> Rounded {
+    let unit = 10f64.powi(digits);
+    Rounded((value * unit).round() / unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(step: u64, assigned: &[f64]) -> (u64, Vec<Layer>) {
+        let layer = Layer { layer: 3, assigned: assigned.to_vec(), max_ratio: 1.5, cv: 0.5, dropped: f64::NAN };
+        (step, vec![layer])
+    }
+
+    #[test]
+    fn a_load_is_over_the_mean_of_all_experts() {
+        let loads = loads(&[line(1, &[1.0, 3.0]), line(5, &[2.0, 2.0]), line(9, &[0.0, 0.0])]);
+        assert_eq!((loads.len(), loads[0].layer, &loads[0].step[..]), (1, 3, &[1, 5, 9][..]));
+        let row = |expert: usize| loads[0].load[expert].iter().map(|v| v.0).collect::<Vec<_>>();
+        assert_eq!((&row(0)[..2], &row(1)[..2]), (&[0.5, 1.0][..], &[1.5, 1.0][..]));
+        assert!(row(0)[2].is_nan() && loads[0].dropped[0].0.is_nan());
+    }
+
+    #[test]
+    fn many_steps_become_means() {
+        let lines: Vec<_> = (0..1000).map(|step| line(step, &[f64::from(step as u32 % 2) * 2.0, 1.0, 2.0])).collect();
+        let loads = loads(&lines);
+        assert_eq!((loads[0].step.len(), loads[0].step[1]), (COLUMNS, 5));
+        assert!(loads[0].load.iter().flatten().all(|load| load.0.is_finite()));
+    }
+}

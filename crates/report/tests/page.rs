@@ -1,0 +1,224 @@
+//! Run folders in, a page out: what is on it, what must not be, and what is refused.
+
+use proptest::prelude::*;
+use report::{ReportError, write};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const CONFIG: &str = "model:\n  type: gpt2\n  n_layer: 2\ntrain:\n  steps: 3\nparallel:\n  gpus: 2\n";
+
+const METRICS: &str = r#"{"parameters":858900}
+{"step":1,"loss":5.5,"aux_loss":0.0,"lr":0.001,"grad_norm":9.0,"skipped":false,"tokens":4096,"tokens_per_second":2000.0,"step_seconds":2.0,"data_wait_seconds":0.2,"tflops":1.5,"mfu":0.4,"loss_z":null,"grad_norm_z":null,"checkpoint_seconds":0,"elapsed_seconds":2.0}
+{"step":1,"memory":{"activations":{"at_rest":0,"peak":100},"parameters":{"at_rest":40,"peak":40}},"traffic":{"all_gather":{"calls":28,"bytes":1000,"seconds":0.5}},"device":{"in_use":7,"reserved":9}}
+{"step":1,"experts":[{"layer":0,"assigned":[1.0,3.0],"max_ratio":1.5,"cv":0.5,"dropped":0.25,"gate_mass":[0.5,1.5]}]}
+{"step":2,"loss":4.5,"aux_loss":0.0,"lr":0.002,"grad_norm":null,"skipped":true,"tokens":8192,"tokens_per_second":4000.0,"step_seconds":1.0,"data_wait_seconds":0.1,"tflops":3.0,"mfu":null,"loss_z":0.1,"grad_norm_z":null,"checkpoint_seconds":0.25,"elapsed_seconds":3.25}
+{"step":2,"event":"checkpoint step-2 written"}
+{"step":3,"loss":4.0,"aux_loss":0.0,"lr":0.003,"grad_norm":20.0,"skipped":false,"tokens":12288,"tokens_per_second":3000.0,"step_seconds":1.0,"data_wait_seconds":0.1,"tflops":3.0,"mfu":0.5,"loss_z":-4.5,"grad_norm_z":12.5,"checkpoint_seconds":0,"elapsed_seconds":4.25}
+{"step":3,"val_loss":4.25}
+{"step":3,"a line of":"another kind"}
+"#;
+
+fn run(folder: &TempDir, name: &str, config: &str, metrics: impl AsRef<[u8]>) -> PathBuf {
+    let run = folder.path().join(name);
+    fs::create_dir_all(&run).unwrap();
+    fs::write(run.join("config.yaml"), config).unwrap();
+    fs::write(run.join("metrics.jsonl"), metrics).unwrap();
+    run
+}
+
+/// What the page's script reads.
+fn data(page: &str) -> Value {
+    let (_, rest) = page.split_once("<script type=\"application/json\" id=\"data\">").unwrap();
+    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+}
+
+fn page(runs: &[PathBuf], folder: &TempDir) -> String {
+    let out = folder.path().join("page.html");
+    write(runs, &out).unwrap();
+    fs::read_to_string(out).unwrap()
+}
+
+#[test]
+fn the_page_holds_what_the_lines_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run(&folder, "gpt2-001", CONFIG, METRICS);
+    for name in ["step-10", "step-2", "step-3.tmp", "other"] {
+        fs::create_dir_all(run.join("checkpoints").join(name)).unwrap();
+    }
+    let data = &data(&page(&[run], &folder))["runs"][0];
+    let expected = serde_json::json!({
+        "name": "gpt2-001", "model": "gpt2, 2 layers", "parameters": 858900, "step": 3, "steps": 3, "ranks": 2, "tokens": 12288,
+        "seconds": 4.25, "loss": 4, "val_loss": 4.25, "tokens_per_second": 3000, "tflops": 3, "mfu": 0.45, "data_wait": 0.1,
+        "skipped": 1, "saving": 0.25, "checkpoints": ["step-2", "step-10"], "notes": [],
+        "axis": {"step": [1, 2, 3], "tokens": [4096, 8192, 12288], "seconds": [2, 3.25, 4.25]},
+        "spikes": {"loss": [], "grad_norm": [{"step": 3, "value": 20, "z": 12.5}]},
+        "events": [[2, "checkpoint step-2 written"]],
+        "memory": [["activations", 0, 100], ["parameters", 40, 40]], "device": [7, 9],
+        "traffic": [["all_gather", 28, 1000, 0.5]],
+        "experts": [{"layer": 0, "step": [1], "load": [[0.5], [1.5]], "cv": [0.5], "max_ratio": [1.5], "dropped": [0.25]}],
+        "config": [["model.type", "gpt2"], ["model.n_layer", "2"], ["train.steps", "3"], ["parallel.gpus", "2"]],
+    });
+    for (key, value) in expected.as_object().unwrap() {
+        assert_eq!(&data[key], value, "{key}");
+    }
+    assert_eq!(data["series"]["loss"], serde_json::json!({"step": [1, 2, 3], "value": [5.5, 4.5, 4]}));
+    assert_eq!(data["series"]["grad_norm"]["value"], serde_json::json!([9, null, 20]));
+    assert_eq!(data["series"]["mfu"]["value"], serde_json::json!([40, null, 50]));
+    assert_eq!(data["series"]["val_loss"], serde_json::json!({"step": [3], "value": [4.25]}));
+    assert_eq!(data["series"].get("aux_loss"), None);
+}
+
+#[test]
+fn a_run_of_loss_alone_has_a_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let old = run(&folder, "old", "", "{\"step\":1,\"loss\":5}\n{\"step\":2,\"loss\":4}\n{\"step\":3,\"lo");
+    let validated = run(&folder, "validated", "", "{\"step\":7,\"val_loss\":4}\n");
+    let data = data(&page(&[old, validated], &folder));
+    assert_eq!(data["runs"][0]["series"].as_object().unwrap().keys().collect::<Vec<_>>(), ["loss"]);
+    assert_eq!((&data["runs"][0]["mfu"], &data["runs"][0]["tokens"]), (&Value::Null, &Value::Null));
+    assert_eq!(data["runs"][1]["step"], 7);
+}
+
+#[test]
+fn text_from_files_stays_text() {
+    let evil = r#"</script><script>alert(1)</script><!--<script> {{css}} & "q" 'q'"#;
+    let folder = tempfile::tempdir().unwrap();
+    let plain = page(&[run(&folder, "plain", CONFIG, METRICS)], &folder);
+    let config = format!("model:\n  type: {}\n", serde_json::to_string(evil).unwrap());
+    let metrics = format!("{METRICS}{{\"step\":3,\"event\":{}}}\n", serde_json::to_string(evil).unwrap());
+    let evil_run = run(&folder, "<b onload='x'>&{{data}}\"", &config, metrics);
+    let page = page(&[evil_run], &folder);
+
+    let tags =
+        |page: &str| page.matches("<script").count() + page.matches("</script").count() + page.matches("<!--").count();
+    assert_eq!(tags(&page), tags(&plain));
+    assert!(page.contains("<title>&lt;b onload='x'&gt;&amp;{{data}}&quot;</title>"));
+    let run = &data(&page)["runs"][0];
+    assert_eq!(run["name"], "<b onload='x'>&{{data}}\"");
+    assert_eq!(run["config"][0][1], evil);
+    assert_eq!(run["events"][1][1], evil);
+}
+
+#[test]
+fn the_page_loads_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let page = page(&[run(&folder, "a", CONFIG, METRICS)], &folder);
+    let page = page.replace("http://www.w3.org/2000/svg", "");
+    for outside in [
+        "http:",
+        "https:",
+        "url(\"",
+        "@import",
+        "src=",
+        "fetch(",
+        "import(",
+        "XMLHttpRequest",
+        "innerHTML",
+        "{{",
+        "eval(",
+    ] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.contains("default-src 'none'"));
+}
+
+#[test]
+fn a_long_run_has_a_small_page_that_shows_its_spike() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |step: usize| {
+        let loss = if step == 123_457 { 99.5 } else { 2.0 + (step as f64 * 0.7).sin() * 0.123_456_789 };
+        let rest = format!(
+            "\"lr\":{},\"grad_norm\":{loss},\"tokens\":{},\"step_seconds\":0.123456",
+            step as f64 * 1.7e-9,
+            step * 4096
+        );
+        format!("{{\"step\":{step},\"loss\":{loss},\"tokens_per_second\":{},{rest}}}\n", 1234.5 + loss)
+    };
+    let metrics: String = (1..=200_000).map(line).collect();
+    let page = page(&[run(&folder, "long", CONFIG, metrics)], &folder);
+    assert!(page.len() < 600_000, "{} bytes", page.len());
+    let loss = &data(&page)["runs"][0]["series"]["loss"];
+    let values = loss["value"].as_array().unwrap();
+    assert!(values.len() <= 2000, "{} points", values.len());
+    let spike = values.iter().position(|value| *value == 99.5).unwrap();
+    assert_eq!(loss["step"][spike], 123_457);
+    assert!(loss["mean"][spike].as_f64().unwrap() < 4.0);
+}
+
+#[test]
+fn what_cannot_be_shown_is_an_error_that_names_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("page.html");
+    fs::write(&out, "the page before").unwrap();
+    let empty = folder.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let torn = run(&folder, "torn", CONFIG, "{\"step\":1,\"loss\":");
+    let good = run(&folder, "good", CONFIG, METRICS);
+    let message = |runs: &[PathBuf], out: &Path| write(runs, out).unwrap_err().to_string();
+
+    assert!(matches!(write(&[], &out), Err(ReportError::NoRuns)));
+    let text = message(&[good.clone(), folder.path().join("none")], &out);
+    assert!(text.contains("none: no such folder"), "{text}");
+    let text = message(&[good.join("metrics.jsonl")], &out);
+    assert!(text.contains("metrics.jsonl: no such folder"), "{text}");
+    let text = message(&[empty], &out);
+    assert!(text.contains("empty/metrics.jsonl: no such file"), "{text}");
+    let text = message(&[torn], &out);
+    assert!(text.contains("torn/metrics.jsonl: none of its 0 whole lines"), "{text}");
+    let text = message(std::slice::from_ref(&good), &folder.path().join("no/where.html"));
+    assert!(text.contains("no/where.html: cannot be written") && text.contains("--out"), "{text}");
+
+    assert_eq!(fs::read_to_string(&out).unwrap(), "the page before");
+    let summary = write(&[good], &out).unwrap();
+    assert_eq!((summary.runs, summary.bytes, summary.notes.len()), (1, fs::read(&out).unwrap().len(), 0));
+    let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(names.into_iter().all(|name| !name.contains(".tmp")));
+}
+
+#[test]
+fn what_is_missing_is_noted() {
+    let folder = tempfile::tempdir().unwrap();
+    let broken = run(&folder, "broken", "a: [", "{\"step\":1,\"loss\":5}\n{\"st\n{\"step\":2,\"loss\":4}\n");
+    let notes = write(&[broken], &folder.path().join("page.html")).unwrap().notes;
+    assert_eq!(notes.len(), 2);
+    assert!(notes[0].starts_with("broken: metrics.jsonl: line 2"), "{notes:?}");
+    assert!(notes[1].starts_with("broken: config.yaml: "), "{notes:?}");
+}
+
+fn any_line() -> impl Strategy<Value = String> {
+    let numbers = ["0", "1", "-3", "1e300", "-1e-300", "18446744073709551615", "null", "\"x\"", "[]", "{}", "[1,null]"];
+    let keys = [
+        "step",
+        "loss",
+        "val_loss",
+        "experts",
+        "memory",
+        "traffic",
+        "event",
+        "tokens",
+        "elapsed_seconds",
+        "grad_norm_z",
+        "parameters",
+    ];
+    let layer = r#"[{"layer":1,"assigned":[1,0,null]},{"layer":0,"assigned":[]}]"#;
+    let value =
+        prop_oneof![6 => prop::sample::select(numbers.to_vec()).prop_map(str::to_owned), 1 => Just(layer.to_owned())];
+    let pair = (prop::sample::select(keys.to_vec()), value).prop_map(|(key, value)| format!("\"{key}\":{value}"));
+    let object = prop::collection::vec(pair, 0..6).prop_map(|pairs| format!("{{\"step\":1,{}}}", pairs.join(",")));
+    prop_oneof![8 => object, 1 => "[ -~]{0,20}"]
+}
+
+proptest! {
+    #[test]
+    fn no_lines_bring_it_down(lines in prop::collection::vec(any_line(), 0..12), config in "[ -~\n]{0,40}") {
+        let folder = tempfile::tempdir().unwrap();
+        let run = run(&folder, "any", &config, lines.join("\n"));
+        let out = folder.path().join("page.html");
+        match write(&[run], &out) {
+            Ok(_) => drop(data(&fs::read_to_string(out).unwrap())),
+            Err(error) => prop_assert!(matches!(error, ReportError::NothingToShow { .. }), "{}", error),
+        }
+    }
+}
