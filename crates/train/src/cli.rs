@@ -1,9 +1,15 @@
 //! The command line.
 
+use crate::commands::eval::{self, EvalArgs};
+use crate::commands::export::{self, ExportArgs};
+use crate::commands::generate::{self, GenerateArgs};
+use crate::commands::import::{self, ImportArgs};
+use crate::commands::inspect::{self, InspectArgs};
+use crate::commands::logits::{self, LogitsArgs};
+use crate::commands::report::{self, ReportArgs};
 use crate::config::{Config, ConfigError, PRESETS, Source, TokenizerKind};
 use crate::data::Tokenizer;
 use crate::launch::Launch;
-use crate::logits::{self, LogitsArgs};
 use crate::resume;
 use crate::trainer::{Outcome, Place, TrainError, human, set_vocabulary, train_launched};
 use crate::units::parameter_count;
@@ -30,6 +36,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Generate(GenerateArgs),
+    Eval(EvalArgs),
+    Inspect(InspectArgs),
+    Report(ReportArgs),
+    Import(ImportArgs),
+    Export(ExportArgs),
     Logits(LogitsArgs),
 }
 
@@ -71,11 +83,26 @@ struct TrainArgs {
 pub fn main() -> ExitCode {
     let matches = Cli::command().after_help(presets()).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    let result = match cli.command {
-        Some(Command::Logits(args)) => logits::run(&args).map(|()| ExitCode::SUCCESS).map_err(Into::into),
-        None => return launch(&cli.train),
-    };
-    result.unwrap_or_else(|error: Box<dyn Error>| Launch::threads().fail(&*error))
+    let Some(command) = cli.command else { return launch(&cli.train) };
+    match command.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => Launch::threads().fail(&*error),
+    }
+}
+
+impl Command {
+    fn run(&self) -> Result<(), Box<dyn Error>> {
+        match self {
+            Self::Generate(args) => generate::run(args)?,
+            Self::Eval(args) => eval::run(args)?,
+            Self::Inspect(args) => inspect::run(args)?,
+            Self::Report(args) => report::run(args)?,
+            Self::Import(args) => import::run(args)?,
+            Self::Export(args) => export::run(args)?,
+            Self::Logits(args) => logits::run(args)?,
+        }
+        Ok(())
+    }
 }
 
 fn launch(args: &TrainArgs) -> ExitCode {

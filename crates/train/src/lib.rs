@@ -17,17 +17,18 @@
 
 pub mod allocator;
 pub mod cli;
+mod commands;
 pub mod config;
 pub mod data;
 mod device;
 mod expert_loads;
 mod launch;
-mod logits;
 mod metrics;
 mod progress;
 mod rank;
 mod resume;
 mod run_folder;
+mod saved;
 mod saver;
 mod schedule;
 mod trainer;

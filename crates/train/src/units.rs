@@ -168,6 +168,18 @@ pub(crate) enum Whole {
     DeepSeek(DeepSeek),
 }
 
+impl Whole {
+    /// The configured model, whose parameters are still to be given.
+    pub fn new(config: &Config, device: &Device) -> Self {
+        match &config.model {
+            ModelConfig::Gpt2(shape) => Self::Gpt2(Gpt2::new(shape, device)),
+            ModelConfig::DeepSeek(shape) => {
+                Self::DeepSeek(DeepSeek::new(shape, &config.moe.clone().unwrap_or_default(), device))
+            }
+        }
+    }
+}
+
 impl Deref for Whole {
     type Target = dyn LanguageModel;
 
@@ -181,25 +193,18 @@ impl Deref for Whole {
 
 /// Name and shape of each parameter of the configured model (which is not made for it).
 pub(crate) fn parameters(config: &Config) -> Vec<Parameter> {
-    let device = Device::flex();
-    let layout = match &config.model {
-        ModelConfig::Gpt2(shape) => Layout::of(&Gpt2::new(shape, &device), 1),
-        ModelConfig::DeepSeek(shape) => {
-            Layout::of(&DeepSeek::new(shape, &config.moe.clone().unwrap_or_default(), &device), 1)
-        }
+    let layout = match Whole::new(config, &Device::flex()) {
+        Whole::Gpt2(model) => Layout::of(&model, 1),
+        Whole::DeepSeek(model) => Layout::of(&model, 1),
     };
     let parameter = |param: &ParamLayout| Parameter { name: param.name.clone(), shape: param.shape.clone() };
     layout.params().iter().map(parameter).collect()
 }
 
-/// Number of parameters of the configured model (which is not made for it).
+/// Number of parameters of the configured model.
 pub(crate) fn parameter_count(config: &Config) -> usize {
-    let device = Device::flex();
-    match &config.model {
-        ModelConfig::Gpt2(shape) => model::parameter_count(&Gpt2::new(shape, &device)),
-        ModelConfig::DeepSeek(shape) => {
-            let moe = config.moe.clone().unwrap_or_default();
-            model::parameter_count(&DeepSeek::new(shape, &moe, &device))
-        }
+    match Whole::new(config, &Device::flex()) {
+        Whole::Gpt2(model) => model::parameter_count(&model),
+        Whole::DeepSeek(model) => model::parameter_count(&model),
     }
 }

@@ -104,7 +104,9 @@ fn check_v3(moe: &MoeConfig) -> Result<(), HfError> {
     }
     match moe.group_mask {
         GroupMask::NegInf => Ok(()),
-        GroupMask::Zero => refuse("moe.group_mask", "is zero, but deepseek_v3 of today's transformers has -inf (neg_inf)"),
+        GroupMask::Zero => {
+            refuse("moe.group_mask", "is zero, but deepseek_v3 of today's transformers has -inf (neg_inf)")
+        }
     }
 }
 
@@ -119,7 +121,10 @@ fn check_v2(moe: &MoeConfig) -> Result<(), HfError> {
         );
     }
     if moe.selection_bias {
-        return refuse("moe.selection_bias", "is true with moe.score_func softmax: only deepseek_v3 (sigmoid) has a bias");
+        return refuse(
+            "moe.selection_bias",
+            "is true with moe.score_func softmax: only deepseek_v3 (sigmoid) has a bias",
+        );
     }
     Ok(())
 }

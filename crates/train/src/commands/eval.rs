@@ -1,0 +1,169 @@
+use crate::cli::say;
+use crate::data::{self, Tokenizer};
+use crate::saved::Saved;
+use crate::trainer::TrainError;
+use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use model::LanguageModel;
+use serde::Deserialize;
+use std::f64::consts::LN_2;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// Measures a trained model: loss, perplexity and bits per byte on a text, or accuracy on multiple choice.
+#[derive(Debug, Args)]
+pub struct EvalArgs {
+    /// A run's folder, or one of its checkpoints (checkpoints/step-N)
+    run: PathBuf,
+    /// A text; all of it counts
+    #[arg(long, value_name = "SRC", required_unless_present = "choices")]
+    data: Option<String>,
+    /// Instead: a JSONL file of {"ctx": "..", "endings": ["..", ..], "label": N}, as HellaSwag's
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with = "data")]
+    choices: Option<PathBuf>,
+    /// Tokens of a sequence; those of training if not given
+    #[arg(long, value_name = "N")]
+    seq_len: Option<usize>,
+    /// Sequences computed at once
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    batch: usize,
+}
+
+/// Why there is no figure.
+#[derive(Debug, thiserror::Error)]
+pub enum EvalError {
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{}, line {line}: {reason}", path.display())]
+    Choice { path: PathBuf, line: usize, reason: String },
+    #[error("{0}")]
+    Invalid(String),
+}
+
+pub fn run(args: &EvalArgs) -> Result<(), EvalError> {
+    let saved = Saved::open(&args.run)?;
+    let device = Device::flex();
+    let (tokenizer, model) = (saved.tokenizer()?, saved.model(&device)?);
+    let seq_len = args.seq_len.unwrap_or(saved.config.train.seq_len);
+    if seq_len == 0 || seq_len > model.context() || args.batch == 0 {
+        let context = model.context();
+        return Err(EvalError::Invalid(format!(
+            "--seq-len {seq_len}, --batch {}: give a length from 1 to the model's context of {context}, and at least 1 sequence",
+            args.batch
+        )));
+    }
+    match (&args.data, &args.choices) {
+        (Some(source), _) => text(&*model, &tokenizer, source, seq_len, args.batch, &device),
+        (None, Some(path)) => choices(&*model, &tokenizer, path, &device),
+        (None, None) => unreachable!("clap asks for one of them"),
+    }
+}
+
+/// Cross entropy over windows side by side. Every token but the first is predicted once, from those before it in its window.
+fn text(
+    model: &dyn LanguageModel,
+    tokenizer: &Tokenizer,
+    source: &str,
+    seq_len: usize,
+    batch: usize,
+    device: &Device,
+) -> Result<(), EvalError> {
+    let corpus = data::load(source).map_err(TrainError::from)?;
+    let tokens = tokenizer.encode(&corpus.text).map_err(TrainError::from)?;
+    if tokens.len() < 2 {
+        return Err(EvalError::Invalid(format!("{source} has fewer than 2 tokens: there is nothing to predict")));
+    }
+    let predicted = tokens.len() - 1;
+    let bar = progress(predicted as u64);
+    let windows: Vec<&[u32]> =
+        (0..predicted).step_by(seq_len).map(|start| &tokens[start..tokens.len().min(start + seq_len + 1)]).collect();
+    let mut nats = 0.0;
+    for windows in windows.chunks(batch) {
+        nats -= log_probabilities(model, windows, device).iter().flatten().sum::<f64>();
+        bar.inc(windows.iter().map(|window| window.len() as u64 - 1).sum());
+    }
+    bar.finish_and_clear();
+    let loss = nats / predicted as f64;
+    say(&format!("{}: {predicted} tokens predicted, {} bytes", corpus.name, corpus.text.len()));
+    say(&format!("loss {loss:.4} nats per token"));
+    say(&format!("perplexity {:.3}", loss.exp()));
+    say(&format!("bits per byte {:.4}", nats / LN_2 / corpus.text.len() as f64));
+    Ok(())
+}
+
+/// A question as HellaSwag writes it.
+#[derive(Deserialize)]
+struct Question {
+    ctx: String,
+    endings: Vec<String>,
+    label: usize,
+}
+
+/// The ending with the highest probability, and with the highest probability per byte (lm-eval's `acc` and `acc_norm`).
+fn choices(model: &dyn LanguageModel, tokenizer: &Tokenizer, path: &Path, device: &Device) -> Result<(), EvalError> {
+    let text = fs::read_to_string(path).map_err(|source| EvalError::Read { path: path.into(), source })?;
+    let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
+    if lines.is_empty() {
+        return Err(EvalError::Invalid(format!("{} has no questions", path.display())));
+    }
+    let bar = progress(lines.len() as u64);
+    let (mut right, mut right_normed) = (0, 0);
+    for (i, line) in &lines {
+        let wrong = |reason: String| EvalError::Choice { path: path.into(), line: i + 1, reason };
+        let question: Question = serde_json::from_str(line).map_err(|error| wrong(error.to_string()))?;
+        let Question { ctx, endings, label } = question;
+        if label >= endings.len() {
+            return Err(wrong(format!("label is {label}, of {} endings", endings.len())));
+        }
+        let encode = |text: &str| tokenizer.encode(text).map_err(|error| wrong(error.to_string()));
+        let context = encode(&ctx)?;
+        let mut scores = vec![];
+        for ending in &endings {
+            let ending = format!(" {ending}");
+            let tail = encode(&ending)?;
+            let all = [&context[..], &tail[..]].concat();
+            let window = &all[all.len().saturating_sub(model.context() + 1)..];
+            let count = tail.len().min(window.len().saturating_sub(1));
+            let scored = log_probabilities(model, &[window], device).remove(0);
+            let sum: f64 = scored[scored.len() - count..].iter().sum();
+            scores.push((sum, sum / ending.len() as f64));
+        }
+        let best = |of: fn(&(f64, f64)) -> f64| {
+            (0..scores.len()).max_by(|a, b| of(&scores[*a]).total_cmp(&of(&scores[*b]))).unwrap_or_default()
+        };
+        right += usize::from(best(|score| score.0) == label);
+        right_normed += usize::from(best(|score| score.1) == label);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let share = |right: usize| right as f64 / lines.len() as f64;
+    say(&format!("{} questions", lines.len()));
+    say(&format!("accuracy {:.4}, by probability per byte {:.4}", share(right), share(right_normed)));
+    Ok(())
+}
+
+/// Log-probability of each window's tokens but the first.
+fn log_probabilities(model: &dyn LanguageModel, windows: &[&[u32]], device: &Device) -> Vec<Vec<f64>> {
+    let t = windows.iter().map(|window| window.len() - 1).max().expect("there are windows");
+    if t == 0 {
+        return windows.iter().map(|_| vec![]).collect();
+    }
+    // Shorter windows are filled up behind their end, which no token before it sees.
+    let padded = |window: &&[u32]| (0..t).map(|i| window.get(i).copied().unwrap_or(0) as i32).collect::<Vec<_>>();
+    let ids: Vec<i32> = windows.iter().flat_map(padded).collect();
+    let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(ids, [windows.len(), t]), device);
+    let log_btv = activation::log_softmax(model.logits(tokens_bt), 2);
+    let next = |window: &&[u32]| (1..=t).map(|i| window.get(i).copied().unwrap_or(0) as i32).collect::<Vec<_>>();
+    let next: Vec<i32> = windows.iter().flat_map(next).collect();
+    let next_bt1 = Tensor::<3, Int>::from_data(TensorData::new(next, [windows.len(), t, 1]), device);
+    let values: Vec<f64> = log_btv.gather(2, next_bt1).into_data().iter::<f64>().collect();
+    windows.iter().zip(values.chunks(t)).map(|(window, values)| values[..window.len() - 1].to_vec()).collect()
+}
+
+fn progress(len: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  eta {eta}").expect("a valid template");
+    ProgressBar::new(len).with_style(style)
+}

@@ -1,0 +1,134 @@
+use crate::cli::say;
+use crate::config::ModelConfig;
+use crate::saved::Saved;
+use crate::trainer::{TrainError, human};
+use checkpoint::Kind;
+use clap::{Args, ValueEnum};
+use model::hf::{self, Dtype, ExportModel, ExportOptions, HfError};
+use safetensors::tensor::{Dtype as SafeDtype, View};
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// Writes a trained model as a folder that Hugging Face transformers loads.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// A run's folder, or one of its checkpoints (checkpoints/step-N)
+    run: PathBuf,
+    /// The folder to write, a new one
+    #[arg(long, value_name = "DIR", required_unless_present = "full_state")]
+    out: Option<PathBuf>,
+    /// Type of the weights
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: DtypeArg,
+    /// Bytes of weights in one file at most
+    #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000)]
+    max_shard_bytes: u64,
+    /// Instead: one safetensors file with all parameters and moments of the optimizer under Kiln's names
+    #[arg(long, value_name = "FILE.safetensors", conflicts_with = "out")]
+    full_state: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DtypeArg {
+    F32,
+    Bf16,
+    F16,
+}
+
+/// Why nothing was exported.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    #[error(transparent)]
+    Hf(#[from] HfError),
+    #[error("cannot write {}: {source}: check its folder, or choose another file", path.display())]
+    Write { path: PathBuf, source: io::Error },
+}
+
+pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
+    let saved = Saved::open(&args.run)?;
+    match (&args.full_state, &args.out) {
+        (Some(file), _) => {
+            full_state(&saved, file).map_err(|source| ExportError::Write { path: file.clone(), source })?;
+            say(&format!("wrote {}", file.display()));
+            Ok(())
+        }
+        (None, Some(folder)) => huggingface(args, &saved, folder),
+        (None, None) => unreachable!("clap asks for one of them"),
+    }
+}
+
+fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), ExportError> {
+    let moe = saved.config.moe.clone().unwrap_or_default();
+    let model = match &saved.config.model {
+        ModelConfig::Gpt2(shape) => ExportModel::Gpt2(shape),
+        ModelConfig::DeepSeek(shape) => ExportModel::DeepSeek(shape, &moe),
+    };
+    let dtype = match args.dtype {
+        DtypeArg::F32 => Dtype::F32,
+        DtypeArg::Bf16 => Dtype::BF16,
+        DtypeArg::F16 => Dtype::F16,
+    };
+    let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_bytes, ..ExportOptions::default() };
+    let summary = hf::export(folder, model, &options, |path| saved.parameter(path))?;
+    say(&format!(
+        "wrote {} parameters in {} tensors to {} ({})",
+        human(summary.parameters),
+        summary.tensors,
+        folder.display(),
+        summary.weight_files.join(", "),
+    ));
+    Ok(())
+}
+
+/// A tensor that is read when it is written.
+struct Lazy<'a> {
+    saved: &'a Saved,
+    name: &'a str,
+    shape: &'a [usize],
+    kind: Kind,
+}
+
+impl View for Lazy<'_> {
+    fn dtype(&self) -> SafeDtype {
+        SafeDtype::F32
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let len = self.shape.iter().product();
+        let values = self.saved.checkpoint.read(self.name, self.kind, 0..len).expect("the checkpoint was verified");
+        values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<_>>().into()
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * size_of::<f32>()
+    }
+}
+
+/// Writes beside the file and renames, so that it is whole or not there.
+fn full_state(saved: &Saved, path: &Path) -> io::Result<()> {
+    let index = saved.checkpoint.index();
+    let kinds = if index.optimizer_steps > 0 { &Kind::ALL[..] } else { &Kind::ALL[..1] };
+    let tensors = index.parameters.iter().flat_map(|parameter| {
+        let (name, shape) = (parameter.name.as_str(), &parameter.shape[..]);
+        kinds.iter().map(move |kind| (kind.tensor(name), Lazy { saved, name, shape, kind: *kind }))
+    });
+    let metadata = [("step", index.step.to_string()), ("optimizer_steps", index.optimizer_steps.to_string())];
+    let metadata = metadata.map(|(key, value)| (key.to_string(), value)).into();
+    let mut beside = path.to_path_buf().into_os_string();
+    beside.push(".partial");
+    let write = || {
+        safetensors::serialize_to_file(tensors, Some(metadata), Path::new(&beside)).map_err(io::Error::other)?;
+        fs::File::open(&beside)?.sync_all()?;
+        fs::rename(&beside, path)
+    };
+    write().inspect_err(|_| {
+        let _ = fs::remove_file(&beside);
+    })
+}

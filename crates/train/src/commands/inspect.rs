@@ -1,0 +1,55 @@
+use crate::cli::say;
+use crate::trainer::{TrainError, human};
+use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind};
+use clap::Args;
+use std::path::PathBuf;
+
+/// Prints what a checkpoint holds: step, loss, layout, and every parameter with its shape and norm. Checks all digests.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// A run's folder, or one of its checkpoints (checkpoints/step-N)
+    checkpoint: PathBuf,
+}
+
+pub fn run(args: &InspectArgs) -> Result<(), TrainError> {
+    let checkpoint = Checkpoint::open(&Folder::find(&args.checkpoint)?)?;
+    checkpoint.verify(0, 1)?;
+    let index = checkpoint.index();
+    let loss = |loss: Option<f64>| loss.map_or("-".into(), |loss| format!("{loss:.4}"));
+    let Index { step, tokens, world_size, strategy, optimizer_steps, .. } = index;
+    say(&format!("{}: step {step}, {} tokens", checkpoint.path().display(), human(*tokens as usize)));
+    say(&format!("loss {}, validation loss {}", loss(index.loss), loss(index.val_loss)));
+    say(&format!("written by {world_size} ranks with {strategy}; {optimizer_steps} steps of AdamW"));
+    let width = index.parameters.iter().map(|parameter| parameter.name.len()).max().unwrap_or(0);
+    say(&format!(
+        "\n{:<width$}  {:>18}  {:>10}  {:>10}  {:>10}",
+        "parameter", "shape", "norm", "exp_avg", "exp_avg_sq"
+    ));
+    let mut total = 0;
+    for parameter in &index.parameters {
+        let len = parameter.len().unwrap_or_default();
+        total += len;
+        let norm = |kind: Kind| norm(&checkpoint, &parameter.name, kind, len);
+        let moments = *optimizer_steps > 0;
+        let moment = |kind| if moments { norm(kind).map(|norm| format!("{norm:.4e}")) } else { Ok("-".into()) };
+        let (values, mean, square) = (norm(Kind::Param)?, moment(Kind::ExpAvg)?, moment(Kind::ExpAvgSq)?);
+        let shape = format!("{:?}", parameter.shape);
+        say(&format!("{:<width$}  {shape:>18}  {values:>10.4}  {mean:>10}  {square:>10}", parameter.name));
+    }
+    say(&format!("\n{} parameters in {} tensors", human(total), index.parameters.len()));
+    for file in &index.files {
+        say(&format!("{:<24} {:>14} bytes  sha256 {}", file.name, file.bytes, file.sha256));
+    }
+    Ok(())
+}
+
+/// Square root of the sum of squares, a million values at a time.
+fn norm(checkpoint: &Checkpoint, name: &str, kind: Kind, len: usize) -> Result<f64, CheckpointError> {
+    const AT_ONCE: usize = 1 << 20;
+    let mut square = 0.0;
+    for start in (0..len).step_by(AT_ONCE) {
+        let values = checkpoint.read(name, kind, start..len.min(start + AT_ONCE))?;
+        square += values.into_iter().map(|value| f64::from(value).powi(2)).sum::<f64>();
+    }
+    Ok(square.sqrt())
+}

@@ -1,0 +1,82 @@
+//! A trained model from a checkpoint, whole and on one device.
+
+use crate::config::{Config, Source};
+use crate::data::{self, Tokenizer};
+use crate::trainer::TrainError;
+use crate::units::Whole;
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+use checkpoint::{Checkpoint, CheckpointError, Folder, Kind};
+use std::path::Path;
+
+/// The newest checkpoint of a run, or one that was named.
+pub(crate) struct Saved {
+    pub checkpoint: Checkpoint,
+    pub config: Config,
+}
+
+impl Saved {
+    /// Opens a run's folder or a folder `step-N`, and checks every byte of it.
+    pub fn open(path: &Path) -> Result<Self, TrainError> {
+        let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
+        checkpoint.verify(0, 1)?;
+        let config = Config::load(Source::File(&checkpoint.path().join("config.yaml")), &[])?;
+        config.validate()?;
+        checkpoint.expect(&crate::units::parameters(&config))?;
+        Ok(Self { checkpoint, config })
+    }
+
+    /// The whole of a parameter, by its path in the model.
+    pub fn parameter(&self, path: &str) -> Result<Vec<f32>, CheckpointError> {
+        let parameter = self.checkpoint.index().parameters.iter().find(|parameter| parameter.name == path);
+        let len = parameter.and_then(checkpoint::Parameter::len).unwrap_or_default();
+        self.checkpoint.read(path, Kind::Param, 0..len)
+    }
+
+    /// The model with its trained parameters.
+    pub fn model(&self, device: &Device) -> Result<Whole, TrainError> {
+        let mut fill = Fill { saved: self, path: vec![], error: None };
+        let model = match Whole::new(&self.config, device) {
+            Whole::Gpt2(model) => Whole::Gpt2(model.map(&mut fill)),
+            Whole::DeepSeek(model) => Whole::DeepSeek(model.map(&mut fill)),
+        };
+        fill.error.map_or(Ok(model), |error| Err(error.into()))
+    }
+
+    /// The tokenizer it was trained with.
+    pub fn tokenizer(&self) -> Result<Tokenizer, TrainError> {
+        let data = &self.config.data;
+        let corpus = match data.tokenizer {
+            crate::config::TokenizerKind::Byte => String::new(),
+            crate::config::TokenizerKind::Char => data::load(&data.source)?.text,
+        };
+        Ok(Tokenizer::new(data.tokenizer, &corpus))
+    }
+}
+
+struct Fill<'a> {
+    saved: &'a Saved,
+    path: Vec<String>,
+    error: Option<CheckpointError>,
+}
+
+impl ModuleMapper for Fill<'_> {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (shape, device) = (param.lazy_shape(), param.lazy_device());
+        match self.saved.parameter(&self.path.join(".")) {
+            Ok(values) => Param::initialized(param.id, Tensor::from_data(TensorData::new(values, shape), &device)),
+            Err(error) => {
+                self.error.get_or_insert(error);
+                param
+            }
+        }
+    }
+}
