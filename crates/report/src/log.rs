@@ -28,7 +28,7 @@ pub(crate) struct Log {
     pub notes: Vec<String>,
     /// Steps that were done, and then done again after a resume.
     again: usize,
-    /// Of the current process: the counts at its last line, and the first step's wall time.
+    /// Of the current process, at its last line.
     traffic_now: BTreeMap<String, Traffic>,
     clock: Clock,
 }
@@ -60,7 +60,7 @@ impl Clock {
 }
 
 impl Log {
-    /// Reads the file; `name` is what notes call it.
+    /// Reads `metrics.jsonl`.
     pub fn read(path: &Path) -> Result<Self, ReportError> {
         let bytes = fs::read(path).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => ReportError::NoMetrics { path: path.to_owned() },
