@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use half::{bf16, f16};
 use model::hf::{Dtype, ExportModel, ExportOptions, Folder, HfError, Pretrained, Summary, export};
-use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel};
+use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, YarnConfig};
 use moe::{GroupMask, MoeConfig, ScoreFunc};
 use safetensors::{SafeTensors, tensor};
 use std::collections::BTreeMap;
@@ -174,9 +174,14 @@ fn halves_between_two_bf16_go_to_the_even_one() {
     assert_eq!(found.2, [0x80, 0x3f, 0x82, 0x3f]); // 1 and 1 + 4/256
 }
 
+const SHAPE: [usize; 2] = [2, 12];
+
+fn tokens() -> Vec<i64> {
+    (0..24).map(|i| i * i % 61).collect()
+}
+
 fn logits(model: &dyn LanguageModel) -> Vec<f32> {
-    let ids: Vec<i32> = (0..24).map(|i| i * i % 61).collect();
-    let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(ids, [2, 12]), &Device::flex());
+    let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(tokens(), SHAPE), &Device::flex());
     model.logits(tokens_bt).into_data().iter::<f32>().collect()
 }
 
@@ -284,4 +289,42 @@ fn a_folder_has_the_tokenizer_files_that_are_there() {
     let files = ["tokenizer.json", "merges.txt"].map(|name| folder.path().join(name));
     files.iter().for_each(|path| fs::write(path, "{}").unwrap());
     assert_eq!(opened.tokenizer_files(), files);
+}
+
+/// Exports with logits of the model before the export, for `tests/reference/check_export.py`.
+#[test]
+#[ignore = "writes folders into $EXPORT_DIR, to be compared by hand"]
+fn folders_for_transformers() {
+    let root = PathBuf::from(std::env::var("EXPORT_DIR").expect("EXPORT_DIR says where to"));
+    let bytes = |bytes: Vec<[u8; 4]>| bytes.concat();
+    let put = |name: &str, shape: ExportModel, values: &BTreeMap<String, Vec<f32>>, logits: Vec<f32>| {
+        let path = root.join(name);
+        write(&path, shape, values, &ExportOptions { max_shard_bytes: 30_000, ..ExportOptions::default() });
+        let vocab = logits.len() / SHAPE.iter().product::<usize>();
+        let ids: Vec<u8> = tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
+        let logits = bytes(logits.iter().map(|logit| logit.to_le_bytes()).collect());
+        let tokens = tensor::TensorView::new(tensor::Dtype::I64, SHAPE.to_vec(), &ids).unwrap();
+        let logits = tensor::TensorView::new(tensor::Dtype::F32, [&SHAPE[..], &[vocab]].concat(), &logits).unwrap();
+        let file = safetensors::serialize([("tokens", tokens), ("logits", logits)], None).unwrap();
+        fs::write(path.join("ours.safetensors"), file).unwrap();
+    };
+    for name in FIXTURES {
+        let model = load(&reference(name));
+        let (shape, values) = shape_of(&model);
+        put(name, shape, &values, logits(&*model));
+    }
+    for bias in [true, false] {
+        let config = Gpt2Config { vocab_size: 65, n_layer: 3, n_head: 4, n_embd: 64, bias, ..Gpt2Config::default() };
+        let model = Gpt2::init(&config, 5, &Device::flex());
+        put(&format!("our-gpt2-bias-{bias}"), ExportModel::Gpt2(&config), &values(&model), logits(&model));
+    }
+    let config = DeepSeekConfig { vocab_size: 65, rope_scaling: Some(YarnConfig::default()), ..DeepSeekConfig::default() };
+    let config = DeepSeekConfig { q_lora_rank: Some(48), first_k_dense_replace: 1, ..config };
+    let v3 = MoeConfig { score_func: ScoreFunc::Sigmoid, capacity_factor: Some(1.0), ..MoeConfig::default() };
+    let v2 = MoeConfig { score_func: ScoreFunc::Softmax, norm_topk_prob: false, ..v3.clone() };
+    let shared = MoeConfig { n_shared_experts: 2, n_group: 4, topk_group: 2, ..v2.clone() };
+    for (name, moe) in [("our-v3", v3), ("our-v2", v2), ("our-v2-groups-shared", shared)] {
+        let model = DeepSeek::init(&config, &moe, 5, &Device::flex());
+        put(name, ExportModel::DeepSeek(&config, &moe), &values(&model), logits(&model));
+    }
 }

@@ -86,6 +86,19 @@ fn yarn_json(yarn: &YarnConfig) -> Value {
     json
 }
 
+/// Without shared experts transformers still has their matrices, of width 0, and calls them missing where a file has not: their names and
+/// shapes.
+pub fn absent_shared_experts(config: &DeepSeekConfig, moe: &MoeConfig) -> Vec<(String, [usize; 2])> {
+    if moe.n_shared_experts > 0 {
+        return vec![];
+    }
+    let d = config.hidden_size;
+    let of = |layer, matrix| format!("model.layers.{layer}.mlp.shared_experts.{matrix}.weight");
+    (config.first_k_dense_replace..config.num_hidden_layers)
+        .flat_map(|layer| [("gate_proj", [0, d]), ("up_proj", [0, d]), ("down_proj", [d, 0])].map(|(m, s)| (of(layer, m), s)))
+        .collect()
+}
+
 /// V3 in transformers: the selection bias always takes part, a group's score is that of its two best experts, experts of other groups are
 /// never chosen.
 fn check_v3(moe: &MoeConfig) -> Result<(), HfError> {

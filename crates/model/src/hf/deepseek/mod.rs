@@ -3,7 +3,7 @@
 mod export;
 mod import;
 
-pub(super) use export::to_json;
+pub(super) use export::{absent_shared_experts, to_json};
 pub(super) use import::config;
 
 use super::Source;

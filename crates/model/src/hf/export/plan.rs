@@ -76,6 +76,10 @@ pub fn plan(model: ExportModel, dtype: Dtype) -> Vec<Tensor> {
             (source, _) => unreachable!("{source:?} for a parameter of shape {shape:?}"),
         }
     }
+    if let ExportModel::DeepSeek(config, moe) = model {
+        let empty = deepseek::absent_shared_experts(config, moe).into_iter();
+        tensors.extend(empty.map(|(name, shape)| Tensor { name, shape: shape.into(), dtype, content: Content::Zeros }));
+    }
     tensors
 }
 
