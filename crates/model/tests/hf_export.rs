@@ -318,7 +318,8 @@ fn folders_for_transformers() {
         let model = Gpt2::init(&config, 5, &Device::flex());
         put(&format!("our-gpt2-bias-{bias}"), ExportModel::Gpt2(&config), &values(&model), logits(&model));
     }
-    let config = DeepSeekConfig { vocab_size: 65, rope_scaling: Some(YarnConfig::default()), ..DeepSeekConfig::default() };
+    let config =
+        DeepSeekConfig { vocab_size: 65, rope_scaling: Some(YarnConfig::default()), ..DeepSeekConfig::default() };
     let config = DeepSeekConfig { q_lora_rank: Some(48), first_k_dense_replace: 1, ..config };
     let v3 = MoeConfig { score_func: ScoreFunc::Sigmoid, capacity_factor: Some(1.0), ..MoeConfig::default() };
     let v2 = MoeConfig { score_func: ScoreFunc::Softmax, norm_topk_prob: false, ..v3.clone() };

@@ -22,15 +22,18 @@ pub mod config;
 pub mod data;
 mod device;
 mod expert_loads;
+mod flops;
 mod launch;
 mod metrics;
 mod progress;
 mod rank;
+mod recorder;
 mod resume;
 mod run_folder;
 mod saved;
 mod saver;
 mod schedule;
+mod spikes;
 mod trainer;
 mod units;
 

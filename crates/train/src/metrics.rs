@@ -28,7 +28,33 @@ pub(crate) struct StepMetrics {
     /// Tokens trained on so far.
     pub tokens: usize,
     pub tokens_per_second: f64,
+    /// 10^12 floating-point operations of the model a second and device; see [`flops`](crate::flops).
+    pub tflops: f64,
+    /// Their share of `metrics.peak_tflops`, where that is given.
+    pub mfu: Option<f64>,
     pub step_seconds: f64,
+    /// Of these, waiting for data.
+    pub data_wait_seconds: f64,
+    /// What the step before has spent on a checkpoint, beside what is done while training goes on.
+    pub checkpoint_seconds: f64,
+    /// Since the process has begun to train.
+    pub elapsed_seconds: f64,
+    /// Standard deviations of loss and gradient norm above the mean of the 100 steps before.
+    pub loss_z: Option<f64>,
+    pub grad_norm_z: Option<f64>,
+}
+
+/// What the model is, once.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct ModelMetrics {
+    pub parameters: usize,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct EventMetrics<'a> {
+    pub step: usize,
+    pub event: &'a str,
 }
 
 /// A validation.

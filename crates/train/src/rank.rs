@@ -4,20 +4,22 @@ use crate::allocator::allocated;
 use crate::config::{Config, OnNonFinite};
 use crate::data::{Dataset, Tokenizer};
 use crate::expert_loads::{self, ExpertLoads};
-use crate::metrics::{ExpertMetrics, Metrics, StepMetrics, UsageMetrics, ValMetrics};
+use crate::flops;
+use crate::metrics::{EventMetrics, ExpertMetrics, ModelMetrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::progress::Progress;
+use crate::recorder::Recorder;
 use crate::resume;
 use crate::run_folder::RunFolder;
 use crate::saver::Saver;
 use crate::schedule::learning_rate;
+use crate::spikes::Recent;
 use crate::trainer::{Outcome, TrainError, human};
-use crate::units::{Batch, Parts, units};
+use crate::units::{Batch, Parts, parameter_count, units};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use checkpoint::{Checkpoint, Folder, Index};
 use comm::Communicator;
 use fsdp::{Fsdp, FsdpConfig, FsdpError, NonFinite, StepReport, WantedPart};
 use model::{Generation, MicroBatch, Sampling, generate};
-use serde::Serialize;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,6 +35,8 @@ pub(crate) struct Job {
     /// What the run goes on from.
     pub resume: Option<Checkpoint>,
     pub progress: Progress,
+    /// Devices of all ranks, each counted once.
+    pub devices: usize,
     pub stop: Arc<AtomicBool>,
 }
 
@@ -76,8 +80,12 @@ struct Rank<'a> {
     parts: Parts,
     loads: ExpertLoads,
     saver: Saver,
-    /// Rank 0's only.
-    metrics: Option<Metrics>,
+    recorder: Recorder,
+    flops_per_token: f64,
+    losses: Recent,
+    grad_norms: Recent,
+    /// What the last step has spent on a checkpoint.
+    checkpoint_seconds: f64,
 }
 
 impl<'a> Rank<'a> {
@@ -97,9 +105,32 @@ impl<'a> Rank<'a> {
         let yaml = ("config.yaml", job.config.to_yaml().into_bytes());
         let saver = Saver::new(Folder::of_run(&run), rank, job.config.checkpoint.keep, vec![yaml]);
         let path = job.folder.metrics();
-        let open = || job.folder.open_metrics().map(Metrics).map_err(|source| TrainError::Metrics { path, source });
+        let open = || job.folder.open_metrics().map_err(|source| TrainError::Metrics { path, source });
         let metrics = if rank == 0 { Some(open()?) } else { None };
-        Ok(Self { job, rank, device, fsdp, parts, loads, saver, metrics })
+        let mut recorder = Recorder::open(&run, metrics, rank)?;
+        recorder.log(&format!("rank {rank} of {world_size} on {device:?}"));
+        match &job.resume {
+            None => recorder.metrics(&ModelMetrics { parameters: parameter_count(&job.config) })?,
+            Some(checkpoint) => {
+                let event = format!("resumed from {} on {world_size} ranks", checkpoint.path().display());
+                recorder.log(&event);
+                recorder.metrics(&EventMetrics { step: checkpoint.index().step as usize, event: &event })?;
+            }
+        }
+        Ok(Self {
+            job,
+            rank,
+            device,
+            fsdp,
+            parts,
+            loads,
+            saver,
+            recorder,
+            flops_per_token: flops::per_token(&job.config),
+            losses: Recent::default(),
+            grad_norms: Recent::default(),
+            checkpoint_seconds: 0.0,
+        })
     }
 
     /// Fetch, forward and backward, clip, step, log. Returns the loss.
@@ -108,7 +139,8 @@ impl<'a> Rank<'a> {
         let Config { train, optim, .. } = config;
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
-        let (micro_batches, parts, loads) = (self.micro_batches(step), &self.parts, &self.loads);
+        let micro_batches = self.micro_batches(step);
+        let (data_wait_seconds, parts, loads) = (started.elapsed().as_secs_f64(), &self.parts, &self.loads);
         let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
         let report = self.fsdp.train_step_with(&micro_batches, lr, update)?;
         match &report.non_finite {
@@ -125,6 +157,8 @@ impl<'a> Rank<'a> {
         }
         let step_seconds = started.elapsed().as_secs_f64();
         let tokens = train.global_batch_size * train.seq_len;
+        let tokens_per_second = tokens as f64 / step_seconds;
+        let tflops = self.flops_per_token * tokens_per_second / self.job.devices as f64 / 1e12;
         let metrics = StepMetrics {
             step: step + 1,
             loss: report.loss,
@@ -133,13 +167,20 @@ impl<'a> Rank<'a> {
             grad_norm: report.grad_norm,
             skipped: report.skipped,
             tokens: (step + 1) * tokens,
-            tokens_per_second: tokens as f64 / step_seconds,
+            tokens_per_second,
+            tflops,
+            mfu: config.metrics.peak_tflops.map(|peak| tflops / peak),
             step_seconds,
+            data_wait_seconds,
+            checkpoint_seconds: std::mem::take(&mut self.checkpoint_seconds),
+            elapsed_seconds: self.recorder.elapsed(),
+            loss_z: self.losses.z_score(report.loss),
+            grad_norm_z: self.grad_norms.z_score(report.grad_norm),
         };
         if self.rank == 0 {
             self.job.progress.step(&metrics);
         }
-        self.log(&metrics)?;
+        self.recorder.step(&metrics)?;
         Ok(report.loss)
     }
 
@@ -157,6 +198,7 @@ impl<'a> Rank<'a> {
         if checkpoint.keep == 0 {
             return Ok(());
         }
+        let started = Instant::now();
         self.finish_saving()?;
         let index = Index {
             step: step as u64,
@@ -169,6 +211,7 @@ impl<'a> Rank<'a> {
             ..Index::default()
         };
         self.saver.start(self.fsdp.state(), index);
+        self.checkpoint_seconds += started.elapsed().as_secs_f64();
         Ok(())
     }
 
@@ -185,17 +228,22 @@ impl<'a> Rank<'a> {
     }
 
     fn commit(&mut self) -> Result<(), TrainError> {
-        if let Some(path) = self.saver.commit()? {
-            self.say(&format!("saved {}", path.display()));
+        let started = Instant::now();
+        if let Some((step, path)) = self.saver.commit()? {
+            let event = format!("saved {}", path.display());
+            self.say(&event);
+            self.recorder.metrics(&EventMetrics { step: step as usize, event: &event })?;
         }
+        self.checkpoint_seconds += started.elapsed().as_secs_f64();
         Ok(())
     }
 
-    /// A line for the user, from rank 0.
-    fn say(&self, line: &str) {
+    /// A line for the user, from rank 0, and for this rank's log.
+    fn say(&mut self, line: &str) {
         if self.rank == 0 {
             self.job.progress.say(line);
         }
+        self.recorder.log(line);
     }
 
     /// This rank's sequences of the step's global batch, `micro_batch_size` at a time.
@@ -242,10 +290,9 @@ impl<'a> Rank<'a> {
             count += weights;
         }
         let val_loss = sum / count;
-        if self.rank == 0 {
-            self.job.progress.say(&format!("step {step}: validation loss {val_loss:.4} nats per token"));
-        }
-        self.log(&ValMetrics { step, val_loss })?;
+        self.say(&format!("step {step}: validation loss {val_loss:.4} nats per token"));
+        self.recorder.metrics(&ValMetrics { step, val_loss })?;
+        self.recorder.scalars(step, &[("validation_metrics/loss", val_loss)])?;
         Ok(Some(val_loss))
     }
 
@@ -291,10 +338,10 @@ impl<'a> Rank<'a> {
     /// Memory and communication, from rank 0.
     fn report_usage(&mut self, step: usize) -> Result<(), TrainError> {
         let usage = UsageMetrics::new(step, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
-        if self.rank == 0 {
-            self.job.progress.say(&usage.to_string());
-        }
-        self.log(&usage)
+        self.say(&usage.to_string());
+        let peak: usize = usage.memory.values().map(|bytes| bytes.peak).sum();
+        self.recorder.scalars(step, &[("memory/max_active(GiB)", peak as f64 / (1u64 << 30) as f64)])?;
+        self.recorder.metrics(&usage)
     }
 
     /// Where the step's tokens went, on all ranks.
@@ -302,10 +349,13 @@ impl<'a> Rank<'a> {
         let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
         let sums = self.fsdp.all_reduce(&self.loads.all_sums(&layers, experts))?;
         let metrics = ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts));
-        if self.rank == 0 {
-            self.job.progress.say(&metrics.to_string());
+        self.say(&metrics.to_string());
+        for layer in &metrics.experts {
+            let tag = |name: &str| format!("moe/layer_{}/{name}", layer.layer);
+            let values = [(tag("cv"), layer.cv), (tag("max_ratio"), layer.max_ratio), (tag("dropped"), layer.dropped)];
+            self.recorder.scalars(step, &values.each_ref().map(|(tag, value)| (tag.as_str(), *value)))?;
         }
-        self.log(&metrics)
+        self.recorder.metrics(&metrics)
     }
 
     /// Whether any rank was asked to stop; all ranks get the same answer. Completes a checkpoint that all ranks have written by now.
@@ -317,16 +367,6 @@ impl<'a> Rank<'a> {
             self.commit()?;
         }
         Ok(sums[0] > 0.0)
-    }
-
-    fn log(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
-        match &mut self.metrics {
-            Some(metrics) => {
-                let path = || self.job.folder.metrics();
-                metrics.write(line).map_err(|source| TrainError::Metrics { path: path(), source })
-            }
-            None => Ok(()),
-        }
     }
 
     fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {

@@ -42,7 +42,7 @@ impl RunFolder {
         };
         let is_before = |line: &&str| {
             let line = serde_json::from_str::<serde_json::Value>(line).ok();
-            line.and_then(|line| line["step"].as_u64()).is_some_and(|of| of <= step as u64)
+            line.is_some_and(|line| line["step"].as_u64().is_none_or(|of| of <= step as u64))
         };
         let kept: String = text.lines().filter(is_before).flat_map(|line| [line, "\n"]).collect();
         write_whole(&folder.metrics(), kept.as_bytes()).map_err(unwritable)?;

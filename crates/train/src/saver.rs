@@ -92,13 +92,14 @@ impl Saver {
         self.under_way.as_mut().map_or(Ok(()), Save::finish)
     }
 
-    /// Completes the one under way, which all ranks have written; rank 0 returns its folder.
-    pub fn commit(&mut self) -> Result<Option<PathBuf>, TrainError> {
+    /// Completes the one under way, which all ranks have written; rank 0 returns its step and folder.
+    pub fn commit(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let Some(save) = self.under_way.take().filter(|_| self.rank == 0) else { return Ok(None) };
         let extra: Vec<_> = self.extra.iter().map(|(name, bytes)| (*name, &bytes[..])).collect();
+        let step = save.index.step;
         let path = self.folder.commit(save.index, &extra)?;
         self.folder.prune(self.keep)?;
-        Ok(Some(path))
+        Ok(Some((step, path)))
     }
 }
 

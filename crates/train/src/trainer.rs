@@ -142,7 +142,8 @@ pub(crate) fn train_launched(
     }
     progress.say(&format!("writing {}", folder.path().display()));
 
-    let job = Job { config, dataset, tokenizer, folder, resume, progress, stop };
+    let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
+    let job = Job { config, dataset, tokenizer, folder, resume, progress, devices: count, stop };
     let threads = threads_per_rank(ranks_here);
     let outcomes = launch.run_ranks(devices, |comm| {
         // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.

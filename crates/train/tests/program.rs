@@ -91,11 +91,12 @@ fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
 
     let first = metrics(&folder.path().join("first"));
     let keys = |line: &serde_json::Value| line.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
-    let step = "aux_loss grad_norm loss lr skipped step step_seconds tokens tokens_per_second";
+    let step = "aux_loss checkpoint_seconds data_wait_seconds elapsed_seconds grad_norm grad_norm_z loss loss_z lr mfu skipped step \
+                step_seconds tflops tokens tokens_per_second";
     let kinds: Vec<String> = first.iter().map(keys).collect();
-    let (usage, validation) = ("memory step traffic", "step val_loss");
-    assert_eq!(kinds, [step, usage, step, step, step, validation, step, step, usage, validation]);
-    assert_eq!(values(&first, "step"), [1.0, 1.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0, 6.0, 6.0]);
+    let (model, usage, validation, event) = ("parameters", "memory step traffic", "step val_loss", "event step");
+    assert_eq!(kinds, [model, step, usage, step, step, step, validation, step, step, usage, validation, event]);
+    assert_eq!(values(&first, "step"), [1.0, 1.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0, 6.0, 6.0, 6.0]);
     assert_eq!(values(&first, "tokens"), [64.0, 128.0, 192.0, 256.0, 320.0, 384.0]);
     assert!(stdout.starts_with(&format!(
         "validation loss {:.4} after 6 steps; metrics are in first\n",

@@ -305,10 +305,12 @@ impl Default for CheckpointConfig {
 pub struct MetricsConfig {
     /// Steps between reports of memory and communication, beside those of the first and the last step; 0 for these only.
     pub every: usize,
+    /// 10^12 floating-point operations a second that a device can do in the type of the parameters; null: no MFU is reported.
+    pub peak_tflops: Option<f64>,
 }
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        Self { every: 100 }
+        Self { every: 100, peak_tflops: None }
     }
 }

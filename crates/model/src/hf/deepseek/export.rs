@@ -95,7 +95,9 @@ pub fn absent_shared_experts(config: &DeepSeekConfig, moe: &MoeConfig) -> Vec<(S
     let d = config.hidden_size;
     let of = |layer, matrix| format!("model.layers.{layer}.mlp.shared_experts.{matrix}.weight");
     (config.first_k_dense_replace..config.num_hidden_layers)
-        .flat_map(|layer| [("gate_proj", [0, d]), ("up_proj", [0, d]), ("down_proj", [d, 0])].map(|(m, s)| (of(layer, m), s)))
+        .flat_map(|layer| {
+            [("gate_proj", [0, d]), ("up_proj", [0, d]), ("down_proj", [d, 0])].map(|(m, s)| (of(layer, m), s))
+        })
         .collect()
 }
 

@@ -1,0 +1,65 @@
+//! How much arithmetic a token costs, to say what share of a device's peak a run uses.
+
+use crate::config::{Config, ModelConfig};
+use crate::units::parameters;
+
+/// Floating-point operations of training on one token, forward and backward (PaLM, arXiv 2204.02311, appendix B; nanoGPT's `estimate_mfu`):
+///
+/// ```text
+/// 6 N + 6 L H (Q + V) T        N  parameters in matrix products that a token passes: without embeddings (the tied head counts), and of
+///                                 E routed experts the top_k
+///                              L, H, Q, V, T  layers, heads, widths of a head's query and value, tokens of a sequence
+/// ```
+///
+/// `2 N` multiplications and additions forward, twice that backward; attention's two products are counted as if there were no mask, as
+/// is the custom. Recomputed activations are not counted: it is model FLOPs, not hardware FLOPs.
+pub(crate) fn per_token(config: &Config) -> f64 {
+    let (mut active, t) = (0.0, config.train.seq_len as f64);
+    let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.num_experts as f64);
+    for parameter in parameters(config) {
+        let len = parameter.len().unwrap_or_default() as f64;
+        active += match parameter.name.as_str() {
+            "embed.weight" | "ends.wpe.weight" => 0.0,
+            name if name.contains(".experts.") && !name.contains("shared_experts") => len * share,
+            _ if parameter.shape.len() < 2 => 0.0,
+            _ => len,
+        };
+    }
+    let attention = match &config.model {
+        ModelConfig::Gpt2(shape) => 2 * shape.n_layer * shape.n_embd,
+        ModelConfig::DeepSeek(shape) => {
+            let widths = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim;
+            shape.num_hidden_layers * shape.num_attention_heads * widths
+        }
+    };
+    6.0 * active + 6.0 * attention as f64 * t
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Source;
+
+    fn of(preset: &str, overrides: &[&str]) -> f64 {
+        let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+        let mut config = Config::load(Source::Preset(preset), &overrides).unwrap();
+        if let ModelConfig::DeepSeek(shape) = &mut config.model {
+            shape.vocab_size = shape.vocab_size.max(256);
+        }
+        per_token(&config)
+    }
+
+    #[test]
+    fn gpt2_small_costs_what_nanogpt_says_but_for_norms_and_biases() {
+        // nanoGPT: 6 * (124,439,808 - 1024 * 768) + 12 * 12 * 12 * 64 * 1024, N with the 121,344 of norms and biases.
+        let (given, nanogpt) = (of("gpt2-124m", &[]), 6.0 * 123_653_376.0 + 12.0 * 12.0 * 768.0 * 1024.0);
+        assert!((given / nanogpt - 1.0).abs() < 2e-3, "{given} and {nanogpt}");
+    }
+
+    #[test]
+    fn of_the_experts_those_that_a_token_goes_to_count() {
+        let [two, eight] = ["moe.top_k=2", "moe.top_k=8"].map(|top_k| of("deepseek", &[top_k]));
+        // 4 layers of 6 more experts of 3 matrices of 128 x 128.
+        assert_eq!(eight - two, 6.0 * (4 * 6 * 3 * 128 * 128) as f64);
+    }
+}
