@@ -6,9 +6,9 @@ use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::import::{self, ImportArgs};
 use crate::commands::inspect::{self, InspectArgs};
 use crate::commands::logits::{self, LogitsArgs};
+use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::report::{self, ReportArgs};
-use crate::config::{Config, ConfigError, PRESETS, Source, TokenizerKind};
-use crate::data::Tokenizer;
+use crate::config::{Config, ConfigError, PRESETS, Source};
 use crate::launch::Launch;
 use crate::resume;
 use crate::trainer::{Outcome, Place, TrainError, human, set_vocabulary, train_launched};
@@ -36,6 +36,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Prepare(PrepareArgs),
     Generate(GenerateArgs),
     Eval(EvalArgs),
     Inspect(InspectArgs),
@@ -59,7 +60,8 @@ struct TrainArgs {
     /// Optimizer steps
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<usize>,
-    /// A text file, or `rust-crates`: Rust source that the build has put on disk
+    /// Text, JSONL, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder of `train prepare`, `shakespeare`, or
+    /// `rust-crates`: Rust source that the build has put on disk
     #[arg(long, value_name = "SRC")]
     data: Option<String>,
     /// cpu, cuda or cuda:N
@@ -93,6 +95,7 @@ pub fn main() -> ExitCode {
 impl Command {
     fn run(&self) -> Result<(), Box<dyn Error>> {
         match self {
+            Self::Prepare(args) => prepare::run(args)?,
             Self::Generate(args) => generate::run(args)?,
             Self::Eval(args) => eval::run(args)?,
             Self::Inspect(args) => inspect::run(args)?,
@@ -195,8 +198,7 @@ fn presets() -> String {
         let count = match Config::load(Source::Preset(preset.name), &[]) {
             Ok(mut config) => {
                 // A preset without a vocabulary takes the tokenizer's, which the kind of byte tokens tells without a corpus.
-                let bytes = Tokenizer::new(TokenizerKind::Byte, "");
-                set_vocabulary(&mut config, &bytes)
+                set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size()))
                     .map_or_else(|error| error.to_string(), |()| human(parameter_count(&config)))
             }
             Err(error) => error.to_string(),

@@ -19,7 +19,6 @@ pub mod allocator;
 pub mod cli;
 mod commands;
 pub mod config;
-pub mod data;
 mod device;
 mod expert_loads;
 mod flops;

@@ -1,8 +1,7 @@
 //! What one rank does in a run.
 
 use crate::allocator::allocated;
-use crate::config::{Config, OnNonFinite};
-use crate::data::{Dataset, Tokenizer};
+use crate::config::{Config, OnNonFinite, TrainConfig};
 use crate::expert_loads::{self, ExpertLoads};
 use crate::flops;
 use crate::metrics::{EventMetrics, ExpertMetrics, ModelMetrics, StepMetrics, UsageMetrics, ValMetrics};
@@ -18,6 +17,7 @@ use crate::units::{Batch, Parts, parameter_count, units};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use checkpoint::{Checkpoint, Folder, Index};
 use comm::Communicator;
+use data::{Dataset, Loader, Tokenizer};
 use fsdp::{Fsdp, FsdpConfig, FsdpError, NonFinite, StepReport, WantedPart};
 use model::{Generation, MicroBatch, Sampling, generate};
 use std::ops::{ControlFlow, Range};
@@ -29,8 +29,9 @@ use std::time::Instant;
 /// What all ranks share.
 pub(crate) struct Job {
     pub config: Config,
-    pub dataset: Dataset,
-    pub tokenizer: Tokenizer,
+    pub dataset: Arc<Dataset>,
+    /// None for tokens whose tokenizer is not known.
+    pub tokenizer: Option<Tokenizer>,
     pub folder: RunFolder,
     /// What the run goes on from.
     pub resume: Option<Checkpoint>,
@@ -79,6 +80,7 @@ struct Rank<'a> {
     fsdp: Fsdp<Batch>,
     parts: Parts,
     loads: ExpertLoads,
+    loader: Loader,
     saver: Saver,
     recorder: Recorder,
     flops_per_token: f64,
@@ -102,8 +104,9 @@ impl<'a> Rank<'a> {
             let mut read = |wanted: &WantedPart| resume::read(checkpoint, wanted).map_err(|error| error.to_string());
             fsdp.load_state(resume::progress(checkpoint), &mut read)?;
         }
-        let yaml = ("config.yaml", job.config.to_yaml().into_bytes());
-        let saver = Saver::new(Folder::of_run(&run), rank, job.config.checkpoint.keep, vec![yaml]);
+        let extra = if rank == 0 { job.folder.checkpoint_files(&job.config, job.tokenizer.as_ref())? } else { vec![] };
+        let saver = Saver::new(Folder::of_run(&run), rank, job.config.checkpoint.keep, extra);
+        let loader = start_loader(job, fsdp.data_parallel());
         let path = job.folder.metrics();
         let open = || job.folder.open_metrics().map_err(|source| TrainError::Metrics { path, source });
         let metrics = if rank == 0 { Some(open()?) } else { None };
@@ -124,6 +127,7 @@ impl<'a> Rank<'a> {
             fsdp,
             parts,
             loads,
+            loader,
             saver,
             recorder,
             flops_per_token: flops::per_token(&job.config),
@@ -139,8 +143,15 @@ impl<'a> Rank<'a> {
         let Config { train, optim, .. } = config;
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
-        let micro_batches = self.micro_batches(step);
-        let (data_wait_seconds, parts, loads) = (started.elapsed().as_secs_f64(), &self.parts, &self.loads);
+        let (batches, waited) = self.loader.next();
+        let data_wait_seconds = waited.as_secs_f64();
+        let firsts = micro_batches(train, self.fsdp.data_parallel()).map(|range| range.start);
+        let batch = |(first_row, tokens): (u64, data::Batch)| {
+            let place = MicroBatch { seed: train.seed, step: step as u64, first_row };
+            Batch::new(tokens, Some(place), &self.device)
+        };
+        let micro_batches: Vec<Batch> = firsts.zip(batches).map(batch).collect();
+        let (parts, loads) = (&self.parts, &self.loads);
         let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
         let report = self.fsdp.train_step_with(&micro_batches, lr, update)?;
         match &report.non_finite {
@@ -246,36 +257,14 @@ impl<'a> Rank<'a> {
         self.recorder.log(line);
     }
 
-    /// This rank's sequences of the step's global batch, `micro_batch_size` at a time.
-    fn micro_batches(&self, step: usize) -> Vec<Batch> {
-        let train = &self.job.config.train;
-        let batch = |range: Range<usize>| {
-            let first_row = range.start as u64;
-            let tokens = self.job.dataset.train_batch(train.seed, step as u64, range, train.seq_len);
-            let place = MicroBatch { seed: train.seed, step: step as u64, first_row };
-            Batch::new(tokens, Some(place), &self.device)
-        };
-        // Micro-batches go round the ranks: their gradients are then added in the same order on any number of ranks.
-        let (micro, (rank, ranks)) = (self.micro_batch_size(), self.fsdp.data_parallel());
-        let firsts = (rank * micro..train.global_batch_size).step_by(micro * ranks);
-        firsts.map(|first| batch(first..first + micro)).collect()
-    }
-
-    fn share(&self) -> usize {
-        self.job.config.train.global_batch_size / self.fsdp.data_parallel().1
-    }
-
-    fn micro_batch_size(&self) -> usize {
-        self.job.config.train.micro_batch_size.map_or(self.share(), |micro| micro.min(self.share()))
-    }
-
     /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks. None if it is
     /// asked to stop before the last of them.
     fn validate(&mut self, step: usize) -> Result<Option<f64>, TrainError> {
         let train = &self.job.config.train;
         let count = train.val_batches.saturating_mul(train.global_batch_size);
         let windows = self.job.dataset.val_indices(count, train.seq_len);
-        let (micro, (rank, ranks)) = (self.micro_batch_size(), self.fsdp.data_parallel());
+        let (rank, ranks) = self.fsdp.data_parallel();
+        let micro = micro_batch_size(train, ranks);
         let (mut sum, mut count) = (0.0, 0.0);
         for round in windows.chunks(micro * ranks) {
             if self.should_stop()? {
@@ -299,18 +288,16 @@ impl<'a> Rank<'a> {
     /// Some text from the trained model, on rank 0.
     fn sample(&mut self) -> Result<Option<String>, TrainError> {
         let train = &self.job.config.train;
-        if train.sample_tokens == 0 {
-            return Ok(None);
-        }
+        let Some(tokenizer) = self.job.tokenizer.as_ref().filter(|_| train.sample_tokens > 0) else { return Ok(None) };
         let Some(model) = self.parts.gather(&self.job.config, &self.fsdp, self.rank == 0, &self.device)? else {
             return Ok(None);
         };
-        let prompt = self.job.tokenizer.encode("\n").unwrap_or_else(|_| vec![0]);
+        let prompt = tokenizer.encode("\n").unwrap_or_else(|_| vec![0]);
         let sampling = Sampling { temperature: 0.8, seed: train.seed, ..Sampling::default() };
         let how = Generation { max_new_tokens: train.sample_tokens, window: train.seq_len, stop: None, sampling };
         let tokens = generate(&*model, &[prompt], &how, &self.device, &mut |_, _| ControlFlow::Continue(()))
             .expect("a prompt of at least one token, and a temperature");
-        Ok(Some(self.job.tokenizer.decode(&tokens[0])))
+        Ok(Some(tokenizer.decode(&tokens[0])))
     }
 
     /// Which rank computes what, where not every rank computes all.
@@ -372,6 +359,31 @@ impl<'a> Rank<'a> {
     fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {
         Outcome { folder: self.job.folder.path().to_path_buf(), steps, stopped, val_loss, sample }
     }
+}
+
+/// How many sequences a rank computes at once.
+fn micro_batch_size(train: &TrainConfig, ranks: usize) -> usize {
+    let share = train.global_batch_size / ranks;
+    train.micro_batch_size.map_or(share, |micro| micro.min(share))
+}
+
+/// The rows of a step's global batch that a rank computes, a micro-batch at a time. Micro-batches go round the ranks: their gradients
+/// are then added in the same order on any number of ranks.
+fn micro_batches(train: &TrainConfig, (rank, ranks): (usize, usize)) -> impl Iterator<Item = Range<u64>> + use<> {
+    let micro = micro_batch_size(train, ranks);
+    let firsts = (rank * micro..train.global_batch_size).step_by(micro * ranks);
+    firsts.map(move |first| first as u64..(first + micro) as u64)
+}
+
+/// Reads ahead, from the step that the run goes on with.
+fn start_loader(job: &Job, data_parallel: (usize, usize)) -> Loader {
+    let train = job.config.train.clone();
+    let first = job.resume.as_ref().map_or(0, |checkpoint| checkpoint.index().step);
+    let (seed, seq_len, steps) = (train.seed, train.seq_len, first..train.steps as u64);
+    Loader::start(job.dataset.clone(), seed, seq_len, steps, move |step| {
+        let first = step * train.global_batch_size as u64;
+        micro_batches(&train, data_parallel).map(|rows| first + rows.start..first + rows.end).collect()
+    })
 }
 
 /// What was not finite, and where.

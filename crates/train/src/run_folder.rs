@@ -1,5 +1,6 @@
 use crate::config::Config;
 use crate::trainer::TrainError;
+use data::Tokenizer;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -48,6 +49,25 @@ impl RunFolder {
         write_whole(&folder.metrics(), kept.as_bytes()).map_err(unwritable)?;
         write_whole(&path.join("config.yaml"), config.to_yaml().as_bytes()).map_err(unwritable)?;
         Ok(folder)
+    }
+
+    /// Files that belong to every checkpoint: the configuration, and the tokenizer's.
+    pub(crate) fn checkpoint_files(
+        &self,
+        config: &Config,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
+        let mut files = vec![("config.yaml".to_string(), config.to_yaml().into_bytes())];
+        let Some(tokenizer) = tokenizer else { return Ok(files) };
+        let folder = self.path.join("tokenizer");
+        let unwritable = |source| TrainError::RunFolder { path: folder.clone(), source };
+        fs::create_dir_all(&folder).map_err(unwritable)?;
+        tokenizer.save(&folder)?;
+        for entry in fs::read_dir(&folder).map_err(unwritable)?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            files.push((name, fs::read(entry.path()).map_err(unwritable)?));
+        }
+        Ok(files)
     }
 
     /// What the processes without rank 0 have: no folder, they write nothing.

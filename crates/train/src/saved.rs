@@ -1,12 +1,12 @@
 //! A trained model from a checkpoint, whole and on one device.
 
 use crate::config::{Config, Source};
-use crate::data::{self, Tokenizer};
 use crate::trainer::TrainError;
 use crate::units::Whole;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use checkpoint::{Checkpoint, CheckpointError, Folder, Kind};
+use data::Tokenizer;
 use std::path::Path;
 
 /// The newest checkpoint of a run, or one that was named.
@@ -45,12 +45,14 @@ impl Saved {
 
     /// The tokenizer it was trained with.
     pub fn tokenizer(&self) -> Result<Tokenizer, TrainError> {
-        let data = &self.config.data;
-        let corpus = match data.tokenizer {
-            crate::config::TokenizerKind::Byte => String::new(),
-            crate::config::TokenizerKind::Char => data::load(&data.source)?.text,
-        };
-        Ok(Tokenizer::new(data.tokenizer, &corpus))
+        Ok(Tokenizer::open(self.checkpoint.path())?)
+    }
+
+    /// Names and bytes of the tokenizer's files.
+    pub fn tokenizer_files(&self) -> std::io::Result<Vec<(String, Vec<u8>)>> {
+        let names = self.checkpoint.index().files.iter().filter(|file| file.pieces.is_empty()).map(|file| &file.name);
+        let of_tokenizer = names.filter(|name| name.as_str() != "config.yaml");
+        of_tokenizer.map(|name| Ok((name.clone(), std::fs::read(self.checkpoint.path().join(name))?))).collect()
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Saver {
     rank: usize,
     keep: usize,
     /// Files that belong to every checkpoint: name and bytes.
-    extra: Vec<(&'static str, Vec<u8>)>,
+    extra: Vec<(String, Vec<u8>)>,
     under_way: Option<Save>,
 }
 
@@ -36,7 +36,7 @@ struct Save {
 
 impl Saver {
     /// Keeps the newest `keep` checkpoints in `folder`.
-    pub fn new(folder: Folder, rank: usize, keep: usize, extra: Vec<(&'static str, Vec<u8>)>) -> Self {
+    pub fn new(folder: Folder, rank: usize, keep: usize, extra: Vec<(String, Vec<u8>)>) -> Self {
         Self { folder, rank, keep, extra, under_way: None }
     }
 
@@ -95,7 +95,7 @@ impl Saver {
     /// Completes the one under way, which all ranks have written; rank 0 returns its step and folder.
     pub fn commit(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let Some(save) = self.under_way.take().filter(|_| self.rank == 0) else { return Ok(None) };
-        let extra: Vec<_> = self.extra.iter().map(|(name, bytes)| (*name, &bytes[..])).collect();
+        let extra: Vec<_> = self.extra.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect();
         let step = save.index.step;
         let path = self.folder.commit(save.index, &extra)?;
         self.folder.prune(self.keep)?;

@@ -1,6 +1,5 @@
 use crate::allocator::count_for;
 use crate::config::{Config, ConfigError, ModelConfig};
-use crate::data::{self, DataError, Dataset, Tokenizer};
 use crate::device::Devices;
 use crate::launch::Launch;
 use crate::progress::Progress;
@@ -10,6 +9,7 @@ use crate::run_folder::RunFolder;
 use crate::units::{parameter_count, parameters};
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index};
 use comm::RankFailure;
+use data::DataError;
 use fsdp::FsdpError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -118,22 +118,22 @@ pub(crate) fn train_launched(
     config.validate()?;
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
-    let corpus = data::load(&config.data.source)?;
-    let tokenizer = Tokenizer::new(config.data.tokenizer, &corpus.text);
-    let dataset = Dataset::new(tokenizer.encode(&corpus.text)?, config.train.seq_len)?;
-    set_vocabulary(&mut config, &tokenizer)?;
+    let prepared = data::open(&config.data.source, &config.data.options(launch.has_rank_0()))?;
+    let dataset = Arc::new(prepared.dataset.clone());
+    dataset.check(config.train.seq_len)?;
+    set_vocabulary(&mut config, prepared.vocab_size())?;
     let resume = place.resume.as_deref().map(|path| open_checkpoint(path, &config)).transpose()?;
     let folder = if launch.has_rank_0() { place.folder(&config, resume.as_ref())? } else { RunFolder::of_rank_0() };
 
     let progress = if launch.has_rank_0() { Progress::new(config.train.steps) } else { Progress::silent() };
     progress.say(&format!(
-        "{}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
+        "{}: {} parameters, {} tokens of {} ({} for validation), {} in the vocabulary",
         place.name,
         human(parameter_count(&config)),
-        human(dataset.train.len() + dataset.val.len()),
-        corpus.name,
-        human(dataset.val.len()),
-        tokenizer.vocab_size(),
+        human((dataset.train_tokens() + dataset.val_tokens()) as usize),
+        prepared.name,
+        human(dataset.val_tokens() as usize),
+        prepared.vocab_size().map_or("an unknown number".into(), |size| size.to_string()),
     ));
     devices.sharing().into_iter().for_each(|line| progress.say(&line));
     if let Some(checkpoint) = &resume {
@@ -143,7 +143,7 @@ pub(crate) fn train_launched(
     progress.say(&format!("writing {}", folder.path().display()));
 
     let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
-    let job = Job { config, dataset, tokenizer, folder, resume, progress, devices: count, stop };
+    let job = Job { config, dataset, tokenizer: prepared.tokenizer, folder, resume, progress, devices: count, stop };
     let threads = threads_per_rank(ranks_here);
     let outcomes = launch.run_ranks(devices, |comm| {
         // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
@@ -179,23 +179,26 @@ fn threads_per_rank(ranks: usize) -> usize {
     (cores / ranks).max(1)
 }
 
-/// A vocabulary of 0 becomes the tokenizer's; a smaller one cannot hold its tokens.
-pub(crate) fn set_vocabulary(config: &mut Config, tokenizer: &Tokenizer) -> Result<(), ConfigError> {
+/// A vocabulary of 0 becomes the tokenizer's, if that is known; a smaller one cannot hold its tokens.
+pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Result<(), ConfigError> {
     let vocab_size = match &mut config.model {
         ModelConfig::Gpt2(shape) => &mut shape.vocab_size,
         ModelConfig::DeepSeek(shape) => &mut shape.vocab_size,
     };
-    match *vocab_size {
-        0 => *vocab_size = tokenizer.vocab_size(),
-        given if given < tokenizer.vocab_size() => {
-            return Err(ConfigError::Invalid(format!(
-                "model.vocab_size is {given}, but the tokenizer has {} tokens: give at least that, or 0 for as many",
-                tokenizer.vocab_size()
-            )));
+    match (*vocab_size, tokens) {
+        (0, None) => Err(ConfigError::Invalid(
+            "model.vocab_size is 0, and the data does not say how many tokens there are: give a number, or the tokenizer \
+             that made the data (data.tokenizer)"
+                .into(),
+        )),
+        (given, Some(tokens)) if given != 0 && given < tokens => Err(ConfigError::Invalid(format!(
+            "model.vocab_size is {given}, but the tokenizer has {tokens} tokens: give at least that, or 0 for as many"
+        ))),
+        (given, tokens) => {
+            *vocab_size = if given == 0 { tokens.unwrap_or_default() } else { given };
+            Ok(())
         }
-        _ => {}
     }
-    Ok(())
 }
 
 /// `1234567` as `1.2M`.

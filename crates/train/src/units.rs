@@ -1,5 +1,4 @@
 use crate::config::{Config, ModelConfig};
-use crate::data;
 use crate::expert_loads::{ExpertLoads, bias_update};
 use burn::module::Module;
 use burn::nn::Embedding;

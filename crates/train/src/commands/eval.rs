@@ -1,9 +1,9 @@
 use crate::cli::say;
-use crate::data::{self, Tokenizer};
 use crate::saved::Saved;
 use crate::trainer::TrainError;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use clap::Args;
+use data::{OpenOptions, Tokenizer, TokenizerSpec};
 use indicatif::{ProgressBar, ProgressStyle};
 use model::LanguageModel;
 use serde::Deserialize;
@@ -46,7 +46,7 @@ pub enum EvalError {
 pub fn run(args: &EvalArgs) -> Result<(), EvalError> {
     let saved = Saved::open(&args.run)?;
     let device = Device::flex();
-    let (tokenizer, model) = (saved.tokenizer()?, saved.model(&device)?);
+    let model = saved.model(&device)?;
     let seq_len = args.seq_len.unwrap_or(saved.config.train.seq_len);
     if seq_len == 0 || seq_len > model.context() || args.batch == 0 {
         let context = model.context();
@@ -56,41 +56,47 @@ pub fn run(args: &EvalArgs) -> Result<(), EvalError> {
         )));
     }
     match (&args.data, &args.choices) {
-        (Some(source), _) => text(&*model, &tokenizer, source, seq_len, args.batch, &device),
-        (None, Some(path)) => choices(&*model, &tokenizer, path, &device),
+        (Some(source), _) => text(&saved, &*model, source, seq_len, args.batch),
+        (None, Some(path)) => choices(&*model, &saved.tokenizer()?, path, &device),
         (None, None) => unreachable!("clap asks for one of them"),
     }
 }
 
-/// Cross entropy over windows side by side. Every token but the first is predicted once, from those before it in its window.
-fn text(
-    model: &dyn LanguageModel,
-    tokenizer: &Tokenizer,
-    source: &str,
-    seq_len: usize,
-    batch: usize,
-    device: &Device,
-) -> Result<(), EvalError> {
-    let corpus = data::load(source).map_err(TrainError::from)?;
-    let tokens = tokenizer.encode(&corpus.text).map_err(TrainError::from)?;
-    if tokens.len() < 2 {
-        return Err(EvalError::Invalid(format!("{source} has fewer than 2 tokens: there is nothing to predict")));
+/// Cross entropy over windows side by side; what does not fill a window at the end is left out.
+fn text(saved: &Saved, model: &dyn LanguageModel, source: &str, seq_len: usize, batch: usize) -> Result<(), EvalError> {
+    let options = OpenOptions {
+        tokenizer: Some(TokenizerSpec::Path(saved.checkpoint.path().into())),
+        val_fraction: Some(1.0),
+        progress: true,
+        ..saved.config.data.options(true)
+    };
+    let prepared = data::open(source, &options).map_err(TrainError::from)?;
+    let windows = if prepared.dataset.val_tokens() == 0 { 0 } else { prepared.dataset.val_windows(seq_len) };
+    if windows == 0 {
+        return Err(EvalError::Invalid(format!(
+            "{source} has {} tokens, fewer than a window of {seq_len} and its last target: give a smaller --seq-len",
+            prepared.dataset.val_tokens()
+        )));
     }
-    let predicted = tokens.len() - 1;
-    let bar = progress(predicted as u64);
-    let windows: Vec<&[u32]> =
-        (0..predicted).step_by(seq_len).map(|start| &tokens[start..tokens.len().min(start + seq_len + 1)]).collect();
+    let bar = progress(windows as u64);
     let mut nats = 0.0;
-    for windows in windows.chunks(batch) {
-        nats -= log_probabilities(model, windows, device).iter().flatten().sum::<f64>();
-        bar.inc(windows.iter().map(|window| window.len() as u64 - 1).sum());
+    for first in (0..windows).step_by(batch) {
+        let window = prepared.dataset.val_batch(first..windows.min(first + batch), seq_len);
+        let shape = [window.sequences, seq_len];
+        let tensor = |tokens: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), &Device::flex());
+        let loss = model::cross_entropy(model.logits(tensor(window.inputs)), tensor(window.targets));
+        nats += f64::from(loss.into_scalar::<f32>()) * (window.sequences * seq_len) as f64;
+        bar.inc(window.sequences as u64);
     }
     bar.finish_and_clear();
+    let predicted = windows * seq_len;
     let loss = nats / predicted as f64;
-    say(&format!("{}: {predicted} tokens predicted, {} bytes", corpus.name, corpus.text.len()));
+    say(&format!("{}: {predicted} tokens predicted, in windows of {seq_len}", prepared.name));
     say(&format!("loss {loss:.4} nats per token"));
     say(&format!("perplexity {:.3}", loss.exp()));
-    say(&format!("bits per byte {:.4}", nats / LN_2 / corpus.text.len() as f64));
+    if let Some(meta) = prepared.meta {
+        say(&format!("bits per byte {:.4}", loss / LN_2 * meta.tokens as f64 / meta.text_bytes as f64));
+    }
     Ok(())
 }
 

@@ -71,8 +71,16 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
         DtypeArg::Bf16 => Dtype::BF16,
         DtypeArg::F16 => Dtype::F16,
     };
-    let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_bytes, ..ExportOptions::default() };
+    // A model of tokens whose tokenizer nobody knows has no end of text either.
+    let end_of_text = saved.tokenizer().ok().and_then(|tokenizer| tokenizer.eot());
+    let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_bytes, end_of_text };
+    let write = |path: &Path, source| ExportError::Write { path: path.into(), source };
     let summary = hf::export(folder, model, &options, |path| saved.parameter(path))?;
+    let files = saved.tokenizer_files().map_err(|source| write(saved.checkpoint.path(), source))?;
+    for (name, bytes) in files {
+        let path = folder.join(name);
+        fs::write(&path, bytes).map_err(|source| write(&path, source))?;
+    }
     say(&format!(
         "wrote {} parameters in {} tensors to {} ({})",
         human(summary.parameters),

@@ -1,9 +1,9 @@
 use crate::cli::say;
-use crate::data::Tokenizer;
 use crate::saved::Saved;
 use crate::trainer::TrainError;
 use burn::tensor::Device;
 use clap::Args;
+use data::Decoder;
 use model::{GenerateError, Generation, Sampling, generate};
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
@@ -59,9 +59,12 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     let prompts = texts.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
     let model = saved.model(&device)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
-    let how = Generation { max_new_tokens: args.tokens, window: model.context(), stop: None, sampling };
+    let how = Generation { max_new_tokens: args.tokens, window: model.context(), stop: tokenizer.eot(), sampling };
 
-    let mut stream = (texts.len() == 1).then(|| Stream::new(&tokenizer, &texts[0]));
+    let mut stream = (texts.len() == 1).then(|| {
+        print(&texts[0]);
+        Stream(tokenizer.decoder())
+    });
     let mut count = 0;
     let started = Instant::now();
     let tokens = generate(&*model, &prompts, &how, &device, &mut |_, token| {
@@ -70,7 +73,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     })?;
     let seconds = started.elapsed().as_secs_f64();
     match stream {
-        Some(stream) => stream.finish(),
+        Some(Stream(decoder)) => say(&decoder.finish()),
         None => texts.iter().zip(&tokens).for_each(|(text, tokens)| say(&(text.clone() + &tokenizer.decode(tokens)))),
     }
     let _ = writeln!(io::stderr(), "{count} tokens, {:.1} tokens/s", f64::from(count) / seconds);
@@ -106,36 +109,12 @@ fn prompts(args: &GenerateArgs) -> Result<Vec<String>, GenerateCommandError> {
 }
 
 /// Prints a text as it grows, whole characters only.
-struct Stream<'a> {
-    tokenizer: &'a Tokenizer,
-    tokens: Vec<u32>,
-    /// Bytes of the decoded tokens that are printed.
-    printed: usize,
-}
+struct Stream(Decoder);
 
-impl<'a> Stream<'a> {
-    fn new(tokenizer: &'a Tokenizer, prompt: &str) -> Self {
-        print(prompt);
-        Self { tokenizer, tokens: vec![], printed: 0 }
-    }
-
+impl Stream {
     /// Breaks off where nobody reads any more.
     fn push(&mut self, token: u32) -> ControlFlow<()> {
-        self.tokens.push(token);
-        let text = self.tokenizer.decode(&self.tokens);
-        // What ends in a replacement may be the beginning of a character.
-        if text.ends_with(char::REPLACEMENT_CHARACTER) { ControlFlow::Continue(()) } else { self.print_rest(&text) }
-    }
-
-    fn finish(mut self) {
-        let text = self.tokenizer.decode(&self.tokens) + "\n";
-        let _ = self.print_rest(&text);
-    }
-
-    fn print_rest(&mut self, text: &str) -> ControlFlow<()> {
-        let printed = text.get(self.printed..).is_none_or(print);
-        self.printed = text.len();
-        if printed { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        if print(&self.0.push(token)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
 }
 

@@ -5,6 +5,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, write_rank};
 use clap::Args;
+use data::TokenizerSpec;
 use model::hf::{Folder, HfError, Pretrained};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -51,13 +52,29 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
         }
     }
     config.train.seq_len = config.train.seq_len.min(config.model.context().1);
+    let tokenizer = folder.tokenizer_files();
+    let run_tokenizer = run.join("tokenizer");
+    let unwritable = |source| TrainError::RunFolder { path: run.clone(), source };
+    let mut extra = vec![];
+    for path in &tokenizer {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        fs::create_dir_all(&run_tokenizer).map_err(unwritable)?;
+        let bytes = fs::read(path).map_err(|source| HfError::Io { path: path.clone(), source })?;
+        fs::write(run_tokenizer.join(&name), &bytes).map_err(unwritable)?;
+        extra.push((name, bytes));
+    }
+    if !tokenizer.is_empty() {
+        config.data.tokenizer = Some(TokenizerSpec::Path(run_tokenizer));
+    }
     let yaml = config.to_yaml();
+    extra.push(("config.yaml".into(), yaml.clone().into_bytes()));
     let checkpoints = Checkpoints::of_run(run);
     let parameters: usize = pieces.pieces.iter().map(|(piece, _)| piece.len).sum();
     let write = || -> Result<PathBuf, CheckpointError> {
         write_rank(&checkpoints.partial(0), 0, pieces.pieces)?;
         let index = Index { world_size: 1, strategy: "imported".into(), seed: config.train.seed, ..Index::default() };
-        checkpoints.commit(index, &[("config.yaml", yaml.as_bytes())])
+        let extra: Vec<_> = extra.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect();
+        checkpoints.commit(index, &extra)
     };
     let checkpoint = write()?;
     write_config(run, &yaml)?;

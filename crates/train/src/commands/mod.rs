@@ -6,4 +6,5 @@ pub mod generate;
 pub mod import;
 pub mod inspect;
 pub mod logits;
+pub mod prepare;
 pub mod report;

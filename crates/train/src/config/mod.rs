@@ -11,6 +11,7 @@ mod presets;
 mod tests;
 mod validate;
 
+use data::TokenizerSpec;
 use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, Precision, Prefetch, Strategy, Wrap};
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
@@ -86,26 +87,34 @@ impl Default for ModelConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// `rust-crates`, the default corpus (Rust source that the build has put on disk), or the path of a text file.
+    /// `rust-crates`, the default corpus (Rust source that the build has put on disk), `shakespeare`, or the path of a file or folder:
+    /// text, JSONL, Parquet, each as it is or in gzip or zstd, tokens (`.bin`), or what `train prepare` has made.
     pub source: String,
-    /// How text becomes tokens.
-    pub tokenizer: TokenizerKind,
+    /// `byte`, `char`, `gpt2` or the path of a Hugging Face tokenizer; null for bytes, or for that of prepared data.
+    pub tokenizer: Option<TokenizerSpec>,
+    /// The field of JSONL, or the column of Parquet, that holds the text.
+    pub text_field: String,
+    /// The share of the tokens, at the end, that validates; null for a tenth, but at most 10 million tokens.
+    pub val_fraction: Option<f64>,
 }
 
 impl Default for DataConfig {
     fn default() -> Self {
-        Self { source: "rust-crates".into(), tokenizer: TokenizerKind::Byte }
+        Self { source: data::DEFAULT_SOURCE.into(), tokenizer: None, text_field: "text".into(), val_fraction: None }
     }
 }
 
-/// How text becomes tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TokenizerKind {
-    /// A token per byte: 256 of them, whatever the text.
-    Byte,
-    /// A token per distinct character of the corpus, in the order of their code points.
-    Char,
+impl DataConfig {
+    /// The same for the data crate.
+    pub(crate) fn options(&self, progress: bool) -> data::OpenOptions {
+        data::OpenOptions {
+            tokenizer: self.tokenizer.clone(),
+            text_field: self.text_field.clone(),
+            val_fraction: self.val_fraction,
+            progress,
+            ..data::OpenOptions::default()
+        }
+    }
 }
 
 /// How long and in which portions the model is trained, and what is measured on the way.

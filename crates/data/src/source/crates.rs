@@ -1,18 +1,18 @@
-//! Where the text comes from: a file, or the Rust source that cargo has already put on this disk.
+//! The default corpus: the Rust source that cargo has already put on this disk.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::{env, fs, io};
+use std::{env, fs};
 
 use serde::Deserialize;
 
-use super::DataError;
+use crate::DataError;
 
 /// The source that needs no file: Rust source of crates pinned in `Cargo.lock`.
 pub const DEFAULT_SOURCE: &str = "rust-crates";
 
 /// Size limit of the default corpus in bytes: enough for a small model, loaded in a fraction of a second.
-pub const MAX_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 4 << 20;
 
 /// The crates of the default corpus. Cargo downloads only what the platform and the features need, so this is not all
 /// of `Cargo.lock` but crates that the default build compiles on every platform. Not `serde`: it carries a copy of
@@ -25,50 +25,23 @@ const CRATES: &[&str] = &[
 
 const LOCK_FILE: &str = include_str!("../../../../Cargo.lock");
 
-/// A text to train on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Corpus {
-    /// What the text is, for printing: the file's path, or what the default corpus holds.
-    pub name: String,
-    /// The whole text.
-    pub text: String,
-}
-
-/// Loads a corpus: [`DEFAULT_SOURCE`], or else the text file at the path `source`.
+/// The name of the default corpus, and its text.
 ///
-/// The default corpus is the `.rs` files below `src/` of a fixed list of crates, in the versions that the `Cargo.lock`
-/// of this build pins (the highest, where there are several), read from `registry/src` of cargo's home. Files are
-/// ordered by a hash of `crate/path` and appended unchanged until the next would pass [`MAX_BYTES`]; files that are not
-/// UTF-8 are skipped. So the same lock file gives the same bytes everywhere, and the last tenth, which validates, is
-/// drawn from the same mix of crates as the rest.
-///
-/// # Errors
-/// A text file that is missing, a folder, unreadable, empty or not UTF-8; a crate that is not on this disk.
-pub fn load(source: &str) -> Result<Corpus, DataError> {
-    if source == DEFAULT_SOURCE {
-        load_crates(CRATES, LOCK_FILE, &cargo_home().join("registry").join("src"), MAX_BYTES)
-    } else {
-        load_file(Path::new(source))
-    }
+/// It is the `.rs` files below `src/` of a fixed list of crates, in the versions that the `Cargo.lock` of this build pins
+/// (the highest, where there are several), read from `registry/src` of cargo's home. Files are ordered by a hash of
+/// `crate/path` and appended unchanged until the next would pass [`MAX_BYTES`]; files that are not UTF-8 are skipped. So
+/// the same lock file gives the same bytes everywhere, and the last tenth, which validates, is drawn from the same mix of
+/// crates as the rest.
+pub fn load() -> Result<(String, String), DataError> {
+    load_crates(CRATES, LOCK_FILE, &cargo_home().join("registry").join("src"), MAX_BYTES)
 }
 
-fn load_file(path: &Path) -> Result<Corpus, DataError> {
-    if path.is_dir() {
-        return Err(DataError::Directory { path: path.into() });
-    }
-    let bytes = fs::read(path).map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => DataError::Missing { path: path.into() },
-        _ => unreadable(path, source),
-    })?;
-    if bytes.is_empty() {
-        return Err(DataError::Empty { path: path.into() });
-    }
-    let text = String::from_utf8(bytes)
-        .map_err(|error| DataError::NotUtf8 { path: path.into(), offset: error.utf8_error().valid_up_to() })?;
-    Ok(Corpus { name: path.display().to_string(), text })
-}
-
-fn load_crates(names: &[&str], lock_file: &str, registry: &Path, max_bytes: usize) -> Result<Corpus, DataError> {
+fn load_crates(
+    names: &[&str],
+    lock_file: &str,
+    registry: &Path,
+    max_bytes: usize,
+) -> Result<(String, String), DataError> {
     let versions = pinned_versions(lock_file);
     let mut files = Vec::new();
     for &name in names {
@@ -80,7 +53,7 @@ fn load_crates(names: &[&str], lock_file: &str, registry: &Path, max_bytes: usiz
 
     let (mut text, mut count) = (String::with_capacity(max_bytes), 0);
     for (_, path) in files {
-        let Ok(source) = String::from_utf8(fs::read(&path).map_err(|error| unreadable(&path, error))?) else {
+        let Ok(source) = String::from_utf8(fs::read(&path).map_err(|error| DataError::read(&path, error))?) else {
             continue;
         };
         if text.len() + source.len() > max_bytes {
@@ -89,7 +62,7 @@ fn load_crates(names: &[&str], lock_file: &str, registry: &Path, max_bytes: usiz
         text.push_str(&source);
         count += 1;
     }
-    Ok(Corpus { name: format!("{DEFAULT_SOURCE} ({count} source files of {} crates)", names.len()), text })
+    Ok((format!("{DEFAULT_SOURCE} ({count} source files of {} crates)", names.len()), text))
 }
 
 fn cargo_home() -> PathBuf {
@@ -131,7 +104,7 @@ fn crate_folder(registry: &Path, name: &str, version: &str) -> Result<PathBuf, D
 
 /// Adds every `.rs` file below `folder` as (id, path), where the id has `/` separators on every platform.
 fn list_rust_files(folder: &Path, id: &str, files: &mut Vec<(String, PathBuf)>) -> Result<(), DataError> {
-    let failed = |source| unreadable(folder, source);
+    let failed = |error| DataError::read(folder, error);
     for entry in fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
@@ -143,10 +116,6 @@ fn list_rust_files(folder: &Path, id: &str, files: &mut Vec<(String, PathBuf)>) 
         }
     }
     Ok(())
-}
-
-fn unreadable(path: &Path, source: io::Error) -> DataError {
-    DataError::Unreadable { path: path.into(), source }
 }
 
 /// FNV-1a, 64 bits: unlike the hashers of `std` it is the same in every release of Rust.
@@ -186,18 +155,18 @@ mod tests {
 
     #[test]
     fn the_default_corpus_is_whole_files_up_to_the_limit_and_the_same_each_time() {
-        let corpus = load(DEFAULT_SOURCE).unwrap();
-        assert!((MAX_BYTES * 9 / 10..=MAX_BYTES).contains(&corpus.text.len()), "{} bytes", corpus.text.len());
-        assert_eq!(corpus, load(DEFAULT_SOURCE).unwrap());
+        let (name, text) = load().unwrap();
+        assert!((MAX_BYTES * 9 / 10..=MAX_BYTES).contains(&text.len()), "{} bytes", text.len());
+        assert_eq!((name, text), load().unwrap());
     }
 
     #[test]
     fn crates_are_read_at_their_highest_version_in_hash_order_without_files_that_are_not_utf8() {
         let registry = registry();
-        let corpus = load_crates(&["bee", "ant"], LOCK, registry.path(), 1000).unwrap();
-        assert_eq!(corpus.name, "rust-crates (3 source files of 2 crates)");
-        assert_eq!(corpus.text, "// ant a/b// bee lib// ant lib");
-        assert_eq!(load_crates(&["ant", "bee"], LOCK, registry.path(), 29).unwrap().text, corpus.text[..20]);
+        let (name, text) = load_crates(&["bee", "ant"], LOCK, registry.path(), 1000).unwrap();
+        assert_eq!(name, "rust-crates (3 source files of 2 crates)");
+        assert_eq!(text, "// ant a/b// bee lib// ant lib");
+        assert_eq!(load_crates(&["ant", "bee"], LOCK, registry.path(), 29).unwrap().1, text[..20]);
     }
 
     #[test]
@@ -212,31 +181,5 @@ mod tests {
             error(&["cow"]),
             "crate cow of the corpus rust-crates is not in Cargo.lock: give a text with --data FILE"
         );
-    }
-
-    #[test]
-    fn a_text_file_is_loaded_as_it_is() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        fs::write(&file, "\u{feff}one\r\ntwo").unwrap();
-        let path = file.path().to_str().unwrap();
-        assert_eq!(load(path).unwrap(), Corpus { name: path.into(), text: "\u{feff}one\r\ntwo".into() });
-    }
-
-    #[test]
-    fn the_errors_of_a_text_file_name_it_and_say_what_to_do() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
-        fs::write(path("empty.txt"), "").unwrap();
-        fs::write(path("latin1.txt"), b"caf\xe9").unwrap();
-        let cases = [
-            (path("absent.txt"), "does not exist: check the path given with --data"),
-            (path(""), "is a folder, but --data takes one text file"),
-            (path("empty.txt"), "is empty: give a text with --data FILE"),
-            (path("latin1.txt"), "is not UTF-8 text (first bad byte at offset 3): convert it"),
-        ];
-        for (path, expected) in cases {
-            let message = load(&path).unwrap_err().to_string();
-            assert!(message.contains(&path) && message.contains(expected), "{message}");
-        }
     }
 }

@@ -1,0 +1,65 @@
+use crate::cli::say;
+use crate::trainer::human;
+use clap::Args;
+use data::{DataError, PrepareOptions, TokenizerSpec};
+use std::fs;
+use std::path::PathBuf;
+
+/// Makes text into a folder of tokens, for `--data`.
+#[derive(Debug, Args)]
+pub struct PrepareArgs {
+    /// Text, JSONL, Parquet (also .gz, .zst), a folder of them, `shakespeare` or `rust-crates`
+    source: String,
+    /// The folder to write, a new one
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// byte, char, gpt2, or the path of a Hugging Face tokenizer.json or its folder
+    #[arg(long, value_name = "T", default_value = "byte")]
+    tokenizer: TokenizerSpec,
+    /// Instead: learn a byte-level BPE of N tokens from the text first
+    #[arg(long, value_name = "N", conflicts_with = "tokenizer")]
+    train_bpe: Option<usize>,
+    /// The field of JSONL, or the column of Parquet, that holds the text
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    text_field: String,
+    /// The share of the tokens, at the end, that validates; a tenth, but at most 10 million tokens, if not given
+    #[arg(long, value_name = "X")]
+    val_fraction: Option<f64>,
+    /// Tokens of a file
+    #[arg(long, value_name = "N", default_value_t = 100_000_000)]
+    shard_tokens: u64,
+}
+
+pub fn run(args: &PrepareArgs) -> Result<(), DataError> {
+    let options = PrepareOptions {
+        text_field: args.text_field.clone(),
+        val_fraction: args.val_fraction,
+        shard_tokens: args.shard_tokens,
+        progress: true,
+    };
+    let meta = match args.train_bpe {
+        None => data::prepare(&args.source, &args.tokenizer, &args.out, &options)?,
+        Some(tokens) => {
+            let tokenizer = data::train_bpe(&args.source, &args.text_field, tokens)?;
+            let mut beside = args.out.clone().into_os_string();
+            beside.push(".tokenizer");
+            let folder = PathBuf::from(beside);
+            let unwritable = |source| DataError::Unwritable { path: folder.clone(), source };
+            fs::create_dir_all(&folder).map_err(unwritable)?;
+            tokenizer.save(&folder)?;
+            let meta = data::prepare(&args.source, &TokenizerSpec::Path(folder.clone()), &args.out, &options)?;
+            fs::remove_dir_all(&folder).map_err(unwritable)?; // the prepared folder has its own copy
+            meta
+        }
+    };
+    say(&format!(
+        "wrote {} tokens ({} for validation) of {} documents to {}, {} tokens in the vocabulary, {:.3} bytes a token",
+        human(meta.tokens as usize),
+        human(meta.val_tokens as usize),
+        meta.documents,
+        args.out.display(),
+        meta.vocab_size,
+        meta.text_bytes as f64 / meta.tokens as f64,
+    ));
+    Ok(())
+}
