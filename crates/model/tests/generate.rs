@@ -282,7 +282,10 @@ fn tokens_per_second() {
             let prompts = vec![tokens(1, 16); b];
             let start = Instant::now();
             run(model, &prompts, &how(new, 1024, GREEDY));
-            println!("{name}: {:.0} tokens/s, batch {b}, {new} tokens", (b * new) as f64 / start.elapsed().as_secs_f64());
+            println!(
+                "{name}: {:.0} tokens/s, batch {b}, {new} tokens",
+                (b * new) as f64 / start.elapsed().as_secs_f64()
+            );
         }
         let start = Instant::now();
         naive(model, &tokens(1, 16), 256);

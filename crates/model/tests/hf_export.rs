@@ -146,10 +146,9 @@ fn shards_have_an_index_and_each_parameter_is_asked_for_once() {
 fn bf16_and_f16_are_rounded_to_the_nearest_and_the_selection_bias_stays_f32() {
     let (model, folder) = (load(&reference("deepseek-v3-q-lora")), tempfile::tempdir().unwrap());
     let (shape, expected) = shape_of(&model);
-    for (dtype, round) in [
-        (Dtype::BF16, (|x| bf16::from_f32(x).to_f32()) as fn(f32) -> f32),
-        (Dtype::F16, |x| f16::from_f32(x).to_f32()),
-    ] {
+    for (dtype, round) in
+        [(Dtype::BF16, (|x| bf16::from_f32(x).to_f32()) as fn(f32) -> f32), (Dtype::F16, |x| f16::from_f32(x).to_f32())]
+    {
         let path = folder.path().join(format!("{dtype:?}"));
         write(&path, shape, &expected, &ExportOptions { dtype, ..ExportOptions::default() });
         for (name, found) in shape_of(&load(&path)).1 {
@@ -161,7 +160,8 @@ fn bf16_and_f16_are_rounded_to_the_nearest_and_the_selection_bias_stays_f32() {
 
 #[test]
 fn halves_between_two_bf16_go_to_the_even_one() {
-    let config = Gpt2Config { vocab_size: 1, n_positions: 1, n_layer: 1, n_head: 1, n_embd: 2, ..Gpt2Config::default() };
+    let config =
+        Gpt2Config { vocab_size: 1, n_positions: 1, n_layer: 1, n_head: 1, n_embd: 2, ..Gpt2Config::default() };
     let folder = tempfile::tempdir().unwrap();
     let options = ExportOptions { dtype: Dtype::BF16, ..ExportOptions::default() };
     let shapes = values(&Gpt2::init(&config, 1, &Device::flex()));
@@ -187,8 +187,15 @@ fn logits(model: &dyn LanguageModel) -> Vec<f32> {
 
 #[test]
 fn a_gpt2_without_biases_gets_biases_of_zero_and_has_the_same_logits() {
-    let config =
-        Gpt2Config { vocab_size: 61, n_positions: 16, n_layer: 2, n_head: 2, n_embd: 16, bias: false, ..Gpt2Config::default() };
+    let config = Gpt2Config {
+        vocab_size: 61,
+        n_positions: 16,
+        n_layer: 2,
+        n_head: 2,
+        n_embd: 16,
+        bias: false,
+        ..Gpt2Config::default()
+    };
     let (model, folder) = (Gpt2::init(&config, 5, &Device::flex()), tempfile::tempdir().unwrap());
     let path = folder.path().join("x");
     write(&path, ExportModel::Gpt2(&config), &values(&model), &ExportOptions::default());
@@ -225,7 +232,8 @@ fn what_transformers_cannot_compute_is_refused_with_its_key() {
     let key = |config: &DeepSeekConfig, moe: MoeConfig| {
         let folder = tempfile::tempdir().unwrap();
         let values = |_: &str| -> Result<Vec<f32>, Infallible> { unreachable!("refused before") };
-        let error = export(&folder.path().join("x"), ExportModel::DeepSeek(config, &moe), &ExportOptions::default(), values);
+        let error =
+            export(&folder.path().join("x"), ExportModel::DeepSeek(config, &moe), &ExportOptions::default(), values);
         assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "nothing is left");
         match error.unwrap_err() {
             HfError::NotExpressible { key, .. } => key,
@@ -242,7 +250,8 @@ fn what_transformers_cannot_compute_is_refused_with_its_key() {
 
 #[test]
 fn an_export_that_fails_leaves_nothing_and_one_over_files_is_refused() {
-    let config = Gpt2Config { vocab_size: 4, n_positions: 4, n_layer: 1, n_head: 1, n_embd: 2, ..Gpt2Config::default() };
+    let config =
+        Gpt2Config { vocab_size: 4, n_positions: 4, n_layer: 1, n_head: 1, n_embd: 2, ..Gpt2Config::default() };
     let given = values(&Gpt2::init(&config, 1, &Device::flex()));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x");
@@ -309,7 +318,8 @@ fn folders_for_transformers() {
         let model = Gpt2::init(&config, 5, &Device::flex());
         put(&format!("our-gpt2-bias-{bias}"), ExportModel::Gpt2(&config), &values(&model), logits(&model));
     }
-    let config = DeepSeekConfig { vocab_size: 65, rope_scaling: Some(YarnConfig::default()), ..DeepSeekConfig::default() };
+    let config =
+        DeepSeekConfig { vocab_size: 65, rope_scaling: Some(YarnConfig::default()), ..DeepSeekConfig::default() };
     let config = DeepSeekConfig { q_lora_rank: Some(48), first_k_dense_replace: 1, ..config };
     let v3 = MoeConfig { score_func: ScoreFunc::Sigmoid, capacity_factor: Some(1.0), ..MoeConfig::default() };
     let v2 = MoeConfig { score_func: ScoreFunc::Softmax, norm_topk_prob: false, ..v3.clone() };

@@ -119,7 +119,8 @@ fn next_logits(
         row.start = row.tokens.len() - (window / 2).max(1);
         cache.clear(i);
     }
-    let new: Vec<&[u32]> = rows.iter().zip(cache.lengths()).map(|(row, seen)| &row.tokens[row.start + seen..]).collect();
+    let new: Vec<&[u32]> =
+        rows.iter().zip(cache.lengths()).map(|(row, seen)| &row.tokens[row.start + seen..]).collect();
     let counts: Vec<usize> = new.iter().map(|new| new.len()).collect();
     let t = counts.iter().copied().max().expect("there are rows");
     let padded = |new: &&[u32]| (0..t).map(|i| new.get(i).copied().unwrap_or(0) as i32).collect::<Vec<_>>();

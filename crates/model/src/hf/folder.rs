@@ -117,7 +117,8 @@ impl Folder {
                 let scales_name = format!("{name}_scale_inv");
                 let scales = self.stored_as(&scales_name, &blocks)?;
                 if scales.dtype != Dtype::F32 {
-                    let reason = format!("tensor `{scales_name}` is stored as {:?}; scales of fp8 are F32", scales.dtype);
+                    let reason =
+                        format!("tensor `{scales_name}` is stored as {:?}; scales of fp8 are F32", scales.dtype);
                     return Err(HfError::Format { path: scales.path.into(), reason });
                 }
                 let mut values = fp8::decoded(bytes);

@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn bytes_have_the_numbers_of_the_format() {
-        let known = [(0x00, 0.0), (0x01, 1.0 / 512.0), (0x07, 7.0 / 512.0), (0x08, 1.0 / 64.0), (0x38, 1.0), (0x7e, 448.0)];
+        let known =
+            [(0x00, 0.0), (0x01, 1.0 / 512.0), (0x07, 7.0 / 512.0), (0x08, 1.0 / 64.0), (0x38, 1.0), (0x7e, 448.0)];
         for (byte, value) in known {
             assert_eq!(decoded(&[byte, byte | 0x80]), [value, -value], "{byte:#x}");
         }

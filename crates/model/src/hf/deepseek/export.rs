@@ -95,7 +95,9 @@ pub fn absent_shared_experts(config: &DeepSeekConfig, moe: &MoeConfig) -> Vec<(S
     let d = config.hidden_size;
     let of = |layer, matrix| format!("model.layers.{layer}.mlp.shared_experts.{matrix}.weight");
     (config.first_k_dense_replace..config.num_hidden_layers)
-        .flat_map(|layer| [("gate_proj", [0, d]), ("up_proj", [0, d]), ("down_proj", [d, 0])].map(|(m, s)| (of(layer, m), s)))
+        .flat_map(|layer| {
+            [("gate_proj", [0, d]), ("up_proj", [0, d]), ("down_proj", [d, 0])].map(|(m, s)| (of(layer, m), s))
+        })
         .collect()
 }
 
@@ -117,7 +119,9 @@ fn check_v3(moe: &MoeConfig) -> Result<(), HfError> {
     }
     match moe.group_mask {
         GroupMask::NegInf => Ok(()),
-        GroupMask::Zero => refuse("moe.group_mask", "is zero, but deepseek_v3 of today's transformers has -inf (neg_inf)"),
+        GroupMask::Zero => {
+            refuse("moe.group_mask", "is zero, but deepseek_v3 of today's transformers has -inf (neg_inf)")
+        }
     }
 }
 
@@ -132,7 +136,10 @@ fn check_v2(moe: &MoeConfig) -> Result<(), HfError> {
         );
     }
     if moe.selection_bias {
-        return refuse("moe.selection_bias", "is true with moe.score_func softmax: only deepseek_v3 (sigmoid) has a bias");
+        return refuse(
+            "moe.selection_bias",
+            "is true with moe.score_func softmax: only deepseek_v3 (sigmoid) has a bias",
+        );
     }
     Ok(())
 }

@@ -78,7 +78,8 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
         ExportModel::DeepSeek(config, moe) => deepseek::to_json(config, moe)?,
     };
     let name = options.dtype.name();
-    let tokens = json!({"bos_token_id": options.end_of_text, "eos_token_id": options.end_of_text, "pad_token_id": null});
+    let tokens =
+        json!({"bos_token_id": options.end_of_text, "eos_token_id": options.end_of_text, "pad_token_id": null});
     for (key, value) in [("torch_dtype", json!(name)), ("dtype", json!(name))] {
         config[key] = value;
     }
