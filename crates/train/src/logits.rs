@@ -1,7 +1,6 @@
 use crate::cli::say;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Args;
-use model::LanguageModel;
 use model::hf::{Folder, HfError, Pretrained};
 use safetensors::tensor::{Dtype, TensorView};
 use std::path::PathBuf;
