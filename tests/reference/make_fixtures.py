@@ -16,11 +16,16 @@ float32, eager attention, no dropout). Each folder holds
   expected.safetensors tokens, targets [batch, time] int64; logits [batch, time, vocab] f32;
                        loss [1] f32, the mean cross entropy of logits against targets;
                        grad.<weight name> for each parameter, zeros for an expert that got no token
+
+deepseek-v3-fp8 is as DeepSeek publishes V3: matrices in float8_e4m3fn with `<name>_scale_inv`, a factor for
+each block of 128 x 128, the rest in bfloat16 or float32. Its expectations are those of the dequantised
+weights in float32; it has no gradients, and `e4m3`, the number of each of the 256 bytes.
 """
 
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -257,6 +262,73 @@ def make(name):
           f"reloaded off by {off:.0e}  {size / 1024:.0f} KiB")
 
 
+FP8 = V3 | {
+    "hidden_size": 160, "intermediate_size": 136, "moe_intermediate_size": 24, "n_routed_experts": 4,
+    "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "torch_dtype": "bfloat16",
+    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                            "weight_block_size": [128, 128]},
+}
+
+
+def quantise(w, block=128):
+    """A matrix in fp8, a factor for each block, and the matrix that these stand for."""
+    rows, columns = w.shape
+    factors = torch.empty(-(-rows // block), -(-columns // block))
+    for i in range(factors.shape[0]):
+        for j in range(factors.shape[1]):
+            part = w[i * block : (i + 1) * block, j * block : (j + 1) * block]
+            factors[i, j] = part.abs().max() / torch.finfo(torch.float8_e4m3fn).max
+    spread = factors.repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
+    fp8 = (w / spread).to(torch.float8_e4m3fn)
+    return fp8, factors, fp8.float() * spread
+
+
+def stored(name, w):
+    """What the file has for a weight, and what that stands for."""
+    if name.endswith("e_score_correction_bias"):
+        return {name: w}, w
+    if w.dim() == 1 or name.endswith(("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")):
+        return {name: w.bfloat16()}, w.bfloat16().float()
+    fp8, factors, plain = quantise(w)
+    return {name: fp8, f"{name}_scale_inv": factors}, plain
+
+
+def make_fp8(name="deepseek-v3-fp8"):
+    folder, plain_config = HERE / name, {k: v for k, v in FP8.items() if k != "quantization_config"}
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(FP8, indent=2, sort_keys=True) + "\n")
+    for seed in range(100):
+        torch.manual_seed(seed)
+        with tempfile.TemporaryDirectory() as plain, torch.no_grad():
+            plain = Path(plain)
+            (plain / "config.json").write_text(json.dumps(plain_config))
+            model = AutoModelForCausalLM.from_config(load_config(plain)).eval().float()
+            randomise(model, False)
+            weights = hub_tensors(model, False, lambda p: p)
+            weights |= {n: b.clone() for n, b in model.named_buffers() if n.endswith("correction_bias")}
+            file, values = {}, {}
+            for n, w in weights.items():
+                tensors, values[n] = stored(n, w)
+                file |= tensors
+            write_weights(plain, values, 1)
+            model = AutoModelForCausalLM.from_pretrained(plain, config=load_config(plain), dtype=torch.float32).eval()
+            text = torch.randint(FP8["vocab_size"], (2, 17))
+            tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+            margin = check_routing(model, tokens)
+            if margin <= MARGIN:
+                continue
+            logits = model(tokens, use_cache=False).logits
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            write_weights(folder, file, 1)
+            e4m3 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+            expected = {"tokens": tokens, "targets": targets, "logits": logits, "loss": loss.reshape(1), "e4m3": e4m3}
+            save_file(expected, folder / "expected.safetensors")
+            size = sum(f.stat().st_size for f in folder.iterdir())
+            return print(f"{name:26} seed {seed}  margin {margin:.1e}  loss {loss.item():.4f}  {size / 1024:.0f} KiB")
+    raise AssertionError(f"{name}: no seed with clear choices")
+
+
 if __name__ == "__main__":
-    for fixture in sys.argv[1:] or FIXTURES:
-        make(fixture)
+    for fixture in sys.argv[1:] or [*FIXTURES, "deepseek-v3-fp8"]:
+        make_fp8() if fixture == "deepseek-v3-fp8" else make(fixture)

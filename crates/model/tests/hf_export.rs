@@ -248,6 +248,9 @@ fn what_transformers_cannot_compute_is_refused_with_its_key() {
     assert_eq!(key(&DeepSeekConfig { num_attention_heads: 3, ..config }, softmax), "model.hidden_size");
 }
 
+/// What becomes of the values of the parameter at a path.
+type Change = dyn Fn(&str, Vec<f32>) -> Result<Vec<f32>, String>;
+
 #[test]
 fn an_export_that_fails_leaves_nothing_and_one_over_files_is_refused() {
     let config =
@@ -255,26 +258,24 @@ fn an_export_that_fails_leaves_nothing_and_one_over_files_is_refused() {
     let given = values(&Gpt2::init(&config, 1, &Device::flex()));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x");
-    let try_export = |options: &ExportOptions, change: &dyn Fn(&str, &mut Vec<f32>) -> Result<(), String>| {
-        let result = export(&path, ExportModel::Gpt2(&config), options, |name| {
-            let mut values = given[name].clone();
-            change(name, &mut values).map(|()| values)
-        });
+    let try_export = |dtype: Dtype, change: &Change| {
+        let options = ExportOptions { dtype, ..ExportOptions::default() };
+        let result = export(&path, ExportModel::Gpt2(&config), &options, |name| change(name, given[name].clone()));
         result.map_err(|error| error.to_string())
     };
-    let f32s = ExportOptions::default();
-    let error = try_export(&f32s, &|name, _| if name == "ends.wpe.weight" { Err("no disk".into()) } else { Ok(()) });
-    assert_eq!(error.unwrap_err(), "parameter `ends.wpe.weight`: no disk");
-    let error = try_export(&f32s, &|_, values| Ok(values.truncate(3))).unwrap_err();
+    let fails = |dtype, change: &Change| try_export(dtype, change).unwrap_err();
+    let error =
+        fails(Dtype::F32, &|name, values| if name == "ends.wpe.weight" { Err("no disk".into()) } else { Ok(values) });
+    assert_eq!(error, "parameter `ends.wpe.weight`: no disk");
+    let error = fails(Dtype::F32, &|_, values| Ok(values[..3].to_vec()));
     assert_eq!(error, "parameter `ends.wte.weight`: 3 values do not fill [4, 2]");
-    let f16s = ExportOptions { dtype: Dtype::F16, ..f32s };
-    let error = try_export(&f16s, &|_, values| Ok(values[0] = 1e5)).unwrap_err();
+    let error = fails(Dtype::F16, &|_, values| Ok(vec![1e5; values.len()]));
     assert_eq!(error, "parameter `ends.wte.weight`: 1e5 is too large for float16: export as f32 or bf16");
     assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
 
     fs::create_dir(&path).unwrap();
-    try_export(&f32s, &|_, _| Ok(())).expect("an empty folder is taken");
-    let error = try_export(&f32s, &|_, _| Ok(())).unwrap_err();
+    try_export(Dtype::F32, &|_, values| Ok(values)).expect("an empty folder is taken");
+    let error = fails(Dtype::F32, &|_, values| Ok(values));
     assert!(error.ends_with("x exists and is not empty: choose a new folder, or delete it"), "{error}");
 }
 

@@ -18,7 +18,7 @@ pub enum ScoreFunc {
 pub enum GroupMask {
     /// Minus infinity: never chosen, as in DeepSeek's reference code.
     NegInf,
-    /// 0.0, as in Hugging Face `transformers`: chosen before an expert inside whose biased score is negative.
+    /// 0.0, as in Hugging Face `transformers` for DeepSeek-V2, and for V3 in older versions: chosen before an expert inside whose biased score is negative.
     Zero,
 }
 

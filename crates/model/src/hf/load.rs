@@ -137,7 +137,19 @@ fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>,
     }
 }
 
-/// `[columns, rows]` to `[rows, columns]`.
+/// `[columns, rows]` to `[rows, columns]`, tile by tile, so that what is read and what is written both stay in the cache.
 pub(super) fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    (0..rows * columns).map(|i| values[i % columns * rows + i / columns]).collect()
+    const TILE: usize = 32;
+    let mut transposed = vec![0.0; rows * columns];
+    for row in (0..rows).step_by(TILE) {
+        for column in (0..columns).step_by(TILE) {
+            for r in row..rows.min(row + TILE) {
+                let end = columns.min(column + TILE);
+                for (c, to) in (column..).zip(&mut transposed[r * columns + column..r * columns + end]) {
+                    *to = values[c * rows + r];
+                }
+            }
+        }
+    }
+    transposed
 }

@@ -92,9 +92,10 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
         return Err(HfError::NotEmpty { path: folder.into() });
     }
     let partial = Partial::create(folder)?;
-    let mut values = Values::new(|path: &str| {
+    let mut values = |path: &str| {
         values(path).map_err(|error| HfError::Parameter { path: path.into(), reason: error.into().to_string() })
-    });
+    };
+    let mut values = Values::new(&mut values);
     let summary = write_weights(&partial.path, &plan(model, options.dtype), options, &mut values)?;
     write_json(&partial.path.join("config.json"), &config)?;
     write_json(&partial.path.join("generation_config.json"), &generation)?;

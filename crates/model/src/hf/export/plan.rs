@@ -108,15 +108,18 @@ fn parameters<M: Module>(model: &M) -> Vec<(String, Vec<usize>)> {
     list.found
 }
 
+/// The values of the parameter at a path.
+pub type ReadParameter<'a> = dyn FnMut(&str) -> Result<Vec<f32>, HfError> + 'a;
+
 /// Gives tensors their values and keeps one parameter, for those of which several tensors are cut.
 pub struct Values<'a> {
-    of: Box<dyn FnMut(&str) -> Result<Vec<f32>, HfError> + 'a>,
+    of: &'a mut ReadParameter<'a>,
     kept: Option<(String, Vec<f32>)>,
 }
 
 impl<'a> Values<'a> {
-    pub fn new(of: impl FnMut(&str) -> Result<Vec<f32>, HfError> + 'a) -> Self {
-        Self { of: Box::new(of), kept: None }
+    pub fn new(of: &'a mut ReadParameter<'a>) -> Self {
+        Self { of, kept: None }
     }
 
     pub fn of(&mut self, tensor: &Tensor) -> Result<Vec<f32>, HfError> {
