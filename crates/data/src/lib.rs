@@ -1,1 +1,51 @@
-//! Text to tokens to batches.
+//! The data of a run: from text to tokens to the batches that ranks train on.
+//!
+//! ```text
+//!  rust-crates, shakespeare       prepare                    Dataset                  Loader
+//!  FILE.txt, .jsonl, .parquet  ──────────────>  FOLDER      ─────────>  train, val  ─────────>  micro-batches of a step,
+//!  .gz, .zst, a folder of them    Tokenizer     meta.json    (mapped)                (thread)   read ahead
+//!                                               train-*.bin     │
+//!  .bin of llm.c or nanoGPT  ───────────────────────────────────┘
+//! ```
+//!
+//! [`open`] takes whatever `--data` takes: it prepares text into a cache folder, once, and maps tokens as they are.
+//! [`prepare`] does the same into a folder of the user's, to be copied to other machines.
+//!
+//! ```
+//! # fn main() -> Result<(), data::DataError> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let file = folder.path().join("text.txt");
+//! # std::fs::write(&file, "To be, or not to be, that is the question. ".repeat(20)).unwrap();
+//! let options = data::OpenOptions { cache: Some(folder.path().join("cache")), ..Default::default() };
+//! let prepared = data::open(file.to_str().unwrap(), &options)?;
+//! prepared.dataset.check(16)?;
+//! let batch = prepared.dataset.train_batch(1337, 0..4, 16); // of the run with seed 1337, the first four sequences
+//! assert_eq!((batch.sequences, batch.inputs.len()), (4, 64));
+//! # Ok(()) }
+//! ```
+//!
+//! Nothing here keeps a position or knows a rank. A training sequence is a function of (seed, its number since the start
+//! of the run), so a rank asks for its part of the global batch, a resumed run asks for the step it stopped at, and both
+//! see the tokens that one undisturbed rank would have seen.
+
+mod cache;
+mod dataset;
+mod error;
+mod loader;
+mod meta;
+mod open;
+mod order;
+mod prepare;
+mod progress;
+mod source;
+mod tokenizer;
+mod tokens;
+
+pub use dataset::{Batch, Dataset};
+pub use error::DataError;
+pub use loader::Loader;
+pub use meta::{Meta, Shard};
+pub use open::{OpenOptions, Prepared, open};
+pub use prepare::{PrepareOptions, prepare, train_bpe};
+pub use source::DEFAULT_SOURCE;
+pub use tokenizer::{Decoder, Tokenizer, TokenizerSpec};

@@ -1,0 +1,142 @@
+//! What can be wrong with data.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a run has no data: each message names the file, crate or value, and says what to do.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum DataError {
+    #[error(
+        "data {} does not exist: check the path given with --data, or leave it out to train on rust-crates",
+        path.display()
+    )]
+    Missing { path: PathBuf },
+
+    #[error("cannot read {}: {source}; check its permissions, or give other data with --data", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+
+    #[error("cannot write {}: {source}; free space, or choose another folder", path.display())]
+    Unwritable { path: PathBuf, source: io::Error },
+
+    #[error("cannot write {} to the cache: {source}; name a folder for it with KILN_CACHE=FOLDER", path.display())]
+    Cache { path: PathBuf, source: io::Error },
+
+    #[error("data {} is empty: give a text with --data", path.display())]
+    Empty { path: PathBuf },
+
+    #[error("folder {} holds no text, JSONL, Parquet or .bin files: give another with --data", path.display())]
+    NoFiles { path: PathBuf },
+
+    #[error(
+        "data file {} is not UTF-8 text (first bad byte at offset {offset}): convert it (iconv -f ENCODING -t UTF-8), \
+         or give another text with --data FILE",
+        path.display()
+    )]
+    NotUtf8 { path: PathBuf, offset: u64 },
+
+    #[error("{} is not whole {format} data ({problem}): copy or compress it again", path.display())]
+    Compressed { path: PathBuf, format: &'static str, problem: String },
+
+    #[error("{}, line {line}: {problem}; each line is an object with the text in \"{field}\"", path.display())]
+    Json { path: PathBuf, line: u64, field: String, problem: String },
+
+    #[error("{} is not a Parquet file that can be read ({problem}): copy or write it again", path.display())]
+    Parquet { path: PathBuf, problem: String },
+
+    #[error("{} has no column {field:?} of strings, but {columns}: name one with data.text_field", path.display())]
+    ParquetColumn { path: PathBuf, field: String, columns: String },
+
+    #[error("{}, row {row}: the text in column {field:?} is not UTF-8: write it again as UTF-8", path.display())]
+    ParquetText { path: PathBuf, row: u64, field: String },
+
+    #[error("token file {}: {problem}; prepare it again (train prepare), or copy it again", path.display())]
+    Tokens { path: PathBuf, problem: String },
+
+    #[error(
+        "token file {}: token {token} at position {position} is not below the vocabulary of {vocab_size}: give the \
+         tokenizer that made the file",
+        path.display()
+    )]
+    TokenRange { path: PathBuf, token: u32, position: u64, vocab_size: usize },
+
+    #[error("{}: {problem}; prepare the folder again (train prepare)", path.display())]
+    Meta { path: PathBuf, problem: String },
+
+    #[error("{} exists and is not empty: name a new folder, or delete this one", path.display())]
+    Exists { path: PathBuf },
+
+    #[error("{} holds tokens already: give text to prepare", path.display())]
+    AlreadyTokens { path: PathBuf },
+
+    #[error("data.val_fraction is {value}, but is a share between 0 and 1: 0.1 validates on a tenth")]
+    ValFraction { value: f64 },
+
+    #[error(
+        "crate {name} {version} of the corpus rust-crates is not in {}: run cargo fetch, or give a text \
+         with --data FILE",
+        folder.display()
+    )]
+    MissingCrate { name: String, version: String, folder: PathBuf },
+
+    #[error("crate {name} of the corpus rust-crates is not in Cargo.lock: give a text with --data FILE")]
+    NotLocked { name: String },
+
+    #[error(
+        "cannot download {url} ({problem}): download it elsewhere and put it at {}, or give it with --data FILE",
+        path.display()
+    )]
+    Download { url: &'static str, path: PathBuf, problem: String },
+
+    #[error(
+        "{} has the SHA-256 {found}, not the {expected} of {url}: delete it to download it again, or give it with \
+         --data FILE if it is meant",
+        path.display()
+    )]
+    Checksum { url: &'static str, path: PathBuf, found: String, expected: &'static str },
+
+    #[error(
+        "character {char:?} at byte {offset} is not one of the {vocab_size} characters of the training text: leave it \
+         out, or train with the byte tokenizer"
+    )]
+    UnknownChar { char: char, offset: usize, vocab_size: usize },
+
+    #[error("no tokenizer at {}: {problem}", path.display())]
+    NoTokenizer { path: PathBuf, problem: &'static str },
+
+    #[error("tokenizer {}: {problem}; save or download it again", path.display())]
+    Tokenizer { path: PathBuf, problem: String },
+
+    #[error("the tokenizer cannot encode this text: {problem}")]
+    Encode { problem: String },
+
+    #[error("cannot train a tokenizer of {vocab_size} tokens: {problem}")]
+    TrainBpe { vocab_size: usize, problem: String },
+
+    #[error(
+        "the tokens in {} were made with another tokenizer than {given}: leave out data.tokenizer, or give the text",
+        path.display()
+    )]
+    OtherTokenizer { path: PathBuf, given: String },
+
+    #[error(
+        "the {split} split has {found} tokens and needs at least seq_len + 1 = {needed} ({total} tokens in all): give \
+         a longer text with --data FILE, or lower seq_len"
+    )]
+    TooShort { split: &'static str, found: u64, needed: u64, total: u64 },
+}
+
+impl DataError {
+    /// The error of opening or reading `path`.
+    pub(crate) fn read(path: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::NotFound => Self::Missing { path: path.into() },
+            _ => Self::Unreadable { path: path.into(), source },
+        }
+    }
+
+    /// The error of writing `path`.
+    pub(crate) fn write(path: &Path, source: io::Error) -> Self {
+        Self::Unwritable { path: path.into(), source }
+    }
+}

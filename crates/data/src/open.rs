@@ -1,0 +1,161 @@
+//! What `--data` names, as a dataset.
+
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::cache::{self, NewFolder};
+use crate::dataset::val_tokens;
+use crate::meta::VERSION;
+use crate::prepare::{self, PrepareOptions};
+use crate::source::{self, Source, TextSource, TokenFiles, hash_part};
+use crate::tokens::Tokens;
+use crate::{DataError, Dataset, Meta, Tokenizer, TokenizerSpec};
+
+/// How a source is opened.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// How text becomes tokens; None for bytes, or for the tokenizer of a prepared folder.
+    pub tokenizer: Option<TokenizerSpec>,
+    /// The field of JSON lines, or column of Parquet, that holds the text.
+    pub text_field: String,
+    /// The share of the tokens, at the end, that validates; None for a tenth but at most 10 million tokens.
+    pub val_fraction: Option<f64>,
+    /// Where text is prepared; None for `$KILN_CACHE`, else the user's cache.
+    pub cache: Option<PathBuf>,
+    /// Whether to show progress on stderr.
+    pub progress: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        let text_field = PrepareOptions::default().text_field;
+        Self { tokenizer: None, text_field, val_fraction: None, cache: None, progress: false }
+    }
+}
+
+/// A source that is ready to train on.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    /// Its tokens.
+    pub dataset: Dataset,
+    /// How text becomes its tokens; None for token files alone that no tokenizer was given for.
+    pub tokenizer: Option<Tokenizer>,
+    /// What the data is, for printing.
+    pub name: String,
+    /// What is known of it; None for token files alone.
+    pub meta: Option<Meta>,
+}
+
+impl Prepared {
+    /// Number of token ids, if it is known.
+    pub fn vocab_size(&self) -> Option<usize> {
+        self.tokenizer.as_ref().map(Tokenizer::vocab_size)
+    }
+}
+
+/// Opens what `--data` names: `rust-crates`, `shakespeare`, a file or folder of text, of tokens, or made by
+/// [`prepare`](crate::prepare). Text is prepared into the cache first, unless it is there: its place depends on the text
+/// and the tokenizer. Several processes may do so at once.
+///
+/// # Errors
+/// Whatever is wrong with the source, the tokenizer, or the cache; see [`DataError`].
+pub fn open(source: &str, options: &OpenOptions) -> Result<Prepared, DataError> {
+    prepare::check_fraction(options.val_fraction)?;
+    let cache = options.cache.clone().unwrap_or_else(cache::root);
+    match source::find(source, &cache)? {
+        Source::Text(text) => open_text(&text, options, &cache),
+        Source::Prepared(folder) => open_folder(&folder, options, options.tokenizer.as_ref()),
+        Source::Tokens(files) => open_tokens(files, options),
+    }
+}
+
+fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<Prepared, DataError> {
+    let spec = options.tokenizer.clone().unwrap_or_default();
+    let tokenizer = spec.open()?;
+    let folder = cache.join("prepared").join(key(text, &options.text_field, &spec, tokenizer.as_ref())?);
+    if !folder.is_dir() {
+        let in_cache = |error| match error {
+            DataError::Unwritable { path, source } => DataError::Cache { path, source },
+            other => other,
+        };
+        let prepare_options = PrepareOptions {
+            text_field: options.text_field.clone(),
+            progress: options.progress,
+            ..PrepareOptions::default()
+        };
+        let new = NewFolder::create(&folder).map_err(in_cache)?;
+        prepare::write(text, &spec, tokenizer, new.path(), &prepare_options).map_err(in_cache)?;
+        new.publish().map_err(in_cache)?; // or another process was faster, with the same
+    }
+    // The folder keeps the name of whoever made it.
+    Ok(Prepared { name: text.name.clone(), ..open_folder(&folder, options, None)? })
+}
+
+/// The name of the folder for a text and its tokenizer.
+fn key(
+    text: &TextSource,
+    field: &str,
+    spec: &TokenizerSpec,
+    tokenizer: Option<&Tokenizer>,
+) -> Result<String, DataError> {
+    let mut hash = Sha256::new();
+    hash_part(&mut hash, &VERSION.to_le_bytes());
+    hash_part(&mut hash, field.as_bytes());
+    match tokenizer {
+        Some(tokenizer) => hash_part(&mut hash, tokenizer.to_json().as_bytes()),
+        None => hash_part(&mut hash, spec.to_string().as_bytes()),
+    }
+    text.hash(&mut hash)?;
+    Ok(hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn open_folder(folder: &Path, options: &OpenOptions, given: Option<&TokenizerSpec>) -> Result<Prepared, DataError> {
+    let meta = Meta::load(folder)?;
+    let tokenizer = Tokenizer::open(folder)?;
+    if let Some(spec) = given {
+        let same = match spec.open()? {
+            Some(given) => given.same_as(&tokenizer),
+            None => tokenizer.is_char(),
+        };
+        if !same {
+            return Err(DataError::OtherTokenizer { path: folder.into(), given: spec.to_string() });
+        }
+    }
+    let wrong = |path: PathBuf, problem| DataError::Meta { path, problem };
+    if tokenizer.vocab_size() != meta.vocab_size {
+        let problem = format!("vocab_size is {}, the tokenizer's {}", meta.vocab_size, tokenizer.vocab_size());
+        return Err(wrong(folder.join(Meta::FILE), problem));
+    }
+    let paths: Vec<PathBuf> = meta.shards.iter().map(|shard| folder.join(&shard.file)).collect();
+    let tokens = Tokens::map(&paths, Some(meta.vocab_size))?;
+    if tokens.len() != meta.tokens {
+        let problem = format!("has {} tokens, the shards {}", meta.tokens, tokens.len());
+        return Err(wrong(folder.join(Meta::FILE), problem));
+    }
+    let val = match options.val_fraction {
+        None => meta.val_tokens,
+        fraction => val_tokens(meta.tokens, fraction),
+    };
+    let dataset = Dataset::split(tokens, val);
+    Ok(Prepared { dataset, tokenizer: Some(tokenizer), name: folder.display().to_string(), meta: Some(meta) })
+}
+
+fn open_tokens(files: TokenFiles, options: &OpenOptions) -> Result<Prepared, DataError> {
+    let tokenizer = match &options.tokenizer {
+        None => None,
+        Some(spec) => Some(spec.open()?.ok_or_else(|| DataError::NoTokenizer {
+            path: (&files.name).into(),
+            problem: "token files do not say which characters they are made of: give the text, or a tokenizer.json",
+        })?),
+    };
+    let vocab_size = tokenizer.as_ref().map(Tokenizer::vocab_size);
+    let train = Tokens::map(&files.train, vocab_size)?;
+    let dataset = if files.val.is_empty() {
+        let val = val_tokens(train.len(), options.val_fraction);
+        Dataset::split(train, val)
+    } else {
+        Dataset::pair(train, Tokens::map(&files.val, vocab_size)?)
+    };
+    Ok(Prepared { dataset, tokenizer, name: files.name, meta: None })
+}

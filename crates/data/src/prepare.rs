@@ -1,0 +1,208 @@
+//! From text to a folder of tokens.
+//!
+//! ```text
+//! reader thread           all threads              this thread
+//! files ─> pieces ─batch─> encode each piece ─────> shards, one stream
+//! ```
+//!
+//! A batch is some megabytes, and one is read while another is encoded, so memory does not grow with the source.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+
+use rayon::prelude::*;
+
+use crate::cache::{self, NewFolder};
+use crate::dataset::val_tokens;
+use crate::meta::VERSION;
+use crate::progress::Progress;
+use crate::source::{self, Piece, Source, TextSource};
+use crate::tokenizer::CharSet;
+use crate::tokens::ShardWriter;
+use crate::{DataError, Meta, Tokenizer, TokenizerSpec};
+
+/// Text that is encoded at once, by all threads together.
+const BATCH_BYTES: usize = 16 << 20;
+
+/// How text is read and tokens are written.
+#[derive(Debug, Clone)]
+pub struct PrepareOptions {
+    /// The field of JSON lines, or column of Parquet, that holds the text.
+    pub text_field: String,
+    /// The share of the tokens, at the end, that validates; None for a tenth but at most 10 million tokens.
+    pub val_fraction: Option<f64>,
+    /// Tokens of a shard.
+    pub shard_tokens: u64,
+    /// Whether to show progress on stderr.
+    pub progress: bool,
+}
+
+impl Default for PrepareOptions {
+    fn default() -> Self {
+        Self { text_field: "text".into(), val_fraction: None, shard_tokens: 100_000_000, progress: false }
+    }
+}
+
+/// Makes text into tokens: writes the folder `out` with `train-000000.bin`... (llm.c's layout), `meta.json` and the
+/// tokenizer's files. The folder appears when it is whole.
+///
+/// # Errors
+/// A source that is missing, broken or not text; a tokenizer likewise; a folder `out` that is not empty.
+pub fn prepare(
+    source: &str,
+    tokenizer: &TokenizerSpec,
+    out: &Path,
+    options: &PrepareOptions,
+) -> Result<Meta, DataError> {
+    check_fraction(options.val_fraction)?;
+    let exists = || DataError::Exists { path: out.into() };
+    if out.exists() {
+        fs::remove_dir(out).map_err(|_| exists())?; // only if it is empty
+    }
+    let Source::Text(text) = source::find(source, &cache::root())? else {
+        return Err(DataError::AlreadyTokens { path: source.into() });
+    };
+    let opened = tokenizer.open()?;
+    let folder = NewFolder::create(out)?;
+    let meta = write(&text, tokenizer, opened, folder.path(), options)?;
+    if folder.publish()? { Ok(meta) } else { Err(exists()) }
+}
+
+/// Learns a byte-level BPE of `vocab_size` tokens from a source; see [`Tokenizer::train_bpe`].
+///
+/// # Errors
+/// A source that is missing, broken or not text; a vocabulary that is too small.
+pub fn train_bpe(source: &str, text_field: &str, vocab_size: usize) -> Result<Tokenizer, DataError> {
+    let Source::Text(text) = source::find(source, &cache::root())? else {
+        return Err(DataError::AlreadyTokens { path: source.into() });
+    };
+    thread::scope(|scope| {
+        let (sender, pieces) = sync_channel(64);
+        let reader =
+            scope.spawn(move || text.read(text_field, &mut |piece| sender.send(piece.text).map_err(|_| stopped())));
+        let tokenizer = Tokenizer::train_bpe(pieces.into_iter(), vocab_size)?;
+        join(reader)?;
+        Ok(tokenizer)
+    })
+}
+
+pub(crate) fn check_fraction(fraction: Option<f64>) -> Result<(), DataError> {
+    match fraction {
+        Some(value) if !(0.0..=1.0).contains(&value) => Err(DataError::ValFraction { value }),
+        _ => Ok(()),
+    }
+}
+
+/// Encodes all of `source` into `folder`; without a tokenizer, by the source's own characters.
+pub(crate) fn write(
+    source: &TextSource,
+    spec: &TokenizerSpec,
+    tokenizer: Option<Tokenizer>,
+    folder: &Path,
+    options: &PrepareOptions,
+) -> Result<Meta, DataError> {
+    let tokenizer = match tokenizer {
+        Some(tokenizer) => tokenizer,
+        None => characters(source, options)?,
+    };
+    let vocab_size = tokenizer.vocab_size();
+    let eot = tokenizer.eot().filter(|_| source.many);
+    let mut shards = ShardWriter::new(folder, vocab_size, options.shard_tokens);
+    let (mut documents, mut text_bytes) = (0, 0);
+    let mut progress = Progress::new("tokens of", source.bytes(), !options.progress);
+    in_batches(source, &options.text_field, |batch| {
+        let tokens: Vec<Vec<u32>> =
+            batch.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect::<Result<_, _>>()?;
+        for (piece, mut tokens) in batch.iter().zip(tokens) {
+            text_bytes += piece.text.len() as u64;
+            if piece.end {
+                documents += 1;
+                tokens.extend(eot);
+            }
+            shards.write(&tokens)?;
+        }
+        progress.set(source.read.load(Ordering::Relaxed));
+        Ok(())
+    })?;
+    let shards = shards.finish()?;
+    let tokens = shards.iter().map(|shard| shard.tokens).sum();
+    if tokens == 0 {
+        return Err(DataError::Empty { path: (&source.name).into() });
+    }
+    let meta = Meta {
+        version: VERSION,
+        source: source.name.clone(),
+        tokenizer: spec.to_string(),
+        vocab_size,
+        eot,
+        documents,
+        text_bytes,
+        tokens,
+        val_tokens: val_tokens(tokens, options.val_fraction),
+        shards,
+    };
+    tokenizer.save(folder)?;
+    meta.save(folder)?;
+    Ok(meta)
+}
+
+/// The tokenizer of the characters that the source has.
+fn characters(source: &TextSource, options: &PrepareOptions) -> Result<Tokenizer, DataError> {
+    let mut seen = CharSet::default();
+    let mut progress = Progress::new("characters of", source.bytes(), !options.progress);
+    source.read(&options.text_field, &mut |piece| {
+        seen.add(&piece.text);
+        progress.set(source.read.load(Ordering::Relaxed));
+        Ok(())
+    })?;
+    if source.many {
+        seen.add("\0"); // ends a document
+    }
+    Ok(seen.into_tokenizer())
+}
+
+/// Calls `take` with batches of pieces, in order, while a thread reads the next.
+fn in_batches(
+    source: &TextSource,
+    field: &str,
+    mut take: impl FnMut(Vec<Piece>) -> Result<(), DataError>,
+) -> Result<(), DataError> {
+    thread::scope(|scope| {
+        let (sender, batches) = sync_channel(1);
+        let reader = scope.spawn(move || read_batches(source, field, &sender));
+        for batch in &batches {
+            if let Err(error) = take(batch) {
+                drop(batches); // the reader stops at its next batch
+                return Err(error);
+            }
+        }
+        join(reader)
+    })
+}
+
+fn read_batches(source: &TextSource, field: &str, sender: &SyncSender<Vec<Piece>>) -> Result<(), DataError> {
+    let (mut batch, mut bytes) = (Vec::new(), 0);
+    source.read(field, &mut |piece| {
+        // Also what a piece costs besides its text: documents may be short.
+        bytes += piece.text.len() + 64;
+        batch.push(piece);
+        if bytes < BATCH_BYTES {
+            return Ok(());
+        }
+        bytes = 0;
+        sender.send(std::mem::take(&mut batch)).map_err(|_| stopped())
+    })?;
+    sender.send(batch).map_err(|_| stopped())
+}
+
+fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// The reader's error when its text is no longer wanted; the cause is another error, which is reported instead.
+fn stopped() -> DataError {
+    DataError::Encode { problem: "stopped".into() }
+}

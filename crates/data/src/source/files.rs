@@ -1,0 +1,125 @@
+//! What a file holds, by its name, and the files of a folder.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::DataError;
+
+/// A file of text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextFile {
+    pub path: PathBuf,
+    pub format: Format,
+    pub compression: Option<Compression>,
+}
+
+/// How a file holds its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// The file is a document.
+    Text,
+    /// A document per line, in a field of an object.
+    JsonLines,
+    /// A document per row, in a column.
+    Parquet,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    Gzip,
+    Zstd,
+}
+
+/// Endings of the text files that are taken from a folder; a file that is named itself may have any.
+#[rustfmt::skip]
+const TEXT: &[&str] = &[
+    "txt", "text", "md", "markdown", "rst", "tex", "org", "html", "htm", "xml", "csv", "tsv",
+    "rs", "toml", "py", "pyi", "c", "h", "cc", "cpp", "cxx", "hpp", "cu", "cuh", "go", "java", "kt", "scala", "swift", "js",
+    "mjs", "ts", "tsx", "jsx", "css", "rb", "php", "pl", "lua", "r", "jl", "hs", "ml", "ex", "exs", "erl", "clj", "el", "sh",
+    "bash", "zsh", "sql", "yaml", "yml", "proto", "cmake",
+];
+
+impl TextFile {
+    /// The file at `path`; what no ending tells is text.
+    pub fn new(path: PathBuf) -> Self {
+        let (ending, compression) = ending(&path);
+        let format = match &ending[..] {
+            "jsonl" | "ndjson" => Format::JsonLines,
+            "parquet" => Format::Parquet,
+            _ => Format::Text,
+        };
+        Self { path, format, compression }
+    }
+}
+
+/// Whether a file holds tokens.
+pub fn is_tokens(path: &Path) -> bool {
+    path.extension() == Some(OsStr::new("bin"))
+}
+
+/// The last ending of a file's name, without that of its compression, in lower case.
+fn ending(path: &Path) -> (String, Option<Compression>) {
+    let lower =
+        |path: &Path| path.extension().map(|ending| ending.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let compression = match &lower(path)[..] {
+        "gz" | "gzip" => Compression::Gzip,
+        "zst" | "zstd" => Compression::Zstd,
+        _ => return (lower(path), None),
+    };
+    (path.file_stem().map(|stem| lower(Path::new(stem))).unwrap_or_default(), Some(compression))
+}
+
+/// The text files below a folder, in the order of their paths; without hidden ones and those behind linked folders.
+pub fn text_files(folder: &Path) -> Result<Vec<TextFile>, DataError> {
+    let mut files = Vec::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for (path, is_folder) in list(&folder)? {
+            if is_folder {
+                folders.push(path);
+                continue;
+            }
+            let (ending, compression) = ending(&path);
+            let text = TEXT.contains(&&ending[..]) || (ending.is_empty() && compression.is_some());
+            if (text || ["jsonl", "ndjson", "parquet"].contains(&&ending[..])) && path.is_file() {
+                files.push(TextFile::new(path));
+            }
+        }
+    }
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+/// The token files of a folder for training and for validation, each in the order of their names: `train.bin` and
+/// `val.bin` of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c.
+pub fn token_files(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
+    let (mut train, mut val) = (Vec::new(), Vec::new());
+    for (path, is_folder) in list(folder)? {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if is_folder || !is_tokens(&path) {
+            continue;
+        }
+        if name.starts_with("train") || name.contains("_train") {
+            train.push(path);
+        } else if name.starts_with("val") || name.contains("_val") {
+            val.push(path);
+        }
+    }
+    train.sort();
+    val.sort();
+    Ok((train, val))
+}
+
+/// The entries of a folder that are not hidden, and whether each is a folder.
+fn list(folder: &Path) -> Result<Vec<(PathBuf, bool)>, DataError> {
+    let failed = |error| DataError::read(folder, error);
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_name().to_string_lossy().starts_with('.') {
+            entries.push((entry.path(), entry.file_type().map_err(failed)?.is_dir()));
+        }
+    }
+    Ok(entries)
+}

@@ -1,0 +1,171 @@
+//! What `--data` can name, and the text that comes out of it, piece by piece.
+
+mod crates;
+mod files;
+mod json_lines;
+mod parquet;
+mod pieces;
+mod shakespeare;
+mod text;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sha2::{Digest, Sha256};
+
+use crate::DataError;
+use crate::meta::Meta;
+use files::{Format, TextFile};
+
+pub use crates::DEFAULT_SOURCE;
+pub use pieces::{Emit, Piece};
+
+/// The name of the tiny Shakespeare.
+const SHAKESPEARE: &str = "shakespeare";
+
+/// What `--data` names.
+#[derive(Debug)]
+pub enum Source {
+    /// Text, to be made into tokens.
+    Text(TextSource),
+    /// A folder that `prepare` has made.
+    Prepared(PathBuf),
+    /// Token files.
+    Tokens(TokenFiles),
+}
+
+/// Token files that say nothing about their tokenizer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TokenFiles {
+    pub name: String,
+    pub train: Vec<PathBuf>,
+    /// Empty if the end of `train` validates.
+    pub val: Vec<PathBuf>,
+}
+
+/// Text in memory or in files.
+#[derive(Debug)]
+pub struct TextSource {
+    /// What it is, for printing.
+    pub name: String,
+    text: Text,
+    /// Whether there may be more than one document, so that their ends are marked.
+    pub many: bool,
+    /// Bytes that have been read of [`bytes`](Self::bytes).
+    pub read: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Text {
+    Memory(String),
+    Files(Vec<TextFile>),
+}
+
+/// Finds what `source` names; a download goes below `cache`.
+pub fn find(source: &str, cache: &Path) -> Result<Source, DataError> {
+    let path = Path::new(source);
+    if source == DEFAULT_SOURCE {
+        let (name, text) = crates::load()?;
+        return Ok(Source::Text(TextSource::new(name, Text::Memory(text), false)));
+    }
+    if source == SHAKESPEARE {
+        let file = TextFile::new(shakespeare::find(cache)?);
+        return Ok(Source::Text(TextSource::new(source.into(), Text::Files(vec![file]), false)));
+    }
+    let metadata = fs::metadata(path).map_err(|error| DataError::read(path, error))?;
+    if metadata.is_dir() {
+        return find_folder(path);
+    }
+    if metadata.len() == 0 {
+        return Err(DataError::Empty { path: path.into() });
+    }
+    if files::is_tokens(path) {
+        return Ok(Source::Tokens(TokenFiles { name: source.into(), train: vec![path.into()], val: Vec::new() }));
+    }
+    let file = TextFile::new(path.into());
+    let many = file.format != Format::Text;
+    Ok(Source::Text(TextSource::new(source.into(), Text::Files(vec![file]), many)))
+}
+
+fn find_folder(path: &Path) -> Result<Source, DataError> {
+    if path.join(Meta::FILE).is_file() {
+        return Ok(Source::Prepared(path.into()));
+    }
+    let name = path.display().to_string();
+    let (train, val) = files::token_files(path)?;
+    if !train.is_empty() {
+        return Ok(Source::Tokens(TokenFiles { name, train, val }));
+    }
+    let files = files::text_files(path)?;
+    if files.is_empty() {
+        return Err(DataError::NoFiles { path: path.into() });
+    }
+    let many = files.len() > 1 || files[0].format != Format::Text;
+    Ok(Source::Text(TextSource::new(name, Text::Files(files), many)))
+}
+
+impl TextSource {
+    fn new(name: String, text: Text, many: bool) -> Self {
+        Self { name, text, many, read: AtomicU64::new(0) }
+    }
+
+    /// Size of the source, for a progress bar.
+    pub fn bytes(&self) -> u64 {
+        match &self.text {
+            Text::Memory(text) => text.len() as u64,
+            Text::Files(files) => files.iter().filter_map(|file| fs::metadata(&file.path).ok()).map(|m| m.len()).sum(),
+        }
+    }
+
+    /// Calls `emit` with the text in order, in pieces of bounded size; `field` is where JSON lines and Parquet have it.
+    pub fn read(&self, field: &str, emit: Emit<'_>) -> Result<(), DataError> {
+        self.read.store(0, Ordering::Relaxed);
+        match &self.text {
+            Text::Memory(text) => {
+                pieces::document(text, emit)?;
+                self.read.store(text.len() as u64, Ordering::Relaxed);
+                Ok(())
+            }
+            Text::Files(files) => files.iter().try_for_each(|file| match file.format {
+                Format::Text => text::read(file, &self.read, emit),
+                Format::JsonLines => json_lines::read(file, field, &self.read, emit),
+                Format::Parquet => parquet::read(&file.path, field, &self.read, emit),
+            }),
+        }
+    }
+
+    /// Adds all that the text depends on to a hash.
+    pub fn hash(&self, hash: &mut Sha256) -> Result<(), DataError> {
+        match &self.text {
+            Text::Memory(text) => hash_part(hash, text.as_bytes()),
+            Text::Files(files) => {
+                let mut buffer = vec![0; 1 << 20];
+                for TextFile { path, format, .. } in files {
+                    let mut file = fs::File::open(path).map_err(|error| DataError::read(path, error))?;
+                    let mut content = Sha256::new();
+                    loop {
+                        match file.read(&mut buffer).map_err(|error| DataError::read(path, error))? {
+                            0 => break,
+                            count => content.update(&buffer[..count]),
+                        }
+                    }
+                    hash_part(hash, format!("{format:?}").as_bytes());
+                    hash_part(hash, &content.finalize());
+                }
+            }
+        }
+        hash_part(hash, &[u8::from(self.many)]);
+        Ok(())
+    }
+}
+
+/// Adds bytes and their number, so that no two lists of parts look alike.
+pub fn hash_part(hash: &mut Sha256, bytes: &[u8]) {
+    hash.update((bytes.len() as u64).to_le_bytes());
+    hash.update(bytes);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! Parquet files: a row per document, in a column of strings.
+
+use std::fs::File;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parquet::basic::Type;
+use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+
+use super::pieces::{self, Emit};
+use crate::DataError;
+
+/// Rows that are decoded at once.
+const ROWS: usize = 256;
+
+/// Emits the documents of a file, row group by row group; nulls are skipped.
+pub fn read(path: &Path, field: &str, count: &AtomicU64, emit: Emit<'_>) -> Result<(), DataError> {
+    let file = File::open(path).map_err(|error| DataError::read(path, error))?;
+    let reader = guard(path, || SerializedFileReader::new(file))?;
+    let column = find_column(path, field, &reader)?;
+    let nullable = reader.metadata().file_metadata().schema_descr().column(column).max_def_level() > 0;
+    let mut row = 0;
+    for group in 0..reader.num_row_groups() {
+        let mut rows = guard(path, || match reader.get_row_group(group)?.get_column_reader(column)? {
+            ColumnReader::ByteArrayColumnReader(rows) => Ok(rows),
+            _ => Err(ParquetError::General("the column is not of its type".into())),
+        })?;
+        loop {
+            let (documents, read) = guard(path, || next_rows(&mut rows, nullable))?;
+            if read == 0 {
+                break;
+            }
+            for document in documents {
+                row += 1;
+                let Some(document) = document else { continue };
+                let Ok(text) = std::str::from_utf8(document.data()) else {
+                    return Err(DataError::ParquetText { path: path.into(), row, field: field.into() });
+                };
+                pieces::document(text, emit)?;
+            }
+        }
+        let size = guard(path, || Ok(reader.metadata().row_group(group).compressed_size()))?;
+        count.fetch_add(size.max(0) as u64, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// The next rows; None for a null.
+fn next_rows(
+    rows: &mut ColumnReaderImpl<ByteArrayType>,
+    nullable: bool,
+) -> Result<(Vec<Option<ByteArray>>, usize), ParquetError> {
+    let (mut levels, mut values) = (Vec::new(), Vec::new());
+    let (read, _, _) = rows.read_records(ROWS, nullable.then_some(&mut levels), None, &mut values)?;
+    let mut values = values.into_iter();
+    // Level 0 of a column outside of groups is a null.
+    let row = |index: usize| if levels.get(index).is_some_and(|&level| level == 0) { None } else { values.next() };
+    Ok(((0..read).map(row).collect(), read))
+}
+
+fn find_column(path: &Path, field: &str, reader: &SerializedFileReader<File>) -> Result<usize, DataError> {
+    let schema = reader.metadata().file_metadata().schema_descr();
+    let found = schema.columns().iter().position(|column| {
+        column.path().parts().len() == 1
+            && column.name() == field
+            && column.physical_type() == Type::BYTE_ARRAY
+            && column.max_rep_level() == 0
+    });
+    found.ok_or_else(|| {
+        let names: Vec<String> = schema.columns().iter().take(8).map(|column| column.path().string()).collect();
+        DataError::ParquetColumn { path: path.into(), field: field.into(), columns: names.join(", ") }
+    })
+}
+
+/// Calls into the crate `parquet`, which trusts a file's numbers here and there and then panics (on an index or a
+/// capacity out of range). A broken file is an error of its user, not of this program, so it ends as one.
+fn guard<T>(path: &Path, call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, DataError> {
+    let wrong = |problem| DataError::Parquet { path: path.into(), problem };
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|error| wrong(error.to_string())),
+        Err(_) => Err(wrong("its numbers contradict each other".into())),
+    }
+}

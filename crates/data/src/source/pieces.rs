@@ -1,0 +1,109 @@
+//! Cutting long texts so that they can be encoded in parallel and in little memory, without changing their tokens.
+//!
+//! A tokenizer of GPT-2's kind splits text into words by a pattern and never merges across them, so a cut between two
+//! words is harmless if both sides still split alike. That holds between an ASCII letter and a line break, and between an
+//! ASCII letter and a space that another follows, for GPT-2's pattern and for those of Llama 3 and DeepSeek: a run of
+//! letters ends there, and a line break, or a space with its word, begins. Newline after newline or after a full stop is
+//! no such place: patterns differ in whom a line break belongs to.
+
+use crate::DataError;
+
+/// Size of a piece, unless no good place to cut is found.
+pub const BYTES: usize = 128 << 10;
+
+/// Size at which a piece is cut wherever it can be.
+const MAX_BYTES: usize = 4 << 20;
+
+/// A part of a document's text.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub text: String,
+    /// Whether the document ends here.
+    pub end: bool,
+}
+
+/// What takes the pieces of a source.
+pub type Emit<'a> = &'a mut dyn FnMut(Piece) -> Result<(), DataError>;
+
+/// Emits a whole document; nothing if it is empty.
+pub fn document(mut text: &str, emit: Emit<'_>) -> Result<(), DataError> {
+    while text.len() > BYTES {
+        let mut size = BYTES;
+        let at = loop {
+            let head = &text[..text.floor_char_boundary(size)];
+            match cut(head) {
+                Some(at) => break at,
+                None if size >= MAX_BYTES.min(text.len()) => break head.len(),
+                None => size *= 2,
+            }
+        };
+        let (head, tail) = text.split_at(at);
+        emit(Piece { text: head.into(), end: tail.is_empty() })?;
+        text = tail;
+    }
+    if text.is_empty() { Ok(()) } else { emit(Piece { text: text.into(), end: true }) }
+}
+
+/// The last place of `text` where it can be cut without changing its tokens.
+pub fn cut(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let harmless = |&at: &usize| {
+        bytes[at - 1].is_ascii_alphabetic()
+            && match bytes[at] {
+                b'\n' | b'\r' => true,
+                b' ' => bytes.get(at + 1).is_some_and(u8::is_ascii_alphabetic),
+                _ => false,
+            }
+    };
+    // Text without such places, like Chinese: exact with GPT-2, a token more or less with others.
+    let passable = |&at: &usize| matches!(bytes[at], b'\n' | b'\r') && !ends_in_space(&text[..at]);
+    (1..bytes.len()).rev().find(harmless).or_else(|| (1..bytes.len()).rev().find(passable))
+}
+
+/// Where to cut text of which more follows: None for "read on".
+pub fn cut_stream(text: &str) -> Option<usize> {
+    cut(text).or((text.len() >= MAX_BYTES).then_some(text.len()))
+}
+
+fn ends_in_space(text: &str) -> bool {
+    text.chars().next_back().is_some_and(char::is_whitespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_cut_after_letters_before_lines_or_words_else_before_lines() {
+        let cases = [
+            ("one two\nthree", Some(7)),
+            ("one two three", Some(7)),
+            ("end.\n\nOne's", Some(4)),
+            ("a  b", None),
+            ("一二。\n三", Some(9)),
+            ("x\r\n", Some(1)),
+            ("", None),
+        ];
+        for (text, at) in cases {
+            assert_eq!(cut(text), at, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn the_pieces_of_a_document_join_to_it_and_only_the_last_is_its_end() {
+        let line = "let x = y_1;\n// to be\n";
+        for text in [line.repeat(50_000), "é".repeat(3_000_000), "a".into(), String::new()] {
+            let mut pieces = Vec::new();
+            document(&text, &mut |piece| {
+                pieces.push(piece);
+                Ok(())
+            })
+            .unwrap();
+            assert!(pieces.iter().all(|piece| !piece.text.is_empty() && piece.text.len() <= MAX_BYTES));
+            let ends: Vec<bool> = pieces.iter().map(|piece| piece.end).collect();
+            assert_eq!(ends.iter().rposition(|end| *end), pieces.len().checked_sub(1));
+            assert!(ends.iter().filter(|end| **end).count() <= 1);
+            assert!(pieces.into_iter().map(|piece| piece.text).collect::<String>() == text);
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! The tiny Shakespeare of char-rnn, 1 MB, downloaded once.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use crate::{DataError, cache};
+
+const URL: &str = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt";
+const SHA256: &str = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed";
+const MAX_BYTES: u64 = 16 << 20;
+
+/// The path of the text, which is downloaded if the cache does not have it.
+pub fn find(cache: &Path) -> Result<PathBuf, DataError> {
+    let path = cache.join("tinyshakespeare.txt");
+    if path.is_file() {
+        check(&fs::read(&path).map_err(|error| DataError::read(&path, error))?, &path)?;
+        return Ok(path);
+    }
+    let failed = |error: ureq::Error| DataError::Download { url: URL, path: path.clone(), problem: error.to_string() };
+    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(60))).build().into();
+    let mut response = agent.get(URL).call().map_err(failed)?;
+    let bytes = response.body_mut().with_config().limit(MAX_BYTES).read_to_vec().map_err(failed)?;
+    check(&bytes, &path)?;
+    cache::write_file(&path, &bytes)?;
+    Ok(path)
+}
+
+fn check(bytes: &[u8], path: &Path) -> Result<(), DataError> {
+    let found: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    if found == SHA256 {
+        return Ok(());
+    }
+    Err(DataError::Checksum { url: URL, path: path.into(), found, expected: SHA256 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cached_text_that_is_another_is_an_error_with_the_remedy() {
+        let cache = tempfile::tempdir().unwrap();
+        fs::write(cache.path().join("tinyshakespeare.txt"), "not Shakespeare").unwrap();
+        let message = find(cache.path()).unwrap_err().to_string();
+        assert!(message.contains("tinyshakespeare.txt has the SHA-256") && message.contains(URL), "{message}");
+    }
+}

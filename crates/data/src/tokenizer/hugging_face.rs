@@ -1,0 +1,131 @@
+//! Tokenizers of the crate `tokenizers`, which is also what Python's package runs.
+
+use std::fmt;
+use std::fs;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, ModelWrapper};
+
+use crate::DataError;
+
+/// What the end of a text is called, in the tokenizers of GPT-2, DeepSeek, Llama 2, Llama 3 and Gemma.
+const EOT: [&str; 5] = [END_OF_TEXT, "<｜end▁of▁sentence｜>", "</s>", "<|end_of_text|>", "<eos>"];
+const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// Words whose tokens each thread remembers: most of a text is the same few ten thousand words.
+const CACHED_WORDS: usize = 1 << 17;
+
+#[derive(Clone)]
+pub struct HuggingFace {
+    tokenizer: Arc<tokenizers::Tokenizer>,
+    pub vocab_size: usize,
+    pub eot: Option<(&'static str, u32)>,
+}
+
+impl HuggingFace {
+    /// Reads a `tokenizer.json`, or a folder with one or with `vocab.json` and `merges.txt`.
+    pub fn open(path: &Path) -> Result<Self, DataError> {
+        let (json, vocab, merges) = (path.join("tokenizer.json"), path.join("vocab.json"), path.join("merges.txt"));
+        if path.is_file() {
+            Self::from_json(path)
+        } else if json.is_file() {
+            Self::from_json(&json)
+        } else if vocab.is_file() && merges.is_file() {
+            Self::from_gpt2(&vocab, &merges)
+        } else {
+            let problem =
+                "give byte, char, gpt2, a tokenizer.json, or a folder with one or with vocab.json and merges.txt";
+            Err(DataError::NoTokenizer { path: path.into(), problem })
+        }
+    }
+
+    fn from_json(path: &Path) -> Result<Self, DataError> {
+        let bytes = fs::read(path).map_err(|error| DataError::read(path, error))?;
+        let wrong = |problem: String| DataError::Tokenizer { path: path.into(), problem };
+        let tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| wrong(error.to_string()))?;
+        Self::new(tokenizer).map_err(wrong)
+    }
+
+    fn from_gpt2(vocab: &Path, merges: &Path) -> Result<Self, DataError> {
+        let wrong = |problem: String| DataError::Tokenizer { path: vocab.into(), problem };
+        let bpe = BPE::from_file(&vocab.to_string_lossy(), &merges.to_string_lossy()).build();
+        let mut tokenizer = byte_level(bpe.map_err(|error| wrong(error.to_string()))?);
+        if tokenizer.token_to_id(END_OF_TEXT).is_some() {
+            let added = tokenizer.add_special_tokens([AddedToken::from(END_OF_TEXT, true)]);
+            added.map_err(|error| wrong(error.to_string()))?;
+        }
+        Self::new(tokenizer).map_err(wrong)
+    }
+
+    pub fn train(texts: impl Iterator<Item = String> + Send, vocab_size: usize) -> Result<Self, DataError> {
+        let wrong = |problem: String| DataError::TrainBpe { vocab_size, problem };
+        if vocab_size < 257 {
+            return Err(wrong(format!("256 bytes and {END_OF_TEXT} need 257")));
+        }
+        let trainer = BpeTrainer::builder()
+            .vocab_size(vocab_size)
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
+            .show_progress(std::io::stderr().is_terminal())
+            .build();
+        let mut tokenizer = byte_level(BPE::default());
+        tokenizer.train(&mut TrainerWrapper::from(trainer), texts).map_err(|error| wrong(error.to_string()))?;
+        Self::new(tokenizer).map_err(wrong)
+    }
+
+    fn new(mut tokenizer: tokenizers::Tokenizer) -> Result<Self, String> {
+        // A file may ask to cut or to fill up each text, which would lose or add tokens.
+        tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
+        tokenizer.with_padding(None);
+        if let ModelWrapper::BPE(bpe) = tokenizer.get_model() {
+            let mut bpe = bpe.clone();
+            bpe.resize_cache(CACHED_WORDS);
+            tokenizer.with_model(bpe);
+        }
+        // Ids may have gaps, so the number of tokens is not enough.
+        let highest = tokenizer.get_vocab(true).into_values().max().ok_or("it has no tokens")?;
+        if highest >= i32::MAX as u32 {
+            return Err(format!("token id {highest} is too large"));
+        }
+        let eot = EOT.into_iter().find_map(|name| Some((name, tokenizer.token_to_id(name)?)));
+        Ok(Self { tokenizer: Arc::new(tokenizer), vocab_size: highest as usize + 1, eot })
+    }
+
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        match self.tokenizer.encode_fast(text, false) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => Err(DataError::Encode { problem: error.to_string() }),
+        }
+    }
+
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        let known = |token: &u32| self.tokenizer.id_to_token(*token).is_some();
+        let replacement = char::REPLACEMENT_CHARACTER.to_string();
+        let decode = |tokens| self.tokenizer.decode(tokens, false).unwrap_or_else(|_| replacement.clone());
+        // The crate leaves out unknown ids.
+        tokens.split(|token| !known(token)).map(decode).collect::<Vec<_>>().join(&replacement)
+    }
+
+    pub fn to_json(&self) -> String {
+        self.tokenizer.to_string(true).expect("a tokenizer that was read or trained has a JSON form")
+    }
+}
+
+impl fmt::Debug for HuggingFace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HuggingFace").field("vocab_size", &self.vocab_size).field("eot", &self.eot).finish()
+    }
+}
+
+/// GPT-2's rules for words and bytes around a BPE.
+fn byte_level(bpe: BPE) -> tokenizers::Tokenizer {
+    let rules = ByteLevel::new(false, true, true);
+    let mut tokenizer = tokenizers::Tokenizer::new(bpe);
+    tokenizer.with_pre_tokenizer(Some(rules)).with_decoder(Some(rules)).with_post_processor(Some(rules));
+    tokenizer
+}

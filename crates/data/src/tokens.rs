@@ -1,0 +1,314 @@
+//! Token files: memory-mapped shards, and the writer of new ones.
+//!
+//! ```text
+//! llm.c     256 x i32 header [20240520, 1, tokens, 0...] then u16 tokens; [20240801, 7, tokens, 0...] then u32 tokens
+//! nanoGPT   u16 tokens, no header
+//! ```
+//!
+//! All little-endian.
+
+use std::fs::File;
+use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use rayon::prelude::*;
+
+use crate::{DataError, Shard};
+
+const HEADER_BYTES: usize = 1024;
+/// Magic number and version of files with 16-bit tokens.
+const LLMC_U16: [u32; 2] = [20_240_520, 1];
+/// Magic number and version of files with 32-bit tokens.
+const LLMC_U32: [u32; 2] = [20_240_801, 7];
+
+/// Longest stretch of a shard that is compared with the vocabulary when it is opened. It covers a whole shard of
+/// [`prepare`](crate::prepare), whose tokens are read in a fraction of a second.
+const CHECKED_TOKENS: usize = 100_000_000;
+
+/// A part of a stream of tokens that lies in several files or in memory. Cloning it shares the files.
+#[derive(Debug, Clone)]
+pub struct Tokens {
+    files: Arc<Vec<Part>>,
+    range: Range<u64>,
+}
+
+/// One file, and where in the stream it starts.
+#[derive(Debug)]
+struct Part {
+    start: u64,
+    len: u64,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    /// Tokens of 2 or 4 bytes that start at `offset`.
+    Mapped {
+        map: Mmap,
+        offset: usize,
+        width: usize,
+    },
+    Memory(Vec<u32>),
+}
+
+impl Tokens {
+    /// Tokens in memory.
+    pub fn from_vec(tokens: Vec<u32>) -> Self {
+        let len = tokens.len() as u64;
+        Self { files: Arc::new(vec![Part { start: 0, len, bytes: Bytes::Memory(tokens) }]), range: 0..len }
+    }
+
+    /// The tokens of `paths` one after the other, each below `vocab_size` if that is known.
+    pub fn map(paths: &[PathBuf], vocab_size: Option<usize>) -> Result<Self, DataError> {
+        let (mut files, mut total) = (Vec::new(), 0);
+        for path in paths {
+            let bytes = map_file(path)?;
+            let len = bytes.len() as u64;
+            if let Some(vocab_size) = vocab_size {
+                bytes.check(path, vocab_size)?;
+            }
+            files.push(Part { start: total, len, bytes });
+            total += len;
+        }
+        Ok(Self { files: Arc::new(files), range: 0..total })
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// The tokens before and from `at` on.
+    pub fn split(self, at: u64) -> (Self, Self) {
+        let middle = self.range.start + at.min(self.len());
+        let before = Self { files: self.files.clone(), range: self.range.start..middle };
+        (before, Self { range: middle..self.range.end, files: self.files })
+    }
+
+    /// Appends tokens `range` to `out`.
+    ///
+    /// # Panics
+    /// If the range does not lie in the stream.
+    pub fn read(&self, range: Range<u64>, out: &mut Vec<i32>) {
+        assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} tokens", self.len());
+        let (mut at, end) = (self.range.start + range.start, self.range.start + range.end);
+        let mut file = self.files.partition_point(|part| part.start + part.len <= at);
+        while at < end {
+            let part = &self.files[file];
+            let last = end.min(part.start + part.len);
+            part.bytes.read((at - part.start) as usize..(last - part.start) as usize, out);
+            at = last;
+            file += 1;
+        }
+    }
+}
+
+impl Bytes {
+    fn len(&self) -> usize {
+        match self {
+            Self::Mapped { map, offset, width } => (map.len() - offset) / width,
+            Self::Memory(tokens) => tokens.len(),
+        }
+    }
+
+    fn read(&self, range: Range<usize>, out: &mut Vec<i32>) {
+        match self {
+            Self::Memory(tokens) => out.extend(tokens[range].iter().map(|&token| token as i32)),
+            Self::Mapped { map, offset, width } => {
+                let bytes = &map[offset + range.start * width..offset + range.end * width];
+                match width {
+                    2 => out.extend(u16s(bytes).map(|token| token as i32)),
+                    _ => out.extend(u32s(bytes).map(|token| token as i32)),
+                }
+            }
+        }
+    }
+
+    /// Whether the tokens (the first of them, of a huge file) are below `vocab_size`.
+    fn check(&self, path: &Path, vocab_size: usize) -> Result<(), DataError> {
+        let Self::Mapped { map, offset, width } = self else { return Ok(()) };
+        if *width == 2 && vocab_size > usize::from(u16::MAX) {
+            return Ok(());
+        }
+        let bytes = &map[*offset..*offset + self.len().min(CHECKED_TOKENS) * width];
+        let outside = |token: u32| token as usize >= vocab_size;
+        let chunk_bytes = 1 << 20;
+        let found = bytes.par_chunks(chunk_bytes).enumerate().find_map_first(|(chunk, bytes)| {
+            let mut tokens: Box<dyn Iterator<Item = u32>> = match width {
+                2 if u16s(bytes).max().is_some_and(outside) => Box::new(u16s(bytes)),
+                4 if u32s(bytes).max().is_some_and(outside) => Box::new(u32s(bytes)),
+                _ => return None,
+            };
+            let (index, token) = tokens.by_ref().enumerate().find(|&(_, token)| outside(token))?;
+            Some(((chunk * chunk_bytes / width + index) as u64, token))
+        });
+        match found {
+            Some((position, token)) => Err(DataError::TokenRange { path: path.into(), token, position, vocab_size }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn u16s(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
+    bytes.as_chunks().0.iter().map(|&bytes| u32::from(u16::from_le_bytes(bytes)))
+}
+
+fn u32s(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
+    bytes.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes))
+}
+
+fn map_file(path: &Path) -> Result<Bytes, DataError> {
+    let failed = |error| DataError::read(path, error);
+    let wrong = |problem: String| DataError::Tokens { path: path.into(), problem };
+    let file = File::open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.len() == 0 {
+        return Err(DataError::Empty { path: path.into() });
+    }
+    // SAFETY: the map is read-only. That nobody truncates the file meanwhile cannot be assured by any program; as with
+    // every mapped file, the process then ends with SIGBUS, it does not compute with wrong memory.
+    let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+    let header: Vec<u32> = u32s(&map).take(3).collect();
+    let width = match header.get(..2) {
+        Some(magic) if magic == LLMC_U16 => 2,
+        Some(magic) if magic == LLMC_U32 => 4,
+        Some(&[magic, version]) if [LLMC_U16[0], LLMC_U32[0]].contains(&magic) && map.len() >= HEADER_BYTES => {
+            let expected = if magic == LLMC_U16[0] { LLMC_U16[1] } else { LLMC_U32[1] };
+            return Err(wrong(format!("its header has version {version} where {expected} is known")));
+        }
+        _ if map.len() % 2 == 0 => return Ok(Bytes::Mapped { map, offset: 0, width: 2 }),
+        _ => return Err(wrong(format!("has no llm.c header, and {} bytes are no 16-bit tokens", map.len()))),
+    };
+    let (found, expected) = (map.len(), HEADER_BYTES + header.get(2).map_or(0, |&tokens| tokens as usize) * width);
+    if found != expected {
+        return Err(wrong(format!("its header says {expected} bytes, but it has {found}")));
+    }
+    Ok(Bytes::Mapped { map, offset: HEADER_BYTES, width })
+}
+
+/// Writes a stream of tokens into shards `train-000000.bin`, `train-000001.bin`...
+pub struct ShardWriter {
+    folder: PathBuf,
+    magic: [u32; 2],
+    shard_tokens: u64,
+    open: Option<BufWriter<File>>,
+    shards: Vec<Shard>,
+}
+
+impl ShardWriter {
+    pub fn new(folder: &Path, vocab_size: usize, shard_tokens: u64) -> Self {
+        let magic = if vocab_size <= 1 << 16 { LLMC_U16 } else { LLMC_U32 };
+        // The header's count is a signed 32-bit number.
+        let shard_tokens = shard_tokens.clamp(1, i32::MAX as u64);
+        Self { folder: folder.into(), magic, shard_tokens, open: None, shards: Vec::new() }
+    }
+
+    /// Appends tokens, starting a new shard where one is full.
+    pub fn write(&mut self, mut tokens: &[u32]) -> Result<(), DataError> {
+        while !tokens.is_empty() {
+            if self.open.is_none() {
+                self.start()?;
+            }
+            let (Some(file), Some(shard)) = (&mut self.open, self.shards.last_mut()) else { unreachable!("started") };
+            let (now, later) = tokens.split_at(tokens.len().min((self.shard_tokens - shard.tokens) as usize));
+            let bytes: Vec<u8> = match self.magic {
+                LLMC_U16 => now.iter().flat_map(|&token| (token as u16).to_le_bytes()).collect(),
+                _ => now.iter().flat_map(|&token| token.to_le_bytes()).collect(),
+            };
+            file.write_all(&bytes).map_err(|error| DataError::write(&self.folder.join(&shard.file), error))?;
+            shard.tokens += now.len() as u64;
+            if shard.tokens == self.shard_tokens {
+                self.end()?;
+            }
+            tokens = later;
+        }
+        Ok(())
+    }
+
+    /// Ends the last shard; what has been written.
+    pub fn finish(mut self) -> Result<Vec<Shard>, DataError> {
+        self.end()?;
+        Ok(self.shards)
+    }
+
+    fn start(&mut self) -> Result<(), DataError> {
+        let name = format!("train-{:06}.bin", self.shards.len());
+        let path = self.folder.join(&name);
+        let failed = |error| DataError::write(&path, error);
+        let mut file = BufWriter::with_capacity(1 << 20, File::create_new(&path).map_err(failed)?);
+        file.write_all(&[0; HEADER_BYTES]).map_err(failed)?;
+        self.open = Some(file);
+        self.shards.push(Shard { file: name, tokens: 0 });
+        Ok(())
+    }
+
+    /// Writes the header, whose count is known now, and waits until the disk has it all.
+    fn end(&mut self) -> Result<(), DataError> {
+        let (Some(file), Some(shard)) = (self.open.take(), self.shards.last()) else { return Ok(()) };
+        let words = [self.magic[0], self.magic[1], shard.tokens as u32];
+        let header: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+        let written = file.into_inner().map_err(|error| error.into_error()).and_then(|mut file| {
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(&header)?;
+            file.sync_all()
+        });
+        written.map_err(|error| DataError::write(&self.folder.join(&shard.file), error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn what_is_written_in_shards_is_read_back_over_their_borders(
+            tokens in prop::collection::vec(0u32..60_000, 1..200), shard in 1u64..50, wide: bool, at in 0u64..200,
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let vocab_size = if wide { 70_000 } else { 60_000 };
+            let mut writer = ShardWriter::new(folder.path(), vocab_size, shard);
+            tokens.chunks(17).for_each(|chunk| writer.write(chunk).unwrap());
+            let shards = writer.finish().unwrap();
+            let paths: Vec<_> = shards.iter().map(|shard| folder.path().join(&shard.file)).collect();
+            let (before, after) = Tokens::map(&paths, Some(vocab_size)).unwrap().split(at);
+            let mut read = Vec::new();
+            before.read(0..before.len(), &mut read);
+            after.read(0..after.len(), &mut read);
+            let expected: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
+            prop_assert_eq!(read, expected);
+        }
+    }
+
+    #[test]
+    fn broken_token_files_are_errors_that_name_the_file_and_what_is_wrong() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.bin");
+        let header = |words: [u32; 3], rest: &[u8]| {
+            let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            bytes.resize(HEADER_BYTES, 0);
+            [&bytes, rest].concat()
+        };
+        let cases = [
+            (vec![1, 2, 3], "has no llm.c header, and 3 bytes are no 16-bit tokens"),
+            (header([20_240_520, 1, 9], &[0; 4]), "its header says 1042 bytes, but it has 1028"),
+            (header([20_240_520, 1, u32::MAX], &[0; 4]), "its header says 8589935614 bytes, but it has 1028"),
+            (header([20_240_801, 1, 1], &[0; 4]), "its header has version 1 where 7 is known"),
+            (
+                header([20_240_801, 7, 2], &[0, 0, 0, 0, 9, 0, 0, 0]),
+                "token 9 at position 1 is not below the vocabulary",
+            ),
+            (vec![0, 0, 8, 0], "token 8 at position 1 is not below the vocabulary of 8"),
+            (vec![], "is empty"),
+        ];
+        for (bytes, expected) in cases {
+            std::fs::write(&path, bytes).unwrap();
+            let message = Tokens::map(std::slice::from_ref(&path), Some(8)).unwrap_err().to_string();
+            assert!(message.contains(expected) && message.contains("x.bin"), "{message}");
+        }
+    }
+}
