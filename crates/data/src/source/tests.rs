@@ -52,7 +52,7 @@ fn the_folders_of_nanogpt_and_llmc_are_recognized() {
         [["train.bin", "val.bin", "meta.pkl"], ["x_train_000001.bin", "x_val_000000.bin", "x_train_000000.bin"]];
     for names in names {
         let folder = tempfile::tempdir().unwrap();
-        names.map(|name| fs::write(folder.path().join(name), [0; 4]).unwrap());
+        names.iter().for_each(|name| fs::write(folder.path().join(name), [0; 4]).unwrap());
         let Source::Tokens(files) = find(folder.path().to_str().unwrap(), Path::new("")).unwrap() else { panic!() };
         let mut train: Vec<_> = names.iter().filter(|name| name.contains("train")).collect();
         train.sort();

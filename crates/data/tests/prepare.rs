@@ -1,0 +1,141 @@
+//! From files on disk to batches.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use data::{DataError, Meta, OpenOptions, PrepareOptions, Prepared, Tokenizer, TokenizerSpec, open, prepare};
+
+fn options(cache: &Path) -> OpenOptions {
+    OpenOptions { cache: Some(cache.into()), ..OpenOptions::default() }
+}
+
+/// All tokens: those that train, then those that validate.
+fn tokens(prepared: &Prepared) -> Vec<u32> {
+    let dataset = &prepared.dataset;
+    // Windows of one token; the last of a split is a target only.
+    let val = dataset.val_batch(dataset.val_indices(0, 1), 1);
+    let mut train = dataset.train_batch(0, 0..dataset.epoch_sequences(1), 1);
+    train.inputs.sort_unstable();
+    [train.inputs, val.inputs].concat().into_iter().map(|token| token as u32).collect()
+}
+
+#[test]
+fn a_text_file_is_one_document_without_an_end_token_of_which_the_last_tenth_validates() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    fs::write(&path, "\u{feff}one\r\ntwo").unwrap();
+    let prepared = open(path.to_str().unwrap(), &options(folder.path())).unwrap();
+    let meta = prepared.meta.as_ref().unwrap();
+    assert_eq!((meta.documents, meta.text_bytes, meta.tokens, meta.val_tokens, meta.eot), (1, 11, 11, 2, None));
+    assert_eq!(prepared.name, path.display().to_string());
+    assert_eq!(prepared.vocab_size(), Some(256));
+    assert_eq!(tokens(&prepared).len(), 9 - 1 + 2 - 1);
+}
+
+#[test]
+fn several_documents_end_in_the_end_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.jsonl");
+    fs::write(&path, "{\"body\": \"ab\"}\n{\"body\": \"ba\"}\n").unwrap();
+    let out = folder.path().join("out");
+    let prepare_options = PrepareOptions { text_field: "body".into(), shard_tokens: 4, ..PrepareOptions::default() };
+    let meta = prepare(path.to_str().unwrap(), &TokenizerSpec::Char, &out, &prepare_options).unwrap();
+    assert_eq!((meta.documents, meta.text_bytes, meta.tokens, meta.eot), (2, 4, 6, Some(0)));
+    assert_eq!(meta.shards.iter().map(|shard| shard.tokens).collect::<Vec<_>>(), [4, 2]);
+    let bytes: Vec<u8> = fs::read(out.join("train-000000.bin")).unwrap()[1024..].into();
+    assert_eq!(bytes, [1, 0, 2, 0, 0, 0, 2, 0]); // a b end b
+    let prepared = open(out.to_str().unwrap(), &options(folder.path())).unwrap();
+    assert_eq!(prepared.tokenizer.unwrap().decode(&[1, 2]), "ab");
+    let error = prepare(path.to_str().unwrap(), &TokenizerSpec::Char, &out, &prepare_options).unwrap_err();
+    assert!(matches!(error, DataError::Exists { .. }), "{error}");
+}
+
+#[test]
+fn nothing_is_left_of_a_folder_that_could_not_be_finished() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.jsonl");
+    fs::write(&path, "{\"text\": \"a\"}\n{").unwrap();
+    let out = folder.path().join("out");
+    prepare(path.to_str().unwrap(), &TokenizerSpec::Byte, &out, &PrepareOptions::default()).unwrap_err();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn pieces_have_the_tokens_of_the_whole_text() {
+    // A megabyte, so several pieces, with all that patterns treat differently before and after line breaks.
+    let unit =
+        "fn main() {\n\n    let x = 12;\t// it's a test\r\n}\n \n\nText ends\n\nhere. And so, on\n一二三。\nstop";
+    let text = (0..10_000).map(|i| format!("{unit}{i}")).collect::<String>();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    fs::write(&path, &text).unwrap();
+    let tokenizer = Tokenizer::train_bpe([text[..10_000].to_string()].into_iter(), 400).unwrap();
+    tokenizer.save(folder.path()).unwrap();
+    let spec = TokenizerSpec::Path(folder.path().into());
+    let out = folder.path().join("out");
+    let meta = prepare(path.to_str().unwrap(), &spec, &out, &PrepareOptions::default()).unwrap();
+    assert!(meta.text_bytes > 900_000);
+    let bytes = fs::read(out.join("train-000000.bin")).unwrap();
+    let found: Vec<u32> =
+        bytes[1024..].chunks(2).map(|bytes| u32::from(u16::from_le_bytes([bytes[0], bytes[1]]))).collect();
+    assert!(found == tokenizer.encode(&text).unwrap());
+}
+
+#[test]
+fn the_cache_is_made_once_by_any_number_of_threads_and_depends_on_text_and_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    let cached = || fs::read_dir(folder.path().join("cache/prepared")).unwrap().count();
+    fs::write(&path, "to be or not to be ".repeat(1000)).unwrap();
+    let open = |spec: &TokenizerSpec| {
+        let cache = folder.path().join("cache");
+        let options = OpenOptions { tokenizer: Some(spec.clone()), ..options(&cache) };
+        data::open(path.to_str().unwrap(), &options).unwrap()
+    };
+    let metas: Vec<Meta> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| open(&TokenizerSpec::Byte).meta.unwrap())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(metas.windows(2).all(|pair| pair[0] == pair[1]));
+    assert_eq!(cached(), 1);
+    open(&TokenizerSpec::Char);
+    assert_eq!(cached(), 2);
+    fs::write(&path, "another text ".repeat(100)).unwrap();
+    open(&TokenizerSpec::Char);
+    assert_eq!(cached(), 3);
+}
+
+#[test]
+fn token_files_are_used_as_they_are_and_checked_against_a_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tokens.bin");
+    let bytes: Vec<u8> = (0..400u16).flat_map(u16::to_le_bytes).collect();
+    fs::write(&file, bytes).unwrap();
+    let prepared = open(file.to_str().unwrap(), &options(folder.path())).unwrap();
+    assert_eq!((prepared.dataset.train_tokens(), prepared.dataset.val_tokens()), (360, 40));
+    assert_eq!(prepared.vocab_size(), None);
+    let with = |spec, val_fraction| {
+        let options = OpenOptions { tokenizer: Some(spec), val_fraction, ..options(folder.path()) };
+        open(file.to_str().unwrap(), &options).unwrap_err().to_string()
+    };
+    assert!(with(TokenizerSpec::Byte, None).contains("token 256 at position 256 is not below the vocabulary of 256"));
+    assert!(with(TokenizerSpec::Char, None).contains("which characters"));
+    assert_eq!(
+        with(TokenizerSpec::Byte, Some(1.5)),
+        "data.val_fraction is 1.5, but is a share between 0 and 1: 0.1 validates on a tenth"
+    );
+}
+
+#[test]
+fn another_tokenizer_than_a_prepared_folders_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    fs::write(&path, "abcabcabc").unwrap();
+    let out = folder.path().join("out");
+    prepare(path.to_str().unwrap(), &TokenizerSpec::Byte, &out, &PrepareOptions::default()).unwrap();
+    let open = |spec| open(out.to_str().unwrap(), &OpenOptions { tokenizer: Some(spec), ..options(folder.path()) });
+    open(TokenizerSpec::Byte).unwrap();
+    let message = open(TokenizerSpec::Char).unwrap_err().to_string();
+    assert!(message.contains("were made with another tokenizer than char"), "{message}");
+}
