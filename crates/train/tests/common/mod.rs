@@ -24,6 +24,7 @@ pub const TINY: &[&str] = &[
 pub fn program(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
     command.current_dir(folder).args(args).env_remove("RUST_BACKTRACE");
+    command.env("KILN_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kiln-cache"));
     command
 }
 
