@@ -81,12 +81,12 @@ impl ShardValues {
     /// Puts the values of a part at `at`.
     pub fn put(&mut self, at: usize, wanted: &WantedPart, values: &PartValues) -> Result<(), FsdpError> {
         let len = wanted.range.len();
-        let put = |into: &mut Vec<f32>, from: &[f32]| match from.len() == len {
-            true => Ok(into[at..at + len].copy_from_slice(from)),
-            false => {
-                let message = format!("{}: {} values for a part of {len}", wanted.name, from.len());
-                Err(FsdpError::State(message))
+        let put = |into: &mut Vec<f32>, from: &[f32]| {
+            if from.len() != len {
+                return Err(FsdpError::State(format!("{}: {} values for a part of {len}", wanted.name, from.len())));
             }
+            into[at..at + len].copy_from_slice(from);
+            Ok(())
         };
         put(&mut self.param, &values.param)?;
         match (&mut self.moments, &values.moments) {
