@@ -108,8 +108,10 @@ impl LayerCache {
     }
 }
 
-/// Nothing else may hold the buffer meanwhile: then it is written in place.
+/// Nothing else may hold the buffer meanwhile: then it is written in place. What is new comes without its graph, which of a model in training
+/// would grow with every token.
 fn append(buffer: &mut Option<Tensor<4>>, new_bhtd: Tensor<4>, chunk: &Chunk) -> Tensor<4> {
+    let new_bhtd = new_bhtd.detach();
     let [b, heads, _, width] = new_bhtd.dims();
     let mut all = with_columns(buffer.take(), chunk.columns, &new_bhtd);
     let aligned = chunk.starts.iter().all(|start| *start == chunk.starts[0]);

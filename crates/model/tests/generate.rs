@@ -1,6 +1,7 @@
 //! The forward with a cache against the one without, and generation.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use model::hf::{Folder, Pretrained};
 use model::{Cache, DeepSeek, DeepSeekConfig, GenerateError, Generation, Gpt2, Gpt2Config, LanguageModel, Sampling};
 use moe::MoeConfig;
@@ -85,6 +86,36 @@ fn generation_sees_what_evaluation_sees_whatever_the_capacity_of_training() {
     let expected = floats(model.logits(tokens_bt.clone()));
     let (found, _) = in_chunks(&model, &tokens_bt, &[10, 1, 13]);
     assert!(worst(&found, &expected) < 1e-5);
+}
+
+/// Parameters in bf16, or tracked as in training.
+struct Bind {
+    dtype: DType,
+    tracked: bool,
+}
+
+impl ModuleMapper for Bind {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = param.val().cast(self.dtype);
+        Param::initialized(param.id, if self.tracked { value.autodiff().require_grad() } else { value })
+    }
+}
+
+#[test]
+fn models_in_bf16_and_in_training_have_the_logits_of_the_whole_too() {
+    fn check<M: Module + LanguageModel>(model: &M) {
+        for (dtype, tracked, tolerance) in [(DType::BF16, false, 2e-2), (DType::F32, true, 1e-5)] {
+            let model = model.clone().map(&mut Bind { dtype, tracked });
+            let tokens_bt = tensor(&tokens(1, 40), 2);
+            let expected = floats(model.logits(tokens_bt.clone()));
+            let (found, cache) = in_chunks(&model, &tokens_bt, &[9, 1, 1, 9]);
+            let (worst, largest) = (worst(&found, &expected), expected.iter().fold(0.0f32, |a, b| a.max(b.abs())));
+            assert!(worst < tolerance * largest, "{dtype:?}: off by {worst:e} of {largest}");
+            assert_eq!(cache.bytes_per_token() % dtype.size(), 0);
+        }
+    }
+    check(&gpt2(2, 32, 64));
+    check(&deepseek_with_capacity());
 }
 
 proptest! {
