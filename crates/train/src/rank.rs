@@ -145,6 +145,12 @@ impl<'a> Rank<'a> {
         let lr = learning_rate(optim, step, train.steps);
         let (batches, waited) = self.loader.next();
         let data_wait_seconds = waited.as_secs_f64();
+        // Files of tokens alone do not say how many different ones there are.
+        let most = batches.iter().flat_map(|batch| batch.inputs.iter().chain(&batch.targets)).max();
+        let vocab_size = config.model.vocab_size();
+        if let Some(token) = most.filter(|token| **token as usize >= vocab_size) {
+            return Err(TrainError::Token { token: *token, vocab_size });
+        }
         let firsts = micro_batches(train, self.fsdp.data_parallel()).map(|range| range.start);
         let batch = |(first_row, tokens): (u64, data::Batch)| {
             let place = MicroBatch { seed: train.seed, step: step as u64, first_row };

@@ -59,6 +59,12 @@ pub enum TrainError {
     #[error("step {step}: {what}; {last_good}: lower optim.lr, look at the data, or set train.on_non_finite to skip")]
     NotFinite { step: usize, what: String, last_good: String },
 
+    #[error(
+        "the data has token {token}, and model.vocab_size is {vocab_size}: give the tokenizer that made the data \
+         (data.tokenizer), or a model with its vocabulary"
+    )]
+    Token { token: i32, vocab_size: usize },
+
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
 

@@ -68,6 +68,14 @@ impl ModelConfig {
     /// The values of `type`.
     pub const TYPES: [&str; 2] = ["gpt2", "deepseek"];
 
+    /// Tokens in the vocabulary; 0 until the data tells.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Self::Gpt2(shape) => shape.vocab_size,
+            Self::DeepSeek(shape) => shape.vocab_size,
+        }
+    }
+
     /// The longest context, in tokens, and the key that sets it.
     pub fn context(&self) -> (&'static str, usize) {
         match self {

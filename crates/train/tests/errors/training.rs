@@ -187,6 +187,21 @@ fn a_loss_that_is_no_number_ends_the_run_at_its_step() {
     assert_eq!(values(&metrics(&folder.path().join("run")), "loss").len(), 1);
 }
 
+#[test]
+fn a_token_beyond_the_vocabulary_ends_the_run_before_its_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens: Vec<u8> = (0..4000u16).flat_map(u16::to_le_bytes).collect();
+    fs::write(folder.path().join("tokens.bin"), tokens).unwrap();
+    let args: Vec<&str> = TINY.iter().copied().filter(|arg| *arg != "--data=text.txt").collect();
+    let output = run(folder.path(), &[&args[..], &["--data=tokens.bin", "--set=model.vocab_size=256"]].concat());
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.contains("and model.vocab_size is 256: give the tokenizer") && !stderr.contains("panicked"),
+        "{stderr}"
+    );
+}
+
 #[track_caller]
 fn answered(mistakes: &[Mistake]) {
     all(mistakes.iter().map(|(name, files, args, expected)| {
