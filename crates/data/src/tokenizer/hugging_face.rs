@@ -1,16 +1,19 @@
 //! Tokenizers of the crate `tokenizers`, which is also what Python's package runs.
 
-use std::fmt;
-use std::fs;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, fs};
 
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, ModelWrapper};
+use tokenizers::{AddedToken, ModelWrapper, PreTokenizerWrapper};
 
+use super::words::{self, Part};
 use crate::DataError;
 
 /// What the end of a text is called, in the tokenizers of GPT-2, DeepSeek, Llama 2, Llama 3 and Gemma.
@@ -20,9 +23,21 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 /// Words whose tokens each thread remembers: most of a text is the same few ten thousand words.
 const CACHED_WORDS: usize = 1 << 17;
 
+/// Longest word that is worth remembering, in bytes.
+const CACHED_BYTES: usize = 32;
+
+/// The tokens of words, of the tokenizer with this number.
+type Cache = (u64, HashMap<Box<str>, Box<[u32]>>);
+
+thread_local! {
+    static CACHE: RefCell<Cache> = RefCell::default();
+}
+
 #[derive(Clone)]
 pub struct HuggingFace {
     tokenizer: Arc<tokenizers::Tokenizer>,
+    /// If the tokenizer splits text as GPT-2's: a number of its own, and the names that must not be split.
+    gpt2: Option<(u64, Vec<String>)>,
     pub vocab_size: usize,
     pub eot: Option<(&'static str, u32)>,
 }
@@ -82,25 +97,62 @@ impl HuggingFace {
         // A file may ask to cut or to fill up each text, which would lose or add tokens.
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         tokenizer.with_padding(None);
-        if let ModelWrapper::BPE(bpe) = tokenizer.get_model() {
-            let mut bpe = bpe.clone();
-            bpe.resize_cache(CACHED_WORDS);
-            tokenizer.with_model(bpe);
-        }
         // Ids may have gaps, so the number of tokens is not enough.
         let highest = tokenizer.get_vocab(true).into_values().max().ok_or("it has no tokens")?;
         if highest >= i32::MAX as u32 {
             return Err(format!("token id {highest} is too large"));
         }
         let eot = EOT.into_iter().find_map(|name| Some((name, tokenizer.token_to_id(name)?)));
-        Ok(Self { tokenizer: Arc::new(tokenizer), vocab_size: highest as usize + 1, eot })
+        let gpt2 = gpt2_names(&tokenizer).map(|names| {
+            static COUNTER: AtomicU64 = AtomicU64::new(1); // 0 is an empty cache
+            (COUNTER.fetch_add(1, Ordering::Relaxed), names)
+        });
+        Ok(Self { tokenizer: Arc::new(tokenizer), gpt2, vocab_size: highest as usize + 1, eot })
     }
 
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        match self.tokenizer.encode_fast(text, false) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => Err(DataError::Encode { problem: error.to_string() }),
+        let mut ids = Vec::with_capacity(text.len() / 3);
+        match &self.gpt2 {
+            Some((number, names)) if !names.iter().any(|name| text.contains(name)) => {
+                CACHE.with_borrow_mut(|cache| self.encode_words(text, *number, cache, &mut ids))?;
+            }
+            _ => self.encode_whole(text, &mut ids)?,
         }
+        Ok(ids)
+    }
+
+    fn encode_words(&self, text: &str, number: u64, cache: &mut Cache, ids: &mut Vec<u32>) -> Result<(), DataError> {
+        if cache.0 != number {
+            *cache = (number, HashMap::new());
+        }
+        let cache = &mut cache.1;
+        for part in words::parts(text) {
+            let word = match part {
+                Part::Word(word) => word,
+                Part::Stretch(text) => {
+                    self.encode_whole(text, ids)?;
+                    continue;
+                }
+            };
+            if let Some(known) = cache.get(word) {
+                ids.extend_from_slice(known);
+                continue;
+            }
+            let start = ids.len();
+            self.encode_whole(word, ids)?;
+            if word.len() <= CACHED_BYTES && cache.len() < CACHED_WORDS {
+                cache.insert(word.into(), ids[start..].into());
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_whole(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), DataError> {
+        match self.tokenizer.encode_fast(text, false) {
+            Ok(encoding) => ids.extend_from_slice(encoding.get_ids()),
+            Err(error) => return Err(DataError::Encode { problem: error.to_string() }),
+        }
+        Ok(())
     }
 
     pub fn decode(&self, tokens: &[u32]) -> String {
@@ -120,6 +172,24 @@ impl fmt::Debug for HuggingFace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HuggingFace").field("vocab_size", &self.vocab_size).field("eot", &self.eot).finish()
     }
+}
+
+/// If `tokenizer` splits text as GPT-2's and encodes each word by itself, the names of its added tokens, which may lie across
+/// words.
+fn gpt2_names(tokenizer: &tokenizers::Tokenizer) -> Option<Vec<String>> {
+    let rules = match tokenizer.get_pre_tokenizer() {
+        Some(PreTokenizerWrapper::ByteLevel(rules)) => rules,
+        _ => return None,
+    };
+    let plain = match tokenizer.get_model() {
+        ModelWrapper::BPE(bpe) => bpe.dropout.is_none(),
+        _ => false,
+    };
+    let names: Vec<String> = tokenizer.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
+    // Each name is searched in each text.
+    let few = names.len() <= 8;
+    (plain && few && rules.use_regex && !rules.add_prefix_space && tokenizer.get_normalizer().is_none())
+        .then_some(names)
 }
 
 /// GPT-2's rules for words and bytes around a BPE.

@@ -4,6 +4,7 @@ mod decoder;
 mod export;
 mod hugging_face;
 mod spec;
+mod words;
 
 use std::path::Path;
 

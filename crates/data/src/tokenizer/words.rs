@@ -1,0 +1,105 @@
+//! GPT-2's words, found without its regular expression where a text is ASCII.
+//!
+//! GPT-2 splits text by
+//! `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` and encodes each word by itself. Most of a
+//! text is words that were there before, so splitting costs more than encoding, and the regular expression is most of it.
+//! For ASCII this scanner finds the same words. A stretch with other characters is left to the regular expression, up to
+//! the next place where a word surely ends: after an ASCII letter, before a line break or before a space and a letter.
+
+/// A part of a text that is encoded by itself.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// One word.
+    Word(&'a str),
+    /// Words that are not all ASCII.
+    Stretch(&'a str),
+}
+
+/// The parts of a text, in order.
+pub fn parts(text: &str) -> impl Iterator<Item = Part<'_>> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let word = word(rest.as_bytes());
+        let (part, after) = rest.split_at(word.unwrap_or_else(|| stretch(rest.as_bytes())));
+        rest = after;
+        Some(if word.is_some() { Part::Word(part) } else { Part::Stretch(part) })
+    })
+}
+
+/// The length of the first word of a text that is not empty; None if it takes more than ASCII to tell.
+fn word(text: &[u8]) -> Option<usize> {
+    for suffix in ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"] {
+        if text[0] == b'\'' && text.starts_with(suffix.as_bytes()) {
+            return Some(suffix.len());
+        }
+    }
+    let lead = usize::from(text[0] == b' ');
+    match text.get(lead).map(|&byte| class(byte)) {
+        // ` ?\p{L}+`, ` ?\p{N}+`, ` ?[^\s\p{L}\p{N}]+`
+        Some(class @ (Class::Letter | Class::Digit | Class::Other)) => run(text, lead, class),
+        Some(Class::Foreign) => None,
+        Some(Class::Space) | None => {
+            let end = run(text, 0, Class::Space)?;
+            // `\s+(?!\S)` leaves the last space to the word that follows; `\s+` takes a single one.
+            Some(if end == text.len() || end == 1 { end } else { end - 1 })
+        }
+    }
+}
+
+/// Where the bytes of a class from `start` on end; None if a character follows that is not ASCII.
+fn run(text: &[u8], start: usize, expected: Class) -> Option<usize> {
+    match text[start..].iter().position(|&byte| class(byte) != expected) {
+        None => Some(text.len()),
+        Some(at) if class(text[start + at]) == Class::Foreign => None,
+        Some(at) => Some(start + at),
+    }
+}
+
+/// The length of the stretch up to where a word surely ends.
+fn stretch(text: &[u8]) -> usize {
+    let ends = |at: &usize| {
+        text[at - 1].is_ascii_alphabetic()
+            && match text[*at] {
+                b'\n' | b'\r' => true,
+                b' ' => text.get(at + 1).is_some_and(u8::is_ascii_alphabetic),
+                _ => false,
+            }
+    };
+    (1..text.len()).find(ends).unwrap_or(text.len())
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Letter,
+    Digit,
+    Space,
+    Other,
+    Foreign,
+}
+
+fn class(byte: u8) -> Class {
+    match byte {
+        b'a'..=b'z' | b'A'..=b'Z' => Class::Letter,
+        b'0'..=b'9' => Class::Digit,
+        b'\t'..=b'\r' | b' ' => Class::Space,
+        0x80.. => Class::Foreign,
+        _ => Class::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ascii_is_split_into_gpt2s_words_and_the_rest_is_left_whole() {
+        let words = ["It", "'s", " a", " ", " test", "...", "\n", "\n", "12", "x", " '", "tis", "\t", " "];
+        assert!(parts(&words.concat()).eq(words.map(Part::Word)));
+        let found: Vec<Part> = parts("a caf\u{e9} or two\nb").collect();
+        let two = Part::Word(" two");
+        assert_eq!(found, [Part::Word("a"), Part::Stretch(" caf\u{e9} or"), two, Part::Word("\n"), Part::Word("b")]);
+    }
+}
