@@ -133,13 +133,13 @@ pub(crate) fn train_launched(
 
     let progress = if launch.has_rank_0() { Progress::new(config.train.steps) } else { Progress::silent() };
     progress.say(&format!(
-        "{}: {} parameters, {} tokens of {} ({} for validation), {} in the vocabulary",
+        "{}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
         place.name,
         human(parameter_count(&config)),
         human((dataset.train_tokens() + dataset.val_tokens()) as usize),
         prepared.name,
         human(dataset.val_tokens() as usize),
-        prepared.vocab_size().map_or("an unknown number".into(), |size| size.to_string()),
+        prepared.vocab_size().map_or("an unknown number of".into(), |size| size.to_string()),
     ));
     devices.sharing().into_iter().for_each(|line| progress.say(&line));
     if let Some(checkpoint) = &resume {
