@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::IsTerminal;
+use std::panic::catch_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,8 +63,12 @@ impl HuggingFace {
     fn from_json(path: &Path) -> Result<Self, DataError> {
         let bytes = fs::read(path).map_err(|error| DataError::read(path, error))?;
         let wrong = |problem: String| DataError::Tokenizer { path: path.into(), problem };
-        let tokenizer = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| wrong(error.to_string()))?;
-        Self::new(tokenizer).map_err(wrong)
+        // The crate panics on some files that are JSON but no tokenizer. That is an error of the file, not of this program.
+        match catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes)) {
+            Ok(Ok(tokenizer)) => Self::new(tokenizer).map_err(wrong),
+            Ok(Err(error)) => Err(wrong(error.to_string())),
+            Err(_) => Err(wrong("it is not a tokenizer".into())),
+        }
     }
 
     fn from_gpt2(vocab: &Path, merges: &Path) -> Result<Self, DataError> {
