@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn ascii_is_split_into_gpt2s_words_and_the_rest_is_left_whole() {
-        let words = ["It", "'s", " a", " ", " test", "...", "\n", "\n", "12", "x", " '", "tis", "\t", " "];
+        let words = ["It", "'s", " a", " ", " test", "...", "\n", "\n", "12", "x", " '", "tis", "\t "];
         assert!(parts(&words.concat()).eq(words.map(Part::Word)));
         let found: Vec<Part> = parts("a caf\u{e9} or two\nb").collect();
         let two = Part::Word(" two");
