@@ -100,7 +100,7 @@ def main():
         if not options.tokenizer:
             # Not in this process: a child's peak memory counts from its parent's.
             subprocess.run([sys.executable, __file__, "--train", source, str(options.vocabulary), tokenizer], check=True)
-        flags = [source, tokenizer, out] if options.example else ["prepare", "--data", source, "--tokenizer", tokenizer, "--out", out]
+        flags = [source, tokenizer, out] if options.example else ["prepare", source, "--tokenizer", tokenizer, "--out", out]
         peer = [sys.executable, __file__, "--peer", source, tokenizer]
         jobs = {
             "Kiln": [options.program, *flags],
