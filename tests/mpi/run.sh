@@ -38,7 +38,9 @@ laws() {
 }
 
 # losses FOLDER: the metrics without what is measured in time, or is a process'.
-losses() { grep -v '"traffic":' "$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|step_seconds)":[^,}]*//g'; }
+losses() {
+    grep -vE '"(traffic|event)":' "$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'
+}
 
 same_losses() {
     local model=$1 steps=$2 folder
