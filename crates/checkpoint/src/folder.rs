@@ -57,7 +57,7 @@ impl Folder {
 
     /// Completes the checkpoint of `index.step`, whose ranks' files are all written, and returns its folder. `extra` files (name and
     /// bytes) belong to it too. Of `index`, parameters, files and digest are filled in here.
-    pub fn commit(&self, index: Index, extra: &[(&str, &[u8])]) -> Result<PathBuf, CheckpointError> {
+    pub fn commit(&self, index: Index, extra: &[(String, Vec<u8>)]) -> Result<PathBuf, CheckpointError> {
         let (partial, whole) = (self.partial(index.step), self.step(index.step));
         let mut files = vec![];
         let mut sidecars = vec![];
@@ -74,7 +74,7 @@ impl Folder {
             let path = partial.join(name);
             write_synced(&path, bytes)?;
             let (bytes, sha256) = File::open(&path).and_then(digest).map_err(CheckpointError::read(&path))?;
-            files.push(FileEntry { name: (*name).into(), bytes, sha256, pieces: vec![] });
+            files.push(FileEntry { name: name.clone(), bytes, sha256, pieces: vec![] });
         }
         let index = Index { format: Index::FORMAT, parameters, files, ..index };
         index.check(&partial)?;

@@ -25,7 +25,7 @@
 //!     let piece = Piece { name: "w".into(), shape: vec![2, 3], offset: 3 * rank, len: 3, has_moments: false };
 //!     write_rank(&folder.partial(200), rank, vec![(piece, Box::new(values))])?;
 //! }
-//! folder.commit(Index { step: 200, world_size: 2, ..Index::default() }, &[("config.yaml", "model: ...".as_bytes())])?;
+//! folder.commit(Index { step: 200, world_size: 2, ..Index::default() }, &[("config.yaml".into(), b"model: ...".to_vec())])?;
 //!
 //! let checkpoint = Checkpoint::open(&folder.latest()?.unwrap())?;
 //! assert_eq!(checkpoint.read("w", Kind::Param, 2..4)?, [0.0, 1.0]);

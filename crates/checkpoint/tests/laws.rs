@@ -35,7 +35,7 @@ fn write(run: &Path, step: u64, cuts: &[usize]) -> Result<PathBuf, CheckpointErr
         write_rank(&folder.partial(step), rank, pieces)?;
     }
     let index = Index { step, world_size: cuts.len() + 1, optimizer_steps: step, ..Index::default() };
-    folder.commit(index, &[("config.yaml", b"model: {}\n")])
+    folder.commit(index, &[("config.yaml".into(), b"model: {}\n".to_vec())])
 }
 
 /// Opens, verifies and reads everything.

@@ -281,7 +281,8 @@ impl<B: 'static> Fsdp<B> {
     fn mean(&self, losses: &[Losses]) -> Result<[f64; 2], FsdpError> {
         let mean = |pick: fn(&Losses) -> &Option<Tensor<1>>| {
             let values = losses.iter().filter_map(|losses| pick(losses).clone());
-            values.map(|tensor| f64::from(tensor.into_scalar::<f32>())).sum::<f64>() / losses.len() as f64
+            let values = values.map(|tensor| f64::from(tensor.into_scalar::<f32>()));
+            values.fold(0.0, |sum, value| sum + value) / losses.len() as f64 // `sum` of nothing would be -0.0
         };
         let (count, ranks) = (losses.len() as f64, self.wire.world_size());
         let sums = self.all_reduce(&[mean(|losses| &losses.loss), mean(|losses| &losses.aux), count])?;

@@ -286,10 +286,10 @@ fn a_folder_has_the_tokenizer_files_that_are_there() {
         fs::copy(reference("gpt2-a").join(file), folder.path().join(file)).unwrap();
     }
     let opened = Folder::open(folder.path()).unwrap();
-    assert!(opened.tokenizer_files().is_empty());
-    let files = ["tokenizer.json", "merges.txt"].map(|name| folder.path().join(name));
-    files.iter().for_each(|path| fs::write(path, "{}").unwrap());
-    assert_eq!(opened.tokenizer_files(), files);
+    assert!(opened.tokenizer_files().unwrap().is_empty());
+    let files = ["tokenizer.json", "merges.txt"].map(|name| (name.to_string(), b"{}".to_vec()));
+    files.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
+    assert_eq!(opened.tokenizer_files().unwrap(), files);
 }
 
 /// Exports with logits of the model before the export, for `tests/reference/check_export.py`.

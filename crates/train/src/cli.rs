@@ -11,6 +11,7 @@ use crate::commands::report::{self, ReportArgs};
 use crate::config::{Config, ConfigError, PRESETS, Source};
 use crate::launch::Launch;
 use crate::resume;
+use crate::run_folder::CONFIG;
 use crate::trainer::{Outcome, Place, TrainError, human, set_vocabulary, train_launched};
 use crate::units::parameter_count;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -154,7 +155,7 @@ impl TrainArgs {
     fn resolve(&self, processes: Option<usize>) -> Result<(Config, Place), TrainError> {
         let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref());
         let resume = self.resume.as_ref().map(find).transpose()?;
-        let resumed = resume.as_ref().map(|checkpoint| checkpoint.join("config.yaml"));
+        let resumed = resume.as_ref().map(|checkpoint| checkpoint.join(CONFIG));
         let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let (source, name) = match (&self.model, &self.config, &resumed) {
             (Some(name), ..) => (Source::Preset(name), name.clone()),

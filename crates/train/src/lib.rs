@@ -16,6 +16,7 @@
 //! ```
 
 pub mod allocator;
+mod batches;
 pub mod cli;
 mod commands;
 pub mod config;
@@ -35,7 +36,7 @@ mod schedule;
 mod spikes;
 mod trainer;
 mod units;
+mod whole_file;
 
 pub use device::Devices;
-pub use run_folder::RunFolder;
 pub use trainer::{Outcome, Place, TrainError, train};

@@ -5,11 +5,6 @@ use fsdp::{Category, Memory};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Write};
-
-/// Writes `metrics.jsonl`, a whole line at a time, so that a run that is stopped leaves whole lines.
-pub(crate) struct Metrics(pub File);
 
 /// A training step.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -26,7 +21,7 @@ pub(crate) struct StepMetrics {
     /// Whether the gradients were beyond fp16, and the parameters stayed as they were.
     pub skipped: bool,
     /// Tokens trained on so far.
-    pub tokens: usize,
+    pub tokens: u64,
     pub tokens_per_second: f64,
     /// 10^12 floating-point operations of the model a second and device; see [`flops`](crate::flops).
     pub tflops: f64,
@@ -182,13 +177,5 @@ impl fmt::Display for UsageMetrics {
             write!(f, "; its device now: {in_use:.1} in use, {reserved:.1} reserved")?;
         }
         if traffic.is_empty() { Ok(()) } else { write!(f, "\nrank 0, MB received: {}", traffic.join(", ")) }
-    }
-}
-
-impl Metrics {
-    pub fn write(&mut self, line: &impl Serialize) -> io::Result<()> {
-        let mut text = serde_json::to_string(line).map_err(io::Error::other)?;
-        text.push('\n');
-        self.0.write_all(text.as_bytes())
     }
 }

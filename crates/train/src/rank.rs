@@ -1,30 +1,30 @@
 //! What one rank does in a run.
 
 use crate::allocator::allocated;
-use crate::config::{Config, OnNonFinite, TrainConfig};
+use crate::batches::Batches;
+use crate::config::{Config, OnNonFinite};
 use crate::expert_loads::{self, ExpertLoads};
 use crate::flops;
-use crate::metrics::{EventMetrics, ExpertMetrics, ModelMetrics, StepMetrics, UsageMetrics, ValMetrics};
+use crate::metrics::{ExpertMetrics, ModelMetrics, StepMetrics, UsageMetrics};
 use crate::progress::Progress;
 use crate::recorder::Recorder;
 use crate::resume;
-use crate::run_folder::RunFolder;
+use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::schedule::learning_rate;
 use crate::spikes::Recent;
 use crate::trainer::{Outcome, TrainError, human};
 use crate::units::{Batch, Parts, parameter_count, units};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::Device;
 use checkpoint::{Checkpoint, Folder, Index};
 use comm::Communicator;
 use data::{Dataset, Loader, Tokenizer};
-use fsdp::{Fsdp, FsdpConfig, FsdpError, NonFinite, StepReport, WantedPart};
+use fsdp::{Fsdp, FsdpConfig, NonFinite, StepReport, WantedPart};
 use model::{Generation, MicroBatch, Sampling, generate};
 use std::ops::{ControlFlow, Range};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What all ranks share.
 pub(crate) struct Job {
@@ -32,7 +32,8 @@ pub(crate) struct Job {
     pub dataset: Arc<Dataset>,
     /// None for tokens whose tokenizer is not known.
     pub tokenizer: Option<Tokenizer>,
-    pub folder: RunFolder,
+    /// The run's; None in a process without rank 0, which is told.
+    pub folder: Option<RunFolder>,
     /// What the run goes on from.
     pub resume: Option<Checkpoint>,
     pub progress: Progress,
@@ -52,8 +53,7 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
         let loss = rank.train_step(step)?;
         let (done, every) = (step + 1, job.config.train.val_every);
         if done == 1 || done == steps || (usage_every > 0 && done.is_multiple_of(usage_every)) {
-            rank.report_usage(done)?;
-            rank.report_experts(done)?;
+            rank.report(done)?;
         }
         if done == steps || (every > 0 && done.is_multiple_of(every)) {
             val_loss = rank.validate(done)?.or(val_loss);
@@ -77,12 +77,14 @@ struct Rank<'a> {
     job: &'a Job,
     rank: usize,
     device: Device,
+    folder: RunFolder,
     fsdp: Fsdp<Batch>,
     parts: Parts,
     loads: ExpertLoads,
+    batches: Batches,
     loader: Loader,
     saver: Saver,
-    recorder: Recorder,
+    recorder: Recorder<'a>,
     flops_per_token: f64,
     losses: Recent,
     grad_norms: Recent,
@@ -93,7 +95,7 @@ struct Rank<'a> {
 impl<'a> Rank<'a> {
     fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
         let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
-        let run = shared_path(&comm, job.folder.path())?;
+        let folder = RunFolder::of_rank_0(job.folder.as_ref(), &comm)?;
         let loads = ExpertLoads::default();
         let (units, parts) = units(&job.config, &loads, &device);
         let config = job.config.parallel.fsdp(&job.config.optim);
@@ -104,30 +106,32 @@ impl<'a> Rank<'a> {
             let mut read = |wanted: &WantedPart| resume::read(checkpoint, wanted).map_err(|error| error.to_string());
             fsdp.load_state(resume::progress(checkpoint), &mut read)?;
         }
-        let extra = if rank == 0 { job.folder.checkpoint_files(&job.config, job.tokenizer.as_ref())? } else { vec![] };
-        let saver = Saver::new(Folder::of_run(&run), rank, job.config.checkpoint.keep, extra);
-        let loader = start_loader(job, fsdp.data_parallel());
-        let path = job.folder.metrics();
-        let open = || job.folder.open_metrics().map_err(|source| TrainError::Metrics { path, source });
-        let metrics = if rank == 0 { Some(open()?) } else { None };
-        let mut recorder = Recorder::open(&run, metrics, rank)?;
+        let batches = Batches::new(&job.config.train, fsdp.data_parallel(), job.resume.as_ref().map(Checkpoint::index));
+        let mut files = job.tokenizer.as_ref().map_or(vec![], Tokenizer::files);
+        if rank == 0 && !files.is_empty() {
+            folder.write_tokenizer(&files)?;
+        }
+        files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
+        let saver = Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.keep, files);
+        let mut recorder = Recorder::open(&folder, rank, &job.progress)?;
         recorder.log(&format!("rank {rank} of {world_size} on {device:?}"));
         match &job.resume {
             None => recorder.metrics(&ModelMetrics { parameters: parameter_count(&job.config) })?,
             Some(checkpoint) => {
                 let event = format!("resumed from {} on {world_size} ranks", checkpoint.path().display());
-                recorder.log(&event);
-                recorder.metrics(&EventMetrics { step: checkpoint.index().step as usize, event: &event })?;
+                recorder.event(checkpoint.index().step as usize, &event)?;
             }
         }
         Ok(Self {
             job,
             rank,
             device,
+            folder,
             fsdp,
             parts,
             loads,
-            loader,
+            batches,
+            loader: start_loader(job, batches),
             saver,
             recorder,
             flops_per_token: flops::per_token(&job.config),
@@ -139,66 +143,76 @@ impl<'a> Rank<'a> {
 
     /// Fetch, forward and backward, clip, step, log. Returns the loss.
     fn train_step(&mut self, step: usize) -> Result<f64, TrainError> {
-        let config = &self.job.config;
-        let Config { train, optim, .. } = config;
+        let Config { train, optim, .. } = &self.job.config;
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
-        let (batches, waited) = self.loader.next();
-        let data_wait_seconds = waited.as_secs_f64();
-        // Files of tokens alone do not say how many different ones there are.
-        let most = batches.iter().flat_map(|batch| batch.inputs.iter().chain(&batch.targets)).max();
-        let vocab_size = config.model.vocab_size();
-        if let Some(token) = most.filter(|token| **token as usize >= vocab_size) {
-            return Err(TrainError::Token { token: *token, vocab_size });
-        }
-        let firsts = micro_batches(train, self.fsdp.data_parallel()).map(|range| range.start);
-        let batch = |(first_row, tokens): (u64, data::Batch)| {
-            let place = MicroBatch { seed: train.seed, step: step as u64, first_row };
-            Batch::new(tokens, Some(place), &self.device)
-        };
-        let micro_batches: Vec<Batch> = firsts.zip(batches).map(batch).collect();
-        let (parts, loads) = (&self.parts, &self.loads);
+        let (micro_batches, waited) = self.next_batches(step)?;
+        let (config, parts, loads) = (&self.job.config, &self.parts, &self.loads);
         let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
         let report = self.fsdp.train_step_with(&micro_batches, lr, update)?;
+        let done = step + 1;
         match &report.non_finite {
             Some(at) if train.on_non_finite == OnNonFinite::Stop => {
                 self.finish_saving()?;
-                return Err(self.not_finite(step + 1, &report, at));
+                return Err(self.not_finite(done, &report, at));
             }
-            Some(at) => self.say(&format!("step {}: {}: the step is skipped", step + 1, describe(&report, at))),
-            None if report.skipped => {
-                let step = step + 1;
-                self.say(&format!("step {step}: gradients beyond fp16: the step is skipped, the loss scale halved"));
-            }
+            Some(at) => self.recorder.say(&format!("step {done}: {}: the step is skipped", describe(&report, at))),
+            None if report.skipped => self
+                .recorder
+                .say(&format!("step {done}: gradients beyond fp16: the step is skipped, the loss scale halved")),
             None => {}
         }
-        let step_seconds = started.elapsed().as_secs_f64();
-        let tokens = train.global_batch_size * train.seq_len;
-        let tokens_per_second = tokens as f64 / step_seconds;
+        let metrics = self.step_metrics(done, lr, &report, started.elapsed(), waited);
+        self.recorder.step(&metrics)?;
+        Ok(report.loss)
+    }
+
+    /// This rank's micro-batches of a step, and how long they had to be waited for.
+    fn next_batches(&mut self, step: usize) -> Result<(Vec<Batch>, Duration), TrainError> {
+        let (batches, waited) = self.loader.next();
+        // Files of tokens alone do not say how many different ones there are.
+        let most = batches.iter().flat_map(|batch| batch.inputs.iter().chain(&batch.targets)).max();
+        let vocab_size = self.job.config.model.vocab_size();
+        if let Some(token) = most.filter(|token| **token as usize >= vocab_size) {
+            return Err(TrainError::Token { token: *token, vocab_size });
+        }
+        let seed = self.job.config.train.seed;
+        let batch = |(rows, tokens): (Range<u64>, data::Batch)| {
+            let place = MicroBatch { seed, step: step as u64, first_row: rows.start };
+            Batch::new(tokens, Some(place), &self.device)
+        };
+        Ok((self.batches.rows().zip(batches).map(batch).collect(), waited))
+    }
+
+    fn step_metrics(
+        &mut self,
+        step: usize,
+        lr: f64,
+        report: &StepReport,
+        took: Duration,
+        waited: Duration,
+    ) -> StepMetrics {
+        let step_seconds = took.as_secs_f64();
+        let tokens_per_second = self.batches.step_tokens() as f64 / step_seconds;
         let tflops = self.flops_per_token * tokens_per_second / self.job.devices as f64 / 1e12;
-        let metrics = StepMetrics {
-            step: step + 1,
+        StepMetrics {
+            step,
             loss: report.loss,
             lr,
             aux_loss: report.aux_loss,
             grad_norm: report.grad_norm,
             skipped: report.skipped,
-            tokens: (step + 1) * tokens,
+            tokens: self.batches.tokens(step),
             tokens_per_second,
             tflops,
-            mfu: config.metrics.peak_tflops.map(|peak| tflops / peak),
+            mfu: self.job.config.metrics.peak_tflops.map(|peak| tflops / peak),
             step_seconds,
-            data_wait_seconds,
+            data_wait_seconds: waited.as_secs_f64(),
             checkpoint_seconds: std::mem::take(&mut self.checkpoint_seconds),
             elapsed_seconds: self.recorder.elapsed(),
             loss_z: self.losses.z_score(report.loss),
             grad_norm_z: self.grad_norms.z_score(report.grad_norm),
-        };
-        if self.rank == 0 {
-            self.job.progress.step(&metrics);
         }
-        self.recorder.step(&metrics)?;
-        Ok(report.loss)
     }
 
     fn not_finite(&self, step: usize, report: &StepReport, at: &NonFinite) -> TrainError {
@@ -220,7 +234,7 @@ impl<'a> Rank<'a> {
         let index = Index {
             step: step as u64,
             seed: train.seed,
-            tokens: (step * train.global_batch_size * train.seq_len) as u64,
+            tokens: self.batches.tokens(step),
             loss: Some(loss).filter(|loss| loss.is_finite()),
             val_loss: val_loss.filter(|loss| loss.is_finite()),
             world_size: parallel.gpus,
@@ -248,19 +262,11 @@ impl<'a> Rank<'a> {
         let started = Instant::now();
         if let Some((step, path)) = self.saver.commit()? {
             let event = format!("saved {}", path.display());
-            self.say(&event);
-            self.recorder.metrics(&EventMetrics { step: step as usize, event: &event })?;
+            self.job.progress.say(&event);
+            self.recorder.event(step as usize, &event)?;
         }
         self.checkpoint_seconds += started.elapsed().as_secs_f64();
         Ok(())
-    }
-
-    /// A line for the user, from rank 0, and for this rank's log.
-    fn say(&mut self, line: &str) {
-        if self.rank == 0 {
-            self.job.progress.say(line);
-        }
-        self.recorder.log(line);
     }
 
     /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks. None if it is
@@ -270,7 +276,7 @@ impl<'a> Rank<'a> {
         let count = train.val_batches.saturating_mul(train.global_batch_size);
         let windows = self.job.dataset.val_indices(count, train.seq_len);
         let (rank, ranks) = self.fsdp.data_parallel();
-        let micro = micro_batch_size(train, ranks);
+        let micro = self.batches.micro_batch_size();
         let (mut sum, mut count) = (0.0, 0.0);
         for round in windows.chunks(micro * ranks) {
             if self.should_stop()? {
@@ -285,9 +291,7 @@ impl<'a> Rank<'a> {
             count += weights;
         }
         let val_loss = sum / count;
-        self.say(&format!("step {step}: validation loss {val_loss:.4} nats per token"));
-        self.recorder.metrics(&ValMetrics { step, val_loss })?;
-        self.recorder.scalars(step, &[("validation_metrics/loss", val_loss)])?;
+        self.recorder.validation(step, val_loss)?;
         Ok(Some(val_loss))
     }
 
@@ -328,27 +332,13 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Memory and communication, from rank 0.
-    fn report_usage(&mut self, step: usize) -> Result<(), TrainError> {
+    /// Memory and communication of rank 0, and where the step's tokens went, on all ranks.
+    fn report(&mut self, step: usize) -> Result<(), TrainError> {
         let usage = UsageMetrics::new(step, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
-        self.say(&usage.to_string());
-        let peak: usize = usage.memory.values().map(|bytes| bytes.peak).sum();
-        self.recorder.scalars(step, &[("memory/max_active(GiB)", peak as f64 / (1u64 << 30) as f64)])?;
-        self.recorder.metrics(&usage)
-    }
-
-    /// Where the step's tokens went, on all ranks.
-    fn report_experts(&mut self, step: usize) -> Result<(), TrainError> {
+        self.recorder.usage(&usage)?;
         let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
         let sums = self.fsdp.all_reduce(&self.loads.all_sums(&layers, experts))?;
-        let metrics = ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts));
-        self.say(&metrics.to_string());
-        for layer in &metrics.experts {
-            let tag = |name: &str| format!("moe/layer_{}/{name}", layer.layer);
-            let values = [(tag("cv"), layer.cv), (tag("max_ratio"), layer.max_ratio), (tag("dropped"), layer.dropped)];
-            self.recorder.scalars(step, &values.each_ref().map(|(tag, value)| (tag.as_str(), *value)))?;
-        }
-        self.recorder.metrics(&metrics)
+        self.recorder.experts(&ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts)))
     }
 
     /// Whether any rank was asked to stop; all ranks get the same answer. Completes a checkpoint that all ranks have written by now.
@@ -363,33 +353,16 @@ impl<'a> Rank<'a> {
     }
 
     fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {
-        Outcome { folder: self.job.folder.path().to_path_buf(), steps, stopped, val_loss, sample }
+        Outcome { folder: self.folder.path().to_path_buf(), steps, stopped, val_loss, sample }
     }
 }
 
-/// How many sequences a rank computes at once.
-fn micro_batch_size(train: &TrainConfig, ranks: usize) -> usize {
-    let share = train.global_batch_size / ranks;
-    train.micro_batch_size.map_or(share, |micro| micro.min(share))
-}
-
-/// The rows of a step's global batch that a rank computes, a micro-batch at a time. Micro-batches go round the ranks: their gradients
-/// are then added in the same order on any number of ranks.
-fn micro_batches(train: &TrainConfig, (rank, ranks): (usize, usize)) -> impl Iterator<Item = Range<u64>> + use<> {
-    let micro = micro_batch_size(train, ranks);
-    let firsts = (rank * micro..train.global_batch_size).step_by(micro * ranks);
-    firsts.map(move |first| first as u64..(first + micro) as u64)
-}
-
 /// Reads ahead, from the step that the run goes on with.
-fn start_loader(job: &Job, data_parallel: (usize, usize)) -> Loader {
-    let train = job.config.train.clone();
+fn start_loader(job: &Job, batches: Batches) -> Loader {
+    let train = &job.config.train;
     let first = job.resume.as_ref().map_or(0, |checkpoint| checkpoint.index().step);
-    let (seed, seq_len, steps) = (train.seed, train.seq_len, first..train.steps as u64);
-    Loader::start(job.dataset.clone(), seed, seq_len, steps, move |step| {
-        let first = step * train.global_batch_size as u64;
-        micro_batches(&train, data_parallel).map(|rows| first + rows.start..first + rows.end).collect()
-    })
+    let sequences = move |step| batches.sequences(step as usize);
+    Loader::start(job.dataset.clone(), train.seed, train.seq_len, first..train.steps as u64, sequences)
 }
 
 /// What was not finite, and where.
@@ -399,19 +372,4 @@ fn describe(report: &StepReport, at: &NonFinite) -> String {
         Some(rank) => format!("the output of {unit} on rank {rank} is not finite (loss {})", report.loss),
         None => format!("the gradient of {unit} is not finite (loss {}, norm {})", report.loss, report.grad_norm),
     }
-}
-
-/// Rank 0's path, on all ranks.
-fn shared_path(comm: &Communicator, path: &Path) -> Result<PathBuf, TrainError> {
-    let numbers = |values: Vec<i32>| {
-        let len = values.len();
-        Tensor::<1, Int>::from_data(TensorData::new(values, [len]), (comm.device(), DType::I32))
-    };
-    let bytes = path.as_os_str().as_encoded_bytes();
-    let broadcast = |values| comm.broadcast(numbers(values), 0).map_err(FsdpError::from);
-    let len = broadcast(vec![bytes.len() as i32])?.into_data().iter::<i32>().next().unwrap_or_default();
-    let mine =
-        if comm.rank() == 0 { bytes.iter().map(|byte| i32::from(*byte)).collect() } else { vec![0; len as usize] };
-    let bytes: Vec<u8> = broadcast(mine)?.into_data().iter::<i32>().map(|byte| byte as u8).collect();
-    Ok(String::from_utf8_lossy(&bytes).into_owned().into())
 }

@@ -1,6 +1,6 @@
-//! What a rank writes into the run's folder on the way: its log, and on rank 0 metrics and TensorBoard events.
-
-use crate::metrics::{Metrics, StepMetrics};
+use crate::metrics::{EventMetrics, ExpertMetrics, StepMetrics, UsageMetrics, ValMetrics};
+use crate::progress::Progress;
+use crate::run_folder::RunFolder;
 use crate::trainer::TrainError;
 use report::tensorboard::EventWriter;
 use serde::Serialize;
@@ -9,27 +9,28 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Writes `logs/rank-N.txt`, and on rank 0 `metrics.jsonl` and events in `tb/`.
-pub(crate) struct Recorder {
-    run: PathBuf,
+/// All that a rank tells of a run on the way: its log, `logs/rank-N.txt`, and from rank 0 what the user sees, `metrics.jsonl`, and
+/// TensorBoard's events in `tb/`, under torchtitan's tags where it has them.
+pub(crate) struct Recorder<'a> {
     log: File,
-    rank_0: Option<(Metrics, EventWriter)>,
+    rank_0: Option<Rank0<'a>>,
     started: Instant,
 }
 
-impl Recorder {
+struct Rank0<'a> {
+    progress: &'a Progress,
+    metrics: (PathBuf, File),
+    board: (PathBuf, EventWriter),
+}
+
+impl<'a> Recorder<'a> {
     /// In the folder of a run; a run that goes on appends.
-    pub fn open(run: &Path, metrics: Option<File>, rank: usize) -> Result<Self, TrainError> {
-        let logs = run.join("logs");
-        let path = logs.join(format!("rank-{rank}.txt"));
-        let open = || -> io::Result<_> {
-            fs::create_dir_all(&logs)?;
-            let log = OpenOptions::new().create(true).append(true).open(&path)?;
-            let board = metrics.is_some().then(|| EventWriter::create(run.join("tb"))).transpose()?;
-            Ok((log, metrics.map(Metrics).zip(board)))
-        };
-        let (log, rank_0) = open().map_err(|source| TrainError::Metrics { path: path.clone(), source })?;
-        Ok(Self { run: run.into(), log, rank_0, started: Instant::now() })
+    pub fn open(folder: &RunFolder, rank: usize, progress: &'a Progress) -> Result<Self, TrainError> {
+        let path = folder.logs().join(format!("rank-{rank}.txt"));
+        let log = fs::create_dir_all(folder.logs()).and_then(|()| append(&path));
+        let log = log.map_err(|source| TrainError::Metrics { path, source })?;
+        let rank_0 = if rank == 0 { Some(Rank0::open(folder, progress)?) } else { None };
+        Ok(Self { log, rank_0, started: Instant::now() })
     }
 
     /// Seconds since it was opened.
@@ -37,22 +38,48 @@ impl Recorder {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// A line of `metrics.jsonl`.
+    /// A line for the user, from rank 0, and for this rank's log.
+    pub fn say(&mut self, line: &str) {
+        if let Some(rank_0) = &self.rank_0 {
+            rank_0.progress.say(line);
+        }
+        self.log(line);
+    }
+
+    /// A line of the log. A log that cannot be written is no reason to end a run.
+    pub fn log(&mut self, line: &str) {
+        let elapsed = self.elapsed();
+        let _ = self.log.write_all(format!("[{elapsed:9.2} s] {line}\n").as_bytes());
+    }
+
+    /// A line of `metrics.jsonl`, whole, so that a run that is stopped leaves whole lines.
     pub fn metrics(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
-        let path = self.run.join("metrics.jsonl");
-        let write = |(metrics, _): &mut (Metrics, _)| metrics.write(line);
-        self.rank_0.as_mut().map_or(Ok(()), write).map_err(|source| TrainError::Metrics { path, source })
+        let Some(Rank0 { metrics: (path, file), .. }) = &mut self.rank_0 else { return Ok(()) };
+        let mut write = || -> io::Result<()> {
+            let mut text = serde_json::to_string(line)?;
+            text.push('\n');
+            file.write_all(text.as_bytes())
+        };
+        write().map_err(|source| TrainError::Metrics { path: path.clone(), source })
     }
 
-    /// Values of a step for TensorBoard, under torchtitan's tags where it has them.
-    pub fn scalars(&mut self, step: usize, values: &[(&str, f64)]) -> Result<(), TrainError> {
-        let path = self.run.join("tb");
-        let write = |(_, board): &mut (_, EventWriter)| board.scalars(step as u64, values);
-        self.rank_0.as_mut().map_or(Ok(()), write).map_err(|source| TrainError::Metrics { path, source })
+    /// Values of a step for TensorBoard.
+    fn scalars(&mut self, step: usize, values: &[(&str, f64)]) -> Result<(), TrainError> {
+        let Some(Rank0 { board: (path, board), .. }) = &mut self.rank_0 else { return Ok(()) };
+        board.scalars(step as u64, values).map_err(|source| TrainError::Metrics { path: path.clone(), source })
     }
 
-    /// A training step, everywhere.
+    /// Something that happened, for the log and for `metrics.jsonl`.
+    pub fn event(&mut self, step: usize, event: &str) -> Result<(), TrainError> {
+        self.log(event);
+        self.metrics(&EventMetrics { step, event })
+    }
+
+    /// A training step.
     pub fn step(&mut self, m: &StepMetrics) -> Result<(), TrainError> {
+        if let Some(rank_0) = &self.rank_0 {
+            rank_0.progress.step(m);
+        }
         self.log(&format!(
             "step {} loss {:.6} grad {:.4} lr {:.3e} {:.3} s, waited {:.4} s for data, {:.4} s for a checkpoint",
             m.step, m.loss, m.grad_norm, m.lr, m.step_seconds, m.data_wait_seconds, m.checkpoint_seconds
@@ -73,9 +100,47 @@ impl Recorder {
         self.scalars(m.step, &values)
     }
 
-    /// A line of the log. A log that cannot be written is no reason to end a run.
-    pub fn log(&mut self, line: &str) {
-        let elapsed = self.elapsed();
-        let _ = self.log.write_all(format!("[{elapsed:9.2} s] {line}\n").as_bytes());
+    /// A validation.
+    pub fn validation(&mut self, step: usize, val_loss: f64) -> Result<(), TrainError> {
+        self.say(&format!("step {step}: validation loss {val_loss:.4} nats per token"));
+        self.metrics(&ValMetrics { step, val_loss })?;
+        self.scalars(step, &[("validation_metrics/loss", val_loss)])
     }
+
+    /// Memory and communication.
+    pub fn usage(&mut self, m: &UsageMetrics) -> Result<(), TrainError> {
+        self.say(&m.to_string());
+        self.metrics(m)?;
+        let peak: usize = m.memory.values().map(|bytes| bytes.peak).sum();
+        self.scalars(m.step, &[("memory/max_active(GiB)", peak as f64 / (1u64 << 30) as f64)])
+    }
+
+    /// Where a step's tokens went.
+    pub fn experts(&mut self, m: &ExpertMetrics) -> Result<(), TrainError> {
+        self.say(&m.to_string());
+        self.metrics(m)?;
+        for layer in &m.experts {
+            let tag = |name: &str| format!("moe/layer_{}/{name}", layer.layer);
+            let values = [(tag("cv"), layer.cv), (tag("max_ratio"), layer.max_ratio), (tag("dropped"), layer.dropped)];
+            self.scalars(m.step, &values.each_ref().map(|(tag, value)| (tag.as_str(), *value)))?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Rank0<'a> {
+    fn open(folder: &RunFolder, progress: &'a Progress) -> Result<Self, TrainError> {
+        let (metrics, board) = (folder.metrics(), folder.tensorboard());
+        let failed = |path: &Path| {
+            let path = path.to_path_buf();
+            |source| TrainError::Metrics { path, source }
+        };
+        let file = append(&metrics).map_err(failed(&metrics))?;
+        let writer = EventWriter::create(board.clone()).map_err(failed(&board))?;
+        Ok(Self { progress, metrics: (metrics, file), board: (board, writer) })
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
 }

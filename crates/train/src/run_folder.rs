@@ -1,13 +1,19 @@
 use crate::config::Config;
 use crate::trainer::TrainError;
-use data::Tokenizer;
-use std::fs::{self, File, OpenOptions};
+use crate::whole_file::write_whole;
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use comm::Communicator;
+use fsdp::FsdpError;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The folder of a run, and the only place that knows the names in it.
-#[derive(Debug)]
-pub struct RunFolder {
+/// The resolved configuration, in a run's folder and in each of its checkpoints.
+pub(crate) const CONFIG: &str = "config.yaml";
+
+/// The folder of a run, and the names of what the trainer writes there; those of checkpoints the crate `checkpoint` knows.
+#[derive(Debug, Clone)]
+pub(crate) struct RunFolder {
     path: PathBuf,
 }
 
@@ -29,7 +35,7 @@ impl RunFolder {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(TrainError::RunExists { path }),
             file => file.map_err(unwritable)?,
         };
-        fs::write(path.join("config.yaml"), config.to_yaml()).map_err(unwritable)?;
+        fs::write(path.join(CONFIG), config.to_yaml()).map_err(unwritable)?;
         Ok(folder)
     }
 
@@ -46,33 +52,38 @@ impl RunFolder {
             line.is_some_and(|line| line["step"].as_u64().is_none_or(|of| of <= step as u64))
         };
         let kept: String = text.lines().filter(is_before).flat_map(|line| [line, "\n"]).collect();
-        write_whole(&folder.metrics(), kept.as_bytes()).map_err(unwritable)?;
-        write_whole(&path.join("config.yaml"), config.to_yaml().as_bytes()).map_err(unwritable)?;
+        write_whole(&folder.metrics(), |file| fs::write(file, &kept)).map_err(unwritable)?;
+        write_whole(&path.join(CONFIG), |file| fs::write(file, config.to_yaml())).map_err(unwritable)?;
         Ok(folder)
     }
 
-    /// Files that belong to every checkpoint: the configuration, and the tokenizer's.
-    pub(crate) fn checkpoint_files(
-        &self,
-        config: &Config,
-        tokenizer: Option<&Tokenizer>,
-    ) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
-        let mut files = vec![("config.yaml".to_string(), config.to_yaml().into_bytes())];
-        let Some(tokenizer) = tokenizer else { return Ok(files) };
-        let folder = self.path.join("tokenizer");
-        let unwritable = |source| TrainError::RunFolder { path: folder.clone(), source };
-        fs::create_dir_all(&folder).map_err(unwritable)?;
-        tokenizer.save(&folder)?;
-        for entry in fs::read_dir(&folder).map_err(unwritable)?.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            files.push((name, fs::read(entry.path()).map_err(unwritable)?));
-        }
-        Ok(files)
+    /// A folder that [`create`](Self::create) or [`resume`](Self::resume) has made, or will.
+    pub fn at(path: &Path) -> Self {
+        Self { path: path.into() }
     }
 
-    /// What the processes without rank 0 have: no folder, they write nothing.
-    pub(crate) fn of_rank_0() -> Self {
-        Self { path: PathBuf::new() }
+    /// The folder of rank 0's process, on all ranks. A collective.
+    pub fn of_rank_0(mine: Option<&Self>, comm: &Communicator) -> Result<Self, FsdpError> {
+        let broadcast = |values: Vec<i32>| -> Result<Vec<i32>, FsdpError> {
+            let values = TensorData::new(values.clone(), [values.len()]);
+            let tensor = Tensor::<1, Int>::from_data(values, (comm.device(), DType::I32));
+            Ok(comm.broadcast(tensor, 0)?.into_data().iter::<i32>().collect())
+        };
+        let bytes = mine.map_or(&[][..], |folder| folder.path.as_os_str().as_encoded_bytes());
+        let len = broadcast(vec![bytes.len() as i32])?[0] as usize;
+        let mine = if comm.rank() == 0 { bytes.iter().map(|byte| i32::from(*byte)).collect() } else { vec![0; len] };
+        let bytes: Vec<u8> = broadcast(mine)?.into_iter().map(|byte| byte as u8).collect();
+        Ok(Self { path: String::from_utf8_lossy(&bytes).into_owned().into() })
+    }
+
+    /// Writes the tokenizer's files, given by name and bytes.
+    pub fn write_tokenizer(&self, files: &[(String, Vec<u8>)]) -> Result<(), TrainError> {
+        let folder = self.tokenizer();
+        let write = || -> io::Result<()> {
+            fs::create_dir_all(&folder)?;
+            files.iter().try_for_each(|(name, bytes)| fs::write(folder.join(name), bytes))
+        };
+        write().map_err(|source| TrainError::RunFolder { path: folder.clone(), source })
     }
 
     /// The folder.
@@ -85,16 +96,20 @@ impl RunFolder {
         self.path.join("metrics.jsonl")
     }
 
-    pub(crate) fn open_metrics(&self) -> io::Result<File> {
-        OpenOptions::new().create(true).append(true).open(self.metrics())
+    /// `tb/`: events for TensorBoard.
+    pub fn tensorboard(&self) -> PathBuf {
+        self.path.join("tb")
     }
-}
 
-/// Writes beside the file and renames, so that it is whole at any time.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let beside = path.with_extension("partial");
-    fs::write(&beside, bytes)?;
-    fs::rename(&beside, path)
+    /// `tokenizer/`: the tokenizer's files, where there is a tokenizer.
+    pub fn tokenizer(&self) -> PathBuf {
+        self.path.join("tokenizer")
+    }
+
+    /// `logs/`: a log of each rank.
+    pub fn logs(&self) -> PathBuf {
+        self.path.join("logs")
+    }
 }
 
 /// Makes the first `NAME-NNN` in `runs` that is not there yet.

@@ -1,6 +1,7 @@
 //! A trained model from a checkpoint, whole and on one device.
 
 use crate::config::{Config, Source};
+use crate::run_folder::CONFIG;
 use crate::trainer::TrainError;
 use crate::units::Whole;
 use burn::module::{Module, ModuleMapper, Param};
@@ -20,7 +21,7 @@ impl Saved {
     pub fn open(path: &Path) -> Result<Self, TrainError> {
         let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
         checkpoint.verify(0, 1)?;
-        let config = Config::load(Source::File(&checkpoint.path().join("config.yaml")), &[])?;
+        let config = Config::load(Source::File(&checkpoint.path().join(CONFIG)), &[])?;
         config.validate()?;
         checkpoint.expect(&crate::units::parameters(&config))?;
         Ok(Self { checkpoint, config })
@@ -51,7 +52,7 @@ impl Saved {
     /// Names and bytes of the tokenizer's files.
     pub fn tokenizer_files(&self) -> std::io::Result<Vec<(String, Vec<u8>)>> {
         let names = self.checkpoint.index().files.iter().filter(|file| file.pieces.is_empty()).map(|file| &file.name);
-        let of_tokenizer = names.filter(|name| name.as_str() != "config.yaml");
+        let of_tokenizer = names.filter(|name| name.as_str() != CONFIG);
         of_tokenizer.map(|name| Ok((name.clone(), std::fs::read(self.checkpoint.path().join(name))?))).collect()
     }
 }

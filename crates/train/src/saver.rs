@@ -95,9 +95,8 @@ impl Saver {
     /// Completes the one under way, which all ranks have written; rank 0 returns its step and folder.
     pub fn commit(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let Some(save) = self.under_way.take().filter(|_| self.rank == 0) else { return Ok(None) };
-        let extra: Vec<_> = self.extra.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect();
         let step = save.index.step;
-        let path = self.folder.commit(save.index, &extra)?;
+        let path = self.folder.commit(save.index, &self.extra)?;
         self.folder.prune(self.keep)?;
         Ok(Some((step, path)))
     }

@@ -129,7 +129,7 @@ pub(crate) fn train_launched(
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;
     let resume = place.resume.as_deref().map(|path| open_checkpoint(path, &config)).transpose()?;
-    let folder = if launch.has_rank_0() { place.folder(&config, resume.as_ref())? } else { RunFolder::of_rank_0() };
+    let folder = launch.has_rank_0().then(|| place.folder(&config, resume.as_ref())).transpose()?;
 
     let progress = if launch.has_rank_0() { Progress::new(config.train.steps) } else { Progress::silent() };
     progress.say(&format!(
@@ -146,7 +146,9 @@ pub(crate) fn train_launched(
         let (Index { step, world_size, strategy, .. }, path) = (checkpoint.index(), checkpoint.path().display());
         progress.say(&format!("going on after step {step} from {path}, of {world_size} ranks with {strategy}"));
     }
-    progress.say(&format!("writing {}", folder.path().display()));
+    if let Some(folder) = &folder {
+        progress.say(&format!("writing {}", folder.path().display()));
+    }
 
     let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
     let job = Job { config, dataset, tokenizer: prepared.tokenizer, folder, resume, progress, devices: count, stop };
@@ -187,23 +189,23 @@ fn threads_per_rank(ranks: usize) -> usize {
 
 /// A vocabulary of 0 becomes the tokenizer's, if that is known; a smaller one cannot hold its tokens.
 pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Result<(), ConfigError> {
-    let vocab_size = match &mut config.model {
-        ModelConfig::Gpt2(shape) => &mut shape.vocab_size,
-        ModelConfig::DeepSeek(shape) => &mut shape.vocab_size,
-    };
-    match (*vocab_size, tokens) {
+    match (config.model.vocab_size(), tokens) {
         (0, None) => Err(ConfigError::Invalid(
             "model.vocab_size is 0, and the data does not say how many tokens there are: give a number, or the tokenizer \
              that made the data (data.tokenizer)"
                 .into(),
         )),
-        (given, Some(tokens)) if given != 0 && given < tokens => Err(ConfigError::Invalid(format!(
+        (given @ 1.., Some(tokens)) if given < tokens => Err(ConfigError::Invalid(format!(
             "model.vocab_size is {given}, but the tokenizer has {tokens} tokens: give at least that, or 0 for as many"
         ))),
-        (given, tokens) => {
-            *vocab_size = if given == 0 { tokens.unwrap_or_default() } else { given };
+        (0, Some(tokens)) => {
+            match &mut config.model {
+                ModelConfig::Gpt2(shape) => shape.vocab_size = tokens,
+                ModelConfig::DeepSeek(shape) => shape.vocab_size = tokens,
+            }
             Ok(())
         }
+        _ => Ok(()),
     }
 }
 

@@ -20,7 +20,7 @@ const JSON: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 const KEY: &str = "kiln_tokenizer";
 
-pub fn save(tokenizer: &Tokenizer, folder: &Path) -> Result<(), DataError> {
+pub fn files(tokenizer: &Tokenizer) -> Vec<(String, Vec<u8>)> {
     let mut config = json!({ "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false });
     match &tokenizer.0 {
         Kind::Byte => config[KEY] = "byte".into(),
@@ -28,11 +28,8 @@ pub fn save(tokenizer: &Tokenizer, folder: &Path) -> Result<(), DataError> {
         // Not for the two above, whose end of text must stay an ordinary token: a special one would be found in text too.
         Kind::HuggingFace(tokenizer) => config["eos_token"] = tokenizer.eot.map(|(name, _)| name).into(),
     }
-    for (name, text) in [(JSON, tokenizer_json(tokenizer)), (CONFIG, format!("{config:#}\n"))] {
-        let path = folder.join(name);
-        fs::write(&path, text).map_err(|error| DataError::write(&path, error))?;
-    }
-    Ok(())
+    let files = [(JSON, tokenizer_json(tokenizer)), (CONFIG, format!("{config:#}\n"))];
+    files.map(|(name, text)| (name.into(), text.into_bytes())).into()
 }
 
 pub fn tokenizer_json(tokenizer: &Tokenizer) -> String {

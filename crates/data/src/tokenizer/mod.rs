@@ -62,13 +62,21 @@ impl Tokenizer {
         HuggingFace::train(texts, vocab_size).map(Kind::HuggingFace).map(Self)
     }
 
-    /// Writes `tokenizer.json` and `tokenizer_config.json` as Hugging Face has them, whatever the kind of tokenizer:
-    /// `transformers` reads them and finds the same ids.
+    /// `tokenizer.json` and `tokenizer_config.json` as Hugging Face has them, whatever the kind of tokenizer: `transformers`
+    /// reads them and finds the same ids. Name and bytes of each.
+    pub fn files(&self) -> Vec<(String, Vec<u8>)> {
+        export::files(self)
+    }
+
+    /// Writes [`files`](Self::files) into a folder, which [`open`](Self::open) opens.
     ///
     /// # Errors
     /// A folder that cannot be written.
     pub fn save(&self, folder: &Path) -> Result<(), DataError> {
-        export::save(self, folder)
+        self.files().into_iter().try_for_each(|(name, bytes)| {
+            let path = folder.join(name);
+            std::fs::write(&path, bytes).map_err(|error| DataError::write(&path, error))
+        })
     }
 
     /// Number of token ids.

@@ -85,9 +85,18 @@ impl Folder {
         HfError::Format { path: self.path.join("config.json"), reason: reason.into() }
     }
 
-    /// The files of its tokenizer that the folder has, such as an export is to have too.
-    pub fn tokenizer_files(&self) -> Vec<PathBuf> {
-        TOKENIZER_FILES.iter().map(|name| self.path.join(name)).filter(|path| path.is_file()).collect()
+    /// Name and bytes of the tokenizer's files that the folder has.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>, HfError> {
+        let there = TOKENIZER_FILES.into_iter().filter(|name| self.path.join(name).is_file());
+        let read = |name: &str| {
+            let path = self.path.join(name);
+            let bytes = fs::read(&path).map_err(|source| HfError::Io { path, source })?;
+            Ok((name.to_string(), bytes))
+        };
+        there.map(read).collect()
     }
 
     /// Whether the folder has a tensor of this name.

@@ -2,6 +2,7 @@ use crate::cli::say;
 use crate::config::ModelConfig;
 use crate::saved::Saved;
 use crate::trainer::{TrainError, human};
+use crate::whole_file::write_whole;
 use checkpoint::Kind;
 use clap::{Args, ValueEnum};
 use model::hf::{self, Dtype, ExportModel, ExportOptions, HfError};
@@ -119,7 +120,6 @@ impl View for Lazy<'_> {
     }
 }
 
-/// Writes beside the file and renames, so that it is whole or not there.
 fn full_state(saved: &Saved, path: &Path) -> io::Result<()> {
     let index = saved.checkpoint.index();
     let kinds = if index.optimizer_steps > 0 { &Kind::ALL[..] } else { &Kind::ALL[..1] };
@@ -129,14 +129,5 @@ fn full_state(saved: &Saved, path: &Path) -> io::Result<()> {
     });
     let metadata = [("step", index.step.to_string()), ("optimizer_steps", index.optimizer_steps.to_string())];
     let metadata = metadata.map(|(key, value)| (key.to_string(), value)).into();
-    let mut beside = path.to_path_buf().into_os_string();
-    beside.push(".partial");
-    let write = || {
-        safetensors::serialize_to_file(tensors, Some(metadata), Path::new(&beside)).map_err(io::Error::other)?;
-        fs::File::open(&beside)?.sync_all()?;
-        fs::rename(&beside, path)
-    };
-    write().inspect_err(|_| {
-        let _ = fs::remove_file(&beside);
-    })
+    write_whole(path, |file| safetensors::serialize_to_file(tensors, Some(metadata), file).map_err(io::Error::other))
 }

@@ -1,5 +1,6 @@
 use crate::cli::say;
 use crate::config::{Config, ModelConfig};
+use crate::run_folder::{CONFIG, RunFolder};
 use crate::trainer::{TrainError, human};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
@@ -7,8 +8,8 @@ use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Val
 use clap::Args;
 use data::TokenizerSpec;
 use model::hf::{Folder, HfError, Pretrained};
-use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::fs;
+use std::path::PathBuf;
 
 /// Makes a run, at step 0, of a Hugging Face model: to train it on, evaluate it, or generate with it.
 #[derive(Debug, Args)]
@@ -34,14 +35,13 @@ pub enum ImportError {
 
 pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     let folder = Folder::open(&args.hf)?;
-    let run = &args.out;
-    if fs::read_dir(run).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(TrainError::RunExists { path: run.clone() }.into());
+    let run = RunFolder::at(&args.out);
+    if fs::read_dir(run.path()).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(TrainError::RunExists { path: args.out.clone() }.into());
     }
-    let pretrained = Pretrained::load(&folder, &Device::flex())?;
     let mut config = Config::default();
     let mut pieces = Pieces::default();
-    match pretrained {
+    match Pretrained::load(&folder, &Device::flex())? {
         Pretrained::Gpt2(shape, model) => {
             model.visit(&mut pieces);
             config.model = ModelConfig::Gpt2(shape);
@@ -52,40 +52,36 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
         }
     }
     config.train.seq_len = config.train.seq_len.min(config.model.context().1);
-    let tokenizer = folder.tokenizer_files();
-    let run_tokenizer = run.join("tokenizer");
-    let unwritable = |source| TrainError::RunFolder { path: run.clone(), source };
-    let mut extra = vec![];
-    for path in &tokenizer {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        fs::create_dir_all(&run_tokenizer).map_err(unwritable)?;
-        let bytes = fs::read(path).map_err(|source| HfError::Io { path: path.clone(), source })?;
-        fs::write(run_tokenizer.join(&name), &bytes).map_err(unwritable)?;
-        extra.push((name, bytes));
-    }
+    let tokenizer = folder.tokenizer_files()?;
     if !tokenizer.is_empty() {
-        config.data.tokenizer = Some(TokenizerSpec::Path(run_tokenizer));
+        config.data.tokenizer = Some(TokenizerSpec::Path(run.tokenizer()));
     }
-    let yaml = config.to_yaml();
-    extra.push(("config.yaml".into(), yaml.clone().into_bytes()));
-    let checkpoints = Checkpoints::of_run(run);
     let parameters: usize = pieces.pieces.iter().map(|(piece, _)| piece.len).sum();
-    let write = || -> Result<PathBuf, CheckpointError> {
-        write_rank(&checkpoints.partial(0), 0, pieces.pieces)?;
-        let index = Index { world_size: 1, strategy: "imported".into(), seed: config.train.seed, ..Index::default() };
-        let extra: Vec<_> = extra.iter().map(|(name, bytes)| (name.as_str(), &bytes[..])).collect();
-        checkpoints.commit(index, &extra)
-    };
-    let checkpoint = write()?;
-    write_config(run, &yaml)?;
+    let checkpoint = write(&run, &config, tokenizer, pieces).inspect_err(|_| {
+        let _ = fs::remove_dir_all(run.path()); // it was empty
+    })?;
     say(&format!("imported {} parameters to {}", human(parameters), checkpoint.display()));
-    say(&format!("go on with: train --resume {} --data FILE --steps N", run.display()));
+    say(&format!("go on with: train --resume {} --data FILE --steps N", run.path().display()));
     Ok(())
 }
 
-fn write_config(run: &Path, yaml: &str) -> Result<(), TrainError> {
-    let written: io::Result<()> = fs::write(run.join("config.yaml"), yaml);
-    written.map_err(|source| TrainError::RunFolder { path: run.into(), source })
+/// Writes the run with its checkpoint, whose folder is returned.
+fn write(
+    run: &RunFolder,
+    config: &Config,
+    tokenizer: Vec<(String, Vec<u8>)>,
+    pieces: Pieces,
+) -> Result<PathBuf, ImportError> {
+    RunFolder::create(Some(run.path()), "", config)?;
+    let mut files = tokenizer;
+    if !files.is_empty() {
+        run.write_tokenizer(&files)?;
+    }
+    files.push((CONFIG.into(), config.to_yaml().into_bytes()));
+    let checkpoints = Checkpoints::of_run(run.path());
+    write_rank(&checkpoints.partial(0), 0, pieces.pieces)?;
+    let index = Index { world_size: 1, strategy: "imported".into(), seed: config.train.seed, ..Index::default() };
+    Ok(checkpoints.commit(index, &files)?)
 }
 
 #[derive(Default)]

@@ -1,10 +1,11 @@
 use crate::cli::say;
+use crate::whole_file::write_whole;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Args;
 use model::hf::{Folder, HfError, Pretrained};
 use safetensors::tensor::{Dtype, TensorView};
-use std::path::PathBuf;
-use std::{fs, io};
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// Writes the logits of a Hugging Face model for given tokens.
 #[derive(Debug, Args)]
@@ -71,15 +72,9 @@ fn parse(text: &str) -> Result<Vec<Vec<u32>>, LogitsError> {
     }
 }
 
-/// Writes beside the file and renames, so that the file is whole or not there.
-fn write(path: &PathBuf, logits_btv: Tensor<3>) -> io::Result<()> {
+fn write(path: &Path, logits_btv: Tensor<3>) -> io::Result<()> {
     let shape = logits_btv.dims().to_vec();
     let bytes: Vec<u8> = logits_btv.into_data().iter::<f32>().flat_map(f32::to_le_bytes).collect();
     let view = TensorView::new(Dtype::F32, shape, &bytes).map_err(io::Error::other)?;
-    let file = safetensors::serialize([("logits", view)], None).map_err(io::Error::other)?;
-    let mut temporary = path.clone().into_os_string();
-    temporary.push(".partial");
-    fs::write(&temporary, file).and_then(|()| fs::rename(&temporary, path)).inspect_err(|_| {
-        let _ = fs::remove_file(&temporary);
-    })
+    write_whole(path, |file| safetensors::serialize_to_file([("logits", view)], None, file).map_err(io::Error::other))
 }

@@ -1,6 +1,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use proptest::prelude::{ProptestConfig, Strategy as Generator, prop, prop_assert, proptest};
 use tempfile::TempDir;
 
 use super::*;
@@ -223,4 +224,62 @@ fn values_that_do_not_fit_each_other_are_refused() {
     // Under `block` the ranks do not share the batch.
     assert!(preset_with("gpt2", &["parallel.strategy=block", "parallel.gpus=3"]).is_ok());
     assert!(preset_with("gpt2", &["optim.schedule=wsd", "optim.decay_steps=380"]).is_ok());
+}
+
+/// A change of a text: at a share of its length, so many characters are replaced by others.
+fn edit() -> impl Generator<Value = (f64, usize, String)> {
+    const WORDS: [&str; 25] = [
+        "",
+        ":",
+        " ",
+        "\n",
+        "\n  ",
+        "-",
+        "[",
+        "}",
+        "&a",
+        "*a",
+        "!!int ",
+        "|",
+        "\"",
+        "null",
+        "-1",
+        "0",
+        "1e999",
+        ".nan",
+        "18446744073709551615",
+        "true",
+        "base: preset:gpt2\n",
+        "moe: null\n",
+        "type",
+        "\0",
+        "é",
+    ];
+    (0.0..1.0, 0..20usize, prop::sample::select(&WORDS[..]).prop_map(str::to_string))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Whatever is wrong with a file, there is an error, and it names the file.
+    #[test]
+    fn a_broken_file_is_an_error(preset in prop::sample::select(PRESETS), edits in prop::collection::vec(edit(), 1..6)) {
+        let mut yaml: Vec<char> = Config::load(Source::Preset(preset.name), &[]).unwrap().to_yaml().chars().collect();
+        for (place, removed, added) in edits {
+            let start = (place * yaml.len() as f64) as usize;
+            let end = (start + removed).min(yaml.len());
+            yaml.splice(start..end, added.chars());
+        }
+        let yaml: String = yaml.into_iter().collect();
+        match files(&[("broken.yaml", &yaml)]) {
+            Ok(config) => { let _ = config.validate(); }
+            Err(error) => prop_assert!(error.to_string().contains("broken.yaml"), "{error}\n{yaml}"),
+        }
+    }
+}
+
+#[test]
+fn aliases_that_multiply_are_refused() {
+    let levels = (1..12).map(|i| format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i - 1); 10].join(", ")));
+    refuses(files(&[("a.yaml", &format!("a0: &a0 x\n{}", levels.collect::<String>()))]), &["a.yaml", "not valid YAML"]);
 }
