@@ -1,7 +1,10 @@
-"""Loads exported folders with Hugging Face `transformers` and compares its logits with ours.
+"""Loads exported folders with Hugging Face `transformers` and compares its logits, and its greedy choices, with ours.
 
     cargo run -- logits --hf FOLDER --tokens "1,2,3;4,5,6" --out ours.safetensors
     python tests/reference/check_export.py FOLDER ours.safetensors --tokens "1,2,3;4,5,6"
+
+    cargo run -- generate RUN --prompt "The five" --tokens 16 --temperature 0 > ours.txt
+    python tests/reference/check_export.py FOLDER --prompt "The five" --continuation ours.txt
 
     EXPORT_DIR=/tmp/exported cargo test --workspace --test hf_export -- --ignored
     python tests/reference/check_export.py /tmp/exported/*/
@@ -15,37 +18,59 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 logging.disable_progress_bar()
 TOLERANCE = 1e-4
 
 
-def check(folder, file, tokens):
-    ours = load_file(file)
-    tokens = ours["tokens"] if tokens is None else tokens
+def load(folder):
     config = AutoConfig.from_pretrained(folder, attn_implementation="eager", experts_implementation="eager")
     GenerationConfig.from_pretrained(folder)
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, output_loading_info=True)
     wrong = {kind: keys for kind, keys in info.items() if keys}
     assert not wrong, f"{folder}: {wrong}"
+    return config, model.eval()
+
+
+def check_logits(folder, file, tokens):
+    ours = load_file(file)
+    tokens = ours["tokens"] if tokens is None else tokens
+    config, model = load(folder)
     with torch.no_grad():
-        off = (model.eval()(tokens).logits - ours["logits"]).abs().max().item()
+        off = (model(tokens).logits - ours["logits"]).abs().max().item()
     largest = ours["logits"].abs().max().item()
     print(f"{folder}: {config.model_type}, dtype {config.dtype}, logits up to {largest:.2f}, off by {off:.1e}")
     assert off <= TOLERANCE, f"{folder}: off by {off}, more than {TOLERANCE}"
+
+
+def check_continuation(folder, prompt, ours):
+    _, model = load(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(prompt, return_tensors="pt")
+    count = len(ours) - len(prompt)
+    assert count > 0, f"{ours!r} does not go on"
+    theirs = tokenizer.decode(model.generate(**inputs, do_sample=False, max_new_tokens=count)[0])
+    print(f"{folder}: {theirs!r}")
+    # A token may be more than a character, so theirs may be longer. Tokens that the model has and the tokenizer does not, they leave out.
+    assert theirs.startswith(ours.replace("\ufffd", "")), f"{folder}: we go on with {ours!r}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", type=Path, help="folders, or a folder and a file of logits")
     parser.add_argument("--tokens", help="as given to `logits`")
+    parser.add_argument("--prompt", help="as given to `generate`")
+    parser.add_argument("--continuation", type=Path, help="what `generate` has printed")
     args = parser.parse_args()
-    if args.tokens:
+    if args.continuation:
+        # `generate` ends the line.
+        check_continuation(args.paths[0], args.prompt, args.continuation.read_text().removesuffix("\n"))
+    elif args.tokens:
         tokens = torch.tensor([[int(token) for token in text.split(",")] for text in args.tokens.split(";")])
-        check(args.paths[0], args.paths[1], tokens)
+        check_logits(args.paths[0], args.paths[1], tokens)
     else:
         for path in args.paths:
-            check(path, path / "ours.safetensors", None)
+            check_logits(path, path / "ours.safetensors", None)

@@ -294,7 +294,7 @@ fn a_folder_has_the_tokenizer_files_that_are_there() {
 
 /// Exports with logits of the model before the export, for `tests/reference/check_export.py`.
 #[test]
-#[ignore = "writes folders into $EXPORT_DIR, to be compared by hand"]
+#[ignore = "writes folders into $EXPORT_DIR, for tests/reference/round_trip.sh"]
 fn folders_for_transformers() {
     let root = PathBuf::from(std::env::var("EXPORT_DIR").expect("EXPORT_DIR says where to"));
     let bytes = |bytes: Vec<[u8; 4]>| bytes.concat();

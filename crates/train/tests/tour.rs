@@ -29,6 +29,16 @@ fn a_text_becomes_tokens_a_model_a_folder_for_transformers_and_a_run_again() {
     let (evaluated, _) = train("eval run --data text.txt");
     assert!((figure(&evaluated, "perplexity ").ln() - figure(&evaluated, "loss ")).abs() < 1e-3, "{evaluated}");
 
+    let question =
+        |label| format!(r#"{{"ctx": "The five boxing", "endings": ["wizards jump", "qqq ###"], "label": {label}}}"#);
+    fs::write(folder.join("questions.jsonl"), [0, 1, 0].map(question).join("\n")).unwrap();
+    let (chosen, _) = train("eval run --choices questions.jsonl");
+    assert_eq!(chosen, "3 questions\naccuracy 0.6667, normalised by length 0.6667\n");
+    fs::write(folder.join("questions.jsonl"), [0, 2].map(question).join("\n")).unwrap();
+    let refused = common::run(folder, &["eval", "run", "--choices", "questions.jsonl"]);
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && message.contains("questions.jsonl, line 2: label is 2, of 2"), "{message}");
+
     let generate = "generate run --prompt wizards --tokens 12 --temperature 0";
     let (alone, speed) = train(generate);
     assert!(alone.starts_with("wizards") && speed.contains("12 tokens, "), "{alone}{speed}");

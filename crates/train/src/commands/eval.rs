@@ -108,7 +108,8 @@ struct Question {
     label: usize,
 }
 
-/// The ending with the highest probability, and with the highest probability per byte (lm-eval's `acc` and `acc_norm`).
+/// How often the right ending has the highest log-probability of all, and the highest per character (`acc` and `acc_norm` of EleutherAI's
+/// lm-evaluation-harness).
 fn choices(model: &dyn LanguageModel, tokenizer: &Tokenizer, path: &Path, device: &Device) -> Result<(), EvalError> {
     let text = fs::read_to_string(path).map_err(|source| EvalError::Read { path: path.into(), source })?;
     let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
@@ -128,14 +129,14 @@ fn choices(model: &dyn LanguageModel, tokenizer: &Tokenizer, path: &Path, device
         let context = encode(&ctx)?;
         let mut scores = vec![];
         for ending in &endings {
-            let ending = format!(" {ending}");
-            let tail = encode(&ending)?;
+            let letters = ending.chars().count() as f64;
+            let tail = encode(&format!(" {ending}"))?;
             let all = [&context[..], &tail[..]].concat();
             let window = &all[all.len().saturating_sub(model.context() + 1)..];
             let count = tail.len().min(window.len().saturating_sub(1));
             let scored = log_probabilities(model, &[window], device).remove(0);
             let sum: f64 = scored[scored.len() - count..].iter().sum();
-            scores.push((sum, sum / ending.len() as f64));
+            scores.push((sum, sum / letters));
         }
         let best = |of: fn(&(f64, f64)) -> f64| {
             (0..scores.len()).max_by(|a, b| of(&scores[*a]).total_cmp(&of(&scores[*b]))).unwrap_or_default()
@@ -147,7 +148,7 @@ fn choices(model: &dyn LanguageModel, tokenizer: &Tokenizer, path: &Path, device
     bar.finish_and_clear();
     let share = |right: usize| right as f64 / lines.len() as f64;
     say(&format!("{} questions", lines.len()));
-    say(&format!("accuracy {:.4}, by probability per byte {:.4}", share(right), share(right_normed)));
+    say(&format!("accuracy {:.4}, normalised by length {:.4}", share(right), share(right_normed)));
     Ok(())
 }
 

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Models between Hugging Face transformers and us, both ways, with a Python that has requirements.txt installed:
+#
+#   PYTHON=python3 bash tests/reference/round_trip.sh
+#
+# * A model that transformers has made is imported, trained for 5 steps and exported as f32, bf16 and f16: transformers loads the
+#   folders and has our logits to 1e-4, and continues a prompt as we do.
+# * Of every fixture, and of models that we have initialised, transformers has the logits from before the export.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+python=${PYTHON:-python3}
+bin=${CARGO_TARGET_DIR:-target}/debug
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+
+cargo build --package train
+for _ in {1..60}; do printf 'The five boxing wizards jump quickly. '; done >"$out/text.txt"
+short=(--set optim.warmup_steps=1 --set train.seq_len=16 --set train.global_batch_size=4 --set train.sample_tokens=0)
+tokens="1,2,3,4,5,6,7,8;9,10,11,12,13,14,15,16"
+prompt="The five"
+continuation=16
+
+there_and_back() {
+    local name=$1 dtype export
+    local run=$out/$name
+    "$bin/train" import --hf "tests/reference/$name" --out "$run"
+    "$bin/train" --resume "$run" --data "$out/text.txt" --set data.tokenizer=char --steps 5 "${short[@]}"
+    "$bin/train" generate "$run" --prompt "$prompt" --tokens $continuation --temperature 0 >"$out/$name.txt"
+    for dtype in f32 bf16 f16; do
+        export=$out/$name-$dtype
+        "$bin/train" export "$run" --out "$export" --dtype $dtype
+        "$bin/train" logits --hf "$export" --tokens "$tokens" --out "$export.safetensors"
+        "$python" tests/reference/check_export.py "$export" "$export.safetensors" --tokens "$tokens"
+    done
+    "$python" tests/reference/check_export.py "$out/$name-f32" --prompt "$prompt" --continuation "$out/$name.txt"
+}
+
+there_and_back gpt2-a
+there_and_back deepseek-v3-q-lora
+mkdir "$out/exported"
+EXPORT_DIR=$out/exported cargo test --workspace --test hf_export -- --ignored
+"$python" tests/reference/check_export.py "$out"/exported/*/
+echo "transformers: all is well"
