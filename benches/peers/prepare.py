@@ -91,6 +91,7 @@ def main():
     p.add_argument("--tokenizer")
     p.add_argument("--vocabulary", type=int, default=32_000)
     p.add_argument("--runs", type=int, default=3)
+    p.add_argument("--functions", nargs="+", default=["encode_batch_fast", "encode_batch"])
     p.add_argument("--example", action="store_true")
     options = p.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -102,11 +103,8 @@ def main():
             subprocess.run([sys.executable, __file__, "--train", source, str(options.vocabulary), tokenizer], check=True)
         flags = [source, tokenizer, out] if options.example else ["prepare", source, "--tokenizer", tokenizer, "--out", out]
         peer = [sys.executable, __file__, "--peer", source, tokenizer]
-        jobs = {
-            "Kiln": [options.program, *flags],
-            "`encode_batch_fast`": [*peer, "encode_batch_fast"],
-            "`encode_batch`": [*peer, "encode_batch"],
-        }
+        jobs = {"Kiln": [options.program, *flags]}
+        jobs.update({f"`{function}`": [*peer, function] for function in options.functions})
         results, loads = {name: [] for name in jobs}, []
         for _ in range(options.runs):
             loads.append(os.getloadavg()[0])

@@ -1,29 +1,19 @@
 //! The forward with a cache against the one without, and generation.
 
+mod common;
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use model::hf::{Folder, Pretrained};
+use common::{FIXTURES, load, reference};
+use model::hf::Pretrained;
 use model::{Cache, DeepSeek, DeepSeekConfig, GenerateError, Generation, Gpt2, Gpt2Config, LanguageModel, Sampling};
 use moe::MoeConfig;
 use proptest::prelude::*;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::time::Instant;
 
-const FIXTURES: [&str; 8] = [
-    "gpt2-a",
-    "gpt2-b",
-    "deepseek-v3-q-lora",
-    "deepseek-v3-no-q-lora",
-    "deepseek-v3-yarn",
-    "deepseek-v3-yarn-2",
-    "deepseek-v2-greedy",
-    "deepseek-v2-group-limited",
-];
-
 fn fixture(name: &str) -> Pretrained {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name);
-    Pretrained::load(&Folder::open(&path).unwrap(), &Device::flex()).unwrap()
+    load(&reference(name))
 }
 
 /// The fixture's experts, with a capacity that drops most of what they are sent in training.

@@ -1,11 +1,13 @@
 //! Broken folders: whatever their bytes are, reading them is a model or an error, without a panic and without much memory.
 
+mod common;
+
 use burn::tensor::Device;
+use common::reference;
 use model::hf::{Folder, Pretrained};
 use proptest::prelude::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The largest piece of memory that was asked for at once.
@@ -75,10 +77,6 @@ fn apply(change: &Change, file: &mut Vec<u8>) {
             }
         }
     }
-}
-
-fn reference(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name)
 }
 
 /// The files of a fixture that are read.

@@ -1,7 +1,10 @@
 //! Exported folders against the fixtures that transformers made, and what cannot be exported.
 
+mod common;
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use common::{FIXTURES, load, reference};
 use half::{bf16, f16};
 use model::hf::{Dtype, ExportModel, ExportOptions, Folder, HfError, Pretrained, Summary, export};
 use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, YarnConfig};
@@ -11,25 +14,6 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-const FIXTURES: [&str; 8] = [
-    "gpt2-a",
-    "gpt2-b",
-    "deepseek-v3-q-lora",
-    "deepseek-v3-no-q-lora",
-    "deepseek-v3-yarn",
-    "deepseek-v3-yarn-2",
-    "deepseek-v2-greedy",
-    "deepseek-v2-group-limited",
-];
-
-fn reference(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name)
-}
-
-fn load(path: &Path) -> Pretrained {
-    Pretrained::load(&Folder::open(path).unwrap(), &Device::flex()).unwrap()
-}
 
 /// A model's values by path.
 fn values<M: Module>(model: &M) -> BTreeMap<String, Vec<f32>> {

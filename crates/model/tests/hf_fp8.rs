@@ -1,18 +1,20 @@
 //! Files in fp8, as DeepSeek publishes them, against torch's numbers and transformers' logits of the dequantised weights.
 
+mod common;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use model::hf::{Folder, HfError, Pretrained};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use tempfile::TempDir;
 
 const NAME: &str = "model.layers.0.mlp.down_proj.weight";
 
 fn reference() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/deepseek-v3-fp8")
+    common::reference("deepseek-v3-fp8")
 }
 
 fn floats(file: &SafeTensors, name: &str) -> Vec<f32> {

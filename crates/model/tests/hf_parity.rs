@@ -1,14 +1,16 @@
 //! Logits, loss and every parameter's gradient against Hugging Face transformers (`tests/reference/make_fixtures.py`).
 
+mod common;
+
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+use common::reference;
 use model::hf::{Folder, Pretrained, Source, bind, names};
 use model::{DeepSeek, Gpt2, LanguageModel, cross_entropy};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 const LOGITS: f32 = 1e-4;
 const GRADIENTS: f32 = 1e-3;
@@ -31,10 +33,6 @@ fixtures! {
     deepseek_v3_with_yarn_of_two_mscales_and_no_dense_layer: "deepseek-v3-yarn-2",
     deepseek_v2_greedy: "deepseek-v2-greedy",
     deepseek_v2_group_limited_greedy: "deepseek-v2-group-limited",
-}
-
-fn reference(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name)
 }
 
 fn equals_transformers(name: &str) {

@@ -46,14 +46,15 @@ pub(crate) struct Job {
 pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> {
     let mut rank = Rank::new(job, comm)?;
     rank.say_placement();
-    let (steps, usage_every) = (job.config.train.steps, job.config.metrics.every);
+    let (steps, report_every) = (job.config.train.steps, job.config.metrics.every);
     let first = job.resume.as_ref().map_or(0, |checkpoint| checkpoint.index().step as usize);
     let mut val_loss = job.resume.as_ref().and_then(|checkpoint| checkpoint.index().val_loss);
     for step in first..steps {
         let loss = rank.train_step(step)?;
         let (done, every) = (step + 1, job.config.train.val_every);
-        if done == 1 || done == steps || (usage_every > 0 && done.is_multiple_of(usage_every)) {
-            rank.report(done)?;
+        let tell = step == first || done == steps;
+        if tell || (report_every > 0 && done.is_multiple_of(report_every)) {
+            rank.report(done, tell)?;
         }
         if done == steps || (every > 0 && done.is_multiple_of(every)) {
             val_loss = rank.validate(done)?.or(val_loss);
@@ -332,13 +333,13 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Memory and communication of rank 0, and where the step's tokens went, on all ranks.
-    fn report(&mut self, step: usize) -> Result<(), TrainError> {
+    /// Memory and communication of rank 0, and where the step's tokens went, on all ranks; `tell`: to the user too.
+    fn report(&mut self, step: usize, tell: bool) -> Result<(), TrainError> {
         let usage = UsageMetrics::new(step, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
-        self.recorder.usage(&usage)?;
+        self.recorder.usage(&usage, tell)?;
         let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
         let sums = self.fsdp.all_reduce(&self.loads.all_sums(&layers, experts))?;
-        self.recorder.experts(&ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts)))
+        self.recorder.experts(&ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts)), tell)
     }
 
     /// Whether any rank was asked to stop; all ranks get the same answer. Completes a checkpoint that all ranks have written by now.

@@ -40,7 +40,11 @@ impl<'a> Recorder<'a> {
 
     /// A line for the user, from rank 0, and for this rank's log.
     pub fn say(&mut self, line: &str) {
-        if let Some(rank_0) = &self.rank_0 {
+        self.say_or_log(line, true);
+    }
+
+    fn say_or_log(&mut self, line: &str, say: bool) {
+        if let Some(rank_0) = self.rank_0.as_ref().filter(|_| say) {
             rank_0.progress.say(line);
         }
         self.log(line);
@@ -107,17 +111,20 @@ impl<'a> Recorder<'a> {
         self.scalars(step, &[("validation_metrics/loss", val_loss)])
     }
 
-    /// Memory and communication.
-    pub fn usage(&mut self, m: &UsageMetrics) -> Result<(), TrainError> {
-        self.say(&m.to_string());
+    /// Memory and communication; `tell`: to the user too.
+    pub fn usage(&mut self, m: &UsageMetrics, tell: bool) -> Result<(), TrainError> {
+        self.say_or_log(&m.to_string(), tell);
         self.metrics(m)?;
+        let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
         let peak: usize = m.memory.values().map(|bytes| bytes.peak).sum();
-        self.scalars(m.step, &[("memory/max_active(GiB)", peak as f64 / (1u64 << 30) as f64)])
+        let mut values = vec![("memory/max_active(GiB)", gib(peak as f64))];
+        values.extend(m.device.map(|device| ("memory/max_reserved(GiB)", gib(device.reserved as f64))));
+        self.scalars(m.step, &values)
     }
 
-    /// Where a step's tokens went.
-    pub fn experts(&mut self, m: &ExpertMetrics) -> Result<(), TrainError> {
-        self.say(&m.to_string());
+    /// Where a step's tokens went; `tell`: to the user too.
+    pub fn experts(&mut self, m: &ExpertMetrics, tell: bool) -> Result<(), TrainError> {
+        self.say_or_log(&m.to_string(), tell);
         self.metrics(m)?;
         for layer in &m.experts {
             let tag = |name: &str| format!("moe/layer_{}/{name}", layer.layer);

@@ -1,3 +1,7 @@
+use safetensors::SafeTensorError;
+use safetensors::tensor::View;
+use std::collections::HashMap;
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,5 +14,19 @@ pub(crate) fn write_whole(path: &Path, write: impl FnOnce(&Path) -> io::Result<(
     let written = write(&beside).and_then(|()| File::open(&beside)?.sync_all());
     written.and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
         let _ = fs::remove_file(&beside);
+    })
+}
+
+/// [`write_whole`]s a safetensors file, a tensor at a time.
+pub(crate) fn write_safetensors<N: AsRef<str> + Ord + Display, V: View>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (N, V)>,
+    metadata: Option<HashMap<String, String>>,
+) -> io::Result<()> {
+    write_whole(path, |file| {
+        safetensors::serialize_to_file(tensors, metadata, file).map_err(|error| match error {
+            SafeTensorError::IoError(error) => error,
+            error => io::Error::other(error),
+        })
     })
 }

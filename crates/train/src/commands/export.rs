@@ -2,7 +2,7 @@ use crate::cli::say;
 use crate::config::ModelConfig;
 use crate::saved::Saved;
 use crate::trainer::{TrainError, human};
-use crate::whole_file::write_whole;
+use crate::whole_file::write_safetensors;
 use checkpoint::Kind;
 use clap::{Args, ValueEnum};
 use model::hf::{self, Dtype, ExportModel, ExportOptions, HfError};
@@ -129,5 +129,5 @@ fn full_state(saved: &Saved, path: &Path) -> io::Result<()> {
     });
     let metadata = [("step", index.step.to_string()), ("optimizer_steps", index.optimizer_steps.to_string())];
     let metadata = metadata.map(|(key, value)| (key.to_string(), value)).into();
-    write_whole(path, |file| safetensors::serialize_to_file(tensors, Some(metadata), file).map_err(io::Error::other))
+    write_safetensors(path, tensors, Some(metadata))
 }

@@ -1,5 +1,5 @@
 use crate::cli::say;
-use crate::whole_file::write_whole;
+use crate::whole_file::write_safetensors;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Args;
 use model::hf::{Folder, HfError, Pretrained};
@@ -76,5 +76,5 @@ fn write(path: &Path, logits_btv: Tensor<3>) -> io::Result<()> {
     let shape = logits_btv.dims().to_vec();
     let bytes: Vec<u8> = logits_btv.into_data().iter::<f32>().flat_map(f32::to_le_bytes).collect();
     let view = TensorView::new(Dtype::F32, shape, &bytes).map_err(io::Error::other)?;
-    write_whole(path, |file| safetensors::serialize_to_file([("logits", view)], None, file).map_err(io::Error::other))
+    write_safetensors(path, [("logits", view)], None)
 }

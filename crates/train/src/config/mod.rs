@@ -320,7 +320,8 @@ impl Default for CheckpointConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsConfig {
-    /// Steps between reports of memory and communication, beside those of the first and the last step; 0 for these only.
+    /// Steps between records of memory, communication and load of the experts, beside those of the first and the last step; 0 for
+    /// these only.
     pub every: usize,
     /// 10^12 floating-point operations a second that a device can do in the type of the parameters; null: no MFU is reported.
     pub peak_tflops: Option<f64>,
@@ -328,6 +329,6 @@ pub struct MetricsConfig {
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        Self { every: 100, peak_tflops: None }
+        Self { every: 10, peak_tflops: None }
     }
 }

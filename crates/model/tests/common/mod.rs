@@ -1,0 +1,29 @@
+//! The models that transformers has made, for several tests.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use burn::tensor::Device;
+use model::hf::{Folder, Pretrained};
+use std::path::{Path, PathBuf};
+
+/// The folders of `tests/reference` in f32.
+pub const FIXTURES: [&str; 8] = [
+    "gpt2-a",
+    "gpt2-b",
+    "deepseek-v3-q-lora",
+    "deepseek-v3-no-q-lora",
+    "deepseek-v3-yarn",
+    "deepseek-v3-yarn-2",
+    "deepseek-v2-greedy",
+    "deepseek-v2-group-limited",
+];
+
+/// A folder of `tests/reference`.
+pub fn reference(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference").join(name)
+}
+
+/// The model in a folder.
+pub fn load(path: &Path) -> Pretrained {
+    Pretrained::load(&Folder::open(path).unwrap(), &Device::flex()).unwrap()
+}
