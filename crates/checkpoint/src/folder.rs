@@ -47,12 +47,34 @@ impl Folder {
 
     /// Removes what a process that was killed has left half-written or half-removed.
     pub fn clean(&self) -> Result<(), CheckpointError> {
-        for suffix in [".partial", ".removed"] {
+        for (step, replaced) in self.entries(".step-", ".replaced")? {
+            if !self.step(step).exists() {
+                rename(&replaced, &self.step(step))?;
+            }
+        }
+        for suffix in [".partial", ".removed", ".replaced"] {
             for (_, path) in self.entries(".step-", suffix)? {
                 fs::remove_dir_all(&path).map_err(CheckpointError::write(&path))?;
             }
         }
         Ok(())
+    }
+
+    /// Moves the checkpoints after `step` into the folder `abandoned/`, where they no longer count, and returns where they are: a run that
+    /// goes on from an older checkpoint is not to take them for its own.
+    pub fn set_aside(&self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+        let abandoned = self.0.join("abandoned");
+        let mut moved = vec![];
+        for (of, path) in self.list()?.into_iter().filter(|(of, _)| *of > step) {
+            let target = abandoned.join(format!("step-{of}"));
+            if target.exists() {
+                fs::remove_dir_all(&target).map_err(CheckpointError::write(&target))?;
+            }
+            fs::create_dir_all(&abandoned).map_err(CheckpointError::write(&abandoned))?;
+            rename(&path, &target)?;
+            moved.push(target);
+        }
+        Ok(moved)
     }
 
     /// Completes the checkpoint of `index.step`, whose ranks' files are all written, and returns its folder. `extra` files (name and
@@ -81,10 +103,17 @@ impl Folder {
         write_synced(&partial.join("index.json"), index.to_json().as_bytes())?;
         sidecars.iter().try_for_each(|path| fs::remove_file(path).map_err(CheckpointError::write(path)))?;
         sync_folder(&partial)?;
-        // A run that went back to an older checkpoint comes by the same step again.
-        self.remove(index.step)?;
-        fs::rename(&partial, &whole).map_err(CheckpointError::write(&whole))?;
+        // One of the same step, written at the end of a shorter run, is there until the new one is.
+        let replaced = self.0.join(format!(".step-{}.replaced", index.step));
+        let again = whole.exists();
+        if again {
+            rename(&whole, &replaced)?;
+        }
+        rename(&partial, &whole)?;
         sync_folder(&self.0)?;
+        if again {
+            fs::remove_dir_all(&replaced).map_err(CheckpointError::write(&replaced))?;
+        }
         Ok(whole)
     }
 
@@ -94,14 +123,11 @@ impl Folder {
         all[..all.len().saturating_sub(keep)].iter().try_for_each(|(step, _)| self.remove(*step))
     }
 
-    /// Removes a checkpoint if it is there; it is renamed first, so that there is never a part of one under its name.
+    /// Removes a checkpoint; it is renamed first, so that there is never a part of one under its name.
     fn remove(&self, step: u64) -> Result<(), CheckpointError> {
-        let (whole, removed) = (self.step(step), self.0.join(format!(".step-{step}.removed")));
-        if whole.exists() {
-            fs::rename(&whole, &removed).map_err(CheckpointError::write(&whole))?;
-            fs::remove_dir_all(&removed).map_err(CheckpointError::write(&removed))?;
-        }
-        Ok(())
+        let removed = self.0.join(format!(".step-{step}.removed"));
+        rename(&self.step(step), &removed)?;
+        fs::remove_dir_all(&removed).map_err(CheckpointError::write(&removed))
     }
 
     /// Folders named PREFIX N SUFFIX, with their N.
@@ -116,6 +142,10 @@ impl Folder {
         };
         Ok(entries.flatten().filter_map(|entry| Some((step(&entry.path())?, entry.path()))).collect())
     }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
+    fs::rename(from, to).map_err(CheckpointError::write(from))
 }
 
 /// Waits until a folder's names are on the disk.

@@ -8,6 +8,7 @@
 //!     rank-0.safetensors       rank 0's pieces: param.NAME, exp_avg.NAME, exp_avg_sq.NAME, each a flat list of f32
 //!     rank-1.safetensors
 //!   .step-300.partial/         one that is being written
+//!   abandoned/                 those after one that the run went back to
 //! ```
 //!
 //! Each rank calls [`write_rank`], one of them [`Folder::commit`] when all have returned: what was written is synced and then renamed, so

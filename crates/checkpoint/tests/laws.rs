@@ -134,6 +134,31 @@ fn the_newest_are_kept() {
     assert_eq!(files(&run.path().join("checkpoints")).len(), 2);
 }
 
+#[test]
+fn checkpoints_after_the_one_gone_back_to_no_longer_count() {
+    let run = tempfile::tempdir().unwrap();
+    [3, 6, 9].into_iter().for_each(|step| drop(write(run.path(), step, &[]).unwrap()));
+    let folder = Folder::of_run(run.path());
+    let aside = folder.set_aside(3).unwrap();
+    assert_eq!(folder.latest().unwrap(), Some(folder.step(3)));
+    assert_eq!(aside.len(), 2);
+    aside.iter().for_each(|path| read_all(path).unwrap());
+    // And again, with another one of step 6.
+    write(run.path(), 6, &[]).unwrap();
+    assert_eq!(folder.set_aside(3).unwrap(), [run.path().join("checkpoints/abandoned/step-6")]);
+}
+
+#[test]
+fn a_checkpoint_whose_replacement_was_killed_comes_back() {
+    let run = tempfile::tempdir().unwrap();
+    let folder = Folder::of_run(run.path());
+    write(run.path(), 3, &[]).unwrap();
+    write(run.path(), 3, &[]).unwrap();
+    fs::rename(folder.step(3), run.path().join("checkpoints/.step-3.replaced")).unwrap();
+    folder.clean().unwrap();
+    read_all(&folder.step(3)).unwrap();
+}
+
 /// Linux has a file on which the disk is always full.
 #[cfg(target_os = "linux")]
 #[test]

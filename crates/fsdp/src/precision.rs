@@ -54,9 +54,9 @@ impl LossScale {
         Self { factor: if dynamic { 65536.0 } else { 1.0 }, good_steps: 0, dynamic }
     }
 
-    /// Goes on from these values, where losses are scaled.
+    /// Goes on from these values, where losses are scaled, and were: a run without scaling has a factor of 1 and counts no steps.
     pub fn resume(&mut self, factor: f64, good_steps: usize) {
-        if self.dynamic {
+        if self.dynamic && (factor, good_steps) != (1.0, 0) {
             (self.factor, self.good_steps) = (factor, good_steps);
         }
     }
@@ -90,6 +90,10 @@ mod tests {
         assert_eq!(scale.factor, 16384.0);
         scale.update(1.0);
         assert_eq!(scale.factor, 32768.0);
+        scale.resume(1.0, 0);
+        assert_eq!(scale.factor, 32768.0, "a run without scaling says nothing");
+        scale.resume(4.0, 7);
+        assert_eq!((scale.factor, scale.good_steps), (4.0, 7));
         let mut none = LossScale::new(Precision { param: FloatType::Bf16, reduce: FloatType::Fp32 });
         assert!(none.update(f64::NAN) && none.factor == 1.0, "bf16 has the range of fp32");
     }

@@ -118,19 +118,27 @@ fn launch(args: &TrainArgs) -> ExitCode {
 
 fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     let (config, place) = args.resolve(launch.processes())?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let handler = stop.clone();
-    ctrlc::set_handler(move || {
-        if handler.swap(true, Ordering::Relaxed) {
-            std::process::exit(INTERRUPTED.into()); // asked twice
-        }
-        let _ = writeln!(io::stderr(), "\nstopping after this step; press Ctrl-C again to stop at once");
-    })?;
-    let outcome = train_launched(launch, config, &place, stop)?;
+    let outcome = train_launched(launch, config, &place, stop_after_a_step)?;
     if launch.has_rank_0() {
         print(&outcome);
     }
     Ok(if outcome.stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// From here on Ctrl-C sets the flag, and ends the process only when it is asked twice.
+fn stop_after_a_step() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let handler = stop.clone();
+    let set = ctrlc::set_handler(move || {
+        if handler.swap(true, Ordering::Relaxed) {
+            std::process::exit(INTERRUPTED.into());
+        }
+        let _ = writeln!(io::stderr(), "\nstopping after this step; press Ctrl-C again to stop at once");
+    });
+    if let Err(error) = set {
+        let _ = writeln!(io::stderr(), "Ctrl-C will stop at once: {error}");
+    }
+    stop
 }
 
 fn print(outcome: &Outcome) {
@@ -157,12 +165,19 @@ impl TrainArgs {
         let resume = self.resume.as_ref().map(find).transpose()?;
         let resumed = resume.as_ref().map(|checkpoint| checkpoint.join(CONFIG));
         let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let (source, name) = match (&self.model, &self.config, &resumed) {
-            (Some(name), ..) => (Source::Preset(name), name.clone()),
-            (None, Some(file), _) => (Source::File(file), stem(file)),
-            (None, None, Some(file)) => {
+        let (source, name) = match (&self.config, &resumed, &self.model) {
+            (None, Some(_), Some(name)) if self.resume.as_deref() != Some(Path::new(resume::LATEST)) => {
+                return Err(ConfigError::Invalid(format!(
+                    "--model {name} with --resume: the checkpoint has its model and configuration; leave --model out, \
+                     or say with --resume latest that the newest of its runs is meant"
+                ))
+                .into());
+            }
+            (Some(file), ..) => (Source::File(file), stem(file)),
+            (None, Some(file), _) => {
                 (Source::File(file), stem(resume.as_deref().and_then(resume::run_of).unwrap_or(Path::new("resumed"))))
             }
+            (None, None, Some(name)) => (Source::Preset(name), name.clone()),
             (None, None, None) => {
                 let names: Vec<_> = PRESETS.iter().map(|preset| preset.name).collect();
                 let message = format!("give --model NAME or --config FILE; models: {}", names.join(", "));
@@ -189,7 +204,9 @@ impl TrainArgs {
         self.data.iter().for_each(|data| config.data.source.clone_from(data));
         self.device.iter().for_each(|device| config.train.device.clone_from(device));
         config.validate()?;
-        Ok((config, Place { name, out: self.out.clone(), resume }))
+        let of_file = self.config.is_some() && config.data.tokenizer.is_some();
+        let new_tokenizer = of_file || self.set.iter().any(|set| set.starts_with("data.tokenizer="));
+        Ok((config, Place { name, out: self.out.clone(), resume, new_tokenizer }))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::flops;
 use crate::metrics::{ExpertMetrics, ModelMetrics, StepMetrics, UsageMetrics};
 use crate::progress::Progress;
 use crate::recorder::Recorder;
-use crate::resume;
+use crate::resume::{self, Resume};
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::schedule::learning_rate;
@@ -35,7 +35,7 @@ pub(crate) struct Job {
     /// The run's; None in a process without rank 0, which is told.
     pub folder: Option<RunFolder>,
     /// What the run goes on from.
-    pub resume: Option<Checkpoint>,
+    pub resume: Option<Resume>,
     pub progress: Progress,
     /// Devices of all ranks, each counted once.
     pub devices: usize,
@@ -47,8 +47,8 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
     let mut rank = Rank::new(job, comm)?;
     rank.say_placement();
     let (steps, report_every) = (job.config.train.steps, job.config.metrics.every);
-    let first = job.resume.as_ref().map_or(0, |checkpoint| checkpoint.index().step as usize);
-    let mut val_loss = job.resume.as_ref().and_then(|checkpoint| checkpoint.index().val_loss);
+    let first = job.resume.as_ref().map_or(0, Resume::step);
+    let mut val_loss = job.resume.as_ref().and_then(|resume| resume.index.val_loss);
     for step in first..steps {
         let loss = rank.train_step(step)?;
         let (done, every) = (step + 1, job.config.train.val_every);
@@ -70,6 +70,9 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
         }
     }
     rank.finish_saving()?;
+    if first == steps {
+        val_loss = rank.validate(steps)?.or(val_loss); // which may be what the run was stopped in
+    }
     let sample = rank.sample()?;
     Ok(rank.outcome(steps, false, val_loss, sample))
 }
@@ -102,26 +105,33 @@ impl<'a> Rank<'a> {
         let config = job.config.parallel.fsdp(&job.config.optim);
         let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
         let mut fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
-        if let Some(checkpoint) = &job.resume {
-            checkpoint.verify(rank, world_size)?;
-            let mut read = |wanted: &WantedPart| resume::read(checkpoint, wanted).map_err(|error| error.to_string());
-            fsdp.load_state(resume::progress(checkpoint), &mut read)?;
+        let checkpoints = Folder::of_run(folder.path());
+        if let Some(resume) = &job.resume {
+            load(&mut fsdp, resume, rank, world_size)?;
+            if rank == 0 && resume.in_place {
+                folder.go_on_after(resume.step(), &job.config)?;
+                for path in checkpoints.set_aside(resume.index.step)? {
+                    job.progress.say(&format!("a checkpoint of later steps is now {}", path.display()));
+                }
+            }
         }
-        let batches = Batches::new(&job.config.train, fsdp.data_parallel(), job.resume.as_ref().map(Checkpoint::index));
-        let mut files = job.tokenizer.as_ref().map_or(vec![], Tokenizer::files);
+        let batches =
+            Batches::new(&job.config.train, fsdp.data_parallel(), job.resume.as_ref().map(|from| &from.index));
+        let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
+        let mut files = kept.or(job.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
         if rank == 0 && !files.is_empty() {
             folder.write_tokenizer(&files)?;
         }
         files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
-        let saver = Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.keep, files);
+        let saver = Saver::new(checkpoints, rank, job.config.checkpoint.keep, files);
         let mut recorder = Recorder::open(&folder, rank, &job.progress)?;
         recorder.log(&format!("rank {rank} of {world_size} on {device:?}"));
-        match &job.resume {
-            None => recorder.metrics(&ModelMetrics { parameters: parameter_count(&job.config) })?,
-            Some(checkpoint) => {
-                let event = format!("resumed from {} on {world_size} ranks", checkpoint.path().display());
-                recorder.event(checkpoint.index().step as usize, &event)?;
-            }
+        if recorder.is_new() {
+            recorder.metrics(&ModelMetrics { parameters: parameter_count(&job.config) })?;
+        }
+        if let Some(resume) = &job.resume {
+            let event = format!("resumed from {} on {world_size} ranks", resume.path.display());
+            recorder.event(resume.step(), &event)?;
         }
         Ok(Self {
             job,
@@ -171,18 +181,11 @@ impl<'a> Rank<'a> {
     /// This rank's micro-batches of a step, and how long they had to be waited for.
     fn next_batches(&mut self, step: usize) -> Result<(Vec<Batch>, Duration), TrainError> {
         let (batches, waited) = self.loader.next();
-        // Files of tokens alone do not say how many different ones there are.
-        let most = batches.iter().flat_map(|batch| batch.inputs.iter().chain(&batch.targets)).max();
-        let vocab_size = self.job.config.model.vocab_size();
-        if let Some(token) = most.filter(|token| **token as usize >= vocab_size) {
-            return Err(TrainError::Token { token: *token, vocab_size });
-        }
-        let seed = self.job.config.train.seed;
         let batch = |(rows, tokens): (Range<u64>, data::Batch)| {
-            let place = MicroBatch { seed, step: step as u64, first_row: rows.start };
-            Batch::new(tokens, Some(place), &self.device)
+            let place = MicroBatch { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
+            Batch::new(tokens, Some(place), &self.job.config.model, &self.device)
         };
-        Ok((self.batches.rows().zip(batches).map(batch).collect(), waited))
+        Ok((self.batches.rows().zip(batches).map(batch).collect::<Result<_, _>>()?, waited))
     }
 
     fn step_metrics(
@@ -265,6 +268,9 @@ impl<'a> Rank<'a> {
             let event = format!("saved {}", path.display());
             self.job.progress.say(&event);
             self.recorder.event(step as usize, &event)?;
+            if let Err(error) = self.saver.prune() {
+                self.recorder.say(&format!("older checkpoints stay: {error}")); // no reason to end a run that has just been saved
+            }
         }
         self.checkpoint_seconds += started.elapsed().as_secs_f64();
         Ok(())
@@ -287,7 +293,8 @@ impl<'a> Rank<'a> {
             // A rank without a window takes part in the collectives with one that does not count.
             let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
             let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);
-            let (loss, weights) = self.fsdp.evaluate(&Batch::new(batch, None, &self.device), weight as f64)?;
+            let batch = Batch::new(batch, None, &self.job.config.model, &self.device)?;
+            let (loss, weights) = self.fsdp.evaluate(&batch, weight as f64)?;
             sum += loss * weights;
             count += weights;
         }
@@ -303,7 +310,8 @@ impl<'a> Rank<'a> {
         let Some(model) = self.parts.gather(&self.job.config, &self.fsdp, self.rank == 0, &self.device)? else {
             return Ok(None);
         };
-        let prompt = tokenizer.encode("\n").unwrap_or_else(|_| vec![0]);
+        let line = tokenizer.encode("\n").ok().filter(|tokens| !tokens.is_empty());
+        let prompt = line.unwrap_or_else(|| vec![0]);
         let sampling = Sampling { temperature: 0.8, seed: train.seed, ..Sampling::default() };
         let how = Generation { max_new_tokens: train.sample_tokens, window: train.seq_len, stop: None, sampling };
         let tokens = generate(&*model, &[prompt], &how, &self.device, &mut |_, _| ControlFlow::Continue(()))
@@ -358,10 +366,20 @@ impl<'a> Rank<'a> {
     }
 }
 
+/// Checks and reads this rank's share of a checkpoint; returns when all ranks have.
+fn load(fsdp: &mut Fsdp<Batch>, resume: &Resume, rank: usize, world_size: usize) -> Result<(), TrainError> {
+    let checkpoint = Checkpoint::open(&resume.path)?;
+    checkpoint.verify(rank, world_size)?;
+    let mut read = |wanted: &WantedPart| resume::read(&checkpoint, wanted).map_err(|error| error.to_string());
+    fsdp.load_state(resume::progress(&resume.index), &mut read)?;
+    fsdp.all_reduce(&[0.0])?;
+    Ok(())
+}
+
 /// Reads ahead, from the step that the run goes on with.
 fn start_loader(job: &Job, batches: Batches) -> Loader {
     let train = &job.config.train;
-    let first = job.resume.as_ref().map_or(0, |checkpoint| checkpoint.index().step);
+    let first = job.resume.as_ref().map_or(0, |resume| resume.index.step);
     let sequences = move |step| batches.sequences(step as usize);
     Loader::start(job.dataset.clone(), train.seed, train.seq_len, first..train.steps as u64, sequences)
 }

@@ -33,6 +33,11 @@ impl<'a> Recorder<'a> {
         Ok(Self { log, rank_0, started: Instant::now() })
     }
 
+    /// Whether this is rank 0, and the run has no metrics yet.
+    pub fn is_new(&self) -> bool {
+        self.rank_0.as_ref().is_some_and(|rank_0| rank_0.metrics.1.metadata().is_ok_and(|metadata| metadata.len() == 0))
+    }
+
     /// Seconds since it was opened.
     pub fn elapsed(&self) -> f64 {
         self.started.elapsed().as_secs_f64()

@@ -1,14 +1,70 @@
 //! Going on from a checkpoint, whichever ranks and strategy it was written by.
 
-use crate::trainer::TrainError;
-use checkpoint::{Checkpoint, CheckpointError, Folder, Kind};
+use crate::config::Config;
+use crate::run_folder::CONFIG;
+use crate::trainer::{Place, TrainError};
+use crate::units::parameters;
+use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind};
 use fsdp::{PartValues, Progress, WantedPart};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 /// The word for the newest checkpoint of the newest run.
-const LATEST: &str = "latest";
+pub(crate) const LATEST: &str = "latest";
+
+/// What a run goes on from. Each rank opens the checkpoint for as long as it reads: files that stay mapped would keep their place on the
+/// disk when it is removed.
+#[derive(Debug)]
+pub(crate) struct Resume {
+    /// The checkpoint's folder.
+    pub path: PathBuf,
+    pub index: Index,
+    /// Whether the run goes on in the folder that it has.
+    pub in_place: bool,
+    /// The tokenizer's files as they are, if the checkpoint's is kept.
+    pub tokenizer: Option<Vec<(String, Vec<u8>)>>,
+}
+
+impl Resume {
+    /// From a checkpoint of the configured model.
+    pub fn new(checkpoint: &Checkpoint, place: &Place, config: &Config) -> Result<Self, TrainError> {
+        checkpoint.expect(&parameters(config))?;
+        let (path, index) = (checkpoint.path().to_path_buf(), checkpoint.index().clone());
+        let (step, steps) = (index.step, config.train.steps);
+        if step > steps as u64 {
+            return Err(TrainError::Finished { path, step, steps });
+        }
+        let keeps_tokenizer = !place.new_tokenizer && has_tokenizer(checkpoint);
+        let tokenizer = keeps_tokenizer.then(|| tokenizer_files(checkpoint)).transpose()?;
+        Ok(Self { path, index, in_place: place.same_run().is_some(), tokenizer })
+    }
+
+    /// Steps made before.
+    pub fn step(&self) -> usize {
+        self.index.step as usize
+    }
+}
+
+/// Names of the files that belong to the tokenizer.
+fn tokenizer_names(checkpoint: &Checkpoint) -> impl Iterator<Item = &String> {
+    let files = checkpoint.index().files.iter().filter(|file| file.pieces.is_empty());
+    files.map(|file| &file.name).filter(|name| name.as_str() != CONFIG)
+}
+
+/// Whether a checkpoint has a tokenizer; one of a run on tokens alone has none.
+pub(crate) fn has_tokenizer(checkpoint: &Checkpoint) -> bool {
+    tokenizer_names(checkpoint).next().is_some()
+}
+
+/// Names and bytes of the tokenizer's files.
+pub(crate) fn tokenizer_files(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<u8>)>, CheckpointError> {
+    let read = |name: &String| {
+        let path = checkpoint.path().join(name);
+        fs::read(&path).map(|bytes| (name.clone(), bytes)).map_err(|source| CheckpointError::Read { path, source })
+    };
+    tokenizer_names(checkpoint).map(read).collect()
+}
 
 /// The checkpoint that `--resume WHICH` means: a folder `step-N`, the newest one of a run's folder, or with `latest` that of `out`, or
 /// else of the run in `runs/` that was last trained (of those named `NAME-NNN` if a name is given).
@@ -40,8 +96,7 @@ pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
 }
 
 /// How far the optimizer was.
-pub(crate) fn progress(checkpoint: &Checkpoint) -> Progress {
-    let index = checkpoint.index();
+pub(crate) fn progress(index: &Index) -> Progress {
     Progress {
         optimizer_steps: index.optimizer_steps,
         loss_scale: index.loss_scale.factor,

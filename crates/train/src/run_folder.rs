@@ -4,17 +4,22 @@ use crate::whole_file::write_whole;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use comm::Communicator;
 use fsdp::FsdpError;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// The resolved configuration, in a run's folder and in each of its checkpoints.
 pub(crate) const CONFIG: &str = "config.yaml";
 
+/// Locked by the process that trains in the folder; the file itself means nothing.
+const LOCK: &str = ".lock";
+
 /// The folder of a run, and the names of what the trainer writes there; those of checkpoints the crate `checkpoint` knows.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
+    /// Held as long as this process trains in the folder.
+    _lock: Option<File>,
 }
 
 impl RunFolder {
@@ -29,21 +34,29 @@ impl RunFolder {
         };
         let unwritable = |source| TrainError::RunFolder { path: path.clone(), source };
         fs::create_dir_all(&path).map_err(unwritable)?;
-        let folder = Self { path: path.clone() };
+        let mut folder = Self::at(&path);
         // Whoever makes this file has the folder, even when several runs start at the same time.
         match File::create_new(folder.metrics()) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(TrainError::RunExists { path }),
             file => file.map_err(unwritable)?,
         };
         fs::write(path.join(CONFIG), config.to_yaml()).map_err(unwritable)?;
+        folder._lock = lock(&path)?;
         Ok(folder)
     }
 
-    /// Opens the folder of a run that goes on after `step` steps: what it wrote after them, or only a part of, is taken away.
-    pub fn resume(path: &Path, step: usize, config: &Config) -> Result<Self, TrainError> {
-        let unwritable = |source| TrainError::RunFolder { path: path.into(), source };
-        let folder = Self { path: path.into() };
-        let text = match fs::read_to_string(folder.metrics()) {
+    /// Opens the folder of a run that is to go on.
+    ///
+    /// # Errors
+    /// If the folder cannot be written, or another process trains there.
+    pub fn reopen(path: &Path) -> Result<Self, TrainError> {
+        Ok(Self { path: path.into(), _lock: lock(path)? })
+    }
+
+    /// Makes the folder that of a run which goes on after `step` steps: the metrics of later ones, and half a line, are taken away.
+    pub fn go_on_after(&self, step: usize, config: &Config) -> Result<(), TrainError> {
+        let unwritable = |source| TrainError::RunFolder { path: self.path.clone(), source };
+        let text = match fs::read_to_string(self.metrics()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             text => text.map_err(unwritable)?,
         };
@@ -52,18 +65,20 @@ impl RunFolder {
             line.is_some_and(|line| line["step"].as_u64().is_none_or(|of| of <= step as u64))
         };
         let kept: String = text.lines().filter(is_before).flat_map(|line| [line, "\n"]).collect();
-        write_whole(&folder.metrics(), |file| fs::write(file, &kept)).map_err(unwritable)?;
-        write_whole(&path.join(CONFIG), |file| fs::write(file, config.to_yaml())).map_err(unwritable)?;
-        Ok(folder)
+        write_whole(&self.metrics(), |file| fs::write(file, &kept)).map_err(unwritable)?;
+        write_whole(&self.path.join(CONFIG), |file| fs::write(file, config.to_yaml())).map_err(unwritable)
     }
 
-    /// A folder that [`create`](Self::create) or [`resume`](Self::resume) has made, or will.
+    /// A folder that [`create`](Self::create) or [`reopen`](Self::reopen) has opened, or will.
     pub fn at(path: &Path) -> Self {
-        Self { path: path.into() }
+        Self { path: path.into(), _lock: None }
     }
 
     /// The folder of rank 0's process, on all ranks. A collective.
-    pub fn of_rank_0(mine: Option<&Self>, comm: &Communicator) -> Result<Self, FsdpError> {
+    ///
+    /// # Errors
+    /// If this rank's machine does not have it.
+    pub fn of_rank_0(mine: Option<&Self>, comm: &Communicator) -> Result<Self, TrainError> {
         let broadcast = |values: Vec<i32>| -> Result<Vec<i32>, FsdpError> {
             let values = TensorData::new(values.clone(), [values.len()]);
             let tensor = Tensor::<1, Int>::from_data(values, (comm.device(), DType::I32));
@@ -73,7 +88,8 @@ impl RunFolder {
         let len = broadcast(vec![bytes.len() as i32])?[0] as usize;
         let mine = if comm.rank() == 0 { bytes.iter().map(|byte| i32::from(*byte)).collect() } else { vec![0; len] };
         let bytes: Vec<u8> = broadcast(mine)?.into_iter().map(|byte| byte as u8).collect();
-        Ok(Self { path: String::from_utf8_lossy(&bytes).into_owned().into() })
+        let path = PathBuf::from(String::from_utf8_lossy(&bytes).into_owned());
+        if path.join(LOCK).is_file() { Ok(Self::at(&path)) } else { Err(TrainError::NotShared { path }) }
     }
 
     /// Writes the tokenizer's files, given by name and bytes.
@@ -81,7 +97,7 @@ impl RunFolder {
         let folder = self.tokenizer();
         let write = || -> io::Result<()> {
             fs::create_dir_all(&folder)?;
-            files.iter().try_for_each(|(name, bytes)| fs::write(folder.join(name), bytes))
+            files.iter().try_for_each(|(name, bytes)| write_whole(&folder.join(name), |file| fs::write(file, bytes)))
         };
         write().map_err(|source| TrainError::RunFolder { path: folder.clone(), source })
     }
@@ -109,6 +125,17 @@ impl RunFolder {
     /// `logs/`: a log of each rank.
     pub fn logs(&self) -> PathBuf {
         self.path.join("logs")
+    }
+}
+
+/// Keeps other processes from training in the folder. None where the file system knows no locks.
+fn lock(folder: &Path) -> Result<Option<File>, TrainError> {
+    let path = folder.join(LOCK);
+    let file = File::create(&path).map_err(|source| TrainError::RunFolder { path, source })?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Err(TrainError::RunInUse { path: folder.into() }),
+        Err(TryLockError::Error(_)) => Ok(None),
     }
 }
 

@@ -1,6 +1,7 @@
 //! A trained model from a checkpoint, whole and on one device.
 
 use crate::config::{Config, Source};
+use crate::resume;
 use crate::run_folder::CONFIG;
 use crate::trainer::TrainError;
 use crate::units::Whole;
@@ -45,15 +46,20 @@ impl Saved {
     }
 
     /// The tokenizer it was trained with.
+    ///
+    /// # Errors
+    /// If it was trained on tokens whose tokenizer it was not given.
     pub fn tokenizer(&self) -> Result<Tokenizer, TrainError> {
-        Ok(Tokenizer::open(self.checkpoint.path())?)
+        let path = self.checkpoint.path();
+        match resume::has_tokenizer(&self.checkpoint) {
+            true => Ok(Tokenizer::open(path)?),
+            false => Err(TrainError::NoTokenizer { path: path.into() }),
+        }
     }
 
-    /// Names and bytes of the tokenizer's files.
-    pub fn tokenizer_files(&self) -> std::io::Result<Vec<(String, Vec<u8>)>> {
-        let names = self.checkpoint.index().files.iter().filter(|file| file.pieces.is_empty()).map(|file| &file.name);
-        let of_tokenizer = names.filter(|name| name.as_str() != CONFIG);
-        of_tokenizer.map(|name| Ok((name.clone(), std::fs::read(self.checkpoint.path().join(name))?))).collect()
+    /// Names and bytes of the tokenizer's files; none of a run on tokens alone.
+    pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
+        Ok(resume::tokenizer_files(&self.checkpoint)?)
     }
 }
 

@@ -97,8 +97,12 @@ impl Saver {
         let Some(save) = self.under_way.take().filter(|_| self.rank == 0) else { return Ok(None) };
         let step = save.index.step;
         let path = self.folder.commit(save.index, &self.extra)?;
-        self.folder.prune(self.keep)?;
         Ok(Some((step, path)))
+    }
+
+    /// Removes all but the newest checkpoints.
+    pub fn prune(&self) -> Result<(), CheckpointError> {
+        self.folder.prune(self.keep)
     }
 }
 

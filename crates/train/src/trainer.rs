@@ -4,12 +4,12 @@ use crate::device::Devices;
 use crate::launch::Launch;
 use crate::progress::Progress;
 use crate::rank::{self, Job};
-use crate::resume;
+use crate::resume::{self, Resume, has_tokenizer};
 use crate::run_folder::RunFolder;
-use crate::units::{parameter_count, parameters};
+use crate::units::parameter_count;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index};
 use comm::RankFailure;
-use data::DataError;
+use data::{DataError, TokenizerSpec};
 use fsdp::FsdpError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -50,6 +50,15 @@ pub enum TrainError {
     #[error("{} holds a run already: choose another folder with --out, or remove it", path.display())]
     RunExists { path: PathBuf },
 
+    #[error("another process trains in {}: wait for its end, stop it, or choose another folder with --out", path.display())]
+    RunInUse { path: PathBuf },
+
+    #[error(
+        "the run folder {} of rank 0 is not there for this rank: give one with --out that is on a file system all machines share",
+        path.display()
+    )]
+    NotShared { path: PathBuf },
+
     #[error("cannot write {}: {source}", path.display())]
     Metrics { path: PathBuf, source: io::Error },
 
@@ -60,10 +69,17 @@ pub enum TrainError {
     NotFinite { step: usize, what: String, last_good: String },
 
     #[error(
-        "the data has token {token}, and model.vocab_size is {vocab_size}: give the tokenizer that made the data \
+        "there is token {token} in the data, and model.vocab_size is {vocab_size}: give the tokenizer that made the data \
          (data.tokenizer), or a model with its vocabulary"
     )]
-    Token { token: i32, vocab_size: usize },
+    Token { token: u32, vocab_size: usize },
+
+    #[error(
+        "{} has no tokenizer: it was trained on tokens alone; give the tokenizer.json that made them to the training, \
+         --set data.tokenizer=FILE (it may be resumed with it)",
+        path.display()
+    )]
+    NoTokenizer { path: PathBuf },
 
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -89,20 +105,22 @@ pub struct Place {
     pub out: Option<PathBuf>,
     /// The checkpoint, a folder `step-N`, that it goes on from.
     pub resume: Option<PathBuf>,
+    /// Whether the configuration's tokenizer takes the place of the checkpoint's.
+    pub new_tokenizer: bool,
 }
 
 impl Place {
     /// The folder of the run that goes on, if it does so in its own folder.
-    fn same_run(&self) -> Option<&Path> {
+    pub(crate) fn same_run(&self) -> Option<&Path> {
         let run = resume::run_of(self.resume.as_deref()?)?;
         let same = |out: &PathBuf| out.canonicalize().ok().is_some_and(|out| run.canonicalize().ok() == Some(out));
         self.out.as_ref().is_none_or(same).then_some(run)
     }
 
-    fn folder(&self, config: &Config, checkpoint: Option<&Checkpoint>) -> Result<RunFolder, TrainError> {
-        let folder = match (self.same_run(), checkpoint) {
-            (Some(run), Some(checkpoint)) => RunFolder::resume(run, checkpoint.index().step as usize, config)?,
-            _ => RunFolder::create(self.out.as_deref(), &self.name, config)?,
+    fn folder(&self, config: &Config) -> Result<RunFolder, TrainError> {
+        let folder = match self.same_run() {
+            Some(run) => RunFolder::reopen(run)?,
+            None => RunFolder::create(self.out.as_deref(), &self.name, config)?,
         };
         Folder::of_run(folder.path()).clean()?;
         Ok(folder)
@@ -111,25 +129,31 @@ impl Place {
 
 /// Trains as `config` says, on ranks that are threads; ends early, at a whole step, once `stop` is set.
 pub fn train(config: Config, place: &Place, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
-    train_launched(&Launch::threads(), config, place, stop)
+    train_launched(&Launch::threads(), config, place, || stop)
 }
 
-/// [`train`]s the ranks of this process.
+/// [`train`]s the ranks of this process; `stop` is called when the data is ready, and steps begin.
 pub(crate) fn train_launched(
     launch: &Launch,
     mut config: Config,
     place: &Place,
-    stop: Arc<AtomicBool>,
+    stop: impl FnOnce() -> Arc<AtomicBool>,
 ) -> Result<Outcome, TrainError> {
     config.validate()?;
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
-    let prepared = data::open(&config.data.source, &config.data.options(launch.has_rank_0()))?;
+    let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
+    let mut options = config.data.options(launch.has_rank_0());
+    if let Some(checkpoint) = checkpoint.as_ref().filter(|checkpoint| !place.new_tokenizer && has_tokenizer(checkpoint))
+    {
+        options.tokenizer = Some(TokenizerSpec::Path(checkpoint.path().into()));
+    }
+    let prepared = data::open(&config.data.source, &options)?;
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;
-    let resume = place.resume.as_deref().map(|path| open_checkpoint(path, &config)).transpose()?;
-    let folder = launch.has_rank_0().then(|| place.folder(&config, resume.as_ref())).transpose()?;
+    let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
+    let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
 
     let progress = if launch.has_rank_0() { Progress::new(config.train.steps) } else { Progress::silent() };
     progress.say(&format!(
@@ -142,8 +166,8 @@ pub(crate) fn train_launched(
         prepared.vocab_size().map_or("an unknown number of".into(), |size| size.to_string()),
     ));
     devices.sharing().into_iter().for_each(|line| progress.say(&line));
-    if let Some(checkpoint) = &resume {
-        let (Index { step, world_size, strategy, .. }, path) = (checkpoint.index(), checkpoint.path().display());
+    if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, .. }) = &resume {
+        let path = path.display();
         progress.say(&format!("going on after step {step} from {path}, of {world_size} ranks with {strategy}"));
     }
     if let Some(folder) = &folder {
@@ -151,7 +175,8 @@ pub(crate) fn train_launched(
     }
 
     let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
-    let job = Job { config, dataset, tokenizer: prepared.tokenizer, folder, resume, progress, devices: count, stop };
+    let (tokenizer, stop) = (prepared.tokenizer, stop());
+    let job = Job { config, dataset, tokenizer, folder, resume, progress, devices: count, stop };
     let threads = threads_per_rank(ranks_here);
     let outcomes = launch.run_ranks(devices, |comm| {
         // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
@@ -168,17 +193,6 @@ pub(crate) fn train_launched(
         failure => TrainError::Rank(Box::new(failure)),
     })?;
     Ok(outcomes.into_iter().next().expect("there is a rank"))
-}
-
-/// Opens a checkpoint of the configured model.
-fn open_checkpoint(path: &Path, config: &Config) -> Result<Checkpoint, TrainError> {
-    let checkpoint = Checkpoint::open(path)?;
-    checkpoint.expect(&parameters(config))?;
-    let (step, steps) = (checkpoint.index().step, config.train.steps);
-    match step > steps as u64 {
-        true => Err(TrainError::Finished { path: path.into(), step, steps }),
-        false => Ok(checkpoint),
-    }
 }
 
 /// The CPU's cores shared out, at least one a rank.

@@ -1,5 +1,6 @@
 use crate::config::{Config, ModelConfig};
 use crate::expert_loads::{ExpertLoads, bias_update};
+use crate::trainer::TrainError;
 use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -19,10 +20,26 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    pub fn new(batch: data::Batch, place: Option<MicroBatch>, device: &Device) -> Self {
+    /// # Errors
+    /// If a token is beyond the model's vocabulary: files of tokens alone do not say how many different ones there are.
+    pub fn new(
+        batch: data::Batch,
+        place: Option<MicroBatch>,
+        model: &ModelConfig,
+        device: &Device,
+    ) -> Result<Self, TrainError> {
+        check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), model.vocab_size())?;
         let shape = [batch.sequences, batch.seq_len];
         let tensor = |tokens| Tensor::from_data(TensorData::new(tokens, shape), device);
-        Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets), place }
+        Ok(Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets), place })
+    }
+}
+
+/// Whether all tokens are in a vocabulary.
+pub(crate) fn check_tokens(tokens: impl Iterator<Item = u32>, vocab_size: usize) -> Result<(), TrainError> {
+    match tokens.max() {
+        Some(token) if token as usize >= vocab_size => Err(TrainError::Token { token, vocab_size }),
+        _ => Ok(()),
     }
 }
 

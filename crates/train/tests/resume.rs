@@ -121,11 +121,45 @@ fn a_run_that_went_back_to_an_older_checkpoint_replaces_what_came_after_it() {
     let folder = folder_with_text();
     let first = losses(folder.path(), &[TINY, EVERY_THREE, &["--steps=8"]], "run");
     assert_eq!(checkpoints(&folder.path().join("run")), ["step-6", "step-8"]);
-    succeed(folder.path(), &["--resume=run/checkpoints/step-6", "--steps=10"]);
+    let (_, said) = succeed(folder.path(), &["--resume=run/checkpoints/step-6", "--steps=7", "--set=optim.lr=5e-4"]);
+    assert!(said.contains("run/checkpoints/abandoned/step-8"), "{said}");
     let run = folder.path().join("run");
-    assert_eq!(checkpoints(&run), ["step-10", "step-9"]);
+    assert_eq!(checkpoints(&run), ["abandoned", "step-6", "step-7"]);
+    succeed(folder.path(), &["--resume=run", "--steps=10"]);
     let second = step_losses(&run);
     assert_eq!((second.len(), &second[..6]), (10, &first[..6]));
+    assert_ne!(second[7], first[7], "step 8 is one of the new course");
+}
+
+#[test]
+fn a_run_that_goes_on_keeps_its_configuration_and_its_tokenizer() {
+    let folder = folder_with_text();
+    let run = folder.path().join("run");
+    losses(folder.path(), &[TINY, &["--steps=3", "--set=data.tokenizer=char"]], "run");
+    let tokenizer = |step: &str| fs::read(run.join("checkpoints").join(step).join("tokenizer.json")).unwrap();
+    // Fewer characters, of which there would be another tokenizer.
+    fs::write(folder.path().join("other.txt"), "jump quickly. ".repeat(99)).unwrap();
+    succeed(folder.path(), &["--resume=latest", "--out=run", "--model=gpt2", "--data=other.txt", "--steps=4"]);
+    assert!(tokenizer("step-3") == tokenizer("step-4") && !tokenizer("step-4").is_empty());
+    let config = fs::read_to_string(run.join("config.yaml")).unwrap();
+    assert!(config.contains("n_embd: 16"), "{config}");
+    // What the last validation found is found again where there is nothing more to train.
+    let (said, _) = succeed(folder.path(), &["--resume=run"]);
+    assert!(said.contains("validation loss "), "{said}");
+}
+
+#[test]
+fn a_folder_in_which_another_process_trains_is_refused() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--steps=3"]], "run");
+    let lock = fs::File::open(folder.path().join("run/.lock")).unwrap();
+    lock.lock().unwrap();
+    let before = contents(&folder.path().join("run"));
+    let refused = run(folder.path(), &["--resume=run", "--steps=5"]);
+    let answer = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{answer}");
+    assert!(answer.contains("another process trains in run: "), "{answer}");
+    assert!(contents(&folder.path().join("run")) == before);
 }
 
 /// A checkpoint that cannot be gone on from: what is wrong with it, how it came to be, the arguments beside `--resume run`, and parts
@@ -174,6 +208,7 @@ const SPOILT: &[Spoilt] = &[
         &["--set=data.tokenizer=char", "--set=model.vocab_size=0"],
         &["ends.wte.weight", "another model"],
     ),
+    ("another model's name", |_| {}, &["--model=gpt2"], &["--model gpt2 with --resume", "leave --model out"]),
     ("fewer steps than it has made", |_| {}, &["--steps=2"], &["run/checkpoints/step-3 is at step 3", "--steps"]),
 ];
 

@@ -46,7 +46,8 @@ fn a_text_becomes_tokens_a_model_a_folder_for_transformers_and_a_run_again() {
     let (batch, _) = train("generate run --prompts prompts --tokens 12 --temperature 0");
     assert_eq!(batch.lines().nth(1).unwrap(), alone.trim_end(), "a prompt has the same tokens in a batch");
 
-    train("export run --out exported");
+    train("export run --out exported/");
+    assert!(folder.join("exported/tokenizer.json").is_file());
     train("import --hf exported --out again");
     assert_eq!(train(&generate.replace("run", "again")).0, alone, "the tokenizer came along too");
     let (inspected, _) = train("inspect run");

@@ -15,12 +15,24 @@ struct Gpt2Json {
     n_inner: Option<usize>,
     layer_norm_epsilon: Option<f64>,
     activation_function: Option<String>,
+    scale_attn_by_inverse_layer_idx: Option<bool>,
+    scale_attn_weights: Option<bool>,
+    tie_word_embeddings: Option<bool>,
 }
 
 pub(super) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
     let json = Gpt2Json::deserialize(folder.config()).map_err(|error| folder.config_error(error.to_string()))?;
     if let Some(other) = json.activation_function.filter(|name| name != "gelu_new") {
         return Err(folder.config_error(format!("activation_function \"{other}\" is not supported; gelu_new is")));
+    }
+    for (key, value, supported) in [
+        ("scale_attn_by_inverse_layer_idx", json.scale_attn_by_inverse_layer_idx, false),
+        ("scale_attn_weights", json.scale_attn_weights, true),
+        ("tie_word_embeddings", json.tie_word_embeddings, true),
+    ] {
+        if value.is_some_and(|value| value != supported) {
+            return Err(folder.config_error(format!("{key} {} is not supported; {supported} is", !supported)));
+        }
     }
     let config = Gpt2Config {
         vocab_size: json.vocab_size,

@@ -1,9 +1,11 @@
 use crate::cli::say;
+use crate::resume::has_tokenizer;
 use crate::saved::Saved;
 use crate::trainer::TrainError;
+use crate::units::check_tokens;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use clap::Args;
-use data::{OpenOptions, Tokenizer, TokenizerSpec};
+use data::{OpenOptions, TokenizerSpec};
 use indicatif::{ProgressBar, ProgressStyle};
 use model::LanguageModel;
 use serde::Deserialize;
@@ -57,19 +59,15 @@ pub fn run(args: &EvalArgs) -> Result<(), EvalError> {
     }
     match (&args.data, &args.choices) {
         (Some(source), _) => text(&saved, &*model, source, seq_len, args.batch),
-        (None, Some(path)) => choices(&*model, &saved.tokenizer()?, path, &device),
+        (None, Some(path)) => choices(&saved, &*model, path, &device),
         (None, None) => unreachable!("clap asks for one of them"),
     }
 }
 
 /// Cross entropy over windows side by side; what does not fill a window at the end is left out.
 fn text(saved: &Saved, model: &dyn LanguageModel, source: &str, seq_len: usize, batch: usize) -> Result<(), EvalError> {
-    let options = OpenOptions {
-        tokenizer: Some(TokenizerSpec::Path(saved.checkpoint.path().into())),
-        val_fraction: Some(1.0),
-        progress: true,
-        ..saved.config.data.options(true)
-    };
+    let tokenizer = has_tokenizer(&saved.checkpoint).then(|| TokenizerSpec::Path(saved.checkpoint.path().into()));
+    let options = OpenOptions { tokenizer, val_fraction: Some(1.0), progress: true, ..saved.config.data.options(true) };
     let prepared = data::open(source, &options).map_err(TrainError::from)?;
     let windows = if prepared.dataset.val_tokens() == 0 { 0 } else { prepared.dataset.val_windows(seq_len) };
     if windows == 0 {
@@ -82,6 +80,8 @@ fn text(saved: &Saved, model: &dyn LanguageModel, source: &str, seq_len: usize, 
     let mut nats = 0.0;
     for first in (0..windows).step_by(batch) {
         let window = prepared.dataset.val_batch(first..windows.min(first + batch), seq_len);
+        let tokens = window.inputs.iter().chain(&window.targets).map(|token| *token as u32);
+        check_tokens(tokens, saved.config.model.vocab_size())?;
         let shape = [window.sequences, seq_len];
         let tensor = |tokens: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), &Device::flex());
         let loss = model::cross_entropy(model.logits(tensor(window.inputs)), tensor(window.targets));
@@ -110,7 +110,8 @@ struct Question {
 
 /// How often the right ending has the highest log-probability of all, and the highest per character (`acc` and `acc_norm` of EleutherAI's
 /// lm-evaluation-harness).
-fn choices(model: &dyn LanguageModel, tokenizer: &Tokenizer, path: &Path, device: &Device) -> Result<(), EvalError> {
+fn choices(saved: &Saved, model: &dyn LanguageModel, path: &Path, device: &Device) -> Result<(), EvalError> {
+    let (tokenizer, vocab_size) = (saved.tokenizer()?, saved.config.model.vocab_size());
     let text = fs::read_to_string(path).map_err(|source| EvalError::Read { path: path.into(), source })?;
     let lines: Vec<_> = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).collect();
     if lines.is_empty() {
@@ -134,7 +135,8 @@ fn choices(model: &dyn LanguageModel, tokenizer: &Tokenizer, path: &Path, device
             let all = [&context[..], &tail[..]].concat();
             let window = &all[all.len().saturating_sub(model.context() + 1)..];
             let count = tail.len().min(window.len().saturating_sub(1));
-            let scored = log_probabilities(model, &[window], device).remove(0);
+            check_tokens(window.iter().copied(), vocab_size)?;
+            let scored = log_probabilities(model, window, device);
             let sum: f64 = scored[scored.len() - count..].iter().sum();
             scores.push((sum, sum / letters));
         }
@@ -152,22 +154,17 @@ fn choices(model: &dyn LanguageModel, tokenizer: &Tokenizer, path: &Path, device
     Ok(())
 }
 
-/// Log-probability of each window's tokens but the first.
-fn log_probabilities(model: &dyn LanguageModel, windows: &[&[u32]], device: &Device) -> Vec<Vec<f64>> {
-    let t = windows.iter().map(|window| window.len() - 1).max().expect("there are windows");
+/// Log-probability of each token but the first.
+fn log_probabilities(model: &dyn LanguageModel, window: &[u32], device: &Device) -> Vec<f64> {
+    let t = window.len().saturating_sub(1);
     if t == 0 {
-        return windows.iter().map(|_| vec![]).collect();
+        return vec![];
     }
-    // Shorter windows are filled up behind their end, which no token before it sees.
-    let padded = |window: &&[u32]| (0..t).map(|i| window.get(i).copied().unwrap_or(0) as i32).collect::<Vec<_>>();
-    let ids: Vec<i32> = windows.iter().flat_map(padded).collect();
-    let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(ids, [windows.len(), t]), device);
+    let ids: Vec<i32> = window.iter().map(|token| *token as i32).collect();
+    let tokens_bt = Tensor::<2, Int>::from_data(TensorData::new(ids[..t].to_vec(), [1, t]), device);
+    let next_bt1 = Tensor::<3, Int>::from_data(TensorData::new(ids[1..].to_vec(), [1, t, 1]), device);
     let log_btv = activation::log_softmax(model.logits(tokens_bt), 2);
-    let next = |window: &&[u32]| (1..=t).map(|i| window.get(i).copied().unwrap_or(0) as i32).collect::<Vec<_>>();
-    let next: Vec<i32> = windows.iter().flat_map(next).collect();
-    let next_bt1 = Tensor::<3, Int>::from_data(TensorData::new(next, [windows.len(), t, 1]), device);
-    let values: Vec<f64> = log_btv.gather(2, next_bt1).into_data().iter::<f64>().collect();
-    windows.iter().zip(values.chunks(t)).map(|(window, values)| values[..window.len() - 1].to_vec()).collect()
+    log_btv.gather(2, next_bt1).into_data().iter::<f64>().collect()
 }
 
 fn progress(len: u64) -> ProgressBar {

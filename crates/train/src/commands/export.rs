@@ -7,9 +7,10 @@ use checkpoint::Kind;
 use clap::{Args, ValueEnum};
 use model::hf::{self, Dtype, ExportModel, ExportOptions, HfError};
 use safetensors::tensor::{Dtype as SafeDtype, View};
+use serde_json::Value;
 use std::borrow::Cow;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 /// Writes a trained model as a folder that Hugging Face transformers loads.
 #[derive(Debug, Args)]
@@ -72,16 +73,12 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
         DtypeArg::Bf16 => Dtype::BF16,
         DtypeArg::F16 => Dtype::F16,
     };
-    // A model of tokens whose tokenizer nobody knows has no end of text either.
-    let end_of_text = saved.tokenizer().ok().and_then(|tokenizer| tokenizer.eot());
-    let options = ExportOptions { dtype, max_shard_bytes: args.max_shard_bytes, end_of_text };
-    let write = |path: &Path, source| ExportError::Write { path: path.into(), source };
+    let tokenizer = saved.tokenizer_files()?;
+    let (begin_of_text, end_of_text) =
+        if tokenizer.is_empty() { (None, None) } else { ends_of_text(saved, &tokenizer)? };
+    let max_shard_bytes = args.max_shard_bytes;
+    let options = ExportOptions { dtype, max_shard_bytes, end_of_text, begin_of_text, tokenizer: &tokenizer };
     let summary = hf::export(folder, model, &options, |path| saved.parameter(path))?;
-    let files = saved.tokenizer_files().map_err(|source| write(saved.checkpoint.path(), source))?;
-    for (name, bytes) in files {
-        let path = folder.join(name);
-        fs::write(&path, bytes).map_err(|source| write(&path, source))?;
-    }
     say(&format!(
         "wrote {} parameters in {} tensors to {} ({})",
         human(summary.parameters),
@@ -90,6 +87,16 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
         summary.weight_files.join(", "),
     ));
     Ok(())
+}
+
+/// The tokens that begin and end a text, where the tokenizer has them.
+fn ends_of_text(saved: &Saved, files: &[(String, Vec<u8>)]) -> Result<(Option<u32>, Option<u32>), TrainError> {
+    let tokenizer = saved.tokenizer()?;
+    let config = files.iter().find(|(name, _)| name == "tokenizer_config.json");
+    let config: Value = config.and_then(|(_, bytes)| serde_json::from_slice(bytes).ok()).unwrap_or_default();
+    let name = config["bos_token"].as_str().or(config["bos_token"]["content"].as_str());
+    let begin = name.and_then(|name| tokenizer.encode(name).ok()).filter(|tokens| tokens.len() == 1);
+    Ok((begin.map(|tokens| tokens[0]), tokenizer.eot()))
 }
 
 /// A tensor that is read when it is written.

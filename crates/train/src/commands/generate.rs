@@ -1,6 +1,7 @@
 use crate::cli::say;
 use crate::saved::Saved;
 use crate::trainer::TrainError;
+use crate::units::check_tokens;
 use burn::tensor::Device;
 use clap::Args;
 use data::Decoder;
@@ -58,6 +59,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     let encode = |text: &String| tokenizer.encode(text).map_err(TrainError::from);
     let prompts = texts.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
     let model = saved.model(&device)?;
+    check_tokens(prompts.iter().flatten().copied(), saved.config.model.vocab_size())?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
     let how = Generation { max_new_tokens: args.tokens, window: model.context(), stop: tokenizer.eot(), sampling };
 

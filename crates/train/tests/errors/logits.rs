@@ -46,6 +46,18 @@ const MODEL_FOLDER: &[SpoiltModel] = &[
         |model| configure(model, "kv_lora_rank", "rank"),
         &["model/config.json", "missing field `kv_lora_rank`"],
     ),
+    (
+        "a config without a key whose default is another model's",
+        "deepseek-v3-q-lora",
+        |model| configure(model, "n_shared_experts", "shared"),
+        &["model/config.json", "missing field `n_shared_experts`"],
+    ),
+    (
+        "attention that is scaled by the layer",
+        "gpt2-a",
+        |model| configure(model, "\"n_embd\"", "\"scale_attn_by_inverse_layer_idx\": true, \"n_embd\""),
+        &["model/config.json", "scale_attn_by_inverse_layer_idx true is not supported"],
+    ),
     ("no weights", "gpt2-a", |model| remove(model, "model.safetensors"), &["model/model.safetensors: No such file"]),
     (
         "a tensor less",

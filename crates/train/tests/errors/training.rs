@@ -188,18 +188,24 @@ fn a_loss_that_is_no_number_ends_the_run_at_its_step() {
 }
 
 #[test]
-fn a_token_beyond_the_vocabulary_ends_the_run_before_its_first_step() {
+fn a_token_beyond_the_vocabulary_ends_the_run_where_it_comes_up() {
     let folder = tempfile::tempdir().unwrap();
-    let tokens: Vec<u8> = (0..4000u16).flat_map(u16::to_le_bytes).collect();
-    fs::write(folder.path().join("tokens.bin"), tokens).unwrap();
-    let args: Vec<&str> = TINY.iter().copied().filter(|arg| *arg != "--data=text.txt").collect();
-    let output = run(folder.path(), &[&args[..], &["--data=tokens.bin", "--set=model.vocab_size=256"]].concat());
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(
-        stderr.contains("and model.vocab_size is 256: give the tokenizer") && !stderr.contains("panicked"),
-        "{stderr}"
-    );
+    let tokens = |ids: std::ops::Range<u16>| ids.flat_map(u16::to_le_bytes).collect::<Vec<u8>>();
+    for (name, train, val) in [("train", 0..4000, 0..256), ("val", 0..256, 0..4000)] {
+        let data = folder.path().join(name);
+        fs::create_dir(&data).unwrap();
+        fs::write(data.join("train.bin"), tokens(train)).unwrap();
+        fs::write(data.join("val.bin"), tokens(val)).unwrap();
+        let args: Vec<&str> = TINY.iter().copied().filter(|arg| *arg != "--data=text.txt").collect();
+        let more = ["--data", name, "--set=model.vocab_size=256", "--set=train.val_batches=0", "--steps=2", "--gpus=2"];
+        let output = run(folder.path(), &[&args[..], &more].concat());
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{name}: {stderr}");
+        assert!(
+            stderr.contains("and model.vocab_size is 256: give the tokenizer") && !stderr.contains("panicked"),
+            "{name}: {stderr}"
+        );
+    }
 }
 
 #[track_caller]

@@ -4,7 +4,7 @@ use moe::{MoeConfig, ScoreFunc};
 use serde::Deserialize;
 
 /// The keys of the hub's files, and `rope_parameters`, which newer versions of transformers write instead of `rope_theta` and
-/// `rope_scaling`. The defaults are transformers' own.
+/// `rope_scaling`. The defaults are transformers' own, but for [`REQUIRED`].
 #[derive(Deserialize)]
 struct DeepSeekJson {
     model_type: String,
@@ -47,6 +47,11 @@ struct DeepSeekJson {
     routed_scaling_factor: Option<f64>,
 }
 
+/// Keys whose default in transformers is that of one published model, so that a file without them says too little; null will do.
+const REQUIRED: [&str; 4] = ["first_k_dense_replace", "q_lora_rank", "n_shared_experts", "routed_scaling_factor"];
+/// The same, of V3.
+const REQUIRED_V3: [&str; 2] = ["n_group", "topk_group"];
+
 #[derive(Deserialize)]
 struct RopeJson {
     #[serde(alias = "type")]
@@ -70,6 +75,10 @@ pub fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfError> {
         {
             map.remove("type");
         }
+    }
+    let v3 = json["model_type"] == "deepseek_v3";
+    if let Some(key) = REQUIRED.iter().chain(REQUIRED_V3.iter().filter(|_| v3)).find(|key| json.get(key).is_none()) {
+        return Err(folder.config_error(format!("missing field `{key}`")));
     }
     let json = DeepSeekJson::deserialize(json).map_err(|error| folder.config_error(error.to_string()))?;
     refuse_unsupported(folder, &json)?;

@@ -25,19 +25,24 @@ pub enum ExportModel<'a> {
 
 /// How a model is written.
 #[derive(Debug, Clone, Copy)]
-pub struct ExportOptions {
+pub struct ExportOptions<'a> {
     /// Type of the weights. (The selection bias is f32 always, as on the hub and in transformers.)
     pub dtype: Dtype,
     /// Bytes of tensors in one file, unless a single tensor is larger.
     pub max_shard_bytes: u64,
-    /// The token between texts, which readers take for begin and end of a text; none if the tokenizer has none.
+    /// The token that ends a text; none if the tokenizer has none.
     pub end_of_text: Option<u32>,
+    /// The token that begins one; that which ends one, if there is no other.
+    pub begin_of_text: Option<u32>,
+    /// Files of the tokenizer, by name and bytes, that belong into the folder.
+    pub tokenizer: &'a [(String, Vec<u8>)],
 }
 
-impl Default for ExportOptions {
-    /// f32, 5 GB a file as in transformers' own exports of old.
+impl Default for ExportOptions<'_> {
+    /// f32, 5 GB a file as in transformers' own exports of old, no tokenizer.
     fn default() -> Self {
-        Self { dtype: Dtype::F32, max_shard_bytes: 5_000_000_000, end_of_text: None }
+        let tokenizer = &[];
+        Self { dtype: Dtype::F32, max_shard_bytes: 5_000_000_000, end_of_text: None, begin_of_text: None, tokenizer }
     }
 }
 
@@ -54,8 +59,8 @@ pub struct Summary {
     pub bytes: u64,
 }
 
-/// Writes `config.json`, `generation_config.json` and `model.safetensors` (or shards with `model.safetensors.index.json`), as transformers
-/// loads them, into a new folder.
+/// Writes `config.json`, `generation_config.json`, the tokenizer's files and `model.safetensors` (or shards with
+/// `model.safetensors.index.json`), as transformers loads them, into a new folder.
 ///
 /// `values` is asked for each parameter by its path in our model (`blocks.0.attn.c_attn.weight`), once, one after another, in any order,
 /// and gives its values row by row; no more than one parameter is in memory at a time. The folder is written beside its place, under
@@ -78,8 +83,8 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
         ExportModel::DeepSeek(config, moe) => deepseek::to_json(config, moe)?,
     };
     let name = options.dtype.name();
-    let tokens =
-        json!({"bos_token_id": options.end_of_text, "eos_token_id": options.end_of_text, "pad_token_id": null});
+    let begin = options.begin_of_text.or(options.end_of_text);
+    let tokens = json!({"bos_token_id": begin, "eos_token_id": options.end_of_text, "pad_token_id": null});
     for (key, value) in [("torch_dtype", json!(name)), ("dtype", json!(name))] {
         config[key] = value;
     }
@@ -99,6 +104,9 @@ pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
     let summary = write_weights(&partial.path, &plan(model, options.dtype), options, &mut values)?;
     write_json(&partial.path.join("config.json"), &config)?;
     write_json(&partial.path.join("generation_config.json"), &generation)?;
+    for (name, bytes) in options.tokenizer {
+        write_synced(&partial.path.join(name), bytes)?;
+    }
     partial.rename(folder)?;
     Ok(summary)
 }
@@ -147,9 +155,12 @@ fn shards(tensors: &[Tensor], max_bytes: u64) -> Vec<&[Tensor]> {
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<(), HfError> {
-    let text = serde_json::to_string_pretty(value).expect("JSON has a text") + "\n";
+    write_synced(path, (serde_json::to_string_pretty(value).expect("JSON has a text") + "\n").as_bytes())
+}
+
+fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), HfError> {
     let write = || {
-        fs::write(path, text)?;
+        fs::write(path, bytes)?;
         File::open(path)?.sync_all()
     };
     write().map_err(|source| HfError::Write { path: path.into(), source })
@@ -162,9 +173,9 @@ struct Partial {
 
 impl Partial {
     fn create(folder: &Path) -> Result<Self, HfError> {
-        let mut path = folder.as_os_str().to_owned();
-        path.push(".partial");
-        let path = PathBuf::from(path);
+        // Not by appending to the whole path, which may end in a slash.
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let path = folder.with_file_name(format!("{name}.partial"));
         let create = || {
             if let Some(parent) = path.parent() {
                 fs::create_dir_all(parent)?;
