@@ -8,7 +8,7 @@ use crate::flops;
 use crate::metrics::{ExpertMetrics, ModelMetrics, StepMetrics, UsageMetrics};
 use crate::progress::Progress;
 use crate::recorder::Recorder;
-use crate::resume::{self, Resume};
+use crate::resume::Resume;
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::schedule::learning_rate;
@@ -16,10 +16,10 @@ use crate::spikes::Recent;
 use crate::trainer::{Outcome, TrainError, human};
 use crate::units::{Batch, Parts, parameter_count, units};
 use burn::tensor::Device;
-use checkpoint::{Checkpoint, Folder, Index};
+use checkpoint::{Folder, Index};
 use comm::Communicator;
 use data::{Dataset, Loader, Tokenizer};
-use fsdp::{Fsdp, FsdpConfig, NonFinite, StepReport, WantedPart};
+use fsdp::{Fsdp, FsdpConfig, NonFinite, StepReport};
 use model::{Generation, MicroBatch, Sampling, generate};
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
@@ -105,37 +105,19 @@ impl<'a> Rank<'a> {
         let config = job.config.parallel.fsdp(&job.config.optim);
         let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
         let mut fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
-        let checkpoints = Folder::of_run(folder.path());
         if let Some(resume) = &job.resume {
-            load(&mut fsdp, resume, rank, world_size)?;
+            resume.load(&mut fsdp, rank, world_size)?;
             if rank == 0 && resume.in_place {
-                folder.go_on_after(resume.step(), &job.config)?;
-                for path in checkpoints.set_aside(resume.index.step)? {
-                    job.progress.say(&format!("a checkpoint of later steps is now {}", path.display()));
-                }
+                resume.take_over(&folder, &job.config, &job.progress)?;
             }
         }
         let batches =
             Batches::new(&job.config.train, fsdp.data_parallel(), job.resume.as_ref().map(|from| &from.index));
-        let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
-        let mut files = kept.or(job.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
-        if rank == 0 && !files.is_empty() {
-            folder.write_tokenizer(&files)?;
-        }
-        files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
-        let saver = Saver::new(checkpoints, rank, job.config.checkpoint.keep, files);
-        let mut recorder = Recorder::open(&folder, rank, &job.progress)?;
-        recorder.log(&format!("rank {rank} of {world_size} on {device:?}"));
-        if recorder.is_new() {
-            recorder.metrics(&ModelMetrics { parameters: parameter_count(&job.config) })?;
-        }
-        if let Some(resume) = &job.resume {
-            let event = format!("resumed from {} on {world_size} ranks", resume.path.display());
-            recorder.event(resume.step(), &event)?;
-        }
         Ok(Self {
             job,
             rank,
+            saver: saver(job, &folder, rank)?,
+            recorder: recorder(job, &folder, rank, world_size)?,
             device,
             folder,
             fsdp,
@@ -143,8 +125,6 @@ impl<'a> Rank<'a> {
             loads,
             batches,
             loader: start_loader(job, batches),
-            saver,
-            recorder,
             flops_per_token: flops::per_token(&job.config),
             losses: Recent::default(),
             grad_norms: Recent::default(),
@@ -366,14 +346,29 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// Checks and reads this rank's share of a checkpoint; returns when all ranks have.
-fn load(fsdp: &mut Fsdp<Batch>, resume: &Resume, rank: usize, world_size: usize) -> Result<(), TrainError> {
-    let checkpoint = Checkpoint::open(&resume.path)?;
-    checkpoint.verify(rank, world_size)?;
-    let mut read = |wanted: &WantedPart| resume::read(&checkpoint, wanted).map_err(|error| error.to_string());
-    fsdp.load_state(resume::progress(&resume.index), &mut read)?;
-    fsdp.all_reduce(&[0.0])?;
-    Ok(())
+/// What writes the checkpoints, each with configuration and tokenizer; rank 0 writes the tokenizer into the run's folder too.
+fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError> {
+    let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
+    let mut files = kept.or(job.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
+    if rank == 0 && !files.is_empty() {
+        folder.write_tokenizer(&files)?;
+    }
+    files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
+    Ok(Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.keep, files))
+}
+
+/// What tells of the run, with its first lines.
+fn recorder<'a>(job: &'a Job, folder: &RunFolder, rank: usize, world_size: usize) -> Result<Recorder<'a>, TrainError> {
+    let mut recorder = Recorder::open(folder, rank, &job.progress)?;
+    recorder.log(&format!("rank {rank} of {world_size} on {}", job.config.train.device));
+    if recorder.is_new() {
+        recorder.metrics(&ModelMetrics { parameters: parameter_count(&job.config) })?;
+    }
+    if let Some(resume) = &job.resume {
+        let event = format!("resumed from {} on {world_size} ranks", resume.path.display());
+        recorder.event(resume.step(), &event)?;
+    }
+    Ok(recorder)
 }
 
 /// Reads ahead, from the step that the run goes on with.

@@ -1,11 +1,12 @@
 //! Going on from a checkpoint, whichever ranks and strategy it was written by.
 
 use crate::config::Config;
-use crate::run_folder::CONFIG;
+use crate::progress::Progress;
+use crate::run_folder::{CONFIG, RunFolder};
 use crate::trainer::{Place, TrainError};
-use crate::units::parameters;
+use crate::units::{Batch, parameters};
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind};
-use fsdp::{PartValues, Progress, WantedPart};
+use fsdp::{Fsdp, PartValues, WantedPart};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -43,6 +44,28 @@ impl Resume {
     /// Steps made before.
     pub fn step(&self) -> usize {
         self.index.step as usize
+    }
+
+    /// Checks and reads this rank's share; returns when all ranks have theirs. A collective.
+    pub fn load(&self, fsdp: &mut Fsdp<Batch>, rank: usize, world_size: usize) -> Result<(), TrainError> {
+        let checkpoint = Checkpoint::open(&self.path)?;
+        checkpoint.verify(rank, world_size)?;
+        let (optimizer_steps, loss_scale) = (self.index.optimizer_steps, &self.index.loss_scale);
+        let progress =
+            fsdp::Progress { optimizer_steps, loss_scale: loss_scale.factor, good_steps: loss_scale.good_steps };
+        let mut values = |wanted: &WantedPart| read(&checkpoint, wanted).map_err(|error| error.to_string());
+        fsdp.load_state(progress, &mut values)?;
+        fsdp.all_reduce(&[0.0])?;
+        Ok(())
+    }
+
+    /// Takes away what the run wrote after this checkpoint, in whose folder it goes on; its later checkpoints are set aside.
+    pub fn take_over(&self, folder: &RunFolder, config: &Config, progress: &Progress) -> Result<(), TrainError> {
+        folder.go_on_after(self.step(), config)?;
+        for path in Folder::of_run(folder.path()).set_aside(self.index.step)? {
+            progress.say(&format!("a checkpoint of later steps is now {}", path.display()));
+        }
+        Ok(())
     }
 }
 
@@ -95,17 +118,8 @@ pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
     (folder.file_name()? == "checkpoints").then(|| folder.parent().filter(|run| *run != Path::new("")))?
 }
 
-/// How far the optimizer was.
-pub(crate) fn progress(index: &Index) -> Progress {
-    Progress {
-        optimizer_steps: index.optimizer_steps,
-        loss_scale: index.loss_scale.factor,
-        good_steps: index.loss_scale.good_steps,
-    }
-}
-
 /// The values that a rank asks for.
-pub(crate) fn read(checkpoint: &Checkpoint, wanted: &WantedPart) -> Result<PartValues, CheckpointError> {
+fn read(checkpoint: &Checkpoint, wanted: &WantedPart) -> Result<PartValues, CheckpointError> {
     let kind = |kind| checkpoint.read(&wanted.name, kind, wanted.range.clone());
     let with_moments = checkpoint.index().optimizer_steps > 0;
     let moments = if with_moments { Some([kind(Kind::ExpAvg)?, kind(Kind::ExpAvgSq)?]) } else { None };
