@@ -56,7 +56,7 @@ impl Prepared {
 
 /// Opens what `--data` names: `rust-crates`, `shakespeare`, a file or folder of text, of tokens, or made by
 /// [`prepare`](crate::prepare). Text is prepared into the cache first, unless it is there: its place depends on the text
-/// and the tokenizer. Several processes may do so at once.
+/// and the tokenizer. Of several processes one does so, and the others wait for it.
 ///
 /// # Errors
 /// Whatever is wrong with the source, the tokenizer, or the cache; see [`DataError`].
@@ -84,9 +84,11 @@ fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<P
             progress: options.progress,
             ..PrepareOptions::default()
         };
-        let new = NewFolder::create(&folder).map_err(in_cache)?;
-        prepare::write(text, &spec, tokenizer, new.path(), &prepare_options).map_err(in_cache)?;
-        new.publish().map_err(in_cache)?; // or another process was faster, with the same
+        // None if another process has made it meanwhile.
+        if let Some(new) = NewFolder::create(&folder, options.progress).map_err(in_cache)? {
+            prepare::write(text, &spec, tokenizer, new.path(), &prepare_options).map_err(in_cache)?;
+            new.publish().map_err(in_cache)?;
+        }
     }
     // The folder keeps the name of whoever made it.
     Ok(Prepared { name: text.name.clone(), ..open_folder(&folder, options, None)? })

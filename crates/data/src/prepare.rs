@@ -66,7 +66,7 @@ pub fn prepare(
         return Err(DataError::AlreadyTokens { path: source.into() });
     };
     let opened = tokenizer.open()?;
-    let folder = NewFolder::create(out)?;
+    let folder = NewFolder::create(out, options.progress)?.ok_or_else(exists)?;
     let meta = write(&text, tokenizer, opened, folder.path(), options)?;
     if folder.publish()? { Ok(meta) } else { Err(exists()) }
 }
