@@ -20,7 +20,7 @@ pub struct Meta {
     pub version: u32,
     /// What was prepared.
     pub source: String,
-    /// The tokenizer, as it was given.
+    /// The tokenizer, as it was given, or that it was learned.
     pub tokenizer: String,
     /// Number of token ids.
     pub vocab_size: usize,

@@ -86,7 +86,7 @@ fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<P
         };
         // None if another process has made it meanwhile.
         if let Some(new) = NewFolder::create(&folder, options.progress).map_err(in_cache)? {
-            prepare::write(text, &spec, tokenizer, new.path(), &prepare_options).map_err(in_cache)?;
+            prepare::write(text, &spec.to_string(), tokenizer, new.path(), &prepare_options).map_err(in_cache)?;
             new.publish().map_err(in_cache)?;
         }
     }

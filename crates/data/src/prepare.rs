@@ -30,6 +30,8 @@ const BATCH_BYTES: usize = 16 << 20;
 /// How text is read and tokens are written.
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
+    /// Learn a byte-level BPE of so many tokens from the text, instead of taking the tokenizer that is given.
+    pub train_bpe: Option<usize>,
     /// The field of JSON lines, or column of Parquet, that holds the text.
     pub text_field: String,
     /// The share of the tokens, at the end, that validates; None for a tenth but at most 10 million tokens.
@@ -42,7 +44,13 @@ pub struct PrepareOptions {
 
 impl Default for PrepareOptions {
     fn default() -> Self {
-        Self { text_field: "text".into(), val_fraction: None, shard_tokens: 100_000_000, progress: false }
+        Self {
+            train_bpe: None,
+            text_field: "text".into(),
+            val_fraction: None,
+            shard_tokens: 100_000_000,
+            progress: false,
+        }
     }
 }
 
@@ -50,7 +58,8 @@ impl Default for PrepareOptions {
 /// tokenizer's files. The folder appears when it is whole.
 ///
 /// # Errors
-/// A source that is missing, broken or not text; a tokenizer likewise; a folder `out` that is not empty.
+/// A source that is missing, broken or not text; a tokenizer likewise; a vocabulary to learn that is too small; a folder `out`
+/// that is not empty.
 pub fn prepare(
     source: &str,
     tokenizer: &TokenizerSpec,
@@ -65,24 +74,26 @@ pub fn prepare(
     let Source::Text(text) = source::find(source, &cache::root())? else {
         return Err(DataError::AlreadyTokens { path: source.into() });
     };
-    let opened = tokenizer.open()?;
+    // What can fail at once does so before the folder is begun.
+    let given = if options.train_bpe.is_none() { tokenizer.open()? } else { None };
     let folder = NewFolder::create(out, options.progress)?.ok_or_else(exists)?;
-    let meta = write(&text, tokenizer, opened, folder.path(), options)?;
+    let (name, opened) = match options.train_bpe {
+        None => (tokenizer.to_string(), given),
+        Some(vocab_size) => {
+            let learned = learn_bpe(&text, &options.text_field, vocab_size)?;
+            (format!("bpe of {} tokens, learned from the text", learned.vocab_size()), Some(learned))
+        }
+    };
+    let meta = write(&text, &name, opened, folder.path(), options)?;
     if folder.publish()? { Ok(meta) } else { Err(exists()) }
 }
 
-/// Learns a byte-level BPE of `vocab_size` tokens from a source; see [`Tokenizer::train_bpe`].
-///
-/// # Errors
-/// A source that is missing, broken or not text; a vocabulary that is too small.
-pub fn train_bpe(source: &str, text_field: &str, vocab_size: usize) -> Result<Tokenizer, DataError> {
-    let Source::Text(text) = source::find(source, &cache::root())? else {
-        return Err(DataError::AlreadyTokens { path: source.into() });
-    };
+/// Learns a byte-level BPE of at most `vocab_size` tokens from all of `source`.
+fn learn_bpe(source: &TextSource, field: &str, vocab_size: usize) -> Result<Tokenizer, DataError> {
     thread::scope(|scope| {
         let (sender, pieces) = sync_channel(64);
         let reader =
-            scope.spawn(move || text.read(text_field, &mut |piece| sender.send(piece.text).map_err(|_| stopped())));
+            scope.spawn(move || source.read(field, &mut |piece| sender.send(piece.text).map_err(|_| stopped())));
         let tokenizer = Tokenizer::train_bpe(pieces.into_iter(), vocab_size)?;
         join(reader)?;
         Ok(tokenizer)
@@ -96,10 +107,11 @@ pub(crate) fn check_fraction(fraction: Option<f64>) -> Result<(), DataError> {
     }
 }
 
-/// Encodes all of `source` into `folder`; without a tokenizer, by the source's own characters.
+/// Encodes all of `source` into `folder`; without a tokenizer, by the source's own characters. `name` is what `meta.json` calls
+/// the tokenizer.
 pub(crate) fn write(
     source: &TextSource,
-    spec: &TokenizerSpec,
+    name: &str,
     tokenizer: Option<Tokenizer>,
     folder: &Path,
     options: &PrepareOptions,
@@ -135,7 +147,7 @@ pub(crate) fn write(
     let meta = Meta {
         version: VERSION,
         source: source.name.clone(),
-        tokenizer: spec.to_string(),
+        tokenizer: name.into(),
         vocab_size,
         eot,
         documents,

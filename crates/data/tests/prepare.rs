@@ -52,6 +52,23 @@ fn several_documents_end_in_the_end_token() {
 }
 
 #[test]
+fn a_bpe_is_learned_from_the_text_that_it_then_encodes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, out) = (folder.path().join("a.txt"), folder.path().join("out/"));
+    let text = "the cat sat on the mat ".repeat(100);
+    fs::write(&path, &text).unwrap();
+    let prepare_options = PrepareOptions { train_bpe: Some(264), ..PrepareOptions::default() };
+    let meta = prepare(path.to_str().unwrap(), &TokenizerSpec::Byte, &out, &prepare_options).unwrap();
+    assert_eq!((meta.vocab_size, &meta.tokenizer[..]), (264, "bpe of 264 tokens, learned from the text"));
+    assert!(meta.tokens < meta.text_bytes / 2);
+    let tokenizer = open(out.to_str().unwrap(), &options(folder.path())).unwrap().tokenizer.unwrap();
+    assert_eq!(tokenizer.encode(&text).unwrap().len() as u64, meta.tokens);
+    let mut left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["a.txt", "out"]);
+}
+
+#[test]
 fn nothing_is_left_of_a_folder_that_could_not_be_finished() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.jsonl");
