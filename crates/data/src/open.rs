@@ -73,7 +73,7 @@ pub fn open(source: &str, options: &OpenOptions) -> Result<Prepared, DataError> 
 fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<Prepared, DataError> {
     let spec = options.tokenizer.clone().unwrap_or_default();
     let tokenizer = spec.open()?;
-    let folder = cache.join("prepared").join(key(text, &options.text_field, &spec, tokenizer.as_ref())?);
+    let folder = cache.join("prepared").join(key(text, options, &spec, tokenizer.as_ref())?);
     if !folder.is_dir() {
         let in_cache = |error| match error {
             DataError::Unwritable { path, source } => DataError::Cache { path, source },
@@ -97,15 +97,19 @@ fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<P
 /// The name of the folder for a text and its tokenizer.
 fn key(
     text: &TextSource,
-    field: &str,
+    options: &OpenOptions,
     spec: &TokenizerSpec,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<String, DataError> {
     let mut hash = Sha256::new();
     hash_part(&mut hash, &VERSION.to_le_bytes());
-    hash_part(&mut hash, field.as_bytes());
+    hash_part(&mut hash, options.text_field.as_bytes());
     match tokenizer {
-        Some(tokenizer) => hash_part(&mut hash, tokenizer.to_json().as_bytes()),
+        Some(tokenizer) => {
+            hash_part(&mut hash, tokenizer.to_json().as_bytes());
+            // Not always in that file.
+            hash_part(&mut hash, format!("{:?}", tokenizer.eot()).as_bytes());
+        }
         None => hash_part(&mut hash, spec.to_string().as_bytes()),
     }
     text.hash(&mut hash)?;
