@@ -45,7 +45,7 @@ impl TextFile {
     pub fn new(path: PathBuf) -> Self {
         let (ending, compression) = ending(&path);
         let format = match &ending[..] {
-            "jsonl" | "ndjson" => Format::JsonLines,
+            "jsonl" | "ndjson" | "json" => Format::JsonLines,
             "parquet" => Format::Parquet,
             _ => Format::Text,
         };
@@ -80,15 +80,24 @@ pub fn text_files(folder: &Path) -> Result<Vec<TextFile>, DataError> {
                 folders.push(path);
                 continue;
             }
-            let (ending, compression) = ending(&path);
-            let text = TEXT.contains(&&ending[..]) || (ending.is_empty() && compression.is_some());
-            if (text || ["jsonl", "ndjson", "parquet"].contains(&&ending[..])) && path.is_file() {
+            if is_text(&path) && path.is_file() {
                 files.push(TextFile::new(path));
             }
         }
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
+}
+
+/// Whether a file is taken from a folder, by its name.
+fn is_text(path: &Path) -> bool {
+    let (ending, compression) = ending(path);
+    match &ending[..] {
+        "jsonl" | "ndjson" | "parquet" => true,
+        // Uncompressed it is rather a `package.json` than a corpus.
+        "json" | "" => compression.is_some(),
+        ending => TEXT.contains(&ending),
+    }
 }
 
 /// The token files of a folder for training and for validation, each in the order of their names: `train.bin` and
