@@ -101,9 +101,9 @@ fn is_text(path: &Path) -> bool {
 }
 
 /// The token files of a folder for training and for validation, each in the order of their names: `train.bin` and
-/// `val.bin` of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c.
+/// `val.bin` of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c. If none is named so, all are for training.
 pub fn token_files(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
-    let (mut train, mut val) = (Vec::new(), Vec::new());
+    let (mut train, mut val, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for (path, is_folder) in list(folder)? {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         if is_folder || !is_tokens(&path) {
@@ -113,7 +113,12 @@ pub fn token_files(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataEr
             train.push(path);
         } else if name.starts_with("val") || name.contains("_val") {
             val.push(path);
+        } else {
+            others.push(path);
         }
+    }
+    if train.is_empty() && val.is_empty() {
+        train = others;
     }
     train.sort();
     val.sort();

@@ -90,7 +90,7 @@ pub fn find(source: &str, cache: &Path) -> Result<Source, DataError> {
 }
 
 fn find_folder(path: &Path) -> Result<Source, DataError> {
-    if path.join(Meta::FILE).is_file() {
+    if Meta::is_in(path) {
         return Ok(Source::Prepared(path.into()));
     }
     let name = path.display().to_string();

@@ -64,6 +64,20 @@ fn the_folders_of_nanogpt_and_llmc_are_recognized() {
 }
 
 #[test]
+fn token_files_of_other_names_train_and_another_meta_json_makes_no_prepared_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let found = || find(folder.path().to_str().unwrap(), Path::new("")).unwrap();
+    fs::write(folder.path().join("meta.json"), "{\"title\": \"a book\"}").unwrap();
+    fs::write(folder.path().join("a.txt"), "a").unwrap();
+    assert!(matches!(found(), Source::Text(_)));
+    ["b.bin", "a.bin"].iter().for_each(|name| fs::write(folder.path().join(name), [0; 4]).unwrap());
+    let Source::Tokens(files) = found() else { panic!() };
+    assert_eq!((files.train, files.val), (["a.bin", "b.bin"].map(|name| folder.path().join(name)).into(), vec![]));
+    fs::write(folder.path().join("meta.json"), "{\"shards\": [").unwrap();
+    assert!(matches!(found(), Source::Prepared(_)));
+}
+
+#[test]
 fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let cut = |mut bytes: Vec<u8>| {
