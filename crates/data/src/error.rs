@@ -63,6 +63,12 @@ pub enum DataError {
     #[error("{}: {problem}; prepare the folder again (train prepare)", path.display())]
     Meta { path: PathBuf, problem: String },
 
+    #[error(
+        "the prepared data {} in the cache is damaged: delete this folder and start again ({problem})",
+        path.display()
+    )]
+    DamagedCache { path: PathBuf, problem: String },
+
     #[error("{} exists and is not empty: name a new folder, or delete this one", path.display())]
     Exists { path: PathBuf },
 

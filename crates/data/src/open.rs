@@ -90,8 +90,9 @@ fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<P
             new.publish().map_err(in_cache)?;
         }
     }
+    let damaged = |error: DataError| DataError::DamagedCache { path: folder.clone(), problem: error.to_string() };
     // The folder keeps the name of whoever made it.
-    Ok(Prepared { name: text.name.clone(), ..open_folder(&folder, options, None)? })
+    Ok(Prepared { name: text.name.clone(), ..open_folder(&folder, options, None).map_err(damaged)? })
 }
 
 /// The name of the folder for a text and its tokenizer.

@@ -126,6 +126,22 @@ fn the_cache_is_made_once_by_any_number_of_threads_and_depends_on_text_and_token
 }
 
 #[test]
+fn damage_in_the_cache_is_an_error_that_says_which_folder_to_delete() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    fs::write(&path, "to be or not to be").unwrap();
+    let open = || open(path.to_str().unwrap(), &options(folder.path()));
+    open().unwrap();
+    let prepared = fs::read_dir(folder.path().join("prepared")).unwrap().next().unwrap().unwrap().path();
+    fs::write(prepared.join("meta.json"), "").unwrap();
+    let message = open().unwrap_err().to_string();
+    let expected = format!("the prepared data {} in the cache is damaged: delete", prepared.display());
+    assert!(message.contains(&expected) && message.contains("meta.json: EOF"), "{message}");
+    fs::remove_dir_all(prepared).unwrap();
+    open().unwrap();
+}
+
+#[test]
 fn token_files_are_used_as_they_are_and_checked_against_a_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tokens.bin");
