@@ -113,7 +113,7 @@ fn key(
         }
         None => hash_part(&mut hash, spec.to_string().as_bytes()),
     }
-    text.hash(&mut hash)?;
+    text.hash(&mut hash, options.progress)?;
     Ok(hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
