@@ -116,6 +116,9 @@ pub enum DataError {
     #[error("the tokenizer cannot encode this text: {problem}")]
     Encode { problem: String },
 
+    #[error("{source_name}, document {number}: {problem}")]
+    Document { source_name: String, number: u64, problem: String },
+
     #[error("cannot train a tokenizer of {vocab_size} tokens: {problem}")]
     TrainBpe { vocab_size: usize, problem: String },
 

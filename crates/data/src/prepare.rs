@@ -123,15 +123,17 @@ pub(crate) fn write(
     let vocab_size = tokenizer.vocab_size();
     let eot = tokenizer.eot().filter(|_| source.many);
     let mut shards = ShardWriter::new(folder, vocab_size, options.shard_tokens);
-    let (mut documents, mut text_bytes) = (0, 0);
+    let (mut documents, mut text_bytes, mut document_start) = (0, 0, 0);
     let mut progress = Progress::new("tokens of", source.bytes(), !options.progress);
     in_batches(source, &options.text_field, |batch| {
-        let tokens: Vec<Vec<u32>> =
-            batch.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect::<Result<_, _>>()?;
-        for (piece, mut tokens) in batch.iter().zip(tokens) {
+        let encoded: Vec<_> = batch.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect();
+        for (piece, tokens) in batch.iter().zip(encoded) {
+            let before = (text_bytes - document_start) as usize;
+            let mut tokens = tokens.map_err(|error| in_document(&source.name, documents + 1, before, error))?;
             text_bytes += piece.text.len() as u64;
             if piece.end {
                 documents += 1;
+                document_start = text_bytes;
                 tokens.extend(eot);
             }
             shards.write(&tokens)?;
@@ -159,6 +161,17 @@ pub(crate) fn write(
     tokenizer.save(folder)?;
     meta.save(folder)?;
     Ok(meta)
+}
+
+/// The error of encoding a piece, before which its document has so many bytes.
+fn in_document(source: &str, number: u64, before: usize, error: DataError) -> DataError {
+    let error = match error {
+        DataError::UnknownChar { char, offset, vocab_size } => {
+            DataError::UnknownChar { char, offset: before + offset, vocab_size }
+        }
+        other => other,
+    };
+    DataError::Document { source_name: source.into(), number, problem: error.to_string() }
 }
 
 /// The tokenizer of the characters that the source has.

@@ -81,6 +81,21 @@ fn nothing_is_left_of_a_folder_that_could_not_be_finished() {
 }
 
 #[test]
+fn what_cannot_be_encoded_is_an_error_with_its_source_and_document() {
+    let folder = tempfile::tempdir().unwrap();
+    Tokenizer::char("ab \n").save(folder.path()).unwrap();
+    let path = folder.path().join("a.jsonl");
+    // The third document has several pieces.
+    let line = |text: String| format!("{{\"text\": \"{text}\"}}\n");
+    fs::write(&path, [line("a".into()), line("b".into()), line("ab ".repeat(100_000) + "c")].concat()).unwrap();
+    let spec = TokenizerSpec::Path(folder.path().into());
+    let error =
+        prepare(path.to_str().unwrap(), &spec, &folder.path().join("out"), &PrepareOptions::default()).unwrap_err();
+    let expected = format!("{}, document 3: character 'c' at byte 300000 is not one of the 4", path.display());
+    assert!(error.to_string().starts_with(&expected), "{error}");
+}
+
+#[test]
 fn pieces_have_the_tokens_of_the_whole_text() {
     // A megabyte, so several pieces, with all that patterns treat differently before and after line breaks.
     let unit =
