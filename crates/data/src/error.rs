@@ -75,7 +75,7 @@ pub enum DataError {
     #[error("{} holds tokens already: give text to prepare", path.display())]
     AlreadyTokens { path: PathBuf },
 
-    #[error("data.val_fraction is {value}, but is a share between 0 and 1: 0.1 validates on a tenth")]
+    #[error("data.val_fraction is {value}: give a share above 0 and at most 1, such as 0.1 for a tenth")]
     ValFraction { value: f64 },
 
     #[error(

@@ -102,7 +102,7 @@ fn learn_bpe(source: &TextSource, field: &str, vocab_size: usize) -> Result<Toke
 
 pub(crate) fn check_fraction(fraction: Option<f64>) -> Result<(), DataError> {
     match fraction {
-        Some(value) if !(0.0..=1.0).contains(&value) => Err(DataError::ValFraction { value }),
+        Some(value) if !(value > 0.0 && value <= 1.0) => Err(DataError::ValFraction { value }),
         _ => Ok(()),
     }
 }
