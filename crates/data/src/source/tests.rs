@@ -115,6 +115,16 @@ fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
     assert!(texts(empty.path()).unwrap_err().to_string().contains("holds no text, JSONL, Parquet or .bin files"));
 }
 
+#[test]
+fn a_file_that_ends_where_a_piece_is_full_ends_its_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    for text in ["a".repeat(4 << 20), "é".repeat(4 << 20)] {
+        fs::write(&path, &text).unwrap();
+        assert!(texts(&path).unwrap() == [text]);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
