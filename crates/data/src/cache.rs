@@ -1,8 +1,10 @@
 //! Folders and files that appear whole or not at all, and where the cache of them is.
 
+use std::ffi::OsString;
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::{env, fs, process};
+use std::{env, fs, io, process};
 
 use crate::DataError;
 
@@ -20,7 +22,7 @@ pub fn root() -> PathBuf {
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
     let failed = |source| DataError::Cache { path: path.into(), source };
     fs::create_dir_all(parent(path)).map_err(failed)?;
-    let temporary = beside(path);
+    let temporary = unique(path);
     let written =
         fs::write(&temporary, bytes).and_then(|()| sync(&temporary)).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
@@ -30,18 +32,38 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
 }
 
 /// A folder under a temporary name, which is deleted if it is not published.
+#[derive(Debug)]
 pub struct NewFolder {
     temporary: PathBuf,
     target: PathBuf,
+    lock: PathBuf,
+    /// The lock is held as long as the file is open.
+    _locked: File,
 }
 
 impl NewFolder {
-    /// Creates an empty folder beside `target`.
-    pub fn create(target: &Path) -> Result<Self, DataError> {
-        let temporary = beside(target);
-        fs::create_dir_all(parent(target)).map_err(|error| DataError::write(target, error))?;
-        fs::create_dir(&temporary).map_err(|error| DataError::write(&temporary, error))?;
-        Ok(Self { temporary, target: target.into() })
+    /// Creates an empty folder beside `target`; None if `target` exists.
+    ///
+    /// One process at a time does so: others wait in here until it has published its folder, which they find then, or has
+    /// failed, and then try themselves. With `progress` they say on stderr that they wait.
+    pub fn create(target: &Path, progress: bool) -> Result<Option<Self>, DataError> {
+        let failed = |error| DataError::write(target, error);
+        let name = target.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        let target = target.with_file_name(name); // without slashes at its end
+        fs::create_dir_all(parent(&target)).map_err(failed)?;
+        let lock = hidden(&target, ".lock");
+        let file = File::options().write(true).create(true).truncate(false).open(&lock).map_err(failed)?;
+        let locked = wait_for(&file, &target, progress);
+        if target.exists() {
+            _ = fs::remove_file(&lock);
+            return Ok(None);
+        }
+        let temporary = if locked { hidden(&target, ".partial") } else { unique(&target) };
+        if temporary.exists() {
+            fs::remove_dir_all(&temporary).map_err(failed)?; // what a process that was killed has left
+        }
+        fs::create_dir(&temporary).map_err(failed)?;
+        Ok(Some(Self { temporary, target, lock, _locked: file }))
     }
 
     /// Where to write.
@@ -51,18 +73,23 @@ impl NewFolder {
 
     /// Waits until the disk has the folder's files and gives it its name; whether this one got it.
     ///
-    /// Renaming is atomic and fails where there is a folder with files, so of several processes the first one wins.
+    /// Renaming is atomic and fails where there is a folder with files, so the first one wins also without locks.
     pub fn publish(self) -> Result<bool, DataError> {
         let failed = |error| DataError::write(&self.target, error);
         for entry in fs::read_dir(&self.temporary).map_err(failed)? {
             sync(&entry.map_err(failed)?.path()).map_err(failed)?;
         }
         sync(&self.temporary).map_err(failed)?;
-        match fs::rename(&self.temporary, &self.target) {
-            Ok(()) => sync(parent(&self.target)).map_err(failed).map(|()| true),
-            Err(_) if self.target.is_dir() => Ok(false),
-            Err(error) => Err(failed(error)),
-        }
+        let first = match fs::rename(&self.temporary, &self.target) {
+            Ok(()) => true,
+            Err(_) if self.target.is_dir() => false,
+            Err(error) => return Err(failed(error)),
+        };
+        sync(parent(&self.target)).map_err(failed)?;
+        // Only now: whoever gets a lock from here on finds the target. Were the file deleted after a failure too, one that
+        // waits would get the lock of the deleted file while a newcomer gets that of a new one, and both would write.
+        _ = fs::remove_file(&self.lock);
+        Ok(first)
     }
 }
 
@@ -74,21 +101,88 @@ impl Drop for NewFolder {
     }
 }
 
+/// Locks the file, for as long as it is open, as soon as no other process has it; false where the file system has no locks.
+fn wait_for(file: &File, target: &Path, progress: bool) -> bool {
+    match file.try_lock() {
+        Ok(()) => true,
+        Err(TryLockError::WouldBlock) => {
+            if progress {
+                eprintln!("waiting for another process that writes {}", target.display());
+            }
+            file.lock().is_ok()
+        }
+        Err(TryLockError::Error(_)) => false,
+    }
+}
+
+/// `.NAME` and the ending, beside `path` of that name.
+fn hidden(path: &Path, ending: &str) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(ending);
+    path.with_file_name(name)
+}
+
 /// A name beside `path` that no other process or thread takes.
-fn beside(path: &Path) -> PathBuf {
+fn unique(path: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
     let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
     // Time too, for containers with a shared folder and process numbers of their own.
     let nanoseconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos());
-    parent(path).join(format!(".{name}.tmp-{}-{counter}-{nanoseconds:x}", process::id()))
+    hidden(path, &format!(".tmp-{}-{counter}-{nanoseconds:x}", process::id()))
 }
 
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn sync(path: &Path) -> std::io::Result<()> {
+fn sync(path: &Path) -> io::Result<()> {
     // Folders can be opened and synced on Unix only.
-    if cfg!(unix) || path.is_file() { fs::File::open(path)?.sync_all() } else { Ok(()) }
+    if cfg!(unix) || path.is_file() { File::open(path)?.sync_all() } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    fn names(folder: &Path) -> Vec<OsString> {
+        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn of_many_at_once_one_makes_the_folder_and_nothing_else_is_left() {
+        let parent = tempfile::tempdir().unwrap();
+        let killed = parent.path().join("a/.new.partial");
+        fs::create_dir_all(&killed).unwrap();
+        fs::write(killed.join("half"), "").unwrap();
+        let (target, made) = (parent.path().join("a/new/"), AtomicUsize::new(0));
+        let make = || {
+            if let Some(folder) = NewFolder::create(&target, false).unwrap() {
+                fs::write(folder.path().join("whole"), "").unwrap();
+                assert!(folder.publish().unwrap());
+                made.fetch_add(1, Ordering::Relaxed);
+            }
+            assert_eq!(names(&target), ["whole"]);
+        };
+        thread::scope(|scope| (0..8).for_each(|_| drop(scope.spawn(make))));
+        assert_eq!(made.into_inner(), 1);
+        assert_eq!(names(&parent.path().join("a")), ["new"]);
+    }
+
+    #[test]
+    fn whoever_waits_for_one_that_fails_tries_itself() {
+        let parent = tempfile::tempdir().unwrap();
+        let target = parent.path().join("new");
+        let fails = NewFolder::create(&target, false).unwrap().unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| NewFolder::create(&target, false).unwrap().unwrap().publish().unwrap());
+            drop(fails);
+            assert!(waits.join().unwrap());
+        });
+        assert_eq!(names(parent.path()), ["new"]);
+    }
 }

@@ -63,13 +63,19 @@ pub enum DataError {
     #[error("{}: {problem}; prepare the folder again (train prepare)", path.display())]
     Meta { path: PathBuf, problem: String },
 
+    #[error(
+        "the prepared data {} in the cache is damaged: delete this folder and start again ({problem})",
+        path.display()
+    )]
+    DamagedCache { path: PathBuf, problem: String },
+
     #[error("{} exists and is not empty: name a new folder, or delete this one", path.display())]
     Exists { path: PathBuf },
 
     #[error("{} holds tokens already: give text to prepare", path.display())]
     AlreadyTokens { path: PathBuf },
 
-    #[error("data.val_fraction is {value}, but is a share between 0 and 1: 0.1 validates on a tenth")]
+    #[error("data.val_fraction is {value}: give a share above 0 and at most 1, such as 0.1 for a tenth")]
     ValFraction { value: f64 },
 
     #[error(
@@ -109,6 +115,9 @@ pub enum DataError {
 
     #[error("the tokenizer cannot encode this text: {problem}")]
     Encode { problem: String },
+
+    #[error("{source_name}, document {number}: {problem}")]
+    Document { source_name: String, number: u64, problem: String },
 
     #[error("cannot train a tokenizer of {vocab_size} tokens: {problem}")]
     TrainBpe { vocab_size: usize, problem: String },

@@ -46,6 +46,6 @@ pub use error::DataError;
 pub use loader::Loader;
 pub use meta::{Meta, Shard};
 pub use open::{OpenOptions, Prepared, open};
-pub use prepare::{PrepareOptions, prepare, train_bpe};
+pub use prepare::{PrepareOptions, prepare};
 pub use source::DEFAULT_SOURCE;
 pub use tokenizer::{Decoder, Tokenizer, TokenizerSpec};

@@ -1,6 +1,7 @@
 //! What a prepared folder says about itself.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,9 @@ pub const VERSION: u32 = 1;
 /// Far above what thousands of shards need.
 const MAX_BYTES: u64 = 16 << 20;
 
+/// What ours has and hardly another.
+const SHARDS: &[u8] = b"\"shards\"";
+
 /// The file `meta.json` of a folder made by [`prepare`](crate::prepare).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
@@ -20,7 +24,7 @@ pub struct Meta {
     pub version: u32,
     /// What was prepared.
     pub source: String,
-    /// The tokenizer, as it was given.
+    /// The tokenizer, as it was given, or that it was learned.
     pub tokenizer: String,
     /// Number of token ids.
     pub vocab_size: usize,
@@ -50,6 +54,15 @@ pub struct Shard {
 impl Meta {
     /// The name of the file.
     pub(crate) const FILE: &str = "meta.json";
+
+    /// Whether `folder` has a `meta.json` that looks like one of ours, whole or damaged: other programs have files of that name.
+    pub(crate) fn is_in(folder: &Path) -> bool {
+        let path = folder.join(Self::FILE);
+        let mut bytes = Vec::new();
+        let read = File::open(&path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes));
+        // One that cannot be read is an error of `load`.
+        path.is_file() && (read.is_err() || bytes.windows(SHARDS.len()).any(|part| part == SHARDS))
+    }
 
     /// Reads and checks the `meta.json` of `folder`.
     pub(crate) fn load(folder: &Path) -> Result<Self, DataError> {

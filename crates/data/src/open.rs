@@ -56,7 +56,7 @@ impl Prepared {
 
 /// Opens what `--data` names: `rust-crates`, `shakespeare`, a file or folder of text, of tokens, or made by
 /// [`prepare`](crate::prepare). Text is prepared into the cache first, unless it is there: its place depends on the text
-/// and the tokenizer. Several processes may do so at once.
+/// and the tokenizer. Of several processes one does so, and the others wait for it.
 ///
 /// # Errors
 /// Whatever is wrong with the source, the tokenizer, or the cache; see [`DataError`].
@@ -73,7 +73,7 @@ pub fn open(source: &str, options: &OpenOptions) -> Result<Prepared, DataError> 
 fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<Prepared, DataError> {
     let spec = options.tokenizer.clone().unwrap_or_default();
     let tokenizer = spec.open()?;
-    let folder = cache.join("prepared").join(key(text, &options.text_field, &spec, tokenizer.as_ref())?);
+    let folder = cache.join("prepared").join(key(text, options, &spec, tokenizer.as_ref())?);
     if !folder.is_dir() {
         let in_cache = |error| match error {
             DataError::Unwritable { path, source } => DataError::Cache { path, source },
@@ -84,29 +84,36 @@ fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<P
             progress: options.progress,
             ..PrepareOptions::default()
         };
-        let new = NewFolder::create(&folder).map_err(in_cache)?;
-        prepare::write(text, &spec, tokenizer, new.path(), &prepare_options).map_err(in_cache)?;
-        new.publish().map_err(in_cache)?; // or another process was faster, with the same
+        // None if another process has made it meanwhile.
+        if let Some(new) = NewFolder::create(&folder, options.progress).map_err(in_cache)? {
+            prepare::write(text, &spec.to_string(), tokenizer, new.path(), &prepare_options).map_err(in_cache)?;
+            new.publish().map_err(in_cache)?;
+        }
     }
+    let damaged = |error: DataError| DataError::DamagedCache { path: folder.clone(), problem: error.to_string() };
     // The folder keeps the name of whoever made it.
-    Ok(Prepared { name: text.name.clone(), ..open_folder(&folder, options, None)? })
+    Ok(Prepared { name: text.name.clone(), ..open_folder(&folder, options, None).map_err(damaged)? })
 }
 
 /// The name of the folder for a text and its tokenizer.
 fn key(
     text: &TextSource,
-    field: &str,
+    options: &OpenOptions,
     spec: &TokenizerSpec,
     tokenizer: Option<&Tokenizer>,
 ) -> Result<String, DataError> {
     let mut hash = Sha256::new();
     hash_part(&mut hash, &VERSION.to_le_bytes());
-    hash_part(&mut hash, field.as_bytes());
+    hash_part(&mut hash, options.text_field.as_bytes());
     match tokenizer {
-        Some(tokenizer) => hash_part(&mut hash, tokenizer.to_json().as_bytes()),
+        Some(tokenizer) => {
+            hash_part(&mut hash, tokenizer.to_json().as_bytes());
+            // Not always in that file.
+            hash_part(&mut hash, format!("{:?}", tokenizer.eot()).as_bytes());
+        }
         None => hash_part(&mut hash, spec.to_string().as_bytes()),
     }
-    text.hash(&mut hash)?;
+    text.hash(&mut hash, options.progress)?;
     Ok(hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect())
 }
 

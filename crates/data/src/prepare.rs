@@ -30,6 +30,8 @@ const BATCH_BYTES: usize = 16 << 20;
 /// How text is read and tokens are written.
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
+    /// Learn a byte-level BPE of so many tokens from the text, instead of taking the tokenizer that is given.
+    pub train_bpe: Option<usize>,
     /// The field of JSON lines, or column of Parquet, that holds the text.
     pub text_field: String,
     /// The share of the tokens, at the end, that validates; None for a tenth but at most 10 million tokens.
@@ -42,7 +44,13 @@ pub struct PrepareOptions {
 
 impl Default for PrepareOptions {
     fn default() -> Self {
-        Self { text_field: "text".into(), val_fraction: None, shard_tokens: 100_000_000, progress: false }
+        Self {
+            train_bpe: None,
+            text_field: "text".into(),
+            val_fraction: None,
+            shard_tokens: 100_000_000,
+            progress: false,
+        }
     }
 }
 
@@ -50,7 +58,8 @@ impl Default for PrepareOptions {
 /// tokenizer's files. The folder appears when it is whole.
 ///
 /// # Errors
-/// A source that is missing, broken or not text; a tokenizer likewise; a folder `out` that is not empty.
+/// A source that is missing, broken or not text; a tokenizer likewise; a vocabulary to learn that is too small; a folder `out`
+/// that is not empty.
 pub fn prepare(
     source: &str,
     tokenizer: &TokenizerSpec,
@@ -65,24 +74,26 @@ pub fn prepare(
     let Source::Text(text) = source::find(source, &cache::root())? else {
         return Err(DataError::AlreadyTokens { path: source.into() });
     };
-    let opened = tokenizer.open()?;
-    let folder = NewFolder::create(out)?;
-    let meta = write(&text, tokenizer, opened, folder.path(), options)?;
+    // What can fail at once does so before the folder is begun.
+    let given = if options.train_bpe.is_none() { tokenizer.open()? } else { None };
+    let folder = NewFolder::create(out, options.progress)?.ok_or_else(exists)?;
+    let (name, opened) = match options.train_bpe {
+        None => (tokenizer.to_string(), given),
+        Some(vocab_size) => {
+            let learned = learn_bpe(&text, &options.text_field, vocab_size)?;
+            (format!("bpe of {} tokens, learned from the text", learned.vocab_size()), Some(learned))
+        }
+    };
+    let meta = write(&text, &name, opened, folder.path(), options)?;
     if folder.publish()? { Ok(meta) } else { Err(exists()) }
 }
 
-/// Learns a byte-level BPE of `vocab_size` tokens from a source; see [`Tokenizer::train_bpe`].
-///
-/// # Errors
-/// A source that is missing, broken or not text; a vocabulary that is too small.
-pub fn train_bpe(source: &str, text_field: &str, vocab_size: usize) -> Result<Tokenizer, DataError> {
-    let Source::Text(text) = source::find(source, &cache::root())? else {
-        return Err(DataError::AlreadyTokens { path: source.into() });
-    };
+/// Learns a byte-level BPE of at most `vocab_size` tokens from all of `source`.
+fn learn_bpe(source: &TextSource, field: &str, vocab_size: usize) -> Result<Tokenizer, DataError> {
     thread::scope(|scope| {
         let (sender, pieces) = sync_channel(64);
         let reader =
-            scope.spawn(move || text.read(text_field, &mut |piece| sender.send(piece.text).map_err(|_| stopped())));
+            scope.spawn(move || source.read(field, &mut |piece| sender.send(piece.text).map_err(|_| stopped())));
         let tokenizer = Tokenizer::train_bpe(pieces.into_iter(), vocab_size)?;
         join(reader)?;
         Ok(tokenizer)
@@ -91,15 +102,16 @@ pub fn train_bpe(source: &str, text_field: &str, vocab_size: usize) -> Result<To
 
 pub(crate) fn check_fraction(fraction: Option<f64>) -> Result<(), DataError> {
     match fraction {
-        Some(value) if !(0.0..=1.0).contains(&value) => Err(DataError::ValFraction { value }),
+        Some(value) if !(value > 0.0 && value <= 1.0) => Err(DataError::ValFraction { value }),
         _ => Ok(()),
     }
 }
 
-/// Encodes all of `source` into `folder`; without a tokenizer, by the source's own characters.
+/// Encodes all of `source` into `folder`; without a tokenizer, by the source's own characters. `name` is what `meta.json` calls
+/// the tokenizer.
 pub(crate) fn write(
     source: &TextSource,
-    spec: &TokenizerSpec,
+    name: &str,
     tokenizer: Option<Tokenizer>,
     folder: &Path,
     options: &PrepareOptions,
@@ -111,15 +123,17 @@ pub(crate) fn write(
     let vocab_size = tokenizer.vocab_size();
     let eot = tokenizer.eot().filter(|_| source.many);
     let mut shards = ShardWriter::new(folder, vocab_size, options.shard_tokens);
-    let (mut documents, mut text_bytes) = (0, 0);
+    let (mut documents, mut text_bytes, mut document_start) = (0, 0, 0);
     let mut progress = Progress::new("tokens of", source.bytes(), !options.progress);
     in_batches(source, &options.text_field, |batch| {
-        let tokens: Vec<Vec<u32>> =
-            batch.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect::<Result<_, _>>()?;
-        for (piece, mut tokens) in batch.iter().zip(tokens) {
+        let encoded: Vec<_> = batch.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect();
+        for (piece, tokens) in batch.iter().zip(encoded) {
+            let before = (text_bytes - document_start) as usize;
+            let mut tokens = tokens.map_err(|error| in_document(&source.name, documents + 1, before, error))?;
             text_bytes += piece.text.len() as u64;
             if piece.end {
                 documents += 1;
+                document_start = text_bytes;
                 tokens.extend(eot);
             }
             shards.write(&tokens)?;
@@ -135,7 +149,7 @@ pub(crate) fn write(
     let meta = Meta {
         version: VERSION,
         source: source.name.clone(),
-        tokenizer: spec.to_string(),
+        tokenizer: name.into(),
         vocab_size,
         eot,
         documents,
@@ -147,6 +161,17 @@ pub(crate) fn write(
     tokenizer.save(folder)?;
     meta.save(folder)?;
     Ok(meta)
+}
+
+/// The error of encoding a piece, before which its document has so many bytes.
+fn in_document(source: &str, number: u64, before: usize, error: DataError) -> DataError {
+    let error = match error {
+        DataError::UnknownChar { char, offset, vocab_size } => {
+            DataError::UnknownChar { char, offset: before + offset, vocab_size }
+        }
+        other => other,
+    };
+    DataError::Document { source_name: source.into(), number, problem: error.to_string() }
 }
 
 /// The tokenizer of the characters that the source has.

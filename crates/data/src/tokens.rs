@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memmap2::Mmap;
-use rayon::prelude::*;
 
 use crate::{DataError, Shard};
 
@@ -24,9 +23,9 @@ const LLMC_U16: [u32; 2] = [20_240_520, 1];
 /// Magic number and version of files with 32-bit tokens.
 const LLMC_U32: [u32; 2] = [20_240_801, 7];
 
-/// Longest stretch of a shard that is compared with the vocabulary when it is opened. It covers a whole shard of
-/// [`prepare`](crate::prepare), whose tokens are read in a fraction of a second.
-const CHECKED_TOKENS: usize = 100_000_000;
+/// Tokens of a shard, at its start, that are compared with the vocabulary when it is opened: enough to find a wrong tokenizer,
+/// without reading a corpus of terabytes. The others are compared batch by batch, by whoever trains on them.
+const CHECKED_TOKENS: usize = 1_000_000;
 
 /// A part of a stream of tokens that lies in several files or in memory. Cloning it shares the files.
 #[derive(Debug, Clone)]
@@ -61,7 +60,7 @@ impl Tokens {
         Self { files: Arc::new(vec![Part { start: 0, len, bytes: Bytes::Memory(tokens) }]), range: 0..len }
     }
 
-    /// The tokens of `paths` one after the other, each below `vocab_size` if that is known.
+    /// The tokens of `paths` one after the other; the first of each file are below `vocab_size` if that is known.
     pub fn map(paths: &[PathBuf], vocab_size: Option<usize>) -> Result<Self, DataError> {
         let (mut files, mut total) = (Vec::new(), 0);
         for path in paths {
@@ -88,7 +87,7 @@ impl Tokens {
         (before, Self { range: middle..self.range.end, files: self.files })
     }
 
-    /// Appends tokens `range` to `out`.
+    /// Appends tokens `range` to `out`; a token above `i32::MAX` becomes that.
     ///
     /// # Panics
     /// If the range does not lie in the stream.
@@ -121,30 +120,25 @@ impl Bytes {
                 let bytes = &map[offset + range.start * width..offset + range.end * width];
                 match width {
                     2 => out.extend(u16s(bytes).map(|token| token as i32)),
-                    _ => out.extend(u32s(bytes).map(|token| token as i32)),
+                    // No vocabulary is as large as that: whoever compares must not find negative numbers.
+                    _ => out.extend(u32s(bytes).map(|token| token.min(i32::MAX as u32) as i32)),
                 }
             }
         }
     }
 
-    /// Whether the tokens (the first of them, of a huge file) are below `vocab_size`.
+    /// Whether the first [`CHECKED_TOKENS`] tokens are below `vocab_size`.
     fn check(&self, path: &Path, vocab_size: usize) -> Result<(), DataError> {
         let Self::Mapped { map, offset, width } = self else { return Ok(()) };
         if *width == 2 && vocab_size > usize::from(u16::MAX) {
             return Ok(());
         }
         let bytes = &map[*offset..*offset + self.len().min(CHECKED_TOKENS) * width];
-        let outside = |token: u32| token as usize >= vocab_size;
-        let chunk_bytes = 1 << 20;
-        let found = bytes.par_chunks(chunk_bytes).enumerate().find_map_first(|(chunk, bytes)| {
-            let mut tokens: Box<dyn Iterator<Item = u32>> = match width {
-                2 if u16s(bytes).max().is_some_and(outside) => Box::new(u16s(bytes)),
-                4 if u32s(bytes).max().is_some_and(outside) => Box::new(u32s(bytes)),
-                _ => return None,
-            };
-            let (index, token) = tokens.by_ref().enumerate().find(|&(_, token)| outside(token))?;
-            Some(((chunk * chunk_bytes / width + index) as u64, token))
-        });
+        let outside = |&(_, token): &(u64, u32)| token as usize >= vocab_size;
+        let found = match width {
+            2 => (0..).zip(u16s(bytes)).find(outside),
+            _ => (0..).zip(u32s(bytes)).find(outside),
+        };
         match found {
             Some((position, token)) => Err(DataError::TokenRange { path: path.into(), token, position, vocab_size }),
             None => Ok(()),
@@ -310,5 +304,24 @@ mod tests {
             let message = Tokens::map(std::slice::from_ref(&path), Some(8)).unwrap_err().to_string();
             assert!(message.contains(expected) && message.contains("x.bin"), "{message}");
         }
+    }
+
+    #[test]
+    fn a_million_tokens_of_a_file_are_checked_and_no_number_is_read_as_a_negative_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = [folder.path().join("x.bin")];
+        let with = |at: usize| {
+            let mut tokens = vec![0; CHECKED_TOKENS + 1];
+            tokens[at] = u32::MAX;
+            let mut writer = ShardWriter::new(folder.path(), 1 << 17, 1 << 21);
+            writer.write(&tokens).unwrap();
+            std::fs::rename(folder.path().join(&writer.finish().unwrap()[0].file), &paths[0]).unwrap();
+            Tokens::map(&paths, Some(1 << 17))
+        };
+        let message = with(CHECKED_TOKENS - 1).unwrap_err().to_string();
+        assert!(message.contains("token 4294967295 at position 999999 is not below"), "{message}");
+        let mut read = Vec::new();
+        with(CHECKED_TOKENS).unwrap().read(999_999..1_000_001, &mut read);
+        assert_eq!(read, [0, i32::MAX]);
     }
 }

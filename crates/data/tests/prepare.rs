@@ -52,13 +52,47 @@ fn several_documents_end_in_the_end_token() {
 }
 
 #[test]
+fn a_bpe_is_learned_from_the_text_that_it_then_encodes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, out) = (folder.path().join("a.txt"), folder.path().join("out/"));
+    let text = "the cat sat on the mat ".repeat(100);
+    fs::write(&path, &text).unwrap();
+    let prepare_options = PrepareOptions { train_bpe: Some(264), ..PrepareOptions::default() };
+    let meta = prepare(path.to_str().unwrap(), &TokenizerSpec::Byte, &out, &prepare_options).unwrap();
+    assert_eq!((meta.vocab_size, &meta.tokenizer[..]), (264, "bpe of 264 tokens, learned from the text"));
+    assert!(meta.tokens < meta.text_bytes / 2);
+    let tokenizer = open(out.to_str().unwrap(), &options(folder.path())).unwrap().tokenizer.unwrap();
+    assert_eq!(tokenizer.encode(&text).unwrap().len() as u64, meta.tokens);
+    let mut left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["a.txt", "out"]);
+}
+
+#[test]
 fn nothing_is_left_of_a_folder_that_could_not_be_finished() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.jsonl");
     fs::write(&path, "{\"text\": \"a\"}\n{").unwrap();
     let out = folder.path().join("out");
     prepare(path.to_str().unwrap(), &TokenizerSpec::Byte, &out, &PrepareOptions::default()).unwrap_err();
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    let mut left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, [".out.lock", "a.jsonl"]);
+}
+
+#[test]
+fn what_cannot_be_encoded_is_an_error_with_its_source_and_document() {
+    let folder = tempfile::tempdir().unwrap();
+    Tokenizer::char("ab \n").save(folder.path()).unwrap();
+    let path = folder.path().join("a.jsonl");
+    // The third document has several pieces.
+    let line = |text: String| format!("{{\"text\": \"{text}\"}}\n");
+    fs::write(&path, [line("a".into()), line("b".into()), line("ab ".repeat(100_000) + "c")].concat()).unwrap();
+    let spec = TokenizerSpec::Path(folder.path().into());
+    let error =
+        prepare(path.to_str().unwrap(), &spec, &folder.path().join("out"), &PrepareOptions::default()).unwrap_err();
+    let expected = format!("{}, document 3: character 'c' at byte 300000 is not one of the 4", path.display());
+    assert!(error.to_string().starts_with(&expected), "{error}");
 }
 
 #[test]
@@ -107,6 +141,22 @@ fn the_cache_is_made_once_by_any_number_of_threads_and_depends_on_text_and_token
 }
 
 #[test]
+fn damage_in_the_cache_is_an_error_that_says_which_folder_to_delete() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    fs::write(&path, "to be or not to be").unwrap();
+    let open = || open(path.to_str().unwrap(), &options(folder.path()));
+    open().unwrap();
+    let prepared = fs::read_dir(folder.path().join("prepared")).unwrap().next().unwrap().unwrap().path();
+    fs::write(prepared.join("meta.json"), "").unwrap();
+    let message = open().unwrap_err().to_string();
+    let expected = format!("the prepared data {} in the cache is damaged: delete", prepared.display());
+    assert!(message.contains(&expected) && message.contains("meta.json: EOF"), "{message}");
+    fs::remove_dir_all(prepared).unwrap();
+    open().unwrap();
+}
+
+#[test]
 fn token_files_are_used_as_they_are_and_checked_against_a_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tokens.bin");
@@ -121,10 +171,11 @@ fn token_files_are_used_as_they_are_and_checked_against_a_tokenizer() {
     };
     assert!(with(TokenizerSpec::Byte, None).contains("token 256 at position 256 is not below the vocabulary of 256"));
     assert!(with(TokenizerSpec::Char, None).contains("which characters"));
-    assert_eq!(
-        with(TokenizerSpec::Byte, Some(1.5)),
-        "data.val_fraction is 1.5, but is a share between 0 and 1: 0.1 validates on a tenth"
-    );
+    for fraction in [0.0, -0.1, 1.5, f64::NAN] {
+        let expected =
+            format!("data.val_fraction is {fraction}: give a share above 0 and at most 1, such as 0.1 for a tenth");
+        assert_eq!(with(TokenizerSpec::Byte, Some(fraction)), expected);
+    }
 }
 
 #[test]

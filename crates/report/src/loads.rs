@@ -38,27 +38,23 @@ impl Loads {
     fn new(layer: u64, lines: &[(u64, &Layer)], columns: usize) -> Self {
         let experts = lines.iter().map(|(_, layer)| layer.assigned.len()).max().unwrap_or(0);
         let columns = columns.min(lines.len());
-        let stretch = |column: usize| &lines[column * lines.len() / columns..(column + 1) * lines.len() / columns];
-        let mean_of = |of: &dyn Fn(&Layer) -> f64, digits| -> Vec<Rounded> {
-            (0..columns)
-                .map(|column| rounded(mean(stretch(column).iter().map(|(_, layer)| of(layer))), digits))
-                .collect()
+        let stretch = |column: usize| column * lines.len() / columns..(column + 1) * lines.len() / columns;
+        let mean_of = |of: &dyn Fn(usize) -> f64, digits| -> Vec<Rounded> {
+            (0..columns).map(|column| rounded(mean(stretch(column).map(of)), digits)).collect()
+        };
+        let ideal: Vec<f64> = lines.iter().map(|(_, layer)| mean(layer.assigned.iter().copied())).collect();
+        let load = |line: usize, expert: usize| {
+            lines[line].1.assigned.get(expert).map_or(f64::NAN, |assigned| assigned / ideal[line])
         };
         Self {
             layer,
-            step: (0..columns).map(|column| stretch(column)[0].0).collect(),
-            load: (0..experts).map(|expert| mean_of(&|layer| load(layer, expert), 2)).collect(),
-            cv: mean_of(&|layer| layer.cv, 3),
-            max_ratio: mean_of(&|layer| layer.max_ratio, 3),
-            dropped: mean_of(&|layer| layer.dropped, 4),
+            step: (0..columns).map(|column| lines[stretch(column).start].0).collect(),
+            load: (0..experts).map(|expert| mean_of(&|line| load(line, expert), 2)).collect(),
+            cv: mean_of(&|line| lines[line].1.cv, 3),
+            max_ratio: mean_of(&|line| lines[line].1.max_ratio, 3),
+            dropped: mean_of(&|line| lines[line].1.dropped, 4),
         }
     }
-}
-
-/// An expert's choices over the mean of all.
-fn load(layer: &Layer, expert: usize) -> f64 {
-    let ideal = mean(layer.assigned.iter().copied());
-    layer.assigned.get(expert).map_or(f64::NAN, |assigned| assigned / ideal)
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {

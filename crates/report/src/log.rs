@@ -7,6 +7,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+/// How the event begins that is the first line of a process that goes on with a run.
+const RESUMED: &str = "resumed from ";
+
 /// What the lines of `metrics.jsonl` say.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
@@ -36,26 +39,20 @@ pub(crate) struct Log {
 /// Wall time that goes on where a process starts from zero again.
 #[derive(Debug, Default)]
 struct Clock {
-    /// Added to a process's own time.
-    offset: f64,
-    /// The last time of the process, and of all.
-    own: f64,
-    total: f64,
+    /// When the process started.
+    start: f64,
+    /// The last time.
+    now: f64,
 }
 
 impl Clock {
     fn tick(&mut self, elapsed: f64, step_seconds: f64) -> f64 {
-        let took = if step_seconds.is_finite() { step_seconds.max(0.0) } else { 0.0 };
         if elapsed.is_finite() {
-            if elapsed < self.own {
-                self.offset = self.total;
-            }
-            self.own = elapsed;
-            self.total = self.total.max(self.offset + elapsed);
-        } else {
-            self.total += took;
+            self.now = self.now.max(self.start + elapsed);
+        } else if step_seconds.is_finite() {
+            self.now += step_seconds.max(0.0);
         }
-        self.total
+        self.now
     }
 }
 
@@ -102,7 +99,12 @@ impl Log {
             }
             Line::Validation { step, loss } => self.validations.push((step, loss)),
             Line::Experts { step, layers } => self.experts.push((step, layers)),
-            Line::Event { step, text } => self.events.push((step, text)),
+            Line::Event { step, text } => {
+                if text.starts_with(RESUMED) {
+                    self.end_process();
+                }
+                self.events.push((step, text));
+            }
             Line::Usage(usage) => {
                 for (name, memory) in usage.memory {
                     let kept = self.memory.entry(name).or_insert(memory);
@@ -110,13 +112,6 @@ impl Log {
                     *kept = Memory { at_rest: memory.at_rest, peak: memory.peak.max(kept.peak) };
                 }
                 self.device = usage.device.or(self.device);
-                if usage
-                    .traffic
-                    .iter()
-                    .any(|(name, now)| self.traffic_now.get(name).is_some_and(|old| now.calls < old.calls))
-                {
-                    self.end_process();
-                }
                 self.traffic_now = usage.traffic;
             }
             Line::Parameters(parameters) => self.parameters = Some(parameters),
@@ -133,7 +128,9 @@ impl Log {
         self.experts.retain(|(of, _)| *of < step);
     }
 
+    /// What follows counts time and traffic from zero.
     fn end_process(&mut self) {
+        self.clock.start = self.clock.now;
         for (name, now) in std::mem::take(&mut self.traffic_now) {
             let total = self.traffic.entry(name).or_default();
             total.calls += now.calls;
@@ -189,16 +186,17 @@ mod tests {
             "{\"step\":2,\"val_loss\":9}\n".into(),
             step(3, 8, 3.0),
             "{\"step\":3,\"val_loss\":7}\n".into(),
-            "{\"step\":2,\"event\":\"resumed\"}\n".into(),
-            step(3, 2, 0.5),
-            step(4, 1, 1.5),
-            usage(4),
+            "{\"step\":2,\"event\":\"resumed from step-2 on 2 ranks\"}\n".into(),
+            // Later than the first process ever came, after more calls.
+            step(3, 2, 3.5),
+            step(4, 1, 4.5),
+            usage(14),
         ];
         let log = read(&text.concat()).unwrap();
         assert_eq!(log.steps.iter().map(|step| step.loss).collect::<Vec<_>>(), [4.0, 3.0, 2.0, 1.0]);
-        assert_eq!(log.seconds, [1.0, 2.0, 3.5, 4.5]);
+        assert_eq!(log.seconds, [1.0, 2.0, 6.5, 7.5]);
         assert_eq!(log.validations, [(2, 9.0)]);
-        assert_eq!(log.traffic["sum"], Traffic { calls: 14.0, bytes: 16.0, seconds: 2.0 });
+        assert_eq!(log.traffic["sum"], Traffic { calls: 24.0, bytes: 16.0, seconds: 2.0 });
         assert!(log.notes[0].starts_with("1 steps were done again"), "{:?}", log.notes);
     }
 

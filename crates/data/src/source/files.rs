@@ -45,7 +45,7 @@ impl TextFile {
     pub fn new(path: PathBuf) -> Self {
         let (ending, compression) = ending(&path);
         let format = match &ending[..] {
-            "jsonl" | "ndjson" => Format::JsonLines,
+            "jsonl" | "ndjson" | "json" => Format::JsonLines,
             "parquet" => Format::Parquet,
             _ => Format::Text,
         };
@@ -80,9 +80,7 @@ pub fn text_files(folder: &Path) -> Result<Vec<TextFile>, DataError> {
                 folders.push(path);
                 continue;
             }
-            let (ending, compression) = ending(&path);
-            let text = TEXT.contains(&&ending[..]) || (ending.is_empty() && compression.is_some());
-            if (text || ["jsonl", "ndjson", "parquet"].contains(&&ending[..])) && path.is_file() {
+            if is_text(&path) && path.is_file() {
                 files.push(TextFile::new(path));
             }
         }
@@ -91,10 +89,21 @@ pub fn text_files(folder: &Path) -> Result<Vec<TextFile>, DataError> {
     Ok(files)
 }
 
+/// Whether a file is taken from a folder, by its name.
+fn is_text(path: &Path) -> bool {
+    let (ending, compression) = ending(path);
+    match &ending[..] {
+        "jsonl" | "ndjson" | "parquet" => true,
+        // Uncompressed it is rather a `package.json` than a corpus.
+        "json" | "" => compression.is_some(),
+        ending => TEXT.contains(&ending),
+    }
+}
+
 /// The token files of a folder for training and for validation, each in the order of their names: `train.bin` and
-/// `val.bin` of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c.
+/// `val.bin` of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c. If none is named so, all are for training.
 pub fn token_files(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
-    let (mut train, mut val) = (Vec::new(), Vec::new());
+    let (mut train, mut val, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for (path, is_folder) in list(folder)? {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         if is_folder || !is_tokens(&path) {
@@ -104,7 +113,12 @@ pub fn token_files(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataEr
             train.push(path);
         } else if name.starts_with("val") || name.contains("_val") {
             val.push(path);
+        } else {
+            others.push(path);
         }
+    }
+    if train.is_empty() && val.is_empty() {
+        train = others;
     }
     train.sort();
     val.sort();

@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::DataError;
 use crate::meta::Meta;
+use crate::progress::Progress;
 use files::{Format, TextFile};
 
 pub use crates::DEFAULT_SOURCE;
@@ -90,7 +91,7 @@ pub fn find(source: &str, cache: &Path) -> Result<Source, DataError> {
 }
 
 fn find_folder(path: &Path) -> Result<Source, DataError> {
-    if path.join(Meta::FILE).is_file() {
+    if Meta::is_in(path) {
         return Ok(Source::Prepared(path.into()));
     }
     let name = path.display().to_string();
@@ -136,20 +137,24 @@ impl TextSource {
         }
     }
 
-    /// Adds all that the text depends on to a hash.
-    pub fn hash(&self, hash: &mut Sha256) -> Result<(), DataError> {
+    /// Adds all that the text depends on to a hash; with `progress` it is shown.
+    pub fn hash(&self, hash: &mut Sha256, progress: bool) -> Result<(), DataError> {
         match &self.text {
             Text::Memory(text) => hash_part(hash, text.as_bytes()),
             Text::Files(files) => {
-                let mut buffer = vec![0; 1 << 20];
+                let mut progress = Progress::new("reading", self.bytes(), !progress);
+                let (mut buffer, mut read) = (vec![0; 1 << 20], 0);
                 for TextFile { path, format, .. } in files {
                     let mut file = fs::File::open(path).map_err(|error| DataError::read(path, error))?;
                     let mut content = Sha256::new();
                     loop {
-                        match file.read(&mut buffer).map_err(|error| DataError::read(path, error))? {
-                            0 => break,
-                            count => content.update(&buffer[..count]),
+                        let count = file.read(&mut buffer).map_err(|error| DataError::read(path, error))?;
+                        if count == 0 {
+                            break;
                         }
+                        content.update(&buffer[..count]);
+                        read += count as u64;
+                        progress.set(read);
                     }
                     hash_part(hash, format!("{format:?}").as_bytes());
                     hash_part(hash, &content.finalize());

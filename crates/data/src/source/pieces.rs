@@ -60,9 +60,11 @@ pub fn cut(text: &str) -> Option<usize> {
     (1..bytes.len()).rev().find(harmless).or_else(|| (1..bytes.len()).rev().find(passable))
 }
 
-/// Where to cut text of which more follows: None for "read on".
+/// Where to cut text of which more may follow: None for "read on". Something is left after the cut, with which the document can
+/// end if nothing follows.
 pub fn cut_stream(text: &str) -> Option<usize> {
-    cut(text).or((text.len() >= MAX_BYTES).then_some(text.len()))
+    let last = || text.char_indices().next_back().map(|(at, _)| at);
+    cut(text).or_else(|| if text.len() >= MAX_BYTES { last() } else { None })
 }
 
 fn ends_in_space(text: &str) -> bool {

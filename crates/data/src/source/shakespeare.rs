@@ -16,24 +16,32 @@ const MAX_BYTES: u64 = 16 << 20;
 pub fn find(cache: &Path) -> Result<PathBuf, DataError> {
     let path = cache.join("tinyshakespeare.txt");
     if path.is_file() {
-        check(&fs::read(&path).map_err(|error| DataError::read(&path, error))?, &path)?;
-        return Ok(path);
+        let found = sha256(&fs::read(&path).map_err(|error| DataError::read(&path, error))?);
+        return if found == SHA256 {
+            Ok(path)
+        } else {
+            Err(DataError::Checksum { url: URL, path, found, expected: SHA256 })
+        };
     }
-    let failed = |error: ureq::Error| DataError::Download { url: URL, path: path.clone(), problem: error.to_string() };
-    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(60))).build().into();
-    let mut response = agent.get(URL).call().map_err(failed)?;
-    let bytes = response.body_mut().with_config().limit(MAX_BYTES).read_to_vec().map_err(failed)?;
-    check(&bytes, &path)?;
+    let bytes = download().map_err(|problem| DataError::Download { url: URL, path: path.clone(), problem })?;
     cache::write_file(&path, &bytes)?;
     Ok(path)
 }
 
-fn check(bytes: &[u8], path: &Path) -> Result<(), DataError> {
-    let found: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    if found == SHA256 {
-        return Ok(());
+/// The text from the network, if it is the right one.
+fn download() -> Result<Vec<u8>, String> {
+    let failed = |error: ureq::Error| error.to_string();
+    let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(60))).build().into();
+    let mut response = agent.get(URL).call().map_err(failed)?;
+    let bytes = response.body_mut().with_config().limit(MAX_BYTES).read_to_vec().map_err(failed)?;
+    match sha256(&bytes) {
+        found if found == SHA256 => Ok(bytes),
+        found => Err(format!("what came has the SHA-256 {found}, not {SHA256}")),
     }
-    Err(DataError::Checksum { url: URL, path: path.into(), found, expected: SHA256 })
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

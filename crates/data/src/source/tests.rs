@@ -29,12 +29,14 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 fn a_folder_is_its_text_files_in_order_of_their_paths_of_every_kind() {
     let folder = tempfile::tempdir().unwrap();
     let lines = b"{\"text\": \"e\", \"n\": 1}\n\n{\"text\": \"\"}\n{\"text\": \"f\"}";
-    let files: [(&str, Vec<u8>); 7] = [
+    let files: [(&str, Vec<u8>); 9] = [
         ("a.txt", b"a".into()),
         ("b/c.rs", b"b".into()),
         ("b/d.md.gz", gzip(b"c")),
         ("b/e.txt.zst", zstd::encode_all(&b"d"[..], 1).unwrap()),
         ("c.jsonl.gz", gzip(lines)),
+        ("d.json.gz", gzip(b"{\"text\": \"g\"}")),
+        ("package.json", b"{}".into()),
         ("photo.jpg", b"\xff".into()),
         (".hidden.txt", b"\xff".into()),
     ];
@@ -43,7 +45,7 @@ fn a_folder_is_its_text_files_in_order_of_their_paths_of_every_kind() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     }
-    assert_eq!(texts(folder.path()).unwrap(), ["a", "b", "c", "d", "e", "f"]);
+    assert_eq!(texts(folder.path()).unwrap(), ["a", "b", "c", "d", "e", "f", "g"]);
 }
 
 #[test]
@@ -62,6 +64,20 @@ fn the_folders_of_nanogpt_and_llmc_are_recognized() {
 }
 
 #[test]
+fn token_files_of_other_names_train_and_another_meta_json_makes_no_prepared_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let found = || find(folder.path().to_str().unwrap(), Path::new("")).unwrap();
+    fs::write(folder.path().join("meta.json"), "{\"title\": \"a book\"}").unwrap();
+    fs::write(folder.path().join("a.txt"), "a").unwrap();
+    assert!(matches!(found(), Source::Text(_)));
+    ["b.bin", "a.bin"].iter().for_each(|name| fs::write(folder.path().join(name), [0; 4]).unwrap());
+    let Source::Tokens(files) = found() else { panic!() };
+    assert_eq!((files.train, files.val), (["a.bin", "b.bin"].map(|name| folder.path().join(name)).into(), vec![]));
+    fs::write(folder.path().join("meta.json"), "{\"shards\": [").unwrap();
+    assert!(matches!(found(), Source::Prepared(_)));
+}
+
+#[test]
 fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let cut = |mut bytes: Vec<u8>| {
@@ -69,7 +85,7 @@ fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
         bytes
     };
     let text = "a text that is long enough to be compressed\n".repeat(20);
-    let cases: [(&str, Vec<u8>, &str); 11] = [
+    let cases: [(&str, Vec<u8>, &str); 12] = [
         ("empty.txt", vec![], "is empty: give a text"),
         ("latin1.txt", b"caf\xe9".into(), "is not UTF-8 text (first bad byte at offset 3): convert it"),
         ("cut.txt", b"caf\xc3".into(), "is not UTF-8 text (first bad byte at offset 3): convert it"),
@@ -81,6 +97,7 @@ fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
         ),
         ("c.jsonl", b"{\"text\": 3}".into(), "c.jsonl, line 1: \"text\" is not a string"),
         ("d.jsonl", b"[]".into(), "d.jsonl, line 1: is not an object"),
+        ("a.json", b"{\"text\": \"a\"}\n{\n".into(), "a.json, line 2: is not JSON"),
         ("a.txt.gz", cut(gzip(text.as_bytes())), "a.txt.gz is not whole gzip data"),
         ("b.jsonl.gz", b"no gzip".into(), "b.jsonl.gz is not whole gzip data"),
         ("a.zst", cut(zstd::encode_all(text.as_bytes(), 1).unwrap()), "a.zst is not whole zstd data"),
@@ -96,6 +113,16 @@ fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
     assert!(message.contains("absent.txt does not exist: check the path given with --data"), "{message}");
     let empty = tempfile::tempdir().unwrap();
     assert!(texts(empty.path()).unwrap_err().to_string().contains("holds no text, JSONL, Parquet or .bin files"));
+}
+
+#[test]
+fn a_file_that_ends_where_a_piece_is_full_ends_its_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    for text in ["a".repeat(4 << 20), "é".repeat(4 << 20)] {
+        fs::write(&path, &text).unwrap();
+        assert!(texts(&path).unwrap() == [text]);
+    }
 }
 
 proptest! {

@@ -26,7 +26,7 @@ pub fn files(tokenizer: &Tokenizer) -> Vec<(String, Vec<u8>)> {
         Kind::Byte => config[KEY] = "byte".into(),
         Kind::Char(_) => config[KEY] = "char".into(),
         // Not for the two above, whose end of text must stay an ordinary token: a special one would be found in text too.
-        Kind::HuggingFace(tokenizer) => config["eos_token"] = tokenizer.eot.map(|(name, _)| name).into(),
+        Kind::HuggingFace(tokenizer) => config["eos_token"] = tokenizer.eot.as_ref().map(|(name, _)| &name[..]).into(),
     }
     let files = [(JSON, tokenizer_json(tokenizer)), (CONFIG, format!("{config:#}\n"))];
     files.map(|(name, text)| (name.into(), text.into_bytes())).into()
@@ -43,22 +43,41 @@ pub fn tokenizer_json(tokenizer: &Tokenizer) -> String {
 /// The byte or character tokenizer in a folder, or beside the given file; None if it is another's.
 pub fn load(path: &Path) -> Result<Option<Kind>, DataError> {
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
-    let read = |path: &Path| fs::read(path).map_err(|error| DataError::read(path, error));
-    let config = folder.join(CONFIG);
-    if !config.is_file() || !folder.join(JSON).is_file() {
+    let path = folder.join(JSON);
+    if !path.is_file() {
         return Ok(None);
     }
-    let wrong = |path: &Path, problem: String| DataError::Tokenizer { path: path.into(), problem };
-    let value: Value = serde_json::from_slice(&read(&config)?).map_err(|error| wrong(&config, error.to_string()))?;
-    match value.get(KEY).and_then(Value::as_str) {
+    match config(folder)?.get(KEY).and_then(Value::as_str) {
         Some("byte") => Ok(Some(Kind::Byte)),
         Some("char") => {
-            let path = folder.join(JSON);
-            parse_chars(&read(&path)?).map(|chars| Some(Kind::Char(chars))).map_err(|problem| wrong(&path, problem))
+            let bytes = fs::read(&path).map_err(|error| DataError::read(&path, error))?;
+            let chars = parse_chars(&bytes).map_err(|problem| DataError::Tokenizer { path, problem })?;
+            Ok(Some(Kind::Char(chars)))
         }
-        Some(kind) => Err(wrong(&config, format!("{KEY} is {kind:?}, neither byte nor char"))),
+        Some(kind) => {
+            let problem = format!("{KEY} is {kind:?}, neither byte nor char");
+            Err(DataError::Tokenizer { path: folder.join(CONFIG), problem })
+        }
         None => Ok(None),
     }
+}
+
+/// The name of the end-of-text token that the `tokenizer_config.json` in a folder has as `eos_token`.
+pub fn eos_token(folder: &Path) -> Result<Option<String>, DataError> {
+    let config = config(folder)?;
+    let token = &config["eos_token"];
+    // A name, or an object with the name and with how the token is found in text.
+    Ok(token.as_str().or(token["content"].as_str()).map(str::to_string))
+}
+
+/// The `tokenizer_config.json` in a folder; null without one.
+fn config(folder: &Path) -> Result<Value, DataError> {
+    let path = folder.join(CONFIG);
+    if !path.is_file() {
+        return Ok(Value::Null);
+    }
+    let bytes = fs::read(&path).map_err(|error| DataError::read(&path, error))?;
+    serde_json::from_slice(&bytes).map_err(|error| DataError::Tokenizer { path, problem: error.to_string() })
 }
 
 /// The characters of a file of ours, by id.

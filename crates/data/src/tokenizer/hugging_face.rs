@@ -14,10 +14,12 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, ModelWrapper, PreTokenizerWrapper};
 
+use super::export;
 use super::words::{self, Part};
 use crate::DataError;
 
-/// What the end of a text is called, in the tokenizers of GPT-2, DeepSeek, Llama 2, Llama 3 and Gemma.
+/// What the end of a text is called where no configuration says it: in the tokenizers of GPT-2, DeepSeek, Llama 2, Llama 3 and
+/// Gemma.
 const EOT: [&str; 5] = [END_OF_TEXT, "<｜end▁of▁sentence｜>", "</s>", "<|end_of_text|>", "<eos>"];
 const END_OF_TEXT: &str = "<|endoftext|>";
 
@@ -40,7 +42,8 @@ pub struct HuggingFace {
     /// If the tokenizer splits text as GPT-2's: a number of its own, and the names that must not be split.
     gpt2: Option<(u64, Vec<String>)>,
     pub vocab_size: usize,
-    pub eot: Option<(&'static str, u32)>,
+    /// Name and id of the end-of-text token.
+    pub eot: Option<(String, u32)>,
 }
 
 impl HuggingFace {
@@ -65,7 +68,7 @@ impl HuggingFace {
         let wrong = |problem: String| DataError::Tokenizer { path: path.into(), problem };
         // The crate panics on some files that are JSON but no tokenizer. That is an error of the file, not of this program.
         match catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes)) {
-            Ok(Ok(tokenizer)) => Self::new(tokenizer).map_err(wrong),
+            Ok(Ok(tokenizer)) => Self::new(tokenizer, eos_token_beside(path)?).map_err(wrong),
             Ok(Err(error)) => Err(wrong(error.to_string())),
             Err(_) => Err(wrong("it is not a tokenizer".into())),
         }
@@ -79,7 +82,7 @@ impl HuggingFace {
             let added = tokenizer.add_special_tokens([AddedToken::from(END_OF_TEXT, true)]);
             added.map_err(|error| wrong(error.to_string()))?;
         }
-        Self::new(tokenizer).map_err(wrong)
+        Self::new(tokenizer, eos_token_beside(vocab)?).map_err(wrong)
     }
 
     pub fn train(texts: impl Iterator<Item = String> + Send, vocab_size: usize) -> Result<Self, DataError> {
@@ -95,10 +98,10 @@ impl HuggingFace {
             .build();
         let mut tokenizer = byte_level(BPE::default());
         tokenizer.train(&mut TrainerWrapper::from(trainer), texts).map_err(|error| wrong(error.to_string()))?;
-        Self::new(tokenizer).map_err(wrong)
+        Self::new(tokenizer, None).map_err(wrong)
     }
 
-    fn new(mut tokenizer: tokenizers::Tokenizer) -> Result<Self, String> {
+    fn new(mut tokenizer: tokenizers::Tokenizer, eos_token: Option<String>) -> Result<Self, String> {
         // A file may ask to cut or to fill up each text, which would lose or add tokens.
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         tokenizer.with_padding(None);
@@ -107,7 +110,7 @@ impl HuggingFace {
         if highest >= i32::MAX as u32 {
             return Err(format!("token id {highest} is too large"));
         }
-        let eot = EOT.into_iter().find_map(|name| Some((name, tokenizer.token_to_id(name)?)));
+        let eot = end_of_text(&tokenizer, eos_token);
         let gpt2 = gpt2_names(&tokenizer).map(|names| {
             static COUNTER: AtomicU64 = AtomicU64::new(1); // 0 is an empty cache
             (COUNTER.fetch_add(1, Ordering::Relaxed), names)
@@ -179,6 +182,23 @@ impl fmt::Debug for HuggingFace {
     }
 }
 
+fn eos_token_beside(file: &Path) -> Result<Option<String>, DataError> {
+    export::eos_token(file.parent().unwrap_or(file))
+}
+
+/// Name and id of the end-of-text token: the one that is given, if the vocabulary has it, else a special one with a usual name.
+/// An ordinary token with such a name is a word of the text.
+fn end_of_text(tokenizer: &tokenizers::Tokenizer, given: Option<String>) -> Option<(String, u32)> {
+    let given = given.and_then(|name| tokenizer.token_to_id(&name).map(|id| (name, id)));
+    given.or_else(|| {
+        let added = tokenizer.get_added_tokens_decoder();
+        EOT.into_iter().find_map(|name| {
+            let (id, _) = added.iter().find(|(_, token)| token.special && token.content == name)?;
+            Some((name.to_string(), *id))
+        })
+    })
+}
+
 /// If `tokenizer` splits text as GPT-2's and encodes each word by itself, the names of its added tokens, which may lie across
 /// words.
 fn gpt2_names(tokenizer: &tokenizers::Tokenizer) -> Option<Vec<String>> {
@@ -203,4 +223,40 @@ fn byte_level(bpe: BPE) -> tokenizers::Tokenizer {
     let mut tokenizer = tokenizers::Tokenizer::new(bpe);
     tokenizer.with_pre_tokenizer(Some(rules)).with_decoder(Some(rules)).with_post_processor(Some(rules));
     tokenizer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Tokenizer;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn the_end_of_text_is_what_the_configuration_says_else_a_special_token_of_a_usual_name() {
+        let end = |special| {
+            json!([{
+                "id": 1, "content": "</s>", "special": special,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            }])
+        };
+        let cases = [
+            (json!([]), Value::Null, None),
+            (end(false), Value::Null, None),
+            (end(true), Value::Null, Some(1)),
+            (end(true), json!("absent"), Some(1)),
+            (end(true), json!("<end>"), Some(2)),
+            (json!([]), json!({ "content": "<end>", "special": true }), Some(2)),
+        ];
+        for (added, eos_token, expected) in cases {
+            let folder = tempfile::tempdir().unwrap();
+            let write = |name: &str, value: Value| fs::write(folder.path().join(name), value.to_string()).unwrap();
+            let model = json!({ "type": "WordLevel", "vocab": { "a": 0, "</s>": 1, "<end>": 2 }, "unk_token": "a" });
+            write("tokenizer.json", json!({ "version": "1.0", "added_tokens": added, "model": model }));
+            write("tokenizer_config.json", json!({ "eos_token": eos_token }));
+            let tokenizer = Tokenizer::open(folder.path()).unwrap();
+            assert_eq!(tokenizer.eot(), expected, "{added} {eos_token}");
+            tokenizer.save(folder.path()).unwrap();
+            assert_eq!(Tokenizer::open(folder.path()).unwrap().eot(), expected);
+        }
+    }
 }

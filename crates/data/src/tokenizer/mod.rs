@@ -88,12 +88,13 @@ impl Tokenizer {
         }
     }
 
-    /// The token between documents, if there is one.
+    /// The token after each document, if there is one: what a `tokenizer_config.json` calls `eos_token`, else a special token
+    /// with one of the usual names.
     pub fn eot(&self) -> Option<u32> {
         match &self.0 {
             Kind::Byte => Some(0),
             Kind::Char(chars) => chars.binary_search(&'\0').ok().map(|id| id as u32),
-            Kind::HuggingFace(tokenizer) => tokenizer.eot.as_ref().map(|&(_, id)| id),
+            Kind::HuggingFace(tokenizer) => tokenizer.eot.as_ref().map(|(_, id)| *id),
         }
     }
 

@@ -2,7 +2,6 @@ use crate::cli::say;
 use crate::trainer::human;
 use clap::Args;
 use data::{DataError, PrepareOptions, TokenizerSpec};
-use std::fs;
 use std::path::PathBuf;
 
 /// Makes text into a folder of tokens, for `--data`.
@@ -26,32 +25,19 @@ pub struct PrepareArgs {
     #[arg(long, value_name = "X")]
     val_fraction: Option<f64>,
     /// Tokens of a file
-    #[arg(long, value_name = "N", default_value_t = 100_000_000)]
+    #[arg(long, value_name = "N", default_value_t = 100_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     shard_tokens: u64,
 }
 
 pub fn run(args: &PrepareArgs) -> Result<(), DataError> {
     let options = PrepareOptions {
+        train_bpe: args.train_bpe,
         text_field: args.text_field.clone(),
         val_fraction: args.val_fraction,
         shard_tokens: args.shard_tokens,
         progress: true,
     };
-    let meta = match args.train_bpe {
-        None => data::prepare(&args.source, &args.tokenizer, &args.out, &options)?,
-        Some(tokens) => {
-            let tokenizer = data::train_bpe(&args.source, &args.text_field, tokens)?;
-            let mut beside = args.out.clone().into_os_string();
-            beside.push(".tokenizer");
-            let folder = PathBuf::from(beside);
-            let unwritable = |source| DataError::Unwritable { path: folder.clone(), source };
-            fs::create_dir_all(&folder).map_err(unwritable)?;
-            tokenizer.save(&folder)?;
-            let meta = data::prepare(&args.source, &TokenizerSpec::Path(folder.clone()), &args.out, &options)?;
-            fs::remove_dir_all(&folder).map_err(unwritable)?; // the prepared folder has its own copy
-            meta
-        }
-    };
+    let meta = data::prepare(&args.source, &args.tokenizer, &args.out, &options)?;
     say(&format!(
         "wrote {} tokens ({} for validation) of {} documents to {}, {} tokens in the vocabulary, {:.3} bytes a token",
         human(meta.tokens as usize),
@@ -61,5 +47,8 @@ pub fn run(args: &PrepareArgs) -> Result<(), DataError> {
         meta.vocab_size,
         meta.text_bytes as f64 / meta.tokens as f64,
     ));
+    if meta.documents > 1 && meta.eot.is_none() {
+        say("the documents follow each other without an end-of-text token, as the tokenizer has none");
+    }
     Ok(())
 }
