@@ -100,9 +100,9 @@ fn is_text(path: &Path) -> bool {
     }
 }
 
-/// The token files of a folder for training and for validation, each in the order of their names: `train.bin` and
-/// `val.bin` of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c. If none is named so, all are for training.
-pub fn token_files(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataError> {
+/// The token files of a folder for training, for validation, and of other names, each in order: `train.bin` and `val.bin`
+/// of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c.
+pub fn token_files(folder: &Path) -> Result<[Vec<PathBuf>; 3], DataError> {
     let (mut train, mut val, mut others) = (Vec::new(), Vec::new(), Vec::new());
     for (path, is_folder) in list(folder)? {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -117,12 +117,9 @@ pub fn token_files(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), DataEr
             others.push(path);
         }
     }
-    if train.is_empty() && val.is_empty() {
-        train = others;
-    }
-    train.sort();
-    val.sort();
-    Ok((train, val))
+    let mut files = [train, val, others];
+    files.iter_mut().for_each(|files| files.sort());
+    Ok(files)
 }
 
 /// The entries of a folder that are not hidden, and whether each is a folder.

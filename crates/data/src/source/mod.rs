@@ -95,11 +95,14 @@ fn find_folder(path: &Path) -> Result<Source, DataError> {
         return Ok(Source::Prepared(path.into()));
     }
     let name = path.display().to_string();
-    let (train, val) = files::token_files(path)?;
+    let [train, val, others] = files::token_files(path)?;
     if !train.is_empty() {
         return Ok(Source::Tokens(TokenFiles { name, train, val }));
     }
     let files = files::text_files(path)?;
+    if files.is_empty() && !others.is_empty() {
+        return Ok(Source::Tokens(TokenFiles { name, train: others, val }));
+    }
     if files.is_empty() {
         return Err(DataError::NoFiles { path: path.into() });
     }

@@ -71,6 +71,8 @@ fn token_files_of_other_names_train_and_another_meta_json_makes_no_prepared_fold
     fs::write(folder.path().join("a.txt"), "a").unwrap();
     assert!(matches!(found(), Source::Text(_)));
     ["b.bin", "a.bin"].iter().for_each(|name| fs::write(folder.path().join(name), [0; 4]).unwrap());
+    assert!(matches!(found(), Source::Text(_)));
+    fs::remove_file(folder.path().join("a.txt")).unwrap();
     let Source::Tokens(files) = found() else { panic!() };
     assert_eq!((files.train, files.val), (["a.bin", "b.bin"].map(|name| folder.path().join(name)).into(), vec![]));
     fs::write(folder.path().join("meta.json"), "{\"shards\": [").unwrap();
