@@ -22,15 +22,6 @@ fail() {
     exit 1
 }
 
-# Debian's Python comes without the module that makes environments.
-install_venv() {
-    local sudo=()
-    python3 -c 'import ensurepip' 2>/dev/null && return
-    [[ $(id -u) == 0 ]] || sudo=(sudo)
-    "${sudo[@]}" apt-get update --quiet=2
-    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends python3-venv
-}
-
 # The list of packages lies beside them last: what is half there is not taken for whole.
 install_tools() {
     if [[ "$(cat "$tools/packages" 2>/dev/null)" == "${packages[*]}" ]]; then
@@ -38,8 +29,7 @@ install_tools() {
         return
     fi
     say "installing ${packages[*]} into $tools"
-    install_venv
-    python3 -m venv "$work/venv"
+    bash scripts/make-venv.sh "$work/venv"
     rm -rf "$tools"
     "$work/venv/bin/pip" install --quiet --disable-pip-version-check --target "$tools" "${packages[@]}" ||
         fail "pip cannot install NVIDIA's tools, and without them nothing is checked"

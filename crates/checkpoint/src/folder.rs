@@ -93,6 +93,7 @@ impl Folder {
         }
         let parameters = Index::parameters_of(&files);
         for (name, bytes) in extra {
+            assert!(files.iter().all(|file| file.name != *name), "{name} is there already");
             let path = partial.join(name);
             write_synced(&path, bytes)?;
             let (bytes, sha256) = File::open(&path).and_then(digest).map_err(CheckpointError::read(&path))?;

@@ -107,6 +107,11 @@ pub struct PieceEntry {
 const DIGEST_KEY: &str = "\"digest\": \"";
 
 impl Index {
+    /// The files that the run has added to those of its ranks.
+    pub fn extra(&self) -> &[FileEntry] {
+        self.files.get(self.world_size..).unwrap_or_default()
+    }
+
     /// The version that this crate writes and reads.
     pub const FORMAT: u32 = 1;
 

@@ -123,7 +123,8 @@ pub enum DataError {
     TrainBpe { vocab_size: usize, problem: String },
 
     #[error(
-        "the tokens in {} were made with another tokenizer than {given}: leave out data.tokenizer, or give the text",
+        "the tokens in {} were made with another tokenizer than {given}: give the text or tokens of that tokenizer, or set \
+         data.tokenizer to null",
         path.display()
     )]
     OtherTokenizer { path: PathBuf, given: String },

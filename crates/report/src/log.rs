@@ -97,7 +97,10 @@ impl Log {
                 self.seconds.push(self.clock.tick(step.elapsed_seconds, step.step_seconds));
                 self.steps.push(*step);
             }
-            Line::Validation { step, loss } => self.validations.push((step, loss)),
+            Line::Validation { step, loss } => {
+                self.validations.pop_if(|(of, _)| *of == step); // done again by a run that had ended
+                self.validations.push((step, loss));
+            }
             Line::Experts { step, layers } => self.experts.push((step, layers)),
             Line::Event { step, text } => {
                 if text.starts_with(RESUMED) {

@@ -6,6 +6,7 @@ use crate::run_folder::{CONFIG, RunFolder};
 use crate::trainer::{Place, TrainError};
 use crate::units::{Batch, parameters};
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind};
+use data::{Prepared, TokenizerSpec};
 use fsdp::{Fsdp, PartValues, WantedPart};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ impl Resume {
         if step > steps as u64 {
             return Err(TrainError::Finished { path, step, steps });
         }
-        let keeps_tokenizer = !place.new_tokenizer && has_tokenizer(checkpoint);
+        let keeps_tokenizer = !place.new_tokenizer && tokenizer_names(checkpoint).next().is_some();
         let tokenizer = keeps_tokenizer.then(|| tokenizer_files(checkpoint)).transpose()?;
         Ok(Self { path, index, in_place: place.same_run().is_some(), tokenizer })
     }
@@ -71,13 +72,22 @@ impl Resume {
 
 /// Names of the files that belong to the tokenizer.
 fn tokenizer_names(checkpoint: &Checkpoint) -> impl Iterator<Item = &String> {
-    let files = checkpoint.index().files.iter().filter(|file| file.pieces.is_empty());
-    files.map(|file| &file.name).filter(|name| name.as_str() != CONFIG)
+    checkpoint.index().extra().iter().map(|file| &file.name).filter(|name| name.as_str() != CONFIG)
 }
 
-/// Whether a checkpoint has a tokenizer; one of a run on tokens alone has none.
+/// Whether a checkpoint has a tokenizer that can be opened; one of a run on tokens alone has none, and some of other programs cannot be.
 pub(crate) fn has_tokenizer(checkpoint: &Checkpoint) -> bool {
-    tokenizer_names(checkpoint).next().is_some()
+    let has = |file: &str| tokenizer_names(checkpoint).any(|name| name == file);
+    has("tokenizer.json") || (has("vocab.json") && has("merges.txt"))
+}
+
+/// Refuses to take a text for bytes that goes to a model whose tokenizer is not known.
+pub(crate) fn check_tokenizer(checkpoint: &Checkpoint, prepared: &Prepared) -> Result<(), TrainError> {
+    let bytes = prepared.meta.as_ref().is_some_and(|meta| meta.tokenizer == TokenizerSpec::Byte.to_string());
+    match bytes && !has_tokenizer(checkpoint) {
+        true => Err(TrainError::NoTokenizer { path: checkpoint.path().into() }),
+        false => Ok(()),
+    }
 }
 
 /// Names and bytes of the tokenizer's files.

@@ -4,7 +4,7 @@ use crate::device::Devices;
 use crate::launch::Launch;
 use crate::progress::Progress;
 use crate::rank::{self, Job};
-use crate::resume::{self, Resume, has_tokenizer};
+use crate::resume::{self, Resume, check_tokenizer, has_tokenizer};
 use crate::run_folder::RunFolder;
 use crate::units::parameter_count;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index};
@@ -75,8 +75,8 @@ pub enum TrainError {
     Token { token: u32, vocab_size: usize },
 
     #[error(
-        "{} has no tokenizer: it was trained on tokens alone; give the tokenizer.json that made them to the training, \
-         --set data.tokenizer=FILE (it may be resumed with it)",
+        "{} has no tokenizer that can be used, as a run on tokens alone has none: resume it for some more --steps with the \
+         one that made the tokens, --set data.tokenizer=FILE",
         path.display()
     )]
     NoTokenizer { path: PathBuf },
@@ -149,6 +149,9 @@ pub(crate) fn train_launched(
         options.tokenizer = Some(TokenizerSpec::Path(checkpoint.path().into()));
     }
     let prepared = data::open(&config.data.source, &options)?;
+    if let Some(checkpoint) = checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
+        check_tokenizer(checkpoint, &prepared)?;
+    }
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;

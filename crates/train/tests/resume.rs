@@ -149,6 +149,37 @@ fn a_run_that_goes_on_keeps_its_configuration_and_its_tokenizer() {
 }
 
 #[test]
+fn ranks_whose_share_is_padding_go_on_too() {
+    let folder = folder_with_text();
+    let eight = ["--gpus=8", "--steps=2", "--set=train.global_batch_size=8"];
+    losses(folder.path(), &[TINY, &eight], "run");
+    succeed(folder.path(), &["--resume=run", "--steps=3"]);
+    succeed(folder.path(), &["--resume=run", "--steps=4", "--set=parallel.strategy=ddp"]);
+    let (inspected, _) = succeed(folder.path(), &["inspect", "run"]);
+    assert!(inspected.contains("step 4, ") && inspected.contains("rank-7.safetensors"), "{inspected}");
+}
+
+#[test]
+fn a_text_for_a_model_whose_tokenizer_is_not_known_is_refused_until_it_is_given() {
+    let folder = folder_with_text();
+    let tokens: Vec<u8> = (0..4000u16).flat_map(|i| (i % 251).to_le_bytes()).collect();
+    fs::write(folder.path().join("tokens.bin"), tokens).unwrap();
+    let tiny: Vec<&str> = TINY.iter().copied().filter(|arg| !arg.starts_with("--data")).collect();
+    losses(folder.path(), &[&tiny, &["--data=tokens.bin", "--set=model.vocab_size=256", "--steps=2"]], "run");
+    succeed(folder.path(), &["eval", "run", "--data=tokens.bin"]);
+    let all: [&[&str]; 3] =
+        [&["eval", "run", "--data=text.txt"], &["--resume=run", "--data=text.txt", "--steps=3"], &["generate", "run"]];
+    for args in all {
+        let output = run(folder.path(), args);
+        let answer = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {answer}");
+        assert!(answer.contains("run/checkpoints/step-2 has no tokenizer that can be used"), "{args:?}: {answer}");
+    }
+    succeed(folder.path(), &["--resume=run", "--data=text.txt", "--steps=3", "--set=data.tokenizer=byte"]);
+    succeed(folder.path(), &["generate", "run", "--prompt=The", "--tokens=3"]);
+}
+
+#[test]
 fn a_folder_in_which_another_process_trains_is_refused() {
     let folder = folder_with_text();
     losses(folder.path(), &[TINY, &["--steps=3"]], "run");

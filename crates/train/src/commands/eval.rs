@@ -1,5 +1,5 @@
 use crate::cli::say;
-use crate::resume::has_tokenizer;
+use crate::resume::{check_tokenizer, has_tokenizer};
 use crate::saved::Saved;
 use crate::trainer::TrainError;
 use crate::units::check_tokens;
@@ -69,6 +69,7 @@ fn text(saved: &Saved, model: &dyn LanguageModel, source: &str, seq_len: usize, 
     let tokenizer = has_tokenizer(&saved.checkpoint).then(|| TokenizerSpec::Path(saved.checkpoint.path().into()));
     let options = OpenOptions { tokenizer, val_fraction: Some(1.0), progress: true, ..saved.config.data.options(true) };
     let prepared = data::open(source, &options).map_err(TrainError::from)?;
+    check_tokenizer(&saved.checkpoint, &prepared)?;
     let windows = if prepared.dataset.val_tokens() == 0 { 0 } else { prepared.dataset.val_windows(seq_len) };
     if windows == 0 {
         return Err(EvalError::Invalid(format!(

@@ -74,8 +74,7 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
         DtypeArg::F16 => Dtype::F16,
     };
     let tokenizer = saved.tokenizer_files()?;
-    let (begin_of_text, end_of_text) =
-        if tokenizer.is_empty() { (None, None) } else { ends_of_text(saved, &tokenizer)? };
+    let (begin_of_text, end_of_text) = ends_of_text(saved, &tokenizer);
     let max_shard_bytes = args.max_shard_bytes;
     let options = ExportOptions { dtype, max_shard_bytes, end_of_text, begin_of_text, tokenizer: &tokenizer };
     let summary = hf::export(folder, model, &options, |path| saved.parameter(path))?;
@@ -89,14 +88,14 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
     Ok(())
 }
 
-/// The tokens that begin and end a text, where the tokenizer has them.
-fn ends_of_text(saved: &Saved, files: &[(String, Vec<u8>)]) -> Result<(Option<u32>, Option<u32>), TrainError> {
-    let tokenizer = saved.tokenizer()?;
+/// The tokens that begin and end a text, where there is a tokenizer, which can be opened, and has them.
+fn ends_of_text(saved: &Saved, files: &[(String, Vec<u8>)]) -> (Option<u32>, Option<u32>) {
+    let Ok(tokenizer) = saved.tokenizer() else { return (None, None) };
     let config = files.iter().find(|(name, _)| name == "tokenizer_config.json");
     let config: Value = config.and_then(|(_, bytes)| serde_json::from_slice(bytes).ok()).unwrap_or_default();
     let name = config["bos_token"].as_str().or(config["bos_token"]["content"].as_str());
     let begin = name.and_then(|name| tokenizer.encode(name).ok()).filter(|tokens| tokens.len() == 1);
-    Ok((begin.map(|tokens| tokens[0]), tokenizer.eot()))
+    (begin.map(|tokens| tokens[0]), tokenizer.eot())
 }
 
 /// A tensor that is read when it is written.

@@ -57,8 +57,9 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
         config.data.tokenizer = Some(TokenizerSpec::Path(run.tokenizer()));
     }
     let parameters: usize = pieces.pieces.iter().map(|(piece, _)| piece.len).sum();
+    let run = RunFolder::create(Some(&args.out), "", &config)?;
     let checkpoint = write(&run, &config, tokenizer, pieces).inspect_err(|_| {
-        let _ = fs::remove_dir_all(run.path()); // it was empty
+        let _ = fs::remove_dir_all(run.path()); // it is ours, and was empty
     })?;
     say(&format!("imported {} parameters to {}", human(parameters), checkpoint.display()));
     say(&format!("go on with: train --resume {} --data FILE --steps N", run.path().display()));
@@ -72,7 +73,6 @@ fn write(
     tokenizer: Vec<(String, Vec<u8>)>,
     pieces: Pieces,
 ) -> Result<PathBuf, ImportError> {
-    RunFolder::create(Some(run.path()), "", config)?;
     let mut files = tokenizer;
     if !files.is_empty() {
         run.write_tokenizer(&files)?;
