@@ -1,5 +1,5 @@
-use crate::CheckpointError;
 use crate::write::hex;
+use crate::{CheckpointError, Kind};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -107,6 +107,11 @@ pub struct PieceEntry {
 const DIGEST_KEY: &str = "\"digest\": \"";
 
 impl Index {
+    /// What it has of each parameter: moments only once AdamW has made a step.
+    pub fn kinds(&self) -> &'static [Kind] {
+        if self.optimizer_steps > 0 { &Kind::ALL } else { &Kind::ALL[..1] }
+    }
+
     /// The files that the run has added to those of its ranks.
     pub fn extra(&self) -> &[FileEntry] {
         self.files.get(self.world_size..).unwrap_or_default()

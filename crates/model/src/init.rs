@@ -1,4 +1,4 @@
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -58,17 +58,4 @@ fn normal<const D: usize>(name: &str, seed: u64, std: f32, shape: Shape, device:
     let values: Vec<f32> =
         Normal::new(0.0, std).expect("the deviation is finite").sample_iter(rng).take(shape.num_elements()).collect();
     Tensor::from_data(TensorData::new(values, shape), device)
-}
-
-/// Number of elements of all parameters, none of which is made for it.
-pub fn parameter_count<M: Module>(module: &M) -> usize {
-    struct Count(usize);
-    impl ModuleVisitor for Count {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0 += param.lazy_shape().num_elements();
-        }
-    }
-    let mut count = Count(0);
-    module.visit(&mut count);
-    count.0
 }

@@ -21,6 +21,7 @@ pub mod gpt2;
 pub mod hf;
 mod init;
 mod norm;
+mod parameters;
 mod rope;
 
 pub use attention::causal_attention;
@@ -32,8 +33,9 @@ pub use dropout::MicroBatch;
 pub use embedding::embed;
 pub use generate::{GenerateError, Generation, Sampling, generate};
 pub use gpt2::Gpt2;
-pub use init::{initialise, parameter_count};
+pub use init::initialise;
 pub use norm::{LayerNorm, RmsNorm};
+pub use parameters::{fill, parameter_count};
 pub use rope::{Rope, softmax_scale};
 
 use burn::tensor::{Int, Tensor, TensorData};

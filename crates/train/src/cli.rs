@@ -205,8 +205,8 @@ impl TrainArgs {
         self.device.iter().for_each(|device| config.train.device.clone_from(device));
         config.validate()?;
         // That of a file counts where it is not the one that the checkpoint was configured with.
-        let before = resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
-        let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before;
+        let before = || resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
+        let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before();
         let new_tokenizer = of_file || self.set.iter().any(|set| set.starts_with("data.tokenizer="));
         Ok((config, Place { name, out: self.out.clone(), resume, new_tokenizer }))
     }

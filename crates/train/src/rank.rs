@@ -346,14 +346,18 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// What writes the checkpoints, each with configuration and tokenizer; rank 0 writes the tokenizer into the run's folder too.
+/// What writes the checkpoints; rank 0, which completes them, adds configuration and tokenizer, and writes the tokenizer into the run's
+/// folder too.
 fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError> {
-    let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
-    let mut files = kept.or(job.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
-    if rank == 0 && !files.is_empty() {
-        folder.write_tokenizer(&files)?;
+    let mut files = vec![];
+    if rank == 0 {
+        let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
+        files = kept.or(job.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
+        if !files.is_empty() {
+            folder.write_tokenizer(&files)?;
+        }
+        files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
     }
-    files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
     Ok(Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.keep, files))
 }
 

@@ -6,7 +6,7 @@ use crate::run_folder::{CONFIG, RunFolder};
 use crate::trainer::{Place, TrainError};
 use crate::units::{Batch, parameters};
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind};
-use data::{Prepared, TokenizerSpec};
+use data::{OpenOptions, Prepared, TokenizerSpec};
 use fsdp::{Fsdp, PartValues, WantedPart};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -81,12 +81,24 @@ pub(crate) fn has_tokenizer(checkpoint: &Checkpoint) -> bool {
     has("tokenizer.json") || (has("vocab.json") && has("merges.txt"))
 }
 
-/// Refuses to take a text for bytes that goes to a model whose tokenizer is not known.
-pub(crate) fn check_tokenizer(checkpoint: &Checkpoint, prepared: &Prepared) -> Result<(), TrainError> {
+/// Opens data for the model of a checkpoint: with its tokenizer, where it has one.
+///
+/// # Errors
+/// If it has none, and a text would be taken for bytes, which its tokens may not be.
+pub(crate) fn open_data(
+    checkpoint: &Checkpoint,
+    source: &str,
+    mut options: OpenOptions,
+) -> Result<Prepared, TrainError> {
+    let has_tokenizer = has_tokenizer(checkpoint);
+    if has_tokenizer {
+        options.tokenizer = Some(TokenizerSpec::Path(checkpoint.path().into()));
+    }
+    let prepared = data::open(source, &options)?;
     let bytes = prepared.meta.as_ref().is_some_and(|meta| meta.tokenizer == TokenizerSpec::Byte.to_string());
-    match bytes && !has_tokenizer(checkpoint) {
+    match bytes && !has_tokenizer {
         true => Err(TrainError::NoTokenizer { path: checkpoint.path().into() }),
-        false => Ok(()),
+        false => Ok(prepared),
     }
 }
 
@@ -131,7 +143,10 @@ pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
 /// The values that a rank asks for.
 fn read(checkpoint: &Checkpoint, wanted: &WantedPart) -> Result<PartValues, CheckpointError> {
     let kind = |kind| checkpoint.read(&wanted.name, kind, wanted.range.clone());
-    let with_moments = checkpoint.index().optimizer_steps > 0;
-    let moments = if with_moments { Some([kind(Kind::ExpAvg)?, kind(Kind::ExpAvgSq)?]) } else { None };
+    let moments = if checkpoint.index().kinds().contains(&Kind::ExpAvg) {
+        Some([kind(Kind::ExpAvg)?, kind(Kind::ExpAvgSq)?])
+    } else {
+        None
+    };
     Ok(PartValues { param: kind(Kind::Param)?, moments })
 }

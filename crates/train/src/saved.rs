@@ -5,10 +5,10 @@ use crate::resume;
 use crate::run_folder::CONFIG;
 use crate::trainer::TrainError;
 use crate::units::Whole;
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Device;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Kind};
 use data::Tokenizer;
+use model::fill;
 use std::path::Path;
 
 /// The newest checkpoint of a run, or one that was named.
@@ -37,12 +37,11 @@ impl Saved {
 
     /// The model with its trained parameters.
     pub fn model(&self, device: &Device) -> Result<Whole, TrainError> {
-        let mut fill = Fill { saved: self, path: vec![], error: None };
-        let model = match Whole::new(&self.config, device) {
-            Whole::Gpt2(model) => Whole::Gpt2(model.map(&mut fill)),
-            Whole::DeepSeek(model) => Whole::DeepSeek(model.map(&mut fill)),
-        };
-        fill.error.map_or(Ok(model), |error| Err(error.into()))
+        let values = |path: &str, _: &[usize]| self.parameter(path);
+        Ok(match Whole::new(&self.config, device) {
+            Whole::Gpt2(model) => Whole::Gpt2(fill(model, values)?),
+            Whole::DeepSeek(model) => Whole::DeepSeek(fill(model, values)?),
+        })
     }
 
     /// The tokenizer it was trained with.
@@ -60,32 +59,5 @@ impl Saved {
     /// Names and bytes of the tokenizer's files; none of a run on tokens alone.
     pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
         Ok(resume::tokenizer_files(&self.checkpoint)?)
-    }
-}
-
-struct Fill<'a> {
-    saved: &'a Saved,
-    path: Vec<String>,
-    error: Option<CheckpointError>,
-}
-
-impl ModuleMapper for Fill<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (shape, device) = (param.lazy_shape(), param.lazy_device());
-        match self.saved.parameter(&self.path.join(".")) {
-            Ok(values) => Param::initialized(param.id, Tensor::from_data(TensorData::new(values, shape), &device)),
-            Err(error) => {
-                self.error.get_or_insert(error);
-                param
-            }
-        }
     }
 }

@@ -4,12 +4,12 @@ use crate::device::Devices;
 use crate::launch::Launch;
 use crate::progress::Progress;
 use crate::rank::{self, Job};
-use crate::resume::{self, Resume, check_tokenizer, has_tokenizer};
+use crate::resume::{self, Resume};
 use crate::run_folder::RunFolder;
 use crate::units::parameter_count;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index};
 use comm::RankFailure;
-use data::{DataError, TokenizerSpec};
+use data::DataError;
 use fsdp::FsdpError;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -143,15 +143,11 @@ pub(crate) fn train_launched(
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
     let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
-    let mut options = config.data.options(launch.has_rank_0());
-    if let Some(checkpoint) = checkpoint.as_ref().filter(|checkpoint| !place.new_tokenizer && has_tokenizer(checkpoint))
-    {
-        options.tokenizer = Some(TokenizerSpec::Path(checkpoint.path().into()));
-    }
-    let prepared = data::open(&config.data.source, &options)?;
-    if let Some(checkpoint) = checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
-        check_tokenizer(checkpoint, &prepared)?;
-    }
+    let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0()));
+    let prepared = match checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
+        Some(checkpoint) => resume::open_data(checkpoint, source, options)?,
+        None => data::open(source, &options)?,
+    };
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;

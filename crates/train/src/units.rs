@@ -13,8 +13,8 @@ use std::ops::Deref;
 
 /// A micro-batch on a device.
 pub(crate) struct Batch {
-    inputs_bt: Tensor<2, Int>,
-    targets_bt: Tensor<2, Int>,
+    pub inputs_bt: Tensor<2, Int>,
+    pub targets_bt: Tensor<2, Int>,
     /// Where it stands in the run; none in evaluation.
     place: Option<MicroBatch>,
 }

@@ -1,7 +1,7 @@
 use super::{Folder, HfError, deepseek, gpt2};
-use crate::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel};
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Device, Tensor, TensorData};
+use crate::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, fill};
+use burn::module::Module;
+use burn::tensor::Device;
 use moe::MoeConfig;
 use std::ops::Deref;
 
@@ -77,46 +77,7 @@ pub fn names(folder: &Folder) -> impl Fn(&str) -> Source {
 /// Gives every parameter of `module` the values that `source_of` names for it: a function from the path of fields
 /// (`blocks.0.attn.c_attn.weight`).
 pub fn bind<M: Module>(module: M, folder: &Folder, source_of: &dyn Fn(&str) -> Source) -> Result<M, HfError> {
-    let mut bind = Bind { folder, source_of, path: vec![], error: None };
-    let module = module.map(&mut bind);
-    match bind.error {
-        Some(error) => Err(error),
-        None => Ok(module),
-    }
-}
-
-struct Bind<'a> {
-    folder: &'a Folder,
-    source_of: &'a dyn Fn(&str) -> Source,
-    path: Vec<String>,
-    error: Option<HfError>,
-}
-
-impl ModuleMapper for Bind<'_> {
-    fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.push(name.into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.pop();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.error.is_some() {
-            return param;
-        }
-        let shape = param.lazy_shape().to_vec();
-        match values(self.folder, &(self.source_of)(&self.path.join(".")), &shape) {
-            Ok(values) => {
-                let value = Tensor::from_data(TensorData::new(values, shape), &param.lazy_device());
-                Param::initialized(param.id, value)
-            }
-            Err(error) => {
-                self.error = Some(error);
-                param
-            }
-        }
-    }
+    fill(module, |path, shape| values(folder, &source_of(path), shape))
 }
 
 fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>, HfError> {

@@ -1,11 +1,11 @@
 use crate::cli::say;
-use crate::resume::{check_tokenizer, has_tokenizer};
+use crate::resume::open_data;
 use crate::saved::Saved;
 use crate::trainer::TrainError;
-use crate::units::check_tokens;
+use crate::units::{Batch, check_tokens};
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use clap::Args;
-use data::{OpenOptions, TokenizerSpec};
+use data::OpenOptions;
 use indicatif::{ProgressBar, ProgressStyle};
 use model::LanguageModel;
 use serde::Deserialize;
@@ -66,10 +66,9 @@ pub fn run(args: &EvalArgs) -> Result<(), EvalError> {
 
 /// Cross entropy over windows side by side; what does not fill a window at the end is left out.
 fn text(saved: &Saved, model: &dyn LanguageModel, source: &str, seq_len: usize, batch: usize) -> Result<(), EvalError> {
-    let tokenizer = has_tokenizer(&saved.checkpoint).then(|| TokenizerSpec::Path(saved.checkpoint.path().into()));
-    let options = OpenOptions { tokenizer, val_fraction: Some(1.0), progress: true, ..saved.config.data.options(true) };
-    let prepared = data::open(source, &options).map_err(TrainError::from)?;
-    check_tokenizer(&saved.checkpoint, &prepared)?;
+    let options =
+        OpenOptions { tokenizer: None, val_fraction: Some(1.0), progress: true, ..saved.config.data.options(true) };
+    let prepared = open_data(&saved.checkpoint, source, options)?;
     let windows = if prepared.dataset.val_tokens() == 0 { 0 } else { prepared.dataset.val_windows(seq_len) };
     if windows == 0 {
         return Err(EvalError::Invalid(format!(
@@ -81,13 +80,11 @@ fn text(saved: &Saved, model: &dyn LanguageModel, source: &str, seq_len: usize, 
     let mut nats = 0.0;
     for first in (0..windows).step_by(batch) {
         let window = prepared.dataset.val_batch(first..windows.min(first + batch), seq_len);
-        let tokens = window.inputs.iter().chain(&window.targets).map(|token| *token as u32);
-        check_tokens(tokens, saved.config.model.vocab_size())?;
-        let shape = [window.sequences, seq_len];
-        let tensor = |tokens: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), &Device::flex());
-        let loss = model::cross_entropy(model.logits(tensor(window.inputs)), tensor(window.targets));
-        nats += f64::from(loss.into_scalar::<f32>()) * (window.sequences * seq_len) as f64;
-        bar.inc(window.sequences as u64);
+        let sequences = window.sequences;
+        let window = Batch::new(window, None, &saved.config.model, &Device::flex())?;
+        let loss = model::cross_entropy(model.logits(window.inputs_bt), window.targets_bt);
+        nats += f64::from(loss.into_scalar::<f32>()) * (sequences * seq_len) as f64;
+        bar.inc(sequences as u64);
     }
     bar.finish_and_clear();
     let predicted = windows * seq_len;

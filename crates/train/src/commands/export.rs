@@ -128,10 +128,9 @@ impl View for Lazy<'_> {
 
 fn full_state(saved: &Saved, path: &Path) -> io::Result<()> {
     let index = saved.checkpoint.index();
-    let kinds = if index.optimizer_steps > 0 { &Kind::ALL[..] } else { &Kind::ALL[..1] };
     let tensors = index.parameters.iter().flat_map(|parameter| {
         let (name, shape) = (parameter.name.as_str(), &parameter.shape[..]);
-        kinds.iter().map(move |kind| (kind.tensor(name), Lazy { saved, name, shape, kind: *kind }))
+        index.kinds().iter().map(move |kind| (kind.tensor(name), Lazy { saved, name, shape, kind: *kind }))
     });
     let metadata = [("step", index.step.to_string()), ("optimizer_steps", index.optimizer_steps.to_string())];
     let metadata = metadata.map(|(key, value)| (key.to_string(), value)).into();

@@ -30,8 +30,10 @@ pub fn run(args: &InspectArgs) -> Result<(), TrainError> {
         let len = parameter.len().unwrap_or_default();
         total += len;
         let norm = |kind: Kind| norm(&checkpoint, &parameter.name, kind, len);
-        let moments = *optimizer_steps > 0;
-        let moment = |kind| if moments { norm(kind).map(|norm| format!("{norm:.4e}")) } else { Ok("-".into()) };
+        let moment = |kind| match index.kinds().contains(&kind) {
+            true => norm(kind).map(|norm| format!("{norm:.4e}")),
+            false => Ok("-".into()),
+        };
         let (values, mean, square) = (norm(Kind::Param)?, moment(Kind::ExpAvg)?, moment(Kind::ExpAvgSq)?);
         let shape = format!("{:?}", parameter.shape);
         say(&format!("{:<width$}  {shape:>18}  {values:>10.4}  {mean:>10}  {square:>10}", parameter.name));
