@@ -21,6 +21,9 @@ pub struct Index {
     pub loss: Option<f64>,
     /// Loss of the last validation, in nats per token.
     pub val_loss: Option<f64>,
+    /// The lowest of all validations' losses so far, where the run keeps its checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
     /// Steps of AdamW, without those that were skipped; 0: there are no moments.
     pub optimizer_steps: u64,
     /// The factor on fp16 losses.
@@ -35,6 +38,16 @@ pub struct Index {
     pub files: Vec<FileEntry>,
     /// SHA-256 of this file with these digits left out.
     pub digest: String,
+}
+
+/// A validation.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    /// The step it was made after.
+    pub step: u64,
+    /// Its loss, in nats per token.
+    pub val_loss: f64,
 }
 
 /// The factor on fp16 losses; 1 without fp16.

@@ -41,7 +41,7 @@ mod write;
 
 pub use error::CheckpointError;
 pub use folder::Folder;
-pub use index::{FileEntry, Index, LossScale, Parameter, PieceEntry};
+pub use index::{Best, FileEntry, Index, LossScale, Parameter, PieceEntry};
 pub use read::Checkpoint;
 pub use write::{Piece, Values, write_rank};
 

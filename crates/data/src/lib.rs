@@ -47,5 +47,5 @@ pub use loader::Loader;
 pub use meta::{Meta, Shard};
 pub use open::{OpenOptions, Prepared, open};
 pub use prepare::{PrepareOptions, prepare};
-pub use source::DEFAULT_SOURCE;
+pub use source::{DEFAULT_SOURCE, is_name};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerSpec};

@@ -10,7 +10,7 @@ use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::report::{self, ReportArgs};
 use crate::config::{Config, ConfigError, PRESETS, Source};
 use crate::launch::Launch;
-use crate::resume;
+use crate::resume::{self, Start};
 use crate::run_folder::CONFIG;
 use crate::trainer::{Outcome, Place, TrainError, human, set_vocabulary, train_launched};
 use crate::units::parameter_count;
@@ -71,8 +71,9 @@ struct TrainArgs {
     /// Run folder; a new one under runs/ if not given
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Go on from a checkpoint: a folder step-N, a run's folder, or `latest`; at any number of ranks, under any strategy
-    #[arg(long, value_name = "latest|DIR")]
+    /// Go on from a checkpoint, at any number of ranks, under any strategy: a folder step-N, a run's folder, `latest`, or `auto`, which
+    /// begins anew where there is no checkpoint
+    #[arg(long, value_name = "auto|latest|DIR")]
     resume: Option<PathBuf>,
     /// Seed of the initial parameters and of the order of the data
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -118,17 +119,29 @@ fn launch(args: &TrainArgs) -> ExitCode {
 
 fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     let (config, place) = args.resolve(launch.processes())?;
-    let outcome = train_launched(launch, config, &place, stop_after_a_step)?;
+    let outcome = match train_launched(launch, config, &place, stop_after_a_step) {
+        // A script that starts the run until it ends well is at its end.
+        Err(done @ TrainError::Finished { .. }) if args.resume.as_deref() == Some(Path::new(resume::AUTO)) => {
+            if launch.has_rank_0() {
+                say(&done.to_string());
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        outcome => outcome?,
+    };
     if launch.has_rank_0() {
         print(&outcome);
     }
     Ok(if outcome.stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-/// From here on Ctrl-C sets the flag, and ends the process only when it is asked twice.
+/// From here on Ctrl-C, SIGTERM (of Slurm, Kubernetes, `kill`) and SIGHUP (of a terminal that closes) set the flag, and end the process
+/// only when it is asked twice.
 fn stop_after_a_step() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let handler = stop.clone();
+    #[cfg(unix)]
+    let keep_ignored = ignored_hangup();
     let set = ctrlc::set_handler(move || {
         if handler.swap(true, Ordering::Relaxed) {
             std::process::exit(INTERRUPTED.into());
@@ -138,7 +151,22 @@ fn stop_after_a_step() -> Arc<AtomicBool> {
     if let Err(error) = set {
         let _ = writeln!(io::stderr(), "Ctrl-C will stop at once: {error}");
     }
+    #[cfg(unix)]
+    keep_ignored();
     stop
+}
+
+/// What has SIGHUP ignored again, if it is ignored now: `nohup` means the run to go on when the terminal closes.
+#[cfg(unix)]
+fn ignored_hangup() -> impl FnOnce() {
+    // SAFETY: SIG_IGN runs no code of ours, and the handler that was there is put back.
+    let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+    unsafe { libc::signal(libc::SIGHUP, before) };
+    move || {
+        if before == libc::SIG_IGN {
+            unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+        }
+    }
 }
 
 fn print(outcome: &Outcome) {
@@ -147,6 +175,11 @@ fn print(outcome: &Outcome) {
         _ if outcome.stopped => say(&format!("stopped after {} steps; metrics are in {folder}", outcome.steps)),
         Some(loss) => say(&format!("validation loss {loss:.4} after {} steps; metrics are in {folder}", outcome.steps)),
         None => say(&format!("{} steps; metrics are in {folder}", outcome.steps)),
+    }
+    if let Some((step, loss)) = outcome.best.filter(|(step, _)| *step != outcome.steps) {
+        say(&format!(
+            "the best validation loss was {loss:.4} after step {step}, kept as {folder}/checkpoints/step-{step}"
+        ));
     }
     if let Some(sample) = &outcome.sample {
         say(&format!("--- sample ---\n{sample}\n--------------"));
@@ -162,11 +195,15 @@ impl TrainArgs {
     /// The configuration, and a name for the run. `processes`: as many as `mpirun` has started are the ranks.
     fn resolve(&self, processes: Option<usize>) -> Result<(Config, Place), TrainError> {
         let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref());
-        let resume = self.resume.as_ref().map(find).transpose()?;
-        let resumed = resume.as_ref().map(|checkpoint| checkpoint.join(CONFIG));
+        let (resume, again_in) = match self.resume.as_ref().map(find).transpose()? {
+            None => (None, None),
+            Some(Start::From(checkpoint)) => (Some(checkpoint), None),
+            Some(Start::Anew { again_in }) => (None, again_in),
+        };
+        let resumed = resume.as_ref().or(again_in.as_ref()).map(|folder| folder.join(CONFIG));
         let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let (source, name) = match (&self.config, &resumed, &self.model) {
-            (None, Some(_), Some(name)) if self.resume.as_deref() != Some(Path::new(resume::LATEST)) => {
+            (None, Some(_), Some(name)) if !self.resume.as_deref().is_some_and(resume::is_word) => {
                 return Err(ConfigError::Invalid(format!(
                     "--model {name} with --resume: the checkpoint has its model and configuration; leave --model out, \
                      or say with --resume latest that the newest of its runs is meant"
@@ -174,8 +211,10 @@ impl TrainArgs {
                 .into());
             }
             (Some(file), ..) => (Source::File(file), stem(file)),
+            (None, Some(_), Some(name)) if again_in.is_some() => (Source::Preset(name), name.clone()),
             (None, Some(file), _) => {
-                (Source::File(file), stem(resume.as_deref().and_then(resume::run_of).unwrap_or(Path::new("resumed"))))
+                let run = resume.as_deref().and_then(resume::run_of).or(again_in.as_deref());
+                (Source::File(file), stem(run.unwrap_or(Path::new("resumed"))))
             }
             (None, None, Some(name)) => (Source::Preset(name), name.clone()),
             (None, None, None) => {
@@ -208,7 +247,8 @@ impl TrainArgs {
         let before = || resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
         let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before();
         let new_tokenizer = of_file || self.set.iter().any(|set| set.starts_with("data.tokenizer="));
-        Ok((config, Place { name, out: self.out.clone(), resume, new_tokenizer }))
+        let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
+        Ok((config, Place { name, out, again, resume, new_tokenizer }))
     }
 }
 

@@ -1,4 +1,5 @@
 use crate::expert_loads::LayerLoad;
+use crate::machine::Machine;
 use burn::tensor::Device;
 use comm::TrafficTable;
 use fsdp::{Category, Memory};
@@ -39,10 +40,35 @@ pub(crate) struct StepMetrics {
     pub grad_norm_z: Option<f64>,
 }
 
-/// What the model is, once.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct ModelMetrics {
+/// A process that begins to train: what the run is, and where.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ProcessMetrics<'a> {
+    /// When, as in 2026-11-21T21:45:07Z.
+    pub started: String,
+    /// Steps made before.
+    pub step: usize,
+    pub version: &'static str,
+    #[serde(flatten)]
+    pub machine: Machine,
+    pub device: &'a str,
+    pub ranks: usize,
+    pub strategy: &'a str,
+    pub data: &'a str,
+    pub train_tokens: u64,
+    pub val_tokens: u64,
+    /// None where only the tokens are known.
+    pub bytes_per_token: Option<f64>,
     pub parameters: usize,
+    pub global_batch_size: usize,
+    pub micro_batch_size: usize,
+    pub seq_len: usize,
+}
+
+/// Text from the trained model.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct SampleMetrics<'a> {
+    pub step: usize,
+    pub sample: &'a str,
 }
 
 /// Something that happened.
@@ -60,10 +86,13 @@ pub(crate) struct ValMetrics {
     pub val_loss: f64,
 }
 
-/// What rank 0 uses: bytes by category, and what it has received so far by collective.
+/// What a rank uses: bytes by category, and what it has received so far by collective.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct UsageMetrics {
     pub step: usize,
+    /// Whose it is; in `metrics.jsonl` always 0.
+    #[serde(skip)]
+    pub rank: usize,
     pub memory: BTreeMap<&'static str, MemoryMetrics>,
     /// What the device's allocator holds for all its ranks, where it says so.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -146,7 +175,7 @@ pub(crate) struct TrafficMetrics {
 }
 
 impl UsageMetrics {
-    pub fn new(step: usize, memory: &Memory, device: &Device, traffic: &TrafficTable) -> Self {
+    pub fn new(step: usize, rank: usize, memory: &Memory, device: &Device, traffic: &TrafficTable) -> Self {
         let device = device
             .memory_pool_usage()
             .map(|usage| DeviceMetrics { in_use: usage.bytes_in_use, reserved: usage.bytes_reserved });
@@ -157,7 +186,7 @@ impl UsageMetrics {
             let seconds = traffic.time.as_secs_f64();
             (*name, TrafficMetrics { calls: traffic.calls, bytes: traffic.bytes, seconds })
         });
-        Self { step, memory: Category::ALL.map(category).into(), device, traffic: traffic.collect() }
+        Self { step, rank, memory: Category::ALL.map(category).into(), device, traffic: traffic.collect() }
     }
 }
 
@@ -171,7 +200,7 @@ impl fmt::Display for UsageMetrics {
         };
         let memory: Vec<_> = self.memory.iter().map(memory).collect();
         let traffic: Vec<_> = self.traffic.iter().filter(|(_, traffic)| traffic.bytes > 0).map(traffic).collect();
-        write!(f, "rank 0, MB at most: {}", memory.join(", "))?;
+        write!(f, "rank {}, MB at most: {}", self.rank, memory.join(", "))?;
         if let Some(DeviceMetrics { in_use, reserved }) = self.device {
             let (in_use, reserved) = (megabytes(in_use as f64), megabytes(reserved as f64));
             write!(f, "; its device now: {in_use:.1} in use, {reserved:.1} reserved")?;

@@ -2,10 +2,11 @@
 
 use crate::allocator::allocated;
 use crate::batches::Batches;
-use crate::config::{Config, OnNonFinite};
+use crate::config::{CheckpointConfig, Config, OnNonFinite};
 use crate::expert_loads::{self, ExpertLoads};
 use crate::flops;
-use crate::metrics::{ExpertMetrics, ModelMetrics, StepMetrics, UsageMetrics};
+use crate::machine::{self, Machine};
+use crate::metrics::{ExpertMetrics, ProcessMetrics, SampleMetrics, StepMetrics, UsageMetrics};
 use crate::progress::Progress;
 use crate::recorder::Recorder;
 use crate::resume::Resume;
@@ -13,12 +14,12 @@ use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::schedule::learning_rate;
 use crate::spikes::Recent;
-use crate::trainer::{Outcome, TrainError, human};
+use crate::trainer::{Outcome, TrainError, count, human};
 use crate::units::{Batch, Parts, parameter_count, units};
 use burn::tensor::Device;
-use checkpoint::{Folder, Index};
+use checkpoint::{Best, Folder, Index};
 use comm::Communicator;
-use data::{Dataset, Loader, Tokenizer};
+use data::{Dataset, Loader, Prepared, Tokenizer};
 use fsdp::{Fsdp, FsdpConfig, NonFinite, StepReport};
 use model::{Generation, MicroBatch, Sampling, generate};
 use std::ops::{ControlFlow, Range};
@@ -30,8 +31,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Job {
     pub config: Config,
     pub dataset: Arc<Dataset>,
-    /// None for tokens whose tokenizer is not known.
-    pub tokenizer: Option<Tokenizer>,
+    /// What the dataset is of, and its tokenizer, where that is known.
+    pub data: Prepared,
     /// The run's; None in a process without rank 0, which is told.
     pub folder: Option<RunFolder>,
     /// What the run goes on from.
@@ -46,22 +47,26 @@ pub(crate) struct Job {
 pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> {
     let mut rank = Rank::new(job, comm)?;
     rank.say_placement();
-    let (steps, report_every) = (job.config.train.steps, job.config.metrics.every);
+    let steps = job.config.train.steps;
     let first = job.resume.as_ref().map_or(0, Resume::step);
     let mut val_loss = job.resume.as_ref().and_then(|resume| resume.index.val_loss);
     for step in first..steps {
-        let loss = rank.train_step(step)?;
-        let (done, every) = (step + 1, job.config.train.val_every);
+        let (done, every) = (step + 1, |steps: usize| steps > 0 && (step + 1).is_multiple_of(steps));
         let tell = step == first || done == steps;
-        if tell || (report_every > 0 && done.is_multiple_of(report_every)) {
+        let report = tell || every(job.config.metrics.every);
+        let loss = rank.train_step(step, report)?;
+        if report {
             rank.report(done, tell)?;
         }
-        if done == steps || (every > 0 && done.is_multiple_of(every)) {
-            val_loss = rank.validate(done)?.or(val_loss);
+        let mut is_best = false;
+        if (done == steps || every(job.config.train.val_every))
+            && let Some(loss) = rank.validate(done)?
+        {
+            val_loss = Some(loss);
+            is_best = rank.is_best(done, loss);
         }
         let stop = rank.should_stop()?;
-        let every = job.config.checkpoint.every;
-        if done == steps || stop || (every > 0 && done.is_multiple_of(every)) {
+        if done == steps || stop || is_best || every(job.config.checkpoint.every) {
             rank.save(done, loss, val_loss)?;
         }
         if stop {
@@ -70,10 +75,7 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
         }
     }
     rank.finish_saving()?;
-    if first == steps {
-        val_loss = rank.validate(steps)?.or(val_loss); // which may be what the run was stopped in
-    }
-    let sample = rank.sample()?;
+    let sample = rank.sample(steps)?;
     Ok(rank.outcome(steps, false, val_loss, sample))
 }
 
@@ -94,6 +96,8 @@ struct Rank<'a> {
     grad_norms: Recent,
     /// What the last step has spent on a checkpoint.
     checkpoint_seconds: f64,
+    /// The best validation, whose checkpoint is kept.
+    best: Option<Best>,
 }
 
 impl<'a> Rank<'a> {
@@ -129,11 +133,13 @@ impl<'a> Rank<'a> {
             losses: Recent::default(),
             grad_norms: Recent::default(),
             checkpoint_seconds: 0.0,
+            best: job.resume.as_ref().filter(|resume| resume.in_place).and_then(|resume| resume.index.best),
         })
     }
 
-    /// Fetch, forward and backward, clip, step, log. Returns the loss.
-    fn train_step(&mut self, step: usize) -> Result<f64, TrainError> {
+    /// Fetch, forward and backward, clip, step, log. Returns the loss, which is told to the user if `tell`.
+    fn train_step(&mut self, step: usize, tell: bool) -> Result<f64, TrainError> {
+        self.job.progress.doing("in this step");
         let Config { train, optim, .. } = &self.job.config;
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
@@ -154,7 +160,7 @@ impl<'a> Rank<'a> {
             None => {}
         }
         let metrics = self.step_metrics(done, lr, &report, started.elapsed(), waited);
-        self.recorder.step(&metrics)?;
+        self.recorder.step(&metrics, tell, self.job.stop.load(Ordering::Relaxed))?;
         Ok(report.loss)
     }
 
@@ -214,6 +220,7 @@ impl<'a> Rank<'a> {
             return Ok(());
         }
         let started = Instant::now();
+        self.job.progress.doing("saving");
         self.finish_saving()?;
         let index = Index {
             step: step as u64,
@@ -221,6 +228,7 @@ impl<'a> Rank<'a> {
             tokens: self.batches.tokens(step),
             loss: Some(loss).filter(|loss| loss.is_finite()),
             val_loss: val_loss.filter(|loss| loss.is_finite()),
+            best: self.best,
             world_size: parallel.gpus,
             strategy: parallel.strategy.name().into(),
             ..Index::default()
@@ -248,7 +256,7 @@ impl<'a> Rank<'a> {
             let event = format!("saved {}", path.display());
             self.job.progress.say(&event);
             self.recorder.event(step as usize, &event)?;
-            if let Err(error) = self.saver.prune() {
+            if let Err(error) = self.saver.prune(self.best) {
                 self.recorder.say(&format!("older checkpoints stay: {error}")); // no reason to end a run that has just been saved
             }
         }
@@ -259,6 +267,7 @@ impl<'a> Rank<'a> {
     /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks. None if it is
     /// asked to stop before the last of them.
     fn validate(&mut self, step: usize) -> Result<Option<f64>, TrainError> {
+        self.job.progress.doing("validating");
         let train = &self.job.config.train;
         let count = train.val_batches.saturating_mul(train.global_batch_size);
         let windows = self.job.dataset.val_indices(count, train.seq_len);
@@ -283,10 +292,23 @@ impl<'a> Rank<'a> {
         Ok(Some(val_loss))
     }
 
+    /// Whether a validation is better than all before it, and its checkpoint is to be kept.
+    fn is_best(&mut self, step: usize, val_loss: f64) -> bool {
+        let CheckpointConfig { keep, keep_best, .. } = self.job.config.checkpoint;
+        let is_best = keep_best && keep > 0 && self.best.is_none_or(|best| val_loss < best.val_loss);
+        if is_best {
+            self.best = Some(Best { step: step as u64, val_loss });
+        }
+        is_best
+    }
+
     /// Some text from the trained model, on rank 0.
-    fn sample(&mut self) -> Result<Option<String>, TrainError> {
+    fn sample(&mut self, step: usize) -> Result<Option<String>, TrainError> {
+        self.job.progress.doing("writing a sample");
         let train = &self.job.config.train;
-        let Some(tokenizer) = self.job.tokenizer.as_ref().filter(|_| train.sample_tokens > 0) else { return Ok(None) };
+        let Some(tokenizer) = self.job.data.tokenizer.as_ref().filter(|_| train.sample_tokens > 0) else {
+            return Ok(None);
+        };
         let Some(model) = self.parts.gather(&self.job.config, &self.fsdp, self.rank == 0, &self.device)? else {
             return Ok(None);
         };
@@ -296,7 +318,9 @@ impl<'a> Rank<'a> {
         let how = Generation { max_new_tokens: train.sample_tokens, window: train.seq_len, stop: None, sampling };
         let tokens = generate(&*model, &[prompt], &how, &self.device, &mut |_, _| ControlFlow::Continue(()))
             .expect("a prompt of at least one token, and a temperature");
-        Ok(Some(tokenizer.decode(&tokens[0])))
+        let sample = tokenizer.decode(&tokens[0]);
+        self.recorder.metrics(&SampleMetrics { step, sample: &sample })?;
+        Ok(Some(sample))
     }
 
     /// Which rank computes what, where not every rank computes all.
@@ -323,7 +347,7 @@ impl<'a> Rank<'a> {
 
     /// Memory and communication of rank 0, and where the step's tokens went, on all ranks; `tell`: to the user too.
     fn report(&mut self, step: usize, tell: bool) -> Result<(), TrainError> {
-        let usage = UsageMetrics::new(step, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
+        let usage = UsageMetrics::new(step, self.rank, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
         self.recorder.usage(&usage, tell)?;
         let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
         let sums = self.fsdp.all_reduce(&self.loads.all_sums(&layers, experts))?;
@@ -342,7 +366,8 @@ impl<'a> Rank<'a> {
     }
 
     fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {
-        Outcome { folder: self.folder.path().to_path_buf(), steps, stopped, val_loss, sample }
+        let best = self.best.map(|best| (best.step as usize, best.val_loss));
+        Outcome { folder: self.folder.path().to_path_buf(), steps, stopped, val_loss, best, sample }
     }
 }
 
@@ -352,7 +377,7 @@ fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError
     let mut files = vec![];
     if rank == 0 {
         let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
-        files = kept.or(job.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
+        files = kept.or(job.data.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
         if !files.is_empty() {
             folder.write_tokenizer(&files)?;
         }
@@ -365,14 +390,34 @@ fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError
 fn recorder<'a>(job: &'a Job, folder: &RunFolder, rank: usize, world_size: usize) -> Result<Recorder<'a>, TrainError> {
     let mut recorder = Recorder::open(folder, rank, &job.progress)?;
     recorder.log(&format!("rank {rank} of {world_size} on {}", job.config.train.device));
-    if recorder.is_new() {
-        recorder.metrics(&ModelMetrics { parameters: parameter_count(&job.config) })?;
-    }
+    recorder.metrics(&process(job, world_size))?;
     if let Some(resume) = &job.resume {
-        let event = format!("resumed from {} on {world_size} ranks", resume.path.display());
+        let event = format!("resumed from {} on {}", resume.path.display(), count(world_size, "rank"));
         recorder.event(resume.step(), &event)?;
     }
     Ok(recorder)
+}
+
+/// What this process is, and where.
+fn process(job: &Job, ranks: usize) -> ProcessMetrics<'_> {
+    let Config { train, parallel, .. } = &job.config;
+    ProcessMetrics {
+        started: machine::now(),
+        step: job.resume.as_ref().map_or(0, Resume::step),
+        version: env!("CARGO_PKG_VERSION"),
+        machine: Machine::this(),
+        device: &train.device,
+        ranks,
+        strategy: parallel.strategy.name(),
+        data: &job.data.name,
+        train_tokens: job.dataset.train_tokens(),
+        val_tokens: job.dataset.val_tokens(),
+        bytes_per_token: job.data.meta.as_ref().map(|meta| meta.text_bytes as f64 / meta.tokens as f64),
+        parameters: parameter_count(&job.config),
+        global_batch_size: train.global_batch_size,
+        micro_batch_size: Batches::new(train, (0, parallel.data_parallel_size()), None).micro_batch_size(),
+        seq_len: train.seq_len,
+    }
 }
 
 /// Reads ahead, from the step that the run goes on with.

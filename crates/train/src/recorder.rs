@@ -33,11 +33,6 @@ impl<'a> Recorder<'a> {
         Ok(Self { log, rank_0, started: Instant::now() })
     }
 
-    /// Whether this is rank 0, and the run has no metrics yet.
-    pub fn is_new(&self) -> bool {
-        self.rank_0.as_ref().is_some_and(|rank_0| rank_0.metrics.1.metadata().is_ok_and(|metadata| metadata.len() == 0))
-    }
-
     /// Seconds since it was opened.
     pub fn elapsed(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
@@ -84,10 +79,10 @@ impl<'a> Recorder<'a> {
         self.metrics(&EventMetrics { step, event })
     }
 
-    /// A training step.
-    pub fn step(&mut self, m: &StepMetrics) -> Result<(), TrainError> {
+    /// A training step; `tell`: to the user with a line that stays. `stopping`: none comes after it.
+    pub fn step(&mut self, m: &StepMetrics, tell: bool, stopping: bool) -> Result<(), TrainError> {
         if let Some(rank_0) = &self.rank_0 {
-            rank_0.progress.step(m);
+            rank_0.progress.step(m, tell, stopping);
         }
         self.log(&format!(
             "step {} loss {:.6} grad {:.4} lr {:.3e} {:.3} s, waited {:.4} s for data, {:.4} s for a checkpoint",

@@ -1,8 +1,8 @@
 //! Going on from a checkpoint, whichever ranks and strategy it was written by.
 
-use crate::config::Config;
+use crate::config::{Config, Source};
 use crate::progress::Progress;
-use crate::run_folder::{CONFIG, RunFolder};
+use crate::run_folder::{CONFIG, RUNS, RunFolder};
 use crate::trainer::{Place, TrainError};
 use crate::units::{Batch, parameters};
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind};
@@ -10,10 +10,11 @@ use data::{OpenOptions, Prepared, TokenizerSpec};
 use fsdp::{Fsdp, PartValues, WantedPart};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 /// The word for the newest checkpoint of the newest run.
 pub(crate) const LATEST: &str = "latest";
+/// The word for the same, or a new run where there is none: what a script that starts a run again and again gives.
+pub(crate) const AUTO: &str = "auto";
 
 /// What a run goes on from. Each rank opens the checkpoint for as long as it reads: files that stay mapped would keep their place on the
 /// disk when it is removed.
@@ -33,10 +34,6 @@ impl Resume {
     pub fn new(checkpoint: &Checkpoint, place: &Place, config: &Config) -> Result<Self, TrainError> {
         checkpoint.expect(&parameters(config))?;
         let (path, index) = (checkpoint.path().to_path_buf(), checkpoint.index().clone());
-        let (step, steps) = (index.step, config.train.steps);
-        if step > steps as u64 {
-            return Err(TrainError::Finished { path, step, steps });
-        }
         let keeps_tokenizer = !place.new_tokenizer && tokenizer_names(checkpoint).next().is_some();
         let tokenizer = keeps_tokenizer.then(|| tokenizer_files(checkpoint)).transpose()?;
         Ok(Self { path, index, in_place: place.same_run().is_some(), tokenizer })
@@ -68,6 +65,12 @@ impl Resume {
         }
         Ok(())
     }
+}
+
+/// Refuses to go on from a checkpoint that has all `steps` already.
+pub(crate) fn expect_unfinished(checkpoint: &Checkpoint, steps: usize) -> Result<(), TrainError> {
+    let step = checkpoint.index().step;
+    if step < steps as u64 { Ok(()) } else { Err(TrainError::Finished { path: checkpoint.path().into(), step }) }
 }
 
 /// Names of the files that belong to the tokenizer.
@@ -111,27 +114,72 @@ pub(crate) fn tokenizer_files(checkpoint: &Checkpoint) -> Result<Vec<(String, Ve
     tokenizer_names(checkpoint).map(read).collect()
 }
 
-/// The checkpoint that `--resume WHICH` means: a folder `step-N`, the newest one of a run's folder, or with `latest` that of `out`, or
-/// else of the run in `runs/` that was last trained (of those named `NAME-NNN` if a name is given).
-pub(crate) fn find(which: &Path, out: Option<&Path>, name: Option<&str>) -> Result<PathBuf, TrainError> {
-    if which != Path::new(LATEST) || which.exists() {
-        return Ok(Folder::find(which)?);
+/// Where a run begins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// At its first step; in the folder of a run that has no checkpoint yet, if there is one.
+    Anew { again_in: Option<PathBuf> },
+    /// At a checkpoint, a folder `step-N`.
+    From(PathBuf),
+}
+
+/// What `--resume WHICH` means: a folder `step-N`, the newest one of a run's folder, or by a word, [`LATEST`] or [`AUTO`], that of `out`,
+/// or else of the run in `runs/` that was last trained (of those of a preset, if one is given). `auto` begins anew where there is none.
+pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Result<Start, TrainError> {
+    let auto = which == Path::new(AUTO);
+    if !is_word(which) {
+        return Ok(Start::From(Folder::find(which)?));
     }
-    if let Some(out) = out {
-        return Ok(Folder::find(out)?);
+    let run = match out {
+        Some(out) => Some(out.to_path_buf()).filter(|out| !auto || is_run(out)),
+        None if auto && preset.is_none() => return Err(TrainError::WhichRun),
+        None => newest_run(preset),
+    };
+    let Some(run) = run else {
+        return match auto {
+            true => Ok(Start::Anew { again_in: None }),
+            false => Err(CheckpointError::None { path: RUNS.into() }.into()),
+        };
+    };
+    if let (Some(preset), Ok(config)) = (preset, Config::load(Source::File(&run.join(CONFIG)), &[])) {
+        if !is_of(&config, preset) {
+            return Err(TrainError::OtherModel { path: run, preset: preset.into() });
+        }
     }
-    let runs = Path::new("runs");
-    let belongs = |run: &Path| {
-        let of_run = run.file_name().and_then(|run| run.to_str()?.rsplit_once('-')).map(|(of_run, _)| of_run);
-        name.is_none_or(|name| of_run == Some(name))
+    match Folder::of_run(&run).latest()? {
+        Some(checkpoint) => Ok(Start::From(checkpoint)),
+        None if auto => Ok(Start::Anew { again_in: Some(run) }),
+        None if out.is_some() => Err(CheckpointError::None { path: run }.into()),
+        None => Err(TrainError::NoCheckpointYet { path: run }),
+    }
+}
+
+/// Whether `--resume WHICH` is a word rather than a path.
+pub(crate) fn is_word(which: &Path) -> bool {
+    [AUTO, LATEST].iter().any(|word| which == Path::new(word))
+}
+
+/// Whether a run has begun in a folder.
+fn is_run(folder: &Path) -> bool {
+    RunFolder::at(folder).metrics().exists() || Folder::of_run(folder).latest().is_ok_and(|newest| newest.is_some())
+}
+
+/// The run that was last trained, of this preset if one is given.
+fn newest_run(preset: Option<&str>) -> Option<PathBuf> {
+    let of_preset = |run: &PathBuf| {
+        let config = || Config::load(Source::File(&run.join(CONFIG)), &[]).ok();
+        preset.is_none_or(|preset| config().is_some_and(|config| is_of(&config, preset)))
     };
-    let newest = |run: PathBuf| -> Option<(SystemTime, PathBuf)> {
-        let checkpoint = Folder::of_run(&run).latest().ok()??;
-        Some((fs::metadata(checkpoint.join("index.json")).ok()?.modified().ok()?, checkpoint))
-    };
-    let folders = fs::read_dir(runs).into_iter().flatten().flatten().map(|entry| entry.path());
-    let found = folders.filter(|run| belongs(run)).filter_map(newest).max();
-    found.map(|(_, path)| path).ok_or(TrainError::Checkpoint(CheckpointError::None { path: runs.into() }))
+    let trained = |run: PathBuf| Some((fs::metadata(RunFolder::at(&run).metrics()).ok()?.modified().ok()?, run));
+    let runs = fs::read_dir(RUNS).into_iter().flatten().flatten().map(|entry| entry.path());
+    runs.filter(of_preset).filter_map(trained).max().map(|(_, run)| run)
+}
+
+/// Whether a run was made from this preset; one that does not say so is of its family.
+fn is_of(config: &Config, preset: &str) -> bool {
+    let family =
+        || Config::load(Source::Preset(preset), &[]).is_ok_and(|of| of.model.family() == config.model.family());
+    config.preset.as_deref().map_or_else(family, |of| of == preset)
 }
 
 /// The run that a checkpoint `RUN/checkpoints/step-N` belongs to.

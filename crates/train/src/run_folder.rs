@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 /// The resolved configuration, in a run's folder and in each of its checkpoints.
 pub(crate) const CONFIG: &str = "config.yaml";
 
+/// The folder of runs without one of their own.
+pub(crate) const RUNS: &str = "runs";
+
 /// Locked by the process that trains in the folder; the file itself means nothing.
 const LOCK: &str = ".lock";
 
@@ -30,7 +33,7 @@ impl RunFolder {
     pub fn create(out: Option<&Path>, name: &str, config: &Config) -> Result<Self, TrainError> {
         let path = match out {
             Some(path) => path.to_path_buf(),
-            None => free_folder(Path::new("runs"), name)?,
+            None => free_folder(Path::new(RUNS), name)?,
         };
         let unwritable = |source| TrainError::RunFolder { path: path.clone(), source };
         fs::create_dir_all(&path).map_err(unwritable)?;

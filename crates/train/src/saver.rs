@@ -12,7 +12,7 @@
 
 use crate::trainer::TrainError;
 use burn::tensor::Tensor;
-use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, write_rank};
+use checkpoint::{Best, CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, write_rank};
 use fsdp::{State, StatePart};
 use std::fs;
 use std::path::PathBuf;
@@ -100,9 +100,9 @@ impl Saver {
         Ok(Some((step, path)))
     }
 
-    /// Removes all but the newest checkpoints.
-    pub fn prune(&self) -> Result<(), CheckpointError> {
-        self.folder.prune(self.keep)
+    /// Removes all but the newest checkpoints, and the best one.
+    pub fn prune(&self, best: Option<Best>) -> Result<(), CheckpointError> {
+        self.folder.prune(self.keep, best.map(|best| best.step))
     }
 }
 

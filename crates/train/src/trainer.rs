@@ -16,6 +16,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize};
 
+/// Parameters of a model that takes more than a moment to make.
+const LARGE: usize = 20_000_000;
+
 /// What a run came to.
 #[derive(Debug, Clone)]
 pub struct Outcome {
@@ -27,6 +30,8 @@ pub struct Outcome {
     pub stopped: bool,
     /// The last validation's loss, in nats per token.
     pub val_loss: Option<f64>,
+    /// The step and loss of the best validation, if its checkpoint is kept.
+    pub best: Option<(usize, f64)>,
     /// Generated text.
     pub sample: Option<String>,
 }
@@ -84,10 +89,21 @@ pub enum TrainError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
 
+    #[error("finished at step {step}: give more with --steps ({})", path.display())]
+    Finished { path: PathBuf, step: u64 },
+
     #[error(
-        "{} is at step {step}, beyond train.steps, which is {steps}: give more with --steps", path.display()
+        "the run that was last trained, {}, has no checkpoint yet: name another one with --resume DIR, or go on with --resume auto, \
+         which begins that one anew",
+        path.display()
     )]
-    Finished { path: PathBuf, step: u64, steps: usize },
+    NoCheckpointYet { path: PathBuf },
+
+    #[error("{} is a run of another model than --model {preset}: leave --model out, or choose another folder with --out", path.display())]
+    OtherModel { path: PathBuf, preset: String },
+
+    #[error("--resume auto has to know which run: name its folder with --out")]
+    WhichRun,
 
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
@@ -103,6 +119,8 @@ pub struct Place {
     pub name: String,
     /// Its folder; None: the first free `runs/NAME-NNN`, or where it goes on from a checkpoint, that one's run.
     pub out: Option<PathBuf>,
+    /// Whether the folder is one of a run that ended before its first checkpoint, and that begins anew in it.
+    pub again: bool,
     /// The checkpoint, a folder `step-N`, that it goes on from.
     pub resume: Option<PathBuf>,
     /// Whether the configuration's tokenizer takes the place of the checkpoint's.
@@ -118,9 +136,14 @@ impl Place {
     }
 
     fn folder(&self, config: &Config) -> Result<RunFolder, TrainError> {
-        let folder = match self.same_run() {
-            Some(run) => RunFolder::reopen(run)?,
-            None => RunFolder::create(self.out.as_deref(), &self.name, config)?,
+        let folder = match (self.same_run(), &self.out) {
+            (Some(run), _) => RunFolder::reopen(run)?,
+            (None, Some(run)) if self.again => {
+                let folder = RunFolder::reopen(run)?;
+                folder.go_on_after(0, config)?;
+                folder
+            }
+            (None, out) => RunFolder::create(out.as_deref(), &self.name, config)?,
         };
         Folder::of_run(folder.path()).clean()?;
         Ok(folder)
@@ -143,6 +166,7 @@ pub(crate) fn train_launched(
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
     let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
+    checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, config.train.steps))?;
     let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0()));
     let prepared = match checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
         Some(checkpoint) => resume::open_data(checkpoint, source, options)?,
@@ -151,31 +175,15 @@ pub(crate) fn train_launched(
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;
+    config.data = config.data.from_any_folder();
     let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
     let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
 
-    let progress = if launch.has_rank_0() { Progress::new(config.train.steps) } else { Progress::silent() };
-    progress.say(&format!(
-        "{}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
-        place.name,
-        human(parameter_count(&config)),
-        human((dataset.train_tokens() + dataset.val_tokens()) as usize),
-        prepared.name,
-        human(dataset.val_tokens() as usize),
-        prepared.vocab_size().map_or("an unknown number of".into(), |size| size.to_string()),
-    ));
-    devices.sharing().into_iter().for_each(|line| progress.say(&line));
-    if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, .. }) = &resume {
-        let path = path.display();
-        progress.say(&format!("going on after step {step} from {path}, of {world_size} ranks with {strategy}"));
-    }
-    if let Some(folder) = &folder {
-        progress.say(&format!("writing {}", folder.path().display()));
-    }
-
+    let done = resume.as_ref().map_or(0, Resume::step);
+    let progress = if launch.has_rank_0() { Progress::new(config.train.steps, done) } else { Progress::silent() };
     let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
-    let (tokenizer, stop) = (prepared.tokenizer, stop());
-    let job = Job { config, dataset, tokenizer, folder, resume, progress, devices: count, stop };
+    let job = Job { config, dataset, data: prepared, folder, resume, progress, devices: count, stop: stop() };
+    say_what_begins(&job, &devices);
     let threads = threads_per_rank(ranks_here);
     let outcomes = launch.run_ranks(devices, |comm| {
         // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
@@ -192,6 +200,32 @@ pub(crate) fn train_launched(
         failure => TrainError::Rank(Box::new(failure)),
     })?;
     Ok(outcomes.into_iter().next().expect("there is a rank"))
+}
+
+/// The lines above the first step.
+fn say_what_begins(job: &Job, devices: &Devices) {
+    let Job { config, dataset, data, progress, .. } = job;
+    let parameters = parameter_count(config);
+    progress.say(&format!(
+        "{}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
+        config.describe_model(),
+        human(parameters),
+        human((dataset.train_tokens() + dataset.val_tokens()) as usize),
+        data.name,
+        human(dataset.val_tokens() as usize),
+        config.model.vocab_size(),
+    ));
+    devices.sharing().into_iter().for_each(|line| progress.say(&line));
+    if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, .. }) = &job.resume {
+        let (path, ranks) = (path.display(), count(*world_size, "rank"));
+        progress.say(&format!("going on after step {step} from {path}, of {ranks} with {strategy}"));
+    }
+    if let Some(folder) = &job.folder {
+        progress.say(&format!("writing {}", folder.path().display()));
+    }
+    if parameters >= LARGE {
+        progress.say(&format!("making the parameters on {}", count(config.parallel.gpus, "rank")));
+    }
 }
 
 /// The CPU's cores shared out, at least one a rank.
@@ -220,6 +254,11 @@ pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Resu
         }
         _ => Ok(()),
     }
+}
+
+/// `1 rank`, `2 ranks`.
+pub(crate) fn count(number: usize, of: &str) -> String {
+    if number == 1 { format!("1 {of}") } else { format!("{number} {of}s") }
 }
 
 /// `1234567` as `1.2M`.

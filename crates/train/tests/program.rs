@@ -76,6 +76,7 @@ fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
         "2 ranks share 1 device (cpu)",
         "writing first",
         "step     6/6  loss ",
+        "gpt2 (2 layers of width 16): ",
     ] {
         assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
     }
@@ -94,9 +95,13 @@ fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
     let step = "aux_loss checkpoint_seconds data_wait_seconds elapsed_seconds grad_norm grad_norm_z loss loss_z lr mfu skipped step \
                 step_seconds tflops tokens tokens_per_second";
     let kinds: Vec<String> = first.iter().map(keys).collect();
-    let (model, usage, validation, event) = ("parameters", "memory step traffic", "step val_loss", "event step");
-    assert_eq!(kinds, [model, step, usage, step, step, step, validation, step, step, usage, validation, event]);
-    assert_eq!(values(&first, "step"), [1.0, 1.0, 2.0, 3.0, 4.0, 4.0, 5.0, 6.0, 6.0, 6.0, 6.0]);
+    let process = "bytes_per_token cores cpu data device global_batch_size host micro_batch_size parameters ranks seq_len started step \
+                   strategy train_tokens val_tokens version";
+    let (usage, validation, sample_of, event) = ("memory step traffic", "step val_loss", "sample step", "event step");
+    // A checkpoint is complete when it is.
+    let (events, rest): (Vec<_>, Vec<_>) = kinds.into_iter().partition(|kind| kind == event);
+    assert_eq!(events.len(), 2, "the best validation's and the last step's checkpoint");
+    assert_eq!(rest, [process, step, usage, step, step, step, validation, step, step, usage, validation, sample_of]);
     assert_eq!(values(&first, "tokens"), [64.0, 128.0, 192.0, 256.0, 320.0, 384.0]);
     assert!(stdout.starts_with(&format!(
         "validation loss {:.4} after 6 steps; metrics are in first\n",
@@ -202,7 +207,7 @@ fn an_interrupted_run_ends_after_its_step_with_whole_lines_of_metrics() {
     let folder = folder_with_text();
     let mut run = start(folder.path(), &["--steps=1000000", "--gpus=2"]);
     wait_for_lines(folder.path(), 3);
-    let status = interrupt(&mut run);
+    let status = send("-INT", &mut run);
     assert_eq!(status.code(), Some(130));
     let metrics = metrics(&folder.path().join("run"));
     let steps = values(&metrics, "loss").len();
@@ -214,13 +219,46 @@ fn an_interrupted_run_ends_after_its_step_with_whole_lines_of_metrics() {
 
 #[cfg(unix)]
 #[test]
+fn what_ends_a_job_or_a_terminal_is_the_first_ctrl_c_and_nohup_still_means_to_go_on() {
+    let folder = folder_with_text();
+    for signal in ["-TERM", "-HUP"] {
+        let _ = fs::remove_dir_all(folder.path().join("run"));
+        let mut run = start(folder.path(), &["--steps=1000000", "--gpus=2"]);
+        wait_for_lines(folder.path(), 3);
+        assert_eq!(send(signal, &mut run).code(), Some(130), "{signal}");
+        let steps = values(&metrics(&folder.path().join("run")), "loss").len();
+        assert!(folder.path().join(format!("run/checkpoints/step-{steps}/index.json")).is_file(), "{signal}");
+    }
+    let _ = fs::remove_dir_all(folder.path().join("run"));
+    let train = program(folder.path(), &[TINY, &["--steps=1000000", "--out=run"]].concat());
+    let mut nohup = Command::new("nohup");
+    nohup.arg(train.get_program()).args(train.get_args()).current_dir(folder.path());
+    train.get_envs().for_each(|(name, value)| _ = value.map(|value| nohup.env(name, value)));
+    let mut run = nohup.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    wait_for_lines(folder.path(), 3);
+    assert!(Command::new("kill").args(["-HUP", &run.id().to_string()]).status().unwrap().success());
+    let lines = metrics(&folder.path().join("run")).len();
+    wait_for_lines(folder.path(), lines + 200);
+    assert_eq!(send("-TERM", &mut run).code(), Some(130));
+}
+
+#[test]
+fn a_ranks_log_tells_its_own_figures() {
+    let folder = folder_with_text();
+    succeed(folder.path(), &[TINY, &["--gpus=2", "--steps=1", "--out=run"]].concat());
+    let log = fs::read_to_string(folder.path().join("run/logs/rank-1.txt")).unwrap();
+    assert!(log.contains("rank 1, MB at most: ") && !log.contains("rank 0"), "{log}");
+}
+
+#[cfg(unix)]
+#[test]
 fn an_interrupted_validation_ends_too() {
     let folder = folder_with_text();
     // All of a long text, in windows of one sequence: minutes.
     fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(200_000)).unwrap();
     let mut run = start(folder.path(), &["--steps=1", "--set=train.val_batches=0", "--set=train.global_batch_size=1"]);
     wait_for_lines(folder.path(), 1);
-    let status = interrupt(&mut run);
+    let status = send("-INT", &mut run);
     assert_eq!(status.code(), Some(130));
     assert!(values(&metrics(&folder.path().join("run")), "val_loss").is_empty());
 }
@@ -240,9 +278,9 @@ fn wait_for_lines(folder: &Path, lines: usize) {
     }
 }
 
-/// Sends what Ctrl-C sends, and waits for the end.
-fn interrupt(run: &mut Child) -> ExitStatus {
-    let sent = Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap();
+/// Sends a signal, of which `-INT` is what Ctrl-C sends, and waits for the end.
+fn send(signal: &str, run: &mut Child) -> ExitStatus {
+    let sent = Command::new("kill").args([signal, &run.id().to_string()]).status().unwrap();
     assert!(sent.success());
     let started = Instant::now();
     loop {

@@ -143,9 +143,83 @@ fn a_run_that_goes_on_keeps_its_configuration_and_its_tokenizer() {
     assert!(tokenizer("step-3") == tokenizer("step-4") && !tokenizer("step-4").is_empty());
     let config = fs::read_to_string(run.join("config.yaml")).unwrap();
     assert!(config.contains("n_embd: 16"), "{config}");
-    // What the last validation found is found again where there is nothing more to train.
-    let (said, _) = succeed(folder.path(), &["--resume=run"]);
-    assert!(said.contains("validation loss "), "{said}");
+}
+
+#[test]
+fn a_finished_run_says_so_and_is_left_as_it_is() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--steps=3"]], "run");
+    let before = contents(&folder.path().join("run"));
+    let output = run(folder.path(), &["--resume=run"]);
+    let answer = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{answer}");
+    assert!(answer.contains("finished at step 3: give more with --steps"), "{answer}");
+    let (said, _) = succeed(folder.path(), &["--resume=auto", "--out=run"]);
+    assert!(said.contains("finished at step 3"), "for a script it is the end: {said}");
+    assert!(contents(&folder.path().join("run")) == before);
+}
+
+#[test]
+fn one_command_starts_a_run_goes_on_with_it_and_begins_anew_what_died_before_its_first_checkpoint() {
+    let folder = folder_with_text();
+    let undisturbed = losses(folder.path(), &[TINY, EVERY_THREE, &["--steps=6"]], "undisturbed");
+    let again = |more: &[&str]| succeed(folder.path(), &[TINY, EVERY_THREE, &["--resume=auto"], more].concat()).1;
+    assert!(!again(&["--out=run", "--steps=4"]).contains("going on"));
+    assert!(again(&["--out=run", "--steps=6"]).contains("going on after step 4 from run/checkpoints/step-4"));
+    assert_eq!(step_losses(&folder.path().join("run"))[..4], undisturbed[..4]);
+
+    // As a run leaves it that is killed in its first steps.
+    fs::remove_dir_all(folder.path().join("run/checkpoints")).unwrap();
+    assert!(again(&["--out=run", "--steps=6"]).contains("writing run\n"));
+    assert_eq!(step_losses(&folder.path().join("run")), undisturbed);
+
+    // Without a folder, that of the model's run which was last trained.
+    assert!(again(&["--steps=3"]).contains("writing runs/gpt2-001"));
+    assert!(again(&["--steps=6"]).contains("going on after step 3 from runs/gpt2-001/checkpoints/step-3"));
+    let other = run(folder.path(), &["--model=deepseek", "--resume=auto", "--out=runs/gpt2-001"]);
+    let answer = String::from_utf8_lossy(&other.stderr);
+    assert!(!other.status.success() && answer.contains("runs/gpt2-001 is a run of another model"), "{answer}");
+}
+
+#[test]
+fn the_latest_run_is_that_of_the_model_and_not_of_a_name_and_one_without_a_checkpoint_is_not_passed_over() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--steps=2"]], "runs/mine");
+    let (_, said) = succeed(folder.path(), &["--model=gpt2", "--resume=latest", "--steps=3"]);
+    assert!(said.contains("going on after step 2 from runs/mine/checkpoints/step-2"), "{said}");
+    let refused = |args: &[&str], expected: &str| {
+        let output = run(folder.path(), args);
+        let answer = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && answer.contains(expected), "{answer}");
+    };
+    refused(&["--model=deepseek", "--resume=latest"], "runs: there is no checkpoint");
+    losses(folder.path(), &[TINY, &["--steps=1", "--set=checkpoint.keep=0"]], "runs/newer");
+    refused(&["--resume=latest", "--steps=4"], "runs/newer, has no checkpoint yet");
+}
+
+#[test]
+fn the_checkpoint_of_the_best_validation_stays() {
+    let folder = folder_with_text();
+    let diverging = ["--steps=12", "--set=train.val_every=1", "--set=checkpoint.keep=1", "--set=optim.lr=0.5"];
+    let (said, _) = succeed(folder.path(), &[TINY, &diverging, &["--out=run"]].concat());
+    let run = folder.path().join("run");
+    let val_losses = values(&metrics(&run), "val_loss");
+    let best = (1..=12).min_by(|a, b| val_losses[a - 1].total_cmp(&val_losses[b - 1])).unwrap();
+    assert!(best < 12, "the last one is not the best: {val_losses:?}");
+    assert!(said.contains(&format!("after step {best}, kept as run/checkpoints/step-{best}")), "{said}");
+    assert_eq!(checkpoints(&run), ["step-12".to_string(), format!("step-{best}")]);
+    succeed(folder.path(), &["--resume=run", "--steps=13", "--set=optim.lr=1e-9", "--set=optim.min_lr=0"]);
+    assert_eq!(checkpoints(&run), ["step-13".to_string(), format!("step-{best}")]);
+}
+
+#[test]
+fn a_run_goes_on_from_any_folder() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--steps=2"]], "run");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    succeed(elsewhere.path(), &["--resume", run.to_str().unwrap(), "--steps=3"]);
+    assert_eq!(step_losses(&run).len(), 3);
 }
 
 #[test]
@@ -240,7 +314,12 @@ const SPOILT: &[Spoilt] = &[
         &["ends.wte.weight", "another model"],
     ),
     ("another model's name", |_| {}, &["--model=gpt2"], &["--model gpt2 with --resume", "leave --model out"]),
-    ("fewer steps than it has made", |_| {}, &["--steps=2"], &["run/checkpoints/step-3 is at step 3", "--steps"]),
+    (
+        "fewer steps than it has made",
+        |_| {},
+        &["--steps=2"],
+        &["finished at step 3", "run/checkpoints/step-3", "--steps"],
+    ),
 ];
 
 #[test]

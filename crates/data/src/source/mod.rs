@@ -64,6 +64,11 @@ enum Text {
     Files(Vec<TextFile>),
 }
 
+/// Whether `source` is known by its name, and is no path.
+pub fn is_name(source: &str) -> bool {
+    [DEFAULT_SOURCE, SHAKESPEARE].contains(&source)
+}
+
 /// Finds what `source` names; a download goes below `cache`.
 pub fn find(source: &str, cache: &Path) -> Result<Source, DataError> {
     let path = Path::new(source);

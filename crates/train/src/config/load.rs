@@ -89,7 +89,11 @@ fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, 
             return Err(ConfigError::WrongValue { key: "base".into(), given: check::shown(&other), origin, expected });
         }
     };
-    inherit(base, layer, &origin)
+    let mut resolved = inherit(base, layer, &origin)?;
+    if let Source::Preset(name) = source {
+        resolved.insert("preset".into(), name.into());
+    }
+    Ok(resolved)
 }
 
 /// Checks `layer` and lays it over `base`. Another `model.type` drops the base's model, whose keys it does not have,

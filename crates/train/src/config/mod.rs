@@ -16,6 +16,7 @@ use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, Precision, Prefetch, Stra
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 pub use crate::schedule::LrSchedule;
 pub use error::ConfigError;
@@ -26,6 +27,8 @@ pub use presets::{PRESETS, Preset, preset};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
+    /// The preset that it is made from, which is filled in; `--resume latest --model NAME` looks for it.
+    pub preset: Option<String>,
     /// The model's family (`type`) and shape.
     pub model: ModelConfig,
     /// The experts of a DeepSeek; null for a model without.
@@ -45,6 +48,17 @@ pub struct Config {
 }
 
 impl Config {
+    /// What the model is, in a few words.
+    pub fn describe_model(&self) -> String {
+        let name = self.preset.as_deref().unwrap_or(self.model.family());
+        let (layers, width) = match &self.model {
+            ModelConfig::Gpt2(shape) => (shape.n_layer, shape.n_embd),
+            ModelConfig::DeepSeek(shape) => (shape.num_hidden_layers, shape.hidden_size),
+        };
+        let experts = self.expert_layers().map_or(String::new(), |(_, experts)| format!(", {experts} experts"));
+        format!("{name} ({layers} layers of width {width}{experts})")
+    }
+
     /// Which blocks have experts, and how many; None for a model without.
     pub fn expert_layers(&self) -> Option<(Vec<usize>, usize)> {
         let ModelConfig::DeepSeek(shape) = &self.model else { return None };
@@ -67,6 +81,14 @@ pub enum ModelConfig {
 impl ModelConfig {
     /// The values of `type`.
     pub const TYPES: [&str; 2] = ["gpt2", "deepseek"];
+
+    /// The value of `type`.
+    pub fn family(&self) -> &'static str {
+        match self {
+            Self::Gpt2(_) => Self::TYPES[0],
+            Self::DeepSeek(_) => Self::TYPES[1],
+        }
+    }
 
     /// Tokens in the vocabulary; 0 until the data tells.
     pub fn vocab_size(&self) -> usize {
@@ -113,6 +135,20 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
+    /// The same, wherever the process that reads it runs: with absolute paths.
+    pub(crate) fn from_any_folder(&self) -> Self {
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
+        let source = match data::is_name(&self.source) {
+            true => self.source.clone(),
+            false => absolute(Path::new(&self.source)).display().to_string(),
+        };
+        let tokenizer = self.tokenizer.clone().map(|tokenizer| match tokenizer {
+            TokenizerSpec::Path(path) => TokenizerSpec::Path(absolute(&path)),
+            named => named,
+        });
+        Self { source, tokenizer, ..self.clone() }
+    }
+
     /// The same for the data crate.
     pub(crate) fn options(&self, progress: bool) -> data::OpenOptions {
         data::OpenOptions {
@@ -308,11 +344,13 @@ pub struct CheckpointConfig {
     pub every: usize,
     /// How many checkpoints are kept, the newest ones; 0 for none, not even of the last step.
     pub keep: usize,
+    /// Whether a validation that is better than all before it makes a checkpoint, and the best one is kept beside the newest.
+    pub keep_best: bool,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every: 100, keep: 2 }
+        Self { every: 100, keep: 2, keep_best: true }
     }
 }
 
