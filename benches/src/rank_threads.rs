@@ -29,7 +29,7 @@ impl RankThreads {
         let (sender, times) = mpsc::channel();
         let group = thread::spawn(move || {
             let sender = Mutex::new(sender);
-            let run = run_ranks(vec![Device::flex(); ranks], TIMEOUT, |comm| {
+            let run = run_ranks(vec![Device::flex(); ranks], TIMEOUT, move |comm| {
                 let sender = sender.lock().expect("nobody panics with it").clone();
                 for order in queues[comm.rank()].lock().expect("each rank has its own").iter() {
                     let _ = sender.send(time(&comm, &order)?); // nobody waits any more when the benchmark is over

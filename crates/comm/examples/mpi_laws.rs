@@ -2,13 +2,14 @@
 //! threads say what is right. `tests/mpi/run.sh` runs all of them.
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
-use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, run_ranks};
+use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, Timeouts, run_ranks};
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
 type Law = fn(&Communicator) -> Result<(), CommError>;
 
+/// Each with how long a rank waits for the others in a call; until all have met it is [`PATIENCE`].
 const LAWS: [(&str, Law, Duration); 6] = [
     ("collectives", collectives, PATIENCE),
     ("mismatch", mismatch, PATIENCE),
@@ -27,7 +28,7 @@ const GUILTY: usize = 2;
 
 fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_default();
-    let Some((_, law, timeout)) = LAWS.into_iter().find(|(known, ..)| *known == name) else {
+    let Some((_, law, call)) = LAWS.into_iter().find(|(known, ..)| *known == name) else {
         eprintln!("usage: mpirun -n 4 mpi_laws {}", LAWS.map(|(name, ..)| name).join("|"));
         return ExitCode::FAILURE;
     };
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if let Err(failure) = world.run(Device::flex(), timeout, |comm| law(&comm)) {
+    if let Err(failure) = world.run(Device::flex(), Timeouts { init: PATIENCE, call }, |comm| law(&comm)) {
         eprintln!("{failure}");
         world.abort_process(1);
     }
@@ -74,7 +75,7 @@ fn collectives(comm: &Communicator) -> Result<(), CommError> {
         Ok(results)
     };
     let found = work(comm)?;
-    let expected = run_ranks(vec![Device::flex(); n], PATIENCE, |comm| work(&comm)).expect("threads do");
+    let expected = run_ranks(vec![Device::flex(); n], PATIENCE, move |comm| work(&comm)).expect("threads do");
     assert_eq!(found.len(), expected[rank].len());
     for (i, (found, expected)) in found.iter().zip(&expected[rank]).enumerate() {
         assert_eq!((found.dtype(), found.shape()), (expected.dtype(), expected.shape()), "result {i} on rank {rank}");
@@ -194,13 +195,13 @@ fn leave(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// A rank that is late is named to the others, and learns of it.
+/// A rank that is late is named to the others, and learns of it; but not the first time.
 fn timeout(comm: &Communicator) -> Result<(), CommError> {
     let rank = comm.rank();
+    let late = || (rank == GUILTY).then(|| thread::sleep(SHORT * 4));
+    late();
     comm.barrier()?;
-    if rank == GUILTY {
-        thread::sleep(SHORT * 4);
-    }
+    late();
     let error = comm.all_gather(Tensor::<1>::ones([1], comm.device())).unwrap_err();
     let (collective, missing) = (Collective::AllGather, vec![GUILTY]);
     let reason = format!("did not enter all_gather within {SHORT:?}");

@@ -20,7 +20,7 @@
 //! * Every rank calls the same collectives in the same order. Where shapes, dtypes or collectives disagree, every rank gets
 //!   an error that names both sides.
 //! * No wait is for ever: when a rank fails, leaves or is late, the others get a [`CommError`] that names it, also those that wait
-//!   for somebody else in a group that was split off.
+//!   for somebody else in a group that was split off. Nor does [`run_ranks`] wait for ever for a rank that is stuck outside of a call.
 //! * Each rank meters what it receives: [`Communicator::traffic`].
 //!
 //! Bytes that a rank receives, of N ranks: `all_gather` of shards of n bytes (N - 1) n; `reduce_scatter` of F bytes (N - 1)/N F;
@@ -49,6 +49,7 @@ mod meter;
 mod mpi;
 mod payload;
 mod ranks;
+mod timeouts;
 
 pub use communicator::Communicator;
 pub use engine::{Collective, Engine, Signature};
@@ -59,4 +60,5 @@ pub use meter::{Traffic, TrafficTable};
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
-pub use ranks::{RankFailure, TIMEOUT, panic_message, run_ranks};
+pub use ranks::{RankFailure, panic_message, run_ranks};
+pub use timeouts::{TIMEOUT, Timeouts};

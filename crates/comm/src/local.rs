@@ -11,7 +11,7 @@
 //!
 //! A world and all groups that are split off from it share one [`World`]: the first failure in any of them ends them all.
 
-use crate::{Collective, CommError, Engine, Payload, Signature};
+use crate::{Collective, CommError, Engine, Payload, Signature, Timeouts};
 use burn::tensor::Device;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +38,7 @@ pub struct LocalEngine {
 type GroupId = Vec<(u64, usize)>;
 
 struct World {
-    timeout: Duration,
+    timeouts: Timeouts,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -99,10 +99,10 @@ enum Wait {
 static COPIES: Mutex<()> = Mutex::new(());
 
 impl LocalEngine {
-    /// One engine per device, in rank order; a rank waits at most `timeout` for the others.
-    pub fn world(devices: Vec<Device>, timeout: Duration) -> Vec<Self> {
+    /// One engine per device, in rank order; a rank waits at most so long for the others.
+    pub fn world(devices: Vec<Device>, timeouts: impl Into<Timeouts>) -> Vec<Self> {
         let members: Vec<usize> = (0..devices.len()).collect();
-        let world = Arc::new(World { timeout, state: Mutex::default(), changed: Condvar::new() });
+        let world = Arc::new(World { timeouts: timeouts.into(), state: Mutex::default(), changed: Condvar::new() });
         let rank = |(rank, device)| Self::new(rank, device, vec![], members.clone(), world.clone());
         devices.into_iter().enumerate().map(rank).collect()
     }
@@ -164,7 +164,7 @@ impl LocalEngine {
         collective: Collective,
         done: impl Fn(&mut Group) -> Option<Result<T, CommError>>,
     ) -> Result<T, CommError> {
-        let (start, timeout, rank) = (Instant::now(), self.world.timeout, self.world_rank());
+        let (start, timeout, rank) = (Instant::now(), self.timeout(what), self.world_rank());
         let result = loop {
             if let Some(outcome) = done(self.group(&mut state)) {
                 break outcome;
@@ -185,6 +185,16 @@ impl LocalEngine {
         };
         self.group(&mut state).waits.remove(&rank);
         result
+    }
+
+    /// How long that is waited for.
+    fn timeout(&self, what: Wait) -> Duration {
+        let met = match what {
+            Wait::Round(id) => id,
+            Wait::Peer(_) => self.round.load(Ordering::Relaxed),
+        };
+        let Timeouts { init, call } = self.world.timeouts;
+        if self.id.is_empty() && met == 0 { init } else { call }
     }
 
     /// An error if the world has failed, or if a rank that is still needed has left.

@@ -1,13 +1,15 @@
-use crate::{Communicator, LocalEngine};
+use crate::{Communicator, LocalEngine, Timeouts};
 use burn::tensor::Device;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-/// How long a rank waits for the others by default. Ranks that share a CPU can be a whole step apart.
-pub const TIMEOUT: Duration = Duration::from_secs(300);
+/// What a rank needs to come to its end once it has learnt that another one failed.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The failure that ended a group of ranks: the first one, not what it led to on the others.
 #[derive(Debug, thiserror::Error)]
@@ -28,41 +30,85 @@ pub enum RankFailure<E: Error + 'static> {
         /// The panic's message.
         message: String,
     },
+    /// A rank failed, and others are stuck outside of any call: in a write to a dead disk, say.
+    #[error("{failure}; rank(s) {stuck:?} did not come back within {waited:?}")]
+    Stuck {
+        /// What failed first.
+        failure: Box<Self>,
+        /// The ranks that have not come back.
+        stuck: Vec<usize>,
+        /// How long they were waited for after that failure.
+        waited: Duration,
+    },
 }
 
 /// Runs `work` on one thread per device and returns the results in rank order.
 ///
 /// # Errors
 /// When a rank returns an error or panics, the others are told ([`Communicator::abort`]), all threads are joined, and the
-/// failure that came first is returned.
-pub fn run_ranks<T, E, F>(devices: Vec<Device>, timeout: Duration, work: F) -> Result<Vec<T>, RankFailure<E>>
+/// failure that came first is returned. A thread that has not come back five seconds after the time of a call is left behind, as nothing
+/// can end it from outside: it keeps what it holds until it comes back or the process ends.
+pub fn run_ranks<T, E, F>(
+    devices: Vec<Device>,
+    timeouts: impl Into<Timeouts>,
+    work: F,
+) -> Result<Vec<T>, RankFailure<E>>
 where
-    T: Send,
+    T: Send + 'static,
     E: Error + Send + 'static,
-    F: Fn(Communicator) -> Result<T, E> + Sync,
+    F: Fn(Communicator) -> Result<T, E> + Send + Sync + 'static,
 {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = LocalEngine::world(devices, timeout)
-            .into_iter()
-            .map(|engine| {
-                let (work, engine) = (&work, Arc::new(engine));
-                scope.spawn(move || {
-                    run_rank(Communicator::new(engine.clone()), work)
-                        .map_err(|failure| (engine.failed_first(), failure))
-                })
-            })
-            .collect();
+    let (timeouts, work) = (timeouts.into(), Arc::new(work));
+    let (back, returned) = mpsc::channel();
+    let start = |engine: LocalEngine| {
+        let (work, engine) = (work.clone(), Arc::new(engine));
+        let comm = Communicator::new(engine.clone());
+        let (rank, end) = (comm.rank(), End { rank: comm.rank(), back: back.clone() });
+        let thread = thread::spawn(move || {
+            let _end = end;
+            run_rank(comm, &*work).map_err(|failure| (engine.failed_first(), failure))
+        });
+        (rank, thread)
+    };
+    let mut threads: BTreeMap<usize, JoinHandle<_>> =
+        LocalEngine::world(devices, timeouts).into_iter().map(start).collect();
 
-        let (mut results, mut first_failure) = (Vec::with_capacity(threads.len()), None);
-        for thread in threads {
-            match thread.join().unwrap_or_else(|panic| resume_unwind(panic)) {
-                Ok(result) => results.push(result),
-                Err((first, failure)) if first || first_failure.is_none() => first_failure = Some(failure),
-                Err(_) => (),
+    let (mut results, mut failure, mut failed_at) = (BTreeMap::new(), None, None::<Instant>);
+    let waited = timeouts.call.saturating_add(GRACE);
+    while !threads.is_empty() {
+        let rank = match failed_at {
+            None => returned.recv().ok(),
+            Some(at) => returned.recv_timeout(waited.saturating_sub(at.elapsed())).ok(),
+        };
+        let Some((rank, thread)) = rank.and_then(|rank| threads.remove_entry(&rank)) else { break };
+        match thread.join().unwrap_or_else(|panic| resume_unwind(panic)) {
+            Ok(result) => drop(results.insert(rank, result)),
+            Err((first, other)) => {
+                failed_at.get_or_insert_with(Instant::now);
+                if first || failure.is_none() {
+                    failure = Some(other);
+                }
             }
         }
-        first_failure.map_or(Ok(results), Err)
-    })
+    }
+    let stuck: Vec<usize> = threads.into_keys().collect();
+    match failure {
+        None => Ok(results.into_values().collect()),
+        Some(failure) if stuck.is_empty() => Err(failure),
+        Some(failure) => Err(RankFailure::Stuck { failure: Box::new(failure), stuck, waited }),
+    }
+}
+
+/// Tells, as its thread ends in whichever way, that a rank is back.
+struct End {
+    rank: usize,
+    back: mpsc::Sender<usize>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _ = self.back.send(self.rank); // nobody waits any more for a rank that was left behind
+    }
 }
 
 /// Runs one rank's `work`; where it fails, the others are told.
@@ -71,15 +117,19 @@ pub(crate) fn run_rank<T, E: Error + 'static>(
     work: impl FnOnce(Communicator) -> Result<T, E>,
 ) -> Result<T, RankFailure<E>> {
     let rank = comm.rank();
-    let failure = match catch_unwind(AssertUnwindSafe(|| work(comm.clone()))) {
+    let (failure, reason) = match catch_unwind(AssertUnwindSafe(|| work(comm.clone()))) {
         Ok(Ok(result)) => return Ok(result),
-        Ok(Err(source)) => RankFailure::Failed { rank, source },
-        Err(panic) => RankFailure::Panicked { rank, message: panic_message(&*panic) },
+        Ok(Err(source)) => {
+            let reason = source.to_string();
+            (RankFailure::Failed { rank, source }, reason)
+        }
+        Err(panic) => {
+            let message = panic_message(&*panic);
+            let reason = format!("panicked: {message}");
+            (RankFailure::Panicked { rank, message }, reason)
+        }
     };
-    comm.abort(&match &failure {
-        RankFailure::Failed { source, .. } => source.to_string(),
-        RankFailure::Panicked { message, .. } => format!("panicked: {message}"),
-    });
+    comm.abort(&reason);
     Err(failure)
 }
 

@@ -3,10 +3,10 @@
 mod common;
 
 use burn::tensor::{DType, Float, Int, Tensor};
-use comm::{Collective, CommError, Communicator, RankFailure, Reduce, TIMEOUT, run_ranks};
+use comm::{Collective, CommError, Communicator, RankFailure, Reduce, TIMEOUT, Timeouts, run_ranks};
 use common::*;
 use std::io;
-use std::sync::{Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,8 +23,9 @@ fn the_others_learn_of(end: End) {
     for (i, collective) in COLLECTIVES.into_iter().enumerate() {
         let (guilty, start) = (i % 4, Instant::now());
         let timeout = if end == End::Sleep { Duration::from_millis(300) } else { HANG };
-        let (ready, seen) = (Barrier::new(4), Mutex::new(vec![]));
-        let result = run_ranks(ranks(4), timeout, |comm| {
+        let (ready, all_seen) = (Barrier::new(4), Arc::new(Mutex::new(vec![])));
+        let seen = all_seen.clone();
+        let result = run_ranks(ranks(4), timeout, move |comm| {
             ready.wait();
             call(&comm, collective, 8).unwrap();
             if comm.rank() == guilty {
@@ -53,7 +54,7 @@ fn the_others_learn_of(end: End) {
             End::Leave => "left before the call was complete".into(),
             End::Sleep => format!("kept {collective} waiting for 300ms"),
         };
-        let seen = seen.into_inner().unwrap();
+        let seen = std::mem::take(&mut *all_seen.lock().unwrap());
         assert_eq!(seen.len(), if end == End::Sleep { 4 } else { 3 });
         for (rank, error) in seen {
             let named = CommError::RankFailed { rank, collective, failed: guilty, reason: reason.clone() };
@@ -71,7 +72,7 @@ fn the_others_learn_of(end: End) {
             (End::Sleep, RankFailure::Failed { rank, .. }) => {
                 format!("rank {rank}: {collective} on rank {rank}: no sign of rank(s) [{guilty}] within 300ms")
             }
-            (_, RankFailure::Panicked { .. }) => "no panic".into(),
+            (_, _) => "a failure of another kind".into(),
         };
         assert_eq!(failure.to_string(), expected);
         on_ranks(4, |comm| call(comm, collective, 8).unwrap());
@@ -96,6 +97,51 @@ fn a_rank_that_leaves_early_is_named_to_the_others() {
 #[test]
 fn a_rank_that_sleeps_past_the_timeout_is_named_to_the_others() {
     the_others_learn_of(End::Sleep);
+}
+
+#[test]
+fn a_rank_that_is_stuck_outside_of_a_call_is_left_behind_and_named() {
+    let timeout = Duration::from_millis(200);
+    let (release, stuck) = mpsc::channel::<()>();
+    let stuck = Mutex::new(stuck);
+    let (sender, caller) = mpsc::channel();
+    thread::spawn(move || {
+        let result = run_ranks(ranks(4), timeout, move |comm| match comm.rank() {
+            1 => Err(io::Error::other("disk full")),
+            // As in a write to a disk that does not answer: whatever the others do, it does not come back.
+            2 => stuck.lock().unwrap().recv().map_err(io::Error::other),
+            _ => comm.barrier().map_err(io::Error::other),
+        });
+        let _ = sender.send(result.unwrap_err().to_string());
+    });
+    let failure = caller.recv_timeout(HANG).expect("run_ranks waits for ever for rank 2");
+    assert_eq!(failure, "rank 1: disk full; rank(s) [2] did not come back within 5.2s");
+    release.send(()).unwrap();
+}
+
+#[test]
+fn ranks_have_a_longer_time_until_all_have_met_once() {
+    let (late, timeouts) = (Duration::from_millis(400), Timeouts { init: HANG, call: Duration::from_millis(100) });
+    let failure = run_ranks(ranks(3), timeouts, move |comm| {
+        for _ in 0..2 {
+            if comm.rank() == 1 {
+                thread::sleep(late);
+            }
+            comm.barrier()?;
+        }
+        Ok::<_, CommError>(())
+    });
+    let failure = failure.unwrap_err().to_string();
+    assert!(failure.ends_with(": no sign of rank(s) [1] within 100ms"), "{failure}");
+
+    let mail = run_ranks(ranks(2), timeouts, move |comm| {
+        if comm.rank() == 0 {
+            return comm.recv::<Float>(1).map(drop);
+        }
+        thread::sleep(late);
+        comm.send(tensor(&comm, &[1.0]), 0)
+    });
+    mail.unwrap();
 }
 
 #[test]
@@ -130,7 +176,7 @@ fn a_collective_that_is_aborted_under_way_succeeds_on_all_ranks_or_on_none() {
 fn a_rank_that_comes_at_the_very_timeout_is_in_time_for_all_ranks_or_for_none() {
     let timeout = Duration::from_millis(2);
     for seed in 0..100 {
-        let done = run_ranks(ranks(3), timeout, |comm| {
+        let done = run_ranks(ranks(3), timeout, move |comm| {
             if comm.rank() == 1 {
                 thread::sleep(timeout - Duration::from_micros(400));
                 nap(seed, 600);
@@ -216,7 +262,11 @@ fn calls_that_do_not_match_are_an_error_on_every_rank_that_names_both() {
 }
 
 /// `work` is a bad argument on rank 1 of three ranks, with this reason; the others, in a barrier, are told of it.
-fn is_refused(collective: Collective, reason: &str, work: impl Fn(&Communicator) -> Result<(), CommError> + Sync) {
+fn is_refused(
+    collective: Collective,
+    reason: &str,
+    work: impl Fn(&Communicator) -> Result<(), CommError> + Send + Sync + 'static,
+) {
     let expected = CommError::BadArgument { rank: 1, collective, reason: reason.into() };
     let found = on_ranks(3, |comm| if comm.rank() == 1 { work(comm) } else { comm.barrier() });
     for (rank, found) in found.into_iter().enumerate() {
@@ -224,7 +274,7 @@ fn is_refused(collective: Collective, reason: &str, work: impl Fn(&Communicator)
         let told = CommError::RankFailed { rank, collective, failed: 1, reason };
         assert_eq!(found, Err(if rank == 1 { expected.clone() } else { told }));
     }
-    let result = run_ranks(ranks(3), TIMEOUT, |comm| if comm.rank() == 1 { work(&comm) } else { comm.barrier() });
+    let result = run_ranks(ranks(3), TIMEOUT, move |comm| if comm.rank() == 1 { work(&comm) } else { comm.barrier() });
     assert_eq!(result.unwrap_err().to_string(), format!("rank 1: {expected}"));
 }
 
@@ -237,7 +287,7 @@ fn what_cannot_be_split_and_ranks_that_do_not_exist_are_bad_arguments() {
     let to_and_from: [fn(usize) -> Collective; 5] =
         [Collective::Broadcast, Collective::Gather, Collective::Scatter, Collective::Send, Collective::Recv];
     for collective in to_and_from.map(|new| new(3)) {
-        is_refused(collective, "there are only 3 ranks", |comm| call(comm, collective, 2));
+        is_refused(collective, "there are only 3 ranks", move |comm| call(comm, collective, 2));
     }
     let sum = "chunks of [2] F32 cannot be added to a sum of [1] F32";
     is_refused(Collective::ReduceScatter, sum, |comm| {
@@ -255,9 +305,9 @@ fn what_cannot_be_split_and_ranks_that_do_not_exist_are_bad_arguments() {
 fn parts_that_are_missing_too_many_or_of_another_kind_are_bad_arguments() {
     let parts = |comm: &Communicator, n: usize| Some(vec![tensor(comm, &[1.0]); n]);
     let (mine, another) = (Collective::Scatter(1), Collective::Scatter(0));
-    is_refused(mine, "2 parts for 3 ranks", |comm| comm.scatter(parts(comm, 2), 1).map(drop));
+    is_refused(mine, "2 parts for 3 ranks", move |comm| comm.scatter(parts(comm, 2), 1).map(drop));
     is_refused(mine, "the root gives no parts", |comm| comm.scatter::<Float>(None, 1).map(drop));
-    is_refused(another, "only the root gives parts", |comm| comm.scatter(parts(comm, 3), 0).map(drop));
+    is_refused(another, "only the root gives parts", move |comm| comm.scatter(parts(comm, 3), 0).map(drop));
     is_refused(Collective::Recv(1), "rank 1 sent [1] F32, another kind", |comm| {
         comm.send(tensor(comm, &[1.0]), 1).unwrap();
         comm.recv::<Int>(1).map(drop)
@@ -276,7 +326,7 @@ fn tensors_that_are_tracked_by_autodiff_are_bad_arguments() {
     let reason = "the tensor is tracked by autodiff: give its `inner()`";
     let tracked = |comm: &Communicator| Tensor::<1>::ones([6], comm.device()).autodiff().require_grad();
     for collective in COLLECTIVES.into_iter().filter(|it| *it != Collective::Barrier).chain([Collective::Send(0)]) {
-        is_refused(collective, reason, |comm| call_with(comm, collective, tracked(comm)));
+        is_refused(collective, reason, move |comm| call_with(comm, collective, tracked(comm)));
         // Also on a rank alone, where it would do no harm: what works there works on many.
         let alone = match collective {
             Collective::Broadcast(_) => Collective::Broadcast(0),

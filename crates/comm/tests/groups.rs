@@ -6,7 +6,7 @@ use burn::tensor::Float;
 use comm::{Axis, CommError, Communicator, Mesh, MeshShape, Reduce, run_ranks};
 use common::*;
 use proptest::prelude::*;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -132,8 +132,9 @@ fn who_is_late_is_named_also_to_those_that_wait_for_somebody_who_waits() {
     let (timeout, start) = (Duration::from_millis(400), Instant::now());
     // The first to time out must not blame rank 1 or 2, which wait themselves: for rank 3, in other groups.
     for first in [[0, 1], [1, 2]] {
-        let seen = Mutex::new(vec![]);
-        let failure = run_ranks(ranks(4), timeout, |comm| {
+        let all_seen = Arc::new(Mutex::new(vec![]));
+        let seen = all_seen.clone();
+        let failure = run_ranks(ranks(4), timeout, move |comm| {
             let me = comm.rank();
             let pair = comm.split(if first.contains(&me) { 0 } else { 1 + me }).unwrap();
             if me == 3 {
@@ -149,7 +150,7 @@ fn who_is_late_is_named_also_to_those_that_wait_for_somebody_who_waits() {
             seen.lock().unwrap().push(error.clone());
             Err(error)
         });
-        for error in seen.into_inner().unwrap() {
+        for error in std::mem::take(&mut *all_seen.lock().unwrap()) {
             match &error {
                 CommError::Timeout { rank, missing, .. } => assert_eq!((*rank, &missing[..]), (first[0], &[3][..])),
                 CommError::RankFailed { failed, .. } => assert_eq!(*failed, 3, "{error}"),

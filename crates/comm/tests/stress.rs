@@ -7,7 +7,7 @@ use common::*;
 use std::io;
 use std::ops::ControlFlow;
 use std::panic;
-use std::sync::{Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ enum End {
 }
 
 /// What happens in one world.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Case {
     end: End,
     guilty: usize,
@@ -93,27 +93,28 @@ impl Case {
 
     /// Whether every other rank, and the caller, was told who is guilty; what they were told otherwise.
     fn try_run(&self, timeout: Duration) -> Result<(), String> {
-        let (ready, seen) = (Barrier::new(N), Mutex::new(vec![]));
-        let result = run_ranks(ranks(N), timeout, |comm| {
+        let (ready, all_seen) = (Barrier::new(N), Arc::new(Mutex::new(vec![])));
+        let (case, seen) = (self.clone(), all_seen.clone());
+        let result = run_ranks(ranks(N), timeout, move |comm| {
             let me = comm.rank();
-            let group = self.colors.map_or_else(|| Ok(comm.clone()), |colors| comm.split(colors[me]));
+            let group = case.colors.map_or_else(|| Ok(comm.clone()), |colors| comm.split(colors[me]));
             let group = group.map_err(io::Error::other);
             ready.wait();
             let group = group?;
-            if self.guilty == me {
-                nap(self.seed, 300);
-                if let ControlFlow::Break(result) = self.end(|| seen.lock().unwrap().len() == N - 1) {
+            if case.guilty == me {
+                nap(case.seed, 300);
+                if let ControlFlow::Break(result) = case.end(|| seen.lock().unwrap().len() == N - 1) {
                     return result;
                 }
-                return self.call(&group).and_then(|()| comm.barrier()).map_err(io::Error::other);
+                return case.call(&group).and_then(|()| comm.barrier()).map_err(io::Error::other);
             }
-            nap(self.seed + me as u64, 300);
+            nap(case.seed + me as u64, 300);
             // A group without the guilty rank may succeed; it is missed at the latest by all.
-            let error = self.call(&group).and_then(|()| comm.barrier()).expect_err("a rank is missing");
+            let error = case.call(&group).and_then(|()| comm.barrier()).expect_err("a rank is missing");
             seen.lock().unwrap().push((me, error.clone()));
             Err(io::Error::other(error))
         });
-        let seen = seen.into_inner().unwrap();
+        let seen = std::mem::take(&mut *all_seen.lock().unwrap());
         if seen.len() != N - 1 {
             return Err(format!("{} ranks were told, not {}", seen.len(), N - 1));
         }

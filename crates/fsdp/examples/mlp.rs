@@ -31,7 +31,7 @@ fn main() {
     let layers = [(); 6].map(|()| Layer { linear: linear(WIDTH, WIDTH) });
     let xs = Tensor::<3>::random([RANKS * 8, 8, 16], Distribution::Uniform(-1.0, 1.0), &device);
 
-    let lines = run_ranks(vec![device; RANKS], TIMEOUT, |comm| {
+    let lines = run_ranks(vec![device; RANKS], TIMEOUT, move |comm| {
         // The model as units, and what the forward does with each: from the batch, from the activation before, to the loss.
         let mut units = Units::<Tensor<3>>::new();
         let first = units.add("input", input.clone());

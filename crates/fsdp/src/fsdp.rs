@@ -40,9 +40,9 @@ pub struct StepReport {
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
     /// Whether the step was not made, and the parameters are as they were: fp16 gradients have overflown (then the next step's loss is
-    /// scaled by half as much, but never by less than 1), or there is something [`non_finite`](Self::non_finite).
+    /// scaled by half as much), or there is something [`non_finite`](Self::non_finite).
     pub skipped: bool,
-    /// Where the first number came up that is infinite or none, but for overflown fp16 gradients.
+    /// Where the first number came up that is infinite or none, but for fp16 gradients that a smaller scale of the loss may mend.
     pub non_finite: Option<NonFinite>,
 }
 
@@ -129,7 +129,7 @@ impl<B: 'static> Fsdp<B> {
             _ => 1.0,
         };
         let finite = loss.is_finite() && aux_loss.is_finite();
-        let overflow = !self.loss_scale.update(grad_norm);
+        let overflow = finite && self.loss_scale.update(grad_norm);
         let non_finite = match finite && (grad_norm.is_finite() || overflow) {
             true => None,
             false => Some(self.locate_non_finite(micro_batches)?),

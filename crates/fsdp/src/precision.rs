@@ -38,7 +38,7 @@ pub struct Precision {
 }
 
 /// The factor by which losses are scaled so that fp16 gradients do not vanish, as PyTorch's `GradScaler`: halved, and the step skipped,
-/// when a gradient overflows; doubled after 2000 steps without.
+/// when a gradient overflows; doubled after 2000 steps without. It is 1 at least: what is not finite at 1 is no matter of scale.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LossScale {
     pub factor: f64,
@@ -61,19 +61,20 @@ impl LossScale {
         }
     }
 
-    /// Whether the step with this gradient norm is made; otherwise the gradients have overflown.
+    /// Whether the gradients of a step, with this norm, have overflown; then the next one's are half as large. A gradient that is no
+    /// number may be an overflow as well (infinite less infinite): it is one until the factor is 1.
     pub fn update(&mut self, grad_norm: f64) -> bool {
         if !self.dynamic {
-            return true;
+            return false;
         }
-        let finite = grad_norm.is_finite();
-        self.good_steps = if finite { self.good_steps + 1 } else { 0 };
-        if !finite {
+        let overflown = !grad_norm.is_finite() && self.factor > 1.0;
+        self.good_steps = if grad_norm.is_finite() { self.good_steps + 1 } else { 0 };
+        if overflown {
             self.factor = (self.factor / 2.0).max(1.0);
         } else if self.good_steps == Self::GROWTH_INTERVAL {
             (self.factor, self.good_steps) = (self.factor * 2.0, 0);
         }
-        finite
+        overflown
     }
 }
 
@@ -84,9 +85,9 @@ mod tests {
     #[test]
     fn the_scale_is_halved_by_an_overflow_and_doubled_after_two_thousand_good_steps() {
         let mut scale = LossScale::new(Precision { param: FloatType::Fp16, reduce: FloatType::Fp32 });
-        assert!(!scale.update(f64::INFINITY) && !scale.update(f64::NAN));
+        assert!(scale.update(f64::INFINITY) && scale.update(f64::NAN));
         assert_eq!(scale.factor, 16384.0);
-        assert!((0..1999).all(|_| scale.update(1.0)));
+        assert!((0..1999).all(|_| !scale.update(1.0)));
         assert_eq!(scale.factor, 16384.0);
         scale.update(1.0);
         assert_eq!(scale.factor, 32768.0);
@@ -95,6 +96,6 @@ mod tests {
         scale.resume(4.0, 7);
         assert_eq!((scale.factor, scale.good_steps), (4.0, 7));
         let mut none = LossScale::new(Precision { param: FloatType::Bf16, reduce: FloatType::Fp32 });
-        assert!(none.update(f64::NAN) && none.factor == 1.0, "bf16 has the range of fp32");
+        assert!(!none.update(f64::NAN) && none.factor == 1.0, "bf16 has the range of fp32");
     }
 }

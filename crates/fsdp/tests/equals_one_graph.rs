@@ -7,8 +7,8 @@ use burn::tensor::activation::gelu;
 use burn::tensor::{DType, Device, Distribution, Gradients, Tensor};
 use comm::run_ranks;
 use fsdp::{
-    ActivationCheckpointing, Category, FloatType, Fsdp, FsdpConfig, FsdpError, Layout, Memory, Precision, Prefetch,
-    Strategy, Units, Wrap,
+    ActivationCheckpointing, Category, FloatType, Fsdp, FsdpConfig, FsdpError, Layout, Memory, NonFinite, Precision,
+    Prefetch, Strategy, Units, Wrap,
 };
 use std::time::Duration;
 
@@ -169,6 +169,10 @@ impl ModuleMapper for Update<'_> {
 }
 
 fn units(model: Model) -> Units<Batch> {
+    units_with(model, Ends::loss)
+}
+
+fn units_with(model: Model, loss: fn(&Ends, Tensor<3>, &Batch) -> Tensor<1>) -> Units<Batch> {
     let mut units = Units::new();
     let ends = units.add("ends", model.ends);
     units.first(ends, Ends::embed);
@@ -176,7 +180,7 @@ fn units(model: Model) -> Units<Batch> {
         let block = units.add(format!("block {i}"), block);
         units.then(block, |block: &Block, x, _| block.forward(x));
     }
-    units.last(ends, Ends::loss);
+    units.last(ends, loss);
     units
 }
 
@@ -187,7 +191,8 @@ fn sharded(
     ranks: usize,
     micro_batches: usize,
 ) -> Vec<(Curve, Memory)> {
-    let results = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), |comm| {
+    let (model, batch, config) = (model.clone(), batch.clone(), config.clone());
+    let results = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
         let mut fsdp = Fsdp::new(units(model.clone()), comm, config.clone())?;
         let (rank, ranks) = fsdp.data_parallel();
         let parts = ranks * micro_batches;
@@ -330,8 +335,8 @@ fn an_overflow_of_fp16_changes_nothing_and_halves_the_scale() {
     let (model, batch) = (model(&device), global_batch(&device));
     let precision = Precision { param: FloatType::Fp16, reduce: FloatType::Fp16 };
     for strategy in [Strategy::Ddp, Strategy::FullShard, Strategy::Block] {
-        let config = FsdpConfig { precision, ..config(strategy) };
-        let reports = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), |comm| {
+        let (config, model, batch) = (FsdpConfig { precision, ..config(strategy) }, model.clone(), batch.clone());
+        let reports = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
             let mut fsdp = Fsdp::new(units(model.clone()), comm, config.clone())?;
             // At the first scale, 65536, the gradients of this loss are beyond fp16's 65504.
             let large = Batch { x: batch.x.clone() * 3.0, target: batch.target.clone() * 100.0 };
@@ -349,12 +354,39 @@ fn an_overflow_of_fp16_changes_nothing_and_halves_the_scale() {
 }
 
 #[test]
+fn a_gradient_of_fp16_that_is_no_number_at_scale_one_is_not_finite() {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    // The slope of a root is infinite at 0, and times 0 no number; the loss is what it was.
+    let loss = |ends: &Ends, x: Tensor<3>, batch: &Batch| {
+        let nothing = (x.clone().cast(DType::F32) * 0.0).sqrt().sum();
+        ends.loss(x, batch) + nothing
+    };
+    let precision = Precision { param: FloatType::Fp16, reduce: FloatType::Fp16 };
+    for strategy in [Strategy::Ddp, Strategy::FullShard, Strategy::Block] {
+        let (config, model, batch) = (FsdpConfig { precision, ..config(strategy) }, model.clone(), batch.clone());
+        let reports = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
+            let mut fsdp = Fsdp::new(units_with(model.clone(), loss), comm, config.clone())?;
+            (0..20).map(|_| fsdp.train_step(std::slice::from_ref(&batch), LR)).collect::<Result<Vec<_>, FsdpError>>()
+        })
+        .unwrap();
+        for (step, report) in reports[0].iter().enumerate() {
+            assert!(report.skipped && report.loss == reports[0][0].loss, "{strategy:?}, step {step}: {report:?}");
+            // From 65536 the scale is 1 after 16 halvings.
+            let last = NonFinite { unit: "block 2".into(), rank: None };
+            assert_eq!(report.non_finite, (step >= 16).then_some(last), "{strategy:?}, step {step}");
+        }
+    }
+}
+
+#[test]
 fn ranks_that_were_given_different_models_or_batches_all_get_an_error() {
     let device = Device::flex();
     let (models, batch) = ([model(&device), model(&device)], global_batch(&device));
     for strategy in [Strategy::Ddp, Strategy::FullShard] {
         let errors = |own_models: bool, batches: [usize; 2]| {
-            run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), |comm| {
+            let (models, batch) = (models.clone(), batch.clone());
+            run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
                 let rank = comm.rank();
                 let model = models[if own_models { rank } else { 0 }].clone();
                 let step = |mut fsdp: Fsdp<Batch>| fsdp.train_step(&vec![batch.clone(); batches[rank]], LR);

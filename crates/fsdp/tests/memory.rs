@@ -54,8 +54,8 @@ fn units() -> Units<Tensor<3>> {
 /// Every rank's memory after two steps, and by how much the process grew meanwhile.
 fn train(config: &FsdpConfig, ranks: usize) -> (Vec<Memory>, isize) {
     let device = Device::flex();
-    let x = Tensor::<3>::random([8, 16, WIDTH], Distribution::Default, &device);
-    let results = run_ranks(vec![device; ranks], Duration::from_secs(60), |comm| {
+    let (config, x) = (config.clone(), Tensor::<3>::random([8, 16, WIDTH], Distribution::Default, &device));
+    let results = run_ranks(vec![device; ranks], Duration::from_secs(60), move |comm| {
         let (barrier, steps) = (comm.clone(), |comm: Communicator| {
             let mut fsdp = Fsdp::new(units(), comm, config.clone())?;
             for _ in 0..2 {

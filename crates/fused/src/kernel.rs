@@ -120,11 +120,11 @@ impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
 }
 
 /// Flex's own `to_contiguous` would copy a part of a larger buffer, as the parameters of a sharded unit are.
-fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
+pub(crate) fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
     if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
 }
 
-fn slice(tensor: &FloatTensor<Flex>) -> &[f32] {
+pub(crate) fn slice(tensor: &FloatTensor<Flex>) -> &[f32] {
     tensor.as_slice().expect("kernels get contiguous f32 tensors")
 }
 

@@ -46,7 +46,7 @@ pub use linear::{linear, linear_transposed};
 pub use math::exp;
 pub use norm::{layer_norm, rms_norm};
 pub use precision::widened;
-pub use rope::rope;
+pub use rope::{RopeTable, rope};
 pub use silu_mul::{silu_mul, silu_mul_gradients, silu_mul_slices};
 pub use sum_of_squares::sum_of_squares;
 pub use uninit::{overwritten, written};

@@ -1,8 +1,49 @@
-use crate::kernel::{Kernel, Saves, apply1, runs_on};
+use crate::kernel::{Kernel, Saves, apply1, contiguous, runs_on, slice};
 use crate::math::over_rows;
 use crate::precision::rounded;
-use burn::tensor::{Shape, Tensor, TensorData};
+use burn::backend::{Flex, tensor::FloatTensor};
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use multiversion::multiversion;
+
+/// Cosines and sines of the angles of some positions, on one device.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    cos_tp: Tensor<2>,
+    sin_tp: Tensor<2>,
+}
+
+impl RopeTable {
+    /// Of angles `[t, pairs]`, row by row, in radians; both are multiplied by `amplitude`.
+    pub fn new(angles: impl Iterator<Item = f64>, amplitude: f64, pairs: usize, device: &Device) -> Self {
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.map(|angle| ((angle.cos() * amplitude) as f32, (angle.sin() * amplitude) as f32)).unzip();
+        let device = device.clone().inner();
+        let table = |values: Vec<f32>| {
+            let shape = [values.len() / pairs, pairs];
+            Tensor::from_data(TensorData::new(values, shape), (&device, DType::F32))
+        };
+        Self { cos_tp: table(cos), sin_tp: table(sin) }
+    }
+
+    /// How many positions it has.
+    pub fn len(&self) -> usize {
+        self.cos_tp.dims()[0]
+    }
+
+    /// Its first `t` positions, in the same memory.
+    pub fn first(&self, t: usize) -> Self {
+        let first = |table: &Tensor<2>| table.clone().narrow(0, 0, t);
+        Self { cos_tp: first(&self.cos_tp), sin_tp: first(&self.sin_tp) }
+    }
+
+    /// Its rows at these positions.
+    pub fn at(&self, positions: &[usize]) -> Self {
+        let rows: Vec<i64> = positions.iter().map(|position| *position as i64).collect();
+        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [positions.len()]), &self.cos_tp.device());
+        let at = |table: &Tensor<2>| table.clone().select(0, rows.clone());
+        Self { cos_tp: at(&self.cos_tp), sin_tp: at(&self.sin_tp) }
+    }
+}
 
 /// Rotates the pairs `(x0, x1), (x2, x3), ...` of each row by its position's angles (RoFormer, arXiv 2104.09864).
 ///
@@ -10,21 +51,25 @@ use multiversion::multiversion;
 /// alike, their products are those of the interleaved layout.
 ///
 /// # Shapes
-/// `x` and the result: `[b, heads, t, d]`; `cos` and `sin` of the angles: `[t, d / 2]`, row by row.
-pub fn rope(x: Tensor<4>, cos: &[f32], sin: &[f32]) -> Tensor<4> {
-    rounded(x, |x| wide(x, cos, sin))
+/// `x` and the result: `[b, heads, t, d]`; the table: `[t, d / 2]`.
+pub fn rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
+    rounded(x, |x| wide(x, table))
 }
 
-fn wide(x: Tensor<4>, cos: &[f32], sin: &[f32]) -> Tensor<4> {
+fn wide(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
     let [b, heads, t, d] = x.dims();
-    assert!(cos.len() == t * d / 2 && sin.len() == cos.len(), "rope: tables of {t} positions and {d} / 2 pairs");
+    assert!(
+        table.cos_tp.dims() == [t, d / 2],
+        "rope: a table of {:?} for {t} positions and {d} / 2 pairs",
+        table.cos_tp.dims()
+    );
     if runs_on(&x) {
-        return apply1(Rope { t, pairs: d / 2, cos: cos.to_vec(), sin: sin.to_vec() }, x);
+        let on_cpu = |table: &Tensor<2>| table.clone().try_into_primitive::<Flex>().expect("it is on the device of x");
+        let [cos, sin] = [&table.cos_tp, &table.sin_tp].map(|table| contiguous(&on_cpu(table)));
+        return apply1(Rope { t, pairs: d / 2, cos, sin }, x);
     }
-    let (device, dtype) = (x.device(), x.dtype());
-    let table =
-        |values: &[f32]| Tensor::<2>::from_data(TensorData::new(values.to_vec(), [t, d / 2]), &device).cast(dtype);
-    let (cos, sin) = (table(cos).unsqueeze::<4>(), table(sin).unsqueeze::<4>());
+    let on_device = |table: &Tensor<2>| table.clone().cast(x.dtype()).unsqueeze::<4>();
+    let (cos, sin) = (on_device(&table.cos_tp), on_device(&table.sin_tp));
     let pairs = x.reshape([b, heads, t, d / 2, 2]);
     let half = |i: usize| pairs.clone().slice([0..b, 0..heads, 0..t, 0..d / 2, i..i + 1]).reshape([b, heads, t, d / 2]);
     let (first, second) = (half(0), half(1));
@@ -36,16 +81,19 @@ fn wide(x: Tensor<4>, cos: &[f32], sin: &[f32]) -> Tensor<4> {
 struct Rope {
     t: usize,
     pairs: usize,
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    cos: FloatTensor<Flex>,
+    sin: FloatTensor<Flex>,
 }
 
 impl Rope {
-    /// Cosines and sines of row number `row`.
+    /// Cosines and sines by the number of a row.
     #[inline(always)]
-    fn angles(&self, row: usize) -> (&[f32], &[f32]) {
-        let start = row % self.t * self.pairs;
-        (&self.cos[start..start + self.pairs], &self.sin[start..start + self.pairs])
+    fn angles<'a>(&'a self) -> impl Fn(usize) -> (&'a [f32], &'a [f32]) {
+        let (cos, sin) = (slice(&self.cos), slice(&self.sin));
+        move |row| {
+            let start = row % self.t * self.pairs;
+            (&cos[start..start + self.pairs], &sin[start..start + self.pairs])
+        }
     }
 }
 
@@ -67,9 +115,9 @@ impl Kernel<1> for Rope {
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
 fn forward(rope: &Rope, first_row: usize, x: &[f32], y: &mut [f32]) {
-    let d = 2 * rope.pairs;
+    let (d, angles) = (2 * rope.pairs, rope.angles());
     for (i, (x, y)) in x.chunks_exact(d).zip(y.chunks_exact_mut(d)).enumerate() {
-        let ((cos, sin), (first, second)) = (rope.angles(first_row + i), y.split_at_mut(rope.pairs));
+        let ((cos, sin), (first, second)) = (angles(first_row + i), y.split_at_mut(rope.pairs));
         for (j, x) in x.as_chunks::<2>().0.iter().enumerate() {
             first[j] = x[0] * cos[j] - x[1] * sin[j];
             second[j] = x[1] * cos[j] + x[0] * sin[j];
@@ -80,9 +128,9 @@ fn forward(rope: &Rope, first_row: usize, x: &[f32], y: &mut [f32]) {
 /// The rotation by the negative angle.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
 fn backward(rope: &Rope, first_row: usize, dy: &[f32], dx: &mut [f32]) {
-    let d = 2 * rope.pairs;
+    let (d, angles) = (2 * rope.pairs, rope.angles());
     for (i, (dy, dx)) in dy.chunks_exact(d).zip(dx.chunks_exact_mut(d)).enumerate() {
-        let ((cos, sin), (first, second)) = (rope.angles(first_row + i), dy.split_at(rope.pairs));
+        let ((cos, sin), (first, second)) = (angles(first_row + i), dy.split_at(rope.pairs));
         for (j, dx) in dx.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             dx[0] = first[j] * cos[j] + second[j] * sin[j];
             dx[1] = second[j] * cos[j] - first[j] * sin[j];

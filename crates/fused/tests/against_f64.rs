@@ -155,13 +155,13 @@ proptest! {
             };
             x[0].chunks(2 * pairs).enumerate().flat_map(row).collect()
         };
-        let table = |f: fn(f64) -> f64| {
-            (0..t * pairs).map(|i| f(angle(i / pairs, i % pairs)) as f32).collect::<Vec<f32>>()
-        };
-        let fused = |x: &[Tensor<1>]| {
-            flat(fused::rope(x[0].clone().reshape([b, heads, t, 2 * pairs]), &table(f64::cos), &table(f64::sin)))
-        };
-        check(&[vec![b, heads, t, 2 * pairs]], seed, &naive, &fused)?;
+        // As rows of a longer table.
+        let angles = (0..(t + 3) * pairs).map(|i| angle(i / pairs, i % pairs));
+        let table = fused::RopeTable::new(angles, 1.0, pairs, &Device::flex());
+        for table in [table.first(t), table.at(&(0..t).collect::<Vec<_>>())] {
+            let fused = |x: &[Tensor<1>]| flat(fused::rope(x[0].clone().reshape([b, heads, t, 2 * pairs]), &table));
+            check(&[vec![b, heads, t, 2 * pairs]], seed, &naive, &fused)?;
+        }
     }
 
     #[test]

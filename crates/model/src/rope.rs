@@ -1,16 +1,22 @@
 //! Rotary positions, interleaved, with YaRN's frequencies.
 
 use crate::{DeepSeekConfig, YarnConfig};
-use burn::tensor::Tensor;
+use burn::tensor::Device;
+use fused::RopeTable;
 use std::f64::consts::PI;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Rotates the pairs `(x0, x1), (x2, x3), ...` of a head by `position * frequency[pair]`.
+/// Turns the pairs `(x0, x1), (x2, x3), ...` of a head by `position * frequency[pair]`: the tables for [`fused::rope`].
+///
+/// A table is made once a device, as long as was asked for, and again when a longer one is: twice as long at least. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Rope {
     /// Radians per position, one per pair.
     frequencies: Vec<f64>,
     /// Factor on cosine and sine; 1 without YaRN.
     amplitude: f64,
+    /// Of positions from 0 on, one a device.
+    tables: Arc<Mutex<Vec<(Device, RopeTable)>>>,
 }
 
 impl Rope {
@@ -18,29 +24,40 @@ impl Rope {
     pub fn new(config: &DeepSeekConfig) -> Self {
         let d = config.qk_rope_head_dim;
         let plain = (0..d / 2).map(|pair| config.rope_theta.powf(-2.0 * pair as f64 / d as f64));
-        match &config.rope_scaling {
-            None => Self { frequencies: plain.collect(), amplitude: 1.0 },
+        let (frequencies, amplitude) = match &config.rope_scaling {
+            None => (plain.collect(), 1.0),
             Some(yarn) => {
                 let (low, high) = yarn_range(yarn, d, config.rope_theta);
                 let interpolated = |pair: usize| ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
                 let blend = |(pair, f)| f * (1.0 - interpolated(pair)) + f / yarn.factor * interpolated(pair);
-                Self { frequencies: plain.enumerate().map(blend).collect(), amplitude: yarn_amplitude(yarn) }
+                (plain.enumerate().map(blend).collect(), yarn_amplitude(yarn))
             }
+        };
+        Self { frequencies, amplitude, tables: Arc::default() }
+    }
+
+    /// Of positions `0..t`.
+    pub fn first(&self, t: usize, device: &Device) -> RopeTable {
+        self.at_least(t, device).first(t)
+    }
+
+    /// Of these positions.
+    pub fn at(&self, positions: &[usize], device: &Device) -> RopeTable {
+        let len = positions.iter().max().map_or(0, |last| last + 1);
+        self.at_least(len, device).at(positions)
+    }
+
+    fn at_least(&self, len: usize, device: &Device) -> RopeTable {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, table)) = tables.iter().find(|(of, table)| of == device && table.len() >= len) {
+            return table.clone();
         }
-    }
-
-    /// Rotates `x: [b, heads, t, d]`, whose rows are positions `0..t`; the pairs come out apart, as [`fused::rope`] says.
-    pub fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
-        let positions: Vec<usize> = (0..x.dims()[2]).collect();
-        self.rotate_at(x, &positions)
-    }
-
-    /// The same for rows at these positions, one a row of `t`.
-    pub(crate) fn rotate_at(&self, x: Tensor<4>, positions: &[usize]) -> Tensor<4> {
-        let angles = || positions.iter().flat_map(|position| self.frequencies.iter().map(|f| *position as f64 * f));
-        let cos: Vec<f32> = angles().map(|angle| (angle.cos() * self.amplitude) as f32).collect();
-        let sin: Vec<f32> = angles().map(|angle| (angle.sin() * self.amplitude) as f32).collect();
-        fused::rope(x, &cos, &sin)
+        let positions = 0..len.next_power_of_two();
+        let angles = positions.flat_map(|position| self.frequencies.iter().map(move |f| position as f64 * f));
+        let table = RopeTable::new(angles, self.amplitude, self.frequencies.len(), device);
+        tables.retain(|(of, _)| of != device);
+        tables.push((device.clone(), table.clone()));
+        table
     }
 }
 
@@ -73,4 +90,31 @@ fn yarn_range(yarn: &YarnConfig, d: usize, theta: f64) -> (f64, f64) {
     let low = pair_of(yarn.beta_fast).floor().max(0.0);
     let high = pair_of(yarn.beta_slow).ceil().min(d - 1.0);
     (low, if low == high { high + 0.001 } else { high })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Tensor;
+
+    #[test]
+    fn clones_share_one_table_a_device_which_grows_to_the_longest_that_was_asked_for() {
+        let (device, config) = (Device::flex(), DeepSeekConfig { qk_rope_head_dim: 4, ..DeepSeekConfig::default() });
+        let rope = Rope::new(&config);
+        let clone = rope.clone();
+        for (asked, made) in [(5, 8), (8, 8), (3, 8), (9, 16), (100, 128), (20, 128)] {
+            assert_eq!(clone.first(asked, &device.clone().autodiff()).len(), asked);
+            let tables = rope.tables.lock().unwrap();
+            assert_eq!(tables.iter().map(|(_, table)| table.len()).collect::<Vec<_>>(), [made], "after {asked}");
+        }
+        // Pairs (1, 0) turn to (cos, sin).
+        let positions = [60, 0, 7];
+        let x = Tensor::<4>::from_data([[[[1.0, 0.0, 1.0, 0.0]; 3]]], &device);
+        let found = fused::rope(x, &rope.at(&positions, &device)).into_data().try_to_vec::<f32>().unwrap();
+        for (position, found) in positions.into_iter().zip(found.chunks(4)) {
+            let angles = [position as f64, position as f64 / 100.0]; // 10000^(-2/4)
+            let expected = [angles.map(f64::cos), angles.map(f64::sin)].concat();
+            assert_eq!(found, expected.into_iter().map(|value| value as f32).collect::<Vec<_>>(), "at {position}");
+        }
+    }
 }

@@ -99,11 +99,12 @@ fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: 
     let local = layer(config, favourite);
     let expected = run(&local, b, 0, b, |x_btd| local.forward(x_btd, None).y_btd);
 
-    let found = run_ranks(vec![Device::flex(); shares.len()], TIMEOUT, |comm| {
-        let from = shares[..comm.rank()].iter().sum();
-        let spread = ExpertParallel::new(layer(config, favourite), comm.clone())?;
+    let (devices, config, of_rank) = (vec![Device::flex(); shares.len()], config.clone(), shares.to_vec());
+    let found = run_ranks(devices, TIMEOUT, move |comm| {
+        let from = of_rank[..comm.rank()].iter().sum();
+        let spread = ExpertParallel::new(layer(&config, favourite), comm.clone())?;
         let mut failure = None;
-        let found = run(spread.layer(), b, from, from + shares[comm.rank()], |x_btd| {
+        let found = run(spread.layer(), b, from, from + of_rank[comm.rank()], |x_btd| {
             match spread.forward(x_btd.clone(), None) {
                 Ok(output) => output.y_btd,
                 Err(error) => {
@@ -160,7 +161,7 @@ fn capacity_is_counted_in_sequences_on_any_number_of_ranks() {
 #[test]
 fn more_ranks_than_experts_are_refused() {
     let two = MoeConfig { num_experts: 2, ..config() };
-    let refused = run_ranks(vec![Device::flex(); 3], TIMEOUT, |comm| ExpertParallel::new(layer(&two, None), comm));
+    let refused = run_ranks(vec![Device::flex(); 3], TIMEOUT, move |comm| ExpertParallel::new(layer(&two, None), comm));
     let message = refused.err().map(|failure| failure.to_string()).unwrap_or_default();
     assert!(message.contains("2 experts (moe.num_experts) cannot be spread over 3 ranks"), "{message}");
 }

@@ -1,16 +1,24 @@
 //! Where the tokens of a step went, and the selection bias that follows from it.
 
+use burn::tensor::Tensor;
+use model::MicroBatch;
 use moe::MoeStats;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a rank's mixtures of experts did in the last step, by layer and micro-batch. A forward that is run again for its activations
-/// writes in the same place, so nothing is counted twice, and so does the next step.
+/// What a rank's mixtures of experts have done in a step so far: sums over its micro-batches, kept on the device and read once for all
+/// layers, when somebody asks.
 #[derive(Clone, Default)]
-pub(crate) struct ExpertLoads(Arc<Mutex<BTreeMap<Place, MoeStats>>>);
+pub(crate) struct ExpertLoads(Arc<Mutex<Step>>);
 
-/// A layer, and the first row of a micro-batch in the step's global batch.
-type Place = (usize, u64);
+#[derive(Default)]
+struct Step {
+    number: u64,
+    /// Layers and micro-batches (their first rows) that are in the sums: a forward that is run again is not counted again.
+    counted: HashSet<(usize, u64)>,
+    /// `[3, e]` of each layer: assigned, dropped, gate mass. Counts are whole up to 2^24.
+    sums_se: BTreeMap<usize, Tensor<2>>,
+}
 
 /// One layer's tokens in a step, by expert.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,42 +33,51 @@ pub(crate) struct LayerLoad {
 }
 
 impl ExpertLoads {
-    pub fn record(&self, layer: usize, first_row: u64, stats: MoeStats) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((layer, first_row), stats);
+    /// Adds what `layer` did with a micro-batch; that of another step begins anew.
+    pub fn record(&self, layer: usize, place: MicroBatch, stats: &MoeStats) {
+        let mut step = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if step.number != place.step {
+            *step = Step { number: place.step, ..Step::default() };
+        }
+        if !step.counted.insert((layer, place.first_row)) {
+            return;
+        }
+        let new = [stats.assigned_e().float(), stats.dropped_e().float(), stats.gate_mass_e()];
+        let new_se = Tensor::stack(new.into(), 0);
+        let sum_se = match step.sums_se.remove(&layer) {
+            Some(sum_se) => sum_se + new_se,
+            None => new_se,
+        };
+        step.sums_se.insert(layer, sum_se);
     }
 
-    /// Each expert's choices in each of `layers`, one layer after another; 0 where this rank has none.
-    pub fn assigned(&self, layers: &[usize], experts: usize) -> Vec<f64> {
-        self.sums(layers, experts, |stats| stats.assigned_e().into_data().iter::<f64>().collect())
-    }
-
-    /// All that [`LayerLoad`] holds, as one list of numbers that ranks can add up; [`layer_loads`] reads it.
-    pub fn all_sums(&self, layers: &[usize], experts: usize) -> Vec<f64> {
-        let dropped = self.sums(layers, experts, |stats| stats.dropped_e().into_data().iter::<f64>().collect());
-        let gate_mass = self.sums(layers, experts, |stats| stats.gate_mass_e().into_data().iter::<f64>().collect());
-        [self.assigned(layers, experts), dropped, gate_mass].concat()
-    }
-
-    fn sums(&self, layers: &[usize], experts: usize, of: impl Fn(&MoeStats) -> Vec<f64>) -> Vec<f64> {
-        let mut sums = vec![0.0; layers.len() * experts];
-        for ((layer, _), stats) in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let Some(i) = layers.iter().position(|of| of == layer) else { continue };
-            sums[i * experts..][..experts].iter_mut().zip(of(stats)).for_each(|(sum, value)| *sum += value);
+    /// The sums of each of `layers`, one layer after another, as a list of numbers that ranks can add up and [`layer_loads`] reads; 0 where
+    /// this rank has none.
+    pub fn sums(&self, layers: &[usize], experts: usize) -> Vec<f64> {
+        let step = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found: Vec<_> =
+            layers.iter().enumerate().filter_map(|(i, layer)| Some((i, step.sums_se.get(layer)?))).collect();
+        let mut sums = vec![0.0; layers.len() * 3 * experts];
+        if !found.is_empty() {
+            let all_se = Tensor::cat(found.iter().map(|(_, sum_se)| (*sum_se).clone()).collect(), 0).into_data();
+            let values: Vec<f64> = all_se.iter::<f64>().collect();
+            for ((i, _), values) in found.iter().zip(values.chunks(3 * experts)) {
+                sums[i * 3 * experts..][..3 * experts].copy_from_slice(values);
+            }
         }
         sums
     }
 }
 
-/// The parts of [`ExpertLoads::all_sums`] by layer.
+/// The parts of [`ExpertLoads::sums`].
 pub(crate) fn layer_loads(sums: &[f64], layers: &[usize], experts: usize) -> Vec<LayerLoad> {
-    let part = |which: usize, i: usize| sums[(which * layers.len() + i) * experts..][..experts].to_vec();
-    let load = |(i, layer): (usize, &usize)| LayerLoad {
+    let load = |(layer, sums): (&usize, &[f64])| LayerLoad {
         layer: *layer,
-        assigned: part(0, i),
-        dropped: part(1, i),
-        gate_mass: part(2, i),
+        assigned: sums[..experts].to_vec(),
+        dropped: sums[experts..2 * experts].to_vec(),
+        gate_mass: sums[2 * experts..].to_vec(),
     };
-    layers.iter().enumerate().map(load).collect()
+    layers.iter().zip(sums.chunks(3 * experts)).map(load).collect()
 }
 
 /// How the selection bias of each expert moves: `speed` up where it had fewer tokens than the mean of all, down where it had more
@@ -97,6 +114,73 @@ impl LayerLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::allocator::{Counting, allocated, count_for};
+    use burn::tensor::{Device, Distribution};
+    use moe::{MoeConfig, MoeLayer};
+    use std::alloc::System;
+
+    #[global_allocator]
+    static ALLOCATOR: Counting<System> = Counting(System);
+
+    const EXPERTS: usize = 4;
+
+    fn layer() -> MoeLayer {
+        let config = MoeConfig { num_experts: EXPERTS, top_k: 2, capacity_factor: Some(1.0), ..MoeConfig::default() };
+        MoeLayer::new(8, &config, &Device::flex())
+    }
+
+    /// Of a micro-batch of two sequences.
+    fn stats(layer: &MoeLayer) -> MoeStats {
+        let x_btd = Tensor::random([2, 1024, 8], Distribution::Default, &Device::flex());
+        layer.forward(x_btd, None).stats
+    }
+
+    fn values(tensor: Tensor<1>) -> Vec<f64> {
+        tensor.into_data().iter::<f64>().collect()
+    }
+
+    #[test]
+    fn a_step_counts_each_micro_batch_of_a_layer_once_and_the_next_one_begins_anew() {
+        let (loads, layer) = (ExpertLoads::default(), layer());
+        let at = |step, first_row| MicroBatch { seed: 1, step, first_row };
+        let [a, b, other_layer] = [(); 3].map(|()| stats(&layer));
+        loads.record(1, at(7, 0), &stats(&layer)); // of a step before
+        loads.record(1, at(8, 0), &a);
+        loads.record(1, at(8, 2), &b);
+        loads.record(3, at(8, 0), &other_layer);
+        loads.record(1, at(8, 0), &a); // run again for the backward
+
+        let found = layer_loads(&loads.sums(&[1, 2, 3], EXPERTS), &[1, 2, 3], EXPERTS);
+        let sum = |of: fn(&MoeStats) -> Tensor<1>| values(of(&a) + of(&b));
+        let expected = LayerLoad {
+            layer: 1,
+            assigned: sum(|stats| stats.assigned_e().float()),
+            dropped: sum(|stats| stats.dropped_e().float()),
+            gate_mass: sum(MoeStats::gate_mass_e),
+        };
+        assert_eq!(found[0], expected);
+        assert_eq!(expected.assigned.iter().sum::<f64>(), 2.0 * 2.0 * 1024.0 * 2.0);
+        assert!(expected.dropped.iter().sum::<f64>() > 0.0);
+        let none = vec![0.0; EXPERTS];
+        let none = LayerLoad { layer: 2, assigned: none.clone(), dropped: none.clone(), gate_mass: none };
+        assert_eq!(found[1], none, "this rank has no such layer");
+        assert_eq!(found[2].assigned, values(other_layer.assigned_e().float()));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_step_is_a_few_numbers_an_expert() {
+        count_for(Box::leak(Box::default()));
+        let (loads, layer) = (ExpertLoads::default(), layer());
+        let mut record = |first_row| {
+            let stats = stats(&layer);
+            loads.record(0, MicroBatch { seed: 1, step: 0, first_row }, &stats);
+        };
+        record(0); // threads keep workspaces of matrix products
+        let before = allocated();
+        (1..9).for_each(&mut record);
+        let grown = allocated() - before;
+        assert!(grown < 8 * 1024, "{grown} bytes of 8 micro-batches of 2048 tokens");
+    }
 
     #[test]
     fn the_bias_of_a_busy_expert_falls_and_that_of_an_idle_one_rises() {

@@ -4,7 +4,7 @@ use crate::device::Devices;
 use crate::trainer::TrainError;
 #[cfg(feature = "mpi")]
 use comm::MpiWorld;
-use comm::{CommError, Communicator, RankFailure};
+use comm::{CommError, Communicator, RankFailure, Timeouts};
 use std::error::Error;
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -50,17 +50,22 @@ impl Launch {
     }
 
     /// Runs the ranks of this process, each on its device; `devices` are for the ranks on this machine.
-    pub fn run_ranks<T, F>(&self, devices: Devices, work: F) -> Result<Vec<T>, RankFailure<TrainError>>
+    pub fn run_ranks<T, F>(
+        &self,
+        devices: Devices,
+        timeouts: Timeouts,
+        work: F,
+    ) -> Result<Vec<T>, RankFailure<TrainError>>
     where
-        T: Send,
-        F: Fn(Communicator) -> Result<T, TrainError> + Sync,
+        T: Send + 'static,
+        F: Fn(Communicator) -> Result<T, TrainError> + Send + Sync + 'static,
     {
         match &self.mpi {
             Some(world) => {
                 let device = devices.of_rank[world.local_rank().0].clone();
-                world.run(device, comm::TIMEOUT, work).map(|result| vec![result])
+                world.run(device, timeouts, work).map(|result| vec![result])
             }
-            None => comm::run_ranks(devices.of_rank, comm::TIMEOUT, work),
+            None => comm::run_ranks(devices.of_rank, timeouts, work),
         }
     }
 
@@ -87,8 +92,7 @@ impl Launch {
 /// What stands for MPI in a build without it: nothing, and an error where it is needed.
 #[cfg(not(feature = "mpi"))]
 mod without_mpi {
-    use comm::{CommError, Communicator, RankFailure};
-    use std::time::Duration;
+    use comm::{CommError, Communicator, RankFailure, Timeouts};
     use std::{env, error::Error};
 
     pub enum MpiWorld {}
@@ -125,7 +129,7 @@ mod without_mpi {
         pub fn run<T, E: Error + 'static>(
             &self,
             _: burn::tensor::Device,
-            _: Duration,
+            _: Timeouts,
             _: impl FnOnce(Communicator) -> Result<T, E>,
         ) -> Result<T, RankFailure<E>> {
             match *self {}

@@ -350,7 +350,7 @@ impl<'a> Rank<'a> {
         let usage = UsageMetrics::new(step, self.rank, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
         self.recorder.usage(&usage, tell)?;
         let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
-        let sums = self.fsdp.all_reduce(&self.loads.all_sums(&layers, experts))?;
+        let sums = self.fsdp.all_reduce(&self.loads.sums(&layers, experts))?;
         self.recorder.experts(&ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts)), tell)
     }
 

@@ -14,7 +14,6 @@ use crate::trainer::TrainError;
 use burn::tensor::Tensor;
 use checkpoint::{Best, CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, write_rank};
 use fsdp::{State, StatePart};
-use std::fs;
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 
@@ -53,11 +52,8 @@ impl Saver {
             ..index
         };
         let (partial, rank) = (self.folder.partial(index.step), self.rank);
-        let write = move || {
-            write_rank(&partial, rank, parts.into_iter().map(piece).collect()).inspect_err(|_| {
-                let _ = fs::remove_dir_all(&partial); // a full disk is not to be kept full
-            })
-        };
+        // A failure leaves all as it is: other ranks still write beside it. The run's end cleans up.
+        let write = move || write_rank(&partial, rank, parts.into_iter().map(piece).collect());
         self.under_way = Some(Save { index, thread: Some(thread::spawn(write)) });
     }
 
@@ -135,4 +131,38 @@ fn piece(part: StatePart) -> (Piece, Values<'static>) {
         _ => unreachable!("a piece without moments is asked for its values only"),
     };
     (piece, Box::new(values))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_rank_whose_disk_is_full_says_so_and_the_others_write_on() {
+        for _ in 0..3 {
+            let run = tempfile::tempdir().unwrap();
+            let folder = Folder::of_run(run.path());
+            fs::create_dir_all(folder.partial(3)).unwrap();
+            symlink("/dev/full", folder.partial(3).join("rank-1.safetensors")).unwrap();
+            let mut savers: Vec<Saver> = (0..4).map(|rank| Saver::new(folder.clone(), rank, 1, vec![])).collect();
+            for saver in &mut savers {
+                // Large enough that the others still write when the full disk is found.
+                let (len, offset, param) = (1 << 20, saver.rank << 20, Tensor::zeros([1 << 20], &Device::flex()));
+                let (name, shape) = ("w".into(), vec![4 << 20]);
+                let parts = vec![StatePart { name, shape, offset, len, param, moments: None }];
+                let progress = fsdp::Progress { optimizer_steps: 3, loss_scale: 1.0, good_steps: 0 };
+                saver.start(State { parts, progress }, Index { step: 3, world_size: 4, ..Index::default() });
+            }
+            for saver in &mut savers {
+                let answer = saver.wait().err().map(|error| error.to_string()).unwrap_or_default();
+                match saver.rank {
+                    1 => assert!(answer.contains("rank-1.safetensors: No space left on device"), "{answer}"),
+                    rank => assert_eq!(answer, "", "rank {rank}"),
+                }
+            }
+        }
+    }
 }

@@ -182,18 +182,25 @@ pub(crate) fn train_launched(
     let done = resume.as_ref().map_or(0, Resume::step);
     let progress = if launch.has_rank_0() { Progress::new(config.train.steps, done) } else { Progress::silent() };
     let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
-    let job = Job { config, dataset, data: prepared, folder, resume, progress, devices: count, stop: stop() };
+    let stop = stop();
+    let job = Arc::new(Job { config, dataset, data: prepared, folder, resume, progress, devices: count, stop });
     say_what_begins(&job, &devices);
-    let threads = threads_per_rank(ranks_here);
-    let outcomes = launch.run_ranks(devices, |comm| {
+    let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());
+    let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
         // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
         let counter: &'static AtomicIsize = Box::leak(Box::default()); // as long as its threads, of which nobody knows the end
         let pool =
             rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| count_for(counter)).build();
         let pool = pool.map_err(TrainError::Threads)?;
-        pool.install(|| rank::run(&job, comm))
+        pool.install(|| rank::run(&of_ranks, comm))
     });
     job.progress.finish();
+    // What the ranks have written of a checkpoint in vain is not to keep a disk full; one that is stuck may be so because of the disk.
+    if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
+        && !matches!(failure, RankFailure::Stuck { .. })
+    {
+        let _ = Folder::of_run(folder.path()).clean(); // or else the next start does it
+    }
     let outcomes = outcomes.map_err(|failure| match failure {
         // A single rank's own error needs no rank; with several it says where to look.
         RankFailure::Failed { source, .. } if job.config.parallel.gpus == 1 => source,

@@ -1,5 +1,5 @@
 use crate::config::{Config, ModelConfig};
-use crate::expert_loads::{ExpertLoads, bias_update};
+use crate::expert_loads::{ExpertLoads, LayerLoad, bias_update, layer_loads};
 use crate::trainer::TrainError;
 use burn::module::Module;
 use burn::nn::Embedding;
@@ -78,8 +78,8 @@ pub(crate) fn units(config: &Config, loads: &ExpertLoads, device: &Device) -> (U
                         return (output.x_btd, output.aux_loss);
                     };
                     let output = block.forward_training(x_btd, place);
-                    if let Some(stats) = output.stats {
-                        loads.record(layer, place.first_row, stats);
+                    if let Some(stats) = &output.stats {
+                        loads.record(layer, place, stats);
                     }
                     (output.x_btd, output.aux_loss)
                 }
@@ -121,9 +121,9 @@ impl Parts {
         if speed == 0.0 {
             return Ok(());
         }
-        let assigned = fsdp.all_reduce(&loads.assigned(&layers, experts))?;
-        for (layer, assigned) in layers.into_iter().zip(assigned.chunks(experts)) {
-            fsdp.add_to_parameter(blocks[layer], "mlp.Moe.router.bias", &bias_update(assigned, speed));
+        let sums = fsdp.all_reduce(&loads.sums(&layers, experts))?;
+        for LayerLoad { layer, assigned, .. } in layer_loads(&sums, &layers, experts) {
+            fsdp.add_to_parameter(blocks[layer], "mlp.Moe.router.bias", &bias_update(&assigned, speed));
         }
         Ok(())
     }

@@ -5,9 +5,9 @@ mod common;
 use common::{TINY, metrics, program, run, succeed, values};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const EVERY_THREE: &[&str] = &["--set=checkpoint.every=3", "--set=train.micro_batch_size=1"];
@@ -344,6 +344,55 @@ fn a_spoilt_checkpoint_is_answered_with_its_file_and_what_is_wrong_and_is_left_a
         }
     }
     assert!(wrong.is_empty(), "{} wrong answers:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_ends_the_run_with_its_name_and_is_not_kept_full() {
+    let folder = folder_with_text();
+    let args = [TINY, &["--gpus=4", "--steps=100000", "--set=checkpoint.every=500", "--out=run"]].concat();
+    let child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    while fs::metadata(folder.path().join("run/metrics.jsonl")).map_or(0, |metrics| metrics.len()) == 0 {
+        sleep(Duration::from_millis(1));
+    }
+    let partial = folder.path().join("run/checkpoints/.step-500.partial");
+    fs::create_dir_all(&partial).unwrap();
+    std::os::unix::fs::symlink("/dev/full", partial.join("rank-2.safetensors")).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let answer = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{answer}");
+    let cause =
+        "error: rank 2: cannot write run/checkpoints/.step-500.partial/rank-2.safetensors: No space left on device";
+    assert!(answer.contains(cause), "{answer}");
+    assert_eq!(checkpoints(&folder.path().join("run")), [""; 0]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_rank_that_is_stuck_is_named_and_does_not_keep_the_program_alive() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--gpus=2", "--steps=3"]], "run");
+    // Rank 1 will wait for ever for somebody to read what it writes there.
+    let log = folder.path().join("run/logs/rank-1.txt");
+    fs::remove_file(&log).unwrap();
+    assert!(Command::new("mkfifo").arg(&log).status().unwrap().success());
+    let seconds = ["--set=comm.timeout_seconds=3", "--set=comm.init_timeout_seconds=3"];
+    let args = [&["--resume=run", "--steps=5"], &seconds[..]].concat();
+    let mut child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if started.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("it waits for ever for rank 1");
+        }
+        sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().unwrap();
+    let answer = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{answer}");
+    for part in ["no sign of rank(s) [1] within 3s", "rank(s) [1] did not come back within 8s"] {
+        assert!(answer.contains(part), "no `{part}` in:\n{answer}");
+    }
 }
 
 #[test]

@@ -19,10 +19,10 @@ mod world;
 
 pub use world::MpiWorld;
 
-use crate::{Collective, CommError, Engine, Payload, Signature};
+use crate::{Collective, CommError, Engine, Payload, Signature, Timeouts};
 use burn::tensor::{Bytes, DType, Device, TensorData};
 use header::Header;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -54,7 +54,9 @@ pub struct MpiEngine {
     /// The group's ranks, by their numbers in the world.
     members: Vec<usize>,
     device: Device,
-    timeout: Duration,
+    timeouts: Timeouts,
+    /// Whether all ranks of the world have been in a call together.
+    met: AtomicBool,
     /// Sent, and perhaps not yet received.
     outbox: Mutex<Vec<Transfers>>,
     world: Arc<World>,
@@ -70,9 +72,10 @@ enum Step<T> {
 }
 
 impl MpiEngine {
-    fn new(group: u64, members: Vec<usize>, device: Device, timeout: Duration, world: Arc<World>) -> Self {
+    fn new(group: u64, members: Vec<usize>, device: Device, timeouts: Timeouts, world: Arc<World>) -> Self {
         let rank = members.iter().position(|rank| *rank == world.rank).expect("this rank is a member");
-        Self { rank, group, members, device, timeout, outbox: Mutex::default(), world }
+        let met = AtomicBool::new(group != 0); // the world is the first group
+        Self { rank, group, members, device, timeouts, met, outbox: Mutex::default(), world }
     }
 
     fn tag(&self, tag: Tag) -> i32 {
@@ -118,6 +121,7 @@ impl MpiEngine {
             missing.extend(sending.waiting_for());
             if done && missing.is_empty() { Step::Done(()) } else { Step::Missing(missing) }
         })?;
+        self.met.store(true, Ordering::Relaxed);
         let headers: Vec<Header> = found.into_iter().flatten().collect();
         let signatures: Vec<_> = headers.iter().filter_map(|header| header.signature.clone()).collect();
         Signature::agree(&signatures)?;
@@ -135,7 +139,8 @@ impl MpiEngine {
 
     /// Looks at the messages until that is done, a rank has failed, or the time is up.
     fn wait<T>(&self, collective: Collective, mut look: impl FnMut() -> Step<T>) -> Result<T, CommError> {
-        let (start, timeout) = (Instant::now(), self.timeout);
+        let Timeouts { init, call } = self.timeouts;
+        let (start, timeout) = (Instant::now(), if self.met.load(Ordering::Relaxed) { call } else { init });
         for looks in 0u32.. {
             let step = look();
             if let Step::Done(result) = step {
@@ -282,7 +287,7 @@ impl Engine for MpiEngine {
         }
         self.world.free_group.fetch_max(group + 1, Ordering::Relaxed);
         let members = members.iter().map(|rank| self.members[*rank]).collect();
-        Ok(Arc::new(Self::new(group, members, self.device.clone(), self.timeout, self.world.clone())))
+        Ok(Arc::new(Self::new(group, members, self.device.clone(), self.timeouts, self.world.clone())))
     }
 
     fn abort(&self, reason: &str) {

@@ -1,7 +1,7 @@
 use super::transfers::Transfers;
 use super::{ABORT, Header};
 use crate::ranks::run_rank;
-use crate::{CommError, Communicator, MpiEngine, RankFailure};
+use crate::{CommError, Communicator, MpiEngine, RankFailure, Timeouts};
 use ::mpi::environment::Universe;
 use ::mpi::point_to_point::{Message, Status};
 use ::mpi::traits::{Communicator as _, MatchedReceiveVec, Source};
@@ -88,11 +88,11 @@ impl MpiWorld {
         rank.zip(size).unwrap_or((self.rank(), self.world_size()))
     }
 
-    /// This rank's collectives with all other processes, waiting at most `timeout` for them. Made once: a second one would take
+    /// This rank's collectives with all other processes, waiting at most so long for them. Made once: a second one would take
     /// the first one's messages.
-    pub fn communicator(&self, device: Device, timeout: Duration) -> Communicator {
+    pub fn communicator(&self, device: Device, timeouts: impl Into<Timeouts>) -> Communicator {
         let members = (0..self.0.size).collect();
-        Communicator::new(Arc::new(MpiEngine::new(0, members, device, timeout, self.0.clone())))
+        Communicator::new(Arc::new(MpiEngine::new(0, members, device, timeouts.into(), self.0.clone())))
     }
 
     /// Runs `work` as this process' rank; like [`run_ranks`](crate::run_ranks), which runs all ranks as threads.
@@ -103,10 +103,10 @@ impl MpiWorld {
     pub fn run<T, E: Error + 'static>(
         &self,
         device: Device,
-        timeout: Duration,
+        timeouts: impl Into<Timeouts>,
         work: impl FnOnce(Communicator) -> Result<T, E>,
     ) -> Result<T, RankFailure<E>> {
-        run_rank(self.communicator(device, timeout), work)
+        run_rank(self.communicator(device, timeouts), work)
     }
 
     /// Whether another rank has failed, and this one, if it did, in consequence only.

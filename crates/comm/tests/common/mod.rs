@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "each of them uses some of it")]
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
-use comm::{Collective, CommError, Communicator, Reduce, run_ranks};
+use comm::{Collective, CommError, Communicator, LocalEngine, Reduce};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -24,9 +25,15 @@ pub fn ranks(n: usize) -> Vec<Device> {
     vec![Device::flex(); n]
 }
 
-/// The results of `work` on `n` ranks, which may be errors of collectives: these do not end the group.
+/// The results of `work` on `n` ranks, which may be errors of collectives: these do not end the group. It may borrow, as no rank is left
+/// behind.
 pub fn on_ranks<T: Send>(n: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    run_ranks(ranks(n), HANG, |comm| Ok::<_, CommError>(work(&comm))).unwrap()
+    thread::scope(|scope| {
+        let work = &work;
+        let start = |engine| scope.spawn(move || work(&Communicator::new(Arc::new(engine))));
+        let threads: Vec<_> = LocalEngine::world(ranks(n), HANG).into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }
 
 pub fn tensor(comm: &Communicator, values: &[f32]) -> Tensor<1> {

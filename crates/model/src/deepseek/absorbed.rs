@@ -20,12 +20,13 @@ impl Mla {
         let (nope, rope, v) = (self.config.qk_nope_head_dim, self.config.qk_rope_head_dim, self.config.v_head_dim);
         let n = b * t; // the heads' products are of all sequences at once
         let positions = chunk.positions(self.config.max_position_embeddings);
+        let positions = self.rope.at(&positions, &x_btd.device());
 
         let [w_uk_hnr, w_uv_hrv] = self.absorbed(heads, rank, nope, v);
         let (query_input, query) = self.query(x_btd.clone());
         let q_hnw = linear(query_input, query.weight.val(), None).reshape([1, n, heads, nope + rope]).swap_dims(1, 2);
         let q_nope = q_hnw.clone().slice([0..1, 0..heads, 0..n, 0..nope]);
-        let q_rope = self.rope.rotate_at(q_hnw.slice([0..1, 0..heads, 0..n, nope..nope + rope]), &positions);
+        let q_rope = fused::rope(q_hnw.slice([0..1, 0..heads, 0..n, nope..nope + rope]), &positions);
         // `[b, 1, t * heads, width]`: every head asks the same keys, so that heads are rows of one product.
         let rows = |q: Tensor<4>, width: usize| q.swap_dims(1, 2).reshape([b, 1, t * heads, width]);
         let (q_latent, q_rope) = (rows(q_nope.matmul(w_uk_hnr), rank), rows(q_rope, rope));
@@ -33,7 +34,7 @@ impl Mla {
         let kv_bt = linear(x_btd, self.kv_a_proj_with_mqa.weight.val(), None);
         let latent = self.kv_a_layernorm.forward(kv_bt.clone().slice([0..b, 0..t, 0..rank])).reshape([b, 1, t, rank]);
         let k_rope = kv_bt.slice([0..b, 0..t, rank..rank + rope]).reshape([1, 1, n, rope]);
-        let k_rope = self.rope.rotate_at(k_rope, &positions).reshape([b, 1, t, rope]);
+        let k_rope = fused::rope(k_rope, &positions).reshape([b, 1, t, rope]);
         let [latent_b1cr, k_rope_b1cp] = layer.append([latent, k_rope], chunk);
         let columns = latent_b1cr.dims()[2];
 

@@ -1,6 +1,6 @@
 use super::Mla;
 use crate::cache::{Chunk, LayerCache};
-use crate::{DeepSeekConfig, MicroBatch, RmsNorm};
+use crate::{DeepSeekConfig, MicroBatch, RmsNorm, Rope};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use moe::{MoeConfig, MoeLayer, MoeStats, NoiseKey, SwiGlu};
@@ -40,7 +40,13 @@ pub struct BlockOutput {
 }
 
 impl Block {
-    pub(super) fn new(config: &DeepSeekConfig, moe: &MoeConfig, layer: usize, device: &Device) -> Self {
+    pub(super) fn new(
+        config: &DeepSeekConfig,
+        moe: &MoeConfig,
+        positions: &Rope,
+        layer: usize,
+        device: &Device,
+    ) -> Self {
         let d = config.hidden_size;
         let mlp = match layer < config.first_k_dense_replace {
             true => Mlp::Dense(SwiGlu::new(d, config.intermediate_size, device)),
@@ -48,7 +54,7 @@ impl Block {
         };
         Self {
             input_layernorm: RmsNorm::new(d, config.rms_norm_eps, device),
-            self_attn: Mla::new(config, device),
+            self_attn: Mla::new(config, positions, device),
             post_attention_layernorm: RmsNorm::new(d, config.rms_norm_eps, device),
             mlp,
             layer,

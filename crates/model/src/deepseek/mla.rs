@@ -40,7 +40,8 @@ pub struct Mla {
 }
 
 impl Mla {
-    pub(super) fn new(config: &DeepSeekConfig, device: &Device) -> Self {
+    /// Layers share `positions`.
+    pub(super) fn new(config: &DeepSeekConfig, positions: &Rope, device: &Device) -> Self {
         let DeepSeekConfig { hidden_size: d, num_attention_heads: heads, kv_lora_rank, .. } = *config;
         let (nope, rope, v) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
         let projection = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
@@ -56,7 +57,7 @@ impl Mla {
             kv_b_proj: projection(kv_lora_rank, heads * (nope + v)),
             o_proj: projection(heads * v, d),
             config: config.clone(),
-            rope: Rope::new(config),
+            rope: positions.clone(),
         }
     }
 
@@ -72,8 +73,9 @@ impl Mla {
         let latent_btr = self.kv_a_layernorm.forward(latent).reshape([b, t, rank]);
         let [k_nope, v_bhtv] = project(latent_btr, &self.kv_b_proj, heads, [nope, v]);
 
-        let k_rope = self.rope.rotate(k_rope).repeat_dim(1, heads);
-        let q = Tensor::cat(vec![q_nope, self.rope.rotate(q_rope)], 3);
+        let positions = self.rope.first(t, &k_rope.device());
+        let k_rope = fused::rope(k_rope, &positions).repeat_dim(1, heads);
+        let q = Tensor::cat(vec![q_nope, fused::rope(q_rope, &positions)], 3);
         let k = Tensor::cat(vec![k_nope, k_rope], 3);
         let y_bhtv = causal_attention(q, k, v_bhtv, softmax_scale(&self.config));
         linear(y_bhtv.swap_dims(1, 2).reshape([b, t, heads * v]), self.o_proj.weight.val(), None)

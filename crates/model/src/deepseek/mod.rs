@@ -7,7 +7,7 @@ mod mla;
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
 
-use crate::{Cache, DeepSeekConfig, LanguageModel, RmsNorm, cross_entropy, embed, initialise};
+use crate::{Cache, DeepSeekConfig, LanguageModel, RmsNorm, Rope, cross_entropy, embed, initialise};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -44,10 +44,12 @@ impl DeepSeek {
 
     /// A model whose parameters are still to be given.
     pub fn new(config: &DeepSeekConfig, moe: &MoeConfig, device: &Device) -> Self {
-        let (d, vocab) = (config.hidden_size, config.vocab_size);
+        let (d, vocab, positions) = (config.hidden_size, config.vocab_size, Rope::new(config));
         Self {
             embed: EmbeddingConfig::new(vocab, d).init(device),
-            blocks: (0..config.num_hidden_layers).map(|layer| Block::new(config, moe, layer, device)).collect(),
+            blocks: (0..config.num_hidden_layers)
+                .map(|layer| Block::new(config, moe, &positions, layer, device))
+                .collect(),
             head: Head {
                 norm: RmsNorm::new(d, config.rms_norm_eps, device),
                 lm_head: LinearConfig::new(d, vocab).with_bias(false).init(device),

@@ -11,12 +11,14 @@ mod presets;
 mod tests;
 mod validate;
 
+use comm::Timeouts;
 use data::TokenizerSpec;
 use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, Precision, Prefetch, Strategy, Wrap};
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::time::Duration;
 
 pub use crate::schedule::LrSchedule;
 pub use error::ConfigError;
@@ -41,6 +43,8 @@ pub struct Config {
     pub optim: OptimConfig,
     /// How the run is spread over ranks.
     pub parallel: ParallelConfig,
+    /// How long ranks wait for each other.
+    pub comm: CommConfig,
     /// When the run's state is saved.
     pub checkpoint: CheckpointConfig,
     /// What is written down on the way.
@@ -333,6 +337,30 @@ impl ParallelConfig {
             clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
             allocated: None,
         }
+    }
+}
+
+/// How long ranks wait for each other. One that is late ends the run, with an error that names it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CommConfig {
+    /// Seconds that a rank waits for the others in a collective.
+    pub timeout_seconds: u64,
+    /// The same until all ranks have met for the first time, where it is longer: a process may have data to prepare that the others have.
+    pub init_timeout_seconds: u64,
+}
+
+impl Default for CommConfig {
+    fn default() -> Self {
+        Self { timeout_seconds: comm::TIMEOUT.as_secs(), init_timeout_seconds: 1800 }
+    }
+}
+
+impl CommConfig {
+    /// The same for the ranks.
+    pub(crate) fn timeouts(&self) -> Timeouts {
+        let (call, init) = (self.timeout_seconds, self.init_timeout_seconds);
+        Timeouts { init: Duration::from_secs(init.max(call)), call: Duration::from_secs(call) }
     }
 }
 

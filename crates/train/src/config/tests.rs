@@ -210,6 +210,12 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("gpt2", &["parallel.strategy=block", "parallel.wrap=size:9"], "wrap size:9 with strategy block"),
         ("gpt2", &["parallel.dp_replicate=2"], "dp_replicate 2 without strategy hybrid_shard"),
         ("gpt2", &["parallel.cpu_offload=true"], "the ranks compute on the CPU"),
+        ("gpt2", &["comm.timeout_seconds=0"], "comm.timeout_seconds is 0: give a whole number from 1 to 604800"),
+        (
+            "gpt2",
+            &["comm.init_timeout_seconds=18446744073709551615"],
+            "comm.init_timeout_seconds is 18446744073709551615",
+        ),
         ("gpt2", &["optim.min_lr=1"], "optim.min_lr is 1: give a number from 0 to optim.lr"),
         ("gpt2", &["optim.lr=.inf"], "optim.lr is inf"),
         ("gpt2", &["optim.decay_steps=9"], "optim.decay_steps is 9, but of the schedules only wsd"),

@@ -5,6 +5,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_model()?;
         self.validate_parallel()?;
+        self.validate_comm()?;
         self.validate_batches()?;
         self.validate_optim()?;
         self.validate_schedule()
@@ -19,6 +20,17 @@ impl Config {
             "parallel.cpu_offload is true, but the ranks compute on the CPU (train.device cpu) already: leave it out"
                 .into()
         })
+    }
+
+    fn validate_comm(&self) -> Result<(), ConfigError> {
+        let comm = &self.comm;
+        let keys = [("timeout_seconds", comm.timeout_seconds), ("init_timeout_seconds", comm.init_timeout_seconds)];
+        for (key, seconds) in keys {
+            require((1..=A_WEEK).contains(&seconds), || {
+                format!("comm.{key} is {seconds}: give a whole number from 1 to {A_WEEK}, a week")
+            })?;
+        }
+        Ok(())
     }
 
     fn validate_model(&self) -> Result<(), ConfigError> {
@@ -125,6 +137,9 @@ impl Config {
         })
     }
 }
+
+/// In seconds.
+const A_WEEK: u64 = 7 * 24 * 60 * 60;
 
 fn require(fits: bool, message: impl FnOnce() -> String) -> Result<(), ConfigError> {
     if fits { Ok(()) } else { Err(ConfigError::Invalid(message())) }

@@ -1,0 +1,19 @@
+use std::time::Duration;
+
+/// How long a rank waits for the others by default. Ranks that share a CPU can be a whole step apart.
+pub const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long a rank waits for the others before the group has failed. A [`Duration`] is both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Until all ranks of the world have met in a collective: one may be ready long before another.
+    pub init: Duration,
+    /// In every later call.
+    pub call: Duration,
+}
+
+impl From<Duration> for Timeouts {
+    fn from(timeout: Duration) -> Self {
+        Self { init: timeout, call: timeout }
+    }
+}
