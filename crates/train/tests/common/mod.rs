@@ -18,6 +18,7 @@ pub const TINY: &[&str] = &[
     "--set=train.global_batch_size=4",
     "--set=train.sample_tokens=0",
     "--set=train.val_batches=2",
+    "--set=train.val_every=0",
 ];
 
 /// The program, to be run in `folder`.
