@@ -50,10 +50,12 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
     let first = job.resume.as_ref().map_or(0, Resume::step);
     let mut val_loss = job.resume.as_ref().and_then(|resume| resume.index.val_loss);
     for step in first..steps {
-        let loss = rank.train_step(step)?;
         let (done, every) = (step + 1, job.config.train.val_every);
         let tell = step == first || done == steps;
-        if tell || (report_every > 0 && done.is_multiple_of(report_every)) {
+        let report = tell || (report_every > 0 && done.is_multiple_of(report_every));
+        rank.loads.begin(report);
+        let loss = rank.train_step(step)?;
+        if report {
             rank.report(done, tell)?;
         }
         if done == steps || (every > 0 && done.is_multiple_of(every)) {
@@ -100,7 +102,7 @@ impl<'a> Rank<'a> {
     fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
         let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
         let folder = RunFolder::of_rank_0(job.folder.as_ref(), &comm)?;
-        let loads = ExpertLoads::default();
+        let loads = ExpertLoads::new(&job.config);
         let (units, parts) = units(&job.config, &loads, &device);
         let config = job.config.parallel.fsdp(&job.config.optim);
         let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
