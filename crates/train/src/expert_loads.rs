@@ -1,22 +1,28 @@
 //! Where the tokens of a step went, and the selection bias that follows from it.
 
+use crate::config::Config;
 use burn::tensor::Tensor;
 use model::MicroBatch;
 use moe::MoeStats;
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a rank's mixtures of experts have done in a step so far: sums over its micro-batches, kept on the device and read once for all
-/// layers, when somebody asks.
-#[derive(Clone, Default)]
-pub(crate) struct ExpertLoads(Arc<Mutex<Step>>);
+/// What a rank's mixtures of experts do in a step: sums over its micro-batches, kept on the device and read once for all layers. Only
+/// what somebody will ask for is computed.
+#[derive(Clone)]
+pub(crate) struct ExpertLoads {
+    /// Whether the assignments of every step are asked for.
+    follows: bool,
+    step: Arc<Mutex<Step>>,
+}
 
 #[derive(Default)]
 struct Step {
-    number: u64,
+    /// Whether all is asked for.
+    report: bool,
     /// Layers and micro-batches (their first rows) that are in the sums: a forward that is run again is not counted again.
     counted: HashSet<(usize, u64)>,
-    /// `[3, e]` of each layer: assigned, dropped, gate mass. Counts are whole up to 2^24.
+    /// Of each layer `[1, e]`, assigned, or `[3, e]`: assigned, dropped, gate mass. Counts are whole up to 2^24.
     sums_se: BTreeMap<usize, Tensor<2>>,
 }
 
@@ -33,17 +39,28 @@ pub(crate) struct LayerLoad {
 }
 
 impl ExpertLoads {
-    /// Adds what `layer` did with a micro-batch; that of another step begins anew.
+    /// Of a run, none of whose steps has begun.
+    pub fn new(config: &Config) -> Self {
+        let follows = config.moe.as_ref().is_some_and(|moe| moe.bias_update_speed != 0.0);
+        Self { follows, step: Arc::default() }
+    }
+
+    /// Forgets the step before; of the next one everything will be asked for (`report`), or what the selection bias follows.
+    pub fn begin(&self, report: bool) {
+        *self.lock() = Step { report, ..Step::default() };
+    }
+
+    /// Adds what `layer` did with a micro-batch of the step.
     pub fn record(&self, layer: usize, place: MicroBatch, stats: &MoeStats) {
-        let mut step = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if step.number != place.step {
-            *step = Step { number: place.step, ..Step::default() };
-        }
-        if !step.counted.insert((layer, place.first_row)) {
+        let mut step = self.lock();
+        if !(step.report || self.follows) || !step.counted.insert((layer, place.first_row)) {
             return;
         }
-        let new = [stats.assigned_e().float(), stats.dropped_e().float(), stats.gate_mass_e()];
-        let new_se = Tensor::stack(new.into(), 0);
+        let mut sums = vec![stats.assigned_e().float()];
+        if step.report {
+            sums.extend([stats.dropped_e().float(), stats.gate_mass_e()]);
+        }
+        let new_se = Tensor::stack(sums, 0);
         let sum_se = match step.sums_se.remove(&layer) {
             Some(sum_se) => sum_se + new_se,
             None => new_se,
@@ -52,20 +69,23 @@ impl ExpertLoads {
     }
 
     /// The sums of each of `layers`, one layer after another, as a list of numbers that ranks can add up and [`layer_loads`] reads; 0 where
-    /// this rank has none.
+    /// this rank has none, and what was not asked for.
     pub fn sums(&self, layers: &[usize], experts: usize) -> Vec<f64> {
-        let step = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found: Vec<_> =
-            layers.iter().enumerate().filter_map(|(i, layer)| Some((i, step.sums_se.get(layer)?))).collect();
-        let mut sums = vec![0.0; layers.len() * 3 * experts];
-        if !found.is_empty() {
-            let all_se = Tensor::cat(found.iter().map(|(_, sum_se)| (*sum_se).clone()).collect(), 0).into_data();
-            let values: Vec<f64> = all_se.iter::<f64>().collect();
-            for ((i, _), values) in found.iter().zip(values.chunks(3 * experts)) {
-                sums[i * 3 * experts..][..3 * experts].copy_from_slice(values);
+        let step = self.lock();
+        let found = layers.iter().enumerate().filter_map(|(i, layer)| Some((i, step.sums_se.get(layer)?.clone())));
+        let (places, sums): (Vec<usize>, Vec<_>) = found.unzip();
+        let mut all = vec![0.0; layers.len() * 3 * experts];
+        if let Some(len) = sums.first().map(|sum_se| sum_se.shape().num_elements()) {
+            let values: Vec<f64> = Tensor::cat(sums, 0).into_data().iter::<f64>().collect();
+            for (i, values) in places.into_iter().zip(values.chunks(len)) {
+                all[i * 3 * experts..][..len].copy_from_slice(values);
             }
         }
-        sums
+        all
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Step> {
+        self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -139,16 +159,26 @@ mod tests {
         tensor.into_data().iter::<f64>().collect()
     }
 
+    fn loads(bias_update_speed: f64) -> ExpertLoads {
+        let moe = Some(MoeConfig { bias_update_speed, ..MoeConfig::default() });
+        ExpertLoads::new(&Config { moe, ..Config::default() })
+    }
+
+    fn at(first_row: u64) -> MicroBatch {
+        MicroBatch { seed: 1, step: 0, first_row }
+    }
+
     #[test]
     fn a_step_counts_each_micro_batch_of_a_layer_once_and_the_next_one_begins_anew() {
-        let (loads, layer) = (ExpertLoads::default(), layer());
-        let at = |step, first_row| MicroBatch { seed: 1, step, first_row };
-        let [a, b, other_layer] = [(); 3].map(|()| stats(&layer));
-        loads.record(1, at(7, 0), &stats(&layer)); // of a step before
-        loads.record(1, at(8, 0), &a);
-        loads.record(1, at(8, 2), &b);
-        loads.record(3, at(8, 0), &other_layer);
-        loads.record(1, at(8, 0), &a); // run again for the backward
+        let (loads, layer) = (loads(0.0), layer());
+        let [before, a, b, other_layer] = [(); 4].map(|()| stats(&layer));
+        loads.begin(true);
+        loads.record(1, at(0), &before);
+        loads.begin(true);
+        loads.record(1, at(0), &a);
+        loads.record(1, at(2), &b);
+        loads.record(3, at(0), &other_layer);
+        loads.record(1, at(0), &a); // run again for the backward
 
         let found = layer_loads(&loads.sums(&[1, 2, 3], EXPERTS), &[1, 2, 3], EXPERTS);
         let sum = |of: fn(&MoeStats) -> Tensor<1>| values(of(&a) + of(&b));
@@ -168,16 +198,31 @@ mod tests {
     }
 
     #[test]
+    fn a_step_without_report_has_what_the_selection_bias_follows_and_nothing_where_there_is_none() {
+        let layer = layer();
+        let stats = stats(&layer);
+        let assigned = |speed| {
+            let loads = loads(speed);
+            loads.begin(false);
+            loads.record(0, at(0), &stats);
+            loads.record(1, at(0), &stats);
+            let [first, second] = layer_loads(&loads.sums(&[0, 1], EXPERTS), &[0, 1], EXPERTS).try_into().unwrap();
+            assert_eq!((&first.assigned, first.gate_mass.iter().sum::<f64>()), (&second.assigned, 0.0));
+            first.assigned
+        };
+        assert_eq!(assigned(0.001), values(stats.assigned_e().float()));
+        assert_eq!(assigned(0.0), [0.0; EXPERTS]);
+    }
+
+    #[test]
     fn what_is_kept_of_a_step_is_a_few_numbers_an_expert() {
         count_for(Box::leak(Box::default()));
-        let (loads, layer) = (ExpertLoads::default(), layer());
-        let mut record = |first_row| {
-            let stats = stats(&layer);
-            loads.record(0, MicroBatch { seed: 1, step: 0, first_row }, &stats);
-        };
+        let (loads, layer) = (loads(0.0), layer());
+        loads.begin(true);
+        let record = |first_row| loads.record(0, at(first_row), &stats(&layer));
         record(0); // threads keep workspaces of matrix products
         let before = allocated();
-        (1..9).for_each(&mut record);
+        (1..9).for_each(record);
         let grown = allocated() - before;
         assert!(grown < 8 * 1024, "{grown} bytes of 8 micro-batches of 2048 tokens");
     }

@@ -205,6 +205,6 @@ impl fmt::Display for UsageMetrics {
             let (in_use, reserved) = (megabytes(in_use as f64), megabytes(reserved as f64));
             write!(f, "; its device now: {in_use:.1} in use, {reserved:.1} reserved")?;
         }
-        if traffic.is_empty() { Ok(()) } else { write!(f, "\nrank {}, MB received: {}", traffic.join(", ")) }
+        if traffic.is_empty() { Ok(()) } else { write!(f, "\nrank {}, MB received: {}", self.rank, traffic.join(", ")) }
     }
 }

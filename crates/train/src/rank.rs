@@ -54,6 +54,7 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
         let (done, every) = (step + 1, |steps: usize| steps > 0 && (step + 1).is_multiple_of(steps));
         let tell = step == first || done == steps;
         let report = tell || every(job.config.metrics.every);
+        rank.loads.begin(report);
         let loss = rank.train_step(step, report)?;
         if report {
             rank.report(done, tell)?;
@@ -104,7 +105,7 @@ impl<'a> Rank<'a> {
     fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
         let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
         let folder = RunFolder::of_rank_0(job.folder.as_ref(), &comm)?;
-        let loads = ExpertLoads::default();
+        let loads = ExpertLoads::new(&job.config);
         let (units, parts) = units(&job.config, &loads, &device);
         let config = job.config.parallel.fsdp(&job.config.optim);
         let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
