@@ -218,8 +218,8 @@ impl TrainArgs {
             if asked && config.parallel.gpus != processes {
                 let gpus = config.parallel.gpus;
                 return Err(ConfigError::Invalid(format!(
-                    "{gpus} ranks are asked for, but mpirun has started {processes} processes, one for each rank: leave \
-                     the number of ranks out, or give `mpirun -n {gpus}`"
+                    "parallel.gpus is {gpus}, but `mpirun -n {processes}` has started the ranks, a process each: leave the \
+                     number of ranks out, or give `mpirun -n {gpus}`"
                 ))
                 .into());
             }

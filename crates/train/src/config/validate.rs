@@ -98,15 +98,15 @@ impl Config {
         require(train.seq_len <= context, || {
             let length = train.seq_len;
             format!(
-                "train.seq_len is {length}, more than {context_key}, which is {context}: lower it, or raise the other"
+                "train.seq_len is {length}, more than {context_key}, which is {context}: lower it, or --set {context_key}={length}"
             )
         })?;
         let batch = train.global_batch_size;
         require(batch.is_multiple_of(gpus), || {
             format!(
                 "train.global_batch_size is {batch}, which {gpus} ranks (parallel.gpus) cannot share evenly: give a \
-                 multiple of {gpus}, such as {}",
-                batch.checked_next_multiple_of(gpus).unwrap_or(gpus)
+                 multiple of {gpus}, such as {fits} (--batch-size {fits})",
+                fits = batch.checked_next_multiple_of(gpus).unwrap_or(gpus)
             )
         })?;
         let (share, micro) = (batch / gpus, train.micro_batch_size);
@@ -114,8 +114,8 @@ impl Config {
             let micro = micro.unwrap_or_default();
             format!(
                 "train.micro_batch_size is {micro}, which does not divide a rank's share of {share} sequences \
-                 (train.global_batch_size {batch} shared by {gpus}): give a divisor of {share}, such as {}, or null for the whole \
-                 share",
+                 (train.global_batch_size {batch} shared by {gpus}): give a divisor of {share}, as in --set \
+                 train.micro_batch_size={}, or null for the whole share",
                 (1..=micro.min(1024)).rev().find(|fewer| share.is_multiple_of(*fewer)).unwrap_or(1)
             )
         })
