@@ -64,7 +64,7 @@ a_wrong_number_of_ranks() {
     local code=0
     "${mpirun[@]}" "$bin/train" --model gpt2 --gpus 3 --out "$out/wrong" >"$out/wrong.log" 2>&1 || code=$?
     [[ $code != 0 && ! -e $out/wrong ]] || fail "--gpus 3 on 4 processes returned $code"
-    grep -q "3 ranks are asked for, but mpirun has started 4 processes" "$out/wrong.log" || fail "$(cat "$out/wrong.log")"
+    grep -q 'parallel.gpus is 3, but `mpirun -n 4` has started' "$out/wrong.log" || fail "$(cat "$out/wrong.log")"
     echo "--gpus 3 on 4 processes is an error"
 }
 

@@ -3,7 +3,7 @@
 #
 #   PYTHON=python3 bash tests/reference/round_trip.sh
 #
-# * A model that transformers has made is imported, trained for 5 steps and exported as f32, bf16 and f16: transformers loads the
+# * A model that transformers has made is imported, trained for 5 steps and exported as fp32, bf16 and fp16: transformers loads the
 #   folders and has our logits to 1e-4, and continues a prompt as we do.
 # * Of every fixture, and of models that we have initialised, transformers has the logits from before the export.
 set -euo pipefail
@@ -27,13 +27,13 @@ there_and_back() {
     "$bin/train" import --hf "tests/reference/$name" --out "$run"
     "$bin/train" --resume "$run" --data "$out/text.txt" --set data.tokenizer=char --steps 5 "${short[@]}"
     "$bin/train" generate "$run" --prompt "$prompt" --tokens $continuation --temperature 0 >"$out/$name.txt"
-    for dtype in f32 bf16 f16; do
+    for dtype in fp32 bf16 fp16; do
         export=$out/$name-$dtype
         "$bin/train" export "$run" --out "$export" --dtype $dtype
         "$bin/train" logits --hf "$export" --tokens "$tokens" --out "$export.safetensors"
         "$python" tests/reference/check_export.py "$export" "$export.safetensors" --tokens "$tokens"
     done
-    "$python" tests/reference/check_export.py "$out/$name-f32" --prompt "$prompt" --continuation "$out/$name.txt"
+    "$python" tests/reference/check_export.py "$out/$name-fp32" --prompt "$prompt" --continuation "$out/$name.txt"
 }
 
 there_and_back gpt2-a

@@ -1,12 +1,13 @@
 use crate::Precision;
 use comm::CommError;
 use fused::AdamW;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
 /// What a rank keeps of the parameters, gradients and optimizer state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
     /// Everything, on every rank; gradients are all-reduced.
@@ -14,7 +15,7 @@ pub enum Strategy {
     /// 1/N of the optimizer state (ZeRO-1).
     Zero1,
     /// 1/N of gradients and optimizer state (ZeRO-2). PyTorch's `SHARD_GRAD_OP`, which also shards parameters between steps, is
-    /// `FullShard` without [`reshard_after_forward`](FsdpConfig::reshard_after_forward).
+    /// `full_shard` with `reshard_after_forward: false`.
     ShardGradOp,
     /// 1/N of everything; parameters are gathered just before use (ZeRO-3, FSDP).
     #[default]
@@ -26,6 +27,10 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Ddp, Self::Zero1, Self::ShardGradOp, Self::FullShard, Self::HybridShard, Self::Block];
+
     /// Its name in configurations.
     pub fn name(self) -> &'static str {
         match self {
@@ -40,39 +45,46 @@ impl Strategy {
 }
 
 /// Which modules are one unit: kept, gathered and freed together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(!try_from, !into)]
 pub enum Wrap {
-    /// Each module that was added.
+    /// Each block alone, and what stands before and after the blocks.
     #[default]
+    #[schemars(rename = "block")]
     Block,
     /// As many that follow each other as have together at least so many parameters.
+    #[schemars(rename = "size:MIN_PARAMS")]
     Size(usize),
 }
 
 /// What is kept of a forward for its backward.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
+#[schemars(!try_from, !into)]
 pub enum ActivationCheckpointing {
-    /// Every call's graph: fast, and needs the most memory.
+    /// Every block's activations: fast, and needs the most memory.
     #[default]
+    #[schemars(rename = "none")]
     None,
-    /// Every call's input; its backward runs the forward again. The last call, whose backward follows at once, is not run twice.
+    /// Every block's input; its backward runs the forward again. The last block, whose backward follows at once, is not run twice.
+    #[schemars(rename = "full")]
     Full,
-    /// As `Full` for every K-th call, as `None` for the others.
+    /// As `full` for every K-th block, as `none` for the others.
+    #[schemars(rename = "every:K")]
     Every(usize),
 }
 
-/// When the parameters of the next call are sent for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// When the parameters of the next block are sent for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefetch {
     /// When it needs them: behind all other communication.
     None,
-    /// Before the call at hand computes: the way there is hidden behind it, and two units are gathered at a time.
+    /// Before the block at hand computes: the way there is hidden behind it, and two blocks are gathered at a time.
     #[default]
     Pre,
-    /// After the call at hand has computed, before its gradients are reduced: one unit is gathered at a time.
+    /// After the block at hand has computed, before its gradients are reduced: one block is gathered at a time.
     Post,
 }
 
@@ -146,10 +158,12 @@ impl FsdpConfig {
         if self.strategy == Strategy::HybridShard
             && (replicas < 2 || !world_size.is_multiple_of(replicas) || world_size / replicas < 2)
         {
+            let fits = replicas.max(2).checked_mul(world_size.div_ceil(replicas.max(2)).max(2));
             return refuse(format!(
-                "hybrid_shard with dp_replicate {replicas} on {world_size} ranks: it needs at least 2 replicas of at least 2 ranks \
-                 each, and as many ranks in each; take a world size that is a multiple of dp_replicate (such as {}), or full_shard",
-                replicas.max(2) * world_size.div_ceil(replicas.max(2)).max(2)
+                "hybrid_shard with dp_replicate {replicas} on {}: it needs at least 2 replicas of at least 2 ranks each, and as \
+                 many ranks in each; take a world size that is a multiple of dp_replicate{}, or full_shard",
+                if world_size == 1 { "1 rank".into() } else { format!("{world_size} ranks") },
+                fits.map_or(String::new(), |fits| format!(" (such as {fits})")),
             ));
         }
         if self.strategy == Strategy::Block {

@@ -1,16 +1,19 @@
 use burn::tensor::DType;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A float type of parameters and gradients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FloatType {
     /// 32 bits.
     #[default]
+    #[serde(alias = "f32")]
     Fp32,
     /// 16 bits with the range of fp32 and 8 bits of precision.
     Bf16,
     /// 16 bits with 11 bits of precision and a narrow range: losses are scaled.
+    #[serde(alias = "f16")]
     Fp16,
 }
 
@@ -28,7 +31,7 @@ impl FloatType {
 /// In which types parameters are gathered and computed with, and gradients are reduced. What rests (masters, gradients, the
 /// optimizer's moments) is fp32: in bf16 1.0 + 0.003 is 1.0. There is no type for buffers as in PyTorch's `MixedPrecision`: Burn's modules
 /// have none, and constants such as rotation tables are made in fp32 where they are used.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Precision {
     /// Of gathered parameters, and so of the activations.

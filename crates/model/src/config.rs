@@ -1,7 +1,9 @@
+use moe::MoeConfig;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The shape of a GPT-2 (Radford et al., 2019); names as in Hugging Face's `config.json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gpt2Config {
     /// Tokens in the vocabulary. In a run's configuration 0 means: as many as the tokenizer has.
@@ -44,25 +46,37 @@ impl Default for Gpt2Config {
 impl Gpt2Config {
     /// Refuses what no model can be built from, naming key, value and remedy.
     pub fn validate(&self) -> Result<(), String> {
-        nonzero(&[
-            ("vocab_size", self.vocab_size),
-            ("n_positions", self.n_positions),
-            ("n_layer", self.n_layer),
-            ("n_head", self.n_head),
-            ("n_embd", self.n_embd),
+        sizes(&[
+            ("vocab_size", self.vocab_size, usize::MAX),
+            ("n_positions", self.n_positions, usize::MAX),
+            ("n_layer", self.n_layer, MAX_LAYERS),
+            ("n_head", self.n_head, usize::MAX),
+            ("n_embd", self.n_embd, usize::MAX),
+            ("n_inner", self.n_inner.unwrap_or(1), usize::MAX),
         ])?;
         if !self.n_embd.is_multiple_of(self.n_head) {
             return Err(format!("model.n_embd {} is not a multiple of model.n_head {}", self.n_embd, self.n_head));
         }
         if !(0.0..1.0).contains(&self.dropout) {
-            return Err(format!("model.dropout is {}: give a probability from 0 to below 1", self.dropout));
+            return Err(format!("model.dropout is {:?}: give a probability from 0 to below 1", self.dropout));
         }
-        Ok(())
+        epsilon("layer_norm_epsilon", self.layer_norm_epsilon)
+    }
+
+    /// Its parameters, as a number that cannot overflow.
+    pub fn parameters(&self) -> f64 {
+        let [vocab, positions, layers, d] =
+            [self.vocab_size, self.n_positions, self.n_layer, self.n_embd].map(|size| size as f64);
+        let (inner, bias) = (self.n_inner.map_or(4.0 * d, |inner| inner as f64), f64::from(u8::from(self.bias)));
+        let norm = d + bias * d;
+        let attention = 4.0 * d * d + bias * 4.0 * d;
+        let mlp = 2.0 * d * inner + bias * (inner + d);
+        (vocab + positions) * d + layers * (2.0 * norm + attention + mlp) + norm
     }
 }
 
 /// YaRN context extension (arXiv 2309.00071); names as in the `rope_scaling` of DeepSeek's `config.json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct YarnConfig {
     /// How many times the original context is extended.
@@ -92,9 +106,9 @@ impl Default for YarnConfig {
     }
 }
 
-/// The shape of a DeepSeek-V2/V3 (arXiv 2405.04434, 2412.19437) apart from its experts, which are a [`moe::MoeConfig`]; names
-/// as in Hugging Face's `config.json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The shape of a DeepSeek-V2/V3 (arXiv 2405.04434, 2412.19437) apart from its experts, which are a [`MoeConfig`]; names as in
+/// Hugging Face's `config.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeepSeekConfig {
     /// Tokens in the vocabulary. In a run's configuration 0 means: as many as the tokenizer has.
@@ -151,21 +165,33 @@ impl Default for DeepSeekConfig {
     }
 }
 
+impl YarnConfig {
+    fn validate(&self) -> Result<(), String> {
+        let Self { factor, original_max_position_embeddings, beta_fast, beta_slow, mscale, mscale_all_dim } = *self;
+        sizes(&[("rope_scaling.original_max_position_embeddings", original_max_position_embeddings, usize::MAX)])?;
+        number("rope_scaling.factor", factor, factor >= 1.0, "a number from 1")?;
+        number("rope_scaling.beta_slow", beta_slow, beta_slow > 0.0, "a number above 0")?;
+        number("rope_scaling.beta_fast", beta_fast, beta_fast > beta_slow, "a number above beta_slow")?;
+        number("rope_scaling.mscale", mscale, mscale >= 0.0, "0 or a number above")?;
+        number("rope_scaling.mscale_all_dim", mscale_all_dim, mscale_all_dim >= 0.0, "0 or a number above")
+    }
+}
+
 impl DeepSeekConfig {
     /// Refuses what no model can be built from, naming key, value and remedy.
     pub fn validate(&self) -> Result<(), String> {
-        nonzero(&[
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("intermediate_size", self.intermediate_size),
-            ("num_attention_heads", self.num_attention_heads),
-            ("q_lora_rank", self.q_lora_rank.unwrap_or(1)),
-            ("kv_lora_rank", self.kv_lora_rank),
-            ("qk_nope_head_dim", self.qk_nope_head_dim),
-            ("qk_rope_head_dim", self.qk_rope_head_dim),
-            ("v_head_dim", self.v_head_dim),
-            ("max_position_embeddings", self.max_position_embeddings),
+        sizes(&[
+            ("vocab_size", self.vocab_size, usize::MAX),
+            ("hidden_size", self.hidden_size, usize::MAX),
+            ("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS),
+            ("intermediate_size", self.intermediate_size, usize::MAX),
+            ("num_attention_heads", self.num_attention_heads, usize::MAX),
+            ("q_lora_rank", self.q_lora_rank.unwrap_or(1), usize::MAX),
+            ("kv_lora_rank", self.kv_lora_rank, usize::MAX),
+            ("qk_nope_head_dim", self.qk_nope_head_dim, usize::MAX),
+            ("qk_rope_head_dim", self.qk_rope_head_dim, MAX_ROPE_DIM),
+            ("v_head_dim", self.v_head_dim, usize::MAX),
+            ("max_position_embeddings", self.max_position_embeddings, usize::MAX),
         ])?;
         if !self.qk_rope_head_dim.is_multiple_of(2) {
             return Err(format!(
@@ -173,13 +199,89 @@ impl DeepSeekConfig {
                 self.qk_rope_head_dim
             ));
         }
-        Ok(())
+        epsilon("rms_norm_eps", self.rms_norm_eps)?;
+        number("rope_theta", self.rope_theta, self.rope_theta > 1.0, "a number above 1, such as 10000")?;
+        self.rope_scaling.as_ref().map_or(Ok(()), YarnConfig::validate)
+    }
+
+    /// Its parameters with those of the experts, as a number that cannot overflow.
+    pub fn parameters(&self, moe: &MoeConfig) -> f64 {
+        let of = |size: usize| size as f64;
+        let (d, heads, latent, rope) =
+            (of(self.hidden_size), of(self.num_attention_heads), of(self.kv_lora_rank), of(self.qk_rope_head_dim));
+        let (q, v) = (heads * (of(self.qk_nope_head_dim) + rope), heads * of(self.v_head_dim));
+        let query = self.q_lora_rank.map_or(d * q, |rank| of(rank) * (d + 1.0 + q));
+        let key_value = d * (latent + rope) + latent * (1.0 + heads * of(self.qk_nope_head_dim) + v);
+        let attention = query + key_value + v * d;
+        let (experts, width) = (of(moe.num_experts), of(moe.moe_intermediate_size));
+        let router = experts * (d + f64::from(u8::from(moe.selection_bias)));
+        let mixture = router + 3.0 * d * width * (experts + of(moe.n_shared_experts));
+        let dense_layers = of(self.first_k_dense_replace.min(self.num_hidden_layers));
+        let mlps =
+            dense_layers * 3.0 * d * of(self.intermediate_size) + (of(self.num_hidden_layers) - dense_layers) * mixture;
+        2.0 * of(self.vocab_size) * d + of(self.num_hidden_layers) * (2.0 * d + attention) + mlps + d
     }
 }
 
-fn nonzero(values: &[(&str, usize)]) -> Result<(), String> {
-    match values.iter().find(|(_, value)| *value == 0) {
-        Some((key, _)) => Err(format!("model.{key} is 0: give at least 1")),
+/// A block's modules are made before its parameters: so many take seconds.
+const MAX_LAYERS: usize = 10_000;
+
+/// Each block has a table of its rotary frequencies.
+const MAX_ROPE_DIM: usize = 4096;
+
+/// Each key's value is from 1 to what is given.
+fn sizes(values: &[(&str, usize, usize)]) -> Result<(), String> {
+    match values.iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
+        Some((key, 0, _)) => Err(format!("model.{key} is 0: give at least 1")),
+        Some((key, value, most)) => Err(format!("model.{key} is {value}: give at most {most}")),
         None => Ok(()),
+    }
+}
+
+fn epsilon(key: &str, value: f64) -> Result<(), String> {
+    number(key, value, value as f32 > 0.0, "a small number above 0, such as 1e-5")
+}
+
+/// A number that fits, and is one of fp32 too.
+fn number(key: &str, value: f64, fits: bool, expected: &str) -> Result<(), String> {
+    match fits && (value as f32).is_finite() {
+        true => Ok(()),
+        false => Err(format!("model.{key} is {value:?}: give {expected}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DeepSeek, Gpt2, parameter_count};
+    use burn::tensor::Device;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn parameters_are_those_of_the_model(
+            sizes: [u8; 8], bias: bool, selection_bias: bool, inner: Option<u8>, rank: Option<u8>, dense in 0..5usize,
+        ) {
+            let at_least_1 = |size: u8| usize::from(size) + 1;
+            let [a, b, c, d, e, f, g, h] = sizes.map(at_least_1);
+            let gpt2 = Gpt2Config {
+                vocab_size: a, n_positions: b, n_layer: 3, n_head: 1, n_embd: c, n_inner: inner.map(at_least_1), bias,
+                ..Gpt2Config::default()
+            };
+            prop_assert_eq!(parameter_count(&Gpt2::new(&gpt2, &Device::flex())) as f64, gpt2.parameters());
+            let deepseek = DeepSeekConfig {
+                vocab_size: a, hidden_size: b, num_hidden_layers: 3, first_k_dense_replace: dense, intermediate_size: c,
+                num_attention_heads: 3, q_lora_rank: rank.map(at_least_1), kv_lora_rank: d, qk_nope_head_dim: e,
+                qk_rope_head_dim: 2 * f, v_head_dim: g,
+                ..DeepSeekConfig::default()
+            };
+            let moe = MoeConfig {
+                num_experts: h, moe_intermediate_size: e, n_shared_experts: f % 3, selection_bias, ..MoeConfig::default()
+            };
+            let count = parameter_count(&DeepSeek::new(&deepseek, &moe, &Device::flex()));
+            prop_assert_eq!(count as f64, deepseek.parameters(&moe));
+        }
     }
 }

@@ -254,7 +254,7 @@ fn an_export_that_fails_leaves_nothing_and_one_over_files_is_refused() {
     let error = fails(Dtype::F32, &|_, values| Ok(values[..3].to_vec()));
     assert_eq!(error, "parameter `ends.wte.weight`: 3 values do not fill [4, 2]");
     let error = fails(Dtype::F16, &|_, values| Ok(vec![1e5; values.len()]));
-    assert_eq!(error, "parameter `ends.wte.weight`: 1e5 is too large for float16: export as f32 or bf16");
+    assert_eq!(error, "parameter `ends.wte.weight`: 1e5 is too large for fp16: export as fp32 or bf16");
     assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
 
     fs::create_dir(&path).unwrap();

@@ -1,9 +1,10 @@
 use crate::kernels::dispatch::{DispatchRule, Layout, Order};
 use crate::kernels::route::{GateRule, MAX_CANDIDATES, SelectRule};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How the router turns logits into scores.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ScoreFunc {
     /// Softmax over all experts (GShard, DeepSeek-V2).
@@ -13,7 +14,7 @@ pub enum ScoreFunc {
 }
 
 /// What an expert outside of a token's chosen groups has in place of its score.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupMask {
     /// Minus infinity: never chosen, as in DeepSeek's reference code.
@@ -23,7 +24,7 @@ pub enum GroupMask {
 }
 
 /// What happens to an assignment whose expert is full.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
     /// It is left out of the token's sum.
@@ -33,12 +34,12 @@ pub enum Overflow {
 }
 
 /// The shape and the rules of a mixture-of-experts layer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MoeConfig {
     /// Number of routed experts, E.
     pub num_experts: usize,
-    /// Experts a token is sent to, k.
+    /// Experts a token is sent to, k; at most 16.
     pub top_k: usize,
     /// Hidden width of one expert's SwiGLU.
     pub moe_intermediate_size: usize,
@@ -55,14 +56,15 @@ pub struct MoeConfig {
     pub topk_group: usize,
     /// How experts outside of the chosen groups are kept out.
     pub group_mask: GroupMask,
-    /// Uniform noise of at most this size on the scores by which experts are chosen, in training; 0 for none.
+    /// Uniform noise of at most this size on the scores by which experts are chosen, in training: a hash of seed, step, layer and
+    /// place, so the same on any layout; 0 for none.
     pub router_noise: f64,
     /// Whether the chosen experts' weights are divided by their sum.
     pub norm_topk_prob: bool,
     /// Factor on the weights of the chosen experts.
     pub routed_scaling_factor: f64,
     /// In training an expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one sequence,
-    /// the first ones in order; what is over is dropped. Null: dropless, as evaluation always is.
+    /// the first ones in order; null for dropless, as evaluation and generation always are.
     pub capacity_factor: Option<f64>,
     /// What happens to an assignment whose expert is full.
     pub overflow: Overflow,
@@ -107,7 +109,8 @@ impl MoeConfig {
     pub fn validate(&self) -> Result<(), String> {
         let (e, k, g, tg) = (self.num_experts, self.top_k, self.n_group, self.topk_group);
         if e == 0 || self.moe_intermediate_size == 0 {
-            return Err("moe.num_experts and moe.moe_intermediate_size must be at least 1".into());
+            let key = if e == 0 { "num_experts" } else { "moe_intermediate_size" };
+            return Err(format!("moe.{key} is 0: give at least 1"));
         }
         if g == 0 || e % g != 0 || tg == 0 || tg > g {
             return Err(format!(
@@ -116,8 +119,12 @@ impl MoeConfig {
         }
         if k == 0 || k > tg * (e / g) {
             return Err(format!(
-                "moe.top_k is {k}, but {tg} group(s) of {} experts can be chosen from: give a value from 1 to {}",
-                e / g,
+                "moe.top_k is {k}, but {} can be chosen from: give a value from 1 to {}",
+                match (g, tg) {
+                    (1, _) => format!("{e} experts"),
+                    (_, 1) => format!("1 group of {} experts", e / g),
+                    _ => format!("{tg} groups of {} experts", e / g),
+                },
                 tg * (e / g)
             ));
         }
@@ -129,8 +136,14 @@ impl MoeConfig {
         if k > MAX_CANDIDATES {
             return Err(format!("moe.top_k is {k}: give at most {MAX_CANDIDATES}"));
         }
-        if let Some(f) = self.capacity_factor.filter(|f| !(*f >= 0.0 && f.is_finite())) {
-            return Err(format!("moe.capacity_factor is {f}: give 0 or a number above, or null for a dropless layer"));
+        if let Some(f) = self.capacity_factor.filter(|f| !(*f > 0.0 && f.is_finite())) {
+            return Err(format!(
+                "moe.capacity_factor is {f:?}: give a number above 0, such as 1.25, or null for a dropless layer"
+            ));
+        }
+        let scale = self.routed_scaling_factor;
+        if !(scale > 0.0 && (scale as f32).is_finite()) {
+            return Err(format!("moe.routed_scaling_factor is {scale:?}: give a number above 0"));
         }
         let coefficients = [
             ("router_noise", self.router_noise),
@@ -138,8 +151,9 @@ impl MoeConfig {
             ("z_loss_coef", self.z_loss_coef),
             ("bias_update_speed", self.bias_update_speed),
         ];
-        if let Some((key, value)) = coefficients.into_iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
-            return Err(format!("moe.{key} is {value}: give 0 or a number above"));
+        let wrong = |(_, value): &(&str, f64)| !(*value >= 0.0 && (*value as f32).is_finite());
+        if let Some((key, value)) = coefficients.into_iter().find(wrong) {
+            return Err(format!("moe.{key} is {value:?}: give 0 or a number above"));
         }
         if self.bias_update_speed > 0.0 && !self.selection_bias {
             return Err(format!(

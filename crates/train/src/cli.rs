@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::commands::config;
 use crate::commands::eval::{self, EvalArgs};
 use crate::commands::export::{self, ExportArgs};
 use crate::commands::generate::{self, GenerateArgs};
@@ -7,14 +8,18 @@ use crate::commands::import::{self, ImportArgs};
 use crate::commands::inspect::{self, InspectArgs};
 use crate::commands::logits::{self, LogitsArgs};
 use crate::commands::prepare::{self, PrepareArgs};
+use crate::commands::presets::{self, PresetsArgs};
 use crate::commands::report::{self, ReportArgs};
-use crate::config::{Config, ConfigError, PRESETS, Source};
+use crate::config::{Config, ConfigError, PRESETS, Source, whole};
 use crate::launch::Launch;
 use crate::resume::{self, Start};
 use crate::run_folder::CONFIG;
-use crate::trainer::{Outcome, Place, TrainError, human, set_vocabulary, train_launched};
-use crate::units::parameter_count;
+use crate::trainer::{Outcome, Place, TrainError, train_launched};
+use crate::unknown_argument;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use fsdp::Strategy;
+use std::env;
 use std::error::Error;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -37,6 +42,10 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Prints the configuration that the arguments of training make: every key with its documentation, default and type, as YAML for
+    /// `--config`
+    Config(TrainArgs),
+    Presets(PresetsArgs),
     Prepare(PrepareArgs),
     Generate(GenerateArgs),
     Eval(EvalArgs),
@@ -47,7 +56,7 @@ enum Command {
     Logits(LogitsArgs),
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, PartialEq, Args)]
 struct TrainArgs {
     /// A preset, listed below
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
@@ -56,11 +65,23 @@ struct TrainArgs {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Ranks; with fewer devices they share them
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     gpus: Option<usize>,
+    /// What each rank holds of parameters, gradients and optimizer state
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Strategy::ALL.map(Strategy::name)).try_map(strategy))]
+    strategy: Option<Strategy>,
     /// Optimizer steps
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     steps: Option<usize>,
+    /// Highest learning rate; optim.min_lr changes in proportion, unless --set gives it
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    lr: Option<f64>,
+    /// Sequences of a step, over all ranks
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
+    batch_size: Option<usize>,
+    /// Tokens of a sequence
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
+    seq_len: Option<usize>,
     /// Text, JSONL, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder of `train prepare`, `shakespeare`, or
     /// `rust-crates`: Rust source that the build has put on disk
     #[arg(long, value_name = "SRC")]
@@ -78,14 +99,17 @@ struct TrainArgs {
     /// Seed of the initial parameters and of the order of the data
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
-    /// Sets any key of the configuration, as in `--set parallel.strategy=ddp`
+    /// Sets any key of the configuration, as in `--set optim.warmup_steps=50`; `train config` lists them. The flags above count more
     #[arg(long, value_name = "A.B=C")]
     set: Vec<String>,
 }
 
 /// Parses the command line, runs the command, and prints what went wrong.
 pub fn main() -> ExitCode {
-    let matches = Cli::command().after_help(presets()).get_matches();
+    let command = Cli::command().after_help(models());
+    let args: Vec<String> = env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let matches = command.clone().try_get_matches();
+    let matches = matches.unwrap_or_else(|error| unknown_argument::explain(error, &command, &args).exit());
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let Some(command) = cli.command else { return launch(&cli.train) };
     match command.run() {
@@ -97,6 +121,8 @@ pub fn main() -> ExitCode {
 impl Command {
     fn run(&self) -> Result<(), Box<dyn Error>> {
         match self {
+            Self::Config(args) => config::run(&args.shown()?),
+            Self::Presets(args) => presets::run(args)?,
             Self::Prepare(args) => prepare::run(args)?,
             Self::Generate(args) => generate::run(args)?,
             Self::Eval(args) => eval::run(args)?,
@@ -231,14 +257,18 @@ impl TrainArgs {
             if asked && config.parallel.gpus != processes {
                 let gpus = config.parallel.gpus;
                 return Err(ConfigError::Invalid(format!(
-                    "{gpus} ranks are asked for, but mpirun has started {processes} processes, one for each rank: leave \
-                     the number of ranks out, or give `mpirun -n {gpus}`"
+                    "parallel.gpus is {gpus}, but `mpirun -n {processes}` has started the ranks, a process each: leave the \
+                     number of ranks out, or give `mpirun -n {gpus}`"
                 ))
                 .into());
             }
             config.parallel.gpus = processes;
         }
         set(&mut config.train.steps, self.steps);
+        set(&mut config.train.global_batch_size, self.batch_size);
+        set(&mut config.train.seq_len, self.seq_len);
+        config.parallel.strategy = self.strategy.unwrap_or(config.parallel.strategy);
+        self.set_lr(&mut config);
         config.train.seed = self.seed.unwrap_or(config.train.seed);
         self.data.iter().for_each(|data| config.data.source.clone_from(data));
         self.device.iter().for_each(|device| config.train.device.clone_from(device));
@@ -250,20 +280,39 @@ impl TrainArgs {
         let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
         Ok((config, Place { name, out, again, resume, new_tokenizer }))
     }
+
+    /// Where only the highest learning rate is given, the lowest keeps its proportion to it.
+    fn set_lr(&self, config: &mut Config) {
+        let Some(lr) = self.lr else { return };
+        let optim = &mut config.optim;
+        let given = self.set.iter().any(|set| set.starts_with("optim.min_lr="));
+        if !given && optim.lr > 0.0 {
+            // A product like 5.000000000000001e-6 is one of 5e-6.
+            let min_lr = format!("{:.12e}", lr * (optim.min_lr / optim.lr));
+            optim.min_lr = min_lr.parse().expect("a float is written as one");
+        }
+        optim.lr = lr;
+    }
+
+    /// The configuration to be shown; without any argument the defaults.
+    fn shown(&self) -> Result<Config, TrainError> {
+        if *self == Self::default() { Ok(Config::default()) } else { Ok(self.resolve(None)?.0) }
+    }
 }
 
-/// The presets with their parameter counts, for `--help`.
-fn presets() -> String {
-    let line = |preset: &crate::config::Preset| {
-        let count = match Config::load(Source::Preset(preset.name), &[]) {
-            Ok(mut config) => {
-                // A preset without a vocabulary takes the tokenizer's, which the kind of byte tokens tells without a corpus.
-                set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size()))
-                    .map_or_else(|error| error.to_string(), |()| human(parameter_count(&config)))
-            }
-            Err(error) => error.to_string(),
-        };
-        format!("  {:<18}{count:>8}  {}\n", preset.name, preset.about)
-    };
-    format!("Models (--model), with their parameters:\n{}", PRESETS.iter().map(line).collect::<String>())
+/// A whole number, which may be written as `1e3`.
+fn whole_number(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().or_else(|| whole(text.parse().ok()?).map(|number| number as usize));
+    number.ok_or_else(|| "give a whole number, 0 or above".into())
+}
+
+/// A strategy by its name, which is one of those there are.
+fn strategy(name: String) -> Result<Strategy, String> {
+    Strategy::ALL.into_iter().find(|strategy| strategy.name() == name).ok_or(name)
+}
+
+/// What `--model` may be, for `--help`.
+fn models() -> String {
+    let line = |preset: &crate::config::Preset| format!("  {:<18}{}\n", preset.name, preset.about);
+    format!("Models (--model):\n{}", PRESETS.iter().map(line).collect::<String>())
 }

@@ -37,6 +37,7 @@ mod schedule;
 mod spikes;
 mod trainer;
 mod units;
+mod unknown_argument;
 mod whole_file;
 
 pub use device::Devices;

@@ -178,7 +178,7 @@ fn newest_run(preset: Option<&str>) -> Option<PathBuf> {
 /// Whether a run was made from this preset; one that does not say so is of its family.
 fn is_of(config: &Config, preset: &str) -> bool {
     let family =
-        || Config::load(Source::Preset(preset), &[]).is_ok_and(|of| of.model.family() == config.model.family());
+        || Config::load(Source::Preset(preset), &[]).is_ok_and(|of| of.model.type_name() == config.model.type_name());
     config.preset.as_deref().map_or_else(family, |of| of == preset)
 }
 

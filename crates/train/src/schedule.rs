@@ -1,9 +1,10 @@
 use crate::config::OptimConfig;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
 /// How the learning rate goes on after its linear warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedule {
     /// Half a cosine from `lr` down to `min_lr` (arXiv 1608.03983 without restarts, as in nanoGPT).

@@ -11,6 +11,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use train::config::{Config, Source};
 
 /// A folder with a `text.txt` of two kilobytes: 28 different characters, none of them a line's end.
 fn folder_with_text() -> TempDir {
@@ -141,6 +142,43 @@ fn every_model_trains_on_bytes_and_on_characters() {
             assert!((losses[0] - vocab_size.ln()).abs() < 0.2, "{} starts at {}", model[0], losses[0]);
             assert!(losses[29] < losses[0] - 0.1 && val[0] < losses[0] - 0.1, "{}: {losses:?} {val:?}", model[0]);
         }
+    }
+}
+
+#[test]
+fn flags_count_more_than_set_and_the_lowest_learning_rate_follows_the_highest() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = |args: &[&str]| {
+        let (yaml, _) = succeed(folder.path(), &[&["config"], args].concat());
+        fs::write(folder.path().join("a.yaml"), &yaml).unwrap();
+        assert_eq!(succeed(folder.path(), &["config", "--config=a.yaml"]).0, yaml);
+        Config::load(Source::File(&folder.path().join("a.yaml")), &[]).unwrap()
+    };
+    assert_eq!(config(&[]), Config::default());
+    let given = ["--model=deepseek", "--set=train.steps=5", "--set=optim.lr=1", "--set=parallel.strategy=zero1"];
+    let flags =
+        ["--steps=1e3", "--lr=5e-5", "--batch-size=64", "--seq-len=32", "--strategy=ddp", "--gpus=2", "--seed=1"];
+    let Config { train, optim, parallel, .. } = config(&[&given[..], &flags].concat());
+    assert_eq!((train.steps, train.global_batch_size, train.seq_len, train.seed), (1000, 64, 32, 1));
+    assert_eq!((parallel.strategy.name(), parallel.gpus), ("ddp", 2));
+    // The preset's lowest is 1e-4, of the 1 that --set gives.
+    assert_eq!((optim.lr, optim.min_lr), (5e-5, 5e-9));
+    for (set, min_lr) in [("--set=optim.beta1=0.5", 5e-6), ("--set=optim.min_lr=1e-6", 1e-6)] {
+        assert_eq!(config(&["--model=gpt2", "--lr=5e-5", set]).optim.min_lr, min_lr);
+    }
+}
+
+#[test]
+fn presets_are_listed_with_their_parameters() {
+    let folder = tempfile::tempdir().unwrap();
+    let (table, _) = succeed(folder.path(), &["presets"]);
+    let (help, _) = succeed(folder.path(), &["--help"]);
+    for (name, parameters) in [("gpt2-124m", "124.4M"), ("deepseek", "1.9M"), ("deepseek-v3", "671.0B")] {
+        assert!(
+            table.lines().any(|line| line.split_whitespace().take(2).eq([name, parameters])),
+            "{name} in:\n{table}"
+        );
+        assert!(help.contains(&format!("  {name} ")), "{name} in:\n{help}");
     }
 }
 

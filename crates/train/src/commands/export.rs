@@ -21,7 +21,7 @@ pub struct ExportArgs {
     #[arg(long, value_name = "DIR", required_unless_present = "full_state")]
     out: Option<PathBuf>,
     /// Type of the weights
-    #[arg(long, value_enum, default_value = "f32")]
+    #[arg(long, value_enum, default_value = "fp32")]
     dtype: DtypeArg,
     /// Bytes of weights in one file at most
     #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000)]
@@ -33,9 +33,11 @@ pub struct ExportArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum DtypeArg {
-    F32,
+    #[value(alias = "f32")]
+    Fp32,
     Bf16,
-    F16,
+    #[value(alias = "f16")]
+    Fp16,
 }
 
 /// Why nothing was exported.
@@ -69,9 +71,9 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
         ModelConfig::DeepSeek(shape) => ExportModel::DeepSeek(shape, &moe),
     };
     let dtype = match args.dtype {
-        DtypeArg::F32 => Dtype::F32,
+        DtypeArg::Fp32 => Dtype::F32,
         DtypeArg::Bf16 => Dtype::BF16,
-        DtypeArg::F16 => Dtype::F16,
+        DtypeArg::Fp16 => Dtype::F16,
     };
     let tokenizer = saved.tokenizer_files()?;
     let (begin_of_text, end_of_text) = ends_of_text(saved, &tokenizer);

@@ -1,5 +1,6 @@
 //! The sub-commands, a file each: its arguments, what can go wrong, and what it does.
 
+pub mod config;
 pub mod eval;
 pub mod export;
 pub mod generate;
@@ -7,4 +8,5 @@ pub mod import;
 pub mod inspect;
 pub mod logits;
 pub mod prepare;
+pub mod presets;
 pub mod report;

@@ -1,23 +1,24 @@
 //! Checks a layer key by key, so that an error names the key and the place. Nothing here lists keys: which there are is
-//! read off a serialised default, and what a value may be is what deserialising it alone says.
+//! read off a serialised default, whether a value is right by deserialising it alone, and what it may be off the schema.
 
 use strsim::jaro_winkler;
 use yaml_serde::{Mapping, Value};
 
-use super::{Config, ConfigError, ModelConfig};
+use super::synonyms::synonyms;
+use super::{Config, ConfigError, ModelConfig, schema};
 
 /// `model.type` of a layer.
 pub(super) fn model_type(layer: &Mapping) -> Option<&str> {
     layer.get("model")?.get("type")?.as_str()
 }
 
-/// Refuses unknown keys and values of the wrong type. `inherited` is the `model.type` of the base.
-pub(super) fn check(layer: &Mapping, inherited: Option<&str>, origin: &str) -> Result<(), ConfigError> {
-    let own = layer.get("model").and_then(|model| model.get("type"));
-    if let Some(value) = own {
+/// Refuses unknown keys and values of the wrong type, and writes whole numbers as such. `inherited` is the `model.type` of the base.
+pub(super) fn check(layer: &mut Mapping, inherited: Option<&str>, origin: &str) -> Result<(), ConfigError> {
+    let own = layer.get("model").and_then(|model| model.get("type")).cloned();
+    if let Some(value) = &own {
         probe("", &["model", "type"], value, origin)?;
     }
-    let model_type = own.and_then(Value::as_str).or(inherited);
+    let model_type = own.as_ref().and_then(Value::as_str).or(inherited);
     if model_type.is_none() && layer.get("model").is_some_and(Value::is_mapping) {
         return Err(ConfigError::NoModel { origin: origin.into() });
     }
@@ -51,7 +52,7 @@ pub(super) fn shown(value: &Value) -> String {
 }
 
 /// The nearest of `names`, if one is near.
-pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     names
         .map(|candidate| (jaro_winkler(candidate, name), candidate))
         .filter(|(likeness, _)| *likeness >= 0.8)
@@ -60,7 +61,7 @@ pub(super) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> O
 }
 
 /// All keys with their defaults; sections that may be null are filled.
-fn template(model_type: &str) -> Mapping {
+pub(super) fn template(model_type: &str) -> Mapping {
     let optional: &[&[&str]] = &[&["moe"], &["model", "rope_scaling"]];
     let mut layer = Mapping::new();
     insert(&mut layer, &["model", "type"], model_type.into());
@@ -78,6 +79,14 @@ fn template(model_type: &str) -> Mapping {
     }
 }
 
+/// Floats below have all whole numbers.
+const EXACT: f64 = (1u64 << 53) as f64;
+
+/// A number without a fraction, up to where floats have all whole numbers.
+pub(crate) fn whole(number: f64) -> Option<u64> {
+    (number.fract() == 0.0 && (0.0..=EXACT).contains(&number)).then_some(number as u64)
+}
+
 /// Refuses a value that does not deserialise, alone in a configuration of this type.
 fn probe(model_type: &str, path: &[&str], value: &Value, origin: &str) -> Result<(), ConfigError> {
     match expected(model_type, path, value) {
@@ -93,22 +102,35 @@ fn expected(model_type: &str, path: &[&str], value: &Value) -> Option<String> {
     let mut alone = Mapping::new();
     insert(&mut alone, &["model", "type"], model_type.into());
     insert(&mut alone, path, value.clone());
-    let section = "a section: keys with values below it, or leave it out";
-    let message = match yaml_serde::from_value::<Config>(Value::Mapping(alone)) {
+    match yaml_serde::from_value::<Config>(Value::Mapping(alone)) {
         // The parser takes null for an empty section; here it would silently discard the inherited one.
-        Ok(config) if value.is_null() && !is_null_at(&config, path) => return Some(section.into()),
-        Ok(_) => return None,
-        Err(error) => error.to_string(),
+        Ok(config) if !value.is_null() || is_null_at(&config, path) => None,
+        _ => Some(takes(model_type, path, value)),
+    }
+}
+
+/// What a key takes, which this value is not.
+fn takes(model_type: &str, path: &[&str], value: &Value) -> String {
+    let root = schema::root();
+    let schema = path.iter().fold(&root, |section, name| schema::of_key(section, name, model_type));
+    // The kinds of model are for `type`.
+    let names = if path == ["model"] { vec![] } else { schema::variants(schema) };
+    let types = schema::types(schema).into_iter().map(|name| match name {
+        "integer" if value.as_f64().is_some_and(|number| number > EXACT) => "a smaller whole number",
+        "integer" => "a whole number, 0 or above",
+        "number" => "a number",
+        "boolean" => "true or false",
+        "string" => "a string",
+        "object" => "a section, with keys and values below it",
+        other => other,
+    });
+    let mut all: Vec<String> = match names.is_empty() {
+        true => types.map(str::to_string).collect(),
+        false => names.into_iter().map(|(name, _)| format!("`{name}`")).collect(),
     };
-    Some(match message.rsplit_once(", expected ").map_or(message.as_str(), |(_, expected)| expected) {
-        "usize" | "u64" => "a whole number, 0 or above".into(),
-        "f64" => "a number".into(),
-        "a boolean" => "true or false".into(),
-        struct_or_enum if struct_or_enum.contains("struct ") || struct_or_enum.contains("enum ") => section.into(),
-        // One of some names is expected; they are only listed to a name that is not among them.
-        other if !value.is_string() => expected(model_type, path, &"".into()).unwrap_or(other.into()),
-        other => other.into(),
-    })
+    all.dedup();
+    let last = all.pop().unwrap_or_default();
+    if all.is_empty() { last } else { format!("{} or {last}", all.join(", ")) }
 }
 
 fn is_null_at(config: &Config, path: &[&str]) -> bool {
@@ -123,7 +145,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn mapping<'k>(&self, layer: &'k Mapping, path: &mut Vec<&'k str>) -> Result<(), ConfigError> {
+    fn mapping<'k>(&self, layer: &'k mut Mapping, path: &mut Vec<&'k str>) -> Result<(), ConfigError> {
         for (key, value) in layer {
             let Some(name) = key.as_str() else {
                 let section = if path.is_empty() { "the top".into() } else { format!("`{}`", path.join(".")) };
@@ -137,7 +159,15 @@ impl Walk<'_> {
             match (self.at(path), value) {
                 (None, _) => return Err(self.unknown(path)),
                 (Some(Value::Mapping(_)), Value::Mapping(inner)) => self.mapping(inner, path)?,
-                _ => probe(self.model_type, path, value, self.origin)?,
+                (Some(_), value) => {
+                    // `1e3` is a float of YAML, and a whole number for those who write it.
+                    if let Some(whole) = value.as_f64().and_then(whole)
+                        && expected(self.model_type, path, value).is_some()
+                    {
+                        *value = whole.into();
+                    }
+                    probe(self.model_type, path, value, self.origin)?;
+                }
             }
             path.pop();
         }
@@ -158,9 +188,12 @@ impl Walk<'_> {
         let section = section.join(".");
         let dotted = |name: &str| if section.is_empty() { name.into() } else { format!("{section}.{name}") };
         let key = dotted(name);
-        let hint = if let Some(near) = nearest(name, siblings.iter().copied()) {
+        let same = synonyms(name).find(|same| siblings.contains(same));
+        let hint = if let Some(near) = same.or_else(|| nearest(name, siblings.iter().copied())) {
             format!("did you mean `{}`?", dotted(near))
-        } else if let Some(elsewhere) = key_elsewhere(&self.template, name, "") {
+        } else if let Some(elsewhere) =
+            keys(self.model_type).into_iter().find(|key| jaro_winkler(last_part(key), name) >= 0.95)
+        {
             format!("did you mean `{elsewhere}`?")
         } else {
             let other = ModelConfig::TYPES.iter().find(|other| {
@@ -175,11 +208,21 @@ impl Walk<'_> {
     }
 }
 
-/// The dotted key of any section that is named so, or nearly.
-fn key_elsewhere(section: &Mapping, name: &str, prefix: &str) -> Option<String> {
-    let keys = || section.iter().filter_map(|(key, value)| Some((key.as_str()?, value)));
-    let close = keys().map(|(key, _)| key).find(|key| jaro_winkler(key, name) >= 0.95);
-    close.map(|key| format!("{prefix}{key}")).or_else(|| {
-        keys().find_map(|(key, value)| key_elsewhere(value.as_mapping()?, name, &format!("{prefix}{key}.")))
-    })
+/// All keys of a model's configuration, with their dots.
+pub(crate) fn keys(model_type: &str) -> Vec<String> {
+    dotted_keys(&template(model_type), "")
+}
+
+fn dotted_keys(section: &Mapping, prefix: &str) -> Vec<String> {
+    let below = |(key, value): (&Value, &Value)| {
+        let key = format!("{prefix}{}", key.as_str().unwrap_or_default());
+        let inner = value.as_mapping().map_or(vec![], |inner| dotted_keys(inner, &format!("{key}.")));
+        std::iter::once(key).chain(inner).collect::<Vec<_>>()
+    };
+    section.iter().flat_map(below).collect()
+}
+
+/// The last part of a dotted key.
+pub(crate) fn last_part(key: &str) -> &str {
+    key.rsplit('.').next().unwrap_or(key)
 }

@@ -98,8 +98,8 @@ fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, 
 
 /// Checks `layer` and lays it over `base`. Another `model.type` drops the base's model, whose keys it does not have,
 /// and the experts.
-fn inherit(mut base: Mapping, layer: Mapping, origin: &str) -> Result<Mapping, ConfigError> {
-    check::check(&layer, check::model_type(&base), origin)?;
+fn inherit(mut base: Mapping, mut layer: Mapping, origin: &str) -> Result<Mapping, ConfigError> {
+    check::check(&mut layer, check::model_type(&base), origin)?;
     let (inherited, own) = (check::model_type(&base), check::model_type(&layer));
     if inherited.is_some() && own.is_some() && inherited != own {
         base.remove("model");

@@ -4,9 +4,13 @@
 //! and a key that does not exist or a value of the wrong type is an error that names the key and where it stands.
 
 mod check;
+mod describe;
 mod error;
 mod load;
 mod presets;
+mod schema;
+mod sizes;
+mod synonyms;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -16,22 +20,26 @@ use data::TokenizerSpec;
 use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, Precision, Prefetch, Strategy, Wrap};
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 
 pub use crate::schedule::LrSchedule;
+pub(crate) use check::{keys, last_part, nearest, whole};
+pub use describe::reference;
 pub use error::ConfigError;
 pub use load::Source;
 pub use presets::{PRESETS, Preset, preset};
+pub(crate) use synonyms::synonyms;
 
 /// Everything that describes a run.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// The preset that it is made from, which is filled in; `--resume latest --model NAME` looks for it.
     pub preset: Option<String>,
-    /// The model's family (`type`) and shape.
+    /// The model: its family and shape, under the names of Hugging Face's `config.json`.
     pub model: ModelConfig,
     /// The experts of a DeepSeek; null for a model without.
     pub moe: Option<MoeConfig>,
@@ -54,7 +62,7 @@ pub struct Config {
 impl Config {
     /// What the model is, in a few words.
     pub fn describe_model(&self) -> String {
-        let name = self.preset.as_deref().unwrap_or(self.model.family());
+        let name = self.preset.as_deref().unwrap_or(self.model.type_name());
         let (layers, width) = match &self.model {
             ModelConfig::Gpt2(shape) => (shape.n_layer, shape.n_embd),
             ModelConfig::DeepSeek(shape) => (shape.num_hidden_layers, shape.hidden_size),
@@ -73,7 +81,7 @@ impl Config {
 }
 
 /// A model's shape; `type` in the `model` section says which.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum ModelConfig {
     /// GPT-2.
@@ -86,8 +94,8 @@ impl ModelConfig {
     /// The values of `type`.
     pub const TYPES: [&str; 2] = ["gpt2", "deepseek"];
 
-    /// The value of `type`.
-    pub fn family(&self) -> &'static str {
+    /// The one of [`TYPES`](Self::TYPES) that it is.
+    pub fn type_name(&self) -> &'static str {
         match self {
             Self::Gpt2(_) => Self::TYPES[0],
             Self::DeepSeek(_) => Self::TYPES[1],
@@ -118,13 +126,14 @@ impl Default for ModelConfig {
 }
 
 /// What is learned from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
     /// `rust-crates`, the default corpus (Rust source that the build has put on disk), `shakespeare`, or the path of a file or folder:
-    /// text, JSONL, Parquet, each as it is or in gzip or zstd, tokens (`.bin`), or what `train prepare` has made.
+    /// text, JSONL, Parquet, each as it is or in gzip or zstd, tokens (`.bin`), or what `train prepare` has made. Flag: `--data`.
     pub source: String,
     /// `byte`, `char`, `gpt2` or the path of a Hugging Face tokenizer; null for bytes, or for that of prepared data.
+    #[schemars(with = "Option<String>")]
     pub tokenizer: Option<TokenizerSpec>,
     /// The field of JSONL, or the column of Parquet, that holds the text.
     pub text_field: String,
@@ -166,19 +175,20 @@ impl DataConfig {
 }
 
 /// How long and in which portions the model is trained, and what is measured on the way.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Optimizer steps.
+    /// Optimizer steps. Flag: `--steps`.
     pub steps: usize,
-    /// Sequences per optimizer step, over all ranks; a multiple of `parallel.gpus`, but for `parallel.strategy: block`.
+    /// Sequences per optimizer step, over all ranks; a multiple of `parallel.gpus`, but for `parallel.strategy: block`. Flag:
+    /// `--batch-size`.
     pub global_batch_size: usize,
-    /// Sequences a rank computes at once, a divisor of its share of the global batch; the whole share if that is smaller, or if
-    /// this is null.
+    /// Sequences a rank computes at once, a divisor of its share of the global batch, over which gradients are accumulated; the whole
+    /// share if that is smaller, or if this is null.
     pub micro_batch_size: Option<usize>,
-    /// Tokens of a sequence; at most the model's context.
+    /// Tokens of a sequence; at most the model's context. Flag: `--seq-len`.
     pub seq_len: usize,
-    /// Seed of the initial parameters and of the order of the data.
+    /// Seed of the initial parameters and of the order of the data. Flag: `--seed`.
     pub seed: u64,
     /// Steps between validations; 0 for one at the end only.
     pub val_every: usize,
@@ -188,12 +198,12 @@ pub struct TrainConfig {
     pub sample_tokens: usize,
     /// What happens when a loss or a gradient is infinite or no number.
     pub on_non_finite: OnNonFinite,
-    /// The device of the ranks.
+    /// The device of the ranks: `cpu`, `cuda` (in turn, where there are several) or `cuda:N`. Flag: `--device`.
     pub device: String,
 }
 
 /// What happens when a loss or a gradient is infinite or no number. The parameters stay as they were in either case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnNonFinite {
     /// The run ends with an error.
@@ -220,10 +230,10 @@ impl Default for TrainConfig {
 }
 
 /// AdamW, and a learning rate that warms up linearly and then follows a schedule.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimConfig {
-    /// The highest learning rate, reached after the warm-up.
+    /// The highest learning rate, reached after the warm-up. The flag `--lr` sets it and scales `min_lr` by as much.
     pub lr: f64,
     /// What the learning rate falls to at the end, unless `schedule` is `constant`.
     pub min_lr: f64,
@@ -263,30 +273,32 @@ impl Default for OptimConfig {
 }
 
 /// How the run is spread over ranks; see [`FsdpConfig`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
-    /// Number of ranks (the world size).
+    /// Number of ranks (the world size), which share devices where there are fewer. Flag: `--gpus`.
     pub gpus: usize,
-    /// What each rank holds of the parameters.
+    /// What each of N ranks holds of parameters, gradients and optimizer state. Flag: `--strategy`.
     pub strategy: Strategy,
-    /// Replicas of `hybrid_shard`; null for 2.
+    /// Replicas of `hybrid_shard`, each of `gpus / dp_replicate` ranks; null for 2. No other strategy has any.
     pub dp_replicate: Option<usize>,
-    /// What is gathered together: each block, or `size:MIN_PARAMS`.
+    /// What is kept, gathered and freed together.
     pub wrap: Wrap,
-    /// Whether gathered parameters are freed after the forward.
+    /// Whether gathered parameters are freed after the forward, and gathered again for the backward. On a GPU they stay where
+    /// activations are kept: recompute there.
     pub reshard_after_forward: bool,
-    /// Which activations are recomputed in the backward instead of kept.
+    /// What is kept of the forward for the backward; the rest is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
-    /// Types of parameters and of gradients on their way.
+    /// Types of gathered parameters and of gradients on their way; what rests is fp32.
     pub precision: Precision,
-    /// Whether shards and optimizer state rest in the CPU's memory.
+    /// Whether shards and optimizer state rest in the CPU's memory, and the optimizer steps there.
     pub cpu_offload: bool,
-    /// When the forward sends for parameters.
+    /// When the forward sends for the next block's parameters.
     pub forward_prefetch: Prefetch,
-    /// When the backward sends for parameters.
+    /// When the backward sends for the next block's parameters.
     pub backward_prefetch: Prefetch,
-    /// Whether gradients are communicated with a step's last micro-batch only.
+    /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole gradients until
+    /// then. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
     pub no_sync: bool,
 }
 
@@ -341,7 +353,7 @@ impl ParallelConfig {
 }
 
 /// How long ranks wait for each other. One that is late ends the run, with an error that names it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CommConfig {
     /// Seconds that a rank waits for the others in a collective.
@@ -365,7 +377,7 @@ impl CommConfig {
 }
 
 /// When the run's state is saved, to go on from with `--resume`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointConfig {
     /// Steps between checkpoints, beside that of the last step; 0 for that one only.
@@ -383,7 +395,7 @@ impl Default for CheckpointConfig {
 }
 
 /// What is written down on the way.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsConfig {
     /// Steps between records of memory, communication and load of the experts, beside those of the first and the last step; 0 for

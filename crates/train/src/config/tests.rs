@@ -1,3 +1,6 @@
+mod numbers;
+mod pages;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -137,6 +140,8 @@ fn a_misspelt_key_is_answered_with_the_nearest() {
     // In the wrong section, or in none.
     refuses(set("gpt2", "train.lr=1"), &["did you mean `optim.lr`?"]);
     refuses(set("gpt2", "gpus=4"), &["did you mean `parallel.gpus`?"]);
+    refuses(set("gpt2", "optim.learning_rate=1"), &["did you mean `optim.lr`?"]);
+    refuses(set("deepseek", "model.n_layer=1"), &["did you mean `model.num_hidden_layers`?"]);
     refuses(set("deepseek", "model.top_k=1"), &["did you mean `moe.top_k`?"]);
     refuses(set("deepseek", "beta_fast=1"), &["did you mean `model.rope_scaling.beta_fast`?"]);
     // Near none: those there are.
@@ -149,24 +154,28 @@ fn a_value_of_the_wrong_type_is_answered_with_key_value_and_what_is_expected() {
     let set = |given| preset_with("deepseek", &[given]);
     refuses(set("train.steps=many"), &["`train.steps` is \"many\" in --set: give a whole number, 0 or above"]);
     refuses(set("train.steps=1.5"), &["`train.steps` is 1.5", "whole number"]);
+    refuses(set("train.steps=1e30"), &["`train.steps` is 1e30", "a smaller whole number"]);
     refuses(set("train.steps=null"), &["`train.steps` is null", "whole number"]);
     refuses(set("train.micro_batch_size=-1"), &["`train.micro_batch_size` is -1", "whole number"]);
     refuses(set("train.steps.x=1"), &["`train.steps` is a mapping", "whole number"]);
     refuses(set("optim.lr=true"), &["`optim.lr` is true", "a number"]);
-    refuses(set("optim.schedule=step"), &["`optim.schedule` is \"step\"", "`cosine`, `linear`, `wsd`, `constant`"]);
+    refuses(set("optim.schedule=step"), &["`optim.schedule` is \"step\"", "`cosine`, `linear`, `wsd` or `constant`"]);
     refuses(set("moe.norm_topk_prob=1"), &["`moe.norm_topk_prob` is 1", "true or false"]);
     refuses(set("moe.score_func=relu"), &["`moe.score_func` is \"relu\"", "`softmax` or `sigmoid`"]);
     refuses(set("moe.overflow=lose"), &["`moe.overflow` is \"lose\"", "`drop` or `reroute`"]);
     refuses(set("moe.group_mask=one"), &["`moe.group_mask` is \"one\"", "`neg_inf` or `zero`"]);
     refuses(set("moe.order=any"), &["`moe.order` is \"any\"", "`choice` or `token`"]);
-    let strategies = "`ddp`, `zero1`, `shard_grad_op`, `full_shard`, `hybrid_shard`, `block`";
+    let strategies = "`ddp`, `zero1`, `shard_grad_op`, `full_shard`, `hybrid_shard` or `block`";
     refuses(set("parallel.strategy=zero"), &[strategies]);
     refuses(set("parallel.strategy=true"), &["`parallel.strategy` is true", strategies]);
     refuses(set("parallel.wrap=blocks"), &["`parallel.wrap` is \"blocks\"", "`block` or `size:MIN_PARAMS`"]);
     refuses(set("parallel.wrap=5"), &["`parallel.wrap` is 5", "`block` or `size:MIN_PARAMS`"]);
     refuses(set("parallel.activation_checkpointing=every"), &["`none`, `full` or `every:K`"]);
-    refuses(set("parallel.precision.param=fp8"), &["`parallel.precision.param` is \"fp8\"", "`fp32`, `bf16`, `fp16`"]);
-    refuses(set("parallel.backward_prefetch=early"), &["`none`, `pre`, `post`"]);
+    refuses(
+        set("parallel.precision.param=fp8"),
+        &["`parallel.precision.param` is \"fp8\"", "`fp32`, `bf16` or `fp16`"],
+    );
+    refuses(set("parallel.backward_prefetch=early"), &["`none`, `pre` or `post`"]);
     refuses(set("model.type=5"), &["`model.type` is 5", "`gpt2` or `deepseek`"]);
     refuses(set("data.source=5"), &["`data.source` is 5", "a string"]);
     refuses(set("model.rope_scaling.factor=x"), &["`model.rope_scaling.factor` is \"x\"", "a number"]);
@@ -193,21 +202,32 @@ fn what_cannot_be_read_is_named() {
 fn values_that_do_not_fit_each_other_are_refused() {
     for (preset, overrides, message) in [
         ("gpt2", &["parallel.gpus=3"] as &[_], "a multiple of 3, such as 33"),
-        ("gpt2", &["parallel.gpus=4", "train.micro_batch_size=3"], "share of 8 sequences"),
+        (
+            "gpt2",
+            &["parallel.gpus=4", "train.micro_batch_size=3"],
+            "give a divisor of 8, as in --set train.micro_batch_size=2, or null",
+        ),
         ("gpt2", &["parallel.gpus=0"], "parallel.gpus is 0"),
         ("gpt2", &["train.seq_len=257"], "model.n_positions, which is 256"),
         ("gpt2", &["model.n_head=3"], "model.n_head 3"),
-        ("gpt2", &["model.dropout=1"], "model.dropout is 1: give a probability from 0 to below 1"),
+        ("gpt2", &["model.dropout=1"], "model.dropout is 1.0: give a probability from 0 to below 1"),
         ("gpt2", &["moe.top_k=2"], "gpt2 has no experts"),
         ("deepseek", &["moe=null"], "no `moe` section"),
         ("deepseek", &["moe.top_k=9"], "moe.top_k is 9"),
         ("deepseek", &["moe.num_experts=32", "moe.top_k=17"], "moe.top_k is 17: give at most 16"),
-        ("deepseek", &["moe.capacity_factor=-1"], "moe.capacity_factor is -1: give 0 or a number above, or null"),
+        ("deepseek", &["moe.n_group=4", "moe.top_k=3"], "moe.top_k is 3, but 1 group of 2 experts can be chosen from"),
+        (
+            "deepseek",
+            &["moe.capacity_factor=0"],
+            "moe.capacity_factor is 0.0: give a number above 0, such as 1.25, or null",
+        ),
         ("deepseek", &["moe.z_loss_coef=.nan"], "moe.z_loss_coef is NaN: give 0 or a number above"),
         ("deepseek", &["moe.router_noise=-0.1"], "moe.router_noise is -0.1"),
         ("deepseek", &["moe.bias_update_speed=0.001"], "there is no bias: set moe.selection_bias to true"),
         ("deepseek", &["moe.overflow=reroute", "moe.capacity_factor=null"], "a dropless layer has no overflow"),
         ("gpt2", &["parallel.strategy=hybrid_shard", "parallel.gpus=3"], "hybrid_shard with dp_replicate 2 on 3 ranks"),
+        ("gpt2", &["parallel.strategy=hybrid_shard"], "hybrid_shard with dp_replicate 2 on 1 rank:"),
+        ("gpt2", &["parallel.strategy=hybrid_shard", "parallel.dp_replicate=18446744073709551615"], "or full_shard"),
         ("gpt2", &["parallel.strategy=block", "parallel.wrap=size:9"], "wrap size:9 with strategy block"),
         ("gpt2", &["parallel.dp_replicate=2"], "dp_replicate 2 without strategy hybrid_shard"),
         ("gpt2", &["parallel.cpu_offload=true"], "the ranks compute on the CPU"),
@@ -217,7 +237,7 @@ fn values_that_do_not_fit_each_other_are_refused() {
             &["comm.init_timeout_seconds=18446744073709551615"],
             "comm.init_timeout_seconds is 18446744073709551615",
         ),
-        ("gpt2", &["optim.min_lr=1"], "optim.min_lr is 1: give a number from 0 to optim.lr"),
+        ("gpt2", &["optim.min_lr=1"], "optim.min_lr is 1.0: give a number from 0 to optim.lr (--lr scales both)"),
         ("gpt2", &["optim.lr=.inf"], "optim.lr is inf"),
         ("gpt2", &["optim.decay_steps=9"], "optim.decay_steps is 9, but of the schedules only wsd"),
         ("gpt2", &["optim.schedule=wsd", "optim.decay_steps=0"], "optim.decay_steps is 0: give at least 1"),
@@ -231,6 +251,13 @@ fn values_that_do_not_fit_each_other_are_refused() {
     // Under `block` the ranks do not share the batch.
     assert!(preset_with("gpt2", &["parallel.strategy=block", "parallel.gpus=3"]).is_ok());
     assert!(preset_with("gpt2", &["optim.schedule=wsd", "optim.decay_steps=380"]).is_ok());
+}
+
+#[test]
+fn fp32_may_be_called_f32() {
+    let config = preset_with("gpt2", &["parallel.precision.param=f16", "parallel.precision.reduce=f32"]).unwrap();
+    assert_eq!(config, preset_with("gpt2", &["parallel.precision.param=fp16"]).unwrap());
+    assert!(config.to_yaml().contains("param: fp16"));
 }
 
 /// A change of a text: at a share of its length, so many characters are replaced by others.

@@ -1,19 +1,51 @@
 use super::{Config, ConfigError, LrSchedule, ModelConfig};
+use crate::schedule::learning_rate;
+
+/// Ranks of the largest clusters, and more.
+const MAX_RANKS: usize = 1 << 16;
+
+/// The sample is there to be read.
+const MAX_SAMPLE: usize = 1_000_000;
 
 impl Config {
     /// Refuses what cannot be trained: values out of range, and values that do not fit each other.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_model()?;
+        self.validate_optim()?;
         self.validate_parallel()?;
         self.validate_comm()?;
         self.validate_batches()?;
-        self.validate_optim()?;
-        self.validate_schedule()
+        self.validate_sizes()?;
+        self.validate_schedule()?;
+        let peak = self.metrics.peak_tflops.unwrap_or(1.0);
+        require(peak > 0.0 && peak.is_finite(), || {
+            format!("metrics.peak_tflops is {peak:?}: give a number above 0, or null to report no MFU")
+        })
+    }
+
+    /// What can be trained, but is hardly what was meant: a line each, for the user to read at the start.
+    pub fn warnings(&self) -> Vec<String> {
+        let (optim, steps) = (&self.optim, self.train.steps);
+        let within_warmup = optim.warmup_steps >= steps;
+        let warmup = within_warmup.then(|| {
+            format!(
+                "the warm-up (optim.warmup_steps {}) is not over after {}: the learning rate ends at {:.2e} and never reaches \
+                 optim.lr {:?}",
+                optim.warmup_steps,
+                if steps == 1 { "1 step".into() } else { format!("{steps} steps") },
+                learning_rate(optim, steps.saturating_sub(1), steps),
+                optim.lr
+            )
+        });
+        warmup.into_iter().collect()
     }
 
     fn validate_parallel(&self) -> Result<(), ConfigError> {
         let parallel = &self.parallel;
         require(parallel.gpus > 0, || "parallel.gpus is 0: give at least 1".into())?;
+        require(parallel.gpus <= MAX_RANKS, || {
+            format!("parallel.gpus is {}: give at most {MAX_RANKS}", parallel.gpus)
+        })?;
         let fsdp = parallel.fsdp(&self.optim);
         fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
         require(!(parallel.cpu_offload && self.train.device == "cpu"), || {
@@ -71,28 +103,32 @@ impl Config {
         for (key, value) in counts {
             require(value > 0, || format!("{key} is 0: give at least 1"))?;
         }
+        require(train.sample_tokens <= MAX_SAMPLE, || {
+            format!("train.sample_tokens is {}: give at most {MAX_SAMPLE}, or 0 for no sample", train.sample_tokens)
+        })?;
         let (context_key, context) = self.model.context();
         require(train.seq_len <= context, || {
             let length = train.seq_len;
             format!(
-                "train.seq_len is {length}, more than {context_key}, which is {context}: lower it, or raise the other"
+                "train.seq_len is {length}, more than {context_key}, which is {context}: lower it, or --set {context_key}={length}"
             )
         })?;
         let batch = train.global_batch_size;
         require(batch.is_multiple_of(gpus), || {
             format!(
                 "train.global_batch_size is {batch}, which {gpus} ranks (parallel.gpus) cannot share evenly: give a \
-                 multiple of {gpus}, such as {}",
-                batch.checked_next_multiple_of(gpus).unwrap_or(gpus)
+                 multiple of {gpus}, such as {fits} (--batch-size {fits})",
+                fits = batch.checked_next_multiple_of(gpus).unwrap_or(gpus)
             )
         })?;
         let (share, micro) = (batch / gpus, train.micro_batch_size);
         require(micro.is_none_or(|micro| micro >= share || share.is_multiple_of(micro)), || {
+            let micro = micro.unwrap_or_default();
             format!(
-                "train.micro_batch_size is {}, which does not divide a rank's share of {share} sequences \
-                 (train.global_batch_size {batch} shared by {gpus}): give a divisor of {share}, or null for \
-                 the whole share",
-                micro.unwrap_or_default()
+                "train.micro_batch_size is {micro}, which does not divide a rank's share of {share} sequences \
+                 (train.global_batch_size {batch} shared by {gpus}): give a divisor of {share}, as in --set \
+                 train.micro_batch_size={}, or null for the whole share",
+                (1..=micro.min(1024)).rev().find(|fewer| share.is_multiple_of(*fewer)).unwrap_or(1)
             )
         })
     }
@@ -100,17 +136,25 @@ impl Config {
     fn validate_optim(&self) -> Result<(), ConfigError> {
         let optim = &self.optim;
         let (lr, unit) = (optim.lr, 0.0..1.0);
+        // What is computed with is their fp32.
+        let is_above_0 = |value: f64| value as f32 > 0.0;
+        let is_beta = |value: f64| unit.contains(&(value as f32));
         let ranges = [
-            ("lr", lr, lr > 0.0, "a number above 0"),
-            ("min_lr", optim.min_lr, (0.0..=lr).contains(&optim.min_lr), "a number from 0 to optim.lr"),
-            ("beta1", optim.beta1, unit.contains(&optim.beta1), "a number from 0 to below 1"),
-            ("beta2", optim.beta2, unit.contains(&optim.beta2), "a number from 0 to below 1"),
-            ("epsilon", optim.epsilon, optim.epsilon > 0.0, "a number above 0"),
+            ("lr", lr, is_above_0(lr), "a number above 0"),
+            (
+                "min_lr",
+                optim.min_lr,
+                (0.0..=lr).contains(&optim.min_lr),
+                "a number from 0 to optim.lr (--lr scales both)",
+            ),
+            ("beta1", optim.beta1, is_beta(optim.beta1), "a number from 0 to below 1"),
+            ("beta2", optim.beta2, is_beta(optim.beta2), "a number from 0 to below 1"),
+            ("epsilon", optim.epsilon, is_above_0(optim.epsilon), "a small number above 0, such as 1e-8"),
             ("weight_decay", optim.weight_decay, optim.weight_decay >= 0.0, "0 or a number above"),
             ("clip_grad_norm", optim.clip_grad_norm, optim.clip_grad_norm >= 0.0, "0 for no limit, or a number above"),
         ];
         for (key, value, fits, expected) in ranges {
-            require(fits && value.is_finite(), || format!("optim.{key} is {value}: give {expected}"))?;
+            require(fits && (value as f32).is_finite(), || format!("optim.{key} is {value:?}: give {expected}"))?;
         }
         Ok(())
     }
@@ -141,6 +185,6 @@ impl Config {
 /// In seconds.
 const A_WEEK: u64 = 7 * 24 * 60 * 60;
 
-fn require(fits: bool, message: impl FnOnce() -> String) -> Result<(), ConfigError> {
+pub(super) fn require(fits: bool, message: impl FnOnce() -> String) -> Result<(), ConfigError> {
     if fits { Ok(()) } else { Err(ConfigError::Invalid(message())) }
 }

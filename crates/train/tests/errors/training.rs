@@ -81,6 +81,29 @@ const CONFIGURATION: &[Mistake] = &[
         "--model gpt2 --gpus 4 --set train.micro_batch_size=null --set train.global_batch_size=18446744073709551615",
         &["global_batch_size is 18446744073709551615", "a multiple of 4"],
     ),
+    (
+        "a size whose product with another has no place in a number",
+        &[],
+        "--model gpt2 --set model.n_embd=9223372036854775824",
+        &["model.n_embd is 9223372036854775824", "parameters: lower it"],
+    ),
+    ("a size that no number holds", &[], "--model gpt2 --steps 1e30", &["'1e30'", "--steps", "whole number"]),
+    ("half a step", &[], "--model gpt2 --steps 1.5", &["'1.5'", "--steps", "give a whole number, 0 or above"]),
+    (
+        "experts without room",
+        &[],
+        "--model deepseek --set moe.capacity_factor=0",
+        &["moe.capacity_factor is 0.0", "above 0"],
+    ),
+    ("no rotation", &[], "--model deepseek --set model.rope_theta=0", &["model.rope_theta is 0.0", "above 1"]),
+    (
+        "a learning rate below the lowest",
+        &[],
+        "--model gpt2 --set optim.lr=5e-5",
+        &["optim.min_lr is 0.0001", "--lr scales both"],
+    ),
+    ("no learning rate", &[], "--model gpt2 --lr 0", &["optim.lr is 0.0", "above 0"]),
+    ("no such strategy", &[], "--model gpt2 --strategy zero3", &["'zero3'", "--strategy", "zero1", "full_shard"]),
     ("a seed below 0", &[], "--model gpt2 --seed -1", &["'-1'", "--seed"]),
     ("a seed that is no number", &[], "--model gpt2 --seed one", &["'one'", "--seed"]),
     (
@@ -95,6 +118,38 @@ const CONFIGURATION: &[Mistake] = &[
         "--model gpt2 --set model.vocab_size=255",
         &["model.vocab_size is 255", "256 tokens", "or 0"],
     ),
+];
+
+/// Arguments that are none, and what they are taken for.
+const ARGUMENTS: &[Mistake] = &[
+    (
+        "PyTorch's learning rate",
+        &[],
+        "--model gpt2 --learning-rate 1e-3",
+        &["'--learning-rate'", "did you mean `--lr 1e-3`?"],
+    ),
+    ("an underscore", &[], "--batch_size=4", &["'--batch_size'", "did you mean `--batch-size 4`?"]),
+    ("torchrun's ranks", &[], "--nproc 4", &["'--nproc'", "did you mean `--gpus 4`?"]),
+    ("a misspelt flag", &[], "--modle gpt2", &["'--modle'", "did you mean `--model gpt2`?"]),
+    ("a key as a flag", &[], "--warmup-steps 5", &["did you mean `--set optim.warmup_steps=5`?"]),
+    ("a key with an underscore", &[], "--top_k 4", &["did you mean `--set moe.top_k=4`?"]),
+    ("a key without a value", &[], "--model gpt2 --cpu-offload", &["did you mean `--set parallel.cpu_offload=VALUE`?"]),
+    ("a whole key as a flag", &[], "--parallel.wrap=block", &["did you mean `--set parallel.wrap=block`?"]),
+    ("a key of two sections", &[], "--every 5", &["`--set checkpoint.every=5` or `--set metrics.every=5`"]),
+    ("a misspelt key", &[], "--micro-batchsize 2", &["did you mean `--set train.micro_batch_size=2`?"]),
+    ("a key of one model", &[], "--model gpt2 --n_layer 3", &["did you mean `--set model.n_layer=3`?"]),
+    (
+        "its name in the other",
+        &[],
+        "--model deepseek --n_layer 3",
+        &["did you mean `--set model.num_hidden_layers=3`?"],
+    ),
+    ("a preset as a command", &[], "deepseek", &["did you mean `--model deepseek`?"]),
+    ("a preset behind flags", &[], "--gpus 2 deepseek", &["'deepseek'", "did you mean `--model deepseek`?"]),
+    ("--set without =", &[], "--model gpt2 --set optim.lr 1e-3", &["did you mean `--set optim.lr=1e-3`?"]),
+    ("a flag near none", &[], "--xyzzy", &["'--xyzzy'", "Usage"]),
+    ("a flag of a command", &[], "config --model gpt2 --learning_rate 1", &["did you mean `--lr 1`?"]),
+    ("a flag that a command has not", &[], "inspect --batch_size 4 run", &["'--batch_size'", "Usage: train inspect"]),
 ];
 
 const DATA_DEVICE_AND_FOLDER: &[Mistake] = &[
@@ -162,6 +217,11 @@ const DATA_DEVICE_AND_FOLDER: &[Mistake] = &[
 #[test]
 fn a_mistake_in_the_configuration_is_answered_before_anything_is_written() {
     answered(CONFIGURATION);
+}
+
+#[test]
+fn an_argument_that_is_none_is_answered_with_the_one_that_is_meant() {
+    answered(ARGUMENTS);
 }
 
 #[test]

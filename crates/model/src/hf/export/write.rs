@@ -79,7 +79,7 @@ pub fn write_shard(path: &Path, tensors: &[Tensor], values: &mut Values<'_>) -> 
                 Content::Zeros => unreachable!("0 fits"),
                 Content::Same { path } | Content::Transposed { path, .. } => path.clone(),
             };
-            let reason = format!("{value:e} is too large for {}: export as f32 or bf16", tensor.dtype.name());
+            let reason = format!("{value:e} is too large for fp16: export as fp32 or bf16");
             return Err(HfError::Parameter { path, reason });
         }
         tensor.dtype.write(&values, &mut file).map_err(io)?;

@@ -23,7 +23,7 @@ use crate::ops::MoeOps;
 use burn::tensor::{Int, Tensor};
 
 /// Which assignments of a group come first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// All first choices in the order of tokens, then all second choices (GShard, arXiv 2006.16668): where capacity runs out the

@@ -1,0 +1,11 @@
+use crate::cli::say;
+use crate::config::Config;
+
+/// Prints every key with what it is for.
+pub fn run(config: &Config) {
+    say(&format!(
+        "# Every key: what it is for, its value, what it takes, and its default where that is another. A file of some of them will do\n\
+         # for `train --config FILE`; the others have their defaults, or with `base: preset:NAME` the preset's values.\n\n{}",
+        config.to_commented_yaml().trim_end()
+    ));
+}

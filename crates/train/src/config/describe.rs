@@ -1,0 +1,135 @@
+//! A configuration as YAML that says of each key what it is for, what it takes and what its default is. The words are the doc comments
+//! where the keys are declared, which `schemars` reads.
+
+use serde_json::Value as Json;
+use yaml_serde::{Mapping, Value};
+
+use super::schema::{self, of_key, types, variants};
+use super::{Config, ModelConfig, MoeConfig, check};
+
+/// Columns of a line of comments.
+const WIDTH: usize = 110;
+
+/// Column of the comment beside a value.
+const BESIDE: usize = 40;
+
+impl Config {
+    /// [`to_yaml`](Self::to_yaml) with a comment for every key; keys of a section that is null are comments as a whole.
+    pub fn to_commented_yaml(&self) -> String {
+        sections(self).into_iter().map(|(_, yaml)| yaml).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// All keys of both models at their defaults, as the headings and blocks of a page in Markdown.
+pub fn reference() -> String {
+    let gpt2 = Config::default();
+    let deepseek = ModelConfig::DeepSeek(Default::default());
+    let deepseek = Config { model: deepseek, moe: Some(MoeConfig::default()), ..Config::default() };
+    let block = |heading: &str, yaml: &str| format!("## {heading}\n\n```yaml\n{yaml}```\n");
+    let of_gpt2 = sections(&gpt2).into_iter().filter(|(name, _)| name == "model");
+    let gpt2 = of_gpt2.map(|(name, yaml)| block(&format!("`{name}` of type gpt2"), &yaml));
+    let deepseek = sections(&deepseek).into_iter().map(|(name, yaml)| match &name[..] {
+        "model" => block("`model` of type deepseek", &yaml),
+        name => block(&format!("`{name}`"), &yaml),
+    });
+    gpt2.chain(deepseek).collect::<Vec<_>>().join("\n")
+}
+
+/// Each section's name and YAML.
+fn sections(config: &Config) -> Vec<(String, String)> {
+    let Ok(Value::Mapping(values)) = yaml_serde::to_value(config) else { unreachable!("a configuration is a mapping") };
+    let model_type = config.model.type_name();
+    let defaults = check::template(model_type);
+    let (page, schema) = (Page { model_type }, schema::root());
+    let section = |(key, value): (&Value, &Value)| {
+        let name = key.as_str().expect("keys are names");
+        (name.to_string(), page.entry(0, name, value, &defaults[name], of_key(&schema, name, model_type)))
+    };
+    values.iter().map(section).collect()
+}
+
+struct Page<'a> {
+    model_type: &'a str,
+}
+
+impl Page<'_> {
+    /// A key with its comments and everything below it. `default` is filled where `value` is a section that may be null.
+    fn entry(&self, indent: usize, name: &str, value: &Value, default: &Value, schema: &Json) -> String {
+        let (margin, given_type) = (" ".repeat(indent), name == "type");
+        let mut text = String::new();
+        if let Some(about) = schema["description"].as_str().filter(|_| !given_type) {
+            text += &comment(indent, "", about);
+        }
+        let variants = if value.is_mapping() { vec![] } else { variants(schema) };
+        let width = variants.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        for (name, about) in &variants {
+            text += &comment(indent, &format!("  {name:<width$}  "), about);
+        }
+        if let Value::Mapping(values) = value {
+            return text + &format!("{margin}{name}:\n") + &self.entries(indent + 2, values, default, schema);
+        }
+        let line = format!("{margin}{name}: {}", scalar(value));
+        let (may_be, section) = (words(schema, &variants), default.as_mapping());
+        let default = match (given_type, section) {
+            (true, _) => "; to be given".into(),
+            (false, None) if default != value => format!("; default {}", scalar(default)),
+            _ => String::new(),
+        };
+        text += &format!("{line:<BESIDE$} # {may_be}{default}\n");
+        // Experts are no GPT-2's.
+        if let Some(section) = section.filter(|_| name != "moe" || self.model_type != ModelConfig::TYPES[0]) {
+            let inner = self.entries(2, section, &Value::Mapping(section.clone()), schema);
+            text += &inner.lines().map(|line| format!("{margin}# {line}\n")).collect::<String>();
+        }
+        text
+    }
+
+    fn entries(&self, indent: usize, values: &Mapping, defaults: &Value, schema: &Json) -> String {
+        let entry = |(key, value): (&Value, &Value)| {
+            let name = key.as_str().expect("keys are names");
+            self.entry(indent, name, value, &defaults[name], of_key(schema, name, self.model_type))
+        };
+        values.iter().map(entry).collect()
+    }
+}
+
+/// What a value may be.
+fn words(schema: &Json, variants: &[(&str, &str)]) -> String {
+    if !variants.is_empty() {
+        return variants.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|");
+    }
+    let word = |name| match name {
+        "integer" => "whole number",
+        "boolean" => "true|false",
+        "string" => "text",
+        "object" => "a section",
+        other => other,
+    };
+    types(schema).into_iter().map(word).collect::<Vec<_>>().join(" or ")
+}
+
+/// A value in a line of YAML.
+fn scalar(value: &Value) -> String {
+    let yaml = yaml_serde::to_string(value).expect("a value is YAML");
+    match value {
+        Value::String(text) if text.contains('\n') => serde_json::to_string(text).expect("a text is JSON"),
+        _ => yaml.trim_end().into(),
+    }
+}
+
+/// A text as comments, its lines joined and broken anew; the first begins with `head`, the others below its end.
+fn comment(indent: usize, head: &str, text: &str) -> String {
+    let margin = format!("{:indent$}# ", "");
+    let (mut lines, mut line) = (String::new(), format!("{margin}{head}"));
+    let mut is_empty = true;
+    for word in text.split_whitespace() {
+        if !is_empty && line.len() + 1 + word.len() > WIDTH {
+            lines += &(line + "\n");
+            (line, is_empty) = (format!("{margin}{:1$}", "", head.len()), true);
+        }
+        line += if is_empty { "" } else { " " };
+        line += word;
+        is_empty = false;
+    }
+    lines + &line + "\n"
+}

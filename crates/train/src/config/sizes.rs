@@ -1,0 +1,118 @@
+//! Products of a configuration's sizes, in floats, which do not overflow.
+
+use super::validate::require;
+use super::{Config, ConfigError, ModelConfig};
+
+/// Parameters of a model, numbers of a tensor and tokens of a run are fewer: no machines have memory for more, and whoever multiplies
+/// sizes that have been validated gets no overflow.
+const MOST: f64 = (1u64 << 53) as f64;
+
+/// A key and its value.
+type Size = (&'static str, usize);
+
+impl Config {
+    /// Refuses sizes that are too large together, naming the largest.
+    pub(super) fn validate_sizes(&self) -> Result<(), ConfigError> {
+        let (shape, parameters) = self.shape();
+        require(parameters <= MOST, || {
+            let (key, value) = largest(&shape);
+            format!("{key} is {value}, which makes a model of {parameters:.1e} parameters: lower it")
+        })?;
+
+        let train = &self.train;
+        let (batch, seq_len) = (("train.global_batch_size", train.global_batch_size), ("train.seq_len", train.seq_len));
+        let run = [("train.steps", train.steps), batch, seq_len];
+        let tokens = product(&run);
+        require(tokens <= MOST, || {
+            let (key, value) = largest(&run);
+            format!("{key} is {value}, which makes a run of {tokens:.1e} tokens: lower it")
+        })?;
+
+        let share = train.global_batch_size / self.parallel.data_parallel_size();
+        let micro = match train.micro_batch_size {
+            Some(micro) if micro < share => ("train.micro_batch_size", micro),
+            _ => ("train.global_batch_size", share),
+        };
+        let tensors = self.activations().into_iter().map(|width| [&[micro, seq_len][..], &width].concat());
+        let worst = tensors.max_by(|a, b| product(a).total_cmp(&product(b))).expect("a model has a vocabulary");
+        require(product(&worst) <= MOST, || {
+            let sizes: Vec<String> = worst.iter().map(|(key, value)| format!("{key} {value}")).collect();
+            format!("{} make a tensor of {:.1e} numbers: lower one of them", sizes.join(" x "), product(&worst))
+        })
+    }
+
+    /// The sizes of the model's matrices, and its parameters.
+    pub(super) fn shape(&self) -> (Vec<Size>, f64) {
+        match &self.model {
+            ModelConfig::Gpt2(shape) => (
+                vec![
+                    ("model.vocab_size", shape.vocab_size),
+                    ("model.n_positions", shape.n_positions),
+                    ("model.n_embd", shape.n_embd),
+                    ("model.n_inner", shape.n_inner.unwrap_or(0)),
+                ],
+                shape.parameters(),
+            ),
+            ModelConfig::DeepSeek(shape) => {
+                let moe = self.moe.clone().unwrap_or_default();
+                (
+                    vec![
+                        ("model.vocab_size", shape.vocab_size),
+                        ("model.hidden_size", shape.hidden_size),
+                        ("model.intermediate_size", shape.intermediate_size),
+                        ("model.num_attention_heads", shape.num_attention_heads),
+                        ("model.q_lora_rank", shape.q_lora_rank.unwrap_or(0)),
+                        ("model.kv_lora_rank", shape.kv_lora_rank),
+                        ("model.qk_nope_head_dim", shape.qk_nope_head_dim),
+                        ("model.v_head_dim", shape.v_head_dim),
+                        ("moe.num_experts", moe.num_experts),
+                        ("moe.moe_intermediate_size", moe.moe_intermediate_size),
+                        ("moe.n_shared_experts", moe.n_shared_experts),
+                    ],
+                    shape.parameters(&moe),
+                )
+            }
+        }
+    }
+
+    /// What a token has in the largest tensors of a forward: the sizes to be multiplied for each.
+    fn activations(&self) -> Vec<Vec<Size>> {
+        let context = ("train.seq_len", self.train.seq_len);
+        // A vocabulary that is not known yet is hardly larger.
+        let vocab = ("model.vocab_size", if self.model.vocab_size() == 0 { 1 << 20 } else { self.model.vocab_size() });
+        match &self.model {
+            ModelConfig::Gpt2(shape) => vec![
+                vec![vocab],
+                vec![("model.n_head", shape.n_head), context],
+                vec![("3 x model.n_embd", shape.n_embd.saturating_mul(3))],
+                vec![("model.n_inner", shape.n_inner.unwrap_or(shape.n_embd.saturating_mul(4)))],
+            ],
+            ModelConfig::DeepSeek(shape) => {
+                let moe = self.moe.clone().unwrap_or_default();
+                let (heads, top_k) =
+                    (("model.num_attention_heads", shape.num_attention_heads), ("moe.top_k", moe.top_k));
+                let width = ("moe.moe_intermediate_size", moe.moe_intermediate_size);
+                vec![
+                    vec![vocab],
+                    vec![heads, context],
+                    vec![heads, ("model.qk_nope_head_dim", shape.qk_nope_head_dim)],
+                    vec![heads, ("model.qk_rope_head_dim", shape.qk_rope_head_dim)],
+                    vec![heads, ("model.v_head_dim", shape.v_head_dim)],
+                    vec![("model.intermediate_size", shape.intermediate_size)],
+                    vec![top_k, ("model.hidden_size", shape.hidden_size)],
+                    vec![top_k, width],
+                    vec![("moe.n_shared_experts", moe.n_shared_experts), width],
+                    vec![("moe.num_experts", moe.num_experts)],
+                ]
+            }
+        }
+    }
+}
+
+fn product(sizes: &[Size]) -> f64 {
+    sizes.iter().map(|(_, value)| *value as f64).product()
+}
+
+fn largest(sizes: &[Size]) -> Size {
+    *sizes.iter().max_by_key(|(_, value)| *value).expect("there are sizes")
+}
