@@ -223,6 +223,7 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         config.model.vocab_size(),
     ));
     devices.sharing().into_iter().for_each(|line| progress.say(&line));
+    config.warnings().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
     if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, .. }) = &job.resume {
         let (path, ranks) = (path.display(), count(*world_size, "rank"));
         progress.say(&format!("going on after step {step} from {path}, of {ranks} with {strategy}"));

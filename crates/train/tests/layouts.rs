@@ -249,7 +249,13 @@ fn every_layout_has_the_losses_of_one_rank(model: &[&str], rows: &[Row]) {
 fn train(args: &[&str], steps: usize) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();
     let steps_arg = format!("--steps={steps}");
-    let short = [&steps_arg, "--set=train.val_batches=1", "--set=train.sample_tokens=0", "--out=run"];
+    let short = [
+        &steps_arg,
+        "--set=train.val_every=0",
+        "--set=train.val_batches=1",
+        "--set=train.sample_tokens=0",
+        "--out=run",
+    ];
     succeed(folder.path(), &[args, &short].concat());
     let metrics = metrics(&folder.path().join("run"));
     assert_eq!(COMPARED.map(|(key, _)| values(&metrics, key).len()), [steps, steps, 1]);
