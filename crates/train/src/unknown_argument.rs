@@ -21,10 +21,11 @@ pub(crate) fn explain(mut error: Error, command: &Command, args: &[String]) -> E
         (None, Some(given)) if command.find_subcommand(&given).is_none() => (given.clone(), stray(&given, args)),
         _ => return error,
     };
-    if let Some(tip) = tip {
+    if tip.is_some() || error.kind() == ErrorKind::ArgumentConflict {
         error = Error::new(ErrorKind::UnknownArgument).with_cmd(command);
         error.insert(ContextKind::InvalidArg, ContextValue::String(given));
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![format!("did you mean {tip}?").into()]));
+        let tip = tip.map(|tip| format!("did you mean {tip}?").into());
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tip.into_iter().collect()));
     }
     error
 }

@@ -146,6 +146,7 @@ const ARGUMENTS: &[Mistake] = &[
     ),
     ("a preset as a command", &[], "deepseek", &["did you mean `--model deepseek`?"]),
     ("a preset behind flags", &[], "--gpus 2 deepseek", &["'deepseek'", "did you mean `--model deepseek`?"]),
+    ("a word behind flags", &[], "--gpus 2 quickly", &["unexpected argument 'quickly' found"]),
     ("--set without =", &[], "--model gpt2 --set optim.lr 1e-3", &["did you mean `--set optim.lr=1e-3`?"]),
     ("a flag near none", &[], "--xyzzy", &["'--xyzzy'", "Usage"]),
     ("a flag of a command", &[], "config --model gpt2 --learning_rate 1", &["did you mean `--lr 1`?"]),

@@ -79,7 +79,11 @@ pub fn write_shard(path: &Path, tensors: &[Tensor], values: &mut Values<'_>) -> 
                 Content::Zeros => unreachable!("0 fits"),
                 Content::Same { path } | Content::Transposed { path, .. } => path.clone(),
             };
-            let reason = format!("{value:e} is too large for fp16: export as fp32 or bf16");
+            let remedy = match tensor.dtype {
+                Dtype::F16 => "fp16: export as fp32 or bf16",
+                Dtype::F32 | Dtype::BF16 => "bf16: export as fp32",
+            };
+            let reason = format!("{value:e} is too large for {remedy}");
             return Err(HfError::Parameter { path, reason });
         }
         tensor.dtype.write(&values, &mut file).map_err(io)?;
