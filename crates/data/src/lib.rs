@@ -37,11 +37,12 @@ mod open;
 mod order;
 mod prepare;
 mod progress;
+mod quiet;
 mod source;
 mod tokenizer;
 mod tokens;
 
-pub use dataset::{Batch, Dataset};
+pub use dataset::{Batch, Dataset, Split};
 pub use error::DataError;
 pub use loader::Loader;
 pub use meta::{Meta, Shard};

@@ -46,12 +46,16 @@ impl Folder {
     /// # Errors
     /// If a file cannot be read or is not what its name says, or if the weights are quantised otherwise than in fp8.
     pub fn open(path: &Path) -> Result<Self, HfError> {
+        if !path.exists() {
+            return Err(HfError::NoFolder { path: path.into(), hub: on_hub(path) });
+        }
         let config = read_json(&path.join("config.json"))?;
         let mut folder =
             Self { path: path.into(), config, files: vec![], index: BTreeMap::new(), fp8_block: [128, 128] };
         folder.fp8_block = folder.read_fp8_block()?;
         let index_path = path.join("model.safetensors.index.json");
         if !index_path.exists() {
+            check_format(path)?;
             folder.add_file(path.join("model.safetensors"))?;
             return Ok(folder);
         }
@@ -217,6 +221,44 @@ impl Folder {
         self.files.push(Shard { path, map, start: size_of::<u64>() + length, header });
         Ok(self.files.len() - 1)
     }
+}
+
+/// What a path that is not there may be called on the hub, with and without its owner.
+fn on_hub(path: &Path) -> (String, String) {
+    let given = path.to_string_lossy();
+    let name = ["hf://", "https://huggingface.co/"].iter().find_map(|hub| given.strip_prefix(hub)).unwrap_or(&given);
+    match name.split('/').collect::<Vec<_>>()[..] {
+        [owner, name] if ![owner, name].iter().any(|part| part.is_empty() || part.starts_with('.')) => {
+            (format!("{owner}/{name}"), name.into())
+        }
+        // Names from before there were owners.
+        ["gpt2" | "gpt2-medium" | "gpt2-large" | "gpt2-xl"] => (format!("openai-community/{name}"), name.into()),
+        _ => ("OWNER/NAME".into(), "NAME".into()),
+    }
+}
+
+/// Refuses a folder whose weights are PyTorch's own files only.
+fn check_format(folder: &Path) -> Result<(), HfError> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let is_torch =
+        |path: &PathBuf| path.extension().is_some_and(|ending| ["bin", "pth", "pt"].iter().any(|of| ending == *of));
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> = entries.filter(is_torch).collect();
+    files.sort();
+    let Some(first) = files.first().filter(|_| !folder.join("model.safetensors").exists()) else { return Ok(()) };
+    let (dir, file) = (folder.display(), name(first));
+    let python = match files.len() {
+        1 => format!(
+            "import torch, safetensors.torch\n\
+             safetensors.torch.save_file({{k: v.clone() for k, v in torch.load(\"{dir}/{file}\", weights_only=True).items()}}, \
+             \"{dir}/model.safetensors\")"
+        ),
+        _ => format!(
+            "from transformers import AutoModelForCausalLM\n\
+             AutoModelForCausalLM.from_pretrained(\"{dir}\").save_pretrained(\"{dir}-safetensors\")"
+        ),
+    };
+    Err(HfError::PyTorch { path: folder.into(), file, python })
 }
 
 fn read_json(path: &Path) -> Result<Value, HfError> {

@@ -18,8 +18,36 @@ use std::path::PathBuf;
 /// Why a folder could not be read or written; each message names the file, and the tensor or key where there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
+    /// The folder itself is not there.
+    #[error(
+        "there is no folder {}: only files of this machine are read; a model on the Hugging Face hub is downloaded by `hf download \
+         {} --local-dir {}` (after `pip install huggingface_hub`)",
+        path.display(), hub.0, hub.1
+    )]
+    NoFolder {
+        /// What was given.
+        path: PathBuf,
+        /// What it may be called on the hub, with and without its owner.
+        hub: (String, String),
+    },
+    /// The folder has weights, but of PyTorch's own format.
+    #[error(
+        "{} has no model.safetensors but {file}, which only PyTorch reads: convert it, in Python:\n{python}",
+        path.display()
+    )]
+    PyTorch {
+        /// The folder.
+        path: PathBuf,
+        /// The file, or the first of them.
+        file: String,
+        /// What converts it.
+        python: String,
+    },
     /// A file that is missing or cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error(
+        "cannot read {}: {source}; a model's folder has config.json, and model.safetensors or its shards and their index",
+        path.display()
+    )]
     Io {
         /// The file.
         path: PathBuf,
