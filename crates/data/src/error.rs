@@ -119,8 +119,8 @@ pub enum DataError {
     TrainBpe { vocab_size: usize, problem: String },
 
     #[error(
-        "the tokens in {} were made with another tokenizer than {given}: give the text itself, or tokens of that tokenizer; a \
-         new run takes the one of the tokens if data.tokenizer is null",
+        "the tokens in {} were made with another tokenizer than {given}: give the text itself, or tokens of that tokenizer (to \
+         train anew, leave data.tokenizer out)",
         path.display()
     )]
     OtherTokenizer { path: PathBuf, given: String },

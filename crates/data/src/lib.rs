@@ -48,5 +48,5 @@ pub use loader::Loader;
 pub use meta::{Meta, Shard};
 pub use open::{OpenOptions, Prepared, open};
 pub use prepare::{PrepareOptions, prepare};
-pub use source::DEFAULT_SOURCE;
+pub use source::{DEFAULT_SOURCE, how_to_get};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerSpec};

@@ -11,6 +11,9 @@ use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec};
 use model::fill;
 use std::path::{Path, PathBuf};
 
+/// Where runs are that were given no folder.
+const RUNS: &str = "runs";
+
 /// The newest checkpoint of a run, or one that was named.
 pub(crate) struct Saved {
     pub checkpoint: Checkpoint,
@@ -22,6 +25,8 @@ pub(crate) struct Saved {
 pub enum SavedError {
     #[error(transparent)]
     Train(#[from] TrainError),
+    #[error("there is no run {}: {hint}", path.display())]
+    NoRun { path: PathBuf, hint: String },
     #[error(
         "{path} is a Hugging Face folder: make a run of it with `train import --hf {path} --out RUN`, and give that",
         path = path.display()
@@ -37,8 +42,16 @@ pub enum SavedError {
     Characters,
 }
 
-/// The checkpoint at `path`: a run's folder, or a folder `step-N`.
+/// The checkpoint at `path`: the newest of a run's folder, or a folder `step-N`.
 pub(crate) fn find(path: &Path) -> Result<PathBuf, SavedError> {
+    if !path.is_dir() {
+        let among_runs = Path::new(RUNS).join(path);
+        let hint = match among_runs.is_dir() {
+            true => format!("did you mean {}?", among_runs.display()),
+            false => format!("give a run's folder ({RUNS}/ has those without --out), or one of its checkpoints"),
+        };
+        return Err(SavedError::NoRun { path: path.into(), hint });
+    }
     match Folder::find(path) {
         Err(_) if path.join("config.json").is_file() => Err(SavedError::HuggingFace { path: path.into() }),
         found => Ok(found.map_err(TrainError::from)?),

@@ -15,8 +15,8 @@ pub fn advice(source: &str) -> String {
     how_to_get(source, "dataset").unwrap_or_else(otherwise)
 }
 
-/// How to get what `name` is elsewhere, if it is a URL, or looks like the name of a `kind`, "model" or "dataset", on the Hugging
-/// Face hub.
+/// How to get what `name` is elsewhere, if it is a URL or looks like the name of a `kind`, "model" or "dataset", on the Hugging Face
+/// hub: only files of this machine are read.
 pub fn how_to_get(name: &str, kind: &str) -> Option<String> {
     const LOCAL: &str = "only files of this machine are read";
     let on_hub = ["hf://", "https://huggingface.co/", "https://hf.co/"].iter().find_map(|hub| name.strip_prefix(hub));
@@ -25,11 +25,20 @@ pub fn how_to_get(name: &str, kind: &str) -> Option<String> {
     }
     let path = on_hub.unwrap_or(name);
     let (path, kind) = path.strip_prefix("datasets/").map_or((path, kind), |path| (path, "dataset"));
-    let (owner, rest) = path.split_once('/')?;
-    let repository = rest.split(['/', '@']).next()?;
-    if on_hub.is_none() && (repository != rest || is_path(owner, repository)) {
-        return None;
-    }
+    let (owner, repository) = match path.split_once('/') {
+        Some((owner, rest)) => {
+            let repository = rest.split(['/', '@']).next()?;
+            if on_hub.is_none() && (repository != rest || is_path(owner, repository)) {
+                return None;
+            }
+            (owner, repository)
+        }
+        // From before there were owners.
+        None if kind == "model" && ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"].contains(&path) => {
+            ("openai-community", path)
+        }
+        None => return None,
+    };
     let of_kind = if kind == "dataset" { " --repo-type dataset" } else { "" };
     Some(format!(
         "{LOCAL}; a {kind} on the Hugging Face hub is downloaded by `hf download {owner}/{repository}{of_kind} --local-dir \
@@ -75,9 +84,10 @@ mod tests {
 
     #[test]
     fn names_of_the_hub_and_urls_are_told_from_paths() {
-        let parts = |name: &str| how_to_get(name, "model");
+        let get = |name: &str| how_to_get(name, "model");
         for (name, command) in [
             ("openai-community/gpt2", "`hf download openai-community/gpt2 --local-dir gpt2`"),
+            ("gpt2", "`hf download openai-community/gpt2 --local-dir gpt2`"),
             (
                 "hf://deepseek-ai/DeepSeek-V2-Lite@main",
                 "`hf download deepseek-ai/DeepSeek-V2-Lite --local-dir DeepSeek-V2-Lite`",
@@ -88,12 +98,12 @@ mod tests {
             ),
             ("https://example.org/a.txt", "`curl -LO https://example.org/a.txt`"),
         ] {
-            let found = parts(name).unwrap();
+            let found = get(name).unwrap();
             assert!(found.starts_with("only files of this machine are read") && found.contains(command), "{found}");
         }
         // `src` is a folder beside the tests.
-        for path in ["gpt2", "data/a.txt", "./a/b", "../b", "/a/b", "a/b/c", "src/none", "a b/c", ""] {
-            assert_eq!(parts(path), None, "{path}");
+        for path in ["gpt3", "data/a.txt", "./a/b", "../b", "/a/b", "a/b/c", "src/none", "a b/c", ""] {
+            assert_eq!(get(path), None, "{path}");
         }
     }
 

@@ -46,9 +46,6 @@ impl Folder {
     /// # Errors
     /// If a file cannot be read or is not what its name says, or if the weights are quantised otherwise than in fp8.
     pub fn open(path: &Path) -> Result<Self, HfError> {
-        if !path.exists() {
-            return Err(HfError::NoFolder { path: path.into(), hub: on_hub(path) });
-        }
         let config = read_json(&path.join("config.json"))?;
         let mut folder =
             Self { path: path.into(), config, files: vec![], index: BTreeMap::new(), fp8_block: [128, 128] };
@@ -223,34 +220,20 @@ impl Folder {
     }
 }
 
-/// What a path that is not there may be called on the hub, with and without its owner.
-fn on_hub(path: &Path) -> (String, String) {
-    let given = path.to_string_lossy();
-    let name = ["hf://", "https://huggingface.co/"].iter().find_map(|hub| given.strip_prefix(hub)).unwrap_or(&given);
-    match name.split('/').collect::<Vec<_>>()[..] {
-        [owner, name] if ![owner, name].iter().any(|part| part.is_empty() || part.starts_with('.')) => {
-            (format!("{owner}/{name}"), name.into())
-        }
-        // Names from before there were owners.
-        ["gpt2" | "gpt2-medium" | "gpt2-large" | "gpt2-xl"] => (format!("openai-community/{name}"), name.into()),
-        _ => ("OWNER/NAME".into(), "NAME".into()),
-    }
-}
-
-/// Refuses a folder whose weights are PyTorch's own files only.
+/// Refuses a folder without `model.safetensors` whose weights are PyTorch's own files.
 fn check_format(folder: &Path) -> Result<(), HfError> {
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let is_torch =
-        |path: &PathBuf| path.extension().is_some_and(|ending| ["bin", "pth", "pt"].iter().any(|of| ending == *of));
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut files: Vec<PathBuf> = entries.filter(is_torch).collect();
+        |path: &Path| path.extension().is_some_and(|of| ["bin", "pth", "pt"].iter().any(|ending| of == *ending));
+    let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let names = paths.filter(|path| is_torch(path)).filter_map(|path| Some(path.file_name()?.to_str()?.to_string()));
+    let mut files: Vec<String> = names.collect();
     files.sort();
-    let Some(first) = files.first().filter(|_| !folder.join("model.safetensors").exists()) else { return Ok(()) };
-    let (dir, file) = (folder.display(), name(first));
+    let Some(file) = files.first().filter(|_| !folder.join("model.safetensors").exists()) else { return Ok(()) };
+    let dir = folder.display();
     let python = match files.len() {
         1 => format!(
-            "import torch, safetensors.torch\n\
-             safetensors.torch.save_file({{k: v.clone() for k, v in torch.load(\"{dir}/{file}\", weights_only=True).items()}}, \
+            "import torch, safetensors.torch as s\n\
+             s.save_file({{k: v.contiguous().clone() for k, v in torch.load(\"{dir}/{file}\", weights_only=True).items()}}, \
              \"{dir}/model.safetensors\")"
         ),
         _ => format!(
@@ -258,7 +241,7 @@ fn check_format(folder: &Path) -> Result<(), HfError> {
              AutoModelForCausalLM.from_pretrained(\"{dir}\").save_pretrained(\"{dir}-safetensors\")"
         ),
     };
-    Err(HfError::PyTorch { path: folder.into(), file, python })
+    Err(HfError::PyTorch { path: folder.into(), file: file.clone(), python })
 }
 
 fn read_json(path: &Path) -> Result<Value, HfError> {

@@ -18,18 +18,6 @@ use std::path::PathBuf;
 /// Why a folder could not be read or written; each message names the file, and the tensor or key where there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
-    /// The folder itself is not there.
-    #[error(
-        "there is no folder {}: only files of this machine are read; a model on the Hugging Face hub is downloaded by `hf download \
-         {} --local-dir {}` (after `pip install huggingface_hub`)",
-        path.display(), hub.0, hub.1
-    )]
-    NoFolder {
-        /// What was given.
-        path: PathBuf,
-        /// What it may be called on the hub, with and without its owner.
-        hub: (String, String),
-    },
     /// The folder has weights, but of PyTorch's own format.
     #[error(
         "{} has no model.safetensors but {file}, which only PyTorch reads: convert it, in Python:\n{python}",

@@ -7,7 +7,7 @@ use crate::trainer::TrainError;
 use crate::units::Batch;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
-use data::{DataError, Decoder, OpenOptions, Split, Tokenizer, TokenizerSpec};
+use data::{DataError, Dataset, Decoder, OpenOptions, Split, Tokenizer, TokenizerSpec};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::f64::consts::LN_2;
 use std::io;
@@ -34,10 +34,10 @@ pub struct EvalArgs {
     #[arg(long, value_name = "T")]
     tokenizer: Option<TokenizerSpec>,
     /// Tokens of a sequence; those of training if not given
-    #[arg(long, value_name = "N", value_parser = at_least_1)]
+    #[arg(long, value_name = "N", value_parser = at_least_1, allow_negative_numbers = true)]
     seq_len: Option<usize>,
     /// Sequences computed at once
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_1)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_1, allow_negative_numbers = true)]
     batch: usize,
 }
 
@@ -108,12 +108,33 @@ fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
             count(dataset.val_tokens() as usize, "token")
         )));
     }
+    let bytes = prepared.tokenizer.as_ref().map(TextBytes::new);
+    let (nats, bytes) = measure(saved, &dataset, seq_len, args.batch, bytes)?;
+    let predicted = windows * seq_len;
+    let loss = nats / predicted as f64;
+    say(&format!("{what}: {} predicted, in windows of {seq_len}", count(predicted, "token")));
+    say(&format!("loss {loss:.4} nats per token"));
+    say(&format!("perplexity {:.3}", loss.exp()));
+    if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
+        say(&format!("bits per byte {:.4}", nats / LN_2 / bytes as f64));
+    }
+    Ok(())
+}
+
+/// The cross entropy of all windows together, in nats, and the bytes of text that were predicted.
+fn measure(
+    saved: &Saved,
+    dataset: &Dataset,
+    seq_len: usize,
+    batch: usize,
+    mut bytes: Option<TextBytes>,
+) -> Result<(f64, Option<usize>), TrainError> {
     let device = Device::flex();
-    let model = saved.model(&device)?;
+    let (model, windows) = (saved.model(&device)?, dataset.val_windows(seq_len));
     let bar = progress(windows as u64);
-    let (mut nats, mut bytes) = (0.0, prepared.tokenizer.as_ref().map(TextBytes::new));
-    for first in (0..windows).step_by(args.batch) {
-        let window = dataset.val_batch(first..windows.min(first + args.batch), seq_len);
+    let mut nats = 0.0;
+    for first in (0..windows).step_by(batch) {
+        let window = dataset.val_batch(first..windows.min(first + batch), seq_len);
         let sequences = window.sequences;
         bytes.iter_mut().for_each(|bytes| bytes.add(&window.targets));
         let window = Batch::new(window, None, &saved.config.model, &device)?;
@@ -122,15 +143,7 @@ fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
         bar.inc(sequences as u64);
     }
     bar.finish_and_clear();
-    let predicted = windows * seq_len;
-    let loss = nats / predicted as f64;
-    say(&format!("{what}: {} predicted, in windows of {seq_len}", count(predicted, "token")));
-    say(&format!("loss {loss:.4} nats per token"));
-    say(&format!("perplexity {:.3}", loss.exp()));
-    if let Some(bytes) = bytes.map(TextBytes::finish).filter(|bytes| *bytes > 0) {
-        say(&format!("bits per byte {:.4}", nats / LN_2 / bytes as f64));
-    }
-    Ok(())
+    Ok((nats, bytes.map(TextBytes::finish)))
 }
 
 /// Whether both name the same data.

@@ -24,13 +24,13 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
     /// Tokens to add to each prompt
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = at_least_1)]
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = at_least_1, allow_negative_numbers = true)]
     tokens: usize,
     /// Divides the logits; 0 takes the most likely token each time
     #[arg(long, value_name = "X", default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f64,
     /// Draw from the K most likely tokens only
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Draw from the most likely tokens that have this probability together
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -39,7 +39,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "T")]
     tokenizer: Option<TokenizerSpec>,
     /// Seed of the draws
-    #[arg(long, value_name = "N", default_value_t = 1337)]
+    #[arg(long, value_name = "N", default_value_t = 1337, allow_negative_numbers = true)]
     seed: u64,
 }
 

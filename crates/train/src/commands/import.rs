@@ -1,5 +1,5 @@
 use crate::cli::say;
-use crate::commands::{NotNew, check_new, count, human_count};
+use crate::commands::{HfFolderError, NotNew, check_new, count, human_count, open_hf};
 use crate::config::{Config, LrSchedule, ModelConfig, OptimConfig};
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::trainer::TrainError;
@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, write_rank};
 use clap::Args;
 use data::TokenizerSpec;
-use model::hf::{Folder, HfError, Pretrained};
+use model::hf::{HfError, Pretrained};
 use std::fs;
 use std::path::PathBuf;
 
@@ -29,6 +29,8 @@ pub enum ImportError {
     #[error(transparent)]
     NotNew(#[from] NotNew),
     #[error(transparent)]
+    Folder(#[from] HfFolderError),
+    #[error(transparent)]
     Hf(#[from] HfError),
     #[error(transparent)]
     Train(#[from] TrainError),
@@ -38,7 +40,7 @@ pub enum ImportError {
 
 pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     check_new(&args.out)?;
-    let folder = Folder::open(&args.hf)?;
+    let folder = open_hf(&args.hf)?;
     let run = RunFolder::at(&args.out);
     let mut config = for_fine_tuning();
     let mut pieces = Pieces::default();

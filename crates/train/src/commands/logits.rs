@@ -1,8 +1,9 @@
 use crate::cli::say;
+use crate::commands::{HfFolderError, open_hf};
 use crate::whole_file::write_safetensors;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Args;
-use model::hf::{Folder, HfError, Pretrained};
+use model::hf::{HfError, Pretrained};
 use safetensors::tensor::{Dtype, TensorView};
 use std::fs;
 use std::io;
@@ -26,6 +27,8 @@ pub struct LogitsArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum LogitsError {
     #[error(transparent)]
+    Folder(#[from] HfFolderError),
+    #[error(transparent)]
     Hf(#[from] HfError),
     #[error("--tokens: {0}")]
     Tokens(String),
@@ -37,7 +40,7 @@ pub fn run(args: &LogitsArgs) -> Result<(), LogitsError> {
     let device = Device::flex();
     let sequences = parse(&args.tokens)?;
     check_out(&args.out).map_err(|source| LogitsError::Write { path: args.out.clone(), source })?;
-    let model = Pretrained::load(&Folder::open(&args.hf)?, &device)?;
+    let model = Pretrained::load(&open_hf(&args.hf)?, &device)?;
     let (b, t, vocab) = (sequences.len(), sequences[0].len(), model.vocab_size());
     if t > model.context() {
         return Err(LogitsError::Tokens(format!(

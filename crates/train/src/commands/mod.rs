@@ -10,6 +10,7 @@ pub mod prepare;
 pub mod report;
 
 use crate::trainer::human;
+use model::hf::{Folder, HfError};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -45,4 +46,23 @@ pub struct NotNew(PathBuf);
 fn check_new(folder: &Path) -> Result<(), NotNew> {
     let empty = || fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
     if folder.exists() && !empty() { Err(NotNew(folder.into())) } else { Ok(()) }
+}
+
+/// Why a folder given with --hf is not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum HfFolderError {
+    #[error("there is no folder {}: {advice}", path.display())]
+    Missing { path: PathBuf, advice: String },
+    #[error(transparent)]
+    Hf(#[from] HfError),
+}
+
+/// Opens a folder given with --hf.
+fn open_hf(path: &Path) -> Result<Folder, HfFolderError> {
+    if path.exists() {
+        return Ok(Folder::open(path)?);
+    }
+    let elsewhere = path.to_str().and_then(|name| data::how_to_get(name, "model"));
+    let advice = elsewhere.unwrap_or_else(|| "give one with config.json and model.safetensors".into());
+    Err(HfFolderError::Missing { path: path.into(), advice })
 }

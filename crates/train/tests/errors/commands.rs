@@ -44,7 +44,10 @@ const PREPARE: &[WrongArguments] = &[
 ];
 
 const EVAL: &[WrongArguments] = &[
-    ("no such run", "eval none", &["none: there is no checkpoint", "checkpoints/step-N"]),
+    ("no such run", "eval none", &["there is no run none: give a run's folder"]),
+    ("a run without its path", "eval old", &["there is no run old: did you mean runs/old?"]),
+    ("a file for a run", "eval text.txt", &["there is no run text.txt: give a run's folder"]),
+    ("a run without a checkpoint", "eval runs/old", &["runs/old: there is no checkpoint", "checkpoints/step-N"]),
     (
         "a folder of Hugging Face's",
         "eval hf --data text.txt",
@@ -95,7 +98,7 @@ const EVAL: &[WrongArguments] = &[
 ];
 
 const GENERATE: &[WrongArguments] = &[
-    ("no such run", "generate none --prompt a", &["none: there is no checkpoint"]),
+    ("no such run", "generate none --prompt a", &["there is no run none"]),
     // Before the run is looked for.
     ("a temperature below 0", "generate none --prompt a --temperature -1", &["temperature is -1: give 0 or"]),
     ("a temperature that is no number", "generate none --temperature warm", &["'warm'", "--temperature"]),
@@ -103,6 +106,7 @@ const GENERATE: &[WrongArguments] = &[
     ("a share above 1", "generate none --prompt a --top-p 1.5", &["top_p is 1.5: give a number above 0, up to 1"]),
     ("a share below 0", "generate none --prompt a --top-p -0.5", &["top_p is -0.5"]),
     ("no tokens", "generate none --prompt a --tokens 0", &["--tokens", "give at least 1"]),
+    ("less than no tokens", "generate none --prompt a --tokens -1", &["'-1'", "--tokens", "give a whole number"]),
     ("no such prompts", "generate run --prompts none", &["cannot read none: No such file", "--prompts"]),
     ("no prompts", "generate run --prompts blank.jsonl", &["blank.jsonl has no prompts: give at least one line"]),
     ("no tokenizer", "generate blind --prompt a", &["has no tokenizer", "with --tokenizer FILE"]),
@@ -110,7 +114,7 @@ const GENERATE: &[WrongArguments] = &[
 ];
 
 const EXPORT_IMPORT_AND_INSPECT: &[WrongArguments] = &[
-    ("no such run", "export none --out e", &["none: there is no checkpoint"]),
+    ("no such run", "export none --out e", &["there is no run none"]),
     ("an export into another folder", "export none --out hf", &["hf exists and is not an empty folder", "--out"]),
     ("an export into a file", "export none --out text.txt", &["text.txt exists and is not an empty folder", "--out"]),
     ("shards of no bytes", "export run --out e --max-shard-bytes 0", &["--max-shard-bytes", "0 is not in 1.."]),
@@ -124,7 +128,8 @@ const EXPORT_IMPORT_AND_INSPECT: &[WrongArguments] = &[
     ),
     ("a model known by name", "import --hf gpt2 --out r", &["`hf download openai-community/gpt2 --local-dir gpt2`"]),
     ("a run for a model", "import --hf run --out r", &["cannot read run/config.json", "model.safetensors"]),
-    ("no such checkpoint", "inspect none", &["none: there is no checkpoint"]),
+    ("no such run", "inspect none", &["there is no run none"]),
+    ("no such checkpoint", "inspect run/checkpoints/step-9", &["there is no run run/checkpoints/step-9"]),
 ];
 
 #[test]
@@ -143,7 +148,7 @@ fn folder() -> TempDir {
     let labels =
         ["0", "\"\""].map(|label| format!(r#"{{"ctx": "a", "endings": ["b", "c"], "label": {label}}}"#)).join("\n");
     let text = "The five boxing wizards jump quickly. ".repeat(60);
-    let texts: [(&str, &[u8]); 10] = [
+    let texts: [(&str, &[u8]); 11] = [
         ("text.txt", text.as_bytes()),
         ("short.txt", b"wiz\n"),
         ("body.jsonl", b"{\"body\": \"one\"}\n"),
@@ -153,6 +158,7 @@ fn folder() -> TempDir {
         ("tokens.bin", &tokens),
         ("damaged/meta.json", b""),
         ("damaged/train-000000.bin", &tokens),
+        ("runs/old/config.yaml", b""),
         ("hf/config.json", b"{\"model_type\": \"gpt2\"}"),
     ];
     write(folder.path(), &texts);

@@ -18,11 +18,7 @@ const MODEL_FOLDER: &[SpoiltModel] = &[
         "no folder",
         "gpt2-a",
         |model| fs::remove_dir_all(model).unwrap(),
-        &[
-            "there is no folder model",
-            "only files of this machine are read",
-            "`hf download OWNER/NAME --local-dir NAME`",
-        ],
+        &["there is no folder model: give one with config.json and model.safetensors"],
     ),
     (
         "weights of PyTorch",
@@ -30,7 +26,7 @@ const MODEL_FOLDER: &[SpoiltModel] = &[
         |model| fs::rename(model.join("model.safetensors"), model.join("pytorch_model.bin")).unwrap(),
         &[
             "model has no model.safetensors but pytorch_model.bin, which only PyTorch reads",
-            "\nimport torch, safetensors.torch\n",
+            "\nimport torch, safetensors.torch as s\n",
             "torch.load(\"model/pytorch_model.bin\"",
             "\"model/model.safetensors\")",
         ],

@@ -154,7 +154,7 @@ mod tests {
             assert_eq!(question(label).unwrap_err(), expected);
         }
         let error = |line: &str| parse(line).unwrap_err();
-        assert_eq!(error(r#"{"query": "a", "endings": []}"#), "has no \"ctx\", but query, endings");
+        assert_eq!(error(r#"{"endings": [], "query": "a"}"#), "has no \"ctx\", but endings, query");
         assert_eq!(error(r#"{"ctx": "a", "endings": ["b", 3]}"#), "the ending 3 is not a text");
         assert_eq!(error(r#"{"ctx": "a", "endings": ["b"]}"#), "has no \"label\", but ctx, endings");
         assert!(error("[]").starts_with("is not a JSON object (invalid type"));
