@@ -1,4 +1,4 @@
-//! Folders and files that appear whole or not at all, and where the cache of them is.
+//! Folders that appear whole or not at all, and where the cache of them is.
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
@@ -8,7 +8,7 @@ use std::{env, fs, io, process};
 
 use crate::DataError;
 
-/// The folder of downloads and of prepared data: `$KILN_CACHE`, else `$XDG_CACHE_HOME/kiln`, else `$HOME/.cache/kiln`, else
+/// The folder of prepared data: `$KILN_CACHE`, else `$XDG_CACHE_HOME/kiln`, else `$HOME/.cache/kiln`, else
 /// one below the system's folder for temporary files.
 pub fn root() -> PathBuf {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -16,19 +16,6 @@ pub fn root() -> PathBuf {
         .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("kiln")))
         .or_else(|| set("HOME").map(|folder| folder.join(".cache").join("kiln")))
         .unwrap_or_else(|| env::temp_dir().join("kiln"))
-}
-
-/// Writes a file of the cache.
-pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
-    let failed = |source| DataError::Cache { path: path.into(), source };
-    fs::create_dir_all(parent(path)).map_err(failed)?;
-    let temporary = unique(path);
-    let written =
-        fs::write(&temporary, bytes).and_then(|()| sync(&temporary)).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        _ = fs::remove_file(&temporary);
-    }
-    written.map_err(failed)
 }
 
 /// A folder under a temporary name, which is deleted if it is not published.

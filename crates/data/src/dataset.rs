@@ -9,6 +9,17 @@ use crate::tokens::Tokens;
 /// The validation split is at most this long unless a share is given.
 const MAX_VAL_TOKENS: u64 = 10_000_000;
 
+/// Some of a dataset's tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Split {
+    /// Those that train.
+    Train,
+    /// Those that validate.
+    Val,
+    /// All of them: those that train, then those that validate.
+    All,
+}
+
 /// Two streams of tokens: one trains, one validates.
 #[derive(Debug, Clone)]
 pub struct Dataset {
@@ -60,6 +71,17 @@ impl Dataset {
     /// The dataset of two streams.
     pub(crate) fn pair(train: Tokens, val: Tokens) -> Self {
         Self { train, val }
+    }
+
+    /// The tokens of `split`, all of which validate: to evaluate a model on them.
+    pub fn only(&self, split: Split) -> Self {
+        let Self { train, val } = self.clone();
+        let val = match split {
+            Split::Train => train,
+            Split::Val => val,
+            Split::All => train.then(val),
+        };
+        Self { train: Tokens::from_vec(vec![]), val }
     }
 
     /// Whether both splits have room for a sequence.
@@ -236,6 +258,17 @@ mod tests {
     }
 
     #[test]
+    fn one_split_or_all_of_them_is_evaluated_in_order() {
+        let data = counting(100, 4);
+        for (split, tokens) in [(Split::Train, 0..90), (Split::Val, 90..100), (Split::All, 0..100)] {
+            let only = data.only(split);
+            assert_eq!((only.train_tokens(), only.val_tokens()), (0, tokens.len() as u64));
+            let batch = only.val_batch(only.val_indices(0, 1), 1);
+            assert!(batch.targets.into_iter().eq(tokens.skip(1)), "{split:?}");
+        }
+    }
+
+    #[test]
     fn a_split_of_a_single_window_trains() {
         let data = counting(20, 1); // 18 training tokens
         assert_eq!(data.epoch_sequences(17), 1);
@@ -261,8 +294,8 @@ mod tests {
         let error = |tokens, seq_len| Dataset::new(vec![0; tokens], seq_len).unwrap_err().to_string();
         assert_eq!(
             error(109, 16),
-            "the validation split has 11 tokens and needs at least seq_len + 1 = 17 (109 tokens in all): give a longer \
-             text with --data FILE, or lower seq_len"
+            "the validation split has 11 tokens and needs at least seq_len + 1 = 17 (109 in all): give a longer \
+             text, or lower train.seq_len"
         );
         assert!(error(10, 16).starts_with("the training split has 9 tokens"));
         assert_eq!(Dataset::new(vec![0; 109], 10).unwrap().val_tokens(), 11);

@@ -3,17 +3,21 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// What to do where the text is in another field.
+const NAME_THE_FIELD: &str = "name the one that holds the text as data.text_field (--text-field NAME of `train prepare` and \
+                              `train eval`, --set data.text_field=NAME in training)";
+
 /// Why a run has no data: each message names the file, crate or value, and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum DataError {
-    #[error(
-        "data {} does not exist: check the path given with --data, or leave it out to train on rust-crates",
-        path.display()
-    )]
-    Missing { path: PathBuf },
+    #[error("no data is named, and a run that was imported has none yet: give a text or tokens with --data SRC")]
+    NoSource,
 
-    #[error("cannot read {}: {source}; check its permissions, or give other data with --data", path.display())]
+    #[error("data {} does not exist: {advice}", path.display())]
+    Missing { path: PathBuf, advice: String },
+
+    #[error("cannot read {}: {source}; check that it is there and may be read", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
 
     #[error("cannot write {}: {source}; free space, or choose another folder", path.display())]
@@ -22,15 +26,18 @@ pub enum DataError {
     #[error("cannot write {} to the cache: {source}; name a folder for it with KILN_CACHE=FOLDER", path.display())]
     Cache { path: PathBuf, source: io::Error },
 
-    #[error("data {} is empty: give a text with --data", path.display())]
+    #[error("data {} is empty: give a text", path.display())]
     Empty { path: PathBuf },
 
-    #[error("folder {} holds no text, JSONL, Parquet or .bin files: give another with --data", path.display())]
+    #[error(
+        "folder {} holds no text, JSONL, Parquet or .bin files: give one that does, or name a file itself",
+        path.display()
+    )]
     NoFiles { path: PathBuf },
 
     #[error(
         "data file {} is not UTF-8 text (first bad byte at offset {offset}): convert it (iconv -f ENCODING -t UTF-8), \
-         or give another text with --data FILE",
+         or give another text",
         path.display()
     )]
     NotUtf8 { path: PathBuf, offset: u64 },
@@ -44,7 +51,10 @@ pub enum DataError {
     #[error("{} is not a Parquet file that can be read ({problem}): copy or write it again", path.display())]
     Parquet { path: PathBuf, problem: String },
 
-    #[error("{} has no column {field:?} of strings, but {columns}: name one with data.text_field", path.display())]
+    #[error("{}, line {line}: has no field {field:?}, but {fields}: {NAME_THE_FIELD}", path.display())]
+    JsonField { path: PathBuf, line: u64, field: String, fields: String },
+
+    #[error("{} has no column {field:?} of strings, but {columns}: {NAME_THE_FIELD}", path.display())]
     ParquetColumn { path: PathBuf, field: String, columns: String },
 
     #[error("{}, row {row}: the text in column {field:?} is not UTF-8: write it again as UTF-8", path.display())]
@@ -72,34 +82,20 @@ pub enum DataError {
     #[error("{} exists and is not empty: name a new folder, or delete this one", path.display())]
     Exists { path: PathBuf },
 
-    #[error("{} holds tokens already: give text to prepare", path.display())]
+    #[error("{} holds tokens already: train on them as they are, or give text to prepare", path.display())]
     AlreadyTokens { path: PathBuf },
 
-    #[error("data.val_fraction is {value}: give a share above 0 and at most 1, such as 0.1 for a tenth")]
+    #[error("val_fraction is {value}: give a share above 0 and at most 1, such as 0.1 for a tenth")]
     ValFraction { value: f64 },
 
     #[error(
-        "crate {name} {version} of the corpus rust-crates is not in {}: run cargo fetch, or give a text \
-         with --data FILE",
+        "crate {name} {version} of the corpus rust-crates is not in {}: run cargo fetch, or give a text",
         folder.display()
     )]
     MissingCrate { name: String, version: String, folder: PathBuf },
 
-    #[error("crate {name} of the corpus rust-crates is not in Cargo.lock: give a text with --data FILE")]
+    #[error("crate {name} of the corpus rust-crates is not in Cargo.lock: give a text")]
     NotLocked { name: String },
-
-    #[error(
-        "cannot download {url} ({problem}): download it elsewhere and put it at {}, or give it with --data FILE",
-        path.display()
-    )]
-    Download { url: &'static str, path: PathBuf, problem: String },
-
-    #[error(
-        "{} has the SHA-256 {found}, not the {expected} of {url}: delete it to download it again, or give it with \
-         --data FILE if it is meant",
-        path.display()
-    )]
-    Checksum { url: &'static str, path: PathBuf, found: String, expected: &'static str },
 
     #[error(
         "character {char:?} at byte {offset} is not one of the {vocab_size} characters of the training text: leave it \
@@ -108,7 +104,7 @@ pub enum DataError {
     UnknownChar { char: char, offset: usize, vocab_size: usize },
 
     #[error("no tokenizer at {}: {problem}", path.display())]
-    NoTokenizer { path: PathBuf, problem: &'static str },
+    NoTokenizer { path: PathBuf, problem: String },
 
     #[error("tokenizer {}: {problem}; save or download it again", path.display())]
     Tokenizer { path: PathBuf, problem: String },
@@ -123,15 +119,16 @@ pub enum DataError {
     TrainBpe { vocab_size: usize, problem: String },
 
     #[error(
-        "the tokens in {} were made with another tokenizer than {given}: give the text or tokens of that tokenizer, or set \
-         data.tokenizer to null",
+        "the tokens in {} were made with another tokenizer than {given}: give the text itself, or tokens of that tokenizer (to \
+         train anew, leave data.tokenizer out)",
         path.display()
     )]
     OtherTokenizer { path: PathBuf, given: String },
 
     #[error(
-        "the {split} split has {found} tokens and needs at least seq_len + 1 = {needed} ({total} tokens in all): give \
-         a longer text with --data FILE, or lower seq_len"
+        "the {split} split has {} and needs at least seq_len + 1 = {needed} ({total} in all): give a longer text, or lower \
+         train.seq_len",
+        count(*found, "token")
     )]
     TooShort { split: &'static str, found: u64, needed: u64, total: u64 },
 }
@@ -139,14 +136,16 @@ pub enum DataError {
 impl DataError {
     /// The error of opening or reading `path`.
     pub(crate) fn read(path: &Path, source: io::Error) -> Self {
-        match source.kind() {
-            io::ErrorKind::NotFound => Self::Missing { path: path.into() },
-            _ => Self::Unreadable { path: path.into(), source },
-        }
+        Self::Unreadable { path: path.into(), source }
     }
 
     /// The error of writing `path`.
     pub(crate) fn write(path: &Path, source: io::Error) -> Self {
         Self::Unwritable { path: path.into(), source }
     }
+}
+
+/// `1 token`, `2 tokens`.
+pub(crate) fn count(number: u64, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }

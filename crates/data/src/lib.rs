@@ -37,15 +37,16 @@ mod open;
 mod order;
 mod prepare;
 mod progress;
+mod quiet;
 mod source;
 mod tokenizer;
 mod tokens;
 
-pub use dataset::{Batch, Dataset};
+pub use dataset::{Batch, Dataset, Split};
 pub use error::DataError;
 pub use loader::Loader;
 pub use meta::{Meta, Shard};
 pub use open::{OpenOptions, Prepared, open};
 pub use prepare::{PrepareOptions, prepare};
-pub use source::{DEFAULT_SOURCE, is_name};
+pub use source::{DEFAULT_SOURCE, how_to_get, is_name};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerSpec};

@@ -51,17 +51,26 @@ pub struct Shard {
     pub tokens: u64,
 }
 
+impl Shard {
+    /// The name of the file with this number.
+    pub(crate) fn name(number: usize) -> String {
+        format!("train-{number:06}.bin")
+    }
+}
+
 impl Meta {
     /// The name of the file.
     pub(crate) const FILE: &str = "meta.json";
 
-    /// Whether `folder` has a `meta.json` that looks like one of ours, whole or damaged: other programs have files of that name.
+    /// Whether `folder` has a `meta.json` of ours, whole or damaged. Other programs have files of that name, but not beside token files
+    /// that are named as ours.
     pub(crate) fn is_in(folder: &Path) -> bool {
         let path = folder.join(Self::FILE);
         let mut bytes = Vec::new();
         let read = File::open(&path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes));
         // One that cannot be read is an error of `load`.
-        path.is_file() && (read.is_err() || bytes.windows(SHARDS.len()).any(|part| part == SHARDS))
+        let ours = || read.is_err() || bytes.windows(SHARDS.len()).any(|part| part == SHARDS);
+        path.is_file() && (folder.join(Shard::name(0)).is_file() || ours())
     }
 
     /// Reads and checks the `meta.json` of `folder`.

@@ -43,6 +43,8 @@ pub struct Prepared {
     pub tokenizer: Option<Tokenizer>,
     /// What the data is, for printing.
     pub name: String,
+    /// Whether the data itself says which of its tokens validate: a folder of [`prepare`](crate::prepare), or token files for both.
+    pub has_split: bool,
     /// What is known of it; None for token files alone.
     pub meta: Option<Meta>,
 }
@@ -62,17 +64,20 @@ impl Prepared {
 /// Whatever is wrong with the source, the tokenizer, or the cache; see [`DataError`].
 pub fn open(source: &str, options: &OpenOptions) -> Result<Prepared, DataError> {
     prepare::check_fraction(options.val_fraction)?;
-    let cache = options.cache.clone().unwrap_or_else(cache::root);
-    match source::find(source, &cache)? {
-        Source::Text(text) => open_text(&text, options, &cache),
+    if source.is_empty() {
+        return Err(DataError::NoSource);
+    }
+    match source::find(source)? {
+        Source::Text(text) => open_text(&text, options),
         Source::Prepared(folder) => open_folder(&folder, options, options.tokenizer.as_ref()),
         Source::Tokens(files) => open_tokens(files, options),
     }
 }
 
-fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<Prepared, DataError> {
+fn open_text(text: &TextSource, options: &OpenOptions) -> Result<Prepared, DataError> {
     let spec = options.tokenizer.clone().unwrap_or_default();
     let tokenizer = spec.open()?;
+    let cache = options.cache.clone().unwrap_or_else(cache::root);
     let folder = cache.join("prepared").join(key(text, options, &spec, tokenizer.as_ref())?);
     if !folder.is_dir() {
         let in_cache = |error| match error {
@@ -92,7 +97,7 @@ fn open_text(text: &TextSource, options: &OpenOptions, cache: &Path) -> Result<P
     }
     let damaged = |error: DataError| DataError::DamagedCache { path: folder.clone(), problem: error.to_string() };
     // The folder keeps the name of whoever made it.
-    Ok(Prepared { name: text.name.clone(), ..open_folder(&folder, options, None).map_err(damaged)? })
+    Ok(Prepared { name: text.name.clone(), has_split: false, ..open_folder(&folder, options, None).map_err(damaged)? })
 }
 
 /// The name of the folder for a text and its tokenizer.
@@ -145,7 +150,8 @@ fn open_folder(folder: &Path, options: &OpenOptions, given: Option<&TokenizerSpe
         fraction => val_tokens(meta.tokens, fraction),
     };
     let dataset = Dataset::split(tokens, val);
-    Ok(Prepared { dataset, tokenizer: Some(tokenizer), name: folder.display().to_string(), meta: Some(meta) })
+    let name = folder.display().to_string();
+    Ok(Prepared { dataset, tokenizer: Some(tokenizer), name, has_split: true, meta: Some(meta) })
 }
 
 fn open_tokens(files: TokenFiles, options: &OpenOptions) -> Result<Prepared, DataError> {
@@ -153,16 +159,18 @@ fn open_tokens(files: TokenFiles, options: &OpenOptions) -> Result<Prepared, Dat
         None => None,
         Some(spec) => Some(spec.open()?.ok_or_else(|| DataError::NoTokenizer {
             path: (&files.name).into(),
-            problem: "token files do not say which characters they are made of: give the text, or a tokenizer.json",
+            problem:
+                "token files do not say which characters they are made of: give the text, or a tokenizer.json".into(),
         })?),
     };
     let vocab_size = tokenizer.as_ref().map(Tokenizer::vocab_size);
     let train = Tokens::map(&files.train, vocab_size)?;
+    let has_split = !files.val.is_empty();
     let dataset = if files.val.is_empty() {
         let val = val_tokens(train.len(), options.val_fraction);
         Dataset::split(train, val)
     } else {
         Dataset::pair(train, Tokens::map(&files.val, vocab_size)?)
     };
-    Ok(Prepared { dataset, tokenizer, name: files.name, meta: None })
+    Ok(Prepared { dataset, tokenizer, name: files.name, has_split, meta: None })
 }

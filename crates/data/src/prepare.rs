@@ -15,12 +15,12 @@ use std::thread;
 
 use rayon::prelude::*;
 
-use crate::cache::{self, NewFolder};
+use crate::cache::NewFolder;
 use crate::dataset::val_tokens;
 use crate::meta::VERSION;
 use crate::progress::Progress;
 use crate::source::{self, Piece, Source, TextSource};
-use crate::tokenizer::CharSet;
+use crate::tokenizer::{CharSet, check_bpe};
 use crate::tokens::ShardWriter;
 use crate::{DataError, Meta, Tokenizer, TokenizerSpec};
 
@@ -68,14 +68,19 @@ pub fn prepare(
 ) -> Result<Meta, DataError> {
     check_fraction(options.val_fraction)?;
     let exists = || DataError::Exists { path: out.into() };
-    if out.exists() {
-        fs::remove_dir(out).map_err(|_| exists())?; // only if it is empty
+    let empty = fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_none());
+    if out.exists() && !empty {
+        return Err(exists());
     }
-    let Source::Text(text) = source::find(source, &cache::root())? else {
+    options.train_bpe.map_or(Ok(()), check_bpe)?;
+    let Source::Text(text) = source::find(source)? else {
         return Err(DataError::AlreadyTokens { path: source.into() });
     };
     // What can fail at once does so before the folder is begun.
     let given = if options.train_bpe.is_none() { tokenizer.open()? } else { None };
+    if empty {
+        fs::remove_dir(out).map_err(|error| DataError::write(out, error))?;
+    }
     let folder = NewFolder::create(out, options.progress)?.ok_or_else(exists)?;
     let (name, opened) = match options.train_bpe {
         None => (tokenizer.to_string(), given),

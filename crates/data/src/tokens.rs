@@ -27,19 +27,24 @@ const LLMC_U32: [u32; 2] = [20_240_801, 7];
 /// without reading a corpus of terabytes. The others are compared batch by batch, by whoever trains on them.
 const CHECKED_TOKENS: usize = 1_000_000;
 
-/// A part of a stream of tokens that lies in several files or in memory. Cloning it shares the files.
+/// A stream of tokens that lies in several files or in memory. Cloning it shares the files.
 #[derive(Debug, Clone)]
 pub struct Tokens {
-    files: Arc<Vec<Part>>,
-    range: Range<u64>,
+    parts: Vec<Part>,
 }
 
-/// One file, and where in the stream it starts.
-#[derive(Debug)]
+/// A part of one file, and where in the stream it starts.
+#[derive(Debug, Clone)]
 struct Part {
     start: u64,
-    len: u64,
-    bytes: Bytes,
+    file: Arc<Bytes>,
+    range: Range<usize>,
+}
+
+impl Part {
+    fn end(&self) -> u64 {
+        self.start + self.range.len() as u64
+    }
 }
 
 #[derive(Debug)]
@@ -56,35 +61,53 @@ enum Bytes {
 impl Tokens {
     /// Tokens in memory.
     pub fn from_vec(tokens: Vec<u32>) -> Self {
-        let len = tokens.len() as u64;
-        Self { files: Arc::new(vec![Part { start: 0, len, bytes: Bytes::Memory(tokens) }]), range: 0..len }
+        Self::of_files([Bytes::Memory(tokens)])
     }
 
     /// The tokens of `paths` one after the other; the first of each file are below `vocab_size` if that is known.
     pub fn map(paths: &[PathBuf], vocab_size: Option<usize>) -> Result<Self, DataError> {
-        let (mut files, mut total) = (Vec::new(), 0);
-        for path in paths {
+        let open = |path: &PathBuf| {
             let bytes = map_file(path)?;
-            let len = bytes.len() as u64;
-            if let Some(vocab_size) = vocab_size {
-                bytes.check(path, vocab_size)?;
-            }
-            files.push(Part { start: total, len, bytes });
-            total += len;
-        }
-        Ok(Self { files: Arc::new(files), range: 0..total })
+            vocab_size.map_or(Ok(()), |vocab_size| bytes.check(path, vocab_size))?;
+            Ok(bytes)
+        };
+        Ok(Self::of_files(paths.iter().map(open).collect::<Result<Vec<_>, DataError>>()?))
+    }
+
+    fn of_files(files: impl IntoIterator<Item = Bytes>) -> Self {
+        let parts = files.into_iter().map(|file| (0..file.len(), Arc::new(file)));
+        Self::of_parts(parts)
+    }
+
+    fn of_parts(parts: impl IntoIterator<Item = (Range<usize>, Arc<Bytes>)>) -> Self {
+        let mut start = 0;
+        let place = |(range, file): (Range<usize>, _)| {
+            let part = Part { start, file, range };
+            start = part.end();
+            part
+        };
+        Self { parts: parts.into_iter().map(place).collect() }
     }
 
     /// Number of tokens.
     pub fn len(&self) -> u64 {
-        self.range.end - self.range.start
+        self.parts.last().map_or(0, Part::end)
     }
 
     /// The tokens before and from `at` on.
     pub fn split(self, at: u64) -> (Self, Self) {
-        let middle = self.range.start + at.min(self.len());
-        let before = Self { files: self.files.clone(), range: self.range.start..middle };
-        (before, Self { range: middle..self.range.end, files: self.files })
+        let [mut before, mut after] = [vec![], vec![]];
+        for Part { start, file, range } in self.parts {
+            let middle = range.start + (at.saturating_sub(start) as usize).min(range.len());
+            before.push((range.start..middle, file.clone()));
+            after.push((middle..range.end, file));
+        }
+        (Self::of_parts(before), Self::of_parts(after))
+    }
+
+    /// These tokens, then those of `other`.
+    pub fn then(self, other: Self) -> Self {
+        Self::of_parts(self.parts.into_iter().chain(other.parts).map(|part| (part.range, part.file)))
     }
 
     /// Appends tokens `range` to `out`; a token above `i32::MAX` becomes that.
@@ -93,14 +116,10 @@ impl Tokens {
     /// If the range does not lie in the stream.
     pub fn read(&self, range: Range<u64>, out: &mut Vec<i32>) {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} tokens", self.len());
-        let (mut at, end) = (self.range.start + range.start, self.range.start + range.end);
-        let mut file = self.files.partition_point(|part| part.start + part.len <= at);
-        while at < end {
-            let part = &self.files[file];
-            let last = end.min(part.start + part.len);
-            part.bytes.read((at - part.start) as usize..(last - part.start) as usize, out);
-            at = last;
-            file += 1;
+        let first = self.parts.partition_point(|part| part.end() <= range.start);
+        for part in self.parts[first..].iter().take_while(|part| part.start < range.end) {
+            let at = |token: u64| part.range.start + (token - part.start) as usize;
+            part.file.read(at(range.start.max(part.start))..at(range.end.min(part.end())), out);
         }
     }
 }
@@ -228,7 +247,7 @@ impl ShardWriter {
     }
 
     fn start(&mut self) -> Result<(), DataError> {
-        let name = format!("train-{:06}.bin", self.shards.len());
+        let name = Shard::name(self.shards.len());
         let path = self.folder.join(&name);
         let failed = |error| DataError::write(&path, error);
         let mut file = BufWriter::with_capacity(1 << 20, File::create_new(&path).map_err(failed)?);
@@ -269,12 +288,15 @@ mod tests {
             tokens.chunks(17).for_each(|chunk| writer.write(chunk).unwrap());
             let shards = writer.finish().unwrap();
             let paths: Vec<_> = shards.iter().map(|shard| folder.path().join(&shard.file)).collect();
+            let read = |tokens: &Tokens| {
+                let mut read = Vec::new();
+                tokens.read(0..tokens.len(), &mut read);
+                read
+            };
             let (before, after) = Tokens::map(&paths, Some(vocab_size)).unwrap().split(at);
-            let mut read = Vec::new();
-            before.read(0..before.len(), &mut read);
-            after.read(0..after.len(), &mut read);
             let expected: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
-            prop_assert_eq!(read, expected);
+            prop_assert_eq!([read(&before), read(&after)].concat(), &expected[..]);
+            prop_assert_eq!(read(&before.then(after)), expected);
         }
     }
 

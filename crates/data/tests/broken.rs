@@ -149,7 +149,7 @@ fn the_files_are_read_when_they_are_whole() {
     let path = folder.path().join("a.parquet");
     let options = OpenOptions { text_field: "n".into(), ..OpenOptions::default() };
     let message = open(path.to_str().unwrap(), &options).unwrap_err().to_string();
-    assert!(message.contains("a.parquet has no column \"n\" of strings, but text, n: name one"), "{message}");
+    assert!(message.contains("a.parquet has no column \"n\" of strings, but text, n: name the one"), "{message}");
 }
 
 proptest! {

@@ -173,7 +173,7 @@ fn token_files_are_used_as_they_are_and_checked_against_a_tokenizer() {
     assert!(with(TokenizerSpec::Char, None).contains("which characters"));
     for fraction in [0.0, -0.1, 1.5, f64::NAN] {
         let expected =
-            format!("data.val_fraction is {fraction}: give a share above 0 and at most 1, such as 0.1 for a tenth");
+            format!("val_fraction is {fraction}: give a share above 0 and at most 1, such as 0.1 for a tenth");
         assert_eq!(with(TokenizerSpec::Byte, Some(fraction)), expected);
     }
 }

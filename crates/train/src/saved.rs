@@ -7,9 +7,12 @@ use crate::trainer::TrainError;
 use crate::units::Whole;
 use burn::tensor::Device;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Kind};
-use data::Tokenizer;
+use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec};
 use model::fill;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// Where runs are that were given no folder.
+const RUNS: &str = "runs";
 
 /// The newest checkpoint of a run, or one that was named.
 pub(crate) struct Saved {
@@ -17,14 +20,56 @@ pub(crate) struct Saved {
     pub config: Config,
 }
 
+/// Why a trained model cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SavedError {
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    #[error("there is no run {}: {hint}", path.display())]
+    NoRun { path: PathBuf, hint: String },
+    #[error(
+        "{path} is a Hugging Face folder: make a run of it with `train import --hf {path} --out RUN`, and give that",
+        path = path.display()
+    )]
+    HuggingFace { path: PathBuf },
+    #[error("{} was trained with another tokenizer than {given}, and has its own: leave --tokenizer out", path.display())]
+    OtherTokenizer { path: PathBuf, given: TokenizerSpec },
+    #[error(
+        "tokenizer {given} has {found} tokens, but the model only {vocab_size}: give the one that made the tokens it was trained on"
+    )]
+    Vocabulary { given: TokenizerSpec, found: usize, vocab_size: usize },
+    #[error("--tokenizer char is known from the training text only: give a tokenizer.json")]
+    Characters,
+}
+
+/// The checkpoint at `path`: the newest of a run's folder, or a folder `step-N`.
+pub(crate) fn find(path: &Path) -> Result<PathBuf, SavedError> {
+    if !path.is_dir() {
+        let among_runs = Path::new(RUNS).join(path);
+        let hint = match among_runs.is_dir() {
+            true => format!("did you mean {}?", among_runs.display()),
+            false => format!("give a run's folder ({RUNS}/ has those without --out), or one of its checkpoints"),
+        };
+        return Err(SavedError::NoRun { path: path.into(), hint });
+    }
+    match Folder::find(path) {
+        Err(_) if path.join("config.json").is_file() => Err(SavedError::HuggingFace { path: path.into() }),
+        found => Ok(found.map_err(TrainError::from)?),
+    }
+}
+
 impl Saved {
     /// Opens a run's folder or a folder `step-N`, and checks every byte of it.
-    pub fn open(path: &Path) -> Result<Self, TrainError> {
-        let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
-        checkpoint.verify(0, 1)?;
+    pub fn open(path: &Path) -> Result<Self, SavedError> {
+        Ok(Self::read(&find(path)?)?)
+    }
+
+    fn read(path: &Path) -> Result<Self, TrainError> {
+        let checkpoint = Checkpoint::open(path)?;
         let config = Config::load(Source::File(&checkpoint.path().join(CONFIG)), &[])?;
         config.validate()?;
         checkpoint.expect(&crate::units::parameters(&config))?;
+        checkpoint.verify(0, 1)?;
         Ok(Self { checkpoint, config })
     }
 
@@ -44,16 +89,46 @@ impl Saved {
         })
     }
 
-    /// The tokenizer it was trained with.
+    /// The tokenizer it was trained with; where it has none, the one that is `given`.
     ///
     /// # Errors
-    /// If it was trained on tokens whose tokenizer it was not given.
-    pub fn tokenizer(&self) -> Result<Tokenizer, TrainError> {
+    /// If it has none and none is given, or if the one that is given is another than its own, or has tokens that the model has not.
+    pub fn tokenizer(&self, given: Option<&TokenizerSpec>) -> Result<Tokenizer, SavedError> {
         let path = self.checkpoint.path();
-        match resume::has_tokenizer(&self.checkpoint) {
-            true => Ok(Tokenizer::open(path)?),
-            false => Err(TrainError::NoTokenizer { path: path.into() }),
+        let own = resume::has_tokenizer(&self.checkpoint).then(|| Tokenizer::open(path)).transpose();
+        let own = own.map_err(TrainError::from)?;
+        let Some(spec) = given else {
+            return own.ok_or_else(|| TrainError::NoTokenizer { path: path.into() }.into());
+        };
+        let tokenizer = spec.open().map_err(TrainError::from)?.ok_or(SavedError::Characters)?;
+        let (found, vocab_size) = (tokenizer.vocab_size(), self.config.model.vocab_size());
+        if own.is_some_and(|own| !own.same_as(&tokenizer)) {
+            return Err(SavedError::OtherTokenizer { path: path.into(), given: spec.clone() });
         }
+        if found > vocab_size {
+            return Err(SavedError::Vocabulary { given: spec.clone(), found, vocab_size });
+        }
+        Ok(tokenizer)
+    }
+
+    /// Opens data for the model, with its tokenizer, or where it has none, with the one that is `given`.
+    ///
+    /// # Errors
+    /// As of [`tokenizer`](Self::tokenizer), but tokens need none.
+    pub fn open_data(
+        &self,
+        source: &str,
+        mut options: OpenOptions,
+        given: Option<&TokenizerSpec>,
+    ) -> Result<Prepared, SavedError> {
+        if given.is_some() {
+            self.tokenizer(given)?; // it is the right one
+        }
+        if given.is_none() || resume::has_tokenizer(&self.checkpoint) {
+            return Ok(resume::open_data(&self.checkpoint, source, options)?);
+        }
+        options.tokenizer = given.cloned();
+        Ok(data::open(source, &options).map_err(TrainError::from)?)
     }
 
     /// Names and bytes of the tokenizer's files; none of a run on tokens alone.

@@ -80,8 +80,8 @@ pub enum TrainError {
     Token { token: u32, vocab_size: usize },
 
     #[error(
-        "{} has no tokenizer that can be used, as a run on tokens alone has none: resume it for some more --steps with the \
-         one that made the tokens, --set data.tokenizer=FILE",
+        "{} has no tokenizer that can be used, as a run on tokens alone has none: give the one that made the tokens with \
+         --tokenizer FILE (in training with --set data.tokenizer=FILE)",
         path.display()
     )]
     NoTokenizer { path: PathBuf },

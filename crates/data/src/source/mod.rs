@@ -3,13 +3,14 @@
 mod crates;
 mod files;
 mod json_lines;
+mod missing;
 mod parquet;
 mod pieces;
 mod shakespeare;
 mod text;
 
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,6 +22,7 @@ use crate::progress::Progress;
 use files::{Format, TextFile};
 
 pub use crates::DEFAULT_SOURCE;
+pub use missing::how_to_get;
 pub use pieces::{Emit, Piece};
 
 /// The name of the tiny Shakespeare.
@@ -69,18 +71,20 @@ pub fn is_name(source: &str) -> bool {
     [DEFAULT_SOURCE, SHAKESPEARE].contains(&source)
 }
 
-/// Finds what `source` names; a download goes below `cache`.
-pub fn find(source: &str, cache: &Path) -> Result<Source, DataError> {
+/// Finds what `source` names.
+pub fn find(source: &str) -> Result<Source, DataError> {
     let path = Path::new(source);
     if source == DEFAULT_SOURCE {
         let (name, text) = crates::load()?;
         return Ok(Source::Text(TextSource::new(name, Text::Memory(text), false)));
     }
     if source == SHAKESPEARE {
-        let file = TextFile::new(shakespeare::find(cache)?);
-        return Ok(Source::Text(TextSource::new(source.into(), Text::Files(vec![file]), false)));
+        return Ok(Source::Text(TextSource::new(source.into(), Text::Memory(shakespeare::load()), false)));
     }
-    let metadata = fs::metadata(path).map_err(|error| DataError::read(path, error))?;
+    let metadata = fs::metadata(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => DataError::Missing { path: path.into(), advice: missing::advice(source) },
+        _ => DataError::read(path, error),
+    })?;
     if metadata.is_dir() {
         return find_folder(path);
     }

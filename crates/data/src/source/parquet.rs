@@ -1,7 +1,6 @@
 //! Parquet files: a row per document, in a column of strings.
 
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +11,7 @@ use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
 use super::pieces::{self, Emit};
-use crate::DataError;
+use crate::{DataError, quiet};
 
 /// Rows that are decoded at once.
 const ROWS: usize = 256;
@@ -80,8 +79,8 @@ fn find_column(path: &Path, field: &str, reader: &SerializedFileReader<File>) ->
 /// capacity out of range). A broken file is an error of its user, not of this program, so it ends as one.
 fn guard<T>(path: &Path, call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, DataError> {
     let wrong = |problem| DataError::Parquet { path: path.into(), problem };
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(result) => result.map_err(|error| wrong(error.to_string())),
-        Err(_) => Err(wrong("its numbers contradict each other".into())),
+    match quiet::catch(call) {
+        Some(result) => result.map_err(|error| wrong(error.to_string())),
+        None => Err(wrong("its numbers contradict each other".into())),
     }
 }

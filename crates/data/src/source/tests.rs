@@ -6,7 +6,7 @@ use flate2::write::GzEncoder;
 use proptest::prelude::*;
 
 fn texts(source: &Path) -> Result<Vec<String>, DataError> {
-    let Source::Text(source) = find(source.to_str().unwrap(), Path::new("/nowhere"))? else { panic!("tokens") };
+    let Source::Text(source) = find(source.to_str().unwrap())? else { panic!("tokens") };
     let (mut documents, mut open) = (Vec::new(), String::new());
     source.read("text", &mut |piece| {
         open.push_str(&piece.text);
@@ -55,7 +55,7 @@ fn the_folders_of_nanogpt_and_llmc_are_recognized() {
     for names in names {
         let folder = tempfile::tempdir().unwrap();
         names.iter().for_each(|name| fs::write(folder.path().join(name), [0; 4]).unwrap());
-        let Source::Tokens(files) = find(folder.path().to_str().unwrap(), Path::new("")).unwrap() else { panic!() };
+        let Source::Tokens(files) = find(folder.path().to_str().unwrap()).unwrap() else { panic!() };
         let mut train: Vec<_> = names.iter().filter(|name| name.contains("train")).collect();
         train.sort();
         assert!(files.train.iter().eq(&train.iter().map(|name| folder.path().join(name)).collect::<Vec<_>>()));
@@ -66,7 +66,7 @@ fn the_folders_of_nanogpt_and_llmc_are_recognized() {
 #[test]
 fn token_files_of_other_names_train_and_another_meta_json_makes_no_prepared_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let found = || find(folder.path().to_str().unwrap(), Path::new("")).unwrap();
+    let found = || find(folder.path().to_str().unwrap()).unwrap();
     fs::write(folder.path().join("meta.json"), "{\"title\": \"a book\"}").unwrap();
     fs::write(folder.path().join("a.txt"), "a").unwrap();
     assert!(matches!(found(), Source::Text(_)));
@@ -77,6 +77,10 @@ fn token_files_of_other_names_train_and_another_meta_json_makes_no_prepared_fold
     assert_eq!((files.train, files.val), (["a.bin", "b.bin"].map(|name| folder.path().join(name)).into(), vec![]));
     fs::write(folder.path().join("meta.json"), "{\"shards\": [").unwrap();
     assert!(matches!(found(), Source::Prepared(_)));
+    fs::write(folder.path().join("meta.json"), "").unwrap();
+    assert!(matches!(found(), Source::Tokens(_)));
+    fs::write(folder.path().join("train-000000.bin"), [0; 4]).unwrap();
+    assert!(matches!(found(), Source::Prepared(_)), "whose meta.json is damaged");
 }
 
 #[test]
@@ -87,7 +91,7 @@ fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
         bytes
     };
     let text = "a text that is long enough to be compressed\n".repeat(20);
-    let cases: [(&str, Vec<u8>, &str); 12] = [
+    let cases: [(&str, Vec<u8>, &str); 14] = [
         ("empty.txt", vec![], "is empty: give a text"),
         ("latin1.txt", b"caf\xe9".into(), "is not UTF-8 text (first bad byte at offset 3): convert it"),
         ("cut.txt", b"caf\xc3".into(), "is not UTF-8 text (first bad byte at offset 3): convert it"),
@@ -95,10 +99,12 @@ fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
         (
             "b.jsonl",
             b"\n{\"body\": \"a\", \"n\": 1}\n".into(),
-            "b.jsonl, line 2: has no \"text\", but body, n; each line",
+            "b.jsonl, line 2: has no field \"text\", but body, n: name the one that holds the text as data.text_field",
         ),
         ("c.jsonl", b"{\"text\": 3}".into(), "c.jsonl, line 1: \"text\" is not a string"),
-        ("d.jsonl", b"[]".into(), "d.jsonl, line 1: is not an object"),
+        ("d.jsonl", b"[]".into(), "d.jsonl, line 1: is an array, not an object (`jq -c"),
+        ("e.json", b"[\n{\"text\": \"a\"}\n]".into(), "e.json, line 1: is an array, not an object (`jq -c"),
+        ("f.jsonl", b"3".into(), "f.jsonl, line 1: is not an object"),
         ("a.json", b"{\"text\": \"a\"}\n{\n".into(), "a.json, line 2: is not JSON"),
         ("a.txt.gz", cut(gzip(text.as_bytes())), "a.txt.gz is not whole gzip data"),
         ("b.jsonl.gz", b"no gzip".into(), "b.jsonl.gz is not whole gzip data"),
@@ -112,7 +118,7 @@ fn the_errors_of_a_source_name_the_file_the_line_and_what_to_do() {
         assert!(message.contains(expected) && message.contains(name), "{name}: {message}");
     }
     let message = texts(&folder.path().join("absent.txt")).unwrap_err().to_string();
-    assert!(message.contains("absent.txt does not exist: check the path given with --data"), "{message}");
+    assert!(message.contains("absent.txt does not exist: check the path"), "{message}");
     let empty = tempfile::tempdir().unwrap();
     assert!(texts(empty.path()).unwrap_err().to_string().contains("holds no text, JSONL, Parquet or .bin files"));
 }

@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::IsTerminal;
-use std::panic::catch_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +15,7 @@ use tokenizers::{AddedToken, ModelWrapper, PreTokenizerWrapper};
 
 use super::export;
 use super::words::{self, Part};
-use crate::DataError;
+use crate::{DataError, quiet, source};
 
 /// What the end of a text is called where no configuration says it: in the tokenizers of GPT-2, DeepSeek, Llama 2, Llama 3 and
 /// Gemma.
@@ -25,6 +24,9 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Words whose tokens each thread remembers: most of a text is the same few ten thousand words.
 const CACHED_WORDS: usize = 1 << 17;
+
+/// More tokens than any tokenizer has; the crate takes memory for as many as are asked for.
+const MAX_VOCABULARY: usize = 1 << 20;
 
 /// Longest word that is worth remembering, in bytes.
 const CACHED_BYTES: usize = 32;
@@ -57,9 +59,11 @@ impl HuggingFace {
         } else if vocab.is_file() && merges.is_file() {
             Self::from_gpt2(&vocab, &merges)
         } else {
-            let problem =
-                "give byte, char, gpt2, a tokenizer.json, or a folder with one or with vocab.json and merges.txt";
-            Err(DataError::NoTokenizer { path: path.into(), problem })
+            let known = || {
+                "give byte, char, gpt2, a tokenizer.json, or a folder with one or with vocab.json and merges.txt".into()
+            };
+            let elsewhere = || source::how_to_get(path.to_str()?, "model").filter(|_| !path.exists());
+            Err(DataError::NoTokenizer { path: path.into(), problem: elsewhere().unwrap_or_else(known) })
         }
     }
 
@@ -67,10 +71,10 @@ impl HuggingFace {
         let bytes = fs::read(path).map_err(|error| DataError::read(path, error))?;
         let wrong = |problem: String| DataError::Tokenizer { path: path.into(), problem };
         // The crate panics on some files that are JSON but no tokenizer. That is an error of the file, not of this program.
-        match catch_unwind(|| tokenizers::Tokenizer::from_bytes(bytes)) {
-            Ok(Ok(tokenizer)) => Self::new(tokenizer, eos_token_beside(path)?).map_err(wrong),
-            Ok(Err(error)) => Err(wrong(error.to_string())),
-            Err(_) => Err(wrong("it is not a tokenizer".into())),
+        match quiet::catch(|| tokenizers::Tokenizer::from_bytes(bytes)) {
+            Some(Ok(tokenizer)) => Self::new(tokenizer, eos_token_beside(path)?).map_err(wrong),
+            Some(Err(error)) => Err(wrong(error.to_string())),
+            None => Err(wrong("it is not a tokenizer".into())),
         }
     }
 
@@ -86,10 +90,8 @@ impl HuggingFace {
     }
 
     pub fn train(texts: impl Iterator<Item = String> + Send, vocab_size: usize) -> Result<Self, DataError> {
+        check_bpe(vocab_size)?;
         let wrong = |problem: String| DataError::TrainBpe { vocab_size, problem };
-        if vocab_size < 257 {
-            return Err(wrong(format!("256 bytes and {END_OF_TEXT} need 257")));
-        }
         let trainer = BpeTrainer::builder()
             .vocab_size(vocab_size)
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
@@ -180,6 +182,16 @@ impl fmt::Debug for HuggingFace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HuggingFace").field("vocab_size", &self.vocab_size).field("eot", &self.eot).finish()
     }
+}
+
+/// Whether a BPE of so many tokens can be learned.
+pub fn check_bpe(vocab_size: usize) -> Result<(), DataError> {
+    let problem = match vocab_size {
+        0..257 => format!("256 bytes and {END_OF_TEXT} need 257"),
+        257..=MAX_VOCABULARY => return Ok(()),
+        _ => format!("give at most {MAX_VOCABULARY}"),
+    };
+    Err(DataError::TrainBpe { vocab_size, problem })
 }
 
 fn eos_token_beside(file: &Path) -> Result<Option<String>, DataError> {

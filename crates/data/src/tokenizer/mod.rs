@@ -12,6 +12,7 @@ use crate::DataError;
 use hugging_face::HuggingFace;
 
 pub use decoder::Decoder;
+pub(crate) use hugging_face::check_bpe;
 pub use spec::TokenizerSpec;
 
 /// A map between text and token ids, `0..vocab_size`. Cloning it is cheap.
@@ -57,7 +58,7 @@ impl Tokenizer {
     /// that is a terminal.
     ///
     /// # Errors
-    /// A vocabulary without room for the 256 bytes and the special token.
+    /// A vocabulary without room for the 256 bytes and the special token, or of more than a million tokens.
     pub fn train_bpe(texts: impl Iterator<Item = String> + Send, vocab_size: usize) -> Result<Self, DataError> {
         HuggingFace::train(texts, vocab_size).map(Kind::HuggingFace).map(Self)
     }
@@ -145,7 +146,7 @@ impl Tokenizer {
     }
 
     /// Whether both are the same tokenizer.
-    pub(crate) fn same_as(&self, other: &Self) -> bool {
+    pub fn same_as(&self, other: &Self) -> bool {
         self.to_json() == other.to_json()
     }
 

@@ -27,7 +27,10 @@ pub enum TokenizerSpec {
 
 impl TokenizerSpec {
     /// Opens the tokenizer; None for [`Char`](Self::Char), which only a corpus gives.
-    pub(crate) fn open(&self) -> Result<Option<Tokenizer>, DataError> {
+    ///
+    /// # Errors
+    /// See [`Tokenizer::open`].
+    pub fn open(&self) -> Result<Option<Tokenizer>, DataError> {
         match self {
             Self::Byte => Ok(Some(Tokenizer::byte())),
             Self::Char => Ok(None),
@@ -43,9 +46,10 @@ impl TokenizerSpec {
 fn open_gpt2(folder: &Path) -> Result<Tokenizer, DataError> {
     let found = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file());
     if !found {
-        let problem = "put GPT-2's tokenizer.json, or its vocab.json and merges.txt, into this folder, or name the \
-                       folder that has them with KILN_GPT2=FOLDER";
-        return Err(DataError::NoTokenizer { path: folder.into(), problem });
+        let problem = "put GPT-2's tokenizer.json, or its vocab.json and merges.txt, into this folder (`hf download \
+                       openai-community/gpt2 tokenizer.json --local-dir gpt2`), or name the folder that has them with \
+                       KILN_GPT2=FOLDER";
+        return Err(DataError::NoTokenizer { path: folder.into(), problem: problem.into() });
     }
     Tokenizer::open(folder)
 }

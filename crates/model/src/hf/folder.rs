@@ -52,6 +52,7 @@ impl Folder {
         folder.fp8_block = folder.read_fp8_block()?;
         let index_path = path.join("model.safetensors.index.json");
         if !index_path.exists() {
+            check_format(path)?;
             folder.add_file(path.join("model.safetensors"))?;
             return Ok(folder);
         }
@@ -217,6 +218,30 @@ impl Folder {
         self.files.push(Shard { path, map, start: size_of::<u64>() + length, header });
         Ok(self.files.len() - 1)
     }
+}
+
+/// Refuses a folder without `model.safetensors` whose weights are PyTorch's own files.
+fn check_format(folder: &Path) -> Result<(), HfError> {
+    let is_torch =
+        |path: &Path| path.extension().is_some_and(|of| ["bin", "pth", "pt"].iter().any(|ending| of == *ending));
+    let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let names = paths.filter(|path| is_torch(path)).filter_map(|path| Some(path.file_name()?.to_str()?.to_string()));
+    let mut files: Vec<String> = names.collect();
+    files.sort();
+    let Some(file) = files.first().filter(|_| !folder.join("model.safetensors").exists()) else { return Ok(()) };
+    let dir = folder.display();
+    let python = match files.len() {
+        1 => format!(
+            "import torch, safetensors.torch as s\n\
+             s.save_file({{k: v.contiguous().clone() for k, v in torch.load(\"{dir}/{file}\", weights_only=True).items()}}, \
+             \"{dir}/model.safetensors\")"
+        ),
+        _ => format!(
+            "from transformers import AutoModelForCausalLM\n\
+             AutoModelForCausalLM.from_pretrained(\"{dir}\").save_pretrained(\"{dir}-safetensors\")"
+        ),
+    };
+    Err(HfError::PyTorch { path: folder.into(), file: file.clone(), python })
 }
 
 fn read_json(path: &Path) -> Result<Value, HfError> {

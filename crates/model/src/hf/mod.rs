@@ -18,8 +18,24 @@ use std::path::PathBuf;
 /// Why a folder could not be read or written; each message names the file, and the tensor or key where there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
+    /// The folder has weights, but of PyTorch's own format.
+    #[error(
+        "{} has no model.safetensors but {file}, which only PyTorch reads: convert it, in Python:\n{python}",
+        path.display()
+    )]
+    PyTorch {
+        /// The folder.
+        path: PathBuf,
+        /// The file, or the first of them.
+        file: String,
+        /// What converts it.
+        python: String,
+    },
     /// A file that is missing or cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
+    #[error(
+        "cannot read {}: {source}; a model's folder has config.json, and model.safetensors or its shards and their index",
+        path.display()
+    )]
     Io {
         /// The file.
         path: PathBuf,

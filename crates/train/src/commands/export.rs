@@ -1,7 +1,8 @@
 use crate::cli::say;
+use crate::commands::{NotNew, check_new, count, human_count};
 use crate::config::ModelConfig;
-use crate::saved::Saved;
-use crate::trainer::{TrainError, human};
+use crate::saved::{Saved, SavedError};
+use crate::trainer::TrainError;
 use crate::whole_file::write_safetensors;
 use checkpoint::Kind;
 use clap::{Args, ValueEnum};
@@ -24,7 +25,7 @@ pub struct ExportArgs {
     #[arg(long, value_enum, default_value = "fp32")]
     dtype: DtypeArg,
     /// Bytes of weights in one file at most
-    #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000)]
+    #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
     max_shard_bytes: u64,
     /// Instead: one safetensors file with all parameters and moments of the optimizer under Kiln's names
     #[arg(long, value_name = "FILE.safetensors", conflicts_with = "out")]
@@ -44,6 +45,10 @@ enum DtypeArg {
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     #[error(transparent)]
+    NotNew(#[from] NotNew),
+    #[error(transparent)]
+    Saved(#[from] SavedError),
+    #[error(transparent)]
     Train(#[from] TrainError),
     #[error(transparent)]
     Hf(#[from] HfError),
@@ -52,6 +57,7 @@ pub enum ExportError {
 }
 
 pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
+    args.out.as_deref().map_or(Ok(()), check_new)?;
     let saved = Saved::open(&args.run)?;
     match (&args.full_state, &args.out) {
         (Some(file), _) => {
@@ -81,9 +87,9 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
     let options = ExportOptions { dtype, max_shard_bytes, end_of_text, begin_of_text, tokenizer: &tokenizer };
     let summary = hf::export(folder, model, &options, |path| saved.parameter(path))?;
     say(&format!(
-        "wrote {} parameters in {} tensors to {} ({})",
-        human(summary.parameters),
-        summary.tensors,
+        "wrote {} in {} to {} ({})",
+        human_count(summary.parameters, "parameter"),
+        count(summary.tensors, "tensor"),
         folder.display(),
         summary.weight_files.join(", "),
     ));
@@ -92,7 +98,7 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
 
 /// The tokens that begin and end a text, where there is a tokenizer, which can be opened, and has them.
 fn ends_of_text(saved: &Saved, files: &[(String, Vec<u8>)]) -> (Option<u32>, Option<u32>) {
-    let Ok(tokenizer) = saved.tokenizer() else { return (None, None) };
+    let Ok(tokenizer) = saved.tokenizer(None) else { return (None, None) };
     let config = files.iter().find(|(name, _)| name == "tokenizer_config.json");
     let config: Value = config.and_then(|(_, bytes)| serde_json::from_slice(bytes).ok()).unwrap_or_default();
     let name = config["bos_token"].as_str().or(config["bos_token"]["content"].as_str());

@@ -1,10 +1,11 @@
 use crate::cli::say;
-use crate::saved::Saved;
+use crate::commands::{at_least_1, count};
+use crate::saved::{self, Saved, SavedError};
 use crate::trainer::TrainError;
 use crate::units::check_tokens;
 use burn::tensor::Device;
 use clap::Args;
-use data::Decoder;
+use data::{Decoder, Tokenizer, TokenizerSpec};
 use model::{GenerateError, Generation, Sampling, generate};
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
@@ -16,26 +17,29 @@ use std::time::Instant;
 pub struct GenerateArgs {
     /// A run's folder, or one of its checkpoints (checkpoints/step-N)
     run: PathBuf,
-    /// The text to continue; read from stdin if not given
+    /// The text to continue; read from stdin if not given. Of an empty one the end of the text before it is continued
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts")]
     prompt: Option<String>,
     /// A file with a prompt a line, all continued at once; `-` is stdin
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
     /// Tokens to add to each prompt
-    #[arg(long, value_name = "N", default_value_t = 200)]
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = at_least_1, allow_negative_numbers = true)]
     tokens: usize,
     /// Divides the logits; 0 takes the most likely token each time
-    #[arg(long, value_name = "X", default_value_t = 0.8)]
+    #[arg(long, value_name = "X", default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f64,
     /// Draw from the K most likely tokens only
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Draw from the most likely tokens that have this probability together
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
+    /// The tokenizer of a run on tokens alone, which has none: byte, gpt2, or the path of a Hugging Face tokenizer
+    #[arg(long, value_name = "T")]
+    tokenizer: Option<TokenizerSpec>,
     /// Seed of the draws
-    #[arg(long, value_name = "N", default_value_t = 1337)]
+    #[arg(long, value_name = "N", default_value_t = 1337, allow_negative_numbers = true)]
     seed: u64,
 }
 
@@ -43,34 +47,43 @@ pub struct GenerateArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateCommandError {
     #[error(transparent)]
+    Saved(#[from] SavedError),
+    #[error(transparent)]
     Train(#[from] TrainError),
     #[error(transparent)]
     Generate(#[from] GenerateError),
-    #[error("cannot read {what}: {source}")]
+    #[error("cannot read {what}: {source}: give --prompt TEXT, or another file with --prompts")]
     Prompts { what: String, source: io::Error },
     #[error("{0} has no prompts: give at least one line")]
     NoPrompts(String),
+    #[error(
+        "the prompt is empty, and the tokenizer has neither an end of text nor a line's end to begin with: give --prompt TEXT"
+    )]
+    Nothing,
 }
 
 pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
-    let saved = Saved::open(&args.run)?;
-    let (device, tokenizer) = (Device::flex(), saved.tokenizer()?);
-    let texts = prompts(args)?;
-    let encode = |text: &String| tokenizer.encode(text).map_err(TrainError::from);
-    let prompts = texts.iter().map(encode).collect::<Result<Vec<_>, _>>()?;
-    let model = saved.model(&device)?;
-    check_tokens(prompts.iter().flatten().copied(), saved.config.model.vocab_size())?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
-    let how = Generation { max_new_tokens: args.tokens, window: model.context(), stop: tokenizer.eot(), sampling };
+    sampling.validate().map_err(GenerateError::Setting)?;
+    let checkpoint = saved::find(&args.run)?;
+    let texts = prompts(args)?;
+    let saved = Saved::open(&checkpoint)?;
+    let (device, tokenizer) = (Device::flex(), saved.tokenizer(args.tokenizer.as_ref())?);
+    let prompts = texts.iter().map(|text| encode(&tokenizer, text)).collect::<Result<Vec<_>, _>>()?;
+    check_tokens(prompts.iter().flatten().copied(), saved.config.model.vocab_size())?;
+    let (_, window) = saved.config.model.context();
+    say_what_is_cut(&prompts, window);
+    let model = saved.model(&device)?;
+    let how = Generation { max_new_tokens: args.tokens, window, stop: tokenizer.eot(), sampling };
 
     let mut stream = (texts.len() == 1).then(|| {
         print(&texts[0]);
         Stream(tokenizer.decoder())
     });
-    let mut count = 0;
+    let mut made = 0;
     let started = Instant::now();
     let tokens = generate(&*model, &prompts, &how, &device, &mut |_, token| {
-        count += 1;
+        made += 1;
         stream.as_mut().map_or(ControlFlow::Continue(()), |stream| stream.push(token))
     })?;
     let seconds = started.elapsed().as_secs_f64();
@@ -78,8 +91,30 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
         Some(Stream(decoder)) => say(&decoder.finish()),
         None => texts.iter().zip(&tokens).for_each(|(text, tokens)| say(&(text.clone() + &tokenizer.decode(tokens)))),
     }
-    let _ = writeln!(io::stderr(), "{count} tokens, {:.1} tokens/s", f64::from(count) / seconds);
+    let _ = writeln!(io::stderr(), "{}, {:.1} tokens/s", count(made, "token"), made as f64 / seconds);
     Ok(())
+}
+
+/// The tokens of a prompt; an empty one continues what ends before it: a text, or where the tokenizer has no token for that, a line.
+fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, GenerateCommandError> {
+    if !text.is_empty() {
+        return Ok(tokenizer.encode(text).map_err(TrainError::from)?);
+    }
+    let line = || tokenizer.encode("\n").ok().filter(|tokens| !tokens.is_empty());
+    tokenizer.eot().map(|end| vec![end]).or_else(line).ok_or(GenerateCommandError::Nothing)
+}
+
+/// Says on stderr which prompts the model does not see whole.
+fn say_what_is_cut(prompts: &[Vec<u32>], context: usize) {
+    for (prompt, number) in prompts.iter().zip(1..).filter(|(prompt, _)| prompt.len() > context) {
+        let which = if prompts.len() == 1 { "the prompt".into() } else { format!("prompt {number}") };
+        let (len, cut) = (prompt.len(), count(prompt.len() - context, "token"));
+        let _ = writeln!(
+            io::stderr(),
+            "{which} has {len} tokens, and the model's context is {context}: its first {cut} {} not seen",
+            if len - context == 1 { "is" } else { "are" },
+        );
+    }
 }
 
 fn prompts(args: &GenerateArgs) -> Result<Vec<String>, GenerateCommandError> {

@@ -1,13 +1,14 @@
 use crate::cli::say;
-use crate::config::{Config, ModelConfig};
+use crate::commands::{HfFolderError, NotNew, check_new, count, human_count, open_hf};
+use crate::config::{Config, LrSchedule, ModelConfig, OptimConfig};
 use crate::run_folder::{CONFIG, RunFolder};
-use crate::trainer::{TrainError, human};
+use crate::trainer::TrainError;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, write_rank};
 use clap::Args;
 use data::TokenizerSpec;
-use model::hf::{Folder, HfError, Pretrained};
+use model::hf::{HfError, Pretrained};
 use std::fs;
 use std::path::PathBuf;
 
@@ -26,6 +27,10 @@ pub struct ImportArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     #[error(transparent)]
+    NotNew(#[from] NotNew),
+    #[error(transparent)]
+    Folder(#[from] HfFolderError),
+    #[error(transparent)]
     Hf(#[from] HfError),
     #[error(transparent)]
     Train(#[from] TrainError),
@@ -34,12 +39,10 @@ pub enum ImportError {
 }
 
 pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
-    let folder = Folder::open(&args.hf)?;
+    check_new(&args.out)?;
+    let folder = open_hf(&args.hf)?;
     let run = RunFolder::at(&args.out);
-    if fs::read_dir(run.path()).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(TrainError::RunExists { path: args.out.clone() }.into());
-    }
-    let mut config = Config::default();
+    let mut config = for_fine_tuning();
     let mut pieces = Pieces::default();
     match Pretrained::load(&folder, &Device::flex())? {
         Pretrained::Gpt2(shape, model) => {
@@ -51,7 +54,7 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
             (config.model, config.moe) = (ModelConfig::DeepSeek(shape), Some(moe));
         }
     }
-    config.train.seq_len = config.train.seq_len.min(config.model.context().1);
+    config.train.seq_len = config.model.context().1.min(MAX_SEQ_LEN);
     let tokenizer = folder.tokenizer_files()?;
     if !tokenizer.is_empty() {
         config.data.tokenizer = Some(TokenizerSpec::Path(run.tokenizer()));
@@ -61,9 +64,39 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     let checkpoint = write(&run, &config, tokenizer, pieces).inspect_err(|_| {
         let _ = fs::remove_dir_all(run.path()); // it is ours, and was empty
     })?;
-    say(&format!("imported {} parameters to {}", human(parameters), checkpoint.display()));
+    say(&format!("imported {} to {}", human_count(parameters, "parameter"), checkpoint.display()));
+    if config.data.tokenizer.is_none() {
+        let hf = args.hf.display();
+        say(&format!(
+            "{hf} has no tokenizer: to train give one with --set data.tokenizer=FILE, to generate with --tokenizer FILE"
+        ));
+    }
+    let Config { train, optim, .. } = &config;
+    say(&format!(
+        "set for fine-tuning: lr {:e}, constant after {} of warm-up, no weight decay, {} of {} tokens a step",
+        optim.lr,
+        count(optim.warmup_steps, "step"),
+        count(train.global_batch_size, "sequence"),
+        train.seq_len
+    ));
     say(&format!("go on with: train --resume {} --data FILE --steps N", run.path().display()));
     Ok(())
+}
+
+/// Tokens of a sequence at most: GPT-2's context, which nanoGPT fine-tunes with.
+const MAX_SEQ_LEN: usize = 1024;
+
+/// What fine-tuning begins with: nanoGPT's learning rate and batch for it, and no weight decay, which would draw the weights to 0 and
+/// not to what they were. There is no data yet.
+fn for_fine_tuning() -> Config {
+    let mut config = Config::default();
+    config.data.source = String::new();
+    config.train.global_batch_size = 32;
+    config.train.micro_batch_size = Some(1);
+    let schedule = LrSchedule::Constant;
+    config.optim =
+        OptimConfig { lr: 3e-5, min_lr: 3e-6, schedule, warmup_steps: 20, weight_decay: 0.0, ..config.optim };
+    config
 }
 
 /// Writes the run with its checkpoint, whose folder is returned.

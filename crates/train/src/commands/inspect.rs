@@ -1,6 +1,8 @@
 use crate::cli::say;
-use crate::trainer::{TrainError, human};
-use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind};
+use crate::commands::{count, human_count};
+use crate::saved::{self, SavedError};
+use crate::trainer::TrainError;
+use checkpoint::{Checkpoint, CheckpointError, Index, Kind};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -11,15 +13,19 @@ pub struct InspectArgs {
     checkpoint: PathBuf,
 }
 
-pub fn run(args: &InspectArgs) -> Result<(), TrainError> {
-    let checkpoint = Checkpoint::open(&Folder::find(&args.checkpoint)?)?;
+pub fn run(args: &InspectArgs) -> Result<(), SavedError> {
+    Ok(print(&Checkpoint::open(&saved::find(&args.checkpoint)?).map_err(TrainError::from)?)?)
+}
+
+fn print(checkpoint: &Checkpoint) -> Result<(), TrainError> {
     checkpoint.verify(0, 1)?;
     let index = checkpoint.index();
     let loss = |loss: Option<f64>| loss.map_or("-".into(), |loss| format!("{loss:.4}"));
     let Index { step, tokens, world_size, strategy, optimizer_steps, .. } = index;
-    say(&format!("{}: step {step}, {} tokens", checkpoint.path().display(), human(*tokens as usize)));
+    say(&format!("{}: step {step}, {}", checkpoint.path().display(), human_count(*tokens as usize, "token")));
     say(&format!("loss {}, validation loss {}", loss(index.loss), loss(index.val_loss)));
-    say(&format!("written by {world_size} ranks with {strategy}; {optimizer_steps} steps of AdamW"));
+    let (ranks, steps) = (count(*world_size, "rank"), count(*optimizer_steps as usize, "step"));
+    say(&format!("written by {ranks} with {strategy}; {steps} of AdamW"));
     let width = index.parameters.iter().map(|parameter| parameter.name.len()).max().unwrap_or(0);
     say(&format!(
         "\n{:<width$}  {:>18}  {:>10}  {:>10}  {:>10}",
@@ -29,7 +35,7 @@ pub fn run(args: &InspectArgs) -> Result<(), TrainError> {
     for parameter in &index.parameters {
         let len = parameter.len().unwrap_or_default();
         total += len;
-        let norm = |kind: Kind| norm(&checkpoint, &parameter.name, kind, len);
+        let norm = |kind: Kind| norm(checkpoint, &parameter.name, kind, len);
         let moment = |kind| match index.kinds().contains(&kind) {
             true => norm(kind).map(|norm| format!("{norm:.4e}")),
             false => Ok("-".into()),
@@ -38,7 +44,7 @@ pub fn run(args: &InspectArgs) -> Result<(), TrainError> {
         let shape = format!("{:?}", parameter.shape);
         say(&format!("{:<width$}  {shape:>18}  {values:>10.4}  {mean:>10}  {square:>10}", parameter.name));
     }
-    say(&format!("\n{} parameters in {} tensors", human(total), index.parameters.len()));
+    say(&format!("\n{} in {}", human_count(total, "parameter"), count(index.parameters.len(), "tensor")));
     for file in &index.files {
         say(&format!("{:<24} {:>14} bytes  sha256 {}", file.name, file.bytes, file.sha256));
     }

@@ -1,9 +1,11 @@
 use crate::cli::say;
+use crate::commands::{HfFolderError, open_hf};
 use crate::whole_file::write_safetensors;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Args;
-use model::hf::{Folder, HfError, Pretrained};
+use model::hf::{HfError, Pretrained};
 use safetensors::tensor::{Dtype, TensorView};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +27,8 @@ pub struct LogitsArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum LogitsError {
     #[error(transparent)]
+    Folder(#[from] HfFolderError),
+    #[error(transparent)]
     Hf(#[from] HfError),
     #[error("--tokens: {0}")]
     Tokens(String),
@@ -35,7 +39,8 @@ pub enum LogitsError {
 pub fn run(args: &LogitsArgs) -> Result<(), LogitsError> {
     let device = Device::flex();
     let sequences = parse(&args.tokens)?;
-    let model = Pretrained::load(&Folder::open(&args.hf)?, &device)?;
+    check_out(&args.out).map_err(|source| LogitsError::Write { path: args.out.clone(), source })?;
+    let model = Pretrained::load(&open_hf(&args.hf)?, &device)?;
     let (b, t, vocab) = (sequences.len(), sequences[0].len(), model.vocab_size());
     if t > model.context() {
         return Err(LogitsError::Tokens(format!(
@@ -70,6 +75,13 @@ fn parse(text: &str) -> Result<Vec<Vec<u32>>, LogitsError> {
         ))),
         None => Ok(sequences),
     }
+}
+
+/// Whether a file of this name can be written, as far as that is seen before.
+fn check_out(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::metadata(folder)?;
+    if path.is_dir() { Err(io::ErrorKind::IsADirectory.into()) } else { Ok(()) }
 }
 
 fn write(path: &Path, logits_btv: Tensor<3>) -> io::Result<()> {

@@ -10,3 +10,61 @@ pub mod logits;
 pub mod prepare;
 pub mod presets;
 pub mod report;
+
+use crate::trainer::human;
+use model::hf::{Folder, HfError};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// `1 token`, `2 tokens`.
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {}", plural(number, noun))
+}
+
+/// `1 token`, `2.3K tokens`.
+fn human_count(number: usize, noun: &str) -> String {
+    format!("{} {}", human(number), plural(number, noun))
+}
+
+fn plural(number: usize, noun: &str) -> String {
+    format!("{noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Parses an argument that counts something.
+fn at_least_1(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("give at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("give a whole number".into()),
+    }
+}
+
+/// A folder to write has something in it.
+#[derive(Debug, thiserror::Error)]
+#[error("{} exists and is not an empty folder: name a new one with --out, or delete it", .0.display())]
+pub struct NotNew(PathBuf);
+
+/// Refuses what is there and is not an empty folder.
+fn check_new(folder: &Path) -> Result<(), NotNew> {
+    let empty = || fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
+    if folder.exists() && !empty() { Err(NotNew(folder.into())) } else { Ok(()) }
+}
+
+/// Why a folder given with --hf is not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum HfFolderError {
+    #[error("there is no folder {}: {advice}", path.display())]
+    Missing { path: PathBuf, advice: String },
+    #[error(transparent)]
+    Hf(#[from] HfError),
+}
+
+/// Opens a folder given with --hf.
+fn open_hf(path: &Path) -> Result<Folder, HfFolderError> {
+    if path.exists() {
+        return Ok(Folder::open(path)?);
+    }
+    let elsewhere = path.to_str().and_then(|name| data::how_to_get(name, "model"));
+    let advice = elsewhere.unwrap_or_else(|| "give one with config.json and model.safetensors".into());
+    Err(HfFolderError::Missing { path: path.into(), advice })
+}

@@ -1,4 +1,5 @@
 use crate::cli::say;
+use crate::commands::{count, human_count};
 use crate::trainer::human;
 use clap::Args;
 use data::{DataError, PrepareOptions, TokenizerSpec};
@@ -22,7 +23,7 @@ pub struct PrepareArgs {
     #[arg(long, value_name = "NAME", default_value = "text")]
     text_field: String,
     /// The share of the tokens, at the end, that validates; a tenth, but at most 10 million tokens, if not given
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     val_fraction: Option<f64>,
     /// Tokens of a file
     #[arg(long, value_name = "N", default_value_t = 100_000_000, value_parser = clap::value_parser!(u64).range(1..))]
@@ -39,12 +40,12 @@ pub fn run(args: &PrepareArgs) -> Result<(), DataError> {
     };
     let meta = data::prepare(&args.source, &args.tokenizer, &args.out, &options)?;
     say(&format!(
-        "wrote {} tokens ({} for validation) of {} documents to {}, {} tokens in the vocabulary, {:.3} bytes a token",
-        human(meta.tokens as usize),
+        "wrote {} ({} for validation) of {} to {}, {} in the vocabulary, {:.3} bytes a token",
+        human_count(meta.tokens as usize, "token"),
         human(meta.val_tokens as usize),
-        meta.documents,
+        count(meta.documents as usize, "document"),
         args.out.display(),
-        meta.vocab_size,
+        count(meta.vocab_size, "token"),
         meta.text_bytes as f64 / meta.tokens as f64,
     ));
     if meta.documents > 1 && meta.eot.is_none() {

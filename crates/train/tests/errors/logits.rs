@@ -14,7 +14,35 @@ use tempfile::TempDir;
 type SpoiltModel = (&'static str, &'static str, fn(&Path), &'static [&'static str]);
 
 const MODEL_FOLDER: &[SpoiltModel] = &[
-    ("no folder", "gpt2-a", |model| fs::remove_dir_all(model).unwrap(), &["model/config.json: No such file"]),
+    (
+        "no folder",
+        "gpt2-a",
+        |model| fs::remove_dir_all(model).unwrap(),
+        &["there is no folder model: give one with config.json and model.safetensors"],
+    ),
+    (
+        "weights of PyTorch",
+        "gpt2-a",
+        |model| fs::rename(model.join("model.safetensors"), model.join("pytorch_model.bin")).unwrap(),
+        &[
+            "model has no model.safetensors but pytorch_model.bin, which only PyTorch reads",
+            "\nimport torch, safetensors.torch as s\n",
+            "torch.load(\"model/pytorch_model.bin\"",
+            "\"model/model.safetensors\")",
+        ],
+    ),
+    (
+        "shards of PyTorch",
+        "gpt2-a",
+        |model| {
+            fs::rename(model.join("model.safetensors"), model.join("pytorch_model-00001-of-00002.bin")).unwrap();
+            fs::write(model.join("pytorch_model-00002-of-00002.bin"), "").unwrap();
+        },
+        &[
+            "pytorch_model-00001-of-00002.bin, which only PyTorch reads",
+            "AutoModelForCausalLM.from_pretrained(\"model\").save_pretrained(\"model-safetensors\")",
+        ],
+    ),
     ("no config", "gpt2-a", |model| remove(model, "config.json"), &["model/config.json: No such file"]),
     (
         "a config that is not JSON",
@@ -135,7 +163,7 @@ const LOGITS: &[Mistake] = &[
         "--tokens 1,2 --out none/l.safetensors",
         &["cannot write none/l.safetensors: No such file or directory", "--out"],
     ),
-    ("a folder for a file", &[("a/", b"")], "--tokens 1,2 --out a", &["cannot write a: Is a directory", "--out"]),
+    ("a folder for a file", &[("a/", b"")], "--tokens 1,2 --out a", &["cannot write a: is a directory", "--out"]),
 ];
 
 #[test]

@@ -1,6 +1,7 @@
 //! Every mistake a user can make is answered in a line or two that say what was given, where, and what to do: no panic, and
 //! nothing half-written.
 
+mod commands;
 #[path = "../common/mod.rs"]
 mod common;
 mod logits;

@@ -159,7 +159,7 @@ const DATA_DEVICE_AND_FOLDER: &[Mistake] = &[
         "broken JSONL",
         &[("a.jsonl", b"{\"text\": \"one\"}\n{\"body\": \"two\"}\n")],
         "--model gpt2 --data a.jsonl",
-        &["a.jsonl, line 2", "\"text\""],
+        &["a.jsonl, line 2: has no field \"text\", but body", "--set data.text_field=NAME"],
     ),
     (
         "broken gzip",
@@ -180,12 +180,12 @@ const DATA_DEVICE_AND_FOLDER: &[Mistake] = &[
         "--model gpt2 --data a.txt --set data.tokenizer=t.json",
         &["t.json"],
     ),
-    ("empty data", &[("a.txt", b"")], "--model gpt2 --data a.txt", &["data a.txt is empty", "--data"]),
+    ("empty data", &[("a.txt", b"")], "--model gpt2 --data a.txt", &["data a.txt is empty: give a text"]),
     (
         "a folder for data",
         &[("a/", b"")],
         "--model gpt2 --data a",
-        &["folder a holds no text, JSONL, Parquet or .bin files", "--data"],
+        &["folder a holds no text, JSONL, Parquet or .bin files: give one that does"],
     ),
     (
         "data that is not UTF-8",
@@ -197,7 +197,7 @@ const DATA_DEVICE_AND_FOLDER: &[Mistake] = &[
         "data shorter than a sequence",
         &[("a.txt", b"To be, or not to be")],
         "--model gpt2 --data a.txt",
-        &["the training split has 17 tokens", "seq_len + 1 = 129", "a longer text with --data", "lower seq_len"],
+        &["the training split has 17 tokens", "seq_len + 1 = 129", "give a longer text, or lower train.seq_len"],
     ),
     ("no such device", &[], "--model gpt2 --device gpu", &["--device gpu", "cpu, cuda or cuda:N"]),
     ("a device's number that is none", &[], "--model gpt2 --device cuda:x", &["--device cuda:x", "not a number"]),
