@@ -19,15 +19,15 @@ pub enum ReportError {
         /// The file that was expected.
         path: PathBuf,
     },
-    /// The metrics have no whole line that says anything about a step.
+    /// The metrics have no line that says anything about a step.
     #[error(
-        "{}: none of its {lines} whole lines is a step, a validation or a usage; wait for the run's first step",
+        "{}: none of its {lines} lines is a step, a validation or a usage; wait for the run's first step, or follow it with `--serve`",
         path.display()
     )]
     NothingToShow {
         /// The file.
         path: PathBuf,
-        /// How many whole lines it has.
+        /// How many lines it has.
         lines: usize,
     },
     /// A file cannot be read.
@@ -43,6 +43,20 @@ pub enum ReportError {
     Write {
         /// The file.
         path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// What follows `--serve` is no address.
+    #[error("`{address}` is neither PORT nor HOST:PORT: name the runs before `--serve`, and what is behind it as in `--serve 8080`")]
+    Address {
+        /// What was given.
+        address: String,
+    },
+    /// The page cannot be served.
+    #[error("{address}: cannot be listened on: {source}; choose another port, or leave it out for a free one of 127.0.0.1")]
+    Listen {
+        /// The address.
+        address: String,
         /// What the system says.
         source: io::Error,
     },

@@ -1,7 +1,8 @@
 //! A run's metrics as one HTML page, and as TensorBoard events.
 //!
 //! [`write()`] reads run folders and writes a page that holds everything it needs: style, script and numbers. It loads nothing from
-//! anywhere, so it can be mailed, archived, or opened years later. Several runs are laid over each other, a colour each.
+//! anywhere, so it can be mailed, archived, or opened years later. Several runs are laid over each other, a colour each. [`serve`] shows
+//! the same page of runs that go on, and follows them.
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;
@@ -20,7 +21,7 @@
 //!
 //! | file | on the page |
 //! |---|---|
-//! | `metrics.jsonl` | all plots and tables; required, with at least one whole line of a step, a validation or a usage |
+//! | `metrics.jsonl` | head, plots and tables; a run without a line of a step, a validation or a usage is left out, with a note |
 //! | `config.yaml` | the model's name, the steps planned, the folded list of keys; without it, a note |
 //! | `checkpoints/step-N` | the names of the checkpoints |
 //!
@@ -35,14 +36,20 @@
 
 mod config;
 mod error;
+mod follow;
 mod lines;
 mod loads;
 mod log;
+mod marks;
 mod page;
 mod run;
 mod series;
+mod serve;
+mod setup;
+mod source;
 pub mod tensorboard;
 mod write;
 
 pub use error::ReportError;
+pub use serve::serve;
 pub use write::{Summary, write};

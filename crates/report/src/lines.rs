@@ -1,6 +1,7 @@
 //! The lines of `metrics.jsonl`. They are told apart by their keys; a key that an older run lacks is a gap, a line of another kind
 //! is left out.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -21,8 +22,40 @@ pub(crate) enum Line {
         step: u64,
         text: String,
     },
-    /// What is known from the start: how many parameters the model has.
+    /// Text from the trained model.
+    Sample {
+        step: u64,
+        text: String,
+    },
+    /// A process starts to train.
+    Start(Box<Setup>),
+    /// How many parameters the model has, in a line of its own as older versions write it.
     Parameters(u64),
+}
+
+/// What a process says of itself when it starts to train. What an older version does not say is null.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Setup {
+    /// In UTC, as `2026-11-21T21:45:07Z`.
+    pub started: Option<String>,
+    /// The step that it goes on after, 0 in a new run.
+    pub step: u64,
+    pub version: Option<String>,
+    pub host: Option<String>,
+    pub cpu: Option<String>,
+    pub cores: Option<u64>,
+    pub device: Option<String>,
+    pub ranks: Option<u64>,
+    pub strategy: Option<String>,
+    pub data: Option<String>,
+    pub train_tokens: Option<u64>,
+    pub val_tokens: Option<u64>,
+    pub bytes_per_token: Option<f64>,
+    pub parameters: Option<u64>,
+    pub global_batch_size: Option<u64>,
+    pub micro_batch_size: Option<u64>,
+    pub seq_len: Option<u64>,
 }
 
 /// A training step. What is not in the line is NaN.
@@ -90,12 +123,18 @@ impl Line {
     }
 
     fn of(line: &Map<String, Value>) -> Option<Self> {
+        if line.contains_key("started") {
+            return Setup::deserialize(line).ok().map(|setup| Self::Start(Box::new(setup)));
+        }
         if let (Some(parameters), false) = (line.get("parameters").and_then(Value::as_u64), line.contains_key("loss")) {
             return Some(Self::Parameters(parameters));
         }
         let step = line.get("step")?.as_u64()?;
         if let Some(text) = line.get("event") {
             return text.as_str().map(|text| Self::Event { step, text: text.to_owned() });
+        }
+        if let Some(text) = line.get("sample") {
+            return text.as_str().map(|text| Self::Sample { step, text: text.to_owned() });
         }
         if line.contains_key("val_loss") {
             return Some(Self::Validation { step, loss: number(line, "val_loss") });
@@ -185,6 +224,11 @@ mod tests {
         assert_eq!(parse(r#"{"step":3,"val_loss":1.5}"#), Some(Line::Validation { step: 3, loss: 1.5 }));
         assert_eq!(parse(r#"{"step":3,"event":"a"}"#), Some(Line::Event { step: 3, text: "a".into() }));
         assert_eq!(parse(r#"{"parameters":12,"active":3}"#), Some(Line::Parameters(12)));
+        assert_eq!(parse(r#"{"step":3,"sample":"fn"}"#), Some(Line::Sample { step: 3, text: "fn".into() }));
+        let start = r#"{"started":"2026-11-21T21:45:07Z","step":7,"ranks":4,"parameters":12,"bytes_per_token":null,"new":1}"#;
+        let setup = Setup { started: Some("2026-11-21T21:45:07Z".into()), step: 7, ..Setup::default() };
+        let setup = Setup { ranks: Some(4), parameters: Some(12), ..setup };
+        assert_eq!(parse(start), Some(Line::Start(Box::new(setup))));
         let usage = r#"{"step":1,"memory":{"a":{"at_rest":1,"peak":2},"b":7},"traffic":{},"device":{"in_use":3}}"#;
         let Some(Line::Usage(usage)) = parse(usage) else { panic!("a usage") };
         assert_eq!(usage.memory.into_iter().collect::<Vec<_>>(), [("a".into(), Memory { at_rest: 1.0, peak: 2.0 })]);
@@ -196,7 +240,7 @@ mod tests {
 
     #[test]
     fn other_lines_are_left_out_and_torn_ones_are_errors() {
-        for other in [r#"{"step":1,"hello":2}"#, r#"{"loss":1}"#, r#"{"step":-1,"loss":1}"#, "[]", "3", "null"] {
+        for other in [r#"{"step":1,"hello":2}"#, r#"{"loss":1}"#, r#"{"step":-1,"loss":1}"#, r#"{"started":1}"#, "[]", "3", "null"] {
             assert_eq!(Line::parse(other).unwrap(), None, "{other}");
         }
         for torn in [r#"{"step":1,"lo"#, "", "{\"step\":1,\"loss\":NaN}"] {

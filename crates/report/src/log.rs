@@ -1,14 +1,10 @@
 //! All lines of a run, in order: what a resumed run did again replaces what it had done.
 
-use crate::ReportError;
-use crate::lines::{Layer, Line, Memory, Step, Traffic};
+use crate::lines::{Layer, Line, Memory, Setup, Step, Traffic};
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::path::Path;
 
-/// How the event begins that is the first line of a process that goes on with a run.
-const RESUMED: &str = "resumed from ";
+/// How the event begins that a process writes which goes on with a run.
+pub(crate) const RESUMED: &str = "resumed from ";
 
 /// What the lines of `metrics.jsonl` say.
 #[derive(Debug, Default)]
@@ -20,17 +16,19 @@ pub(crate) struct Log {
     pub validations: Vec<(u64, f64)>,
     pub experts: Vec<(u64, Vec<Layer>)>,
     pub events: Vec<(u64, String)>,
+    /// The processes that the run had, by the step they went on after.
+    pub setups: Vec<Setup>,
+    /// Step and text.
+    pub sample: Option<(u64, String)>,
     /// The last bytes at rest, and the highest peak of all.
     pub memory: BTreeMap<String, Memory>,
     /// The last bytes in use and reserved.
     pub device: Option<(f64, f64)>,
-    /// Of all processes that the run had.
-    pub traffic: BTreeMap<String, Traffic>,
     pub parameters: Option<u64>,
-    /// What a reader of the page should know about the file.
-    pub notes: Vec<String>,
     /// Steps that were done, and then done again after a resume.
     again: usize,
+    /// Of the processes before the current one.
+    traffic_before: BTreeMap<String, Traffic>,
     /// Of the current process, at its last line.
     traffic_now: BTreeMap<String, Traffic>,
     clock: Clock,
@@ -57,37 +55,30 @@ impl Clock {
 }
 
 impl Log {
-    /// Reads `metrics.jsonl`.
-    pub fn read(path: &Path) -> Result<Self, ReportError> {
-        let bytes = fs::read(path).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => ReportError::NoMetrics { path: path.to_owned() },
-            _ => ReportError::Read { path: path.to_owned(), source },
-        })?;
-        let (mut log, mut whole, mut torn) = (Self::default(), 0, vec![]);
-        let mut lines = bytes.split(|&byte| byte == b'\n').enumerate().peekable();
-        while let Some((index, line)) = lines.next() {
-            // The last line has no end yet: the run is writing it, or was stopped in it.
-            let ended = lines.peek().is_some();
-            if line.trim_ascii().is_empty() {
-                continue;
-            }
-            match Line::parse(&String::from_utf8_lossy(line)) {
-                Ok(line) => {
-                    whole += 1;
-                    line.into_iter().for_each(|line| log.add(line));
-                }
-                Err(_) if ended => torn.push(index + 1),
-                Err(_) => {}
-            }
-        }
-        log.finish(&torn);
-        if log.steps.is_empty() && log.validations.is_empty() && log.memory.is_empty() {
-            return Err(ReportError::NothingToShow { path: path.to_owned(), lines: whole });
-        }
-        Ok(log)
+    /// Whether no line says anything about a step.
+    pub fn is_empty(&self) -> bool {
+        self.steps.is_empty() && self.validations.is_empty() && self.memory.is_empty()
     }
 
-    fn add(&mut self, line: Line) {
+    /// What all processes of the run have received.
+    pub fn traffic(&self) -> BTreeMap<String, Traffic> {
+        let mut all = self.traffic_before.clone();
+        add_traffic(&mut all, &self.traffic_now);
+        all
+    }
+
+    /// What a reader should know about the steps.
+    pub fn note(&self) -> Option<String> {
+        let (steps, course) = match self.again {
+            0 => return None,
+            1 => ("1 step was".into(), "its first course is"),
+            many => (format!("{many} steps were"), "their first course is"),
+        };
+        Some(format!("{steps} done again after a resume; {course} not shown"))
+    }
+
+    /// Takes the next line.
+    pub fn add(&mut self, line: Line) {
         match line {
             Line::Step(step) => {
                 let before = self.steps.partition_point(|old| old.step < step.step);
@@ -117,6 +108,14 @@ impl Log {
                 self.device = usage.device.or(self.device);
                 self.traffic_now = usage.traffic;
             }
+            Line::Sample { step, text } => self.sample = Some((step, text)),
+            Line::Start(setup) => {
+                self.end_process();
+                self.parameters = setup.parameters.or(self.parameters);
+                // One that began after the same step or later has left no step that still holds.
+                self.setups.retain(|before| before.step < setup.step);
+                self.setups.push(*setup);
+            }
             Line::Parameters(parameters) => self.parameters = Some(parameters),
         }
     }
@@ -129,29 +128,22 @@ impl Log {
         // What was found after the step before this one still holds.
         self.validations.retain(|(of, _)| *of < step);
         self.experts.retain(|(of, _)| *of < step);
+        self.sample.take_if(|(of, _)| *of >= step);
     }
 
     /// What follows counts time and traffic from zero.
     fn end_process(&mut self) {
         self.clock.start = self.clock.now;
-        for (name, now) in std::mem::take(&mut self.traffic_now) {
-            let total = self.traffic.entry(name).or_default();
-            total.calls += now.calls;
-            total.bytes += now.bytes;
-            total.seconds += now.seconds;
-        }
+        add_traffic(&mut self.traffic_before, &std::mem::take(&mut self.traffic_now));
     }
+}
 
-    fn finish(&mut self, torn: &[usize]) {
-        self.end_process();
-        if self.again > 0 {
-            self.notes
-                .push(format!("{} steps were done again after a resume; their first course is not shown", self.again));
-        }
-        if let Some(first) = torn.first() {
-            let others = if torn.len() > 1 { format!(" and {} others", torn.len() - 1) } else { String::new() };
-            self.notes.push(format!("metrics.jsonl: line {first}{others} is not JSON and is left out"));
-        }
+fn add_traffic(all: &mut BTreeMap<String, Traffic>, more: &BTreeMap<String, Traffic>) {
+    for (name, more) in more {
+        let total = all.entry(name.clone()).or_default();
+        total.calls += more.calls;
+        total.bytes += more.bytes;
+        total.seconds += more.seconds;
     }
 }
 
@@ -159,62 +151,65 @@ impl Log {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Log, ReportError> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("metrics.jsonl");
-        fs::write(&path, text).unwrap();
-        Log::read(&path)
+    fn log(lines: &[String]) -> Log {
+        let mut log = Log::default();
+        lines.iter().for_each(|line| log.add(Line::parse(line).unwrap().unwrap()));
+        log
     }
 
-    #[test]
-    fn a_torn_end_is_silent_and_a_torn_middle_is_a_note() {
-        let log = read("{\"step\":1,\"loss\":2}\n{\"step\":2,\"lo").unwrap();
-        assert_eq!((log.steps.len(), log.notes.len()), (1, 0));
-        let log = read("{\"step\":1,\"loss\":2}\n{\"st\n\n{\"step\":2,\"loss\":1}").unwrap();
-        assert_eq!(
-            (log.steps.len(), &log.notes[..]),
-            (2, &["metrics.jsonl: line 2 is not JSON and is left out".into()][..])
-        );
+    fn step(step: u64, loss: u64, elapsed: f64) -> String {
+        format!("{{\"step\":{step},\"loss\":{loss},\"elapsed_seconds\":{elapsed}}}")
     }
 
     #[test]
     fn a_resume_replaces_the_steps_that_it_does_again() {
-        let step = |step, loss, elapsed| format!("{{\"step\":{step},\"loss\":{loss},\"elapsed_seconds\":{elapsed}}}\n");
         let usage =
-            |calls| format!("{{\"step\":1,\"traffic\":{{\"sum\":{{\"calls\":{calls},\"bytes\":8,\"seconds\":1}}}}}}\n");
-        let text = [
+            |calls| format!("{{\"step\":1,\"traffic\":{{\"sum\":{{\"calls\":{calls},\"bytes\":8,\"seconds\":1}}}}}}");
+        let lines = [
             step(1, 4, 1.0),
             step(2, 3, 2.0),
             usage(10),
-            "{\"step\":2,\"val_loss\":9}\n".into(),
+            "{\"step\":2,\"val_loss\":9}".into(),
             step(3, 8, 3.0),
-            "{\"step\":3,\"val_loss\":7}\n".into(),
-            "{\"step\":2,\"event\":\"resumed from step-2 on 2 ranks\"}\n".into(),
+            "{\"step\":3,\"val_loss\":7}".into(),
+            "{\"step\":3,\"sample\":\"fn\"}".into(),
+            "{\"step\":2,\"event\":\"resumed from step-2 on 2 ranks\"}".into(),
             // Later than the first process ever came, after more calls.
             step(3, 2, 3.5),
             step(4, 1, 4.5),
             usage(14),
         ];
-        let log = read(&text.concat()).unwrap();
+        let log = log(&lines);
         assert_eq!(log.steps.iter().map(|step| step.loss).collect::<Vec<_>>(), [4.0, 3.0, 2.0, 1.0]);
         assert_eq!(log.seconds, [1.0, 2.0, 6.5, 7.5]);
-        assert_eq!(log.validations, [(2, 9.0)]);
-        assert_eq!(log.traffic["sum"], Traffic { calls: 24.0, bytes: 16.0, seconds: 2.0 });
-        assert!(log.notes[0].starts_with("1 steps were done again"), "{:?}", log.notes);
+        assert_eq!((&log.validations[..], &log.sample), (&[(2, 9.0)][..], &None));
+        assert_eq!(log.traffic()["sum"], Traffic { calls: 24.0, bytes: 16.0, seconds: 2.0 });
+        assert_eq!(log.note().unwrap(), "1 step was done again after a resume; its first course is not shown");
+    }
+
+    #[test]
+    fn the_note_counts_the_steps_done_again() {
+        assert_eq!(log(&[step(1, 4, 1.0)]).note(), None);
+        let lines = [step(1, 4, 1.0), step(2, 4, 2.0), step(3, 4, 3.0), step(2, 4, 1.0)];
+        assert_eq!(
+            log(&lines).note().unwrap(),
+            "2 steps were done again after a resume; their first course is not shown"
+        );
+    }
+
+    #[test]
+    fn a_process_counts_time_anew_and_replaces_one_that_left_no_step() {
+        let start = |step, ranks| format!("{{\"started\":\"x\",\"step\":{step},\"ranks\":{ranks}}}");
+        let lines = [start(0, 4), step(1, 4, 1.0), start(1, 3), start(1, 2), step(2, 3, 1.5)];
+        let log = log(&lines);
+        assert_eq!(log.seconds, [1.0, 2.5]);
+        let setups: Vec<_> = log.setups.iter().map(|setup| (setup.step, setup.ranks.unwrap())).collect();
+        assert_eq!(setups, [(0, 4), (1, 2)]);
     }
 
     #[test]
     fn without_elapsed_time_steps_add_up() {
-        let log =
-            read("{\"step\":1,\"loss\":2,\"step_seconds\":0.5}\n{\"step\":2,\"loss\":2,\"step_seconds\":1}\n").unwrap();
-        assert_eq!(log.seconds, [0.5, 1.5]);
-    }
-
-    #[test]
-    fn nothing_to_show_is_an_error_that_names_the_file() {
-        for text in ["", "{\"step\":1,\"lo", "{\"hello\":1}\n"] {
-            let message = read(text).unwrap_err().to_string();
-            assert!(message.contains("metrics.jsonl") && message.contains("first step"), "{message}");
-        }
+        let step = |step, seconds| format!("{{\"step\":{step},\"loss\":2,\"step_seconds\":{seconds}}}");
+        assert_eq!(log(&[step(1, 0.5), step(2, 1.0)]).seconds, [0.5, 1.5]);
     }
 }

@@ -6,38 +6,55 @@ use serde::Serialize;
 const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
 /// In this order, in one scope.
-const SCRIPTS: [&str; 5] = [
+const SCRIPTS: [&str; 12] = [
+    include_str!("page/dom.js"),
     include_str!("page/format.js"),
-    include_str!("page/chart.js"),
+    include_str!("page/ticks.js"),
+    include_str!("page/tip.js"),
     include_str!("page/plots.js"),
+    include_str!("page/chart.js"),
+    include_str!("page/marks.js"),
+    include_str!("page/pointer.js"),
     include_str!("page/experts.js"),
+    include_str!("page/head.js"),
+    include_str!("page/tables.js"),
     include_str!("page/page.js"),
 ];
+/// After these, on a page that is served.
+const LIVE: &str = include_str!("page/live.js");
 
 #[derive(Serialize)]
 struct Data<'a> {
     runs: &'a [Run],
+    notes: &'a [String],
 }
 
-/// The page of these runs.
-pub(crate) fn page(runs: &[Run]) -> Result<String, serde_json::Error> {
-    let names: Vec<_> = runs.iter().map(|run| run.name.as_str()).collect();
-    let title = if names.len() > 4 { format!("{} runs", names.len()) } else { names.join(", ") };
-    let data = in_script(&serde_json::to_string(&Data { runs })?);
+/// What the page's script reads.
+pub(crate) fn data(runs: &[Run], notes: &[String]) -> serde_json::Result<String> {
+    serde_json::to_string(&Data { runs, notes })
+}
+
+/// The page with these data, or without any one that asks the server for them, again and again.
+pub(crate) fn page(title: &str, data: Option<&str>) -> String {
+    let in_page = in_script(data.unwrap_or("null"));
     // Split by name rather than replaced one after the other: what comes from files is never searched.
-    let mut page = String::with_capacity(HTML.len() + data.len() + 60_000);
+    let mut page = String::with_capacity(HTML.len() + in_page.len() + 80_000);
     for part in HTML.split_inclusive("}}") {
         let (text, name) = part.strip_suffix("}}").and_then(|part| part.rsplit_once("{{")).unwrap_or((part, ""));
         page.push_str(text);
         match name {
-            "title" => page.push_str(&in_html(&title)),
+            "title" => page.push_str(&in_html(title)),
+            "connect" if data.is_none() => page.push_str("connect-src 'self'; "),
             "css" => page.push_str(CSS),
-            "data" => page.push_str(&data),
-            "js" => SCRIPTS.iter().for_each(|script| page.push_str(script)),
+            "data" => page.push_str(&in_page),
+            "js" => {
+                SCRIPTS.iter().for_each(|script| page.push_str(script));
+                page.push_str(if data.is_none() { LIVE } else { "" });
+            }
             _ => {}
         }
     }
-    Ok(page)
+    page
 }
 
 /// JSON that ends no script element and opens no comment in one.

@@ -1,7 +1,6 @@
 use crate::ReportError;
 use crate::page::page;
-use crate::run::Run;
-use std::collections::HashSet;
+use crate::source::{Source, Sources};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,18 +16,22 @@ pub struct Summary {
     pub notes: Vec<String>,
 }
 
-/// Writes the page of these run folders to `out`, which changes from what it was to the whole page at once.
+/// Writes the page of these run folders to `out`, which changes from what it was to the whole page at once. A run that has not made a
+/// step yet is left out, with a note.
+///
+/// # Errors
+/// If no run has anything to show, a folder does not exist, or a file cannot be read or written.
 pub fn write(runs: &[PathBuf], out: &Path) -> Result<Summary, ReportError> {
-    if runs.is_empty() {
-        return Err(ReportError::NoRuns);
-    }
-    let runs: Vec<_> =
-        runs.iter().zip(names(runs)).map(|(folder, name)| Run::read(folder, name)).collect::<Result<_, _>>()?;
+    let mut runs = Sources::new(runs)?;
+    runs.read_on();
+    runs.leave_out_empty()?;
     let failed = |source| ReportError::Write { path: out.to_owned(), source };
-    let page = page(&runs).map_err(|e| failed(io::Error::other(e)))?;
+    let data = runs.data().map_err(|e| failed(io::Error::other(e)))?;
+    let page = page(&runs.title(), Some(&data));
     replace(out, page.as_bytes()).map_err(failed)?;
-    let notes = runs.iter().flat_map(|run| run.notes.iter().map(|note| format!("{}: {note}", run.name))).collect();
-    Ok(Summary { runs: runs.len(), bytes: page.len(), notes })
+    let of_run = |run: &Source| run.notes().into_iter().map(|note| format!("{}: {note}", run.name)).collect::<Vec<_>>();
+    let notes = runs.left_out.iter().cloned().chain(runs.sources.iter().flat_map(of_run)).collect();
+    Ok(Summary { runs: runs.sources.len(), bytes: page.len(), notes })
 }
 
 /// Writes beside the file and renames, so that nobody reads half a page.
@@ -43,36 +46,4 @@ fn replace(out: &Path, bytes: &[u8]) -> io::Result<()> {
         let _ = fs::remove_file(&beside);
     }
     done
-}
-
-/// The last part of each path, or as many as it takes to tell the runs apart.
-fn names(runs: &[PathBuf]) -> Vec<String> {
-    // `.` has no name of its own.
-    let full: Vec<_> = runs.iter().map(|run| run.canonicalize().unwrap_or_else(|_| run.clone())).collect();
-    let parts = |path: &PathBuf, count: usize| {
-        let all: Vec<_> = path.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
-        all[all.len().saturating_sub(count)..].join("/")
-    };
-    let longest = full.iter().map(|path| path.components().count()).max().unwrap_or(1);
-    for count in 1..longest {
-        let names: Vec<_> = full.iter().map(|path| parts(path, count)).collect();
-        if names.iter().collect::<HashSet<_>>().len() == names.len() {
-            return names;
-        }
-    }
-    // The same folder twice.
-    full.iter().enumerate().map(|(index, path)| format!("{} ({})", parts(path, 1), index + 1)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_as_long_as_it_takes() {
-        let names = |paths: &[&str]| names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
-        assert_eq!(names(&["/none/a/x", "/none/b/y"]), ["x", "y"]);
-        assert_eq!(names(&["/none/a/x", "/none/b/x"]), ["a/x", "b/x"]);
-        assert_eq!(names(&["/none/a/x", "/none/a/x"]), ["x (1)", "x (2)"]);
-    }
 }

@@ -14,9 +14,10 @@ const METRICS: &str = r#"{"parameters":858900}
 {"step":1,"memory":{"activations":{"at_rest":0,"peak":100},"parameters":{"at_rest":40,"peak":40}},"traffic":{"all_gather":{"calls":28,"bytes":1000,"seconds":0.5}},"device":{"in_use":7,"reserved":9}}
 {"step":1,"experts":[{"layer":0,"assigned":[1.0,3.0],"max_ratio":1.5,"cv":0.5,"dropped":0.25,"gate_mass":[0.5,1.5]}]}
 {"step":2,"loss":4.5,"aux_loss":0.0,"lr":0.002,"grad_norm":null,"skipped":true,"tokens":8192,"tokens_per_second":4000.0,"step_seconds":1.0,"data_wait_seconds":0.1,"tflops":3.0,"mfu":null,"loss_z":0.1,"grad_norm_z":null,"checkpoint_seconds":0.25,"elapsed_seconds":3.25}
-{"step":2,"event":"checkpoint step-2 written"}
+{"step":2,"event":"saved runs/gpt2-001/checkpoints/step-2"}
 {"step":3,"loss":4.0,"aux_loss":0.0,"lr":0.003,"grad_norm":20.0,"skipped":false,"tokens":12288,"tokens_per_second":3000.0,"step_seconds":1.0,"data_wait_seconds":0.1,"tflops":3.0,"mfu":0.5,"loss_z":-4.5,"grad_norm_z":12.5,"checkpoint_seconds":0,"elapsed_seconds":4.25}
 {"step":3,"val_loss":4.25}
+{"step":3,"sample":"fn main"}
 {"step":3,"a line of":"another kind"}
 "#;
 
@@ -49,12 +50,12 @@ fn the_page_holds_what_the_lines_say() {
     }
     let data = &data(&page(&[run], &folder))["runs"][0];
     let expected = serde_json::json!({
-        "name": "gpt2-001", "model": "gpt2, 2 layers", "parameters": 858900, "step": 3, "steps": 3, "ranks": 2, "tokens": 12288,
-        "seconds": 4.25, "loss": 4, "val_loss": 4.25, "tokens_per_second": 3000, "tflops": 3, "mfu": 0.45, "data_wait": 0.1,
-        "skipped": 1, "saving": 0.25, "checkpoints": ["step-2", "step-10"], "notes": [],
+        "name": "gpt2-001", "model": "gpt2, 2 layers", "parameters": 858900, "step": 3, "steps": 3, "tokens": 12288,
+        "seconds": 4.25, "loss": 4, "val_loss": 4.25, "best_val": [3, 4.25],
+        "tokens_per_second": 3000, "flops": 3_000_000_000_000u64, "mfu": 0.45, "data_wait": 0.1,
+        "skipped": 1, "saving": 0.25, "checkpoints": ["step-2", "step-10"], "notes": [], "sample": [3, "fn main"],
         "axis": {"step": [1, 2, 3], "tokens": [4096, 8192, 12288], "seconds": [2, 3.25, 4.25]},
         "spikes": {"loss": [], "grad_norm": [{"step": 3, "value": 20, "z": 12.5}]},
-        "events": [[2, "checkpoint step-2 written"]],
         "memory": [["activations", 0, 100], ["parameters", 40, 40]], "device": [7, 9],
         "traffic": [["all_gather", 28, 1000, 0.5]],
         "experts": [{"layer": 0, "step": [1], "load": [[0.5], [1.5]], "cv": [0.5], "max_ratio": [1.5], "dropped": [0.25]}],
@@ -63,11 +64,42 @@ fn the_page_holds_what_the_lines_say() {
     for (key, value) in expected.as_object().unwrap() {
         assert_eq!(&data[key], value, "{key}");
     }
+    let marks = data["marks"].as_array().unwrap().iter().map(|mark| (mark["step"].as_u64(), mark["kind"].as_str()));
+    assert_eq!(marks.collect::<Vec<_>>(), [(Some(2), Some("save")), (Some(2), Some("skip"))]);
+    assert_eq!(data["marks"][0]["text"], "saved step-2");
+    assert_eq!(data["setups"].as_array().unwrap().len(), 1);
+    assert_eq!((&data["setups"][0]["ranks"], &data["setups"][0]["data"]), (&2.into(), &Value::Null));
     assert_eq!(data["series"]["loss"], serde_json::json!({"step": [1, 2, 3], "value": [5.5, 4.5, 4]}));
     assert_eq!(data["series"]["grad_norm"]["value"], serde_json::json!([9, null, 20]));
     assert_eq!(data["series"]["mfu"]["value"], serde_json::json!([40, null, 50]));
     assert_eq!(data["series"]["val_loss"], serde_json::json!({"step": [3], "value": [4.25]}));
     assert_eq!(data["series"].get("aux_loss"), None);
+}
+
+#[test]
+fn processes_say_how_the_run_was_set_up() {
+    let start = |time: &str, step: u64, ranks: u64| {
+        format!(
+            "{{\"started\":\"2026-11-21T{time}Z\",\"step\":{step},\"version\":\"0.1.0\",\"host\":\"name\",\"cpu\":\"AMD EPYC\",\
+             \"cores\":2,\"device\":\"cpu\",\"ranks\":{ranks},\"strategy\":\"full_shard\",\"data\":\"rust-crates\",\
+             \"train_tokens\":3800000,\"val_tokens\":418800,\"bytes_per_token\":1.0,\"parameters\":1900000,\
+             \"global_batch_size\":32,\"micro_batch_size\":8,\"seq_len\":128}}\n"
+        )
+    };
+    let resumed = "{\"step\":2,\"event\":\"resumed from runs/a/checkpoints/step-2 on 2 ranks\"}\n";
+    let steps = "{\"step\":1,\"loss\":5}\n{\"step\":2,\"val_loss\":3}\n{\"step\":2,\"loss\":4}\n";
+    let more = "{\"step\":3,\"loss\":4}\n{\"step\":3,\"val_loss\":4}\n";
+    let metrics = [&start("21:45:07", 0, 4), steps, &start("22:00:00", 2, 2), resumed, more].concat();
+    let folder = tempfile::tempdir().unwrap();
+    let data = &data(&page(&[run(&folder, "a", CONFIG, metrics)], &folder))["runs"][0];
+    let setups: Vec<_> = data["setups"].as_array().unwrap().iter().map(|setup| (&setup["step"], &setup["ranks"])).collect();
+    assert_eq!(setups, [(&0.into(), &4.into()), (&2.into(), &2.into())]);
+    let first = &data["setups"][0];
+    assert_eq!((&first["started"], &first["bytes_per_token"]), (&"2026-11-21T21:45:07Z".into(), &1.0.into()));
+    assert_eq!((&first["cpu"], &first["micro_batch_size"]), (&"AMD EPYC".into(), &8.into()));
+    assert_eq!((&data["parameters"], &data["best_val"]), (&1_900_000.into(), &serde_json::json!([2, 3])));
+    assert_eq!((&data["val_loss"], &data["marks"][0]["kind"]), (&4.into(), &"resume".into()));
+    assert_eq!(data["marks"][0]["text"], "resumed from step-2 on 2 ranks");
 }
 
 #[test]
@@ -78,7 +110,31 @@ fn a_run_of_loss_alone_has_a_page() {
     let data = data(&page(&[old, validated], &folder));
     assert_eq!(data["runs"][0]["series"].as_object().unwrap().keys().collect::<Vec<_>>(), ["loss"]);
     assert_eq!((&data["runs"][0]["mfu"], &data["runs"][0]["tokens"]), (&Value::Null, &Value::Null));
+    assert_eq!((&data["runs"][0]["best_val"], &data["runs"][0]["sample"]), (&Value::Null, &Value::Null));
     assert_eq!(data["runs"][1]["step"], 7);
+}
+
+#[test]
+fn what_has_no_step_is_a_note_beside_runs_that_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = run(&folder, "empty", CONFIG, "{\"parameters\":858900}\n");
+    let none = folder.path().join("none");
+    fs::create_dir(&none).unwrap();
+    let file = folder.path().join("report.html");
+    fs::write(&file, "").unwrap();
+    let good = run(&folder, "good", CONFIG, METRICS);
+    let out = folder.path().join("page.html");
+    let all = [empty.clone(), none.clone(), file.clone(), good];
+    let summary = write(&all, &out).unwrap();
+    let expected = [
+        format!("{}: no folder, left out", file.display()),
+        format!("{}: no step yet, left out", empty.display()),
+        format!("{}: no metrics.jsonl, left out", none.display()),
+    ];
+    assert_eq!((summary.runs, &summary.notes[..]), (1, &expected[..]));
+    let data = data(&fs::read_to_string(&out).unwrap());
+    assert_eq!((data["runs"].as_array().unwrap().len(), &data["notes"]), (1, &serde_json::json!(expected)));
+    assert!(matches!(write(&all[..2], &out), Err(ReportError::NothingToShow { .. })), "none of them has anything to show");
 }
 
 #[test]
@@ -87,7 +143,8 @@ fn text_from_files_stays_text() {
     let folder = tempfile::tempdir().unwrap();
     let plain = page(&[run(&folder, "plain", CONFIG, METRICS)], &folder);
     let config = format!("model:\n  type: {}\n", serde_json::to_string(evil).unwrap());
-    let metrics = format!("{METRICS}{{\"step\":3,\"event\":{}}}\n", serde_json::to_string(evil).unwrap());
+    let text = serde_json::to_string(evil).unwrap();
+    let metrics = format!("{METRICS}{{\"step\":3,\"event\":{text}}}\n{{\"step\":3,\"sample\":{text}}}\n");
     let evil_run = run(&folder, "<b onload='x'>&{{data}}\"", &config, metrics);
     let page = page(&[evil_run], &folder);
 
@@ -98,7 +155,8 @@ fn text_from_files_stays_text() {
     let run = &data(&page)["runs"][0];
     assert_eq!(run["name"], "<b onload='x'>&{{data}}\"");
     assert_eq!(run["config"][0][1], evil);
-    assert_eq!(run["events"][1][1], evil);
+    assert_eq!(run["marks"].as_array().unwrap().last().unwrap()["text"], evil);
+    assert_eq!(run["sample"][1], evil);
 }
 
 #[test]
@@ -118,6 +176,7 @@ fn the_page_loads_nothing() {
         "innerHTML",
         "{{",
         "eval(",
+        "connect-src",
     ] {
         assert!(!page.contains(outside), "{outside}");
     }
@@ -166,7 +225,7 @@ fn what_cannot_be_shown_is_an_error_that_names_the_file() {
     let text = message(&[empty], &out);
     assert!(text.contains("empty/metrics.jsonl: no such file"), "{text}");
     let text = message(&[torn], &out);
-    assert!(text.contains("torn/metrics.jsonl: none of its 0 whole lines"), "{text}");
+    assert!(text.contains("torn/metrics.jsonl: none of its 0 lines"), "{text}");
     let text = message(std::slice::from_ref(&good), &folder.path().join("no/where.html"));
     assert!(text.contains("no/where.html: cannot be written") && text.contains("--out"), "{text}");
 
@@ -201,6 +260,8 @@ fn any_line() -> impl Strategy<Value = String> {
         "elapsed_seconds",
         "grad_norm_z",
         "parameters",
+        "started",
+        "sample",
     ];
     let layer = r#"[{"layer":1,"assigned":[1,0,null]},{"layer":0,"assigned":[]}]"#;
     let value =

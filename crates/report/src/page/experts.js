@@ -2,6 +2,8 @@
 
 const LAYERS_SHOWN = 12;
 
+const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+
 // Blue below the mean, orange above it, in octaves: twice the mean is as far from it as half of it.
 function heatColor(load, dark) {
   const middle = dark ? [40, 43, 48] : [244, 244, 241];
@@ -15,81 +17,78 @@ function heatColor(load, dark) {
   return from.map((c, i) => Math.round(c + (to[i] - c) * t));
 }
 
-const isDark = () => matchMedia("(prefers-color-scheme: dark)").matches;
-
-function drawHeat(canvas, layer) {
-  const [rows, columns] = [layer.load.length, layer.step.length];
-  [canvas.width, canvas.height] = [columns, rows];
-  const context = canvas.getContext("2d");
-  const image = context.createImageData(columns, rows);
-  const dark = isDark();
-  layer.load.forEach((row, y) => row.forEach((load, x) => image.data.set([...heatColor(load, dark), 255], (y * columns + x) * 4)));
-  context.putImageData(image, 0, 0);
+// The layer that a canvas shows.
+function layerOf(canvas) {
+  const run = runs.find(({ name }) => name === canvas.dataset.of);
+  return run && run.experts.find(({ layer }) => String(layer) === canvas.dataset.layer);
 }
 
+function drawHeats() {
+  const dark = isDark();
+  for (const canvas of document.querySelectorAll("canvas.heat")) {
+    const { load, step } = layerOf(canvas);
+    [canvas.width, canvas.height] = [step.length, load.length];
+    const image = new ImageData(step.length, load.length);
+    load.forEach((row, y) => row.forEach((value, x) => image.data.set([...heatColor(value, dark), 255], (y * step.length + x) * 4)));
+    canvas.getContext("2d").putImageData(image, 0, 0);
+  }
+  const stops = [-2, -1, 0, 1, 2].map((octaves) => `rgb(${heatColor(2 ** octaves, dark).join(" ")})`);
+  for (const bar of document.querySelectorAll(".scale i")) bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
+}
+
+// First and last value, if any is not zero.
 function fromTo(values, format) {
-  const [first, last] = [values.find(known), values.findLast(known)];
-  if (first === undefined) return null;
-  const [from, to] = [format(first), format(last)];
+  const seen = values.filter(known);
+  if (!seen.some((value) => value !== 0)) return null;
+  const [from, to] = [format(seen[0]), format(seen.at(-1))];
   return from === to ? to : `${from} → ${to}`;
 }
 
-const two = (v) => v.toFixed(2);
-const share = (v) => percent(v * 100);
+const LOAD_FACTS = [["cv", "CV", two], ["max_ratio", "busiest", two], ["dropped", "dropped", share]];
 
-function heatMap(layer) {
-  const canvas = el("canvas", { class: "heat", role: "img", "aria-label": `Loads of the experts of layer ${layer.layer}` });
-  canvas.style.height = `${Math.max(64, Math.min(200, layer.load.length * 12))}px`;
-  const show = (event) => {
-    const box = canvas.getBoundingClientRect();
-    const cell = (part, count) => Math.max(0, Math.min(count - 1, Math.floor(part * count)));
-    const column = cell((event.clientX - box.left) / box.width, layer.step.length);
-    const row = cell((event.clientY - box.top) / box.height, layer.load.length);
-    const load = layer.load[row][column];
-    const facts = [["CV", two, layer.cv], ["busiest", two, layer.max_ratio], ["dropped", share, layer.dropped]];
-    const known_facts = facts.filter(([, , values]) => known(values[column])).map(([name, format, values]) => `${name} ${format(values[column])}`);
-    tip([
-      el("div", { class: "soft" }, `layer ${layer.layer}, step ${layer.step[column]}`),
-      el("div", {}, `expert ${row}: `, el("b", {}, known(load) ? `${two(load)} of the mean load` : "no value")),
-      el("div", { class: "soft" }, known_facts.join(", ")),
-    ], event);
+function hoverHeat(canvas, { clientX, clientY }) {
+  const layer = layerOf(canvas);
+  if (!layer) return;
+  const box = canvas.getBoundingClientRect();
+  const cell = (part, cells) => Math.max(0, Math.min(cells - 1, Math.floor(part * cells)));
+  const column = cell((clientX - box.left) / box.width, layer.step.length);
+  const row = cell((clientY - box.top) / box.height, layer.load.length);
+  const load = layer.load[row][column];
+  const facts = LOAD_FACTS.filter(([key]) => known(layer[key][column])).map(([key, name, format]) => `${name} ${format(layer[key][column])}`);
+  tip([
+    el("div", { class: "soft" }, `layer ${layer.layer}, step ${layer.step[column]}`),
+    el("div", {}, `expert ${row}: `, el("b", {}, known(load) ? `${two(load)} of the mean load` : "no value")),
+    el("div", { class: "soft" }, facts.join(", ")),
+  ], clientX, clientY);
+}
+
+function heatMap(run, layer) {
+  const canvas = el("canvas", { class: "heat", role: "img", "data-drawn": true, "data-of": run.name, "data-layer": layer.layer,
+    "aria-label": `Loads of the experts of layer ${layer.layer}`, style: `height:${Math.max(64, Math.min(200, layer.load.length * 12))}px` });
+  const show = ({ clientX, clientY }) => {
+    again = () => hoverHeat(canvas, { clientX, clientY });
+    again();
   };
-  canvas.addEventListener("pointermove", show);
-  canvas.addEventListener("pointerleave", () => tip(null));
-  drawHeat(canvas, layer);
-  heats.push(() => drawHeat(canvas, layer));
-
-  const parts = [["CV", fromTo(layer.cv, two)], ["busiest", fromTo(layer.max_ratio, two)], ["dropped", fromTo(layer.dropped, share)]];
-  const text = parts.filter(([, value]) => value !== null).map(([name, value]) => `${name} ${value}`).join(", ");
+  for (const kind of ["pointermove", "pointerdown"]) canvas.addEventListener(kind, show);
+  canvas.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && forget());
+  const text = LOAD_FACTS.map(([key, name, format]) => [name, fromTo(layer[key], format)]).filter(([, value]) => value).map(([name, value]) => `${name} ${value}`);
   const frame = el("div", { class: "heat-frame" },
     el("div", { class: "rows" }, el("span", {}, "0"), el("span", {}, String(layer.load.length - 1))),
     canvas,
     el("div", { class: "columns" }, el("span", {}, `step ${layer.step[0]}`), el("span", {}, String(layer.step.at(-1)))));
-  return el("section", { class: "card" }, el("h3", {}, `Layer ${layer.layer}`), frame, el("div", { class: "soft" }, text));
-}
-
-function heatScale() {
-  const bar = el("i", {});
-  const paint = () => {
-    const stops = [-2, -1, 0, 1, 2].map((octaves) => `rgb(${heatColor(2 ** octaves, isDark()).join(" ")})`);
-    bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
-  };
-  paint();
-  heats.push(paint);
-  return el("span", { class: "scale" }, "¼", bar, "4 times the mean load");
+  return el("section", { class: "card", "data-key": `layer-${layer.layer}` }, el("h3", {}, `Layer ${layer.layer}`), frame, el("div", { class: "soft" }, text.join(", ")));
 }
 
 // The heat maps of each run; those of very deep models are folded after the first.
 function expertMaps() {
   return runs.filter((run) => run.experts.length).map((run) => {
-    const maps = run.experts.map(heatMap);
+    const maps = run.experts.map((layer) => heatMap(run, layer));
     const rest = maps.splice(LAYERS_SHOWN);
-    const node = el("div", {},
-      el("h4", {}, swatch(run.color), run.name, " ", el("small", { class: "soft" }, "rows are experts, columns reported steps ", heatScale())),
+    const scale = el("span", { class: "scale" }, "¼", el("i", { "data-drawn": true }), "4 times the mean load");
+    return el("div", { "data-run": run.name, "data-key": `maps-${run.name}` },
+      el("h4", {}, runs.length > 1 ? [swatch(run.color), run.name, " "] : null, term("experts", "Load of each expert"), " ", el("small", { class: "soft" }, "rows are experts, columns steps ", scale)),
       el("div", { class: "maps" }, maps),
-      rest.length ? el("details", {}, el("summary", {}, `${rest.length} more layers`), el("div", { class: "maps" }, rest)) : null);
-    perRun.push([run, node]);
-    return node;
+      rest.length ? el("details", {}, el("summary", {}, count(rest.length, "more layer")), el("div", { class: "maps" }, rest)) : null);
   });
 }
 
@@ -107,5 +106,5 @@ function expertSeries(run) {
     experts_max: over((layer) => layer.max_ratio, (values) => Math.max(...values)),
     experts_dropped: over((layer) => layer.dropped, (values) => mean(values) * 100),
   };
-  for (const [key, value] of Object.entries(series)) if (value.some(known)) run.series[key] = { step, value };
+  for (const [key, value] of Object.entries(series)) if (value.some((v) => known(v) && v !== 0)) run.series[key] = { step, value };
 }

@@ -1,27 +1,4 @@
-// Elements and numbers. Text always becomes a text node: what comes from files is never read as HTML.
-
-function fill(node, attributes, children) {
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
-  }
-  node.append(...children.flat(2).filter((child) => child !== null && child !== undefined));
-  return node;
-}
-
-function el(tag, attributes, ...children) {
-  return fill(document.createElement(tag), attributes, children);
-}
-
-function svg(tag, attributes, ...children) {
-  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-}
-
-function swatch(color) {
-  const node = el("span", { class: "swatch" });
-  node.style.background = color;
-  return node;
-}
+// Numbers as text, with no more digits than they deserve.
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
@@ -32,6 +9,9 @@ function number(value, digits = 4) {
   if (size !== 0 && (size < 1e-4 || size >= 1e7)) return Number(value.toPrecision(Math.min(digits, 3))).toExponential();
   return Number(value.toPrecision(Math.max(digits, Math.ceil(Math.log10(size + 1))))).toLocaleString("en", { maximumFractionDigits: 6 });
 }
+
+const plain = (value) => number(value, 3);
+const two = (value) => value.toFixed(2);
 
 // 1234 -> 1.23K; `unit` follows the prefix.
 function short(value, unit = "", digits = 3) {
@@ -46,31 +26,37 @@ function short(value, unit = "", digits = 3) {
   return unit ? `${text} ${prefixes[power]}${unit}` : text + prefixes[power];
 }
 
-// Ticks have as many digits as tell them apart from their neighbours, `step` away.
-function plainTick(value, step) {
-  if (value === 0) return "0";
-  const decimals = known(step) ? Math.max(0, -Math.floor(Math.log10(step) + 1e-6)) : 3;
-  return decimals > 5 || Math.abs(value) >= 1e6 ? number(value, 3) : value.toFixed(decimals);
-}
-
-function shortTick(value, step) {
-  if (Math.abs(value) < 1e4) return plainTick(value, step);
-  return short(value, "", known(step) ? Math.max(3, Math.ceil(Math.log10(Math.abs(value) / step)) + 1) : 3);
-}
-
 const bytes = (value) => short(value, "B");
-const percent = (value) => (known(value) ? `${number(value, 3)}%` : "–");
+
+function percent(value) {
+  if (!known(value)) return "–";
+  if (value !== 0 && Math.abs(value) < 0.01) return value > 0 ? "<0.01%" : ">−0.01%";
+  return `${Number(value.toPrecision(Math.abs(value) < 1 ? 2 : 3))}%`;
+}
+
+const share = (value) => percent(value * 100);
 
 function duration(seconds) {
   if (!known(seconds)) return "–";
+  if (seconds === 0) return "0 s";
+  if (seconds < 1e-3) return "<1 ms";
   if (seconds < 1) return `${number(seconds * 1000, 3)} ms`;
-  if (seconds < 60) return `${number(seconds, 3)} s`;
-  const [days, hours, minutes] = [seconds / 86400, (seconds / 3600) % 24, (seconds / 60) % 60].map(Math.floor);
+  if (seconds < 59.95) return `${number(seconds, 3)} s`;
+  const rounded = Math.round(seconds);
+  const [days, hours, minutes] = [rounded / 86400, (rounded / 3600) % 24, (rounded / 60) % 60].map(Math.floor);
   if (days) return hours ? `${days} d ${hours} h` : `${days} d`;
   if (hours) return minutes ? `${hours} h ${minutes} min` : `${hours} h`;
-  const rest = Math.floor(seconds % 60);
+  const rest = rounded % 60;
   return rest ? `${minutes} min ${rest} s` : `${minutes} min`;
 }
+
+// In the reader's own time zone.
+function date(text) {
+  const when = new Date(text);
+  return Number.isNaN(when.getTime()) ? text : when.toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+}
+
+const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
 // The first index whose element is not below the value.
 function lowerBound(sorted, value) {

@@ -2,22 +2,42 @@ use crate::cli::say;
 use ::report::ReportError;
 use clap::Args;
 use std::path::PathBuf;
+use std::sync::mpsc;
 
-/// Writes one HTML page with the plots of one or more runs.
+/// Writes one HTML page with the plots of one or more runs, or shows it while they go on.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
     /// Folders of runs, laid over each other
-    #[arg(required = true, value_name = "RUN")]
+    #[arg(required_unless_present = "serve", value_name = "RUN")]
     runs: Vec<PathBuf>,
     /// The page; report.html in the first run's folder if not given
     #[arg(long, value_name = "FILE.html")]
     out: Option<PathBuf>,
+    /// Shows the page to a browser and follows the runs, until Ctrl-C: at PORT or HOST:PORT, or at a free port of 127.0.0.1
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "0", conflicts_with = "out")]
+    serve: Option<String>,
 }
 
 pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
+    match &args.serve {
+        Some(address) => serve(&args.runs, address),
+        None => write(args),
+    }
+}
+
+fn write(args: &ReportArgs) -> Result<(), ReportError> {
     let out = args.out.clone().unwrap_or_else(|| args.runs[0].join("report.html"));
     let summary = ::report::write(&args.runs, &out)?;
     summary.notes.iter().for_each(|note| say(&format!("note: {note}")));
     say(&format!("wrote {} ({} KB)", out.display(), summary.bytes / 1000));
+    Ok(())
+}
+
+fn serve(runs: &[PathBuf], address: &str) -> Result<(), ReportError> {
+    let url = ::report::serve(runs, address)?;
+    let (stop, stopped) = mpsc::channel();
+    ctrlc::set_handler(move || _ = stop.send(())).expect("the first handler of this process");
+    say(&format!("open {url} in a browser; Ctrl-C ends it"));
+    let _ = stopped.recv();
     Ok(())
 }

@@ -1,0 +1,84 @@
+//! How a run was set up: what its processes say, or for older runs the configuration and the events.
+
+use crate::config::{self, Entries};
+use crate::lines::Setup;
+use crate::log::{Log, RESUMED};
+
+/// The setups of a run, each that differs from the one before in more than its time.
+pub(crate) fn setups(log: &Log, config: &Entries) -> Vec<Setup> {
+    let mut setups = if log.setups.is_empty() { of_older(log, config) } else { log.setups.clone() };
+    setups.dedup_by(|later, before| {
+        let later = Setup { started: before.started.clone(), step: before.step, ..later.clone() };
+        later == *before
+    });
+    setups
+}
+
+/// Of a run whose processes do not tell: the configuration is that of the last one, the events tell the ranks of the resumed ones.
+fn of_older(log: &Log, config: &Entries) -> Vec<Setup> {
+    let text = |key| config::get(config, key).map(str::to_owned);
+    let whole = |key| config::get(config, key).and_then(|value| value.parse().ok());
+    let setup = |step, ranks| Setup {
+        step,
+        ranks,
+        strategy: text("parallel.strategy"),
+        data: text("data.source"),
+        device: text("train.device"),
+        global_batch_size: whole("train.global_batch_size"),
+        micro_batch_size: whole("train.micro_batch_size"),
+        seq_len: whole("train.seq_len"),
+        ..Setup::default()
+    };
+    let resumed = log.events.iter().filter_map(|(step, text)| Some((*step, text.strip_prefix(RESUMED)?)));
+    let ranks = |text: &str| text.rsplit_once(" on ")?.1.split(' ').next()?.parse().ok();
+    let mut setups: Vec<_> = resumed.map(|(step, text)| setup(step, ranks(text))).collect();
+    let starts_anew = setups.first().is_none_or(|first| log.steps.first().is_some_and(|step| step.step <= first.step));
+    if starts_anew {
+        let ranks = if setups.is_empty() { whole("parallel.gpus") } else { None };
+        setups.insert(0, setup(0, ranks));
+    }
+    setups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lines::Line;
+
+    fn log(lines: &[&str]) -> Log {
+        let mut log = Log::default();
+        lines.iter().for_each(|line| log.add(Line::parse(line).unwrap().unwrap()));
+        log
+    }
+
+    fn ranks(setups: &[Setup]) -> Vec<(u64, Option<u64>)> {
+        setups.iter().map(|setup| (setup.step, setup.ranks)).collect()
+    }
+
+    #[test]
+    fn a_setup_is_kept_where_it_changes() {
+        let lines = [
+            r#"{"started":"a","step":0,"ranks":4,"data":"x"}"#,
+            r#"{"started":"b","step":100,"ranks":4,"data":"x"}"#,
+            r#"{"started":"c","step":120,"ranks":2,"data":"x"}"#,
+        ];
+        let setups = setups(&log(&lines), &vec![]);
+        assert_eq!(ranks(&setups), [(0, Some(4)), (120, Some(2))]);
+        assert_eq!(setups[0].started.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn an_older_run_has_what_configuration_and_events_tell() {
+        let config = vec![("parallel.gpus".to_owned(), "2".to_owned()), ("data.source".to_owned(), "x".to_owned())];
+        let of_config = setups(&log(&[r#"{"step":1,"loss":2}"#]), &config);
+        assert_eq!((ranks(&of_config), of_config[0].data.as_deref()), (vec![(0, Some(2))], Some("x")));
+        let resumed = r#"{"step":1,"event":"resumed from a/step-1 on 2 ranks"}"#;
+        assert_eq!(
+            ranks(&setups(&log(&[r#"{"step":1,"loss":2}"#, resumed]), &config)),
+            [(0, None), (1, Some(2))],
+            "how many the first process had is not known"
+        );
+        let elsewhere = [resumed, r#"{"step":2,"loss":2}"#];
+        assert_eq!(ranks(&setups(&log(&elsewhere), &config)), [(1, Some(2))], "it began as a copy of another run");
+    }
+}

@@ -1,0 +1,192 @@
+//! The folders that are reported, and what was read of them.
+
+use crate::config::{self, Entries};
+use crate::follow::Follower;
+use crate::run::Run;
+use crate::{ReportError, page};
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+/// Run folders, each with what was read of it.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    pub sources: Vec<Source>,
+    /// What was named and is no folder.
+    pub left_out: Vec<String>,
+}
+
+/// One run's folder.
+#[derive(Debug)]
+pub(crate) struct Source {
+    folder: PathBuf,
+    pub name: String,
+    pub metrics: Follower,
+    /// The text of `config.yaml` and its entries, or why there are none.
+    config: (String, Result<Entries, String>),
+    checkpoints: Vec<String>,
+    /// Why the metrics could not be read last time.
+    unreadable: Option<String>,
+    /// Seconds since 1970 at the last line.
+    written: Option<u64>,
+}
+
+impl Sources {
+    /// Nothing is read yet.
+    ///
+    /// # Errors
+    /// If there is none, or one of them does not exist. A file among several paths is a note: `runs/*` may name one.
+    pub fn new(folders: &[PathBuf]) -> Result<Self, ReportError> {
+        let missing = |path: &&PathBuf| if folders.len() == 1 { !path.is_dir() } else { !path.exists() };
+        if let Some(path) = folders.iter().find(missing) {
+            return Err(ReportError::NotAFolder { path: path.clone() });
+        }
+        let (folders, files): (Vec<_>, Vec<_>) = folders.iter().cloned().partition(|path| path.is_dir());
+        if folders.is_empty() {
+            return Err(files.first().map_or(ReportError::NoRuns, |path| ReportError::NotAFolder { path: path.clone() }));
+        }
+        let left_out = files.iter().map(|path| format!("{}: no folder, left out", path.display())).collect();
+        let sources = folders.iter().zip(names(&folders)).map(|(folder, name)| Source::new(folder, name)).collect();
+        Ok(Self { sources, left_out })
+    }
+
+    /// What the page is called.
+    pub fn title(&self) -> String {
+        let names: Vec<_> = self.sources.iter().map(|source| source.name.as_str()).collect();
+        if names.len() > 4 { format!("{} runs", names.len()) } else { names.join(", ") }
+    }
+
+    /// The page's numbers.
+    pub fn data(&self) -> serde_json::Result<String> {
+        let runs: Vec<_> = self.sources.iter().map(Source::run).collect();
+        page::data(&runs, &self.left_out)
+    }
+
+    /// Reads what is new in all of them; returns whether anything is.
+    pub fn read_on(&mut self) -> bool {
+        // Each is read, whatever the others say.
+        self.sources.iter_mut().fold(false, |new, source| source.read_on() | new)
+    }
+
+    /// Leaves out the runs that have not made a step yet, each with a note.
+    ///
+    /// # Errors
+    /// If none has, or a file cannot be read.
+    pub fn leave_out_empty(&mut self) -> Result<(), ReportError> {
+        let mut first = None;
+        for source in self.sources.iter().filter(|source| source.metrics.log.is_empty()) {
+            let path = source.metrics_path();
+            let (what, error) = match &source.unreadable {
+                Some(text) => return Err(ReportError::Read { path, source: io::Error::other(text.clone()) }),
+                None if !path.exists() => ("no metrics.jsonl", ReportError::NoMetrics { path }),
+                None => ("no step yet", ReportError::NothingToShow { path, lines: source.metrics.lines() }),
+            };
+            self.left_out.push(format!("{}: {what}, left out", source.folder.display()));
+            first.get_or_insert(error);
+        }
+        self.sources.retain(|source| !source.metrics.log.is_empty());
+        first.filter(|_| self.sources.is_empty()).map_or(Ok(()), Err)
+    }
+}
+
+impl Source {
+    fn new(folder: &Path, name: String) -> Self {
+        let metrics = Follower::new(&folder.join("metrics.jsonl"));
+        let config = (String::new(), Ok(vec![]));
+        Self { folder: folder.into(), name, metrics, config, checkpoints: vec![], unreadable: None, written: None }
+    }
+
+    fn metrics_path(&self) -> PathBuf {
+        self.folder.join("metrics.jsonl")
+    }
+
+    fn read_on(&mut self) -> bool {
+        let (new, unreadable) = match self.metrics.read_on() {
+            Ok(new) => (new, None),
+            // A run that has not started yet, or whose folder was taken away.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (self.written.is_some(), None),
+            Err(error) => (false, Some(error.to_string())),
+        };
+        if new {
+            let written = fs::metadata(self.metrics_path()).and_then(|metadata| metadata.modified()).ok();
+            let written = written.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            self.written = written.map(|time| time.as_secs());
+        }
+        let other = unreadable != self.unreadable;
+        self.unreadable = unreadable;
+        new | other | self.read_config() | self.read_checkpoints()
+    }
+
+    /// A run without a configuration is still worth a page.
+    fn read_config(&mut self) -> bool {
+        let text = fs::read_to_string(self.folder.join("config.yaml"));
+        let (text, read) = text.map_or_else(|error| (error.to_string(), false), |text| (text, true));
+        let new = text != self.config.0;
+        if new {
+            let entries = if read { config::entries(&text) } else { Err(text.clone()) };
+            self.config = (text, entries);
+        }
+        new
+    }
+
+    /// The names of the checkpoints, by step.
+    fn read_checkpoints(&mut self) -> bool {
+        let step = |name: &str| name.strip_prefix("step-").and_then(|step| step.parse::<u64>().ok());
+        let entries = fs::read_dir(self.folder.join("checkpoints")).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut names: Vec<_> = names.filter_map(|name| Some((step(&name)?, name))).collect();
+        names.sort();
+        let names: Vec<_> = names.into_iter().map(|(_, name)| name).collect();
+        let new = names != self.checkpoints;
+        self.checkpoints = names;
+        new
+    }
+
+    /// What a reader should know of the folder.
+    pub fn notes(&self) -> Vec<String> {
+        let unreadable = self.unreadable.iter().map(|error| format!("metrics.jsonl: cannot be read: {error}"));
+        let config = self.config.1.as_ref().err().map(|error| format!("config.yaml: {error}"));
+        unreadable.chain(self.metrics.notes()).chain(config).collect()
+    }
+
+    /// The run as the page shows it.
+    pub fn run(&self) -> Run {
+        let none = vec![];
+        let config = self.config.1.as_ref().unwrap_or(&none);
+        Run::new(&self.name, &self.metrics.log, config, &self.checkpoints, self.notes(), self.written)
+    }
+}
+
+/// The last part of each path, or as many as it takes to tell the runs apart.
+fn names(runs: &[PathBuf]) -> Vec<String> {
+    // `.` has no name of its own.
+    let full: Vec<_> = runs.iter().map(|run| run.canonicalize().unwrap_or_else(|_| run.clone())).collect();
+    let parts = |path: &PathBuf, count: usize| {
+        let all: Vec<_> = path.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
+        all[all.len().saturating_sub(count)..].join("/")
+    };
+    let longest = full.iter().map(|path| path.components().count()).max().unwrap_or(1);
+    for count in 1..longest {
+        let names: Vec<_> = full.iter().map(|path| parts(path, count)).collect();
+        if names.iter().collect::<HashSet<_>>().len() == names.len() {
+            return names;
+        }
+    }
+    // The same folder twice.
+    full.iter().enumerate().map(|(index, path)| format!("{} ({})", parts(path, 1), index + 1)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_as_long_as_it_takes() {
+        let names = |paths: &[&str]| names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_eq!(names(&["/none/a/x", "/none/b/y"]), ["x", "y"]);
+        assert_eq!(names(&["/none/a/x", "/none/b/x"]), ["a/x", "b/x"]);
+        assert_eq!(names(&["/none/a/x", "/none/a/x"]), ["x (1)", "x (2)"]);
+    }
+}
