@@ -83,7 +83,8 @@ impl Site {
             served.eq_ignore_ascii_case(host) || default_port.is_some_and(|name| name.eq_ignore_ascii_case(host))
         };
         if !hosts.iter().any(is_served) {
-            let text = format!("This page is served as {} only; `--serve HOST:PORT` gives it another name.\n", hosts[1]);
+            let text =
+                format!("This page is served as {} only; `--serve HOST:PORT` gives it another name.\n", hosts[1]);
             return response(StatusCode::FORBIDDEN, "text/plain; charset=utf-8", text);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {

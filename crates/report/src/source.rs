@@ -45,7 +45,9 @@ impl Sources {
         }
         let (folders, files): (Vec<_>, Vec<_>) = folders.iter().cloned().partition(|path| path.is_dir());
         if folders.is_empty() {
-            return Err(files.first().map_or(ReportError::NoRuns, |path| ReportError::NotAFolder { path: path.clone() }));
+            return Err(files
+                .first()
+                .map_or(ReportError::NoRuns, |path| ReportError::NotAFolder { path: path.clone() }));
         }
         let left_out = files.iter().map(|path| format!("{}: no folder, left out", path.display())).collect();
         let sources = folders.iter().zip(names(&folders)).map(|(folder, name)| Source::new(folder, name)).collect();

@@ -39,6 +39,7 @@ mod trainer;
 mod units;
 mod unknown_argument;
 mod whole_file;
+mod words;
 
 pub use device::Devices;
 pub use trainer::{Outcome, Place, TrainError, train};

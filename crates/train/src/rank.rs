@@ -14,8 +14,9 @@ use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::schedule::learning_rate;
 use crate::spikes::Recent;
-use crate::trainer::{Outcome, TrainError, count, human};
+use crate::trainer::{Outcome, TrainError};
 use crate::units::{Batch, Parts, parameter_count, units};
+use crate::words::{count, human};
 use burn::tensor::Device;
 use checkpoint::{Best, Folder, Index};
 use comm::Communicator;
@@ -389,7 +390,7 @@ fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError
 
 /// What tells of the run, with its first lines.
 fn recorder<'a>(job: &'a Job, folder: &RunFolder, rank: usize, world_size: usize) -> Result<Recorder<'a>, TrainError> {
-    let mut recorder = Recorder::open(folder, rank, &job.progress)?;
+    let mut recorder = Recorder::open(folder, rank, job.resume.as_ref().map_or(0, Resume::step), &job.progress)?;
     recorder.log(&format!("rank {rank} of {world_size} on {}", job.config.train.device));
     recorder.metrics(&process(job, world_size))?;
     if let Some(resume) = &job.resume {

@@ -24,12 +24,12 @@ struct Rank0<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// In the folder of a run; a run that goes on appends.
-    pub fn open(folder: &RunFolder, rank: usize, progress: &'a Progress) -> Result<Self, TrainError> {
+    /// In the folder of a run, of which `done` steps are made; a run that goes on appends.
+    pub fn open(folder: &RunFolder, rank: usize, done: usize, progress: &'a Progress) -> Result<Self, TrainError> {
         let path = folder.logs().join(format!("rank-{rank}.txt"));
         let log = fs::create_dir_all(folder.logs()).and_then(|()| append(&path));
         let log = log.map_err(|source| TrainError::Metrics { path, source })?;
-        let rank_0 = if rank == 0 { Some(Rank0::open(folder, progress)?) } else { None };
+        let rank_0 = if rank == 0 { Some(Rank0::open(folder, done, progress)?) } else { None };
         Ok(Self { log, rank_0, started: Instant::now() })
     }
 
@@ -136,14 +136,20 @@ impl<'a> Recorder<'a> {
 }
 
 impl<'a> Rank0<'a> {
-    fn open(folder: &RunFolder, progress: &'a Progress) -> Result<Self, TrainError> {
+    fn open(folder: &RunFolder, done: usize, progress: &'a Progress) -> Result<Self, TrainError> {
         let (metrics, board) = (folder.metrics(), folder.tensorboard());
         let failed = |path: &Path| {
             let path = path.to_path_buf();
             |source| TrainError::Metrics { path, source }
         };
         let file = append(&metrics).map_err(failed(&metrics))?;
-        let writer = EventWriter::create(board.clone()).map_err(failed(&board))?;
+        // Later steps than `done` may stand in there, of a process that was killed.
+        let writer = if board.exists() {
+            EventWriter::create_from(&board, done as u64 + 1)
+        } else {
+            EventWriter::create(&board)
+        };
+        let writer = writer.map_err(failed(&board))?;
         Ok(Self { progress, metrics: (metrics, file), board: (board, writer) })
     }
 }

@@ -7,6 +7,7 @@ use crate::rank::{self, Job};
 use crate::resume::{self, Resume};
 use crate::run_folder::RunFolder;
 use crate::units::parameter_count;
+use crate::words::{count, human};
 use checkpoint::{Checkpoint, CheckpointError, Folder, Index};
 use comm::RankFailure;
 use data::DataError;
@@ -261,19 +262,5 @@ pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Resu
             Ok(())
         }
         _ => Ok(()),
-    }
-}
-
-/// `1 rank`, `2 ranks`.
-pub(crate) fn count(number: usize, of: &str) -> String {
-    if number == 1 { format!("1 {of}") } else { format!("{number} {of}s") }
-}
-
-/// `1234567` as `1.2M`.
-pub(crate) fn human(count: usize) -> String {
-    let units = [(1e9, "B"), (1e6, "M"), (1e3, "K")];
-    match units.iter().find(|(size, _)| count as f64 >= *size) {
-        Some((size, unit)) => format!("{:.1}{unit}", count as f64 / size),
-        None => count.to_string(),
     }
 }

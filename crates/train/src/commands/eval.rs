@@ -1,10 +1,11 @@
 mod choices;
 
 use crate::cli::say;
-use crate::commands::{at_least_1, count};
+use crate::commands::at_least_1;
 use crate::saved::{Saved, SavedError};
 use crate::trainer::TrainError;
 use crate::units::Batch;
+use crate::words::count;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use data::{DataError, Dataset, Decoder, OpenOptions, Split, Tokenizer, TokenizerSpec};

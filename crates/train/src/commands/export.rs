@@ -1,9 +1,10 @@
 use crate::cli::say;
-use crate::commands::{NotNew, check_new, count, human_count};
+use crate::commands::{NotNew, check_new};
 use crate::config::ModelConfig;
 use crate::saved::{Saved, SavedError};
 use crate::trainer::TrainError;
 use crate::whole_file::write_safetensors;
+use crate::words::{count, human_count};
 use checkpoint::Kind;
 use clap::{Args, ValueEnum};
 use model::hf::{self, Dtype, ExportModel, ExportOptions, HfError};

@@ -1,8 +1,9 @@
 use crate::cli::say;
-use crate::commands::{at_least_1, count};
+use crate::commands::at_least_1;
 use crate::saved::{self, Saved, SavedError};
 use crate::trainer::TrainError;
 use crate::units::check_tokens;
+use crate::words::count;
 use burn::tensor::Device;
 use clap::Args;
 use data::{Decoder, Tokenizer, TokenizerSpec};

@@ -1,8 +1,9 @@
 use crate::cli::say;
-use crate::commands::{HfFolderError, NotNew, check_new, count, human_count, open_hf};
+use crate::commands::{HfFolderError, NotNew, check_new, open_hf};
 use crate::config::{Config, LrSchedule, ModelConfig, OptimConfig};
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::trainer::TrainError;
+use crate::words::{count, human_count};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, write_rank};

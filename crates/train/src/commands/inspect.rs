@@ -1,7 +1,7 @@
 use crate::cli::say;
-use crate::commands::{count, human_count};
 use crate::saved::{self, SavedError};
 use crate::trainer::TrainError;
+use crate::words::{count, human_count};
 use checkpoint::{Checkpoint, CheckpointError, Index, Kind};
 use clap::Args;
 use std::path::PathBuf;

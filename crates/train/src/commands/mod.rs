@@ -11,24 +11,9 @@ pub mod prepare;
 pub mod presets;
 pub mod report;
 
-use crate::trainer::human;
 use model::hf::{Folder, HfError};
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// `1 token`, `2 tokens`.
-fn count(number: usize, noun: &str) -> String {
-    format!("{number} {}", plural(number, noun))
-}
-
-/// `1 token`, `2.3K tokens`.
-fn human_count(number: usize, noun: &str) -> String {
-    format!("{} {}", human(number), plural(number, noun))
-}
-
-fn plural(number: usize, noun: &str) -> String {
-    format!("{noun}{}", if number == 1 { "" } else { "s" })
-}
 
 /// Parses an argument that counts something.
 fn at_least_1(text: &str) -> Result<usize, String> {

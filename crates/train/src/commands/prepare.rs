@@ -1,6 +1,5 @@
 use crate::cli::say;
-use crate::commands::{count, human_count};
-use crate::trainer::human;
+use crate::words::{count, human, human_count};
 use clap::Args;
 use data::{DataError, PrepareOptions, TokenizerSpec};
 use std::path::PathBuf;

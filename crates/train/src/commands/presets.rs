@@ -1,7 +1,8 @@
 use crate::cli::say;
 use crate::config::{Config, ConfigError, PRESETS, Source};
-use crate::trainer::{human, set_vocabulary};
+use crate::trainer::set_vocabulary;
 use crate::units::parameter_count;
+use crate::words::human;
 use clap::Args;
 
 /// Lists the models of `--model` with their parameters.

@@ -2,9 +2,9 @@
 
 use super::{EvalError, progress};
 use crate::cli::say;
-use crate::commands::count;
 use crate::saved::Saved;
 use crate::units::check_tokens;
+use crate::words::count;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use data::TokenizerSpec;
 use model::LanguageModel;

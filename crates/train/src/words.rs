@@ -1,0 +1,24 @@
+//! Numbers in lines for the user.
+
+/// `1 rank`, `2 ranks`.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {}", plural(number, noun))
+}
+
+/// `1 token`, `2.3K tokens`.
+pub(crate) fn human_count(number: usize, noun: &str) -> String {
+    format!("{} {}", human(number), plural(number, noun))
+}
+
+/// `1234567` as `1.2M`.
+pub(crate) fn human(count: usize) -> String {
+    let units = [(1e9, "B"), (1e6, "M"), (1e3, "K")];
+    match units.iter().find(|(size, _)| count as f64 >= *size) {
+        Some((size, unit)) => format!("{:.1}{unit}", count as f64 / size),
+        None => count.to_string(),
+    }
+}
+
+fn plural(number: usize, noun: &str) -> String {
+    format!("{noun}{}", if number == 1 { "" } else { "s" })
+}
