@@ -5,6 +5,7 @@
 #
 # * The collectives keep their laws: crates/comm/examples/mpi_laws.rs.
 # * Four processes have the losses of four threads, to the last digit.
+# * They wait for one that prepares data as long as comm.init_timeout_seconds says.
 # * A process that panics or is killed ends all others within ten seconds, with its rank's number in the output.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -51,6 +52,29 @@ same_losses() {
     folder=$(find "$out" -mindepth 1 -maxdepth 1 -name "$model*" | wc -l)
     [[ $folder == 2 ]] || fail "$model: $folder run folders instead of 2"
     echo "$model: four processes have the losses of four threads"
+}
+
+# with_data_late SECONDS OPTION...: a run whose rank 0 has its data later than the others, as on a machine of its own. Another process
+# that prepares it holds it up.
+with_data_late() {
+    local seconds=$1 key of_rank='KILN_CACHE=$0/$([[ $OMPI_COMM_WORLD_RANK == 0 ]] && echo cold || echo warm) exec "$@"'
+    shift
+    rm -rf "$out/warm" "$out/cold" "$out/late"
+    KILN_CACHE=$out/warm "$bin/train" --model gpt2 --steps 1 "${short[@]}" --out "$out/warm/run" >/dev/null 2>&1
+    key=$(ls "$out/warm/prepared")
+    mkdir -p "$out/cold/prepared"
+    flock "$out/cold/prepared/.$key.lock" sleep "$seconds" &
+    timeout 120 "${mpirun[@]}" bash -c "$of_rank" "$out" "$bin/train" --model gpt2 --steps 2 "${short[@]}" --out "$out/late" "$@" \
+        >"$out/late.log" 2>&1
+}
+
+data_that_is_late() {
+    local code=0
+    with_data_late 8 --set comm.timeout_seconds=3 || { cat "$out/late.log"; fail "data that is 8 s late ends a run"; }
+    with_data_late 20 --set comm.timeout_seconds=3 --set comm.init_timeout_seconds=4 || code=$?
+    [[ $code != 0 && $code != 124 ]] || fail "a rank that is late returned $code"
+    grep -q "no sign of rank(s) \[0\] within 4s" "$out/late.log" || { cat "$out/late.log"; fail "rank 0 is not named"; }
+    echo "processes wait for one that prepares data, and not for ever"
 }
 
 # ended_for CODE LOG WHAT: a run that failed returned a code, and said which rank failed.
@@ -112,6 +136,7 @@ a_kill() {
 laws
 same_losses deepseek 5
 same_losses gpt2 5
+data_that_is_late
 a_wrong_number_of_ranks
 a_panic
 a_kill

@@ -46,8 +46,8 @@ pub enum RankFailure<E: Error + 'static> {
 ///
 /// # Errors
 /// When a rank returns an error or panics, the others are told ([`Communicator::abort`]), all threads are joined, and the
-/// failure that came first is returned. A thread that has not come back five seconds after the time of a call is left behind, as nothing
-/// can end it from outside: it keeps what it holds until it comes back or the process ends.
+/// failure that came first is returned. A thread that has not come back after the time of a call and five seconds more is left behind
+/// ([`RankFailure::Stuck`]), for nothing can end it from outside: it keeps what it holds until it comes back or the process ends.
 pub fn run_ranks<T, E, F>(
     devices: Vec<Device>,
     timeouts: impl Into<Timeouts>,

@@ -26,7 +26,7 @@ impl RopeTable {
     }
 
     /// How many positions it has.
-    pub fn len(&self) -> usize {
+    pub fn positions(&self) -> usize {
         self.cos_tp.dims()[0]
     }
 

@@ -49,7 +49,7 @@ impl Rope {
 
     fn at_least(&self, len: usize, device: &Device) -> RopeTable {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, table)) = tables.iter().find(|(of, table)| of == device && table.len() >= len) {
+        if let Some((_, table)) = tables.iter().find(|(of, table)| of == device && table.positions() >= len) {
             return table.clone();
         }
         let positions = 0..len.next_power_of_two();
@@ -103,9 +103,9 @@ mod tests {
         let rope = Rope::new(&config);
         let clone = rope.clone();
         for (asked, made) in [(5, 8), (8, 8), (3, 8), (9, 16), (100, 128), (20, 128)] {
-            assert_eq!(clone.first(asked, &device.clone().autodiff()).len(), asked);
+            assert_eq!(clone.first(asked, &device.clone().autodiff()).positions(), asked);
             let tables = rope.tables.lock().unwrap();
-            assert_eq!(tables.iter().map(|(_, table)| table.len()).collect::<Vec<_>>(), [made], "after {asked}");
+            assert_eq!(tables.iter().map(|(_, table)| table.positions()).collect::<Vec<_>>(), [made], "after {asked}");
         }
         // Pairs (1, 0) turn to (cos, sin).
         let positions = [60, 0, 7];

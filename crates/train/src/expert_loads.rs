@@ -2,7 +2,6 @@
 
 use crate::config::Config;
 use burn::tensor::Tensor;
-use model::MicroBatch;
 use moe::MoeStats;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,10 +49,10 @@ impl ExpertLoads {
         *self.lock() = Step { report, ..Step::default() };
     }
 
-    /// Adds what `layer` did with a micro-batch of the step.
-    pub fn record(&self, layer: usize, place: MicroBatch, stats: &MoeStats) {
+    /// Adds what `layer` did with the micro-batch of the step that begins at `first_row` of its global batch.
+    pub fn record(&self, layer: usize, first_row: u64, stats: &MoeStats) {
         let mut step = self.lock();
-        if !(step.report || self.follows) || !step.counted.insert((layer, place.first_row)) {
+        if !(step.report || self.follows) || !step.counted.insert((layer, first_row)) {
             return;
         }
         let mut sums = vec![stats.assigned_e().float()];
@@ -164,21 +163,17 @@ mod tests {
         ExpertLoads::new(&Config { moe, ..Config::default() })
     }
 
-    fn at(first_row: u64) -> MicroBatch {
-        MicroBatch { seed: 1, step: 0, first_row }
-    }
-
     #[test]
     fn a_step_counts_each_micro_batch_of_a_layer_once_and_the_next_one_begins_anew() {
         let (loads, layer) = (loads(0.0), layer());
         let [before, a, b, other_layer] = [(); 4].map(|()| stats(&layer));
         loads.begin(true);
-        loads.record(1, at(0), &before);
+        loads.record(1, 0, &before);
         loads.begin(true);
-        loads.record(1, at(0), &a);
-        loads.record(1, at(2), &b);
-        loads.record(3, at(0), &other_layer);
-        loads.record(1, at(0), &a); // run again for the backward
+        loads.record(1, 0, &a);
+        loads.record(1, 2, &b);
+        loads.record(3, 0, &other_layer);
+        loads.record(1, 0, &a); // run again for the backward
 
         let found = layer_loads(&loads.sums(&[1, 2, 3], EXPERTS), &[1, 2, 3], EXPERTS);
         let sum = |of: fn(&MoeStats) -> Tensor<1>| values(of(&a) + of(&b));
@@ -204,8 +199,8 @@ mod tests {
         let assigned = |speed| {
             let loads = loads(speed);
             loads.begin(false);
-            loads.record(0, at(0), &stats);
-            loads.record(1, at(0), &stats);
+            loads.record(0, 0, &stats);
+            loads.record(1, 0, &stats);
             let [first, second] = layer_loads(&loads.sums(&[0, 1], EXPERTS), &[0, 1], EXPERTS).try_into().unwrap();
             assert_eq!((&first.assigned, first.gate_mass.iter().sum::<f64>()), (&second.assigned, 0.0));
             first.assigned
@@ -219,7 +214,7 @@ mod tests {
         count_for(Box::leak(Box::default()));
         let (loads, layer) = (loads(0.0), layer());
         loads.begin(true);
-        let record = |first_row| loads.record(0, at(first_row), &stats(&layer));
+        let record = |first_row| loads.record(0, first_row, &stats(&layer));
         record(0); // threads keep workspaces of matrix products
         let before = allocated();
         (1..9).for_each(record);

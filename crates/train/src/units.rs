@@ -79,7 +79,7 @@ pub(crate) fn units(config: &Config, loads: &ExpertLoads, device: &Device) -> (U
                     };
                     let output = block.forward_training(x_btd, place);
                     if let Some(stats) = &output.stats {
-                        loads.record(layer, place, stats);
+                        loads.record(layer, place.first_row, stats);
                     }
                     (output.x_btd, output.aux_loss)
                 }

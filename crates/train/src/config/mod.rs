@@ -358,7 +358,7 @@ impl ParallelConfig {
 pub struct CommConfig {
     /// Seconds that a rank waits for the others in a collective.
     pub timeout_seconds: u64,
-    /// The same until all ranks have met for the first time, where it is longer: a process may have data to prepare that the others have.
+    /// The same until all ranks have met for the first time, if that is longer: one process may have data to prepare, the others not.
     pub init_timeout_seconds: u64,
 }
 
