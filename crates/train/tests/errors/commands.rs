@@ -118,7 +118,7 @@ const EXPORT_IMPORT_AND_INSPECT: &[WrongArguments] = &[
     ("an export into another folder", "export none --out hf", &["hf exists and is not an empty folder", "--out"]),
     ("an export into a file", "export none --out text.txt", &["text.txt exists and is not an empty folder", "--out"]),
     ("shards of no bytes", "export run --out e --max-shard-bytes 0", &["--max-shard-bytes", "0 is not in 1.."]),
-    ("no such type", "export run --out e --dtype fp8", &["'fp8'", "f32, bf16, f16"]),
+    ("no such type", "export run --out e --dtype fp8", &["'fp8'", "fp32, bf16, fp16"]),
     ("an import over a run", "import --hf none --out run", &["run exists and is not an empty folder", "--out"]),
     ("an import into a file", "import --hf none --out text.txt", &["text.txt exists and is not an empty folder"]),
     (
