@@ -24,8 +24,9 @@ pub(crate) fn explain(mut error: Error, command: &Command, args: &[String]) -> E
     if tip.is_some() || error.kind() == ErrorKind::ArgumentConflict {
         error = Error::new(ErrorKind::UnknownArgument).with_cmd(command);
         error.insert(ContextKind::InvalidArg, ContextValue::String(given));
-        let tip = tip.map(|tip| format!("did you mean {tip}?").into());
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tip.into_iter().collect()));
+        if let Some(tip) = tip {
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![format!("did you mean {tip}?").into()]));
+        }
     }
     error
 }
