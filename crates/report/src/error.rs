@@ -47,13 +47,17 @@ pub enum ReportError {
         source: io::Error,
     },
     /// What follows `--serve` is no address.
-    #[error("`{address}` is neither PORT nor HOST:PORT: name the runs before `--serve`, and what is behind it as in `--serve 8080`")]
+    #[error(
+        "`{address}` is neither PORT nor HOST:PORT: name the runs before `--serve`, and what is behind it as in `--serve 8080`"
+    )]
     Address {
         /// What was given.
         address: String,
     },
     /// The page cannot be served.
-    #[error("{address}: cannot be listened on: {source}; choose another port, or leave it out for a free one of 127.0.0.1")]
+    #[error(
+        "{address}: cannot be listened on: {source}; choose another port, or leave it out for a free one of 127.0.0.1"
+    )]
     Listen {
         /// The address.
         address: String,

@@ -225,7 +225,8 @@ mod tests {
         assert_eq!(parse(r#"{"step":3,"event":"a"}"#), Some(Line::Event { step: 3, text: "a".into() }));
         assert_eq!(parse(r#"{"parameters":12,"active":3}"#), Some(Line::Parameters(12)));
         assert_eq!(parse(r#"{"step":3,"sample":"fn"}"#), Some(Line::Sample { step: 3, text: "fn".into() }));
-        let start = r#"{"started":"2026-11-21T21:45:07Z","step":7,"ranks":4,"parameters":12,"bytes_per_token":null,"new":1}"#;
+        let start =
+            r#"{"started":"2026-11-21T21:45:07Z","step":7,"ranks":4,"parameters":12,"bytes_per_token":null,"new":1}"#;
         let setup = Setup { started: Some("2026-11-21T21:45:07Z".into()), step: 7, ..Setup::default() };
         let setup = Setup { ranks: Some(4), parameters: Some(12), ..setup };
         assert_eq!(parse(start), Some(Line::Start(Box::new(setup))));
@@ -240,7 +241,15 @@ mod tests {
 
     #[test]
     fn other_lines_are_left_out_and_torn_ones_are_errors() {
-        for other in [r#"{"step":1,"hello":2}"#, r#"{"loss":1}"#, r#"{"step":-1,"loss":1}"#, r#"{"started":1}"#, "[]", "3", "null"] {
+        for other in [
+            r#"{"step":1,"hello":2}"#,
+            r#"{"loss":1}"#,
+            r#"{"step":-1,"loss":1}"#,
+            r#"{"started":1}"#,
+            "[]",
+            "3",
+            "null",
+        ] {
             assert_eq!(Line::parse(other).unwrap(), None, "{other}");
         }
         for torn in [r#"{"step":1,"lo"#, "", "{\"step\":1,\"loss\":NaN}"] {

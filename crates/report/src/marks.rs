@@ -105,10 +105,7 @@ mod tests {
         let kinds: Vec<_> = marks.iter().map(|mark| (mark.step, mark.kind)).collect();
         assert_eq!(kinds, [(1, Kind::Skip), (2, Kind::Save), (2, Kind::Resume), (2, Kind::Skip), (2, Kind::Other)]);
         let texts: Vec<_> = marks.iter().skip(2).map(|mark| mark.text.as_str()).collect();
-        assert_eq!(
-            texts,
-            ["resumed from step-2 on 2 ranks", "skipped step 2: gradients beyond fp16", "a/b happened"]
-        );
+        assert_eq!(texts, ["resumed from step-2 on 2 ranks", "skipped step 2: gradients beyond fp16", "a/b happened"]);
         assert!(marks[0].text.starts_with("skipped: ") && marks[1].text.ends_with(" step-2"), "{marks:?}");
     }
 

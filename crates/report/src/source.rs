@@ -45,7 +45,9 @@ impl Sources {
         }
         let (folders, files): (Vec<_>, Vec<_>) = folders.iter().cloned().partition(|path| path.is_dir());
         if folders.is_empty() {
-            return Err(files.first().map_or(ReportError::NoRuns, |path| ReportError::NotAFolder { path: path.clone() }));
+            return Err(files
+                .first()
+                .map_or(ReportError::NoRuns, |path| ReportError::NotAFolder { path: path.clone() }));
         }
         let left_out = files.iter().map(|path| format!("{}: no folder, left out", path.display())).collect();
         let sources = folders.iter().zip(names(&folders)).map(|(folder, name)| Source::new(folder, name)).collect();
@@ -147,7 +149,9 @@ impl Source {
     /// What a reader should know of the folder.
     pub fn notes(&self) -> Vec<String> {
         let unreadable = self.unreadable.iter().map(|error| format!("metrics.jsonl: cannot be read: {error}"));
-        let config = self.config.1.as_ref().err().map(|error| format!("config.yaml: {error}"));
+        // A folder that is still empty lacks nothing yet.
+        let config = self.config.1.as_ref().err().filter(|_| self.metrics.lines() > 0);
+        let config = config.map(|error| format!("config.yaml: {error}"));
         unreadable.chain(self.metrics.notes()).chain(config).collect()
     }
 

@@ -9,6 +9,8 @@
 //! | | `step` | 2 | int64 |
 //! | | `file_version` | 3 | string, in the first event |
 //! | | `summary` | 5 | `Summary` |
+//! | | `session_log` | 7 | `SessionLog`, in the second event of a run that goes on |
+//! | `SessionLog` | `status` | 1 | enum, 1 for START |
 //! | `Summary` | `value` | 1 | repeated `Value` |
 //! | `Value` | `tag` | 1 | string |
 //! | | `simple_value` | 2 | float |
@@ -35,6 +37,14 @@ impl EventWriter {
             .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", folder.join(&name).display())))?;
         let mut writer = Self { file };
         writer.write(&version(now.as_secs_f64()))?;
+        Ok(writer)
+    }
+
+    /// Creates a new event file of a run that goes on with step `first`: of this step and later ones TensorBoard forgets what the files
+    /// before say, as with `purge_step` of PyTorch's `SummaryWriter`.
+    pub fn create_from(folder: impl AsRef<Path>, first: u64) -> io::Result<Self> {
+        let mut writer = Self::create(folder)?;
+        writer.write(&start(since_1970().as_secs_f64(), first))?;
         Ok(writer)
     }
 
@@ -92,6 +102,16 @@ fn version(wall_time: f64) -> Vec<u8> {
     event
 }
 
+/// The event by which a resumed run says from which step on it starts.
+fn start(wall_time: f64, first: u64) -> Vec<u8> {
+    let (mut event, mut log) = (vec![], vec![]);
+    key(&mut log, 1, Wire::Varint);
+    varint(&mut log, 1);
+    time_and_step(&mut event, wall_time, first);
+    bytes(&mut event, 7, &log);
+    event
+}
+
 /// An event of one value a tag.
 fn scalars(wall_time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
     let (mut event, mut summary) = (vec![], vec![]);
@@ -102,14 +122,18 @@ fn scalars(wall_time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
         value.extend((*simple_value as f32).to_le_bytes());
         bytes(&mut summary, 1, &value);
     }
-    double(&mut event, 1, wall_time);
-    // Zero is what a missing number means, so Python leaves it out.
-    if step != 0 {
-        key(&mut event, 2, Wire::Varint);
-        varint(&mut event, step);
-    }
+    time_and_step(&mut event, wall_time, step);
     bytes(&mut event, 5, &summary);
     event
+}
+
+fn time_and_step(event: &mut Vec<u8>, wall_time: f64, step: u64) {
+    double(event, 1, wall_time);
+    // Zero is what a missing number means, so Python leaves it out.
+    if step != 0 {
+        key(event, 2, Wire::Varint);
+        varint(event, step);
+    }
 }
 
 /// How a field's value is encoded.
@@ -148,23 +172,48 @@ fn bytes(to: &mut Vec<u8>, field: u64, value: &[u8]) {
 mod tests {
     use super::*;
 
+    type Steps<'a> = &'a [(u64, &'a [(&'a str, f64)])];
+
+    /// Compares a file of the fixture with what we would write from its first event's time on.
+    fn compare(name: &str, time: f64, first: &[Vec<u8>], steps: Steps) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/events").join(name);
+        let expected = fs::read(path).unwrap();
+        let mut ours = record(&version(time));
+        first.iter().for_each(|event| ours.extend(record(event)));
+        for (index, (step, values)) in steps.iter().enumerate() {
+            ours.extend(record(&scalars(time + index as f64 + 0.25, *step, values)));
+        }
+        assert!(ours == expected, "{ours:02x?}\n{expected:02x?}");
+    }
+
     #[test]
     fn events_are_those_of_python_byte_for_byte() {
-        let path = "../../tests/reference/events/events.out.tfevents.1700000000.fixture.1";
-        let expected = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
         let long = format!("a tag of more than 127 bytes: {}", "ä".repeat(60));
-        let steps: [(u64, &[(&str, f64)]); 5] = [
+        let steps: Steps = &[
             (0, &[("loss", 5.5)]),
             (1, &[("loss_metrics/global_avg_loss", 5.4371), ("grad_norm", 0.0), ("mfu(%)", -1.5)]),
             (300, &[(&long, 1e-30)]),
             ((1 << 40) + 1, &[("loss", 1e300)]),
             ((1 << 40) + 2, &[]),
         ];
-        let mut ours = record(&version(1.7e9));
-        for (index, (step, values)) in steps.into_iter().enumerate() {
-            ours.extend(record(&scalars(1.7e9 + index as f64 + 0.25, step, values)));
-        }
-        assert!(ours == expected, "{ours:02x?}\n{expected:02x?}");
+        compare("events.out.tfevents.1700000000.fixture.1", 1.7e9, &[], steps);
+    }
+
+    #[test]
+    fn a_resumed_run_starts_as_python_does_where_tensorboard_forgets_what_is_done_again() {
+        let start = start(1.7e9 + 100.0, 300);
+        let steps: Steps = &[(300, &[("loss", 2.5)]), (301, &[("loss", 2.25)])];
+        compare("events.out.tfevents.1700000100.fixture.2", 1.7e9 + 100.0, &[start], steps);
+    }
+
+    #[test]
+    fn only_a_run_that_goes_on_starts_with_a_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let written = |writer: EventWriter| writer.file.metadata().unwrap().len() as usize;
+        let new = written(EventWriter::create(folder.path()).unwrap());
+        assert_eq!(new, record(&version(1.0)).len());
+        let resumed = written(EventWriter::create_from(folder.path(), 301).unwrap());
+        assert_eq!(resumed, new + record(&start(1.0, 301)).len());
     }
 
     #[test]

@@ -92,7 +92,8 @@ fn processes_say_how_the_run_was_set_up() {
     let metrics = [&start("21:45:07", 0, 4), steps, &start("22:00:00", 2, 2), resumed, more].concat();
     let folder = tempfile::tempdir().unwrap();
     let data = &data(&page(&[run(&folder, "a", CONFIG, metrics)], &folder))["runs"][0];
-    let setups: Vec<_> = data["setups"].as_array().unwrap().iter().map(|setup| (&setup["step"], &setup["ranks"])).collect();
+    let setups: Vec<_> =
+        data["setups"].as_array().unwrap().iter().map(|setup| (&setup["step"], &setup["ranks"])).collect();
     assert_eq!(setups, [(&0.into(), &4.into()), (&2.into(), &2.into())]);
     let first = &data["setups"][0];
     assert_eq!((&first["started"], &first["bytes_per_token"]), (&"2026-11-21T21:45:07Z".into(), &1.0.into()));
@@ -134,7 +135,10 @@ fn what_has_no_step_is_a_note_beside_runs_that_have() {
     assert_eq!((summary.runs, &summary.notes[..]), (1, &expected[..]));
     let data = data(&fs::read_to_string(&out).unwrap());
     assert_eq!((data["runs"].as_array().unwrap().len(), &data["notes"]), (1, &serde_json::json!(expected)));
-    assert!(matches!(write(&all[..2], &out), Err(ReportError::NothingToShow { .. })), "none of them has anything to show");
+    assert!(
+        matches!(write(&all[..2], &out), Err(ReportError::NothingToShow { .. })),
+        "none of them has anything to show"
+    );
 }
 
 #[test]
