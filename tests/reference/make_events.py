@@ -1,21 +1,21 @@
-"""Makes the event file that the writer of TensorBoard's events is compared with, byte for byte: TensorBoard's own messages and
-record writer, with fixed times.
+"""Makes the event files that the writer of TensorBoard's events is compared with, byte for byte: TensorBoard's own messages and
+record writer, with fixed times. The second file is that of a process which goes on with the run: it does step 300 again.
 
     pip install tensorboard
     python tests/reference/make_events.py
 
-The checked-in file comes from Python 3.11, tensorboard 2.21 and protobuf 7.36. The script reads the file back with
-EventAccumulator and fails if the values are not those it wrote.
+The checked-in files come from Python 3.11, tensorboard 2.21 and protobuf 7.36. The script reads them back with
+EventAccumulator and fails if the values are not those it wrote, or those of a step that was done again.
 """
 
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-FILE = Path(__file__).parent / "events" / "events.out.tfevents.1700000000.fixture.1"
+FOLDER = Path(__file__).parent / "events"
 
 # Step, and values by tag: no step, several values, zero and negative ones, a long tag, a step of more than 32 bits, no value.
 STEPS = [
@@ -27,21 +27,33 @@ STEPS = [
 ]
 
 
+# What the second process does again, from the first of these steps on.
+AGAIN = [(300, [("loss", 2.5)]), (301, [("loss", 2.25)])]
+
+
 def main():
-    FILE.parent.mkdir(exist_ok=True)
-    with FILE.open("wb") as file:
+    FOLDER.mkdir(exist_ok=True)
+    write(FOLDER / "events.out.tfevents.1700000000.fixture.1", 1.7e9, [], STEPS)
+    start = Event(wall_time=1.7e9 + 100, step=AGAIN[0][0], session_log=SessionLog(status=SessionLog.START))
+    write(FOLDER / "events.out.tfevents.1700000100.fixture.2", 1.7e9 + 100, [start], AGAIN)
+
+    accumulator = EventAccumulator(str(FOLDER)).Reload()
+    read = [(tag, e.step, e.value) for tag in accumulator.Tags()["scalars"] for e in accumulator.Scalars(tag)]
+    kept = [(step, values) for step, values in STEPS if step < AGAIN[0][0]] + AGAIN
+    written = [(tag, step, to_f32(value)) for step, values in kept for tag, value in values]
+    assert sorted(read) == sorted(written), (read, written)
+
+
+def write(path, start, first, steps):
+    with path.open("wb") as file:
         writer = RecordWriter(file)
-        writer.write(Event(wall_time=1.7e9, file_version="brain.Event:2").SerializeToString())
-        for index, (step, values) in enumerate(STEPS):
+        for event in [Event(wall_time=start, file_version="brain.Event:2"), *first]:
+            writer.write(event.SerializeToString())
+        for index, (step, values) in enumerate(steps):
             values = [Summary.Value(tag=tag, simple_value=to_f32(value)) for tag, value in values]
-            event = Event(wall_time=1.7e9 + index + 0.25, step=step, summary=Summary(value=values))
+            event = Event(wall_time=start + index + 0.25, step=step, summary=Summary(value=values))
             writer.write(event.SerializeToString())
         writer.flush()
-
-    accumulator = EventAccumulator(str(FILE.parent)).Reload()
-    read = {(tag, e.step): e.value for tag in accumulator.Tags()["scalars"] for e in accumulator.Scalars(tag)}
-    written = {(tag, step): to_f32(value) for step, values in STEPS for tag, value in values}
-    assert read == written, (read, written)
 
 
 def to_f32(value):

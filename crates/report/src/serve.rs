@@ -21,7 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub fn serve(runs: &[PathBuf], address: &str) -> Result<String, ReportError> {
     let (host, port) = parse(address).ok_or_else(|| ReportError::Address { address: address.into() })?;
     let runs = Sources::new(runs)?;
-    let site = Arc::new(Site { page: page(&runs.title(), None), numbers: Mutex::new(Numbers::new(runs)) });
+    let page = page(&runs.title(), None);
+    let numbers = Numbers { runs, json: String::new(), version: String::new() };
+    let site = Arc::new(Site { page, numbers: Mutex::new(numbers) });
     let failed = |source| ReportError::Listen { address: address.into(), source };
     let ip = resolve(&host).map_err(failed)?;
     let port = listen(&site, &host, ip, port).map_err(failed)?;
@@ -46,19 +48,18 @@ fn resolve(host: &str) -> io::Result<IpAddr> {
 
 /// Listens in threads of its own, and returns the port.
 fn listen(site: &Arc<Site>, host: &str, ip: IpAddr, port: u16) -> io::Result<u16> {
-    // The server is told its port, so a free one is found before; somebody else may take it in between.
-    for tries in 0.. {
-        let free = || Ok::<_, io::Error>(TcpListener::bind((ip, 0))?.local_addr()?.port());
-        let on = if port == 0 { free()? } else { port };
-        let hosts = ["localhost", "127.0.0.1", "[::1]", host].map(|host| format!("{host}:{on}"));
+    let start = |port: u16| {
+        let hosts = ["localhost", "127.0.0.1", "[::1]", host].map(|host| format!("{host}:{port}"));
         let site = site.clone();
-        let server = Server::new(move |request| site.answer(request, &hosts)).bind((ip, on)).spawn();
-        match server {
-            Err(error) if error.kind() == ErrorKind::AddrInUse && port == 0 && tries < 10 => {}
-            server => return server.map(|_| on),
-        }
+        Server::new(move |request| site.answer(request, &hosts)).bind((ip, port)).spawn().map(|_| port)
+    };
+    if port != 0 {
+        return start(port);
     }
-    unreachable!("the last try returns")
+    // The server has to be told its port; somebody else may take a free one before it does.
+    let start_free = || start(TcpListener::bind((ip, 0))?.local_addr()?.port());
+    let taken = |started: &io::Result<u16>| matches!(started, Err(error) if error.kind() == ErrorKind::AddrInUse);
+    (0..9).map(|_| start_free()).find(|started| !taken(started)).unwrap_or_else(start_free)
 }
 
 /// What is served.
@@ -121,10 +122,6 @@ impl Site {
 }
 
 impl Numbers {
-    fn new(runs: Sources) -> Self {
-        Self { runs, json: String::new(), version: String::new() }
-    }
-
     /// Reads what the runs have written since the last time.
     fn read_on(&mut self) -> serde_json::Result<()> {
         if self.runs.read_on() || self.json.is_empty() {

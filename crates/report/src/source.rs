@@ -149,7 +149,9 @@ impl Source {
     /// What a reader should know of the folder.
     pub fn notes(&self) -> Vec<String> {
         let unreadable = self.unreadable.iter().map(|error| format!("metrics.jsonl: cannot be read: {error}"));
-        let config = self.config.1.as_ref().err().map(|error| format!("config.yaml: {error}"));
+        // A folder that is still empty lacks nothing yet.
+        let config = self.config.1.as_ref().err().filter(|_| self.metrics.lines() > 0);
+        let config = config.map(|error| format!("config.yaml: {error}"));
         unreadable.chain(self.metrics.notes()).chain(config).collect()
     }
 

@@ -74,23 +74,25 @@ function drawChart(node, chart) {
   const width = Math.max(220, node.parentNode.clientWidth);
   const [inner, base] = [width - MARGIN.left - MARGIN.right, HEIGHT - MARGIN.bottom];
   const curves = runs.map((run) => curve(chart, run)).filter(Boolean);
-  const points = chart.points ? runs.map((run) => curve(chart, run, chart.points)).filter(Boolean) : [];
+  const validations = chart.points ? runs.map((run) => curve(chart, run, chart.points)).filter(Boolean) : [];
   const log = state.log && !chart.robust;
   const range = xRange();
-  const [low, high] = yRange(chart, [...curves, ...points], range, log);
+  const [low, high] = yRange(chart, [...curves, ...validations], range, log);
   const scale = log ? Math.log : (v) => v;
   const toX = (v) => MARGIN.left + ((v - range[0]) / (range[1] - range[0])) * inner;
   const toY = (v) => base - ((scale(v) - scale(low)) / (scale(high) - scale(low))) * (base - MARGIN.top);
   const fromX = (px) => range[0] + ((px - MARGIN.left) / inner) * (range[1] - range[0]);
-  Object.assign(chart, { node, curves, points, toX, toY, fromX, range, over: svg("g", {}) });
+  Object.assign(chart, { node, curves, validations, toX, toY, fromX, range, over: svg("g", {}) });
 
   const [back, clip] = [svg("g", {}), `clip-${chart.key}`];
-  back.append(svg("clipPath", { id: clip }, svg("rect", { x: MARGIN.left, y: MARGIN.top - 4, width: inner, height: base - MARGIN.top + 5 })));
+  back.append(svg("clipPath", { id: clip }, svg("rect", { x: MARGIN.left, y: MARGIN.top - 4, width: inner + 6, height: base - MARGIN.top + 5 })));
   const rows = log ? logTicks(low, high) : niceTicks(low, high, 4);
+  // Powers of ten, and 2 and 5 times these, need no digits after their own.
+  const near = (tick) => (log && rows[1] / rows[0] > 1.5 ? 10 ** Math.floor(Math.log10(tick) + 1e-9) : spacing(rows, tick));
   for (const tick of rows) {
     const y = toY(tick);
     back.append(svg("line", { class: "gridline", x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }));
-    back.append(svg("text", { x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, chart.tick(tick, spacing(rows, tick))));
+    back.append(svg("text", { x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, chart.tick(tick, near(tick))));
   }
   const axis = AXES[state.x];
   const columns = axis.ticks(range[0], range[1], Math.max(3, Math.floor(inner / 95)));
@@ -103,7 +105,7 @@ function drawChart(node, chart) {
   const front = svg("g", { "clip-path": `url(#${clip})` });
   for (const run of shownRuns()) front.append(...eventMarks(run, toX, base));
   for (const one of curves) front.append(...lines(chart, one, inner, base));
-  for (const one of points) front.append(...validationMarks(one, chart));
+  for (const one of validations) front.append(...validationMarks(one, chart));
   for (const one of curves) front.append(...spikeMarks(one.run, chart));
   fill(node, { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, "aria-label": told(chart) }, []).replaceChildren(back, front, chart.over);
 }
@@ -136,5 +138,5 @@ function told(chart) {
     const first = series.value.findIndex(known);
     return `${run.name} from ${chart.format(series.value[first])} at step ${series.step[first]} to ${chart.format(series.value[last])} at step ${series.step[last]}`;
   };
-  return `${chart.title}: ${(chart.curves.length ? chart.curves : chart.points).map(ends).join("; ")}`;
+  return `${chart.title}: ${(chart.curves.length ? chart.curves : chart.validations).map(ends).join("; ")}`;
 }

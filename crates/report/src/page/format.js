@@ -28,6 +28,9 @@ function short(value, unit = "", digits = 3) {
 
 const bytes = (value) => short(value, "B");
 
+// 1.19e11 -> `119 G`, of FLOP/s.
+const flops = (value) => (value ? short(value, "F").slice(0, -1) : "0");
+
 function percent(value) {
   if (!known(value)) return "–";
   if (value !== 0 && Math.abs(value) < 0.01) return value > 0 ? "<0.01%" : ">−0.01%";

@@ -19,9 +19,8 @@ function afterBest(run) {
   return `after step ${number(run.best_val[0], 7)}${last === number(run.best_val[1]) ? "" : `, last ${last}`}`;
 }
 
-const checkpoints = ({ checkpoints: names }) => (names.length > 1 ? `${names.length}, to ${names.at(-1)}` : names[0]);
 
-// Term, title, text; a second line below it.
+// Term, title, text; a second line below it. What does not compare is only told of a run alone.
 const FACTS = [
   ["steps", "Steps", reached],
   ["tokens", "Tokens", (run) => known(run.tokens) && short(run.tokens)],
@@ -33,10 +32,13 @@ const FACTS = [
   ["speed", "Tokens/s", (run) => known(run.tokens_per_second) && short(run.tokens_per_second)],
   ["data_wait", "Data wait", (run) => known(run.data_wait) && share(run.data_wait)],
   ["mfu", "MFU", (run) => known(run.mfu) && share(run.mfu)],
-  ["flops", "Per device", (run) => known(run.flops) && short(run.flops, "FLOP/s")],
-  ["saving", "Saving", (run) => run.saving && duration(run.saving)],
+  ["flops", "FLOP/s", (run) => known(run.flops) && flops(run.flops)],
   ["skipped", "Skipped", (run) => run.skipped && count(run.skipped, "step")],
-  ["checkpoints", "Checkpoints", checkpoints],
+];
+const FACTS_ALONE = [
+  ...FACTS,
+  ["saving", "Saving", (run) => run.saving && duration(run.saving)],
+  ["checkpoints", "Checkpoints", ({ checkpoints: names }) => (names.length > 1 ? String(names.length) : names[0]), ({ checkpoints: names }) => names.length > 1 && `to ${names.at(-1)}`],
 ];
 
 // `4 ranks, from step 121 on 2`: what changed from one process of the run to the next.
@@ -81,8 +83,9 @@ function head() {
 }
 
 function single(run) {
-  const tiles = FACTS.map(([key, title, of, below]) => [key, title, of(run), below && below(run)]).filter(([, , text]) => text);
+  const tiles = FACTS_ALONE.map(([key, title, of, below]) => [key, title, of(run), below && below(run)]).filter(([, , text]) => text);
   const facts = SETUP.map(([key, title, of]) => [key, title, of(run)]).filter(([, , text]) => text);
+  if (!tiles.length && !facts.length) return [];
   return el("div", { class: "card" },
     tiles.length ? el("div", { class: "tiles" }, tiles.map(([key, title, text, below]) => el("div", { "data-key": key }, el("span", {}, term(key, title)), el("b", {}, text), below ? el("small", {}, below) : null))) : null,
     el("dl", { class: "setup" }, facts.map(([key, title, text]) => [el("dt", {}, term(key, title)), el("dd", {}, text)])));
@@ -101,6 +104,7 @@ function comparison() {
   const table = el("table", { id: "runs" }, el("thead", {}, el("tr", {}, el("th", {}, "Run"), titles)), el("tbody", {}, runs.map(row)));
   return [
     el("div", { class: "card scroll" }, table),
-    shared.length ? el("dl", { class: "setup card" }, shared.map((fact) => [el("dt", {}, term(fact[0], fact[1])), el("dd", {}, `${texts(fact)[0]} (all runs)`)])) : null,
+    shared.length ? el("div", { class: "card shared" }, el("div", { class: "soft" }, "The same in all runs"),
+      el("dl", { class: "setup" }, shared.map((fact) => [el("dt", {}, term(fact[0], fact[1])), el("dd", {}, texts(fact)[0])]))) : null,
   ];
 }

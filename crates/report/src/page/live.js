@@ -52,7 +52,7 @@ function one(run) {
   return [light("on", parts.filter(Boolean).join(", ")), part ? el("progress", { value: part, max: 1, "aria-label": "Steps done" }) : null];
 }
 
-const ago = (seconds) => (seconds < 3 ? "just now" : `${duration(Math.round(seconds))} ago`);
+const ago = (seconds) => (seconds < 3 ? "just now" : `${duration(seconds < 120 ? Math.round(seconds) : Math.round(seconds / 60) * 60)} ago`);
 
 // As exact as a guess may be.
 function roughly(seconds) {

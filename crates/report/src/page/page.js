@@ -35,7 +35,7 @@ function sections() {
   const [first, ...others] = plotCards("Training");
   const parts = [
     ["Training", first ? [first, ...grid(others)] : []],
-    [term("sample", "Sample"), samples()],
+    [term("sample", "Sample"), samples(), runs.length === 1 && runs[0].sample ? `after step ${runs[0].sample[0]}` : null],
     ["Speed", grid(plotCards("Speed"))],
     ["Load of experts", [...grid(plotCards("Experts")), ...expertMaps()]],
     [term("memory", "Memory"), memory(), "rank 0"],

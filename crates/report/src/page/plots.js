@@ -13,7 +13,7 @@ const PLOTS = {
     { key: "step_seconds", title: "Step time", unit: "filled: waiting for data", smooth: true, robust: true, under: "data_wait_seconds",
       format: duration, tick: durationTick },
     { key: "mfu", title: "MFU", unit: "of the device's peak", smooth: true, robust: true, format: percent, tick: percentTick },
-    { key: "flops", unless: "mfu", title: "FLOP/s per device", smooth: true, robust: true, format: (v) => short(v, "FLOP/s"), tick: (v, step) => shortTick(v, step) },
+    { key: "flops", unless: "mfu", title: "FLOP/s per device", smooth: true, robust: true, format: (v) => short(v, "FLOP/s"), tick: flops },
   ],
   Experts: [
     { key: "experts_cv", about: "cv", title: "Load CV", unit: "mean of layers", zero: true, format: plain, tick: plainTick },
@@ -23,7 +23,7 @@ const PLOTS = {
 };
 
 // By key: a plot with what was drawn of it last.
-const charts = new Map(Object.values(PLOTS).flat().map((plot) => [plot.key, { ...plot, curves: [] }]));
+const charts = new Map(Object.values(PLOTS).flat().map((plot) => [plot.key, { ...plot, curves: [], validations: [] }]));
 
 function shows(plot, run) {
   const series = run.series[plot.key] || (plot.points && run.series[plot.points]);

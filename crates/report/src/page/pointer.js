@@ -1,8 +1,5 @@
 // What the pointer does in the plots: a cross in all of them, and dragging to zoom.
 
-// Shows again what the pointer shows, after everything was drawn anew.
-let again = null;
-
 function forget() {
   again = null;
   for (const chart of charts.values()) if (chart.over) chart.over.replaceChildren();
@@ -76,7 +73,7 @@ function hover(chart, x, { clientX, clientY }) {
       if (y >= MARGIN.top - 2 && y <= HEIGHT - MARGIN.bottom) each.over.append(svg("circle", { cx: each.toX(one.x[index]), cy: y, r: 3.2, fill: one.run.color }));
     }
   }
-  const rows = [...chart.curves.map((one) => tipRow(chart, one, x)), ...chart.points.map((one) => validationRow(chart, one, x))];
+  const rows = [...chart.curves.map((one) => tipRow(chart, one, x)), ...chart.validations.map((one) => validationRow(chart, one, x))];
   tip([el("div", { class: "soft" }, AXES[state.x].format(x)), rows.filter(Boolean), eventRows(chart, x)], clientX, clientY);
 }
 

@@ -3,8 +3,9 @@
 const nameOf = (run) => (runs.length > 1 ? [swatch(run.color), run.name] : null);
 
 function samples() {
-  return runs.filter((run) => run.sample).map((run) => el("div", { class: "card", "data-run": run.name, "data-key": run.name },
-    el("h3", {}, nameOf(run), el("small", {}, `after step ${run.sample[0]}`)), el("pre", { class: "sample" }, run.sample[1])));
+  const cards = runs.filter((run) => run.sample).map((run) => el("div", { class: "card", "data-run": run.name, "data-key": run.name },
+    runs.length > 1 ? el("h3", {}, nameOf(run), el("small", {}, `after step ${run.sample[0]}`)) : null, el("pre", { class: "sample" }, run.sample[1].trim())));
+  return cards.length ? [el("div", { class: "samples" }, cards)] : [];
 }
 
 function memory() {

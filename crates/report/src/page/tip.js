@@ -1,5 +1,8 @@
 // The box beside the pointer, and what the terms of the page mean.
 
+// Shows again what the box shows, after everything was drawn anew.
+let again = null;
+
 const TERMS = {
   steps: "Updates of the parameters: done so far, and planned.",
   tokens: "Tokens trained on: steps times the tokens of a step.",
@@ -39,8 +42,11 @@ function term(key, label) {
 }
 
 function explain(node) {
-  const { left, bottom } = node.getBoundingClientRect();
-  tip([el("div", {}, TERMS[node.dataset.term])], left - 16, bottom - 6);
+  again = () => {
+    const { left, bottom } = node.getBoundingClientRect();
+    tip(node.isConnected ? [el("div", {}, TERMS[node.dataset.term])] : null, left - 16, bottom - 6);
+  };
+  again();
 }
 
 function listenForTerms() {
@@ -48,11 +54,11 @@ function listenForTerms() {
   const of = (event) => (event.target.closest ? event.target.closest(".term") : null);
   for (const kind of ["pointerover", "focusin", "click"]) document.addEventListener(kind, (event) => of(event) && explain(of(event)));
   for (const kind of ["pointerout", "focusout"]) document.addEventListener(kind, (event) => {
-    if (of(event) && event.pointerType !== "touch") tip(null);
+    if (of(event) && event.pointerType !== "touch") forget();
   });
   document.addEventListener("keydown", (event) => event.key === "Escape" && forget());
   document.addEventListener("pointerdown", (event) => !of(event) && !event.target.closest("svg.chart, canvas") && forget());
-  addEventListener("scroll", () => tip(null), { passive: true });
+  addEventListener("scroll", forget, { passive: true });
 }
 
 // Shows the box beside a place, inside the window; without content it goes.
