@@ -77,6 +77,9 @@ struct TrainArgs {
     /// Seed of the initial parameters and of the order of the data
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
+    /// Try a run for which there is not enough memory
+    #[arg(long)]
+    force: bool,
     /// Sets any key of the configuration, as in `--set parallel.strategy=ddp`
     #[arg(long, value_name = "A.B=C")]
     set: Vec<String>,
@@ -208,7 +211,7 @@ impl TrainArgs {
         let before = || resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
         let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before();
         let new_tokenizer = of_file || self.set.iter().any(|set| set.starts_with("data.tokenizer="));
-        Ok((config, Place { name, out: self.out.clone(), resume, new_tokenizer }))
+        Ok((config, Place { name, out: self.out.clone(), resume, new_tokenizer, force: self.force }))
     }
 }
 

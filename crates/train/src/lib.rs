@@ -24,6 +24,7 @@ mod device;
 mod expert_loads;
 mod flops;
 mod launch;
+mod memory_check;
 mod metrics;
 mod progress;
 mod rank;

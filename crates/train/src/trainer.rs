@@ -2,6 +2,7 @@ use crate::allocator::count_for;
 use crate::config::{Config, ConfigError, ModelConfig};
 use crate::device::Devices;
 use crate::launch::Launch;
+use crate::memory_check;
 use crate::progress::Progress;
 use crate::rank::{self, Job};
 use crate::resume::{self, Resume};
@@ -89,6 +90,9 @@ pub enum TrainError {
     )]
     Finished { path: PathBuf, step: u64, steps: usize },
 
+    #[error("{0}")]
+    Memory(String),
+
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
 
@@ -107,6 +111,8 @@ pub struct Place {
     pub resume: Option<PathBuf>,
     /// Whether the configuration's tokenizer takes the place of the checkpoint's.
     pub new_tokenizer: bool,
+    /// Whether a run is tried for which there is not enough memory.
+    pub force: bool,
 }
 
 impl Place {
@@ -142,6 +148,10 @@ pub(crate) fn train_launched(
     config.validate()?;
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
+    let check = |config: &Config| memory_check::check(config, launch, &devices, place.force).map_err(TrainError::Memory);
+    if config.model.vocab_size() > 0 {
+        check(&config)?; // before a large text is made tokens
+    }
     let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
     let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0()));
     let prepared = match checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
@@ -151,6 +161,7 @@ pub(crate) fn train_launched(
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;
+    let scarce = check(&config)?;
     let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
     let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
 
@@ -164,7 +175,7 @@ pub(crate) fn train_launched(
         human(dataset.val_tokens() as usize),
         prepared.vocab_size().map_or("an unknown number of".into(), |size| size.to_string()),
     ));
-    devices.sharing().into_iter().for_each(|line| progress.say(&line));
+    devices.sharing().into_iter().chain(scarce).for_each(|line| progress.say(&line));
     if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, .. }) = &resume {
         let path = path.display();
         progress.say(&format!("going on after step {step} from {path}, of {world_size} ranks with {strategy}"));
