@@ -148,7 +148,8 @@ pub(crate) fn train_launched(
     config.validate()?;
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
-    let check = |config: &Config| memory_check::check(config, launch, &devices, place.force).map_err(TrainError::Memory);
+    let check =
+        |config: &Config| memory_check::check(config, launch, &devices, place.force).map_err(TrainError::Memory);
     if config.model.vocab_size() > 0 {
         check(&config)?; // before a large text is made tokens
     }

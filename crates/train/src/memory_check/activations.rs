@@ -19,6 +19,8 @@ use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 
 const FP32: f64 = 4.0;
+/// What the graphs' nodes take beside the tensors.
+const NODES: f64 = 1.02;
 
 /// A micro-batch: sequences, tokens of one, and the types and operations it is computed with.
 #[derive(Debug, Clone, Copy)]
@@ -73,7 +75,7 @@ impl Shape {
 
     fn call(&self, width: f64, kept: f64, backward: f64) -> CallBytes {
         let input = self.kept(width);
-        CallBytes { input: input as usize, graph: (input + kept) as usize, backward: backward as usize }
+        CallBytes { input: input as usize, graph: (input + NODES * kept) as usize, backward: backward as usize }
     }
 
     /// What is kept as it was computed, so many elements a token.
@@ -117,14 +119,19 @@ impl Shape {
 
     fn latent_attention(&self, model: &DeepSeekConfig) -> f64 {
         let (heads, rank) = (model.num_attention_heads as f64, model.kv_lora_rank as f64);
-        let [nope, rope, v] = [model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim].map(|width| width as f64);
+        let [nope, rope, v] =
+            [model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim].map(|width| width as f64);
         let d = model.hidden_size as f64;
         let query = model.q_lora_rank.map_or(d, |rank| rank as f64);
         let compressed = if model.q_lora_rank.is_some() { self.wide(query) + self.norm(query, false) } else { 0.0 };
         let matrices = (query * heads * (nope + rope) + d * (rank + rope) + rank * heads * (nope + v)) * self.size;
         let latent = self.wide(rank) + self.norm(rank, false);
         let rotated = if self.composed { self.wide(2.0 * (heads + 1.0) * rope) } else { 0.0 };
-        compressed + latent + rotated + matrices + self.kept(heads * 2.0 * (nope + rope + v))
+        compressed
+            + latent
+            + rotated
+            + matrices
+            + self.kept(heads * 2.0 * (nope + rope + v))
             + self.probabilities(heads, false)
     }
 

@@ -146,11 +146,12 @@ fn devices_that_do(config: &Config) -> String {
                     if fits(middle) { enough = middle } else { too_few = middle }
                 }
                 let bf16 = if param == FloatType::Bf16 { ", bf16" } else { "" };
+                let devices = if enough == 1 { "device" } else { "devices" };
                 return format!(
-                    "  it takes at least {enough} devices of {size} GB (full_shard, recomputation, micro-batches of 1{bf16})"
+                    "  it takes at least {enough} {devices} of {size} GB (full_shard, recomputation, micro-batches of 1{bf16})"
                 );
             }
         }
     }
-    format!("  no number of devices of {} GB does: a block is too large for one", SIZES[SIZES.len() - 1])
+    format!("  no number of devices of {} GB does: what one rank computes at once is too much", SIZES[SIZES.len() - 1])
 }

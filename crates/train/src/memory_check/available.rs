@@ -55,7 +55,11 @@ fn of_linux(root: &Path) -> Option<Available> {
         };
         // Inside of a container the path may be the host's; the group itself is then the base. A limit above counts too.
         let group: PathBuf = root.join(base).join(path.trim_start_matches('/'));
-        group.ancestors().take_while(|group| group.starts_with(root.join(base))).filter_map(|group| version.leaves(group)).min()
+        group
+            .ancestors()
+            .take_while(|group| group.starts_with(root.join(base)))
+            .filter_map(|group| version.leaves(group))
+            .min()
     });
     let container = leaves.min().map(|bytes| Available { bytes, source: "the limit of this container leaves" });
     container.into_iter().chain([machine]).min_by_key(|available| available.bytes)

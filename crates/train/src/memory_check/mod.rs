@@ -11,22 +11,30 @@ mod activations;
 mod advice;
 mod available;
 mod need;
+mod rows;
 #[cfg(test)]
 mod tests;
 
 use crate::config::Config;
 use crate::device::Devices;
 use crate::launch::Launch;
+use crate::units::parameter_count;
 use advice::Patient;
 use available::Available;
-use need::{Machine, Need, Place, Row};
+use need::{Machine, Need, Place};
+use rows::Row;
 
 /// From this share of the available memory on the user is warned.
 const NEARLY: f64 = 0.9;
 
 /// Refuses a run that needs more memory than there is, unless it is forced: the message has the table, and what would help. Returns
 /// what the user is to be told of one that goes on.
-pub(crate) fn check(config: &Config, launch: &Launch, devices: &Devices, force: bool) -> Result<Option<String>, String> {
+pub(crate) fn check(
+    config: &Config,
+    launch: &Launch,
+    devices: &Devices,
+    force: bool,
+) -> Result<Option<String>, String> {
     let ranks = launch.ranks_here(config.parallel.gpus);
     let machine = Machine { ranks, devices: devices.distinct, threads: launch.processes().is_none() };
     let available = |place| match place {
@@ -34,6 +42,17 @@ pub(crate) fn check(config: &Config, launch: &Launch, devices: &Devices, force: 
         Place::Device => available::of_devices(devices),
     };
     judge(config, machine, devices.here, &available, force)
+}
+
+/// Refuses to make a whole model, in fp32, that does not fit into the CPU's memory.
+pub(crate) fn check_model(config: &Config) -> Result<(), String> {
+    let needed = parameter_count(config) as f64 * size_of::<f32>() as f64;
+    match available::of_host().filter(|has| needed > has.bytes as f64) {
+        Some(has) => {
+            Err(format!("the model needs {} of memory, and {} {}", gb(needed), has.source, gb(has.bytes as f64)))
+        }
+        None => Ok(()),
+    }
 }
 
 /// [`check`] of a machine with so many devices, where that much memory is available.
@@ -44,7 +63,8 @@ fn judge(
     available: &dyn Fn(Place) -> Option<Available>,
     force: bool,
 ) -> Result<Option<String>, String> {
-    let share = |need: &Need| available(need.place).map_or(0.0, |available| need.of_all.total() / available.bytes as f64);
+    let share =
+        |need: &Need| available(need.place).map_or(0.0, |available| need.of_all.total() / available.bytes as f64);
     let needs = need::of_run(config, machine);
     let worst = needs.iter().max_by(|a, b| share(a).total_cmp(&share(b))).expect("a run needs memory");
     let Some(has) = available(worst.place) else {
@@ -102,6 +122,7 @@ fn figures(needs: &[Need]) -> String {
 fn gb(bytes: f64) -> String {
     match bytes / 1e9 {
         gb if gb < 10.0 => format!("{gb:.2} GB"),
-        gb => format!("{gb:.1} GB"),
+        gb if gb < 10_000.0 => format!("{gb:.1} GB"),
+        gb => format!("{:.1} TB", gb / 1e3),
     }
 }

@@ -1,14 +1,14 @@
 //! What a run will need, row by row.
 
 use super::activations;
+use super::rows::{Row, Rows};
 use crate::config::{Config, ModelConfig};
 use crate::expert_loads::ExpertLoads;
 use crate::units::units;
 use burn::tensor::Device;
-use fsdp::{Category, FloatType, ForecastRun, Strategy};
-use std::ops::{Index, IndexMut};
+use fsdp::{Category, FloatType, Forecast, ForecastRun, Strategy};
 
-/// Where the ranks of a run are: how many one machine has, and on how many devices.
+/// Where ranks of a run are: how many one machine has, and on how many devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
     pub ranks: usize,
@@ -35,56 +35,40 @@ pub struct Need {
     pub of_all: Rows,
 }
 
-/// What takes memory: the rows of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Row {
-    Parameters,
-    Gradients,
-    Optimizer,
-    Gathered,
-    Activations,
-    /// Gradients of a backward under way, and the optimizer's copies.
-    Working,
-    /// Parameters and moments as they were when the checkpoint under way was begun.
-    Checkpoint,
-    /// The whole model, at the end on rank 0.
-    Sample,
-    /// The program, and what the allocator holds of freed memory that nothing else fits in.
-    Allocator,
-}
-
-/// Bytes of each row. Not integers: these would overflow for a model that nobody could train.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Rows([f64; Row::ALL.len()]);
-
 /// Code and tables of the program, and what the threads of a rank take; measured.
 const PROGRAM: f64 = 60e6;
 const OF_A_RANK: f64 = 20e6;
-/// What the allocator holds in reserve, as a share of what is in use; measured.
-const RESERVE: f64 = 0.2;
+/// What the allocator holds in reserve, as a share of what is in use; measured. More where ranks hand each other memory.
+const RESERVE: f64 = 0.3;
+const RESERVE_OF_RANKS: f64 = 0.4;
 /// Of a model with more blocks than this the rest is extrapolated.
 const BLOCKS: usize = 1000;
 
 /// What a run needs of each memory that its ranks on a machine share: of the device with the most, and where shards are offloaded of the
-/// host.
+/// CPU's.
 pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
-    let (ranks, model) = of_a_device(config, machine);
+    let ranks = of_a_device(config, machine);
     let of_rank = *ranks.iter().max_by(|a, b| a.total().total_cmp(&b.total())).expect("a device has a rank");
     let of_all = together(config, &ranks, machine.threads);
-    let place = if on_cpu(config) { Place::Host } else { Place::Device };
-    let need = |place, ranks, rows: [Rows; 2]| {
-        let sample = if place == Place::Host && !on_cpu(config) { 0.0 } else { model };
-        let [of_rank, of_all] = rows.map(|rows| rows.at_the_end(sample).max(rows).with_allocator(place, ranks));
-        Need { place, ranks, of_rank, of_all }
+    let reserve = if config.parallel.gpus > 1 { RESERVE_OF_RANKS } else { RESERVE };
+    let need = |place, ranks: usize, of_rank: Rows, of_all: Rows| {
+        let with_allocator = |mut rows: Rows, ranks: usize| {
+            let processes = if machine.threads { 1 } else { ranks };
+            let program = PROGRAM * processes as f64 + OF_A_RANK * ranks as f64;
+            rows[Row::Allocator] = reserve * rows.total() + if place == Place::Host { program } else { 0.0 };
+            rows
+        };
+        Need { place, ranks, of_rank: with_allocator(of_rank, 1), of_all: with_allocator(of_all, ranks) }
     };
     if on_cpu(config) || !config.parallel.cpu_offload {
-        return vec![need(place, ranks.len(), [of_rank, of_all].map(|rows| rows.with_checkpoint(config)))];
+        let place = if on_cpu(config) { Place::Host } else { Place::Device };
+        return vec![need(place, ranks.len(), of_rank, of_all)];
     }
-    let devices = machine.devices as f64;
-    let of_host = [of_rank.rest(), of_all.rest().map(|bytes| bytes * devices)].map(|rows| rows.with_checkpoint(config));
+    let without_rest = |rows: Rows| rows.with(rows.rest(), |all, rest| (all - rest).max(0.0));
+    let of_host = of_all.rest().with(Rows::default(), |bytes, _| bytes * machine.devices as f64);
     vec![
-        need(place, ranks.len(), [of_rank, of_all].map(Rows::without_rest)),
-        need(Place::Host, machine.ranks, of_host),
+        need(Place::Device, ranks.len(), without_rest(of_rank), without_rest(of_all)),
+        need(Place::Host, machine.ranks, of_rank.rest(), of_host),
     ]
 }
 
@@ -95,176 +79,95 @@ pub fn micro_batches(config: &Config) -> (usize, usize) {
     (micro, share / micro)
 }
 
+/// What a rank will take, from shapes alone.
+pub fn forecast(config: &Config, rank: usize) -> Forecast {
+    let (units, _) = units(config, &ExpertLoads::default(), &Device::flex());
+    let (sequences, micro_batches) = micro_batches(config);
+    let calls = activations::calls(config, sequences);
+    let run =
+        ForecastRun { world_size: config.parallel.gpus, rank, micro_batches, calls: &calls, on_cpu: on_cpu(config) };
+    units.forecast(&config.parallel.fsdp(&config.optim), run).expect("the configuration is validated")
+}
+
 fn on_cpu(config: &Config) -> bool {
     config.train.device == "cpu"
 }
 
-/// The rows of each rank of the device with the most; and the bytes of the model, if rank 0 puts it together for a sample.
-fn of_a_device(config: &Config, machine: Machine) -> (Vec<Rows>, f64) {
+/// The rows of each rank of the device with the most.
+fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
     let ranks = machine.ranks.div_ceil(machine.devices);
-    let (first, model) = of_rank(config, 0);
-    let sample = if first[Row::Parameters] < model && config.train.sample_tokens > 0 { model } else { 0.0 };
     if config.parallel.strategy != Strategy::Block {
-        return (vec![first; ranks], sample);
+        let others = if ranks > 1 { of_rank(config, 1) } else { Rows::default() };
+        return std::iter::once(of_rank(config, 0)).chain(vec![others; ranks - 1]).collect();
     }
-    let all: Vec<Rows> = (0..config.parallel.gpus).map(|rank| of_rank(config, rank).0).collect();
+    let all: Vec<Rows> = (0..config.parallel.gpus).map(|rank| of_rank(config, rank)).collect();
     let of_device = |device| all.iter().skip(device).step_by(machine.devices).copied().collect();
     let total = |ranks: &Vec<Rows>| ranks.iter().map(Rows::total).sum::<f64>();
     let most = match machine.threads {
         true => (0..machine.devices).map(of_device).max_by(|a, b| total(a).total_cmp(&total(b))),
         false => all.iter().max_by(|a, b| a.total().total_cmp(&b.total())).map(|most| vec![*most; ranks]),
     };
-    (most.expect("there is a rank"), sample)
+    most.expect("there is a rank")
 }
 
-/// Of a rank in a step, and the bytes of the model in fp32.
-fn of_rank(config: &Config, rank: usize) -> (Rows, f64) {
-    let with_blocks = |blocks| {
+/// Of one rank, without the allocator.
+fn of_rank(config: &Config, rank: usize) -> Rows {
+    let with_blocks = |count| {
         let mut config = config.clone();
-        match &mut config.model {
-            ModelConfig::Gpt2(shape) => shape.n_layer = blocks,
-            ModelConfig::DeepSeek(shape) => shape.num_hidden_layers = blocks,
-        }
-        forecast(&config, rank)
+        *blocks(&mut config) = count;
+        rows(&config, rank)
     };
-    let blocks = match &config.model {
-        ModelConfig::Gpt2(shape) => shape.n_layer,
-        ModelConfig::DeepSeek(shape) => shape.num_hidden_layers,
-    };
-    if blocks <= BLOCKS {
-        return forecast(config, rank);
+    let count = *blocks(&mut config.clone());
+    if count <= BLOCKS {
+        return with_blocks(count);
     }
-    let [half, full] = [BLOCKS / 2, BLOCKS].map(with_blocks);
-    let times = (blocks - BLOCKS) as f64 / (BLOCKS / 2) as f64;
-    let beyond = |half: f64, full: f64| full + (full - half) * times;
-    (Rows(std::array::from_fn(|row| beyond(half.0.0[row], full.0.0[row]))), beyond(half.1, full.1))
+    let times = (count - BLOCKS) as f64 / (BLOCKS / 2) as f64;
+    with_blocks(BLOCKS / 2).with(with_blocks(BLOCKS), |half, full| full + (full - half) * times)
 }
 
-fn forecast(config: &Config, rank: usize) -> (Rows, f64) {
-    let (units, _) = units(config, &ExpertLoads::default(), &Device::flex());
-    let (sequences, micro_batches) = micro_batches(config);
-    let calls = activations::calls(config, sequences);
-    let (world_size, on_cpu) = (config.parallel.gpus, on_cpu(config));
-    let run = ForecastRun { world_size, rank, micro_batches, calls: &calls, on_cpu };
-    let forecast = units.forecast(&config.parallel.fsdp(&config.optim), run).expect("the configuration is validated");
+fn blocks(config: &mut Config) -> &mut usize {
+    match &mut config.model {
+        ModelConfig::Gpt2(shape) => &mut shape.n_layer,
+        ModelConfig::DeepSeek(shape) => &mut shape.num_hidden_layers,
+    }
+}
+
+fn rows(config: &Config, rank: usize) -> Rows {
+    let forecast = forecast(config, rank);
     let mut rows = Rows::default();
-    for (row, category) in [
-        (Row::Parameters, Category::Parameters),
-        (Row::Gradients, Category::Gradients),
-        (Row::Optimizer, Category::Optimizer),
-        (Row::Gathered, Category::Gathered),
-        (Row::Activations, Category::Activations),
-    ] {
+    for category in Category::ALL {
+        let row = match category {
+            Category::Parameters => Row::Parameters,
+            Category::Gradients => Row::Gradients,
+            Category::Optimizer => Row::Optimizer,
+            Category::Gathered => Row::Gathered,
+            Category::Activations => Row::Activations,
+        };
         rows[row] = forecast.most[category] as f64;
     }
     rows[Row::Working] = forecast.working as f64;
-    (rows, forecast.model as f64)
+    let every = config.checkpoint.every;
+    if config.checkpoint.keep > 0 && every > 0 && every < config.train.steps {
+        rows[Row::Checkpoint] = 3.0 * rows.shard();
+    }
+    if rank == 0 && config.train.sample_tokens > 0 && rows.shard() < forecast.model as f64 {
+        rows[Row::Sample] = forecast.model as f64;
+    }
+    rows
 }
 
 /// The ranks of a device. Threads share what an `all_gather` makes for all of them.
 fn together(config: &Config, ranks: &[Rows], threads: bool) -> Rows {
-    let mut all = ranks.iter().fold(Rows::default(), |sum, rows| Rows(std::array::from_fn(|row| sum.0[row] + rows.0[row])));
+    let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
     if threads {
         let most = |row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
         all[Row::Gathered] = most(Row::Gathered);
         if matches!(config.parallel.strategy, Strategy::Zero1 | Strategy::ShardGradOp) {
-            // Each rank's own copy, until the first step has made a new one for all, and moments.
-            let shards = match config.parallel.precision.param {
-                FloatType::Fp32 => 0.0,
-                _ => all.shard(),
-            };
+            // Each rank has its own copy until the first step has made one for all, and moments.
+            let shards = if config.parallel.precision.param == FloatType::Fp32 { 0.0 } else { all.shard() };
             let shared = most(Row::Parameters) + shards;
             all[Row::Parameters] = shared.max(all[Row::Parameters] - all[Row::Optimizer]);
         }
     }
     all
-}
-
-impl Row {
-    pub const ALL: [Self; 9] = [
-        Self::Parameters,
-        Self::Gradients,
-        Self::Optimizer,
-        Self::Gathered,
-        Self::Activations,
-        Self::Working,
-        Self::Checkpoint,
-        Self::Sample,
-        Self::Allocator,
-    ];
-
-    pub fn name(self) -> String {
-        format!("{self:?}").to_lowercase()
-    }
-}
-
-impl Rows {
-    pub fn total(&self) -> f64 {
-        self.0.iter().sum()
-    }
-
-    fn map(self, of: impl Fn(f64) -> f64) -> Self {
-        Self(self.0.map(of))
-    }
-
-    fn max(self, other: Self) -> Self {
-        if self.total() > other.total() { self } else { other }
-    }
-
-    /// The shard in fp32: AdamW's two moments of it are the row `optimizer`.
-    fn shard(&self) -> f64 {
-        self[Row::Optimizer] / 2.0
-    }
-
-    /// What rests between steps, and gradients on their way there.
-    fn rest(self) -> Self {
-        let mut rest = Self::default();
-        rest[Row::Parameters] = self.shard();
-        rest[Row::Gradients] = self.shard().min(self[Row::Gradients]);
-        rest[Row::Optimizer] = self[Row::Optimizer];
-        rest
-    }
-
-    fn without_rest(self) -> Self {
-        let rest = self.rest();
-        Self(std::array::from_fn(|row| (self.0[row] - rest.0[row]).max(0.0)))
-    }
-
-    /// A tensor that is being written is not overwritten by the next step, which makes a new one.
-    fn with_checkpoint(mut self, config: &Config) -> Self {
-        let every = config.checkpoint.every;
-        if config.checkpoint.keep > 0 && every > 0 && every < config.train.steps {
-            self[Row::Checkpoint] = 3.0 * self.shard();
-        }
-        self
-    }
-
-    /// When rank 0 has put the model together for the sample.
-    fn at_the_end(self, model: f64) -> Self {
-        let mut end = Self::default();
-        end[Row::Parameters] = self[Row::Parameters];
-        end[Row::Optimizer] = self[Row::Optimizer];
-        end[Row::Sample] = model;
-        end
-    }
-
-    fn with_allocator(mut self, place: Place, ranks: usize) -> Self {
-        let program = if place == Place::Host { PROGRAM + OF_A_RANK * ranks as f64 } else { 0.0 };
-        self[Row::Allocator] = RESERVE * self.total() + program;
-        self
-    }
-}
-
-impl Index<Row> for Rows {
-    type Output = f64;
-
-    fn index(&self, row: Row) -> &f64 {
-        &self.0[row as usize]
-    }
-}
-
-impl IndexMut<Row> for Rows {
-    fn index_mut(&mut self, row: Row) -> &mut f64 {
-        &mut self.0[row as usize]
-    }
 }
