@@ -51,6 +51,11 @@ impl<B> Call<B> {
         self.steps.extend(next.steps);
     }
 
+    /// How many functions it is.
+    pub fn functions(&self) -> usize {
+        self.steps.len()
+    }
+
     pub fn run(&self, bound: &BoundGroup, mut x: Option<Tensor<3>>, batch: &B) -> Output {
         let mut aux: Option<Tensor<1>> = None;
         for step in &self.steps {

@@ -148,6 +148,24 @@ impl FsdpConfig {
         self.dp_replicate.unwrap_or(2)
     }
 
+    /// Whether the backward runs the forward of call `i` of so many again.
+    pub(crate) fn recomputes(&self, i: usize, calls: usize) -> bool {
+        let is_last = i + 1 == calls;
+        !is_last
+            && match self.activation_checkpointing {
+                ActivationCheckpointing::None => false,
+                ActivationCheckpointing::Full => true,
+                ActivationCheckpointing::Every(k) => (i + 1).is_multiple_of(k),
+            }
+    }
+
+    /// Whether the backward gathers the parameters of call `i` again, where they are gathered at all; the same on all ranks. Not for the
+    /// last call, whose backward follows at once, nor where the memory that a graph holds cannot be taken away.
+    pub(crate) fn regathers(&self, i: usize, calls: usize, frees_kept_memory: bool) -> bool {
+        let is_last = i + 1 == calls;
+        self.reshard_after_forward && !is_last && (self.recomputes(i, calls) || frees_kept_memory)
+    }
+
     /// Refuses what makes no sense on so many ranks, or together.
     pub fn validate(&self, world_size: usize) -> Result<(), FsdpError> {
         let refuse = |reason: String| Err(FsdpError::Config(reason));

@@ -27,6 +27,7 @@
 mod call;
 mod comm_thread;
 mod config;
+mod forecast;
 mod fsdp;
 mod group;
 mod layout;
@@ -43,6 +44,7 @@ mod vjp;
 mod wire;
 
 pub use config::{ActivationCheckpointing, FsdpConfig, FsdpError, Prefetch, Strategy, Wrap};
+pub use forecast::{CallBytes, Forecast, ForecastRun};
 pub use fsdp::{Fsdp, NonFinite, Placement, StepReport};
 pub use fused::AdamW;
 pub use layout::{Layout, ParamLayout};

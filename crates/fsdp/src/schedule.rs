@@ -18,7 +18,7 @@ use crate::memory::{Category, Counted, Held, bytes};
 use crate::shard::{Plan, ShardedUnit, Weights};
 use crate::unit::Activation;
 use crate::vjp::vjp_seed;
-use crate::{ActivationCheckpointing, FsdpConfig, FsdpError, Prefetch, wire};
+use crate::{FsdpConfig, FsdpError, Prefetch, wire};
 use burn::tensor::Tensor;
 use comm::Communicator;
 
@@ -264,21 +264,12 @@ impl<B> Schedule<'_, B> {
 
     /// Whether the backward runs the forward of call `i` again.
     fn recomputes(&self, i: usize) -> bool {
-        let is_last = i + 1 == self.calls.len();
-        !is_last
-            && match self.config.activation_checkpointing {
-                ActivationCheckpointing::None => false,
-                ActivationCheckpointing::Full => true,
-                ActivationCheckpointing::Every(k) => (i + 1).is_multiple_of(k),
-            }
+        self.config.recomputes(i, self.calls.len())
     }
 
-    /// Whether the backward gathers the parameters of call `i` again; the same on all ranks. Not for the last call, whose backward
-    /// follows at once, nor where the memory that a graph holds cannot be taken away.
+    /// Whether the backward gathers the parameters of call `i` again.
     fn regathers(&self, i: usize) -> bool {
-        let is_last = i + 1 == self.calls.len();
-        let can_free = self.recomputes(i) || self.plan.frees_kept_memory;
-        self.plan.gathers() && self.config.reshard_after_forward && !is_last && can_free
+        self.plan.gathers() && self.config.regathers(i, self.calls.len(), self.plan.frees_kept_memory)
     }
 
     fn owner(&self, i: usize) -> usize {

@@ -99,6 +99,9 @@ struct TrainArgs {
     /// Seed of the initial parameters and of the order of the data
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<u64>,
+    /// Try a run for which there is not enough memory
+    #[arg(long)]
+    force: bool,
     /// Sets any key of the configuration, as in `--set optim.warmup_steps=50`; `train config` lists them. The flags above count more
     #[arg(long, value_name = "A.B=C")]
     set: Vec<String>,
@@ -278,7 +281,7 @@ impl TrainArgs {
         let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before();
         let new_tokenizer = of_file || self.set.iter().any(|set| set.starts_with("data.tokenizer="));
         let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
-        Ok((config, Place { name, out, again, resume, new_tokenizer }))
+        Ok((config, Place { name, out, again, resume, new_tokenizer, force: self.force }))
     }
 
     /// Where only the highest learning rate is given, the lowest keeps its proportion to it.

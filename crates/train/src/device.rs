@@ -9,6 +9,8 @@ pub struct Devices {
     pub distinct: usize,
     /// What they are called.
     pub name: String,
+    /// How many there are that a run could have with that name.
+    pub here: usize,
 }
 
 impl Devices {
@@ -37,7 +39,15 @@ impl Devices {
             Some(_) => return Err(format!("--device {name}: there are {} devices, numbered from 0", available.len())),
         };
         let of_rank = chosen.iter().cycle().take(ranks).cloned().collect();
-        Ok(Self { of_rank, distinct: chosen.len().min(ranks), name: name.into() })
+        Ok(Self { of_rank, distinct: chosen.len().min(ranks), name: name.into(), here: chosen.len() })
+    }
+
+    /// The numbers of the different ones, as in `cuda:N`.
+    pub(crate) fn numbers(&self) -> Vec<usize> {
+        match self.name.split_once(':').and_then(|(_, number)| number.parse().ok()) {
+            Some(number) => vec![number],
+            None => (0..self.distinct).collect(),
+        }
     }
 
     /// A line for the user where ranks share devices.

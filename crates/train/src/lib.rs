@@ -25,6 +25,7 @@ mod expert_loads;
 mod flops;
 mod launch;
 mod machine;
+mod memory_check;
 mod metrics;
 mod progress;
 mod rank;

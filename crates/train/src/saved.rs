@@ -1,6 +1,7 @@
 //! A trained model from a checkpoint, whole and on one device.
 
 use crate::config::{Config, Source};
+use crate::memory_check;
 use crate::resume;
 use crate::run_folder::CONFIG;
 use crate::trainer::TrainError;
@@ -82,6 +83,7 @@ impl Saved {
 
     /// The model with its trained parameters.
     pub fn model(&self, device: &Device) -> Result<Whole, TrainError> {
+        memory_check::check_model(&self.config).map_err(TrainError::Memory)?;
         let values = |path: &str, _: &[usize]| self.parameter(path);
         Ok(match Whole::new(&self.config, device) {
             Whole::Gpt2(model) => Whole::Gpt2(fill(model, values)?),

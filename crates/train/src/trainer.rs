@@ -2,6 +2,7 @@ use crate::allocator::count_for;
 use crate::config::{Config, ConfigError, ModelConfig};
 use crate::device::Devices;
 use crate::launch::Launch;
+use crate::memory_check;
 use crate::progress::Progress;
 use crate::rank::{self, Job};
 use crate::resume::{self, Resume};
@@ -106,6 +107,9 @@ pub enum TrainError {
     #[error("--resume auto has to know which run: name its folder with --out")]
     WhichRun,
 
+    #[error("{0}")]
+    Memory(String),
+
     #[error(transparent)]
     Fsdp(#[from] FsdpError),
 
@@ -126,6 +130,8 @@ pub struct Place {
     pub resume: Option<PathBuf>,
     /// Whether the configuration's tokenizer takes the place of the checkpoint's.
     pub new_tokenizer: bool,
+    /// Whether a run is tried for which there is not enough memory.
+    pub force: bool,
 }
 
 impl Place {
@@ -166,6 +172,11 @@ pub(crate) fn train_launched(
     config.validate()?;
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
+    let check =
+        |config: &Config| memory_check::check(config, launch, &devices, place.force).map_err(TrainError::Memory);
+    if config.model.vocab_size() > 0 {
+        check(&config)?; // before a large text is made tokens
+    }
     let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
     checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, config.train.steps))?;
     let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0()));
@@ -176,6 +187,7 @@ pub(crate) fn train_launched(
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;
+    let scarce = check(&config)?;
     config.data = config.data.from_any_folder();
     let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
     let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
@@ -186,6 +198,7 @@ pub(crate) fn train_launched(
     let stop = stop();
     let job = Arc::new(Job { config, dataset, data: prepared, folder, resume, progress, devices: count, stop });
     say_what_begins(&job, &devices);
+    scarce.iter().for_each(|line| job.progress.say(line));
     let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());
     let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
         // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.

@@ -1,0 +1,272 @@
+//! The ledger of a step without its tensors: what a rank will take, before anything is made.
+
+use crate::group::{Wrapped, wrap};
+use crate::memory::{Bytes, Category, Held, Ledger};
+use crate::placement::block_owners;
+use crate::{FsdpConfig, FsdpError, Memory, Prefetch, Strategy, Units};
+
+/// What the forward of a call leaves in memory, and what its backward takes, in bytes; only the model knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CallBytes {
+    /// Its input: all that is kept where the forward will be run again.
+    pub input: usize,
+    /// Its graph: input and what its operations keep, without its output, which is the next one's input.
+    pub graph: usize,
+    /// What its backward holds beside the graph, but for the gradients of parameters.
+    pub backward: usize,
+}
+
+/// A rank whose memory [`Units::forecast`] computes, and its run.
+#[derive(Debug, Clone, Copy)]
+pub struct ForecastRun<'a> {
+    /// Number of ranks.
+    pub world_size: usize,
+    /// The rank; under [`Strategy::Block`] they differ.
+    pub rank: usize,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Of each call of the units.
+    pub calls: &'a [CallBytes],
+    /// Whether the ranks compute on the CPU, where the memory of parameters that a graph holds can be taken away.
+    pub on_cpu: bool,
+}
+
+/// What a rank will take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Forecast {
+    /// What it will count itself, each category at its own peak.
+    pub memory: Memory,
+    /// The moment of a step when most is taken: each category then,
+    pub most: Bytes,
+    /// and what nobody counts: gradients of a backward under way, and the optimizer's copies.
+    pub working: usize,
+    /// The whole model's parameters in fp32.
+    pub model: usize,
+}
+
+/// A unit's bytes: of the rank's shard in fp32, of all of it in the type it is computed with, and in fp32.
+#[derive(Clone, Copy)]
+struct Unit {
+    shard: usize,
+    whole: usize,
+    whole_fp32: usize,
+}
+
+/// A call: its unit, what it leaves, and whether this rank computes it.
+#[derive(Clone, Copy)]
+struct Call {
+    unit: usize,
+    bytes: CallBytes,
+    is_mine: bool,
+}
+
+struct Step<'a> {
+    config: &'a FsdpConfig,
+    units: Vec<Unit>,
+    calls: Vec<Call>,
+    shards: usize,
+    on_cpu: bool,
+    ledger: Ledger,
+    /// Gradients that wait: of each unit its shard's, and all of it where it was not communicated.
+    gradients: Vec<[Option<Held>; 2]>,
+    most: Bytes,
+    working: usize,
+}
+
+impl<B: 'static> Units<B> {
+    /// What a rank will take once it has made a step, from shapes alone. What rests is exact; the activations are what `run` says.
+    ///
+    /// # Errors
+    /// Those of [`Fsdp::new`](crate::Fsdp::new) that need no values.
+    pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Forecast, FsdpError> {
+        config.validate(run.world_size)?;
+        let shards = match config.strategy {
+            Strategy::Ddp => 1,
+            Strategy::HybridShard => run.world_size / config.replicas(),
+            _ => run.world_size,
+        };
+        let Wrapped { groups, calls, .. } = wrap(self, config.wrap)?;
+        let (size, fp32) = (config.precision.param.dtype().size(), size_of::<f32>());
+        let unit = |len: usize| Unit { shard: len / shards * fp32, whole: len * size, whole_fp32: len * fp32 };
+        let units: Vec<Unit> = groups.iter().map(|group| unit(group.layout(shards).padded_len())).collect();
+        let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), run.world_size));
+        let mut bytes = run.calls.iter();
+        let call = |(i, call): (usize, &crate::call::Call<B>)| {
+            let merged: Vec<_> = bytes.by_ref().take(call.functions()).collect();
+            let bytes = CallBytes {
+                input: merged.first().map_or(0, |first| first.input),
+                graph: merged.iter().map(|bytes| bytes.graph).sum(),
+                backward: merged.iter().map(|bytes| bytes.backward).max().unwrap_or(0),
+            };
+            let is_mine = owners.as_ref().is_none_or(|owners| owners[i] == run.rank);
+            Call { unit: call.unit, bytes: if is_mine { bytes } else { CallBytes::default() }, is_mine }
+        };
+        let calls = calls.iter().enumerate().map(call).collect();
+        let step = Step {
+            gradients: units.iter().map(|_| [None, None]).collect(),
+            config,
+            units,
+            calls,
+            shards,
+            on_cpu: run.on_cpu,
+            ledger: Ledger::default(),
+            most: Bytes::default(),
+            working: 0,
+        };
+        Ok(step.run(run.micro_batches))
+    }
+}
+
+/// What a forward leaves of a call: its weights, unless they are gathered again, and its activations.
+type Saved = (Option<Held>, Held);
+
+impl Step<'_> {
+    fn run(mut self, micro_batches: usize) -> Forecast {
+        let rest = self.at_rest();
+        let micro_batches = micro_batches.min(2); // more take no more
+        for i in 0..micro_batches {
+            let saved = self.forward();
+            self.backward(saved, i + 1 == micro_batches);
+        }
+        let replicas = self.new_replicas();
+        // Of the unit that steps, its matrices and its vectors apart, and both together.
+        self.note(2 * self.units.iter().map(|unit| unit.shard).max().unwrap_or(0));
+        drop(replicas);
+        self.gradients.clear();
+        let (memory, model) = (self.ledger.memory(), self.units.iter().map(|unit| unit.whole_fp32).sum());
+        drop(rest);
+        Forecast { memory, most: self.most, working: self.working, model }
+    }
+
+    fn hold(&self, category: Category, bytes: usize) -> Held {
+        self.ledger.hold(category, bytes)
+    }
+
+    /// A moment of the step, when `working` is taken that nobody counts.
+    fn note(&mut self, working: usize) {
+        let now = self.ledger.memory().now;
+        if now.total() + working > self.most.total() + self.working {
+            (self.most, self.working) = (now, working);
+        }
+    }
+
+    /// Parameters and moments.
+    fn at_rest(&self) -> Vec<Held> {
+        let unit = |unit: &Unit| {
+            let parameters = match self.replicates() {
+                false => unit.shard,
+                true if self.shard_is_at_hand() => unit.whole, // a part of which it is
+                true => unit.whole + unit.shard,
+            };
+            [self.hold(Category::Parameters, parameters), self.hold(Category::Optimizer, 2 * unit.shard)]
+        };
+        self.units.iter().flat_map(unit).collect()
+    }
+
+    /// While units step, the new replicas of two are there beside the old ones.
+    fn new_replicas(&self) -> Option<Held> {
+        let two = |pair: &[Unit]| pair.iter().map(|unit| unit.whole).sum();
+        let most = self.units.windows(2).map(two).max().unwrap_or(0);
+        self.replicates().then(|| self.hold(Category::Parameters, most))
+    }
+
+    /// Whether the shard is of the type, and in the place, that it is computed with.
+    fn shard_is_at_hand(&self) -> bool {
+        let is_fp32 = self.config.precision.param.dtype().size() == size_of::<f32>();
+        is_fp32 && (self.on_cpu || !self.config.cpu_offload)
+    }
+
+    fn replicates(&self) -> bool {
+        self.shards > 1 && matches!(self.config.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
+    }
+
+    fn gathers(&self) -> bool {
+        (self.shards > 1 || !self.shard_is_at_hand()) && !self.replicates()
+    }
+
+    /// The whole parameters of call `i`, where they are not there anyway.
+    fn gather(&self, i: usize) -> Held {
+        let call = &self.calls[i];
+        let gathered = self.gathers() && call.is_mine;
+        self.hold(Category::Gathered, if gathered { self.units[call.unit].whole } else { 0 })
+    }
+
+    fn recomputes(&self, i: usize) -> bool {
+        self.config.recomputes(i, self.calls.len())
+    }
+
+    fn regathers(&self, i: usize) -> bool {
+        self.gathers() && self.config.regathers(i, self.calls.len(), self.on_cpu)
+    }
+
+    fn forward(&self) -> Vec<Saved> {
+        let (mut ahead, mut saved) = (None, vec![]);
+        for (i, call) in self.calls.iter().enumerate() {
+            let weights = ahead.take().unwrap_or_else(|| self.gather(i));
+            let next = || (i + 1 < self.calls.len()).then(|| self.gather(i + 1));
+            if self.config.forward_prefetch == Prefetch::Pre {
+                ahead = next();
+            }
+            let kept = if self.recomputes(i) { call.bytes.input } else { call.bytes.graph };
+            saved.push(((!self.regathers(i)).then_some(weights), self.hold(Category::Activations, kept)));
+            if self.config.forward_prefetch == Prefetch::Post {
+                ahead = next();
+            }
+        }
+        saved
+    }
+
+    fn backward(&mut self, mut saved: Vec<Saved>, last: bool) {
+        let (mut ahead, mut reduction) = (None, None);
+        let mut partial: Vec<Option<Held>> = self.units.iter().map(|_| None).collect();
+        while let Some((weights, kept)) = saved.pop() {
+            let i = saved.len();
+            let weights = weights.unwrap_or_else(|| ahead.take().unwrap_or_else(|| self.gather(i)));
+            let next = (0..i).rev().find(|next| self.regathers(*next));
+            if self.config.backward_prefetch == Prefetch::Pre && ahead.is_none() {
+                ahead = next.map(|next| self.gather(next));
+            }
+            let Call { unit, bytes, is_mine } = self.calls[i];
+            let again = self.recomputes(i).then(|| self.hold(Category::Activations, bytes.graph - bytes.input));
+            let gradient = if is_mine { self.units[unit].whole } else { 0 };
+            self.note(bytes.backward + gradient);
+            drop((kept, again));
+            self.note(2 * gradient); // each parameter's, and all in one buffer
+            drop(weights);
+            if self.config.backward_prefetch == Prefetch::Post && ahead.is_none() {
+                ahead = next.map(|next| self.gather(next));
+            }
+            drop(reduction.take());
+            reduction = self.reduce(i, &mut partial, last);
+        }
+        self.note(0);
+    }
+
+    /// The gradient of call `i` goes to its shards; returns what is there until it has arrived.
+    fn reduce(&mut self, i: usize, partial: &mut [Option<Held>], last: bool) -> Option<[Option<Held>; 3]> {
+        let u = self.calls[i].unit;
+        let Unit { shard, whole, whole_fp32 } = self.units[u];
+        let ledger = self.ledger.clone();
+        let gradient = |bytes| Some(ledger.hold(Category::Gradients, bytes));
+        let done = !self.calls[..i].iter().any(|call| call.unit == u);
+        if self.config.strategy == Strategy::Block {
+            let (in_flight, sum) = (gradient(if self.calls[i].is_mine { whole } else { 0 }), gradient(shard));
+            let before = partial[u].take();
+            let place = if done { &mut self.gradients[u][0] } else { &mut partial[u] };
+            return Some([in_flight, before, std::mem::replace(place, sum)]);
+        }
+        if !done {
+            partial[u] = gradient(whole);
+            return None;
+        }
+        partial[u] = None;
+        let waits = self.config.no_sync || self.config.strategy == Strategy::Zero1;
+        if waits && self.shards > 1 && !last {
+            self.gradients[u][1] = gradient(whole_fp32);
+            return None;
+        }
+        let in_flight = gradient(self.gradients[u][1].take().map_or(whole, |_| whole_fp32));
+        let sum = gradient(shard);
+        Some([in_flight, std::mem::replace(&mut self.gradients[u][0], sum), None])
+    }
+}

@@ -1,0 +1,146 @@
+//! What memory there is to be had.
+
+use crate::device::Devices;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Memory that a run can take, and who says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Available {
+    pub bytes: u64,
+    /// "this machine has", "the limit of this container leaves"
+    pub source: &'static str,
+}
+
+/// The memory of the smallest of a run's devices; None where it is not known.
+pub fn of_devices(devices: &Devices) -> Option<Available> {
+    let bytes = devices.numbers().into_iter().map(of_cuda).collect::<Option<Vec<_>>>()?.into_iter().min()?;
+    Some(Available { bytes, source: "a device has" })
+}
+
+/// All of a CUDA device's memory: what others hold of it now is not known to be theirs later.
+#[cfg(feature = "cuda")]
+fn of_cuda(number: usize) -> Option<u64> {
+    use cudarc::driver::result;
+    result::init().ok()?;
+    let device = result::device::get(i32::try_from(number).ok()?).ok()?;
+    // SAFETY: the driver has just given this device.
+    unsafe { result::device::total_mem(device) }.ok().map(|bytes| bytes as u64)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn of_cuda(_: usize) -> Option<u64> {
+    None
+}
+
+/// The CPU's memory that is free or can be freed; None where the system does not say, which only Linux does.
+pub fn of_host() -> Option<Available> {
+    of_linux(Path::new("/"))
+}
+
+/// That of a Linux whose files are under `root`: the kernel's own estimate, and of each control group that this process is in what its
+/// limit leaves, for a container is killed at its limit and not at the machine's.
+fn of_linux(root: &Path) -> Option<Available> {
+    let read = |path: &str| fs::read_to_string(root.join(path)).ok();
+    let machine = field(&read("proc/meminfo")?, "MemAvailable:")?.saturating_mul(1024);
+    let machine = Available { bytes: machine, source: "this machine has" };
+    let groups = read("proc/self/cgroup").unwrap_or_default();
+    let leaves = groups.lines().filter_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let (base, version) = match controllers {
+            "" => ("sys/fs/cgroup", &V2),
+            _ if controllers.split(',').any(|controller| controller == "memory") => ("sys/fs/cgroup/memory", &V1),
+            _ => return None,
+        };
+        // Inside of a container the path may be the host's; the group itself is then the base. A limit above counts too.
+        let group: PathBuf = root.join(base).join(path.trim_start_matches('/'));
+        group
+            .ancestors()
+            .take_while(|group| group.starts_with(root.join(base)))
+            .filter_map(|group| version.leaves(group))
+            .min()
+    });
+    let container = leaves.min().map(|bytes| Available { bytes, source: "the limit of this container leaves" });
+    container.into_iter().chain([machine]).min_by_key(|available| available.bytes)
+}
+
+/// The files of a control group.
+struct Version {
+    limit: &'static str,
+    usage: &'static str,
+    /// In `memory.stat`: the cache of files that can be dropped, which counts as used.
+    cache: &'static str,
+}
+
+const V1: Version =
+    Version { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", cache: "total_inactive_file" };
+const V2: Version = Version { limit: "memory.max", usage: "memory.current", cache: "inactive_file" };
+
+impl Version {
+    /// What a group's limit leaves; None where there is no limit (`max`), or no such group.
+    fn leaves(&self, group: &Path) -> Option<u64> {
+        let read = |name: &str| fs::read_to_string(group.join(name)).ok();
+        let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+        let (limit, used) = (number(self.limit)?, number(self.usage)?);
+        let cache = read("memory.stat").and_then(|stat| field(&stat, self.cache)).unwrap_or(0);
+        Some(limit.saturating_sub(used.saturating_sub(cache)))
+    }
+}
+
+/// The number behind `name` in lines of a name and a number.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let mut words = text.lines().map(str::split_whitespace);
+    words.find_map(|mut words| if words.next() == Some(name) { words.next()?.parse().ok() } else { None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(files: &[(&str, &str)]) -> Option<Available> {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        of_linux(root.path())
+    }
+
+    const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal: 2000 kB\nMemFree: 10 kB\nMemAvailable:    1000 kB\n");
+
+    #[test]
+    fn without_a_limit_it_is_what_the_kernel_says() {
+        let expected = Some(Available { bytes: 1_024_000, source: "this machine has" });
+        assert_eq!(machine(&[MEMINFO]), expected);
+        let (group, limit) = (("proc/self/cgroup", "0::/a\n"), ("sys/fs/cgroup/a/memory.max", "max\n"));
+        assert_eq!(machine(&[MEMINFO, group, limit, ("sys/fs/cgroup/a/memory.current", "5\n")]), expected);
+        assert_eq!(machine(&[("proc/meminfo", "MemTotal: 2000 kB\n")]), None);
+        assert_eq!(machine(&[]), None, "another system");
+    }
+
+    #[test]
+    fn a_containers_limit_counts_also_one_above() {
+        let expected = Some(Available { bytes: 700, source: "the limit of this container leaves" });
+        let version_2 = [
+            MEMINFO,
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "1\n"),
+            ("sys/fs/cgroup/a/memory.max", "1000\n"),
+            ("sys/fs/cgroup/a/memory.current", "500\n"),
+            ("sys/fs/cgroup/a/memory.stat", "anon 300\ninactive_file 200\n"),
+        ];
+        assert_eq!(machine(&version_2), expected);
+        // Seen from inside a container without a namespace for groups: the path is the host's, the group is at the base.
+        let version_1 = [
+            MEMINFO,
+            ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/0123\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "1000\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "500\n"),
+            ("sys/fs/cgroup/memory/memory.stat", "inactive_file 7\ntotal_inactive_file 200\n"),
+        ];
+        assert_eq!(machine(&version_1), expected);
+    }
+}

@@ -1,0 +1,128 @@
+//! Whether a run fits into memory, found before anything is made.
+//!
+//! ```text
+//! config ─> activations ─> fsdp's forecast ─> need: rows of each memory     available: /proc, control groups, CUDA
+//!                                               '── more than available? ──> refused, with the table and advice
+//! ```
+//!
+//! What rests is exact, activations are an estimate from what each operation keeps; docs/memory.md compares both with measurements.
+
+mod activations;
+mod advice;
+mod available;
+mod need;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use crate::config::Config;
+use crate::device::Devices;
+use crate::launch::Launch;
+use crate::units::parameter_count;
+use advice::Patient;
+use available::Available;
+use need::{Machine, Need, Place};
+use rows::Row;
+
+/// From this share of the available memory on the user is warned.
+const NEARLY: f64 = 0.9;
+
+/// Refuses a run that needs more memory than there is, unless it is forced: the message has the table, and what would help. Returns
+/// what the user is to be told of one that goes on.
+pub(crate) fn check(
+    config: &Config,
+    launch: &Launch,
+    devices: &Devices,
+    force: bool,
+) -> Result<Option<String>, String> {
+    let ranks = launch.ranks_here(config.parallel.gpus);
+    let machine = Machine { ranks, devices: devices.distinct, threads: launch.processes().is_none() };
+    let available = |place| match place {
+        Place::Host => available::of_host(),
+        Place::Device => available::of_devices(devices),
+    };
+    judge(config, machine, devices.here, &available, force)
+}
+
+/// Refuses to make a whole model, in fp32, that does not fit into the CPU's memory.
+pub(crate) fn check_model(config: &Config) -> Result<(), String> {
+    let needed = parameter_count(config) as f64 * size_of::<f32>() as f64;
+    match available::of_host().filter(|has| needed > has.bytes as f64) {
+        Some(has) => {
+            Err(format!("the model needs {} of memory, and {} {}", gb(needed), has.source, gb(has.bytes as f64)))
+        }
+        None => Ok(()),
+    }
+}
+
+/// [`check`] of a machine with so many devices, where that much memory is available.
+fn judge(
+    config: &Config,
+    machine: Machine,
+    devices: usize,
+    available: &dyn Fn(Place) -> Option<Available>,
+    force: bool,
+) -> Result<Option<String>, String> {
+    let share =
+        |need: &Need| available(need.place).map_or(0.0, |available| need.of_all.total() / available.bytes as f64);
+    let needs = need::of_run(config, machine);
+    let worst = needs.iter().max_by(|a, b| share(a).total_cmp(&share(b))).expect("a run needs memory");
+    let Some(has) = available(worst.place) else {
+        let needs = figures(&needs);
+        return Ok(Some(format!("how much memory there is is not known here, and not checked; the run needs {needs}")));
+    };
+    let (needed, has) = (gb(worst.of_all.total()), format!("{} {}", has.source, gb(has.bytes as f64)));
+    match share(worst) {
+        share if share <= NEARLY => Ok(None),
+        share if share <= 1.0 => Ok(Some(format!("memory is scarce: the run needs about {needed}, and {has}"))),
+        _ if force => Ok(Some(format!("--force: the run needs about {needed}, and {has}: it may be killed"))),
+        _ => {
+            let fits = |needs: &[Need]| needs.iter().all(|need| share(need) <= 1.0);
+            let advice = Patient { config, machine, devices, fits: &fits }.advice().join("\n");
+            Err(format!(
+                "the run needs about {needed} of memory, and {has}\n\n{}\n\nWhat would help, and what the run would need then:\n{advice}\n\n\
+                 --force tries all the same.",
+                table(worst)
+            ))
+        }
+    }
+}
+
+/// Each row in GB, of a rank and of all that share the memory.
+fn table(need: &Need) -> String {
+    let all = match need.ranks {
+        1 => String::new(),
+        ranks => format!("{:>16}", format!("GB of {ranks} ranks")),
+    };
+    let line = |name: &str, of_rank: f64, of_all: f64| {
+        let all = if need.ranks == 1 { String::new() } else { format!("{:>16.3}", of_all / 1e9) };
+        format!("\n  {name:<12}{:>12.3}{all}", of_rank / 1e9)
+    };
+    let rows = Row::ALL.into_iter().filter(|row| need.of_all[*row] > 0.0);
+    let rows = rows.map(|row| line(&row.name(), need.of_rank[row], need.of_all[row]));
+    format!(
+        "  {:<12}{:>12}{all}{}{}",
+        "",
+        "GB a rank",
+        rows.collect::<String>(),
+        line("all", need.of_rank.total(), need.of_all.total())
+    )
+}
+
+/// What is needed of each memory.
+fn figures(needs: &[Need]) -> String {
+    let figure = |need: &Need| match (need.place, needs.len()) {
+        (Place::Host, 1) => gb(need.of_all.total()),
+        (Place::Host, _) => format!("{} of the CPU's memory", gb(need.of_all.total())),
+        (Place::Device, _) => format!("{} a device", gb(need.of_all.total())),
+    };
+    needs.iter().map(figure).collect::<Vec<_>>().join(" and ")
+}
+
+fn gb(bytes: f64) -> String {
+    match bytes / 1e9 {
+        gb if gb < 10.0 => format!("{gb:.2} GB"),
+        gb if gb < 10_000.0 => format!("{gb:.1} GB"),
+        gb => format!("{:.1} TB", gb / 1e3),
+    }
+}

@@ -1,0 +1,173 @@
+//! What a run will need, row by row.
+
+use super::activations;
+use super::rows::{Row, Rows};
+use crate::config::{Config, ModelConfig};
+use crate::expert_loads::ExpertLoads;
+use crate::units::units;
+use burn::tensor::Device;
+use fsdp::{Category, FloatType, Forecast, ForecastRun, Strategy};
+
+/// Where ranks of a run are: how many one machine has, and on how many devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machine {
+    pub ranks: usize,
+    pub devices: usize,
+    /// Whether they are threads of one process.
+    pub threads: bool,
+}
+
+/// Memory that ranks share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    Host,
+    Device,
+}
+
+/// What ranks need of a memory that they share, at the moment when that is most.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Need {
+    pub place: Place,
+    /// How many ranks share it.
+    pub ranks: usize,
+    /// What the one with the most needs, and what all of them do.
+    pub of_rank: Rows,
+    pub of_all: Rows,
+}
+
+/// Code and tables of the program, and what the threads of a rank take; measured.
+const PROGRAM: f64 = 60e6;
+const OF_A_RANK: f64 = 20e6;
+/// What the allocator holds in reserve, as a share of what is in use; measured. More where ranks hand each other memory.
+const RESERVE: f64 = 0.3;
+const RESERVE_OF_RANKS: f64 = 0.4;
+/// Of a model with more blocks than this the rest is extrapolated.
+const BLOCKS: usize = 1000;
+
+/// What a run needs of each memory that its ranks on a machine share: of the device with the most, and where shards are offloaded of the
+/// CPU's.
+pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
+    let ranks = of_a_device(config, machine);
+    let of_rank = *ranks.iter().max_by(|a, b| a.total().total_cmp(&b.total())).expect("a device has a rank");
+    let of_all = together(config, &ranks, machine.threads);
+    let reserve = if config.parallel.gpus > 1 { RESERVE_OF_RANKS } else { RESERVE };
+    let need = |place, ranks: usize, of_rank: Rows, of_all: Rows| {
+        let with_allocator = |mut rows: Rows, ranks: usize| {
+            let processes = if machine.threads { 1 } else { ranks };
+            let program = PROGRAM * processes as f64 + OF_A_RANK * ranks as f64;
+            rows[Row::Allocator] = reserve * rows.total() + if place == Place::Host { program } else { 0.0 };
+            rows
+        };
+        Need { place, ranks, of_rank: with_allocator(of_rank, 1), of_all: with_allocator(of_all, ranks) }
+    };
+    if on_cpu(config) || !config.parallel.cpu_offload {
+        let place = if on_cpu(config) { Place::Host } else { Place::Device };
+        return vec![need(place, ranks.len(), of_rank, of_all)];
+    }
+    let without_rest = |rows: Rows| rows.with(rows.rest(), |all, rest| (all - rest).max(0.0));
+    let of_host = of_all.rest().with(Rows::default(), |bytes, _| bytes * machine.devices as f64);
+    vec![
+        need(Place::Device, ranks.len(), without_rest(of_rank), without_rest(of_all)),
+        need(Place::Host, machine.ranks, of_rank.rest(), of_host),
+    ]
+}
+
+/// Sequences of a rank's micro-batch, and micro-batches of a step.
+pub fn micro_batches(config: &Config) -> (usize, usize) {
+    let share = (config.train.global_batch_size / config.parallel.data_parallel_size()).max(1);
+    let micro = config.train.micro_batch_size.map_or(share, |micro| micro.min(share));
+    (micro, share / micro)
+}
+
+/// What a rank will take, from shapes alone.
+pub fn forecast(config: &Config, rank: usize) -> Forecast {
+    let (units, _) = units(config, &ExpertLoads::default(), &Device::flex());
+    let (sequences, micro_batches) = micro_batches(config);
+    let calls = activations::calls(config, sequences);
+    let run =
+        ForecastRun { world_size: config.parallel.gpus, rank, micro_batches, calls: &calls, on_cpu: on_cpu(config) };
+    units.forecast(&config.parallel.fsdp(&config.optim), run).expect("the configuration is validated")
+}
+
+fn on_cpu(config: &Config) -> bool {
+    config.train.device == "cpu"
+}
+
+/// The rows of each rank of the device with the most.
+fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
+    let ranks = machine.ranks.div_ceil(machine.devices);
+    if config.parallel.strategy != Strategy::Block {
+        let others = if ranks > 1 { of_rank(config, 1) } else { Rows::default() };
+        return std::iter::once(of_rank(config, 0)).chain(vec![others; ranks - 1]).collect();
+    }
+    let all: Vec<Rows> = (0..config.parallel.gpus).map(|rank| of_rank(config, rank)).collect();
+    let of_device = |device| all.iter().skip(device).step_by(machine.devices).copied().collect();
+    let total = |ranks: &Vec<Rows>| ranks.iter().map(Rows::total).sum::<f64>();
+    let most = match machine.threads {
+        true => (0..machine.devices).map(of_device).max_by(|a, b| total(a).total_cmp(&total(b))),
+        false => all.iter().max_by(|a, b| a.total().total_cmp(&b.total())).map(|most| vec![*most; ranks]),
+    };
+    most.expect("there is a rank")
+}
+
+/// Of one rank, without the allocator.
+fn of_rank(config: &Config, rank: usize) -> Rows {
+    let with_blocks = |count| {
+        let mut config = config.clone();
+        *blocks(&mut config) = count;
+        rows(&config, rank)
+    };
+    let count = *blocks(&mut config.clone());
+    if count <= BLOCKS {
+        return with_blocks(count);
+    }
+    let times = (count - BLOCKS) as f64 / (BLOCKS / 2) as f64;
+    with_blocks(BLOCKS / 2).with(with_blocks(BLOCKS), |half, full| full + (full - half) * times)
+}
+
+fn blocks(config: &mut Config) -> &mut usize {
+    match &mut config.model {
+        ModelConfig::Gpt2(shape) => &mut shape.n_layer,
+        ModelConfig::DeepSeek(shape) => &mut shape.num_hidden_layers,
+    }
+}
+
+fn rows(config: &Config, rank: usize) -> Rows {
+    let forecast = forecast(config, rank);
+    let mut rows = Rows::default();
+    for category in Category::ALL {
+        let row = match category {
+            Category::Parameters => Row::Parameters,
+            Category::Gradients => Row::Gradients,
+            Category::Optimizer => Row::Optimizer,
+            Category::Gathered => Row::Gathered,
+            Category::Activations => Row::Activations,
+        };
+        rows[row] = forecast.most[category] as f64;
+    }
+    rows[Row::Working] = forecast.working as f64;
+    let every = config.checkpoint.every;
+    if config.checkpoint.keep > 0 && every > 0 && every < config.train.steps {
+        rows[Row::Checkpoint] = 3.0 * rows.shard();
+    }
+    if rank == 0 && config.train.sample_tokens > 0 && rows.shard() < forecast.model as f64 {
+        rows[Row::Sample] = forecast.model as f64;
+    }
+    rows
+}
+
+/// The ranks of a device. Threads share what an `all_gather` makes for all of them.
+fn together(config: &Config, ranks: &[Rows], threads: bool) -> Rows {
+    let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
+    if threads {
+        let most = |row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
+        all[Row::Gathered] = most(Row::Gathered);
+        if matches!(config.parallel.strategy, Strategy::Zero1 | Strategy::ShardGradOp) {
+            // Each rank has its own copy until the first step has made one for all, and moments.
+            let shards = if config.parallel.precision.param == FloatType::Fp32 { 0.0 } else { all.shard() };
+            let shared = most(Row::Parameters) + shards;
+            all[Row::Parameters] = shared.max(all[Row::Parameters] - all[Row::Optimizer]);
+        }
+    }
+    all
+}

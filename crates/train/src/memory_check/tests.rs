@@ -1,0 +1,198 @@
+use super::available::Available;
+use super::need::{Machine, Place, forecast, micro_batches, of_run};
+use super::rows::Row;
+use super::{activations, gb, judge};
+use crate::allocator::Counting;
+use crate::config::{Config, Source};
+use crate::{Place as RunPlace, train};
+use serde_json::Value;
+use std::alloc::System;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// So that ranks in tests count their activations.
+#[global_allocator]
+static ALLOCATOR: Counting<System> = Counting(System);
+
+/// Workspaces of matrix products, of one thread, which a rank's first graph counts too.
+const WORKSPACE: f64 = 2e6;
+
+fn config(preset: &str, overrides: &[&str]) -> Config {
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    let config = Config::load(Source::Preset(preset), &overrides).unwrap();
+    config.validate().unwrap();
+    config
+}
+
+fn cpu(ranks: usize) -> Machine {
+    Machine { ranks, devices: 1, threads: true }
+}
+
+fn has(gigabytes: f64) -> impl Fn(Place) -> Option<Available> {
+    move |_| Some(Available { bytes: (gigabytes * 1e9) as u64, source: "this machine has" })
+}
+
+#[track_caller]
+fn close(found: f64, expected: f64, by: f64) {
+    assert!((found / expected - 1.0).abs() <= by, "{found:e} instead of {expected:e}");
+}
+
+#[test]
+fn gpt2_small_takes_sixteen_bytes_a_parameter_and_its_activations() {
+    let need = &of_run(&config("gpt2-124m", &[]), cpu(1))[0];
+    let parameters = 124_439_808.0;
+    for (row, bytes) in [(Row::Parameters, 4.0), (Row::Gradients, 4.0), (Row::Optimizer, 8.0), (Row::Checkpoint, 12.0)]
+    {
+        close(need.of_all[row], bytes * parameters, 1e-3);
+    }
+    assert_eq!(need.of_all[Row::Gathered], 0.0);
+    // 12 sequences of 1024 tokens of width 768; 12 blocks of 12 heads.
+    let (n, s) = (12.0 * 1024.0, 12.0 * 1024.0 * 768.0);
+    let block = 8.0 * s + 2.0 * n * 3072.0 + 12.0 * 12.0 * 1024.0 * 1024.0;
+    close(need.of_all[Row::Activations], 4.0 * (12.0 * block + 2.0 * s + n * 50257.0), 0.02);
+}
+
+#[test]
+fn ranks_share_a_model_and_a_device_adds_up_its_ranks() {
+    let overrides = ["parallel.gpus=4", "train.sample_tokens=0", "checkpoint.every=0"];
+    let of = |strategy: &str, machine| {
+        let strategy = format!("parallel.strategy={strategy}");
+        of_run(&config("gpt2-124m", &[&overrides[..], &[&strategy]].concat()), machine).remove(0)
+    };
+    let model = 4.0 * 124_439_808.0;
+    let full_shard = of("full_shard", cpu(4));
+    close(full_shard.of_rank[Row::Parameters], model / 4.0, 1e-3);
+    close(full_shard.of_all[Row::Parameters], model, 1e-3);
+    // What is gathered for all of them lies there once: the ends, and the last block.
+    close(full_shard.of_all[Row::Gathered], full_shard.of_rank[Row::Gathered], 0.0);
+    close(of("ddp", cpu(4)).of_all[Row::Parameters], 4.0 * model, 1e-3);
+    close(of("zero1", cpu(4)).of_all[Row::Optimizer], 2.0 * model, 1e-3);
+    // Of four ranks on two devices two are on each.
+    let two = of("full_shard", Machine { devices: 2, ..cpu(4) });
+    assert_eq!(two.ranks, 2);
+    close(two.of_all[Row::Parameters], model / 2.0, 1e-3);
+}
+
+#[test]
+fn shards_that_rest_on_the_cpu_are_counted_there() {
+    let overrides = ["train.device=cuda", "parallel.gpus=2", "checkpoint.every=0", "train.sample_tokens=0"];
+    let machine = Machine { devices: 2, ..cpu(2) };
+    let [kept, offloaded] = ["false", "true"].map(|offload| {
+        let offload = format!("parallel.cpu_offload={offload}");
+        of_run(&config("gpt2-124m", &[&overrides[..], &[&offload]].concat()), machine)
+    });
+    let places = |needs: &[super::Need]| needs.iter().map(|need| need.place).collect::<Vec<_>>();
+    assert_eq!((places(&kept), places(&offloaded)), (vec![Place::Device], vec![Place::Device, Place::Host]));
+    let [device, host] = [&offloaded[0].of_all, &offloaded[1].of_all];
+    let parameters = 124_439_808.0;
+    assert_eq!((device[Row::Parameters], device[Row::Optimizer]), (0.0, 0.0));
+    close(host[Row::Parameters] + host[Row::Gradients] + host[Row::Optimizer], 16.0 * parameters, 1e-3);
+    close(kept[0].of_all[Row::Optimizer], 4.0 * parameters, 1e-3);
+}
+
+#[test]
+fn deepseek_v3_is_refused_with_a_table_and_what_would_help_in_no_time() {
+    let started = Instant::now();
+    let message = judge(&config("deepseek-v3", &[]), cpu(1), 1, &has(64.0), false).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    for part in [
+        "this machine has 64.0 GB",
+        "parameters      2684.1",
+        "--set checkpoint.every=0",
+        "devices of 192 GB",
+        "--force",
+    ] {
+        assert!(message.contains(part), "no `{part}` in {message}");
+    }
+    // As many blocks as nobody could make, even for a table.
+    let endless = config("gpt2", &["model.n_layer=1000000000000"]);
+    let message = judge(&endless, cpu(1), 1, &has(64.0), false).unwrap_err();
+    close(of_run(&endless, cpu(1))[0].of_all[Row::Parameters], 1e12 * 4.0 * 198_272.0, 0.02);
+    assert!(message.contains("no number of devices"), "{message}");
+}
+
+#[test]
+fn a_run_goes_on_if_it_fits_is_forced_or_nobody_knows() {
+    let config = config("gpt2-124m", &[]);
+    let needed = of_run(&config, cpu(1))[0].of_all.total() / 1e9;
+    let judged = |gigabytes: f64, force| judge(&config, cpu(1), 1, &has(gigabytes), force);
+    assert_eq!(judged(1.2 * needed, false), Ok(None));
+    assert!(judged(1.05 * needed, false).unwrap().unwrap().starts_with("memory is scarce: the run needs about"));
+    assert!(judged(0.99 * needed, false).is_err());
+    let forced = judged(0.99 * needed, true).unwrap().unwrap();
+    assert!(forced.starts_with("--force: the run needs about") && forced.ends_with("it may be killed"), "{forced}");
+    let unknown = judge(&config, cpu(1), 1, &|_| None, false).unwrap().unwrap();
+    assert!(unknown.contains("not known here"), "{unknown}");
+}
+
+#[test]
+fn advice_has_the_figures_of_a_run_that_takes_it() {
+    let base = ["parallel.gpus=2", "parallel.strategy=ddp"];
+    let message = judge(&config("gpt2-124m", &base), cpu(2), 1, &has(28.0), false).unwrap_err();
+    let lines: Vec<&str> = message.lines().filter(|line| line.starts_with("  --")).collect();
+    assert!(lines.len() >= 4 && message.matches(", fits").count() >= 2, "{message}");
+    for line in lines {
+        let (flag, figure) = line.trim().split_once("  ").unwrap();
+        let set = flag.strip_prefix("--set ").map_or(flag.replace("--gpus ", "parallel.gpus="), String::from);
+        let changed = config("gpt2-124m", &[&base[..], &[&set]].concat());
+        let total = of_run(&changed, cpu(changed.parallel.gpus))[0].of_all.total();
+        assert_eq!(figure.trim(), format!("{}{}", gb(total), if total <= 28e9 { ", fits" } else { "" }), "{flag}");
+    }
+    // Nothing helps there, but devices would.
+    let message = judge(&config("gpt2-1558m", &[]), cpu(1), 1, &has(8.0), false).unwrap_err();
+    assert!(message.contains("it takes at least 1 device of 80 GB") && !message.contains("fits"), "{message}");
+}
+
+/// What rank 0 of a real run of one step counts is what was computed for it.
+#[test]
+fn a_run_measures_what_was_estimated() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(300)).unwrap();
+    let source = format!("data.source={}", folder.path().join("text.txt").display());
+    let common = ["train.steps=1", "train.val_batches=1", "train.sample_tokens=0", "checkpoint.keep=0", &source];
+    let full = "parallel.activation_checkpointing=full";
+    for (i, (preset, sizes, others)) in [
+        ("gpt2", [256, 4, 4], vec![]),
+        ("gpt2", [64, 8, 8], vec!["model.dropout=0.1", "model.bias=false"]),
+        ("gpt2", [128, 8, 4], vec!["parallel.gpus=2", full]),
+        ("deepseek", [256, 4, 2], vec!["parallel.gpus=2", "parallel.strategy=zero1"]),
+        (
+            "deepseek",
+            [128, 8, 8],
+            vec!["moe.n_shared_experts=1", "model.q_lora_rank=32", "model.first_k_dense_replace=1"],
+        ),
+        ("deepseek", [256, 4, 4], vec!["moe.capacity_factor=null", "parallel.precision.param=bf16"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let [t, batch, micro] = sizes.map(|size| size.to_string());
+        let sizes = [("seq_len", t), ("global_batch_size", batch), ("micro_batch_size", micro)];
+        let sizes = sizes.map(|(key, value)| format!("train.{key}={value}"));
+        let overrides: Vec<&str> =
+            common.iter().copied().chain(sizes.iter().map(String::as_str)).chain(others).collect();
+        let mut config = config(preset, &overrides);
+        let place =
+            RunPlace { name: preset.into(), out: Some(folder.path().join(i.to_string())), ..RunPlace::default() };
+        let outcome = train(config.clone(), &place, Default::default()).unwrap();
+
+        crate::trainer::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();
+        let (forecast, text) =
+            (forecast(&config, 0), fs::read_to_string(outcome.folder.join("metrics.jsonl")).unwrap());
+        let memory =
+            text.lines().filter_map(|line| serde_json::from_str::<Value>(line).unwrap().get("memory").cloned()).last();
+        let memory = memory.expect("rank 0 says what it takes");
+        for category in fsdp::Category::ALL {
+            let found = &memory[category.name()];
+            assert_eq!(found["at_rest"], forecast.memory.now[category], "{overrides:?}: {}", category.name());
+        }
+        let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+        let (found, expected) =
+            (memory["activations"]["peak"].as_f64().unwrap(), forecast.memory.peak[fsdp::Category::Activations] as f64);
+        assert!(
+            (expected / 1.3..=expected + threads * WORKSPACE).contains(&found),
+            "{overrides:?}: {found} bytes of activations, {expected} estimated for {:?}",
+            activations::calls(&config, micro_batches(&config).0)
+        );
+    }
+}
