@@ -51,3 +51,8 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Counting<A> {
         unsafe { self.0.dealloc(block, layout) }
     }
 }
+
+/// Tests count as the program does.
+#[cfg(test)]
+#[global_allocator]
+static OF_TESTS: Counting<std::alloc::System> = Counting(std::alloc::System);

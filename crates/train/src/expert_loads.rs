@@ -133,13 +133,9 @@ impl LayerLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocator::{Counting, allocated, count_for};
+    use crate::allocator::{allocated, count_for};
     use burn::tensor::{Device, Distribution};
     use moe::{MoeConfig, MoeLayer};
-    use std::alloc::System;
-
-    #[global_allocator]
-    static ALLOCATOR: Counting<System> = Counting(System);
 
     const EXPERTS: usize = 4;
 

@@ -81,7 +81,7 @@ pub fn micro_batches(config: &Config) -> (usize, usize) {
 
 /// What a rank will take, from shapes alone.
 pub fn forecast(config: &Config, rank: usize) -> Forecast {
-    let (units, _) = units(config, &ExpertLoads::default(), &Device::flex());
+    let (units, _) = units(config, &ExpertLoads::new(config), &Device::flex());
     let (sequences, micro_batches) = micro_batches(config);
     let calls = activations::calls(config, sequences);
     let run =

@@ -2,17 +2,11 @@ use super::available::Available;
 use super::need::{Machine, Place, forecast, micro_batches, of_run};
 use super::rows::Row;
 use super::{activations, gb, judge};
-use crate::allocator::Counting;
 use crate::config::{Config, Source};
 use crate::{Place as RunPlace, train};
 use serde_json::Value;
-use std::alloc::System;
 use std::fs;
 use std::time::{Duration, Instant};
-
-/// So that ranks in tests count their activations.
-#[global_allocator]
-static ALLOCATOR: Counting<System> = Counting(System);
 
 /// Workspaces of matrix products, of one thread, which a rank's first graph counts too.
 const WORKSPACE: f64 = 2e6;
