@@ -1,0 +1,43 @@
+//! What the scale of fp16 losses cannot mend.
+
+use burn::nn::{Initializer, Linear, LinearConfig};
+use burn::tensor::{DType, Device, Tensor};
+use comm::run_ranks;
+use fsdp::{FloatType, Fsdp, FsdpConfig, FsdpError, NonFinite, Precision, Strategy, Units};
+use std::time::Duration;
+
+/// Two layers whose loss is finite, and whose gradient is no number.
+fn units() -> Units<Tensor<3>> {
+    let (mut units, device) = (Units::new(), Device::flex());
+    let linear = || LinearConfig::new(8, 8).with_initializer(Initializer::Constant { value: 0.1 }).init(&device);
+    let first = units.add("first", linear());
+    units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone().cast(linear.weight.val().dtype())));
+    let last = units.add("last", linear());
+    units.last(last, |linear: &Linear, x, _| {
+        let y = linear.forward(x).cast(DType::F32);
+        // The slope of a root is infinite at 0, and times 0 no number.
+        y.clone().powi_scalar(2).mean() + (y * 0.0).sqrt().mean()
+    });
+    units
+}
+
+#[test]
+fn a_gradient_that_is_no_number_at_scale_one_is_not_finite() {
+    let precision = Precision { param: FloatType::Fp16, reduce: FloatType::Fp16 };
+    for strategy in [Strategy::Ddp, Strategy::FullShard, Strategy::Block] {
+        let config = FsdpConfig { strategy, precision, ..FsdpConfig::default() };
+        let reports = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
+            let batch = Tensor::<3>::ones([2, 4, 8], comm.device());
+            let mut fsdp = Fsdp::new(units(), comm, config.clone())?;
+            (0..20).map(|_| fsdp.train_step(std::slice::from_ref(&batch), 0.1)).collect::<Result<Vec<_>, FsdpError>>()
+        })
+        .unwrap();
+        for (step, report) in reports[0].iter().enumerate() {
+            let same = report.loss.is_finite() && report.loss == reports[0][0].loss;
+            assert!(report.skipped && same, "{strategy:?}, step {step}: {report:?}");
+            // From 65536 the scale is 1 after 16 halvings.
+            let last = NonFinite { unit: "last".into(), rank: None };
+            assert_eq!(report.non_finite, (step >= 16).then_some(last), "{strategy:?}, step {step}");
+        }
+    }
+}
