@@ -18,7 +18,7 @@ pub enum CommError {
         reason: String,
     },
     /// The call was not complete in time.
-    #[error("{collective} on rank {rank}: no sign of rank(s) {missing:?} within {timeout:?}")]
+    #[error("{collective} on rank {rank}: no sign of {} within {timeout:?}", ranks(missing))]
     Timeout {
         /// The rank that reports this.
         rank: usize,
@@ -52,4 +52,10 @@ pub enum CommError {
     /// The engine cannot be started or has failed.
     #[error("{0}")]
     Engine(String),
+}
+
+/// `rank 1`, `ranks 1, 2`.
+pub(crate) fn ranks(numbers: &[usize]) -> String {
+    let list: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, list.join(", "))
 }

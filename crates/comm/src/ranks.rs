@@ -1,3 +1,4 @@
+use crate::error::ranks;
 use crate::{Communicator, LocalEngine, Timeouts};
 use burn::tensor::Device;
 use std::any::Any;
@@ -31,7 +32,7 @@ pub enum RankFailure<E: Error + 'static> {
         message: String,
     },
     /// A rank failed, and others are stuck outside of any call: in a write to a dead disk, say.
-    #[error("{failure}; rank(s) {stuck:?} did not come back within {waited:?}")]
+    #[error("{failure}; {} did not come back within {waited:?}", ranks(stuck))]
     Stuck {
         /// What failed first.
         failure: Box<Self>,

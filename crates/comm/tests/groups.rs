@@ -157,7 +157,7 @@ fn who_is_late_is_named_also_to_those_that_wait_for_somebody_who_waits() {
                 _ => panic!("{error}"),
             }
         }
-        assert!(failure.unwrap_err().to_string().ends_with("no sign of rank(s) [3] within 400ms"));
+        assert!(failure.unwrap_err().to_string().ends_with("no sign of rank 3 within 400ms"));
     }
 }
 

@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a process stopped by Ctrl-C returns, by custom 128 + SIGINT.
+/// What a process returns that Ctrl-C or another signal has stopped, by custom 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
 
 /// Trains GPT-2 and DeepSeek language models on many ranks, in pure Rust.
@@ -97,8 +97,8 @@ struct TrainArgs {
     #[arg(long, value_name = "auto|latest|DIR")]
     resume: Option<PathBuf>,
     /// Seed of the initial parameters and of the order of the data
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    seed: Option<u64>,
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
+    seed: Option<usize>,
     /// Try a run for which there is not enough memory
     #[arg(long)]
     force: bool,
@@ -175,7 +175,7 @@ fn stop_after_a_step() -> Arc<AtomicBool> {
         if handler.swap(true, Ordering::Relaxed) {
             std::process::exit(INTERRUPTED.into());
         }
-        let _ = writeln!(io::stderr(), "\nstopping after this step; press Ctrl-C again to stop at once");
+        let _ = writeln!(io::stderr(), "\nstopping after this step; a second Ctrl-C or signal stops at once");
     });
     if let Err(error) = set {
         let _ = writeln!(io::stderr(), "Ctrl-C will stop at once: {error}");
@@ -256,7 +256,7 @@ impl TrainArgs {
         let set = |target: &mut usize, value: Option<usize>| *target = value.unwrap_or(*target);
         set(&mut config.parallel.gpus, self.gpus);
         if let Some(processes) = processes {
-            let asked = self.gpus.is_some() || self.set.iter().any(|set| set.starts_with("parallel.gpus"));
+            let asked = self.gpus.is_some() || self.sets("parallel.gpus");
             if asked && config.parallel.gpus != processes {
                 let gpus = config.parallel.gpus;
                 return Err(ConfigError::Invalid(format!(
@@ -272,24 +272,28 @@ impl TrainArgs {
         set(&mut config.train.seq_len, self.seq_len);
         config.parallel.strategy = self.strategy.unwrap_or(config.parallel.strategy);
         self.set_lr(&mut config);
-        config.train.seed = self.seed.unwrap_or(config.train.seed);
+        config.train.seed = self.seed.map_or(config.train.seed, |seed| seed as u64);
         self.data.iter().for_each(|data| config.data.source.clone_from(data));
         self.device.iter().for_each(|device| config.train.device.clone_from(device));
         config.validate()?;
         // That of a file counts where it is not the one that the checkpoint was configured with.
         let before = || resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
         let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before();
-        let new_tokenizer = of_file || self.set.iter().any(|set| set.starts_with("data.tokenizer="));
+        let new_tokenizer = of_file || self.sets("data.tokenizer");
         let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
         Ok((config, Place { name, out, again, resume, new_tokenizer, force: self.force }))
+    }
+
+    /// Whether `--set` gives this key.
+    fn sets(&self, key: &str) -> bool {
+        self.set.iter().any(|set| set.split_once('=').is_some_and(|(given, _)| given.trim() == key))
     }
 
     /// Where only the highest learning rate is given, the lowest keeps its proportion to it.
     fn set_lr(&self, config: &mut Config) {
         let Some(lr) = self.lr else { return };
         let optim = &mut config.optim;
-        let given = self.set.iter().any(|set| set.starts_with("optim.min_lr="));
-        if !given && optim.lr > 0.0 {
+        if !self.sets("optim.min_lr") && optim.lr > 0.0 {
             // A product like 5.000000000000001e-6 is one of 5e-6.
             let min_lr = format!("{:.12e}", lr * (optim.min_lr / optim.lr));
             optim.min_lr = min_lr.parse().expect("a float is written as one");
@@ -304,7 +308,7 @@ impl TrainArgs {
 }
 
 /// A whole number, which may be written as `1e3`.
-fn whole_number(text: &str) -> Result<usize, String> {
+pub(crate) fn whole_number(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().or_else(|| whole(text.parse().ok()?).map(|number| number as usize));
     number.ok_or_else(|| "give a whole number, 0 or above".into())
 }

@@ -135,7 +135,7 @@ impl<'a> Rank<'a> {
             losses: Recent::default(),
             grad_norms: Recent::default(),
             checkpoint_seconds: 0.0,
-            best: job.resume.as_ref().filter(|resume| resume.in_place).and_then(|resume| resume.index.best),
+            best: job.resume.as_ref().and_then(|resume| resume.best(&job.config)),
         })
     }
 
@@ -258,7 +258,7 @@ impl<'a> Rank<'a> {
             let event = format!("saved {}", path.display());
             self.job.progress.say(&event);
             self.recorder.event(step as usize, &event)?;
-            if let Err(error) = self.saver.prune(self.best) {
+            if let Err(error) = self.saver.prune() {
                 self.recorder.say(&format!("older checkpoints stay: {error}")); // no reason to end a run that has just been saved
             }
         }
@@ -297,7 +297,8 @@ impl<'a> Rank<'a> {
     /// Whether a validation is better than all before it, and its checkpoint is to be kept.
     fn is_best(&mut self, step: usize, val_loss: f64) -> bool {
         let CheckpointConfig { keep, keep_best, .. } = self.job.config.checkpoint;
-        let is_best = keep_best && keep > 0 && self.best.is_none_or(|best| val_loss < best.val_loss);
+        let is_best =
+            keep_best && keep > 0 && val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
         if is_best {
             self.best = Some(Best { step: step as u64, val_loss });
         }

@@ -5,7 +5,7 @@ use crate::progress::Progress;
 use crate::run_folder::{CONFIG, RUNS, RunFolder};
 use crate::trainer::{Place, TrainError};
 use crate::units::{Batch, parameters};
-use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind};
+use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind};
 use data::{OpenOptions, Prepared, TokenizerSpec};
 use fsdp::{Fsdp, PartValues, WantedPart};
 use std::fs;
@@ -44,8 +44,22 @@ impl Resume {
         self.index.step as usize
     }
 
+    /// The best validation so far, if the run still keeps its checkpoint.
+    pub fn best(&self, config: &Config) -> Option<Best> {
+        let folder = Folder::of_run(run_of(&self.path)?);
+        let kept = |best: &Best| best.step == self.index.step || folder.step(best.step).exists();
+        self.index.best.filter(|best| self.in_place && config.checkpoint.keep_best && kept(best))
+    }
+
     /// Checks and reads this rank's share; returns when all ranks have theirs. A collective.
     pub fn load(&self, fsdp: &mut Fsdp<Batch>, rank: usize, world_size: usize) -> Result<(), TrainError> {
+        // Processes look for the newest one each by itself.
+        let digest =
+            self.index.digest.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or_default();
+        let mine = [self.index.step as f64, f64::from(digest)];
+        if fsdp.all_reduce(&mine)? != mine.map(|value| value * world_size as f64) {
+            return Err(TrainError::OtherCheckpoint { path: self.path.clone() });
+        }
         let checkpoint = Checkpoint::open(&self.path)?;
         checkpoint.verify(rank, world_size)?;
         let (optimizer_steps, loss_scale) = (self.index.optimizer_steps, &self.index.loss_scale);
@@ -133,16 +147,16 @@ pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Re
     let run = match out {
         Some(out) => Some(out.to_path_buf()).filter(|out| !auto || is_run(out)),
         None if auto && preset.is_none() => return Err(TrainError::WhichRun),
-        None => newest_run(preset),
+        None => newest_run(preset, auto),
     };
     let Some(run) = run else {
         return match auto {
             true => Ok(Start::Anew { again_in: None }),
-            false => Err(CheckpointError::None { path: RUNS.into() }.into()),
+            false => Err(TrainError::NoRun { of: preset.map_or(String::new(), |preset| format!(" of {preset}")) }),
         };
     };
     if let (Some(preset), Ok(config)) = (preset, Config::load(Source::File(&run.join(CONFIG)), &[])) {
-        if !is_of(&config, preset) {
+        if !is_of(&config, preset, auto) {
             return Err(TrainError::OtherModel { path: run, preset: preset.into() });
         }
     }
@@ -165,21 +179,21 @@ fn is_run(folder: &Path) -> bool {
 }
 
 /// The run that was last trained, of this preset if one is given.
-fn newest_run(preset: Option<&str>) -> Option<PathBuf> {
+fn newest_run(preset: Option<&str>, surely: bool) -> Option<PathBuf> {
     let of_preset = |run: &PathBuf| {
         let config = || Config::load(Source::File(&run.join(CONFIG)), &[]).ok();
-        preset.is_none_or(|preset| config().is_some_and(|config| is_of(&config, preset)))
+        preset.is_none_or(|preset| config().is_some_and(|config| is_of(&config, preset, surely)))
     };
     let trained = |run: PathBuf| Some((fs::metadata(RunFolder::at(&run).metrics()).ok()?.modified().ok()?, run));
     let runs = fs::read_dir(RUNS).into_iter().flatten().flatten().map(|entry| entry.path());
     runs.filter(of_preset).filter_map(trained).max().map(|(_, run)| run)
 }
 
-/// Whether a run was made from this preset; one that does not say so is of its family.
-fn is_of(config: &Config, preset: &str) -> bool {
+/// Whether a run was made from this preset; one that does not say so may be, if it is of its family.
+fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
     let family =
         || Config::load(Source::Preset(preset), &[]).is_ok_and(|of| of.model.type_name() == config.model.type_name());
-    config.preset.as_deref().map_or_else(family, |of| of == preset)
+    config.preset.as_deref().map_or_else(|| !surely && family(), |of| of == preset)
 }
 
 /// The run that a checkpoint `RUN/checkpoints/step-N` belongs to.

@@ -38,6 +38,10 @@ impl RunFolder {
         let unwritable = |source| TrainError::RunFolder { path: path.clone(), source };
         fs::create_dir_all(&path).map_err(unwritable)?;
         let mut folder = Self::at(&path);
+        let has_other_things = || fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
+        if out.is_some() && !folder.metrics().exists() && has_other_things() {
+            return Err(TrainError::FolderInUse { path });
+        }
         // Whoever makes this file has the folder, even when several runs start at the same time.
         match File::create_new(folder.metrics()) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(TrainError::RunExists { path }),
@@ -70,6 +74,19 @@ impl RunFolder {
         let kept: String = text.lines().filter(is_before).flat_map(|line| [line, "\n"]).collect();
         write_whole(&self.metrics(), |file| fs::write(file, &kept)).map_err(unwritable)?;
         write_whole(&self.path.join(CONFIG), |file| fs::write(file, config.to_yaml())).map_err(unwritable)
+    }
+
+    /// Refuses to begin anew a run without checkpoints that has made all its steps.
+    pub fn expect_unfinished(&self, steps: usize) -> Result<(), TrainError> {
+        let text = fs::read_to_string(self.metrics()).unwrap_or_default();
+        let last = text.lines().rev().find_map(|line| {
+            let line = serde_json::from_str::<serde_json::Value>(line).ok()?;
+            line["loss"].as_f64().and(line["step"].as_u64())
+        });
+        match last {
+            Some(step) if step >= steps as u64 => Err(TrainError::Finished { path: self.path.clone(), step }),
+            _ => Ok(()),
+        }
     }
 
     /// A folder that [`create`](Self::create) or [`reopen`](Self::reopen) has opened, or will.

@@ -3,7 +3,7 @@
 use crate::config::{Config, Source};
 use crate::memory_check;
 use crate::resume;
-use crate::run_folder::CONFIG;
+use crate::run_folder::{CONFIG, RUNS};
 use crate::trainer::TrainError;
 use crate::units::Whole;
 use burn::tensor::Device;
@@ -11,9 +11,6 @@ use checkpoint::{Checkpoint, CheckpointError, Folder, Kind};
 use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec};
 use model::fill;
 use std::path::{Path, PathBuf};
-
-/// Where runs are that were given no folder.
-const RUNS: &str = "runs";
 
 /// The newest checkpoint of a run, or one that was named.
 pub(crate) struct Saved {

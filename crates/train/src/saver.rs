@@ -24,6 +24,8 @@ pub(crate) struct Saver {
     keep: usize,
     /// Files that belong to every checkpoint: name and bytes.
     extra: Vec<(String, Vec<u8>)>,
+    /// The best validation that the newest complete checkpoint knows.
+    best: Option<Best>,
     under_way: Option<Save>,
 }
 
@@ -36,7 +38,7 @@ struct Save {
 impl Saver {
     /// Keeps the newest `keep` checkpoints in `folder`.
     pub fn new(folder: Folder, rank: usize, keep: usize, extra: Vec<(String, Vec<u8>)>) -> Self {
-        Self { folder, rank, keep, extra, under_way: None }
+        Self { folder, rank, keep, extra, best: None, under_way: None }
     }
 
     /// Begins a checkpoint; `index` holds what is known of the run.
@@ -91,14 +93,15 @@ impl Saver {
     /// Completes the one under way, which all ranks have written; rank 0 returns its step and folder.
     pub fn commit(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let Some(save) = self.under_way.take().filter(|_| self.rank == 0) else { return Ok(None) };
-        let step = save.index.step;
+        let (step, best) = (save.index.step, save.index.best);
         let path = self.folder.commit(save.index, &self.extra)?;
+        self.best = best;
         Ok(Some((step, path)))
     }
 
-    /// Removes all but the newest checkpoints, and the best one.
-    pub fn prune(&self, best: Option<Best>) -> Result<(), CheckpointError> {
-        self.folder.prune(self.keep, best.map(|best| best.step))
+    /// Removes all but the newest checkpoints, and the best one that is complete.
+    pub fn prune(&self) -> Result<(), CheckpointError> {
+        self.folder.prune(self.keep, self.best.map(|best| best.step))
     }
 }
 

@@ -95,14 +95,26 @@ pub enum TrainError {
     Finished { path: PathBuf, step: u64 },
 
     #[error(
-        "the run that was last trained, {}, has no checkpoint yet: name another one with --resume DIR, or go on with --resume auto, \
-         which begins that one anew",
+        "the run that was last trained, {0}, has no checkpoint: name another one with --resume DIR, or begin this one anew with \
+         --resume auto --out {0}",
         path.display()
     )]
     NoCheckpointYet { path: PathBuf },
 
     #[error("{} is a run of another model than --model {preset}: leave --model out, or choose another folder with --out", path.display())]
     OtherModel { path: PathBuf, preset: String },
+
+    #[error("there is no run{of} in runs/: name one's folder with --resume DIR")]
+    NoRun { of: String },
+
+    #[error(
+        "the ranks have found different checkpoints, this one {}: name the one that is meant with --resume DIR/checkpoints/step-N",
+        path.display()
+    )]
+    OtherCheckpoint { path: PathBuf },
+
+    #[error("{} exists and is no empty folder: name a new one with --out", path.display())]
+    FolderInUse { path: PathBuf },
 
     #[error("--resume auto has to know which run: name its folder with --out")]
     WhichRun,
@@ -147,6 +159,7 @@ impl Place {
             (Some(run), _) => RunFolder::reopen(run)?,
             (None, Some(run)) if self.again => {
                 let folder = RunFolder::reopen(run)?;
+                folder.expect_unfinished(config.train.steps)?;
                 folder.go_on_after(0, config)?;
                 folder
             }

@@ -58,7 +58,8 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     config.train.seq_len = config.model.context().1.min(MAX_SEQ_LEN);
     let tokenizer = folder.tokenizer_files()?;
     if !tokenizer.is_empty() {
-        config.data.tokenizer = Some(TokenizerSpec::Path(run.tokenizer()));
+        config.data.tokenizer =
+            Some(TokenizerSpec::Path(std::path::absolute(run.tokenizer()).unwrap_or(run.tokenizer())));
     }
     let parameters: usize = pieces.pieces.iter().map(|(piece, _)| piece.len).sum();
     let run = RunFolder::create(Some(&args.out), "", &config)?;

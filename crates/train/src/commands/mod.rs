@@ -11,16 +11,16 @@ pub mod prepare;
 pub mod presets;
 pub mod report;
 
+use crate::cli::whole_number;
 use model::hf::{Folder, HfError};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Parses an argument that counts something.
 fn at_least_1(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("give at least 1".into()),
-        Ok(number) => Ok(number),
-        Err(_) => Err("give a whole number".into()),
+    match whole_number(text)? {
+        0 => Err("give at least 1".into()),
+        number => Ok(number),
     }
 }
 
