@@ -192,8 +192,8 @@ class Gpt2(Training):
 
     def make_models(self, folder):
         return [
-            self.model("4 x 128, T=64, batch 12", 500, layers=4, heads=4, width=128, context=64, batch=12),
-            self.model("6 x 384, T=256, batch 8", 50, layers=6, heads=6, width=384, context=256, batch=8),
+            self.model("4 x 128, T=64, batch 12", 400, layers=4, heads=4, width=128, context=64, batch=12),
+            self.model("6 x 384, T=256, batch 8", 40, layers=6, heads=6, width=384, context=256, batch=8),
         ]
 
     def model(self, name, steps, **shape):
@@ -210,12 +210,13 @@ class Gpt2(Training):
 
 
 class DeepSeek(Training):
-    """The preset without what `transformers` does not have, capacity and balance loss, and with the shared expert that it cannot do without; a step's
+    """The preset without what `transformers` does not have, capacity and balance, and with the shared expert that it cannot do without; a step's
     sequences are computed at once. The peer trains the model that Kiln exports. Bytes are tokens."""
 
     def make_models(self, folder):
-        changes = {"moe.capacity_factor": "null", "moe.aux_loss_coef": 0, "moe.n_shared_experts": 1, "train.micro_batch_size": "null"}
-        kiln, run, exported = ["--model", "deepseek", *settings(changes)], folder / "run", folder / "exported"
+        moe = {"moe.capacity_factor": "null", "moe.aux_loss_coef": 0, "moe.bias_update_speed": 0, "moe.n_shared_experts": 1}
+        kiln = ["--model", "deepseek", *settings(moe | {"train.micro_batch_size": "null"})]
+        run, exported = folder / "run", folder / "exported"
         call(self.program, *kiln, "--data", self.data, "--steps", 1, "--out", run)
         call(self.program, "export", run, "--out", exported)
         return [Model("4 x 128, 8 experts, T=128, batch 32", 60, kiln, ["deepseek_torch.py", exported])]
