@@ -1,23 +1,34 @@
 """Measures Kiln and its peer in PyTorch one after the other, `--runs` times in turn, and prints both and their ratio. Each figure is the median
 over the runs.
 
-    pip install torch
-    python benches/peers/compare.py comm    # collectives against gloo
-    python benches/peers/compare.py moe     # the mixture-of-experts layer against PyTorch's, eager and compiled, and a naive loop
+    pip install torch transformers
+    python benches/peers/compare.py comm                   # collectives against gloo
+    python benches/peers/compare.py moe                    # the mixture-of-experts layer against PyTorch's, eager and compiled, and a naive loop
+    python benches/peers/compare.py gpt2 --data FILE       # training steps of GPT-2, against PyTorch eager and compiled
+    python benches/peers/compare.py deepseek --data FILE   # the same of DeepSeek, against `transformers`
 
-Written as a table in Markdown. A ratio above 1 means that Kiln is faster.
+The last two train on two threads with `target/release/train` (`cargo build --release -p train`); `--runs 1 --steps 20` tries them in a minute.
+On a processor of AMD the peer's matrix products run at half their speed unless MKL is told otherwise: docs/benchmarks.md says how.
+Written as a table in Markdown, with the machine and the versions above it. A ratio above 1 means that Kiln is faster. On Linux.
 """
 
 import argparse
 import json
 import os
+import platform
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+THREADS = 2
+UNTIMED = 10  # steps of a training; the first ones are slower, and PyTorch compiles in them
 
 
 def criterion(bench, filter):
@@ -56,7 +67,7 @@ def row(*cells):
 class Comm:
     """Collectives against gloo."""
 
-    def __init__(self):
+    def __init__(self, options):
         from comm_gloo import COLLECTIVES, PAYLOADS
 
         self.collectives, self.payloads = COLLECTIVES, PAYLOADS
@@ -84,7 +95,7 @@ class Comm:
 class Moe:
     """The mixture-of-experts layer, forward and backward."""
 
-    def __init__(self):
+    def __init__(self, options):
         from moe_torch import SHAPES, TOKENS
 
         self.names, self.tokens = [shape[0] for shape in SHAPES], TOKENS
@@ -107,17 +118,157 @@ class Moe:
             row(name, show(own), *map(show, others), *(f"**{other / own:.2f}**" for other in others))
 
 
+@dataclass
+class Model:
+    """A model, and the arguments that both programs train it with."""
+
+    name: str
+    steps: int
+    kiln: list
+    peer: list
+
+
+class Training:
+    """Training steps of whole models, in tokens a second over all steps but the first ones."""
+
+    def __init__(self, options):
+        if options.data is None:
+            sys.exit("give --data FILE: a text to train on")
+        if options.steps is not None and options.steps <= UNTIMED:
+            sys.exit(f"--steps {options.steps}: give more than the {UNTIMED} first ones, which are not timed")
+        self.program = target() / "release" / "train"
+        if not self.program.exists():
+            sys.exit(f"{self.program} is missing: cargo build --release -p train")
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # from which Kiln takes the number of its threads
+        self.data, self.steps = options.data.resolve(), options.steps
+        self.folder = tempfile.TemporaryDirectory()
+        self.models = self.make_models(Path(self.folder.name))
+
+    def run(self, results):
+        for model in self.models:
+            steps = self.steps or model.steps
+            turns = {
+                "Kiln": lambda: self.kiln(model, steps),
+                "PyTorch eager": lambda: self.peer(model, steps),
+                "compiled": lambda: self.peer(model, steps, "--compile"),
+            }
+            counts = set()
+            for name, turn in turns.items():
+                speed, parameters = turn()
+                print(f"{model.name}, {parameters:,} parameters: {name} {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
+                results.setdefault((model.name, name), []).append(speed)
+                counts.add(parameters)
+            if len(counts) > 1:
+                sys.exit(f"{model.name}: the parameters are not as many: these are not the same models")
+
+    def kiln(self, model, steps):
+        """Tokens a second, and the number of parameters."""
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+            rest = settings({"train.val_every": 0, "train.val_batches": 1, "train.sample_tokens": 0, "checkpoint.keep": 0})
+            call(self.program, *model.kiln, *rest, "--data", self.data, "--steps", steps, "--out", run)
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        at = {line["step"]: line for line in lines if "elapsed_seconds" in line}
+        tokens, seconds = (at[steps][key] - at[UNTIMED][key] for key in ["tokens", "elapsed_seconds"])
+        return tokens / seconds, next(line["parameters"] for line in lines if "parameters" in line)
+
+    def peer(self, model, steps, *flags):
+        """The same of a script of this folder."""
+        script, *rest = model.peer
+        rest += ["--data", self.data, "--steps", steps, "--untimed", UNTIMED, "--threads", THREADS, *flags]
+        measured = json.loads(call(sys.executable, Path(__file__).with_name(script), *rest))
+        self.versions = measured["versions"]
+        return measured["tokens_per_second"], measured["parameters"]
+
+    def table(self, results):
+        print(f"{self.versions}\n")
+        row("model", "", "tokens/s in the rounds", "median", "Kiln / it in the same round")
+        print("|---|---|---|---:|---:|")
+        for (model, name), speeds in results.items():
+            ratios = [kiln / speed for kiln, speed in zip(results[model, "Kiln"], speeds)]
+            ratio = "" if name == "Kiln" else f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f} to {max(ratios):.2f})"
+            row(model, name, " ".join(f"{speed:,.0f}" for speed in speeds), f"{statistics.median(speeds):,.0f}", ratio)
+
+
+class Gpt2(Training):
+    """nanoGPT's configuration for a CPU, and one with the blocks and the context of that for a GPU. Characters are tokens."""
+
+    def make_models(self, folder):
+        return [
+            self.model("4 x 128, T=64, batch 12", 300, layers=4, heads=4, width=128, context=64, batch=12),
+            self.model("6 x 384, T=256, batch 8", 30, layers=6, heads=6, width=384, context=256, batch=8),
+        ]
+
+    def model(self, name, steps, **shape):
+        keys = {
+            "layers": ["model.n_layer"],
+            "heads": ["model.n_head"],
+            "width": ["model.n_embd"],
+            "context": ["model.n_positions", "train.seq_len"],
+            "batch": ["train.global_batch_size"],
+        }
+        values = settings({key: value for flag, value in shape.items() for key in keys[flag]})
+        flags = [f"--{flag}={value}" for flag, value in shape.items()]
+        return Model(name, steps, ["--config", "configs/gpt2/shakespeare_char_cpu.yaml", *values], ["gpt2_torch.py", *flags])
+
+
+class DeepSeek(Training):
+    """The preset without what `transformers` does not have, capacity and balance, and with the shared expert that it cannot do without; a step's
+    sequences are computed at once. The peer trains the model that Kiln exports. Bytes are tokens."""
+
+    def make_models(self, folder):
+        moe = {"moe.capacity_factor": "null", "moe.aux_loss_coef": 0, "moe.bias_update_speed": 0, "moe.n_shared_experts": 1}
+        kiln = ["--model", "deepseek", *settings(moe | {"train.micro_batch_size": "null"})]
+        run, exported = folder / "run", folder / "exported"
+        call(self.program, *kiln, "--data", self.data, "--steps", 1, "--out", run)
+        call(self.program, "export", run, "--out", exported)
+        return [Model("4 x 128, 8 experts, T=128, batch 32", 50, kiln, ["deepseek_torch.py", exported])]
+
+
+def settings(values):
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def call(*command):
+    """What a program prints; where it fails, that and its errors are shown."""
+    command = [str(word) for word in command]
+    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def others():
+    """Seconds that the cores have worked for other processes than this one and its children, since the machine's start."""
+    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+    own = os.times()
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - sum(own[:4])
+
+
+def machine():
+    """Date, commit and processor."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True, stdout=subprocess.PIPE).stdout.strip()
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return f"{date.today()}, commit `{commit}`, {os.cpu_count()} cores of {cpu[1] if cpu else platform.machine()}, Python {platform.python_version()}"
+
+
+JOBS = {"comm": Comm, "moe": Moe, "gpt2": Gpt2, "deepseek": DeepSeek}
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("what", choices=["comm", "moe"])
+    p.add_argument("what", choices=JOBS)
     p.add_argument("--runs", type=int, default=3)
+    p.add_argument("--data", type=Path, help="the text that gpt2 and deepseek train on")
+    p.add_argument("--steps", type=int, help=f"steps of gpt2 and deepseek, of which the first {UNTIMED} are not timed")
     options = p.parse_args()
-    job = {"comm": Comm, "moe": Moe}[options.what]()
+    job = JOBS[options.what](options)
     results, loads = {}, []
     for _ in range(options.runs):
-        loads.append(os.getloadavg()[0])
+        started, busy = time.monotonic(), others()
         job.run(results)
-    print(f"Load average before each run: {', '.join(f'{load:.2f}' for load in loads)}\n")
+        loads.append((others() - busy) / (time.monotonic() - started))
+    print(f"{machine()}. Other processes kept {', '.join(f'{load:.2f}' for load in loads)} of the cores busy in the rounds.\n")
     job.table(results)
 
 

@@ -1,37 +1,24 @@
-"""Trains a small character-level GPT-2 with PyTorch (eager, on the CPU) and prints its speed and losses
-as one line of JSON, to compare with.
+"""Trains a small character-level GPT-2 with PyTorch on the CPU and prints its speed and losses as one line of JSON, to compare with.
 
     pip install torch
     python benches/peers/gpt2_torch.py --data FILE --steps 500 --eval
 """
 
-import argparse
 import json
 import math
-import statistics
-import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import training
+
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--data", type=Path, required=True, help="a text file; its first 90%% are for training")
-    p.add_argument("--steps", type=int, default=2000)
+    p = training.parser(__doc__, context=64, batch=12, warmup=100, beta2=0.99)
     p.add_argument("--layers", type=int, default=4)
     p.add_argument("--heads", type=int, default=4)
     p.add_argument("--width", type=int, default=128)
-    p.add_argument("--context", type=int, default=64)
-    p.add_argument("--batch", type=int, default=12)
-    p.add_argument("--lr", type=float, default=1e-3)
-    p.add_argument("--min-lr", type=float, default=1e-4)
-    p.add_argument("--warmup", type=int, default=100)
-    p.add_argument("--beta2", type=float, default=0.99)
-    p.add_argument("--seed", type=int, default=1337)
-    p.add_argument("--threads", type=int, default=2)
     p.add_argument("--bias", action="store_true", help="biases in the linear layers and the norms")
     p.add_argument("--eval", action="store_true", help="compute the validation loss at the end")
     return p.parse_args()
@@ -70,18 +57,10 @@ class GPT2(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(p)
 
-    def loss(self, x, y):
+    def forward(self, x, y):
         h = self.tokens(x) + self.positions.weight[: x.shape[1]]
         logits = F.linear(self.norm(self.blocks(h)), self.tokens.weight)
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())
-
-
-def learning_rate(step, a):
-    """Linear warm-up, then a cosine from lr down to min_lr at the last step."""
-    if step < a.warmup:
-        return a.lr * (step + 1) / (a.warmup + 1)
-    done = (step - a.warmup) / max(1, a.steps - a.warmup)
-    return a.min_lr + 0.5 * (1 + math.cos(math.pi * done)) * (a.lr - a.min_lr)
 
 
 def validation_loss(model, data, context):
@@ -90,52 +69,21 @@ def validation_loss(model, data, context):
     x = data[: windows * context].view(windows, context)
     y = data[1 : windows * context + 1].view(windows, context)
     with torch.no_grad():
-        total = sum(model.loss(p, q).item() * len(p) for p, q in zip(x.split(64), y.split(64)))
+        total = sum(model(p, q).item() * len(p) for p, q in zip(x.split(64), y.split(64)))
     return total / windows
 
 
 def main():
     a = arguments()
-    torch.set_num_threads(a.threads)
-    torch.manual_seed(a.seed)
+    training.start(a)
     text = a.data.read_text(encoding="utf-8")
     index = {c: i for i, c in enumerate(sorted(set(text)))}
-    ids = torch.tensor([index[c] for c in text])
-    train, val = ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :]
-
+    tokens, validation = training.split([index[c] for c in text])
     model = GPT2(len(index), a.layers, a.heads, a.width, a.context, a.bias)
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=a.lr, betas=(0.9, a.beta2), eps=1e-8)
-
-    seconds = []
-    window = torch.arange(a.context)
-    for step in range(a.steps):
-        start = time.perf_counter()
-        at = torch.randint(len(train) - a.context, (a.batch, 1)) + window
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, a)
-        loss = model.loss(train[at], train[at + 1])
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        train_loss = loss.item()
-        seconds.append(time.perf_counter() - start)
-
-    timed = seconds[20:] or seconds  # the first steps are slower
-    tokens = a.batch * a.context
-    print(json.dumps({
-        "tokens_per_second": round(tokens / statistics.median(timed), 1),
-        "mean_tokens_per_second": round(tokens * len(timed) / sum(timed), 1),
-        "train_loss": train_loss,
-        "val_loss": validation_loss(model, val, a.context) if a.eval else None,
-        "parameters": sum(p.numel() for p in parameters),
-        "torch": torch.__version__,
-    }))
+    results = training.train(model, tokens, a)
+    if a.eval:
+        results["val_loss"] = validation_loss(model, validation, a.context)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

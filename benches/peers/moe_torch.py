@@ -3,7 +3,7 @@
     pip install torch
     python benches/peers/moe_torch.py --json FILE
 
-Tokens are sorted by expert, each expert multiplies its rows (a loop over experts: there is no grouped product for f32 on the CPU), and rows are added
+Tokens are sorted by expert, each expert multiplies its rows (a loop over experts: PyTorch's `grouped_mm` is no faster for f32 on the CPU), and rows are added
 back weighted, as torchtitan's and Hugging Face's layers do. Measured as it is (`eager`) and through `torch.compile` (`compiled`).
 """
 
