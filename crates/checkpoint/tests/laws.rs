@@ -128,7 +128,7 @@ fn the_newest_are_kept() {
     let run = tempfile::tempdir().unwrap();
     (1..=12).for_each(|step| drop(write(run.path(), step * 5, &[]).unwrap()));
     let folder = Folder::of_run(run.path());
-    folder.prune(2).unwrap();
+    folder.prune(2, None).unwrap();
     let steps: Vec<u64> = folder.list().unwrap().into_iter().map(|(step, _)| step).collect();
     assert_eq!(steps, [55, 60]);
     assert_eq!(files(&run.path().join("checkpoints")).len(), 2);
