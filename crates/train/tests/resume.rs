@@ -3,6 +3,7 @@
 mod common;
 
 use common::{TINY, metrics, program, run, succeed, values};
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -210,6 +211,39 @@ fn the_checkpoint_of_the_best_validation_stays() {
     assert_eq!(checkpoints(&run), ["step-10".to_string(), format!("step-{best}")]);
     succeed(folder.path(), &["--resume=run", "--steps=11", "--set=optim.lr=1e-9", "--set=optim.min_lr=0"]);
     assert_eq!(checkpoints(&run), ["step-11".to_string(), format!("step-{best}")]);
+}
+
+#[test]
+fn a_validation_that_is_no_number_is_not_the_best() {
+    let folder = folder_with_text();
+    let diverging = ["--steps=3", "--lr=1e30", "--set=optim.warmup_steps=0", "--set=train.val_every=1"];
+    let more = ["--set=optim.clip_grad_norm=0", "--set=train.on_non_finite=skip", "--set=checkpoint.every=1", "--out=run"];
+    succeed(folder.path(), &[TINY, &diverging, &more].concat());
+    assert!(metrics(&folder.path().join("run")).iter().any(|line| line.get("val_loss").is_some_and(Value::is_null)));
+    succeed(folder.path(), &["inspect", "run"]);
+}
+
+#[test]
+fn what_is_there_is_not_written_over() {
+    let folder = folder_with_text();
+    fs::create_dir(folder.path().join("mine")).unwrap();
+    fs::write(folder.path().join("mine/config.yaml"), "my: own").unwrap();
+    let refused = |args: &[&str], expected: &str| {
+        let output = run(folder.path(), &[TINY, args].concat());
+        let answer = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && answer.contains(expected), "{answer}");
+    };
+    refused(&["--out=mine"], "mine exists and is no empty folder");
+    assert_eq!(fs::read_to_string(folder.path().join("mine/config.yaml")).unwrap(), "my: own");
+
+    // A run that has ended and kept no checkpoint, and one that says nothing of a preset.
+    losses(folder.path(), &[TINY, &["--steps=2", "--set=checkpoint.keep=0"]], "run");
+    let before = contents(&folder.path().join("run"));
+    let (said, _) = succeed(folder.path(), &[TINY, &["--steps=2", "--resume=auto", "--out=run"]].concat());
+    assert!(said.contains("finished at step 2") && contents(&folder.path().join("run")) == before, "{said}");
+    let config = fs::read_to_string(folder.path().join("run/config.yaml")).unwrap();
+    fs::write(folder.path().join("run/config.yaml"), config.replace("preset: gpt2", "preset: null")).unwrap();
+    refused(&["--steps=3", "--resume=auto", "--out=run"], "run is a run of another model than --model gpt2");
 }
 
 #[test]
