@@ -47,9 +47,7 @@ pub enum ReportError {
         source: io::Error,
     },
     /// What follows `--serve` is no address.
-    #[error(
-        "`{address}` is neither PORT nor HOST:PORT: name the runs before `--serve`, and what is behind it as in `--serve 8080`"
-    )]
+    #[error("`{address}` is neither PORT nor HOST:PORT; name the runs before `--serve`")]
     Address {
         /// What was given.
         address: String,

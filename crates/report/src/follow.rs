@@ -12,7 +12,7 @@ const TAIL: usize = 256;
 /// `metrics.jsonl` of a run, as far as it was read.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
-    path: PathBuf,
+    pub path: PathBuf,
     pub log: Log,
     /// The first line that is not JSON, and how many there are.
     torn: Option<(usize, usize)>,
@@ -109,9 +109,13 @@ impl Follower {
 /// Tells a file from the one that takes its place, where the system numbers them.
 fn identity(metadata: &Metadata) -> u64 {
     #[cfg(unix)]
-    return std::os::unix::fs::MetadataExt::ino(metadata);
+    let identity = std::os::unix::fs::MetadataExt::ino(metadata);
     #[cfg(not(unix))]
-    return u64::from(metadata.is_dir());
+    let identity = {
+        let _ = metadata;
+        0
+    };
+    identity
 }
 
 #[cfg(test)]

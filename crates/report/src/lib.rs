@@ -1,8 +1,8 @@
 //! A run's metrics as one HTML page, and as TensorBoard events.
 //!
 //! [`write()`] reads run folders and writes a page that holds everything it needs: style, script and numbers. It loads nothing from
-//! anywhere, so it can be mailed, archived, or opened years later. Several runs are laid over each other, a colour each. [`serve`] shows
-//! the same page of runs that go on, and follows them.
+//! anywhere, so it can be mailed, archived, or opened years later. Several runs are laid over each other, a colour each.
+//! [`serve()`] shows the same page of runs that go on, and follows them.
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;

@@ -24,7 +24,7 @@ pub fn serve(runs: &[PathBuf], address: &str) -> Result<String, ReportError> {
     let page = page(&runs.title(), None);
     let numbers = Numbers { runs, json: String::new(), version: String::new() };
     let site = Arc::new(Site { page, numbers: Mutex::new(numbers) });
-    let failed = |source| ReportError::Listen { address: address.into(), source };
+    let failed = |source| ReportError::Listen { address: format!("{host}:{port}"), source };
     let ip = resolve(&host).map_err(failed)?;
     let port = listen(&site, &host, ip, port).map_err(failed)?;
     let shown = if ip.is_unspecified() { "127.0.0.1" } else { &host };
@@ -48,18 +48,19 @@ fn resolve(host: &str) -> io::Result<IpAddr> {
 
 /// Listens in threads of its own, and returns the port.
 fn listen(site: &Arc<Site>, host: &str, ip: IpAddr, port: u16) -> io::Result<u16> {
-    let start = |port: u16| {
-        let hosts = ["localhost", "127.0.0.1", "[::1]", host].map(|host| format!("{host}:{port}"));
+    // The server is told its port, so a free one is found before; somebody else may take it in between.
+    for tries in 0.. {
+        let free = || Ok::<_, io::Error>(TcpListener::bind((ip, 0))?.local_addr()?.port());
+        let on = if port == 0 { free()? } else { port };
+        let hosts = ["localhost", "127.0.0.1", "[::1]", host].map(|host| format!("{host}:{on}"));
         let site = site.clone();
-        Server::new(move |request| site.answer(request, &hosts)).bind((ip, port)).spawn().map(|_| port)
-    };
-    if port != 0 {
-        return start(port);
+        let server = Server::new(move |request| site.answer(request, &hosts)).bind((ip, on)).spawn();
+        match server {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && port == 0 && tries < 10 => {}
+            server => return server.map(|_| on),
+        }
     }
-    // The server has to be told its port; somebody else may take a free one before it does.
-    let start_free = || start(TcpListener::bind((ip, 0))?.local_addr()?.port());
-    let taken = |started: &io::Result<u16>| matches!(started, Err(error) if error.kind() == ErrorKind::AddrInUse);
-    (0..9).map(|_| start_free()).find(|started| !taken(started)).unwrap_or_else(start_free)
+    unreachable!("the last try returns")
 }
 
 /// What is served.

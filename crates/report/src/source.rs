@@ -79,7 +79,7 @@ impl Sources {
     pub fn leave_out_empty(&mut self) -> Result<(), ReportError> {
         let mut first = None;
         for source in self.sources.iter().filter(|source| source.metrics.log.is_empty()) {
-            let path = source.metrics_path();
+            let path = source.metrics.path.clone();
             let (what, error) = match &source.unreadable {
                 Some(text) => return Err(ReportError::Read { path, source: io::Error::other(text.clone()) }),
                 None if !path.exists() => ("no metrics.jsonl", ReportError::NoMetrics { path }),
@@ -100,10 +100,6 @@ impl Source {
         Self { folder: folder.into(), name, metrics, config, checkpoints: vec![], unreadable: None, written: None }
     }
 
-    fn metrics_path(&self) -> PathBuf {
-        self.folder.join("metrics.jsonl")
-    }
-
     fn read_on(&mut self) -> bool {
         let (new, unreadable) = match self.metrics.read_on() {
             Ok(new) => (new, None),
@@ -112,7 +108,7 @@ impl Source {
             Err(error) => (false, Some(error.to_string())),
         };
         if new {
-            let written = fs::metadata(self.metrics_path()).and_then(|metadata| metadata.modified()).ok();
+            let written = fs::metadata(&self.metrics.path).and_then(|metadata| metadata.modified()).ok();
             let written = written.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
             self.written = written.map(|time| time.as_secs());
         }

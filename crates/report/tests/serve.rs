@@ -145,8 +145,11 @@ fn what_cannot_be_served_is_said() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let text = message(std::slice::from_ref(&a), &port);
-    assert!(text.contains(&port) && text.contains("in use") && text.contains("another port"), "{text}");
-    let text = message(&[a.clone()], "runs/a");
+    assert!(
+        text.contains(&format!("127.0.0.1:{port}: ")) && text.contains("in use") && text.contains("another port"),
+        "{text}"
+    );
+    let text = message(std::slice::from_ref(&a), "runs/a");
     assert!(text.contains("`runs/a`") && text.contains("before `--serve`"), "{text}");
     assert!(message(&[a.join("none")], "0").contains("none: no such folder"));
     assert!(message(&[], "0").contains("no run"));
