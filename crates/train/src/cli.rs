@@ -16,6 +16,7 @@ use crate::resume::{self, Start};
 use crate::run_folder::CONFIG;
 use crate::trainer::{Outcome, Place, TrainError, train_launched};
 use crate::unknown_argument;
+use crate::words::count;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fsdp::Strategy;
@@ -201,9 +202,13 @@ fn ignored_hangup() -> impl FnOnce() {
 fn print(outcome: &Outcome) {
     let folder = outcome.folder.display();
     match outcome.val_loss {
-        _ if outcome.stopped => say(&format!("stopped after {} steps; metrics are in {folder}", outcome.steps)),
-        Some(loss) => say(&format!("validation loss {loss:.4} after {} steps; metrics are in {folder}", outcome.steps)),
-        None => say(&format!("{} steps; metrics are in {folder}", outcome.steps)),
+        _ if outcome.stopped => {
+            say(&format!("stopped after {}; metrics are in {folder}", count(outcome.steps, "step")))
+        }
+        Some(loss) => {
+            say(&format!("validation loss {loss:.4} after {}; metrics are in {folder}", count(outcome.steps, "step")))
+        }
+        None => say(&format!("{}; metrics are in {folder}", count(outcome.steps, "step"))),
     }
     if let Some((step, loss)) = outcome.best.filter(|(step, _)| *step != outcome.steps) {
         say(&format!(
@@ -215,9 +220,16 @@ fn print(outcome: &Outcome) {
     }
 }
 
-/// Prints a line on stdout. Where nobody reads it any more (`train ... | head`), `println!` would panic.
+/// Prints a line on stdout. Where nobody reads it any more (`train ... | head`), `println!` would panic; where it cannot be written, as on
+/// a full disk, the process ends with an error.
 pub(crate) fn say(line: &str) {
-    let _ = writeln!(io::stdout(), "{line}");
+    match writeln!(io::stdout(), "{line}").and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let _ = writeln!(io::stderr(), "error: cannot write to stdout: {error}");
+            std::process::exit(1);
+        }
+        _ => {}
+    }
 }
 
 impl TrainArgs {

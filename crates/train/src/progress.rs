@@ -46,7 +46,7 @@ impl Progress {
                     let _ = write!(text, "  {what} {} s", since.elapsed().as_secs());
                 }
             };
-            let style = ProgressStyle::with_template("{spinner} {bar:30} step {pos}/{len}{msg}{doing}");
+            let style = ProgressStyle::with_template("{spinner} step {pos}/{len}{msg}{doing} {wide_bar}");
             let bar =
                 ProgressBar::new(steps as u64).with_style(style.expect("a valid template").with_key("doing", doing));
             bar.set_position(done as u64);

@@ -53,7 +53,8 @@ impl<'a> Recorder<'a> {
     /// A line of the log. A log that cannot be written is no reason to end a run.
     pub fn log(&mut self, line: &str) {
         let elapsed = self.elapsed();
-        let _ = self.log.write_all(format!("[{elapsed:9.2} s] {line}\n").as_bytes());
+        let text: String = line.lines().map(|line| format!("[{elapsed:9.2} s] {line}\n")).collect();
+        let _ = self.log.write_all(text.as_bytes());
     }
 
     /// A line of `metrics.jsonl`, whole, so that a run that is stopped leaves whole lines.

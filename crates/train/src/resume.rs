@@ -1,6 +1,6 @@
 //! Going on from a checkpoint, whichever ranks and strategy it was written by.
 
-use crate::config::{Config, Source};
+use crate::config::{self, Config, Source};
 use crate::progress::Progress;
 use crate::run_folder::{CONFIG, RUNS, RunFolder};
 use crate::trainer::{Place, TrainError};
@@ -8,6 +8,7 @@ use crate::units::{Batch, parameters};
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind};
 use data::{OpenOptions, Prepared, TokenizerSpec};
 use fsdp::{Fsdp, PartValues, WantedPart};
+use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -44,11 +45,14 @@ impl Resume {
         self.index.step as usize
     }
 
-    /// The best validation so far, if the run still keeps its checkpoint.
+    /// The best validation so far, if the run still keeps its checkpoint, and validates on the same.
     pub fn best(&self, config: &Config) -> Option<Best> {
         let folder = Folder::of_run(run_of(&self.path)?);
+        let before = Config::load(Source::File(&self.path.join(CONFIG)), &[]).ok()?;
+        let of = |config: &Config| (config.data.clone(), config.train.seq_len, config.train.val_batches);
+        let comparable = of(&before) == of(config);
         let kept = |best: &Best| best.step == self.index.step || folder.step(best.step).exists();
-        self.index.best.filter(|best| self.in_place && config.checkpoint.keep_best && kept(best))
+        self.index.best.filter(|best| self.in_place && comparable && config.checkpoint.keep_best && kept(best))
     }
 
     /// Checks and reads this rank's share; returns when all ranks have theirs. A collective.
@@ -84,7 +88,12 @@ impl Resume {
 /// Refuses to go on from a checkpoint that has all `steps` already.
 pub(crate) fn expect_unfinished(checkpoint: &Checkpoint, steps: usize) -> Result<(), TrainError> {
     let step = checkpoint.index().step;
-    if step < steps as u64 { Ok(()) } else { Err(TrainError::Finished { path: checkpoint.path().into(), step }) }
+    let path = checkpoint.path().to_path_buf();
+    match step.cmp(&(steps as u64)) {
+        Ordering::Less => Ok(()),
+        Ordering::Equal => Err(TrainError::Finished { path, step }),
+        Ordering::Greater => Err(TrainError::Beyond { path, step, steps }),
+    }
 }
 
 /// Names of the files that belong to the tokenizer.
@@ -141,9 +150,13 @@ pub(crate) enum Start {
 /// or else of the run in `runs/` that was last trained (of those of a preset, if one is given). `auto` begins anew where there is none.
 pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Result<Start, TrainError> {
     let auto = which == Path::new(AUTO);
+    if !is_word(which) && is_run(which) && Folder::of_run(which).latest()?.is_none() {
+        return Err(TrainError::NoCheckpointYet { path: which.into() });
+    }
     if !is_word(which) {
         return Ok(Start::From(Folder::find(which)?));
     }
+    preset.map(config::preset).transpose()?;
     let run = match out {
         Some(out) => Some(out.to_path_buf()).filter(|out| !auto || is_run(out)),
         None if auto && preset.is_none() => return Err(TrainError::WhichRun),
@@ -163,7 +176,6 @@ pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Re
     match Folder::of_run(&run).latest()? {
         Some(checkpoint) => Ok(Start::From(checkpoint)),
         None if auto => Ok(Start::Anew { again_in: Some(run) }),
-        None if out.is_some() => Err(CheckpointError::None { path: run }.into()),
         None => Err(TrainError::NoCheckpointYet { path: run }),
     }
 }

@@ -91,12 +91,14 @@ pub enum TrainError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
 
+    #[error("{} is at step {step}, beyond train.steps, which is {steps}: give more with --steps", path.display())]
+    Beyond { path: PathBuf, step: u64, steps: usize },
+
     #[error("finished at step {step}: give more with --steps ({})", path.display())]
     Finished { path: PathBuf, step: u64 },
 
     #[error(
-        "the run that was last trained, {0}, has no checkpoint: name another one with --resume DIR, or begin this one anew with \
-         --resume auto --out {0}",
+        "the run {0} has no checkpoint: name another one with --resume DIR, or begin this one anew with --resume auto --out {0}",
         path.display()
     )]
     NoCheckpointYet { path: PathBuf },

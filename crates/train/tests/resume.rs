@@ -171,6 +171,9 @@ fn one_command_starts_a_run_goes_on_with_it_and_begins_anew_what_died_before_its
 
     // As a run leaves it that is killed in its first steps.
     fs::remove_dir_all(folder.path().join("run/checkpoints")).unwrap();
+    let lines = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
+    let first: Vec<&str> = lines.lines().take_while(|line| !line.starts_with("{\"step\":3")).collect();
+    fs::write(folder.path().join("run/metrics.jsonl"), first.join("\n") + "\n{\"st").unwrap();
     assert!(again(&["--out=run", "--steps=6"]).contains("writing run\n"));
     assert_eq!(step_losses(&folder.path().join("run")), undisturbed);
 
@@ -193,9 +196,9 @@ fn the_latest_run_is_that_of_the_model_and_not_of_a_name_and_one_without_a_check
         let answer = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(1) && answer.contains(expected), "{answer}");
     };
-    refused(&["--model=deepseek", "--resume=latest"], "runs: there is no checkpoint");
+    refused(&["--model=deepseek", "--resume=latest"], "there is no run of deepseek in runs/");
     losses(folder.path(), &[TINY, &["--steps=1", "--set=checkpoint.keep=0"]], "runs/newer");
-    refused(&["--resume=latest", "--steps=4"], "runs/newer, has no checkpoint yet");
+    refused(&["--resume=latest", "--steps=4"], "the run runs/newer has no checkpoint");
 }
 
 #[test]
@@ -217,7 +220,8 @@ fn the_checkpoint_of_the_best_validation_stays() {
 fn a_validation_that_is_no_number_is_not_the_best() {
     let folder = folder_with_text();
     let diverging = ["--steps=3", "--lr=1e30", "--set=optim.warmup_steps=0", "--set=train.val_every=1"];
-    let more = ["--set=optim.clip_grad_norm=0", "--set=train.on_non_finite=skip", "--set=checkpoint.every=1", "--out=run"];
+    let more =
+        ["--set=optim.clip_grad_norm=0", "--set=train.on_non_finite=skip", "--set=checkpoint.every=1", "--out=run"];
     succeed(folder.path(), &[TINY, &diverging, &more].concat());
     assert!(metrics(&folder.path().join("run")).iter().any(|line| line.get("val_loss").is_some_and(Value::is_null)));
     succeed(folder.path(), &["inspect", "run"]);
@@ -338,7 +342,7 @@ const SPOILT: &[Spoilt] = &[
         &[],
         &["config.yaml: has "],
     ),
-    ("no checkpoint", |step| fs::remove_dir_all(step).unwrap(), &[], &["run: there is no checkpoint"]),
+    ("no checkpoint", |step| fs::remove_dir_all(step).unwrap(), &[], &["the run run has no checkpoint"]),
     ("another model", |_| {}, &["--set=model.n_layer=3"], &["no parameter blocks.2.ln_1.gamma", "another model"]),
     ("another width", |_| {}, &["--set=model.n_embd=32"], &["has shape [", "another model"]),
     (
@@ -352,7 +356,7 @@ const SPOILT: &[Spoilt] = &[
         "fewer steps than it has made",
         |_| {},
         &["--steps=2"],
-        &["finished at step 3", "run/checkpoints/step-3", "--steps"],
+        &["run/checkpoints/step-3 is at step 3, beyond", "--steps"],
     ),
 ];
 

@@ -54,7 +54,7 @@ fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, 
         Source::File(path) => {
             let error = |error| ConfigError::Read { file: path.into(), role: role.into(), error };
             // Two spellings of one path are the same link of the chain.
-            let name = path.canonicalize().map_err(error)?.display().to_string();
+            let name = path.canonicalize().unwrap_or_else(|_| path.into()).display().to_string(); // a pipe has no other
             (name, fs::read_to_string(path).map_err(error)?)
         }
     };

@@ -223,7 +223,7 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ),
         ("deepseek", &["moe.z_loss_coef=.nan"], "moe.z_loss_coef is NaN: give 0 or a number above"),
         ("deepseek", &["moe.router_noise=-0.1"], "moe.router_noise is -0.1"),
-        ("deepseek", &["moe.bias_update_speed=0.001"], "there is no bias: set moe.selection_bias to true"),
+        ("deepseek", &["moe.selection_bias=false"], "there is no bias: set moe.selection_bias to true"),
         ("deepseek", &["moe.overflow=reroute", "moe.capacity_factor=null"], "a dropless layer has no overflow"),
         ("gpt2", &["parallel.strategy=hybrid_shard", "parallel.gpus=3"], "hybrid_shard with dp_replicate 2 on 3 ranks"),
         ("gpt2", &["parallel.strategy=hybrid_shard"], "hybrid_shard with dp_replicate 2 on 1 rank:"),

@@ -1,4 +1,4 @@
-use super::{Config, ConfigError, LrSchedule, ModelConfig};
+use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
 use crate::schedule::learning_rate;
 
 /// Ranks of the largest clusters, and more.
@@ -10,6 +10,7 @@ const MAX_SAMPLE: usize = 1_000_000;
 impl Config {
     /// Refuses what cannot be trained: values out of range, and values that do not fit each other.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        self.preset.as_deref().map(preset).transpose()?;
         self.validate_model()?;
         self.validate_optim()?;
         self.validate_parallel()?;
