@@ -168,10 +168,10 @@ pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Re
             false => Err(TrainError::NoRun { of: preset.map_or(String::new(), |preset| format!(" of {preset}")) }),
         };
     };
-    if let (Some(preset), Ok(config)) = (preset, Config::load(Source::File(&run.join(CONFIG)), &[])) {
-        if !is_of(&config, preset, auto) {
-            return Err(TrainError::OtherModel { path: run, preset: preset.into() });
-        }
+    if let (Some(preset), Ok(config)) = (preset, Config::load(Source::File(&run.join(CONFIG)), &[]))
+        && !is_of(&config, preset, auto)
+    {
+        return Err(TrainError::OtherModel { path: run, preset: preset.into() });
     }
     match Folder::of_run(&run).latest()? {
         Some(checkpoint) => Ok(Start::From(checkpoint)),

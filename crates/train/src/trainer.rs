@@ -203,7 +203,7 @@ pub(crate) fn train_launched(
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;
     let scarce = check(&config)?;
-    config.data = config.data.from_any_folder();
+    config.data = config.data.with_absolute_paths();
     let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
     let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
 

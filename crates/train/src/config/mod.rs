@@ -149,7 +149,7 @@ impl Default for DataConfig {
 
 impl DataConfig {
     /// The same, wherever the process that reads it runs: with absolute paths.
-    pub(crate) fn from_any_folder(&self) -> Self {
+    pub(crate) fn with_absolute_paths(&self) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
         let source = match data::is_name(&self.source) {
             true => self.source.clone(),

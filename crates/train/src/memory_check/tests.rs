@@ -169,7 +169,7 @@ fn a_run_measures_what_was_estimated() {
         let (forecast, text) =
             (forecast(&config, 0), fs::read_to_string(outcome.folder.join("metrics.jsonl")).unwrap());
         let memory =
-            text.lines().filter_map(|line| serde_json::from_str::<Value>(line).unwrap().get("memory").cloned()).last();
+            text.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).unwrap().get("memory").cloned());
         let memory = memory.expect("rank 0 says what it takes");
         for category in fsdp::Category::ALL {
             let found = &memory[category.name()];
