@@ -40,7 +40,7 @@ laws() {
 
 # losses FOLDER: the metrics without what is measured in time, or is a process'.
 losses() {
-    grep -vE '"(traffic|event)":' "$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'
+    grep -vE '"(traffic|event|started)":' "$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'
 }
 
 same_losses() {
