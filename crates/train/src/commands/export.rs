@@ -1,5 +1,5 @@
 use crate::cli::say;
-use crate::commands::{NotNew, check_new};
+use crate::commands::{NotNew, at_least_1, check_new};
 use crate::config::ModelConfig;
 use crate::saved::{Saved, SavedError};
 use crate::trainer::TrainError;
@@ -26,8 +26,8 @@ pub struct ExportArgs {
     #[arg(long, value_enum, default_value = "fp32")]
     dtype: DtypeArg,
     /// Bytes of weights in one file at most
-    #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000, value_parser = clap::value_parser!(u64).range(1..))]
-    max_shard_bytes: u64,
+    #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000, value_parser = at_least_1)]
+    max_shard_bytes: usize,
     /// Instead: one safetensors file with all parameters and moments of the optimizer under Kiln's names
     #[arg(long, value_name = "FILE.safetensors", conflicts_with = "out")]
     full_state: Option<PathBuf>,
@@ -84,7 +84,7 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
     };
     let tokenizer = saved.tokenizer_files()?;
     let (begin_of_text, end_of_text) = ends_of_text(saved, &tokenizer);
-    let max_shard_bytes = args.max_shard_bytes;
+    let max_shard_bytes = args.max_shard_bytes as u64;
     let options = ExportOptions { dtype, max_shard_bytes, end_of_text, begin_of_text, tokenizer: &tokenizer };
     let summary = hf::export(folder, model, &options, |path| saved.parameter(path))?;
     say(&format!(

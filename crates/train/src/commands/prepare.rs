@@ -1,4 +1,5 @@
 use crate::cli::say;
+use crate::commands::at_least_1;
 use crate::words::{count, human, human_count};
 use clap::Args;
 use data::{DataError, PrepareOptions, TokenizerSpec};
@@ -16,7 +17,7 @@ pub struct PrepareArgs {
     #[arg(long, value_name = "T", default_value = "byte")]
     tokenizer: TokenizerSpec,
     /// Instead: learn a byte-level BPE of N tokens from the text first
-    #[arg(long, value_name = "N", conflicts_with = "tokenizer")]
+    #[arg(long, value_name = "N", conflicts_with = "tokenizer", value_parser = at_least_1)]
     train_bpe: Option<usize>,
     /// The field of JSONL, or the column of Parquet, that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
@@ -25,8 +26,8 @@ pub struct PrepareArgs {
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     val_fraction: Option<f64>,
     /// Tokens of a file
-    #[arg(long, value_name = "N", default_value_t = 100_000_000, value_parser = clap::value_parser!(u64).range(1..))]
-    shard_tokens: u64,
+    #[arg(long, value_name = "N", default_value_t = 100_000_000, value_parser = at_least_1)]
+    shard_tokens: usize,
 }
 
 pub fn run(args: &PrepareArgs) -> Result<(), DataError> {
@@ -34,7 +35,7 @@ pub fn run(args: &PrepareArgs) -> Result<(), DataError> {
         train_bpe: args.train_bpe,
         text_field: args.text_field.clone(),
         val_fraction: args.val_fraction,
-        shard_tokens: args.shard_tokens,
+        shard_tokens: args.shard_tokens as u64,
         progress: true,
     };
     let meta = data::prepare(&args.source, &args.tokenizer, &args.out, &options)?;

@@ -82,6 +82,11 @@ impl Config {
                 shape.vocab_size = shape.vocab_size.max(1);
                 shape.validate().map_err(ConfigError::Invalid)?;
                 let (dense, layers) = (shape.first_k_dense_replace, shape.num_hidden_layers);
+                require(dense <= layers, || {
+                    format!(
+                        "model.first_k_dense_replace is {dense} of {layers} layers: give at most as many as there are"
+                    )
+                })?;
                 require(self.moe.is_some() || dense >= layers, || {
                     format!(
                         "model.first_k_dense_replace is {dense} of {layers} layers and the others have experts, but \

@@ -34,7 +34,7 @@ const PREPARE: &[WrongArguments] = &[
     ("a share below 0", "prepare text.txt --out t --val-fraction -1", &["val_fraction is -1: give a share above 0"]),
     ("a BPE of too few tokens", "prepare text.txt --out t --train-bpe 256", &["of 256 tokens", "need 257"]),
     ("a BPE of too many", "prepare text.txt --out t --train-bpe 99999999999", &["of 99999999999 tokens: ", "1048576"]),
-    ("shards of no tokens", "prepare text.txt --out t --shard-tokens 0", &["--shard-tokens", "0 is not in 1.."]),
+    ("shards of no tokens", "prepare text.txt --out t --shard-tokens 0", &["--shard-tokens", "give at least 1"]),
     ("tokens", "prepare tokens.bin --out t", &["tokens.bin holds tokens already", "give text to prepare"]),
     (
         "a tokenizer on which the library panics",
@@ -117,7 +117,7 @@ const EXPORT_IMPORT_AND_INSPECT: &[WrongArguments] = &[
     ("no such run", "export none --out e", &["there is no run none"]),
     ("an export into another folder", "export none --out hf", &["hf exists and is not an empty folder", "--out"]),
     ("an export into a file", "export none --out text.txt", &["text.txt exists and is not an empty folder", "--out"]),
-    ("shards of no bytes", "export run --out e --max-shard-bytes 0", &["--max-shard-bytes", "0 is not in 1.."]),
+    ("shards of no bytes", "export run --out e --max-shard-bytes 0", &["--max-shard-bytes", "give at least 1"]),
     ("no such type", "export run --out e --dtype fp8", &["'fp8'", "fp32, bf16, fp16"]),
     ("an import over a run", "import --hf none --out run", &["run exists and is not an empty folder", "--out"]),
     ("an import into a file", "import --hf none --out text.txt", &["text.txt exists and is not an empty folder"]),
