@@ -130,6 +130,13 @@ fn a_run_that_went_back_to_an_older_checkpoint_replaces_what_came_after_it() {
     let second = step_losses(&run);
     assert_eq!((second.len(), &second[..6]), (10, &first[..6]));
     assert_ne!(second[7], first[7], "step 8 is one of the new course");
+    // TensorBoard is told to forget steps from 7 on, and later from 8: `step`, then `session_log` with START, in the processes' second event.
+    let events = contents(&run.join("tb"));
+    let starts = |step: u8| {
+        let start = [0x10, step, 0x3a, 2, 8, 1];
+        events.iter().filter(|(_, bytes)| bytes.windows(start.len()).any(|part| part == start)).count()
+    };
+    assert_eq!((events.len(), starts(7), starts(8)), (3, 1, 1));
 }
 
 #[test]
