@@ -217,7 +217,7 @@ class DeepSeek(Training):
     sequences are computed at once. The peer trains the model that Kiln exports. Bytes are tokens."""
 
     def make_models(self, folder):
-        moe = {"moe.capacity_factor": "null", "moe.aux_loss_coef": 0, "moe.bias_update_speed": 0, "moe.n_shared_experts": 1}
+        moe = {"moe.capacity_factor": "null", "moe.aux_loss_coef": 0, "moe.bias_update_speed": 0, "moe.selection_bias": "false", "moe.n_shared_experts": 1}
         kiln = ["--model", "deepseek", *settings(moe | {"train.micro_batch_size": "null"})]
         run, exported = folder / "run", folder / "exported"
         call(self.program, *kiln, "--data", self.data, "--steps", 1, "--out", run)
