@@ -148,14 +148,18 @@ fn add_traffic(all: &mut BTreeMap<String, Traffic>, more: &BTreeMap<String, Traf
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn log(lines: &[String]) -> Log {
-        let mut log = Log::default();
-        lines.iter().for_each(|line| log.add(Line::parse(line).unwrap().unwrap()));
+impl Log {
+    /// Of lines as they are in a file.
+    pub fn of(lines: &[impl AsRef<str>]) -> Self {
+        let mut log = Self::default();
+        lines.iter().for_each(|line| log.add(Line::parse(line.as_ref()).unwrap().unwrap()));
         log
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     fn step(step: u64, loss: u64, elapsed: f64) -> String {
         format!("{{\"step\":{step},\"loss\":{loss},\"elapsed_seconds\":{elapsed}}}")
@@ -179,7 +183,7 @@ mod tests {
             step(4, 1, 4.5),
             usage(14),
         ];
-        let log = log(&lines);
+        let log = Log::of(&lines);
         assert_eq!(log.steps.iter().map(|step| step.loss).collect::<Vec<_>>(), [4.0, 3.0, 2.0, 1.0]);
         assert_eq!(log.seconds, [1.0, 2.0, 6.5, 7.5]);
         assert_eq!((&log.validations[..], &log.sample), (&[(2, 9.0)][..], &None));
@@ -189,10 +193,10 @@ mod tests {
 
     #[test]
     fn the_note_counts_the_steps_done_again() {
-        assert_eq!(log(&[step(1, 4, 1.0)]).note(), None);
+        assert_eq!(Log::of(&[step(1, 4, 1.0)]).note(), None);
         let lines = [step(1, 4, 1.0), step(2, 4, 2.0), step(3, 4, 3.0), step(2, 4, 1.0)];
         assert_eq!(
-            log(&lines).note().unwrap(),
+            Log::of(&lines).note().unwrap(),
             "2 steps were done again after a resume; their first course is not shown"
         );
     }
@@ -201,7 +205,7 @@ mod tests {
     fn a_process_counts_time_anew_and_replaces_one_that_left_no_step() {
         let start = |step, ranks| format!("{{\"started\":\"x\",\"step\":{step},\"ranks\":{ranks}}}");
         let lines = [start(0, 4), step(1, 4, 1.0), start(1, 3), start(1, 2), step(2, 3, 1.5)];
-        let log = log(&lines);
+        let log = Log::of(&lines);
         assert_eq!(log.seconds, [1.0, 2.5]);
         let setups: Vec<_> = log.setups.iter().map(|setup| (setup.step, setup.ranks.unwrap())).collect();
         assert_eq!(setups, [(0, 4), (1, 2)]);
@@ -210,6 +214,6 @@ mod tests {
     #[test]
     fn without_elapsed_time_steps_add_up() {
         let step = |step, seconds| format!("{{\"step\":{step},\"loss\":2,\"step_seconds\":{seconds}}}");
-        assert_eq!(log(&[step(1, 0.5), step(2, 1.0)]).seconds, [0.5, 1.5]);
+        assert_eq!(Log::of(&[step(1, 0.5), step(2, 1.0)]).seconds, [0.5, 1.5]);
     }
 }

@@ -83,13 +83,6 @@ pub(crate) fn spikes(steps: &[Step], of: fn(&Step) -> (f64, f64)) -> Vec<Spike> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lines::Line;
-
-    fn log(lines: &[&str]) -> Log {
-        let mut log = Log::default();
-        lines.iter().for_each(|line| log.add(Line::parse(line).unwrap().unwrap()));
-        log
-    }
 
     #[test]
     fn events_and_skipped_steps_have_their_kinds() {
@@ -101,7 +94,7 @@ mod tests {
             r#"{"step":2,"event":"resumed from runs/a/checkpoints/step-2 on 2 ranks"}"#,
             r#"{"step":2,"event":"a/b happened"}"#,
         ];
-        let marks = marks(&log(&lines));
+        let marks = marks(&Log::of(&lines));
         let kinds: Vec<_> = marks.iter().map(|mark| (mark.step, mark.kind)).collect();
         assert_eq!(kinds, [(1, Kind::Skip), (2, Kind::Save), (2, Kind::Resume), (2, Kind::Skip), (2, Kind::Other)]);
         let texts: Vec<_> = marks.iter().skip(2).map(|mark| mark.text.as_str()).collect();
@@ -115,7 +108,7 @@ mod tests {
             (1..2000).map(|step| format!("{{\"step\":{step},\"event\":\"saved step-{step}\"}}")).collect();
         let mut lines = vec![r#"{"step":7,"event":"resumed from step-7 on 1 rank"}"#];
         lines.extend(saves.iter().map(String::as_str));
-        let marks = marks(&log(&lines));
+        let marks = marks(&Log::of(&lines));
         assert_eq!(marks.len(), MARKS + 1);
         assert_eq!((marks[0].kind, marks[1].step), (Kind::Resume, 1500));
     }

@@ -43,13 +43,6 @@ fn of_older(log: &Log, config: &Entries) -> Vec<Setup> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lines::Line;
-
-    fn log(lines: &[&str]) -> Log {
-        let mut log = Log::default();
-        lines.iter().for_each(|line| log.add(Line::parse(line).unwrap().unwrap()));
-        log
-    }
 
     fn ranks(setups: &[Setup]) -> Vec<(u64, Option<u64>)> {
         setups.iter().map(|setup| (setup.step, setup.ranks)).collect()
@@ -62,7 +55,7 @@ mod tests {
             r#"{"started":"b","step":100,"ranks":4,"data":"x"}"#,
             r#"{"started":"c","step":120,"ranks":2,"data":"x"}"#,
         ];
-        let setups = setups(&log(&lines), &vec![]);
+        let setups = setups(&Log::of(&lines), &vec![]);
         assert_eq!(ranks(&setups), [(0, Some(4)), (120, Some(2))]);
         assert_eq!(setups[0].started.as_deref(), Some("a"));
     }
@@ -70,15 +63,15 @@ mod tests {
     #[test]
     fn an_older_run_has_what_configuration_and_events_tell() {
         let config = vec![("parallel.gpus".to_owned(), "2".to_owned()), ("data.source".to_owned(), "x".to_owned())];
-        let of_config = setups(&log(&[r#"{"step":1,"loss":2}"#]), &config);
+        let of_config = setups(&Log::of(&[r#"{"step":1,"loss":2}"#]), &config);
         assert_eq!((ranks(&of_config), of_config[0].data.as_deref()), (vec![(0, Some(2))], Some("x")));
         let resumed = r#"{"step":1,"event":"resumed from a/step-1 on 2 ranks"}"#;
         assert_eq!(
-            ranks(&setups(&log(&[r#"{"step":1,"loss":2}"#, resumed]), &config)),
+            ranks(&setups(&Log::of(&[r#"{"step":1,"loss":2}"#, resumed]), &config)),
             [(0, None), (1, Some(2))],
             "how many the first process had is not known"
         );
         let elsewhere = [resumed, r#"{"step":2,"loss":2}"#];
-        assert_eq!(ranks(&setups(&log(&elsewhere), &config)), [(1, Some(2))], "it began as a copy of another run");
+        assert_eq!(ranks(&setups(&Log::of(&elsewhere), &config)), [(1, Some(2))], "it began as a copy of another run");
     }
 }

@@ -20,7 +20,7 @@ impl Batches {
     pub fn new(train: &TrainConfig, (rank, ranks): (usize, usize), resumed: Option<&Index>) -> Self {
         let TrainConfig { global_batch_size, seq_len, .. } = *train;
         let share = global_batch_size / ranks;
-        let micro_batch_size = train.micro_batch_size.map_or(share, |micro| micro.min(share));
+        let micro_batch_size = train.micro_batch_of(share);
         let done = resumed.map_or((0, 0), |index| (index.step as usize, index.tokens));
         Self { global_batch_size, micro_batch_size, seq_len, rank, ranks, done }
     }

@@ -149,6 +149,7 @@ fn launch(args: &TrainArgs) -> ExitCode {
 
 fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     let (config, place) = args.resolve(launch.processes())?;
+    let steps = config.train.steps;
     let outcome = match train_launched(launch, config, &place, stop_after_a_step) {
         // A script that starts the run until it ends well is at its end.
         Err(done @ TrainError::Finished { .. }) if args.resume.as_deref() == Some(Path::new(resume::AUTO)) => {
@@ -160,7 +161,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         outcome => outcome?,
     };
     if launch.has_rank_0() {
-        print(&outcome);
+        print(&outcome, steps);
     }
     Ok(if outcome.stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
@@ -199,11 +200,13 @@ fn ignored_hangup() -> impl FnOnce() {
     }
 }
 
-fn print(outcome: &Outcome) {
+/// What a run of so many steps came to.
+fn print(outcome: &Outcome, steps: usize) {
     let folder = outcome.folder.display();
     match outcome.val_loss {
         _ if outcome.stopped => {
-            say(&format!("stopped after {}; metrics are in {folder}", count(outcome.steps, "step")))
+            let last = if outcome.steps == steps { ", the last one: `train eval` validates it" } else { "" };
+            say(&format!("stopped after {}{last}; metrics are in {folder}", count(outcome.steps, "step")))
         }
         Some(loss) => {
             say(&format!("validation loss {loss:.4} after {}; metrics are in {folder}", count(outcome.steps, "step")))

@@ -1,3 +1,4 @@
+use crate::words::count;
 use burn::tensor::Device;
 
 /// The device of each rank.
@@ -53,8 +54,8 @@ impl Devices {
     /// A line for the user where ranks share devices.
     pub fn sharing(&self) -> Option<String> {
         let ranks = self.of_rank.len();
-        let devices = if self.distinct == 1 { "device" } else { "devices" };
-        (self.distinct < ranks).then(|| format!("{ranks} ranks share {} {devices} ({})", self.distinct, self.name))
+        let shared = || format!("{ranks} ranks share {} ({})", count(self.distinct, "device"), self.name);
+        (self.distinct < ranks).then(shared)
     }
 }
 

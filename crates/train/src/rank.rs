@@ -123,7 +123,7 @@ impl<'a> Rank<'a> {
             job,
             rank,
             saver: saver(job, &folder, rank)?,
-            recorder: recorder(job, &folder, rank, world_size)?,
+            recorder: recorder(job, &folder, rank, batches.micro_batch_size())?,
             device,
             folder,
             fsdp,
@@ -135,7 +135,7 @@ impl<'a> Rank<'a> {
             losses: Recent::default(),
             grad_norms: Recent::default(),
             checkpoint_seconds: 0.0,
-            best: job.resume.as_ref().and_then(|resume| resume.best(&job.config)),
+            best: job.resume.as_ref().and_then(|resume| resume.best),
         })
     }
 
@@ -390,10 +390,18 @@ fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError
 }
 
 /// What tells of the run, with its first lines.
-fn recorder<'a>(job: &'a Job, folder: &RunFolder, rank: usize, world_size: usize) -> Result<Recorder<'a>, TrainError> {
+fn recorder<'a>(
+    job: &'a Job,
+    folder: &RunFolder,
+    rank: usize,
+    micro_batch_size: usize,
+) -> Result<Recorder<'a>, TrainError> {
+    let world_size = job.config.parallel.gpus;
     let mut recorder = Recorder::open(folder, rank, job.resume.as_ref().map_or(0, Resume::step), &job.progress)?;
     recorder.log(&format!("rank {rank} of {world_size} on {}", job.config.train.device));
-    recorder.metrics(&process(job, world_size))?;
+    if rank == 0 {
+        recorder.metrics(&process(job, micro_batch_size))?;
+    }
     if let Some(resume) = &job.resume {
         let event = format!("resumed from {} on {}", resume.path.display(), count(world_size, "rank"));
         recorder.event(resume.step(), &event)?;
@@ -402,7 +410,7 @@ fn recorder<'a>(job: &'a Job, folder: &RunFolder, rank: usize, world_size: usize
 }
 
 /// What this process is, and where.
-fn process(job: &Job, ranks: usize) -> ProcessMetrics<'_> {
+fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
     let Config { train, parallel, .. } = &job.config;
     ProcessMetrics {
         started: machine::now(),
@@ -410,7 +418,7 @@ fn process(job: &Job, ranks: usize) -> ProcessMetrics<'_> {
         version: env!("CARGO_PKG_VERSION"),
         machine: Machine::this(),
         device: &train.device,
-        ranks,
+        ranks: parallel.gpus,
         strategy: parallel.strategy.name(),
         data: &job.data.name,
         train_tokens: job.dataset.train_tokens(),
@@ -418,7 +426,7 @@ fn process(job: &Job, ranks: usize) -> ProcessMetrics<'_> {
         bytes_per_token: job.data.meta.as_ref().map(|meta| meta.text_bytes as f64 / meta.tokens as f64),
         parameters: parameter_count(&job.config),
         global_batch_size: train.global_batch_size,
-        micro_batch_size: Batches::new(train, (0, parallel.data_parallel_size()), None).micro_batch_size(),
+        micro_batch_size,
         seq_len: train.seq_len,
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Resume {
     pub in_place: bool,
     /// The tokenizer's files as they are, if the checkpoint's is kept.
     pub tokenizer: Option<Vec<(String, Vec<u8>)>>,
+    /// The best validation so far, if the run still keeps its checkpoint, and validates on the same.
+    pub best: Option<Best>,
 }
 
 impl Resume {
@@ -37,22 +39,14 @@ impl Resume {
         let (path, index) = (checkpoint.path().to_path_buf(), checkpoint.index().clone());
         let keeps_tokenizer = !place.new_tokenizer && tokenizer_names(checkpoint).next().is_some();
         let tokenizer = keeps_tokenizer.then(|| tokenizer_files(checkpoint)).transpose()?;
-        Ok(Self { path, index, in_place: place.same_run().is_some(), tokenizer })
+        let in_place = place.same_run().is_some();
+        let best = index.best.filter(|best| in_place && is_still_best(best, &path, config));
+        Ok(Self { path, index, in_place, tokenizer, best })
     }
 
     /// Steps made before.
     pub fn step(&self) -> usize {
         self.index.step as usize
-    }
-
-    /// The best validation so far, if the run still keeps its checkpoint, and validates on the same.
-    pub fn best(&self, config: &Config) -> Option<Best> {
-        let folder = Folder::of_run(run_of(&self.path)?);
-        let before = Config::load(Source::File(&self.path.join(CONFIG)), &[]).ok()?;
-        let of = |config: &Config| (config.data.clone(), config.train.seq_len, config.train.val_batches);
-        let comparable = of(&before) == of(config);
-        let kept = |best: &Best| best.step == self.index.step || folder.step(best.step).exists();
-        self.index.best.filter(|best| self.in_place && comparable && config.checkpoint.keep_best && kept(best))
     }
 
     /// Checks and reads this rank's share; returns when all ranks have theirs. A collective.
@@ -83,6 +77,15 @@ impl Resume {
         }
         Ok(())
     }
+}
+
+/// Whether what was the best validation when a checkpoint was written is kept, and was of what the run validates on now.
+fn is_still_best(best: &Best, checkpoint: &Path, config: &Config) -> bool {
+    let kept = run_of(checkpoint).is_some_and(|run| Folder::of_run(run).step(best.step).exists());
+    let validated_on = |config: &Config| (config.data.clone(), config.train.seq_len, config.train.val_batches);
+    let before = Config::load(Source::File(&checkpoint.join(CONFIG)), &[]);
+    let comparable = before.is_ok_and(|before| validated_on(&before) == validated_on(config));
+    config.checkpoint.keep_best && kept && comparable
 }
 
 /// Refuses to go on from a checkpoint that has all `steps` already.
@@ -149,13 +152,13 @@ pub(crate) enum Start {
 /// What `--resume WHICH` means: a folder `step-N`, the newest one of a run's folder, or by a word, [`LATEST`] or [`AUTO`], that of `out`,
 /// or else of the run in `runs/` that was last trained (of those of a preset, if one is given). `auto` begins anew where there is none.
 pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Result<Start, TrainError> {
-    let auto = which == Path::new(AUTO);
-    if !is_word(which) && is_run(which) && Folder::of_run(which).latest()?.is_none() {
-        return Err(TrainError::NoCheckpointYet { path: which.into() });
-    }
     if !is_word(which) {
-        return Ok(Start::From(Folder::find(which)?));
+        return match is_run(which) && Folder::of_run(which).latest()?.is_none() {
+            true => Err(TrainError::NoCheckpointYet { path: which.into() }),
+            false => Ok(Start::From(Folder::find(which)?)),
+        };
     }
+    let auto = which == Path::new(AUTO);
     preset.map(config::preset).transpose()?;
     let run = match out {
         Some(out) => Some(out.to_path_buf()).filter(|out| !auto || is_run(out)),

@@ -38,8 +38,7 @@ impl RunFolder {
         let unwritable = |source| TrainError::RunFolder { path: path.clone(), source };
         fs::create_dir_all(&path).map_err(unwritable)?;
         let mut folder = Self::at(&path);
-        let has_other_things = || fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
-        if out.is_some() && !folder.metrics().exists() && has_other_things() {
+        if out.is_some() && !folder.metrics().exists() && !is_empty(&path) {
             return Err(TrainError::FolderInUse { path });
         }
         // Whoever makes this file has the folder, even when several runs start at the same time.
@@ -157,6 +156,11 @@ fn lock(folder: &Path) -> Result<Option<File>, TrainError> {
         Err(TryLockError::WouldBlock) => Err(TrainError::RunInUse { path: folder.into() }),
         Err(TryLockError::Error(_)) => Ok(None),
     }
+}
+
+/// Whether a path is a folder with nothing in it.
+pub(crate) fn is_empty(folder: &Path) -> bool {
+    fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 /// Makes the first `NAME-NNN` in `runs` that is not there yet.

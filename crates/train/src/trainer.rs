@@ -189,9 +189,9 @@ pub(crate) fn train_launched(
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
     let check =
         |config: &Config| memory_check::check(config, launch, &devices, place.force).map_err(TrainError::Memory);
-    if config.model.vocab_size() > 0 {
-        check(&config)?; // before a large text is made tokens
-    }
+    // Where the size is known, before a large text is made tokens.
+    let known = config.model.vocab_size() > 0;
+    let scarce = if known { check(&config)? } else { None };
     let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
     checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, config.train.steps))?;
     let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0()));
@@ -202,7 +202,7 @@ pub(crate) fn train_launched(
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;
-    let scarce = check(&config)?;
+    let scarce = if known { scarce } else { check(&config)? };
     config.data = config.data.with_absolute_paths();
     let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
     let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;

@@ -12,8 +12,8 @@ pub mod presets;
 pub mod report;
 
 use crate::cli::whole_number;
+use crate::run_folder::is_empty;
 use model::hf::{Folder, HfError};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Parses an argument that counts something.
@@ -31,8 +31,7 @@ pub struct NotNew(PathBuf);
 
 /// Refuses what is there and is not an empty folder.
 fn check_new(folder: &Path) -> Result<(), NotNew> {
-    let empty = || fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
-    if folder.exists() && !empty() { Err(NotNew(folder.into())) } else { Ok(()) }
+    if folder.exists() && !is_empty(folder) { Err(NotNew(folder.into())) } else { Ok(()) }
 }
 
 /// Why a folder given with --hf is not opened.

@@ -1,7 +1,7 @@
 //! Products of a configuration's sizes, in floats, which do not overflow.
 
 use super::validate::require;
-use super::{Config, ConfigError, ModelConfig};
+use super::{Config, ConfigError, ModelConfig, TrainConfig};
 
 /// Parameters of a model, numbers of a tensor and tokens of a run are fewer: no machines have memory for more, and whoever multiplies
 /// sizes that have been validated gets no overflow.
@@ -9,6 +9,13 @@ const MOST: f64 = (1u64 << 53) as f64;
 
 /// A key and its value.
 type Size = (&'static str, usize);
+
+impl TrainConfig {
+    /// Sequences that a rank computes at once of its share of the batch.
+    pub fn micro_batch_of(&self, share: usize) -> usize {
+        self.micro_batch_size.map_or(share, |micro| micro.min(share))
+    }
+}
 
 impl Config {
     /// Refuses sizes that are too large together, naming the largest.

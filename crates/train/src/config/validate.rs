@@ -1,5 +1,6 @@
 use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
 use crate::schedule::learning_rate;
+use crate::words::count;
 
 /// Ranks of the largest clusters, and more.
 const MAX_RANKS: usize = 1 << 16;
@@ -33,7 +34,7 @@ impl Config {
                 "the warm-up (optim.warmup_steps {}) is not over after {}: the learning rate ends at {:.2e} and never reaches \
                  optim.lr {:?}",
                 optim.warmup_steps,
-                if steps == 1 { "1 step".into() } else { format!("{steps} steps") },
+                count(steps, "step"),
                 learning_rate(optim, steps.saturating_sub(1), steps),
                 optim.lr
             )

@@ -3,6 +3,7 @@
 use super::figures;
 use super::need::{self, Machine, Need, micro_batches};
 use crate::config::Config;
+use crate::words::count;
 use fsdp::{ActivationCheckpointing, FloatType, Strategy, Wrap};
 
 /// GB of devices that are to be had, and the most of them that is thought of.
@@ -146,9 +147,9 @@ fn devices_that_do(config: &Config) -> String {
                     if fits(middle) { enough = middle } else { too_few = middle }
                 }
                 let bf16 = if param == FloatType::Bf16 { ", bf16" } else { "" };
-                let devices = if enough == 1 { "device" } else { "devices" };
+                let devices = count(enough, "device");
                 return format!(
-                    "  it takes at least {enough} {devices} of {size} GB (full_shard, recomputation, micro-batches of 1{bf16})"
+                    "  it takes at least {devices} of {size} GB (full_shard, recomputation, micro-batches of 1{bf16})"
                 );
             }
         }

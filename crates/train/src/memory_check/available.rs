@@ -12,13 +12,21 @@ pub struct Available {
     pub source: &'static str,
 }
 
-/// The memory of the smallest of a run's devices; None where it is not known.
+/// The memory that is free on the fullest of a run's devices; None where it is not known.
 pub fn of_devices(devices: &Devices) -> Option<Available> {
     let bytes = devices.numbers().into_iter().map(of_cuda).collect::<Option<Vec<_>>>()?.into_iter().min()?;
     Some(Available { bytes, source: "a device has" })
 }
 
-/// Not known: Burn does not say how large a device is, so runs on CUDA are not refused.
+/// What the driver says of device `cuda:N`, in the context that Burn will use too: Burn itself does not say how large a device is.
+#[cfg(feature = "cuda")]
+fn of_cuda(number: usize) -> Option<u64> {
+    let (free, _total) = cudarc::driver::CudaContext::new(number).ok()?.mem_get_info().ok()?;
+    Some(free as u64)
+}
+
+/// There is no such device in this build.
+#[cfg(not(feature = "cuda"))]
 fn of_cuda(_: usize) -> Option<u64> {
     None
 }

@@ -75,7 +75,7 @@ pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
 /// Sequences of a rank's micro-batch, and micro-batches of a step.
 pub fn micro_batches(config: &Config) -> (usize, usize) {
     let share = (config.train.global_batch_size / config.parallel.data_parallel_size()).max(1);
-    let micro = config.train.micro_batch_size.map_or(share, |micro| micro.min(share));
+    let micro = config.train.micro_batch_of(share);
     (micro, share / micro)
 }
 

@@ -230,6 +230,26 @@ fn a_mistake_in_data_device_or_folder_is_answered_before_anything_is_written() {
     answered(DATA_DEVICE_AND_FOLDER);
 }
 
+/// Terabytes; a run that is forced gets as far as the data, which is not there.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_run_that_does_not_fit_is_answered_with_what_it_takes_and_can_be_forced() {
+    answered(&[
+        (
+            "too large",
+            &[],
+            "--model deepseek-v3 --data no.txt --set model.num_hidden_layers=200",
+            &["the run needs about", "TB of memory", "What would help", "192 GB", "--force"],
+        ),
+        (
+            "too large, and forced",
+            &[],
+            "--model deepseek-v3 --data no.txt --set model.num_hidden_layers=200 --force",
+            &["no.txt does not exist"],
+        ),
+    ]);
+}
+
 #[cfg(not(feature = "cuda"))]
 #[test]
 fn a_gpu_in_a_build_without_one_is_answered_with_how_to_build() {
