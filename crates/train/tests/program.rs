@@ -301,10 +301,20 @@ fn an_interrupted_validation_ends_too() {
     assert!(values(&metrics(&folder.path().join("run")), "val_loss").is_empty());
 }
 
-/// Starts a run in the background, into the folder `run`.
+/// Starts a run in the background, into the folder `run`, with SIGHUP as a terminal's programs have it, also where the tests themselves
+/// run under `nohup`.
 fn start(folder: &Path, args: &[&str]) -> Child {
+    use std::os::unix::process::CommandExt;
     let args = [TINY, args, &["--out=run"]].concat();
-    program(folder, &args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+    let mut command = program(folder, &args);
+    // SAFETY: between fork and exec, `signal` may be called.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGHUP, libc::SIG_DFL);
+            Ok(())
+        })
+    };
+    command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 fn wait_for_lines(folder: &Path, lines: usize) {
