@@ -118,11 +118,11 @@ impl Folder {
         Ok(whole)
     }
 
-    /// Removes all checkpoints but the newest `keep`, and that of the step `also`.
-    pub fn prune(&self, keep: usize, also: Option<u64>) -> Result<(), CheckpointError> {
+    /// Removes all checkpoints but the newest `keep`, and those of the steps `also`.
+    pub fn prune(&self, keep: usize, also: &[u64]) -> Result<(), CheckpointError> {
         let all = self.list()?;
         let older = all[..all.len().saturating_sub(keep)].iter().map(|(step, _)| *step);
-        older.filter(|step| Some(*step) != also).try_for_each(|step| self.remove(step))
+        older.filter(|step| !also.contains(step)).try_for_each(|step| self.remove(step))
     }
 
     /// Removes a checkpoint; it is renamed first, so that there is never a part of one under its name.

@@ -24,6 +24,9 @@ pub struct Index {
     /// The lowest of all validations' losses so far, where the run keeps its checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
+    /// Steps of the best validations on other data, before the run went on with this; their checkpoints stay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<u64>,
     /// Steps of AdamW, without those that were skipped; 0: there are no moments.
     pub optimizer_steps: u64,
     /// The factor on fp16 losses.

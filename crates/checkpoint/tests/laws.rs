@@ -124,14 +124,14 @@ fn a_commit_without_all_ranks_or_with_a_gap_is_refused() {
 }
 
 #[test]
-fn the_newest_are_kept_and_one_that_is_named() {
+fn the_newest_are_kept_and_those_that_are_named() {
     let run = tempfile::tempdir().unwrap();
     (1..=12).for_each(|step| drop(write(run.path(), step * 5, &[]).unwrap()));
     let folder = Folder::of_run(run.path());
     let steps = || folder.list().unwrap().into_iter().map(|(step, _)| step).collect::<Vec<u64>>();
-    folder.prune(2, Some(25)).unwrap();
-    assert_eq!(steps(), [25, 55, 60]);
-    folder.prune(2, None).unwrap();
+    folder.prune(2, &[25, 10]).unwrap();
+    assert_eq!(steps(), [10, 25, 55, 60]);
+    folder.prune(2, &[]).unwrap();
     assert_eq!(steps(), [55, 60]);
     assert_eq!(files(&run.path().join("checkpoints")).len(), 2);
 }

@@ -145,7 +145,7 @@ impl Step<'_> {
     /// A moment of the step, when `working` is taken that nobody counts.
     fn note(&mut self, working: usize) {
         let now = self.ledger.memory().now;
-        if now.total() + working > self.most.total() + self.working {
+        if now.total().saturating_add(working) > self.most.total().saturating_add(self.working) {
             (self.most, self.working) = (now, working);
         }
     }

@@ -44,7 +44,7 @@ impl Index<Category> for Bytes {
 impl Bytes {
     /// Of all categories.
     pub fn total(&self) -> usize {
-        self.0.iter().sum()
+        self.0.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Held {
 impl Ledger {
     pub fn hold(&self, category: Category, bytes: usize) -> Held {
         let account = &self.0[category as usize];
-        let now = account.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let now = account.now.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         account.peak.fetch_max(now, Ordering::Relaxed);
         Held { ledger: self.clone(), category, bytes }
     }

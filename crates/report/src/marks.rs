@@ -44,7 +44,7 @@ pub(crate) fn marks(log: &Log) -> Vec<Mark> {
         let (kind, text) = match text {
             text if text.starts_with("saved ") => (Kind::Save, without_folders(text)),
             text if text.starts_with(RESUMED) => (Kind::Resume, without_folders(text)),
-            text if text.starts_with("skipped ") => (Kind::Skip, text.clone()),
+            text if text.starts_with("skipped: ") => (Kind::Skip, text.clone()),
             text => (Kind::Other, text.clone()),
         };
         Mark { step: *step, kind, text }
@@ -52,7 +52,7 @@ pub(crate) fn marks(log: &Log) -> Vec<Mark> {
     let mut marks: Vec<_> = told.collect();
     let told_skips: BTreeSet<_> = marks.iter().filter(|mark| mark.kind == Kind::Skip).map(|mark| mark.step).collect();
     let skipped = log.steps.iter().filter(|step| step.skipped && !told_skips.contains(&step.step));
-    let text = "skipped: the gradient was not finite, and the parameters stay as they were";
+    let text = "skipped: the parameters stay as they were";
     marks.extend(skipped.map(|step| Mark { step: step.step, kind: Kind::Skip, text: text.into() }));
     marks.sort_by_key(|mark| (mark.kind, mark.step));
     let of_kind = marks.chunk_by(|a, b| a.kind == b.kind).map(|marks| &marks[marks.len().saturating_sub(MARKS)..]);
@@ -89,7 +89,7 @@ mod tests {
         let lines = [
             r#"{"step":1,"loss":5,"skipped":true}"#,
             r#"{"step":2,"loss":5,"skipped":true}"#,
-            r#"{"step":2,"event":"skipped step 2: gradients beyond fp16"}"#,
+            r#"{"step":2,"event":"skipped: gradients beyond fp16"}"#,
             r#"{"step":2,"event":"saved runs/a b/checkpoints/step-2"}"#,
             r#"{"step":2,"event":"resumed from runs/a/checkpoints/step-2 on 2 ranks"}"#,
             r#"{"step":2,"event":"a/b happened"}"#,
@@ -98,7 +98,7 @@ mod tests {
         let kinds: Vec<_> = marks.iter().map(|mark| (mark.step, mark.kind)).collect();
         assert_eq!(kinds, [(1, Kind::Skip), (2, Kind::Save), (2, Kind::Resume), (2, Kind::Skip), (2, Kind::Other)]);
         let texts: Vec<_> = marks.iter().skip(2).map(|mark| mark.text.as_str()).collect();
-        assert_eq!(texts, ["resumed from step-2 on 2 ranks", "skipped step 2: gradients beyond fp16", "a/b happened"]);
+        assert_eq!(texts, ["resumed from step-2 on 2 ranks", "skipped: gradients beyond fp16", "a/b happened"]);
         assert!(marks[0].text.starts_with("skipped: ") && marks[1].text.ends_with(" step-2"), "{marks:?}");
     }
 

@@ -6,9 +6,10 @@ use crate::source::Sources;
 use oxhttp::Server;
 use oxhttp::model::{Body, Method, Request, Response, StatusCode, header};
 use std::io::{self, ErrorKind};
-use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Serves the page of these run folders, which shows the runs while they go on, until the process ends; returns its URL. `address` is
 /// PORT (of 127.0.0.1) or HOST:PORT, where port 0 is a free one. A run that has not made its first step yet is shown as waiting.
@@ -53,14 +54,42 @@ fn listen(site: &Arc<Site>, host: &str, ip: IpAddr, port: u16) -> io::Result<u16
         let free = || Ok::<_, io::Error>(TcpListener::bind((ip, 0))?.local_addr()?.port());
         let on = if port == 0 { free()? } else { port };
         let hosts = ["localhost", "127.0.0.1", "[::1]", host].map(|host| format!("{host}:{on}"));
+        // All of the machine's addresses are served: a number cannot be made to mean another machine.
+        let served = Served { hosts, addresses: ip.is_unspecified().then_some(on) };
         let site = site.clone();
-        let server = Server::new(move |request| site.answer(request, &hosts)).bind((ip, on)).spawn();
+        let server = Server::new(move |request| site.answer(request, &served)).bind((ip, on));
+        let server = server.with_global_timeout(PATIENCE).with_max_concurrent_connections(CONNECTIONS).spawn();
         match server {
             Err(error) if error.kind() == ErrorKind::AddrInUse && port == 0 && tries < 10 => {}
             server => return server.map(|_| on),
         }
     }
     unreachable!("the last try returns")
+}
+
+/// How long a connection may say nothing, and how many there may be.
+const PATIENCE: Duration = Duration::from_secs(60);
+const CONNECTIONS: usize = 64;
+
+/// What a request's `Host` may be.
+struct Served {
+    hosts: [String; 4],
+    /// Any address in numbers, with this port.
+    addresses: Option<u16>,
+}
+
+impl Served {
+    fn has(&self, host: &str) -> bool {
+        let is_served = |served: &String| {
+            let default_port = served.strip_suffix(":80");
+            served.eq_ignore_ascii_case(host) || default_port.is_some_and(|name| name.eq_ignore_ascii_case(host))
+        };
+        let is_address = |port: u16| {
+            let address = host.parse::<SocketAddr>();
+            address.is_ok_and(|address| address.port() == port) || port == 80 && host.parse::<IpAddr>().is_ok()
+        };
+        self.hosts.iter().any(is_served) || self.addresses.is_some_and(is_address)
+    }
 }
 
 /// What is served.
@@ -78,15 +107,11 @@ struct Numbers {
 }
 
 impl Site {
-    fn answer(&self, request: &Request<Body>, hosts: &[String]) -> Response<Body> {
+    fn answer(&self, request: &Request<Body>, served: &Served) -> Response<Body> {
         let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-        let is_served = |served: &String| {
-            let default_port = served.strip_suffix(":80");
-            served.eq_ignore_ascii_case(host) || default_port.is_some_and(|name| name.eq_ignore_ascii_case(host))
-        };
-        if !hosts.iter().any(is_served) {
-            let text =
-                format!("This page is served as {} only; `--serve HOST:PORT` gives it another name.\n", hosts[1]);
+        if !served.has(host) {
+            let name = &served.hosts[1];
+            let text = format!("This page is served as {name} only; `--serve HOST:PORT` gives it another name.\n");
             return response(StatusCode::FORBIDDEN, "text/plain; charset=utf-8", text);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -143,6 +168,28 @@ fn response(status: StatusCode, kind: &str, text: String) -> Response<Body> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn served_everywhere_it_has_any_address_in_numbers_and_no_other_name() {
+        let served = |addresses, port: u16| Served {
+            hosts: ["a", "b", "c", "0.0.0.0"].map(|host| format!("{host}:{port}")),
+            addresses,
+        };
+        let everywhere = served(Some(8080), 8080);
+        for (host, expected) in [
+            ("192.168.0.7:8080", true),
+            ("[fe80::1]:8080", true),
+            ("0.0.0.0:8080", true),
+            ("192.168.0.7:8081", false),
+            ("192.168.0.7", false),
+            ("evil.example:8080", false),
+            ("192.168.0.7.evil.example:8080", false),
+            ("", false),
+        ] {
+            assert_eq!(everywhere.has(host), expected, "{host}");
+        }
+        assert!(served(Some(80), 80).has("192.168.0.7") && !served(None, 8080).has("192.168.0.7:8080"));
+    }
 
     #[test]
     fn an_address_is_a_port_or_a_host_and_a_port() {

@@ -10,13 +10,14 @@ use crate::commands::logits::{self, LogitsArgs};
 use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::presets::{self, PresetsArgs};
 use crate::commands::report::{self, ReportArgs};
-use crate::config::{Config, ConfigError, PRESETS, Source, whole};
+use crate::config::{Config, ConfigError, PRESETS, Source, is_overridden, whole};
 use crate::launch::Launch;
 use crate::resume::{self, Start};
 use crate::run_folder::CONFIG;
 use crate::trainer::{Outcome, Place, TrainError, train_launched};
 use crate::unknown_argument;
 use crate::words::count;
+use checkpoint::Folder;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fsdp::Strategy;
@@ -295,13 +296,15 @@ impl TrainArgs {
         let before = || resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
         let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before();
         let new_tokenizer = of_file || self.sets("data.tokenizer");
+        let run = resume.as_deref().and_then(resume::run_of).or(again_in.as_deref());
+        let newest = run.map(|run| Folder::of_run(run).latest()).transpose()?.flatten();
         let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
-        Ok((config, Place { name, out, again, resume, new_tokenizer, force: self.force }))
+        Ok((config, Place { name, out, again, resume, newest, new_tokenizer, force: self.force }))
     }
 
     /// Whether `--set` gives this key.
     fn sets(&self, key: &str) -> bool {
-        self.set.iter().any(|set| set.split_once('=').is_some_and(|(given, _)| given.trim() == key))
+        is_overridden(&self.set, key)
     }
 
     /// Where only the highest learning rate is given, the lowest keeps its proportion to it.

@@ -30,7 +30,7 @@ impl Devices {
             None => (name, None),
         };
         let available = match (kind, index) {
-            ("cpu", None | Some(0)) => vec![Device::flex()],
+            ("cpu", None) => vec![Device::flex()],
             ("cuda", _) => cuda()?,
             _ => return Err(format!("--device {name}: there is no such device; give cpu, cuda or cuda:N")),
         };

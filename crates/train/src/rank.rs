@@ -155,10 +155,8 @@ impl<'a> Rank<'a> {
                 self.finish_saving()?;
                 return Err(self.not_finite(done, &report, at));
             }
-            Some(at) => self.recorder.say(&format!("step {done}: {}: the step is skipped", describe(&report, at))),
-            None if report.skipped => self
-                .recorder
-                .say(&format!("step {done}: gradients beyond fp16: the step is skipped, the loss scale halved")),
+            Some(at) => self.recorder.skipped(done, &describe(&report, at))?,
+            None if report.skipped => self.recorder.skipped(done, "gradients beyond fp16, the loss scale is halved")?,
             None => {}
         }
         let metrics = self.step_metrics(done, lr, &report, started.elapsed(), waited);
@@ -231,6 +229,7 @@ impl<'a> Rank<'a> {
             loss: Some(loss).filter(|loss| loss.is_finite()),
             val_loss: val_loss.filter(|loss| loss.is_finite()),
             best: self.best,
+            kept: self.job.resume.as_ref().map_or(vec![], |resume| resume.kept.clone()),
             world_size: parallel.gpus,
             strategy: parallel.strategy.name().into(),
             ..Index::default()

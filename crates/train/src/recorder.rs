@@ -80,6 +80,12 @@ impl<'a> Recorder<'a> {
         self.metrics(&EventMetrics { step, event })
     }
 
+    /// A step that was not made, and why.
+    pub fn skipped(&mut self, step: usize, why: &str) -> Result<(), TrainError> {
+        self.say(&format!("step {step}: skipped: {why}"));
+        self.metrics(&EventMetrics { step, event: &format!("skipped: {why}") })
+    }
+
     /// A training step; `tell`: to the user with a line that stays. `stopping`: none comes after it.
     pub fn step(&mut self, m: &StepMetrics, tell: bool, stopping: bool) -> Result<(), TrainError> {
         if let Some(rank_0) = &self.rank_0 {

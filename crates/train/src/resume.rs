@@ -28,8 +28,12 @@ pub(crate) struct Resume {
     pub in_place: bool,
     /// The tokenizer's files as they are, if the checkpoint's is kept.
     pub tokenizer: Option<Vec<(String, Vec<u8>)>>,
+    /// Whether another one takes its place.
+    pub new_tokenizer: bool,
     /// The best validation so far, if the run still keeps its checkpoint, and validates on the same.
     pub best: Option<Best>,
+    /// The steps of the best ones on other data, whose checkpoints the run keeps.
+    pub kept: Vec<u64>,
 }
 
 impl Resume {
@@ -37,11 +41,21 @@ impl Resume {
     pub fn new(checkpoint: &Checkpoint, place: &Place, config: &Config) -> Result<Self, TrainError> {
         checkpoint.expect(&parameters(config))?;
         let (path, index) = (checkpoint.path().to_path_buf(), checkpoint.index().clone());
-        let keeps_tokenizer = !place.new_tokenizer && tokenizer_names(checkpoint).next().is_some();
+        let has_tokenizer = tokenizer_names(checkpoint).next().is_some();
+        let (keeps_tokenizer, new_tokenizer) =
+            (has_tokenizer && !place.new_tokenizer, has_tokenizer && place.new_tokenizer);
         let tokenizer = keeps_tokenizer.then(|| tokenizer_files(checkpoint)).transpose()?;
         let in_place = place.same_run().is_some();
-        let best = index.best.filter(|best| in_place && is_still_best(best, &path, config));
-        Ok(Self { path, index, in_place, tokenizer, best })
+        let keeps = |step: &u64| {
+            let kept = || run_of(&path).is_some_and(|run| Folder::of_run(run).step(*step).exists());
+            in_place && config.checkpoint.keep_best && kept()
+        };
+        let mut kept: Vec<u64> = index.kept.iter().copied().filter(keeps).collect();
+        let mut best = index.best.filter(|best| keeps(&best.step));
+        if !validates_on_the_same(&path, config) {
+            kept.extend(best.take().map(|best| best.step));
+        }
+        Ok(Self { path, index, in_place, tokenizer, new_tokenizer, best, kept })
     }
 
     /// Steps made before.
@@ -79,13 +93,13 @@ impl Resume {
     }
 }
 
-/// Whether what was the best validation when a checkpoint was written is kept, and was of what the run validates on now.
-fn is_still_best(best: &Best, checkpoint: &Path, config: &Config) -> bool {
-    let kept = run_of(checkpoint).is_some_and(|run| Folder::of_run(run).step(best.step).exists());
-    let validated_on = |config: &Config| (config.data.clone(), config.train.seq_len, config.train.val_batches);
+/// Whether the run before a checkpoint was validated on the same sequences.
+fn validates_on_the_same(checkpoint: &Path, config: &Config) -> bool {
+    let validated_on = |Config { data, train, .. }: &Config| {
+        (data.clone(), train.seq_len, train.val_batches.saturating_mul(train.global_batch_size))
+    };
     let before = Config::load(Source::File(&checkpoint.join(CONFIG)), &[]);
-    let comparable = before.is_ok_and(|before| validated_on(&before) == validated_on(config));
-    config.checkpoint.keep_best && kept && comparable
+    before.is_ok_and(|before| validated_on(&before) == validated_on(config))
 }
 
 /// Refuses to go on from a checkpoint that has all `steps` already.
@@ -214,7 +228,8 @@ fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
 /// The run that a checkpoint `RUN/checkpoints/step-N` belongs to.
 pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
     let folder = checkpoint.parent()?;
-    (folder.file_name()? == "checkpoints").then(|| folder.parent().filter(|run| *run != Path::new("")))?
+    let run = (folder.file_name()? == "checkpoints").then(|| folder.parent())??;
+    Some(if run == Path::new("") { Path::new(".") } else { run })
 }
 
 /// The values that a rank asks for.

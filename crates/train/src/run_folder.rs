@@ -1,4 +1,4 @@
-use crate::config::Config;
+use crate::config::{Config, Source};
 use crate::trainer::TrainError;
 use crate::whole_file::write_whole;
 use burn::tensor::{DType, Int, Tensor, TensorData};
@@ -43,7 +43,12 @@ impl RunFolder {
         }
         // Whoever makes this file has the folder, even when several runs start at the same time.
         match File::create_new(folder.metrics()) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(TrainError::RunExists { path }),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                if path.join(LOCK).exists() {
+                    lock(&path)?; // another process may train there
+                }
+                return Err(TrainError::RunExists { path });
+            }
             file => file.map_err(unwritable)?,
         };
         fs::write(path.join(CONFIG), config.to_yaml()).map_err(unwritable)?;
@@ -62,10 +67,11 @@ impl RunFolder {
     /// Makes the folder that of a run which goes on after `step` steps: the metrics of later ones, and half a line, are taken away.
     pub fn go_on_after(&self, step: usize, config: &Config) -> Result<(), TrainError> {
         let unwritable = |source| TrainError::RunFolder { path: self.path.clone(), source };
-        let text = match fs::read_to_string(self.metrics()) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            text => text.map_err(unwritable)?,
+        let bytes = match fs::read(self.metrics()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => vec![],
+            bytes => bytes.map_err(unwritable)?,
         };
+        let text = String::from_utf8_lossy(&bytes); // its last line may end within a character
         let is_before = |line: &&str| {
             let line = serde_json::from_str::<serde_json::Value>(line).ok();
             line.is_some_and(|line| line["step"].as_u64().is_none_or(|of| of <= step as u64))
@@ -75,12 +81,15 @@ impl RunFolder {
         write_whole(&self.path.join(CONFIG), |file| fs::write(file, config.to_yaml())).map_err(unwritable)
     }
 
-    /// Refuses to begin anew a run without checkpoints that has made all its steps.
+    /// Refuses to begin anew a run that keeps no checkpoints and has made all its steps.
     pub fn expect_unfinished(&self, steps: usize) -> Result<(), TrainError> {
+        if Config::load(Source::File(&self.path.join(CONFIG)), &[]).is_ok_and(|config| config.checkpoint.keep > 0) {
+            return Ok(()); // it ended before its last one was written
+        }
         let text = fs::read_to_string(self.metrics()).unwrap_or_default();
         let last = text.lines().rev().find_map(|line| {
             let line = serde_json::from_str::<serde_json::Value>(line).ok()?;
-            line["loss"].as_f64().and(line["step"].as_u64())
+            line.get("loss").and(line["step"].as_u64()) // null where it was not finite
         });
         match last {
             Some(step) if step >= steps as u64 => Err(TrainError::Finished { path: self.path.clone(), step }),

@@ -12,7 +12,7 @@
 
 use crate::trainer::TrainError;
 use burn::tensor::Tensor;
-use checkpoint::{Best, CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, write_rank};
+use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, write_rank};
 use fsdp::{State, StatePart};
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
@@ -24,8 +24,8 @@ pub(crate) struct Saver {
     keep: usize,
     /// Files that belong to every checkpoint: name and bytes.
     extra: Vec<(String, Vec<u8>)>,
-    /// The best validation that the newest complete checkpoint knows.
-    best: Option<Best>,
+    /// Steps whose checkpoints stay, by what the newest complete one knows: of the best validation, and of those before.
+    kept: Vec<u64>,
     under_way: Option<Save>,
 }
 
@@ -38,7 +38,7 @@ struct Save {
 impl Saver {
     /// Keeps the newest `keep` checkpoints in `folder`.
     pub fn new(folder: Folder, rank: usize, keep: usize, extra: Vec<(String, Vec<u8>)>) -> Self {
-        Self { folder, rank, keep, extra, best: None, under_way: None }
+        Self { folder, rank, keep, extra, kept: vec![], under_way: None }
     }
 
     /// Begins a checkpoint; `index` holds what is known of the run.
@@ -93,15 +93,16 @@ impl Saver {
     /// Completes the one under way, which all ranks have written; rank 0 returns its step and folder.
     pub fn commit(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let Some(save) = self.under_way.take().filter(|_| self.rank == 0) else { return Ok(None) };
-        let (step, best) = (save.index.step, save.index.best);
+        let best = save.index.best.map(|best| best.step);
+        let (step, kept) = (save.index.step, save.index.kept.iter().copied().chain(best).collect());
         let path = self.folder.commit(save.index, &self.extra)?;
-        self.best = best;
+        self.kept = kept;
         Ok(Some((step, path)))
     }
 
-    /// Removes all but the newest checkpoints, and the best one that is complete.
+    /// Removes all but the newest checkpoints, and the best ones that are complete.
     pub fn prune(&self) -> Result<(), CheckpointError> {
-        self.folder.prune(self.keep, self.best.map(|best| best.step))
+        self.folder.prune(self.keep, &self.kept)
     }
 }
 

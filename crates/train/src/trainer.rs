@@ -118,6 +118,9 @@ pub enum TrainError {
     #[error("{} exists and is no empty folder: name a new one with --out", path.display())]
     FolderInUse { path: PathBuf },
 
+    #[error("another process has trained in {} since this one has looked there: start again, to go on from what it has saved", path.display())]
+    WentOn { path: PathBuf },
+
     #[error("--resume auto has to know which run: name its folder with --out")]
     WhichRun,
 
@@ -142,6 +145,8 @@ pub struct Place {
     pub again: bool,
     /// The checkpoint, a folder `step-N`, that it goes on from.
     pub resume: Option<PathBuf>,
+    /// The newest checkpoint of the run that goes on, when it was looked for.
+    pub newest: Option<PathBuf>,
     /// Whether the configuration's tokenizer takes the place of the checkpoint's.
     pub new_tokenizer: bool,
     /// Whether a run is tried for which there is not enough memory.
@@ -158,10 +163,9 @@ impl Place {
 
     fn folder(&self, config: &Config) -> Result<RunFolder, TrainError> {
         let folder = match (self.same_run(), &self.out) {
-            (Some(run), _) => RunFolder::reopen(run)?,
+            (Some(run), _) => self.reopen(run)?,
             (None, Some(run)) if self.again => {
-                let folder = RunFolder::reopen(run)?;
-                folder.expect_unfinished(config.train.steps)?;
+                let folder = self.reopen(run)?;
                 folder.go_on_after(0, config)?;
                 folder
             }
@@ -169,6 +173,15 @@ impl Place {
         };
         Folder::of_run(folder.path()).clean()?;
         Ok(folder)
+    }
+
+    /// A run's folder, which is this process's from here on. To open the data may have taken long: it must be as it was found.
+    fn reopen(&self, run: &Path) -> Result<RunFolder, TrainError> {
+        let folder = RunFolder::reopen(run)?;
+        match Folder::of_run(run).latest()? == self.newest {
+            true => Ok(folder),
+            false => Err(TrainError::WentOn { path: run.into() }),
+        }
     }
 }
 
@@ -185,6 +198,11 @@ pub(crate) fn train_launched(
     stop: impl FnOnce() -> Arc<AtomicBool>,
 ) -> Result<Outcome, TrainError> {
     config.validate()?;
+    let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
+    checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, config.train.steps))?;
+    if let (true, Some(run)) = (place.again, &place.out) {
+        RunFolder::at(run).expect_unfinished(config.train.steps)?;
+    }
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
     let check =
@@ -192,8 +210,6 @@ pub(crate) fn train_launched(
     // Where the size is known, before a large text is made tokens.
     let known = config.model.vocab_size() > 0;
     let scarce = if known { check(&config)? } else { None };
-    let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
-    checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, config.train.steps))?;
     let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0()));
     let prepared = match checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
         Some(checkpoint) => resume::open_data(checkpoint, source, options)?,
@@ -252,10 +268,21 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         config.model.vocab_size(),
     ));
     devices.sharing().into_iter().for_each(|line| progress.say(&line));
+    if let (Some(tokens), size) = (data.vocab_size(), config.model.vocab_size())
+        && tokens < size / 4
+    {
+        progress.say(&format!(
+            "warning: the tokenizer has {tokens} tokens, and model.vocab_size is {size}: give the tokenizer that the model is meant for \
+             with --set data.tokenizer=FILE, or model.vocab_size=0 for as many as there are"
+        ));
+    }
     config.warnings().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
-    if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, .. }) = &job.resume {
+    if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, new_tokenizer, .. }) = &job.resume {
         let (path, ranks) = (path.display(), count(*world_size, "rank"));
         progress.say(&format!("going on after step {step} from {path}, of {ranks} with {strategy}"));
+        if *new_tokenizer {
+            progress.say("warning: data.tokenizer is given anew: tokens no longer mean what the model has learned, unless it is the same");
+        }
     }
     if let Some(folder) = &job.folder {
         progress.say(&format!("writing {}", folder.path().display()));

@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use train::config::{Config, Source};
+use train::{Place, TrainError};
 
 const EVERY_THREE: &[&str] = &["--set=checkpoint.every=3", "--set=train.micro_batch_size=1"];
 
@@ -221,6 +223,60 @@ fn the_checkpoint_of_the_best_validation_stays() {
     assert_eq!(checkpoints(&run), ["step-10".to_string(), format!("step-{best}")]);
     succeed(folder.path(), &["--resume=run", "--steps=11", "--set=optim.lr=1e-9", "--set=optim.min_lr=0"]);
     assert_eq!(checkpoints(&run), ["step-11".to_string(), format!("step-{best}")]);
+}
+
+#[test]
+fn the_best_on_other_data_stays_and_is_not_compared_with() {
+    let folder = folder_with_text();
+    let diverging = ["--steps=10", "--set=train.val_every=1", "--set=checkpoint.keep=1", "--set=optim.lr=0.5"];
+    let (said, _) = succeed(folder.path(), &[TINY, &diverging, &["--out=run"]].concat());
+    let best = said.split("kept as run/checkpoints/").nth(1).expect(&said).trim().to_string();
+    // On noise every validation is worse.
+    let noise: String = (0..3000u32).map(|i| char::from(b' ' + (i * i % 7919 % 94) as u8)).collect();
+    fs::write(folder.path().join("noise.txt"), noise).unwrap();
+    let run = folder.path().join("run");
+    for steps in ["12", "14"] {
+        let (_, told) = succeed(folder.path(), &["--resume=run", "--data=noise.txt", "--lr=0.01", "--steps", steps]);
+        assert!(told.contains(&format!("saved run/checkpoints/step-{steps}")), "{told}");
+        assert!(checkpoints(&run).contains(&best), "{best} is not in {:?}", checkpoints(&run));
+    }
+}
+
+#[test]
+fn a_run_that_another_process_has_gone_on_with_meanwhile_is_left_alone() {
+    let folder = folder_with_text();
+    succeed(folder.path(), &[TINY, EVERY_THREE, &["--steps=6", "--out=run"]].concat());
+    let run = folder.path().join("run");
+    let config = |steps: usize| {
+        let mut config = Config::load(Source::File(&run.join("config.yaml")), &[]).unwrap();
+        config.train.steps = steps;
+        config
+    };
+    let before = metrics(&run).len();
+    let [third, sixth] = ["step-3", "step-6"].map(|step| run.join("checkpoints").join(step));
+    // What was looked for before the data was opened: nothing, and then the third step.
+    let anew = Place { out: Some(run.clone()), again: true, ..Place::default() };
+    let older = Place { resume: Some(third.clone()), newest: Some(third), ..Place::default() };
+    for place in [anew, older] {
+        let error = train::train(config(8), &place, Default::default()).unwrap_err();
+        assert!(matches!(error, TrainError::WentOn { .. }), "{error}");
+    }
+    assert_eq!(metrics(&run).len(), before);
+    let place = Place { resume: Some(sixth.clone()), newest: Some(sixth), ..Place::default() };
+    assert_eq!(train::train(config(8), &place, Default::default()).unwrap().steps, 8);
+}
+
+#[test]
+fn a_run_whose_last_checkpoint_could_not_be_written_begins_anew() {
+    let folder = folder_with_text();
+    let args = [TINY, &["--steps=3", "--set=checkpoint.every=0", "--out=run"]].concat();
+    succeed(folder.path(), &args);
+    fs::remove_dir_all(folder.path().join("run/checkpoints")).unwrap();
+    let again = [&args[..], &["--resume=auto"]].concat();
+    succeed(folder.path(), &again);
+    assert_eq!(checkpoints(&folder.path().join("run")), ["step-3"]);
+    let (finished, _) = succeed(folder.path(), &again);
+    assert!(finished.contains("finished at step 3"), "{finished}");
 }
 
 #[test]
@@ -459,7 +515,7 @@ fn a_number_that_is_not_finite_stops_the_run_or_skips_the_step_and_says_where() 
     }
     let (_, skip) =
         succeed(folder.path(), &[TINY, &diverging, &["--set=train.on_non_finite=skip", "--out=skip"]].concat());
-    assert!(skip.contains("the step is skipped"), "{skip}");
+    assert!(skip.contains(": skipped: "), "{skip}");
 }
 
 fn cut(file: &Path, bytes: u64) {

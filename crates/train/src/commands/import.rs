@@ -8,7 +8,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, write_rank};
 use clap::Args;
-use data::TokenizerSpec;
+use data::{DataError, Tokenizer, TokenizerSpec};
 use model::hf::{HfError, Pretrained};
 use std::fs;
 use std::path::PathBuf;
@@ -34,6 +34,8 @@ pub enum ImportError {
     #[error(transparent)]
     Hf(#[from] HfError),
     #[error(transparent)]
+    Tokenizer(#[from] DataError),
+    #[error(transparent)]
     Train(#[from] TrainError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -57,6 +59,9 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     }
     config.train.seq_len = config.model.context().1.min(MAX_SEQ_LEN);
     let tokenizer = folder.tokenizer_files()?;
+    if tokenizer.iter().any(|(name, _)| name == "tokenizer.json") {
+        Tokenizer::open(&args.hf)?; // a damaged one could not be mended in the checkpoint
+    }
     if !tokenizer.is_empty() {
         config.data.tokenizer =
             Some(TokenizerSpec::Path(std::path::absolute(run.tokenizer()).unwrap_or(run.tokenizer())));

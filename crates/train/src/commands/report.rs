@@ -26,7 +26,8 @@ pub fn run(args: &ReportArgs) -> Result<(), ReportError> {
 }
 
 fn write(args: &ReportArgs) -> Result<(), ReportError> {
-    let out = args.out.clone().unwrap_or_else(|| args.runs[0].join("report.html"));
+    let first = args.runs.iter().find(|run| run.is_dir()).unwrap_or(&args.runs[0]);
+    let out = args.out.clone().unwrap_or_else(|| first.join("report.html"));
     let summary = ::report::write(&args.runs, &out)?;
     summary.notes.iter().for_each(|note| say(&format!("note: {note}")));
     say(&format!("wrote {} ({} KB)", out.display(), summary.bytes / 1000));

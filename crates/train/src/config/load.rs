@@ -121,6 +121,14 @@ fn merge(under: &mut Mapping, over: Mapping) {
     }
 }
 
+/// Whether overrides give a key, by itself or in its section (`optim={lr: 1}`).
+pub(crate) fn is_overridden(overrides: &[String], key: &str) -> bool {
+    let layer = parse_overrides(overrides).unwrap_or_default();
+    let mut names = key.split('.');
+    let first = names.next().and_then(|name| layer.get(name));
+    names.try_fold(first, |value, name| Some(value?.get(name))).flatten().is_some()
+}
+
 /// The overrides as one layer.
 fn parse_overrides(overrides: &[String]) -> Result<Mapping, ConfigError> {
     let mut layer = Mapping::new();

@@ -30,6 +30,7 @@ pub(crate) use check::{keys, last_part, nearest, whole};
 pub use describe::reference;
 pub use error::ConfigError;
 pub use load::Source;
+pub(crate) use load::is_overridden;
 pub use presets::{PRESETS, Preset, preset};
 pub(crate) use synonyms::synonyms;
 
@@ -380,7 +381,7 @@ impl CommConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointConfig {
-    /// Steps between checkpoints, beside that of the last step; 0 for that one only.
+    /// Steps between checkpoints, beside those of the last step and of the best validations; 0 for these only.
     pub every: usize,
     /// How many checkpoints are kept, the newest ones; 0 for none, not even of the last step.
     pub keep: usize,

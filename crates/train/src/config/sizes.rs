@@ -1,7 +1,7 @@
 //! Products of a configuration's sizes, in floats, which do not overflow.
 
 use super::validate::require;
-use super::{Config, ConfigError, ModelConfig, TrainConfig};
+use super::{CheckpointConfig, Config, ConfigError, ModelConfig, TrainConfig};
 
 /// Parameters of a model, numbers of a tensor and tokens of a run are fewer: no machines have memory for more, and whoever multiplies
 /// sizes that have been validated gets no overflow.
@@ -18,6 +18,13 @@ impl TrainConfig {
 }
 
 impl Config {
+    /// Whether checkpoints are written while steps follow: every so many steps, and of the best validations, of which the first is one.
+    pub(crate) fn saves_on_the_way(&self) -> bool {
+        let before_the_end = |every: usize| every > 0 && every < self.train.steps;
+        let CheckpointConfig { every, keep, keep_best } = self.checkpoint;
+        keep > 0 && (before_the_end(every) || keep_best && before_the_end(self.train.val_every))
+    }
+
     /// Refuses sizes that are too large together, naming the largest.
     pub(super) fn validate_sizes(&self) -> Result<(), ConfigError> {
         let (shape, parameters) = self.shape();

@@ -30,7 +30,7 @@ impl Patient<'_> {
         let (mut lines, mut enough) = (vec![], false);
         let line = |flags: &str, needs: &[Need]| {
             let fits = if (self.fits)(needs) { ", fits" } else { "" };
-            format!("  {flags:<48} {}{fits}", figures(needs))
+            format!("  {flags:<48}  {}{fits}", figures(needs))
         };
         let (mut all, mut least, mut flags) = (self.config.clone(), before, vec![]);
         for (flag, change) in self.remedies() {
@@ -67,15 +67,18 @@ impl Patient<'_> {
     }
 
     fn remedies(&self) -> Vec<Remedy> {
-        let Config { parallel, train, checkpoint, .. } = self.config;
+        let Config { parallel, train, .. } = self.config;
         let on_cpu = train.device == "cpu";
         let mut remedies: Vec<Remedy> = vec![];
         let mut set = |applies: bool, flag: &str, change: fn(&mut Config)| {
             if applies {
-                remedies.push((format!("--set {flag}"), Box::new(change)));
+                let flag = if flag.starts_with("--") { flag.into() } else { format!("--set {flag}") };
+                remedies.push((flag, Box::new(change)));
             }
         };
-        set(parallel.strategy != Strategy::FullShard && parallel.gpus > 1, "parallel.strategy=full_shard", |config| {
+        let replicas = if parallel.dp_replicate.is_some() { " --set parallel.dp_replicate=null" } else { "" };
+        let strategy = format!("--strategy full_shard{replicas}");
+        set(parallel.strategy != Strategy::FullShard && parallel.gpus > 1, &strategy, |config| {
             (config.parallel.strategy, config.parallel.dp_replicate) = (Strategy::FullShard, None);
         });
         let recomputes = parallel.activation_checkpointing == ActivationCheckpointing::Full;
@@ -91,7 +94,10 @@ impl Patient<'_> {
             config.parallel.precision.param = FloatType::Bf16;
         });
         set(!on_cpu && !parallel.cpu_offload, "parallel.cpu_offload=true", |config| config.parallel.cpu_offload = true);
-        set(checkpoint.every > 0, "checkpoint.every=0", |config| config.checkpoint.every = 0);
+        let best = if train.val_every > 0 { " --set checkpoint.keep_best=false" } else { "" };
+        set(self.config.saves_on_the_way(), &format!("checkpoint.every=0{best}"), |config| {
+            (config.checkpoint.every, config.checkpoint.keep_best) = (0, false);
+        });
         set(train.sample_tokens > 0, "train.sample_tokens=0", |config| config.train.sample_tokens = 0);
 
         // More ranks where there are devices for them, fewer where they share one.

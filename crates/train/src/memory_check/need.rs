@@ -49,7 +49,7 @@ const BLOCKS: usize = 1000;
 pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
     let ranks = of_a_device(config, machine);
     let of_rank = *ranks.iter().max_by(|a, b| a.total().total_cmp(&b.total())).expect("a device has a rank");
-    let of_all = together(config, &ranks, machine.threads);
+    let of_all = together(config, &ranks, machine.threads && machine.devices == 1);
     let reserve = if config.parallel.gpus > 1 { RESERVE_OF_RANKS } else { RESERVE };
     let need = |place, ranks: usize, of_rank: Rows, of_all: Rows| {
         let with_allocator = |mut rows: Rows, ranks: usize| {
@@ -146,8 +146,7 @@ fn rows(config: &Config, rank: usize) -> Rows {
         rows[row] = forecast.most[category] as f64;
     }
     rows[Row::Working] = forecast.working as f64;
-    let every = config.checkpoint.every;
-    if config.checkpoint.keep > 0 && every > 0 && every < config.train.steps {
+    if config.saves_on_the_way() {
         rows[Row::Checkpoint] = 3.0 * rows.shard();
     }
     if rank == 0 && config.train.sample_tokens > 0 && rows.shard() < forecast.model as f64 {
@@ -156,10 +155,10 @@ fn rows(config: &Config, rank: usize) -> Rows {
     rows
 }
 
-/// The ranks of a device. Threads share what an `all_gather` makes for all of them.
-fn together(config: &Config, ranks: &[Rows], threads: bool) -> Rows {
+/// The ranks of a device. Threads share what an `all_gather` makes for all of them, where all are on one device; on others each has a copy.
+fn together(config: &Config, ranks: &[Rows], shares: bool) -> Rows {
     let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
-    if threads {
+    if shares {
         let most = |row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
         all[Row::Gathered] = most(Row::Gathered);
         if matches!(config.parallel.strategy, Strategy::Zero1 | Strategy::ShardGradOp) {

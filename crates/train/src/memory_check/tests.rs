@@ -48,7 +48,7 @@ fn gpt2_small_takes_sixteen_bytes_a_parameter_and_its_activations() {
 
 #[test]
 fn ranks_share_a_model_and_a_device_adds_up_its_ranks() {
-    let overrides = ["parallel.gpus=4", "train.sample_tokens=0", "checkpoint.every=0"];
+    let overrides = ["parallel.gpus=4", "train.sample_tokens=0", "checkpoint.keep=0"];
     let of = |strategy: &str, machine| {
         let strategy = format!("parallel.strategy={strategy}");
         of_run(&config("gpt2-124m", &[&overrides[..], &[&strategy]].concat()), machine).remove(0)
@@ -69,7 +69,7 @@ fn ranks_share_a_model_and_a_device_adds_up_its_ranks() {
 
 #[test]
 fn shards_that_rest_on_the_cpu_are_counted_there() {
-    let overrides = ["train.device=cuda", "parallel.gpus=2", "checkpoint.every=0", "train.sample_tokens=0"];
+    let overrides = ["train.device=cuda", "parallel.gpus=2", "checkpoint.keep=0", "train.sample_tokens=0"];
     let machine = Machine { devices: 2, ..cpu(2) };
     let [kept, offloaded] = ["false", "true"].map(|offload| {
         let offload = format!("parallel.cpu_offload={offload}");
@@ -122,8 +122,9 @@ fn advice_has_the_figures_of_a_run_that_takes_it() {
     assert!(lines.len() >= 4 && message.matches(", fits").count() >= 2, "{message}");
     for line in lines {
         let (flag, figure) = line.trim().split_once("  ").unwrap();
-        let set = flag.strip_prefix("--set ").map_or(flag.replace("--gpus ", "parallel.gpus="), String::from);
-        let changed = config("gpt2-124m", &[&base[..], &[&set]].concat());
+        let words = [("--gpus ", "parallel.gpus="), ("--strategy ", "parallel.strategy="), ("--set ", "")];
+        let set = words.iter().fold(flag.to_string(), |flag, (word, key)| flag.replace(word, key));
+        let changed = config("gpt2-124m", &[&base[..], &set.split(' ').collect::<Vec<_>>()].concat());
         let total = of_run(&changed, cpu(changed.parallel.gpus))[0].of_all.total();
         assert_eq!(figure.trim(), format!("{}{}", gb(total), if total <= 28e9 { ", fits" } else { "" }), "{flag}");
     }
