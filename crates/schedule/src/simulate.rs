@@ -1,0 +1,198 @@
+//! All stages' programs, run against what each action takes.
+
+use crate::{Action, Cell, Direction, Event, Pipeline, Timeline};
+use std::collections::{HashMap, HashSet};
+
+/// How messages go between stages: there is a mailbox for each two stages and direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Links {
+    /// From the end of a send until the message can be received.
+    pub latency: u64,
+    /// Messages that have been sent and not received yet; a sender waits while there are as many.
+    pub slots: usize,
+}
+
+/// Why programs do not come to their end.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum Fault {
+    #[error("deadlock: {}", .0.iter().map(|(stage, action)| format!("stage {stage} waits at {action}")).collect::<Vec<_>>().join(", "))]
+    Deadlock(Vec<(usize, Action)>),
+
+    #[error("stage {stage} receives {wanted} and gets {found}")]
+    OtherMessage { stage: usize, wanted: Action, found: Cell },
+
+    #[error("stage {stage} comes to {action} before it has what it takes, or a second time")]
+    Early { stage: usize, action: Action },
+}
+
+impl Links {
+    /// Messages that take no time, one at a time.
+    pub const FREE: Self = Self { latency: 0, slots: 1 };
+}
+
+/// What has gone through a mailbox.
+#[derive(Default)]
+struct Mailbox {
+    /// Cells, and when they could be received.
+    sent: Vec<(Cell, u64)>,
+    /// When they were.
+    received: Vec<u64>,
+}
+
+/// From a stage to a stage, one way through the model.
+type Way = (usize, usize, Direction);
+
+/// What a stage has of a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Has {
+    /// What another stage has computed for it.
+    Received(Direction),
+    Computed(Action),
+}
+
+struct Simulation<'a> {
+    pipeline: &'a Pipeline,
+    takes: &'a dyn Fn(usize, Action) -> u64,
+    links: Links,
+    mailboxes: HashMap<Way, Mailbox>,
+    has: Vec<HashSet<(Has, Cell)>>,
+    /// When each stage has done what it has done.
+    now: Vec<u64>,
+    events: Vec<Vec<Event>>,
+}
+
+/// Runs a program for each stage, every action taking what `takes` says of it and its stage; each stage does one at a time.
+///
+/// # Errors
+/// The first fault: stages that wait for each other, a message that is another than the one expected, an action before what it needs.
+pub fn simulate(
+    pipeline: &Pipeline,
+    program: &[Vec<Action>],
+    takes: &dyn Fn(usize, Action) -> u64,
+    links: Links,
+) -> Result<Timeline, Fault> {
+    let stages = program.len();
+    let mut simulation = Simulation {
+        pipeline,
+        takes,
+        links,
+        mailboxes: HashMap::new(),
+        has: vec![HashSet::new(); stages],
+        now: vec![0; stages],
+        events: vec![vec![]; stages],
+    };
+    // Times follow from what waits for what, so the stages may be looked at in any order.
+    let mut next = vec![0; stages];
+    loop {
+        let mut moved = false;
+        for (stage, actions) in program.iter().enumerate() {
+            while let Some(action) = actions.get(next[stage])
+                && let Some(start) = simulation.start(stage, *action)?
+            {
+                simulation.run(stage, *action, start);
+                next[stage] += 1;
+                moved = true;
+            }
+        }
+        let waiting: Vec<(usize, Action)> =
+            (0..stages).filter_map(|stage| Some((stage, *program[stage].get(next[stage])?))).collect();
+        if waiting.is_empty() {
+            return Ok(Timeline::new(simulation.events));
+        }
+        if !moved {
+            return Err(Fault::Deadlock(waiting));
+        }
+    }
+}
+
+impl Simulation<'_> {
+    /// When a stage can begin with an action; None until others have done more.
+    fn start(&self, stage: usize, action: Action) -> Result<Option<u64>, Fault> {
+        let now = self.now[stage];
+        if !self.is_ready(stage, action) {
+            return Err(Fault::Early { stage, action });
+        }
+        Ok(match action {
+            Action::Send(..) => {
+                let mailbox = self.mailbox(stage, action);
+                let number = mailbox.map_or(0, |mailbox| mailbox.sent.len());
+                match number.checked_sub(self.links.slots) {
+                    None => Some(now),
+                    Some(before) => mailbox.and_then(|mailbox| mailbox.received.get(before)).map(|free| now.max(*free)),
+                }
+            }
+            Action::Recv(_, wanted) => {
+                let Some(mailbox) = self.mailbox(stage, action) else { return Ok(None) };
+                let Some((found, at)) = mailbox.sent.get(mailbox.received.len()) else { return Ok(None) };
+                // What a cell receives was computed in the chunk before it.
+                let Some((way, _)) = way_of(self.pipeline, stage, action) else { return Ok(None) };
+                let from = way.2.previous(wanted.chunk, self.pipeline.chunks());
+                if Some(found.chunk) != from || found.micro_batch != wanted.micro_batch {
+                    return Err(Fault::OtherMessage { stage, wanted: action, found: *found });
+                }
+                Some(now.max(*at))
+            }
+            _ => Some(now),
+        })
+    }
+
+    fn run(&mut self, stage: usize, action: Action, start: u64) {
+        let end = start + (self.takes)(stage, action);
+        self.now[stage] = end;
+        self.events[stage].push(Event { action, start, end });
+        if let Some(cell) = action.computes() {
+            self.has[stage].insert((Has::Computed(action), cell));
+        }
+        if let Some((way, cell)) = way_of(self.pipeline, stage, action) {
+            let mailbox = self.mailboxes.entry(way).or_default();
+            match action {
+                Action::Send(..) => mailbox.sent.push((cell, end + self.links.latency)),
+                _ => {
+                    mailbox.received.push(end);
+                    self.has[stage].insert((Has::Received(way.2), cell));
+                }
+            }
+        }
+    }
+
+    fn mailbox(&self, stage: usize, action: Action) -> Option<&Mailbox> {
+        self.mailboxes.get(&way_of(self.pipeline, stage, action)?.0)
+    }
+
+    /// Whether a stage has what an action needs that is not a message under way, and has not done it yet.
+    fn is_ready(&self, stage: usize, action: Action) -> bool {
+        let has = |has: Has, cell: Cell| self.has[stage].contains(&(has, cell));
+        let computed = |action: Action| action.computes().is_some_and(|cell| has(Has::Computed(action), cell));
+        let backward = |cell| computed(Action::Backward(cell)) || computed(Action::BackwardInput(cell));
+        let given = |way: Direction, cell: Cell| match way.previous(cell.chunk, self.pipeline.chunks()) {
+            None => true,
+            Some(chunk) if self.pipeline.stage_of(chunk) != stage => has(Has::Received(way), cell),
+            Some(chunk) => {
+                let cell = Cell { chunk, ..cell };
+                if way == Direction::Forward { computed(Action::Forward(cell)) } else { backward(cell) }
+            }
+        };
+        let is_mine = |cell: Cell| self.pipeline.stage_of(cell.chunk) == stage;
+        match action {
+            Action::Forward(cell) => is_mine(cell) && given(Direction::Forward, cell) && !computed(action),
+            Action::Backward(cell) | Action::BackwardInput(cell) => {
+                computed(Action::Forward(cell)) && given(Direction::Backward, cell) && !backward(cell)
+            }
+            Action::BackwardWeights(cell) => computed(Action::BackwardInput(cell)) && !computed(action),
+            Action::Send(Direction::Forward, cell) => computed(Action::Forward(cell)),
+            Action::Send(Direction::Backward, cell) => backward(cell),
+            Action::Recv(way, cell) => is_mine(cell) && !has(Has::Received(way), cell),
+        }
+    }
+}
+
+/// The mailbox of a message, and its cell; None of what is no message, or one from nowhere or to nowhere.
+fn way_of(pipeline: &Pipeline, stage: usize, action: Action) -> Option<(Way, Cell)> {
+    let chunks = pipeline.chunks();
+    match action {
+        Action::Send(way, cell) => Some(((stage, pipeline.stage_of(way.next(cell.chunk, chunks)?), way), cell)),
+        Action::Recv(way, cell) => Some(((pipeline.stage_of(way.previous(cell.chunk, chunks)?), stage, way), cell)),
+        _ => None,
+    }
+}

@@ -1,0 +1,78 @@
+use crate::{Action, Cell};
+use std::collections::HashSet;
+
+/// An action and when it was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// What was done.
+    pub action: Action,
+    /// From when on.
+    pub start: u64,
+    /// Until when.
+    pub end: u64,
+}
+
+/// What each stage has done when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timeline {
+    stages: Vec<Vec<Event>>,
+}
+
+impl Timeline {
+    pub(crate) fn new(stages: Vec<Vec<Event>>) -> Self {
+        Self { stages }
+    }
+
+    /// Each stage's actions in order.
+    pub fn stages(&self) -> &[Vec<Event>] {
+        &self.stages
+    }
+
+    /// When the last stage is done.
+    pub fn end(&self) -> u64 {
+        self.stages.iter().filter_map(|events| events.last()).map(|event| event.end).max().unwrap_or(0)
+    }
+
+    /// The time in which a stage computes nothing.
+    pub fn bubble(&self, stage: usize) -> u64 {
+        let computes = |event: &&Event| event.action.computes().is_some();
+        let busy: u64 = self.stages[stage].iter().filter(computes).map(|event| event.end - event.start).sum();
+        self.end() - busy
+    }
+
+    /// How many cells a stage has kept something of at most: from a forward to the end of the backward, to the weights as well.
+    pub fn live(&self, stage: usize) -> usize {
+        let (mut live, mut most) = (HashSet::<Cell>::new(), 0);
+        for Event { action, .. } in &self.stages[stage] {
+            match action.computes() {
+                Some(cell) if action.frees() => _ = live.remove(&cell),
+                Some(cell) if matches!(action, Action::Forward(_)) => _ = live.insert(cell),
+                _ => {}
+            }
+            most = most.max(live.len());
+        }
+        most
+    }
+
+    /// A line a stage, three characters a unit of time: what is computed, and of which micro-batch. Capitals are of a stage's first chunk, `=`
+    /// goes on with what was begun, `.` waits.
+    pub fn picture(&self) -> String {
+        let first =
+            |stage: &[Event]| stage.iter().filter_map(|event| event.action.computes()).map(|cell| cell.chunk).min();
+        let line = |(stage, events): (usize, &Vec<Event>)| {
+            let mut cells = vec![String::from("."); self.end() as usize];
+            for event in events {
+                let Some(cell) = event.action.computes() else { continue };
+                let letter = event.action.to_string()[..1].to_string();
+                let letter = if first(events) == Some(cell.chunk) { letter } else { letter.to_lowercase() };
+                cells[event.start as usize..event.end as usize].fill("=".into());
+                if let Some(begin) = cells[event.start as usize..event.end as usize].first_mut() {
+                    *begin = format!("{letter}{}", cell.micro_batch);
+                }
+            }
+            let cells: String = cells.iter().map(|cell| format!(" {cell:<2}")).collect();
+            format!("{stage} {}\n", cells.trim_end())
+        };
+        self.stages.iter().enumerate().map(line).collect()
+    }
+}
