@@ -62,7 +62,7 @@ done
 "$bin" "${run[@]}" --gpus 4 --out "$work/threads-run"
 
 # losses RUN: the metrics without what is measured in time.
-losses() { grep -v -E '"(traffic|event|started)":' "$work/$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'; }
+losses() { grep -v -E '"(traffic|event|started|stages)":' "$work/$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'; }
 
 diff <(losses threads-run) <(losses hosts-run) || { echo "two hosts and four threads differ" >&2; exit 1; }
 echo "two hosts have the losses of four threads:"

@@ -1,8 +1,10 @@
-//! What the benchmarks of Kiln share: ranks that wait for orders, an engine with a slow network, and the allocator of `train`.
+//! What the benchmarks of Kiln share: ranks that wait for orders, an engine with a slow network, computation that sleeps, and the allocator of `train`.
 
+mod nap;
 mod rank_threads;
 mod slow_engine;
 
+pub use nap::nap;
 pub use rank_threads::RankThreads;
 pub use slow_engine::SlowEngine;
 

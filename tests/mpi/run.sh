@@ -40,18 +40,21 @@ laws() {
 
 # losses FOLDER: the metrics without what is measured in time, or is a process'.
 losses() {
-    grep -vE '"(traffic|event|started)":' "$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'
+    grep -vE '"(traffic|event|started|stages)":' "$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'
 }
 
+# same_losses MODEL STEPS OPTION...
 same_losses() {
-    local model=$1 steps=$2 folder
-    timeout 600 "$bin/train" --model "$model" --steps "$steps" "${short[@]}" --gpus 4 --out "$out/$model-threads"
-    timeout 600 "${mpirun[@]}" "$bin/train" --model "$model" --steps "$steps" "${short[@]}" --out "$out/$model-mpi"
-    [[ $(losses "$out/$model-mpi" | grep -cE '"(loss|val_loss)":') == $((steps + 1)) ]] || fail "$model: not a line a step and one of validation"
-    diff <(losses "$out/$model-threads") <(losses "$out/$model-mpi") || fail "$model: processes and threads differ"
-    folder=$(find "$out" -mindepth 1 -maxdepth 1 -name "$model*" | wc -l)
-    [[ $folder == 2 ]] || fail "$model: $folder run folders instead of 2"
-    echo "$model: four processes have the losses of four threads"
+    local model=$1 steps=$2 folder name
+    shift 2
+    name=$model-$(tr -dc 'a-z0-9' <<<"$*")
+    timeout 600 "$bin/train" --model "$model" --steps "$steps" "${short[@]}" "$@" --gpus 4 --out "$out/$name-threads"
+    timeout 600 "${mpirun[@]}" "$bin/train" --model "$model" --steps "$steps" "${short[@]}" "$@" --out "$out/$name-mpi"
+    [[ $(losses "$out/$name-mpi" | grep -cE '"(loss|val_loss)":') == $((steps + 1)) ]] || fail "$name: not a line a step and one of validation"
+    diff <(losses "$out/$name-threads") <(losses "$out/$name-mpi") || fail "$name: processes and threads differ"
+    folder=$(find "$out" -mindepth 1 -maxdepth 1 -name "$name*" | wc -l)
+    [[ $folder == 2 ]] || fail "$name: $folder run folders instead of 2"
+    echo "$model $*: four processes have the losses of four threads"
 }
 
 # with_data_late SECONDS OPTION...: a run whose rank 0 has its data later than the others, as on a machine of its own. Another process
@@ -136,6 +139,9 @@ a_kill() {
 laws
 same_losses deepseek 5
 same_losses gpt2 5
+same_losses gpt2 5 --set parallel.pp=2
+same_losses deepseek 5 --set parallel.pp=4
+same_losses deepseek 5 --set parallel.pp=2 --set parallel.schedule=interleaved_1f1b
 data_that_is_late
 a_wrong_number_of_ranks
 a_panic

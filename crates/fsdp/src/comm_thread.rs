@@ -6,7 +6,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// The thread on which a rank communicates, so that collectives run while the rank computes.
+/// A rank's communication beside its computation, each kind in an order of its own: parameters that it waits for do not queue behind
+/// gradients, which nobody waits for.
+pub(crate) struct Lanes {
+    /// Parameters, on their way to be computed with.
+    pub gather: CommThread,
+    /// Gradients, on their way to their shards, and all else.
+    pub reduce: CommThread,
+}
+
+impl Lanes {
+    /// With communicators of its own for each lane. A collective.
+    pub fn start(groups: Groups) -> Result<Self, CommError> {
+        let gather = CommThread::start(groups.again()?);
+        Ok(Self { gather, reduce: CommThread::start(groups) })
+    }
+}
+
+/// A thread on which a rank communicates, so that collectives run while the rank computes.
 ///
 /// Jobs run one after another in the order they were submitted. Every rank submits the same collectives in the same order, which
 /// is all that an order of collectives needs.

@@ -1,6 +1,6 @@
-use crate::Precision;
-use comm::CommError;
+use crate::{FsdpError, Precision};
 use fused::AdamW;
+use schedule::{Pipeline, Schedule};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -67,7 +67,8 @@ pub enum ActivationCheckpointing {
     #[default]
     #[schemars(rename = "none")]
     None,
-    /// Every block's input; its backward runs the forward again. The last block, whose backward follows at once, is not run twice.
+    /// Every block's input; its backward runs the forward again. The last block, whose backward follows at once but under `gpipe`, is not run
+    /// twice.
     #[schemars(rename = "full")]
     Full,
     /// As `full` for every K-th block, as `none` for the others.
@@ -88,9 +89,38 @@ pub enum Prefetch {
     Post,
 }
 
+/// How a model is cut over the stages of a pipeline, each of as many ranks, and in which order these work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PipelineConfig {
+    /// Stages; 1 for no pipeline.
+    pub stages: usize,
+    /// The order.
+    pub schedule: Schedule,
+    /// Chunks of the model that each stage has.
+    pub virtual_stages: usize,
+    /// How many calls each chunk has; none: dealt so that chunks have about as many parameters.
+    pub calls: Vec<usize>,
+}
+
+impl Default for PipelineConfig {
+    fn default() -> Self {
+        Self { stages: 1, schedule: Schedule::OneFOneB, virtual_stages: 1, calls: vec![] }
+    }
+}
+
+impl PipelineConfig {
+    /// The pipeline of a step of so many micro-batches.
+    pub fn of(&self, micro_batches: usize) -> Result<Pipeline, FsdpError> {
+        Pipeline::new(self.schedule, self.stages, self.virtual_stages, micro_batches)
+            .map_err(|error| FsdpError::Config(error.to_string()))
+    }
+}
+
 /// How units are trained.
 #[derive(Debug, Clone)]
 pub struct FsdpConfig {
+    /// Stages of a pipeline; what follows is about the ranks of each.
+    pub pipeline: PipelineConfig,
     /// What is sharded.
     pub strategy: Strategy,
     /// Replicas of `hybrid_shard`, 2 if None; each consists of `world_size / dp_replicate` ranks. For the others it must be None.
@@ -125,6 +155,7 @@ pub struct FsdpConfig {
 impl Default for FsdpConfig {
     fn default() -> Self {
         Self {
+            pipeline: PipelineConfig::default(),
             strategy: Strategy::FullShard,
             dp_replicate: None,
             wrap: Wrap::Block,
@@ -150,7 +181,8 @@ impl FsdpConfig {
 
     /// Whether the backward runs the forward of call `i` of so many again.
     pub(crate) fn recomputes(&self, i: usize, calls: usize) -> bool {
-        let is_last = i + 1 == calls;
+        // Under gpipe all other micro-batches come in between.
+        let is_last = i + 1 == calls && self.pipeline.schedule != Schedule::Gpipe;
         !is_last
             && match self.activation_checkpointing {
                 ActivationCheckpointing::None => false,
@@ -160,15 +192,54 @@ impl FsdpConfig {
     }
 
     /// Whether the backward gathers the parameters of call `i` again, where they are gathered at all; the same on all ranks. Not for the
-    /// last call, whose backward follows at once, nor where the memory that a graph holds cannot be taken away.
+    /// last call, whose backward follows at once, nor where the memory that a graph holds cannot be taken away, nor in a pipeline.
     pub(crate) fn regathers(&self, i: usize, calls: usize, frees_kept_memory: bool) -> bool {
         let is_last = i + 1 == calls;
-        self.reshard_after_forward && !is_last && (self.recomputes(i, calls) || frees_kept_memory)
+        self.reshard_after_forward
+            && !is_last
+            && !self.keeps_gathered()
+            && (self.recomputes(i, calls) || frees_kept_memory)
+    }
+
+    /// Whether what is gathered stays until the last micro-batch's backward: in a pipeline some micro-batch needs it most of the time.
+    pub(crate) fn keeps_gathered(&self) -> bool {
+        self.pipeline.stages > 1
+    }
+
+    /// Refuses a pipeline that so many ranks cannot make; returns the ranks of a stage.
+    fn validate_pipeline(&self, world_size: usize) -> Result<usize, FsdpError> {
+        let refuse = |reason: String| Err(FsdpError::Config(reason));
+        let PipelineConfig { stages, schedule, virtual_stages, .. } = self.pipeline;
+        let cut = stages.saturating_mul(virtual_stages) > 1;
+        self.pipeline.of(stages)?;
+        if !world_size.is_multiple_of(stages) {
+            let fits = world_size.next_multiple_of(stages);
+            return refuse(format!("pp {stages} does not divide the world size, {world_size}: take {fits} ranks, say"));
+        }
+        if cut && self.strategy == Strategy::Block {
+            return refuse(format!(
+                "pp {stages} with strategy block, which places blocks on ranks by itself: take full_shard"
+            ));
+        }
+        if cut && self.wrap != Wrap::Block {
+            return refuse(format!(
+                "pp {stages} with wrap {}: stages are cut between blocks; take wrap block",
+                self.wrap
+            ));
+        }
+        if schedule.splits_backward() {
+            return refuse(format!(
+                "schedule {}: gradients of weights are not computed apart from those of inputs yet; take 1f1b or interleaved_1f1b",
+                schedule.name()
+            ));
+        }
+        Ok(world_size / stages)
     }
 
     /// Refuses what makes no sense on so many ranks, or together.
     pub fn validate(&self, world_size: usize) -> Result<(), FsdpError> {
         let refuse = |reason: String| Err(FsdpError::Config(reason));
+        let world_size = self.validate_pipeline(world_size)?;
         let replicas = self.replicas();
         if let (Some(replicas), false) = (self.dp_replicate, self.strategy == Strategy::HybridShard) {
             return refuse(format!("dp_replicate {replicas} without strategy hybrid_shard: leave it out"));
@@ -178,10 +249,12 @@ impl FsdpConfig {
         {
             let fits = replicas.max(2).checked_mul(world_size.div_ceil(replicas.max(2)).max(2));
             return refuse(format!(
-                "hybrid_shard with dp_replicate {replicas} on {}: it needs at least 2 replicas of at least 2 ranks each, and as \
+                "hybrid_shard with dp_replicate {replicas} on {}{}: it needs at least 2 replicas of at least 2 ranks each, and as \
                  many ranks in each; take a world size that is a multiple of dp_replicate{}, or full_shard",
                 if world_size == 1 { "1 rank".into() } else { format!("{world_size} ranks") },
-                fits.map_or(String::new(), |fits| format!(" (such as {fits})")),
+                if self.pipeline.stages > 1 { " of a stage" } else { "" },
+                fits.and_then(|fits| fits.checked_mul(self.pipeline.stages))
+                    .map_or(String::new(), |fits| format!(" (such as {fits})")),
             ));
         }
         if self.strategy == Strategy::Block {
@@ -284,34 +357,3 @@ macro_rules! as_text {
 
 as_text!(Wrap);
 as_text!(ActivationCheckpointing);
-
-/// Why a step did not happen.
-#[derive(Debug, thiserror::Error)]
-pub enum FsdpError {
-    /// A collective failed.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-    /// The communication thread ended, after an error that was returned earlier.
-    #[error("the communication thread of rank {rank} has ended")]
-    CommThread {
-        /// The rank.
-        rank: usize,
-    },
-    /// The calls of the units are not one first, any others, one last.
-    #[error("a forward needs one first call, then any number of others, then one last: {0}")]
-    Calls(String),
-    /// The micro-batches of a step are none, or not as many on every rank.
-    #[error("{0}")]
-    MicroBatches(String),
-    /// The ranks were given different initial values.
-    #[error(
-        "unit {0} has not the same initial values on all ranks: make it from the same seed everywhere, or make it once and give each rank a clone"
-    )]
-    Values(String),
-    /// A state that does not fit the model.
-    #[error("{0}")]
-    State(String),
-    /// Options that do not go together.
-    #[error("{0}")]
-    Config(String),
-}

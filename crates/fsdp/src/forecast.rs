@@ -2,8 +2,11 @@
 
 use crate::group::{Wrapped, wrap};
 use crate::memory::{Bytes, Category, Held, Ledger};
-use crate::placement::block_owners;
+use crate::placement::{Stages, block_owners};
 use crate::{FsdpConfig, FsdpError, Memory, Prefetch, Strategy, Units};
+use schedule::{Action, Cell};
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// What the forward of a call leaves in memory, and what its backward takes, in bytes; only the model knows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,7 +24,7 @@ pub struct CallBytes {
 pub struct ForecastRun<'a> {
     /// Number of ranks.
     pub world_size: usize,
-    /// The rank; under [`Strategy::Block`] they differ.
+    /// The rank; in a pipeline and under [`Strategy::Block`] they differ.
     pub rank: usize,
     /// Micro-batches of a step.
     pub micro_batches: usize,
@@ -50,6 +53,8 @@ struct Unit {
     shard: usize,
     whole: usize,
     whole_fp32: usize,
+    /// Whether the rank's stage holds it.
+    is_here: bool,
 }
 
 /// A call: its unit, what it leaves, and whether this rank computes it.
@@ -64,6 +69,11 @@ struct Step<'a> {
     config: &'a FsdpConfig,
     units: Vec<Unit>,
     calls: Vec<Call>,
+    stages: Stages,
+    /// What was gathered of each unit, where it stays.
+    kept: Vec<Option<Held>>,
+    /// Gradients of units that are called again earlier in the model, by unit and micro-batch.
+    partial: HashMap<(usize, usize), Held>,
     shards: usize,
     on_cpu: bool,
     ledger: Ledger,
@@ -80,15 +90,26 @@ impl<B: 'static> Units<B> {
     /// Those of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Forecast, FsdpError> {
         config.validate(run.world_size)?;
+        let ranks = run.world_size / config.pipeline.stages; // of a stage
         let shards = match config.strategy {
             Strategy::Ddp => 1,
-            Strategy::HybridShard => run.world_size / config.replicas(),
-            _ => run.world_size,
+            Strategy::HybridShard => ranks / config.replicas(),
+            _ => ranks,
         };
         let Wrapped { groups, calls, .. } = wrap(self, config.wrap)?;
         let (size, fp32) = (config.precision.param.dtype().size(), size_of::<f32>());
-        let unit = |len: usize| Unit { shard: len / shards * fp32, whole: len * size, whole_fp32: len * fp32 };
-        let units: Vec<Unit> = groups.iter().map(|group| unit(group.layout(shards).padded_len())).collect();
+        let lens: Vec<usize> = groups.iter().map(|group| group.layout(1).len()).collect();
+        let of_calls: Vec<usize> = calls.iter().map(|call| lens[call.unit]).collect();
+        let stages = Stages::new(&config.pipeline, &of_calls, run.rank / ranks)?;
+        let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
+        let unit = |(i, len): (usize, usize)| Unit {
+            shard: len / shards * fp32,
+            whole: len * size,
+            whole_fp32: len * fp32,
+            is_here: is_here(i),
+        };
+        let lens = groups.iter().map(|group| group.layout(shards).padded_len());
+        let units: Vec<Unit> = lens.enumerate().map(unit).collect();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), run.world_size));
         let mut bytes = run.calls.iter();
         let call = |(i, call): (usize, &crate::call::Call<B>)| {
@@ -104,16 +125,19 @@ impl<B: 'static> Units<B> {
         let calls = calls.iter().enumerate().map(call).collect();
         let step = Step {
             gradients: units.iter().map(|_| [None, None]).collect(),
+            kept: units.iter().map(|_| None).collect(),
+            partial: HashMap::new(),
             config,
             units,
             calls,
+            stages,
             shards,
             on_cpu: run.on_cpu,
             ledger: Ledger::default(),
             most: Bytes::default(),
             working: 0,
         };
-        Ok(step.run(run.micro_batches))
+        step.run(run.micro_batches)
     }
 }
 
@@ -121,21 +145,38 @@ impl<B: 'static> Units<B> {
 type Saved = (Option<Held>, Held);
 
 impl Step<'_> {
-    fn run(mut self, micro_batches: usize) -> Forecast {
+    fn run(mut self, micro_batches: usize) -> Result<Forecast, FsdpError> {
         let rest = self.at_rest();
-        let micro_batches = micro_batches.min(2); // more take no more
-        for i in 0..micro_batches {
-            let saved = self.forward();
-            self.backward(saved, i + 1 == micro_batches);
+        // Without stages, more than two micro-batches take no more.
+        let micro_batches = if self.config.pipeline.stages == 1 { micro_batches.min(2) } else { micro_batches };
+        let mut saved = HashMap::<Cell, Vec<Saved>>::new();
+        for action in self.config.pipeline.of(micro_batches)?.program_of(self.stages.stage) {
+            match action {
+                Action::Forward(cell) => {
+                    let kept = self.forward(self.stages.calls(cell.chunk));
+                    saved.insert(cell, kept);
+                }
+                Action::Backward(cell) => {
+                    let kept = saved.remove(&cell).expect("a program runs forward before it runs backward");
+                    let number = (cell.micro_batch, cell.micro_batch + 1 == micro_batches);
+                    self.backward(self.stages.calls(cell.chunk), kept, number);
+                }
+                _ => {}
+            }
         }
         let replicas = self.new_replicas();
         // Of the unit that steps, its matrices and its vectors apart, and both together.
-        self.note(2 * self.units.iter().map(|unit| unit.shard).max().unwrap_or(0));
+        self.note(2 * self.here().map(|unit| unit.shard).max().unwrap_or(0));
         drop(replicas);
         self.gradients.clear();
         let (memory, model) = (self.ledger.memory(), self.units.iter().map(|unit| unit.whole_fp32).sum());
         drop(rest);
-        Forecast { memory, most: self.most, working: self.working, model }
+        Ok(Forecast { memory, most: self.most, working: self.working, model })
+    }
+
+    /// The units that the rank's stage holds.
+    fn here(&self) -> impl Iterator<Item = &Unit> {
+        self.units.iter().filter(|unit| unit.is_here)
     }
 
     fn hold(&self, category: Category, bytes: usize) -> Held {
@@ -160,13 +201,13 @@ impl Step<'_> {
             };
             [self.hold(Category::Parameters, parameters), self.hold(Category::Optimizer, 2 * unit.shard)]
         };
-        self.units.iter().flat_map(unit).collect()
+        self.here().flat_map(unit).collect()
     }
 
     /// While units step, the new replicas of two are there beside the old ones.
     fn new_replicas(&self) -> Option<Held> {
-        let two = |pair: &[Unit]| pair.iter().map(|unit| unit.whole).sum();
-        let most = self.units.windows(2).map(two).max().unwrap_or(0);
+        let wholes: Vec<usize> = self.here().map(|unit| unit.whole).collect();
+        let most = wholes.windows(2).map(|two| two.iter().sum()).max().unwrap_or(0);
         self.replicates().then(|| self.hold(Category::Parameters, most))
     }
 
@@ -185,10 +226,15 @@ impl Step<'_> {
     }
 
     /// The whole parameters of call `i`, where they are not there anyway.
-    fn gather(&self, i: usize) -> Held {
-        let call = &self.calls[i];
-        let gathered = self.gathers() && call.is_mine;
-        self.hold(Category::Gathered, if gathered { self.units[call.unit].whole } else { 0 })
+    fn gather(&mut self, i: usize) -> Held {
+        let call = self.calls[i];
+        let gathered = self.gathers() && call.is_mine && self.kept[call.unit].is_none();
+        let held = self.hold(Category::Gathered, if gathered { self.units[call.unit].whole } else { 0 });
+        if self.config.keeps_gathered() && self.kept[call.unit].is_none() {
+            self.kept[call.unit] = Some(held);
+            return self.hold(Category::Gathered, 0);
+        }
+        held
     }
 
     fn recomputes(&self, i: usize) -> bool {
@@ -199,30 +245,31 @@ impl Step<'_> {
         self.gathers() && self.config.regathers(i, self.calls.len(), self.on_cpu)
     }
 
-    fn forward(&self) -> Vec<Saved> {
+    fn forward(&mut self, calls: Range<usize>) -> Vec<Saved> {
         let (mut ahead, mut saved) = (None, vec![]);
-        for (i, call) in self.calls.iter().enumerate() {
+        let prefetch = self.config.forward_prefetch;
+        for i in calls.clone() {
             let weights = ahead.take().unwrap_or_else(|| self.gather(i));
-            let next = || (i + 1 < self.calls.len()).then(|| self.gather(i + 1));
-            if self.config.forward_prefetch == Prefetch::Pre {
-                ahead = next();
+            let next = (i + 1 < calls.end).then_some(i + 1);
+            if prefetch == Prefetch::Pre {
+                ahead = next.map(|next| self.gather(next));
             }
-            let kept = if self.recomputes(i) { call.bytes.input } else { call.bytes.graph };
+            let bytes = self.calls[i].bytes;
+            let kept = if self.recomputes(i) { bytes.input } else { bytes.graph };
             saved.push(((!self.regathers(i)).then_some(weights), self.hold(Category::Activations, kept)));
-            if self.config.forward_prefetch == Prefetch::Post {
-                ahead = next();
+            if prefetch == Prefetch::Post {
+                ahead = next.map(|next| self.gather(next));
             }
         }
         saved
     }
 
-    fn backward(&mut self, mut saved: Vec<Saved>, last: bool) {
+    fn backward(&mut self, calls: Range<usize>, mut saved: Vec<Saved>, number: (usize, bool)) {
         let (mut ahead, mut reduction) = (None, None);
-        let mut partial: Vec<Option<Held>> = self.units.iter().map(|_| None).collect();
         while let Some((weights, kept)) = saved.pop() {
-            let i = saved.len();
+            let i = calls.start + saved.len();
             let weights = weights.unwrap_or_else(|| ahead.take().unwrap_or_else(|| self.gather(i)));
-            let next = (0..i).rev().find(|next| self.regathers(*next));
+            let next = (calls.start..i).rev().find(|next| self.regathers(*next));
             if self.config.backward_prefetch == Prefetch::Pre && ahead.is_none() {
                 ahead = next.map(|next| self.gather(next));
             }
@@ -237,29 +284,35 @@ impl Step<'_> {
                 ahead = next.map(|next| self.gather(next));
             }
             drop(reduction.take());
-            reduction = self.reduce(i, &mut partial, last);
+            reduction = self.reduce(i, number);
         }
         self.note(0);
     }
 
     /// The gradient of call `i` goes to its shards; returns what is there until it has arrived.
-    fn reduce(&mut self, i: usize, partial: &mut [Option<Held>], last: bool) -> Option<[Option<Held>; 3]> {
+    fn reduce(&mut self, i: usize, (micro_batch, last): (usize, bool)) -> Option<[Option<Held>; 3]> {
         let u = self.calls[i].unit;
-        let Unit { shard, whole, whole_fp32 } = self.units[u];
+        let Unit { shard, whole, whole_fp32, .. } = self.units[u];
         let ledger = self.ledger.clone();
         let gradient = |bytes| Some(ledger.hold(Category::Gradients, bytes));
-        let done = !self.calls[..i].iter().any(|call| call.unit == u);
+        let done = !(0..i).any(|before| self.calls[before].unit == u && self.stages.is_here(before));
         if self.config.strategy == Strategy::Block {
             let (in_flight, sum) = (gradient(if self.calls[i].is_mine { whole } else { 0 }), gradient(shard));
-            let before = partial[u].take();
-            let place = if done { &mut self.gradients[u][0] } else { &mut partial[u] };
-            return Some([in_flight, before, std::mem::replace(place, sum)]);
+            let before = self.partial.remove(&(u, micro_batch));
+            if !done {
+                self.partial.extend(sum.map(|sum| ((u, micro_batch), sum)));
+                return Some([in_flight, before, None]);
+            }
+            return Some([in_flight, before, std::mem::replace(&mut self.gradients[u][0], sum)]);
         }
         if !done {
-            partial[u] = gradient(whole);
+            self.partial.extend(gradient(whole).map(|gradient| ((u, micro_batch), gradient)));
             return None;
         }
-        partial[u] = None;
+        self.partial.remove(&(u, micro_batch));
+        if last {
+            self.kept[u] = None;
+        }
         let waits = self.config.no_sync || self.config.strategy == Strategy::Zero1;
         if waits && self.shards > 1 && !last {
             self.gradients[u][1] = gradient(whole_fp32);

@@ -1,16 +1,23 @@
-use crate::call::Call;
-use crate::comm_thread::CommThread;
+mod copies;
+
+use crate::call::{Call, Output};
+use crate::chunk::{Losses, Runner};
+use crate::comm_thread::Lanes;
 use crate::group::{Wrapped, wrap};
+use crate::interpreter::{Interpreter, StageTimes, Wires};
 use crate::memory::Memory;
-use crate::placement::{Groups, block_owners};
+use crate::placement::{Groups, Placement, Stages, block_owners};
+use crate::plan::{Holders, Plan};
 use crate::precision::LossScale;
-use crate::schedule::{Losses, Schedule};
-use crate::shard::{Plan, ShardedUnit};
+use crate::shard::ShardedUnit;
 use crate::state::{Progress, ReadPart, State};
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
 use comm::{CommError, Communicator, Reduce, TrafficTable};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Instant;
 
 /// One rank's part of a model in training.
 ///
@@ -22,15 +29,17 @@ pub struct Fsdp<B> {
     places: Vec<(usize, usize)>,
     /// Under `block`: which rank computes each call.
     owners: Option<Vec<usize>>,
-    thread: CommThread,
-    /// Carries activations from rank to rank.
-    wire: Communicator,
+    stages: Stages,
+    wires: Wires,
+    lanes: Lanes,
+    /// All ranks; under `block` it carries activations from rank to rank.
+    world: Communicator,
     plan: Plan,
     config: FsdpConfig,
     loss_scale: LossScale,
 }
 
-/// What a step did, the same on every rank.
+/// What a step did, but for its [`times`](Self::times) the same on every rank.
 #[derive(Debug, Clone)]
 pub struct StepReport {
     /// Mean of the last call's loss over the global batch, before the step.
@@ -44,6 +53,8 @@ pub struct StepReport {
     pub skipped: bool,
     /// Where the first number came up that is infinite or none, but for fp16 gradients that a smaller scale of the loss may mend.
     pub non_finite: Option<NonFinite>,
+    /// What its forwards and backwards took of this rank; the others report their own.
+    pub times: StageTimes,
 }
 
 /// Where a number that is infinite or none came up first.
@@ -52,17 +63,6 @@ pub struct NonFinite {
     /// The unit: that whose output it was in, or else the last one whose gradient it was in.
     pub unit: String,
     /// The rank whose micro-batch it was; None for a gradient, which is the sum of all ranks'.
-    pub rank: Option<usize>,
-}
-
-/// One call of the forward: which unit, and which rank computes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement {
-    /// Name of the unit.
-    pub unit: String,
-    /// Its parameters, without padding.
-    pub parameters: usize,
-    /// The rank; None: every rank, each for its own part of the batch.
     pub rank: Option<usize>,
 }
 
@@ -77,11 +77,18 @@ impl<B: 'static> Fsdp<B> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
         let Wrapped { groups, calls, places } = wrap(units, config.wrap)?;
-        let wire = comm.split(0)?;
-        let communicators = Groups::new(comm, &config)?;
+        let world = comm.split(0)?;
+        let (mut communicators, stage) = Groups::new(comm, &config)?;
+        let wires = Wires::new(&communicators.stages)?;
+        let parameters: Vec<usize> = groups.iter().map(|group| group.layout(1).len()).collect();
+        let of_calls: Vec<usize> = calls.iter().map(|call| parameters[call.unit]).collect();
+        let stages = Stages::new(&config.pipeline, &of_calls, stage)?;
+        let of_unit = |unit: usize| calls.iter().enumerate().filter(move |(_, call)| call.unit == unit).map(|(i, _)| i);
+        let mut holders_of = |unit: usize| communicators.holders(&stages, of_unit(unit));
+        let holders: Vec<Holders> = (0..groups.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
         let mut plan = Plan::new(&config, &communicators);
-        let (units, squares): (Vec<_>, Vec<f64>) =
-            groups.into_iter().map(|group| ShardedUnit::new(group, &config, &plan)).unzip();
+        let make = |(group, holders)| ShardedUnit::new(group, &config, &plan, holders);
+        let (units, squares): (Vec<_>, Vec<Option<f64>>) = groups.into_iter().zip(holders).map(make).unzip();
         if units[calls[0].unit].layout().is_empty() {
             let name = units[calls[0].unit].name();
             return Err(FsdpError::Calls(format!(
@@ -90,39 +97,47 @@ impl<B: 'static> Fsdp<B> {
         }
         plan.frees_kept_memory = agree(&communicators.world, &units, &squares, plan.frees_kept_memory)?;
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
-        let thread = CommThread::start(communicators);
+        let lanes = Lanes::start(communicators)?;
         let loss_scale = LossScale::new(config.precision);
-        Ok(Self { units, calls, places, owners, thread, wire, plan, config, loss_scale })
+        Ok(Self { units, calls, places, owners, stages, wires, lanes, world, plan, config, loss_scale })
     }
 
-    /// This rank's place among those that share the batch, and their number: all ranks, but under `block` each computes every batch.
+    /// This rank's place among those that share the batch, and their number: all ranks of its stage, but under `block` each computes every
+    /// batch.
     pub fn data_parallel(&self) -> (usize, usize) {
-        if self.owners.is_some() { (0, 1) } else { (self.plan.rank, self.wire.world_size()) }
+        let Plan { shard, shards, replica, replicas, .. } = self.plan;
+        if self.owners.is_some() { (0, 1) } else { (replica * shards + shard, replicas * shards) }
     }
 
-    /// One optimizer step on this rank's micro-batches of the global batch; all of them, on all ranks, are of the same size.
+    /// One optimizer step on this rank's micro-batches of the global batch, which all count alike; every rank has as many.
     pub fn train_step(&mut self, micro_batches: &[B], lr: f64) -> Result<StepReport, FsdpError> {
-        self.train_step_with(micro_batches, lr, |_| Ok(()))
+        self.train_step_with(micro_batches, &vec![1.0; micro_batches.len()], lr, |_| Ok(()))
     }
 
-    /// [`train_step`](Self::train_step) that calls `before_step` when all gradients are there, unless the step is skipped: the place for
-    /// [`add_to_parameter`](Self::add_to_parameter).
+    /// [`train_step`](Self::train_step) of micro-batches that count by `weights`, the numbers of their labels: the loss is the mean over all
+    /// labels of all ranks, and a rank with fewer micro-batches than others gives some of weight 0. Calls `before_step` when all gradients
+    /// are there, unless the step is skipped: the place for [`add_to_parameter`](Self::add_to_parameter).
+    ///
+    /// # Errors
+    /// If the ranks do not have as many micro-batches, before they compute; if all weights are 0; if a rank fails.
     pub fn train_step_with(
         &mut self,
         micro_batches: &[B],
+        weights: &[f64],
         lr: f64,
         before_step: impl FnOnce(&mut Self) -> Result<(), FsdpError>,
     ) -> Result<StepReport, FsdpError> {
-        if micro_batches.is_empty() {
-            return Err(FsdpError::MicroBatches("a step needs at least one micro-batch".into()));
-        }
-        let mut losses = vec![];
-        for (i, batch) in micro_batches.iter().enumerate() {
-            losses.push(self.schedule(i + 1 == micro_batches.len()).forward_backward(batch)?);
-        }
-        let [loss, aux_loss] = self.mean(&losses)?;
+        // Of the largest weight, so that full micro-batches are not scaled: their gradients are those without weights to the last bit.
+        let most = self.agree_on(micro_batches.len(), weights)?;
+        let shares: Vec<f64> = weights.iter().map(|weight| weight / most).collect();
+        let scales: Vec<f64> = shares.iter().map(|share| share * self.loss_scale.factor).collect();
+        let (losses, mut times) = self.interpreter(micro_batches.len())?.train(micro_batches, &scales)?;
+        let through = Instant::now();
+        self.sum_over_holders()?;
+        let ([loss, aux_loss], sum) = self.mean(&losses, &shares)?;
+        times.waiting += through.elapsed(); // for the stages that are through last
         // Gradients were summed over ranks and micro-batches; the loss is a mean over both.
-        let count = (self.data_parallel().1 * micro_batches.len()) as f64 * self.loss_scale.factor;
+        let count = sum * self.loss_scale.factor;
         let grad_norm = self.gradient_norm()? / count;
         let clip = match self.config.clip_grad_norm {
             Some(limit) if grad_norm > limit => limit / (grad_norm + 1e-6),
@@ -138,16 +153,20 @@ impl<B: 'static> Fsdp<B> {
         if skipped {
             self.units.iter_mut().for_each(ShardedUnit::skip);
         } else {
-            before_step(self)?;
+            if let Err(error) = before_step(self) {
+                self.units.iter_mut().for_each(ShardedUnit::skip); // nothing of this step is in the next one
+                return Err(error);
+            }
             self.step_units(lr, clip / count)?;
         }
-        Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite })
+        Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, times })
     }
 
     /// The mean over ranks of the last call's loss on `batch`, each rank's counted `weight` times, and the sum of weights.
     pub fn evaluate(&mut self, batch: &B, weight: f64) -> Result<(f64, f64), FsdpError> {
-        // Under `block` one rank has the loss.
-        let (loss, weight) = match self.schedule(true).evaluate(batch)?.loss {
+        // Under `block` one rank has the loss, in a pipeline the last stage.
+        let (loss, weight) = match self.interpreter(self.config.pipeline.stages)?.evaluate(batch, &mut |_, _| ())?.loss
+        {
             Some(loss) => (f64::from(loss.into_scalar::<f32>()), weight),
             None => (0.0, 0.0),
         };
@@ -180,7 +199,7 @@ impl<B: 'static> Fsdp<B> {
             unit.load_state(progress.optimizer_steps, read)?;
         }
         for i in 0..self.units.len() {
-            if let Some(replica) = self.units[i].replicate(&self.thread) {
+            if let Some(replica) = self.units[i].replicate(&self.lanes) {
                 self.units[i].set_replica(replica.wait()?);
             }
         }
@@ -191,14 +210,14 @@ impl<B: 'static> Fsdp<B> {
     /// The sum of each value over the ranks.
     pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
         let values = values.to_vec();
-        self.thread.submit(move |groups| all_reduce(&groups.world, values, Reduce::Sum)).wait()
+        self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, Reduce::Sum)).wait()
     }
 
     /// A unit's module with its whole parameters, in fp32. A collective: every rank calls it.
     pub fn gather<M: Module + 'static>(&self, unit: UnitId<M>) -> Result<M, FsdpError> {
         let (group, member) = self.places[unit.index];
         let unit = &self.units[group];
-        let flat = unit.gather_masters(&self.thread).wait()?;
+        let flat = unit.gather_masters(&self.lanes).wait()?;
         let bound = unit.bind(&flat, false);
         Ok(bound.module(member).downcast_ref::<M>().expect("a unit's id carries its module's type").clone())
     }
@@ -210,7 +229,7 @@ impl<B: 'static> Fsdp<B> {
 
     /// What this rank has communicated so far.
     pub fn traffic(&self) -> TrafficTable {
-        self.wire.traffic()
+        self.world.traffic()
     }
 
     /// The calls in the order of the forward.
@@ -218,38 +237,70 @@ impl<B: 'static> Fsdp<B> {
         let placement = |(i, call): (usize, &Call<B>)| Placement {
             unit: self.units[call.unit].name(),
             parameters: self.units[call.unit].layout().len(),
-            rank: self.owners.as_ref().map(|owners| owners[i]),
+            ranks: self.ranks_of(i),
         };
         self.calls.iter().enumerate().map(placement).collect()
     }
 
-    fn schedule(&mut self, last: bool) -> Schedule<'_, B> {
-        Schedule {
+    /// This rank's stage of the pipeline, and how many there are.
+    pub fn stage(&self) -> (usize, usize) {
+        (self.stages.stage, self.config.pipeline.stages)
+    }
+
+    /// The ranks that compute a call; None: all.
+    fn ranks_of(&self, call: usize) -> Option<Range<usize>> {
+        if let Some(owners) = &self.owners {
+            return Some(owners[call]..owners[call] + 1);
+        }
+        let (ranks, stage) = (self.data_parallel().1, self.stages.of_call(call));
+        (self.config.pipeline.stages > 1).then(|| stage * ranks..(stage + 1) * ranks)
+    }
+
+    /// Of a step with so many micro-batches.
+    fn interpreter(&mut self, micro_batches: usize) -> Result<Interpreter<'_, B>, FsdpError> {
+        let kept = self.units.iter().map(|_| None).collect();
+        let runner = Runner {
             units: &mut self.units,
             calls: &self.calls,
+            stages: &self.stages,
             owners: self.owners.as_deref(),
-            thread: &self.thread,
-            wire: &self.wire,
+            lanes: &self.lanes,
+            world: &self.world,
             plan: &self.plan,
             config: &self.config,
-            loss_scale: self.loss_scale.factor,
-            last,
+            kept,
+            partial: HashMap::new(),
+        };
+        Ok(Interpreter { runner, wires: &self.wires, pipeline: self.config.pipeline.of(micro_batches)? })
+    }
+
+    /// Each stage has the gradient of its own calls: those of a unit that several stages call are added.
+    fn sum_over_holders(&mut self) -> Result<(), FsdpError> {
+        for unit in &mut self.units {
+            if let Some(sum) = unit.sum_over_holders(&self.lanes) {
+                unit.set_gradient(sum.wait()?, true);
+            }
         }
+        Ok(())
     }
 
     /// Runs the forward again and looks at each call's output; the ranks agree on the first.
     fn locate_non_finite(&mut self, micro_batches: &[B]) -> Result<NonFinite, FsdpError> {
-        let (rank, ranks, none) = (self.plan.rank, self.wire.world_size(), f64::INFINITY);
+        let (rank, ranks, none) = (self.plan.rank, self.world.world_size(), f64::INFINITY);
         let mut first = none;
         for batch in micro_batches {
-            if let Some(call) = self.schedule(true).first_non_finite(batch)? {
-                first = first.min((call * ranks + rank) as f64);
-            }
+            let mut look = |call: usize, output: &Output| {
+                if !output.is_finite() {
+                    first = first.min((call * ranks + rank) as f64);
+                }
+            };
+            self.interpreter(self.config.pipeline.stages)?.evaluate(batch, &mut look)?;
         }
         let in_gradient = |unit: &ShardedUnit| !unit.gradient_square().is_finite();
         let last = self.units.iter().rposition(in_gradient).map_or(none, |unit| -(unit as f64));
-        let world =
-            |values: Vec<f64>| self.thread.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait();
+        let world = |values: Vec<f64>| {
+            self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait()
+        };
         let highest = world(vec![-first, -last])?;
         Ok(match (-highest[0], highest[1]) {
             (first, _) if first.is_finite() => {
@@ -266,7 +317,7 @@ impl<B: 'static> Fsdp<B> {
         for i in 0..self.units.len() {
             self.units[i].step(lr, scale);
             let before = under_way.take();
-            under_way = self.units[i].replicate(&self.thread).map(|replica| (i, replica));
+            under_way = self.units[i].replicate(&self.lanes).map(|replica| (i, replica));
             if let Some((unit, replica)) = before {
                 self.units[unit].set_replica(replica.wait()?);
             }
@@ -277,30 +328,50 @@ impl<B: 'static> Fsdp<B> {
         Ok(())
     }
 
-    /// Means over micro-batches and ranks of the loss and of the sum of the other losses.
-    fn mean(&self, losses: &[Losses]) -> Result<[f64; 2], FsdpError> {
-        let mean = |pick: fn(&Losses) -> &Option<Tensor<1>>| {
-            let values = losses.iter().filter_map(|losses| pick(losses).clone());
-            let values = values.map(|tensor| f64::from(tensor.into_scalar::<f32>()));
-            values.fold(0.0, |sum, value| sum + value) / losses.len() as f64 // `sum` of nothing would be -0.0
+    /// The largest weight of a micro-batch, once all ranks are found to have as many micro-batches.
+    fn agree_on(&self, count: usize, weights: &[f64]) -> Result<f64, FsdpError> {
+        assert_eq!(count, weights.len(), "each micro-batch has a weight");
+        let most = weights.iter().copied().fold(0.0, f64::max);
+        let highest = match self.world.world_size() {
+            1 => vec![count as f64, -(count as f64), most],
+            _ => {
+                let values = vec![count as f64, -(count as f64), most];
+                self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait()?
+            }
         };
-        let (count, ranks) = (losses.len() as f64, self.wire.world_size());
-        let sums = self.all_reduce(&[mean(|losses| &losses.loss), mean(|losses| &losses.aux), count])?;
-        if sums[2] != count * ranks as f64 {
-            let (rank, total) = (self.plan.rank, sums[2]);
+        let (highest, lowest, most) = (highest[0], -highest[1], highest[2]);
+        if highest != lowest {
             return Err(FsdpError::MicroBatches(format!(
-                "rank {rank} has {count} micro-batches in this step, the {ranks} ranks together {total}: give each as many"
+                "rank {} has {count} micro-batches in this step, the ranks between {lowest} and {highest}: give each as many, some of \
+                 them of weight 0",
+                self.plan.rank
             )));
         }
-        let ranks = self.data_parallel().1 as f64;
-        Ok([sums[0] / ranks, sums[1] / ranks])
+        match count > 0 && most > 0.0 && most.is_finite() {
+            true => Ok(most),
+            false => Err(FsdpError::MicroBatches("a step needs at least one micro-batch that counts".into())),
+        }
+    }
+
+    /// Means over micro-batches and ranks, by their shares, of the loss and of the sum of the other losses; and the sum of all shares.
+    fn mean(&self, losses: &[Losses], shares: &[f64]) -> Result<([f64; 2], f64), FsdpError> {
+        let sum = |pick: fn(&Losses) -> &Option<Tensor<1>>| {
+            let values = losses.iter().zip(shares).filter_map(|(losses, share)| Some((pick(losses).clone()?, share)));
+            let values = values.map(|(tensor, share)| f64::from(tensor.into_scalar::<f32>()) * share);
+            values.fold(0.0, |sum, value| sum + value) // `sum` of nothing would be -0.0
+        };
+        let mine = [sum(|losses| &losses.loss), sum(|losses| &losses.aux), shares.iter().sum()];
+        let sums = self.all_reduce(&mine)?;
+        // Every stage, and under `block` every rank, has the same micro-batches.
+        let count = sums[2] * self.data_parallel().1 as f64 / self.world.world_size() as f64;
+        Ok(([sums[0] / count, sums[1] / count], count))
     }
 
     /// Norm of the summed gradient over all units, and over all ranks that have different parts of it.
     fn gradient_norm(&self) -> Result<f64, FsdpError> {
         let local = self.units.iter().map(ShardedUnit::gradient_square).sum();
         // Each of the replicas counts the whole.
-        let square: f64 = match self.plan.shards {
+        let square: f64 = match self.plan.shards * self.config.pipeline.stages {
             1 => local,
             _ => self.all_reduce(&[local])?[0] / self.plan.replicas as f64,
         };
@@ -316,10 +387,11 @@ fn all_reduce(world: &Communicator, values: Vec<f64>, how: Reduce) -> Result<Vec
 }
 
 /// An error unless all ranks were given the same values. Returns whether all of them can free memory that graphs hold.
-fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[f64], frees: bool) -> Result<bool, FsdpError> {
-    // The highest of each square, of its negative, and of whether a rank cannot free.
-    let negatives = squares.iter().map(|square| -square);
-    let values = squares.iter().copied().chain(negatives).chain([if frees { 0.0 } else { 1.0 }]);
+fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[Option<f64>], frees: bool) -> Result<bool, FsdpError> {
+    // The highest of each square, of its negative, and of whether a rank cannot free; of units that other stages hold nothing.
+    let highest =
+        |sign: f64| squares.iter().map(move |square| square.map_or(f64::NEG_INFINITY, |square| sign * square));
+    let values = highest(1.0).chain(highest(-1.0)).chain([if frees { 0.0 } else { 1.0 }]);
     let highest = all_reduce(world, values.collect(), Reduce::Max)?;
     let (most, least) = highest.split_at(squares.len());
     match most.iter().zip(least).position(|(most, least)| *most != -least) {

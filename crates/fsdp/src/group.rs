@@ -51,7 +51,10 @@ pub(crate) fn wrap<B>(units: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpErr
             _ => calls.push(call),
         }
     }
-    Ok(Wrapped { groups, calls, places })
+    match (0..groups.len()).find(|group| calls.iter().all(|call| call.unit != *group)) {
+        Some(unused) => Err(FsdpError::Calls(format!("none is of the unit {}", groups[unused].name()))),
+        None => Ok(Wrapped { groups, calls, places }),
+    }
 }
 
 fn check_roles(roles: &[Role]) -> Result<(), FsdpError> {

@@ -1,4 +1,4 @@
-//! Sharded data-parallel training, unit by unit.
+//! Sharded training, unit by unit, in one stage or a pipeline of several.
 //!
 //! A *unit* is an ordinary Burn module whose parameters are kept, gathered and freed together: a transformer block, say. A
 //! model is handed over as [`Units`]: modules, and the calls a forward makes of them. This crate knows no model and no token.
@@ -9,9 +9,12 @@
 //! step      clip by the global norm, AdamW on this rank's shard
 //! ```
 //!
+//! With [`PipelineConfig`] the calls are cut into chunks over stages, each of as many ranks; what follows is then about the ranks of a stage. A
+//! step is a program of the crate `schedule`, which `interpreter.rs` runs: without stages, each micro-batch forward and backward.
+//!
 //! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call is a small graph of its own: its input
 //! is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). So the schedule is explicit: what is
-//! gathered, when it is freed and what is communicated stands in `schedule.rs`, to be read. `examples/mlp.rs` is a worked example.
+//! gathered, when it is freed and what is communicated stands in `chunk.rs`, to be read. `examples/mlp.rs` is a worked example.
 //!
 //! | [`Strategy`] | parameters and optimizer at rest | forward, backward | gradients |
 //! |---|---|---|---|
@@ -22,34 +25,42 @@
 //! | `hybrid_shard` | 1/S in each of N/S groups | all_gather in the group | reduce_scatter in the group, all_reduce across |
 //! | `block` | 1/N | gather to the block's rank; activations from rank to rank | scatter from the block's rank |
 //!
-//! Losses are means over the global batch, whatever the strategy and the number of ranks.
+//! Losses are means over all labels of the global batch, whatever the strategy, the number of ranks and their shares.
 
 mod call;
+mod chunk;
 mod comm_thread;
 mod config;
+mod error;
 mod forecast;
 mod fsdp;
 mod group;
+mod interpreter;
 mod layout;
 mod memory;
 mod optimizer;
 mod placement;
+mod plan;
 mod precision;
-mod schedule;
 mod shard;
 mod state;
 mod storage;
 mod unit;
 mod vjp;
+mod weights;
 mod wire;
 
-pub use config::{ActivationCheckpointing, FsdpConfig, FsdpError, Prefetch, Strategy, Wrap};
+pub use config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, Strategy, Wrap};
+pub use error::FsdpError;
 pub use forecast::{CallBytes, Forecast, ForecastRun};
-pub use fsdp::{Fsdp, NonFinite, Placement, StepReport};
+pub use fsdp::{Fsdp, NonFinite, StepReport};
 pub use fused::AdamW;
+pub use interpreter::StageTimes;
 pub use layout::{Layout, ParamLayout};
 pub use memory::{Bytes, Category, Memory};
+pub use placement::Placement;
 pub use precision::{FloatType, Precision};
+pub use schedule::Schedule;
 pub use state::{PartValues, Progress, ReadPart, State, StatePart, WantedPart};
 pub use unit::{Activation, UnitId, Units};
 pub use vjp::vjp_seed;

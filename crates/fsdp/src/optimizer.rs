@@ -48,6 +48,14 @@ impl ShardOptimizer {
         Some([&state.mean, &state.square].map(|all| all.clone().slice(range.start - start..range.end - start)))
     }
 
+    /// The moments of all parts.
+    pub fn all_moments(&self) -> impl Iterator<Item = Tensor<1>> {
+        self.parts
+            .iter()
+            .filter_map(|part| part.state.as_ref())
+            .flat_map(|state| [state.mean.clone(), state.square.clone()])
+    }
+
     /// Goes on from these moments of the whole shard after so many steps; none: from the beginning.
     pub fn load(&mut self, moments: Option<[Tensor<1>; 2]>, steps: u64) {
         for part in &mut self.parts {

@@ -1,26 +1,134 @@
-use crate::{FsdpConfig, FsdpError, Strategy};
-use comm::{Axis, Communicator, Mesh, MeshShape};
+use crate::plan::Holders;
+use crate::{FsdpConfig, FsdpError, PipelineConfig, Strategy};
+use comm::{Axis, CommError, Communicator, Mesh, MeshShape};
+use schedule::deal;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
-/// The communicators of a strategy: every one but `block` is a number of replicas, each of a number of shards.
+/// The communicators of a rank: its stage's strategy is a number of replicas, each of a number of shards; only `block` has an order of its own.
 pub(crate) struct Groups {
     pub world: Communicator,
     /// Ranks that hold different shards of the same replica, S of them.
     pub shard: Communicator,
     /// Ranks that hold the same shard of different replicas.
     pub replicate: Communicator,
+    /// Of each stage the rank at this one's place in it, in the order of stages.
+    pub stages: Communicator,
+    /// For each unit that several stages hold: those of [`stages`](Self::stages) that do.
+    pub ties: Vec<Communicator>,
 }
 
 impl Groups {
-    pub fn new(world: Communicator, config: &FsdpConfig) -> Result<Self, FsdpError> {
-        let n = world.world_size();
+    /// The groups, and the stage of this rank.
+    pub fn new(world: Communicator, config: &FsdpConfig) -> Result<(Self, usize), FsdpError> {
+        let stages = config.pipeline.stages;
+        let n = world.world_size() / stages;
         let replicas = match config.strategy {
             Strategy::Ddp => n,
             Strategy::HybridShard => config.replicas(),
             _ => 1,
         };
-        let mesh = Mesh::new(world, MeshShape::new(&[(Axis::DpReplicate, replicas), (Axis::DpShard, n / replicas)]))?;
-        let [shard, replicate] = [Axis::DpShard, Axis::DpReplicate].map(|axis| mesh.axis(axis).clone());
-        Ok(Self { world: mesh.world().clone(), shard, replicate })
+        let axes = [(Axis::Pp, stages), (Axis::DpReplicate, replicas), (Axis::DpShard, n / replicas)];
+        let mesh = Mesh::new(world, MeshShape::new(&axes))?;
+        let [stages, shard, replicate] =
+            [Axis::Pp, Axis::DpShard, Axis::DpReplicate].map(|axis| mesh.axis(axis).clone());
+        let stage = stages.rank();
+        Ok((Self { world: mesh.world().clone(), stages, shard, replicate, ties: vec![] }, stage))
+    }
+
+    /// The same groups, with an order of collectives of their own. A collective.
+    pub fn again(&self) -> Result<Self, CommError> {
+        Ok(Self {
+            world: self.world.split(0)?,
+            shard: self.shard.split(0)?,
+            replicate: self.replicate.split(0)?,
+            stages: self.stages.split(0)?,
+            ties: self.ties.iter().map(|tie| tie.split(0)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Which stages hold a unit that has these calls; all ranks ask for all units in turn, for those of several stages get a group.
+    pub fn holders(&mut self, stages: &Stages, calls: impl Iterator<Item = usize>) -> Result<Holders, FsdpError> {
+        let all: BTreeSet<usize> = calls.map(|call| stages.of_call(call)).collect();
+        let first = *all.first().expect("a unit has a call");
+        let (is_here, is_first) = (all.contains(&stages.stage), first == stages.stage);
+        let mut tie = None;
+        if all.len() > 1 {
+            let others = self.stages.world_size(); // a color that is no stage's
+            self.ties.push(self.stages.split(if is_here { first } else { others })?);
+            tie = Some(self.ties.len() - 1);
+        }
+        Ok(Holders { first, is_here, is_first, tie })
+    }
+}
+
+/// One call of the forward: which unit, and which ranks compute it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// Name of the unit.
+    pub unit: String,
+    /// Its parameters, without padding.
+    pub parameters: usize,
+    /// The ranks, if not all do, each for its own part of the batch: of a stage, or under `block` the one.
+    pub ranks: Option<Range<usize>>,
+}
+
+/// Which stage of the pipeline computes which calls.
+#[derive(Debug, Clone)]
+pub(crate) struct Stages {
+    /// This rank's.
+    pub stage: usize,
+    /// The calls of each chunk of the model, and its stage.
+    chunks: Vec<(Range<usize>, usize)>,
+}
+
+impl Stages {
+    /// Of a rank in `stage`, for calls of units with so many parameters each.
+    pub fn new(config: &PipelineConfig, parameters: &[usize], stage: usize) -> Result<Self, FsdpError> {
+        let pipeline = config.of(config.stages)?; // where chunks are does not depend on micro-batches
+        let (calls, chunks) = (parameters.len(), pipeline.chunks());
+        if calls < chunks {
+            return Err(FsdpError::Config(format!(
+                "a pipeline of {} stages of {} chunks each, but only {calls} calls: take fewer stages",
+                config.stages, config.virtual_stages
+            )));
+        }
+        let counts = match config.calls.as_slice() {
+            [] => deal(&parameters.iter().map(|count| *count as f64).collect::<Vec<_>>(), chunks),
+            given => given.to_vec(),
+        };
+        if counts.len() != chunks || counts.contains(&0) || counts.iter().sum::<usize>() != calls {
+            return Err(FsdpError::Config(format!(
+                "{calls} calls in {chunks} chunks, but their numbers of calls are given as {counts:?}"
+            )));
+        }
+        let mut end = 0;
+        let mut range = |count| {
+            end += count;
+            end - count..end
+        };
+        let chunk = |(chunk, count)| (range(count), pipeline.stage_of(chunk));
+        Ok(Self { stage, chunks: counts.into_iter().enumerate().map(chunk).collect() })
+    }
+
+    /// The calls of a chunk.
+    pub fn calls(&self, chunk: usize) -> Range<usize> {
+        self.chunks[chunk].0.clone()
+    }
+
+    /// The stage that computes a call.
+    pub fn of_call(&self, call: usize) -> usize {
+        self.chunks.iter().find(|(calls, _)| calls.contains(&call)).expect("every call is in a chunk").1
+    }
+
+    /// The stage that holds a chunk.
+    pub fn of_chunk(&self, chunk: usize) -> usize {
+        self.chunks[chunk].1
+    }
+
+    /// Whether this rank's stage computes a call.
+    pub fn is_here(&self, call: usize) -> bool {
+        self.of_call(call) == self.stage
     }
 }
 

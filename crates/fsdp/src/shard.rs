@@ -1,21 +1,23 @@
-use crate::comm_thread::{CommThread, Pending};
+use crate::comm_thread::{Lanes, Pending};
 use crate::group::{BoundGroup, Group};
-use crate::memory::{Category, Counted, Ledger, bytes};
+use crate::memory::{Category, Counted};
 use crate::optimizer::ShardOptimizer;
-use crate::placement::Groups;
+use crate::plan::{Holders, Plan};
 use crate::precision::FloatType;
 use crate::state::{ReadPart, ShardValues, StatePart, WantedPart};
-use crate::storage::Storage;
+use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError, Layout, Strategy};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use comm::Reduce;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-/// A unit at rest: this rank's share of its parameters, gradients and optimizer state.
+/// A unit at rest: this rank's share of its parameters, gradients and optimizer state; nothing of a unit that its stage has no use for.
 pub(crate) struct ShardedUnit {
     group: Group,
     layout: Layout,
     plan: Plan,
+    holders: Holders,
     /// fp32: this rank's shard, or all if there is one shard only.
     master: Counted,
     /// Under `zero1` and `shard_grad_op`: all parameters, in the type they are computed with.
@@ -28,113 +30,32 @@ pub(crate) struct ShardedUnit {
     optimizer: ShardOptimizer,
 }
 
-/// What is the same for all units of a rank.
-#[derive(Clone)]
-pub(crate) struct Plan {
-    pub strategy: Strategy,
-    pub param: FloatType,
-    pub reduce: FloatType,
-    pub no_sync: bool,
-    /// S, and which of the S shards is this rank's.
-    pub shards: usize,
-    pub shard: usize,
-    /// How many ranks hold this shard, and which of them this rank is.
-    pub replicas: usize,
-    pub replica: usize,
-    pub rank: usize,
-    /// Where the rank computes, and where its share rests.
-    pub device: Device,
-    pub rest_device: Device,
-    /// Whether the memory of parameters can be taken away while a graph holds them; see [`Storage`].
-    pub frees_kept_memory: bool,
-    pub ledger: Ledger,
-}
-
-impl Plan {
-    pub fn new(config: &FsdpConfig, groups: &Groups) -> Self {
-        let device = groups.world.device().clone();
-        Self {
-            strategy: config.strategy,
-            param: config.precision.param,
-            reduce: config.precision.reduce,
-            no_sync: config.no_sync || config.strategy == Strategy::Zero1,
-            shards: groups.shard.world_size(),
-            shard: groups.shard.rank(),
-            replicas: groups.replicate.world_size(),
-            replica: groups.replicate.rank(),
-            rank: groups.world.rank(),
-            frees_kept_memory: Storage::new(Tensor::empty([1], &device)).is_some(),
-            rest_device: if config.cpu_offload { Device::flex() } else { device.clone() },
-            device,
-            ledger: Ledger::default(),
-        }
-    }
-
-    /// Whether computing needs parameters that this rank does not hold, or not in the type or place that it needs.
-    pub fn gathers(&self) -> bool {
-        let at_hand = self.shards == 1 && self.param == FloatType::Fp32 && self.device == self.rest_device;
-        !at_hand && !self.replicates()
-    }
-
-    fn replicates(&self) -> bool {
-        self.shards > 1 && matches!(self.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
-    }
-
-    fn count(&self, tensor: Tensor<1>, category: Category) -> Counted {
-        Counted::new(tensor, category, &self.ledger)
-    }
-}
-
-/// A whole unit's parameters, for as long as this lives.
-pub(crate) struct Weights {
-    pub flat: Tensor<1>,
-    storage: Option<Storage>,
-    /// Counts what was gathered, and not what is at rest anyway.
-    held: Option<crate::memory::Held>,
-}
-
-impl Weights {
-    fn gathered(flat: Tensor<1>, ledger: &Ledger) -> Self {
-        let held = Some(ledger.hold(Category::Gathered, bytes(&flat)));
-        Self { flat, storage: None, held }
-    }
-
-    /// The same, in memory that can be [`free`](Self::free)d while graphs hold it.
-    pub fn refillable(mut self) -> Self {
-        if self.held.is_some()
-            && let Some(storage) = Storage::new(self.flat.clone())
-        {
-            self.flat = storage.tensor().clone();
-            self.storage = Some(storage);
-        }
-        self
-    }
-
-    /// Gives up the memory; a graph that holds it must not run until it is [`refill`](Self::refill)ed.
-    pub fn free(&mut self) {
-        if let Some(storage) = &mut self.storage {
-            storage.free();
-            self.held = None;
-        }
-    }
-
-    /// Takes the memory of the same unit gathered again.
-    pub fn refill(&mut self, again: Self) {
-        if let Some(storage) = &mut self.storage {
-            storage.refill(again.flat);
-            self.held = again.held;
-        }
-    }
-}
-
 impl ShardedUnit {
     /// Takes the unit's values and keeps this rank's share of them. Also returns the sum of their squares, which tells whether all ranks
-    /// were given the same.
-    pub fn new(mut group: Group, config: &FsdpConfig, plan: &Plan) -> (Self, f64) {
+    /// were given the same. Of a unit that the rank's stage does not hold, no values are made.
+    pub fn new(group: Group, config: &FsdpConfig, plan: &Plan, holders: Holders) -> (Self, Option<f64>) {
         let layout = group.layout(plan.shards);
         let len = layout.padded_len() / plan.shards;
+        let mut unit = Self {
+            optimizer: ShardOptimizer::new(&config.adamw, &layout, plan.shard * len, len, plan.ledger.clone()),
+            group,
+            layout,
+            plan: plan.clone(),
+            holders,
+            master: plan.count(Tensor::zeros([0], &plan.rest_device), Category::Parameters),
+            replica: None,
+            gradient: None,
+            whole_gradient: None,
+            partial: None,
+        };
+        let square = holders.is_here.then(|| unit.take_values());
+        (unit, square)
+    }
+
+    fn take_values(&mut self) -> f64 {
+        let (plan, len) = (&self.plan, self.layout.padded_len() / self.plan.shards);
         let range = plan.shard * len..(plan.shard + 1) * len;
-        let values = group.take_values(&layout, &plan.device);
+        let values = self.group.take_values(&self.layout, &plan.device);
         let square = fused::sum_of_squares(values.clone());
         let replicate = || plan.count(values.clone().cast(plan.param.dtype()), Category::Parameters);
         let replica = plan.replicates().then(replicate);
@@ -143,20 +64,8 @@ impl ShardedUnit {
             (_, Some(whole)) if whole.tensor.dtype() == DType::F32 => whole.tensor.clone().slice(range.clone()),
             _ => owned_copy(values.slice(range.clone())),
         };
-        let optimizer = ShardOptimizer::new(&config.adamw, &layout, range.start, len, plan.ledger.clone());
-        let mut unit = Self {
-            group,
-            layout,
-            plan: plan.clone(),
-            master: plan.count(Tensor::zeros([0], &plan.rest_device), Category::Parameters),
-            replica: None,
-            gradient: None,
-            whole_gradient: None,
-            partial: None,
-            optimizer,
-        };
-        unit.set_values(master.to_device(&plan.rest_device), replica);
-        (unit, square)
+        self.set_values(master.to_device(&plan.rest_device), replica);
+        square
     }
 
     pub fn name(&self) -> String {
@@ -168,11 +77,11 @@ impl ShardedUnit {
     }
 
     /// The whole unit's parameters in the type they are computed with; under `block` on rank `owner` only.
-    pub fn gather(&self, thread: &CommThread, owner: usize) -> Pending<Option<Weights>> {
+    pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Weights>> {
         let plan = &self.plan;
         if !plan.gathers() {
             let at_hand = self.replica.as_ref().unwrap_or(&self.master);
-            let weights = Weights { flat: at_hand.tensor.clone(), storage: None, held: None };
+            let weights = Weights::at_hand(at_hand.tensor.clone());
             return Pending::ready(plan.rank, Some(weights));
         }
         let (master, ledger) = (self.master.tensor.clone(), plan.ledger.clone());
@@ -181,22 +90,29 @@ impl ShardedUnit {
             (1, _) => {
                 Pending::ready(plan.rank, Some(Weights::gathered(master.to_device(&device).cast(dtype), &ledger)))
             }
-            (_, Strategy::Block) => thread.submit(move |groups| {
+            (_, Strategy::Block) => lanes.gather.submit(move |groups| {
                 let shards = groups.shard.gather(master.to_device(&device).cast(dtype), owner)?;
                 let is_owner = groups.shard.rank() == owner;
                 Ok(is_owner.then(|| Weights::gathered(Tensor::cat(shards, 0), &ledger)))
             }),
-            _ => thread.submit(move |groups| {
+            _ => lanes.gather.submit(move |groups| {
                 let flat = groups.shard.all_gather(master.to_device(&device).cast(dtype))?;
                 Ok(Some(Weights::gathered(flat, &ledger)))
             }),
         }
     }
 
-    /// The whole unit's masters, on every rank.
-    pub fn gather_masters(&self, thread: &CommThread) -> Pending<Tensor<1>> {
+    /// The whole unit's masters, on every rank of every stage.
+    pub fn gather_masters(&self, lanes: &Lanes) -> Pending<Tensor<1>> {
         let (master, device) = (self.master.tensor.clone(), self.plan.device.clone());
-        thread.submit(move |groups| groups.shard.all_gather(master.to_device(&device)))
+        let (holders, len) = (self.holders, self.layout.padded_len());
+        lanes.gather.submit(move |groups| {
+            let whole = match holders.is_here {
+                true => groups.shard.all_gather(master.to_device(&device))?,
+                false => Tensor::zeros([len], &device),
+            };
+            if groups.stages.world_size() == 1 { Ok(whole) } else { groups.stages.broadcast(whole, holders.first) }
+        })
     }
 
     pub fn bind(&self, flat: &Tensor<1>, tracked: bool) -> BoundGroup {
@@ -205,7 +121,7 @@ impl ShardedUnit {
 
     /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless that is put off to the `last`
     /// micro-batch. What comes of it, [`set_gradient`](Self::set_gradient) takes.
-    pub fn reduce(&mut self, thread: &CommThread, gradient: Tensor<1>, last: bool) -> Option<Pending<Counted>> {
+    pub fn reduce(&mut self, lanes: &Lanes, gradient: Tensor<1>, last: bool) -> Option<Pending<Counted>> {
         let plan = self.plan.clone();
         let gradient = match self.whole_gradient.take() {
             None => gradient,
@@ -217,7 +133,12 @@ impl ShardedUnit {
         }
         let in_flight = plan.count(gradient, Category::Gradients);
         let earlier = self.gradient.take();
-        Some(thread.submit(move |groups| {
+        if plan.shards == 1 && plan.replicas == 1 {
+            let earlier = earlier.map(|earlier| earlier.tensor.to_device(&plan.device));
+            let sum = add(earlier, in_flight.tensor.cast(DType::F32)).to_device(&plan.rest_device);
+            return Some(Pending::ready(plan.rank, plan.count(sum, Category::Gradients)));
+        }
+        Some(lanes.reduce.submit(move |groups| {
             let gradient = in_flight.tensor.clone();
             let earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone().to_device(&plan.device));
             let mut sum = match (plan.shards, plan.reduce) {
@@ -239,7 +160,7 @@ impl ShardedUnit {
     /// the last of them in this backward.
     pub fn scatter(
         &mut self,
-        thread: &CommThread,
+        lanes: &Lanes,
         gradient: Option<Tensor<1>>,
         owner: usize,
         done: bool,
@@ -247,7 +168,7 @@ impl ShardedUnit {
         let (plan, later_calls) = (self.plan.clone(), self.partial.take());
         let earlier = if done { self.gradient.take() } else { None };
         let in_flight = gradient.map(|gradient| plan.count(gradient, Category::Gradients));
-        thread.submit(move |groups| {
+        lanes.reduce.submit(move |groups| {
             let parts = in_flight.as_ref().map(|full| {
                 let full = full.tensor.clone().cast(plan.reduce.dtype());
                 let len = full.dims()[0] / plan.shards;
@@ -261,6 +182,17 @@ impl ShardedUnit {
         })
     }
 
+    /// The sum of the gradient over the stages that hold the unit, if there are several: [`set_gradient`](Self::set_gradient) takes it.
+    pub fn sum_over_holders(&mut self, lanes: &Lanes) -> Option<Pending<Counted>> {
+        let tie = self.tie()?;
+        let (gradient, plan) = (self.gradient.take()?, self.plan.clone());
+        Some(lanes.reduce.submit(move |groups| {
+            let mine = gradient.tensor.clone().to_device(&plan.device);
+            let sum = groups.ties[tie].all_reduce(mine, Reduce::Sum)?;
+            Ok(plan.count(sum.to_device(&plan.rest_device), Category::Gradients))
+        }))
+    }
+
     /// `done`: it is the gradient of all the unit's calls.
     pub fn set_gradient(&mut self, gradient: Counted, done: bool) {
         if done {
@@ -270,9 +202,11 @@ impl ShardedUnit {
         }
     }
 
-    /// Sum of the squares of this rank's gradient, in f64: so it is the same however the gradient is sharded.
+    /// Sum of the squares of this rank's gradient, in f64: so it is the same however the gradient is sharded. Of several stages that hold
+    /// the unit the first one has it.
     pub fn gradient_square(&self) -> f64 {
-        self.gradient.as_ref().map_or(0.0, |gradient| fused::sum_of_squares(gradient.tensor.clone()))
+        let gradient = self.gradient.as_ref().filter(|_| self.holders.is_first);
+        gradient.map_or(0.0, |gradient| fused::sum_of_squares(gradient.tensor.clone()))
     }
 
     /// Steps along the accumulated gradient times `scale`, and forgets it.
@@ -286,6 +220,9 @@ impl ShardedUnit {
 
     /// Adds `delta` to this rank's part of a member's parameter.
     pub fn add_to_parameter(&mut self, member: usize, path: &str, delta: &[f32]) {
+        if !self.holders.is_here {
+            return;
+        }
         let param = self.group.param(&self.layout, member, path);
         assert_eq!(delta.len(), param.len(), "{}: a delta of another length", param.name);
         let len = self.layout.padded_len() / self.plan.shards;
@@ -299,8 +236,30 @@ impl ShardedUnit {
         }
     }
 
+    /// A digest of this rank's part of the parameters and their moments, to be compared with that of its copies; None where there is no part,
+    /// or no copy of it.
+    pub fn digest(&self) -> Option<u64> {
+        let has_copies = self.holders.is_here && (self.plan.replicas > 1 || self.holders.tie.is_some());
+        has_copies.then(|| {
+            let mut hasher = DefaultHasher::new();
+            let moments = self.optimizer.all_moments();
+            for tensor in std::iter::once(self.master.tensor.clone()).chain(moments) {
+                tensor.into_data().as_bytes().hash(&mut hasher);
+            }
+            hasher.finish()
+        })
+    }
+
+    /// The group of stages that hold the unit too, if there are any.
+    pub fn tie(&self) -> Option<usize> {
+        self.holders.tie.filter(|_| self.holders.is_here)
+    }
+
     /// The parts of parameters that this rank is to keep: of its shard, which `replicas` ranks hold, its share.
     pub fn state(&self) -> Vec<StatePart> {
+        if !self.holders.is_first {
+            return vec![];
+        }
         let len = self.layout.padded_len() / self.plan.shards;
         let cut = |i: usize| self.plan.shard * len + len * i / self.plan.replicas;
         let (start, share) = (self.plan.shard * len, cut(self.plan.replica)..cut(self.plan.replica + 1));
@@ -320,6 +279,9 @@ impl ShardedUnit {
 
     /// Takes this rank's shard from `read`; with `steps` above 0 the optimizer's moments too. A replica is still to follow.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
+        if !self.holders.is_here {
+            return Ok(());
+        }
         let len = self.layout.padded_len() / self.plan.shards;
         let start = self.plan.shard * len;
         let mut values = ShardValues::new(len, steps > 0);
@@ -354,14 +316,14 @@ impl ShardedUnit {
 
     /// Forgets the accumulated gradient.
     pub fn skip(&mut self) {
-        self.gradient = None;
+        (self.gradient, self.whole_gradient, self.partial) = (None, None, None);
     }
 
     /// Sends for the replica of the masters that the ranks have stepped, where there is one: [`set_replica`](Self::set_replica) takes it.
-    pub fn replicate(&self, thread: &CommThread) -> Option<Pending<Counted>> {
-        self.plan.replicates().then_some(())?;
+    pub fn replicate(&self, lanes: &Lanes) -> Option<Pending<Counted>> {
+        (self.plan.replicates() && self.holders.is_here).then_some(())?;
         let (master, plan) = (self.master.tensor.clone(), self.plan.clone());
-        Some(thread.submit(move |groups| {
+        Some(lanes.gather.submit(move |groups| {
             let replica = groups.shard.all_gather(master.to_device(&plan.device).cast(plan.param.dtype()))?;
             Ok(plan.count(replica, Category::Parameters))
         }))

@@ -3,7 +3,7 @@
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 use comm::run_ranks;
-use fsdp::{FloatType, Fsdp, FsdpConfig, FsdpError, NonFinite, Precision, Strategy, Units};
+use fsdp::{FloatType, Fsdp, FsdpConfig, FsdpError, NonFinite, PipelineConfig, Precision, Strategy, Units};
 use std::time::Duration;
 
 /// Two layers whose loss is finite, and whose gradient is no number.
@@ -24,8 +24,11 @@ fn units() -> Units<Tensor<3>> {
 #[test]
 fn a_gradient_that_is_no_number_at_scale_one_is_not_finite() {
     let precision = Precision { param: FloatType::Fp16, reduce: FloatType::Fp16 };
-    for strategy in [Strategy::Ddp, Strategy::FullShard, Strategy::Block] {
-        let config = FsdpConfig { strategy, precision, ..FsdpConfig::default() };
+    for (stages, strategy) in
+        [(1, Strategy::Ddp), (1, Strategy::FullShard), (1, Strategy::Block), (2, Strategy::FullShard)]
+    {
+        let pipeline = PipelineConfig { stages, ..PipelineConfig::default() };
+        let config = FsdpConfig { pipeline, strategy, precision, ..FsdpConfig::default() };
         let reports = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
             let batch = Tensor::<3>::ones([2, 4, 8], comm.device());
             let mut fsdp = Fsdp::new(units(), comm, config.clone())?;

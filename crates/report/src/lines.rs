@@ -18,6 +18,10 @@ pub(crate) enum Line {
         step: u64,
         layers: Vec<Layer>,
     },
+    Stages {
+        step: u64,
+        stages: Vec<StageSeconds>,
+    },
     Event {
         step: u64,
         text: String,
@@ -105,6 +109,14 @@ pub(crate) struct Traffic {
     pub seconds: f64,
 }
 
+/// What a step took of a stage of a pipeline.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct StageSeconds {
+    pub computing: f64,
+    /// For other stages.
+    pub waiting: f64,
+}
+
 /// The experts of a layer in one step.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Layer {
@@ -141,6 +153,9 @@ impl Line {
         }
         if let Some(layers) = line.get("experts").and_then(Value::as_array) {
             return Some(Self::Experts { step, layers: layers.iter().filter_map(Layer::of).collect() });
+        }
+        if let Some(stages) = line.get("stages").and_then(Value::as_array) {
+            return Some(Self::Stages { step, stages: stages.iter().filter_map(StageSeconds::of).collect() });
         }
         if line.contains_key("memory") || line.contains_key("traffic") {
             return Some(Self::Usage(Usage::of(line)));
@@ -187,6 +202,13 @@ impl Usage {
     }
 }
 
+impl StageSeconds {
+    fn of(value: &Value) -> Option<Self> {
+        let stage = value.as_object()?;
+        Some(Self { computing: number(stage, "compute_seconds"), waiting: number(stage, "wait_seconds") })
+    }
+}
+
 impl Layer {
     fn of(value: &Value) -> Option<Self> {
         let layer = value.as_object()?;
@@ -222,6 +244,11 @@ mod tests {
         };
         assert!(step.step == 3 && step.loss.is_nan() && step.grad_norm == 2.0 && step.skipped && step.mfu.is_nan());
         assert_eq!(parse(r#"{"step":3,"val_loss":1.5}"#), Some(Line::Validation { step: 3, loss: 1.5 }));
+        let stages = vec![StageSeconds { computing: 2.0, waiting: 0.5 }];
+        assert_eq!(
+            parse(r#"{"step":3,"stages":[{"compute_seconds":2,"wait_seconds":0.5}]}"#),
+            Some(Line::Stages { step: 3, stages })
+        );
         assert_eq!(parse(r#"{"step":3,"event":"a"}"#), Some(Line::Event { step: 3, text: "a".into() }));
         assert_eq!(parse(r#"{"parameters":12,"active":3}"#), Some(Line::Parameters(12)));
         assert_eq!(parse(r#"{"step":3,"sample":"fn"}"#), Some(Line::Sample { step: 3, text: "fn".into() }));

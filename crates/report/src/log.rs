@@ -1,6 +1,6 @@
 //! All lines of a run, in order: what a resumed run did again replaces what it had done.
 
-use crate::lines::{Layer, Line, Memory, Setup, Step, Traffic};
+use crate::lines::{Layer, Line, Memory, Setup, StageSeconds, Step, Traffic};
 use std::collections::BTreeMap;
 
 /// How the event begins that a process writes which goes on with a run.
@@ -15,6 +15,8 @@ pub(crate) struct Log {
     /// Step and loss.
     pub validations: Vec<(u64, f64)>,
     pub experts: Vec<(u64, Vec<Layer>)>,
+    /// Of a pipeline, in the order of the model.
+    pub stages: Vec<(u64, Vec<StageSeconds>)>,
     pub events: Vec<(u64, String)>,
     /// The processes that the run had, by the step they went on after.
     pub setups: Vec<Setup>,
@@ -93,6 +95,7 @@ impl Log {
                 self.validations.push((step, loss));
             }
             Line::Experts { step, layers } => self.experts.push((step, layers)),
+            Line::Stages { step, stages } => self.stages.push((step, stages)),
             Line::Event { step, text } => {
                 if text.starts_with(RESUMED) {
                     self.end_process();
@@ -128,6 +131,7 @@ impl Log {
         // What was found after the step before this one still holds.
         self.validations.retain(|(of, _)| *of < step);
         self.experts.retain(|(of, _)| *of < step);
+        self.stages.retain(|(of, _)| *of < step);
         self.sample.take_if(|(of, _)| *of >= step);
     }
 

@@ -1,7 +1,7 @@
 //! One run as the page shows it.
 
 use crate::config::{self, Entries};
-use crate::lines::{Setup, Step};
+use crate::lines::{Setup, StageSeconds, Step};
 use crate::loads::{Loads, loads};
 use crate::log::Log;
 use crate::marks::{Mark, Spike, marks, spikes};
@@ -52,6 +52,8 @@ pub(crate) struct Run {
     pub device: Option<(Rounded, Rounded)>,
     /// Collective, calls, bytes, seconds.
     pub traffic: Vec<(String, Rounded, Rounded, Rounded)>,
+    /// Of each stage of a pipeline, in the last step that tells: seconds of computing, and the share of its time that it waited.
+    pub stages: Vec<(Rounded, Rounded)>,
     pub experts: Vec<Loads>,
     pub config: Entries,
 }
@@ -115,6 +117,7 @@ impl Run {
                 .into_iter()
                 .map(|(name, t)| (name, Rounded(t.calls), Rounded(t.bytes), Rounded(t.seconds)))
                 .collect(),
+            stages: log.stages.last().map_or(vec![], |(_, stages)| stages.iter().map(stage).collect()),
             experts: loads(&log.experts),
             config: config.clone(),
         }
@@ -136,6 +139,16 @@ impl Axis {
     }
 }
 
+/// Seconds of computing, and the share of waiting.
+fn stage(of: &StageSeconds) -> (Rounded, Rounded) {
+    (Rounded(of.computing), Rounded(of.waiting / (of.computing + of.waiting)))
+}
+
+/// The mean share of waiting of all stages, in percent.
+fn bubble(stages: &[StageSeconds]) -> f64 {
+    stages.iter().map(|of| 100.0 * stage(of).1.0).sum::<f64>() / stages.len() as f64
+}
+
 /// All series that have a value.
 fn series(log: &Log) -> BTreeMap<&'static str, Series> {
     let steps: Vec<_> = log.steps.iter().map(|step| step.step).collect();
@@ -144,7 +157,10 @@ fn series(log: &Log) -> BTreeMap<&'static str, Series> {
         Series::new(&steps, &values, POINTS)
     };
     let (val_steps, val_losses): (Vec<_>, Vec<_>) = log.validations.iter().copied().unzip();
+    let (stage_steps, bubbles): (Vec<_>, Vec<_>) =
+        log.stages.iter().map(|(step, stages)| (*step, bubble(stages))).unzip();
     let mut series = BTreeMap::from([
+        ("bubble", Series::new(&stage_steps, &bubbles, POINTS)),
         ("loss", of(|step| step.loss)),
         ("aux_loss", of(|step| step.aux_loss)),
         ("lr", of(|step| step.lr)),

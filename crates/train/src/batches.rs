@@ -1,4 +1,4 @@
-use crate::config::TrainConfig;
+use crate::config::{Config, TrainConfig};
 use checkpoint::Index;
 use std::ops::Range;
 
@@ -15,12 +15,18 @@ pub(crate) struct Batches {
     done: (usize, u64),
 }
 
+/// A micro-batch: rows of a global batch, and whether they count.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rows {
+    pub rows: Range<u64>,
+    pub count: bool,
+}
+
 impl Batches {
     /// Of a rank among those that share the batch.
-    pub fn new(train: &TrainConfig, (rank, ranks): (usize, usize), resumed: Option<&Index>) -> Self {
-        let TrainConfig { global_batch_size, seq_len, .. } = *train;
-        let share = global_batch_size / ranks;
-        let micro_batch_size = train.micro_batch_of(share);
+    pub fn new(config: &Config, (rank, ranks): (usize, usize), resumed: Option<&Index>) -> Self {
+        let TrainConfig { global_batch_size, seq_len, .. } = config.train;
+        let micro_batch_size = config.micro_batch_size();
         let done = resumed.map_or((0, 0), |index| (index.step as usize, index.tokens));
         Self { global_batch_size, micro_batch_size, seq_len, rank, ranks, done }
     }
@@ -42,17 +48,21 @@ impl Batches {
     }
 
     /// The rows of a step's global batch that the rank computes, a micro-batch at a time. Micro-batches go round the ranks: their
-    /// gradients are then added in the same order on any number of ranks.
-    pub fn rows(&self) -> impl Iterator<Item = Range<u64>> + use<> {
-        let micro = self.micro_batch_size;
-        let firsts = (self.rank * micro..self.global_batch_size).step_by(micro * self.ranks);
-        firsts.map(move |first| first as u64..(first + micro) as u64)
+    /// gradients are then added in the same order on any number of ranks. Where they do not come out even, the last one is smaller, and
+    /// ranks that have one fewer than others compute a first row again, which does not count: all take part in all collectives.
+    pub fn rows(&self) -> Vec<Rows> {
+        let (micro, batch) = (self.micro_batch_size, self.global_batch_size);
+        let micro_batch = |round: usize| match (round * self.ranks + self.rank) * micro {
+            first if first < batch => Rows { rows: first as u64..(first + micro).min(batch) as u64, count: true },
+            _ => Rows { rows: 0..1, count: false },
+        };
+        (0..batch.div_ceil(micro * self.ranks)).map(micro_batch).collect()
     }
 
     /// The same rows as numbers of sequences in the data's order, in the step after `steps` steps.
     pub fn sequences(&self, steps: usize) -> Vec<Range<u64>> {
         let first = self.tokens(steps) / self.seq_len as u64;
-        self.rows().map(|rows| first + rows.start..first + rows.end).collect()
+        self.rows().into_iter().map(|Rows { rows, .. }| first + rows.start..first + rows.end).collect()
     }
 }
 
@@ -62,7 +72,7 @@ mod tests {
 
     fn batches(global_batch_size: usize, rank: (usize, usize), resumed: Option<&Index>) -> Batches {
         let train = TrainConfig { global_batch_size, micro_batch_size: Some(2), seq_len: 16, ..TrainConfig::default() };
-        Batches::new(&train, rank, resumed)
+        Batches::new(&Config { train, ..Config::default() }, rank, resumed)
     }
 
     #[test]
@@ -71,6 +81,21 @@ mod tests {
         assert_eq!(of_rank(0, 0), [0..2, 4..6]);
         assert_eq!(of_rank(1, 0), [2..4, 6..8]);
         assert_eq!(of_rank(0, 1), [8..10, 12..14]);
+    }
+
+    #[test]
+    fn every_row_counts_once_and_all_ranks_have_as_many_micro_batches() {
+        for batch in 1..20 {
+            for ranks in 1..6 {
+                let of_rank = |rank| batches(batch, (rank, ranks), None).rows();
+                let all: Vec<Vec<Rows>> = (0..ranks).map(of_rank).collect();
+                assert!(all.iter().all(|rows| rows.len() == all[0].len()), "{batch} on {ranks}");
+                let counting = all.iter().flatten().filter(|rows| rows.count);
+                let mut rows: Vec<u64> = counting.flat_map(|rows| rows.rows.clone()).collect();
+                rows.sort_unstable();
+                assert_eq!(rows, (0..batch as u64).collect::<Vec<_>>(), "{batch} on {ranks}");
+            }
+        }
     }
 
     #[test]

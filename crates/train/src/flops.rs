@@ -14,25 +14,35 @@ use crate::units::parameters;
 /// `2 N` multiplications and additions forward, twice that backward; attention's two products are counted as if there were no mask, as
 /// is the custom. Recomputed activations are not counted: it is model FLOPs, not hardware FLOPs.
 pub(crate) fn per_token(config: &Config) -> f64 {
-    let (mut active, t) = (0.0, config.train.seq_len as f64);
+    per_call(config).iter().sum()
+}
+
+/// The same of each part of the model: the embedding, every block, the head.
+pub(crate) fn per_call(config: &Config) -> Vec<f64> {
+    let t = config.train.seq_len as f64;
     let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.num_experts as f64);
+    let (blocks, attention) = match &config.model {
+        ModelConfig::Gpt2(shape) => (shape.n_layer, 2 * shape.n_embd),
+        ModelConfig::DeepSeek(shape) => {
+            let widths = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim;
+            (shape.num_hidden_layers, shape.num_attention_heads * widths)
+        }
+    };
+    let mut flops = vec![6.0 * attention as f64 * t; blocks + 2];
+    (flops[0], flops[blocks + 1]) = (0.0, 0.0);
     for parameter in parameters(config) {
         let len = parameter.len().unwrap_or_default() as f64;
-        active += match parameter.name.as_str() {
+        let active = match parameter.name.as_str() {
             "embed.weight" | "ends.wpe.weight" => 0.0,
             name if name.contains(".experts.") && !name.contains("shared_experts") => len * share,
             _ if parameter.shape.len() < 2 => 0.0,
             _ => len,
         };
+        let block =
+            parameter.name.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        flops[block.map_or(blocks + 1, |block| block + 1)] += 6.0 * active;
     }
-    let attention = match &config.model {
-        ModelConfig::Gpt2(shape) => 2 * shape.n_layer * shape.n_embd,
-        ModelConfig::DeepSeek(shape) => {
-            let widths = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim;
-            shape.num_hidden_layers * shape.num_attention_heads * widths
-        }
-    };
-    6.0 * active + 6.0 * attention as f64 * t
+    flops
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ pub(crate) struct ProcessMetrics<'a> {
     pub machine: Machine,
     pub device: &'a str,
     pub ranks: usize,
-    pub strategy: &'a str,
+    pub strategy: String,
     pub data: &'a str,
     pub train_tokens: u64,
     pub val_tokens: u64,
@@ -98,6 +98,33 @@ pub(crate) struct UsageMetrics {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceMetrics>,
     pub traffic: BTreeMap<&'static str, TrafficMetrics>,
+}
+
+/// What a step took of each stage of a pipeline.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct StageMetrics {
+    pub step: usize,
+    pub stages: Vec<StageSeconds>,
+}
+
+/// Seconds of a stage, the mean of its ranks.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct StageSeconds {
+    /// Of forwards and backwards.
+    pub compute_seconds: f64,
+    /// In which it waited for another stage.
+    pub wait_seconds: f64,
+}
+
+impl fmt::Display for StageMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let share = |stage: &StageSeconds| {
+            let percent = 100.0 * stage.wait_seconds / (stage.compute_seconds + stage.wait_seconds);
+            format!("{:.3} s and {percent:.0}%", stage.compute_seconds)
+        };
+        let stages: Vec<_> = self.stages.iter().map(share).collect();
+        write!(f, "stages compute for, and wait for others: {}", stages.join(", "))
+    }
 }
 
 /// Where a step's tokens went.

@@ -1,29 +1,29 @@
 //! What one rank does in a run.
 
+mod telling;
+
 use crate::allocator::allocated;
-use crate::batches::Batches;
+use crate::batches::{Batches, Rows};
 use crate::config::{CheckpointConfig, Config, OnNonFinite};
-use crate::expert_loads::{self, ExpertLoads};
+use crate::expert_loads::ExpertLoads;
 use crate::flops;
-use crate::machine::{self, Machine};
-use crate::metrics::{ExpertMetrics, ProcessMetrics, SampleMetrics, StepMetrics, UsageMetrics};
+use crate::learning_rate::learning_rate;
+use crate::metrics::SampleMetrics;
 use crate::progress::Progress;
 use crate::recorder::Recorder;
 use crate::resume::Resume;
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
-use crate::schedule::learning_rate;
 use crate::spikes::Recent;
 use crate::trainer::{Outcome, TrainError};
-use crate::units::{Batch, Parts, parameter_count, units};
-use crate::words::{count, human};
+use crate::units::{Batch, Parts, units};
 use burn::tensor::Device;
 use checkpoint::{Best, Folder, Index};
 use comm::Communicator;
 use data::{Dataset, Loader, Prepared, Tokenizer};
-use fsdp::{Fsdp, FsdpConfig, NonFinite, StepReport};
+use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport};
 use model::{Generation, MicroBatch, Sampling, generate};
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -98,6 +98,8 @@ struct Rank<'a> {
     grad_norms: Recent,
     /// What the last step has spent on a checkpoint.
     checkpoint_seconds: f64,
+    /// What its forwards and backwards took.
+    times: StageTimes,
     /// The best validation, whose checkpoint is kept.
     best: Option<Best>,
 }
@@ -108,7 +110,7 @@ impl<'a> Rank<'a> {
         let folder = RunFolder::of_rank_0(job.folder.as_ref(), &comm)?;
         let loads = ExpertLoads::new(&job.config);
         let (units, parts) = units(&job.config, &loads, &device);
-        let config = job.config.parallel.fsdp(&job.config.optim);
+        let config = job.config.fsdp();
         let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
         let mut fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
         if let Some(resume) = &job.resume {
@@ -117,13 +119,12 @@ impl<'a> Rank<'a> {
                 resume.take_over(&folder, &job.config, &job.progress)?;
             }
         }
-        let batches =
-            Batches::new(&job.config.train, fsdp.data_parallel(), job.resume.as_ref().map(|from| &from.index));
+        let batches = Batches::new(&job.config, fsdp.data_parallel(), job.resume.as_ref().map(|from| &from.index));
         Ok(Self {
             job,
             rank,
             saver: saver(job, &folder, rank)?,
-            recorder: recorder(job, &folder, rank, batches.micro_batch_size())?,
+            recorder: telling::recorder(job, &folder, rank, batches.micro_batch_size())?,
             device,
             folder,
             fsdp,
@@ -135,6 +136,7 @@ impl<'a> Rank<'a> {
             losses: Recent::default(),
             grad_norms: Recent::default(),
             checkpoint_seconds: 0.0,
+            times: StageTimes::default(),
             best: job.resume.as_ref().and_then(|resume| resume.best),
         })
     }
@@ -145,10 +147,11 @@ impl<'a> Rank<'a> {
         let Config { train, optim, .. } = &self.job.config;
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
-        let (micro_batches, waited) = self.next_batches(step)?;
+        let (micro_batches, weights, waited) = self.next_batches(step)?;
         let (config, parts, loads) = (&self.job.config, &self.parts, &self.loads);
         let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
-        let report = self.fsdp.train_step_with(&micro_batches, lr, update)?;
+        let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, update)?;
+        self.times = report.times;
         let done = step + 1;
         match &report.non_finite {
             Some(at) if train.on_non_finite == OnNonFinite::Stop => {
@@ -164,45 +167,17 @@ impl<'a> Rank<'a> {
         Ok(report.loss)
     }
 
-    /// This rank's micro-batches of a step, and how long they had to be waited for.
-    fn next_batches(&mut self, step: usize) -> Result<(Vec<Batch>, Duration), TrainError> {
-        let (batches, waited) = self.loader.next();
-        let batch = |(rows, tokens): (Range<u64>, data::Batch)| {
+    /// This rank's micro-batches of a step, the sequences that count in each, and how long they had to be waited for.
+    fn next_batches(&mut self, step: usize) -> Result<(Vec<Batch>, Vec<f64>, Duration), TrainError> {
+        let (tokens, waited) = self.loader.next();
+        let (mut batches, mut weights) = (vec![], vec![]);
+        for (Rows { rows, count }, tokens) in self.batches.rows().into_iter().zip(tokens) {
             let place = MicroBatch { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
-            Batch::new(tokens, Some(place), &self.job.config.model, &self.device)
-        };
-        Ok((self.batches.rows().zip(batches).map(batch).collect::<Result<_, _>>()?, waited))
-    }
-
-    fn step_metrics(
-        &mut self,
-        step: usize,
-        lr: f64,
-        report: &StepReport,
-        took: Duration,
-        waited: Duration,
-    ) -> StepMetrics {
-        let step_seconds = took.as_secs_f64();
-        let tokens_per_second = self.batches.step_tokens() as f64 / step_seconds;
-        let tflops = self.flops_per_token * tokens_per_second / self.job.devices as f64 / 1e12;
-        StepMetrics {
-            step,
-            loss: report.loss,
-            lr,
-            aux_loss: report.aux_loss,
-            grad_norm: report.grad_norm,
-            skipped: report.skipped,
-            tokens: self.batches.tokens(step),
-            tokens_per_second,
-            tflops,
-            mfu: self.job.config.metrics.peak_tflops.map(|peak| tflops / peak),
-            step_seconds,
-            data_wait_seconds: waited.as_secs_f64(),
-            checkpoint_seconds: std::mem::take(&mut self.checkpoint_seconds),
-            elapsed_seconds: self.recorder.elapsed(),
-            loss_z: self.losses.z_score(report.loss),
-            grad_norm_z: self.grad_norms.z_score(report.grad_norm),
+            let place = Some(place).filter(|_| count); // what does not count leaves no trace
+            batches.push(Batch::new(tokens, place, &self.job.config.model, &self.device)?);
+            weights.push(if count { (rows.end - rows.start) as f64 } else { 0.0 });
         }
+        Ok((batches, weights, waited))
     }
 
     fn not_finite(&self, step: usize, report: &StepReport, at: &NonFinite) -> TrainError {
@@ -222,6 +197,7 @@ impl<'a> Rank<'a> {
         let started = Instant::now();
         self.job.progress.doing("saving");
         self.finish_saving()?;
+        self.fsdp.check_copies()?;
         let index = Index {
             step: step as u64,
             seed: train.seed,
@@ -231,7 +207,7 @@ impl<'a> Rank<'a> {
             best: self.best,
             kept: self.job.resume.as_ref().map_or(vec![], |resume| resume.kept.clone()),
             world_size: parallel.gpus,
-            strategy: parallel.strategy.name().into(),
+            strategy: parallel.describe(),
             ..Index::default()
         };
         self.saver.start(self.fsdp.state(), index);
@@ -325,37 +301,6 @@ impl<'a> Rank<'a> {
         Ok(Some(sample))
     }
 
-    /// Which rank computes what, where not every rank computes all.
-    fn say_placement(&self) {
-        let mut ranges: Vec<(usize, String, String, usize)> = vec![];
-        for placement in self.fsdp.placements() {
-            let Some(owner) = placement.rank else { return };
-            match ranges.last_mut() {
-                Some((rank, _, last, parameters)) if *rank == owner => {
-                    *last = placement.unit;
-                    *parameters += placement.parameters;
-                }
-                _ => ranges.push((owner, placement.unit.clone(), placement.unit, placement.parameters)),
-            }
-        }
-        if self.rank == 0 {
-            for (rank, first, last, parameters) in ranges {
-                let parameters = human(parameters);
-                let range = if first == last { first } else { format!("{first} to {last}") };
-                self.job.progress.say(&format!("rank {rank}: {range} ({parameters} parameters)"));
-            }
-        }
-    }
-
-    /// Memory and communication of rank 0, and where the step's tokens went, on all ranks; `tell`: to the user too.
-    fn report(&mut self, step: usize, tell: bool) -> Result<(), TrainError> {
-        let usage = UsageMetrics::new(step, self.rank, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
-        self.recorder.usage(&usage, tell)?;
-        let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
-        let sums = self.fsdp.all_reduce(&self.loads.sums(&layers, experts))?;
-        self.recorder.experts(&ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts)), tell)
-    }
-
     /// Whether any rank was asked to stop; all ranks get the same answer. Completes a checkpoint that all ranks have written by now.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
         let one_if = |yes: bool| if yes { 1.0 } else { 0.0 };
@@ -386,48 +331,6 @@ fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError
         files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
     }
     Ok(Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.keep, files))
-}
-
-/// What tells of the run, with its first lines.
-fn recorder<'a>(
-    job: &'a Job,
-    folder: &RunFolder,
-    rank: usize,
-    micro_batch_size: usize,
-) -> Result<Recorder<'a>, TrainError> {
-    let world_size = job.config.parallel.gpus;
-    let mut recorder = Recorder::open(folder, rank, job.resume.as_ref().map_or(0, Resume::step), &job.progress)?;
-    recorder.log(&format!("rank {rank} of {world_size} on {}", job.config.train.device));
-    if rank == 0 {
-        recorder.metrics(&process(job, micro_batch_size))?;
-    }
-    if let Some(resume) = &job.resume {
-        let event = format!("resumed from {} on {}", resume.path.display(), count(world_size, "rank"));
-        recorder.event(resume.step(), &event)?;
-    }
-    Ok(recorder)
-}
-
-/// What this process is, and where.
-fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
-    let Config { train, parallel, .. } = &job.config;
-    ProcessMetrics {
-        started: machine::now(),
-        step: job.resume.as_ref().map_or(0, Resume::step),
-        version: env!("CARGO_PKG_VERSION"),
-        machine: Machine::this(),
-        device: &train.device,
-        ranks: parallel.gpus,
-        strategy: parallel.strategy.name(),
-        data: &job.data.name,
-        train_tokens: job.dataset.train_tokens(),
-        val_tokens: job.dataset.val_tokens(),
-        bytes_per_token: job.data.meta.as_ref().map(|meta| meta.text_bytes as f64 / meta.tokens as f64),
-        parameters: parameter_count(&job.config),
-        global_batch_size: train.global_batch_size,
-        micro_batch_size,
-        seq_len: train.seq_len,
-    }
 }
 
 /// Reads ahead, from the step that the run goes on with.

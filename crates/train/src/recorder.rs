@@ -1,4 +1,4 @@
-use crate::metrics::{EventMetrics, ExpertMetrics, StepMetrics, UsageMetrics, ValMetrics};
+use crate::metrics::{EventMetrics, ExpertMetrics, StageMetrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::progress::Progress;
 use crate::run_folder::RunFolder;
 use crate::trainer::TrainError;
@@ -127,6 +127,12 @@ impl<'a> Recorder<'a> {
         let mut values = vec![("memory/max_active(GiB)", gib(peak as f64))];
         values.extend(m.device.map(|device| ("memory/max_reserved(GiB)", gib(device.reserved as f64))));
         self.scalars(m.step, &values)
+    }
+
+    /// What a step took of the stages; `tell`: to the user too.
+    pub fn stages(&mut self, m: &StageMetrics, tell: bool) -> Result<(), TrainError> {
+        self.say_or_log(&m.to_string(), tell);
+        self.metrics(m)
     }
 
     /// Where a step's tokens went; `tell`: to the user too.

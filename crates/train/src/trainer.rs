@@ -1,5 +1,5 @@
 use crate::allocator::count_for;
-use crate::config::{Config, ConfigError, ModelConfig};
+use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
 use crate::device::Devices;
 use crate::launch::Launch;
 use crate::memory_check;
@@ -267,6 +267,12 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         human(dataset.val_tokens() as usize),
         config.model.vocab_size(),
     ));
+    let ParallelConfig { pp, schedule, .. } = &config.parallel;
+    if *pp > 1 {
+        let (micro_batches, sequences) = (config.micro_batches(), config.micro_batch_size());
+        let (name, batches) = (schedule.name(), count(micro_batches, "micro-batch"));
+        progress.say(&format!("{pp} stages ({name}), {batches} of {} a step", count(sequences, "sequence")));
+    }
     devices.sharing().into_iter().for_each(|line| progress.say(&line));
     if let (Some(tokens), size) = (data.vocab_size(), config.model.vocab_size())
         && tokens < size / 4

@@ -20,5 +20,6 @@ pub(crate) fn human(count: usize) -> String {
 }
 
 fn plural(number: usize, noun: &str) -> String {
-    format!("{noun}{}", if number == 1 { "" } else { "s" })
+    let plural = if noun.ends_with("ch") { "es" } else { "s" };
+    format!("{noun}{}", if number == 1 { "" } else { plural })
 }

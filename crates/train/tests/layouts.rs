@@ -61,6 +61,10 @@ const GPT2_ROWS: &[Row] = &[
     ("full_shard, 2 ranks, accumulates", &["gpus=2"]),
     ("full_shard, 4 ranks", &["gpus=4"]),
     ("full_shard, 4 ranks, other micro-batches", &["gpus=4", "train.micro_batch_size=2"]),
+    ("full_shard, 3 ranks share 16 sequences", &["gpus=3", "train.micro_batch_size=null"]),
+    ("full_shard, 3 ranks, four micro-batches", &["gpus=3"]),
+    ("ddp, 5 ranks, six micro-batches", &["gpus=5", "strategy=ddp", "train.micro_batch_size=3"]),
+    ("zero1, 3 ranks, micro-batches of 5", &["gpus=3", "strategy=zero1", "train.micro_batch_size=5"]),
     ("full_shard, 2 ranks, no_sync", &["gpus=2", "no_sync=true"]),
     ("full_shard, 4 ranks, recomputes", &["gpus=4", "activation_checkpointing=full"]),
     ("full_shard, 4 ranks, recomputes every second", &["gpus=4", "activation_checkpointing=every:2"]),
@@ -83,6 +87,27 @@ const GPT2_ROWS: &[Row] = &[
     ("block, 4 ranks, no prefetch", &["gpus=4", "strategy=block", "forward_prefetch=none", "backward_prefetch=none"]),
 ];
 
+/// Stages of a pipeline, with each schedule and with what is sharded within a stage. Micro-batches of one sequence: four, eight or sixteen.
+const GPT2_PIPELINES: &[Row] = &[
+    ("pp 2", &["gpus=2", "pp=2"]),
+    ("pp 2, its own micro-batches", &["gpus=2", "pp=2", "train.micro_batch_size=null"]),
+    ("pp 2, gpipe", &["gpus=2", "pp=2", "schedule=gpipe", "train.micro_batch_size=2"]),
+    ("pp 2, interleaved", &["gpus=2", "pp=2", "schedule=interleaved_1f1b", "train.micro_batch_size=2"]),
+    ("pp 4", &["gpus=4", "pp=4"]),
+    ("pp 4, gpipe, 8 micro-batches", &["gpus=4", "pp=4", "schedule=gpipe", "train.micro_batch_size=2"]),
+    ("pp 5, 8 micro-batches", &["gpus=5", "pp=5", "train.micro_batch_size=2"]),
+    ("pp 3, uneven stages", &["gpus=3", "pp=3", "stages=[0,1,2]"]),
+    ("pp 2, recomputes", &["gpus=2", "pp=2", "activation_checkpointing=full"]),
+    ("pp 2 x full_shard 2", &["gpus=4", "pp=2"]),
+    ("pp 2 x full_shard 2, no_sync", &["gpus=4", "pp=2", "no_sync=true"]),
+    ("pp 2 x full_shard 2, interleaved", &["gpus=4", "pp=2", "schedule=interleaved_1f1b"]),
+    ("pp 2 x zero1 2", &["gpus=4", "pp=2", "strategy=zero1"]),
+    ("pp 2 x shard_grad_op 2", &["gpus=4", "pp=2", "strategy=shard_grad_op"]),
+    ("pp 2 x ddp 2", &["gpus=4", "pp=2", "strategy=ddp"]),
+    ("pp 2 x full_shard 3, 16 sequences", &["gpus=6", "pp=2", "train.micro_batch_size=2"]),
+    ("pp 2 x hybrid_shard 4", &["gpus=8", "pp=2", "strategy=hybrid_shard", "train.micro_batch_size=2"]),
+];
+
 /// The micro-batches are those of one rank, and where they are several, the gradients are added in its order: sums in another order round
 /// otherwise, and when the second and third best expert of a token score the same up to that, it goes to the other one.
 const DEEPSEEK_ROWS: &[Row] = &[
@@ -95,8 +120,21 @@ const DEEPSEEK_ROWS: &[Row] = &[
     ("full_shard, 4 ranks, recomputes every second", &["gpus=4", "activation_checkpointing=every:2"]),
     ("full_shard, 4 ranks, wrapped by size", &["gpus=4", "wrap=size:200000"]),
     ("hybrid_shard, 4 ranks", &["gpus=4", "strategy=hybrid_shard"]),
+    ("full_shard, 3 ranks, four micro-batches", &["gpus=3"]),
     ("block, 2 ranks", &["gpus=2", "strategy=block"]),
     ("block, 4 ranks, recomputes", &["gpus=4", "strategy=block", "activation_checkpointing=full"]),
+];
+
+const DEEPSEEK_PIPELINES: &[Row] = &[
+    ("pp 2", &["gpus=2", "pp=2"]),
+    ("pp 4", &["gpus=4", "pp=4"]),
+    ("pp 4, gpipe", &["gpus=4", "pp=4", "schedule=gpipe"]),
+    ("pp 2, interleaved", &["gpus=2", "pp=2", "schedule=interleaved_1f1b"]),
+    ("pp 3, uneven stages", &["gpus=3", "pp=3", "stages=[0,1,2]"]),
+    ("pp 2, recomputes", &["gpus=2", "pp=2", "activation_checkpointing=full"]),
+    ("pp 2 x full_shard 2", &["gpus=4", "pp=2"]),
+    ("pp 2 x zero1 2", &["gpus=4", "pp=2", "strategy=zero1"]),
+    ("pp 2 x ddp 2", &["gpus=4", "pp=2", "strategy=ddp"]),
 ];
 
 const FOUR_RANKS: &[Row] = &[("full_shard, 4 ranks", &["gpus=4"])];
@@ -111,6 +149,16 @@ const TOLERANCE: f64 = 1e-5;
 #[test]
 fn gpt2_has_the_losses_of_one_rank_in_every_layout() {
     every_layout_has_the_losses_of_one_rank(GPT2, GPT2_ROWS);
+}
+
+#[test]
+fn gpt2_has_the_losses_of_one_rank_in_every_pipeline() {
+    every_layout_has_the_losses_of_one_rank(GPT2, GPT2_PIPELINES);
+}
+
+#[test]
+fn deepseek_has_the_losses_of_one_rank_in_every_pipeline() {
+    every_layout_has_the_losses_of_one_rank(DEEPSEEK, DEEPSEEK_PIPELINES);
 }
 
 #[test]

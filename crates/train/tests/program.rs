@@ -215,7 +215,7 @@ fn block_says_which_rank_computes_what_and_the_log_what_it_takes() {
     let folder = folder_with_text();
     let block = ["--gpus=2", "--steps=3", "--set=parallel.strategy=block", "--set=metrics.every=2", "--out=run"];
     let (_, stderr) = succeed(folder.path(), &[TINY, &block].concat());
-    for part in ["rank 0: ends to blocks.0 (", "rank 1: blocks.1 to ends (", "parameters 0."] {
+    for part in ["rank 0: embedding to blocks.0 (", "rank 1: blocks.1 to head (", "parameters 0."] {
         assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
     }
     let metrics = metrics(&folder.path().join("run"));
@@ -278,6 +278,20 @@ fn what_ends_a_job_or_a_terminal_is_the_first_ctrl_c_and_nohup_still_means_to_go
     let lines = metrics(&folder.path().join("run")).len();
     wait_for_lines(folder.path(), lines + 200);
     assert_eq!(send("-TERM", &mut run).code(), Some(130));
+}
+
+#[test]
+fn a_pipeline_ends_with_the_model_of_one_rank() {
+    let folder = folder_with_text();
+    let sample = |args: &[&str]| {
+        let out = format!("--out={}", args.join("").replace(['=', '-', '.'], ""));
+        let (said, _) =
+            succeed(folder.path(), &[TINY, &["--steps=3", "--set=train.sample_tokens=30", &out], args].concat());
+        said.split("--- sample ---").nth(1).expect(&said).to_string()
+    };
+    let one = sample(&["--gpus=1"]);
+    assert_eq!(sample(&["--gpus=4", "--set=parallel.pp=4"]), one);
+    assert_eq!(sample(&["--gpus=4", "--set=parallel.pp=2", "--set=parallel.strategy=zero1"]), one);
 }
 
 #[test]

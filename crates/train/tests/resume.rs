@@ -104,6 +104,17 @@ fn a_run_goes_on_at_other_ranks_and_under_another_strategy() {
             &["--gpus=4", "--set=parallel.strategy=hybrid_shard"],
             &["--gpus=2", "--set=parallel.strategy=block", "--set=parallel.dp_replicate=null"],
         ),
+        ("full_shard -> pp 2 x full_shard", &["--gpus=2"], &["--gpus=4", "--set=parallel.pp=2"]),
+        (
+            "pp 3 -> 1",
+            &["--gpus=3", "--set=parallel.pp=3", "--set=parallel.schedule=gpipe"],
+            &["--gpus=1", "--set=parallel.pp=1"],
+        ),
+        (
+            "pp 2 x ddp -> interleaved pp 2",
+            &["--gpus=4", "--set=parallel.pp=2", "--set=parallel.strategy=ddp"],
+            &["--gpus=2", "--set=parallel.schedule=interleaved_1f1b"],
+        ),
         ("wrapped", &["--gpus=2", "--set=parallel.wrap=size:5000"], &["--gpus=3", "--set=parallel.wrap=block"]),
     ];
     for (i, (name, before, after)) in moves.iter().enumerate() {

@@ -37,6 +37,7 @@ function sections() {
     ["Training", first ? [first, ...grid(others)] : []],
     [term("sample", "Sample"), samples(), runs.length === 1 && runs[0].sample ? `after step ${runs[0].sample[0]}` : null],
     ["Speed", grid(plotCards("Speed"))],
+    [term("stages", "Pipeline"), stages(), "a step, mean of a stage's ranks"],
     ["Load of experts", [...grid(plotCards("Experts")), ...expertMaps()]],
     [term("memory", "Memory"), memory(), "rank 0"],
     [term("traffic", "Communication"), communication(), "received by rank 0"],

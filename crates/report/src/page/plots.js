@@ -12,6 +12,7 @@ const PLOTS = {
     { key: "tokens_per_second", about: "speed", title: "Tokens per second", smooth: true, robust: true, format: short, tick: shortTick },
     { key: "step_seconds", title: "Step time", unit: "filled: waiting for data", smooth: true, robust: true, under: "data_wait_seconds",
       format: duration, tick: durationTick },
+    { key: "bubble", title: "Bubble", unit: "of the time, mean of stages", zero: true, format: percent, tick: percentTick },
     { key: "mfu", title: "MFU", unit: "of the device's peak", smooth: true, robust: true, format: percent, tick: percentTick },
     { key: "flops", unless: "mfu", title: "FLOP/s per device", smooth: true, robust: true, format: (v) => short(v, "FLOP/s"), tick: flops },
   ],

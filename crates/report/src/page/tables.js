@@ -27,6 +27,15 @@ function memory() {
     el("p", { class: "soft" }, "Categories have their highest values at different times, so that all together are less than the bar “at most”."))];
 }
 
+function stages() {
+  const shown = runs.filter((run) => run.stages.length);
+  if (!shown.length) return [];
+  const row = (run) => run.stages.map(([computing, waiting], i) => el("tr", { "data-run": run.name, "data-key": `${run.name}/${i}` },
+    runs.length > 1 ? el("td", {}, nameOf(run)) : null, [i, duration(computing), percent(100 * waiting)].map((cell) => el("td", {}, cell))));
+  const titles = [...(runs.length > 1 ? ["Run"] : []), "Stage", "Computes", "Waits"];
+  return [el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, titles.map((title) => el("th", {}, title)))), el("tbody", {}, shown.map(row))))];
+}
+
 function communication() {
   const used = (run) => run.traffic.filter(([, , size]) => size > 0);
   const shown = runs.filter((run) => used(run).length);

@@ -45,7 +45,7 @@ pub(super) fn shown(value: &Value) -> String {
     let yaml = yaml_serde::to_string(value).unwrap_or_default();
     match value {
         Value::Mapping(_) => "a mapping".into(),
-        Value::Sequence(_) => "a list".into(),
+        Value::Sequence(values) => format!("[{}]", values.iter().map(shown).collect::<Vec<_>>().join(", ")),
         Value::String(text) => format!("\"{text}\""),
         _ => yaml.trim().into(),
     }
@@ -122,6 +122,7 @@ fn takes(model_type: &str, path: &[&str], value: &Value) -> String {
         "boolean" => "true or false",
         "string" => "a string",
         "object" => "a section, with keys and values below it",
+        "array" => "a list of whole numbers, such as [4, 4]",
         other => other,
     });
     let mut all: Vec<String> = match names.is_empty() {

@@ -103,6 +103,7 @@ fn words(schema: &Json, variants: &[(&str, &str)]) -> String {
         "boolean" => "true|false",
         "string" => "text",
         "object" => "a section",
+        "array" => "a list, [1, 2]",
         other => other,
     };
     types(schema).into_iter().map(word).collect::<Vec<_>>().join(" or ")
@@ -113,6 +114,7 @@ fn scalar(value: &Value) -> String {
     let yaml = yaml_serde::to_string(value).expect("a value is YAML");
     match value {
         Value::String(text) if text.contains('\n') => serde_json::to_string(text).expect("a text is JSON"),
+        Value::Sequence(values) => format!("[{}]", values.iter().map(scalar).collect::<Vec<_>>().join(", ")),
         _ => yaml.trim_end().into(),
     }
 }

@@ -7,6 +7,7 @@ mod check;
 mod describe;
 mod error;
 mod load;
+mod parallel;
 mod presets;
 mod schema;
 mod sizes;
@@ -17,7 +18,6 @@ mod validate;
 
 use comm::Timeouts;
 use data::TokenizerSpec;
-use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, Precision, Prefetch, Strategy, Wrap};
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 use schemars::JsonSchema;
@@ -25,12 +25,13 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 
-pub use crate::schedule::LrSchedule;
+pub use crate::learning_rate::LrSchedule;
 pub(crate) use check::{keys, last_part, nearest, whole};
 pub use describe::reference;
 pub use error::ConfigError;
 pub use load::Source;
 pub(crate) use load::is_overridden;
+pub use parallel::ParallelConfig;
 pub use presets::{PRESETS, Preset, preset};
 pub(crate) use synonyms::synonyms;
 
@@ -100,6 +101,14 @@ impl ModelConfig {
         match self {
             Self::Gpt2(_) => Self::TYPES[0],
             Self::DeepSeek(_) => Self::TYPES[1],
+        }
+    }
+
+    /// Blocks, beside embedding and head.
+    pub fn blocks(&self) -> usize {
+        match self {
+            Self::Gpt2(shape) => shape.n_layer,
+            Self::DeepSeek(shape) => shape.num_hidden_layers,
         }
     }
 
@@ -181,11 +190,10 @@ impl DataConfig {
 pub struct TrainConfig {
     /// Optimizer steps. Flag: `--steps`.
     pub steps: usize,
-    /// Sequences per optimizer step, over all ranks; a multiple of `parallel.gpus`, but for `parallel.strategy: block`. Flag:
-    /// `--batch-size`.
+    /// Sequences per optimizer step, over all ranks, which share them as evenly as can be. Flag: `--batch-size`.
     pub global_batch_size: usize,
-    /// Sequences a rank computes at once, a divisor of its share of the global batch, over which gradients are accumulated; the whole
-    /// share if that is smaller, or if this is null.
+    /// Sequences a rank computes at once of its share of the global batch, over which gradients are accumulated; the whole share if that
+    /// is smaller, or if this is null, but in a pipeline as many as make four micro-batches a stage.
     pub micro_batch_size: Option<usize>,
     /// Tokens of a sequence; at most the model's context. Flag: `--seq-len`.
     pub seq_len: usize,
@@ -269,86 +277,6 @@ impl Default for OptimConfig {
             epsilon: 1e-8,
             weight_decay: 0.1,
             clip_grad_norm: 1.0,
-        }
-    }
-}
-
-/// How the run is spread over ranks; see [`FsdpConfig`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct ParallelConfig {
-    /// Number of ranks (the world size), which share devices where there are fewer. Flag: `--gpus`.
-    pub gpus: usize,
-    /// What each of N ranks holds of parameters, gradients and optimizer state. Flag: `--strategy`.
-    pub strategy: Strategy,
-    /// Replicas of `hybrid_shard`, each of `gpus / dp_replicate` ranks; null for 2. No other strategy has any.
-    pub dp_replicate: Option<usize>,
-    /// What is kept, gathered and freed together.
-    pub wrap: Wrap,
-    /// Whether gathered parameters are freed after the forward, and gathered again for the backward. On a GPU they stay where
-    /// activations are kept: recompute there.
-    pub reshard_after_forward: bool,
-    /// What is kept of the forward for the backward; the rest is recomputed.
-    pub activation_checkpointing: ActivationCheckpointing,
-    /// Types of gathered parameters and of gradients on their way; what rests is fp32.
-    pub precision: Precision,
-    /// Whether shards and optimizer state rest in the CPU's memory, and the optimizer steps there.
-    pub cpu_offload: bool,
-    /// When the forward sends for the next block's parameters.
-    pub forward_prefetch: Prefetch,
-    /// When the backward sends for the next block's parameters.
-    pub backward_prefetch: Prefetch,
-    /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole gradients until
-    /// then. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
-    pub no_sync: bool,
-}
-
-impl Default for ParallelConfig {
-    fn default() -> Self {
-        let fsdp = FsdpConfig::default();
-        Self {
-            gpus: 1,
-            strategy: fsdp.strategy,
-            dp_replicate: fsdp.dp_replicate,
-            wrap: fsdp.wrap,
-            reshard_after_forward: fsdp.reshard_after_forward,
-            activation_checkpointing: fsdp.activation_checkpointing,
-            precision: fsdp.precision,
-            cpu_offload: fsdp.cpu_offload,
-            forward_prefetch: fsdp.forward_prefetch,
-            backward_prefetch: fsdp.backward_prefetch,
-            no_sync: fsdp.no_sync,
-        }
-    }
-}
-
-impl ParallelConfig {
-    /// Ranks that share a batch: all, but under `block` each computes a part of the model for all of it.
-    pub fn data_parallel_size(&self) -> usize {
-        if self.strategy == Strategy::Block { 1 } else { self.gpus }
-    }
-
-    /// The same with the optimizer, for the sharding layer.
-    pub fn fsdp(&self, optim: &OptimConfig) -> FsdpConfig {
-        FsdpConfig {
-            strategy: self.strategy,
-            dp_replicate: self.dp_replicate,
-            wrap: self.wrap,
-            reshard_after_forward: self.reshard_after_forward,
-            activation_checkpointing: self.activation_checkpointing,
-            precision: self.precision,
-            cpu_offload: self.cpu_offload,
-            forward_prefetch: self.forward_prefetch,
-            backward_prefetch: self.backward_prefetch,
-            no_sync: self.no_sync,
-            adamw: AdamW {
-                beta1: optim.beta1,
-                beta2: optim.beta2,
-                epsilon: optim.epsilon,
-                weight_decay: optim.weight_decay,
-            },
-            clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
-            allocated: None,
         }
     }
 }

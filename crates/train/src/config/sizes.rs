@@ -1,7 +1,7 @@
 //! Products of a configuration's sizes, in floats, which do not overflow.
 
 use super::validate::require;
-use super::{CheckpointConfig, Config, ConfigError, ModelConfig, TrainConfig};
+use super::{CheckpointConfig, Config, ConfigError, ModelConfig};
 
 /// Parameters of a model, numbers of a tensor and tokens of a run are fewer: no machines have memory for more, and whoever multiplies
 /// sizes that have been validated gets no overflow.
@@ -9,13 +9,6 @@ const MOST: f64 = (1u64 << 53) as f64;
 
 /// A key and its value.
 type Size = (&'static str, usize);
-
-impl TrainConfig {
-    /// Sequences that a rank computes at once of its share of the batch.
-    pub fn micro_batch_of(&self, share: usize) -> usize {
-        self.micro_batch_size.map_or(share, |micro| micro.min(share))
-    }
-}
 
 impl Config {
     /// Whether checkpoints are written while steps follow: every so many steps, and of the best validations, of which the first is one.
@@ -42,11 +35,8 @@ impl Config {
             format!("{key} is {value}, which makes a run of {tokens:.1e} tokens: lower it")
         })?;
 
-        let share = train.global_batch_size / self.parallel.data_parallel_size();
-        let micro = match train.micro_batch_size {
-            Some(micro) if micro < share => ("train.micro_batch_size", micro),
-            _ => ("train.global_batch_size", share),
-        };
+        let key = if train.micro_batch_size.is_some() { "train.micro_batch_size" } else { "train.global_batch_size" };
+        let micro = (key, self.micro_batch_size());
         let tensors = self.activations().into_iter().map(|width| [&[micro, seq_len][..], &width].concat());
         let worst = tensors.max_by(|a, b| product(a).total_cmp(&product(b))).expect("a model has a vocabulary");
         require(product(&worst) <= MOST, || {

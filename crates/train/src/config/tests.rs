@@ -201,12 +201,8 @@ fn what_cannot_be_read_is_named() {
 #[test]
 fn values_that_do_not_fit_each_other_are_refused() {
     for (preset, overrides, message) in [
-        ("gpt2", &["parallel.gpus=3"] as &[_], "a multiple of 3, such as 33"),
-        (
-            "gpt2",
-            &["parallel.gpus=4", "train.micro_batch_size=3"],
-            "give a divisor of 8, as in --set train.micro_batch_size=2, or null",
-        ),
+        ("gpt2", &["parallel.gpus=33"] as &[_], "is 32, fewer sequences than the 33 ranks"),
+        ("gpt2", &["parallel.gpus=6", "parallel.pp=4"], "does not divide the 6 ranks"),
         ("gpt2", &["parallel.gpus=0"], "parallel.gpus is 0"),
         ("gpt2", &["train.seq_len=257"], "model.n_positions, which is 256"),
         ("gpt2", &["model.n_head=3"], "model.n_head 3"),
@@ -248,8 +244,9 @@ fn values_that_do_not_fit_each_other_are_refused() {
         refuses(preset_with(preset, overrides), &[message]);
     }
     assert!(preset_with("deepseek", &["moe=null", "model.first_k_dense_replace=4"]).is_ok());
-    // Under `block` the ranks do not share the batch.
-    assert!(preset_with("gpt2", &["parallel.strategy=block", "parallel.gpus=3"]).is_ok());
+    // Under `block` the ranks do not share the batch; others need not share it evenly.
+    assert!(preset_with("gpt2", &["parallel.strategy=block", "parallel.gpus=33"]).is_ok());
+    assert!(preset_with("gpt2", &["parallel.gpus=3", "train.micro_batch_size=5"]).is_ok());
     assert!(preset_with("gpt2", &["optim.schedule=wsd", "optim.decay_steps=380"]).is_ok());
 }
 

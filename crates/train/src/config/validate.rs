@@ -1,6 +1,7 @@
 use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
-use crate::schedule::learning_rate;
+use crate::learning_rate::learning_rate;
 use crate::words::count;
+use schedule::{Pipeline, PipelineError};
 
 /// Ranks of the largest clusters, and more.
 const MAX_RANKS: usize = 1 << 16;
@@ -39,7 +40,18 @@ impl Config {
                 optim.lr
             )
         });
-        warmup.into_iter().collect()
+        let (stages, micro_batches) = (self.parallel.pp, self.micro_batches());
+        let waits = stages > 1 && micro_batches < 2 * stages;
+        let bubble = waits.then(|| {
+            let virtual_stages = self.parallel.virtual_stages();
+            format!(
+                "{} of a step go through {stages} stages: these wait for {:.0}% of the time; more and smaller ones (train.micro_batch_size, \
+                 null for four a stage where the batch has as many sequences) shorten it",
+                count(micro_batches, "micro-batch"),
+                100.0 * (stages - 1) as f64 / (stages - 1 + virtual_stages * micro_batches) as f64
+            )
+        });
+        warmup.into_iter().chain(bubble).collect()
     }
 
     fn validate_parallel(&self) -> Result<(), ConfigError> {
@@ -48,11 +60,44 @@ impl Config {
         require(parallel.gpus <= MAX_RANKS, || {
             format!("parallel.gpus is {}: give at most {MAX_RANKS}", parallel.gpus)
         })?;
-        let fsdp = parallel.fsdp(&self.optim);
+        self.validate_pipeline()?;
+        let fsdp = self.fsdp_of_chunks(vec![]);
         fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
         require(!(parallel.cpu_offload && self.train.device == "cpu"), || {
             "parallel.cpu_offload is true, but the ranks compute on the CPU (train.device cpu) already: leave it out"
                 .into()
+        })
+    }
+
+    fn validate_pipeline(&self) -> Result<(), ConfigError> {
+        let (parallel, blocks) = (&self.parallel, self.model.blocks());
+        let (gpus, pp, virtual_stages) = (parallel.gpus, parallel.pp, parallel.virtual_stages());
+        require(pp > 0, || "parallel.pp is 0: give at least 1, which is no pipeline".into())?;
+        require(gpus.is_multiple_of(pp), || {
+            let fits = gpus.checked_next_multiple_of(pp).unwrap_or(pp);
+            format!(
+                "parallel.pp is {pp}, which does not divide the {} (parallel.gpus): give a divisor (--set parallel.pp=1 for no \
+                 pipeline), or --gpus {fits}",
+                count(gpus, "rank")
+            )
+        })?;
+        let chunks = pp.saturating_mul(virtual_stages);
+        require(chunks <= blocks + 2, || {
+            format!(
+                "parallel.pp {pp} x virtual_stages {virtual_stages} are {chunks} chunks of the model, which has {} beside \
+                 embedding and head: give fewer stages",
+                count(blocks, "block")
+            )
+        })?;
+        let Some(stages) = parallel.stages.as_ref().filter(|_| pp > 1) else { return Ok(()) };
+        let all = stages.iter().fold(0usize, |all, blocks| all.saturating_add(*blocks));
+        let empty = stages.iter().enumerate().any(|(i, count)| *count == 0 && i > 0 && i + 1 < chunks);
+        require(stages.len() == chunks && all == blocks && !empty, || {
+            format!(
+                "parallel.stages is {stages:?}: give the numbers of blocks of {} (parallel.pp x virtual_stages), which are {blocks} \
+                 together, or null",
+                count(chunks, "chunk")
+            )
         })
     }
 
@@ -121,23 +166,29 @@ impl Config {
             )
         })?;
         let batch = train.global_batch_size;
-        require(batch.is_multiple_of(gpus), || {
+        require(batch >= gpus, || {
             format!(
-                "train.global_batch_size is {batch}, which {gpus} ranks (parallel.gpus) cannot share evenly: give a \
-                 multiple of {gpus}, such as {fits} (--batch-size {fits})",
-                fits = batch.checked_next_multiple_of(gpus).unwrap_or(gpus)
+                "train.global_batch_size is {batch}, fewer sequences than the {gpus} ranks that share them (parallel.gpus): give at \
+                 least {gpus} (--batch-size {gpus}), or fewer ranks"
             )
         })?;
-        let (share, micro) = (batch / gpus, train.micro_batch_size);
-        require(micro.is_none_or(|micro| micro >= share || share.is_multiple_of(micro)), || {
-            let micro = micro.unwrap_or_default();
-            format!(
-                "train.micro_batch_size is {micro}, which does not divide a rank's share of {share} sequences \
-                 (train.global_batch_size {batch} shared by {gpus}): give a divisor of {share}, as in --set \
-                 train.micro_batch_size={}, or null for the whole share",
-                (1..=micro.min(1024)).rev().find(|fewer| share.is_multiple_of(*fewer)).unwrap_or(1)
-            )
-        })
+        let parallel = &self.parallel;
+        if parallel.pp == 1 {
+            return Ok(());
+        }
+        let share = batch.div_ceil(gpus);
+        Pipeline::new(parallel.schedule, parallel.pp, parallel.virtual_stages(), self.micro_batches())
+            .map(drop)
+            .map_err(|error| {
+                let rounds = (self.micro_batches().div_ceil(parallel.pp)..=share).take(1000);
+                let sizes = rounds.map(|rounds| share.div_ceil(rounds.saturating_mul(parallel.pp)));
+                let fits = { sizes }.find(|size| self.micro_batches_of(*size).is_multiple_of(parallel.pp));
+                let how = match fits.filter(|_| matches!(error, PipelineError::Rounds { .. })) {
+                    Some(size) => format!(" (--set train.micro_batch_size={size})"),
+                    None => String::new(),
+                };
+                ConfigError::Invalid(format!("parallel: {error}{how}"))
+            })
     }
 
     fn validate_optim(&self) -> Result<(), ConfigError> {

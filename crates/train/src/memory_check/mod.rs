@@ -21,7 +21,7 @@ use crate::launch::Launch;
 use crate::units::parameter_count;
 use advice::Patient;
 use available::Available;
-use need::{Machine, Need, Place};
+use need::{Machine, Need, Pool};
 use rows::Row;
 
 /// From this share of the available memory on the user is warned.
@@ -37,9 +37,9 @@ pub(crate) fn check(
 ) -> Result<Option<String>, String> {
     let ranks = launch.ranks_here(config.parallel.gpus);
     let machine = Machine { ranks, devices: devices.distinct, threads: launch.processes().is_none() };
-    let available = |place| match place {
-        Place::Host => available::of_host(),
-        Place::Device => available::of_devices(devices),
+    let available = |pool| match pool {
+        Pool::Host => available::of_host(),
+        Pool::Device => available::of_devices(devices),
     };
     judge(config, machine, devices.here, &available, force)
 }
@@ -60,14 +60,14 @@ fn judge(
     config: &Config,
     machine: Machine,
     devices: usize,
-    available: &dyn Fn(Place) -> Option<Available>,
+    available: &dyn Fn(Pool) -> Option<Available>,
     force: bool,
 ) -> Result<Option<String>, String> {
     let share =
-        |need: &Need| available(need.place).map_or(0.0, |available| need.of_all.total() / available.bytes as f64);
+        |need: &Need| available(need.pool).map_or(0.0, |available| need.of_all.total() / available.bytes as f64);
     let needs = need::of_run(config, machine);
     let worst = needs.iter().max_by(|a, b| share(a).total_cmp(&share(b))).expect("a run needs memory");
-    let Some(has) = available(worst.place) else {
+    let Some(has) = available(worst.pool) else {
         let needs = figures(&needs);
         return Ok(Some(format!("how much memory there is is not known here, and not checked; the run needs {needs}")));
     };
@@ -111,10 +111,10 @@ fn table(need: &Need) -> String {
 
 /// What is needed of each memory.
 fn figures(needs: &[Need]) -> String {
-    let figure = |need: &Need| match (need.place, needs.len()) {
-        (Place::Host, 1) => gb(need.of_all.total()),
-        (Place::Host, _) => format!("{} of the CPU's memory", gb(need.of_all.total())),
-        (Place::Device, _) => format!("{} a device", gb(need.of_all.total())),
+    let figure = |need: &Need| match (need.pool, needs.len()) {
+        (Pool::Host, 1) => gb(need.of_all.total()),
+        (Pool::Host, _) => format!("{} of the CPU's memory", gb(need.of_all.total())),
+        (Pool::Device, _) => format!("{} a device", gb(need.of_all.total())),
     };
     needs.iter().map(figure).collect::<Vec<_>>().join(" and ")
 }

@@ -19,7 +19,7 @@ pub struct Machine {
 
 /// Memory that ranks share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Pool {
     Host,
     Device,
 }
@@ -27,7 +27,7 @@ pub enum Place {
 /// What ranks need of a memory that they share, at the moment when that is most.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Need {
-    pub place: Place,
+    pub pool: Pool,
     /// How many ranks share it.
     pub ranks: usize,
     /// What the one with the most needs, and what all of them do.
@@ -51,32 +51,30 @@ pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
     let of_rank = *ranks.iter().max_by(|a, b| a.total().total_cmp(&b.total())).expect("a device has a rank");
     let of_all = together(config, &ranks, machine.threads && machine.devices == 1);
     let reserve = if config.parallel.gpus > 1 { RESERVE_OF_RANKS } else { RESERVE };
-    let need = |place, ranks: usize, of_rank: Rows, of_all: Rows| {
+    let need = |pool, ranks: usize, of_rank: Rows, of_all: Rows| {
         let with_allocator = |mut rows: Rows, ranks: usize| {
             let processes = if machine.threads { 1 } else { ranks };
             let program = PROGRAM * processes as f64 + OF_A_RANK * ranks as f64;
-            rows[Row::Allocator] = reserve * rows.total() + if place == Place::Host { program } else { 0.0 };
+            rows[Row::Allocator] = reserve * rows.total() + if pool == Pool::Host { program } else { 0.0 };
             rows
         };
-        Need { place, ranks, of_rank: with_allocator(of_rank, 1), of_all: with_allocator(of_all, ranks) }
+        Need { pool, ranks, of_rank: with_allocator(of_rank, 1), of_all: with_allocator(of_all, ranks) }
     };
     if on_cpu(config) || !config.parallel.cpu_offload {
-        let place = if on_cpu(config) { Place::Host } else { Place::Device };
-        return vec![need(place, ranks.len(), of_rank, of_all)];
+        let pool = if on_cpu(config) { Pool::Host } else { Pool::Device };
+        return vec![need(pool, ranks.len(), of_rank, of_all)];
     }
     let without_rest = |rows: Rows| rows.with(rows.rest(), |all, rest| (all - rest).max(0.0));
     let of_host = of_all.rest().with(Rows::default(), |bytes, _| bytes * machine.devices as f64);
     vec![
-        need(Place::Device, ranks.len(), without_rest(of_rank), without_rest(of_all)),
-        need(Place::Host, machine.ranks, of_rank.rest(), of_host),
+        need(Pool::Device, ranks.len(), without_rest(of_rank), without_rest(of_all)),
+        need(Pool::Host, machine.ranks, of_rank.rest(), of_host),
     ]
 }
 
 /// Sequences of a rank's micro-batch, and micro-batches of a step.
 pub fn micro_batches(config: &Config) -> (usize, usize) {
-    let share = (config.train.global_batch_size / config.parallel.data_parallel_size()).max(1);
-    let micro = config.train.micro_batch_of(share);
-    (micro, share / micro)
+    (config.micro_batch_size(), config.micro_batches())
 }
 
 /// What a rank will take, from shapes alone.
@@ -86,7 +84,7 @@ pub fn forecast(config: &Config, rank: usize) -> Forecast {
     let calls = activations::calls(config, sequences);
     let run =
         ForecastRun { world_size: config.parallel.gpus, rank, micro_batches, calls: &calls, on_cpu: on_cpu(config) };
-    units.forecast(&config.parallel.fsdp(&config.optim), run).expect("the configuration is validated")
+    units.forecast(&config.fsdp(), run).expect("the configuration is validated")
 }
 
 fn on_cpu(config: &Config) -> bool {
@@ -96,11 +94,22 @@ fn on_cpu(config: &Config) -> bool {
 /// The rows of each rank of the device with the most.
 fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
     let ranks = machine.ranks.div_ceil(machine.devices);
-    if config.parallel.strategy != Strategy::Block {
+    let is_block = config.parallel.strategy == Strategy::Block;
+    if !is_block && config.parallel.pp == 1 {
         let others = if ranks > 1 { of_rank(config, 1) } else { Rows::default() };
         return std::iter::once(of_rank(config, 0)).chain(vec![others; ranks - 1]).collect();
     }
-    let all: Vec<Rows> = (0..config.parallel.gpus).map(|rank| of_rank(config, rank)).collect();
+    let all: Vec<Rows> = match is_block {
+        true => (0..config.parallel.gpus).map(|rank| of_rank(config, rank)).collect(),
+        // The ranks of a stage are alike, but for rank 0, which puts the model together at the end.
+        false => {
+            let of_stage = config.parallel.data_parallel_size();
+            let stage = |stage: usize| vec![of_rank(config, stage * of_stage + of_stage - 1); of_stage];
+            let mut all: Vec<Rows> = (0..config.parallel.pp).flat_map(stage).collect();
+            all[0] = of_rank(config, 0);
+            all
+        }
+    };
     let of_device = |device| all.iter().skip(device).step_by(machine.devices).copied().collect();
     let total = |ranks: &Vec<Rows>| ranks.iter().map(Rows::total).sum::<f64>();
     let most = match machine.threads {
@@ -118,7 +127,8 @@ fn of_rank(config: &Config, rank: usize) -> Rows {
         rows(&config, rank)
     };
     let count = *blocks(&mut config.clone());
-    if count <= BLOCKS {
+    // What a stage has does not grow with the blocks as a whole model does.
+    if count <= BLOCKS || config.parallel.pp > 1 {
         return with_blocks(count);
     }
     let times = (count - BLOCKS) as f64 / (BLOCKS / 2) as f64;
@@ -155,11 +165,15 @@ fn rows(config: &Config, rank: usize) -> Rows {
     rows
 }
 
-/// The ranks of a device. Threads share what an `all_gather` makes for all of them, where all are on one device; on others each has a copy.
+/// The ranks of a device. Threads of a stage share what an `all_gather` makes for all of them, where all are on one device; on others each
+/// has a copy.
 fn together(config: &Config, ranks: &[Rows], shares: bool) -> Rows {
+    let of_stage = (config.parallel.gpus / config.parallel.pp).max(1);
     let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
     if shares {
-        let most = |row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
+        let most_of = |ranks: &[Rows], row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
+        // Each stage has its own.
+        let most = |row: Row| ranks.chunks(of_stage).map(|stage| most_of(stage, row)).sum::<f64>();
         all[Row::Gathered] = most(Row::Gathered);
         if matches!(config.parallel.strategy, Strategy::Zero1 | Strategy::ShardGradOp) {
             // Each rank has its own copy until the first step has made one for all, and moments.

@@ -1,9 +1,9 @@
 use super::available::Available;
-use super::need::{Machine, Place, forecast, micro_batches, of_run};
+use super::need::{Machine, Pool, forecast, micro_batches, of_run};
 use super::rows::Row;
 use super::{activations, gb, judge};
 use crate::config::{Config, Source};
-use crate::{Place as RunPlace, train};
+use crate::{Place, train};
 use serde_json::Value;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn cpu(ranks: usize) -> Machine {
     Machine { ranks, devices: 1, threads: true }
 }
 
-fn has(gigabytes: f64) -> impl Fn(Place) -> Option<Available> {
+fn has(gigabytes: f64) -> impl Fn(Pool) -> Option<Available> {
     move |_| Some(Available { bytes: (gigabytes * 1e9) as u64, source: "this machine has" })
 }
 
@@ -75,8 +75,8 @@ fn shards_that_rest_on_the_cpu_are_counted_there() {
         let offload = format!("parallel.cpu_offload={offload}");
         of_run(&config("gpt2-124m", &[&overrides[..], &[&offload]].concat()), machine)
     });
-    let places = |needs: &[super::Need]| needs.iter().map(|need| need.place).collect::<Vec<_>>();
-    assert_eq!((places(&kept), places(&offloaded)), (vec![Place::Device], vec![Place::Device, Place::Host]));
+    let pools = |needs: &[super::Need]| needs.iter().map(|need| need.pool).collect::<Vec<_>>();
+    assert_eq!((pools(&kept), pools(&offloaded)), (vec![Pool::Device], vec![Pool::Device, Pool::Host]));
     let [device, host] = [&offloaded[0].of_all, &offloaded[1].of_all];
     let parameters = 124_439_808.0;
     assert_eq!((device[Row::Parameters], device[Row::Optimizer]), (0.0, 0.0));
@@ -112,6 +112,40 @@ fn a_run_goes_on_if_it_fits_is_forced_or_nobody_knows() {
     assert!(forced.starts_with("--force: the run needs about") && forced.ends_with("it may be killed"), "{forced}");
     let unknown = judge(&config, cpu(1), 1, &|_| None, false).unwrap().unwrap();
     assert!(unknown.contains("not known here"), "{unknown}");
+}
+
+/// Each stage has its own parameters, and the last one the logits.
+#[test]
+fn every_stage_of_a_pipeline_counts() {
+    let of = |overrides: &[&str], machine| {
+        let common = ["parallel.gpus=4", "train.sample_tokens=0", "checkpoint.keep=0", "train.micro_batch_size=1"];
+        of_run(&config("gpt2-124m", &[&common[..], overrides].concat()), machine).remove(0)
+    };
+    let (one, model) = (Machine { devices: 1, ..cpu(4) }, 4.0 * 124_439_808.0);
+    // The embedding is the head too, and stands on the first and the last stage.
+    let tied = 4.0 * (50257.0 + 1024.0 + 2.0) * 768.0;
+    let ddp = of(&["parallel.pp=4", "parallel.strategy=ddp"], one);
+    close(ddp.of_all[Row::Parameters], model + tied, 1e-3);
+    // What each stage gathers stays, and counts once a stage: all of the model, and the tied part twice.
+    let sharded = of(&["parallel.pp=2"], one);
+    close(sharded.of_all[Row::Gathered], model + tied, 1e-3);
+    // Of four devices the one of the last stage needs most: the logits of all micro-batches, under gpipe.
+    let four = Machine { devices: 4, ..cpu(4) };
+    let gpipe = of(&["parallel.pp=4", "parallel.strategy=ddp", "parallel.schedule=gpipe"], four);
+    assert!(gpipe.of_all[Row::Activations] > 12.0 * 4.0 * 1024.0 * 50257.0, "{:e}", gpipe.of_all[Row::Activations]);
+}
+
+#[test]
+fn a_pipeline_that_does_not_fit_is_refused_with_advice() {
+    for overrides in [
+        &["parallel.gpus=4", "parallel.pp=2"][..],
+        &["parallel.gpus=6", "parallel.pp=3", "parallel.schedule=interleaved_1f1b", "train.global_batch_size=48"],
+        &["parallel.gpus=4", "parallel.pp=4", "parallel.stages=[12, 12, 12, 12]"],
+    ] {
+        let config = config("gpt2-1558m", overrides);
+        let message = judge(&config, cpu(config.parallel.gpus), 1, &has(2.0), false).unwrap_err();
+        assert!(message.contains("it takes at least 1 device of 80 GB"), "{message}");
+    }
 }
 
 #[test]
@@ -152,6 +186,11 @@ fn a_run_measures_what_was_estimated() {
             vec!["moe.n_shared_experts=1", "model.q_lora_rank=32", "model.first_k_dense_replace=1"],
         ),
         ("deepseek", [256, 4, 4], vec!["moe.capacity_factor=null", "parallel.precision.param=bf16"]),
+        // Of the first of p stages p micro-batches are alive, under gpipe all.
+        ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4"]),
+        ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4", "parallel.schedule=gpipe"]),
+        ("deepseek", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=2"]),
+        ("deepseek", [64, 8, 2], vec!["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=interleaved_1f1b"]),
     ]
     .into_iter()
     .enumerate()
@@ -162,8 +201,7 @@ fn a_run_measures_what_was_estimated() {
         let overrides: Vec<&str> =
             common.iter().copied().chain(sizes.iter().map(String::as_str)).chain(others).collect();
         let mut config = config(preset, &overrides);
-        let place =
-            RunPlace { name: preset.into(), out: Some(folder.path().join(i.to_string())), ..RunPlace::default() };
+        let place = Place { name: preset.into(), out: Some(folder.path().join(i.to_string())), ..Place::default() };
         let outcome = train(config.clone(), &place, Default::default()).unwrap();
 
         crate::trainer::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();

@@ -13,7 +13,12 @@ fn the_commented_yaml_of_every_preset_loads_to_an_equal_configuration() {
             "train.seed=18446744073709551615",
         ],
         &["data.source=\"a\\n: # b\"", "data.tokenizer=null", "data.text_field=\"\"", "data.val_fraction=0.5"],
-        &["data.tokenizer=\"./#x: y\"", "metrics.peak_tflops=1e300", "train.micro_batch_size=1"],
+        &[
+            "data.tokenizer=\"./#x: y\"",
+            "metrics.peak_tflops=1e300",
+            "train.micro_batch_size=1",
+            "parallel.stages=[1, 3]",
+        ],
     ];
     for preset in PRESETS {
         for change in changes {

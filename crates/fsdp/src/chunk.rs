@@ -1,4 +1,5 @@
-//! The forward and backward of one micro-batch: what is gathered, bound, run, reduced and freed, and when.
+//! The forward and backward of one micro-batch through calls that follow each other: what is gathered, bound, run, reduced and freed, and
+//! when.
 //!
 //! ```text
 //! communication   gather 0 | gather 1 | gather 2 |         gather 1 | reduce 2, gather 0 | reduce 1 | reduce 0
@@ -8,19 +9,26 @@
 //! While a call computes, the next one's parameters are on their way: at most two units are gathered at a time. The last call's stay
 //! until its backward, which follows at once.
 //!
+//! In a pipeline what is gathered stays until the last micro-batch's backward is through, for some micro-batch needs it most of the time.
+//!
 //! Under [`Strategy::Block`](crate::Strategy::Block) every rank goes through all calls, for it has a shard of each unit to give and a
 //! part of each gradient to take; it computes only its own, and hands the activation on.
 
 use crate::call::{Call, Output, add};
-use crate::comm_thread::{CommThread, Pending};
+use crate::comm_thread::{Lanes, Pending};
 use crate::group::BoundGroup;
 use crate::memory::{Category, Counted, Held, bytes};
-use crate::shard::{Plan, ShardedUnit, Weights};
+use crate::placement::Stages;
+use crate::plan::Plan;
+use crate::shard::ShardedUnit;
 use crate::unit::Activation;
 use crate::vjp::vjp_seed;
+use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError, Prefetch, wire};
 use burn::tensor::Tensor;
 use comm::Communicator;
+use std::collections::HashMap;
+use std::ops::Range;
 
 /// The losses of one micro-batch, as far as this rank computed them.
 #[derive(Debug, Clone, Default)]
@@ -31,23 +39,37 @@ pub(crate) struct Losses {
     pub aux: Option<Tensor<1>>,
 }
 
-pub(crate) struct Schedule<'a, B> {
+/// What runs chunks of a model on a rank, within a step or an evaluation.
+pub(crate) struct Runner<'a, B> {
     pub units: &'a mut [ShardedUnit],
     pub calls: &'a [Call<B>],
-    /// Which rank computes each call, where not every rank computes all.
+    /// Which stage computes each call.
+    pub stages: &'a Stages,
+    /// Under `block`: which rank computes each call.
     pub owners: Option<&'a [usize]>,
-    pub thread: &'a CommThread,
-    /// Carries activations from rank to rank.
-    pub wire: &'a Communicator,
+    pub lanes: &'a Lanes,
+    /// Under `block`: carries activations from rank to rank.
+    pub world: &'a Communicator,
     pub plan: &'a Plan,
     pub config: &'a FsdpConfig,
-    pub loss_scale: f64,
-    /// Whether it is the step's last micro-batch.
+    /// What was gathered of each unit, where it stays.
+    pub kept: Vec<Option<Weights>>,
+    /// Gradients of units that the stage called again later in the model, of micro-batches that have still to come to the earlier call.
+    pub partial: HashMap<(usize, usize), Counted>,
+}
+
+/// A micro-batch on its way back.
+pub(crate) struct Micro<'a, B> {
+    pub batch: &'a B,
+    pub number: usize,
+    /// By what its losses are multiplied: its weight, and the factor of fp16.
+    pub scale: f64,
+    /// Whether it is the step's last one.
     pub last: bool,
 }
 
 /// What the forward of a call leaves for its backward.
-enum Saved {
+pub(crate) enum Saved {
     /// Another rank computed it.
     Elsewhere,
     /// Its input (the first has none): the forward will be run again.
@@ -63,7 +85,7 @@ enum Saved {
 }
 
 /// A call that has run with tracked leaves.
-struct Graph {
+pub(crate) struct Graph {
     bound: BoundGroup,
     x: Option<Tensor<3>>,
     output: Output,
@@ -77,63 +99,72 @@ struct Reduction {
     done: bool,
 }
 
-impl<B> Schedule<'_, B> {
-    /// Losses only.
-    pub fn evaluate(&self, batch: &B) -> Result<Losses, FsdpError> {
-        self.forward(|i, weights, x| self.calls[i].run(&self.unit(i).bind(&weights.flat, false), x, batch))
-    }
-
-    /// The first of this rank's calls with an output that is not finite.
-    pub fn first_non_finite(&self, batch: &B) -> Result<Option<usize>, FsdpError> {
-        let mut first = None;
-        self.forward(|i, weights, x| {
-            let output = self.calls[i].run(&self.unit(i).bind(&weights.flat, false), x, batch);
-            if first.is_none() && !output.is_finite() {
-                first = Some(i);
-            }
+impl<B> Runner<'_, B> {
+    /// Runs calls without keeping anything, and `look`s at each one's output.
+    pub fn evaluate(
+        &mut self,
+        calls: Range<usize>,
+        x: Option<Tensor<3>>,
+        batch: &B,
+        losses: &mut Losses,
+        look: &mut dyn FnMut(usize, &Output),
+    ) -> Result<Option<Tensor<3>>, FsdpError> {
+        self.run(calls, x, losses, |runner, i, weights, x| {
+            let output = runner.calls[i].run(&runner.unit(i).bind(&weights.flat, false), x, batch);
+            look(i, &output);
             output
-        })?;
-        Ok(first)
+        })
     }
 
-    /// Losses, and gradients added to the units'.
-    pub fn forward_backward(&mut self, batch: &B) -> Result<Losses, FsdpError> {
-        let mut saved: Vec<Saved> = self.calls.iter().map(|_| Saved::Elsewhere).collect();
-        let losses = self.forward(|i, weights, x| {
+    /// Runs calls, adds their losses to `losses`, and returns what their backward needs and the last one's activation.
+    pub fn forward(
+        &mut self,
+        calls: Range<usize>,
+        x: Option<Tensor<3>>,
+        batch: &B,
+        losses: &mut Losses,
+    ) -> Result<(Vec<Saved>, Option<Tensor<3>>), FsdpError> {
+        let (first, mut saved) = (calls.start, calls.clone().map(|_| Saved::Elsewhere).collect::<Vec<_>>());
+        let x = self.run(calls, x, losses, |runner, i, weights, x| {
             let output;
-            (saved[i], output) = self.run_and_save(i, weights, x, batch);
+            (saved[i - first], output) = runner.run_and_save(i, weights, x, batch);
             output
         })?;
-        self.backward(saved, batch)?;
-        Ok(losses)
+        Ok((saved, x))
     }
 
-    /// Gathers for every call in turn, and `run`s those of this rank.
-    fn forward(&self, mut run: impl FnMut(usize, Weights, Option<Tensor<3>>) -> Output) -> Result<Losses, FsdpError> {
-        let (mut losses, mut x, mut ahead) = (Losses::default(), None, None);
+    /// Gathers for each of the calls in turn, and `run`s those of this rank.
+    fn run(
+        &mut self,
+        calls: Range<usize>,
+        mut x: Option<Tensor<3>>,
+        losses: &mut Losses,
+        mut run: impl FnMut(&Self, usize, Weights, Option<Tensor<3>>) -> Output,
+    ) -> Result<Option<Tensor<3>>, FsdpError> {
+        let (first, mut ahead) = (calls.start, None);
         let prefetch = self.config.forward_prefetch;
-        for i in 0..self.calls.len() {
+        for i in calls.clone() {
             let weights = self.wait(ahead.take(), i)?;
-            let next = (i + 1 < self.calls.len()).then_some(i + 1);
+            let next = (i + 1 < calls.end).then_some(i + 1);
             if prefetch == Prefetch::Pre {
                 ahead = next.map(|next| self.gather(next));
             }
             if let Some(weights) = weights {
-                if i > 0 && !self.is_mine(i - 1) {
-                    x = Some(wire::recv(self.wire, self.owner(i - 1))?);
+                if i > first && !self.is_mine(i - 1) {
+                    x = Some(wire::recv(self.world, self.owner(i - 1))?);
                 }
-                x = losses.take(run(i, weights, x));
+                x = losses.take(run(self, i, weights, x));
                 if let (Some(next), Some(y)) = (next, &x)
                     && !self.is_mine(next)
                 {
-                    wire::send(self.wire, y, self.owner(next))?;
+                    wire::send(self.world, y, self.owner(next))?;
                 }
             }
             if prefetch == Prefetch::Post {
                 ahead = next.map(|next| self.gather(next));
             }
         }
-        Ok(losses)
+        Ok(x)
     }
 
     /// Runs call `i`, and keeps of it what its backward needs.
@@ -154,32 +185,37 @@ impl<B> Schedule<'_, B> {
         (Saved::Graph { graph, weights }, output)
     }
 
-    fn backward(&mut self, mut saved: Vec<Saved>, batch: &B) -> Result<(), FsdpError> {
-        let (mut cotangent, mut ahead) = (None, None);
-        let mut partial: Vec<Option<Counted>> = self.units.iter().map(|_| None).collect();
-        let mut reduction: Option<Reduction> = None;
+    /// Runs the calls that `forward` has saved backward, adds their gradients to the units', and returns that of their input.
+    pub fn backward(
+        &mut self,
+        calls: Range<usize>,
+        mut saved: Vec<Saved>,
+        mut cotangent: Option<Tensor<3>>,
+        micro: Micro<B>,
+    ) -> Result<Option<Tensor<3>>, FsdpError> {
+        let (mut ahead, mut reduction) = (None, None::<Reduction>);
         let prefetch = self.config.backward_prefetch;
         while let Some(call) = saved.pop() {
-            let i = saved.len();
+            let i = calls.start + saved.len();
             let again = if self.regathers(i) { self.wait(ahead.take(), i)? } else { None };
-            let next = (0..i).rev().find(|next| self.regathers(*next));
+            let next = (calls.start..i).rev().find(|next| self.regathers(*next));
             if prefetch == Prefetch::Pre && ahead.is_none() {
                 ahead = next.map(|next| self.gather(next));
             }
-            if i + 1 < self.calls.len() && self.is_mine(i) && !self.is_mine(i + 1) {
-                cotangent = Some(wire::recv(self.wire, self.owner(i + 1))?);
+            if i + 1 < calls.end && self.is_mine(i) && !self.is_mine(i + 1) {
+                cotangent = Some(wire::recv(self.world, self.owner(i + 1))?);
             }
-            let gradient = match self.restore(i, call, again, batch) {
+            let gradient = match self.restore(i, call, again, micro.batch) {
                 Some((graph, weights)) => {
-                    let (gradient, input_cotangent) = self.vjp(i, graph, cotangent.take());
+                    let (gradient, input_cotangent) = self.vjp(i, graph, cotangent.take(), micro.scale);
                     drop(weights);
                     cotangent = input_cotangent;
                     Some(gradient)
                 }
                 None => None,
             };
-            if let Some(cotangent) = cotangent.take_if(|_| i > 0 && !self.is_mine(i - 1)) {
-                wire::send(self.wire, &cotangent, self.owner(i - 1))?;
+            if let Some(cotangent) = cotangent.take_if(|_| i > calls.start && !self.is_mine(i - 1)) {
+                wire::send(self.world, &cotangent, self.owner(i - 1))?;
             }
             if prefetch == Prefetch::Post && ahead.is_none() {
                 ahead = next.map(|next| self.gather(next));
@@ -189,9 +225,10 @@ impl<B> Schedule<'_, B> {
             if let Some(reduction) = reduction.take() {
                 reduction.finish(self.units)?;
             }
-            reduction = self.reduce(i, gradient, &mut partial);
+            reduction = self.reduce(i, gradient, &micro);
         }
-        reduction.map_or(Ok(()), |reduction| reduction.finish(self.units))
+        reduction.map_or(Ok(()), |reduction| reduction.finish(self.units))?;
+        Ok(cotangent)
     }
 
     /// The graph of a call of this rank, run again where only its input was kept, and its parameters.
@@ -212,20 +249,25 @@ impl<B> Schedule<'_, B> {
         }
     }
 
-    /// Sends the gradient of call `i` to the unit's shards; that of a unit that was called before as well is first added to those.
-    fn reduce(&mut self, i: usize, gradient: Option<Tensor<1>>, partial: &mut [Option<Counted>]) -> Option<Reduction> {
+    /// Sends the gradient of call `i` to the unit's shards; that of a unit that is called before as well is first added to those.
+    fn reduce(&mut self, i: usize, gradient: Option<Tensor<1>>, micro: &Micro<B>) -> Option<Reduction> {
         let (unit, owner) = (self.calls[i].unit, self.owner(i));
-        let done = !self.calls[..i].iter().any(|call| call.unit == unit);
+        let done = !(0..i).any(|before| self.calls[before].unit == unit && self.stages.is_here(before));
         if self.owners.is_some() {
-            let gradient = self.units[unit].scatter(self.thread, gradient, owner, done);
+            let gradient = self.units[unit].scatter(self.lanes, gradient, owner, done);
             return Some(Reduction { unit, gradient, done });
         }
-        let gradient = add(partial[unit].take().map(|later| later.tensor), gradient)?;
+        let later = self.partial.remove(&(unit, micro.number));
+        let gradient = add(later.map(|later| later.tensor), gradient)?;
         if !done {
-            partial[unit] = Some(Counted::new(gradient, Category::Gradients, &self.plan.ledger));
+            let gradient = Counted::new(gradient, Category::Gradients, &self.plan.ledger);
+            self.partial.insert((unit, micro.number), gradient);
             return None;
         }
-        let gradient = self.units[unit].reduce(self.thread, gradient, self.last)?;
+        if micro.last {
+            self.kept[unit] = None;
+        }
+        let gradient = self.units[unit].reduce(self.lanes, gradient, micro.last)?;
         Some(Reduction { unit, gradient, done })
     }
 
@@ -243,8 +285,8 @@ impl<B> Schedule<'_, B> {
     }
 
     /// From the cotangent of a call's output to the gradient of its unit and the cotangent of its input.
-    fn vjp(&self, i: usize, graph: Graph, cotangent: Option<Tensor<3>>) -> (Tensor<1>, Option<Tensor<3>>) {
-        let scaled = |loss: Tensor<1>| if self.loss_scale == 1.0 { loss } else { loss * self.loss_scale };
+    fn vjp(&self, i: usize, graph: Graph, cotangent: Option<Tensor<3>>, scale: f64) -> (Tensor<1>, Option<Tensor<3>>) {
+        let scaled = |loss: Tensor<1>| if scale == 1.0 { loss } else { loss * scale };
         let root = match graph.output {
             Output::Loss(loss, aux) => add(Some(scaled(loss)), aux.map(scaled)),
             Output::Activation(Activation { x, aux }) => {
@@ -285,11 +327,19 @@ impl<B> Schedule<'_, B> {
     }
 
     fn gather(&self, i: usize) -> Pending<Option<Weights>> {
-        self.unit(i).gather(self.thread, self.owner(i))
+        match &self.kept[self.calls[i].unit] {
+            Some(weights) => Pending::ready(self.plan.rank, Some(weights.lent())),
+            None => self.unit(i).gather(self.lanes, self.owner(i)),
+        }
     }
 
-    fn wait(&self, ahead: Option<Pending<Option<Weights>>>, i: usize) -> Result<Option<Weights>, FsdpError> {
-        ahead.unwrap_or_else(|| self.gather(i)).wait()
+    fn wait(&mut self, ahead: Option<Pending<Option<Weights>>>, i: usize) -> Result<Option<Weights>, FsdpError> {
+        let weights = ahead.unwrap_or_else(|| self.gather(i)).wait()?;
+        let kept = &mut self.kept[self.calls[i].unit];
+        Ok(match weights {
+            Some(weights) if self.config.keeps_gathered() && kept.is_none() => Some(kept.insert(weights).lent()),
+            weights => weights,
+        })
     }
 }
 

@@ -1,0 +1,104 @@
+//! The bubble of a pipeline: a step of four stages whose chunks sleep for what they cost, against the closed form of each schedule.
+//!
+//! `cargo bench -p benches -- bubble`. Stages compute nothing, so two cores do for all of them; what a step takes beyond its naps and
+//! the closed form is messages, waking up and the engine itself.
+
+use benches::nap;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor};
+use comm::{Communicator, LocalEngine, TIMEOUT};
+use fsdp::{Fsdp, FsdpConfig, FsdpError, PipelineConfig, Schedule, Units};
+use schedule::Ticks;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const STAGES: usize = 4;
+/// What a stage's forward takes, in milliseconds; its backward twice that.
+const FORWARD: u64 = 20;
+const STEPS: usize = 5;
+
+/// Adds a number.
+#[derive(Module, Debug)]
+struct Bias {
+    value: Param<Tensor<1>>,
+}
+
+impl Bias {
+    fn forward(&self, x: Tensor<3>, forward: Duration) -> Tensor<3> {
+        nap(x + self.value.val().unsqueeze(), forward, 2 * forward)
+    }
+}
+
+fn units(chunks: usize, forward: Duration) -> Units<Tensor<3>> {
+    let mut units = Units::new();
+    let bias = || Bias { value: Param::from_tensor(Tensor::zeros([1], &Device::flex())) };
+    for i in 0..chunks {
+        let unit = units.add(format!("chunk {i}"), bias());
+        if i == 0 {
+            units.first(unit, move |bias: &Bias, x: &Tensor<3>| bias.forward(x.clone(), forward));
+        } else if i + 1 < chunks {
+            units.then(unit, move |bias: &Bias, x, _| bias.forward(x, forward));
+        } else {
+            units.last(unit, move |bias: &Bias, x, _| bias.forward(x, forward).mean());
+        }
+    }
+    units
+}
+
+/// Median time of a step of a rank, in milliseconds.
+fn train(comm: Communicator, pipeline: &PipelineConfig, micro_batches: usize) -> Result<f64, FsdpError> {
+    let chunks = pipeline.stages * pipeline.virtual_stages;
+    let forward = Duration::from_millis(FORWARD) / pipeline.virtual_stages as u32;
+    let batches = vec![Tensor::zeros([1, 1, 8], comm.device()); micro_batches];
+    let config = FsdpConfig { pipeline: pipeline.clone(), ..FsdpConfig::default() };
+    let mut fsdp = Fsdp::new(units(chunks, forward), comm, config)?;
+    let mut step = || {
+        let started = Instant::now();
+        fsdp.train_step(&batches, 1e-3).map(|_| started.elapsed().as_secs_f64() * 1e3)
+    };
+    step()?;
+    let mut times = (0..STEPS).map(|_| step()).collect::<Result<Vec<_>, _>>()?;
+    times.sort_by(f64::total_cmp);
+    Ok(times[STEPS / 2])
+}
+
+/// The first stage's step.
+fn measure(pipeline: &PipelineConfig, micro_batches: usize) -> f64 {
+    thread::scope(|scope| {
+        let engines = LocalEngine::world(vec![Device::flex(); STAGES], TIMEOUT);
+        let rank = |engine| train(Communicator::new(Arc::new(engine)), pipeline, micro_batches).expect("a rank trains");
+        let ranks: Vec<_> = engines.into_iter().map(|engine| scope.spawn(move || rank(engine))).collect();
+        let times: Vec<f64> = ranks.into_iter().map(|rank| rank.join().expect("a rank trains")).collect();
+        times[0]
+    })
+}
+
+fn main() {
+    // As criterion does it: a benchmark runs if its name contains the filter.
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    if filter.is_some_and(|filter| !"bubble".contains(&filter)) {
+        return;
+    }
+    println!("| schedule | micro-batches | computing, ms | bubble in closed form | measured | apart, of the step |");
+    println!("|---|---:|---:|---:|---:|---:|");
+    for (schedule, virtual_stages) in
+        [(Schedule::Gpipe, 1), (Schedule::OneFOneB, 1), (Schedule::Interleaved1F1B, 2), (Schedule::Interleaved1F1B, 5)]
+    {
+        for micro_batches in [4, 8, 16] {
+            let pipeline = PipelineConfig { stages: STAGES, schedule, virtual_stages, calls: vec![] };
+            let chunk = FORWARD / virtual_stages as u64;
+            let ticks = Ticks { forward: chunk, input: chunk, weights: chunk };
+            let form = pipeline.of(micro_batches).expect("a pipeline").bubble(ticks).expect("a closed form") as f64;
+            let computing = (3 * FORWARD) as f64 * micro_batches as f64;
+            let step = measure(&pipeline, micro_batches);
+            let (bubble, apart) = (step - computing, 100.0 * (step - computing - form) / step);
+            let name = if virtual_stages > 1 {
+                format!("{}, {virtual_stages} chunks", schedule.name())
+            } else {
+                schedule.name().into()
+            };
+            println!("| `{name}` | {micro_batches} | {computing} | {form} | {bubble:.1} | {apart:.1}% |");
+        }
+    }
+}

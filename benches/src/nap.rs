@@ -1,0 +1,56 @@
+//! Computation that takes its time and no core: a machine of two cores has the bubbles of a pipeline on many devices.
+
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::tensor::Tensor;
+use std::thread::sleep;
+use std::time::Duration;
+
+/// `x`, after a sleep; its backward sleeps too. On the CPU.
+pub fn nap(x: Tensor<3>, forward: Duration, backward: Duration) -> Tensor<3> {
+    sleep(forward);
+    Tensor::from_dispatch(<Dispatch as NapOps>::nap(x.into_dispatch(), backward))
+}
+
+/// The operation behind [`nap`].
+#[backend_extension(Flex, Autodiff)]
+pub trait NapOps: Backend {
+    /// Its input; the backward sleeps.
+    fn nap(x: FloatTensor<Self>, backward: Duration) -> FloatTensor<Self>;
+}
+
+impl NapOps for Flex {
+    fn nap(x: FloatTensor<Self>, _backward: Duration) -> FloatTensor<Self> {
+        x
+    }
+}
+
+impl<B: NapOps, C: CheckpointStrategy> NapOps for Autodiff<B, C> {
+    fn nap(x: FloatTensor<Self>, backward: Duration) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct Nap;
+
+        impl<B: Backend> Backward<B, 1> for Nap {
+            type State = Duration;
+
+            fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+                let gradient = gradients.consume::<B>(&ops.node);
+                sleep(ops.state);
+                if let [Some(x)] = &ops.parents {
+                    gradients.register::<B>(x.id, gradient);
+                }
+            }
+        }
+
+        let output = B::nap(x.primitive().clone(), backward);
+        match Nap.prepare::<C>([x.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(nap) => nap.finish(backward, output),
+            OpsKind::UnTracked(nap) => nap.finish(output),
+        }
+    }
+}

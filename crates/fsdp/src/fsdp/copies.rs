@@ -1,0 +1,63 @@
+//! Whether copies of a unit are the same on all ranks that have one.
+
+use super::{Fsdp, all_reduce};
+use crate::FsdpError;
+use crate::placement::Groups;
+use crate::shard::ShardedUnit;
+use burn::tensor::{DType, Int, Tensor, TensorData};
+use comm::{CommError, Communicator, Reduce};
+
+impl<B: 'static> Fsdp<B> {
+    /// Refuses ranks whose copies of a unit, parameters and moments, are not the same to the last bit: a device or its memory has failed
+    /// then, or the ranks do not run the same program. A collective, for the moments at which the state is kept; it reads once what has
+    /// copies: all under `ddp` and `hybrid_shard`, and what several stages hold.
+    pub fn check_copies(&self) -> Result<(), FsdpError> {
+        let digests: Vec<Option<u64>> = self.units.iter().map(ShardedUnit::digest).collect();
+        let ties: Vec<(usize, usize)> =
+            self.units.iter().enumerate().filter_map(|(i, unit)| Some((i, unit.tie()?))).collect();
+        let find = move |groups: &Groups| {
+            let here: Vec<usize> = (0..digests.len()).filter(|unit| digests[*unit].is_some()).collect();
+            let among = |group: &Communicator, units: &[usize]| {
+                let mine = units.iter().map(|unit| digests[*unit].unwrap_or_default()).collect();
+                Ok::<_, CommError>(
+                    first_difference(group, groups.world.rank(), mine)?.map(|(i, ranks)| (units[i], ranks)),
+                )
+            };
+            let mut different = among(&groups.replicate, &here)?;
+            for (unit, tie) in ties {
+                different = different.or(among(&groups.ties[tie], &[unit])?);
+            }
+            Ok(different)
+        };
+        let different = self.lanes.reduce.submit(find).wait()?;
+        // One of them is told to all, so that all end with it.
+        let (unit, [a, b]) =
+            different.map_or((0.0, [0.0; 2]), |(unit, ranks)| (unit as f64 + 1.0, ranks.map(|rank| rank as f64)));
+        let world = |values: Vec<f64>| {
+            self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait()
+        };
+        let code = (unit * 65536.0 + a) * 65536.0 + b;
+        match world(vec![code])?[0] as u64 {
+            0 => Ok(()),
+            code => {
+                let [b, a, unit] = [code, code >> 16, code >> 32].map(|part| (part & 0xffff) as usize);
+                Err(FsdpError::Copies { unit: self.units[unit - 1].name(), ranks: [a, b] })
+            }
+        }
+    }
+}
+
+/// Which of these digests is not the same on all ranks of a group, and the numbers in the world of two ranks that differ in it.
+fn first_difference(
+    group: &Communicator,
+    rank: usize,
+    digests: Vec<u64>,
+) -> Result<Option<(usize, [usize; 2])>, CommError> {
+    let mine: Vec<i64> = std::iter::once(rank as i64).chain(digests.iter().map(|digest| *digest as i64)).collect();
+    let len = mine.len();
+    let mine = Tensor::<1, Int>::from_data(TensorData::new(mine, [len]), (group.device(), DType::I64));
+    let all: Vec<i64> = group.all_gather(mine)?.into_data().iter::<i64>().collect();
+    let other =
+        |i: usize| all.chunks(len).find(|of| of[i] != all[i]).map(|of| (i - 1, [all[0] as usize, of[0] as usize]));
+    Ok((1..len).find_map(other))
+}

@@ -1,0 +1,136 @@
+//! A stage's program, interpreted: chunks run, and activations and their gradients go from stage to stage.
+//!
+//! ```text
+//! schedule::Pipeline ─> [Recv, Forward, Send, ..] ─> this ─> chunk.rs: the calls of a chunk, one micro-batch
+//! ```
+
+use crate::call::Output;
+use crate::chunk::{Losses, Micro, Runner, Saved};
+use crate::{FsdpError, wire};
+use burn::tensor::Tensor;
+use comm::Communicator;
+use schedule::{Action, Cell, Direction, Pipeline};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Communicators between stages: one for each direction, for what goes one way has one order, and both ways together have none.
+pub(crate) struct Wires {
+    forward: Communicator,
+    backward: Communicator,
+}
+
+impl Wires {
+    /// Between stages. A collective.
+    pub fn new(stages: &Communicator) -> Result<Self, FsdpError> {
+        Ok(Self { forward: stages.split(0)?, backward: stages.split(0)? })
+    }
+
+    fn of(&self, way: Direction) -> &Communicator {
+        match way {
+            Direction::Forward => &self.forward,
+            Direction::Backward => &self.backward,
+        }
+    }
+}
+
+pub(crate) struct Interpreter<'a, B> {
+    pub runner: Runner<'a, B>,
+    pub wires: &'a Wires,
+    pub pipeline: Pipeline,
+}
+
+/// What a step's forwards and backwards took of a rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StageTimes {
+    /// In which it computed, and waited for the other ranks of its stage.
+    pub computing: Duration,
+    /// In which it waited for another stage, and at the end for all: its part of the pipeline's bubble, and of messages.
+    pub waiting: Duration,
+}
+
+/// What cells need that is there: of each the activation, or the gradient, that it goes on with.
+type Inputs = HashMap<(Direction, Cell), Tensor<3>>;
+
+impl<B> Interpreter<'_, B> {
+    /// A step's micro-batches forward and backward: the gradients of their losses times `scales` are added to the units'. Returns each one's
+    /// losses, as far as this rank has computed them, and how long it took.
+    pub fn train(&mut self, micro_batches: &[B], scales: &[f64]) -> Result<(Vec<Losses>, StageTimes), FsdpError> {
+        let (started, mut waiting) = (Instant::now(), Duration::ZERO);
+        let mut losses = vec![Losses::default(); micro_batches.len()];
+        let (mut inputs, mut saved) = (Inputs::new(), HashMap::<Cell, Vec<Saved>>::new());
+        for action in self.pipeline.program_of(self.runner.stages.stage) {
+            match action {
+                Action::Forward(cell) => {
+                    let (calls, batch) = (self.runner.stages.calls(cell.chunk), &micro_batches[cell.micro_batch]);
+                    let x = inputs.remove(&(Direction::Forward, cell));
+                    let (kept, y) = self.runner.forward(calls, x, batch, &mut losses[cell.micro_batch])?;
+                    saved.insert(cell, kept);
+                    self.hand_on(&mut inputs, Direction::Forward, cell, y);
+                }
+                Action::Backward(cell) => {
+                    let calls = self.runner.stages.calls(cell.chunk);
+                    let number = cell.micro_batch;
+                    let (batch, last) = (&micro_batches[number], number + 1 == micro_batches.len());
+                    let micro = Micro { batch, number, scale: scales[number], last };
+                    let cotangent = inputs.remove(&(Direction::Backward, cell));
+                    let kept = saved.remove(&cell).expect("a program runs forward before it runs backward");
+                    let cotangent = self.runner.backward(calls, kept, cotangent, micro)?;
+                    self.hand_on(&mut inputs, Direction::Backward, cell, cotangent);
+                }
+                Action::BackwardInput(_) | Action::BackwardWeights(_) => {
+                    unreachable!("the configuration has no such schedule")
+                }
+                Action::Send(way, cell) => self.send(&mut inputs, way, cell)?,
+                Action::Recv(way, cell) => {
+                    let before = Instant::now();
+                    self.recv(&mut inputs, way, cell)?;
+                    waiting += before.elapsed();
+                }
+            }
+        }
+        Ok((losses, StageTimes { computing: started.elapsed() - waiting, waiting }))
+    }
+
+    /// A batch forward, with a look at the output of each call of this rank.
+    pub fn evaluate(&mut self, batch: &B, look: &mut dyn FnMut(usize, &Output)) -> Result<Losses, FsdpError> {
+        let (mut losses, mut inputs) = (Losses::default(), Inputs::new());
+        for action in self.pipeline.forward_of(self.runner.stages.stage) {
+            match action {
+                Action::Send(way, cell) => self.send(&mut inputs, way, cell)?,
+                Action::Recv(way, cell) => self.recv(&mut inputs, way, cell)?,
+                action => {
+                    let cell = action.computes().expect("what is no message computes");
+                    let x = inputs.remove(&(Direction::Forward, cell));
+                    let calls = self.runner.stages.calls(cell.chunk);
+                    let y = self.runner.evaluate(calls, x, batch, &mut losses, look)?;
+                    self.hand_on(&mut inputs, Direction::Forward, cell, y);
+                }
+            }
+        }
+        Ok(losses)
+    }
+
+    /// What a cell has computed is what the next cell that way goes on with.
+    fn hand_on(&self, inputs: &mut Inputs, way: Direction, cell: Cell, x: Option<Tensor<3>>) {
+        if let (Some(x), Some(next)) = (x, self.next(way, cell)) {
+            inputs.insert((way, next), x);
+        }
+    }
+
+    fn send(&self, inputs: &mut Inputs, way: Direction, cell: Cell) -> Result<(), FsdpError> {
+        let next = self.next(way, cell).expect("a program sends to a chunk that there is");
+        let x = inputs.remove(&(way, next)).expect("a program sends what was computed");
+        Ok(wire::send(self.wires.of(way), &x, self.runner.stages.of_chunk(next.chunk))?)
+    }
+
+    fn recv(&self, inputs: &mut Inputs, way: Direction, cell: Cell) -> Result<(), FsdpError> {
+        let from =
+            way.previous(cell.chunk, self.pipeline.chunks()).expect("a program receives from a chunk that there is");
+        inputs.insert((way, cell), wire::recv(self.wires.of(way), self.runner.stages.of_chunk(from))?);
+        Ok(())
+    }
+
+    fn next(&self, way: Direction, cell: Cell) -> Option<Cell> {
+        way.next(cell.chunk, self.pipeline.chunks()).map(|chunk| Cell { chunk, ..cell })
+    }
+}

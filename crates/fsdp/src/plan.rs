@@ -1,0 +1,78 @@
+//! What is the same for all units of a rank, and which stages hold a unit.
+
+use crate::memory::{Category, Counted, Ledger};
+use crate::placement::Groups;
+use crate::precision::FloatType;
+use crate::storage::Storage;
+use crate::{FsdpConfig, Strategy};
+use burn::tensor::{Device, Tensor};
+
+/// The stages of a pipeline that hold a unit, seen from one of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Holders {
+    /// The first of them: it keeps the unit's state.
+    pub first: usize,
+    /// Whether this rank's stage is one.
+    pub is_here: bool,
+    /// Whether it is the first.
+    pub is_first: bool,
+    /// Which of the groups of [`Groups::ties`] they are, if there are several.
+    pub tie: Option<usize>,
+}
+
+/// What is the same for all units of a rank.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub strategy: Strategy,
+    pub param: FloatType,
+    pub reduce: FloatType,
+    pub no_sync: bool,
+    /// S, and which of the S shards is this rank's.
+    pub shards: usize,
+    pub shard: usize,
+    /// How many ranks hold this shard, and which of them this rank is.
+    pub replicas: usize,
+    pub replica: usize,
+    pub rank: usize,
+    /// Where the rank computes, and where its share rests.
+    pub device: Device,
+    pub rest_device: Device,
+    /// Whether the memory of parameters can be taken away while a graph holds them; see [`Storage`].
+    pub frees_kept_memory: bool,
+    pub ledger: Ledger,
+}
+
+impl Plan {
+    pub fn new(config: &FsdpConfig, groups: &Groups) -> Self {
+        let device = groups.world.device().clone();
+        Self {
+            strategy: config.strategy,
+            param: config.precision.param,
+            reduce: config.precision.reduce,
+            no_sync: config.no_sync || config.strategy == Strategy::Zero1,
+            shards: groups.shard.world_size(),
+            shard: groups.shard.rank(),
+            replicas: groups.replicate.world_size(),
+            replica: groups.replicate.rank(),
+            rank: groups.world.rank(),
+            frees_kept_memory: Storage::new(Tensor::empty([1], &device)).is_some(),
+            rest_device: if config.cpu_offload { Device::flex() } else { device.clone() },
+            device,
+            ledger: Ledger::default(),
+        }
+    }
+
+    /// Whether computing needs parameters that this rank does not hold, or not in the type or place that it needs.
+    pub fn gathers(&self) -> bool {
+        let at_hand = self.shards == 1 && self.param == FloatType::Fp32 && self.device == self.rest_device;
+        !at_hand && !self.replicates()
+    }
+
+    pub fn replicates(&self) -> bool {
+        self.shards > 1 && matches!(self.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
+    }
+
+    pub fn count(&self, tensor: Tensor<1>, category: Category) -> Counted {
+        Counted::new(tensor, category, &self.ledger)
+    }
+}

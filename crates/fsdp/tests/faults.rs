@@ -1,0 +1,130 @@
+//! A rank that fails anywhere in a step ends all ranks at once, with its name.
+
+use burn::nn::{Initializer, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use comm::{RankFailure, run_ranks};
+use fsdp::{Fsdp, FsdpConfig, FsdpError, PipelineConfig, Schedule, Strategy, Units};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const CALLS: usize = 6;
+const MICRO_BATCHES: usize = 4;
+const FAULT: &str = "a fault that was put there";
+
+/// What happens where.
+#[derive(Debug, Clone, Copy)]
+struct Fault {
+    rank: usize,
+    /// After so many of the rank's calls of units.
+    after: usize,
+    /// It panics, or is late by so much.
+    late: Option<Duration>,
+}
+
+/// Faults are told on stderr by the panic hook, a thousand of them.
+fn quiet() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if panic.payload().downcast_ref::<&str>() != Some(&FAULT) {
+                before(panic);
+            }
+        }));
+    });
+}
+
+/// Units that count their calls, and fail at one of them.
+fn units(rank: usize, fault: Fault) -> Units<Tensor<3>> {
+    let (mut units, device) = (Units::new(), Device::flex());
+    let calls = Arc::new(AtomicUsize::new(0));
+    let linear = || LinearConfig::new(4, 4).with_initializer(Initializer::Constant { value: 0.1 }).init(&device);
+    let forward = move |linear: &Linear, x: Tensor<3>| {
+        if calls.fetch_add(1, Ordering::Relaxed) == fault.after && rank == fault.rank {
+            match fault.late {
+                None => std::panic::panic_any(FAULT),
+                Some(late) => sleep(late),
+            }
+        }
+        linear.forward(x)
+    };
+    for i in 0..CALLS {
+        let (unit, forward) = (units.add(format!("layer {i}"), linear()), forward.clone());
+        match i {
+            0 => units.first(unit, move |linear: &Linear, x: &Tensor<3>| forward(linear, x.clone())),
+            _ if i + 1 < CALLS => units.then(unit, move |linear: &Linear, x, _| forward(linear, x)),
+            _ => units.last(unit, move |linear: &Linear, x, _| forward(linear, x).powi_scalar(2).mean()),
+        }
+    }
+    units
+}
+
+/// Two steps; returns how they ended, and after how long.
+fn train(
+    config: &FsdpConfig,
+    ranks: usize,
+    fault: Fault,
+    timeout: Duration,
+) -> (Option<RankFailure<FsdpError>>, Duration) {
+    let (config, started) = (config.clone(), Instant::now());
+    let result = run_ranks(vec![Device::flex(); ranks], timeout, move |comm| {
+        let x = Tensor::<3>::ones([1, 2, 4], comm.device());
+        let mut fsdp = Fsdp::new(units(comm.rank(), fault), comm, config.clone())?;
+        (0..2).try_for_each(|_| fsdp.train_step(&vec![x.clone(); MICRO_BATCHES], 1e-3).map(drop))
+    });
+    (result.err(), started.elapsed())
+}
+
+fn configs() -> Vec<(FsdpConfig, usize)> {
+    let pipeline = |stages, schedule, virtual_stages, strategy| FsdpConfig {
+        pipeline: PipelineConfig { stages, schedule, virtual_stages, calls: vec![] },
+        strategy,
+        ..FsdpConfig::default()
+    };
+    vec![
+        (pipeline(1, Schedule::OneFOneB, 1, Strategy::FullShard), 3),
+        (pipeline(2, Schedule::OneFOneB, 1, Strategy::FullShard), 2),
+        (pipeline(2, Schedule::OneFOneB, 1, Strategy::FullShard), 4),
+        (pipeline(2, Schedule::Interleaved1F1B, 3, Strategy::Zero1), 4),
+        (pipeline(3, Schedule::OneFOneB, 1, Strategy::Ddp), 6),
+        (pipeline(4, Schedule::Gpipe, 1, Strategy::FullShard), 4),
+        (pipeline(6, Schedule::OneFOneB, 1, Strategy::FullShard), 6),
+    ]
+}
+
+#[test]
+fn a_thousand_faults_end_all_ranks_with_the_name_of_the_one_that_failed() {
+    quiet();
+    let configs = configs();
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut below = |n: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % n as u64) as usize
+    };
+    for i in 0..1000 {
+        let (config, ranks) = &configs[i % configs.len()];
+        // Of two steps; a rank has at least so many units.
+        let calls = 2 * MICRO_BATCHES * (CALLS / config.pipeline.stages);
+        let fault = Fault { rank: below(*ranks), after: below(calls), late: None };
+        let (failure, took) = train(config, *ranks, fault, Duration::from_secs(60));
+        match failure {
+            Some(RankFailure::Panicked { rank, message }) if rank == fault.rank => assert_eq!(message, FAULT),
+            other => panic!("{fault:?} of {ranks} ranks, {:?}: {other:?}", config.pipeline),
+        }
+        assert!(took < Duration::from_secs(10), "{fault:?} of {ranks} ranks, {:?}: {took:?}", config.pipeline);
+    }
+}
+
+#[test]
+fn a_stage_that_is_late_is_named() {
+    for (config, ranks) in configs().into_iter().step_by(2) {
+        let fault = Fault { rank: ranks - 1, after: 3, late: Some(Duration::from_secs(1)) };
+        let (failure, _) = train(&config, ranks, fault, Duration::from_millis(200));
+        let message = failure.expect("nobody waits so long").to_string();
+        assert!(message.contains(&format!("rank {}", ranks - 1)), "{:?}: {message}", config.pipeline);
+    }
+}

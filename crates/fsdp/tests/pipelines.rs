@@ -1,0 +1,248 @@
+//! Stages of a pipeline, unequal shares of a batch, and copies, against one graph and one rank.
+
+mod common;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor};
+use comm::run_ranks;
+use common::{
+    Batch, Block, Curve, Ends, LR, Model, STEPS, WIDTH, all_train_as, config, global_batch, model, one_graph, units,
+};
+use fsdp::{
+    ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Prefetch, Schedule, Strategy, Units,
+};
+use std::time::Duration;
+
+/// Three ranks share eight sequences in micro-batches of at most three, and one of them has only one that counts.
+#[test]
+fn micro_batches_count_by_their_labels() {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    let expected = one_graph(model.clone(), &batch);
+    let shares = [[0..3, 3..4], [4..7, 0..1], [0..1, 7..8]];
+    let weights = [[3.0, 1.0], [3.0, 0.0], [0.0, 1.0]];
+    for strategy in [Strategy::Ddp, Strategy::Zero1, Strategy::ShardGradOp, Strategy::FullShard] {
+        let (model, batch) = (model.clone(), batch.clone());
+        let shares = shares.clone();
+        let curves = run_ranks(vec![Device::flex(); 3], Duration::from_secs(60), move |comm| {
+            let mut fsdp = Fsdp::new(units(model.clone()), comm, config(strategy))?;
+            let (rank, _) = fsdp.data_parallel();
+            let part = |range: &std::ops::Range<usize>| Batch {
+                x: batch.x.clone().slice([range.clone()]),
+                target: batch.target.clone().slice([range.clone()]),
+            };
+            let mine: Vec<Batch> = shares[rank].iter().map(part).collect();
+            let step = |fsdp: &mut Fsdp<Batch>| fsdp.train_step_with(&mine, &weights[rank], LR, |_| Ok(()));
+            let steps = (0..STEPS).map(|_| step(&mut fsdp).map(|of| [of.loss, of.grad_norm, of.aux_loss]));
+            steps.collect::<Result<Curve, FsdpError>>()
+        })
+        .unwrap();
+        for curve in curves {
+            for (found, expected) in curve.iter().zip(&expected) {
+                for (found, expected) in found.iter().zip(expected) {
+                    assert!((found - expected).abs() < 1e-5 * expected, "{strategy:?}: {found}, not {expected}");
+                }
+            }
+        }
+    }
+}
+
+/// Chunks of 5 calls, of which the first and the last are of one unit, over 2 to 5 stages, with what is sharded in each.
+#[test]
+fn every_pipeline_trains_as_one_graph() {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    let expected = one_graph(model.clone(), &batch);
+    let mut table = vec![];
+    let pipelines = [
+        (Schedule::Gpipe, 2, 1),
+        (Schedule::Gpipe, 4, 1),
+        (Schedule::OneFOneB, 2, 1),
+        (Schedule::OneFOneB, 3, 1),
+        (Schedule::OneFOneB, 5, 1),
+        (Schedule::Interleaved1F1B, 2, 2),
+        (Schedule::Interleaved1F1B, 1, 5),
+    ];
+    for (schedule, stages, virtual_stages) in pipelines {
+        for strategy in [Strategy::Ddp, Strategy::Zero1, Strategy::ShardGradOp, Strategy::FullShard] {
+            for (ranks_per_stage, micro_batches) in [(1, 4), (1, 8), (2, 4), (2, 2)] {
+                let pipeline = PipelineConfig { stages, schedule, virtual_stages, calls: vec![] };
+                if pipeline.of(micro_batches).is_ok() && stages * ranks_per_stage <= 8 {
+                    table.push((FsdpConfig { pipeline, ..config(strategy) }, stages * ranks_per_stage, micro_batches));
+                }
+            }
+        }
+    }
+    let two = PipelineConfig { stages: 2, ..PipelineConfig::default() };
+    let full = FsdpConfig { pipeline: two.clone(), ..config(Strategy::FullShard) };
+    let hybrid = FsdpConfig { pipeline: two.clone(), ..config(Strategy::HybridShard) };
+    let uneven = FsdpConfig { pipeline: PipelineConfig { calls: vec![1, 4], ..two }, ..full.clone() };
+    for config in [
+        FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..full.clone() },
+        FsdpConfig { activation_checkpointing: ActivationCheckpointing::Every(2), ..full.clone() },
+        FsdpConfig { no_sync: true, ..full.clone() },
+        FsdpConfig { forward_prefetch: Prefetch::None, backward_prefetch: Prefetch::Post, ..full },
+        uneven,
+    ] {
+        table.push((config, 4, 2));
+    }
+    table.push((hybrid, 8, 1));
+    all_train_as(&expected, &model, &batch, &table);
+}
+
+#[test]
+fn copies_that_are_not_the_same_are_found_on_all_ranks() {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    let two = PipelineConfig { stages: 2, ..PipelineConfig::default() };
+    let tied = FsdpConfig { pipeline: two, ..config(Strategy::FullShard) };
+    // Of which rank the copy is spoilt, of which unit, and the two ranks that differ.
+    for (config, ranks, spoilt, unit, expected) in [
+        (config(Strategy::Ddp), 3, 2, 1, Some("unit block 0 is not the same on ranks 0 and 2")),
+        (config(Strategy::HybridShard), 4, 0, 0, Some("unit ends is not the same on ranks 0 and 2")),
+        (tied, 2, 1, 0, Some("unit ends is not the same on ranks 0 and 1")),
+        (config(Strategy::FullShard), 4, 1, 1, None),
+    ] {
+        let (model, batch) = (model.clone(), batch.clone());
+        let found = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
+            let rank = comm.rank();
+            let mut units = Units::new();
+            let ends = units.add("ends", model.ends.clone());
+            units.first(ends, Ends::embed);
+            let block = units.add("block 0", model.blocks[0].clone());
+            units.then(block, |block: &Block, x, _: &Batch| block.forward(x));
+            units.last(ends, Ends::loss);
+            let mut fsdp = Fsdp::new(units, comm, config.clone())?;
+            fsdp.train_step(std::slice::from_ref(&batch), LR)?;
+            fsdp.check_copies()?;
+            if rank == spoilt && unit == 0 {
+                fsdp.add_to_parameter(ends, "tied.weight", &[1e-7; 10 * WIDTH]);
+            } else if rank == spoilt {
+                fsdp.add_to_parameter(block, "up.bias", &[1e-7; 40]);
+            }
+            Ok::<_, FsdpError>(fsdp.check_copies().err().map(|error| error.to_string()))
+        })
+        .unwrap();
+        for found in found {
+            match expected {
+                Some(expected) => {
+                    assert!(found.as_ref().is_some_and(|found| found.contains(expected)), "{expected}: {found:?}")
+                }
+                None => assert_eq!(found, None, "there are no copies"),
+            }
+        }
+    }
+}
+
+/// Sequences of each micro-batch, in order.
+const MICRO_BATCHES: [(usize, usize); 4] = [(0, 3), (3, 4), (4, 7), (7, 8)];
+
+/// What each parameter has moved by in each of three steps with micro-batches of unequal weight. The optimizer's epsilon is so large that
+/// a step is the running mean of gradients times a number: an error in a gradient is one here, whatever the loss does.
+fn moves(
+    model: &Model,
+    batch: &Batch,
+    all: &'static [(usize, usize)],
+    config: &FsdpConfig,
+    ranks: usize,
+) -> Vec<Vec<f32>> {
+    let (model, batch, config) = (model.clone(), batch.clone(), config.clone());
+    let moves = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
+        let mut units = Units::new();
+        let ends = units.add("ends", model.ends.clone());
+        units.first(ends, Ends::embed);
+        let mut blocks = vec![];
+        for (i, block) in model.blocks.iter().enumerate() {
+            let block = units.add(format!("block {i}"), block.clone());
+            units.then(block, |block: &Block, x, _: &Batch| block.forward(x));
+            blocks.push(block);
+        }
+        units.last(ends, Ends::loss);
+        let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
+        let mut fsdp = Fsdp::new(units, comm, FsdpConfig { adamw, clip_grad_norm: None, ..config.clone() })?;
+        let (rank, ranks) = fsdp.data_parallel();
+        let each = all.len() / ranks;
+        let mine = &all[rank * each..(rank + 1) * each];
+        let part = |(from, to): &(usize, usize)| {
+            let range = *from..*to;
+            Batch { x: batch.x.clone().slice([range.clone()]), target: batch.target.clone().slice([range]) }
+        };
+        let batches: Vec<Batch> = mine.iter().map(part).collect();
+        let weights: Vec<f64> = mine.iter().map(|(from, to)| (to - from) as f64).collect();
+        let parameters = |fsdp: &Fsdp<Batch>| {
+            let mut flat = Flat(vec![]);
+            fsdp.gather(ends)?.visit(&mut flat);
+            blocks.iter().try_for_each(|block| fsdp.gather(*block).map(|block| block.visit(&mut flat)))?;
+            Ok::<_, FsdpError>(flat.0)
+        };
+        let (mut before, mut moves) = (parameters(&fsdp)?, vec![]);
+        for _ in 0..3 {
+            fsdp.train_step_with(&batches, &weights, 1e3, |_| Ok(()))?;
+            let after = parameters(&fsdp)?;
+            let moved = before.iter().zip(&after);
+            moves.push(
+                moved.flat_map(|(before, after)| before.iter().zip(after).map(|(b, a)| a - b)).collect::<Vec<f32>>(),
+            );
+            before = after;
+        }
+        Ok::<_, FsdpError>(moves)
+    })
+    .unwrap();
+    assert!(moves.iter().all(|of_rank| *of_rank == moves[0]), "every rank gathers the same");
+    moves.into_iter().next().unwrap()
+}
+
+struct Flat(Vec<Vec<f32>>);
+
+impl ModuleVisitor for Flat {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.val().into_data().iter::<f32>().collect());
+    }
+}
+
+#[test]
+fn every_parameter_moves_as_on_one_rank() {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    let expected = moves(&model, &batch, &[(0, 8)], &config(Strategy::Ddp), 1);
+    let pipeline =
+        |stages, schedule, virtual_stages| PipelineConfig { stages, schedule, virtual_stages, calls: vec![] };
+    let mut table = vec![(FsdpConfig::default().pipeline, Strategy::Block, 3)];
+    for (pipeline, stages) in [
+        (pipeline(1, Schedule::OneFOneB, 1), 1),
+        (pipeline(2, Schedule::Gpipe, 1), 2),
+        (pipeline(2, Schedule::OneFOneB, 1), 2),
+        (pipeline(2, Schedule::Interleaved1F1B, 2), 2),
+        (pipeline(3, Schedule::OneFOneB, 1), 3),
+        (pipeline(5, Schedule::Gpipe, 1), 5),
+        (pipeline(5, Schedule::OneFOneB, 1), 5),
+    ] {
+        for strategy in
+            [Strategy::Ddp, Strategy::Zero1, Strategy::ShardGradOp, Strategy::FullShard, Strategy::HybridShard]
+        {
+            table.push((pipeline.clone(), strategy, stages * if strategy == Strategy::HybridShard { 4 } else { 2 }));
+            table.push((pipeline.clone(), strategy, stages));
+        }
+    }
+    let mut tried = 0;
+    for (pipeline, strategy, ranks) in table {
+        let config = FsdpConfig { pipeline: pipeline.clone(), ..config(strategy) };
+        let micro_batches = MICRO_BATCHES.len() * pipeline.stages / ranks;
+        if config.validate(ranks).is_err() || strategy != Strategy::Block && pipeline.of(micro_batches).is_err() {
+            continue;
+        }
+        tried += 1;
+        for (step, (found, expected)) in
+            moves(&model, &batch, &MICRO_BATCHES, &config, ranks).iter().zip(&expected).enumerate()
+        {
+            let most = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                assert!(
+                    (found - expected).abs() <= 1e-5 * most,
+                    "{strategy:?} on {ranks} ranks, {pipeline:?}, step {step}: number {i} moved by {found}, not {expected}"
+                );
+            }
+        }
+    }
+    assert!(tried > 50, "{tried}");
+}

@@ -1,0 +1,186 @@
+//! How a run is spread over ranks.
+
+use super::Config;
+use crate::flops;
+use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Precision, Prefetch, Schedule, Strategy, Wrap};
+use schedule::deal;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How the run is spread over ranks; see [`FsdpConfig`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParallelConfig {
+    /// Number of ranks (the world size), which share devices where there are fewer. Flag: `--gpus`.
+    pub gpus: usize,
+    /// Stages of a pipeline, which divide the ranks and the model; 1 for none. What follows is about the `gpus / pp` ranks of a stage.
+    pub pp: usize,
+    /// The order in which stages work on micro-batches. `zero_bubble` and `zb_v` are not in the trainer yet.
+    pub schedule: Schedule,
+    /// Chunks of the model that each stage has; null for 1, or 2 with a schedule that needs several.
+    pub virtual_stages: Option<usize>,
+    /// How many blocks each chunk has, the embedding being with the first and the head with the last; null: dealt so that all take about
+    /// as long.
+    pub stages: Option<Vec<usize>>,
+    /// What each of N ranks holds of parameters, gradients and optimizer state. Flag: `--strategy`.
+    pub strategy: Strategy,
+    /// Replicas of `hybrid_shard` within a stage, each of `gpus / pp / dp_replicate` ranks; null for 2. No other strategy has any.
+    pub dp_replicate: Option<usize>,
+    /// What is kept, gathered and freed together.
+    pub wrap: Wrap,
+    /// Whether gathered parameters are freed after the forward, and gathered again for the backward. On a GPU they stay where
+    /// activations are kept: recompute there.
+    pub reshard_after_forward: bool,
+    /// What is kept of the forward for the backward; the rest is recomputed.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// Types of gathered parameters and of gradients on their way; what rests is fp32.
+    pub precision: Precision,
+    /// Whether shards and optimizer state rest in the CPU's memory, and the optimizer steps there.
+    pub cpu_offload: bool,
+    /// When the forward sends for the next block's parameters.
+    pub forward_prefetch: Prefetch,
+    /// When the backward sends for the next block's parameters.
+    pub backward_prefetch: Prefetch,
+    /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole gradients until
+    /// then. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
+    pub no_sync: bool,
+}
+
+impl Default for ParallelConfig {
+    fn default() -> Self {
+        let fsdp = FsdpConfig::default();
+        Self {
+            gpus: 1,
+            pp: 1,
+            schedule: Schedule::OneFOneB,
+            virtual_stages: None,
+            stages: None,
+            strategy: fsdp.strategy,
+            dp_replicate: fsdp.dp_replicate,
+            wrap: fsdp.wrap,
+            reshard_after_forward: fsdp.reshard_after_forward,
+            activation_checkpointing: fsdp.activation_checkpointing,
+            precision: fsdp.precision,
+            cpu_offload: fsdp.cpu_offload,
+            forward_prefetch: fsdp.forward_prefetch,
+            backward_prefetch: fsdp.backward_prefetch,
+            no_sync: fsdp.no_sync,
+        }
+    }
+}
+
+/// Numbers of micro-batches that are tried.
+const MOST_TRIED: usize = 1000;
+
+impl ParallelConfig {
+    /// Ranks that share a batch: of each stage all, but under `block` each computes a part of the model for all of it.
+    pub fn data_parallel_size(&self) -> usize {
+        if self.strategy == Strategy::Block { 1 } else { (self.gpus / self.pp.max(1)).max(1) }
+    }
+
+    /// Chunks of the model on each stage; 1 without a pipeline, whatever its schedule would be.
+    pub fn virtual_stages(&self) -> usize {
+        match self.pp {
+            1 => 1,
+            _ => self.virtual_stages.unwrap_or(self.schedule.default_virtual_stages()),
+        }
+    }
+
+    /// In a word or two: `full_shard`, `pp 4 x zero1`.
+    pub(crate) fn describe(&self) -> String {
+        let strategy = self.strategy.name();
+        if self.pp > 1 { format!("pp {} x {strategy}", self.pp) } else { strategy.into() }
+    }
+
+    /// The same in one stage.
+    pub(crate) fn without_pipeline(&self) -> Self {
+        Self { pp: 1, schedule: Schedule::OneFOneB, virtual_stages: None, stages: None, ..self.clone() }
+    }
+}
+
+impl Config {
+    /// What the sharding layer is told. The model's vocabulary must be known where it is cut into stages.
+    pub(crate) fn fsdp(&self) -> FsdpConfig {
+        self.fsdp_of_chunks(self.calls_of_chunks())
+    }
+
+    /// The same with so many calls in each chunk.
+    pub(super) fn fsdp_of_chunks(&self, calls: Vec<usize>) -> FsdpConfig {
+        let (parallel, optim) = (&self.parallel, &self.optim);
+        let pipeline = match parallel.pp {
+            1 => PipelineConfig::default(), // of a schedule that a run had with more stages nothing is left
+            stages => {
+                let (schedule, virtual_stages) = (parallel.schedule, parallel.virtual_stages());
+                PipelineConfig { stages, schedule, virtual_stages, calls }
+            }
+        };
+        FsdpConfig {
+            pipeline,
+            strategy: parallel.strategy,
+            dp_replicate: parallel.dp_replicate,
+            wrap: parallel.wrap,
+            reshard_after_forward: parallel.reshard_after_forward,
+            activation_checkpointing: parallel.activation_checkpointing,
+            precision: parallel.precision,
+            cpu_offload: parallel.cpu_offload,
+            forward_prefetch: parallel.forward_prefetch,
+            backward_prefetch: parallel.backward_prefetch,
+            no_sync: parallel.no_sync,
+            adamw: AdamW {
+                beta1: optim.beta1,
+                beta2: optim.beta2,
+                epsilon: optim.epsilon,
+                weight_decay: optim.weight_decay,
+            },
+            clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
+            allocated: None,
+        }
+    }
+
+    /// How many of the model's calls (embedding, blocks, head) each chunk has; nothing without a pipeline.
+    fn calls_of_chunks(&self) -> Vec<usize> {
+        let chunks = self.parallel.pp * self.parallel.virtual_stages();
+        match &self.parallel.stages {
+            _ if self.parallel.pp == 1 => vec![],
+            Some(blocks) => {
+                let mut calls = blocks.clone();
+                let last = calls.len() - 1;
+                calls[0] += 1;
+                calls[last] += 1;
+                calls
+            }
+            None => deal(&flops::per_call(self), chunks),
+        }
+    }
+
+    /// Sequences that a rank computes at once of its share of the batch. In a pipeline there are four micro-batches a stage, or as few more as
+    /// the schedule wants, where nobody says how large they are and the share has as many sequences: then a fifth of the time or less is the
+    /// pipeline's bubble.
+    pub(crate) fn micro_batch_size(&self) -> usize {
+        let Config { train, parallel, .. } = self;
+        let share = train.global_batch_size.div_ceil(parallel.data_parallel_size()).max(1);
+        let fits = |size: &usize| {
+            let rounds = parallel.schedule == Schedule::Interleaved1F1B;
+            !rounds || self.micro_batches_of(*size).is_multiple_of(parallel.pp)
+        };
+        let least = parallel.pp.saturating_mul(4).min(share);
+        match train.micro_batch_size {
+            Some(micro) => micro.clamp(1, share),
+            None if parallel.pp == 1 => share,
+            None => {
+                let more = (least..=share).take(least.min(MOST_TRIED)).map(|count| share.div_ceil(count));
+                more.into_iter().find(fits).unwrap_or(1)
+            }
+        }
+    }
+
+    /// Micro-batches of a step on each rank.
+    pub(crate) fn micro_batches(&self) -> usize {
+        self.micro_batches_of(self.micro_batch_size())
+    }
+
+    pub(super) fn micro_batches_of(&self, size: usize) -> usize {
+        let at_once = size.saturating_mul(self.parallel.data_parallel_size());
+        self.train.global_batch_size.div_ceil(at_once).max(1)
+    }
+}

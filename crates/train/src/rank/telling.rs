@@ -1,0 +1,138 @@
+//! What a rank tells of the run.
+
+use super::{Job, Rank};
+use crate::config::Config;
+use crate::expert_loads;
+use crate::machine::{self, Machine};
+use crate::metrics::{ExpertMetrics, ProcessMetrics, StageMetrics, StageSeconds, StepMetrics, UsageMetrics};
+use crate::recorder::Recorder;
+use crate::resume::Resume;
+use crate::run_folder::RunFolder;
+use crate::trainer::TrainError;
+use crate::units::parameter_count;
+use crate::words::{count, human};
+use fsdp::StepReport;
+use std::time::Duration;
+
+impl Rank<'_> {
+    /// Which ranks compute what, where not all compute all.
+    pub fn say_placement(&self) {
+        let mut placements = self.fsdp.placements();
+        // GPT-2's first and last are one unit.
+        if let [first, .., last] = &mut placements[..] {
+            (first.unit, last.unit) = ("embedding".into(), "head".into());
+        }
+        for placed in placements.chunk_by(|a, b| a.ranks == b.ranks) {
+            let Some(ranks) = &placed[0].ranks else { return };
+            let (first, last) = (&placed[0].unit, &placed[placed.len() - 1].unit);
+            let range = if first == last { first.clone() } else { format!("{first} to {last}") };
+            let who = match ranks.len() {
+                1 => format!("rank {}", ranks.start),
+                _ => format!("ranks {} to {}", ranks.start, ranks.end - 1),
+            };
+            let parameters = human(placed.iter().map(|placement| placement.parameters).sum());
+            if self.rank == 0 {
+                self.job.progress.say(&format!("{who}: {range} ({parameters} parameters)"));
+            }
+        }
+    }
+
+    pub fn step_metrics(
+        &mut self,
+        step: usize,
+        lr: f64,
+        report: &StepReport,
+        took: Duration,
+        waited: Duration,
+    ) -> StepMetrics {
+        let step_seconds = took.as_secs_f64();
+        let tokens_per_second = self.batches.step_tokens() as f64 / step_seconds;
+        let tflops = self.flops_per_token * tokens_per_second / self.job.devices as f64 / 1e12;
+        StepMetrics {
+            step,
+            loss: report.loss,
+            lr,
+            aux_loss: report.aux_loss,
+            grad_norm: report.grad_norm,
+            skipped: report.skipped,
+            tokens: self.batches.tokens(step),
+            tokens_per_second,
+            tflops,
+            mfu: self.job.config.metrics.peak_tflops.map(|peak| tflops / peak),
+            step_seconds,
+            data_wait_seconds: waited.as_secs_f64(),
+            checkpoint_seconds: std::mem::take(&mut self.checkpoint_seconds),
+            elapsed_seconds: self.recorder.elapsed(),
+            loss_z: self.losses.z_score(report.loss),
+            grad_norm_z: self.grad_norms.z_score(report.grad_norm),
+        }
+    }
+
+    /// Memory and communication of rank 0, and where the step's tokens went, on all ranks; `tell`: to the user too.
+    pub fn report(&mut self, step: usize, tell: bool) -> Result<(), TrainError> {
+        let usage = UsageMetrics::new(step, self.rank, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
+        self.recorder.usage(&usage, tell)?;
+        self.report_stages(step, tell)?;
+        let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
+        let sums = self.fsdp.all_reduce(&self.loads.sums(&layers, experts))?;
+        self.recorder.experts(&ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts)), tell)
+    }
+
+    /// What the step took of each stage, where there are several.
+    fn report_stages(&mut self, step: usize, tell: bool) -> Result<(), TrainError> {
+        let (stage, stages) = self.fsdp.stage();
+        if stages == 1 {
+            return Ok(());
+        }
+        let mut seconds = vec![0.0; 2 * stages];
+        let ranks = self.fsdp.data_parallel().1 as f64;
+        seconds[2 * stage] = self.times.computing.as_secs_f64() / ranks;
+        seconds[2 * stage + 1] = self.times.waiting.as_secs_f64() / ranks;
+        let sums = self.fsdp.all_reduce(&seconds)?;
+        let of_stage = |pair: &[f64]| StageSeconds { compute_seconds: pair[0], wait_seconds: pair[1] };
+        let stages = sums.chunks(2).map(of_stage).collect();
+        self.recorder.stages(&StageMetrics { step, stages }, tell)
+    }
+}
+
+/// What tells of the run, with its first lines.
+pub(super) fn recorder<'a>(
+    job: &'a Job,
+    folder: &RunFolder,
+    rank: usize,
+    micro_batch_size: usize,
+) -> Result<Recorder<'a>, TrainError> {
+    let world_size = job.config.parallel.gpus;
+    let mut recorder = Recorder::open(folder, rank, job.resume.as_ref().map_or(0, Resume::step), &job.progress)?;
+    recorder.log(&format!("rank {rank} of {world_size} on {}", job.config.train.device));
+    if rank == 0 {
+        recorder.metrics(&process(job, micro_batch_size))?;
+    }
+    if let Some(resume) = &job.resume {
+        let event = format!("resumed from {} on {}", resume.path.display(), count(world_size, "rank"));
+        recorder.event(resume.step(), &event)?;
+    }
+    Ok(recorder)
+}
+
+/// What this process is, and where.
+fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
+    let Config { train, parallel, .. } = &job.config;
+    ProcessMetrics {
+        started: machine::now(),
+        step: job.resume.as_ref().map_or(0, Resume::step),
+        version: env!("CARGO_PKG_VERSION"),
+        machine: Machine::this(),
+        device: &train.device,
+        ranks: parallel.gpus,
+        strategy: parallel.describe(),
+        data: &job.data.name,
+        train_tokens: job.dataset.train_tokens(),
+        val_tokens: job.dataset.val_tokens(),
+        bytes_per_token: job.data.meta.as_ref().map(|meta| meta.text_bytes as f64 / meta.tokens as f64),
+        parameters: parameter_count(&job.config),
+        global_batch_size: train.global_batch_size,
+        micro_batch_size,
+        seq_len: train.seq_len,
+    }
+}
