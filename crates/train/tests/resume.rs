@@ -130,6 +130,51 @@ fn a_run_goes_on_at_other_ranks_and_under_another_strategy() {
     }
 }
 
+/// Each time it goes on in another layout.
+#[test]
+fn a_run_that_is_killed_again_and_again_goes_on_in_pipelines_and_out_of_them() {
+    let folder = folder_with_text();
+    let args = [TINY, EVERY_THREE, &["--steps=90"]];
+    let undisturbed = losses(folder.path(), &args, "undisturbed");
+    let layouts: [&[&str]; 5] = [
+        &["--gpus=4", "--set=parallel.pp=2"],
+        &["--gpus=1", "--set=parallel.pp=1"],
+        &["--gpus=4", "--set=parallel.pp=4", "--set=parallel.schedule=gpipe"],
+        &["--gpus=3", "--set=parallel.pp=1", "--strategy=zero1"],
+        &["--gpus=4", "--set=parallel.pp=2", "--set=parallel.schedule=1f1b", "--strategy=ddp"],
+    ];
+    let run = folder.path().join("run");
+    let (mut layouts, mut kills) = (layouts.iter().cycle(), 0);
+    loop {
+        let auto = ["--resume=auto", "--out=run"];
+        let args = [&args.concat(), &auto[..], layouts.next().unwrap()].concat();
+        let mut child = program(folder.path(), &args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let started = Instant::now();
+        // Once it has saved something new, or at its end.
+        let newest =
+            |names: Vec<String>| names.iter().filter_map(|name| name.strip_prefix("step-")?.parse::<u64>().ok()).max();
+        let last = newest(checkpoints(&run));
+        while kills < 8 && child.try_wait().unwrap().is_none() && newest(checkpoints(&run)) <= last {
+            assert!(started.elapsed() < Duration::from_secs(60), "nothing new is saved");
+            sleep(Duration::from_millis(2));
+        }
+        if kills < 8 {
+            child.kill().unwrap();
+        }
+        let status = child.wait().unwrap();
+        if status.success() {
+            break;
+        }
+        assert_eq!(status.code(), None, "it was killed, and did not fail");
+        kills += 1;
+    }
+    assert!(kills >= 5, "killed {kills} times only");
+    for (found, expected) in step_losses(&run).iter().zip(&undisturbed) {
+        assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}");
+    }
+    assert_eq!(step_losses(&run).len(), 90);
+}
+
 #[test]
 fn a_run_that_went_back_to_an_older_checkpoint_replaces_what_came_after_it() {
     let folder = folder_with_text();
