@@ -162,16 +162,17 @@ impl<B: 'static> Fsdp<B> {
         Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, times })
     }
 
-    /// The mean over ranks of the last call's loss on `batch`, each rank's counted `weight` times, and the sum of weights.
-    pub fn evaluate(&mut self, batch: &B, weight: f64) -> Result<(f64, f64), FsdpError> {
+    /// Of each batch the mean over ranks of the last call's loss, each rank's counted by its weight, and the sum of weights. All ranks have as
+    /// many batches; in a pipeline stages work on several at a time.
+    pub fn evaluate(&mut self, batches: &[B], weights: &[f64]) -> Result<Vec<(f64, f64)>, FsdpError> {
+        let losses = self.interpreter(self.config.pipeline.stages)?.evaluate(batches, &mut |_, _| ())?;
         // Under `block` one rank has the loss, in a pipeline the last stage.
-        let (loss, weight) = match self.interpreter(self.config.pipeline.stages)?.evaluate(batch, &mut |_, _| ())?.loss
-        {
-            Some(loss) => (f64::from(loss.into_scalar::<f32>()), weight),
-            None => (0.0, 0.0),
-        };
-        let sums = self.all_reduce(&[loss * weight, weight])?;
-        Ok((sums[0] / sums[1], sums[1]))
+        let mine = losses.into_iter().zip(weights).flat_map(|(losses, weight)| match losses.loss {
+            Some(loss) => [f64::from(loss.into_scalar::<f32>()) * weight, *weight],
+            None => [0.0, 0.0],
+        });
+        let sums = self.all_reduce(&mine.collect::<Vec<_>>())?;
+        Ok(sums.chunks(2).map(|sums| (sums[0] / sums[1], sums[1])).collect())
     }
 
     /// Adds `delta` to a parameter, by its path in the unit's module, apart from its gradient; all ranks give the same. Copies of
@@ -288,14 +289,12 @@ impl<B: 'static> Fsdp<B> {
     fn locate_non_finite(&mut self, micro_batches: &[B]) -> Result<NonFinite, FsdpError> {
         let (rank, ranks, none) = (self.plan.rank, self.world.world_size(), f64::INFINITY);
         let mut first = none;
-        for batch in micro_batches {
-            let mut look = |call: usize, output: &Output| {
-                if !output.is_finite() {
-                    first = first.min((call * ranks + rank) as f64);
-                }
-            };
-            self.interpreter(self.config.pipeline.stages)?.evaluate(batch, &mut look)?;
-        }
+        let mut look = |call: usize, output: &Output| {
+            if !output.is_finite() {
+                first = first.min((call * ranks + rank) as f64);
+            }
+        };
+        self.interpreter(self.config.pipeline.stages)?.evaluate(micro_batches, &mut look)?;
         let in_gradient = |unit: &ShardedUnit| !unit.gradient_square().is_finite();
         let last = self.units.iter().rposition(in_gradient).map_or(none, |unit| -(unit as f64));
         let world = |values: Vec<f64>| {

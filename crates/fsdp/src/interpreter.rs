@@ -91,10 +91,10 @@ impl<B> Interpreter<'_, B> {
         Ok((losses, StageTimes { computing: started.elapsed() - waiting, waiting }))
     }
 
-    /// A batch forward, with a look at the output of each call of this rank.
-    pub fn evaluate(&mut self, batch: &B, look: &mut dyn FnMut(usize, &Output)) -> Result<Losses, FsdpError> {
-        let (mut losses, mut inputs) = (Losses::default(), Inputs::new());
-        for action in self.pipeline.forward_of(self.runner.stages.stage) {
+    /// Batches forward, with a look at the output of each call of this rank; returns each one's losses.
+    pub fn evaluate(&mut self, batches: &[B], look: &mut dyn FnMut(usize, &Output)) -> Result<Vec<Losses>, FsdpError> {
+        let (mut losses, mut inputs) = (vec![Losses::default(); batches.len()], Inputs::new());
+        for action in self.pipeline.forward_of(self.runner.stages.stage, batches.len()) {
             match action {
                 Action::Send(way, cell) => self.send(&mut inputs, way, cell)?,
                 Action::Recv(way, cell) => self.recv(&mut inputs, way, cell)?,
@@ -102,7 +102,8 @@ impl<B> Interpreter<'_, B> {
                     let cell = action.computes().expect("what is no message computes");
                     let x = inputs.remove(&(Direction::Forward, cell));
                     let calls = self.runner.stages.calls(cell.chunk);
-                    let y = self.runner.evaluate(calls, x, batch, &mut losses, look)?;
+                    let (batch, losses) = (&batches[cell.micro_batch], &mut losses[cell.micro_batch]);
+                    let y = self.runner.evaluate(calls, x, batch, losses, look)?;
                     self.hand_on(&mut inputs, Direction::Forward, cell, y);
                 }
             }

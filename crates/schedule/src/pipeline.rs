@@ -187,10 +187,16 @@ impl Pipeline {
         program::with_messages(self, stage, self.order(stage))
     }
 
-    /// What a stage does of a single micro-batch's forward, without a backward to come.
-    pub fn forward_of(&self, stage: usize) -> Vec<Action> {
-        let forward = |chunk| Action::Forward(Cell { chunk, micro_batch: 0 });
-        program::with_messages(self, stage, self.chunks_of(stage).map(forward).collect())
+    /// What a stage does of so many micro-batches' forward, without a backward to come: in rounds of as many as there are stages, those of a
+    /// round through each of its chunks in turn.
+    pub fn forward_of(&self, stage: usize, micro_batches: usize) -> Vec<Action> {
+        let round = |first: usize| {
+            let round = first..(first + self.stages).min(micro_batches);
+            let chunk = move |chunk| round.clone().map(move |micro_batch| Action::Forward(Cell { chunk, micro_batch }));
+            self.chunks_of(stage).flat_map(chunk)
+        };
+        let order = (0..micro_batches).step_by(self.stages).flat_map(round).collect();
+        program::with_messages(self, stage, order)
     }
 
     /// The bubble in closed form, where there is one: stages that cost the same, messages that take no time, and enough micro-batches.

@@ -64,11 +64,12 @@ proptest! {
     }
 
     #[test]
-    fn a_forward_alone_goes_through_all_chunks(pipeline in pipelines()) {
-        let programs: Vec<_> = (0..pipeline.stages()).map(|stage| pipeline.forward_of(stage)).collect();
-        prop_assert!(simulate(&pipeline, &programs, &|_, _| 1, Links::FREE).is_ok());
+    fn a_forward_alone_goes_through_all_chunks(pipeline in pipelines(), micro_batches in 1usize..20, seed: u64) {
+        let programs: Vec<_> = (0..pipeline.stages()).map(|stage| pipeline.forward_of(stage, micro_batches)).collect();
+        let timeline = simulate(&pipeline, &programs, &|stage, action| noise(seed, stage, action), Links::FREE);
+        prop_assert!(timeline.is_ok(), "{:?}: {}", pipeline, timeline.unwrap_err());
         let forwards = programs.iter().flatten().filter(|action| matches!(action, Action::Forward(_))).count();
-        prop_assert_eq!(forwards, pipeline.chunks());
+        prop_assert_eq!(forwards, pipeline.chunks() * micro_batches);
     }
 
     /// Of all ways to deal, tried one by one, none has a cheaper costliest place, or as cheap a one and is more even.

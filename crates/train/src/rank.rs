@@ -251,18 +251,27 @@ impl<'a> Rank<'a> {
         let (rank, ranks) = self.fsdp.data_parallel();
         let micro = self.batches.micro_batch_size();
         let (mut sum, mut count) = (0.0, 0.0);
-        for round in windows.chunks(micro * ranks) {
+        // As many at a time as keep the stages of a pipeline busy.
+        let (_, stages) = self.fsdp.stage();
+        let at_once = if stages > 1 { 4 * stages } else { 1 };
+        let rounds: Vec<_> = windows.chunks(micro * ranks).collect();
+        for rounds in rounds.chunks(at_once) {
             if self.should_stop()? {
                 return Ok(None);
             }
-            let mine = round.chunks(micro).nth(rank).unwrap_or_default();
-            // A rank without a window takes part in the collectives with one that does not count.
-            let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
-            let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);
-            let batch = Batch::new(batch, None, &self.job.config.model, &self.device)?;
-            let (loss, weights) = self.fsdp.evaluate(&batch, weight as f64)?;
-            sum += loss * weights;
-            count += weights;
+            let (mut batches, mut weights) = (vec![], vec![]);
+            for round in rounds {
+                let mine = round.chunks(micro).nth(rank).unwrap_or_default();
+                // A rank without a window takes part in the collectives with one that does not count.
+                let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
+                let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);
+                batches.push(Batch::new(batch, None, &self.job.config.model, &self.device)?);
+                weights.push(weight as f64);
+            }
+            for (loss, weight) in self.fsdp.evaluate(&batches, &weights)? {
+                sum += loss * weight;
+                count += weight;
+            }
         }
         let val_loss = sum / count;
         self.recorder.validation(step, val_loss)?;
