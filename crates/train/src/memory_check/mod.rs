@@ -92,10 +92,10 @@ fn judge(
 fn table(need: &Need) -> String {
     let all = match need.ranks {
         1 => String::new(),
-        ranks => format!("{:>16}", format!("GB of {ranks} ranks")),
+        ranks => format!("{:>20}", format!("GB of {ranks} ranks")),
     };
     let line = |name: &str, of_rank: f64, of_all: f64| {
-        let all = if need.ranks == 1 { String::new() } else { format!("{:>16.3}", of_all / 1e9) };
+        let all = if need.ranks == 1 { String::new() } else { format!("{:>20.3}", of_all / 1e9) };
         format!("\n  {name:<12}{:>12.3}{all}", of_rank / 1e9)
     };
     let rows = Row::ALL.into_iter().filter(|row| need.of_all[*row] > 0.0);
