@@ -114,6 +114,11 @@ impl PipelineConfig {
         Pipeline::new(self.schedule, self.stages, self.virtual_stages, micro_batches)
             .map_err(|error| FsdpError::Config(error.to_string()))
     }
+
+    /// The pipeline of a number of micro-batches that every schedule takes: where chunks are does not depend on it.
+    pub(crate) fn of_a_round(&self) -> Result<Pipeline, FsdpError> {
+        self.of(self.stages)
+    }
 }
 
 /// How units are trained.
@@ -211,7 +216,7 @@ impl FsdpConfig {
         let refuse = |reason: String| Err(FsdpError::Config(reason));
         let PipelineConfig { stages, schedule, virtual_stages, .. } = self.pipeline;
         let cut = stages.saturating_mul(virtual_stages) > 1;
-        self.pipeline.of(stages)?;
+        self.pipeline.of_a_round()?;
         if !world_size.is_multiple_of(stages) {
             let fits = world_size.next_multiple_of(stages);
             return refuse(format!("pp {stages} does not divide the world size, {world_size}: take {fits} ranks, say"));

@@ -15,6 +15,7 @@ use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
 use comm::{CommError, Communicator, Reduce, TrafficTable};
+use schedule::Pipeline;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
@@ -131,7 +132,8 @@ impl<B: 'static> Fsdp<B> {
         let most = self.agree_on(micro_batches.len(), weights)?;
         let shares: Vec<f64> = weights.iter().map(|weight| weight / most).collect();
         let scales: Vec<f64> = shares.iter().map(|share| share * self.loss_scale.factor).collect();
-        let (losses, mut times) = self.interpreter(micro_batches.len())?.train(micro_batches, &scales)?;
+        let pipeline = self.config.pipeline.of(micro_batches.len())?;
+        let (losses, mut times) = self.interpreter(pipeline).train(micro_batches, &scales)?;
         let through = Instant::now();
         self.sum_over_holders()?;
         let ([loss, aux_loss], sum) = self.mean(&losses, &shares)?;
@@ -165,7 +167,8 @@ impl<B: 'static> Fsdp<B> {
     /// Of each batch the mean over ranks of the last call's loss, each rank's counted by its weight, and the sum of weights. All ranks have as
     /// many batches; in a pipeline stages work on several at a time.
     pub fn evaluate(&mut self, batches: &[B], weights: &[f64]) -> Result<Vec<(f64, f64)>, FsdpError> {
-        let losses = self.interpreter(self.config.pipeline.stages)?.evaluate(batches, &mut |_, _| ())?;
+        let pipeline = self.config.pipeline.of_a_round()?;
+        let losses = self.interpreter(pipeline).evaluate(batches, &mut |_, _| ())?;
         // Under `block` one rank has the loss, in a pipeline the last stage.
         let mine = losses.into_iter().zip(weights).flat_map(|(losses, weight)| match losses.loss {
             Some(loss) => [f64::from(loss.into_scalar::<f32>()) * weight, *weight],
@@ -210,8 +213,11 @@ impl<B: 'static> Fsdp<B> {
 
     /// The sum of each value over the ranks.
     pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
-        let values = values.to_vec();
-        self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, Reduce::Sum)).wait()
+        self.over_world(values.to_vec(), Reduce::Sum)
+    }
+
+    fn over_world(&self, values: Vec<f64>, how: Reduce) -> Result<Vec<f64>, FsdpError> {
+        self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, how)).wait()
     }
 
     /// A unit's module with its whole parameters, in fp32. A collective: every rank calls it.
@@ -257,8 +263,7 @@ impl<B: 'static> Fsdp<B> {
         (self.config.pipeline.stages > 1).then(|| stage * ranks..(stage + 1) * ranks)
     }
 
-    /// Of a step with so many micro-batches.
-    fn interpreter(&mut self, micro_batches: usize) -> Result<Interpreter<'_, B>, FsdpError> {
+    fn interpreter(&mut self, pipeline: Pipeline) -> Interpreter<'_, B> {
         let kept = self.units.iter().map(|_| None).collect();
         let runner = Runner {
             units: &mut self.units,
@@ -272,7 +277,7 @@ impl<B: 'static> Fsdp<B> {
             kept,
             partial: HashMap::new(),
         };
-        Ok(Interpreter { runner, wires: &self.wires, pipeline: self.config.pipeline.of(micro_batches)? })
+        Interpreter { runner, wires: &self.wires, pipeline }
     }
 
     /// Each stage has the gradient of its own calls: those of a unit that several stages call are added.
@@ -294,13 +299,11 @@ impl<B: 'static> Fsdp<B> {
                 first = first.min((call * ranks + rank) as f64);
             }
         };
-        self.interpreter(self.config.pipeline.stages)?.evaluate(micro_batches, &mut look)?;
+        let pipeline = self.config.pipeline.of_a_round()?;
+        self.interpreter(pipeline).evaluate(micro_batches, &mut look)?;
         let in_gradient = |unit: &ShardedUnit| !unit.gradient_square().is_finite();
         let last = self.units.iter().rposition(in_gradient).map_or(none, |unit| -(unit as f64));
-        let world = |values: Vec<f64>| {
-            self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait()
-        };
-        let highest = world(vec![-first, -last])?;
+        let highest = self.over_world(vec![-first, -last], Reduce::Max)?;
         Ok(match (-highest[0], highest[1]) {
             (first, _) if first.is_finite() => {
                 let (call, rank) = (first as usize / ranks, first as usize % ranks);
@@ -331,13 +334,8 @@ impl<B: 'static> Fsdp<B> {
     fn agree_on(&self, count: usize, weights: &[f64]) -> Result<f64, FsdpError> {
         assert_eq!(count, weights.len(), "each micro-batch has a weight");
         let most = weights.iter().copied().fold(0.0, f64::max);
-        let highest = match self.world.world_size() {
-            1 => vec![count as f64, -(count as f64), most],
-            _ => {
-                let values = vec![count as f64, -(count as f64), most];
-                self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait()?
-            }
-        };
+        let mine = vec![count as f64, -(count as f64), most];
+        let highest = if self.world.world_size() == 1 { mine } else { self.over_world(mine, Reduce::Max)? };
         let (highest, lowest, most) = (highest[0], -highest[1], highest[2]);
         if highest != lowest {
             return Err(FsdpError::MicroBatches(format!(

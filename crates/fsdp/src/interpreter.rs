@@ -121,13 +121,13 @@ impl<B> Interpreter<'_, B> {
     fn send(&self, inputs: &mut Inputs, way: Direction, cell: Cell) -> Result<(), FsdpError> {
         let next = self.next(way, cell).expect("a program sends to a chunk that there is");
         let x = inputs.remove(&(way, next)).expect("a program sends what was computed");
-        Ok(wire::send(self.wires.of(way), &x, self.runner.stages.of_chunk(next.chunk))?)
+        Ok(wire::send(self.wires.of(way), &x, self.pipeline.stage_of(next.chunk))?)
     }
 
     fn recv(&self, inputs: &mut Inputs, way: Direction, cell: Cell) -> Result<(), FsdpError> {
         let from =
             way.previous(cell.chunk, self.pipeline.chunks()).expect("a program receives from a chunk that there is");
-        inputs.insert((way, cell), wire::recv(self.wires.of(way), self.runner.stages.of_chunk(from))?);
+        inputs.insert((way, cell), wire::recv(self.wires.of(way), self.pipeline.stage_of(from))?);
         Ok(())
     }
 

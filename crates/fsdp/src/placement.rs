@@ -85,7 +85,7 @@ pub(crate) struct Stages {
 impl Stages {
     /// Of a rank in `stage`, for calls of units with so many parameters each.
     pub fn new(config: &PipelineConfig, parameters: &[usize], stage: usize) -> Result<Self, FsdpError> {
-        let pipeline = config.of(config.stages)?; // where chunks are does not depend on micro-batches
+        let pipeline = config.of_a_round()?;
         let (calls, chunks) = (parameters.len(), pipeline.chunks());
         if calls < chunks {
             return Err(FsdpError::Config(format!(
@@ -119,11 +119,6 @@ impl Stages {
     /// The stage that computes a call.
     pub fn of_call(&self, call: usize) -> usize {
         self.chunks.iter().find(|(calls, _)| calls.contains(&call)).expect("every call is in a chunk").1
-    }
-
-    /// The stage that holds a chunk.
-    pub fn of_chunk(&self, chunk: usize) -> usize {
-        self.chunks[chunk].1
     }
 
     /// Whether this rank's stage computes a call.

@@ -6,11 +6,9 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
 use comm::run_ranks;
 use common::{
-    Batch, Block, Curve, Ends, LR, Model, STEPS, WIDTH, all_train_as, config, global_batch, model, one_graph, units,
+    Batch, Curve, LR, Model, STEPS, WIDTH, all_train_as, config, global_batch, model, named_units, one_graph, units,
 };
-use fsdp::{
-    ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Prefetch, Schedule, Strategy, Units,
-};
+use fsdp::{ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Prefetch, Schedule, Strategy};
 use std::time::Duration;
 
 /// Three ranks share eight sequences in micro-batches of at most three, and one of them has only one that counts.
@@ -27,11 +25,7 @@ fn micro_batches_count_by_their_labels() {
         let curves = run_ranks(vec![Device::flex(); 3], Duration::from_secs(60), move |comm| {
             let mut fsdp = Fsdp::new(units(model.clone()), comm, config(strategy))?;
             let (rank, _) = fsdp.data_parallel();
-            let part = |range: &std::ops::Range<usize>| Batch {
-                x: batch.x.clone().slice([range.clone()]),
-                target: batch.target.clone().slice([range.clone()]),
-            };
-            let mine: Vec<Batch> = shares[rank].iter().map(part).collect();
+            let mine: Vec<Batch> = shares[rank].iter().map(|range| batch.part(range.clone())).collect();
             let step = |fsdp: &mut Fsdp<Batch>| fsdp.train_step_with(&mine, &weights[rank], LR, |_| Ok(()));
             let steps = (0..STEPS).map(|_| step(&mut fsdp).map(|of| [of.loss, of.grad_norm, of.aux_loss]));
             steps.collect::<Result<Curve, FsdpError>>()
@@ -106,19 +100,14 @@ fn copies_that_are_not_the_same_are_found_on_all_ranks() {
         let (model, batch) = (model.clone(), batch.clone());
         let found = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
             let rank = comm.rank();
-            let mut units = Units::new();
-            let ends = units.add("ends", model.ends.clone());
-            units.first(ends, Ends::embed);
-            let block = units.add("block 0", model.blocks[0].clone());
-            units.then(block, |block: &Block, x, _: &Batch| block.forward(x));
-            units.last(ends, Ends::loss);
+            let (units, ends, blocks) = named_units(model.clone());
             let mut fsdp = Fsdp::new(units, comm, config.clone())?;
             fsdp.train_step(std::slice::from_ref(&batch), LR)?;
             fsdp.check_copies()?;
             if rank == spoilt && unit == 0 {
                 fsdp.add_to_parameter(ends, "tied.weight", &[1e-7; 10 * WIDTH]);
             } else if rank == spoilt {
-                fsdp.add_to_parameter(block, "up.bias", &[1e-7; 40]);
+                fsdp.add_to_parameter(blocks[0], "up.bias", &[1e-7; 40]);
             }
             Ok::<_, FsdpError>(fsdp.check_copies().err().map(|error| error.to_string()))
         })
@@ -148,26 +137,13 @@ fn moves(
 ) -> Vec<Vec<f32>> {
     let (model, batch, config) = (model.clone(), batch.clone(), config.clone());
     let moves = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
-        let mut units = Units::new();
-        let ends = units.add("ends", model.ends.clone());
-        units.first(ends, Ends::embed);
-        let mut blocks = vec![];
-        for (i, block) in model.blocks.iter().enumerate() {
-            let block = units.add(format!("block {i}"), block.clone());
-            units.then(block, |block: &Block, x, _: &Batch| block.forward(x));
-            blocks.push(block);
-        }
-        units.last(ends, Ends::loss);
+        let (units, ends, blocks) = named_units(model.clone());
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
         let mut fsdp = Fsdp::new(units, comm, FsdpConfig { adamw, clip_grad_norm: None, ..config.clone() })?;
         let (rank, ranks) = fsdp.data_parallel();
         let each = all.len() / ranks;
         let mine = &all[rank * each..(rank + 1) * each];
-        let part = |(from, to): &(usize, usize)| {
-            let range = *from..*to;
-            Batch { x: batch.x.clone().slice([range.clone()]), target: batch.target.clone().slice([range]) }
-        };
-        let batches: Vec<Batch> = mine.iter().map(part).collect();
+        let batches: Vec<Batch> = mine.iter().map(|(from, to)| batch.part(*from..*to)).collect();
         let weights: Vec<f64> = mine.iter().map(|(from, to)| (to - from) as f64).collect();
         let parameters = |fsdp: &Fsdp<Batch>| {
             let mut flat = Flat(vec![]);

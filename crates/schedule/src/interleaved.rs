@@ -16,6 +16,7 @@
 //! # ");
 //! ```
 
+use crate::one_f_one_b::alternate;
 use crate::{Action, Cell, Pipeline, Ticks};
 
 pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
@@ -32,13 +33,7 @@ pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
         let (chunk, micro_batch) = turn(k);
         Action::Backward(cell(v - 1 - chunk, micro_batch))
     };
-    let warm_up = warm_up(pipeline, stage).min(all);
-    let mut order: Vec<Action> = (0..warm_up).map(forward).collect();
-    for k in 0..all {
-        order.extend((k + warm_up < all).then(|| forward(k + warm_up)));
-        order.push(backward(k));
-    }
-    order
+    alternate(warm_up(pipeline, stage), all, forward, backward)
 }
 
 /// Forwards before the first backward can be there: a round through all chunks but the last, and the way to the last stage and back.

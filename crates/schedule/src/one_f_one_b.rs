@@ -22,10 +22,20 @@ pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
     let m = pipeline.micro_batches();
     let cell = |micro_batch| Cell { chunk: stage, micro_batch };
     let (forward, backward) = (|i| Action::Forward(cell(i)), |i| Action::Backward(cell(i)));
-    let warm_up = (pipeline.stages() - 1 - stage).min(m);
-    let mut order: Vec<Action> = (0..warm_up).map(forward).collect();
-    for i in 0..m {
-        order.extend((i + warm_up < m).then(|| forward(i + warm_up)));
+    alternate(pipeline.stages() - 1 - stage, m, forward, backward)
+}
+
+/// `all` forwards and backwards in turn, after so many forwards.
+pub(crate) fn alternate(
+    warm_up: usize,
+    all: usize,
+    forward: impl Fn(usize) -> Action,
+    backward: impl Fn(usize) -> Action,
+) -> Vec<Action> {
+    let warm_up = warm_up.min(all);
+    let mut order: Vec<Action> = (0..warm_up).map(&forward).collect();
+    for i in 0..all {
+        order.extend((i + warm_up < all).then(|| forward(i + warm_up)));
         order.push(backward(i));
     }
     order

@@ -122,12 +122,11 @@ impl Simulation<'_> {
                     Some(before) => mailbox.and_then(|mailbox| mailbox.received.get(before)).map(|free| now.max(*free)),
                 }
             }
-            Action::Recv(_, wanted) => {
+            Action::Recv(way, wanted) => {
                 let Some(mailbox) = self.mailbox(stage, action) else { return Ok(None) };
                 let Some((found, at)) = mailbox.sent.get(mailbox.received.len()) else { return Ok(None) };
                 // What a cell receives was computed in the chunk before it.
-                let Some((way, _)) = way_of(self.pipeline, stage, action) else { return Ok(None) };
-                let from = way.2.previous(wanted.chunk, self.pipeline.chunks());
+                let from = way.previous(wanted.chunk, self.pipeline.chunks());
                 if Some(found.chunk) != from || found.micro_batch != wanted.micro_batch {
                     return Err(Fault::OtherMessage { stage, wanted: action, found: *found });
                 }

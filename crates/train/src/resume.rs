@@ -2,7 +2,7 @@
 
 use crate::config::{self, Config, Source};
 use crate::progress::Progress;
-use crate::run_folder::{CONFIG, RUNS, RunFolder};
+use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in};
 use crate::trainer::{Place, TrainError};
 use crate::units::{Batch, parameters};
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind};
@@ -98,8 +98,7 @@ fn validates_on_the_same(checkpoint: &Path, config: &Config) -> bool {
     let validated_on = |Config { data, train, .. }: &Config| {
         (data.clone(), train.seq_len, train.val_batches.saturating_mul(train.global_batch_size))
     };
-    let before = Config::load(Source::File(&checkpoint.join(CONFIG)), &[]);
-    before.is_ok_and(|before| validated_on(&before) == validated_on(config))
+    config_in(checkpoint).is_ok_and(|before| validated_on(&before) == validated_on(config))
 }
 
 /// Refuses to go on from a checkpoint that has all `steps` already.
@@ -185,7 +184,7 @@ pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Re
             false => Err(TrainError::NoRun { of: preset.map_or(String::new(), |preset| format!(" of {preset}")) }),
         };
     };
-    if let (Some(preset), Ok(config)) = (preset, Config::load(Source::File(&run.join(CONFIG)), &[]))
+    if let (Some(preset), Ok(config)) = (preset, config_in(&run))
         && !is_of(&config, preset, auto)
     {
         return Err(TrainError::OtherModel { path: run, preset: preset.into() });
@@ -210,7 +209,7 @@ fn is_run(folder: &Path) -> bool {
 /// The run that was last trained, of this preset if one is given.
 fn newest_run(preset: Option<&str>, surely: bool) -> Option<PathBuf> {
     let of_preset = |run: &PathBuf| {
-        let config = || Config::load(Source::File(&run.join(CONFIG)), &[]).ok();
+        let config = || config_in(run).ok();
         preset.is_none_or(|preset| config().is_some_and(|config| is_of(&config, preset, surely)))
     };
     let trained = |run: PathBuf| Some((fs::metadata(RunFolder::at(&run).metrics()).ok()?.modified().ok()?, run));

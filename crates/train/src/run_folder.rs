@@ -1,4 +1,4 @@
-use crate::config::{Config, Source};
+use crate::config::{Config, ConfigError, Source};
 use crate::trainer::TrainError;
 use crate::whole_file::write_whole;
 use burn::tensor::{DType, Int, Tensor, TensorData};
@@ -83,7 +83,7 @@ impl RunFolder {
 
     /// Refuses to begin anew a run that keeps no checkpoints and has made all its steps.
     pub fn expect_unfinished(&self, steps: usize) -> Result<(), TrainError> {
-        if Config::load(Source::File(&self.path.join(CONFIG)), &[]).is_ok_and(|config| config.checkpoint.keep > 0) {
+        if config_in(&self.path).is_ok_and(|config| config.checkpoint.keep > 0) {
             return Ok(()); // it ended before its last one was written
         }
         let text = fs::read_to_string(self.metrics()).unwrap_or_default();
@@ -165,6 +165,11 @@ fn lock(folder: &Path) -> Result<Option<File>, TrainError> {
         Err(TryLockError::WouldBlock) => Err(TrainError::RunInUse { path: folder.into() }),
         Err(TryLockError::Error(_)) => Ok(None),
     }
+}
+
+/// The configuration that a run's folder, or a checkpoint, has.
+pub(crate) fn config_in(folder: &Path) -> Result<Config, ConfigError> {
+    Config::load(Source::File(&folder.join(CONFIG)), &[])
 }
 
 /// Whether a path is a folder with nothing in it.

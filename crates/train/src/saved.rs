@@ -1,9 +1,9 @@
 //! A trained model from a checkpoint, whole and on one device.
 
-use crate::config::{Config, Source};
+use crate::config::Config;
 use crate::memory_check;
 use crate::resume;
-use crate::run_folder::{CONFIG, RUNS};
+use crate::run_folder::{RUNS, config_in};
 use crate::trainer::TrainError;
 use crate::units::Whole;
 use burn::tensor::Device;
@@ -64,7 +64,7 @@ impl Saved {
 
     fn read(path: &Path) -> Result<Self, TrainError> {
         let checkpoint = Checkpoint::open(path)?;
-        let config = Config::load(Source::File(&checkpoint.path().join(CONFIG)), &[])?;
+        let config = config_in(checkpoint.path())?;
         config.validate()?;
         checkpoint.expect(&crate::units::parameters(&config))?;
         checkpoint.verify(0, 1)?;

@@ -1,6 +1,6 @@
 //! Whether copies of a unit are the same on all ranks that have one.
 
-use super::{Fsdp, all_reduce};
+use super::Fsdp;
 use crate::FsdpError;
 use crate::placement::Groups;
 use crate::shard::ShardedUnit;
@@ -33,11 +33,8 @@ impl<B: 'static> Fsdp<B> {
         // One of them is told to all, so that all end with it.
         let (unit, [a, b]) =
             different.map_or((0.0, [0.0; 2]), |(unit, ranks)| (unit as f64 + 1.0, ranks.map(|rank| rank as f64)));
-        let world = |values: Vec<f64>| {
-            self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, Reduce::Max)).wait()
-        };
         let code = (unit * 65536.0 + a) * 65536.0 + b;
-        match world(vec![code])?[0] as u64 {
+        match self.over_world(vec![code], Reduce::Max)?[0] as u64 {
             0 => Ok(()),
             code => {
                 let [b, a, unit] = [code, code >> 16, code >> 32].map(|part| (part & 0xffff) as usize);

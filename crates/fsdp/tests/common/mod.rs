@@ -8,7 +8,8 @@ use burn::optim::{AdamW, AdamWConfig, AdamWState, Optimizer};
 use burn::tensor::activation::gelu;
 use burn::tensor::{DType, Device, Distribution, Gradients, Tensor};
 use comm::run_ranks;
-use fsdp::{Category, Fsdp, FsdpConfig, FsdpError, Memory, Strategy, Units};
+use fsdp::{Category, Fsdp, FsdpConfig, FsdpError, Memory, Strategy, UnitId, Units};
+use std::ops::Range;
 use std::time::Duration;
 
 pub const WIDTH: usize = 24;
@@ -168,15 +169,29 @@ impl ModuleMapper for Update<'_> {
 }
 
 pub fn units(model: Model) -> Units<Batch> {
+    named_units(model).0
+}
+
+/// The same, and what they are called by.
+pub fn named_units(model: Model) -> (Units<Batch>, UnitId<Ends>, Vec<UnitId<Block>>) {
     let mut units = Units::new();
     let ends = units.add("ends", model.ends);
     units.first(ends, Ends::embed);
+    let mut blocks = vec![];
     for (i, block) in model.blocks.into_iter().enumerate() {
         let block = units.add(format!("block {i}"), block);
         units.then(block, |block: &Block, x, _| block.forward(x));
+        blocks.push(block);
     }
     units.last(ends, Ends::loss);
-    units
+    (units, ends, blocks)
+}
+
+impl Batch {
+    /// Some of its sequences.
+    pub fn part(&self, range: Range<usize>) -> Self {
+        Self { x: self.x.clone().slice([range.clone()]), target: self.target.clone().slice([range]) }
+    }
 }
 
 pub fn sharded(
@@ -191,10 +206,7 @@ pub fn sharded(
         let mut fsdp = Fsdp::new(units(model.clone()), comm, config.clone())?;
         let (rank, ranks) = fsdp.data_parallel();
         let parts = ranks * micro_batches;
-        let part = |i: usize| {
-            let range = i * 8 / parts..(i + 1) * 8 / parts;
-            Batch { x: batch.x.clone().slice([range.clone()]), target: batch.target.clone().slice([range]) }
-        };
+        let part = |i: usize| batch.part(i * 8 / parts..(i + 1) * 8 / parts);
         let mine: Vec<Batch> = (rank * micro_batches..(rank + 1) * micro_batches).map(part).collect();
         let mut curve = vec![];
         for _ in 0..STEPS {

@@ -70,7 +70,7 @@ impl Default for ParallelConfig {
 }
 
 /// Numbers of micro-batches that are tried.
-const MOST_TRIED: usize = 1000;
+pub(super) const MOST_TRIED: usize = 1000;
 
 impl ParallelConfig {
     /// Ranks that share a batch: of each stage all, but under `block` each computes a part of the model for all of it.
@@ -157,21 +157,29 @@ impl Config {
     /// the schedule wants, where nobody says how large they are and the share has as many sequences: then a fifth of the time or less is the
     /// pipeline's bubble.
     pub(crate) fn micro_batch_size(&self) -> usize {
-        let Config { train, parallel, .. } = self;
-        let share = train.global_batch_size.div_ceil(parallel.data_parallel_size()).max(1);
-        let fits = |size: &usize| {
-            let rounds = parallel.schedule == Schedule::Interleaved1F1B;
-            !rounds || self.micro_batches_of(*size).is_multiple_of(parallel.pp)
-        };
-        let least = parallel.pp.saturating_mul(4).min(share);
-        match train.micro_batch_size {
+        let (share, pp) = (self.share(), self.parallel.pp);
+        match self.train.micro_batch_size {
             Some(micro) => micro.clamp(1, share),
-            None if parallel.pp == 1 => share,
+            None if pp == 1 => share,
             None => {
-                let more = (least..=share).take(least.min(MOST_TRIED)).map(|count| share.div_ceil(count));
-                more.into_iter().find(fits).unwrap_or(1)
+                let least = pp.saturating_mul(4).min(share);
+                self.size_of((least..=share).take(least.min(MOST_TRIED))).unwrap_or(1)
             }
         }
+    }
+
+    /// The size of micro-batches that the schedule takes as many of as there are then, for the first of these numbers for which there is one.
+    pub(super) fn size_of(&self, mut micro_batches: impl Iterator<Item = usize>) -> Option<usize> {
+        let rounds = if self.parallel.schedule == Schedule::Interleaved1F1B { self.parallel.pp } else { 1 };
+        micro_batches.find_map(|count| {
+            let size = self.share().div_ceil(count);
+            self.micro_batches_of(size).is_multiple_of(rounds).then_some(size)
+        })
+    }
+
+    /// Sequences of a step that a rank computes at most.
+    pub(super) fn share(&self) -> usize {
+        self.train.global_batch_size.div_ceil(self.parallel.data_parallel_size()).max(1)
     }
 
     /// Micro-batches of a step on each rank.
@@ -179,7 +187,7 @@ impl Config {
         self.micro_batches_of(self.micro_batch_size())
     }
 
-    pub(super) fn micro_batches_of(&self, size: usize) -> usize {
+    fn micro_batches_of(&self, size: usize) -> usize {
         let at_once = size.saturating_mul(self.parallel.data_parallel_size());
         self.train.global_batch_size.div_ceil(at_once).max(1)
     }

@@ -1,7 +1,8 @@
+use super::parallel::MOST_TRIED;
 use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
 use crate::learning_rate::learning_rate;
 use crate::words::count;
-use schedule::{Pipeline, PipelineError};
+use schedule::Pipeline;
 
 /// Ranks of the largest clusters, and more.
 const MAX_RANKS: usize = 1 << 16;
@@ -176,19 +177,17 @@ impl Config {
         if parallel.pp == 1 {
             return Ok(());
         }
-        let share = batch.div_ceil(gpus);
-        Pipeline::new(parallel.schedule, parallel.pp, parallel.virtual_stages(), self.micro_batches())
-            .map(drop)
-            .map_err(|error| {
-                let rounds = (self.micro_batches().div_ceil(parallel.pp)..=share).take(1000);
-                let sizes = rounds.map(|rounds| share.div_ceil(rounds.saturating_mul(parallel.pp)));
-                let fits = { sizes }.find(|size| self.micro_batches_of(*size).is_multiple_of(parallel.pp));
-                let how = match fits.filter(|_| matches!(error, PipelineError::Rounds { .. })) {
+        let micro_batches = self.micro_batches();
+        Pipeline::new(parallel.schedule, parallel.pp, parallel.virtual_stages(), micro_batches).map(drop).map_err(
+            |error| {
+                let rounds = (micro_batches.div_ceil(parallel.pp)..=self.share()).take(MOST_TRIED);
+                let how = match self.size_of(rounds.map(|rounds| rounds.saturating_mul(parallel.pp))) {
                     Some(size) => format!(" (--set train.micro_batch_size={size})"),
                     None => String::new(),
                 };
                 ConfigError::Invalid(format!("parallel: {error}{how}"))
-            })
+            },
+        )
     }
 
     fn validate_optim(&self) -> Result<(), ConfigError> {

@@ -17,6 +17,9 @@ use std::time::Duration;
 impl Rank<'_> {
     /// Which ranks compute what, where not all compute all.
     pub fn say_placement(&self) {
+        if self.rank != 0 {
+            return;
+        }
         let mut placements = self.fsdp.placements();
         // GPT-2's first and last are one unit.
         if let [first, .., last] = &mut placements[..] {
@@ -31,9 +34,7 @@ impl Rank<'_> {
                 _ => format!("ranks {} to {}", ranks.start, ranks.end - 1),
             };
             let parameters = human(placed.iter().map(|placement| placement.parameters).sum());
-            if self.rank == 0 {
-                self.job.progress.say(&format!("{who}: {range} ({parameters} parameters)"));
-            }
+            self.job.progress.say(&format!("{who}: {range} ({parameters} parameters)"));
         }
     }
 
