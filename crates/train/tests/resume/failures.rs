@@ -1,0 +1,270 @@
+//! Runs that are killed, checkpoints that are spoilt, full disks, stuck ranks, numbers that are none.
+
+use super::{EVERY_THREE, checkpoints, contents, folder_with_text, losses, step_losses};
+use crate::common::{TINY, program, run, succeed};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_run_that_is_killed_twenty_times_ends_with_the_losses_of_an_undisturbed_one_bit_for_bit() {
+    let folder = folder_with_text();
+    let args = [TINY, EVERY_THREE, &["--gpus=2", "--steps=120"]];
+    let undisturbed = losses(folder.path(), &args, "undisturbed");
+    let (mut kills, mut while_saving, mut random) = (0, 0, 0x2545_F491_4F6C_DD1D_u64);
+    for round in 0.. {
+        let out = format!("killed-{round}");
+        let run = folder.path().join(&out);
+        let ended = loop {
+            let resumes = checkpoints(&run).iter().any(|name| name.starts_with("step-"));
+            if !resumes {
+                let _ = fs::remove_dir_all(&run); // killed before its first checkpoint
+            }
+            let mut args = if resumes { vec!["--resume"] } else { args.concat() };
+            args.extend(if resumes { vec![out.as_str()] } else { vec!["--out", &out] });
+            let mut child = program(folder.path(), &args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+            if kills == 20 {
+                break child.wait().unwrap();
+            }
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            sleep(Duration::from_millis(50 + random % 400));
+            // Every other time while a checkpoint is written.
+            let saving = || checkpoints(&run).iter().any(|name| name.ends_with(".partial"));
+            while kills % 2 == 1 && child.try_wait().unwrap().is_none() && !saving() {}
+            child.kill().unwrap();
+            let status = child.wait().unwrap();
+            if status.success() {
+                break status;
+            }
+            assert_eq!(status.code(), None, "it was killed, and did not fail");
+            kills += 1;
+            while_saving += usize::from(saving());
+        };
+        assert!(ended.success(), "{ended}");
+        assert_eq!(step_losses(&run), undisturbed);
+        assert_eq!(checkpoints(&run), ["step-117", "step-120"]);
+        if kills == 20 {
+            break;
+        }
+    }
+    assert!(while_saving > 0, "none of the kills hit a checkpoint that was being written");
+}
+
+/// Each time it goes on in another layout.
+#[test]
+fn a_run_that_is_killed_again_and_again_goes_on_in_pipelines_and_out_of_them() {
+    let folder = folder_with_text();
+    let args = [TINY, EVERY_THREE, &["--steps=90"]];
+    let undisturbed = losses(folder.path(), &args, "undisturbed");
+    let layouts: [&[&str]; 5] = [
+        &["--gpus=4", "--set=parallel.pp=2"],
+        &["--gpus=1", "--set=parallel.pp=1"],
+        &["--gpus=4", "--set=parallel.pp=4", "--set=parallel.schedule=gpipe"],
+        &["--gpus=3", "--set=parallel.pp=1", "--strategy=zero1"],
+        &["--gpus=4", "--set=parallel.pp=2", "--set=parallel.schedule=1f1b", "--strategy=ddp"],
+    ];
+    let run = folder.path().join("run");
+    let (mut layouts, mut kills) = (layouts.iter().cycle(), 0);
+    loop {
+        let auto = ["--resume=auto", "--out=run"];
+        let args = [&args.concat(), &auto[..], layouts.next().unwrap()].concat();
+        let mut child = program(folder.path(), &args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let started = Instant::now();
+        // Once it has saved something new, or at its end.
+        let newest =
+            |names: Vec<String>| names.iter().filter_map(|name| name.strip_prefix("step-")?.parse::<u64>().ok()).max();
+        let last = newest(checkpoints(&run));
+        while kills < 8 && child.try_wait().unwrap().is_none() && newest(checkpoints(&run)) <= last {
+            assert!(started.elapsed() < Duration::from_secs(60), "nothing new is saved");
+            sleep(Duration::from_millis(2));
+        }
+        if kills < 8 {
+            child.kill().unwrap();
+        }
+        let status = child.wait().unwrap();
+        if status.success() {
+            break;
+        }
+        assert_eq!(status.code(), None, "it was killed, and did not fail");
+        kills += 1;
+    }
+    assert!(kills >= 5, "killed {kills} times only");
+    for (found, expected) in step_losses(&run).iter().zip(&undisturbed) {
+        assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}");
+    }
+    assert_eq!(step_losses(&run).len(), 90);
+}
+
+/// A checkpoint that cannot be gone on from: what is wrong with it, how it came to be, the arguments beside `--resume run`, and parts
+/// of the answer.
+type Spoilt = (&'static str, fn(&Path), &'static [&'static str], &'static [&'static str]);
+
+const SPOILT: &[Spoilt] = &[
+    (
+        "a file cut off",
+        |step| cut(&step.join("rank-1.safetensors"), 10),
+        &[],
+        &["rank-1.safetensors: has ", "older one"],
+    ),
+    ("a byte changed", |step| flip(&step.join("rank-0.safetensors"), 40), &[], &["rank-0.safetensors: has digest "]),
+    ("an index cut off", |step| cut(&step.join("index.json"), 10), &[], &["index.json: not an index"]),
+    (
+        "an index changed",
+        |step| {
+            let index = fs::read_to_string(step.join("index.json")).unwrap();
+            fs::write(step.join("index.json"), index.replace("\"step\": 3", "\"step\": 2")).unwrap();
+        },
+        &[],
+        &["index.json: was changed"],
+    ),
+    (
+        "a file less",
+        |step| fs::remove_file(step.join("rank-1.safetensors")).unwrap(),
+        &[],
+        &["rank-1.safetensors: No such file"],
+    ),
+    (
+        "a configuration changed",
+        |step| {
+            let config = fs::read_to_string(step.join("config.yaml")).unwrap();
+            fs::write(step.join("config.yaml"), config + "# edited\n").unwrap();
+        },
+        &[],
+        &["config.yaml: has "],
+    ),
+    ("no checkpoint", |step| fs::remove_dir_all(step).unwrap(), &[], &["the run run has no checkpoint"]),
+    ("another model", |_| {}, &["--set=model.n_layer=3"], &["no parameter blocks.2.ln_1.gamma", "another model"]),
+    ("another width", |_| {}, &["--set=model.n_embd=32"], &["has shape [", "another model"]),
+    (
+        "another vocabulary",
+        |_| {},
+        &["--set=data.tokenizer=char", "--set=model.vocab_size=0"],
+        &["ends.wte.weight", "another model"],
+    ),
+    ("another model's name", |_| {}, &["--model=gpt2"], &["--model gpt2 with --resume", "leave --model out"]),
+    (
+        "fewer steps than it has made",
+        |_| {},
+        &["--steps=2"],
+        &["run/checkpoints/step-3 is at step 3, beyond", "--steps"],
+    ),
+];
+
+#[test]
+fn a_spoilt_checkpoint_is_answered_with_its_file_and_what_is_wrong_and_is_left_as_it_is() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--gpus=2", "--steps=3"]], "original");
+    let mut wrong = vec![];
+    for (name, spoil, args, expected) in SPOILT {
+        let run_folder = folder.path().join("run");
+        let _ = fs::remove_dir_all(&run_folder);
+        copy(&folder.path().join("original"), &run_folder);
+        spoil(&run_folder.join("checkpoints/step-3"));
+        let before = contents(&run_folder.join("checkpoints"));
+        let more: &[&str] = if args.iter().any(|arg| arg.starts_with("--steps")) { &[] } else { &["--steps=5"] };
+        let output = run(folder.path(), &[&["--resume=run"], more, *args].concat());
+        let answer = String::from_utf8_lossy(&output.stderr);
+        let fits = output.status.code() == Some(1)
+            && expected.iter().all(|part| answer.contains(part))
+            && !answer.contains("panicked")
+            && contents(&run_folder.join("checkpoints")) == before;
+        if !fits {
+            wrong.push(format!("{name}: {}, {answer}", output.status));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong answers:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_ends_the_run_with_its_name_and_is_not_kept_full() {
+    let folder = folder_with_text();
+    let args = [TINY, &["--gpus=4", "--steps=100000", "--set=checkpoint.every=500", "--out=run"]].concat();
+    let child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    while fs::metadata(folder.path().join("run/metrics.jsonl")).map_or(0, |metrics| metrics.len()) == 0 {
+        sleep(Duration::from_millis(1));
+    }
+    let partial = folder.path().join("run/checkpoints/.step-500.partial");
+    fs::create_dir_all(&partial).unwrap();
+    std::os::unix::fs::symlink("/dev/full", partial.join("rank-2.safetensors")).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let answer = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{answer}");
+    let cause =
+        "error: rank 2: cannot write run/checkpoints/.step-500.partial/rank-2.safetensors: No space left on device";
+    assert!(answer.contains(cause), "{answer}");
+    assert_eq!(checkpoints(&folder.path().join("run")), [""; 0]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_rank_that_is_stuck_is_named_and_does_not_keep_the_program_alive() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--gpus=2", "--steps=3"]], "run");
+    // Rank 1 will wait for ever for somebody to read what it writes there.
+    let log = folder.path().join("run/logs/rank-1.txt");
+    fs::remove_file(&log).unwrap();
+    assert!(Command::new("mkfifo").arg(&log).status().unwrap().success());
+    let seconds = ["--set=comm.timeout_seconds=3", "--set=comm.init_timeout_seconds=3"];
+    let args = [&["--resume=run", "--steps=5"], &seconds[..]].concat();
+    let mut child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if started.elapsed() > Duration::from_secs(60) {
+            child.kill().unwrap();
+            panic!("it waits for ever for rank 1");
+        }
+        sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output().unwrap();
+    let answer = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{answer}");
+    for part in ["no sign of rank 1 within 3s", "rank 1 did not come back within 8s"] {
+        assert!(answer.contains(part), "no `{part}` in:\n{answer}");
+    }
+}
+
+#[test]
+fn a_number_that_is_not_finite_stops_the_run_or_skips_the_step_and_says_where() {
+    let folder = folder_with_text();
+    let diverging =
+        ["--gpus=2", "--steps=6", "--set=optim.lr=1e30", "--set=optim.min_lr=0", "--set=checkpoint.every=1"];
+    let stop = run(folder.path(), &[TINY, &diverging, &["--out=stop"]].concat());
+    let answer = String::from_utf8_lossy(&stop.stderr);
+    assert_eq!(stop.status.code(), Some(1), "{answer}");
+    for part in [
+        "is not finite (loss ",
+        " on rank 0",
+        "the last good checkpoint is stop/checkpoints/step-",
+        "train.on_non_finite",
+    ] {
+        assert!(answer.contains(part), "no `{part}` in:\n{answer}");
+    }
+    let (_, skip) =
+        succeed(folder.path(), &[TINY, &diverging, &["--set=train.on_non_finite=skip", "--out=skip"]].concat());
+    assert!(skip.contains(": skipped: "), "{skip}");
+}
+
+fn cut(file: &Path, bytes: u64) {
+    let len = fs::metadata(file).unwrap().len();
+    fs::OpenOptions::new().write(true).open(file).unwrap().set_len(len - bytes).unwrap();
+}
+
+fn flip(file: &Path, from_end: usize) {
+    let mut bytes = fs::read(file).unwrap();
+    let at = bytes.len() - from_end;
+    bytes[at] ^= 1;
+    fs::write(file, bytes).unwrap();
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for path in fs::read_dir(from).unwrap().map(|entry| entry.unwrap().path()) {
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() { copy(&path, &target) } else { fs::copy(&path, target).map(drop).unwrap() }
+    }
+}
