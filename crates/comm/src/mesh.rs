@@ -1,7 +1,7 @@
 use crate::{CommError, Communicator};
 use std::fmt;
 
-/// An axis of a [`Mesh`], from the outermost, whose neighbours are far apart, to the innermost.
+/// An axis of a [`Mesh`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Axis {
     /// Pipeline stages.
@@ -10,53 +10,68 @@ pub enum Axis {
     DpReplicate,
     /// Shards of parameters, gradients and optimizer state.
     DpShard,
-    /// Experts.
-    Ep,
+    /// Parts of each sequence.
+    Cp,
     /// Tensor-parallel parts of matrices.
     Tp,
+    /// Ranks that have the same experts. Laid over the three axes before, as [`Ep`](Self::Ep).
+    Efsdp,
+    /// Ranks that have different experts.
+    Ep,
 }
 
 impl Axis {
-    /// All axes, outermost first.
-    pub const ALL: [Self; 5] = [Self::Pp, Self::DpReplicate, Self::DpShard, Self::Ep, Self::Tp];
+    /// The axes whose sizes multiply to the world's, outermost first: neighbours on the first are far apart.
+    pub const DENSE: [Self; 5] = [Self::Pp, Self::DpReplicate, Self::DpShard, Self::Cp, Self::Tp];
+
+    /// The same ranks as the experts see them, outermost first.
+    pub const SPARSE: [Self; 4] = [Self::Pp, Self::DpReplicate, Self::Efsdp, Self::Ep];
 
     /// Its name in configurations.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Pp => "pp",
-            Self::DpReplicate => "dp_replicate",
-            Self::DpShard => "dp_shard",
-            Self::Ep => "ep",
-            Self::Tp => "tp",
-        }
+        ["pp", "dp_replicate", "dp_shard", "cp", "tp", "efsdp", "ep"][self as usize]
     }
 }
 
 /// How ranks are numbered along the axes: row-major, the innermost axis counts fastest. The only place with rank arithmetic.
 ///
+/// The ranks of `dp_shard x cp x tp` are those of `efsdp x ep` too: a rank computes its own tokens, and has some of the experts for the tokens
+/// of all `ep` ranks (torchtitan's meshes).
+///
+/// ```text
+/// dp_shard 4, ep 2     rank    0   1   2   3
+///                      efsdp   0   0   1   1      the same experts on ranks 0 and 2: each has half of their parameters
+///                      ep      0   1   0   1      ranks 0 and 1 have all experts together
+/// ```
+///
 /// ```
 /// use comm::{Axis, MeshShape};
 ///
-/// let shape = MeshShape::new(&[(Axis::DpReplicate, 2), (Axis::DpShard, 2)]);
-/// assert_eq!(shape.group(3, Axis::DpShard), [2, 3]);
-/// assert_eq!(shape.group(3, Axis::DpReplicate), [1, 3]);
+/// let shape = MeshShape::new(&[(Axis::DpReplicate, 2), (Axis::DpShard, 4), (Axis::Ep, 2)]);
+/// assert_eq!(shape.group(3, &[Axis::DpShard]), [0, 1, 2, 3]);
+/// assert_eq!(shape.group(3, &[Axis::DpReplicate]), [3, 7]);
+/// assert_eq!(shape.group(3, &[Axis::Ep]), [2, 3]);
+/// assert_eq!(shape.group(3, &[Axis::DpReplicate, Axis::Efsdp]), [1, 3, 5, 7]);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MeshShape {
-    sizes: [usize; 5],
+    sizes: [usize; 7],
 }
 
 impl MeshShape {
-    /// Axes with their sizes; those that are not given have 1.
+    /// Axes with their sizes; those that are not given have 1, but `efsdp` what `ep` leaves.
     ///
     /// # Panics
-    /// If a size is 0.
+    /// If a size is 0, `efsdp` is given, or `ep` does not divide `dp_shard x cp x tp`.
     pub fn new(axes: &[(Axis, usize)]) -> Self {
-        let mut sizes = [1; 5];
+        let mut sizes = [1; 7];
         for (axis, size) in axes {
-            assert!(*size > 0, "the mesh axis {} has size 0", axis.name());
+            assert!(*size > 0 && *axis != Axis::Efsdp, "the mesh axis {} is given as {size}", axis.name());
             sizes[*axis as usize] = *size;
         }
+        let (shared, ep) = (sizes[2..5].iter().product::<usize>(), sizes[Axis::Ep as usize]);
+        assert!(shared.is_multiple_of(ep), "ep {ep} does not divide dp_shard x cp x tp, which is {shared}");
+        sizes[Axis::Efsdp as usize] = shared / ep;
         Self { sizes }
     }
 
@@ -67,69 +82,54 @@ impl MeshShape {
 
     /// Ranks in all.
     pub fn world_size(&self) -> usize {
-        self.sizes.iter().product()
-    }
-
-    /// A rank's place on every axis, in the order of [`Axis::ALL`].
-    pub fn coordinates(&self, rank: usize) -> [usize; 5] {
-        let mut rest = rank;
-        let mut coordinates = [0; 5];
-        for (coordinate, size) in coordinates.iter_mut().zip(self.sizes).rev() {
-            (rest, *coordinate) = (rest / size, rest % size);
-        }
-        coordinates
+        Axis::DENSE.iter().map(|axis| self.size(*axis)).product()
     }
 
     /// A rank's place on one axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
-        self.coordinates(rank)[axis as usize]
+        let axes = if Axis::DENSE.contains(&axis) { &Axis::DENSE[..] } else { &Axis::SPARSE[..] };
+        let inner = axes.iter().rev().take_while(|other| **other != axis).map(|other| self.size(*other));
+        rank / inner.product::<usize>() % self.size(axis)
     }
 
-    /// The rank at a place.
-    pub fn rank(&self, coordinates: [usize; 5]) -> usize {
-        coordinates.iter().zip(self.sizes).fold(0, |rank, (coordinate, size)| rank * size + coordinate)
-    }
-
-    /// The ranks that differ from `rank` on this axis only, itself included, in their order on it.
-    pub fn group(&self, rank: usize, axis: Axis) -> Vec<usize> {
-        let mut coordinates = self.coordinates(rank);
-        let place = |i| {
-            coordinates[axis as usize] = i;
-            self.rank(coordinates)
-        };
-        (0..self.size(axis)).map(place).collect()
+    /// The ranks that differ from `rank` on these axes only, itself included, in their order.
+    ///
+    /// # Panics
+    /// If the axes are neither of [`Axis::DENSE`] alone nor of [`Axis::SPARSE`] alone.
+    pub fn group(&self, rank: usize, axes: &[Axis]) -> Vec<usize> {
+        let views = [&Axis::DENSE[..], &Axis::SPARSE[..]];
+        let view = views.into_iter().find(|view| axes.iter().all(|axis| view.contains(axis)));
+        let others = view.expect("axes of one view of the ranks").iter().filter(|axis| !axes.contains(axis));
+        let others: Vec<Axis> = others.copied().collect();
+        let place = |rank| others.iter().map(|axis| self.coordinate(rank, *axis)).collect::<Vec<_>>();
+        let own = place(rank);
+        (0..self.world_size()).filter(|other| place(*other) == own).collect()
     }
 }
 
 impl fmt::Display for MeshShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let axes = Axis::ALL.iter().filter(|axis| self.size(**axis) > 1);
+        let axes = Axis::DENSE.iter().chain([&Axis::Ep]).filter(|axis| self.size(**axis) > 1);
         let axes: Vec<_> = axes.map(|axis| format!("{} {}", axis.name(), self.size(*axis))).collect();
         f.write_str(if axes.is_empty() { "one rank".into() } else { axes.join(" x ") }.as_str())
     }
 }
 
-/// One communicator per axis: the ranks that differ on this axis only.
+/// The world's ranks along the axes of a [`MeshShape`].
 pub struct Mesh {
     shape: MeshShape,
     world: Communicator,
-    axes: [Communicator; 5],
 }
 
 impl Mesh {
-    /// Splits the world along every axis. A collective: every rank calls it.
-    ///
     /// # Errors
-    /// If the sizes do not multiply to the world size, or a rank fails.
+    /// If the sizes do not multiply to the world size.
     pub fn new(world: Communicator, shape: MeshShape) -> Result<Self, CommError> {
         if shape.world_size() != world.world_size() {
             let (mesh, ranks) = (shape.world_size(), world.world_size());
             return Err(CommError::Engine(format!("a mesh of {shape} has {mesh} ranks, but there are {ranks}")));
         }
-        let split = |axis| world.split(shape.group(world.rank(), axis)[0]);
-        let [pp, dp_replicate, dp_shard, ep, tp] = Axis::ALL;
-        let axes = [split(pp)?, split(dp_replicate)?, split(dp_shard)?, split(ep)?, split(tp)?];
-        Ok(Self { shape, world, axes })
+        Ok(Self { shape, world })
     }
 
     /// Its sizes.
@@ -142,9 +142,13 @@ impl Mesh {
         &self.world
     }
 
-    /// The ranks that differ from this one on `axis` only.
-    pub fn axis(&self, axis: Axis) -> &Communicator {
-        &self.axes[axis as usize]
+    /// A new communicator of the ranks that differ from this one on `axes` only; on none: of this rank alone. A collective: every rank
+    /// asks for the same axes.
+    ///
+    /// # Panics
+    /// As [`MeshShape::group`].
+    pub fn over(&self, axes: &[Axis]) -> Result<Communicator, CommError> {
+        self.world.split(self.shape.group(self.world.rank(), axes)[0])
     }
 }
 
@@ -154,31 +158,49 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
+    fn partitions(shape: &MeshShape, axes: &[Axis]) {
+        let world = 0..shape.world_size();
+        let size = axes.iter().map(|axis| shape.size(*axis)).product::<usize>();
+        // Each rank is in one group, and all members agree on it.
+        let groups: HashSet<_> = world.clone().map(|rank| shape.group(rank, axes)).collect();
+        assert!(groups.iter().all(|group| group.len() == size && group.is_sorted()), "{axes:?} of {shape}");
+        let mut members: Vec<_> = groups.iter().flatten().copied().collect();
+        members.sort_unstable();
+        assert_eq!(members, world.collect::<Vec<_>>(), "{axes:?} of {shape}");
+    }
+
     proptest! {
         #[test]
-        fn ranks_and_coordinates_are_one_to_one_and_groups_divide_the_world(
-            sizes in prop::collection::vec(1usize..5, 5..=5),
+        fn groups_divide_the_world_on_any_set_of_axes(
+            sizes in prop::collection::vec(1usize..4, 5..=5),
+            ep in 1usize..13,
+            chosen in 0usize..32,
         ) {
-            let axes: Vec<_> = Axis::ALL.into_iter().zip(sizes.iter().copied()).collect();
+            let shared = sizes[2] * sizes[3] * sizes[4];
+            let ep = (1..=ep).rev().find(|ep| shared.is_multiple_of(*ep)).unwrap();
+            let axes: Vec<_> = Axis::DENSE.into_iter().zip(sizes.iter().copied()).chain([(Axis::Ep, ep)]).collect();
             let shape = MeshShape::new(&axes);
             prop_assert_eq!(shape.world_size(), sizes.iter().product::<usize>());
-            let world = 0..shape.world_size();
-            let places: HashSet<_> = world.clone().map(|rank| shape.coordinates(rank)).collect();
-            prop_assert_eq!(places.len(), shape.world_size());
-            for rank in world.clone() {
-                prop_assert_eq!(shape.rank(shape.coordinates(rank)), rank);
-            }
-            for (axis, size) in axes {
-                // Each rank is in one group, and all members agree on it.
-                let groups: HashSet<_> = world.clone().map(|rank| shape.group(rank, axis)).collect();
-                prop_assert!(groups.iter().all(|group| group.len() == size && group.is_sorted()));
-                let mut members: Vec<_> = groups.iter().flatten().copied().collect();
-                members.sort_unstable();
-                prop_assert_eq!(members, world.clone().collect::<Vec<_>>());
-                for rank in world.clone() {
-                    prop_assert_eq!(shape.group(rank, axis)[shape.coordinate(rank, axis)], rank);
+            for view in [&Axis::DENSE[..], &Axis::SPARSE[..]] {
+                let set: Vec<Axis> = view.iter().enumerate().filter(|(i, _)| chosen >> i & 1 == 1).map(|(_, axis)| *axis).collect();
+                partitions(&shape, &set);
+                let places: HashSet<Vec<usize>> = (0..shape.world_size())
+                    .map(|rank| view.iter().map(|axis| shape.coordinate(rank, *axis)).collect())
+                    .collect();
+                prop_assert_eq!(places.len(), shape.world_size());
+                for axis in view {
+                    for rank in 0..shape.world_size() {
+                        prop_assert_eq!(shape.group(rank, &[*axis])[shape.coordinate(rank, *axis)], rank);
+                    }
                 }
             }
+            // Those with all experts together, and those with the same ones, are the ranks of dp_shard x cp x tp.
+            prop_assert_eq!(
+                shape.group(0, &[Axis::Efsdp, Axis::Ep]),
+                shape.group(0, &[Axis::DpShard, Axis::Cp, Axis::Tp])
+            );
+            let last = shape.world_size() - 1;
+            prop_assert_eq!(shape.group(last, &[Axis::Ep]), (last + 1 - ep..=last).collect::<Vec<_>>());
         }
     }
 }

@@ -59,14 +59,19 @@ proptest! {
         while sizes.iter().product::<usize>() > 8 {
             *sizes.iter_mut().max().unwrap() -= 1;
         }
-        let axes: Vec<_> = Axis::ALL.into_iter().zip(sizes).collect();
+        let ep = sizes[2];
+        let axes: Vec<_> = Axis::DENSE.into_iter().zip(sizes).chain([(Axis::Ep, ep)]).collect();
         let shape = MeshShape::new(&axes);
         on_ranks(shape.world_size(), |comm| {
             let (me, mesh) = (comm.rank(), Mesh::new(comm.clone(), shape).unwrap());
-            for axis in Axis::ALL {
-                assert_eq!(members(mesh.axis(axis), me), shape.group(me, axis), "{} of {shape}", axis.name());
-                assert_eq!(mesh.axis(axis).rank(), shape.coordinate(me, axis));
+            for axis in Axis::DENSE.into_iter().chain(Axis::SPARSE) {
+                let group = mesh.over(&[axis]).unwrap();
+                assert_eq!(members(&group, me), shape.group(me, &[axis]), "{} of {shape}", axis.name());
+                assert_eq!(group.rank(), shape.coordinate(me, axis));
             }
+            let both = [Axis::DpReplicate, Axis::DpShard];
+            assert_eq!(members(&mesh.over(&both).unwrap(), me), shape.group(me, &both), "{shape}");
+            assert_eq!(members(&mesh.over(&[]).unwrap(), me), [me]);
             assert_eq!(members(mesh.world(), me), (0..shape.world_size()).collect::<Vec<_>>());
         });
     }

@@ -20,13 +20,13 @@ use crate::group::BoundGroup;
 use crate::memory::{Category, Counted, Held, bytes};
 use crate::placement::Stages;
 use crate::plan::Plan;
-use crate::shard::ShardedUnit;
+use crate::sharded_unit::ShardedUnit;
 use crate::unit::Activation;
 use crate::vjp::vjp_seed;
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError, Prefetch, wire};
 use burn::tensor::Tensor;
-use comm::Communicator;
+use comm::{Communicator, Failure};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -52,10 +52,12 @@ pub(crate) struct Runner<'a, B> {
     pub world: &'a Communicator,
     pub plan: &'a Plan,
     pub config: &'a FsdpConfig,
+    /// Of the collectives that calls make themselves.
+    pub failure: &'a Failure,
     /// What was gathered of each unit, where it stays.
     pub kept: Vec<Option<Weights>>,
     /// Gradients of units that the stage called again later in the model, of micro-batches that have still to come to the earlier call.
-    pub partial: HashMap<(usize, usize), Counted>,
+    pub partial: HashMap<(usize, usize), Vec<Counted>>,
 }
 
 /// A micro-batch on its way back.
@@ -95,7 +97,7 @@ pub(crate) struct Graph {
 /// A gradient on its way to its shards.
 struct Reduction {
     unit: usize,
-    gradient: Pending<Counted>,
+    gradients: Pending<Vec<Option<Counted>>>,
     done: bool,
 }
 
@@ -110,7 +112,7 @@ impl<B> Runner<'_, B> {
         look: &mut dyn FnMut(usize, &Output),
     ) -> Result<Option<Tensor<3>>, FsdpError> {
         self.run(calls, x, losses, |runner, i, weights, x| {
-            let output = runner.calls[i].run(&runner.unit(i).bind(&weights.flat, false), x, batch);
+            let output = runner.calls[i].run(&runner.unit(i).bind(&weights, false), x, batch);
             look(i, &output);
             output
         })
@@ -154,6 +156,7 @@ impl<B> Runner<'_, B> {
                     x = Some(wire::recv(self.world, self.owner(i - 1))?);
                 }
                 x = losses.take(run(self, i, weights, x));
+                self.failure.take()?;
                 if let (Some(next), Some(y)) = (next, &x)
                     && !self.is_mine(next)
                 {
@@ -170,7 +173,7 @@ impl<B> Runner<'_, B> {
     /// Runs call `i`, and keeps of it what its backward needs.
     fn run_and_save(&self, i: usize, weights: Weights, x: Option<Tensor<3>>, batch: &B) -> (Saved, Output) {
         if self.recomputes(i) {
-            let bound = self.unit(i).bind(&weights.flat, false);
+            let bound = self.unit(i).bind(&weights, false);
             let output = self.calls[i].run(&bound, x.clone(), batch);
             let weights = (!self.regathers(i)).then_some(weights);
             let held = self.plan.ledger.hold(Category::Activations, x.as_ref().map_or(0, bytes));
@@ -205,12 +208,13 @@ impl<B> Runner<'_, B> {
             if i + 1 < calls.end && self.is_mine(i) && !self.is_mine(i + 1) {
                 cotangent = Some(wire::recv(self.world, self.owner(i + 1))?);
             }
-            let gradient = match self.restore(i, call, again, micro.batch) {
+            let gradients = match self.restore(i, call, again, micro.batch) {
                 Some((graph, weights)) => {
-                    let (gradient, input_cotangent) = self.vjp(i, graph, cotangent.take(), micro.scale);
+                    let (gradients, input_cotangent) = self.vjp(i, graph, cotangent.take(), micro.scale);
+                    self.failure.take()?;
                     drop(weights);
                     cotangent = input_cotangent;
-                    Some(gradient)
+                    Some(gradients)
                 }
                 None => None,
             };
@@ -225,7 +229,7 @@ impl<B> Runner<'_, B> {
             if let Some(reduction) = reduction.take() {
                 reduction.finish(self.units)?;
             }
-            reduction = self.reduce(i, gradient, &micro);
+            reduction = self.reduce(i, gradients, &micro);
         }
         reduction.map_or(Ok(()), |reduction| reduction.finish(self.units))?;
         Ok(cotangent)
@@ -250,32 +254,34 @@ impl<B> Runner<'_, B> {
     }
 
     /// Sends the gradient of call `i` to the unit's shards; that of a unit that is called before as well is first added to those.
-    fn reduce(&mut self, i: usize, gradient: Option<Tensor<1>>, micro: &Micro<B>) -> Option<Reduction> {
+    fn reduce(&mut self, i: usize, gradients: Option<Vec<Tensor<1>>>, micro: &Micro<B>) -> Option<Reduction> {
         let (unit, owner) = (self.calls[i].unit, self.owner(i));
         let done = !(0..i).any(|before| self.calls[before].unit == unit && self.stages.is_here(before));
         if self.owners.is_some() {
-            let gradient = self.units[unit].scatter(self.lanes, gradient, owner, done);
-            return Some(Reduction { unit, gradient, done });
+            let gradients = self.units[unit].scatter(self.lanes, gradients, owner, done);
+            return Some(Reduction { unit, gradients, done });
         }
-        let later = self.partial.remove(&(unit, micro.number));
-        let gradient = add(later.map(|later| later.tensor), gradient)?;
+        let mut gradients = gradients?;
+        if let Some(later) = self.partial.remove(&(unit, micro.number)) {
+            gradients = later.into_iter().zip(gradients).map(|(later, gradient)| later.tensor + gradient).collect();
+        }
         if !done {
-            let gradient = Counted::new(gradient, Category::Gradients, &self.plan.ledger);
-            self.partial.insert((unit, micro.number), gradient);
+            let count = |gradient| Counted::new(gradient, Category::Gradients, &self.plan.ledger);
+            self.partial.insert((unit, micro.number), gradients.into_iter().map(count).collect());
             return None;
         }
         if micro.last {
             self.kept[unit] = None;
         }
-        let gradient = self.units[unit].reduce(self.lanes, gradient, micro.last)?;
-        Some(Reduction { unit, gradient, done })
+        let gradients = self.units[unit].reduce(self.lanes, gradients, micro.last);
+        Some(Reduction { unit, gradients, done })
     }
 
     /// Runs call `i` on tracked leaves.
     fn run_tracked(&self, i: usize, weights: &Weights, x: Option<Tensor<3>>, batch: &B) -> Graph {
         let allocated = || self.config.allocated.map_or(0, |allocated| allocated());
         let before = allocated();
-        let bound = self.unit(i).bind(&weights.flat, true);
+        let bound = self.unit(i).bind(weights, true);
         let x = x.map(|x| x.autodiff().require_grad());
         let output = self.calls[i].run(&bound, x.clone(), batch);
         // Its input was there before; its output is the next call's input, and counted there.
@@ -285,7 +291,13 @@ impl<B> Runner<'_, B> {
     }
 
     /// From the cotangent of a call's output to the gradient of its unit and the cotangent of its input.
-    fn vjp(&self, i: usize, graph: Graph, cotangent: Option<Tensor<3>>, scale: f64) -> (Tensor<1>, Option<Tensor<3>>) {
+    fn vjp(
+        &self,
+        i: usize,
+        graph: Graph,
+        cotangent: Option<Tensor<3>>,
+        scale: f64,
+    ) -> (Vec<Tensor<1>>, Option<Tensor<3>>) {
         let scaled = |loss: Tensor<1>| if scale == 1.0 { loss } else { loss * scale };
         let root = match graph.output {
             Output::Loss(loss, aux) => add(Some(scaled(loss)), aux.map(scaled)),
@@ -295,13 +307,12 @@ impl<B> Runner<'_, B> {
             }
         };
         let mut gradients = root.expect("one of two").backward();
-        let (layout, dtype, device) = (self.unit(i).layout(), self.plan.param.dtype(), &self.plan.device);
-        let gradient = graph.bound.take_gradients(layout, &mut gradients, dtype, device);
+        let of_unit = self.unit(i).take_gradients(&graph.bound, &mut gradients, self.plan.param.dtype());
         let cotangent = graph.x.map(|x| {
-            let zeros = || Tensor::zeros(x.shape(), (device, x.dtype()));
+            let zeros = || Tensor::zeros(x.shape(), (&self.plan.device, x.dtype()));
             x.grad_remove(&mut gradients).unwrap_or_else(zeros)
         });
-        (gradient, cotangent)
+        (of_unit, cotangent)
     }
 
     /// Whether the backward runs the forward of call `i` again.
@@ -328,7 +339,7 @@ impl<B> Runner<'_, B> {
 
     fn gather(&self, i: usize) -> Pending<Option<Weights>> {
         match &self.kept[self.calls[i].unit] {
-            Some(weights) => Pending::ready(self.plan.rank, Some(weights.lent())),
+            Some(weights) => Pending::ready(Some(weights.lent())),
             None => self.unit(i).gather(self.lanes, self.owner(i)),
         }
     }
@@ -360,8 +371,8 @@ impl Losses {
 
 impl Reduction {
     fn finish(self, units: &mut [ShardedUnit]) -> Result<(), FsdpError> {
-        let gradient = self.gradient.wait()?;
-        units[self.unit].set_gradient(gradient, self.done);
+        let gradients = self.gradients.wait()?;
+        units[self.unit].set_gradients(gradients, self.done);
         Ok(())
     }
 }

@@ -36,11 +36,8 @@ pub(crate) struct CommThread {
 
 type Job = Box<dyn FnOnce(&Groups) + Send>;
 
-/// The result of a job that may still run.
-pub(crate) struct Pending<T> {
-    rank: usize,
-    result: mpsc::Receiver<Result<T, CommError>>,
-}
+/// A result that may still have to come.
+pub(crate) struct Pending<T>(Box<dyn FnOnce() -> Result<T, FsdpError>>);
 
 impl CommThread {
     pub fn start(groups: Groups) -> Self {
@@ -74,21 +71,29 @@ impl CommThread {
         if let Some(jobs) = &self.jobs {
             let _ = jobs.send(job); // a thread that has ended shows up when the result is waited for
         }
-        Pending { rank: self.rank, result }
+        Pending(Box::new(move || Ok(result.recv().map_err(|_| FsdpError::CommThread { rank })??)))
     }
 }
 
-impl<T> Pending<T> {
+impl<T: 'static> Pending<T> {
     /// A result that is there already.
-    pub fn ready(rank: usize, value: T) -> Self {
-        let (sender, result) = mpsc::sync_channel(1);
-        let _ = sender.send(Ok(value));
-        Self { rank, result }
+    pub fn ready(value: T) -> Self {
+        Self(Box::new(|| Ok(value)))
     }
 
-    /// Waits for the job.
+    /// Several results.
+    pub fn all(all: Vec<Self>) -> Pending<Vec<T>> {
+        Pending(Box::new(|| all.into_iter().map(Self::wait).collect()))
+    }
+
+    /// Another result, made of this one once it is there.
+    pub fn then<U>(self, make: impl FnOnce(T) -> U + 'static) -> Pending<U> {
+        Pending(Box::new(|| self.wait().map(make)))
+    }
+
+    /// Waits for it.
     pub fn wait(self) -> Result<T, FsdpError> {
-        Ok(self.result.recv().map_err(|_| FsdpError::CommThread { rank: self.rank })??)
+        (self.0)()
     }
 }
 

@@ -1,4 +1,5 @@
 use crate::{FsdpError, Precision};
+use comm::{Axis, MeshShape};
 use fused::AdamW;
 use schedule::{Pipeline, Schedule};
 use schemars::JsonSchema;
@@ -130,6 +131,9 @@ pub struct FsdpConfig {
     pub strategy: Strategy,
     /// Replicas of `hybrid_shard`, 2 if None; each consists of `world_size / dp_replicate` ranks. For the others it must be None.
     pub dp_replicate: Option<usize>,
+    /// Ranks over which stacks of experts ([`Units::experts`](crate::Units::experts)) are spread, each group of them having all; they are sharded
+    /// over the ranks with the same experts. 1 for none.
+    pub ep: usize,
     /// What is a unit.
     pub wrap: Wrap,
     /// Whether gathered parameters are freed after the forward and gathered again for the backward. Where a graph is kept on a GPU they
@@ -163,6 +167,7 @@ impl Default for FsdpConfig {
             pipeline: PipelineConfig::default(),
             strategy: Strategy::FullShard,
             dp_replicate: None,
+            ep: 1,
             wrap: Wrap::Block,
             reshard_after_forward: true,
             activation_checkpointing: ActivationCheckpointing::None,
@@ -182,6 +187,31 @@ impl FsdpConfig {
     /// Replicas of `hybrid_shard`.
     pub(crate) fn replicas(&self) -> usize {
         self.dp_replicate.unwrap_or(2)
+    }
+
+    /// How so many ranks are laid out. Under `ddp` nothing is sharded, and the ranks that have the experts together take the place of shards.
+    ///
+    /// # Errors
+    /// If the sizes do not divide each other.
+    pub fn mesh(&self, world_size: usize) -> Result<MeshShape, FsdpError> {
+        let ranks = self.validate_pipeline(world_size)?;
+        let replicas = match self.strategy {
+            Strategy::Ddp => ranks / self.ep.max(1),
+            Strategy::HybridShard => self.replicas(),
+            _ => 1,
+        };
+        let shards = ranks / replicas.max(1);
+        if self.ep == 0 || replicas * shards != ranks || !shards.is_multiple_of(self.ep) {
+            let of = if self.strategy == Strategy::HybridShard { " of a replica" } else { "" };
+            let (ep, stages) = (self.ep, self.pipeline.stages);
+            let fits = (1..=shards.max(1)).rev().find(|fits| *fits <= ep && shards.is_multiple_of(*fits)).unwrap_or(1);
+            return Err(FsdpError::Config(format!(
+                "ep {ep} does not divide the {shards} ranks{of} that share experts ({world_size} ranks{}): take ep {fits}, say",
+                if stages > 1 { format!(", pp {stages}") } else { String::new() },
+            )));
+        }
+        let (pp, ep) = (self.pipeline.stages, self.ep);
+        Ok(MeshShape::new(&[(Axis::Pp, pp), (Axis::DpReplicate, replicas), (Axis::DpShard, shards), (Axis::Ep, ep)]))
     }
 
     /// Whether the backward runs the forward of call `i` of so many again.
@@ -262,7 +292,14 @@ impl FsdpConfig {
                     .map_or(String::new(), |fits| format!(" (such as {fits})")),
             ));
         }
+        self.mesh(world_size * self.pipeline.stages)?;
         if self.strategy == Strategy::Block {
+            if self.ep > 1 {
+                return refuse(format!(
+                    "ep {} with strategy block, where one rank computes all of a block: take full_shard",
+                    self.ep
+                ));
+            }
             if let Wrap::Size(_) = self.wrap {
                 return refuse(format!(
                     "wrap {} with strategy block: it places blocks on ranks one by one; take wrap block",

@@ -1,9 +1,10 @@
 //! The ledger of a step without its tensors: what a rank will take, before anything is made.
 
-use crate::group::{Wrapped, wrap};
+use crate::group::{Group, Wrapped, wrap};
 use crate::memory::{Bytes, Category, Held, Ledger};
 use crate::placement::{Stages, block_owners};
-use crate::{FsdpConfig, FsdpError, Memory, Prefetch, Strategy, Units};
+use crate::{FsdpConfig, FsdpError, Layout, Memory, Prefetch, Strategy, Units};
+use comm::Axis;
 use schedule::{Action, Cell};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -47,14 +48,27 @@ pub struct Forecast {
     pub model: usize,
 }
 
-/// A unit's bytes: of the rank's shard in fp32, of all of it in the type it is computed with, and in fp32.
-#[derive(Clone, Copy)]
 struct Unit {
+    classes: Vec<Class>,
+    /// Whether the rank's stage holds it.
+    is_here: bool,
+}
+
+/// The bytes of a class of a unit's parameters: of the rank's shard in fp32, of all of them (of experts: of the rank's) in the type they are
+/// computed with, and in fp32.
+#[derive(Clone, Copy)]
+struct Class {
+    shards: usize,
     shard: usize,
     whole: usize,
     whole_fp32: usize,
-    /// Whether the rank's stage holds it.
-    is_here: bool,
+}
+
+impl Unit {
+    /// The sum of a number of bytes over the classes.
+    fn sum(&self, bytes: impl Fn(&Class) -> usize) -> usize {
+        self.classes.iter().map(bytes).sum()
+    }
 }
 
 /// A call: its unit, what it leaves, and whether this rank computes it.
@@ -74,11 +88,10 @@ struct Step<'a> {
     kept: Vec<Option<Held>>,
     /// Gradients of units that are called again earlier in the model, by unit and micro-batch.
     partial: HashMap<(usize, usize), Held>,
-    shards: usize,
     on_cpu: bool,
     ledger: Ledger,
-    /// Gradients that wait: of each unit its shard's, and all of it where it was not communicated.
-    gradients: Vec<[Option<Held>; 2]>,
+    /// Gradients that wait: of each unit and class its shard's, and all of it where it was not communicated.
+    gradients: Vec<[[Option<Held>; 2]; 2]>,
     most: Bytes,
     working: usize,
 }
@@ -90,26 +103,27 @@ impl<B: 'static> Units<B> {
     /// Those of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Forecast, FsdpError> {
         config.validate(run.world_size)?;
+        let mesh = config.mesh(run.world_size)?;
         let ranks = run.world_size / config.pipeline.stages; // of a stage
         let shards = match config.strategy {
-            Strategy::Ddp => 1,
-            Strategy::HybridShard => ranks / config.replicas(),
-            _ => ranks,
+            Strategy::Ddp => [1, 1],
+            _ => [mesh.size(Axis::DpShard), mesh.size(Axis::Efsdp)],
         };
-        let Wrapped { groups, calls, .. } = wrap(self, config.wrap)?;
+        let Wrapped { groups, calls, is_expert, .. } = wrap(self, config.wrap)?;
         let (size, fp32) = (config.precision.param.dtype().size(), size_of::<f32>());
-        let lens: Vec<usize> = groups.iter().map(|group| group.layout(1).len()).collect();
-        let of_calls: Vec<usize> = calls.iter().map(|call| lens[call.unit]).collect();
+        let of_calls: Vec<usize> = calls.iter().map(|call| groups[call.unit].len()).collect();
         let stages = Stages::new(&config.pipeline, &of_calls, run.rank / ranks)?;
         let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
-        let unit = |(i, len): (usize, usize)| Unit {
-            shard: len / shards * fp32,
-            whole: len * size,
-            whole_fp32: len * fp32,
-            is_here: is_here(i),
+        let class = |(params, shards): (Vec<(String, Vec<usize>)>, usize)| {
+            let len = Layout::new(params, shards).padded_len();
+            Class { shards, shard: len / shards * fp32, whole: len * size, whole_fp32: len * fp32 }
         };
-        let lens = groups.iter().map(|group| group.layout(shards).padded_len());
-        let units: Vec<Unit> = lens.enumerate().map(unit).collect();
+        let unit = |(i, group): (usize, &Group)| {
+            let classes = group.classes(config.ep, &is_expert)?;
+            Ok(Unit { classes: classes.params.into_iter().zip(shards).map(class).collect(), is_here: is_here(i) })
+        };
+        let units = groups.iter().enumerate().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;
+        let model = groups.iter().map(|group| Layout::new(group.params(), shards[0]).padded_len() * fp32).sum();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), run.world_size));
         let mut bytes = run.calls.iter();
         let call = |(i, call): (usize, &crate::call::Call<B>)| {
@@ -124,20 +138,19 @@ impl<B: 'static> Units<B> {
         };
         let calls = calls.iter().enumerate().map(call).collect();
         let step = Step {
-            gradients: units.iter().map(|_| [None, None]).collect(),
+            gradients: units.iter().map(|_| Default::default()).collect(),
             kept: units.iter().map(|_| None).collect(),
             partial: HashMap::new(),
             config,
             units,
             calls,
             stages,
-            shards,
             on_cpu: run.on_cpu,
             ledger: Ledger::default(),
             most: Bytes::default(),
             working: 0,
         };
-        step.run(run.micro_batches)
+        step.run(run.micro_batches, model)
     }
 }
 
@@ -145,7 +158,7 @@ impl<B: 'static> Units<B> {
 type Saved = (Option<Held>, Held);
 
 impl Step<'_> {
-    fn run(mut self, micro_batches: usize) -> Result<Forecast, FsdpError> {
+    fn run(mut self, micro_batches: usize, model: usize) -> Result<Forecast, FsdpError> {
         let rest = self.at_rest();
         // Without stages, more than two micro-batches take no more.
         let micro_batches = if self.config.pipeline.stages == 1 { micro_batches.min(2) } else { micro_batches };
@@ -165,11 +178,12 @@ impl Step<'_> {
             }
         }
         let replicas = self.new_replicas();
-        // Of the unit that steps, its matrices and its vectors apart, and both together.
-        self.note(2 * self.here().map(|unit| unit.shard).max().unwrap_or(0));
+        // Of the shard that steps, its matrices and its vectors apart, and both together.
+        let shards = self.here().flat_map(|unit| &unit.classes).map(|class| class.shard);
+        self.note(2 * shards.max().unwrap_or(0));
         drop(replicas);
         self.gradients.clear();
-        let (memory, model) = (self.ledger.memory(), self.units.iter().map(|unit| unit.whole_fp32).sum());
+        let memory = self.ledger.memory();
         drop(rest);
         Ok(Forecast { memory, most: self.most, working: self.working, model })
     }
@@ -193,22 +207,24 @@ impl Step<'_> {
 
     /// Parameters and moments.
     fn at_rest(&self) -> Vec<Held> {
+        let parameters = |class: &Class| match self.replicates(class) {
+            false => class.shard,
+            true if self.shard_is_at_hand() => class.whole, // a part of which it is
+            true => class.whole + class.shard,
+        };
         let unit = |unit: &Unit| {
-            let parameters = match self.replicates() {
-                false => unit.shard,
-                true if self.shard_is_at_hand() => unit.whole, // a part of which it is
-                true => unit.whole + unit.shard,
-            };
-            [self.hold(Category::Parameters, parameters), self.hold(Category::Optimizer, 2 * unit.shard)]
+            let (parameters, moments) = (unit.sum(parameters), unit.sum(|class| 2 * class.shard));
+            [self.hold(Category::Parameters, parameters), self.hold(Category::Optimizer, moments)]
         };
         self.here().flat_map(unit).collect()
     }
 
     /// While units step, the new replicas of two are there beside the old ones.
-    fn new_replicas(&self) -> Option<Held> {
-        let wholes: Vec<usize> = self.here().map(|unit| unit.whole).collect();
-        let most = wholes.windows(2).map(|two| two.iter().sum()).max().unwrap_or(0);
-        self.replicates().then(|| self.hold(Category::Parameters, most))
+    fn new_replicas(&self) -> Held {
+        let replica = |class: &Class| if self.replicates(class) { class.whole } else { 0 };
+        let replicas: Vec<usize> = self.here().map(|unit| unit.sum(replica)).collect();
+        let most = replicas.windows(2).map(|two| two.iter().sum()).max().unwrap_or(0);
+        self.hold(Category::Parameters, most)
     }
 
     /// Whether the shard is of the type, and in the place, that it is computed with.
@@ -217,19 +233,20 @@ impl Step<'_> {
         is_fp32 && (self.on_cpu || !self.config.cpu_offload)
     }
 
-    fn replicates(&self) -> bool {
-        self.shards > 1 && matches!(self.config.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
+    fn replicates(&self, class: &Class) -> bool {
+        class.shards > 1 && matches!(self.config.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
     }
 
-    fn gathers(&self) -> bool {
-        (self.shards > 1 || !self.shard_is_at_hand()) && !self.replicates()
+    fn gathers(&self, class: &Class) -> bool {
+        (class.shards > 1 || !self.shard_is_at_hand()) && !self.replicates(class)
     }
 
     /// The whole parameters of call `i`, where they are not there anyway.
     fn gather(&mut self, i: usize) -> Held {
         let call = self.calls[i];
-        let gathered = self.gathers() && call.is_mine && self.kept[call.unit].is_none();
-        let held = self.hold(Category::Gathered, if gathered { self.units[call.unit].whole } else { 0 });
+        let gathered = |class: &Class| if self.gathers(class) { class.whole } else { 0 };
+        let is_free = !call.is_mine || self.kept[call.unit].is_some();
+        let held = self.hold(Category::Gathered, if is_free { 0 } else { self.units[call.unit].sum(gathered) });
         if self.config.keeps_gathered() && self.kept[call.unit].is_none() {
             self.kept[call.unit] = Some(held);
             return self.hold(Category::Gathered, 0);
@@ -242,7 +259,8 @@ impl Step<'_> {
     }
 
     fn regathers(&self, i: usize) -> bool {
-        self.gathers() && self.config.regathers(i, self.calls.len(), self.on_cpu)
+        let gathers = self.gathers(&self.units[self.calls[i].unit].classes[0]);
+        gathers && self.config.regathers(i, self.calls.len(), self.on_cpu)
     }
 
     fn forward(&mut self, calls: Range<usize>) -> Vec<Saved> {
@@ -265,7 +283,7 @@ impl Step<'_> {
     }
 
     fn backward(&mut self, calls: Range<usize>, mut saved: Vec<Saved>, number: (usize, bool)) {
-        let (mut ahead, mut reduction) = (None, None);
+        let (mut ahead, mut reduction) = (None, vec![]);
         while let Some((weights, kept)) = saved.pop() {
             let i = calls.start + saved.len();
             let weights = weights.unwrap_or_else(|| ahead.take().unwrap_or_else(|| self.gather(i)));
@@ -275,7 +293,7 @@ impl Step<'_> {
             }
             let Call { unit, bytes, is_mine } = self.calls[i];
             let again = self.recomputes(i).then(|| self.hold(Category::Activations, bytes.graph - bytes.input));
-            let gradient = if is_mine { self.units[unit].whole } else { 0 };
+            let gradient = if is_mine { self.units[unit].sum(|class| class.whole) } else { 0 };
             self.note(bytes.backward + gradient);
             drop((kept, again));
             self.note(2 * gradient); // each parameter's, and all in one buffer
@@ -283,43 +301,42 @@ impl Step<'_> {
             if self.config.backward_prefetch == Prefetch::Post && ahead.is_none() {
                 ahead = next.map(|next| self.gather(next));
             }
-            drop(reduction.take());
+            reduction.clear();
             reduction = self.reduce(i, number);
         }
         self.note(0);
     }
 
     /// The gradient of call `i` goes to its shards; returns what is there until it has arrived.
-    fn reduce(&mut self, i: usize, (micro_batch, last): (usize, bool)) -> Option<[Option<Held>; 3]> {
-        let u = self.calls[i].unit;
-        let Unit { shard, whole, whole_fp32, .. } = self.units[u];
-        let ledger = self.ledger.clone();
-        let gradient = |bytes| Some(ledger.hold(Category::Gradients, bytes));
+    fn reduce(&mut self, i: usize, (micro_batch, last): (usize, bool)) -> Vec<Held> {
+        let (u, ledger) = (self.calls[i].unit, self.ledger.clone());
+        let gradient = |bytes| ledger.hold(Category::Gradients, bytes);
         let done = !(0..i).any(|before| self.calls[before].unit == u && self.stages.is_here(before));
-        if self.config.strategy == Strategy::Block {
-            let (in_flight, sum) = (gradient(if self.calls[i].is_mine { whole } else { 0 }), gradient(shard));
-            let before = self.partial.remove(&(u, micro_batch));
-            if !done {
-                self.partial.extend(sum.map(|sum| ((u, micro_batch), sum)));
-                return Some([in_flight, before, None]);
-            }
-            return Some([in_flight, before, std::mem::replace(&mut self.gradients[u][0], sum)]);
-        }
+        let is_block = self.config.strategy == Strategy::Block;
+        let before = self.partial.remove(&(u, micro_batch)).filter(|_| is_block);
         if !done {
-            self.partial.extend(gradient(whole).map(|gradient| ((u, micro_batch), gradient)));
-            return None;
+            let Unit { classes, .. } = &self.units[u];
+            let sum = |bytes: fn(&Class) -> usize| classes.iter().map(bytes).sum();
+            let in_flight = gradient(if is_block && self.calls[i].is_mine { sum(|class| class.whole) } else { 0 });
+            let sum = gradient(sum(if is_block { |class| class.shard } else { |class| class.whole }));
+            self.partial.insert((u, micro_batch), sum);
+            return std::iter::once(in_flight).chain(before).collect();
         }
-        self.partial.remove(&(u, micro_batch));
         if last {
             self.kept[u] = None;
         }
-        let waits = self.config.no_sync || self.config.strategy == Strategy::Zero1;
-        if waits && self.shards > 1 && !last {
-            self.gradients[u][1] = gradient(whole_fp32);
-            return None;
+        let waits = (self.config.no_sync || self.config.strategy == Strategy::Zero1) && !last;
+        let mut there: Vec<Held> = before.into_iter().collect();
+        for (class, [shard, whole]) in self.units[u].classes.iter().zip(&mut self.gradients[u]) {
+            if waits && class.shards > 1 {
+                *whole = Some(gradient(class.whole_fp32));
+                continue;
+            }
+            let is_mine = self.calls[i].is_mine;
+            let in_flight = whole.take().map_or(if is_mine { class.whole } else { 0 }, |_| class.whole_fp32);
+            there.push(gradient(in_flight));
+            there.extend(shard.replace(gradient(class.shard)));
         }
-        let in_flight = gradient(self.gradients[u][1].take().map_or(whole, |_| whole_fp32));
-        let sum = gradient(shard);
-        Some([in_flight, std::mem::replace(&mut self.gradients[u][0], sum), None])
+        there
     }
 }

@@ -9,12 +9,12 @@ use crate::memory::Memory;
 use crate::placement::{Groups, Placement, Stages, block_owners};
 use crate::plan::{Holders, Plan};
 use crate::precision::LossScale;
-use crate::shard::ShardedUnit;
+use crate::sharded_unit::ShardedUnit;
 use crate::state::{Progress, ReadPart, State};
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
-use comm::{CommError, Communicator, Reduce, TrafficTable};
+use comm::{CommError, Communicator, Failure, Reduce, TrafficTable};
 use schedule::Pipeline;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -36,6 +36,8 @@ pub struct Fsdp<B> {
     /// All ranks; under `block` it carries activations from rank to rank.
     world: Communicator,
     plan: Plan,
+    /// Of the collectives that calls make themselves.
+    failure: Failure,
     config: FsdpConfig,
     loss_scale: LossScale,
 }
@@ -77,20 +79,24 @@ impl<B: 'static> Fsdp<B> {
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
-        let Wrapped { groups, calls, places } = wrap(units, config.wrap)?;
+        let Wrapped { groups, calls, places, draw, is_expert, failure } = wrap(units, config.wrap)?;
         let world = comm.split(0)?;
         let (mut communicators, stage) = Groups::new(comm, &config)?;
         let wires = Wires::new(&communicators.stages)?;
-        let parameters: Vec<usize> = groups.iter().map(|group| group.layout(1).len()).collect();
-        let of_calls: Vec<usize> = calls.iter().map(|call| parameters[call.unit]).collect();
+        let of_calls: Vec<usize> = calls.iter().map(|call| groups[call.unit].len()).collect();
         let stages = Stages::new(&config.pipeline, &of_calls, stage)?;
         let of_unit = |unit: usize| calls.iter().enumerate().filter(move |(_, call)| call.unit == unit).map(|(i, _)| i);
         let mut holders_of = |unit: usize| communicators.holders(&stages, of_unit(unit));
         let holders: Vec<Holders> = (0..groups.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
         let mut plan = Plan::new(&config, &communicators);
-        let make = |(group, holders)| ShardedUnit::new(group, &config, &plan, holders);
-        let (units, squares): (Vec<_>, Vec<Option<f64>>) = groups.into_iter().zip(holders).map(make).unzip();
-        if units[calls[0].unit].layout().is_empty() {
+        let mut plans = vec![plan.clone()];
+        if config.ep > 1 {
+            plans.push(plan.of_experts(&communicators));
+        }
+        let make = |(group, holders)| ShardedUnit::new(group, &config, &plans, &is_expert, draw.as_deref(), holders);
+        let made = groups.into_iter().zip(holders).map(make).collect::<Result<Vec<_>, _>>()?;
+        let (units, squares): (Vec<_>, Vec<Option<f64>>) = made.into_iter().unzip();
+        if units[calls[0].unit].len() == 0 {
             let name = units[calls[0].unit].name();
             return Err(FsdpError::Calls(format!(
                 "the first one's unit, {name}, has no parameters: join it with the next"
@@ -100,7 +106,7 @@ impl<B: 'static> Fsdp<B> {
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let lanes = Lanes::start(communicators)?;
         let loss_scale = LossScale::new(config.precision);
-        Ok(Self { units, calls, places, owners, stages, wires, lanes, world, plan, config, loss_scale })
+        Ok(Self { units, calls, places, owners, stages, wires, lanes, world, plan, failure, config, loss_scale })
     }
 
     /// This rank's place among those that share the batch, and their number: all ranks of its stage, but under `block` each computes every
@@ -135,7 +141,8 @@ impl<B: 'static> Fsdp<B> {
         let pipeline = self.config.pipeline.of(micro_batches.len())?;
         let (losses, mut times) = self.interpreter(pipeline).train(micro_batches, &scales)?;
         let through = Instant::now();
-        self.sum_over_holders()?;
+        // Each stage has the gradient of its own calls.
+        self.units.iter_mut().try_for_each(|unit| unit.sum_over_holders(&self.lanes))?;
         let ([loss, aux_loss], sum) = self.mean(&losses, &shares)?;
         times.waiting += through.elapsed(); // for the stages that are through last
         // Gradients were summed over ranks and micro-batches; the loss is a mean over both.
@@ -203,9 +210,8 @@ impl<B: 'static> Fsdp<B> {
             unit.load_state(progress.optimizer_steps, read)?;
         }
         for i in 0..self.units.len() {
-            if let Some(replica) = self.units[i].replicate(&self.lanes) {
-                self.units[i].set_replica(replica.wait()?);
-            }
+            let replicas = self.units[i].replicate(&self.lanes).wait()?;
+            self.units[i].set_replicas(replicas);
         }
         self.loss_scale.resume(progress.loss_scale, progress.good_steps as usize);
         Ok(())
@@ -223,9 +229,7 @@ impl<B: 'static> Fsdp<B> {
     /// A unit's module with its whole parameters, in fp32. A collective: every rank calls it.
     pub fn gather<M: Module + 'static>(&self, unit: UnitId<M>) -> Result<M, FsdpError> {
         let (group, member) = self.places[unit.index];
-        let unit = &self.units[group];
-        let flat = unit.gather_masters(&self.lanes).wait()?;
-        let bound = unit.bind(&flat, false);
+        let bound = self.units[group].gather_whole(&self.lanes)?;
         Ok(bound.module(member).downcast_ref::<M>().expect("a unit's id carries its module's type").clone())
     }
 
@@ -243,7 +247,7 @@ impl<B: 'static> Fsdp<B> {
     pub fn placements(&self) -> Vec<Placement> {
         let placement = |(i, call): (usize, &Call<B>)| Placement {
             unit: self.units[call.unit].name(),
-            parameters: self.units[call.unit].layout().len(),
+            parameters: self.units[call.unit].len(),
             ranks: self.ranks_of(i),
         };
         self.calls.iter().enumerate().map(placement).collect()
@@ -274,20 +278,11 @@ impl<B: 'static> Fsdp<B> {
             world: &self.world,
             plan: &self.plan,
             config: &self.config,
+            failure: &self.failure,
             kept,
             partial: HashMap::new(),
         };
         Interpreter { runner, wires: &self.wires, pipeline }
-    }
-
-    /// Each stage has the gradient of its own calls: those of a unit that several stages call are added.
-    fn sum_over_holders(&mut self) -> Result<(), FsdpError> {
-        for unit in &mut self.units {
-            if let Some(sum) = unit.sum_over_holders(&self.lanes) {
-                unit.set_gradient(sum.wait()?, true);
-            }
-        }
-        Ok(())
     }
 
     /// Runs the forward again and looks at each call's output; the ranks agree on the first.
@@ -301,7 +296,7 @@ impl<B: 'static> Fsdp<B> {
         };
         let pipeline = self.config.pipeline.of_a_round()?;
         self.interpreter(pipeline).evaluate(micro_batches, &mut look)?;
-        let in_gradient = |unit: &ShardedUnit| !unit.gradient_square().is_finite();
+        let in_gradient = |unit: &ShardedUnit| unit.gradient_squares().any(|square| !square.is_finite());
         let last = self.units.iter().rposition(in_gradient).map_or(none, |unit| -(unit as f64));
         let highest = self.over_world(vec![-first, -last], Reduce::Max)?;
         Ok(match (-highest[0], highest[1]) {
@@ -318,14 +313,13 @@ impl<B: 'static> Fsdp<B> {
         let mut under_way = None;
         for i in 0..self.units.len() {
             self.units[i].step(lr, scale);
-            let before = under_way.take();
-            under_way = self.units[i].replicate(&self.lanes).map(|replica| (i, replica));
-            if let Some((unit, replica)) = before {
-                self.units[unit].set_replica(replica.wait()?);
+            let before = under_way.replace((i, self.units[i].replicate(&self.lanes)));
+            if let Some((unit, replicas)) = before {
+                self.units[unit].set_replicas(replicas.wait()?);
             }
         }
-        if let Some((unit, replica)) = under_way {
-            self.units[unit].set_replica(replica.wait()?);
+        if let Some((unit, replicas)) = under_way {
+            self.units[unit].set_replicas(replicas.wait()?);
         }
         Ok(())
     }
@@ -366,13 +360,22 @@ impl<B: 'static> Fsdp<B> {
 
     /// Norm of the summed gradient over all units, and over all ranks that have different parts of it.
     fn gradient_norm(&self) -> Result<f64, FsdpError> {
-        let local = self.units.iter().map(ShardedUnit::gradient_square).sum();
+        let mut squares = [0.0; 2]; // of each class
+        for unit in &self.units {
+            unit.gradient_squares().zip(&mut squares).for_each(|(square, sum)| *sum += square);
+        }
+        if self.plan.shards * self.config.pipeline.stages * self.config.ep == 1 {
+            return Ok(squares[0].sqrt());
+        }
         // Each of the replicas counts the whole.
-        let square: f64 = match self.plan.shards * self.config.pipeline.stages {
-            1 => local,
-            _ => self.all_reduce(&[local])?[0] / self.plan.replicas as f64,
+        let sums = self.all_reduce(&squares)?;
+        let of_experts = if self.config.strategy == Strategy::Ddp {
+            self.plan.replicas / self.config.ep
+        } else {
+            self.plan.replicas
         };
-        Ok(square.sqrt())
+        let replicas = [self.plan.replicas, of_experts.max(1)];
+        Ok(sums.iter().zip(replicas).map(|(sum, replicas)| sum / replicas as f64).sum::<f64>().sqrt())
     }
 }
 

@@ -1,14 +1,22 @@
 use crate::call::{Call, Role};
-use crate::unit::{AnyUnit, Bound, Units};
-use crate::{FsdpError, Layout, ParamLayout, Wrap};
-use burn::tensor::{DType, Device, Gradients, Tensor};
+use crate::plan::Class;
+use crate::unit::{AnyUnit, Bound, Draw, Units, Value};
+use crate::{FsdpError, Wrap};
+use burn::tensor::{Gradients, Tensor};
+use comm::Failure;
 use std::any::Any;
 
 /// The modules that are kept, gathered and freed together: one, or more by [`Wrap::Size`].
 pub(crate) struct Group {
     members: Vec<Box<dyn AnyUnit>>,
-    /// Number of each member's parameters.
-    counts: Vec<usize>,
+}
+
+/// A group's parameters by their [`Class`].
+pub(crate) struct Classes {
+    /// Of each parameter, in the order of visits: its class, and its number there.
+    pub places: Vec<(usize, usize)>,
+    /// Of each class that the group has: names, and shapes of a rank's part.
+    pub params: Vec<Vec<(String, Vec<usize>)>>,
 }
 
 /// A group's modules with values.
@@ -19,6 +27,10 @@ pub(crate) struct Wrapped<B> {
     pub groups: Vec<Group>,
     pub calls: Vec<Call<B>>,
     pub places: Vec<(usize, usize)>,
+    /// As [`Units`] have them.
+    pub draw: Option<Box<Draw>>,
+    pub is_expert: Box<dyn Fn(&str) -> bool>,
+    pub failure: Failure,
 }
 
 /// Puts units that follow each other into groups, and calls of one group that follow each other into one.
@@ -32,13 +44,11 @@ pub(crate) fn wrap<B>(units: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpErr
     let mut params = usize::MAX; // of the last group; there is none yet, so the first unit begins one
     for unit in units.units {
         if params >= min_params {
-            groups.push(Group { members: vec![], counts: vec![] });
+            groups.push(Group { members: vec![] });
             params = 0;
         }
         let last = groups.len() - 1;
-        let shapes = unit.params();
-        params += shapes.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
-        groups[last].counts.push(shapes.len());
+        params += unit.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
         groups[last].members.push(unit);
         places.push((last, groups[last].members.len() - 1));
     }
@@ -53,7 +63,9 @@ pub(crate) fn wrap<B>(units: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpErr
     }
     match (0..groups.len()).find(|group| calls.iter().all(|call| call.unit != *group)) {
         Some(unused) => Err(FsdpError::Calls(format!("none is of the unit {}", groups[unused].name()))),
-        None => Ok(Wrapped { groups, calls, places }),
+        None => {
+            Ok(Wrapped { groups, calls, places, draw: units.draw, is_expert: units.is_expert, failure: units.failure })
+        }
     }
 }
 
@@ -74,37 +86,61 @@ impl Group {
         }
     }
 
-    pub fn layout(&self, shards: usize) -> Layout {
-        let named = self.members.iter().flat_map(|member| {
-            member.params().into_iter().map(|(name, shape)| (format!("{}.{name}", member.name()), shape))
-        });
-        Layout::new(named, shards)
+    /// Names and shapes of the parameters, in the order of visits.
+    pub fn params(&self) -> Vec<(String, Vec<usize>)> {
+        let named = |member: &Box<dyn AnyUnit>| {
+            let of = member.name().to_string();
+            member.params().into_iter().map(move |(path, shape)| (format!("{of}.{path}"), shape))
+        };
+        self.members.iter().flat_map(named).collect()
     }
 
-    /// Where a member's parameter lies.
-    pub fn param<'a>(&self, layout: &'a Layout, member: usize, path: &str) -> &'a ParamLayout {
-        let first = self.counts[..member].iter().sum();
-        let name = format!("{}.{path}", self.members[member].name());
-        let mut params = layout.params()[first..][..self.counts[member]].iter();
-        params.find(|param| param.name == name).unwrap_or_else(|| panic!("there is no parameter {name}"))
+    /// Number of the parameters' elements.
+    pub fn len(&self) -> usize {
+        self.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
-    /// The parameters' values in one buffer; the modules give them up.
-    pub fn take_values(&mut self, layout: &Layout, device: &Device) -> Tensor<1> {
-        let parts = self.members.iter_mut().flat_map(|member| member.take_values()).collect();
-        concatenate(layout, parts, DType::F32, device)
-    }
-
-    /// The modules with their parameters being views of `flat`; `tracked`: each the leaf of a graph.
-    pub fn bind(&self, layout: &Layout, flat: &Tensor<1>, tracked: bool) -> BoundGroup {
-        let mut rest = layout.params();
-        let mut bound = vec![];
-        for (member, count) in self.members.iter().zip(&self.counts) {
-            let (places, others) = rest.split_at(*count);
-            rest = others;
-            bound.push(member.bind(places, flat, tracked));
+    /// The parameters by class, where each of so many ranks has a part of the experts.
+    ///
+    /// # Errors
+    /// If they cannot be cut into so many parts.
+    pub fn classes(&self, parts: usize, is_expert: &dyn Fn(&str) -> bool) -> Result<Classes, FsdpError> {
+        let mut classes = Classes { places: vec![], params: vec![vec![]] };
+        for (name, mut shape) in self.params() {
+            let class = if parts > 1 && is_expert(&name) { Class::Expert } else { Class::Dense } as usize;
+            if class == Class::Expert as usize {
+                classes.params.resize(2, vec![]);
+                let experts = shape.first().copied().unwrap_or(1);
+                if !experts.is_multiple_of(parts) {
+                    let of = format!("ep {parts} does not divide the {experts} experts of {name}");
+                    return Err(FsdpError::Config(format!("{of}: take a divisor")));
+                }
+                shape[0] = experts / parts;
+            }
+            classes.places.push((class, classes.params[class].len()));
+            classes.params[class].push((name, shape));
         }
-        BoundGroup(bound)
+        Ok(classes)
+    }
+
+    /// The name of a member's parameter.
+    pub fn param(&self, member: usize, path: &str) -> String {
+        format!("{}.{path}", self.members[member].name())
+    }
+
+    /// Gives the parameters' values to `take`, flat, one after another in the order of visits; the modules give them up.
+    pub fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>)) {
+        self.members.iter_mut().for_each(|member| member.take_values(take));
+    }
+
+    /// Forgets the values, which may never have been made.
+    pub fn release(&mut self) {
+        self.members.iter_mut().for_each(|member| member.release());
+    }
+
+    /// The modules with these parameters, in the order of visits; `tracked`: each the leaf of a graph.
+    pub fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> BoundGroup {
+        BoundGroup(self.members.iter().map(|member| member.bind(values, tracked)).collect())
     }
 }
 
@@ -113,35 +149,8 @@ impl BoundGroup {
         self.0[member].module()
     }
 
-    /// The parameters' gradients in one buffer; zeros where there is none.
-    pub fn take_gradients(
-        &self,
-        layout: &Layout,
-        gradients: &mut Gradients,
-        dtype: DType,
-        device: &Device,
-    ) -> Tensor<1> {
-        let parts = self.0.iter().flat_map(|member| member.take_gradients(gradients)).collect();
-        concatenate(layout, parts, dtype, device)
+    /// The parameters' gradients, flat, in the order of visits; none where the loss does not depend on one.
+    pub fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>> {
+        self.0.iter().flat_map(|member| member.take_gradients(gradients)).collect()
     }
-}
-
-/// One buffer from flat parts in the order of visits, zeros where a part is missing and in the padding.
-fn concatenate(layout: &Layout, mut parts: Vec<Option<Tensor<1>>>, dtype: DType, device: &Device) -> Tensor<1> {
-    let zeros = |len: usize| Tensor::zeros([len], (device, dtype));
-    let (mut pieces, mut end) = (vec![], 0);
-    for i in layout.by_offset() {
-        let param = &layout.params()[*i];
-        if let Some(part) = parts[*i].take() {
-            if param.offset > end {
-                pieces.push(zeros(param.offset - end));
-            }
-            pieces.push(part.cast(dtype));
-            end = param.offset + param.len();
-        }
-    }
-    if layout.padded_len() > end {
-        pieces.push(zeros(layout.padded_len() - end));
-    }
-    Tensor::cat(pieces, 0)
 }

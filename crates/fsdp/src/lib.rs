@@ -43,6 +43,7 @@ mod placement;
 mod plan;
 mod precision;
 mod shard;
+mod sharded_unit;
 mod state;
 mod storage;
 mod unit;

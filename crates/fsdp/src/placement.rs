@@ -1,50 +1,72 @@
-use crate::plan::Holders;
+use crate::plan::{Class, Holders};
 use crate::{FsdpConfig, FsdpError, PipelineConfig, Strategy};
-use comm::{Axis, CommError, Communicator, Mesh, MeshShape};
+use comm::{Axis, CommError, Communicator, Mesh};
 use schedule::deal;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The communicators of a rank: its stage's strategy is a number of replicas, each of a number of shards; only `block` has an order of its own.
+/// The communicators of a rank.
 pub(crate) struct Groups {
     pub world: Communicator,
-    /// Ranks that hold different shards of the same replica, S of them.
-    pub shard: Communicator,
-    /// Ranks that hold the same shard of different replicas.
-    pub replicate: Communicator,
+    /// Of each [`Class`](crate::plan::Class) of parameters the ranks that keep it.
+    classes: Vec<Keepers>,
     /// Of each stage the rank at this one's place in it, in the order of stages.
     pub stages: Communicator,
     /// For each unit that several stages hold: those of [`stages`](Self::stages) that do.
     pub ties: Vec<Communicator>,
 }
 
+/// The ranks of a stage that keep a class of parameters: a strategy is a number of replicas, each of a number of shards; only `block` has an
+/// order of its own.
+pub(crate) struct Keepers {
+    /// Ranks that hold different shards of the same replica, S of them.
+    pub shard: Communicator,
+    /// Ranks that hold the same shard of different replicas.
+    pub replicate: Communicator,
+    /// Ranks that hold different experts.
+    pub parts: Communicator,
+}
+
 impl Groups {
     /// The groups, and the stage of this rank.
     pub fn new(world: Communicator, config: &FsdpConfig) -> Result<(Self, usize), FsdpError> {
-        let stages = config.pipeline.stages;
-        let n = world.world_size() / stages;
-        let replicas = match config.strategy {
-            Strategy::Ddp => n,
-            Strategy::HybridShard => config.replicas(),
-            _ => 1,
+        use Axis::{Cp, DpReplicate, DpShard, Efsdp, Ep, Pp};
+        let shape = config.mesh(world.world_size())?;
+        let mesh = Mesh::new(world, shape)?;
+        let keepers = |shard: &[Axis], replicate: &[Axis], parts: &[Axis]| {
+            // Under ddp nothing is sharded: what would be shards are replicas.
+            let both = [shard, replicate].concat();
+            let (shard, replicate) =
+                if config.strategy == Strategy::Ddp { (&[][..], &both[..]) } else { (shard, replicate) };
+            let (shard, replicate) = (mesh.over(shard)?, mesh.over(replicate)?);
+            Ok::<_, CommError>(Keepers { shard, replicate, parts: mesh.over(parts)? })
         };
-        let axes = [(Axis::Pp, stages), (Axis::DpReplicate, replicas), (Axis::DpShard, n / replicas)];
-        let mesh = Mesh::new(world, MeshShape::new(&axes))?;
-        let [stages, shard, replicate] =
-            [Axis::Pp, Axis::DpShard, Axis::DpReplicate].map(|axis| mesh.axis(axis).clone());
+        let mut classes = vec![keepers(&[DpShard, Cp], &[DpReplicate], &[])?];
+        if config.ep > 1 {
+            classes.push(keepers(&[Efsdp], &[DpReplicate], &[Ep])?);
+        }
+        let stages = mesh.over(&[Pp])?;
         let stage = stages.rank();
-        Ok((Self { world: mesh.world().clone(), stages, shard, replicate, ties: vec![] }, stage))
+        Ok((Self { world: mesh.world().clone(), classes, stages, ties: vec![] }, stage))
     }
 
     /// The same groups, with an order of collectives of their own. A collective.
     pub fn again(&self) -> Result<Self, CommError> {
+        let again = |of: &Keepers| {
+            let (shard, replicate) = (of.shard.split(0)?, of.replicate.split(0)?);
+            Ok(Keepers { shard, replicate, parts: of.parts.split(0)? })
+        };
         Ok(Self {
             world: self.world.split(0)?,
-            shard: self.shard.split(0)?,
-            replicate: self.replicate.split(0)?,
+            classes: self.classes.iter().map(again).collect::<Result<_, CommError>>()?,
             stages: self.stages.split(0)?,
             ties: self.ties.iter().map(|tie| tie.split(0)).collect::<Result<_, _>>()?,
         })
+    }
+
+    /// The ranks that keep a class of parameters.
+    pub fn of(&self, class: Class) -> &Keepers {
+        &self.classes[class as usize]
     }
 
     /// Which stages hold a unit that has these calls; all ranks ask for all units in turn, for those of several stages get a group.

@@ -1,7 +1,7 @@
 //! What is the same for all units of a rank, and which stages hold a unit.
 
 use crate::memory::{Category, Counted, Ledger};
-use crate::placement::Groups;
+use crate::placement::{Groups, Keepers};
 use crate::precision::FloatType;
 use crate::storage::Storage;
 use crate::{FsdpConfig, Strategy};
@@ -20,9 +20,19 @@ pub(crate) struct Holders {
     pub tie: Option<usize>,
 }
 
-/// What is the same for all units of a rank.
+/// Parameters that are kept alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// All but those of experts that are spread over ranks.
+    Dense,
+    /// Stacks of experts, cut along their first dimension: each of `ep` ranks has a part of every stack.
+    Expert,
+}
+
+/// What is the same for all units of a rank, for one class of their parameters.
 #[derive(Clone)]
 pub(crate) struct Plan {
+    pub class: Class,
     pub strategy: Strategy,
     pub param: FloatType,
     pub reduce: FloatType,
@@ -30,6 +40,9 @@ pub(crate) struct Plan {
     /// S, and which of the S shards is this rank's.
     pub shards: usize,
     pub shard: usize,
+    /// Into how many parts each parameter is cut before it is sharded, and which of them this rank has.
+    pub parts: usize,
+    pub part: usize,
     /// How many ranks hold this shard, and which of them this rank is.
     pub replicas: usize,
     pub replica: usize,
@@ -45,20 +58,39 @@ pub(crate) struct Plan {
 impl Plan {
     pub fn new(config: &FsdpConfig, groups: &Groups) -> Self {
         let device = groups.world.device().clone();
+        let Keepers { shard, replicate, parts } = groups.of(Class::Dense);
         Self {
+            class: Class::Dense,
             strategy: config.strategy,
             param: config.precision.param,
             reduce: config.precision.reduce,
             no_sync: config.no_sync || config.strategy == Strategy::Zero1,
-            shards: groups.shard.world_size(),
-            shard: groups.shard.rank(),
-            replicas: groups.replicate.world_size(),
-            replica: groups.replicate.rank(),
+            shards: shard.world_size(),
+            shard: shard.rank(),
+            parts: parts.world_size(),
+            part: parts.rank(),
+            replicas: replicate.world_size(),
+            replica: replicate.rank(),
             rank: groups.world.rank(),
             frees_kept_memory: Storage::new(Tensor::empty([1], &device)).is_some(),
             rest_device: if config.cpu_offload { Device::flex() } else { device.clone() },
             device,
             ledger: Ledger::default(),
+        }
+    }
+
+    /// The same for the experts.
+    pub fn of_experts(&self, groups: &Groups) -> Self {
+        let Keepers { shard, replicate, parts } = groups.of(Class::Expert);
+        Self {
+            class: Class::Expert,
+            shards: shard.world_size(),
+            shard: shard.rank(),
+            parts: parts.world_size(),
+            part: parts.rank(),
+            replicas: replicate.world_size(),
+            replica: replicate.rank(),
+            ..self.clone()
         }
     }
 

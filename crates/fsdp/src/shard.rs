@@ -1,20 +1,21 @@
 use crate::comm_thread::{Lanes, Pending};
-use crate::group::{BoundGroup, Group};
 use crate::memory::{Category, Counted};
 use crate::optimizer::ShardOptimizer;
 use crate::plan::{Holders, Plan};
 use crate::precision::FloatType;
 use crate::state::{ReadPart, ShardValues, StatePart, WantedPart};
-use crate::weights::Weights;
-use crate::{FsdpConfig, FsdpError, Layout, Strategy};
-use burn::tensor::{DType, Tensor, TensorData};
+use crate::unit::Value;
+use crate::weights::Flat;
+use crate::{FsdpConfig, FsdpError, Layout, ParamLayout, Strategy};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use comm::Reduce;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
-/// A unit at rest: this rank's share of its parameters, gradients and optimizer state; nothing of a unit that its stage has no use for.
-pub(crate) struct ShardedUnit {
-    group: Group,
+/// A class of a unit's parameters at rest: this rank's share of them, of their gradients and optimizer state; nothing of a unit that its stage
+/// has no use for.
+pub(crate) struct FlatShard {
+    /// Of this rank's part of each parameter.
     layout: Layout,
     plan: Plan,
     holders: Holders,
@@ -30,15 +31,13 @@ pub(crate) struct ShardedUnit {
     optimizer: ShardOptimizer,
 }
 
-impl ShardedUnit {
-    /// Takes the unit's values and keeps this rank's share of them. Also returns the sum of their squares, which tells whether all ranks
-    /// were given the same. Of a unit that the rank's stage does not hold, no values are made.
-    pub fn new(group: Group, config: &FsdpConfig, plan: &Plan, holders: Holders) -> (Self, Option<f64>) {
-        let layout = group.layout(plan.shards);
+impl FlatShard {
+    /// A shard of parameters, of which this rank's parts have these names and shapes. Its values are still to be given.
+    pub fn new(params: Vec<(String, Vec<usize>)>, config: &FsdpConfig, plan: &Plan, holders: Holders) -> Self {
+        let layout = Layout::new(params, plan.shards);
         let len = layout.padded_len() / plan.shards;
-        let mut unit = Self {
+        Self {
             optimizer: ShardOptimizer::new(&config.adamw, &layout, plan.shard * len, len, plan.ledger.clone()),
-            group,
             layout,
             plan: plan.clone(),
             holders,
@@ -47,76 +46,120 @@ impl ShardedUnit {
             gradient: None,
             whole_gradient: None,
             partial: None,
-        };
-        let square = holders.is_here.then(|| unit.take_values());
-        (unit, square)
+        }
     }
 
-    fn take_values(&mut self) -> f64 {
-        let (plan, len) = (&self.plan, self.layout.padded_len() / self.plan.shards);
-        let range = plan.shard * len..(plan.shard + 1) * len;
-        let values = self.group.take_values(&self.layout, &plan.device);
-        let square = fused::sum_of_squares(values.clone());
-        let replicate = || plan.count(values.clone().cast(plan.param.dtype()), Category::Parameters);
-        let replica = plan.replicates().then(replicate);
-        let master = match (plan.shards, &replica) {
-            (1, None) => values,
-            (_, Some(whole)) if whole.tensor.dtype() == DType::F32 => whole.tensor.clone().slice(range.clone()),
-            _ => owned_copy(values.slice(range.clone())),
-        };
-        self.set_values(master.to_device(&plan.rest_device), replica);
-        square
+    /// Number of this shard's elements.
+    fn len(&self) -> usize {
+        self.layout.padded_len() / self.plan.shards
     }
 
-    pub fn name(&self) -> String {
-        self.group.name()
+    /// This shard's place in the buffer.
+    fn range(&self) -> Range<usize> {
+        self.plan.shard * self.len()..(self.plan.shard + 1) * self.len()
     }
 
-    pub fn layout(&self) -> &Layout {
-        &self.layout
+    /// What of the buffer rests on this rank.
+    fn held(&self) -> Range<usize> {
+        if self.plan.replicates() { 0..self.layout.padded_len() } else { self.range() }
     }
 
-    /// The whole unit's parameters in the type they are computed with; under `block` on rank `owner` only.
-    pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Weights>> {
+    /// Where this rank's part of a parameter begins in it.
+    fn first_element(&self, param: &ParamLayout) -> usize {
+        self.plan.part * param.len()
+    }
+
+    fn whole_shape(&self, param: &ParamLayout) -> Vec<usize> {
+        let mut shape = param.shape.clone();
+        if let Some(first) = shape.first_mut() {
+            *first *= self.plan.parts;
+        }
+        shape
+    }
+
+    /// Which elements of parameter `i`, the first of it being 0, this rank is to be given; none: the range is empty.
+    pub fn wanted(&self, i: usize) -> Range<usize> {
+        let (param, held) = (&self.layout.params()[i], self.held());
+        let (from, to) = (param.offset.max(held.start), (param.offset + param.len()).min(held.end));
+        let first = self.first_element(param);
+        if from < to { first + from - param.offset..first + to - param.offset } else { 0..0 }
+    }
+
+    /// Takes those elements, of each parameter in turn.
+    pub fn set_initial(&mut self, mut values: Vec<Option<Tensor<1>>>) {
+        let (plan, range, held) = (self.plan.clone(), self.range(), self.held());
+        let parts = self.layout.by_offset().iter().filter_map(|i| {
+            let offset = self.layout.params()[*i].offset;
+            Some((offset.max(held.start) - held.start, values[*i].take()?))
+        });
+        let held = concatenate(parts, held.len(), DType::F32, &plan.device);
+        if !plan.replicates() {
+            return self.set_values(held.to_device(&plan.rest_device), None);
+        }
+        let master = held.clone().slice(range);
+        let master = if plan.param == FloatType::Fp32 { master } else { owned_copy(master) };
+        let replica = plan.count(held.cast(plan.param.dtype()), Category::Parameters);
+        self.set_values(master.to_device(&plan.rest_device), Some(replica));
+    }
+
+    /// Of the whole buffer parameter `i`, or this rank's part of it.
+    pub fn value(&self, flat: &Tensor<1>, i: usize) -> Value {
+        let param = &self.layout.params()[i];
+        (param.shape.clone(), flat.clone().slice(param.offset..param.offset + param.len()))
+    }
+
+    /// The whole of parameter `i` from all its parts' buffers, one after another.
+    pub fn whole_value(&self, parts: &Tensor<1>, i: usize) -> Value {
+        let (param, len) = (&self.layout.params()[i], self.layout.padded_len());
+        let starts = (0..self.plan.parts).map(|part| part * len + param.offset);
+        let of_parts = starts.map(|start| parts.clone().slice(start..start + param.len())).collect();
+        (self.whole_shape(param), Tensor::cat(of_parts, 0))
+    }
+
+    /// The gradients of all parameters, or this rank's parts of them, in one buffer; zeros where there is none.
+    pub fn gradient_of(&self, mut gradients: Vec<Option<Tensor<1>>>, dtype: DType) -> Tensor<1> {
+        let parts = self.layout.by_offset().iter().filter_map(|i| {
+            let gradient = gradients[*i].take()?;
+            Some((self.layout.params()[*i].offset, gradient.cast(dtype)))
+        });
+        concatenate(parts, self.layout.padded_len(), dtype, &self.plan.device)
+    }
+
+    /// All parameters in the type they are computed with; under `block` on rank `owner` only.
+    pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Flat>> {
         let plan = &self.plan;
         if !plan.gathers() {
             let at_hand = self.replica.as_ref().unwrap_or(&self.master);
-            let weights = Weights::at_hand(at_hand.tensor.clone());
-            return Pending::ready(plan.rank, Some(weights));
+            return Pending::ready(Some(Flat::at_hand(at_hand.tensor.clone())));
         }
-        let (master, ledger) = (self.master.tensor.clone(), plan.ledger.clone());
+        let (master, ledger, class) = (self.master.tensor.clone(), plan.ledger.clone(), plan.class);
         let (device, dtype) = (plan.device.clone(), plan.param.dtype());
         match (plan.shards, plan.strategy) {
-            (1, _) => {
-                Pending::ready(plan.rank, Some(Weights::gathered(master.to_device(&device).cast(dtype), &ledger)))
-            }
+            (1, _) => Pending::ready(Some(Flat::gathered(master.to_device(&device).cast(dtype), &ledger))),
             (_, Strategy::Block) => lanes.gather.submit(move |groups| {
-                let shards = groups.shard.gather(master.to_device(&device).cast(dtype), owner)?;
-                let is_owner = groups.shard.rank() == owner;
-                Ok(is_owner.then(|| Weights::gathered(Tensor::cat(shards, 0), &ledger)))
+                let shard = &groups.of(class).shard;
+                let shards = shard.gather(master.to_device(&device).cast(dtype), owner)?;
+                Ok((shard.rank() == owner).then(|| Flat::gathered(Tensor::cat(shards, 0), &ledger)))
             }),
             _ => lanes.gather.submit(move |groups| {
-                let flat = groups.shard.all_gather(master.to_device(&device).cast(dtype))?;
-                Ok(Some(Weights::gathered(flat, &ledger)))
+                let flat = groups.of(class).shard.all_gather(master.to_device(&device).cast(dtype))?;
+                Ok(Some(Flat::gathered(flat, &ledger)))
             }),
         }
     }
 
-    /// The whole unit's masters, on every rank of every stage.
+    /// The masters of all parts, one after another, on every rank of every stage.
     pub fn gather_masters(&self, lanes: &Lanes) -> Pending<Tensor<1>> {
-        let (master, device) = (self.master.tensor.clone(), self.plan.device.clone());
-        let (holders, len) = (self.holders, self.layout.padded_len());
+        let (master, device, class) = (self.master.tensor.clone(), self.plan.device.clone(), self.plan.class);
+        let (holders, len) = (self.holders, self.layout.padded_len() * self.plan.parts);
         lanes.gather.submit(move |groups| {
+            let of = groups.of(class);
             let whole = match holders.is_here {
-                true => groups.shard.all_gather(master.to_device(&device))?,
+                true => of.parts.all_gather(of.shard.all_gather(master.to_device(&device))?)?,
                 false => Tensor::zeros([len], &device),
             };
             if groups.stages.world_size() == 1 { Ok(whole) } else { groups.stages.broadcast(whole, holders.first) }
         })
-    }
-
-    pub fn bind(&self, flat: &Tensor<1>, tracked: bool) -> BoundGroup {
-        self.group.bind(&self.layout, flat, tracked)
     }
 
     /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless that is put off to the `last`
@@ -136,10 +179,10 @@ impl ShardedUnit {
         if plan.shards == 1 && plan.replicas == 1 {
             let earlier = earlier.map(|earlier| earlier.tensor.to_device(&plan.device));
             let sum = add(earlier, in_flight.tensor.cast(DType::F32)).to_device(&plan.rest_device);
-            return Some(Pending::ready(plan.rank, plan.count(sum, Category::Gradients)));
+            return Some(Pending::ready(plan.count(sum, Category::Gradients)));
         }
         Some(lanes.reduce.submit(move |groups| {
-            let gradient = in_flight.tensor.clone();
+            let (gradient, groups) = (in_flight.tensor.clone(), groups.of(plan.class));
             let earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone().to_device(&plan.device));
             let mut sum = match (plan.shards, plan.reduce) {
                 (1, _) => add(earlier, gradient.cast(DType::F32)),
@@ -174,7 +217,7 @@ impl ShardedUnit {
                 let len = full.dims()[0] / plan.shards;
                 (0..plan.shards).map(|i| full.clone().slice(i * len..(i + 1) * len)).collect()
             });
-            let part = groups.shard.scatter(parts, owner)?;
+            let part = groups.of(plan.class).shard.scatter(parts, owner)?;
             let part = owned_copy(part.cast(DType::F32));
             let sum = add(later_calls.map(|later| later.tensor.to_device(&plan.device)), part);
             let sum = add(earlier.map(|earlier| earlier.tensor.to_device(&plan.device)), sum);
@@ -218,20 +261,19 @@ impl ShardedUnit {
         }
     }
 
-    /// Adds `delta` to this rank's part of a member's parameter.
-    pub fn add_to_parameter(&mut self, member: usize, path: &str, delta: &[f32]) {
+    /// Adds `delta` to this rank's part of parameter `i`.
+    pub fn add_to_parameter(&mut self, i: usize, delta: &[f32]) {
         if !self.holders.is_here {
             return;
         }
-        let param = self.group.param(&self.layout, member, path);
-        assert_eq!(delta.len(), param.len(), "{}: a delta of another length", param.name);
-        let len = self.layout.padded_len() / self.plan.shards;
-        let start = self.plan.shard * len;
-        let (from, to) = (param.offset.max(start), (param.offset + delta.len()).min(start + len));
+        let (param, held) = (&self.layout.params()[i], self.range());
+        assert_eq!(delta.len(), param.len() * self.plan.parts, "{}: a delta of another length", param.name);
+        let (from, to) = (param.offset.max(held.start), (param.offset + param.len()).min(held.end));
         if from < to {
-            let part = &delta[from - param.offset..to - param.offset];
+            let first = self.first_element(param);
+            let part = &delta[first + from - param.offset..first + to - param.offset];
             let part = Tensor::<1>::from_floats(part, &self.plan.rest_device);
-            let (master, range) = (self.master.tensor.clone(), from - start..to - start);
+            let (master, range) = (self.master.tensor.clone(), from - held.start..to - held.start);
             self.master.tensor = master.clone().slice_assign([range.clone()], master.slice([range]) + part);
         }
     }
@@ -260,9 +302,9 @@ impl ShardedUnit {
         if !self.holders.is_first {
             return vec![];
         }
-        let len = self.layout.padded_len() / self.plan.shards;
-        let cut = |i: usize| self.plan.shard * len + len * i / self.plan.replicas;
-        let (start, share) = (self.plan.shard * len, cut(self.plan.replica)..cut(self.plan.replica + 1));
+        let (len, start) = (self.len(), self.range().start);
+        let cut = |i: usize| start + len * i / self.plan.replicas;
+        let share = cut(self.plan.replica)..cut(self.plan.replica + 1);
         let part = |(wanted, at): (WantedPart, usize)| {
             let range = at - start..at - start + wanted.range.len();
             StatePart {
@@ -282,8 +324,7 @@ impl ShardedUnit {
         if !self.holders.is_here {
             return Ok(());
         }
-        let len = self.layout.padded_len() / self.plan.shards;
-        let start = self.plan.shard * len;
+        let (len, start) = (self.len(), self.range().start);
         let mut values = ShardValues::new(len, steps > 0);
         for (wanted, at) in self.parts(start..start + len) {
             let part = read(&wanted).map_err(FsdpError::State)?;
@@ -300,10 +341,11 @@ impl ShardedUnit {
     fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (WantedPart, usize)> {
         self.layout.params().iter().filter_map(move |param| {
             let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
+            let first = self.first_element(param);
             let wanted = || WantedPart {
                 name: param.name.clone(),
-                shape: param.shape.clone(),
-                range: from - param.offset..to - param.offset,
+                shape: self.whole_shape(param),
+                range: first + from - param.offset..first + to - param.offset,
             };
             (from < to).then(|| (wanted(), from))
         })
@@ -324,7 +366,8 @@ impl ShardedUnit {
         (self.plan.replicates() && self.holders.is_here).then_some(())?;
         let (master, plan) = (self.master.tensor.clone(), self.plan.clone());
         Some(lanes.gather.submit(move |groups| {
-            let replica = groups.shard.all_gather(master.to_device(&plan.device).cast(plan.param.dtype()))?;
+            let replica =
+                groups.of(plan.class).shard.all_gather(master.to_device(&plan.device).cast(plan.param.dtype()))?;
             Ok(plan.count(replica, Category::Parameters))
         }))
     }
@@ -336,10 +379,10 @@ impl ShardedUnit {
 
     /// In fp32 the master is a part of the replica, and takes no memory of its own.
     fn set_values(&mut self, master: Tensor<1>, replica: Option<Counted>) {
-        let (plan, len) = (&self.plan, master.dims()[0]);
+        let (plan, range) = (&self.plan, self.range());
         self.master = match &replica {
             Some(whole) if whole.tensor.dtype() == DType::F32 && plan.device == plan.rest_device => {
-                Counted::free_of_charge(whole.tensor.clone().slice(plan.shard * len..(plan.shard + 1) * len))
+                Counted::free_of_charge(whole.tensor.clone().slice(range))
             }
             _ => plan.count(master, Category::Parameters),
         };
@@ -347,8 +390,30 @@ impl ShardedUnit {
     }
 }
 
+/// One buffer of parts that begin at these places, in order, and zeros between them and behind.
+fn concatenate(
+    parts: impl Iterator<Item = (usize, Tensor<1>)>,
+    len: usize,
+    dtype: DType,
+    device: &Device,
+) -> Tensor<1> {
+    let zeros = |len: usize| Tensor::zeros([len], (device, dtype));
+    let (mut pieces, mut end) = (vec![], 0);
+    for (start, part) in parts {
+        if start > end {
+            pieces.push(zeros(start - end));
+        }
+        end = start + part.dims()[0];
+        pieces.push(part);
+    }
+    if len > end {
+        pieces.push(zeros(len - end));
+    }
+    Tensor::cat(pieces, 0)
+}
+
 /// The same values in memory of their own: a slice may be a view that keeps the whole buffer alive.
-fn owned_copy(slice: Tensor<1>) -> Tensor<1> {
+pub(crate) fn owned_copy(slice: Tensor<1>) -> Tensor<1> {
     slice.zeros_like() + slice
 }
 

@@ -1,9 +1,10 @@
 use crate::call::{Call, Forward, Output, Role};
-use crate::layout::ParamLayout;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
+use comm::Failure;
 use std::any::Any;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// A model as units and the calls a forward makes of them; `B` is the batch, which only the calls look into.
 ///
@@ -28,7 +29,13 @@ pub struct Units<B> {
     pub(crate) calls: Vec<Call<B>>,
     /// Of the calls.
     pub(crate) roles: Vec<Role>,
+    pub(crate) draw: Option<Box<Draw>>,
+    pub(crate) is_expert: Box<dyn Fn(&str) -> bool>,
+    pub(crate) failure: Failure,
 }
+
+/// The values of a range of a parameter's elements, flat, from its name (the unit's, a dot, the path of fields) and number of dimensions.
+pub(crate) type Draw = dyn Fn(&str, usize, Range<usize>) -> Vec<f32>;
 
 /// Names a unit of [`Units`] and the type of its module.
 pub struct UnitId<M> {
@@ -67,13 +74,26 @@ impl From<(Tensor<3>, Option<Tensor<1>>)> for Activation {
 impl<B: 'static> Units<B> {
     /// No units yet.
     pub fn new() -> Self {
-        Self { units: vec![], calls: vec![], roles: vec![] }
+        let (is_expert, failure) = (Box::new(|_: &str| false), Failure::default());
+        Self { units: vec![], calls: vec![], roles: vec![], draw: None, is_expert, failure }
+    }
+
+    /// Values come from `draw` instead of the modules, on each rank those that it holds: of a parameter, by its name (the unit's, a dot, the path
+    /// of fields) and number of dimensions, those of a range of its elements, flat.
+    pub fn draw(&mut self, draw: impl Fn(&str, usize, Range<usize>) -> Vec<f32> + 'static) {
+        self.draw = Some(Box::new(draw));
+    }
+
+    /// Parameters for whose names `is_expert` holds are stacks of experts, of which each of [`FsdpConfig::ep`](crate::FsdpConfig) ranks has a part:
+    /// a call's function gets that. What fails in the collectives of such calls is in `failure`, and ends the step.
+    pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static, failure: Failure) {
+        (self.is_expert, self.failure) = (Box::new(is_expert), failure);
     }
 
     /// Adds a unit. Its parameters' values are read when it is sharded, so a lazily initialised module is made only then. All of them
     /// are trained, and in fp32, whatever the module's own settings are.
     pub fn add<M: Module + 'static>(&mut self, name: impl Into<String>, module: M) -> UnitId<M> {
-        self.units.push(Box::new(ModuleUnit { name: name.into(), module }));
+        self.units.push(Box::new(ModuleUnit::new(name.into(), module)));
         UnitId { index: self.units.len() - 1, module: PhantomData }
     }
 
@@ -126,6 +146,9 @@ fn expect(x: Option<Tensor<3>>) -> Tensor<3> {
     x.expect("every call but the first gets an activation")
 }
 
+/// The value of a parameter: its shape and elements.
+pub(crate) type Value = (Vec<usize>, Tensor<1>);
+
 /// A module whose type is forgotten.
 pub(crate) trait AnyUnit {
     fn name(&self) -> &str;
@@ -133,11 +156,14 @@ pub(crate) trait AnyUnit {
     /// Names and shapes of its parameters in the order of visits.
     fn params(&self) -> Vec<(String, Vec<usize>)>;
 
-    /// The parameters' values, flat; the module gives them up.
-    fn take_values(&mut self) -> Vec<Option<Tensor<1>>>;
+    /// Gives the parameters' values to `take`, flat, one after another; the module gives them up.
+    fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>));
 
-    /// The module with its parameters being views of `flat`, at these places; `tracked`: each the leaf of a graph.
-    fn bind(&self, places: &[ParamLayout], flat: &Tensor<1>, tracked: bool) -> Box<dyn Bound>;
+    /// Forgets the parameters' values, which may never have been made.
+    fn release(&mut self);
+
+    /// The module with these parameters, in the order of visits; `tracked`: each the leaf of a graph.
+    fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> Box<dyn Bound>;
 }
 
 /// A module with values.
@@ -150,10 +176,22 @@ pub(crate) trait Bound {
 
 struct ModuleUnit<M> {
     name: String,
-    module: M,
+    /// There but while its values are taken.
+    module: Option<M>,
+    params: Vec<(String, Vec<usize>)>,
 }
 
 struct BoundModule<M>(M);
+
+impl<M: Module> ModuleUnit<M> {
+    fn new(name: String, module: M) -> Self {
+        Self { name, params: crate::layout::params(&module), module: Some(module) }
+    }
+
+    fn map(&mut self, mapper: &mut impl ModuleMapper) {
+        self.module = self.module.take().map(|module| module.map(mapper));
+    }
+}
 
 impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
     fn name(&self) -> &str {
@@ -161,18 +199,20 @@ impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
     }
 
     fn params(&self) -> Vec<(String, Vec<usize>)> {
-        crate::layout::params(&self.module)
+        self.params.clone()
     }
 
-    fn take_values(&mut self) -> Vec<Option<Tensor<1>>> {
-        let mut values = Values { gradients: None, flat: vec![] };
-        self.module.visit(&mut values);
-        self.module = self.module.clone().map(&mut Release);
-        values.flat
+    fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>)) {
+        self.map(&mut Take(take));
     }
 
-    fn bind(&self, places: &[ParamLayout], flat: &Tensor<1>, tracked: bool) -> Box<dyn Bound> {
-        Box::new(BoundModule(self.module.clone().map(&mut Bind { places: places.iter(), flat, tracked })))
+    fn release(&mut self) {
+        self.map(&mut Release);
+    }
+
+    fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> Box<dyn Bound> {
+        let module = self.module.clone().expect("it is there but while its values are taken");
+        Box::new(BoundModule(module.map(&mut Bind { values, tracked })))
     }
 }
 
@@ -182,52 +222,62 @@ impl<M: Module + 'static> Bound for BoundModule<M> {
     }
 
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>> {
-        let mut values = Values { gradients: Some(gradients), flat: vec![] };
-        self.0.visit(&mut values);
-        values.flat
+        let mut taken = TakeGradients { gradients, flat: vec![] };
+        self.0.visit(&mut taken);
+        taken.flat
     }
 }
 
-/// Parameters, or their gradients, flat in the order of visits.
-struct Values<'a> {
-    gradients: Option<&'a mut Gradients>,
+fn flat<const D: usize>(value: Tensor<D>) -> Tensor<1> {
+    let len = value.shape().num_elements();
+    value.reshape([len])
+}
+
+/// A parameter at rest, which holds no memory.
+fn empty<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
+    Param::initialized(param.id, Tensor::empty([0; D], &param.lazy_device()))
+}
+
+struct TakeGradients<'a> {
+    gradients: &'a mut Gradients,
     flat: Vec<Option<Tensor<1>>>,
 }
 
-impl ModuleVisitor for Values<'_> {
+impl ModuleVisitor for TakeGradients<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = match &mut self.gradients {
-            None => Some(param.val()),
-            Some(gradients) => param.val().grad_remove(gradients),
-        };
-        self.flat.push(value.map(|value| {
-            let len = value.shape().num_elements();
-            value.reshape([len])
-        }));
+        self.flat.push(param.val().grad_remove(self.gradients).map(flat));
     }
 }
 
-/// Replaces values by empty ones, so that a module at rest holds no memory.
+/// Takes values one at a time: a module whose parameters are made when they are read never has all of them.
+struct Take<'a>(&'a mut dyn FnMut(Tensor<1>));
+
+impl ModuleMapper for Take<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let empty = empty(&param);
+        (self.0)(flat(param.val()));
+        empty
+    }
+}
+
 struct Release;
 
 impl ModuleMapper for Release {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let device = param.lazy_device();
-        Param::initialized(param.id, Tensor::empty([0; D], &device))
+        empty(&param)
     }
 }
 
 struct Bind<'a> {
-    places: std::slice::Iter<'a, ParamLayout>,
-    flat: &'a Tensor<1>,
+    values: &'a mut dyn Iterator<Item = Value>,
     tracked: bool,
 }
 
 impl ModuleMapper for Bind<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let place = self.places.next().expect("the layout was made from this module");
-        let shape: [usize; D] = place.shape.as_slice().try_into().expect("the layout was made from this module");
-        let value = self.flat.clone().slice(place.offset..place.offset + place.len()).reshape(shape);
+        let (shape, value) = self.values.next().expect("a value for each parameter");
+        let shape: [usize; D] = shape.try_into().expect("a parameter's value has as many dimensions");
+        let value = value.reshape(shape);
         let value = if self.tracked { value.autodiff().require_grad() } else { value };
         Param::initialized(param.id, value)
     }

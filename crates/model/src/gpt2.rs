@@ -3,7 +3,7 @@
 use crate::attention::causal_probabilities;
 use crate::cache::{Chunk, LayerCache};
 use crate::dropout::{LayerDropout, MicroBatch, Place};
-use crate::{Cache, Gpt2Config, LanguageModel, LayerNorm, cross_entropy, embed, initialise};
+use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm, cross_entropy, embed};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -67,10 +67,15 @@ pub struct Gpt2Mlp {
 }
 
 impl Gpt2 {
-    /// A model whose parameters are made from `seed` when they are first read; see [`initialise`].
+    /// A model whose parameters are made from `seed` when they are first read.
     pub fn init(config: &Gpt2Config, seed: u64, device: &Device) -> Self {
+        Self::initial(config, seed).give(Self::new(config, device))
+    }
+
+    /// What [`init`](Self::init) gives the parameters.
+    pub fn initial(config: &Gpt2Config, seed: u64) -> Initial {
         let residual_scale = (2.0 * config.n_layer as f32).powf(-0.5);
-        initialise(Self::new(config, device), "gpt2", seed, &["c_proj"], residual_scale)
+        Initial { prefix: "gpt2", seed, residual: &["c_proj"], residual_scale }
     }
 
     /// A model whose parameters are still to be given.

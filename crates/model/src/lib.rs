@@ -21,6 +21,7 @@ pub mod gpt2;
 pub mod hf;
 mod init;
 mod norm;
+mod parallel;
 mod parameters;
 mod rope;
 
@@ -33,8 +34,9 @@ pub use dropout::MicroBatch;
 pub use embedding::embed;
 pub use generate::{GenerateError, Generation, Sampling, generate};
 pub use gpt2::Gpt2;
-pub use init::initialise;
+pub use init::Initial;
 pub use norm::{LayerNorm, RmsNorm};
+pub use parallel::Parallel;
 pub use parameters::{fill, parameter_count};
 pub use rope::{Rope, softmax_scale};
 

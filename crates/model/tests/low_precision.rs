@@ -3,7 +3,9 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
-use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, MicroBatch, YarnConfig, cross_entropy, deepseek::Head, embed};
+use model::{
+    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, MicroBatch, Parallel, YarnConfig, cross_entropy, deepseek::Head, embed,
+};
 use moe::{MoeConfig, ScoreFunc};
 use std::collections::BTreeMap;
 
@@ -30,7 +32,7 @@ impl Trained for DeepSeek {
         let mut x_btd = embed(&self.embed, tokens_bt);
         let mut balance_losses = vec![];
         for block in &self.blocks {
-            let output = block.forward_training(x_btd, PLACE);
+            let output = block.forward_over(x_btd, Some(PLACE), &Parallel::default());
             x_btd = output.x_btd;
             balance_losses.extend(output.aux_loss);
         }

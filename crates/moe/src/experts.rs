@@ -16,6 +16,11 @@ pub struct Experts {
 }
 
 impl Experts {
+    /// Whether a path of fields leads to a parameter of routed experts, which is a stack of one matrix an expert.
+    pub fn hold(path: &str) -> bool {
+        path.split('.').any(|field| field == "experts")
+    }
+
     /// `e` experts of width `d` and hidden width `h`.
     pub fn new(e: usize, d: usize, h: usize, device: &Device) -> Self {
         let stack = |from: usize, to: usize| {

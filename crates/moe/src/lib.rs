@@ -9,7 +9,7 @@
 //! A *row* is one token for one of its experts; rows lie expert by expert, so that an expert's product is one matrix product. Dispatch gives
 //! every assignment (token, choice) at most one row: dropless, or at most `capacity` rows for each expert and sequence. The
 //! operations of that line stand in [`kernels`], each with formula, layout, plain Rust and CubeCL kernel; [`MoeLayer`] puts them
-//! together, and [`ExpertParallel`] spreads a layer's experts over ranks.
+//! together, and [`ExpertParallel`] runs one whose experts are spread over ranks.
 //!
 //! **Where a sequence's tokens go, and what they become, never depends on the sequences beside it**: capacity is counted inside a
 //! sequence, noise is a hash of a token's place in the global batch, and a row's product is that row's alone.
@@ -35,7 +35,7 @@ pub use experts::Experts;
 pub use kernels::dispatch::Order;
 pub use layer::{MoeLayer, MoeOutput};
 pub use noise::NoiseKey;
-pub use parallel::{ExpertParallel, ParallelError};
+pub use parallel::ExpertParallel;
 pub use router::{Router, Routing};
 pub use stats::MoeStats;
 pub use swiglu::SwiGlu;

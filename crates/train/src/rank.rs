@@ -16,7 +16,7 @@ use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::spikes::Recent;
 use crate::trainer::{Outcome, TrainError};
-use crate::units::{Batch, Parts, units};
+use crate::units::{Batch, Parts, parallel, units};
 use burn::tensor::Device;
 use checkpoint::{Best, Folder, Index};
 use comm::Communicator;
@@ -109,8 +109,8 @@ impl<'a> Rank<'a> {
         let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
         let folder = RunFolder::of_rank_0(job.folder.as_ref(), &comm)?;
         let loads = ExpertLoads::new(&job.config);
-        let (units, parts) = units(&job.config, &loads, &device);
         let config = job.config.fsdp();
+        let (units, parts) = units(&job.config, &loads, &parallel(&config, &comm)?, &device);
         let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
         let mut fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
         if let Some(resume) = &job.resume {

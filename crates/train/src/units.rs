@@ -5,10 +5,12 @@ use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use checkpoint::Parameter;
-use fsdp::{Activation, Fsdp, FsdpError, Layout, ParamLayout, UnitId, Units};
+use comm::{Axis, Communicator, Mesh};
+use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, ParamLayout, UnitId, Units};
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
-use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch};
+use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch, Parallel};
+use moe::{ExpertParallel, Experts};
 use std::ops::Deref;
 
 /// A micro-batch on a device.
@@ -49,14 +51,34 @@ pub(crate) enum Parts {
     DeepSeek { embed: UnitId<Embedding>, blocks: Vec<UnitId<Block>>, head: UnitId<Head> },
 }
 
+/// The ranks that compute a model's sequences together with this one. A collective.
+pub(crate) fn parallel(config: &FsdpConfig, world: &Communicator) -> Result<Parallel, FsdpError> {
+    if config.ep == 1 {
+        return Ok(Parallel::default());
+    }
+    let mesh = Mesh::new(world.clone(), config.mesh(world.world_size())?)?;
+    Ok(Parallel { experts: Some(ExpertParallel::new(mesh.over(&[Axis::Ep])?)) })
+}
+
 /// The configured model as units: the embedding, each block, the head; GPT-2's first and last are one, for they share their matrix.
 /// A unit's name is the path of its field in the model, so that a parameter's name in a checkpoint is its path.
 /// Blocks with experts record in `loads` where tokens in training go.
-pub(crate) fn units(config: &Config, loads: &ExpertLoads, device: &Device) -> (Units<Batch>, Parts) {
+pub(crate) fn units(
+    config: &Config,
+    loads: &ExpertLoads,
+    parallel: &Parallel,
+    device: &Device,
+) -> (Units<Batch>, Parts) {
     let mut units = Units::new();
+    units.experts(Experts::hold, parallel.experts.as_ref().map(ExpertParallel::failure).cloned().unwrap_or_default());
+    let initial = match &config.model {
+        ModelConfig::Gpt2(shape) => Gpt2::initial(shape, config.train.seed),
+        ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),
+    };
+    units.draw(move |name, dims, range| initial.values(name, dims, range));
     let parts = match &config.model {
         ModelConfig::Gpt2(shape) => {
-            let model = Gpt2::init(shape, config.train.seed, device);
+            let model = Gpt2::new(shape, device);
             let ends = units.add("ends", model.ends);
             units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.place));
             let blocks = add_blocks(&mut units, model.blocks, |_| {
@@ -67,18 +89,14 @@ pub(crate) fn units(config: &Config, loads: &ExpertLoads, device: &Device) -> (U
         }
         ModelConfig::DeepSeek(shape) => {
             let moe = config.moe.clone().unwrap_or_default();
-            let model = DeepSeek::init(shape, &moe, config.train.seed, device);
+            let model = DeepSeek::new(shape, &moe, device);
             let embed = units.add("embed", model.embed);
             units.first(embed, |table, batch: &Batch| model::embed(table, batch.inputs_bt.clone()));
             let blocks = add_blocks(&mut units, model.blocks, |layer| {
-                let loads = loads.clone();
+                let (loads, parallel) = (loads.clone(), parallel.clone());
                 move |block: &Block, x_btd, batch: &Batch| {
-                    let Some(place) = batch.place else {
-                        let output = block.forward(x_btd);
-                        return (output.x_btd, output.aux_loss);
-                    };
-                    let output = block.forward_training(x_btd, place);
-                    if let Some(stats) = &output.stats {
+                    let output = block.forward_over(x_btd, batch.place, &parallel);
+                    if let (Some(stats), Some(place)) = (&output.stats, batch.place) {
                         loads.record(layer, place.first_row, stats);
                     }
                     (output.x_btd, output.aux_loss)

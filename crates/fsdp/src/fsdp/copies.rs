@@ -3,7 +3,7 @@
 use super::Fsdp;
 use crate::FsdpError;
 use crate::placement::Groups;
-use crate::shard::ShardedUnit;
+use crate::plan::Class;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use comm::{CommError, Communicator, Reduce};
 
@@ -12,20 +12,28 @@ impl<B: 'static> Fsdp<B> {
     /// then, or the ranks do not run the same program. A collective, for the moments at which the state is kept; it reads once what has
     /// copies: all under `ddp` and `hybrid_shard`, and what several stages hold.
     pub fn check_copies(&self) -> Result<(), FsdpError> {
-        let digests: Vec<Option<u64>> = self.units.iter().map(ShardedUnit::digest).collect();
+        let digests: Vec<Vec<Option<u64>>> = self.units.iter().map(|unit| unit.digests().collect()).collect();
         let ties: Vec<(usize, usize)> =
             self.units.iter().enumerate().filter_map(|(i, unit)| Some((i, unit.tie()?))).collect();
+        let classes = if self.config.ep > 1 { &[Class::Dense, Class::Expert][..] } else { &[Class::Dense] };
         let find = move |groups: &Groups| {
-            let here: Vec<usize> = (0..digests.len()).filter(|unit| digests[*unit].is_some()).collect();
-            let among = |group: &Communicator, units: &[usize]| {
-                let mine = units.iter().map(|unit| digests[*unit].unwrap_or_default()).collect();
-                Ok::<_, CommError>(
-                    first_difference(group, groups.world.rank(), mine)?.map(|(i, ranks)| (units[i], ranks)),
-                )
+            let of_class = |class: Class| -> Vec<(usize, u64)> {
+                let of_unit = |(unit, all): (usize, &Vec<Option<u64>>)| Some((unit, (*all.get(class as usize)?)?));
+                digests.iter().enumerate().filter_map(of_unit).collect()
             };
-            let mut different = among(&groups.replicate, &here)?;
+            let among = |group: &Communicator, mine: &[(usize, u64)]| {
+                let digests = mine.iter().map(|(_, digest)| *digest).collect();
+                let different = first_difference(group, groups.world.rank(), digests)?;
+                Ok::<_, CommError>(different.map(|(i, ranks)| (mine[i].0, ranks)))
+            };
+            let mut different = None;
+            for class in classes {
+                different = different.or(among(&groups.of(*class).replicate, &of_class(*class))?);
+            }
             for (unit, tie) in ties {
-                different = different.or(among(&groups.ties[tie], &[unit])?);
+                let mine: Vec<(usize, u64)> =
+                    digests[unit].iter().map(|digest| (unit, digest.unwrap_or_default())).collect();
+                different = different.or(among(&groups.ties[tie], &mine)?);
             }
             Ok(different)
         };

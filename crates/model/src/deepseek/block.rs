@@ -1,6 +1,6 @@
 use super::Mla;
 use crate::cache::{Chunk, LayerCache};
-use crate::{DeepSeekConfig, MicroBatch, RmsNorm, Rope};
+use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use moe::{MoeConfig, MoeLayer, MoeStats, NoiseKey, SwiGlu};
@@ -63,34 +63,38 @@ impl Block {
 
     /// `[b, t, d]` to `[b, t, d]`, as in evaluation and generation: without noise, and no expert is ever full; see [`MoeLayer::evaluate`].
     pub fn forward(&self, x_btd: Tensor<3>) -> BlockOutput {
-        self.mlp(self.attend(x_btd), None)
+        self.forward_over(x_btd, None, &Parallel::default())
     }
 
-    /// The same in training, with the router's noise and the experts' capacity where the configuration has some.
-    pub fn forward_training(&self, x_btd: Tensor<3>, place: MicroBatch) -> BlockOutput {
-        self.mlp(self.attend(x_btd), Some(place))
+    /// The same on one of several ranks; and in training, where there is a `place`, with the router's noise and the experts' capacity where the
+    /// configuration has some.
+    pub fn forward_over(&self, x_btd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
+        self.mlp(self.attend(x_btd), place, parallel)
     }
 
     /// [`forward`](Self::forward) of tokens that follow those in the cache.
     pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let normed = self.input_layernorm.forward(x_btd.clone());
-        self.mlp(x_btd + self.self_attn.forward_cached(normed, layer, chunk), None).x_btd
+        self.mlp(x_btd + self.self_attn.forward_cached(normed, layer, chunk), None, &Parallel::default()).x_btd
     }
 
     fn attend(&self, x_btd: Tensor<3>) -> Tensor<3> {
         x_btd.clone() + self.self_attn.forward(self.input_layernorm.forward(x_btd))
     }
 
-    fn mlp(&self, x_btd: Tensor<3>, place: Option<MicroBatch>) -> BlockOutput {
+    fn mlp(&self, x_btd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
         let normed = self.post_attention_layernorm.forward(x_btd.clone());
         match &self.mlp {
             Mlp::Dense(mlp) => BlockOutput { x_btd: x_btd + mlp.forward(normed), aux_loss: None, stats: None },
             Mlp::Moe(moe) => {
-                let output = match place {
-                    None => moe.evaluate(normed),
-                    Some(MicroBatch { seed, step, first_row }) => {
-                        moe.forward(normed, Some(NoiseKey::derive(seed, step, self.layer as u64, first_row)))
-                    }
+                let noise = place.map(|MicroBatch { seed, step, first_row }| {
+                    Some(NoiseKey::derive(seed, step, self.layer as u64, first_row))
+                });
+                let output = match (noise, &parallel.experts) {
+                    (None, None) => moe.evaluate(normed),
+                    (None, Some(ranks)) => ranks.evaluate(moe, normed),
+                    (Some(noise), None) => moe.forward(normed, noise),
+                    (Some(noise), Some(ranks)) => ranks.forward(moe, normed, noise),
                 };
                 BlockOutput { x_btd: x_btd + output.y_btd, aux_loss: output.aux_loss, stats: Some(output.stats) }
             }

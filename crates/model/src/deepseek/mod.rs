@@ -7,7 +7,7 @@ mod mla;
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
 
-use crate::{Cache, DeepSeekConfig, LanguageModel, RmsNorm, Rope, cross_entropy, embed, initialise};
+use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, RmsNorm, Rope, cross_entropy, embed};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -37,9 +37,14 @@ pub struct Head {
 }
 
 impl DeepSeek {
-    /// A model whose parameters are made from `seed` when they are first read; see [`initialise`].
+    /// A model whose parameters are made from `seed` when they are first read.
     pub fn init(config: &DeepSeekConfig, moe: &MoeConfig, seed: u64, device: &Device) -> Self {
-        initialise(Self::new(config, moe, device), "deepseek", seed, &[], 1.0)
+        Self::initial(seed).give(Self::new(config, moe, device))
+    }
+
+    /// What [`init`](Self::init) gives the parameters.
+    pub fn initial(seed: u64) -> Initial {
+        Initial { prefix: "deepseek", seed, residual: &[], residual_scale: 1.0 }
     }
 
     /// A model whose parameters are still to be given.

@@ -10,7 +10,7 @@ use burn::backend::{
     Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension, tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
-use comm::{CommError, Communicator};
+use comm::{CommError, Communicator, Failure};
 use std::fmt;
 use std::sync::Arc;
 
@@ -18,6 +18,8 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Exchange {
     comm: Communicator,
+    /// Of its backward.
+    failure: Failure,
     /// Rows that this rank gives to each rank, and gets of each.
     sent: Vec<usize>,
     arrived: Vec<usize>,
@@ -30,13 +32,13 @@ impl fmt::Debug for Exchange {
 }
 
 impl Exchange {
-    pub fn new(comm: Communicator, sent: Vec<usize>, arrived: Vec<usize>) -> Self {
-        Self { comm, sent, arrived }
+    pub fn new(comm: Communicator, failure: Failure, sent: Vec<usize>, arrived: Vec<usize>) -> Self {
+        Self { comm, failure, sent, arrived }
     }
 
     /// The way back.
     pub fn reversed(&self) -> Self {
-        Self { comm: self.comm.clone(), sent: self.arrived.clone(), arrived: self.sent.clone() }
+        Self { sent: self.arrived.clone(), arrived: self.sent.clone(), ..self.clone() }
     }
 
     /// `[sum of sent, d]` to `[sum of arrived, d]`; the gradient goes the way back.
@@ -88,8 +90,8 @@ where
             fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
                 let d_y = Tensor::<2>::from_primitive::<B>(gradients.consume::<B>(&ops.node));
                 // The other ranks wait for this one, whether its own input wants a gradient or not.
-                let d_x =
-                    ops.state.plain(d_y).unwrap_or_else(|error| panic!("the backward of expert parallelism: {error}"));
+                let (shape, options) = ([ops.state.arrived.iter().sum(), d_y.dims()[1]], (&d_y.device(), d_y.dtype()));
+                let d_x = ops.state.failure.or(|| Tensor::zeros(shape, options), || ops.state.plain(d_y));
                 if let [Some(x)] = &ops.parents {
                     let d_x = d_x.try_into_primitive::<B>().expect("the gradient is on the tensor's backend");
                     gradients.register::<B>(x.id, d_x);

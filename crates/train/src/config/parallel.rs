@@ -26,6 +26,9 @@ pub struct ParallelConfig {
     pub strategy: Strategy,
     /// Replicas of `hybrid_shard` within a stage, each of `gpus / pp / dp_replicate` ranks; null for 2. No other strategy has any.
     pub dp_replicate: Option<usize>,
+    /// Ranks that have a layer's experts together, a part each, for the tokens of all of them; 1 for all experts on every rank. It divides the
+    /// experts and the ranks of a stage, or of a replica. An expert's parameters are then sharded by `strategy` over the ranks that have it.
+    pub ep: usize,
     /// What is kept, gathered and freed together.
     pub wrap: Wrap,
     /// Whether gathered parameters are freed after the forward, and gathered again for the backward. On a GPU they stay where
@@ -57,6 +60,7 @@ impl Default for ParallelConfig {
             stages: None,
             strategy: fsdp.strategy,
             dp_replicate: fsdp.dp_replicate,
+            ep: fsdp.ep,
             wrap: fsdp.wrap,
             reshard_after_forward: fsdp.reshard_after_forward,
             activation_checkpointing: fsdp.activation_checkpointing,
@@ -86,10 +90,10 @@ impl ParallelConfig {
         }
     }
 
-    /// In a word or two: `full_shard`, `pp 4 x zero1`.
+    /// In a word or two: `full_shard`, `pp 4 x ep 4 x zero1`.
     pub(crate) fn describe(&self) -> String {
-        let strategy = self.strategy.name();
-        if self.pp > 1 { format!("pp {} x {strategy}", self.pp) } else { strategy.into() }
+        let axes = [("pp", self.pp), ("ep", self.ep)].into_iter().filter(|(_, size)| *size > 1);
+        axes.map(|(name, size)| format!("{name} {size} x ")).chain([self.strategy.name().into()]).collect()
     }
 
     /// The same in one stage.
@@ -118,6 +122,7 @@ impl Config {
             pipeline,
             strategy: parallel.strategy,
             dp_replicate: parallel.dp_replicate,
+            ep: parallel.ep,
             wrap: parallel.wrap,
             reshard_after_forward: parallel.reshard_after_forward,
             activation_checkpointing: parallel.activation_checkpointing,

@@ -62,6 +62,7 @@ impl Config {
             format!("parallel.gpus is {}: give at most {MAX_RANKS}", parallel.gpus)
         })?;
         self.validate_pipeline()?;
+        self.validate_experts()?;
         let fsdp = self.fsdp_of_chunks(vec![]);
         fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
         require(!(parallel.cpu_offload && self.train.device == "cpu"), || {
@@ -98,6 +99,25 @@ impl Config {
                 "parallel.stages is {stages:?}: give the numbers of blocks of {} (parallel.pp x virtual_stages), which are {blocks} \
                  together, or null",
                 count(chunks, "chunk")
+            )
+        })
+    }
+
+    fn validate_experts(&self) -> Result<(), ConfigError> {
+        let (ep, layers) = (self.parallel.ep, self.expert_layers());
+        require(ep > 0, || "parallel.ep is 0: give at least 1, which is all experts on every rank".into())?;
+        if ep == 1 {
+            return Ok(());
+        }
+        let Some((_, experts)) = layers.filter(|(layers, _)| !layers.is_empty()) else {
+            return Err(ConfigError::Invalid(format!(
+                "parallel.ep is {ep}, but the model has no experts: leave it out (--set parallel.ep=1), or take --model deepseek"
+            )));
+        };
+        require(experts.is_multiple_of(ep), || {
+            let fits = (1..=ep.min(experts)).rev().find(|fits| experts.is_multiple_of(*fits)).unwrap_or(1);
+            format!(
+                "parallel.ep is {ep}, which does not divide the {experts} experts (moe.num_experts): give {fits}, say"
             )
         })
     }

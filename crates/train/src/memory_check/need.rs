@@ -7,6 +7,7 @@ use crate::expert_loads::ExpertLoads;
 use crate::units::units;
 use burn::tensor::Device;
 use fsdp::{Category, FloatType, Forecast, ForecastRun, Strategy};
+use model::Parallel;
 
 /// Where ranks of a run are: how many one machine has, and on how many devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +80,7 @@ pub fn micro_batches(config: &Config) -> (usize, usize) {
 
 /// What a rank will take, from shapes alone.
 pub fn forecast(config: &Config, rank: usize) -> Forecast {
-    let (units, _) = units(config, &ExpertLoads::new(config), &Device::flex());
+    let (units, _) = units(config, &ExpertLoads::new(config), &Parallel::default(), &Device::flex());
     let (sequences, micro_batches) = micro_batches(config);
     let calls = activations::calls(config, sequences);
     let run =

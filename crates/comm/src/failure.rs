@@ -1,0 +1,32 @@
+use crate::CommError;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The first failure of collectives that run where no error can be returned, inside a graph's forward or backward: it is kept until whoever
+/// runs the graph asks for it. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Failure(Arc<Mutex<Option<CommError>>>);
+
+impl Failure {
+    /// What a collective returned, or `instead` if it or one before it failed; then the collective is not made.
+    pub fn or<T>(&self, instead: impl FnOnce() -> T, collective: impl FnOnce() -> Result<T, CommError>) -> T {
+        let failed_before = self.lock().is_some();
+        let result = if failed_before { None } else { Some(collective()) };
+        match result {
+            Some(Ok(found)) => found,
+            Some(Err(error)) => {
+                self.lock().get_or_insert(error);
+                instead()
+            }
+            None => instead(),
+        }
+    }
+
+    /// An error if something has failed since it was last asked for.
+    pub fn take(&self) -> Result<(), CommError> {
+        self.lock().take().map_or(Ok(()), Err)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<CommError>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

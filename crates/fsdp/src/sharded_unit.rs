@@ -1,0 +1,236 @@
+//! A unit at rest: its parameters by class, each with ranks of its own that keep them.
+
+use crate::comm_thread::{Lanes, Pending};
+use crate::group::{BoundGroup, Classes, Group};
+use crate::memory::Counted;
+use crate::plan::{Holders, Plan};
+use crate::shard::{FlatShard, owned_copy};
+use crate::state::{ReadPart, StatePart};
+use crate::unit::{Draw, Value};
+use crate::weights::Weights;
+use crate::{FsdpConfig, FsdpError};
+use burn::tensor::{DType, Gradients, Tensor, TensorData};
+
+/// A unit's modules, without values, and this rank's shares of their parameters.
+pub(crate) struct ShardedUnit {
+    group: Group,
+    /// One for each class of parameters that the unit has.
+    classes: Vec<FlatShard>,
+    /// Of each parameter, in the order of visits: its class, and its number there.
+    places: Vec<(usize, usize)>,
+    /// Number of all its parameters' elements.
+    len: usize,
+}
+
+/// Elements of a drawn parameter by which ranks are compared.
+const PROBE: usize = 64;
+
+impl ShardedUnit {
+    /// Takes this rank's share of the unit's values, from the modules or of what is drawn; of a unit that the rank's stage does not hold, none are
+    /// made. Also returns a sum of squares of values that does not depend on the share, so that ranks can be compared by it.
+    pub fn new(
+        group: Group,
+        config: &FsdpConfig,
+        plans: &[Plan],
+        is_expert: &dyn Fn(&str) -> bool,
+        draw: Option<&Draw>,
+        holders: Holders,
+    ) -> Result<(Self, Option<f64>), FsdpError> {
+        let parts = plans.last().map_or(1, |plan| plan.parts);
+        let Classes { places, params } = group.classes(parts, is_expert)?;
+        let classes = params.into_iter().zip(plans).map(|(params, plan)| FlatShard::new(params, config, plan, holders));
+        let (classes, len) = (classes.collect(), group.len());
+        let mut unit = Self { group, classes, places, len };
+        let square = match holders.is_here {
+            true => Some(unit.take_values(plans, draw)),
+            false => {
+                unit.group.release();
+                None
+            }
+        };
+        Ok((unit, square))
+    }
+
+    fn take_values(&mut self, plans: &[Plan], draw: Option<&Draw>) -> f64 {
+        let Self { group, classes, places, .. } = self;
+        let device = &plans[0].device;
+        let mut values: Vec<Vec<Option<Tensor<1>>>> = classes.iter().map(|_| vec![]).collect();
+        let mut square = 0.0;
+        if let Some(draw) = draw {
+            for ((name, shape), (class, i)) in group.params().iter().zip(places.iter()) {
+                let range = classes[*class].wanted(*i);
+                let floats = |values: Vec<f32>| {
+                    let len = values.len();
+                    Tensor::<1>::from_data(TensorData::new(values, [len]), device)
+                };
+                let probe = shape.iter().product::<usize>().min(PROBE);
+                square += fused::sum_of_squares(floats(draw(name, shape.len(), 0..probe)));
+                values[*class].push((!range.is_empty()).then(|| floats(draw(name, shape.len(), range))));
+            }
+            group.release();
+        } else {
+            let mut places = places.iter();
+            group.take_values(&mut |value| {
+                let (class, i) = places.next().expect("a place for each parameter");
+                let value = value.to_device(device);
+                square += fused::sum_of_squares(value.clone());
+                let (range, len) = (classes[*class].wanted(*i), value.dims()[0]);
+                values[*class].push(match range.len() {
+                    0 => None,
+                    all if all == len => Some(value),
+                    _ => Some(owned_copy(value.slice(range))),
+                });
+            });
+        }
+        classes.iter_mut().zip(values).for_each(|(class, values)| class.set_initial(values));
+        square
+    }
+
+    pub fn name(&self) -> String {
+        self.group.name()
+    }
+
+    /// Number of parameters' elements, on all ranks together.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The whole unit's parameters, or this rank's parts of them, in the type they are computed with; under `block` on rank `owner` only.
+    pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Weights>> {
+        let classes = self.classes.iter().map(|class| class.gather(lanes, owner)).collect();
+        Pending::all(classes).then(|flats| flats.into_iter().collect::<Option<Vec<_>>>().map(Weights))
+    }
+
+    /// The modules with their parameters being views of `weights`; `tracked`: each the leaf of a graph.
+    pub fn bind(&self, weights: &Weights, tracked: bool) -> BoundGroup {
+        let mut values = self.places.iter().map(|(class, i)| self.classes[*class].value(&weights.0[*class].tensor, *i));
+        self.group.bind(&mut values, tracked)
+    }
+
+    /// The modules with their whole parameters in fp32, on every rank of every stage.
+    pub fn gather_whole(&self, lanes: &Lanes) -> Result<BoundGroup, FsdpError> {
+        let classes = self.classes.iter().map(|class| class.gather_masters(lanes)).collect();
+        let flats = Pending::all(classes).wait()?;
+        let value = |(class, i): &(usize, usize)| -> Value { self.classes[*class].whole_value(&flats[*class], *i) };
+        Ok(self.group.bind(&mut self.places.iter().map(value), false))
+    }
+
+    /// The gradients of bound parameters, a buffer for each class.
+    pub fn take_gradients(&self, bound: &BoundGroup, gradients: &mut Gradients, dtype: DType) -> Vec<Tensor<1>> {
+        let mut of_classes: Vec<Vec<Option<Tensor<1>>>> = self.classes.iter().map(|_| vec![]).collect();
+        for ((class, _), gradient) in self.places.iter().zip(bound.take_gradients(gradients)) {
+            of_classes[*class].push(gradient);
+        }
+        let of_class = |(class, gradients): (&FlatShard, _)| class.gradient_of(gradients, dtype);
+        self.classes.iter().zip(of_classes).map(of_class).collect()
+    }
+
+    /// [`FlatShard::reduce`] of each class.
+    pub fn reduce(&mut self, lanes: &Lanes, gradients: Vec<Tensor<1>>, last: bool) -> Pending<Vec<Option<Counted>>> {
+        let reduce = |(class, gradient): (&mut FlatShard, Tensor<1>)| match class.reduce(lanes, gradient, last) {
+            Some(pending) => pending.then(Some),
+            None => Pending::ready(None),
+        };
+        Pending::all(self.classes.iter_mut().zip(gradients).map(reduce).collect())
+    }
+
+    /// [`FlatShard::scatter`] of each class.
+    pub fn scatter(
+        &mut self,
+        lanes: &Lanes,
+        gradients: Option<Vec<Tensor<1>>>,
+        owner: usize,
+        done: bool,
+    ) -> Pending<Vec<Option<Counted>>> {
+        let mut gradients = gradients.map(Vec::into_iter);
+        let scatter = |class: &mut FlatShard| {
+            let gradient = gradients.as_mut().map(|all| all.next().expect("a gradient for each class"));
+            class.scatter(lanes, gradient, owner, done).then(Some)
+        };
+        Pending::all(self.classes.iter_mut().map(scatter).collect())
+    }
+
+    /// Sums the gradient over the stages that hold the unit, if there are several.
+    pub fn sum_over_holders(&mut self, lanes: &Lanes) -> Result<(), FsdpError> {
+        for class in &mut self.classes {
+            if let Some(sum) = class.sum_over_holders(lanes) {
+                class.set_gradient(sum.wait()?, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// `done`: they are the gradients of all the unit's calls.
+    pub fn set_gradients(&mut self, gradients: Vec<Option<Counted>>, done: bool) {
+        for (class, gradient) in self.classes.iter_mut().zip(gradients) {
+            if let Some(gradient) = gradient {
+                class.set_gradient(gradient, done);
+            }
+        }
+    }
+
+    /// Sum of the squares of this rank's gradient, by class; see [`FlatShard::gradient_square`].
+    pub fn gradient_squares(&self) -> impl Iterator<Item = f64> {
+        self.classes.iter().map(FlatShard::gradient_square)
+    }
+
+    /// Steps along the accumulated gradient times `scale`, and forgets it.
+    pub fn step(&mut self, lr: f64, scale: f64) {
+        self.classes.iter_mut().for_each(|class| class.step(lr, scale));
+    }
+
+    /// Adds `delta` to this rank's part of a member's parameter.
+    pub fn add_to_parameter(&mut self, member: usize, path: &str, delta: &[f32]) {
+        let name = self.group.param(member, path);
+        let found = self.group.params().iter().position(|(other, _)| *other == name);
+        let (class, i) = self.places[found.unwrap_or_else(|| panic!("there is no parameter {name}"))];
+        self.classes[class].add_to_parameter(i, delta);
+    }
+
+    /// [`FlatShard::digest`] of each class.
+    pub fn digests(&self) -> impl Iterator<Item = Option<u64>> {
+        self.classes.iter().map(FlatShard::digest)
+    }
+
+    /// The group of stages that hold the unit too, if there are any.
+    pub fn tie(&self) -> Option<usize> {
+        self.classes[0].tie()
+    }
+
+    /// The parts of parameters that this rank is to keep.
+    pub fn state(&self) -> Vec<StatePart> {
+        self.classes.iter().flat_map(FlatShard::state).collect()
+    }
+
+    /// Takes this rank's share from `read`; with `steps` above 0 the optimizer's moments too. Replicas are still to follow.
+    pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
+        self.classes.iter_mut().try_for_each(|class| class.load_state(steps, read))
+    }
+
+    /// Steps that the optimizer has made.
+    pub fn optimizer_steps(&self) -> u64 {
+        self.classes.iter().map(FlatShard::optimizer_steps).max().unwrap_or(0)
+    }
+
+    /// Forgets the accumulated gradient.
+    pub fn skip(&mut self) {
+        self.classes.iter_mut().for_each(FlatShard::skip);
+    }
+
+    /// Sends for the replicas of the masters that the ranks have stepped, where there are any: [`set_replicas`](Self::set_replicas) takes them.
+    pub fn replicate(&self, lanes: &Lanes) -> Pending<Vec<Option<Counted>>> {
+        let replicate = |class: &FlatShard| match class.replicate(lanes) {
+            Some(pending) => pending.then(Some),
+            None => Pending::ready(None),
+        };
+        Pending::all(self.classes.iter().map(replicate).collect())
+    }
+
+    pub fn set_replicas(&mut self, replicas: Vec<Option<Counted>>) {
+        for (class, replica) in self.classes.iter_mut().zip(replicas) {
+            if let Some(replica) = replica {
+                class.set_replica(replica);
+            }
+        }
+    }
+}
