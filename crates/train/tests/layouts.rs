@@ -137,6 +137,40 @@ const DEEPSEEK_PIPELINES: &[Row] = &[
     ("pp 2 x ddp 2", &["gpus=4", "pp=2", "strategy=ddp"]),
 ];
 
+/// Experts over ranks, with what is sharded beside them. An expert's gradient is the sum over the tokens of all its ranks at once.
+const DEEPSEEK_EXPERTS: &[Row] = &[
+    ("ep 2", &["gpus=2", "ep=2"]),
+    ("ep 4", &["gpus=4", "ep=4"]),
+    ("ep 2 in full_shard 4", &["gpus=4", "ep=2"]),
+    ("ep 2 in full_shard 4, recomputes", &["gpus=4", "ep=2", "activation_checkpointing=full"]),
+    ("ep 2 in full_shard 4, keeps the gathered", &["gpus=4", "ep=2", "reshard_after_forward=false"]),
+    ("ep 4, accumulates, no_sync", &["gpus=4", "ep=4", "no_sync=true", "train.micro_batch_size=2"]),
+    ("ep 2 in ddp 4", &["gpus=4", "ep=2", "strategy=ddp"]),
+    ("ep 4 in ddp 4", &["gpus=4", "ep=4", "strategy=ddp"]),
+    ("ep 2 in zero1 4", &["gpus=4", "ep=2", "strategy=zero1"]),
+    ("ep 4 in shard_grad_op 4", &["gpus=4", "ep=4", "strategy=shard_grad_op"]),
+    ("ep 2 x dp_replicate 2", &["gpus=4", "ep=2", "strategy=hybrid_shard"]),
+    (
+        "ep 2 x dp_replicate 4",
+        &["gpus=8", "ep=2", "strategy=hybrid_shard", "dp_replicate=4", "train.micro_batch_size=2"],
+    ),
+    ("ep 4 in dp_shard 8", &["gpus=8", "ep=4", "train.micro_batch_size=2"]),
+    ("ep 2, wrapped by size", &["gpus=2", "ep=2", "wrap=size:200000"]),
+    ("ep 2 on 6 ranks that share 16 sequences", &["gpus=6", "ep=2", "train.micro_batch_size=null"]),
+    ("pp 2 x ep 2", &["gpus=4", "pp=2", "ep=2"]),
+    (
+        "pp 2 x ep 2 x full_shard 2, interleaved",
+        &["gpus=8", "pp=2", "ep=2", "schedule=interleaved_1f1b", "train.micro_batch_size=2"],
+    ),
+    ("pp 2 x ep 2, gpipe, recomputes", &["gpus=4", "pp=2", "ep=2", "schedule=gpipe", "activation_checkpointing=full"]),
+    ("pp 2 x ep 2 in zero1 2", &["gpus=4", "pp=2", "ep=2", "strategy=zero1"]),
+    ("pp 2 x ep 2 in ddp 4", &["gpus=8", "pp=2", "ep=2", "strategy=ddp", "train.micro_batch_size=2"]),
+];
+
+/// The guide's strategy: four stages, in each of which four ranks share 16 experts.
+const GUIDE: &[Row] =
+    &[("pp 4 x ep 4", &["gpus=16", "pp=4", "ep=4"]), ("pp 2 x ep 4 in dp_shard 8", &["gpus=16", "pp=2", "ep=4"])];
+
 const FOUR_RANKS: &[Row] = &[("full_shard, 4 ranks", &["gpus=4"])];
 
 /// What is compared, and how many times the tolerance it may differ. AdamW takes the same step for a gradient of twice the size, so
@@ -159,6 +193,17 @@ fn gpt2_has_the_losses_of_one_rank_in_every_pipeline() {
 #[test]
 fn deepseek_has_the_losses_of_one_rank_in_every_pipeline() {
     every_layout_has_the_losses_of_one_rank(DEEPSEEK, DEEPSEEK_PIPELINES);
+}
+
+#[test]
+fn deepseek_has_the_losses_of_one_rank_wherever_its_experts_are() {
+    every_layout_has_the_losses_of_one_rank(DEEPSEEK, DEEPSEEK_EXPERTS);
+}
+
+#[test]
+fn sixteen_experts_on_sixteen_ranks_have_the_losses_of_one_rank() {
+    let model = ["--set=moe.num_experts=16", "--set=model.num_hidden_layers=4", "--set=train.micro_batch_size=1"];
+    every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, &model[..]].concat(), GUIDE);
 }
 
 #[test]
@@ -194,6 +239,9 @@ fn a_selection_bias_that_follows_loads_and_noise_are_the_same_in_every_layout() 
         ("zero1, 4 ranks", &["gpus=4", "strategy=zero1"]),
         ("shard_grad_op, 2 ranks, wrapped by size", &["gpus=2", "strategy=shard_grad_op", "wrap=size:60000"]),
         ("block, 4 ranks", &["gpus=4", "strategy=block"]),
+        ("ep 2 in ddp 4", &["gpus=4", "ep=2", "strategy=ddp"]),
+        ("ep 4, recomputes", &["gpus=4", "ep=4", "activation_checkpointing=full"]),
+        ("pp 2 x ep 2", &["gpus=4", "pp=2", "ep=2"]),
     ];
     every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, V3, &["--set=moe.router_noise=0.01"]].concat(), rows);
 }

@@ -1,0 +1,336 @@
+//! Experts over ranks: every parameter moves as on one rank, wherever the experts are, and a lost rank ends all.
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use comm::{Axis, Communicator, Mesh, RankFailure, run_ranks};
+use fsdp::{
+    ActivationCheckpointing, AdamW, Category, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Schedule, Strategy, UnitId,
+    Units,
+};
+use model::deepseek::{Block, Head};
+use model::{DeepSeek, DeepSeekConfig, MicroBatch, Parallel};
+use moe::{ExpertParallel, Experts, MoeConfig, ScoreFunc};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const T: usize = 6;
+const VOCAB: usize = 11;
+/// Of a move, which is the difference of numbers below 1.
+const RESOLUTION: f32 = 6e-8;
+const FAULT: &str = "a fault that was put there";
+
+/// Sequences of each micro-batch, in order.
+const MICRO_BATCHES: [Range<usize>; 4] = [0..3, 3..4, 4..7, 7..8];
+
+struct Batch {
+    tokens_bt: Tensor<2, Int>,
+    place: MicroBatch,
+}
+
+impl Batch {
+    /// These sequences of the global batch; each token is also the target of the one before.
+    fn of(rows: &Range<usize>) -> Self {
+        let token = |i: usize| ((i * i + 3 * i) % VOCAB) as i64;
+        let tokens: Vec<i64> = (rows.start * T..rows.end * T).map(token).collect();
+        let tokens_bt = Tensor::from_data(TensorData::new(tokens, [rows.len(), T]), &Device::flex());
+        Self { tokens_bt, place: MicroBatch { seed: 1, step: 0, first_row: rows.start as u64 } }
+    }
+}
+
+/// A model, which expert every token goes to (the router's own choice if none), and how it is spread.
+#[derive(Debug, Clone)]
+struct Case {
+    moe: MoeConfig,
+    favourite: Option<usize>,
+    config: FsdpConfig,
+    ranks: usize,
+    /// A rank that panics after so many calls of blocks.
+    fault: Option<(usize, usize)>,
+}
+
+struct Built {
+    fsdp: Fsdp<Batch>,
+    blocks: Vec<UnitId<Block>>,
+    head: UnitId<Head>,
+}
+
+fn shape() -> DeepSeekConfig {
+    DeepSeekConfig {
+        vocab_size: VOCAB,
+        hidden_size: 16,
+        num_hidden_layers: 3,
+        first_k_dense_replace: 1,
+        intermediate_size: 24,
+        num_attention_heads: 2,
+        q_lora_rank: None,
+        kv_lora_rank: 8,
+        qk_nope_head_dim: 4,
+        qk_rope_head_dim: 4,
+        v_head_dim: 4,
+        max_position_embeddings: T,
+        ..DeepSeekConfig::default()
+    }
+}
+
+fn moe() -> MoeConfig {
+    MoeConfig {
+        num_experts: 4,
+        top_k: 2,
+        moe_intermediate_size: 12,
+        n_shared_experts: 1,
+        aux_loss_coef: 0.1,
+        capacity_factor: Some(1.0),
+        ..MoeConfig::default()
+    }
+}
+
+fn v3() -> MoeConfig {
+    MoeConfig {
+        score_func: ScoreFunc::Sigmoid,
+        selection_bias: true,
+        capacity_factor: None,
+        aux_loss_coef: 0.0,
+        ..moe()
+    }
+}
+
+impl Case {
+    fn new(moe: MoeConfig, config: FsdpConfig, ranks: usize) -> Self {
+        Self { moe, favourite: None, config, ranks, fault: None }
+    }
+
+    fn build(&self, comm: Communicator) -> Result<Built, FsdpError> {
+        let device = Device::flex();
+        let mut parallel = Parallel::default();
+        let mut units = Units::new();
+        if self.config.ep > 1 {
+            let mesh = Mesh::new(comm.clone(), self.config.mesh(comm.world_size())?)?;
+            let ranks = ExpertParallel::new(mesh.over(&[Axis::Ep])?);
+            units.experts(Experts::hold, ranks.failure().clone());
+            parallel.experts = Some(ranks);
+        }
+        let (initial, favourite) = (DeepSeek::initial(7), self.favourite);
+        units.draw(move |name, dims, range| match favourite {
+            Some(expert) if name.ends_with("router.bias") => {
+                range.map(|i| if i == expert { 10.0 } else { 0.0 }).collect()
+            }
+            // Larger than usual, so that experts differ.
+            _ => initial
+                .values(name, dims, range)
+                .into_iter()
+                .map(|value| if dims > 1 { 5.0 * value } else { value })
+                .collect(),
+        });
+        let model = DeepSeek::new(&shape(), &self.moe, &device);
+        let (rank, fault, calls) = (comm.rank(), self.fault, Arc::new(AtomicUsize::new(0)));
+        let embed = units.add("embed", model.embed);
+        units.first(embed, |table, batch: &Batch| model::embed(table, batch.tokens_bt.clone()));
+        let mut blocks = vec![];
+        for (i, block) in model.blocks.into_iter().enumerate() {
+            let block = units.add(format!("blocks.{i}"), block);
+            let (parallel, calls) = (parallel.clone(), calls.clone());
+            units.then(block, move |block: &Block, x_btd, batch: &Batch| {
+                if fault == Some((rank, calls.fetch_add(1, Ordering::Relaxed))) {
+                    std::panic::panic_any(FAULT);
+                }
+                let output = block.forward_over(x_btd, Some(batch.place), &parallel);
+                (output.x_btd, output.aux_loss)
+            });
+            blocks.push(block);
+        }
+        let head = units.add("head", model.head);
+        units.last(head, |head, x_btd, batch| head.loss(x_btd, batch.tokens_bt.clone()));
+        Ok(Built { fsdp: Fsdp::new(units, comm, self.config.clone())?, blocks, head })
+    }
+
+    /// Three steps with micro-batches of unequal weight: by how much each parameter has moved in each, and the norms.
+    ///
+    /// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
+    /// whatever the loss does.
+    fn moves(&self) -> (Vec<Vec<Vec<f32>>>, Vec<f64>) {
+        let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
+        let case = Self { config: FsdpConfig { adamw, clip_grad_norm: None, ..self.config.clone() }, ..self.clone() };
+        let of_ranks = run_ranks(vec![Device::flex(); self.ranks], Duration::from_secs(60), move |comm| {
+            let mut built = case.build(comm)?;
+            let (rank, ranks) = built.fsdp.data_parallel();
+            let each = MICRO_BATCHES.len() / ranks;
+            let mine = &MICRO_BATCHES[rank * each..(rank + 1) * each];
+            let batches: Vec<Batch> = mine.iter().map(Batch::of).collect();
+            let weights: Vec<f64> = mine.iter().map(|rows| rows.len() as f64).collect();
+            let (mut before, mut moves, mut norms) = (built.parameters()?, vec![], vec![]);
+            for _ in 0..3 {
+                norms.push(built.fsdp.train_step_with(&batches, &weights, 1e3, |_| Ok(()))?.grad_norm);
+                let after = built.parameters()?;
+                let moved =
+                    |(before, after): (&Vec<f32>, &Vec<f32>)| before.iter().zip(after).map(|(b, a)| a - b).collect();
+                moves.push(before.iter().zip(&after).map(moved).collect::<Vec<Vec<f32>>>());
+                before = after;
+            }
+            built.fsdp.check_copies()?;
+            Ok::<_, FsdpError>((moves, norms))
+        })
+        .unwrap();
+        assert!(of_ranks.iter().all(|of_rank| *of_rank == of_ranks[0]), "every rank gathers the same");
+        of_ranks.into_iter().next().unwrap()
+    }
+
+    fn moves_as_on_one_rank(&self, (moves, norms): &(Vec<Vec<Vec<f32>>>, Vec<f64>)) {
+        let FsdpConfig { strategy, ep, pipeline, .. } = &self.config;
+        let which = format!("{strategy:?} of {} ranks, ep {ep}, pp {}", self.ranks, pipeline.stages);
+        let (found, found_norms) = self.moves();
+        for (found, expected) in found_norms.iter().zip(norms) {
+            assert!((found - expected).abs() < 1e-5 * expected, "{which}: norm {found}, not {expected}");
+        }
+        for (step, (found, expected)) in found.iter().zip(moves).enumerate() {
+            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                assert_eq!(found.len(), expected.len(), "{which}: parameter {i}");
+                let most = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+                for (found, expected) in found.iter().zip(expected) {
+                    let what = format!("{which}, step {step}: parameter {i} moved by {found}, not {expected}");
+                    assert!((found - expected).abs() <= 1e-5 * most + RESOLUTION, "{what}");
+                }
+            }
+        }
+    }
+}
+
+impl Built {
+    /// All of them, whole.
+    fn parameters(&self) -> Result<Vec<Vec<f32>>, FsdpError> {
+        let mut flat = Flat(vec![]);
+        self.blocks.iter().try_for_each(|block| self.fsdp.gather(*block).map(|block| block.visit(&mut flat)))?;
+        self.fsdp.gather(self.head)?.visit(&mut flat);
+        Ok(flat.0)
+    }
+}
+
+struct Flat(Vec<Vec<f32>>);
+
+impl ModuleVisitor for Flat {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.val().into_data().iter::<f32>().collect());
+    }
+}
+
+fn config(strategy: Strategy, stages: usize, ep: usize) -> FsdpConfig {
+    let schedule = if stages == 2 { Schedule::Gpipe } else { Schedule::OneFOneB };
+    FsdpConfig {
+        strategy,
+        ep,
+        pipeline: PipelineConfig { stages, schedule, ..PipelineConfig::default() },
+        ..FsdpConfig::default()
+    }
+}
+
+const STRATEGIES: [Strategy; 5] =
+    [Strategy::Ddp, Strategy::Zero1, Strategy::ShardGradOp, Strategy::FullShard, Strategy::HybridShard];
+
+#[test]
+fn every_parameter_moves_as_on_one_rank_wherever_experts_are() {
+    for moe in [moe(), v3()] {
+        let alone = Case::new(moe.clone(), config(Strategy::Ddp, 1, 1), 1).moves();
+        let mut tried = 0;
+        for strategy in STRATEGIES {
+            for (stages, ep, ranks) in [(1, 2, 2), (1, 2, 4), (1, 4, 4), (2, 2, 4), (2, 2, 8), (2, 4, 8), (5, 2, 10)] {
+                let config = config(strategy, stages, ep);
+                if config.validate(ranks).is_ok() {
+                    tried += 1;
+                    Case::new(moe.clone(), config, ranks).moves_as_on_one_rank(&alone);
+                }
+            }
+        }
+        assert!(tried >= 30, "{tried}");
+        let recompute = ActivationCheckpointing::Full;
+        let config = FsdpConfig { activation_checkpointing: recompute, ..config(Strategy::FullShard, 1, 2) };
+        Case::new(moe, config, 4).moves_as_on_one_rank(&alone);
+    }
+}
+
+#[test]
+fn experts_without_rows_get_gradients_of_zero_and_their_copies_stay_the_same() {
+    for favourite in [0, 3] {
+        let moe = MoeConfig { top_k: 1, ..v3() };
+        let favoured = |config, ranks| Case { favourite: Some(favourite), ..Case::new(moe.clone(), config, ranks) };
+        let alone = favoured(config(Strategy::Ddp, 1, 1), 1).moves();
+        for strategy in STRATEGIES {
+            for (ep, ranks) in [(2, 4), (4, 4)] {
+                if config(strategy, 1, ep).validate(ranks).is_ok() {
+                    favoured(config(strategy, 1, ep), ranks).moves_as_on_one_rank(&alone);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn of_experts_over_four_ranks_each_holds_a_fourth_and_keeps_it_once() {
+    let experts_of = |case: Case| {
+        let ranks = case.ranks;
+        run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
+            let fsdp = case.build(comm)?.fsdp;
+            let parts = fsdp.state().parts;
+            let experts = parts.iter().filter(|part| Experts::hold(&part.name));
+            let parts: Vec<(String, Range<usize>)> =
+                experts.map(|part| (part.name.clone(), part.offset..part.offset + part.len)).collect();
+            Ok::<_, FsdpError>((parts, fsdp.memory().now[Category::Parameters]))
+        })
+        .unwrap()
+    };
+    let each = 4 * 16 * 12;
+    for (strategy, ranks, ep) in [(Strategy::Ddp, 4, 4), (Strategy::FullShard, 8, 4), (Strategy::FullShard, 4, 2)] {
+        let of_ranks = experts_of(Case::new(moe(), config(strategy, 1, ep), ranks));
+        let mut all: Vec<(String, Range<usize>)> = of_ranks.iter().flat_map(|(parts, _)| parts.clone()).collect();
+        all.sort_by_key(|(name, range)| (name.clone(), range.start));
+        for of_name in all.chunk_by(|a, b| a.0 == b.0) {
+            let ends = of_name.iter().fold(0, |end, (name, range)| {
+                assert_eq!(range.start, end, "{name}");
+                range.end
+            });
+            assert_eq!(ends, each, "{}", of_name[0].0);
+        }
+        assert_eq!(all.chunk_by(|a, b| a.0 == b.0).count(), 6, "two layers of three stacks");
+        let alone = experts_of(Case::new(moe(), config(strategy, 1, 1), ranks))[0].1;
+        let most = of_ranks.iter().map(|(_, bytes)| *bytes).max().unwrap();
+        let fewer = if strategy == Strategy::Ddp { 6 * each * 4 * 3 / 4 } else { 0 };
+        assert!(
+            (most + fewer).abs_diff(alone) < 16 * 1024,
+            "{strategy:?}, ep {ep}: {most} bytes, not {fewer} fewer than {alone}"
+        );
+    }
+}
+
+/// In the forward, in a forward that is run again, and while others are in a backward's exchange.
+#[test]
+fn a_rank_that_fails_between_exchanges_ends_all_with_its_name() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if panic.payload().downcast_ref::<&str>() != Some(&FAULT) {
+            hook(panic);
+        }
+    }));
+    let recompute = |config| FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..config };
+    let configs = [
+        (config(Strategy::FullShard, 1, 2), 4),
+        (recompute(config(Strategy::FullShard, 1, 4)), 4),
+        (config(Strategy::Ddp, 2, 2), 4),
+        (recompute(config(Strategy::Zero1, 2, 2)), 8),
+    ];
+    for i in 0..100 {
+        let (config, ranks) = configs[i % configs.len()].clone();
+        let rank = i * 7 % ranks;
+        let case = Case { fault: Some((rank, i % 5)), ..Case::new(moe(), config, ranks) };
+        let (running, started) = (case.clone(), Instant::now());
+        let failure = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
+            let mut fsdp = running.build(comm)?.fsdp;
+            let batches: Vec<Batch> = MICRO_BATCHES.iter().map(Batch::of).collect();
+            (0..2).try_for_each(|_| fsdp.train_step(&batches, 1e-3).map(drop))
+        });
+        match failure {
+            Err(RankFailure::Panicked { rank: failed, message }) if failed == rank => assert_eq!(message, FAULT),
+            other => panic!("{case:?}: {other:?}"),
+        }
+        assert!(started.elapsed() < Duration::from_secs(10), "{case:?}: {:?}", started.elapsed());
+    }
+}
