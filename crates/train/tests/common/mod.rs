@@ -21,6 +21,22 @@ pub const TINY: &[&str] = &[
     "--set=train.val_every=0",
 ];
 
+/// The same with experts.
+pub const TINY_EXPERTS: &[&str] = &[
+    "--model=deepseek",
+    "--data=text.txt",
+    "--set=model.num_hidden_layers=2",
+    "--set=model.hidden_size=16",
+    "--set=model.intermediate_size=32",
+    "--set=moe.num_experts=4",
+    "--set=moe.moe_intermediate_size=16",
+    "--set=train.seq_len=16",
+    "--set=train.global_batch_size=4",
+    "--set=train.sample_tokens=0",
+    "--set=train.val_batches=2",
+    "--set=train.val_every=0",
+];
+
 /// The program, to be run in `folder`.
 pub fn program(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_train"));

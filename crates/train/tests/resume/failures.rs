@@ -1,7 +1,7 @@
 //! Runs that are killed, checkpoints that are spoilt, full disks, stuck ranks, numbers that are none.
 
 use super::{EVERY_THREE, checkpoints, contents, folder_with_text, losses, step_losses};
-use crate::common::{TINY, program, run, succeed};
+use crate::common::{TINY, TINY_EXPERTS, program, run, succeed};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -54,12 +54,8 @@ fn a_run_that_is_killed_twenty_times_ends_with_the_losses_of_an_undisturbed_one_
     assert!(while_saving > 0, "none of the kills hit a checkpoint that was being written");
 }
 
-/// Each time it goes on in another layout.
 #[test]
 fn a_run_that_is_killed_again_and_again_goes_on_in_pipelines_and_out_of_them() {
-    let folder = folder_with_text();
-    let args = [TINY, EVERY_THREE, &["--steps=90"]];
-    let undisturbed = losses(folder.path(), &args, "undisturbed");
     let layouts: [&[&str]; 5] = [
         &["--gpus=4", "--set=parallel.pp=2"],
         &["--gpus=1", "--set=parallel.pp=1"],
@@ -67,6 +63,29 @@ fn a_run_that_is_killed_again_and_again_goes_on_in_pipelines_and_out_of_them() {
         &["--gpus=3", "--set=parallel.pp=1", "--strategy=zero1"],
         &["--gpus=4", "--set=parallel.pp=2", "--set=parallel.schedule=1f1b", "--strategy=ddp"],
     ];
+    killed_again_and_again(TINY, 90, &layouts);
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_goes_on_wherever_its_experts_are() {
+    let layouts: [&[&str]; 6] = [
+        &["--gpus=4", "--set=parallel.pp=2", "--set=parallel.ep=2"],
+        &["--gpus=1", "--set=parallel.pp=1", "--set=parallel.ep=1"],
+        &["--gpus=4", "--set=parallel.ep=4", "--strategy=ddp"],
+        &["--gpus=4", "--set=parallel.ep=2", "--strategy=full_shard"],
+        &["--gpus=4", "--set=parallel.ep=1"],
+        &["--gpus=4", "--set=parallel.pp=2", "--set=parallel.ep=2", "--strategy=zero1"],
+    ];
+    killed_again_and_again(TINY_EXPERTS, 40, &layouts);
+}
+
+/// Each time it goes on in another layout.
+#[track_caller]
+fn killed_again_and_again(model: &[&str], steps: usize, layouts: &[&[&str]]) {
+    let folder = folder_with_text();
+    let steps_arg = format!("--steps={steps}");
+    let args = [model, EVERY_THREE, &[&steps_arg]];
+    let undisturbed = losses(folder.path(), &args, "undisturbed");
     let run = folder.path().join("run");
     let (mut layouts, mut kills) = (layouts.iter().cycle(), 0);
     loop {
@@ -96,7 +115,7 @@ fn a_run_that_is_killed_again_and_again_goes_on_in_pipelines_and_out_of_them() {
     for (found, expected) in step_losses(&run).iter().zip(&undisturbed) {
         assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}");
     }
-    assert_eq!(step_losses(&run).len(), 90);
+    assert_eq!(step_losses(&run).len(), steps);
 }
 
 /// A checkpoint that cannot be gone on from: what is wrong with it, how it came to be, the arguments beside `--resume run`, and parts
