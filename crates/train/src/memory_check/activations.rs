@@ -6,7 +6,8 @@
 //! GPT-2 block     8 S + 2 n inner + P       x, norm, q, k, v, y, x + y, norm; the MLP before and after its GELU; probabilities
 //! MLA             3 S + n (2 rank + heads (2 (nope + rope) + 2 v)) + P + the projections cut by head; with a compressed query 2 n q_lora more
 //! dense SwiGLU    S + 3 n inner             its input; gate, up, and their product
-//! experts         S + r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in
+//! experts         S + r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
+//!                                           ranks r d more, what came back, and r rows only where all ranks' experts get as many
 //! head            2 S + n vocab             x, norm, logits
 //! ```
 //!
@@ -31,13 +32,16 @@ struct Shape {
     size: f64,
     /// Whether operations are compositions of Burn's, not the one-pass ones of the CPU.
     composed: bool,
+    /// Whether experts are spread over ranks.
+    spread: bool,
 }
 
 /// The calls of the model in their order, for micro-batches of so many sequences.
 pub fn calls(config: &Config, sequences: usize) -> Vec<CallBytes> {
     let size = config.parallel.precision.param.dtype().size() as f64;
     let composed = config.train.device != "cpu";
-    let shape = Shape { b: sequences as f64, t: config.train.seq_len as f64, size, composed };
+    let (b, t, spread) = (sequences as f64, config.train.seq_len as f64, config.parallel.ep > 1);
+    let shape = Shape { b, t, size, composed, spread };
     match &config.model {
         ModelConfig::Gpt2(model) => shape.gpt2(model),
         ModelConfig::DeepSeek(model) => shape.deepseek(model, &config.moe.clone().unwrap_or_default()),
@@ -146,11 +150,12 @@ impl Shape {
         router + self.rows(d, moe) + if shared > 0.0 { self.swiglu(shared) } else { 0.0 }
     }
 
-    /// Rows of experts: `x`, gate, up, their product, and `y`.
+    /// Rows of experts: `x`, gate, up, their product, and `y`, there and back where it was computed.
     fn rows(&self, d: f64, moe: &MoeConfig) -> f64 {
         let capacity = moe.capacity(self.t as usize).map_or(f64::INFINITY, |c| (c * moe.num_experts) as f64);
         let rows = (self.t * moe.top_k as f64).min(capacity); // of a sequence
-        self.kept(rows / self.t * (2.0 * d + 3.0 * moe.moe_intermediate_size as f64))
+        let widths = if self.spread { 3.0 } else { 2.0 };
+        self.kept(rows / self.t * (widths * d + 3.0 * moe.moe_intermediate_size as f64))
     }
 
     /// The gradients of probabilities and scores.

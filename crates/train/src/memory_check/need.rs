@@ -167,11 +167,11 @@ fn rows(config: &Config, rank: usize) -> Rows {
 }
 
 /// The ranks of a device. Threads of a stage share what an `all_gather` makes for all of them, where all are on one device; on others each
-/// has a copy.
+/// has a copy. Of experts over ranks each part of the ranks has its own: then nothing is counted as shared.
 fn together(config: &Config, ranks: &[Rows], shares: bool) -> Rows {
     let of_stage = (config.parallel.gpus / config.parallel.pp).max(1);
     let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
-    if shares {
+    if shares && config.parallel.ep == 1 {
         let most_of = |ranks: &[Rows], row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
         // Each stage has its own.
         let most = |row: Row| ranks.chunks(of_stage).map(|stage| most_of(stage, row)).sum::<f64>();

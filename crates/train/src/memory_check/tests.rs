@@ -2,7 +2,7 @@ use super::available::Available;
 use super::need::{Machine, Pool, forecast, micro_batches, of_run};
 use super::rows::Row;
 use super::{activations, gb, judge};
-use crate::config::{Config, Source};
+use crate::config::{Config, ModelConfig, Source};
 use crate::{Place, train};
 use serde_json::Value;
 use std::fs;
@@ -114,6 +114,22 @@ fn a_run_goes_on_if_it_fits_is_forced_or_nobody_knows() {
     assert!(unknown.contains("not known here"), "{unknown}");
 }
 
+/// With ep 4 a rank holds a fourth of the experts, before anything is sharded.
+#[test]
+fn experts_over_ranks_are_a_part_on_each() {
+    let of = |ep: &str| {
+        let common = ["parallel.gpus=4", "parallel.strategy=ddp", "train.sample_tokens=0", "checkpoint.keep=0"];
+        of_run(&config("deepseek", &[&common[..], &[ep]].concat()), cpu(4)).remove(0).of_rank
+    };
+    let (all, fourth) = (of("parallel.ep=1"), of("parallel.ep=4"));
+    let moe = config("deepseek", &[]).moe.unwrap();
+    let (layers, experts) = config("deepseek", &[]).expert_layers().unwrap();
+    let ModelConfig::DeepSeek(shape) = config("deepseek", &[]).model else { unreachable!() };
+    let bytes = 4.0 * (layers.len() * experts * 3 * shape.hidden_size * moe.moe_intermediate_size) as f64;
+    close(all[Row::Parameters] - fourth[Row::Parameters], 0.75 * bytes, 1e-3);
+    close(all[Row::Optimizer] - fourth[Row::Optimizer], 1.5 * bytes, 1e-3);
+}
+
 /// Each stage has its own parameters, and the last one the logits.
 #[test]
 fn every_stage_of_a_pipeline_counts() {
@@ -191,6 +207,10 @@ fn a_run_measures_what_was_estimated() {
         ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4", "parallel.schedule=gpipe"]),
         ("deepseek", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=2"]),
         ("deepseek", [64, 8, 2], vec!["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=interleaved_1f1b"]),
+        ("deepseek", [256, 8, 4], vec!["parallel.gpus=2", "parallel.ep=2", "moe.capacity_factor=null"]),
+        ("deepseek", [128, 8, 2], vec!["parallel.gpus=4", "parallel.ep=2"]),
+        ("deepseek", [128, 8, 1], vec!["parallel.gpus=8", "parallel.pp=2", "parallel.ep=4", "parallel.strategy=ddp"]),
+        ("deepseek", [128, 8, 2], vec!["parallel.gpus=4", "parallel.ep=2", "parallel.strategy=zero1"]),
     ]
     .into_iter()
     .enumerate()
