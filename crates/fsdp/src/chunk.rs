@@ -1,4 +1,4 @@
-//! The forward and backward of one micro-batch through calls that follow each other: what is gathered, bound, run, reduced and freed, and
+//! The forward of one micro-batch through calls that follow each other, and in `chunk/backward.rs` the backward: what is gathered, bound, run, reduced and freed, and
 //! when.
 //!
 //! ```text
@@ -14,6 +14,10 @@
 //! Under [`Strategy::Block`](crate::Strategy::Block) every rank goes through all calls, for it has a shard of each unit to give and a
 //! part of each gradient to take; it computes only its own, and hands the activation on.
 
+mod backward;
+
+pub(crate) use backward::PutOff;
+
 use crate::call::{Call, Output, add};
 use crate::comm_thread::{Lanes, Pending};
 use crate::group::BoundGroup;
@@ -22,7 +26,6 @@ use crate::placement::Stages;
 use crate::plan::Plan;
 use crate::sharded_unit::ShardedUnit;
 use crate::unit::Activation;
-use crate::vjp::vjp_seed;
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError, Prefetch, wire};
 use burn::tensor::Tensor;
@@ -56,8 +59,12 @@ pub(crate) struct Runner<'a, B> {
     pub failure: &'a Failure,
     /// What was gathered of each unit, where it stays.
     pub kept: Vec<Option<Weights>>,
-    /// Gradients of units that the stage called again later in the model, of micro-batches that have still to come to the earlier call.
-    pub partial: HashMap<(usize, usize), Vec<Counted>>,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+    /// Of units that the stage calls more than once, by unit and micro-batch: how many calls have given their gradients, and the sum of these.
+    pub partial: HashMap<(usize, usize), (usize, Vec<Counted>)>,
+    /// Of each unit how many micro-batches have given all their gradients.
+    pub reduced: Vec<usize>,
 }
 
 /// A micro-batch on its way back.
@@ -66,8 +73,6 @@ pub(crate) struct Micro<'a, B> {
     pub number: usize,
     /// By what its losses are multiplied: its weight, and the factor of fp16.
     pub scale: f64,
-    /// Whether it is the step's last one.
-    pub last: bool,
 }
 
 /// What the forward of a call leaves for its backward.
@@ -92,13 +97,6 @@ pub(crate) struct Graph {
     x: Option<Tensor<3>>,
     output: Output,
     _held: Held,
-}
-
-/// A gradient on its way to its shards.
-struct Reduction {
-    unit: usize,
-    gradients: Pending<Vec<Option<Counted>>>,
-    done: bool,
 }
 
 impl<B> Runner<'_, B> {
@@ -188,95 +186,6 @@ impl<B> Runner<'_, B> {
         (Saved::Graph { graph, weights }, output)
     }
 
-    /// Runs the calls that `forward` has saved backward, adds their gradients to the units', and returns that of their input.
-    pub fn backward(
-        &mut self,
-        calls: Range<usize>,
-        mut saved: Vec<Saved>,
-        mut cotangent: Option<Tensor<3>>,
-        micro: Micro<B>,
-    ) -> Result<Option<Tensor<3>>, FsdpError> {
-        let (mut ahead, mut reduction) = (None, None::<Reduction>);
-        let prefetch = self.config.backward_prefetch;
-        while let Some(call) = saved.pop() {
-            let i = calls.start + saved.len();
-            let again = if self.regathers(i) { self.wait(ahead.take(), i)? } else { None };
-            let next = (calls.start..i).rev().find(|next| self.regathers(*next));
-            if prefetch == Prefetch::Pre && ahead.is_none() {
-                ahead = next.map(|next| self.gather(next));
-            }
-            if i + 1 < calls.end && self.is_mine(i) && !self.is_mine(i + 1) {
-                cotangent = Some(wire::recv(self.world, self.owner(i + 1))?);
-            }
-            let gradients = match self.restore(i, call, again, micro.batch) {
-                Some((graph, weights)) => {
-                    let (gradients, input_cotangent) = self.vjp(i, graph, cotangent.take(), micro.scale);
-                    self.failure.take()?;
-                    drop(weights);
-                    cotangent = input_cotangent;
-                    Some(gradients)
-                }
-                None => None,
-            };
-            if let Some(cotangent) = cotangent.take_if(|_| i > calls.start && !self.is_mine(i - 1)) {
-                wire::send(self.world, &cotangent, self.owner(i - 1))?;
-            }
-            if prefetch == Prefetch::Post && ahead.is_none() {
-                ahead = next.map(|next| self.gather(next));
-            }
-
-            // At most one reduction is under way: finished gradients do not pile up behind a slow link.
-            if let Some(reduction) = reduction.take() {
-                reduction.finish(self.units)?;
-            }
-            reduction = self.reduce(i, gradients, &micro);
-        }
-        reduction.map_or(Ok(()), |reduction| reduction.finish(self.units))?;
-        Ok(cotangent)
-    }
-
-    /// The graph of a call of this rank, run again where only its input was kept, and its parameters.
-    fn restore(&self, i: usize, call: Saved, again: Option<Weights>, batch: &B) -> Option<(Graph, Weights)> {
-        match call {
-            Saved::Elsewhere => None,
-            Saved::Graph { graph, mut weights } => {
-                if let Some(again) = again {
-                    weights.refill(again);
-                }
-                Some((graph, weights))
-            }
-            Saved::Input { x, weights, held } => {
-                drop(held); // the graph counts it
-                let weights = again.or(weights).expect("kept, or gathered again");
-                Some((self.run_tracked(i, &weights, x, batch), weights))
-            }
-        }
-    }
-
-    /// Sends the gradient of call `i` to the unit's shards; that of a unit that is called before as well is first added to those.
-    fn reduce(&mut self, i: usize, gradients: Option<Vec<Tensor<1>>>, micro: &Micro<B>) -> Option<Reduction> {
-        let (unit, owner) = (self.calls[i].unit, self.owner(i));
-        let done = !(0..i).any(|before| self.calls[before].unit == unit && self.stages.is_here(before));
-        if self.owners.is_some() {
-            let gradients = self.units[unit].scatter(self.lanes, gradients, owner, done);
-            return Some(Reduction { unit, gradients, done });
-        }
-        let mut gradients = gradients?;
-        if let Some(later) = self.partial.remove(&(unit, micro.number)) {
-            gradients = later.into_iter().zip(gradients).map(|(later, gradient)| later.tensor + gradient).collect();
-        }
-        if !done {
-            let count = |gradient| Counted::new(gradient, Category::Gradients, &self.plan.ledger);
-            self.partial.insert((unit, micro.number), gradients.into_iter().map(count).collect());
-            return None;
-        }
-        if micro.last {
-            self.kept[unit] = None;
-        }
-        let gradients = self.units[unit].reduce(self.lanes, gradients, micro.last);
-        Some(Reduction { unit, gradients, done })
-    }
-
     /// Runs call `i` on tracked leaves.
     fn run_tracked(&self, i: usize, weights: &Weights, x: Option<Tensor<3>>, batch: &B) -> Graph {
         let allocated = || self.config.allocated.map_or(0, |allocated| allocated());
@@ -288,31 +197,6 @@ impl<B> Runner<'_, B> {
         let kept = allocated() - before - output.bytes() as isize;
         let bytes = x.as_ref().map_or(0, bytes) + usize::try_from(kept).unwrap_or(0);
         Graph { bound, x, output, _held: self.plan.ledger.hold(Category::Activations, bytes) }
-    }
-
-    /// From the cotangent of a call's output to the gradient of its unit and the cotangent of its input.
-    fn vjp(
-        &self,
-        i: usize,
-        graph: Graph,
-        cotangent: Option<Tensor<3>>,
-        scale: f64,
-    ) -> (Vec<Tensor<1>>, Option<Tensor<3>>) {
-        let scaled = |loss: Tensor<1>| if scale == 1.0 { loss } else { loss * scale };
-        let root = match graph.output {
-            Output::Loss(loss, aux) => add(Some(scaled(loss)), aux.map(scaled)),
-            Output::Activation(Activation { x, aux }) => {
-                let seed = vjp_seed(x, cotangent.expect("the call after this one has run its backward"));
-                add(Some(seed), aux.map(scaled))
-            }
-        };
-        let mut gradients = root.expect("one of two").backward();
-        let of_unit = self.unit(i).take_gradients(&graph.bound, &mut gradients, self.plan.param.dtype());
-        let cotangent = graph.x.map(|x| {
-            let zeros = || Tensor::zeros(x.shape(), (&self.plan.device, x.dtype()));
-            x.grad_remove(&mut gradients).unwrap_or_else(zeros)
-        });
-        (of_unit, cotangent)
     }
 
     /// Whether the backward runs the forward of call `i` again.
@@ -366,13 +250,5 @@ impl Losses {
         };
         self.aux = add(self.aux.take(), aux);
         x
-    }
-}
-
-impl Reduction {
-    fn finish(self, units: &mut [ShardedUnit]) -> Result<(), FsdpError> {
-        let gradients = self.gradients.wait()?;
-        units[self.unit].set_gradients(gradients, self.done);
-        Ok(())
     }
 }

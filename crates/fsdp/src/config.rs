@@ -238,14 +238,14 @@ impl FsdpConfig {
 
     /// Whether what is gathered stays until the last micro-batch's backward: in a pipeline some micro-batch needs it most of the time.
     pub(crate) fn keeps_gathered(&self) -> bool {
-        self.pipeline.stages > 1
+        self.pipeline.stages > 1 || self.pipeline.schedule.splits_backward()
     }
 
     /// Refuses a pipeline that so many ranks cannot make; returns the ranks of a stage.
     fn validate_pipeline(&self, world_size: usize) -> Result<usize, FsdpError> {
         let refuse = |reason: String| Err(FsdpError::Config(reason));
         let PipelineConfig { stages, schedule, virtual_stages, .. } = self.pipeline;
-        let cut = stages.saturating_mul(virtual_stages) > 1;
+        let cut = stages.saturating_mul(virtual_stages) > 1 || schedule.splits_backward();
         self.pipeline.of_a_round()?;
         if !world_size.is_multiple_of(stages) {
             let fits = world_size.next_multiple_of(stages);
@@ -260,12 +260,6 @@ impl FsdpConfig {
             return refuse(format!(
                 "pp {stages} with wrap {}: stages are cut between blocks; take wrap block",
                 self.wrap
-            ));
-        }
-        if schedule.splits_backward() {
-            return refuse(format!(
-                "schedule {}: gradients of weights are not computed apart from those of inputs yet; take 1f1b or interleaved_1f1b",
-                schedule.name()
             ));
         }
         Ok(world_size / stages)

@@ -162,17 +162,29 @@ impl Step<'_> {
         let rest = self.at_rest();
         // Without stages, more than two micro-batches take no more.
         let micro_batches = if self.config.pipeline.stages == 1 { micro_batches.min(2) } else { micro_batches };
-        let mut saved = HashMap::<Cell, Vec<Saved>>::new();
+        let (mut saved, mut put_off) = (HashMap::<Cell, Vec<Saved>>::new(), HashMap::<Cell, Vec<Saved>>::new());
+        let number = |cell: Cell| (cell.micro_batch, cell.micro_batch + 1 == micro_batches);
         for action in self.config.pipeline.of(micro_batches)?.program_of(self.stages.stage) {
             match action {
                 Action::Forward(cell) => {
                     let kept = self.forward(self.stages.calls(cell.chunk));
                     saved.insert(cell, kept);
                 }
-                Action::Backward(cell) => {
+                Action::Backward(cell) | Action::BackwardInput(cell) => {
                     let kept = saved.remove(&cell).expect("a program runs forward before it runs backward");
-                    let number = (cell.micro_batch, cell.micro_batch + 1 == micro_batches);
-                    self.backward(self.stages.calls(cell.chunk), kept, number);
+                    let calls = self.stages.calls(cell.chunk);
+                    match action {
+                        Action::BackwardInput(_) => put_off.insert(cell, self.backward_of_inputs(calls, kept)),
+                        _ => {
+                            self.backward(calls, kept, number(cell));
+                            None
+                        }
+                    };
+                }
+                Action::BackwardWeights(cell) => {
+                    let kept =
+                        put_off.remove(&cell).expect("a program has the gradient of an input before its weights'");
+                    self.backward_of_weights(self.stages.calls(cell.chunk), kept, number(cell));
                 }
                 _ => {}
             }
@@ -301,6 +313,31 @@ impl Step<'_> {
             if self.config.backward_prefetch == Prefetch::Post && ahead.is_none() {
                 ahead = next.map(|next| self.gather(next));
             }
+            reduction.clear();
+            reduction = self.reduce(i, number);
+        }
+        self.note(0);
+    }
+
+    /// What is computed of counts until the weights' gradients are.
+    fn backward_of_inputs(&mut self, calls: Range<usize>, mut saved: Vec<Saved>) -> Vec<Saved> {
+        for (i, (_, kept)) in calls.zip(&mut saved).rev() {
+            let Call { unit, bytes, .. } = self.calls[i];
+            if self.recomputes(i) {
+                *kept = self.hold(Category::Activations, bytes.graph);
+            }
+            self.note(bytes.backward + self.units[unit].sum(|class| class.whole));
+        }
+        saved
+    }
+
+    fn backward_of_weights(&mut self, calls: Range<usize>, mut saved: Vec<Saved>, number: (usize, bool)) {
+        let mut reduction = vec![];
+        while let Some(kept) = saved.pop() {
+            let i = calls.start + saved.len();
+            let gradient = self.units[self.calls[i].unit].sum(|class| class.whole);
+            self.note(2 * gradient); // each parameter's, and all in one buffer
+            drop(kept);
             reduction.clear();
             reduction = self.reduce(i, number);
         }

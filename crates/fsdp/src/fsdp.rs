@@ -268,7 +268,7 @@ impl<B: 'static> Fsdp<B> {
     }
 
     fn interpreter(&mut self, pipeline: Pipeline) -> Interpreter<'_, B> {
-        let kept = self.units.iter().map(|_| None).collect();
+        let (kept, places) = (self.units.iter().map(|_| None).collect(), self.units.len());
         let runner = Runner {
             units: &mut self.units,
             calls: &self.calls,
@@ -280,7 +280,9 @@ impl<B: 'static> Fsdp<B> {
             config: &self.config,
             failure: &self.failure,
             kept,
+            micro_batches: pipeline.micro_batches(),
             partial: HashMap::new(),
+            reduced: vec![0; places],
         };
         Interpreter { runner, wires: &self.wires, pipeline }
     }

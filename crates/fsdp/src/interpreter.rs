@@ -5,7 +5,7 @@
 //! ```
 
 use crate::call::Output;
-use crate::chunk::{Losses, Micro, Runner, Saved};
+use crate::chunk::{Losses, Micro, PutOff, Runner, Saved};
 use crate::{FsdpError, wire};
 use burn::tensor::Tensor;
 use comm::Communicator;
@@ -58,6 +58,11 @@ impl<B> Interpreter<'_, B> {
         let (started, mut waiting) = (Instant::now(), Duration::ZERO);
         let mut losses = vec![Losses::default(); micro_batches.len()];
         let (mut inputs, mut saved) = (Inputs::new(), HashMap::<Cell, Vec<Saved>>::new());
+        let mut put_off = HashMap::<Cell, Vec<PutOff>>::new();
+        let micro = |cell: Cell| {
+            let number = cell.micro_batch;
+            Micro { batch: &micro_batches[number], number, scale: scales[number] }
+        };
         for action in self.pipeline.program_of(self.runner.stages.stage) {
             match action {
                 Action::Forward(cell) => {
@@ -67,18 +72,24 @@ impl<B> Interpreter<'_, B> {
                     saved.insert(cell, kept);
                     self.hand_on(&mut inputs, Direction::Forward, cell, y);
                 }
-                Action::Backward(cell) => {
-                    let calls = self.runner.stages.calls(cell.chunk);
-                    let number = cell.micro_batch;
-                    let (batch, last) = (&micro_batches[number], number + 1 == micro_batches.len());
-                    let micro = Micro { batch, number, scale: scales[number], last };
+                Action::Backward(cell) | Action::BackwardInput(cell) => {
+                    let (calls, micro) = (self.runner.stages.calls(cell.chunk), micro(cell));
                     let cotangent = inputs.remove(&(Direction::Backward, cell));
                     let kept = saved.remove(&cell).expect("a program runs forward before it runs backward");
-                    let cotangent = self.runner.backward(calls, kept, cotangent, micro)?;
+                    let cotangent = match action {
+                        Action::BackwardInput(_) => {
+                            let (rest, cotangent) = self.runner.backward_of_inputs(calls, kept, cotangent, &micro)?;
+                            put_off.insert(cell, rest);
+                            cotangent
+                        }
+                        _ => self.runner.backward(calls, kept, cotangent, &micro)?,
+                    };
                     self.hand_on(&mut inputs, Direction::Backward, cell, cotangent);
                 }
-                Action::BackwardInput(_) | Action::BackwardWeights(_) => {
-                    unreachable!("the configuration has no such schedule")
+                Action::BackwardWeights(cell) => {
+                    let rest =
+                        put_off.remove(&cell).expect("a program has the gradient of an input before its weights'");
+                    self.runner.backward_of_weights(rest, &micro(cell))?;
                 }
                 Action::Send(way, cell) => self.send(&mut inputs, way, cell)?,
                 Action::Recv(way, cell) => {

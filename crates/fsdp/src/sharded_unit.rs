@@ -9,7 +9,7 @@ use crate::state::{ReadPart, StatePart};
 use crate::unit::{Draw, Value};
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
-use burn::tensor::{DType, Gradients, Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 
 /// A unit's modules, without values, and this rank's shares of their parameters.
 pub(crate) struct ShardedUnit {
@@ -115,10 +115,10 @@ impl ShardedUnit {
         Ok(self.group.bind(&mut self.places.iter().map(value), false))
     }
 
-    /// The gradients of bound parameters, a buffer for each class.
-    pub fn take_gradients(&self, bound: &BoundGroup, gradients: &mut Gradients, dtype: DType) -> Vec<Tensor<1>> {
+    /// The gradients of all parameters, given in the order of visits, in a buffer for each class.
+    pub fn flatten(&self, gradients: Vec<Option<Tensor<1>>>, dtype: DType) -> Vec<Tensor<1>> {
         let mut of_classes: Vec<Vec<Option<Tensor<1>>>> = self.classes.iter().map(|_| vec![]).collect();
-        for ((class, _), gradient) in self.places.iter().zip(bound.take_gradients(gradients)) {
+        for ((class, _), gradient) in self.places.iter().zip(gradients) {
             of_classes[*class].push(gradient);
         }
         let of_class = |(class, gradients): (&FlatShard, _)| class.gradient_of(gradients, dtype);

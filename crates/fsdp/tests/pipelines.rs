@@ -56,6 +56,12 @@ fn every_pipeline_trains_as_one_graph() {
         (Schedule::OneFOneB, 5, 1),
         (Schedule::Interleaved1F1B, 2, 2),
         (Schedule::Interleaved1F1B, 1, 5),
+        (Schedule::ZeroBubble, 1, 1),
+        (Schedule::ZeroBubble, 2, 1),
+        (Schedule::ZeroBubble, 3, 1),
+        (Schedule::ZeroBubble, 5, 1),
+        (Schedule::ZbV, 1, 2),
+        (Schedule::ZbV, 2, 2),
     ];
     for (schedule, stages, virtual_stages) in pipelines {
         for strategy in [Strategy::Ddp, Strategy::Zero1, Strategy::ShardGradOp, Strategy::FullShard] {
@@ -70,10 +76,14 @@ fn every_pipeline_trains_as_one_graph() {
     let two = PipelineConfig { stages: 2, ..PipelineConfig::default() };
     let full = FsdpConfig { pipeline: two.clone(), ..config(Strategy::FullShard) };
     let hybrid = FsdpConfig { pipeline: two.clone(), ..config(Strategy::HybridShard) };
+    let zero_bubble = PipelineConfig { schedule: Schedule::ZeroBubble, ..two.clone() };
+    let split = FsdpConfig { pipeline: zero_bubble, ..full.clone() };
     let uneven = FsdpConfig { pipeline: PipelineConfig { calls: vec![1, 4], ..two }, ..full.clone() };
     for config in [
         FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..full.clone() },
         FsdpConfig { activation_checkpointing: ActivationCheckpointing::Every(2), ..full.clone() },
+        FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..split.clone() },
+        FsdpConfig { no_sync: true, ..split },
         FsdpConfig { no_sync: true, ..full.clone() },
         FsdpConfig { forward_prefetch: Prefetch::None, backward_prefetch: Prefetch::Post, ..full },
         uneven,
@@ -192,6 +202,10 @@ fn every_parameter_moves_as_on_one_rank() {
         (pipeline(3, Schedule::OneFOneB, 1), 3),
         (pipeline(5, Schedule::Gpipe, 1), 5),
         (pipeline(5, Schedule::OneFOneB, 1), 5),
+        (pipeline(2, Schedule::ZeroBubble, 1), 2),
+        (pipeline(5, Schedule::ZeroBubble, 1), 5),
+        (pipeline(1, Schedule::ZbV, 2), 1),
+        (pipeline(2, Schedule::ZbV, 2), 2),
     ] {
         for strategy in
             [Strategy::Ddp, Strategy::Zero1, Strategy::ShardGradOp, Strategy::FullShard, Strategy::HybridShard]

@@ -1,5 +1,6 @@
 //! The bridge between loops over `f32` slices and Burn's autodiff.
 
+use crate::deferred;
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -17,12 +18,15 @@ pub(crate) trait Kernel<const N: usize>: Debug + Send + Sync + 'static {
     /// What [`backward`](Self::backward) reads; what is not saved it gets as empty slices.
     const SAVES: Saves;
 
+    /// The input that is a weight: the backward can compute its gradient without the others, and these without it.
+    const WEIGHT: Option<usize> = None;
+
     /// Shape of the output.
     fn output_shape(&self, inputs: [&Shape; N]) -> Shape;
 
     fn forward(&self, inputs: [&[f32]; N], output: &mut [f32]);
 
-    /// Writes the gradient of every input; `gradients` are zero at first.
+    /// Writes the gradient of every input; `gradients` are zero at first, and with a [`WEIGHT`](Self::WEIGHT) empty where nobody wants one.
     fn backward(&self, inputs: [&[f32]; N], output: &[f32], cotangent: &[f32], gradients: [&mut [f32]; N]);
 }
 
@@ -77,9 +81,12 @@ pub trait AnyKernel<const N: usize>: Debug + Send + Sync {
         saved: &[FloatTensor<Flex>],
         shapes: &[Shape; N],
         cotangent: FloatTensor<Flex>,
-    ) -> [FloatTensor<Flex>; N];
+        wanted: [bool; N],
+    ) -> [Option<FloatTensor<Flex>>; N];
     /// What the backward is to be given.
     fn saves(&self) -> Saves;
+    /// The input that is a weight.
+    fn weight(&self) -> Option<usize>;
 }
 
 impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
@@ -97,10 +104,13 @@ impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
         saved: &[FloatTensor<Flex>],
         shapes: &[Shape; N],
         cotangent: FloatTensor<Flex>,
-    ) -> [FloatTensor<Flex>; N] {
+        wanted: [bool; N],
+    ) -> [Option<FloatTensor<Flex>>; N] {
         let saved: Vec<_> = saved.iter().map(contiguous).collect();
         let cotangent = contiguous(&cotangent);
-        let mut gradients = shapes.each_ref().map(|shape| vec![0.0; shape.num_elements()]);
+        let all = K::WEIGHT.is_none();
+        let len = |i: usize| if all || wanted[i] { shapes[i].num_elements() } else { 0 };
+        let mut gradients: [Vec<f32>; N] = std::array::from_fn(|i| vec![0.0; len(i)]);
         let slices = gradients.each_mut().map(Vec::as_mut_slice);
         match K::SAVES {
             Saves::Nothing => Kernel::backward(self, [&[]; N], &[], slice(&cotangent), slices),
@@ -110,8 +120,15 @@ impl<const N: usize, K: Kernel<N>> AnyKernel<N> for K {
                 Kernel::backward(self, inputs, &[], slice(&cotangent), slices);
             }
         }
-        let mut shapes = shapes.iter();
-        gradients.map(|gradient| tensor(gradient, shapes.next().expect("one shape an input").clone()))
+        let mut shapes = shapes.iter().zip(wanted);
+        gradients.map(|gradient| {
+            let (shape, wanted) = shapes.next().expect("one shape an input");
+            wanted.then(|| tensor(gradient, shape.clone()))
+        })
+    }
+
+    fn weight(&self) -> Option<usize> {
+        K::WEIGHT
     }
 
     fn saves(&self) -> Saves {
@@ -206,10 +223,24 @@ fn tracked<C: CheckpointStrategy, const N: usize>(
 
         fn backward(self, ops: Ops<State<N>, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
             let cotangent = gradients.consume::<Flex>(&ops.node);
+            let mut wanted = ops.parents.each_ref().map(Option::is_some);
+            if let Some((i, weight)) = ops.state.kernel.weight().and_then(|i| Some((i, ops.parents[i].as_ref()?)))
+                && deferred::defers(weight.parents.len())
+            {
+                wanted[i] = false;
+                let (id, cotangent) = (weight.id, cotangent.clone());
+                let State { kernel, mut saved, shapes } = ops.state.clone();
+                saved[i] = Flex::float_zeros([0].into(), &Default::default(), DType::F32.into()); // not read, and not kept
+                deferred::defer(move |gradients| {
+                    let only = std::array::from_fn(|input| input == i);
+                    let of_inputs = kernel.backward(&saved, &shapes, cotangent, only);
+                    gradients.register::<Flex>(id, of_inputs.into_iter().flatten().next().expect("it is wanted"));
+                });
+            }
             let State { kernel, saved, shapes } = ops.state;
-            let of_inputs = kernel.backward(&saved, &shapes, cotangent);
+            let of_inputs = kernel.backward(&saved, &shapes, cotangent, wanted);
             for (parent, gradient) in ops.parents.iter().zip(of_inputs) {
-                if let Some(parent) = parent {
+                if let (Some(parent), Some(gradient)) = (parent, gradient) {
                     gradients.register::<Flex>(parent.id, gradient);
                 }
             }

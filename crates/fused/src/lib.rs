@@ -22,6 +22,7 @@
 mod adamw;
 mod causal_softmax;
 mod cross_entropy;
+pub mod deferred;
 mod dropout;
 mod element;
 mod gelu;

@@ -62,19 +62,26 @@ impl Linear {
         }]);
     }
 
-    /// `dx = dy W^T`, `dW = x^T dy`.
+    /// `dx = dy W^T`, `dW = x^T dy`, where they are wanted.
     fn gradients(&self, x: &[f32], weight: &[f32], dy: &[f32], dx: &mut [f32], d_weight: &mut [f32]) {
         let Self { from, to, .. } = *self;
-        let rows = dy.len() / to;
-        let (x, dy) = (Matrix::new(x, from), Matrix::new(dy, to));
-        // SAFETY: `products` sets what it writes.
-        let (dx, d_weight) = unsafe { (overwritten(dx), overwritten(d_weight)) };
-        let of_x = Product { m: rows, n: from, k: to, a: dy, b: self.matrix(weight).transposed(), c: dx };
-        let of_weight = match self.transposed {
-            false => Product { m: from, n: to, k: rows, a: x.transposed(), b: dy, c: d_weight },
-            true => Product { m: to, n: from, k: rows, a: dy.transposed(), b: x, c: d_weight },
-        };
-        products(vec![of_x, of_weight]);
+        let (rows, dy) = (dy.len() / to, Matrix::new(dy, to));
+        let mut wanted = vec![];
+        if !dx.is_empty() {
+            // SAFETY: `products` sets what it writes.
+            let c = unsafe { overwritten(dx) };
+            wanted.push(Product { m: rows, n: from, k: to, a: dy, b: self.matrix(weight).transposed(), c });
+        }
+        if !d_weight.is_empty() {
+            let x = Matrix::new(x, from);
+            let (m, n, a, b) = match self.transposed {
+                false => (from, to, x.transposed(), dy),
+                true => (to, from, dy.transposed(), x),
+            };
+            // SAFETY: `products` sets what it writes.
+            wanted.push(Product { m, n, k: rows, a, b, c: unsafe { overwritten(d_weight) } });
+        }
+        products(wanted);
     }
 
     /// `[from, to]`
@@ -88,6 +95,7 @@ impl Linear {
 
 impl Kernel<2> for Linear {
     const SAVES: Saves = Saves::Inputs;
+    const WEIGHT: Option<usize> = Some(1);
 
     fn output_shape(&self, [x, _]: [&Shape; 2]) -> Shape {
         self.output_shape(x)
@@ -104,6 +112,7 @@ impl Kernel<2> for Linear {
 
 impl Kernel<3> for Linear {
     const SAVES: Saves = Saves::Inputs;
+    const WEIGHT: Option<usize> = Some(1);
 
     fn output_shape(&self, [x, ..]: [&Shape; 3]) -> Shape {
         self.output_shape(x)
@@ -116,7 +125,9 @@ impl Kernel<3> for Linear {
 
     fn backward(&self, [x, weight, _]: [&[f32]; 3], _: &[f32], dy: &[f32], [dx, d_weight, d_bias]: [&mut [f32]; 3]) {
         self.gradients(x, weight, dy, dx, d_weight);
-        dy.chunks_exact(self.to).for_each(|dy| add(d_bias, dy));
+        if !d_bias.is_empty() {
+            dy.chunks_exact(self.to).for_each(|dy| add(d_bias, dy));
+        }
     }
 }
 

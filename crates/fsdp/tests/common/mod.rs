@@ -65,10 +65,15 @@ impl Ends {
 
 impl Block {
     pub fn forward(&self, x: Tensor<3>) -> (Tensor<3>, Option<Tensor<1>>) {
-        let hidden = gelu(self.up.forward(self.norm.forward(x.clone())));
+        let hidden = gelu(linear(&self.up, self.norm.forward(x.clone())));
         let aux = hidden.clone().cast(DType::F32).powi_scalar(2).mean() * AUX;
-        (x + self.down.forward(hidden), Some(aux))
+        (x + linear(&self.down, hidden), Some(aux))
     }
+}
+
+/// The product whose weights' gradients can be put off.
+fn linear(of: &Linear, x: Tensor<3>) -> Tensor<3> {
+    fused::linear(x, of.weight.val(), of.bias.as_ref().map(Param::val))
 }
 
 pub fn model(device: &Device) -> Model {

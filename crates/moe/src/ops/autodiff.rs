@@ -12,10 +12,14 @@ use burn::backend::autodiff::{
     ops::{Backward, Ops, OpsKind},
 };
 use burn::backend::tensor::{FloatTensor, IntTensor};
+use fused::deferred;
 use std::fmt::Debug;
 
 /// An operation's gradient formula: from the output's gradient to those of the `N` inputs, of which only the `wanted` are used.
 trait Gradient<B: MoeOps, const N: usize>: Clone + Debug + Send + Sync + 'static {
+    /// The input that is a weight, whose gradient may be put off.
+    const WEIGHT: Option<usize> = None;
+
     fn of(self, d_y: FloatTensor<B>, wanted: [bool; N]) -> [Option<FloatTensor<B>>; N];
 }
 
@@ -33,7 +37,17 @@ fn step<B: MoeOps, C: CheckpointStrategy, G: Gradient<B, N>, const N: usize>(
 
         fn backward(self, ops: Ops<G, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
             let d_y = gradients.consume::<B>(&ops.node);
-            let wanted = ops.parents.each_ref().map(Option::is_some);
+            let mut wanted = ops.parents.each_ref().map(Option::is_some);
+            if let Some((i, weight)) = G::WEIGHT.and_then(|i| Some((i, ops.parents[i].as_ref()?)))
+                && deferred::defers(weight.parents.len())
+            {
+                wanted[i] = false;
+                let (id, state, d_y) = (weight.id, ops.state.clone(), d_y.clone());
+                deferred::defer(move |gradients| {
+                    let of_inputs = state.of(d_y, std::array::from_fn(|input| input == i));
+                    gradients.register::<B>(id, of_inputs.into_iter().flatten().next().expect("it is wanted"));
+                });
+            }
             for (parent, gradient) in ops.parents.iter().zip(ops.state.of(d_y, wanted)) {
                 if let (Some(parent), Some(gradient)) = (parent, gradient) {
                     gradients.register::<B>(parent.id, gradient);
@@ -108,6 +122,8 @@ struct GroupedGemm<B: MoeOps> {
 }
 
 impl<B: MoeOps> Gradient<B, 2> for GroupedGemm<B> {
+    const WEIGHT: Option<usize> = Some(1);
+
     fn of(self, d_y: FloatTensor<B>, [x, weight]: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
         let Self { x: rows, weight: matrices, segments } = self;
         let d_x = x.then(|| B::moe_grouped_gemm(d_y.clone(), matrices, segments.clone(), true));

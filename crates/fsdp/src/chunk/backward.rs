@@ -1,0 +1,195 @@
+//! The backward of one micro-batch: at once, or in two parts, of which the second fills a pipeline's gaps.
+
+use super::{Graph, Micro, Runner, Saved};
+use crate::call::{Output, add};
+use crate::comm_thread::Pending;
+use crate::group::BoundGroup;
+use crate::memory::{Category, Counted, Held};
+use crate::unit::Activation;
+use crate::vjp::vjp_seed;
+use crate::weights::Weights;
+use crate::{FsdpError, Prefetch, wire};
+use burn::tensor::{Gradients, Tensor};
+use fused::deferred::{Deferred, backward_of_inputs};
+use std::ops::Range;
+
+/// Gradients on their way to their shards.
+struct Reduction {
+    unit: usize,
+    gradients: Pending<Vec<Option<Counted>>>,
+    done: bool,
+}
+
+/// A call whose gradients of weights are still to be computed.
+pub(crate) struct PutOff {
+    call: usize,
+    bound: BoundGroup,
+    /// Gradients of parameters that were not put off.
+    now: Vec<Option<Tensor<1>>>,
+    later: Deferred,
+    _weights: Weights,
+    /// What they are computed of counts as long as they wait.
+    _held: Held,
+}
+
+impl<B> Runner<'_, B> {
+    /// Runs the calls that `forward` has saved backward, adds their gradients to the units', and returns that of their input.
+    pub fn backward(
+        &mut self,
+        calls: Range<usize>,
+        mut saved: Vec<Saved>,
+        mut cotangent: Option<Tensor<3>>,
+        micro: &Micro<B>,
+    ) -> Result<Option<Tensor<3>>, FsdpError> {
+        let (mut ahead, mut reduction) = (None, None::<Reduction>);
+        let prefetch = self.config.backward_prefetch;
+        while let Some(call) = saved.pop() {
+            let i = calls.start + saved.len();
+            let again = if self.regathers(i) { self.wait(ahead.take(), i)? } else { None };
+            let next = (calls.start..i).rev().find(|next| self.regathers(*next));
+            if prefetch == Prefetch::Pre && ahead.is_none() {
+                ahead = next.map(|next| self.gather(next));
+            }
+            if i + 1 < calls.end && self.is_mine(i) && !self.is_mine(i + 1) {
+                cotangent = Some(wire::recv(self.world, self.owner(i + 1))?);
+            }
+            let gradients = match self.restore(i, call, again, micro.batch) {
+                Some((Graph { bound, x, output, _held }, weights)) => {
+                    let mut gradients = root(output, cotangent.take(), micro.scale).backward();
+                    self.failure.take()?;
+                    cotangent = self.of_input(x, &mut gradients);
+                    let of_unit = bound.take_gradients(&mut gradients);
+                    drop((gradients, bound, weights));
+                    Some(self.unit(i).flatten(of_unit, self.plan.param.dtype()))
+                }
+                None => None,
+            };
+            if let Some(cotangent) = cotangent.take_if(|_| i > calls.start && !self.is_mine(i - 1)) {
+                wire::send(self.world, &cotangent, self.owner(i - 1))?;
+            }
+            if prefetch == Prefetch::Post && ahead.is_none() {
+                ahead = next.map(|next| self.gather(next));
+            }
+
+            // At most one reduction is under way: finished gradients do not pile up behind a slow link.
+            if let Some(reduction) = reduction.take() {
+                self.finish(reduction)?;
+            }
+            reduction = self.reduce(i, gradients, micro);
+        }
+        reduction.map_or(Ok(()), |reduction| self.finish(reduction))?;
+        Ok(cotangent)
+    }
+
+    /// The first part of [`backward`](Self::backward), as far as the stages before wait for it: returns the gradient of the calls' input, and
+    /// what is left for [`backward_of_weights`](Self::backward_of_weights). Nothing is gathered again, and all calls are this rank's.
+    pub fn backward_of_inputs(
+        &mut self,
+        calls: Range<usize>,
+        mut saved: Vec<Saved>,
+        mut cotangent: Option<Tensor<3>>,
+        micro: &Micro<B>,
+    ) -> Result<(Vec<PutOff>, Option<Tensor<3>>), FsdpError> {
+        let mut all = vec![];
+        while let Some(saved_call) = saved.pop() {
+            let call = calls.start + saved.len();
+            let (Graph { bound, x, output, _held }, _weights) =
+                self.restore(call, saved_call, None, micro.batch).expect("a call of this rank");
+            let (mut gradients, later) = backward_of_inputs(&root(output, cotangent.take(), micro.scale));
+            self.failure.take()?;
+            cotangent = self.of_input(x, &mut gradients);
+            let now = bound.take_gradients(&mut gradients);
+            all.push(PutOff { call, bound, now, later, _weights, _held });
+        }
+        Ok((all, cotangent))
+    }
+
+    /// The second part of [`backward`](Self::backward).
+    pub fn backward_of_weights(&mut self, all: Vec<PutOff>, micro: &Micro<B>) -> Result<(), FsdpError> {
+        let mut reduction = None::<Reduction>;
+        for PutOff { call, bound, now, later, .. } in all {
+            let later = bound.take_gradients(&mut later.backward());
+            let of_unit = now.into_iter().zip(later).map(|(now, later)| add(now, later)).collect();
+            let gradients = self.unit(call).flatten(of_unit, self.plan.param.dtype());
+            if let Some(reduction) = reduction.take() {
+                self.finish(reduction)?;
+            }
+            reduction = self.reduce(call, Some(gradients), micro);
+        }
+        reduction.map_or(Ok(()), |reduction| self.finish(reduction))
+    }
+
+    /// The graph of a call of this rank, run again where only its input was kept, and its parameters.
+    fn restore(&self, i: usize, call: Saved, again: Option<Weights>, batch: &B) -> Option<(Graph, Weights)> {
+        match call {
+            Saved::Elsewhere => None,
+            Saved::Graph { graph, mut weights } => {
+                if let Some(again) = again {
+                    weights.refill(again);
+                }
+                Some((graph, weights))
+            }
+            Saved::Input { x, weights, held } => {
+                drop(held); // the graph counts it
+                let weights = again.or(weights).expect("kept, or gathered again");
+                Some((self.run_tracked(i, &weights, x, batch), weights))
+            }
+        }
+    }
+
+    /// The gradient of a call's input, if it has one.
+    fn of_input(&self, x: Option<Tensor<3>>, gradients: &mut Gradients) -> Option<Tensor<3>> {
+        x.map(|x| {
+            let zeros = || Tensor::zeros(x.shape(), (&self.plan.device, x.dtype()));
+            x.grad_remove(gradients).unwrap_or_else(zeros)
+        })
+    }
+
+    /// Sends the gradients of call `i` to the unit's shards, once all calls of the unit have theirs of this micro-batch.
+    fn reduce(&mut self, i: usize, gradients: Option<Vec<Tensor<1>>>, micro: &Micro<B>) -> Option<Reduction> {
+        let (unit, owner) = (self.calls[i].unit, self.owner(i));
+        if self.owners.is_some() {
+            let done = !self.calls[..i].iter().any(|before| before.unit == unit);
+            let gradients = self.units[unit].scatter(self.lanes, gradients, owner, done);
+            return Some(Reduction { unit, gradients, done });
+        }
+        let mut gradients = gradients?;
+        let (mut arrived, calls) = (1, self.calls.iter().enumerate());
+        let calls = calls.filter(|(call, of)| of.unit == unit && self.stages.is_here(*call)).count();
+        if let Some((before, sum)) = self.partial.remove(&(unit, micro.number)) {
+            gradients = sum.into_iter().zip(gradients).map(|(sum, gradient)| sum.tensor + gradient).collect();
+            arrived += before;
+        }
+        if arrived < calls {
+            let count = |gradient| Counted::new(gradient, Category::Gradients, &self.plan.ledger);
+            self.partial.insert((unit, micro.number), (arrived, gradients.into_iter().map(count).collect()));
+            return None;
+        }
+        self.reduced[unit] += 1;
+        let last = self.reduced[unit] == self.micro_batches;
+        if last {
+            self.kept[unit] = None;
+        }
+        let gradients = self.units[unit].reduce(self.lanes, gradients, last);
+        Some(Reduction { unit, gradients, done: true })
+    }
+
+    fn finish(&mut self, reduction: Reduction) -> Result<(), FsdpError> {
+        let Reduction { unit, gradients, done } = reduction;
+        self.units[unit].set_gradients(gradients.wait()?, done);
+        Ok(())
+    }
+}
+
+/// What the backward of a call starts at: its losses, times `scale`, or the cotangent of its output.
+fn root(output: Output, cotangent: Option<Tensor<3>>, scale: f64) -> Tensor<1> {
+    let scaled = |loss: Tensor<1>| if scale == 1.0 { loss } else { loss * scale };
+    let root = match output {
+        Output::Loss(loss, aux) => add(Some(scaled(loss)), aux.map(scaled)),
+        Output::Activation(Activation { x, aux }) => {
+            let seed = vjp_seed(x, cotangent.expect("the call after this one has run its backward"));
+            add(Some(seed), aux.map(scaled))
+        }
+    };
+    root.expect("one of two")
+}

@@ -1,0 +1,157 @@
+//! A backward in two parts: what goes on to the operations before it, and the gradients of weights, which nothing waits for.
+//!
+//! ```text
+//! backward          dy ─> dx = dy W^T ─> ...        backward_of_inputs   dy ─> dx = dy W^T ─> ...
+//!                    └──> dW = x^T dy                                     └──> (x, dy) are kept
+//!                                                   Deferred::backward    (x, dy) ─> dW = x^T dy
+//! ```
+//!
+//! Pipelines without bubbles fill their gaps with the second part (Zero Bubble, arXiv 2401.10241). Burn's tape cannot be cut so; an
+//! operation of ours can ask here whether its weight's gradient is to wait.
+
+use burn::backend::autodiff::{
+    Autodiff,
+    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+    grads::Gradients as Tape,
+    ops::{Backward, Ops, OpsKind},
+};
+use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
+use burn::tensor::{Device, Gradients, Tensor};
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Computes the gradient of a weight, and registers it.
+type Job = Box<dyn FnOnce(&mut Tape) + Send>;
+
+thread_local! {
+    /// The jobs of the backward that runs on this thread, if its weights' gradients are put off.
+    static JOBS: RefCell<Option<Vec<Job>>> = const { RefCell::new(None) };
+}
+
+/// The gradients of weights that a backward has put off. They keep what they will be computed of; the weights themselves they do not read.
+#[derive(Default)]
+pub struct Deferred(Vec<Job>);
+
+/// Runs the backward of a loss, but puts off the gradients of weights: those of [`linear`](crate::linear), and of other operations that
+/// ask [`defers`]. Only of weights that are leaves: what a weight is a part or a function of waits for its gradient.
+pub fn backward_of_inputs(loss: &Tensor<1>) -> (Gradients, Deferred) {
+    JOBS.with_borrow_mut(|jobs| assert!(jobs.replace(vec![]).is_none(), "one backward at a time on a thread"));
+    // Also if the backward panics.
+    struct Off;
+    impl Drop for Off {
+        fn drop(&mut self) {
+            JOBS.take();
+        }
+    }
+    let off = Off;
+    let gradients = loss.backward();
+    let jobs = JOBS.take().unwrap_or_default();
+    drop(off);
+    (gradients, Deferred(jobs))
+}
+
+impl Deferred {
+    /// Computes what was put off.
+    pub fn backward(self) -> Gradients {
+        // The step of a tape that does nothing else: so the gradients come in Burn's own container, each under its leaf.
+        let root = Tensor::<1>::zeros([1], &Device::flex()).autodiff().require_grad();
+        let jobs = Arc::new(Jobs(Mutex::new(self.0)));
+        Tensor::<1>::from_dispatch(<Dispatch as DeferredOps>::run_deferred(root.into_dispatch(), jobs)).backward()
+    }
+}
+
+/// For the step of an operation with a weight, whose node has so many parents: whether the weight's gradient is put off. Then the step
+/// gives the others, and [`defer`]s that one.
+pub fn defers(parents: usize) -> bool {
+    parents == 0 && JOBS.with_borrow(Option::is_some)
+}
+
+/// Keeps a job that computes a weight's gradient, and registers it.
+///
+/// # Panics
+/// If it is not put off; see [`defers`].
+pub fn defer(job: impl FnOnce(&mut Tape) + Send + 'static) {
+    JOBS.with_borrow_mut(|jobs| jobs.as_mut().expect("the backward puts gradients off").push(Box::new(job)));
+}
+
+/// What the step of [`DeferredOps`] does.
+pub struct Jobs(Mutex<Vec<Job>>);
+
+impl fmt::Debug for Jobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("gradients of weights")
+    }
+}
+
+/// The operation behind [`Deferred::backward`].
+#[backend_extension(Flex, Autodiff)]
+pub trait DeferredOps: Backend {
+    /// `root`, whose backward does `jobs`.
+    fn run_deferred(root: FloatTensor<Self>, jobs: Arc<Jobs>) -> FloatTensor<Self>;
+}
+
+impl DeferredOps for Flex {
+    fn run_deferred(root: FloatTensor<Self>, _: Arc<Jobs>) -> FloatTensor<Self> {
+        root
+    }
+}
+
+impl<B: DeferredOps, C: CheckpointStrategy> DeferredOps for Autodiff<B, C> {
+    fn run_deferred(root: FloatTensor<Self>, jobs: Arc<Jobs>) -> FloatTensor<Self> {
+        #[derive(Debug)]
+        struct Step;
+
+        impl<B: Backend> Backward<B, 1> for Step {
+            type State = Arc<Jobs>;
+
+            fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Tape, _: &mut Checkpointer) {
+                gradients.consume::<B>(&ops.node);
+                let jobs = std::mem::take(&mut *ops.state.0.lock().unwrap_or_else(PoisonError::into_inner));
+                jobs.into_iter().for_each(|job| job(gradients));
+            }
+        }
+
+        let value = root.primitive().clone();
+        match Step.prepare::<C>([root.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(step) => step.finish(jobs, value),
+            OpsKind::UnTracked(step) => step.finish(value),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear;
+    use burn::tensor::Distribution;
+
+    /// A weight that is called twice, one that is cut out of a leaf, and biases: the parts together are the whole, to the last bit.
+    #[test]
+    fn both_parts_together_are_the_whole_backward() {
+        let device = Device::flex();
+        let random = |shape: [usize; 2]| Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), &device);
+        let (x, twice, cut) = (random([5, 8]), random([8, 8]), random([8, 24]));
+        let bias = random([1, 8]).reshape([8]);
+        let run = |split: bool| {
+            let leaf = |tensor: &Tensor<2>| tensor.clone().autodiff().require_grad();
+            let (x, twice, cut) = (leaf(&x), leaf(&twice), leaf(&cut));
+            let bias = bias.clone().autodiff().require_grad();
+            let y = linear(linear(x.clone(), twice.clone(), Some(bias.clone())), twice.clone(), None);
+            let loss = linear(y, cut.clone().slice([0..8, 8..16]), None).powi_scalar(2).mean();
+            if !split {
+                let gradients = loss.backward();
+                let flat = |of: Tensor<2>| of.into_data();
+                return [x, twice, cut].map(|leaf| flat(leaf.grad(&gradients).unwrap()));
+            }
+            let (mut now, put_off) = backward_of_inputs(&loss);
+            assert_eq!(put_off.0.len(), 2, "both uses of one weight");
+            assert!(twice.grad(&now).is_none() && bias.grad(&now).is_some() && cut.grad(&now).is_some());
+            let mut later = put_off.backward();
+            [x.grad_remove(&mut now), twice.grad_remove(&mut later), cut.grad_remove(&mut now)]
+                .map(|gradient| gradient.unwrap().into_data())
+        };
+        assert_eq!(run(true), run(false));
+        assert!(!defers(0), "only while a backward runs that puts off");
+    }
+}
