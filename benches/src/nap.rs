@@ -8,11 +8,12 @@ use burn::backend::autodiff::{
 };
 use burn::backend::{Backend, Dispatch, Flex, backend_extension, tensor::FloatTensor};
 use burn::tensor::Tensor;
+use fused::deferred;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// `x`, after a sleep; its backward sleeps too. On the CPU.
-pub fn nap(x: Tensor<3>, forward: Duration, backward: Duration) -> Tensor<3> {
+/// `x`, after a sleep; its backward sleeps too, as if for the gradients of an input and of weights, which may be put off. On the CPU.
+pub fn nap(x: Tensor<3>, forward: Duration, backward: [Duration; 2]) -> Tensor<3> {
     sleep(forward);
     Tensor::from_dispatch(<Dispatch as NapOps>::nap(x.into_dispatch(), backward))
 }
@@ -21,26 +22,32 @@ pub fn nap(x: Tensor<3>, forward: Duration, backward: Duration) -> Tensor<3> {
 #[backend_extension(Flex, Autodiff)]
 pub trait NapOps: Backend {
     /// Its input; the backward sleeps.
-    fn nap(x: FloatTensor<Self>, backward: Duration) -> FloatTensor<Self>;
+    fn nap(x: FloatTensor<Self>, backward: [Duration; 2]) -> FloatTensor<Self>;
 }
 
 impl NapOps for Flex {
-    fn nap(x: FloatTensor<Self>, _backward: Duration) -> FloatTensor<Self> {
+    fn nap(x: FloatTensor<Self>, _backward: [Duration; 2]) -> FloatTensor<Self> {
         x
     }
 }
 
 impl<B: NapOps, C: CheckpointStrategy> NapOps for Autodiff<B, C> {
-    fn nap(x: FloatTensor<Self>, backward: Duration) -> FloatTensor<Self> {
+    fn nap(x: FloatTensor<Self>, backward: [Duration; 2]) -> FloatTensor<Self> {
         #[derive(Debug)]
         struct Nap;
 
         impl<B: Backend> Backward<B, 1> for Nap {
-            type State = Duration;
+            type State = [Duration; 2];
 
             fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
                 let gradient = gradients.consume::<B>(&ops.node);
-                sleep(ops.state);
+                let [input, weights] = ops.state;
+                sleep(input);
+                if deferred::defers(0) {
+                    deferred::defer(move |_| sleep(weights));
+                } else {
+                    sleep(weights);
+                }
                 if let [Some(x)] = &ops.parents {
                     gradients.register::<B>(x.id, gradient);
                 }

@@ -15,7 +15,7 @@ pub struct ParallelConfig {
     pub gpus: usize,
     /// Stages of a pipeline, which divide the ranks and the model; 1 for none. What follows is about the `gpus / pp` ranks of a stage.
     pub pp: usize,
-    /// The order in which stages work on micro-batches. `zero_bubble` and `zb_v` are not in the trainer yet.
+    /// The order in which stages work on micro-batches.
     pub schedule: Schedule,
     /// Chunks of the model that each stage has; null for 1, or 2 with a schedule that needs several.
     pub virtual_stages: Option<usize>,
