@@ -78,7 +78,8 @@ fn measure(pipeline: &PipelineConfig, micro_batches: usize) -> f64 {
 fn bubble(pipeline: &Pipeline, ticks: Ticks) -> u64 {
     pipeline.bubble(ticks).unwrap_or_else(|| {
         let takes = |_, action| ticks.of(action);
-        let timeline = simulate(pipeline, &pipeline.program(), &takes, Links::default()).expect("a program runs");
+        let timeline =
+            simulate(pipeline, &pipeline.program(), &takes, Links { latency: 0, slots: 1 }).expect("a program runs");
         timeline.bubble(0)
     })
 }

@@ -3,6 +3,7 @@
 use crate::group::{Group, Wrapped, wrap};
 use crate::memory::{Bytes, Category, Held, Ledger};
 use crate::placement::{Stages, block_owners};
+use crate::plan;
 use crate::{FsdpConfig, FsdpError, Layout, Memory, Prefetch, Strategy, Units};
 use comm::Axis;
 use schedule::{Action, Cell};
@@ -91,7 +92,7 @@ struct Step<'a> {
     on_cpu: bool,
     ledger: Ledger,
     /// Gradients that wait: of each unit and class its shard's, and all of it where it was not communicated.
-    gradients: Vec<[[Option<Held>; 2]; 2]>,
+    gradients: Vec<[[Option<Held>; 2]; 3]>,
     most: Bytes,
     working: usize,
 }
@@ -109,18 +110,21 @@ impl<B: 'static> Units<B> {
             Strategy::Ddp => [1, 1],
             _ => [mesh.size(Axis::DpShard), mesh.size(Axis::Efsdp)],
         };
-        let Wrapped { groups, calls, is_expert, .. } = wrap(self, config.wrap)?;
+        let Wrapped { groups, calls, marks, .. } = wrap(self, config.wrap)?;
         let (size, fp32) = (config.precision.param.dtype().size(), size_of::<f32>());
         let of_calls: Vec<usize> = calls.iter().map(|call| groups[call.unit].len()).collect();
         let stages = Stages::new(&config.pipeline, &of_calls, run.rank / ranks)?;
         let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
-        let class = |(params, shards): (Vec<(String, Vec<usize>)>, usize)| {
+        let class = |(class, params): (plan::Class, Vec<(String, Vec<usize>)>)| {
+            let shards = shards[usize::from(class == plan::Class::Expert)];
+            let size = if class == plan::Class::Fp32 { fp32 } else { size };
             let len = Layout::new(params, shards).padded_len();
             Class { shards, shard: len / shards * fp32, whole: len * size, whole_fp32: len * fp32 }
         };
+        let class_of = marks.class_of(config);
         let unit = |(i, group): (usize, &Group)| {
-            let classes = group.classes(config.ep, &is_expert)?;
-            Ok(Unit { classes: classes.params.into_iter().zip(shards).map(class).collect(), is_here: is_here(i) })
+            let classes = group.classes(config.ep, &class_of)?;
+            Ok(Unit { classes: classes.params.into_iter().map(class).collect(), is_here: is_here(i) })
         };
         let units = groups.iter().enumerate().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;
         let model = groups.iter().map(|group| Layout::new(group.params(), shards[0]).padded_len() * fp32).sum();
@@ -221,7 +225,7 @@ impl Step<'_> {
     fn at_rest(&self) -> Vec<Held> {
         let parameters = |class: &Class| match self.replicates(class) {
             false => class.shard,
-            true if self.shard_is_at_hand() => class.whole, // a part of which it is
+            true if self.is_at_hand(class) => class.whole, // a part of which it is
             true => class.whole + class.shard,
         };
         let unit = |unit: &Unit| {
@@ -240,9 +244,8 @@ impl Step<'_> {
     }
 
     /// Whether the shard is of the type, and in the place, that it is computed with.
-    fn shard_is_at_hand(&self) -> bool {
-        let is_fp32 = self.config.precision.param.dtype().size() == size_of::<f32>();
-        is_fp32 && (self.on_cpu || !self.config.cpu_offload)
+    fn is_at_hand(&self, class: &Class) -> bool {
+        class.whole == class.whole_fp32 && (self.on_cpu || !self.config.cpu_offload)
     }
 
     fn replicates(&self, class: &Class) -> bool {
@@ -250,7 +253,7 @@ impl Step<'_> {
     }
 
     fn gathers(&self, class: &Class) -> bool {
-        (class.shards > 1 || !self.shard_is_at_hand()) && !self.replicates(class)
+        (class.shards > 1 || !self.is_at_hand(class)) && !self.replicates(class)
     }
 
     /// The whole parameters of call `i`, where they are not there anyway.
@@ -271,7 +274,7 @@ impl Step<'_> {
     }
 
     fn regathers(&self, i: usize) -> bool {
-        let gathers = self.gathers(&self.units[self.calls[i].unit].classes[0]);
+        let gathers = self.units[self.calls[i].unit].classes.iter().any(|class| self.gathers(class));
         gathers && self.config.regathers(i, self.calls.len(), self.on_cpu)
     }
 

@@ -7,7 +7,7 @@ use crate::group::{Wrapped, wrap};
 use crate::interpreter::{Interpreter, StageTimes, Wires};
 use crate::memory::Memory;
 use crate::placement::{Groups, Placement, Stages, block_owners};
-use crate::plan::{Holders, Plan};
+use crate::plan::{Class, Holders, Plan};
 use crate::precision::LossScale;
 use crate::sharded_unit::ShardedUnit;
 use crate::state::{Progress, ReadPart, State};
@@ -79,7 +79,7 @@ impl<B: 'static> Fsdp<B> {
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
-        let Wrapped { groups, calls, places, draw, is_expert, failure } = wrap(units, config.wrap)?;
+        let Wrapped { groups, calls, places, draw, marks, failure } = wrap(units, config.wrap)?;
         let world = comm.split(0)?;
         let (mut communicators, stage) = Groups::new(comm, &config)?;
         let wires = Wires::new(&communicators.stages)?;
@@ -89,12 +89,13 @@ impl<B: 'static> Fsdp<B> {
         let mut holders_of = |unit: usize| communicators.holders(&stages, of_unit(unit));
         let holders: Vec<Holders> = (0..groups.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
         let mut plan = Plan::new(&config, &communicators);
-        let mut plans = vec![plan.clone()];
-        if config.ep > 1 {
-            plans.push(plan.of_experts(&communicators));
-        }
-        let make = |(group, holders)| ShardedUnit::new(group, &config, &plans, &is_expert, draw.as_deref(), holders);
-        let made = groups.into_iter().zip(holders).map(make).collect::<Result<Vec<_>, _>>()?;
+        let classes = Class::ALL.into_iter().filter(|class| *class != Class::Expert || config.ep > 1);
+        let plans: Vec<Plan> = classes.map(|class| plan.of(class, &communicators)).collect();
+        let made = {
+            let class_of = marks.class_of(&config);
+            let make = |(group, holders)| ShardedUnit::new(group, &config, &plans, &class_of, draw.as_deref(), holders);
+            groups.into_iter().zip(holders).map(make).collect::<Result<Vec<_>, _>>()?
+        };
         let (units, squares): (Vec<_>, Vec<Option<f64>>) = made.into_iter().unzip();
         if units[calls[0].unit].len() == 0 {
             let name = units[calls[0].unit].name();
@@ -298,7 +299,7 @@ impl<B: 'static> Fsdp<B> {
         };
         let pipeline = self.config.pipeline.of_a_round()?;
         self.interpreter(pipeline).evaluate(micro_batches, &mut look)?;
-        let in_gradient = |unit: &ShardedUnit| unit.gradient_squares().any(|square| !square.is_finite());
+        let in_gradient = |unit: &ShardedUnit| unit.gradient_squares().any(|(_, square)| !square.is_finite());
         let last = self.units.iter().rposition(in_gradient).map_or(none, |unit| -(unit as f64));
         let highest = self.over_world(vec![-first, -last], Reduce::Max)?;
         Ok(match (-highest[0], highest[1]) {
@@ -362,22 +363,18 @@ impl<B: 'static> Fsdp<B> {
 
     /// Norm of the summed gradient over all units, and over all ranks that have different parts of it.
     fn gradient_norm(&self) -> Result<f64, FsdpError> {
-        let mut squares = [0.0; 2]; // of each class
-        for unit in &self.units {
-            unit.gradient_squares().zip(&mut squares).for_each(|(square, sum)| *sum += square);
+        let mut squares = [0.0; 2]; // of experts over ranks, and of all others
+        for (class, square) in self.units.iter().flat_map(ShardedUnit::gradient_squares) {
+            squares[usize::from(class != Class::Expert)] += square;
         }
         if self.plan.shards * self.config.pipeline.stages * self.config.ep == 1 {
-            return Ok(squares[0].sqrt());
+            return Ok(squares[1].sqrt());
         }
         // Each of the replicas counts the whole.
         let sums = self.all_reduce(&squares)?;
-        let of_experts = if self.config.strategy == Strategy::Ddp {
-            self.plan.replicas / self.config.ep
-        } else {
-            self.plan.replicas
-        };
-        let replicas = [self.plan.replicas, of_experts.max(1)];
-        Ok(sums.iter().zip(replicas).map(|(sum, replicas)| sum / replicas as f64).sum::<f64>().sqrt())
+        let replicas = self.plan.replicas;
+        let of_experts = if self.config.strategy == Strategy::Ddp { replicas / self.config.ep } else { replicas };
+        Ok((sums[0] / of_experts as f64 + sums[1] / replicas as f64).sqrt())
     }
 }
 

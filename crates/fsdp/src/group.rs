@@ -1,6 +1,6 @@
 use crate::call::{Call, Role};
 use crate::plan::Class;
-use crate::unit::{AnyUnit, Bound, Draw, Units, Value};
+use crate::unit::{AnyUnit, Bound, Draw, Marks, Units, Value};
 use crate::{FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
 use comm::Failure;
@@ -13,10 +13,10 @@ pub(crate) struct Group {
 
 /// A group's parameters by their [`Class`].
 pub(crate) struct Classes {
-    /// Of each parameter, in the order of visits: its class, and its number there.
+    /// Of each parameter, in the order of visits: which of the group's classes it is in, and its number there.
     pub places: Vec<(usize, usize)>,
-    /// Of each class that the group has: names, and shapes of a rank's part.
-    pub params: Vec<Vec<(String, Vec<usize>)>>,
+    /// The classes that the group has: names, and shapes of a rank's part.
+    pub params: Vec<(Class, Vec<(String, Vec<usize>)>)>,
 }
 
 /// A group's modules with values.
@@ -29,7 +29,7 @@ pub(crate) struct Wrapped<B> {
     pub places: Vec<(usize, usize)>,
     /// As [`Units`] have them.
     pub draw: Option<Box<Draw>>,
-    pub is_expert: Box<dyn Fn(&str) -> bool>,
+    pub marks: Marks,
     pub failure: Failure,
 }
 
@@ -63,9 +63,7 @@ pub(crate) fn wrap<B>(units: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpErr
     }
     match (0..groups.len()).find(|group| calls.iter().all(|call| call.unit != *group)) {
         Some(unused) => Err(FsdpError::Calls(format!("none is of the unit {}", groups[unused].name()))),
-        None => {
-            Ok(Wrapped { groups, calls, places, draw: units.draw, is_expert: units.is_expert, failure: units.failure })
-        }
+        None => Ok(Wrapped { groups, calls, places, draw: units.draw, marks: units.marks, failure: units.failure }),
     }
 }
 
@@ -104,12 +102,14 @@ impl Group {
     ///
     /// # Errors
     /// If they cannot be cut into so many parts.
-    pub fn classes(&self, parts: usize, is_expert: &dyn Fn(&str) -> bool) -> Result<Classes, FsdpError> {
-        let mut classes = Classes { places: vec![], params: vec![vec![]] };
-        for (name, mut shape) in self.params() {
-            let class = if parts > 1 && is_expert(&name) { Class::Expert } else { Class::Dense } as usize;
-            if class == Class::Expert as usize {
-                classes.params.resize(2, vec![]);
+    pub fn classes(&self, parts: usize, class_of: &dyn Fn(&str) -> Class) -> Result<Classes, FsdpError> {
+        let params = self.params();
+        let of_class = |class| params.iter().any(|(name, _)| class_of(name) == class);
+        let present: Vec<Class> = Class::ALL.into_iter().filter(|class| of_class(*class)).collect();
+        let mut classes = Classes { places: vec![], params: present.iter().map(|class| (*class, vec![])).collect() };
+        for (name, mut shape) in params {
+            let class = class_of(&name);
+            if class == Class::Expert {
                 let experts = shape.first().copied().unwrap_or(1);
                 if !experts.is_multiple_of(parts) {
                     let of = format!("ep {parts} does not divide the {experts} experts of {name}");
@@ -117,8 +117,9 @@ impl Group {
                 }
                 shape[0] = experts / parts;
             }
-            classes.places.push((class, classes.params[class].len()));
-            classes.params[class].push((name, shape));
+            let place = present.iter().position(|other| *other == class).expect("it is present");
+            classes.places.push((place, classes.params[place].1.len()));
+            classes.params[place].1.push((name, shape));
         }
         Ok(classes)
     }

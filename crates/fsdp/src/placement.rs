@@ -8,8 +8,9 @@ use std::ops::Range;
 /// The communicators of a rank.
 pub(crate) struct Groups {
     pub world: Communicator,
-    /// Of each [`Class`](crate::plan::Class) of parameters the ranks that keep it.
-    classes: Vec<Keepers>,
+    /// The ranks that keep dense parameters, and where they are spread, experts.
+    dense: Keepers,
+    experts: Option<Keepers>,
     /// Of each stage the rank at this one's place in it, in the order of stages.
     pub stages: Communicator,
     /// For each unit that several stages hold: those of [`stages`](Self::stages) that do.
@@ -41,24 +42,23 @@ impl Groups {
             let (shard, replicate) = (mesh.over(shard)?, mesh.over(replicate)?);
             Ok::<_, CommError>(Keepers { shard, replicate, parts: mesh.over(parts)? })
         };
-        let mut classes = vec![keepers(&[DpShard, Cp], &[DpReplicate], &[])?];
-        if config.ep > 1 {
-            classes.push(keepers(&[Efsdp], &[DpReplicate], &[Ep])?);
-        }
+        let dense = keepers(&[DpShard, Cp], &[DpReplicate], &[])?;
+        let experts = (config.ep > 1).then(|| keepers(&[Efsdp], &[DpReplicate], &[Ep])).transpose()?;
         let stages = mesh.over(&[Pp])?;
         let stage = stages.rank();
-        Ok((Self { world: mesh.world().clone(), classes, stages, ties: vec![] }, stage))
+        Ok((Self { world: mesh.world().clone(), dense, experts, stages, ties: vec![] }, stage))
     }
 
     /// The same groups, with an order of collectives of their own. A collective.
     pub fn again(&self) -> Result<Self, CommError> {
         let again = |of: &Keepers| {
             let (shard, replicate) = (of.shard.split(0)?, of.replicate.split(0)?);
-            Ok(Keepers { shard, replicate, parts: of.parts.split(0)? })
+            Ok::<_, CommError>(Keepers { shard, replicate, parts: of.parts.split(0)? })
         };
         Ok(Self {
             world: self.world.split(0)?,
-            classes: self.classes.iter().map(again).collect::<Result<_, CommError>>()?,
+            dense: again(&self.dense)?,
+            experts: self.experts.as_ref().map(again).transpose()?,
             stages: self.stages.split(0)?,
             ties: self.ties.iter().map(|tie| tie.split(0)).collect::<Result<_, _>>()?,
         })
@@ -66,7 +66,10 @@ impl Groups {
 
     /// The ranks that keep a class of parameters.
     pub fn of(&self, class: Class) -> &Keepers {
-        &self.classes[class as usize]
+        match class {
+            Class::Dense | Class::Fp32 => &self.dense,
+            Class::Expert => self.experts.as_ref().expect("experts are a class where they are spread"),
+        }
     }
 
     /// Which stages hold a unit that has these calls; all ranks ask for all units in turn, for those of several stages get a group.

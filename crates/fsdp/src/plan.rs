@@ -27,6 +27,12 @@ pub(crate) enum Class {
     Dense,
     /// Stacks of experts, cut along their first dimension: each of `ep` ranks has a part of every stack.
     Expert,
+    /// As dense ones, but fp32 whatever the precision is.
+    Fp32,
+}
+
+impl Class {
+    pub const ALL: [Self; 3] = [Self::Dense, Self::Expert, Self::Fp32];
 }
 
 /// What is the same for all units of a rank, for one class of their parameters.
@@ -79,11 +85,12 @@ impl Plan {
         }
     }
 
-    /// The same for the experts.
-    pub fn of_experts(&self, groups: &Groups) -> Self {
-        let Keepers { shard, replicate, parts } = groups.of(Class::Expert);
+    /// The same for another class.
+    pub fn of(&self, class: Class, groups: &Groups) -> Self {
+        let Keepers { shard, replicate, parts } = groups.of(class);
         Self {
-            class: Class::Expert,
+            class,
+            param: if class == Class::Fp32 { FloatType::Fp32 } else { self.param },
             shards: shard.world_size(),
             shard: shard.rank(),
             parts: parts.world_size(),

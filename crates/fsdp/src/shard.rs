@@ -1,7 +1,7 @@
 use crate::comm_thread::{Lanes, Pending};
 use crate::memory::{Category, Counted};
 use crate::optimizer::ShardOptimizer;
-use crate::plan::{Holders, Plan};
+use crate::plan::{Class, Holders, Plan};
 use crate::precision::FloatType;
 use crate::state::{ReadPart, ShardValues, StatePart, WantedPart};
 use crate::unit::Value;
@@ -47,6 +47,10 @@ impl FlatShard {
             whole_gradient: None,
             partial: None,
         }
+    }
+
+    pub fn class(&self) -> Class {
+        self.plan.class
     }
 
     /// Number of this shard's elements.
@@ -117,7 +121,8 @@ impl FlatShard {
     }
 
     /// The gradients of all parameters, or this rank's parts of them, in one buffer; zeros where there is none.
-    pub fn gradient_of(&self, mut gradients: Vec<Option<Tensor<1>>>, dtype: DType) -> Tensor<1> {
+    pub fn gradient_of(&self, mut gradients: Vec<Option<Tensor<1>>>) -> Tensor<1> {
+        let dtype = self.plan.param.dtype();
         let parts = self.layout.by_offset().iter().filter_map(|i| {
             let gradient = gradients[*i].take()?;
             Some((self.layout.params()[*i].offset, gradient.cast(dtype)))

@@ -3,20 +3,20 @@
 use crate::comm_thread::{Lanes, Pending};
 use crate::group::{BoundGroup, Classes, Group};
 use crate::memory::Counted;
-use crate::plan::{Holders, Plan};
+use crate::plan::{Class, Holders, Plan};
 use crate::shard::{FlatShard, owned_copy};
 use crate::state::{ReadPart, StatePart};
 use crate::unit::{Draw, Value};
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 
 /// A unit's modules, without values, and this rank's shares of their parameters.
 pub(crate) struct ShardedUnit {
     group: Group,
     /// One for each class of parameters that the unit has.
     classes: Vec<FlatShard>,
-    /// Of each parameter, in the order of visits: its class, and its number there.
+    /// Of each parameter, in the order of visits: which of the unit's classes it is in, and its number there.
     places: Vec<(usize, usize)>,
     /// Number of all its parameters' elements.
     len: usize,
@@ -32,13 +32,14 @@ impl ShardedUnit {
         group: Group,
         config: &FsdpConfig,
         plans: &[Plan],
-        is_expert: &dyn Fn(&str) -> bool,
+        class_of: &dyn Fn(&str) -> Class,
         draw: Option<&Draw>,
         holders: Holders,
     ) -> Result<(Self, Option<f64>), FsdpError> {
-        let parts = plans.last().map_or(1, |plan| plan.parts);
-        let Classes { places, params } = group.classes(parts, is_expert)?;
-        let classes = params.into_iter().zip(plans).map(|(params, plan)| FlatShard::new(params, config, plan, holders));
+        let plan = |class| plans.iter().find(|plan| plan.class == class).expect("a plan for each class");
+        let parts = plans.iter().map(|plan| plan.parts).max().unwrap_or(1);
+        let Classes { places, params } = group.classes(parts, class_of)?;
+        let classes = params.into_iter().map(|(class, params)| FlatShard::new(params, config, plan(class), holders));
         let (classes, len) = (classes.collect(), group.len());
         let mut unit = Self { group, classes, places, len };
         let square = match holders.is_here {
@@ -116,12 +117,12 @@ impl ShardedUnit {
     }
 
     /// The gradients of all parameters, given in the order of visits, in a buffer for each class.
-    pub fn flatten(&self, gradients: Vec<Option<Tensor<1>>>, dtype: DType) -> Vec<Tensor<1>> {
+    pub fn flatten(&self, gradients: Vec<Option<Tensor<1>>>) -> Vec<Tensor<1>> {
         let mut of_classes: Vec<Vec<Option<Tensor<1>>>> = self.classes.iter().map(|_| vec![]).collect();
         for ((class, _), gradient) in self.places.iter().zip(gradients) {
             of_classes[*class].push(gradient);
         }
-        let of_class = |(class, gradients): (&FlatShard, _)| class.gradient_of(gradients, dtype);
+        let of_class = |(class, gradients): (&FlatShard, _)| class.gradient_of(gradients);
         self.classes.iter().zip(of_classes).map(of_class).collect()
     }
 
@@ -170,8 +171,8 @@ impl ShardedUnit {
     }
 
     /// Sum of the squares of this rank's gradient, by class; see [`FlatShard::gradient_square`].
-    pub fn gradient_squares(&self) -> impl Iterator<Item = f64> {
-        self.classes.iter().map(FlatShard::gradient_square)
+    pub fn gradient_squares(&self) -> impl Iterator<Item = (Class, f64)> {
+        self.classes.iter().map(|class| (class.class(), class.gradient_square()))
     }
 
     /// Steps along the accumulated gradient times `scale`, and forgets it.
@@ -188,8 +189,8 @@ impl ShardedUnit {
     }
 
     /// [`FlatShard::digest`] of each class.
-    pub fn digests(&self) -> impl Iterator<Item = Option<u64>> {
-        self.classes.iter().map(FlatShard::digest)
+    pub fn digests(&self) -> impl Iterator<Item = (Class, u64)> {
+        self.classes.iter().filter_map(|class| Some((class.class(), class.digest()?)))
     }
 
     /// The group of stages that hold the unit too, if there are any.

@@ -4,6 +4,7 @@ use burn::tensor::{Tensor, TensorData};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::ThreadId;
 
 /// A tensor whose memory can be taken away and given back while graphs hold it: PyTorch's FSDP does the same to a gathered parameter
 /// with `storage.resize_(0)`.
@@ -13,6 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Storage {
     memory: Arc<Mutex<Option<FloatTensor<Flex>>>>,
     tensor: Tensor<1>,
+    /// The thread that made it, which alone reads, frees and refills.
+    owner: ThreadId,
 }
 
 impl Storage {
@@ -21,11 +24,12 @@ impl Storage {
         let (shape, dtype, device) = (flat.shape(), flat.dtype(), flat.device());
         let memory = Arc::new(Mutex::new(Some(contents(flat)?)));
         let len = shape.num_elements() * dtype.size();
-        let controller = Box::new(Controller { memory: memory.clone(), len, align: dtype.size() });
+        let owner = std::thread::current().id();
+        let controller = Box::new(Controller { memory: memory.clone(), owner, len, align: dtype.size() });
         // SAFETY: the controller shows `len` bytes of a tensor, all of which are initialised.
         let bytes = unsafe { Bytes::from_controller(controller, len) };
         let tensor = Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), (&device, dtype));
-        Some(Self { memory, tensor })
+        Some(Self { memory, tensor, owner })
     }
 
     /// The tensor; what is made of it shares its memory.
@@ -33,15 +37,20 @@ impl Storage {
         &self.tensor
     }
 
-    /// Gives up the memory. Whoever reads the tensor now panics.
+    /// Gives up the memory. Whoever reads the tensor now panics, and so does, at any time, who reads it on another thread.
     pub fn free(&mut self) {
-        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.set(None);
     }
 
     /// Takes this tensor's memory, of the same length and type, instead.
     pub fn refill(&mut self, flat: Tensor<1>) {
         assert_eq!((flat.shape(), flat.dtype()), (self.tensor.shape(), self.tensor.dtype()), "refilled with the same");
-        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = contents(flat);
+        self.set(contents(flat));
+    }
+
+    fn set(&self, memory: Option<FloatTensor<Flex>>) {
+        assert_eq!(std::thread::current().id(), self.owner, "on its own thread");
+        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = memory;
     }
 }
 
@@ -54,6 +63,7 @@ fn contents(flat: Tensor<1>) -> Option<FloatTensor<Flex>> {
 
 struct Controller {
     memory: Arc<Mutex<Option<FloatTensor<Flex>>>>,
+    owner: ThreadId,
     len: usize,
     align: usize,
 }
@@ -72,14 +82,18 @@ impl AllocationController for Controller {
     }
 
     fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
+        if std::thread::current().id() != self.owner {
+            let elsewhere = "a unit's parameters are read on another thread than the one that gathered them, where they may be gone";
+            return Err(AccessError::Read(elsewhere.into()));
+        }
         let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(tensor) = &*memory else {
             return Err(AccessError::Read("a unit's parameters are read while they are not gathered".into()));
         };
         let bytes = tensor.bytes();
-        // SAFETY: the bytes outlive this lock. They go when `Storage` frees or refills, which only the thread does that runs all
-        // operations on the tensor, between them (`Units` forbids that a forward hands parameters to another thread); until then
-        // they are neither moved nor written, for the tensor that holds them is never handed out.
+        // SAFETY: the bytes outlive this lock. They go when `Storage` frees or refills, which it does on this thread only: the operation that
+        // reads them is over by then. Until then they are neither moved nor written, for the tensor that holds them is
+        // never handed out.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 
@@ -112,6 +126,15 @@ mod tests {
         let mut storage = Storage::new(flat.clone()).unwrap();
         let kept = gradients(&mut storage, false);
         assert_eq!(gradients(&mut storage, true), kept);
+    }
+
+    #[test]
+    fn reading_on_another_thread_panics() {
+        let storage = Storage::new(Tensor::<1>::ones([4], &Device::flex())).unwrap();
+        let tensor = storage.tensor().clone();
+        let panic = std::thread::spawn(move || (tensor + 1.0).into_data()).join().unwrap_err();
+        let message = comm::panic_message(&*panic);
+        assert!(message.contains("another thread"), "{message}");
     }
 
     #[test]

@@ -1,4 +1,6 @@
 use crate::call::{Call, Forward, Output, Role};
+use crate::plan::Class;
+use crate::{FloatType, FsdpConfig};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 use comm::Failure;
@@ -30,8 +32,26 @@ pub struct Units<B> {
     /// Of the calls.
     pub(crate) roles: Vec<Role>,
     pub(crate) draw: Option<Box<Draw>>,
-    pub(crate) is_expert: Box<dyn Fn(&str) -> bool>,
+    pub(crate) marks: Marks,
     pub(crate) failure: Failure,
+}
+
+/// Which parameters are kept otherwise than others, by their names.
+pub(crate) struct Marks {
+    is_expert: Box<dyn Fn(&str) -> bool>,
+    is_fp32: Box<dyn Fn(&str) -> bool>,
+}
+
+impl Marks {
+    /// The class that a parameter is in.
+    pub fn class_of(&self, config: &FsdpConfig) -> impl Fn(&str) -> Class {
+        let (spread, rounds) = (config.ep > 1, config.precision.param != FloatType::Fp32);
+        move |name: &str| match () {
+            () if spread && (self.is_expert)(name) => Class::Expert,
+            () if rounds && (self.is_fp32)(name) => Class::Fp32,
+            () => Class::Dense,
+        }
+    }
 }
 
 /// The values of a range of a parameter's elements, flat, from its name (the unit's, a dot, the path of fields) and number of dimensions.
@@ -74,8 +94,8 @@ impl From<(Tensor<3>, Option<Tensor<1>>)> for Activation {
 impl<B: 'static> Units<B> {
     /// No units yet.
     pub fn new() -> Self {
-        let (is_expert, failure) = (Box::new(|_: &str| false), Failure::default());
-        Self { units: vec![], calls: vec![], roles: vec![], draw: None, is_expert, failure }
+        let marks = Marks { is_expert: Box::new(|_: &str| false), is_fp32: Box::new(|_: &str| false) };
+        Self { units: vec![], calls: vec![], roles: vec![], draw: None, marks, failure: Failure::default() }
     }
 
     /// Values come from `draw` instead of the modules, on each rank those that it holds: of a parameter, by its name (the unit's, a dot, the path
@@ -87,7 +107,12 @@ impl<B: 'static> Units<B> {
     /// Parameters for whose names `is_expert` holds are stacks of experts, of which each of [`FsdpConfig::ep`](crate::FsdpConfig) ranks has a part:
     /// a call's function gets that. What fails in the collectives of such calls is in `failure`, and ends the step.
     pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static, failure: Failure) {
-        (self.is_expert, self.failure) = (Box::new(is_expert), failure);
+        (self.marks.is_expert, self.failure) = (Box::new(is_expert), failure);
+    }
+
+    /// Parameters for whose names `is_fp32` holds are fp32 in every call, whatever [`Precision`](crate::Precision) says of the others.
+    pub fn keep_fp32(&mut self, is_fp32: impl Fn(&str) -> bool + 'static) {
+        self.marks.is_fp32 = Box::new(is_fp32);
     }
 
     /// Adds a unit. Its parameters' values are read when it is sharded, so a lazily initialised module is made only then. All of them

@@ -1,5 +1,6 @@
 //! What the scale of fp16 losses cannot mend.
 
+use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Tensor};
 use comm::run_ranks;
@@ -41,6 +42,57 @@ fn a_gradient_that_is_no_number_at_scale_one_is_not_finite() {
             // From 65536 the scale is 1 after 16 halvings.
             let last = NonFinite { unit: "last".into(), rank: None };
             assert_eq!(report.non_finite, (step >= 16).then_some(last), "{strategy:?}, step {step}");
+        }
+    }
+}
+
+#[derive(Module, Debug)]
+struct Biased {
+    linear: Linear,
+    bias: Param<Tensor<1>>,
+}
+
+/// A bias that moves by 0.001 a step from 0.3, where a step of bf16 is 0.002.
+#[test]
+fn a_parameter_that_is_kept_fp32_is_not_rounded() {
+    for (strategy, ranks) in [
+        (Strategy::Ddp, 1),
+        (Strategy::Ddp, 2),
+        (Strategy::Zero1, 2),
+        (Strategy::ShardGradOp, 2),
+        (Strategy::FullShard, 2),
+        (Strategy::HybridShard, 4),
+        (Strategy::Block, 2),
+    ] {
+        let precision = Precision { param: FloatType::Bf16, reduce: FloatType::Bf16 };
+        let config = FsdpConfig { strategy, precision, ..FsdpConfig::default() };
+        let losses = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
+            let (mut units, device) = (Units::new(), Device::flex());
+            let constant = |value| Initializer::Constant { value };
+            let linear = || LinearConfig::new(8, 8).with_bias(false).with_initializer(constant(0.1)).init(&device);
+            let first = units.add("first", linear());
+            units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone().cast(DType::BF16)));
+            let last = units.add("last", Biased { linear: linear(), bias: constant(0.3).init([1], &device) });
+            units.keep_fp32(|name| name == "last.bias");
+            units.last(last, |of: &Biased, x, _| {
+                assert_eq!((of.linear.weight.val().dtype(), of.bias.val().dtype()), (DType::BF16, DType::F32));
+                of.linear.forward(x).cast(DType::F32).mean() * 0.0 + of.bias.val().detach()
+            });
+            let mut fsdp = Fsdp::new(units, comm, config.clone())?;
+            let batch = [Tensor::<3>::ones([1, 2, 8], &device)];
+            let step = |fsdp: &mut Fsdp<Tensor<3>>| {
+                let move_bias = |fsdp: &mut Fsdp<Tensor<3>>| {
+                    fsdp.add_to_parameter(last, "bias", &[0.001]);
+                    Ok(())
+                };
+                fsdp.train_step_with(&batch, &[1.0], 1e-3, move_bias).map(|report| report.loss)
+            };
+            (0..5).map(|_| step(&mut fsdp)).collect::<Result<Vec<f64>, FsdpError>>()
+        })
+        .unwrap();
+        for (step, loss) in losses[0].iter().enumerate() {
+            let expected = 0.3 + 0.001 * step as f64;
+            assert!((loss - expected).abs() < 1e-6, "{strategy:?}, step {step}: {loss}, not {expected}");
         }
     }
 }

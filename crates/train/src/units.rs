@@ -10,7 +10,7 @@ use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, ParamLayout, UnitId,
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
 use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch, Parallel};
-use moe::{ExpertParallel, Experts};
+use moe::{ExpertParallel, Experts, Router};
 use std::ops::Deref;
 
 /// A micro-batch on a device.
@@ -71,6 +71,7 @@ pub(crate) fn units(
 ) -> (Units<Batch>, Parts) {
     let mut units = Units::new();
     units.experts(Experts::hold, parallel.experts.as_ref().map(ExpertParallel::failure).cloned().unwrap_or_default());
+    units.keep_fp32(Router::holds_bias);
     let initial = match &config.model {
         ModelConfig::Gpt2(shape) => Gpt2::initial(shape, config.train.seed),
         ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),

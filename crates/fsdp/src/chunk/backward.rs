@@ -60,7 +60,7 @@ impl<B> Runner<'_, B> {
                     cotangent = self.of_input(x, &mut gradients);
                     let of_unit = bound.take_gradients(&mut gradients);
                     drop((gradients, bound, weights));
-                    Some(self.unit(i).flatten(of_unit, self.plan.param.dtype()))
+                    Some(self.unit(i).flatten(of_unit))
                 }
                 None => None,
             };
@@ -110,7 +110,7 @@ impl<B> Runner<'_, B> {
         for PutOff { call, bound, now, later, .. } in all {
             let later = bound.take_gradients(&mut later.backward());
             let of_unit = now.into_iter().zip(later).map(|(now, later)| add(now, later)).collect();
-            let gradients = self.unit(call).flatten(of_unit, self.plan.param.dtype());
+            let gradients = self.unit(call).flatten(of_unit);
             if let Some(reduction) = reduction.take() {
                 self.finish(reduction)?;
             }

@@ -12,27 +12,29 @@ impl<B: 'static> Fsdp<B> {
     /// then, or the ranks do not run the same program. A collective, for the moments at which the state is kept; it reads once what has
     /// copies: all under `ddp` and `hybrid_shard`, and what several stages hold.
     pub fn check_copies(&self) -> Result<(), FsdpError> {
-        let digests: Vec<Vec<Option<u64>>> = self.units.iter().map(|unit| unit.digests().collect()).collect();
+        let digests: Vec<Vec<(Class, u64)>> = self.units.iter().map(|unit| unit.digests().collect()).collect();
         let ties: Vec<(usize, usize)> =
             self.units.iter().enumerate().filter_map(|(i, unit)| Some((i, unit.tie()?))).collect();
-        let classes = if self.config.ep > 1 { &[Class::Dense, Class::Expert][..] } else { &[Class::Dense] };
+        let spread = self.config.ep > 1;
         let find = move |groups: &Groups| {
-            let of_class = |class: Class| -> Vec<(usize, u64)> {
-                let of_unit = |(unit, all): (usize, &Vec<Option<u64>>)| Some((unit, (*all.get(class as usize)?)?));
-                digests.iter().enumerate().filter_map(of_unit).collect()
+            let of = |is_expert: bool| -> Vec<(usize, u64)> {
+                let of_unit = |(unit, all): (usize, &Vec<(Class, u64)>)| {
+                    let of_class = all.iter().filter(|(class, _)| (*class == Class::Expert) == is_expert);
+                    of_class.map(|(_, digest)| (unit, *digest)).collect::<Vec<_>>()
+                };
+                digests.iter().enumerate().flat_map(of_unit).collect()
             };
             let among = |group: &Communicator, mine: &[(usize, u64)]| {
                 let digests = mine.iter().map(|(_, digest)| *digest).collect();
                 let different = first_difference(group, groups.world.rank(), digests)?;
                 Ok::<_, CommError>(different.map(|(i, ranks)| (mine[i].0, ranks)))
             };
-            let mut different = None;
-            for class in classes {
-                different = different.or(among(&groups.of(*class).replicate, &of_class(*class))?);
+            let mut different = among(&groups.of(Class::Dense).replicate, &of(false))?;
+            if spread {
+                different = different.or(among(&groups.of(Class::Expert).replicate, &of(true))?);
             }
             for (unit, tie) in ties {
-                let mine: Vec<(usize, u64)> =
-                    digests[unit].iter().map(|digest| (unit, digest.unwrap_or_default())).collect();
+                let mine: Vec<(usize, u64)> = digests[unit].iter().map(|(_, digest)| (unit, *digest)).collect();
                 different = different.or(among(&groups.ties[tie], &mine)?);
             }
             Ok(different)
