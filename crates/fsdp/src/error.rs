@@ -18,6 +18,21 @@ pub enum FsdpError {
     /// The micro-batches of a step are none, or not as many on every rank.
     #[error("{0}")]
     MicroBatches(String),
+    /// A stage of a pipeline that hands over what cannot be.
+    #[error(
+        "rank {from} has sent rank {rank} numbers of shape {found:?} and not {expected:?}: give all ranks batches of the same length, and the same \
+         model"
+    )]
+    Shape {
+        /// The rank that got them.
+        rank: usize,
+        /// The rank that sent them.
+        from: usize,
+        /// Their shape: sequences, length, width.
+        found: [usize; 3],
+        /// What it should be.
+        expected: [usize; 3],
+    },
     /// The ranks were given different initial values.
     #[error(
         "unit {0} has not the same initial values on all ranks: make it from the same seed everywhere, or make it once and give each rank a clone"

@@ -19,8 +19,15 @@ struct Fault {
     rank: usize,
     /// After so many of the rank's calls of units.
     after: usize,
-    /// It panics, or is late by so much.
-    late: Option<Duration>,
+    what: What,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum What {
+    Panic,
+    Late(Duration),
+    /// It makes an activation of another shape.
+    Shape,
 }
 
 /// Faults are told on stderr by the panic hook, a thousand of them.
@@ -43,9 +50,10 @@ fn units(rank: usize, fault: Fault) -> Units<Tensor<3>> {
     let linear = || LinearConfig::new(4, 4).with_initializer(Initializer::Constant { value: 0.1 }).init(&device);
     let forward = move |linear: &Linear, x: Tensor<3>| {
         if calls.fetch_add(1, Ordering::Relaxed) == fault.after && rank == fault.rank {
-            match fault.late {
-                None => std::panic::panic_any(FAULT),
-                Some(late) => sleep(late),
+            match fault.what {
+                What::Panic => std::panic::panic_any(FAULT),
+                What::Late(late) => sleep(late),
+                What::Shape => return linear.forward(x.narrow(1, 0, 1)),
             }
         }
         linear.forward(x)
@@ -91,6 +99,8 @@ fn configs() -> Vec<(FsdpConfig, usize)> {
         (pipeline(3, Schedule::OneFOneB, 1, Strategy::Ddp), 6),
         (pipeline(4, Schedule::Gpipe, 1, Strategy::FullShard), 4),
         (pipeline(6, Schedule::OneFOneB, 1, Strategy::FullShard), 6),
+        (pipeline(3, Schedule::ZeroBubble, 1, Strategy::FullShard), 3),
+        (pipeline(2, Schedule::ZbV, 2, Strategy::Zero1), 4),
     ]
 }
 
@@ -109,7 +119,7 @@ fn a_thousand_faults_end_all_ranks_with_the_name_of_the_one_that_failed() {
         let (config, ranks) = &configs[i % configs.len()];
         // Of two steps; a rank has at least so many units.
         let calls = 2 * MICRO_BATCHES * (CALLS / config.pipeline.stages);
-        let fault = Fault { rank: below(*ranks), after: below(calls), late: None };
+        let fault = Fault { rank: below(*ranks), after: below(calls), what: What::Panic };
         let (failure, took) = train(config, *ranks, fault, Duration::from_secs(60));
         match failure {
             Some(RankFailure::Panicked { rank, message }) if rank == fault.rank => assert_eq!(message, FAULT),
@@ -122,9 +132,27 @@ fn a_thousand_faults_end_all_ranks_with_the_name_of_the_one_that_failed() {
 #[test]
 fn a_stage_that_is_late_is_named() {
     for (config, ranks) in configs().into_iter().step_by(2) {
-        let fault = Fault { rank: ranks - 1, after: 3, late: Some(Duration::from_secs(1)) };
+        let fault = Fault { rank: ranks - 1, after: 3, what: What::Late(Duration::from_secs(1)) };
         let (failure, _) = train(&config, ranks, fault, Duration::from_millis(200));
         let message = failure.expect("nobody waits so long").to_string();
         assert!(message.contains(&format!("rank {}", ranks - 1)), "{:?}: {message}", config.pipeline);
+    }
+}
+
+#[test]
+fn a_stage_that_sends_another_shape_is_named() {
+    // In a V the first stage is the last one too.
+    let hands_on = |config: &FsdpConfig| config.pipeline.stages > 1 && config.pipeline.schedule != Schedule::ZbV;
+    for (config, ranks) in configs().into_iter().filter(|(config, _)| hands_on(config)) {
+        // The last stage hands nothing on.
+        for rank in 0..ranks - ranks / config.pipeline.stages {
+            let after = MICRO_BATCHES * CALLS / config.pipeline.stages - 1;
+            let fault = Fault { rank, after, what: What::Shape };
+            let (failure, took) = train(&config, ranks, fault, Duration::from_secs(60));
+            let message = failure.expect("it is found").to_string();
+            assert!(message.contains(&format!("rank {rank} has sent rank")), "{:?}: {message}", config.pipeline);
+            assert!(message.contains("[1, 1, 4] and not [1, 2, 4]"), "{message}");
+            assert!(took < Duration::from_secs(10), "{took:?}");
+        }
     }
 }
