@@ -1,5 +1,5 @@
-use crate::group::BoundGroup;
 use crate::memory::bytes;
+use crate::modules::BoundModules;
 use crate::unit::Activation;
 use burn::tensor::Tensor;
 use std::any::Any;
@@ -56,7 +56,7 @@ impl<B> Call<B> {
         self.steps.len()
     }
 
-    pub fn run(&self, bound: &BoundGroup, mut x: Option<Tensor<3>>, batch: &B) -> Output {
+    pub fn run(&self, bound: &BoundModules, mut x: Option<Tensor<3>>, batch: &B) -> Output {
         let mut aux: Option<Tensor<1>> = None;
         for step in &self.steps {
             match (step.forward)(bound.module(step.member), x.take(), batch) {

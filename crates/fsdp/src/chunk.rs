@@ -20,8 +20,8 @@ pub(crate) use backward::PutOff;
 
 use crate::call::{Call, Output, add};
 use crate::comm_thread::{Lanes, Pending};
-use crate::group::BoundGroup;
 use crate::memory::{Category, Counted, Held, bytes};
+use crate::modules::BoundModules;
 use crate::placement::Stages;
 use crate::plan::Plan;
 use crate::sharded_unit::ShardedUnit;
@@ -93,7 +93,7 @@ pub(crate) enum Saved {
 
 /// A call that has run with tracked leaves.
 pub(crate) struct Graph {
-    bound: BoundGroup,
+    bound: BoundModules,
     x: Option<Tensor<3>>,
     output: Output,
     _held: Held,

@@ -1,7 +1,8 @@
 //! The ledger of a step without its tensors: what a rank will take, before anything is made.
 
-use crate::group::{Group, Wrapped, wrap};
+use crate::layout::NamedShape;
 use crate::memory::{Bytes, Category, Held, Ledger};
+use crate::modules::{Modules, Wrapped, wrap};
 use crate::placement::{Stages, block_owners};
 use crate::plan;
 use crate::{FsdpConfig, FsdpError, Layout, Memory, Prefetch, Strategy, Units};
@@ -106,28 +107,28 @@ impl<B: 'static> Units<B> {
         config.validate(run.world_size)?;
         let mesh = config.mesh(run.world_size)?;
         let ranks = run.world_size / config.pipeline.stages; // of a stage
-        let shards = match config.strategy {
-            Strategy::Ddp => [1, 1],
-            _ => [mesh.size(Axis::DpShard), mesh.size(Axis::Efsdp)],
+        let shards = match config.strategy.shards().optimizer {
+            true => [mesh.size(Axis::DpShard), mesh.size(Axis::Efsdp)],
+            false => [1, 1],
         };
-        let Wrapped { groups, calls, marks, .. } = wrap(self, config.wrap)?;
+        let Wrapped { units: modules, calls, marks, .. } = wrap(self, config.wrap)?;
         let (size, fp32) = (config.precision.param.dtype().size(), size_of::<f32>());
-        let of_calls: Vec<usize> = calls.iter().map(|call| groups[call.unit].len()).collect();
+        let of_calls: Vec<usize> = calls.iter().map(|call| modules[call.unit].len()).collect();
         let stages = Stages::new(&config.pipeline, &of_calls, run.rank / ranks)?;
         let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
-        let class = |(class, params): (plan::Class, Vec<(String, Vec<usize>)>)| {
+        let class = |(class, params): (plan::Class, Vec<NamedShape>)| {
             let shards = shards[usize::from(class == plan::Class::Expert)];
             let size = if class == plan::Class::Fp32 { fp32 } else { size };
             let len = Layout::new(params, shards).padded_len();
             Class { shards, shard: len / shards * fp32, whole: len * size, whole_fp32: len * fp32 }
         };
         let class_of = marks.class_of(config);
-        let unit = |(i, group): (usize, &Group)| {
-            let classes = group.classes(config.ep, &class_of)?;
+        let unit = |(i, modules): (usize, &Modules)| {
+            let classes = modules.classes(config.ep, &class_of)?;
             Ok(Unit { classes: classes.params.into_iter().map(class).collect(), is_here: is_here(i) })
         };
-        let units = groups.iter().enumerate().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;
-        let model = groups.iter().map(|group| Layout::new(group.params(), shards[0]).padded_len() * fp32).sum();
+        let units = modules.iter().enumerate().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;
+        let model = modules.iter().map(|modules| Layout::new(modules.params(), shards[0]).padded_len() * fp32).sum();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), run.world_size));
         let mut bytes = run.calls.iter();
         let call = |(i, call): (usize, &crate::call::Call<B>)| {
@@ -249,7 +250,7 @@ impl Step<'_> {
     }
 
     fn replicates(&self, class: &Class) -> bool {
-        class.shards > 1 && matches!(self.config.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
+        class.shards > 1 && !self.config.strategy.shards().parameters
     }
 
     fn gathers(&self, class: &Class) -> bool {
@@ -365,7 +366,7 @@ impl Step<'_> {
         if last {
             self.kept[u] = None;
         }
-        let waits = (self.config.no_sync || self.config.strategy == Strategy::Zero1) && !last;
+        let waits = (self.config.no_sync || !self.config.strategy.shards().gradients) && !last;
         let mut there: Vec<Held> = before.into_iter().collect();
         for (class, [shard, whole]) in self.units[u].classes.iter().zip(&mut self.gradients[u]) {
             if waits && class.shards > 1 {

@@ -1,11 +1,12 @@
 mod copies;
+mod sums;
 
 use crate::call::{Call, Output};
-use crate::chunk::{Losses, Runner};
+use crate::chunk::Runner;
 use crate::comm_thread::Lanes;
-use crate::group::{Wrapped, wrap};
 use crate::interpreter::{Interpreter, StageTimes, Wires};
 use crate::memory::Memory;
+use crate::modules::{Wrapped, wrap};
 use crate::placement::{Groups, Placement, Stages, block_owners};
 use crate::plan::{Class, Holders, Plan};
 use crate::precision::LossScale;
@@ -26,7 +27,7 @@ use std::time::Instant;
 pub struct Fsdp<B> {
     units: Vec<ShardedUnit>,
     calls: Vec<Call<B>>,
-    /// Group and member of every unit that was added.
+    /// Of every module that was added: its unit, and its number there.
     places: Vec<(usize, usize)>,
     /// Under `block`: which rank computes each call.
     owners: Option<Vec<usize>>,
@@ -36,6 +37,8 @@ pub struct Fsdp<B> {
     /// All ranks; under `block` it carries activations from rank to rank.
     world: Communicator,
     plan: Plan,
+    /// How many ranks hold a shard of experts, where these are spread.
+    replicas_of_experts: usize,
     /// Of the collectives that calls make themselves.
     failure: Failure,
     config: FsdpConfig,
@@ -79,22 +82,23 @@ impl<B: 'static> Fsdp<B> {
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
-        let Wrapped { groups, calls, places, draw, marks, failure } = wrap(units, config.wrap)?;
+        let Wrapped { units: modules, calls, places, draw, marks, failure } = wrap(units, config.wrap)?;
         let world = comm.split(0)?;
         let (mut communicators, stage) = Groups::new(comm, &config)?;
         let wires = Wires::new(&communicators.stages)?;
-        let of_calls: Vec<usize> = calls.iter().map(|call| groups[call.unit].len()).collect();
+        let of_calls: Vec<usize> = calls.iter().map(|call| modules[call.unit].len()).collect();
         let stages = Stages::new(&config.pipeline, &of_calls, stage)?;
         let of_unit = |unit: usize| calls.iter().enumerate().filter(move |(_, call)| call.unit == unit).map(|(i, _)| i);
         let mut holders_of = |unit: usize| communicators.holders(&stages, of_unit(unit));
-        let holders: Vec<Holders> = (0..groups.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
+        let holders: Vec<Holders> = (0..modules.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
         let mut plan = Plan::new(&config, &communicators);
         let classes = Class::ALL.into_iter().filter(|class| *class != Class::Expert || config.ep > 1);
         let plans: Vec<Plan> = classes.map(|class| plan.of(class, &communicators)).collect();
         let made = {
             let class_of = marks.class_of(&config);
-            let make = |(group, holders)| ShardedUnit::new(group, &config, &plans, &class_of, draw.as_deref(), holders);
-            groups.into_iter().zip(holders).map(make).collect::<Result<Vec<_>, _>>()?
+            let make =
+                |(modules, holders)| ShardedUnit::new(modules, &config, &plans, &class_of, draw.as_deref(), holders);
+            modules.into_iter().zip(holders).map(make).collect::<Result<Vec<_>, _>>()?
         };
         let (units, squares): (Vec<_>, Vec<Option<f64>>) = made.into_iter().unzip();
         if units[calls[0].unit].len() == 0 {
@@ -104,10 +108,25 @@ impl<B: 'static> Fsdp<B> {
             )));
         }
         plan.frees_kept_memory = agree(&communicators.world, &units, &squares, plan.frees_kept_memory)?;
+        let replicas_of_experts = plans.iter().find(|plan| plan.class == Class::Expert).map_or(1, |plan| plan.replicas);
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let lanes = Lanes::start(communicators)?;
         let loss_scale = LossScale::new(config.precision);
-        Ok(Self { units, calls, places, owners, stages, wires, lanes, world, plan, failure, config, loss_scale })
+        Ok(Self {
+            units,
+            calls,
+            places,
+            owners,
+            stages,
+            wires,
+            lanes,
+            world,
+            plan,
+            replicas_of_experts,
+            failure,
+            config,
+            loss_scale,
+        })
     }
 
     /// This rank's place among those that share the batch, and their number: all ranks of its stage, but under `block` each computes every
@@ -192,8 +211,8 @@ impl<B: 'static> Fsdp<B> {
     /// # Panics
     /// If the unit has no such parameter, or it is of another length.
     pub fn add_to_parameter<M>(&mut self, unit: UnitId<M>, path: &str, delta: &[f32]) {
-        let (group, member) = self.places[unit.index];
-        self.units[group].add_to_parameter(member, path, delta);
+        let (unit, member) = self.places[unit.index];
+        self.units[unit].add_to_parameter(member, path, delta);
     }
 
     /// This rank's part of the run's state between steps. It costs no copy: the tensors share memory until the next step.
@@ -229,8 +248,8 @@ impl<B: 'static> Fsdp<B> {
 
     /// A unit's module with its whole parameters, in fp32. A collective: every rank calls it.
     pub fn gather<M: Module + 'static>(&self, unit: UnitId<M>) -> Result<M, FsdpError> {
-        let (group, member) = self.places[unit.index];
-        let bound = self.units[group].gather_whole(&self.lanes)?;
+        let (unit, member) = self.places[unit.index];
+        let bound = self.units[unit].gather_whole(&self.lanes)?;
         Ok(bound.module(member).downcast_ref::<M>().expect("a unit's id carries its module's type").clone())
     }
 
@@ -325,56 +344,6 @@ impl<B: 'static> Fsdp<B> {
             self.units[unit].set_replicas(replicas.wait()?);
         }
         Ok(())
-    }
-
-    /// The largest weight of a micro-batch, once all ranks are found to have as many micro-batches.
-    fn agree_on(&self, count: usize, weights: &[f64]) -> Result<f64, FsdpError> {
-        assert_eq!(count, weights.len(), "each micro-batch has a weight");
-        let most = weights.iter().copied().fold(0.0, f64::max);
-        let mine = vec![count as f64, -(count as f64), most];
-        let highest = if self.world.world_size() == 1 { mine } else { self.over_world(mine, Reduce::Max)? };
-        let (highest, lowest, most) = (highest[0], -highest[1], highest[2]);
-        if highest != lowest {
-            return Err(FsdpError::MicroBatches(format!(
-                "rank {} has {count} micro-batches in this step, the ranks between {lowest} and {highest}: give each as many, some of \
-                 them of weight 0",
-                self.plan.rank
-            )));
-        }
-        match count > 0 && most > 0.0 && most.is_finite() {
-            true => Ok(most),
-            false => Err(FsdpError::MicroBatches("a step needs at least one micro-batch that counts".into())),
-        }
-    }
-
-    /// Means over micro-batches and ranks, by their shares, of the loss and of the sum of the other losses; and the sum of all shares.
-    fn mean(&self, losses: &[Losses], shares: &[f64]) -> Result<([f64; 2], f64), FsdpError> {
-        let sum = |pick: fn(&Losses) -> &Option<Tensor<1>>| {
-            let values = losses.iter().zip(shares).filter_map(|(losses, share)| Some((pick(losses).clone()?, share)));
-            let values = values.map(|(tensor, share)| f64::from(tensor.into_scalar::<f32>()) * share);
-            values.fold(0.0, |sum, value| sum + value) // `sum` of nothing would be -0.0
-        };
-        let mine = [sum(|losses| &losses.loss), sum(|losses| &losses.aux), shares.iter().sum()];
-        let sums = self.all_reduce(&mine)?;
-        // Every stage, and under `block` every rank, has the same micro-batches.
-        let count = sums[2] * self.data_parallel().1 as f64 / self.world.world_size() as f64;
-        Ok(([sums[0] / count, sums[1] / count], count))
-    }
-
-    /// Norm of the summed gradient over all units, and over all ranks that have different parts of it.
-    fn gradient_norm(&self) -> Result<f64, FsdpError> {
-        let mut squares = [0.0; 2]; // of experts over ranks, and of all others
-        for (class, square) in self.units.iter().flat_map(ShardedUnit::gradient_squares) {
-            squares[usize::from(class != Class::Expert)] += square;
-        }
-        if self.plan.shards * self.config.pipeline.stages * self.config.ep == 1 {
-            return Ok(squares[1].sqrt());
-        }
-        // Each of the replicas counts the whole.
-        let sums = self.all_reduce(&squares)?;
-        let replicas = self.plan.replicas;
-        let of_experts = if self.config.strategy == Strategy::Ddp { replicas / self.config.ep } else { replicas };
-        Ok((sums[0] / of_experts as f64 + sums[1] / replicas as f64).sqrt())
     }
 }
 

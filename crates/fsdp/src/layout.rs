@@ -52,7 +52,7 @@ impl Layout {
     }
 
     /// Lays out parameters, given by name and shape in the order the module is visited, for `shards` equal shards.
-    pub fn new(params: impl IntoIterator<Item = (String, Vec<usize>)>, shards: usize) -> Self {
+    pub fn new(params: impl IntoIterator<Item = NamedShape>, shards: usize) -> Self {
         let mut params: Vec<_> =
             params.into_iter().map(|(name, shape)| ParamLayout { name, shape, offset: 0 }).collect();
         let mut by_offset: Vec<usize> = (0..params.len()).collect();
@@ -100,8 +100,11 @@ impl Layout {
     }
 }
 
+/// Name and shape of a parameter.
+pub(crate) type NamedShape = (String, Vec<usize>);
+
 /// Names and shapes of a module's parameters in the order of visits, none of which is made for it.
-pub(crate) fn params<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
+pub(crate) fn params<M: Module>(module: &M) -> Vec<NamedShape> {
     let mut shapes = Shapes::default();
     module.visit(&mut shapes);
     shapes.params
@@ -110,7 +113,7 @@ pub(crate) fn params<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
 #[derive(Default)]
 struct Shapes {
     path: Vec<String>,
-    params: Vec<(String, Vec<usize>)>,
+    params: Vec<NamedShape>,
 }
 
 impl ModuleVisitor for Shapes {

@@ -1,5 +1,5 @@
 use crate::plan::{Class, Holders};
-use crate::{FsdpConfig, FsdpError, PipelineConfig, Strategy};
+use crate::{FsdpConfig, FsdpError, PipelineConfig};
 use comm::{Axis, CommError, Communicator, Mesh};
 use schedule::deal;
 use std::collections::BTreeSet;
@@ -35,10 +35,10 @@ impl Groups {
         let shape = config.mesh(world.world_size())?;
         let mesh = Mesh::new(world, shape)?;
         let keepers = |shard: &[Axis], replicate: &[Axis], parts: &[Axis]| {
-            // Under ddp nothing is sharded: what would be shards are replicas.
+            // Where nothing is sharded, what would be shards are replicas.
             let both = [shard, replicate].concat();
             let (shard, replicate) =
-                if config.strategy == Strategy::Ddp { (&[][..], &both[..]) } else { (shard, replicate) };
+                if config.strategy.shards().optimizer { (shard, replicate) } else { (&[][..], &both[..]) };
             let (shard, replicate) = (mesh.over(shard)?, mesh.over(replicate)?);
             Ok::<_, CommError>(Keepers { shard, replicate, parts: mesh.over(parts)? })
         };

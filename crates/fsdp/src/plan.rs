@@ -70,7 +70,7 @@ impl Plan {
             strategy: config.strategy,
             param: config.precision.param,
             reduce: config.precision.reduce,
-            no_sync: config.no_sync || config.strategy == Strategy::Zero1,
+            no_sync: config.no_sync || !config.strategy.shards().gradients,
             shards: shard.world_size(),
             shard: shard.rank(),
             parts: parts.world_size(),
@@ -108,7 +108,7 @@ impl Plan {
     }
 
     pub fn replicates(&self) -> bool {
-        self.shards > 1 && matches!(self.strategy, Strategy::Zero1 | Strategy::ShardGradOp)
+        self.shards > 1 && !self.strategy.shards().parameters
     }
 
     pub fn count(&self, tensor: Tensor<1>, category: Category) -> Counted {

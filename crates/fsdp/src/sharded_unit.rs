@@ -1,8 +1,8 @@
 //! A unit at rest: its parameters by class, each with ranks of its own that keep them.
 
 use crate::comm_thread::{Lanes, Pending};
-use crate::group::{BoundGroup, Classes, Group};
 use crate::memory::Counted;
+use crate::modules::{BoundModules, Classes, Modules};
 use crate::plan::{Class, Holders, Plan};
 use crate::shard::{FlatShard, owned_copy};
 use crate::state::{ReadPart, StatePart};
@@ -13,7 +13,7 @@ use burn::tensor::{Tensor, TensorData};
 
 /// A unit's modules, without values, and this rank's shares of their parameters.
 pub(crate) struct ShardedUnit {
-    group: Group,
+    modules: Modules,
     /// One for each class of parameters that the unit has.
     classes: Vec<FlatShard>,
     /// Of each parameter, in the order of visits: which of the unit's classes it is in, and its number there.
@@ -29,7 +29,7 @@ impl ShardedUnit {
     /// Takes this rank's share of the unit's values, from the modules or of what is drawn; of a unit that the rank's stage does not hold, none are
     /// made. Also returns a sum of squares of values that does not depend on the share, so that ranks can be compared by it.
     pub fn new(
-        group: Group,
+        modules: Modules,
         config: &FsdpConfig,
         plans: &[Plan],
         class_of: &dyn Fn(&str) -> Class,
@@ -38,14 +38,14 @@ impl ShardedUnit {
     ) -> Result<(Self, Option<f64>), FsdpError> {
         let plan = |class| plans.iter().find(|plan| plan.class == class).expect("a plan for each class");
         let parts = plans.iter().map(|plan| plan.parts).max().unwrap_or(1);
-        let Classes { places, params } = group.classes(parts, class_of)?;
+        let Classes { places, params } = modules.classes(parts, class_of)?;
         let classes = params.into_iter().map(|(class, params)| FlatShard::new(params, config, plan(class), holders));
-        let (classes, len) = (classes.collect(), group.len());
-        let mut unit = Self { group, classes, places, len };
+        let (classes, len) = (classes.collect(), modules.len());
+        let mut unit = Self { modules, classes, places, len };
         let square = match holders.is_here {
             true => Some(unit.take_values(plans, draw)),
             false => {
-                unit.group.release();
+                unit.modules.release();
                 None
             }
         };
@@ -53,12 +53,12 @@ impl ShardedUnit {
     }
 
     fn take_values(&mut self, plans: &[Plan], draw: Option<&Draw>) -> f64 {
-        let Self { group, classes, places, .. } = self;
+        let Self { modules, classes, places, .. } = self;
         let device = &plans[0].device;
         let mut values: Vec<Vec<Option<Tensor<1>>>> = classes.iter().map(|_| vec![]).collect();
         let mut square = 0.0;
         if let Some(draw) = draw {
-            for ((name, shape), (class, i)) in group.params().iter().zip(places.iter()) {
+            for ((name, shape), (class, i)) in modules.params().iter().zip(places.iter()) {
                 let range = classes[*class].wanted(*i);
                 let floats = |values: Vec<f32>| {
                     let len = values.len();
@@ -68,10 +68,10 @@ impl ShardedUnit {
                 square += fused::sum_of_squares(floats(draw(name, shape.len(), 0..probe)));
                 values[*class].push((!range.is_empty()).then(|| floats(draw(name, shape.len(), range))));
             }
-            group.release();
+            modules.release();
         } else {
             let mut places = places.iter();
-            group.take_values(&mut |value| {
+            modules.take_values(&mut |value| {
                 let (class, i) = places.next().expect("a place for each parameter");
                 let value = value.to_device(device);
                 square += fused::sum_of_squares(value.clone());
@@ -88,7 +88,7 @@ impl ShardedUnit {
     }
 
     pub fn name(&self) -> String {
-        self.group.name()
+        self.modules.name()
     }
 
     /// Number of parameters' elements, on all ranks together.
@@ -103,17 +103,17 @@ impl ShardedUnit {
     }
 
     /// The modules with their parameters being views of `weights`; `tracked`: each the leaf of a graph.
-    pub fn bind(&self, weights: &Weights, tracked: bool) -> BoundGroup {
+    pub fn bind(&self, weights: &Weights, tracked: bool) -> BoundModules {
         let mut values = self.places.iter().map(|(class, i)| self.classes[*class].value(&weights.0[*class].tensor, *i));
-        self.group.bind(&mut values, tracked)
+        self.modules.bind(&mut values, tracked)
     }
 
     /// The modules with their whole parameters in fp32, on every rank of every stage.
-    pub fn gather_whole(&self, lanes: &Lanes) -> Result<BoundGroup, FsdpError> {
+    pub fn gather_whole(&self, lanes: &Lanes) -> Result<BoundModules, FsdpError> {
         let classes = self.classes.iter().map(|class| class.gather_masters(lanes)).collect();
         let flats = Pending::all(classes).wait()?;
         let value = |(class, i): &(usize, usize)| -> Value { self.classes[*class].whole_value(&flats[*class], *i) };
-        Ok(self.group.bind(&mut self.places.iter().map(value), false))
+        Ok(self.modules.bind(&mut self.places.iter().map(value), false))
     }
 
     /// The gradients of all parameters, given in the order of visits, in a buffer for each class.
@@ -182,8 +182,8 @@ impl ShardedUnit {
 
     /// Adds `delta` to this rank's part of a member's parameter.
     pub fn add_to_parameter(&mut self, member: usize, path: &str, delta: &[f32]) {
-        let name = self.group.param(member, path);
-        let found = self.group.params().iter().position(|(other, _)| *other == name);
+        let name = self.modules.param(member, path);
+        let found = self.modules.params().iter().position(|(other, _)| *other == name);
         let (class, i) = self.places[found.unwrap_or_else(|| panic!("there is no parameter {name}"))];
         self.classes[class].add_to_parameter(i, delta);
     }

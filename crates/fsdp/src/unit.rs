@@ -1,4 +1,5 @@
 use crate::call::{Call, Forward, Output, Role};
+use crate::layout::NamedShape;
 use crate::plan::Class;
 use crate::{FloatType, FsdpConfig};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -179,7 +180,7 @@ pub(crate) trait AnyUnit {
     fn name(&self) -> &str;
 
     /// Names and shapes of its parameters in the order of visits.
-    fn params(&self) -> Vec<(String, Vec<usize>)>;
+    fn params(&self) -> Vec<NamedShape>;
 
     /// Gives the parameters' values to `take`, flat, one after another; the module gives them up.
     fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>));
@@ -203,7 +204,7 @@ struct ModuleUnit<M> {
     name: String,
     /// There but while its values are taken.
     module: Option<M>,
-    params: Vec<(String, Vec<usize>)>,
+    params: Vec<NamedShape>,
 }
 
 struct BoundModule<M>(M);
@@ -223,7 +224,7 @@ impl<M: Module + 'static> AnyUnit for ModuleUnit<M> {
         &self.name
     }
 
-    fn params(&self) -> Vec<(String, Vec<usize>)> {
+    fn params(&self) -> Vec<NamedShape> {
         self.params.clone()
     }
 

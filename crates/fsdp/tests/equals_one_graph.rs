@@ -4,7 +4,9 @@ mod common;
 
 use burn::tensor::Device;
 use comm::run_ranks;
-use common::{Batch, CLIP, LR, STRATEGIES, all_train_as, config, global_batch, model, one_graph, sharded, units};
+use common::{
+    Batch, CLIP, LR, STRATEGIES, all_train_as, config, global_batch, model, model_of, one_graph, sharded, units,
+};
 use fsdp::{
     ActivationCheckpointing, Category, FloatType, Fsdp, FsdpConfig, FsdpError, Layout, Precision, Prefetch, Strategy,
     Wrap,
@@ -132,7 +134,7 @@ fn an_overflow_of_fp16_changes_nothing_and_halves_the_scale() {
 #[test]
 fn ranks_that_were_given_different_models_or_batches_all_get_an_error() {
     let device = Device::flex();
-    let (models, batch) = ([model(&device), model(&device)], global_batch(&device));
+    let (models, batch) = ([1, 2].map(|seed| model_of(&device, seed)), global_batch(&device));
     for strategy in [Strategy::Ddp, Strategy::FullShard] {
         let errors = |own_models: bool, batches: [usize; 2]| {
             let (models, batch) = (models.clone(), batch.clone());

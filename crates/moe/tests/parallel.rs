@@ -97,7 +97,7 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
 fn keep_experts(layer: &mut MoeLayer, rank: usize, ranks: usize) {
     let each = layer.experts.gate_proj.dims()[0] / ranks;
     for weight in [&mut layer.experts.gate_proj, &mut layer.experts.up_proj, &mut layer.experts.down_proj] {
-        let part = weight.val().inner().slice([rank * each..(rank + 1) * each]);
+        let part = weight.val().inner().narrow(0, rank * each, each);
         *weight = Param::initialized(ParamId::new(), Tensor::from_inner(part).require_grad());
     }
 }

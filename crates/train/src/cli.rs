@@ -11,10 +11,13 @@ use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::presets::{self, PresetsArgs};
 use crate::commands::report::{self, ReportArgs};
 use crate::config::{Config, ConfigError, PRESETS, Source, is_overridden, whole};
+use crate::error::TrainError;
 use crate::launch::Launch;
+use crate::place::Place;
 use crate::resume::{self, Start};
-use crate::run_folder::CONFIG;
-use crate::trainer::{Outcome, Place, TrainError, train_launched};
+use crate::run::train_launched;
+use crate::run_folder::{CONFIG, run_of};
+use crate::trainer::Outcome;
 use crate::unknown_argument;
 use crate::words::count;
 use checkpoint::Folder;
@@ -258,7 +261,7 @@ impl TrainArgs {
             (Some(file), ..) => (Source::File(file), stem(file)),
             (None, Some(_), Some(name)) if again_in.is_some() => (Source::Preset(name), name.clone()),
             (None, Some(file), _) => {
-                let run = resume.as_deref().and_then(resume::run_of).or(again_in.as_deref());
+                let run = resume.as_deref().and_then(run_of).or(again_in.as_deref());
                 (Source::File(file), stem(run.unwrap_or(Path::new("resumed"))))
             }
             (None, None, Some(name)) => (Source::Preset(name), name.clone()),
@@ -296,7 +299,7 @@ impl TrainArgs {
         let before = || resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
         let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before();
         let new_tokenizer = of_file || self.sets("data.tokenizer");
-        let run = resume.as_deref().and_then(resume::run_of).or(again_in.as_deref());
+        let run = resume.as_deref().and_then(run_of).or(again_in.as_deref());
         let newest = run.map(|run| Folder::of_run(run).latest()).transpose()?.flatten();
         let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
         Ok((config, Place { name, out, again, resume, newest, new_tokenizer, force: self.force }))

@@ -1,7 +1,7 @@
 //! How the ranks of a run come to be: threads of this process, or processes that `mpirun` has started.
 
 use crate::device::Devices;
-use crate::trainer::TrainError;
+use crate::error::TrainError;
 #[cfg(feature = "mpi")]
 use comm::MpiWorld;
 use comm::{CommError, Communicator, RankFailure, Timeouts};

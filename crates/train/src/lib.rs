@@ -1,7 +1,7 @@
 //! Trains language models on many ranks: configuration, data, training loop, run folder, command line.
 //!
 //! ```text
-//! cli ─> config ─> data ─> trainer ─> fsdp (units of model) ─> metrics in a run folder ─> validation, sample
+//! cli ─> config ─> data ─> run ─> a trainer a rank ─> fsdp (units of model) ─> metrics in a run folder ─> validation, sample
 //! ```
 //!
 //! The program is this library's [`cli`]; the parts are public for those who want to drive a run themselves:
@@ -21,6 +21,7 @@ pub mod cli;
 mod commands;
 pub mod config;
 mod device;
+mod error;
 mod expert_loads;
 mod flops;
 mod launch;
@@ -28,10 +29,11 @@ mod learning_rate;
 mod machine;
 mod memory_check;
 mod metrics;
+mod place;
 mod progress;
-mod rank;
 mod recorder;
 mod resume;
+mod run;
 mod run_folder;
 mod saved;
 mod saver;
@@ -43,4 +45,7 @@ mod whole_file;
 mod words;
 
 pub use device::Devices;
-pub use trainer::{Outcome, Place, TrainError, train};
+pub use error::TrainError;
+pub use place::Place;
+pub use run::train;
+pub use trainer::Outcome;

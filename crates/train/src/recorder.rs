@@ -1,7 +1,7 @@
+use crate::error::TrainError;
 use crate::metrics::{EventMetrics, ExpertMetrics, StageMetrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::progress::Progress;
 use crate::run_folder::RunFolder;
-use crate::trainer::TrainError;
 use report::tensorboard::EventWriter;
 use serde::Serialize;
 use std::fs::{self, File, OpenOptions};

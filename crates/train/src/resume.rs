@@ -1,9 +1,10 @@
 //! Going on from a checkpoint, whichever ranks and strategy it was written by.
 
 use crate::config::{self, Config, Source};
+use crate::error::TrainError;
+use crate::place::Place;
 use crate::progress::Progress;
-use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in};
-use crate::trainer::{Place, TrainError};
+use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
 use crate::units::{Batch, parameters};
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind};
 use data::{OpenOptions, Prepared, TokenizerSpec};
@@ -222,13 +223,6 @@ fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
     let family =
         || Config::load(Source::Preset(preset), &[]).is_ok_and(|of| of.model.type_name() == config.model.type_name());
     config.preset.as_deref().map_or_else(|| !surely && family(), |of| of == preset)
-}
-
-/// The run that a checkpoint `RUN/checkpoints/step-N` belongs to.
-pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
-    let folder = checkpoint.parent()?;
-    let run = (folder.file_name()? == "checkpoints").then(|| folder.parent())??;
-    Some(if run == Path::new("") { Path::new(".") } else { run })
 }
 
 /// The values that a rank asks for.

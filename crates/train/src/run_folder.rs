@@ -1,5 +1,5 @@
 use crate::config::{Config, ConfigError, Source};
-use crate::trainer::TrainError;
+use crate::error::TrainError;
 use crate::whole_file::write_whole;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use comm::Communicator;
@@ -188,4 +188,11 @@ fn free_folder(runs: &Path, name: &str) -> Result<PathBuf, TrainError> {
         Err(source) => Some(Err(unwritable(&path, source))),
     });
     made.expect("numbers do not run out")
+}
+
+/// The run that a checkpoint `RUN/checkpoints/step-N` belongs to.
+pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
+    let folder = checkpoint.parent()?;
+    let run = (folder.file_name()? == "checkpoints").then(|| folder.parent())??;
+    Some(if run == Path::new("") { Path::new(".") } else { run })
 }

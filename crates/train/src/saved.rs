@@ -1,10 +1,10 @@
 //! A trained model from a checkpoint, whole and on one device.
 
 use crate::config::Config;
+use crate::error::TrainError;
 use crate::memory_check;
 use crate::resume;
 use crate::run_folder::{RUNS, config_in};
-use crate::trainer::TrainError;
 use crate::units::Whole;
 use burn::tensor::Device;
 use checkpoint::{Checkpoint, CheckpointError, Folder, Kind};

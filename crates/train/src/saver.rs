@@ -10,7 +10,7 @@
 //! What is kept costs no copy: a tensor that is written down is a tensor that the optimizer's next step does not overwrite. Whether all
 //! ranks are done is part of the one small sum that every step ends with.
 
-use crate::trainer::TrainError;
+use crate::error::TrainError;
 use burn::tensor::Tensor;
 use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, write_rank};
 use fsdp::{State, StatePart};

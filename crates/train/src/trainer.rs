@@ -1,25 +1,49 @@
-use crate::allocator::count_for;
-use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
-use crate::device::Devices;
-use crate::launch::Launch;
-use crate::memory_check;
-use crate::progress::Progress;
-use crate::rank::{self, Job};
-use crate::resume::{self, Resume};
-use crate::run_folder::RunFolder;
-use crate::units::parameter_count;
-use crate::words::{count, human};
-use checkpoint::{Checkpoint, CheckpointError, Folder, Index};
-use comm::RankFailure;
-use data::DataError;
-use fsdp::FsdpError;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicIsize};
+//! What one rank does in a run.
 
-/// Parameters of a model that takes more than a moment to make.
-const LARGE: usize = 20_000_000;
+mod telling;
+
+use crate::allocator::allocated;
+use crate::batches::{Batches, Rows};
+use crate::config::{CheckpointConfig, Config, OnNonFinite};
+use crate::error::TrainError;
+use crate::expert_loads::ExpertLoads;
+use crate::flops;
+use crate::learning_rate::learning_rate;
+use crate::metrics::SampleMetrics;
+use crate::progress::Progress;
+use crate::recorder::Recorder;
+use crate::resume::Resume;
+use crate::run_folder::{CONFIG, RunFolder};
+use crate::saver::Saver;
+use crate::spikes::Recent;
+use crate::units::{Batch, Parts, parallel, units};
+use burn::tensor::Device;
+use checkpoint::{Best, Folder, Index};
+use comm::Communicator;
+use data::{Dataset, Loader, Prepared, Tokenizer};
+use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport};
+use model::{Generation, MicroBatch, Sampling, generate};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What all ranks share.
+pub(crate) struct Job {
+    pub config: Config,
+    pub dataset: Arc<Dataset>,
+    /// What the dataset is of, and its tokenizer, where that is known.
+    pub data: Prepared,
+    /// The run's; None in a process without rank 0, which is told.
+    pub folder: Option<RunFolder>,
+    /// What the run goes on from.
+    pub resume: Option<Resume>,
+    pub progress: Progress,
+    /// Devices of all ranks, each counted once.
+    pub devices: usize,
+    pub stop: Arc<AtomicBool>,
+}
 
 /// What a run came to.
 #[derive(Debug, Clone)]
@@ -38,290 +62,317 @@ pub struct Outcome {
     pub sample: Option<String>,
 }
 
-/// Why a run did not come to its end; each message names the file, key or rank and says what to do.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the messages are the documentation")]
-pub enum TrainError {
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-
-    #[error(transparent)]
-    Data(#[from] DataError),
-
-    #[error("{0}")]
-    Device(String),
-
-    #[error("cannot write the run folder {}: {source}: choose another with --out", path.display())]
-    RunFolder { path: PathBuf, source: io::Error },
-
-    #[error("{} holds a run already: choose another folder with --out, or remove it", path.display())]
-    RunExists { path: PathBuf },
-
-    #[error("another process trains in {}: wait for its end, stop it, or choose another folder with --out", path.display())]
-    RunInUse { path: PathBuf },
-
-    #[error(
-        "the run folder {} of rank 0 is not there for this rank: give one with --out that is on a file system all machines share",
-        path.display()
-    )]
-    NotShared { path: PathBuf },
-
-    #[error("cannot write {}: {source}", path.display())]
-    Metrics { path: PathBuf, source: io::Error },
-
-    #[error("cannot start the threads of a rank: {0}")]
-    Threads(rayon::ThreadPoolBuildError),
-
-    #[error("step {step}: {what}; {last_good}: lower optim.lr, look at the data, or set train.on_non_finite to skip")]
-    NotFinite { step: usize, what: String, last_good: String },
-
-    #[error(
-        "there is token {token} in the data, and model.vocab_size is {vocab_size}: give the tokenizer that made the data \
-         (data.tokenizer), or a model with its vocabulary"
-    )]
-    Token { token: u32, vocab_size: usize },
-
-    #[error(
-        "{} has no tokenizer that can be used, as a run on tokens alone has none: give the one that made the tokens with \
-         --tokenizer FILE (in training with --set data.tokenizer=FILE)",
-        path.display()
-    )]
-    NoTokenizer { path: PathBuf },
-
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-
-    #[error("{} is at step {step}, beyond train.steps, which is {steps}: give more with --steps", path.display())]
-    Beyond { path: PathBuf, step: u64, steps: usize },
-
-    #[error("finished at step {step}: give more with --steps ({})", path.display())]
-    Finished { path: PathBuf, step: u64 },
-
-    #[error(
-        "the run {0} has no checkpoint: name another one with --resume DIR, or begin this one anew with --resume auto --out {0}",
-        path.display()
-    )]
-    NoCheckpointYet { path: PathBuf },
-
-    #[error("{} is a run of another model than --model {preset}: leave --model out, or choose another folder with --out", path.display())]
-    OtherModel { path: PathBuf, preset: String },
-
-    #[error("there is no run{of} in runs/: name one's folder with --resume DIR")]
-    NoRun { of: String },
-
-    #[error(
-        "the ranks have found different checkpoints, this one {}: name the one that is meant with --resume DIR/checkpoints/step-N",
-        path.display()
-    )]
-    OtherCheckpoint { path: PathBuf },
-
-    #[error("{} exists and is no empty folder: name a new one with --out", path.display())]
-    FolderInUse { path: PathBuf },
-
-    #[error("another process has trained in {} since this one has looked there: start again, to go on from what it has saved", path.display())]
-    WentOn { path: PathBuf },
-
-    #[error("--resume auto has to know which run: name its folder with --out")]
-    WhichRun,
-
-    #[error("{0}")]
-    Memory(String),
-
-    #[error(transparent)]
-    Fsdp(#[from] FsdpError),
-
-    #[error(transparent)]
-    Rank(#[from] Box<RankFailure<TrainError>>),
+/// Trains, validates and samples; every rank returns the same, but for the sample, which rank 0 makes.
+pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> {
+    let mut trainer = Trainer::new(job, comm)?;
+    trainer.say_placement();
+    let steps = job.config.train.steps;
+    let first = job.resume.as_ref().map_or(0, Resume::step);
+    let mut val_loss = job.resume.as_ref().and_then(|resume| resume.index.val_loss);
+    for step in first..steps {
+        let (done, every) = (step + 1, |steps: usize| steps > 0 && (step + 1).is_multiple_of(steps));
+        let tell = step == first || done == steps;
+        let report = tell || every(job.config.metrics.every);
+        trainer.loads.begin(report);
+        let loss = trainer.train_step(step, report)?;
+        if report {
+            trainer.report(done, tell)?;
+        }
+        let mut is_best = false;
+        if (done == steps || every(job.config.train.val_every))
+            && let Some(loss) = trainer.validate(done)?
+        {
+            val_loss = Some(loss);
+            is_best = trainer.is_best(done, loss);
+        }
+        let stop = trainer.should_stop()?;
+        if done == steps || stop || is_best || every(job.config.checkpoint.every) {
+            trainer.save(done, loss, val_loss)?;
+        }
+        if stop {
+            trainer.finish_saving()?;
+            return Ok(trainer.outcome(done, true, val_loss, None));
+        }
+    }
+    trainer.finish_saving()?;
+    let sample = trainer.sample(steps)?;
+    Ok(trainer.outcome(steps, false, val_loss, sample))
 }
 
-/// Where a run comes from and where it goes.
-#[derive(Debug, Clone, Default)]
-pub struct Place {
-    /// What it is called.
-    pub name: String,
-    /// Its folder; None: the first free `runs/NAME-NNN`, or where it goes on from a checkpoint, that one's run.
-    pub out: Option<PathBuf>,
-    /// Whether the folder is one of a run that ended before its first checkpoint, and that begins anew in it.
-    pub again: bool,
-    /// The checkpoint, a folder `step-N`, that it goes on from.
-    pub resume: Option<PathBuf>,
-    /// The newest checkpoint of the run that goes on, when it was looked for.
-    pub newest: Option<PathBuf>,
-    /// Whether the configuration's tokenizer takes the place of the checkpoint's.
-    pub new_tokenizer: bool,
-    /// Whether a run is tried for which there is not enough memory.
-    pub force: bool,
+struct Trainer<'a> {
+    job: &'a Job,
+    rank: usize,
+    device: Device,
+    folder: RunFolder,
+    fsdp: Fsdp<Batch>,
+    parts: Parts,
+    loads: ExpertLoads,
+    batches: Batches,
+    loader: Loader,
+    saver: Saver,
+    recorder: Recorder<'a>,
+    flops_per_token: f64,
+    losses: Recent,
+    grad_norms: Recent,
+    /// What the last step has spent on a checkpoint.
+    checkpoint_seconds: f64,
+    /// What its forwards and backwards took.
+    times: StageTimes,
+    /// The best validation, whose checkpoint is kept.
+    best: Option<Best>,
 }
 
-impl Place {
-    /// The folder of the run that goes on, if it does so in its own folder.
-    pub(crate) fn same_run(&self) -> Option<&Path> {
-        let run = resume::run_of(self.resume.as_deref()?)?;
-        let same = |out: &PathBuf| out.canonicalize().ok().is_some_and(|out| run.canonicalize().ok() == Some(out));
-        self.out.as_ref().is_none_or(same).then_some(run)
+impl<'a> Trainer<'a> {
+    fn new(job: &'a Job, comm: Communicator) -> Result<Self, TrainError> {
+        let (rank, world_size, device) = (comm.rank(), comm.world_size(), comm.device().clone());
+        let folder = RunFolder::of_rank_0(job.folder.as_ref(), &comm)?;
+        let loads = ExpertLoads::new(&job.config);
+        let config = job.config.fsdp();
+        let (units, parts) = units(&job.config, &loads, &parallel(&config, &comm)?, &device);
+        let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
+        let mut fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
+        if let Some(resume) = &job.resume {
+            resume.load(&mut fsdp, rank, world_size)?;
+            if rank == 0 && resume.in_place {
+                resume.take_over(&folder, &job.config, &job.progress)?;
+            }
+        }
+        let batches = Batches::new(&job.config, fsdp.data_parallel(), job.resume.as_ref().map(|from| &from.index));
+        Ok(Self {
+            job,
+            rank,
+            saver: saver(job, &folder, rank)?,
+            recorder: telling::recorder(job, &folder, rank, batches.micro_batch_size())?,
+            device,
+            folder,
+            fsdp,
+            parts,
+            loads,
+            batches,
+            loader: start_loader(job, batches),
+            flops_per_token: flops::per_token(&job.config),
+            losses: Recent::default(),
+            grad_norms: Recent::default(),
+            checkpoint_seconds: 0.0,
+            times: StageTimes::default(),
+            best: job.resume.as_ref().and_then(|resume| resume.best),
+        })
     }
 
-    fn folder(&self, config: &Config) -> Result<RunFolder, TrainError> {
-        let folder = match (self.same_run(), &self.out) {
-            (Some(run), _) => self.reopen(run)?,
-            (None, Some(run)) if self.again => {
-                let folder = self.reopen(run)?;
-                folder.go_on_after(0, config)?;
-                folder
+    /// Fetch, forward and backward, clip, step, log. Returns the loss, which is told to the user if `tell`.
+    fn train_step(&mut self, step: usize, tell: bool) -> Result<f64, TrainError> {
+        self.job.progress.doing("in this step");
+        let Config { train, optim, .. } = &self.job.config;
+        let started = Instant::now();
+        let lr = learning_rate(optim, step, train.steps);
+        let (micro_batches, weights, waited) = self.next_batches(step)?;
+        let (config, parts, loads) = (&self.job.config, &self.parts, &self.loads);
+        let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
+        let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, update)?;
+        self.times = report.times;
+        let done = step + 1;
+        match &report.non_finite {
+            Some(at) if train.on_non_finite == OnNonFinite::Stop => {
+                self.finish_saving()?;
+                return Err(self.not_finite(done, &report, at));
             }
-            (None, out) => RunFolder::create(out.as_deref(), &self.name, config)?,
+            Some(at) => self.recorder.skipped(done, &describe(&report, at))?,
+            None if report.skipped => self.recorder.skipped(done, "gradients beyond fp16, the loss scale is halved")?,
+            None => {}
+        }
+        let metrics = self.step_metrics(done, lr, &report, started.elapsed(), waited);
+        self.recorder.step(&metrics, tell, self.job.stop.load(Ordering::Relaxed))?;
+        Ok(report.loss)
+    }
+
+    /// This rank's micro-batches of a step, the sequences that count in each, and how long they had to be waited for.
+    fn next_batches(&mut self, step: usize) -> Result<(Vec<Batch>, Vec<f64>, Duration), TrainError> {
+        let (tokens, waited) = self.loader.next();
+        let (mut batches, mut weights) = (vec![], vec![]);
+        for (Rows { rows, count }, tokens) in self.batches.rows().into_iter().zip(tokens) {
+            let place = MicroBatch { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
+            let place = Some(place).filter(|_| count); // what does not count leaves no trace
+            batches.push(Batch::new(tokens, place, &self.job.config.model, &self.device)?);
+            weights.push(if count { (rows.end - rows.start) as f64 } else { 0.0 });
+        }
+        Ok((batches, weights, waited))
+    }
+
+    fn not_finite(&self, step: usize, report: &StepReport, at: &NonFinite) -> TrainError {
+        let last_good = match self.saver.newest() {
+            Some(path) => format!("the last good checkpoint is {}", path.display()),
+            None => "there is no checkpoint yet".into(),
         };
-        Folder::of_run(folder.path()).clean()?;
-        Ok(folder)
+        TrainError::NotFinite { step, what: describe(report, at), last_good }
     }
 
-    /// A run's folder, which is this process's from here on. To open the data may have taken long: it must be as it was found.
-    fn reopen(&self, run: &Path) -> Result<RunFolder, TrainError> {
-        let folder = RunFolder::reopen(run)?;
-        match Folder::of_run(run).latest()? == self.newest {
-            true => Ok(folder),
-            false => Err(TrainError::WentOn { path: run.into() }),
+    /// Begins to save the run after `step` steps, as soon as the checkpoint before is complete.
+    fn save(&mut self, step: usize, loss: f64, val_loss: Option<f64>) -> Result<(), TrainError> {
+        let Config { train, parallel, checkpoint, .. } = &self.job.config;
+        if checkpoint.keep == 0 {
+            return Ok(());
         }
+        let started = Instant::now();
+        self.job.progress.doing("saving");
+        self.finish_saving()?;
+        self.fsdp.check_copies()?;
+        let index = Index {
+            step: step as u64,
+            seed: train.seed,
+            tokens: self.batches.tokens(step),
+            loss: Some(loss).filter(|loss| loss.is_finite()),
+            val_loss: val_loss.filter(|loss| loss.is_finite()),
+            best: self.best,
+            kept: self.job.resume.as_ref().map_or(vec![], |resume| resume.kept.clone()),
+            world_size: parallel.gpus,
+            strategy: parallel.describe(),
+            ..Index::default()
+        };
+        self.saver.start(self.fsdp.state(), index);
+        self.checkpoint_seconds += started.elapsed().as_secs_f64();
+        Ok(())
     }
-}
 
-/// Trains as `config` says, on ranks that are threads; ends early, at a whole step, once `stop` is set.
-pub fn train(config: Config, place: &Place, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
-    train_launched(&Launch::threads(), config, place, || stop)
-}
-
-/// [`train`]s the ranks of this process; `stop` is called when the data is ready, and steps begin.
-pub(crate) fn train_launched(
-    launch: &Launch,
-    mut config: Config,
-    place: &Place,
-    stop: impl FnOnce() -> Arc<AtomicBool>,
-) -> Result<Outcome, TrainError> {
-    config.validate()?;
-    let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
-    checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, config.train.steps))?;
-    if let (true, Some(run)) = (place.again, &place.out) {
-        RunFolder::at(run).expect_unfinished(config.train.steps)?;
-    }
-    let ranks_here = launch.ranks_here(config.parallel.gpus);
-    let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
-    let check =
-        |config: &Config| memory_check::check(config, launch, &devices, place.force).map_err(TrainError::Memory);
-    // Where the size is known, before a large text is made tokens.
-    let known = config.model.vocab_size() > 0;
-    let scarce = if known { check(&config)? } else { None };
-    let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0()));
-    let prepared = match checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
-        Some(checkpoint) => resume::open_data(checkpoint, source, options)?,
-        None => data::open(source, &options)?,
-    };
-    let dataset = Arc::new(prepared.dataset.clone());
-    dataset.check(config.train.seq_len)?;
-    set_vocabulary(&mut config, prepared.vocab_size())?;
-    let scarce = if known { scarce } else { check(&config)? };
-    config.data = config.data.with_absolute_paths();
-    let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
-    let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
-
-    let done = resume.as_ref().map_or(0, Resume::step);
-    let progress = if launch.has_rank_0() { Progress::new(config.train.steps, done) } else { Progress::silent() };
-    let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
-    let stop = stop();
-    let job = Arc::new(Job { config, dataset, data: prepared, folder, resume, progress, devices: count, stop });
-    say_what_begins(&job, &devices);
-    scarce.iter().for_each(|line| job.progress.say(line));
-    let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());
-    let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
-        // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
-        let counter: &'static AtomicIsize = Box::leak(Box::default()); // as long as its threads, of which nobody knows the end
-        let pool =
-            rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| count_for(counter)).build();
-        let pool = pool.map_err(TrainError::Threads)?;
-        pool.install(|| rank::run(&of_ranks, comm))
-    });
-    job.progress.finish();
-    // What the ranks have written of a checkpoint in vain is not to keep a disk full; one that is stuck may be so because of the disk.
-    if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
-        && !matches!(failure, RankFailure::Stuck { .. })
-    {
-        let _ = Folder::of_run(folder.path()).clean(); // or else the next start does it
-    }
-    let outcomes = outcomes.map_err(|failure| match failure {
-        // A single rank's own error needs no rank; with several it says where to look.
-        RankFailure::Failed { source, .. } if job.config.parallel.gpus == 1 => source,
-        failure => TrainError::Rank(Box::new(failure)),
-    })?;
-    Ok(outcomes.into_iter().next().expect("there is a rank"))
-}
-
-/// The lines above the first step.
-fn say_what_begins(job: &Job, devices: &Devices) {
-    let Job { config, dataset, data, progress, .. } = job;
-    let parameters = parameter_count(config);
-    progress.say(&format!(
-        "{}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
-        config.describe_model(),
-        human(parameters),
-        human((dataset.train_tokens() + dataset.val_tokens()) as usize),
-        data.name,
-        human(dataset.val_tokens() as usize),
-        config.model.vocab_size(),
-    ));
-    let ParallelConfig { pp, schedule, .. } = &config.parallel;
-    if *pp > 1 {
-        let (micro_batches, sequences) = (config.micro_batches(), config.micro_batch_size());
-        let (name, batches) = (schedule.name(), count(micro_batches, "micro-batch"));
-        progress.say(&format!("{pp} stages ({name}), {batches} of {} a step", count(sequences, "sequence")));
-    }
-    devices.sharing().into_iter().for_each(|line| progress.say(&line));
-    if let (Some(tokens), size) = (data.vocab_size(), config.model.vocab_size())
-        && tokens < size / 4
-    {
-        progress.say(&format!(
-            "warning: the tokenizer has {tokens} tokens, and model.vocab_size is {size}: give the tokenizer that the model is meant for \
-             with --set data.tokenizer=FILE, or model.vocab_size=0 for as many as there are"
-        ));
-    }
-    config.warnings().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
-    if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, new_tokenizer, .. }) = &job.resume {
-        let (path, ranks) = (path.display(), count(*world_size, "rank"));
-        progress.say(&format!("going on after step {step} from {path}, of {ranks} with {strategy}"));
-        if *new_tokenizer {
-            progress.say("warning: data.tokenizer is given anew: tokens no longer mean what the model has learned, unless it is the same");
+    /// Waits until the checkpoint under way is complete, if there is one.
+    fn finish_saving(&mut self) -> Result<(), TrainError> {
+        if !self.saver.is_busy() {
+            return Ok(());
         }
+        self.saver.wait()?;
+        self.fsdp.all_reduce(&[0.0])?; // all ranks have waited
+        self.commit()?;
+        self.fsdp.all_reduce(&[0.0])?; // and rank 0 has committed
+        Ok(())
     }
-    if let Some(folder) = &job.folder {
-        progress.say(&format!("writing {}", folder.path().display()));
-    }
-    if parameters >= LARGE {
-        progress.say(&format!("making the parameters on {}", count(config.parallel.gpus, "rank")));
-    }
-}
 
-/// The CPU's cores shared out, at least one a rank.
-fn threads_per_rank(ranks: usize) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (cores / ranks).max(1)
-}
-
-/// A vocabulary of 0 becomes the tokenizer's, if that is known; a smaller one cannot hold its tokens.
-pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Result<(), ConfigError> {
-    match (config.model.vocab_size(), tokens) {
-        (0, None) => Err(ConfigError::Invalid(
-            "model.vocab_size is 0, and the data does not say how many tokens there are: give a number, or the tokenizer \
-             that made the data (data.tokenizer)"
-                .into(),
-        )),
-        (given @ 1.., Some(tokens)) if given < tokens => Err(ConfigError::Invalid(format!(
-            "model.vocab_size is {given}, but the tokenizer has {tokens} tokens: give at least that, or 0 for as many"
-        ))),
-        (0, Some(tokens)) => {
-            match &mut config.model {
-                ModelConfig::Gpt2(shape) => shape.vocab_size = tokens,
-                ModelConfig::DeepSeek(shape) => shape.vocab_size = tokens,
+    fn commit(&mut self) -> Result<(), TrainError> {
+        let started = Instant::now();
+        if let Some((step, path)) = self.saver.commit()? {
+            let event = format!("saved {}", path.display());
+            self.job.progress.say(&event);
+            self.recorder.event(step as usize, &event)?;
+            if let Err(error) = self.saver.prune() {
+                self.recorder.say(&format!("older checkpoints stay: {error}")); // no reason to end a run that has just been saved
             }
-            Ok(())
         }
-        _ => Ok(()),
+        self.checkpoint_seconds += started.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks. None if it is
+    /// asked to stop before the last of them.
+    fn validate(&mut self, step: usize) -> Result<Option<f64>, TrainError> {
+        self.job.progress.doing("validating");
+        let train = &self.job.config.train;
+        let count = train.val_batches.saturating_mul(train.global_batch_size);
+        let windows = self.job.dataset.val_indices(count, train.seq_len);
+        let (rank, ranks) = self.fsdp.data_parallel();
+        let micro = self.batches.micro_batch_size();
+        let (mut sum, mut count) = (0.0, 0.0);
+        // As many at a time as keep the stages of a pipeline busy.
+        let (_, stages) = self.fsdp.stage();
+        let at_once = if stages > 1 { 4 * stages } else { 1 };
+        let rounds: Vec<_> = windows.chunks(micro * ranks).collect();
+        for rounds in rounds.chunks(at_once) {
+            if self.should_stop()? {
+                return Ok(None);
+            }
+            let (mut batches, mut weights) = (vec![], vec![]);
+            for round in rounds {
+                let mine = round.chunks(micro).nth(rank).unwrap_or_default();
+                // A rank without a window takes part in the collectives with one that does not count.
+                let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
+                let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);
+                batches.push(Batch::new(batch, None, &self.job.config.model, &self.device)?);
+                weights.push(weight as f64);
+            }
+            for (loss, weight) in self.fsdp.evaluate(&batches, &weights)? {
+                sum += loss * weight;
+                count += weight;
+            }
+        }
+        let val_loss = sum / count;
+        self.recorder.validation(step, val_loss)?;
+        Ok(Some(val_loss))
+    }
+
+    /// Whether a validation is better than all before it, and its checkpoint is to be kept.
+    fn is_best(&mut self, step: usize, val_loss: f64) -> bool {
+        let CheckpointConfig { keep, keep_best, .. } = self.job.config.checkpoint;
+        let is_best =
+            keep_best && keep > 0 && val_loss.is_finite() && self.best.is_none_or(|best| val_loss < best.val_loss);
+        if is_best {
+            self.best = Some(Best { step: step as u64, val_loss });
+        }
+        is_best
+    }
+
+    /// Some text from the trained model, on rank 0.
+    fn sample(&mut self, step: usize) -> Result<Option<String>, TrainError> {
+        self.job.progress.doing("writing a sample");
+        let train = &self.job.config.train;
+        let Some(tokenizer) = self.job.data.tokenizer.as_ref().filter(|_| train.sample_tokens > 0) else {
+            return Ok(None);
+        };
+        let Some(model) = self.parts.gather(&self.job.config, &self.fsdp, self.rank == 0, &self.device)? else {
+            return Ok(None);
+        };
+        let line = tokenizer.encode("\n").ok().filter(|tokens| !tokens.is_empty());
+        let prompt = line.unwrap_or_else(|| vec![0]);
+        let sampling = Sampling { temperature: 0.8, seed: train.seed, ..Sampling::default() };
+        let how = Generation { max_new_tokens: train.sample_tokens, window: train.seq_len, stop: None, sampling };
+        let tokens = generate(&*model, &[prompt], &how, &self.device, &mut |_, _| ControlFlow::Continue(()))
+            .expect("a prompt of at least one token, and a temperature");
+        let sample = tokenizer.decode(&tokens[0]);
+        self.recorder.metrics(&SampleMetrics { step, sample: &sample })?;
+        Ok(Some(sample))
+    }
+
+    /// Whether any rank was asked to stop; all ranks get the same answer. Completes a checkpoint that all ranks have written by now.
+    fn should_stop(&mut self) -> Result<bool, TrainError> {
+        let one_if = |yes: bool| if yes { 1.0 } else { 0.0 };
+        let written = self.saver.is_written()?;
+        let sums = self.fsdp.all_reduce(&[one_if(self.job.stop.load(Ordering::Relaxed)), one_if(written)])?;
+        if sums[1] == self.job.config.parallel.gpus as f64 {
+            self.commit()?;
+        }
+        Ok(sums[0] > 0.0)
+    }
+
+    fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {
+        let best = self.best.map(|best| (best.step as usize, best.val_loss));
+        Outcome { folder: self.folder.path().to_path_buf(), steps, stopped, val_loss, best, sample }
+    }
+}
+
+/// What writes the checkpoints; rank 0, which completes them, adds configuration and tokenizer, and writes the tokenizer into the run's
+/// folder too.
+fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError> {
+    let mut files = vec![];
+    if rank == 0 {
+        let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
+        files = kept.or(job.data.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
+        if !files.is_empty() {
+            folder.write_tokenizer(&files)?;
+        }
+        files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
+    }
+    Ok(Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.keep, files))
+}
+
+/// Reads ahead, from the step that the run goes on with.
+fn start_loader(job: &Job, batches: Batches) -> Loader {
+    let train = &job.config.train;
+    let first = job.resume.as_ref().map_or(0, |resume| resume.index.step);
+    let sequences = move |step| batches.sequences(step as usize);
+    Loader::start(job.dataset.clone(), train.seed, train.seq_len, first..train.steps as u64, sequences)
+}
+
+/// What was not finite, and where.
+fn describe(report: &StepReport, at: &NonFinite) -> String {
+    let NonFinite { unit, rank } = at;
+    match rank {
+        Some(rank) => format!("the output of {unit} on rank {rank} is not finite (loss {})", report.loss),
+        None => format!("the gradient of {unit} is not finite (loss {}, norm {})", report.loss, report.grad_norm),
     }
 }

@@ -1,6 +1,6 @@
 use crate::config::{Config, ModelConfig};
+use crate::error::TrainError;
 use crate::expert_loads::{ExpertLoads, LayerLoad, bias_update, layer_loads};
-use crate::trainer::TrainError;
 use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};

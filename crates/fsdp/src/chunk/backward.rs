@@ -3,8 +3,8 @@
 use super::{Graph, Micro, Runner, Saved};
 use crate::call::{Output, add};
 use crate::comm_thread::Pending;
-use crate::group::BoundGroup;
 use crate::memory::{Category, Counted, Held};
+use crate::modules::BoundModules;
 use crate::unit::Activation;
 use crate::vjp::vjp_seed;
 use crate::weights::Weights;
@@ -23,7 +23,7 @@ struct Reduction {
 /// A call whose gradients of weights are still to be computed.
 pub(crate) struct PutOff {
     call: usize,
-    bound: BoundGroup,
+    bound: BoundModules,
     /// Gradients of parameters that were not put off.
     now: Vec<Option<Tensor<1>>>,
     later: Deferred,

@@ -2,8 +2,8 @@ mod choices;
 
 use crate::cli::say;
 use crate::commands::at_least_1;
+use crate::error::TrainError;
 use crate::saved::{Saved, SavedError};
-use crate::trainer::TrainError;
 use crate::units::Batch;
 use crate::words::count;
 use burn::tensor::Device;

@@ -1,8 +1,8 @@
 use crate::cli::say;
 use crate::commands::{NotNew, at_least_1, check_new};
 use crate::config::ModelConfig;
+use crate::error::TrainError;
 use crate::saved::{Saved, SavedError};
-use crate::trainer::TrainError;
 use crate::whole_file::write_safetensors;
 use crate::words::{count, human_count};
 use checkpoint::Kind;

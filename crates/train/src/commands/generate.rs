@@ -1,7 +1,7 @@
 use crate::cli::say;
 use crate::commands::at_least_1;
+use crate::error::TrainError;
 use crate::saved::{self, Saved, SavedError};
-use crate::trainer::TrainError;
 use crate::units::check_tokens;
 use crate::words::count;
 use burn::tensor::Device;

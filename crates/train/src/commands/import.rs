@@ -1,8 +1,8 @@
 use crate::cli::say;
 use crate::commands::{HfFolderError, NotNew, check_new, open_hf};
 use crate::config::{Config, LrSchedule, ModelConfig, OptimConfig};
+use crate::error::TrainError;
 use crate::run_folder::{CONFIG, RunFolder};
-use crate::trainer::TrainError;
 use crate::words::{count, human_count};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};

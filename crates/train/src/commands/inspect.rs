@@ -1,6 +1,6 @@
 use crate::cli::say;
+use crate::error::TrainError;
 use crate::saved::{self, SavedError};
-use crate::trainer::TrainError;
 use crate::words::{count, human_count};
 use checkpoint::{Checkpoint, CheckpointError, Index, Kind};
 use clap::Args;

@@ -1,6 +1,6 @@
 use crate::cli::say;
 use crate::config::{Config, ConfigError, PRESETS, Source};
-use crate::trainer::set_vocabulary;
+use crate::run::set_vocabulary;
 use crate::units::parameter_count;
 use crate::words::human;
 use clap::Args;

@@ -224,7 +224,7 @@ fn a_run_measures_what_was_estimated() {
         let place = Place { name: preset.into(), out: Some(folder.path().join(i.to_string())), ..Place::default() };
         let outcome = train(config.clone(), &place, Default::default()).unwrap();
 
-        crate::trainer::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();
+        crate::run::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();
         let (forecast, text) =
             (forecast(&config, 0), fs::read_to_string(outcome.folder.join("metrics.jsonl")).unwrap());
         let memory =

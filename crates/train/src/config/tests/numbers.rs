@@ -3,7 +3,7 @@
 use super::*;
 use crate::batches::Batches;
 use crate::learning_rate::learning_rate;
-use crate::trainer::set_vocabulary;
+use crate::run::set_vocabulary;
 use crate::units::parameter_count;
 use proptest::prelude::prop_assert_eq;
 

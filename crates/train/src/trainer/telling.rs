@@ -1,24 +1,30 @@
 //! What a rank tells of the run.
 
-use super::{Job, Rank};
+use super::{Job, Trainer};
 use crate::config::Config;
+use crate::error::TrainError;
 use crate::expert_loads;
 use crate::machine::{self, Machine};
 use crate::metrics::{ExpertMetrics, ProcessMetrics, StageMetrics, StageSeconds, StepMetrics, UsageMetrics};
 use crate::recorder::Recorder;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
-use crate::trainer::TrainError;
 use crate::units::parameter_count;
 use crate::words::{count, human};
 use fsdp::StepReport;
 use std::time::Duration;
 
-impl Rank<'_> {
+impl Trainer<'_> {
     /// Which ranks compute what, where not all compute all.
     pub fn say_placement(&self) {
         if self.rank != 0 {
             return;
+        }
+        if let (ep @ 2.., Some((_, experts))) = (self.job.config.parallel.ep, self.job.config.expert_layers()) {
+            let each = count(experts / ep, "expert");
+            self.job
+                .progress
+                .say(&format!("{ep} ranks that follow each other share a layer's {experts} experts: {each} on each"));
         }
         let mut placements = self.fsdp.placements();
         // GPT-2's first and last are one unit.

@@ -1,4 +1,5 @@
 use crate::call::{Call, Role};
+use crate::layout::NamedShape;
 use crate::plan::Class;
 use crate::unit::{AnyUnit, Bound, Draw, Marks, Units, Value};
 use crate::{FsdpError, Wrap};
@@ -7,24 +8,24 @@ use comm::Failure;
 use std::any::Any;
 
 /// The modules that are kept, gathered and freed together: one, or more by [`Wrap::Size`].
-pub(crate) struct Group {
+pub(crate) struct Modules {
     members: Vec<Box<dyn AnyUnit>>,
 }
 
-/// A group's parameters by their [`Class`].
+/// A unit's parameters by their [`Class`].
 pub(crate) struct Classes {
-    /// Of each parameter, in the order of visits: which of the group's classes it is in, and its number there.
+    /// Of each parameter, in the order of visits: which of the unit's classes it is in, and its number there.
     pub places: Vec<(usize, usize)>,
-    /// The classes that the group has: names, and shapes of a rank's part.
-    pub params: Vec<(Class, Vec<(String, Vec<usize>)>)>,
+    /// The classes that the unit has: names, and shapes of a rank's part.
+    pub params: Vec<(Class, Vec<NamedShape>)>,
 }
 
-/// A group's modules with values.
-pub(crate) struct BoundGroup(Vec<Box<dyn Bound>>);
+/// A unit's modules with values.
+pub(crate) struct BoundModules(Vec<Box<dyn Bound>>);
 
-/// Groups, their calls, and where each unit went: its group and its number there.
+/// Units of one or more modules, their calls, and where each module went: its unit and its number there.
 pub(crate) struct Wrapped<B> {
-    pub groups: Vec<Group>,
+    pub units: Vec<Modules>,
     pub calls: Vec<Call<B>>,
     pub places: Vec<(usize, usize)>,
     /// As [`Units`] have them.
@@ -33,37 +34,37 @@ pub(crate) struct Wrapped<B> {
     pub failure: Failure,
 }
 
-/// Puts units that follow each other into groups, and calls of one group that follow each other into one.
-pub(crate) fn wrap<B>(units: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpError> {
-    check_roles(&units.roles)?;
-    let (mut groups, mut places) = (Vec::<Group>::new(), vec![]);
+/// Puts modules that follow each other into units, and calls of one unit that follow each other into one.
+pub(crate) fn wrap<B>(model: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpError> {
+    check_roles(&model.roles)?;
+    let (mut units, mut places) = (Vec::<Modules>::new(), vec![]);
     let min_params = match wrap {
         Wrap::Block => 0,
         Wrap::Size(min_params) => min_params,
     };
-    let mut params = usize::MAX; // of the last group; there is none yet, so the first unit begins one
-    for unit in units.units {
+    let mut params = usize::MAX; // of the last unit; there is none yet, so the first unit begins one
+    for module in model.units {
         if params >= min_params {
-            groups.push(Group { members: vec![] });
+            units.push(Modules { members: vec![] });
             params = 0;
         }
-        let last = groups.len() - 1;
-        params += unit.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
-        groups[last].members.push(unit);
-        places.push((last, groups[last].members.len() - 1));
+        let last = units.len() - 1;
+        params += module.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
+        units[last].members.push(module);
+        places.push((last, units[last].members.len() - 1));
     }
     let mut calls = Vec::<Call<B>>::new();
-    for call in units.calls {
-        let (group, member) = places[call.unit];
-        let call = call.moved(group, member);
+    for call in model.calls {
+        let (unit, member) = places[call.unit];
+        let call = call.moved(unit, member);
         match calls.last_mut() {
-            Some(before) if before.unit == group && matches!(wrap, Wrap::Size(_)) => before.and_then(call),
+            Some(before) if before.unit == unit && matches!(wrap, Wrap::Size(_)) => before.and_then(call),
             _ => calls.push(call),
         }
     }
-    match (0..groups.len()).find(|group| calls.iter().all(|call| call.unit != *group)) {
-        Some(unused) => Err(FsdpError::Calls(format!("none is of the unit {}", groups[unused].name()))),
-        None => Ok(Wrapped { groups, calls, places, draw: units.draw, marks: units.marks, failure: units.failure }),
+    match (0..units.len()).find(|unit| calls.iter().all(|call| call.unit != *unit)) {
+        Some(unused) => Err(FsdpError::Calls(format!("none is of the unit {}", units[unused].name()))),
+        None => Ok(Wrapped { units, calls, places, draw: model.draw, marks: model.marks, failure: model.failure }),
     }
 }
 
@@ -74,7 +75,7 @@ fn check_roles(roles: &[Role]) -> Result<(), FsdpError> {
     }
 }
 
-impl Group {
+impl Modules {
     /// Its only member's name, or the first and the last one's.
     pub fn name(&self) -> String {
         match self.members.as_slice() {
@@ -85,12 +86,12 @@ impl Group {
     }
 
     /// Names and shapes of the parameters, in the order of visits.
-    pub fn params(&self) -> Vec<(String, Vec<usize>)> {
-        let named = |member: &Box<dyn AnyUnit>| {
+    pub fn params(&self) -> Vec<NamedShape> {
+        let named = |member: &dyn AnyUnit| {
             let of = member.name().to_string();
             member.params().into_iter().map(move |(path, shape)| (format!("{of}.{path}"), shape))
         };
-        self.members.iter().flat_map(named).collect()
+        self.members.iter().flat_map(|member| named(&**member)).collect()
     }
 
     /// Number of the parameters' elements.
@@ -140,12 +141,12 @@ impl Group {
     }
 
     /// The modules with these parameters, in the order of visits; `tracked`: each the leaf of a graph.
-    pub fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> BoundGroup {
-        BoundGroup(self.members.iter().map(|member| member.bind(values, tracked)).collect())
+    pub fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> BoundModules {
+        BoundModules(self.members.iter().map(|member| member.bind(values, tracked)).collect())
     }
 }
 
-impl BoundGroup {
+impl BoundModules {
     pub fn module(&self, member: usize) -> &dyn Any {
         self.0[member].module()
     }

@@ -1,0 +1,116 @@
+//! Options that go together.
+
+use super::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Strategy, Wrap};
+use crate::FsdpError;
+use comm::{Axis, MeshShape};
+
+impl FsdpConfig {
+    /// How so many ranks are laid out. Under `ddp` nothing is sharded, and the ranks that have the experts together take the place of shards.
+    ///
+    /// # Errors
+    /// If the sizes do not divide each other.
+    pub fn mesh(&self, world_size: usize) -> Result<MeshShape, FsdpError> {
+        let ranks = self.validate_pipeline(world_size)?;
+        let replicas = match self.strategy {
+            Strategy::HybridShard => self.replicas(),
+            strategy if strategy.shards().optimizer => 1,
+            _ => ranks / self.ep.max(1),
+        };
+        let shards = ranks / replicas.max(1);
+        if self.ep == 0 || replicas * shards != ranks || !shards.is_multiple_of(self.ep) {
+            let of = if self.strategy == Strategy::HybridShard { " of a replica" } else { "" };
+            let (ep, stages) = (self.ep, self.pipeline.stages);
+            let fits = (1..=shards.max(1)).rev().find(|fits| *fits <= ep && shards.is_multiple_of(*fits)).unwrap_or(1);
+            return Err(FsdpError::Config(format!(
+                "ep {ep} does not divide the {shards} ranks{of} that share experts ({world_size} ranks{}): take ep {fits}, say",
+                if stages > 1 { format!(", pp {stages}") } else { String::new() },
+            )));
+        }
+        let (pp, ep) = (self.pipeline.stages, self.ep);
+        Ok(MeshShape::new(&[(Axis::Pp, pp), (Axis::DpReplicate, replicas), (Axis::DpShard, shards), (Axis::Ep, ep)]))
+    }
+
+    /// Refuses a pipeline that so many ranks cannot make; returns the ranks of a stage.
+    fn validate_pipeline(&self, world_size: usize) -> Result<usize, FsdpError> {
+        let refuse = |reason: String| Err(FsdpError::Config(reason));
+        let PipelineConfig { stages, schedule, virtual_stages, .. } = self.pipeline;
+        let cut = stages.saturating_mul(virtual_stages) > 1 || schedule.splits_backward();
+        self.pipeline.of_a_round()?;
+        if !world_size.is_multiple_of(stages) {
+            let fits = world_size.next_multiple_of(stages);
+            return refuse(format!("pp {stages} does not divide the world size, {world_size}: take {fits} ranks, say"));
+        }
+        if cut && self.strategy == Strategy::Block {
+            return refuse(format!(
+                "pp {stages} with strategy block, which places blocks on ranks by itself: take full_shard"
+            ));
+        }
+        if cut && self.wrap != Wrap::Block {
+            return refuse(format!(
+                "pp {stages} with wrap {}: stages are cut between blocks; take wrap block",
+                self.wrap
+            ));
+        }
+        Ok(world_size / stages)
+    }
+
+    /// Refuses what makes no sense on so many ranks, or together.
+    pub fn validate(&self, world_size: usize) -> Result<(), FsdpError> {
+        let refuse = |reason: String| Err(FsdpError::Config(reason));
+        let world_size = self.validate_pipeline(world_size)?;
+        let replicas = self.replicas();
+        if let (Some(replicas), false) = (self.dp_replicate, self.strategy == Strategy::HybridShard) {
+            return refuse(format!("dp_replicate {replicas} without strategy hybrid_shard: leave it out"));
+        }
+        if self.strategy == Strategy::HybridShard
+            && (replicas < 2 || !world_size.is_multiple_of(replicas) || world_size / replicas < 2)
+        {
+            let fits = replicas.max(2).checked_mul(world_size.div_ceil(replicas.max(2)).max(2));
+            return refuse(format!(
+                "hybrid_shard with dp_replicate {replicas} on {}{}: it needs at least 2 replicas of at least 2 ranks each, and as \
+                 many ranks in each; take a world size that is a multiple of dp_replicate{}, or full_shard",
+                if world_size == 1 { "1 rank".into() } else { format!("{world_size} ranks") },
+                if self.pipeline.stages > 1 { " of a stage" } else { "" },
+                fits.and_then(|fits| fits.checked_mul(self.pipeline.stages))
+                    .map_or(String::new(), |fits| format!(" (such as {fits})")),
+            ));
+        }
+        self.mesh(world_size * self.pipeline.stages)?;
+        if self.strategy == Strategy::Block {
+            if self.ep > 1 {
+                return refuse(format!(
+                    "ep {} with strategy block, where one rank computes all of a block: take full_shard",
+                    self.ep
+                ));
+            }
+            if let Wrap::Size(_) = self.wrap {
+                return refuse(format!(
+                    "wrap {} with strategy block: it places blocks on ranks one by one; take wrap block",
+                    self.wrap
+                ));
+            }
+            if self.no_sync {
+                return refuse(
+                    "no_sync with strategy block: the rank that computes a block keeps none of its gradients; leave it out"
+                        .into(),
+                );
+            }
+        }
+        if !self.strategy.shards().parameters && !self.reshard_after_forward {
+            return refuse(format!(
+                "reshard_after_forward false with strategy {}: it never gathers parameters, so there is nothing to keep; leave \
+                 it out",
+                self.strategy.name()
+            ));
+        }
+        if let Some(limit) = self.clip_grad_norm.filter(|limit| !limit.is_finite() || *limit <= 0.0) {
+            return refuse(format!("clip_grad_norm {limit}: give a number above 0, or none for no limit"));
+        }
+        match self.activation_checkpointing {
+            ActivationCheckpointing::Every(0) => {
+                refuse("activation_checkpointing every:0: give every:1 for all calls, or none".into())
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Numbers of a step that all ranks have: how much its micro-batches count, its loss, its norm.
+
+use super::Fsdp;
+use crate::FsdpError;
+use crate::chunk::Losses;
+use crate::plan::Class;
+use crate::sharded_unit::ShardedUnit;
+use burn::tensor::Tensor;
+use comm::Reduce;
+
+impl<B: 'static> Fsdp<B> {
+    /// The largest weight of a micro-batch, once all ranks are found to have as many micro-batches.
+    pub(super) fn agree_on(&self, count: usize, weights: &[f64]) -> Result<f64, FsdpError> {
+        assert_eq!(count, weights.len(), "each micro-batch has a weight");
+        let most = weights.iter().copied().fold(0.0, f64::max);
+        let mine = vec![count as f64, -(count as f64), most];
+        let highest = if self.world.world_size() == 1 { mine } else { self.over_world(mine, Reduce::Max)? };
+        let (highest, lowest, most) = (highest[0], -highest[1], highest[2]);
+        if highest != lowest {
+            return Err(FsdpError::MicroBatches(format!(
+                "rank {} has {count} micro-batches in this step, the ranks between {lowest} and {highest}: give each as many, some of \
+                 them of weight 0",
+                self.plan.rank
+            )));
+        }
+        match count > 0 && most > 0.0 && most.is_finite() {
+            true => Ok(most),
+            false => Err(FsdpError::MicroBatches("a step needs at least one micro-batch that counts".into())),
+        }
+    }
+
+    /// Means over micro-batches and ranks, by their shares, of the loss and of the sum of the other losses; and the sum of all shares.
+    pub(super) fn mean(&self, losses: &[Losses], shares: &[f64]) -> Result<([f64; 2], f64), FsdpError> {
+        let sum = |pick: fn(&Losses) -> &Option<Tensor<1>>| {
+            let values = losses.iter().zip(shares).filter_map(|(losses, share)| Some((pick(losses).clone()?, share)));
+            let values = values.map(|(tensor, share)| f64::from(tensor.into_scalar::<f32>()) * share);
+            values.fold(0.0, |sum, value| sum + value) // `sum` of nothing would be -0.0
+        };
+        let mine = [sum(|losses| &losses.loss), sum(|losses| &losses.aux), shares.iter().sum()];
+        let sums = self.all_reduce(&mine)?;
+        // Every stage, and under `block` every rank, has the same micro-batches.
+        let count = sums[2] * self.data_parallel().1 as f64 / self.world.world_size() as f64;
+        Ok(([sums[0] / count, sums[1] / count], count))
+    }
+
+    /// Norm of the summed gradient over all units, and over all ranks that have different parts of it.
+    pub(super) fn gradient_norm(&self) -> Result<f64, FsdpError> {
+        let mut squares = [0.0; 2]; // of experts over ranks, and of all others
+        for (class, square) in self.units.iter().flat_map(ShardedUnit::gradient_squares) {
+            squares[usize::from(class != Class::Expert)] += square;
+        }
+        if self.plan.shards * self.config.pipeline.stages * self.config.ep == 1 {
+            return Ok(squares[1].sqrt());
+        }
+        // Each of the replicas counts the whole.
+        let sums = self.all_reduce(&squares)?;
+        let replicas = self.plan.replicas;
+        let of_experts = self.replicas_of_experts;
+        Ok((sums[0] / of_experts as f64 + sums[1] / replicas as f64).sqrt())
+    }
+}

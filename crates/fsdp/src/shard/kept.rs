@@ -1,0 +1,95 @@
+//! What is kept of a shard between runs, compared between its copies, and changed apart from its gradient.
+
+use super::FlatShard;
+use crate::FsdpError;
+use crate::state::{ReadPart, ShardValues, StatePart, WantedPart};
+use burn::tensor::{Tensor, TensorData};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+impl FlatShard {
+    /// The parts of parameters that this rank is to keep: of its shard, which `replicas` ranks hold, its share.
+    pub fn state(&self) -> Vec<StatePart> {
+        if !self.holders.is_first {
+            return vec![];
+        }
+        let (len, start) = (self.len(), self.range().start);
+        let cut = |i: usize| start + len * i / self.plan.replicas;
+        let share = cut(self.plan.replica)..cut(self.plan.replica + 1);
+        let part = |(wanted, at): (WantedPart, usize)| {
+            let range = at - start..at - start + wanted.range.len();
+            StatePart {
+                offset: wanted.range.start,
+                len: wanted.range.len(),
+                param: self.master.tensor.clone().slice(range.clone()),
+                moments: self.optimizer.moments(range),
+                name: wanted.name,
+                shape: wanted.shape,
+            }
+        };
+        self.parts(share).map(part).collect()
+    }
+
+    /// Takes this rank's shard from `read`; with `steps` above 0 the optimizer's moments too. A replica is still to follow.
+    pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
+        if !self.holders.is_here {
+            return Ok(());
+        }
+        let (len, start) = (self.len(), self.range().start);
+        let mut values = ShardValues::new(len, steps > 0);
+        for (wanted, at) in self.parts(start..start + len) {
+            let part = read(&wanted).map_err(FsdpError::State)?;
+            values.put(at - start, &wanted, &part)?;
+        }
+        let tensor = |values: Vec<f32>| Tensor::from_data(TensorData::new(values, [len]), &self.plan.rest_device);
+        let master = tensor(values.param);
+        self.optimizer.load(values.moments.map(|moments| moments.map(tensor)), steps);
+        self.set_values(master, None);
+        Ok(())
+    }
+
+    /// The parameters' parts in a range of the unit's buffer, and where each begins in the buffer.
+    fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (WantedPart, usize)> {
+        self.layout.params().iter().filter_map(move |param| {
+            let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
+            let first = self.first_element(param);
+            let wanted = || WantedPart {
+                name: param.name.clone(),
+                shape: self.whole_shape(param),
+                range: first + from - param.offset..first + to - param.offset,
+            };
+            (from < to).then(|| (wanted(), from))
+        })
+    }
+
+    /// Adds `delta` to this rank's part of parameter `i`.
+    pub fn add_to_parameter(&mut self, i: usize, delta: &[f32]) {
+        if !self.holders.is_here {
+            return;
+        }
+        let (param, held) = (&self.layout.params()[i], self.range());
+        assert_eq!(delta.len(), param.len() * self.plan.parts, "{}: a delta of another length", param.name);
+        let (from, to) = (param.offset.max(held.start), (param.offset + param.len()).min(held.end));
+        if from < to {
+            let first = self.first_element(param);
+            let part = &delta[first + from - param.offset..first + to - param.offset];
+            let part = Tensor::<1>::from_floats(part, &self.plan.rest_device);
+            let (master, range) = (self.master.tensor.clone(), from - held.start..to - held.start);
+            self.master.tensor = master.clone().slice_assign([range.clone()], master.slice([range]) + part);
+        }
+    }
+
+    /// A digest of this rank's part of the parameters and their moments, to be compared with that of its copies; None where there is no part,
+    /// or no copy of it.
+    pub fn digest(&self) -> Option<u64> {
+        let has_copies = self.holders.is_here && (self.plan.replicas > 1 || self.holders.tie.is_some());
+        has_copies.then(|| {
+            let mut hasher = DefaultHasher::new();
+            let moments = self.optimizer.all_moments();
+            for tensor in std::iter::once(self.master.tensor.clone()).chain(moments) {
+                tensor.into_data().as_bytes().hash(&mut hasher);
+            }
+            hasher.finish()
+        })
+    }
+}

@@ -1,0 +1,103 @@
+use crate::config::ConfigError;
+use checkpoint::CheckpointError;
+use comm::RankFailure;
+use data::DataError;
+use fsdp::FsdpError;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a run did not come to its end; each message names the file, key or rank and says what to do.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages are the documentation")]
+pub enum TrainError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+
+    #[error(transparent)]
+    Data(#[from] DataError),
+
+    #[error("{0}")]
+    Device(String),
+
+    #[error("cannot write the run folder {}: {source}: choose another with --out", path.display())]
+    RunFolder { path: PathBuf, source: io::Error },
+
+    #[error("{} holds a run already: choose another folder with --out, or remove it", path.display())]
+    RunExists { path: PathBuf },
+
+    #[error("another process trains in {}: wait for its end, stop it, or choose another folder with --out", path.display())]
+    RunInUse { path: PathBuf },
+
+    #[error(
+        "the run folder {} of rank 0 is not there for this rank: give one with --out that is on a file system all machines share",
+        path.display()
+    )]
+    NotShared { path: PathBuf },
+
+    #[error("cannot write {}: {source}", path.display())]
+    Metrics { path: PathBuf, source: io::Error },
+
+    #[error("cannot start the threads of a rank: {0}")]
+    Threads(rayon::ThreadPoolBuildError),
+
+    #[error("step {step}: {what}; {last_good}: lower optim.lr, look at the data, or set train.on_non_finite to skip")]
+    NotFinite { step: usize, what: String, last_good: String },
+
+    #[error(
+        "there is token {token} in the data, and model.vocab_size is {vocab_size}: give the tokenizer that made the data \
+         (data.tokenizer), or a model with its vocabulary"
+    )]
+    Token { token: u32, vocab_size: usize },
+
+    #[error(
+        "{} has no tokenizer that can be used, as a run on tokens alone has none: give the one that made the tokens with \
+         --tokenizer FILE (in training with --set data.tokenizer=FILE)",
+        path.display()
+    )]
+    NoTokenizer { path: PathBuf },
+
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+
+    #[error("{} is at step {step}, beyond train.steps, which is {steps}: give more with --steps", path.display())]
+    Beyond { path: PathBuf, step: u64, steps: usize },
+
+    #[error("finished at step {step}: give more with --steps ({})", path.display())]
+    Finished { path: PathBuf, step: u64 },
+
+    #[error(
+        "the run {0} has no checkpoint: name another one with --resume DIR, or begin this one anew with --resume auto --out {0}",
+        path.display()
+    )]
+    NoCheckpointYet { path: PathBuf },
+
+    #[error("{} is a run of another model than --model {preset}: leave --model out, or choose another folder with --out", path.display())]
+    OtherModel { path: PathBuf, preset: String },
+
+    #[error("there is no run{of} in runs/: name one's folder with --resume DIR")]
+    NoRun { of: String },
+
+    #[error(
+        "the ranks have found different checkpoints, this one {}: name the one that is meant with --resume DIR/checkpoints/step-N",
+        path.display()
+    )]
+    OtherCheckpoint { path: PathBuf },
+
+    #[error("{} exists and is no empty folder: name a new one with --out", path.display())]
+    FolderInUse { path: PathBuf },
+
+    #[error("another process has trained in {} since this one has looked there: start again, to go on from what it has saved", path.display())]
+    WentOn { path: PathBuf },
+
+    #[error("--resume auto has to know which run: name its folder with --out")]
+    WhichRun,
+
+    #[error("{0}")]
+    Memory(String),
+
+    #[error(transparent)]
+    Fsdp(#[from] FsdpError),
+
+    #[error(transparent)]
+    Rank(#[from] Box<RankFailure<TrainError>>),
+}

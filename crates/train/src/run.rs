@@ -1,0 +1,161 @@
+use crate::allocator::count_for;
+use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
+use crate::device::Devices;
+use crate::error::TrainError;
+use crate::launch::Launch;
+use crate::memory_check;
+use crate::place::Place;
+use crate::progress::Progress;
+use crate::resume::{self, Resume};
+use crate::run_folder::RunFolder;
+use crate::trainer::{self, Job, Outcome};
+use crate::units::parameter_count;
+use crate::words::{count, human};
+use checkpoint::{Checkpoint, Folder, Index};
+use comm::RankFailure;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicIsize};
+
+/// Parameters of a model that takes more than a moment to make.
+const LARGE: usize = 20_000_000;
+
+/// Trains as `config` says, on ranks that are threads; ends early, at a whole step, once `stop` is set.
+pub fn train(config: Config, place: &Place, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
+    train_launched(&Launch::threads(), config, place, || stop)
+}
+
+/// [`train`]s the ranks of this process; `stop` is called when the data is ready, and steps begin.
+pub(crate) fn train_launched(
+    launch: &Launch,
+    mut config: Config,
+    place: &Place,
+    stop: impl FnOnce() -> Arc<AtomicBool>,
+) -> Result<Outcome, TrainError> {
+    config.validate()?;
+    let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
+    checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, config.train.steps))?;
+    if let (true, Some(run)) = (place.again, &place.out) {
+        RunFolder::at(run).expect_unfinished(config.train.steps)?;
+    }
+    let ranks_here = launch.ranks_here(config.parallel.gpus);
+    let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
+    let check =
+        |config: &Config| memory_check::check(config, launch, &devices, place.force).map_err(TrainError::Memory);
+    // Where the size is known, before a large text is made tokens.
+    let known = config.model.vocab_size() > 0;
+    let scarce = if known { check(&config)? } else { None };
+    let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0()));
+    let prepared = match checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
+        Some(checkpoint) => resume::open_data(checkpoint, source, options)?,
+        None => data::open(source, &options)?,
+    };
+    let dataset = Arc::new(prepared.dataset.clone());
+    dataset.check(config.train.seq_len)?;
+    set_vocabulary(&mut config, prepared.vocab_size())?;
+    let scarce = if known { scarce } else { check(&config)? };
+    config.data = config.data.with_absolute_paths();
+    let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
+    let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
+
+    let done = resume.as_ref().map_or(0, Resume::step);
+    let progress = if launch.has_rank_0() { Progress::new(config.train.steps, done) } else { Progress::silent() };
+    let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
+    let stop = stop();
+    let job = Arc::new(Job { config, dataset, data: prepared, folder, resume, progress, devices: count, stop });
+    say_what_begins(&job, &devices);
+    scarce.iter().for_each(|line| job.progress.say(line));
+    let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());
+    let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
+        // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
+        let counter: &'static AtomicIsize = Box::leak(Box::default()); // as long as its threads, of which nobody knows the end
+        let pool =
+            rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| count_for(counter)).build();
+        let pool = pool.map_err(TrainError::Threads)?;
+        pool.install(|| trainer::run(&of_ranks, comm))
+    });
+    job.progress.finish();
+    // What the ranks have written of a checkpoint in vain is not to keep a disk full; one that is stuck may be so because of the disk.
+    if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
+        && !matches!(failure, RankFailure::Stuck { .. })
+    {
+        let _ = Folder::of_run(folder.path()).clean(); // or else the next start does it
+    }
+    let outcomes = outcomes.map_err(|failure| match failure {
+        // A single rank's own error needs no rank; with several it says where to look.
+        RankFailure::Failed { source, .. } if job.config.parallel.gpus == 1 => source,
+        failure => TrainError::Rank(Box::new(failure)),
+    })?;
+    Ok(outcomes.into_iter().next().expect("there is a rank"))
+}
+
+/// The lines above the first step.
+fn say_what_begins(job: &Job, devices: &Devices) {
+    let Job { config, dataset, data, progress, .. } = job;
+    let parameters = parameter_count(config);
+    progress.say(&format!(
+        "{}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
+        config.describe_model(),
+        human(parameters),
+        human((dataset.train_tokens() + dataset.val_tokens()) as usize),
+        data.name,
+        human(dataset.val_tokens() as usize),
+        config.model.vocab_size(),
+    ));
+    let ParallelConfig { pp, schedule, .. } = &config.parallel;
+    if *pp > 1 {
+        let (micro_batches, sequences) = (config.micro_batches(), config.micro_batch_size());
+        let (name, batches) = (schedule.name(), count(micro_batches, "micro-batch"));
+        progress.say(&format!("{pp} stages ({name}), {batches} of {} a step", count(sequences, "sequence")));
+    }
+    devices.sharing().into_iter().for_each(|line| progress.say(&line));
+    if let (Some(tokens), size) = (data.vocab_size(), config.model.vocab_size())
+        && tokens < size / 4
+    {
+        progress.say(&format!(
+            "warning: the tokenizer has {tokens} tokens, and model.vocab_size is {size}: give the tokenizer that the model is meant for \
+             with --set data.tokenizer=FILE, or model.vocab_size=0 for as many as there are"
+        ));
+    }
+    config.warnings().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
+    if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, new_tokenizer, .. }) = &job.resume {
+        let (path, ranks) = (path.display(), count(*world_size, "rank"));
+        progress.say(&format!("going on after step {step} from {path}, of {ranks} with {strategy}"));
+        if *new_tokenizer {
+            progress.say("warning: data.tokenizer is given anew: tokens no longer mean what the model has learned, unless it is the same");
+        }
+    }
+    if let Some(folder) = &job.folder {
+        progress.say(&format!("writing {}", folder.path().display()));
+    }
+    if parameters >= LARGE {
+        progress.say(&format!("making the parameters on {}", count(config.parallel.gpus, "rank")));
+    }
+}
+
+/// The CPU's cores shared out, at least one a rank.
+fn threads_per_rank(ranks: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / ranks).max(1)
+}
+
+/// A vocabulary of 0 becomes the tokenizer's, if that is known; a smaller one cannot hold its tokens.
+pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Result<(), ConfigError> {
+    match (config.model.vocab_size(), tokens) {
+        (0, None) => Err(ConfigError::Invalid(
+            "model.vocab_size is 0, and the data does not say how many tokens there are: give a number, or the tokenizer \
+             that made the data (data.tokenizer)"
+                .into(),
+        )),
+        (given @ 1.., Some(tokens)) if given < tokens => Err(ConfigError::Invalid(format!(
+            "model.vocab_size is {given}, but the tokenizer has {tokens} tokens: give at least that, or 0 for as many"
+        ))),
+        (0, Some(tokens)) => {
+            match &mut config.model {
+                ModelConfig::Gpt2(shape) => shape.vocab_size = tokens,
+                ModelConfig::DeepSeek(shape) => shape.vocab_size = tokens,
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
