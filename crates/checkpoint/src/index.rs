@@ -1,8 +1,9 @@
 use crate::write::hex;
-use crate::{CheckpointError, Kind};
+use crate::{CheckpointError, Kind, Region};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 
 /// What `index.json` holds.
@@ -106,7 +107,7 @@ pub struct FileEntry {
     pub pieces: Vec<PieceEntry>,
 }
 
-/// A part of a parameter: elements `offset..offset + len` of it, flat.
+/// A part of a parameter: elements `offset..offset + len`, flat, of it or of a box of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PieceEntry {
@@ -114,10 +115,22 @@ pub struct PieceEntry {
     pub name: String,
     /// Its whole shape.
     pub shape: Vec<usize>,
+    /// The box; none: all of the parameter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub region: Option<Region>,
     /// Where the piece begins.
     pub offset: usize,
     /// Its length.
     pub len: usize,
+}
+
+impl PieceEntry {
+    /// The piece as ranges of the parameter's elements, in its order; none if it cannot be.
+    pub(crate) fn runs(&self) -> Option<Vec<Range<usize>>> {
+        let region = self.region.clone().unwrap_or_else(|| Region::whole(&self.shape));
+        let end = self.offset.checked_add(self.len)?;
+        (region.fits(&self.shape) && end <= region.len()).then(|| region.runs(&self.shape, self.offset..end))
+    }
 }
 
 const DIGEST_KEY: &str = "\"digest\": \"";
@@ -177,15 +190,14 @@ impl Index {
             file.pieces.iter().for_each(|piece| pieces.entry(&piece.name).or_default().push(piece));
         }
         for parameter in &self.parameters {
-            let Some(mut pieces) = pieces.remove(parameter.name.as_str()) else {
+            let Some(pieces) = pieces.remove(parameter.name.as_str()) else {
                 return broken(format!("parameter {} is in no file", parameter.name));
             };
-            pieces.sort_by_key(|piece| piece.offset);
-            let mut end = Some(0usize);
-            for piece in pieces {
-                let fits = piece.shape == parameter.shape && Some(piece.offset) == end;
-                end = end.filter(|_| fits).and_then(|end| end.checked_add(piece.len));
-            }
+            let fit = |piece: &&PieceEntry| piece.shape == parameter.shape;
+            let runs: Option<Vec<_>> = pieces.iter().map(|piece| piece.runs().filter(|_| fit(piece))).collect();
+            let mut runs: Vec<Range<usize>> = runs.unwrap_or_default().into_iter().flatten().collect();
+            runs.sort_by_key(|run| run.start);
+            let end = runs.iter().try_fold(0, |end, run| (run.start == end).then_some(run.end));
             if end.is_none() || end != parameter.len() {
                 return broken(format!("the pieces of parameter {} are not the whole of it", parameter.name));
             }

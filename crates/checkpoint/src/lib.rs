@@ -23,7 +23,7 @@
 //! // Two ranks have half of a matrix each.
 //! for rank in 0..2 {
 //!     let values = move |_: Kind| vec![rank as f32; 3];
-//!     let piece = Piece { name: "w".into(), shape: vec![2, 3], offset: 3 * rank, len: 3, has_moments: false };
+//!     let piece = Piece { name: "w".into(), shape: vec![2, 3], region: None, offset: 3 * rank, len: 3, has_moments: false };
 //!     write_rank(&folder.partial(200), rank, vec![(piece, Box::new(values))])?;
 //! }
 //! folder.commit(Index { step: 200, world_size: 2, ..Index::default() }, &[("config.yaml".into(), b"model: ...".to_vec())])?;
@@ -37,12 +37,14 @@ mod error;
 mod folder;
 mod index;
 mod read;
+mod region;
 mod write;
 
 pub use error::CheckpointError;
 pub use folder::Folder;
 pub use index::{Best, FileEntry, Index, LossScale, Parameter, PieceEntry};
 pub use read::Checkpoint;
+pub use region::Region;
 pub use write::{Piece, Values, write_rank};
 
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
 use crate::write::digest;
-use crate::{CheckpointError, Index, Kind, Parameter, PieceEntry};
+use crate::{CheckpointError, Index, Kind, Parameter, Region};
 use memmap2::Mmap;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
@@ -13,14 +13,15 @@ pub struct Checkpoint {
     index: Index,
     /// Memory-mapped files with pieces, by their place in the index.
     maps: HashMap<usize, Mmap>,
-    /// File, piece and first byte of each of the piece's tensors, by parameter, in the order of offsets.
-    pieces: HashMap<String, Vec<Placed>>,
+    /// Where each parameter's elements are, in their order.
+    runs: HashMap<String, Vec<Run>>,
 }
 
-struct Placed {
+/// Elements of a parameter that lie together in a file.
+struct Run {
+    elements: Range<usize>,
     file: usize,
-    entry: PieceEntry,
-    /// In the file; none where there are no moments.
+    /// The first byte of each kind; none where there are no moments.
     starts: [Option<usize>; 3],
 }
 
@@ -33,11 +34,11 @@ impl Checkpoint {
         let index_path = path.join("index.json");
         let text = fs::read_to_string(&index_path).map_err(CheckpointError::read(&index_path))?;
         let index = Index::from_json(&text, &index_path)?;
-        let mut checkpoint = Self { path: path.into(), index, maps: HashMap::new(), pieces: HashMap::new() };
+        let mut checkpoint = Self { path: path.into(), index, maps: HashMap::new(), runs: HashMap::new() };
         for file in 0..checkpoint.index.files.len() {
             checkpoint.open_file(file)?;
         }
-        checkpoint.pieces.values_mut().for_each(|pieces| pieces.sort_by_key(|piece| piece.entry.offset));
+        checkpoint.runs.values_mut().for_each(|runs| runs.sort_by_key(|run| run.elements.start));
         Ok(checkpoint)
     }
 
@@ -70,21 +71,45 @@ impl Checkpoint {
     /// If there is no such parameter, it is shorter, or it has no moments.
     pub fn read(&self, name: &str, kind: Kind, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         let other = |reason: String| CheckpointError::OtherModel { path: self.path.clone(), reason };
-        let pieces = self.pieces.get(name).ok_or_else(|| other(format!("there is no parameter {name}")))?;
-        let len = pieces.last().map_or(0, |piece| piece.entry.offset + piece.entry.len);
+        let runs = self.runs.get(name).ok_or_else(|| other(format!("there is no parameter {name}")))?;
+        let len = runs.last().map_or(0, |run| run.elements.end);
         if range.end > len {
             return Err(other(format!("parameter {name} has {len} elements, fewer than {}", range.end)));
         }
         let mut values = Vec::with_capacity(range.len());
-        let first = pieces.partition_point(|piece| piece.entry.offset + piece.entry.len <= range.start);
-        for piece in pieces[first..].iter().take_while(|piece| piece.entry.offset < range.end) {
-            let start = piece.starts[kind as usize]
-                .ok_or_else(|| other(format!("parameter {name} has no {}", kind.tensor(name))))?;
-            let (begin, end) = (piece.entry.offset, piece.entry.offset + piece.entry.len);
-            let [from, to] =
-                [range.start.max(begin), range.end.min(end)].map(|at| start + (at - begin) * size_of::<f32>());
-            let (numbers, _) = self.maps[&piece.file][from..to].as_chunks();
+        let first = runs.partition_point(|run| run.elements.end <= range.start);
+        for Run { elements, file, starts } in runs[first..].iter().take_while(|run| run.elements.start < range.end) {
+            let start =
+                starts[kind as usize].ok_or_else(|| other(format!("parameter {name} has no {}", kind.tensor(name))))?;
+            let [from, to] = [range.start.max(elements.start), range.end.min(elements.end)]
+                .map(|at| start + (at - elements.start) * size_of::<f32>());
+            let (numbers, _) = self.maps[file][from..to].as_chunks();
             values.extend(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+        }
+        Ok(values)
+    }
+
+    /// [`read`](Self::read) of a range of a box's elements.
+    ///
+    /// # Errors
+    /// As there, and if the box is not one of the parameter.
+    pub fn read_region(
+        &self,
+        name: &str,
+        kind: Kind,
+        region: &Region,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let other = |reason: String| CheckpointError::OtherModel { path: self.path.clone(), reason };
+        let parameter = self.index.parameters.iter().find(|parameter| parameter.name == name);
+        let parameter = parameter.ok_or_else(|| other(format!("there is no parameter {name}")))?;
+        if !region.fits(&parameter.shape) || range.end > region.len() {
+            let shape = &parameter.shape;
+            return Err(other(format!("parameter {name} of shape {shape:?} has no elements {range:?} of {region:?}")));
+        }
+        let mut values = Vec::with_capacity(range.len());
+        for run in region.runs(&parameter.shape, range) {
+            values.extend(self.read(name, kind, run)?);
         }
         Ok(values)
     }
@@ -138,8 +163,12 @@ impl Checkpoint {
             if starts[0].is_none() {
                 return Err(broken(format!("there is no {}", Kind::Param.tensor(&piece.name))));
             }
-            let placed = Placed { file: number, entry: piece.clone(), starts };
-            self.pieces.entry(piece.name.clone()).or_default().push(placed);
+            let mut before = 0;
+            for elements in piece.runs().ok_or_else(|| broken(format!("{} is not as its shape says", piece.name)))? {
+                let starts = starts.map(|start| start.map(|start| start + before * size_of::<f32>()));
+                before += elements.len();
+                self.runs.entry(piece.name.clone()).or_default().push(Run { elements, file: number, starts });
+            }
         }
         self.maps.insert(number, map);
         Ok(())

@@ -1,4 +1,4 @@
-use crate::{CheckpointError, FileEntry, Kind, PieceEntry};
+use crate::{CheckpointError, FileEntry, Kind, PieceEntry, Region};
 use safetensors::{Dtype, SafeTensorError, View, serialize_to_file};
 use sha2::{Digest, Sha256};
 use std::borrow::Cow;
@@ -13,7 +13,9 @@ pub struct Piece {
     pub name: String,
     /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// Where the part begins in the flat parameter.
+    /// The box of the parameter that it is a part of; none: the whole parameter.
+    pub region: Option<Region>,
+    /// Where the part begins in that, flat.
     pub offset: usize,
     /// Its length.
     pub len: usize,
@@ -44,6 +46,7 @@ pub fn write_rank(partial: &Path, rank: usize, pieces: Vec<(Piece, Values)>) -> 
     let entry = |(piece, _): (Piece, Values)| PieceEntry {
         name: piece.name,
         shape: piece.shape,
+        region: piece.region,
         offset: piece.offset,
         len: piece.len,
     };

@@ -1,6 +1,6 @@
 //! What is written by any ranks is read by any, or refused.
 
-use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind, Piece, Values, write_rank};
+use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind, Piece, Region, Values, write_rank};
 use proptest::prelude::*;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,14 @@ fn write(run: &Path, step: u64, cuts: &[usize]) -> Result<PathBuf, CheckpointErr
             let (offset, end) = (if rank == 0 { 0 } else { cut(rank - 1) }, cut(rank));
             if offset < end {
                 let len = end - offset;
-                let piece = Piece { name: name.to_string(), shape: shape.to_vec(), offset, len, has_moments: true };
+                let piece = Piece {
+                    name: name.to_string(),
+                    shape: shape.to_vec(),
+                    region: None,
+                    offset,
+                    len,
+                    has_moments: true,
+                };
                 pieces.push((piece, Box::new(move |kind| (offset..end).map(|i| value(name, kind, i)).collect())));
             }
         }
@@ -114,7 +121,7 @@ fn what_is_not_committed_does_not_count_and_is_cleaned_away() {
 fn a_commit_without_all_ranks_or_with_a_gap_is_refused() {
     let run = tempfile::tempdir().unwrap();
     let folder = Folder::of_run(run.path());
-    let piece = Piece { name: "a".into(), shape: vec![4], offset: 0, len: 3, has_moments: false };
+    let piece = Piece { name: "a".into(), shape: vec![4], region: None, offset: 0, len: 3, has_moments: false };
     write_rank(&folder.partial(1), 0, vec![(piece, Box::new(|_| vec![0.0; 3]))]).unwrap();
     let error =
         |world_size| folder.commit(Index { step: 1, world_size, ..Index::default() }, &[]).unwrap_err().to_string();
@@ -175,4 +182,31 @@ fn a_full_disk_is_an_error_that_names_the_file_and_leaves_older_checkpoints() {
         assert!(error.contains(part), "no `{part}` in: {error}");
     }
     read_all(&folder.latest().unwrap().unwrap()).unwrap();
+}
+
+/// Three ranks have columns of a matrix, which is read by rows, and by other columns.
+#[test]
+fn columns_of_ranks_are_read_as_any_other_part() {
+    let run = tempfile::tempdir().unwrap();
+    let folder = Folder::of_run(run.path());
+    let shape = vec![5, 7];
+    let number = |flat: usize| flat as f32 + 0.5;
+    for (rank, columns) in [0..3, 3..4, 4..7].into_iter().enumerate() {
+        let region = Region { start: vec![0, columns.start], size: vec![5, columns.len()] };
+        let flat: Vec<usize> = region.runs(&shape, 0..region.len()).into_iter().flatten().collect();
+        let values = move |_: Kind| flat.iter().map(|i| number(*i)).collect();
+        let (len, region) = (region.len(), Some(region));
+        let piece = Piece { name: "w".into(), shape: shape.clone(), region, offset: 0, len, has_moments: false };
+        write_rank(&folder.partial(1), rank, vec![(piece, Box::new(values))]).unwrap();
+    }
+    folder.commit(Index { step: 1, world_size: 3, ..Index::default() }, &[]).unwrap();
+    let checkpoint = Checkpoint::open(&folder.latest().unwrap().unwrap()).unwrap();
+    let expected = |flat: Vec<usize>| flat.into_iter().map(number).collect::<Vec<f32>>();
+    assert_eq!(checkpoint.read("w", Kind::Param, 2..33).unwrap(), expected((2..33).collect()));
+    let others = Region { start: vec![1, 2], size: vec![3, 4] };
+    let flat = others.runs(&shape, 1..11).into_iter().flatten().collect();
+    assert_eq!(checkpoint.read_region("w", Kind::Param, &others, 1..11).unwrap(), expected(flat));
+    let beyond = Region { start: vec![1, 2], size: vec![3, 6] };
+    let error = checkpoint.read_region("w", Kind::Param, &beyond, 0..1).unwrap_err().to_string();
+    assert!(error.contains("parameter w of shape [5, 7] has no elements 0..1"), "{error}");
 }

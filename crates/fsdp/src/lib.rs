@@ -62,6 +62,6 @@ pub use memory::{Bytes, Category, Memory};
 pub use placement::Placement;
 pub use precision::{FloatType, Precision};
 pub use schedule::Schedule;
-pub use state::{PartValues, Progress, ReadPart, State, StatePart, WantedPart};
+pub use state::{Part, PartValues, Progress, ReadPart, State, StatePart};
 pub use unit::{Activation, UnitId, Units};
 pub use vjp::vjp_seed;

@@ -24,37 +24,35 @@ pub struct Progress {
     pub good_steps: u64,
 }
 
-/// A part of one parameter: elements `offset..offset + len` of it, flat.
-///
-/// The tensors share memory with the model until its next step, which then makes new ones.
-#[derive(Debug, Clone)]
-pub struct StatePart {
+/// A part of a parameter: elements `range`, flat, of a box of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
     /// Name of the unit, a dot, and the path of fields in its module.
     pub name: String,
     /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// Where the part begins.
-    pub offset: usize,
-    /// Its length.
-    pub len: usize,
+    /// Where the box begins in each dimension: all of the parameter, or the experts of a rank.
+    pub start: Vec<usize>,
+    /// How large it is.
+    pub size: Vec<usize>,
+    /// Which of the box's elements.
+    pub range: Range<usize>,
+}
+
+/// A part that a rank keeps.
+///
+/// The tensors share memory with the model until its next step, which then makes new ones.
+#[derive(Debug, Clone)]
+pub struct StatePart {
+    /// Of what.
+    pub of: Part,
     /// Values, f32.
     pub param: Tensor<1>,
     /// AdamW's running means of gradients and of their squares, f32; none before the first step.
     pub moments: Option<[Tensor<1>; 2]>,
 }
 
-/// A part of a parameter that a rank takes over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WantedPart {
-    /// Name of the unit, a dot, and the path of fields in its module.
-    pub name: String,
-    /// Shape of the whole parameter.
-    pub shape: Vec<usize>,
-    /// Which of its elements, flat.
-    pub range: Range<usize>,
-}
-
-/// The values of a [`WantedPart`], each list of its length.
+/// The values of a [`Part`], each list of its length.
 #[derive(Debug, Clone)]
 pub struct PartValues {
     /// Of the parameter.
@@ -64,7 +62,7 @@ pub struct PartValues {
 }
 
 /// Where [`Fsdp::load_state`](crate::Fsdp::load_state) gets values from. An error is a message for the user.
-pub type ReadPart<'a> = dyn FnMut(&WantedPart) -> Result<PartValues, String> + 'a;
+pub type ReadPart<'a> = dyn FnMut(&Part) -> Result<PartValues, String> + 'a;
 
 /// Values of a whole shard, put together from parts.
 pub(crate) struct ShardValues {
@@ -79,7 +77,7 @@ impl ShardValues {
     }
 
     /// Puts the values of a part at `at`.
-    pub fn put(&mut self, at: usize, wanted: &WantedPart, values: &PartValues) -> Result<(), FsdpError> {
+    pub fn put(&mut self, at: usize, wanted: &Part, values: &PartValues) -> Result<(), FsdpError> {
         let len = wanted.range.len();
         let put = |into: &mut Vec<f32>, from: &[f32]| {
             if from.len() != len {

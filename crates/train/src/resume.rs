@@ -6,9 +6,9 @@ use crate::place::Place;
 use crate::progress::Progress;
 use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
 use crate::units::{Batch, parameters};
-use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind};
+use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Region};
 use data::{OpenOptions, Prepared, TokenizerSpec};
-use fsdp::{Fsdp, PartValues, WantedPart};
+use fsdp::{Fsdp, Part, PartValues};
 use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ impl Resume {
         let (optimizer_steps, loss_scale) = (self.index.optimizer_steps, &self.index.loss_scale);
         let progress =
             fsdp::Progress { optimizer_steps, loss_scale: loss_scale.factor, good_steps: loss_scale.good_steps };
-        let mut values = |wanted: &WantedPart| read(&checkpoint, wanted).map_err(|error| error.to_string());
+        let mut values = |wanted: &Part| read(&checkpoint, wanted).map_err(|error| error.to_string());
         fsdp.load_state(progress, &mut values)?;
         fsdp.all_reduce(&[0.0])?;
         Ok(())
@@ -226,8 +226,9 @@ fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
 }
 
 /// The values that a rank asks for.
-fn read(checkpoint: &Checkpoint, wanted: &WantedPart) -> Result<PartValues, CheckpointError> {
-    let kind = |kind| checkpoint.read(&wanted.name, kind, wanted.range.clone());
+fn read(checkpoint: &Checkpoint, wanted: &Part) -> Result<PartValues, CheckpointError> {
+    let region = Region { start: wanted.start.clone(), size: wanted.size.clone() };
+    let kind = |kind| checkpoint.read_region(&wanted.name, kind, &region, wanted.range.clone());
     let moments = if checkpoint.index().kinds().contains(&Kind::ExpAvg) {
         Some([kind(Kind::ExpAvg)?, kind(Kind::ExpAvgSq)?])
     } else {

@@ -12,8 +12,8 @@
 
 use crate::error::TrainError;
 use burn::tensor::Tensor;
-use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Values, write_rank};
-use fsdp::{State, StatePart};
+use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Region, Values, write_rank};
+use fsdp::{Part, State, StatePart};
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 
@@ -125,8 +125,10 @@ impl Drop for Saver {
 }
 
 fn piece(part: StatePart) -> (Piece, Values<'static>) {
-    let StatePart { name, shape, offset, len, param, moments } = part;
-    let piece = Piece { name, shape, offset, len, has_moments: moments.is_some() };
+    let StatePart { of: Part { name, shape, start, size, range }, param, moments } = part;
+    let region = (size != shape).then_some(Region { start, size });
+    let (offset, len) = (range.start, range.len());
+    let piece = Piece { name, shape, region, offset, len, has_moments: moments.is_some() };
     let floats = |tensor: &Tensor<1>| tensor.clone().into_data().try_into_vec::<f32>().expect("masters are f32");
     let values = move |kind: Kind| match (kind, &moments) {
         (Kind::Param, _) => floats(&param),
@@ -156,7 +158,8 @@ mod tests {
                 // Large enough that the others still write when the full disk is found.
                 let (len, offset, param) = (1 << 20, saver.rank << 20, Tensor::zeros([1 << 20], &Device::flex()));
                 let (name, shape) = ("w".into(), vec![4 << 20]);
-                let parts = vec![StatePart { name, shape, offset, len, param, moments: None }];
+                let of = Part { name, start: vec![0], size: shape.clone(), shape, range: offset..offset + len };
+                let parts = vec![StatePart { of, param, moments: None }];
                 let progress = fsdp::Progress { optimizer_steps: 3, loss_scale: 1.0, good_steps: 0 };
                 saver.start(State { parts, progress }, Index { step: 3, world_size: 4, ..Index::default() });
             }

@@ -4,8 +4,8 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use comm::{Axis, Communicator, Mesh, RankFailure, run_ranks};
 use fsdp::{
-    ActivationCheckpointing, AdamW, Category, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Schedule, Strategy, UnitId,
-    Units,
+    ActivationCheckpointing, AdamW, Category, Fsdp, FsdpConfig, FsdpError, Part, PipelineConfig, Schedule, Strategy,
+    UnitId, Units,
 };
 use model::deepseek::{Block, Head};
 use model::{DeepSeek, DeepSeekConfig, MicroBatch, Parallel};
@@ -271,9 +271,12 @@ fn of_experts_over_four_ranks_each_holds_a_fourth_and_keeps_it_once() {
         run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
             let fsdp = case.build(comm)?.fsdp;
             let parts = fsdp.state().parts;
-            let experts = parts.iter().filter(|part| Experts::hold(&part.name));
-            let parts: Vec<(String, Range<usize>)> =
-                experts.map(|part| (part.name.clone(), part.offset..part.offset + part.len)).collect();
+            let experts = parts.iter().map(|part| &part.of).filter(|of| Experts::hold(&of.name));
+            let elements = |of: &Part| {
+                let first = of.start[0] * of.size[1..].iter().product::<usize>();
+                (of.name.clone(), first + of.range.start..first + of.range.end)
+            };
+            let parts: Vec<(String, Range<usize>)> = experts.map(elements).collect();
             Ok::<_, FsdpError>((parts, fsdp.memory().now[Category::Parameters]))
         })
         .unwrap()

@@ -2,7 +2,7 @@
 
 use super::FlatShard;
 use crate::FsdpError;
-use crate::state::{ReadPart, ShardValues, StatePart, WantedPart};
+use crate::state::{Part, ReadPart, ShardValues, StatePart};
 use burn::tensor::{Tensor, TensorData};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -16,16 +16,10 @@ impl FlatShard {
         let (len, start) = (self.len(), self.range().start);
         let cut = |i: usize| start + len * i / self.plan.replicas;
         let share = cut(self.plan.replica)..cut(self.plan.replica + 1);
-        let part = |(wanted, at): (WantedPart, usize)| {
+        let part = |(wanted, at): (Part, usize)| {
             let range = at - start..at - start + wanted.range.len();
-            StatePart {
-                offset: wanted.range.start,
-                len: wanted.range.len(),
-                param: self.master.tensor.clone().slice(range.clone()),
-                moments: self.optimizer.moments(range),
-                name: wanted.name,
-                shape: wanted.shape,
-            }
+            let param = self.master.tensor.clone().slice(range.clone());
+            StatePart { of: wanted, param, moments: self.optimizer.moments(range) }
         };
         self.parts(share).map(part).collect()
     }
@@ -49,14 +43,16 @@ impl FlatShard {
     }
 
     /// The parameters' parts in a range of the unit's buffer, and where each begins in the buffer.
-    fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (WantedPart, usize)> {
+    fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (Part, usize)> {
         self.layout.params().iter().filter_map(move |param| {
             let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
-            let first = self.first_element(param);
-            let wanted = || WantedPart {
-                name: param.name.clone(),
-                shape: self.whole_shape(param),
-                range: first + from - param.offset..first + to - param.offset,
+            let wanted = || {
+                let mut start = vec![0; param.shape.len()];
+                if let Some((first, size)) = start.first_mut().zip(param.shape.first()) {
+                    *first = self.plan.part * size;
+                }
+                let (name, shape, size) = (param.name.clone(), self.whole_shape(param), param.shape.clone());
+                Part { name, shape, start, size, range: from - param.offset..to - param.offset }
             };
             (from < to).then(|| (wanted(), from))
         })

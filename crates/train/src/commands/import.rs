@@ -142,7 +142,7 @@ impl ModuleVisitor for Pieces {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let (value, shape) = (param.val(), param.lazy_shape().to_vec());
         let len = shape.iter().product();
-        let piece = Piece { name: self.path.join("."), shape, offset: 0, len, has_moments: false };
+        let piece = Piece { name: self.path.join("."), shape, region: None, offset: 0, len, has_moments: false };
         let values = move |_: Kind| value.clone().into_data().try_into_vec::<f32>().expect("weights are read as f32");
         self.pieces.push((piece, Box::new(values)));
     }

@@ -1,0 +1,116 @@
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// A box of a tensor: where it begins, and how large it is, in each dimension. A rank's experts, columns or rows are one.
+///
+/// ```text
+/// shape [4, 5], start [1, 2], size [2, 3]     . . . . .
+///                                             . . a b c      its elements 1..5, flat, are b c d e:
+///                                             . . d e f      elements 8..10 and 12..14 of the tensor
+///                                             . . . . .
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Region {
+    /// Of each dimension the first index.
+    pub start: Vec<usize>,
+    /// Of each dimension how many.
+    pub size: Vec<usize>,
+}
+
+impl Region {
+    /// All of a tensor.
+    pub fn whole(shape: &[usize]) -> Self {
+        Self { start: vec![0; shape.len()], size: shape.to_vec() }
+    }
+
+    /// Whether it lies in a tensor of this shape, whose elements can be counted.
+    pub fn fits(&self, shape: &[usize]) -> bool {
+        let inside =
+            |(start, (size, all)): (&usize, (&usize, &usize))| start.checked_add(*size).is_some_and(|end| end <= *all);
+        let countable = shape.iter().try_fold(1usize, |len, width| len.checked_mul(*width)).is_some();
+        (self.start.len(), self.size.len()) == (shape.len(), shape.len())
+            && countable
+            && self.start.iter().zip(self.size.iter().zip(shape)).all(inside)
+    }
+
+    /// Number of its elements.
+    pub fn len(&self) -> usize {
+        self.size.iter().product()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Elements `range` of it, flat, as ranges of the tensor's elements, flat, in their order.
+    ///
+    /// # Panics
+    /// If it does not [fit](Self::fits) the shape.
+    pub fn runs(&self, shape: &[usize], range: Range<usize>) -> Vec<Range<usize>> {
+        assert!(self.fits(shape), "{self:?} of a tensor of shape {shape:?}");
+        // What follows the last dimension that is cut lies together in the tensor, and so does that dimension's part.
+        let cut = self.size.iter().zip(shape).rposition(|(size, all)| size != all).unwrap_or(0);
+        let strides: Vec<usize> = (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect();
+        let together: usize = self.size.get(cut..).map_or(1, |sizes| sizes.iter().product());
+        let first: usize = self.start.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
+        let mut runs = vec![];
+        let mut at = range.start;
+        while at < range.end {
+            let (mut row, within) = (at / together, at % together);
+            let mut begin = first + within;
+            for d in (0..cut).rev() {
+                begin += row % self.size[d] * strides[d];
+                row /= self.size[d];
+            }
+            let len = (together - within).min(range.end - at);
+            runs.push(begin..begin + len);
+            at += len;
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_picture() {
+        let region = Region { start: vec![1, 2], size: vec![2, 3] };
+        assert_eq!(region.runs(&[4, 5], 1..5), [8..10, 12..14]);
+        assert_eq!(Region::whole(&[4, 5]).runs(&[4, 5], 3..17), [3..17]);
+        assert_eq!(Region { start: vec![1, 0], size: vec![2, 5] }.runs(&[4, 5], 0..10), [5..15]);
+        assert!(!Region { start: vec![3], size: vec![2] }.fits(&[4]) && !Region::whole(&[4]).fits(&[4, 1]));
+    }
+
+    proptest! {
+        /// Against every index of the box, one by one.
+        #[test]
+        fn runs_are_the_elements_of_the_box_in_order(
+            dims in prop::collection::vec((1usize..5, 0usize..4, 1usize..5), 1..4),
+            cut in any::<[prop::sample::Index; 2]>(),
+        ) {
+            let shape: Vec<usize> = dims.iter().map(|(size, before, after)| size + before + after - 1).collect();
+            let region = Region {
+                start: dims.iter().map(|(_, before, _)| *before).collect(),
+                size: dims.iter().map(|(size, ..)| *size).collect(),
+            };
+            let mut all = vec![];
+            for flat in 0..shape.iter().product::<usize>() {
+                let mut rest = flat;
+                let index: Vec<usize> = shape.iter().rev().map(|width| { let at = rest % width; rest /= width; at }).collect();
+                let inside = index.iter().rev().zip(region.start.iter().zip(&region.size));
+                if inside.into_iter().all(|(at, (start, size))| (*start..start + size).contains(at)) {
+                    all.push(flat);
+                }
+            }
+            let [a, b] = cut.map(|index| index.index(all.len() + 1));
+            let (from, to) = (a.min(b), a.max(b));
+            let found: Vec<usize> = region.runs(&shape, from..to).into_iter().flatten().collect();
+            prop_assert_eq!(found, all[from..to].to_vec());
+        }
+    }
+}
