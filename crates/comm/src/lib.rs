@@ -42,7 +42,7 @@
 mod communicator;
 mod engine;
 mod error;
-mod failure;
+mod first_error;
 mod local;
 mod mesh;
 mod meter;
@@ -55,7 +55,7 @@ mod timeouts;
 pub use communicator::Communicator;
 pub use engine::{Collective, Engine, Signature};
 pub use error::CommError;
-pub use failure::Failure;
+pub use first_error::FirstError;
 pub use local::LocalEngine;
 pub use mesh::{Axis, Mesh, MeshShape};
 pub use meter::{Traffic, TrafficTable};

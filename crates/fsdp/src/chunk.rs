@@ -29,7 +29,7 @@ use crate::unit::Activation;
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError, Prefetch, wire};
 use burn::tensor::Tensor;
-use comm::{Communicator, Failure};
+use comm::{Communicator, FirstError};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ pub(crate) struct Runner<'a, B> {
     pub plan: &'a Plan,
     pub config: &'a FsdpConfig,
     /// Of the collectives that calls make themselves.
-    pub failure: &'a Failure,
+    pub first_error: &'a FirstError,
     /// What was gathered of each unit, where it stays.
     pub kept: Vec<Option<Weights>>,
     /// Micro-batches of a step.
@@ -154,7 +154,7 @@ impl<B> Runner<'_, B> {
                     x = Some(wire::recv(self.world, self.owner(i - 1))?);
                 }
                 x = losses.take(run(self, i, weights, x));
-                self.failure.take()?;
+                self.first_error.check()?;
                 if let (Some(next), Some(y)) = (next, &x)
                     && !self.is_mine(next)
                 {

@@ -159,7 +159,8 @@ pub struct FsdpConfig {
     /// What is a unit.
     pub wrap: Wrap,
     /// Whether gathered parameters are freed after the forward and gathered again for the backward. Where a graph is kept on a GPU they
-    /// stay nevertheless, for its memory cannot be taken away: recompute there.
+    /// stay nevertheless, for its memory cannot be taken away: recompute there. They stay in pipelines too, and with schedules that put
+    /// gradients of weights off.
     pub reshard_after_forward: bool,
     /// What is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,

@@ -18,20 +18,24 @@ pub enum FsdpError {
     /// The micro-batches of a step are none, or not as many on every rank.
     #[error("{0}")]
     MicroBatches(String),
-    /// A stage of a pipeline that hands over what cannot be.
+    /// A stage of a pipeline that hands over numbers of another batch.
     #[error(
-        "rank {from} has sent rank {rank} numbers of shape {found:?} and not {expected:?}: give all ranks batches of the same length, and the same \
-         model"
+        "rank {from} has sent rank {rank} numbers of {} sequences of length {}, whose own micro-batch has {} of length {}: give the ranks of all stages \
+         the same batches, and the same model",
+        found[0],
+        found[1],
+        expected[0],
+        expected[1]
     )]
     Shape {
         /// The rank that got them.
         rank: usize,
         /// The rank that sent them.
         from: usize,
-        /// Their shape: sequences, length, width.
-        found: [usize; 3],
-        /// What it should be.
-        expected: [usize; 3],
+        /// Their sequences and length.
+        found: [usize; 2],
+        /// Those of the receiver's micro-batch.
+        expected: [usize; 2],
     },
     /// The ranks were given different initial values.
     #[error(

@@ -167,7 +167,7 @@ impl Step<'_> {
         let rest = self.at_rest();
         // Without stages, more than two micro-batches take no more.
         let micro_batches = if self.config.pipeline.stages == 1 { micro_batches.min(2) } else { micro_batches };
-        let (mut saved, mut put_off) = (HashMap::<Cell, Vec<Saved>>::new(), HashMap::<Cell, Vec<Saved>>::new());
+        let (mut saved, mut put_off) = (HashMap::<Cell, Vec<Saved>>::new(), HashMap::<Cell, Vec<(Saved, Held)>>::new());
         let number = |cell: Cell| (cell.micro_batch, cell.micro_batch + 1 == micro_batches);
         for action in self.config.pipeline.of(micro_batches)?.program_of(self.stages.stage) {
             match action {
@@ -323,19 +323,23 @@ impl Step<'_> {
         self.note(0);
     }
 
-    /// What is computed of counts until the weights' gradients are.
-    fn backward_of_inputs(&mut self, calls: Range<usize>, mut saved: Vec<Saved>) -> Vec<Saved> {
-        for (i, (_, kept)) in calls.zip(&mut saved).rev() {
+    /// What gradients of weights are computed of counts until they are; and those that are there already, all of them at most.
+    fn backward_of_inputs(&mut self, calls: Range<usize>, saved: Vec<Saved>) -> Vec<(Saved, Held)> {
+        let mut all = vec![];
+        for (i, (weights, mut kept)) in calls.zip(saved).rev() {
             let Call { unit, bytes, .. } = self.calls[i];
             if self.recomputes(i) {
-                *kept = self.hold(Category::Activations, bytes.graph);
+                kept = self.hold(Category::Activations, bytes.graph);
             }
-            self.note(bytes.backward + self.units[unit].sum(|class| class.whole));
+            self.note(bytes.backward);
+            let there = self.hold(Category::Gradients, self.units[unit].sum(|class| class.whole));
+            all.push(((weights, kept), there));
         }
-        saved
+        all.reverse();
+        all
     }
 
-    fn backward_of_weights(&mut self, calls: Range<usize>, mut saved: Vec<Saved>, number: (usize, bool)) {
+    fn backward_of_weights(&mut self, calls: Range<usize>, mut saved: Vec<(Saved, Held)>, number: (usize, bool)) {
         let mut reduction = vec![];
         while let Some(kept) = saved.pop() {
             let i = calls.start + saved.len();

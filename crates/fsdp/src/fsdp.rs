@@ -12,10 +12,11 @@ use crate::plan::{Class, Holders, Plan};
 use crate::precision::LossScale;
 use crate::sharded_unit::ShardedUnit;
 use crate::state::{Progress, ReadPart, State};
+use crate::unit::ShapeOf;
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
-use comm::{CommError, Communicator, Failure, Reduce, TrafficTable};
+use comm::{CommError, Communicator, FirstError, Reduce, TrafficTable};
 use schedule::Pipeline;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -40,7 +41,9 @@ pub struct Fsdp<B> {
     /// How many ranks hold a shard of experts, where these are spread.
     replicas_of_experts: usize,
     /// Of the collectives that calls make themselves.
-    failure: Failure,
+    first_error: FirstError,
+    /// What activations of a batch are like.
+    shape: Option<ShapeOf<B>>,
     config: FsdpConfig,
     loss_scale: LossScale,
 }
@@ -82,7 +85,7 @@ impl<B: 'static> Fsdp<B> {
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
-        let Wrapped { units: modules, calls, places, draw, marks, failure } = wrap(units, config.wrap)?;
+        let Wrapped { units: modules, calls, places, draw, marks, first_error, shape } = wrap(units, config.wrap)?;
         let world = comm.split(0)?;
         let (mut communicators, stage) = Groups::new(comm, &config)?;
         let wires = Wires::new(&communicators.stages)?;
@@ -123,7 +126,8 @@ impl<B: 'static> Fsdp<B> {
             world,
             plan,
             replicas_of_experts,
-            failure,
+            first_error,
+            shape,
             config,
             loss_scale,
         })
@@ -146,8 +150,23 @@ impl<B: 'static> Fsdp<B> {
     /// are there, unless the step is skipped: the place for [`add_to_parameter`](Self::add_to_parameter).
     ///
     /// # Errors
-    /// If the ranks do not have as many micro-batches, before they compute; if all weights are 0; if a rank fails.
+    /// If the ranks do not have as many micro-batches, before they compute; if all weights are 0; if a rank fails. Nothing of this step is in
+    /// the next one then.
     pub fn train_step_with(
+        &mut self,
+        micro_batches: &[B],
+        weights: &[f64],
+        lr: f64,
+        before_step: impl FnOnce(&mut Self) -> Result<(), FsdpError>,
+    ) -> Result<StepReport, FsdpError> {
+        let report = self.step(micro_batches, weights, lr, before_step);
+        if report.is_err() {
+            self.units.iter_mut().for_each(ShardedUnit::skip);
+        }
+        report
+    }
+
+    fn step(
         &mut self,
         micro_batches: &[B],
         weights: &[f64],
@@ -182,10 +201,7 @@ impl<B: 'static> Fsdp<B> {
         if skipped {
             self.units.iter_mut().for_each(ShardedUnit::skip);
         } else {
-            if let Err(error) = before_step(self) {
-                self.units.iter_mut().for_each(ShardedUnit::skip); // nothing of this step is in the next one
-                return Err(error);
-            }
+            before_step(self)?;
             self.step_units(lr, clip / count)?;
         }
         Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, times })
@@ -298,13 +314,13 @@ impl<B: 'static> Fsdp<B> {
             world: &self.world,
             plan: &self.plan,
             config: &self.config,
-            failure: &self.failure,
+            first_error: &self.first_error,
             kept,
             micro_batches: pipeline.micro_batches(),
             partial: HashMap::new(),
             reduced: vec![0; places],
         };
-        Interpreter { runner, wires: &self.wires, pipeline }
+        Interpreter { runner, wires: &self.wires, pipeline, shape: self.shape.as_deref() }
     }
 
     /// Runs the forward again and looks at each call's output; the ranks agree on the first.

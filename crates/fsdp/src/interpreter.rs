@@ -37,6 +37,8 @@ pub(crate) struct Interpreter<'a, B> {
     pub runner: Runner<'a, B>,
     pub wires: &'a Wires,
     pub pipeline: Pipeline,
+    /// Sequences and length of a batch's activations, where the model says it.
+    pub shape: Option<&'a dyn Fn(&B) -> [usize; 2]>,
 }
 
 /// What a step's forwards and backwards took of a rank.
@@ -49,33 +51,7 @@ pub struct StageTimes {
 }
 
 /// What cells need that is there: of each the activation, or the gradient, that it goes on with.
-#[derive(Default)]
-struct Inputs {
-    there: HashMap<(Direction, Cell), Tensor<3>>,
-    /// Shapes of activations that were sent, whose gradients have the same.
-    sent: HashMap<Cell, [usize; 3]>,
-    /// Of each chunk length and width of what it gets: micro-batches differ in their sequences only.
-    of_chunk: HashMap<usize, [usize; 2]>,
-}
-
-impl Inputs {
-    fn remove(&mut self, way: Direction, cell: Cell) -> Option<Tensor<3>> {
-        self.there.remove(&(way, cell))
-    }
-
-    /// The shape that a message is to have, if `found` is another.
-    fn expected(&mut self, way: Direction, cell: Cell, found: [usize; 3]) -> Option<[usize; 3]> {
-        let [sequences, length, width] = found;
-        let expected = match way {
-            Direction::Forward => {
-                let [length, width] = *self.of_chunk.entry(cell.chunk).or_insert([length, width]);
-                [sequences, length, width]
-            }
-            Direction::Backward => self.sent.remove(&cell)?,
-        };
-        (found != expected).then_some(expected)
-    }
-}
+type Inputs = HashMap<(Direction, Cell), Tensor<3>>;
 
 impl<B> Interpreter<'_, B> {
     /// A step's micro-batches forward and backward: the gradients of their losses times `scales` are added to the units'. Returns each one's
@@ -83,7 +59,7 @@ impl<B> Interpreter<'_, B> {
     pub fn train(&mut self, micro_batches: &[B], scales: &[f64]) -> Result<(Vec<Losses>, StageTimes), FsdpError> {
         let (started, mut waiting) = (Instant::now(), Duration::ZERO);
         let mut losses = vec![Losses::default(); micro_batches.len()];
-        let (mut inputs, mut saved) = (Inputs::default(), HashMap::<Cell, Vec<Saved>>::new());
+        let (mut inputs, mut saved) = (Inputs::new(), HashMap::<Cell, Vec<Saved>>::new());
         let mut put_off = HashMap::<Cell, Vec<PutOff>>::new();
         let micro = |cell: Cell| {
             let number = cell.micro_batch;
@@ -93,14 +69,14 @@ impl<B> Interpreter<'_, B> {
             match action {
                 Action::Forward(cell) => {
                     let (calls, batch) = (self.runner.stages.calls(cell.chunk), &micro_batches[cell.micro_batch]);
-                    let x = inputs.remove(Direction::Forward, cell);
+                    let x = inputs.remove(&(Direction::Forward, cell));
                     let (kept, y) = self.runner.forward(calls, x, batch, &mut losses[cell.micro_batch])?;
                     saved.insert(cell, kept);
                     self.hand_on(&mut inputs, Direction::Forward, cell, y);
                 }
                 Action::Backward(cell) | Action::BackwardInput(cell) => {
                     let (calls, micro) = (self.runner.stages.calls(cell.chunk), micro(cell));
-                    let cotangent = inputs.remove(Direction::Backward, cell);
+                    let cotangent = inputs.remove(&(Direction::Backward, cell));
                     let kept = saved.remove(&cell).expect("a program runs forward before it runs backward");
                     let cotangent = match action {
                         Action::BackwardInput(_) => {
@@ -120,7 +96,7 @@ impl<B> Interpreter<'_, B> {
                 Action::Send(way, cell) => self.send(&mut inputs, way, cell)?,
                 Action::Recv(way, cell) => {
                     let before = Instant::now();
-                    self.recv(&mut inputs, way, cell)?;
+                    self.recv(&mut inputs, way, cell, micro_batches)?;
                     waiting += before.elapsed();
                 }
             }
@@ -130,14 +106,14 @@ impl<B> Interpreter<'_, B> {
 
     /// Batches forward, with a look at the output of each call of this rank; returns each one's losses.
     pub fn evaluate(&mut self, batches: &[B], look: &mut dyn FnMut(usize, &Output)) -> Result<Vec<Losses>, FsdpError> {
-        let (mut losses, mut inputs) = (vec![Losses::default(); batches.len()], Inputs::default());
+        let (mut losses, mut inputs) = (vec![Losses::default(); batches.len()], Inputs::new());
         for action in self.pipeline.forward_of(self.runner.stages.stage, batches.len()) {
             match action {
                 Action::Send(way, cell) => self.send(&mut inputs, way, cell)?,
-                Action::Recv(way, cell) => self.recv(&mut inputs, way, cell)?,
+                Action::Recv(way, cell) => self.recv(&mut inputs, way, cell, batches)?,
                 action => {
                     let cell = action.computes().expect("what is no message computes");
-                    let x = inputs.remove(Direction::Forward, cell);
+                    let x = inputs.remove(&(Direction::Forward, cell));
                     let calls = self.runner.stages.calls(cell.chunk);
                     let (batch, losses) = (&batches[cell.micro_batch], &mut losses[cell.micro_batch]);
                     let y = self.runner.evaluate(calls, x, batch, losses, look)?;
@@ -151,30 +127,32 @@ impl<B> Interpreter<'_, B> {
     /// What a cell has computed is what the next cell that way goes on with.
     fn hand_on(&self, inputs: &mut Inputs, way: Direction, cell: Cell, x: Option<Tensor<3>>) {
         if let (Some(x), Some(next)) = (x, self.next(way, cell)) {
-            inputs.there.insert((way, next), x);
+            inputs.insert((way, next), x);
         }
     }
 
     fn send(&self, inputs: &mut Inputs, way: Direction, cell: Cell) -> Result<(), FsdpError> {
         let next = self.next(way, cell).expect("a program sends to a chunk that there is");
-        let x = inputs.remove(way, next).expect("a program sends what was computed");
-        if way == Direction::Forward {
-            inputs.sent.insert(cell, x.dims());
-        }
+        let x = inputs.remove(&(way, next)).expect("a program sends what was computed");
         Ok(wire::send(self.wires.of(way), &x, self.pipeline.stage_of(next.chunk))?)
     }
 
-    fn recv(&self, inputs: &mut Inputs, way: Direction, cell: Cell) -> Result<(), FsdpError> {
+    fn recv(&self, inputs: &mut Inputs, way: Direction, cell: Cell, batches: &[B]) -> Result<(), FsdpError> {
         let from =
             way.previous(cell.chunk, self.pipeline.chunks()).expect("a program receives from a chunk that there is");
         let stage = self.pipeline.stage_of(from);
         let x = wire::recv(self.wires.of(way), stage)?;
-        if let Some(expected) = inputs.expected(way, cell, x.dims()) {
+        let [sequences, length, _] = x.dims();
+        let expected = self.shape.map(|shape| shape(&batches[cell.micro_batch]));
+        if let Some(expected) = expected.filter(|expected| *expected != [sequences, length]) {
             let (ranks, plan) = (self.runner.world.world_size() / self.pipeline.stages(), self.runner.plan);
-            let from = stage * ranks + plan.rank % ranks;
-            return Err(FsdpError::Shape { rank: plan.rank, from, found: x.dims(), expected });
+            let (from, found) = (stage * ranks + plan.rank % ranks, [sequences, length]);
+            let error = FsdpError::Shape { rank: plan.rank, from, found, expected };
+            // What was sent beside it is of no use to anybody.
+            self.runner.world.abort(&error.to_string());
+            return Err(error);
         }
-        inputs.there.insert((way, cell), x);
+        inputs.insert((way, cell), x);
         Ok(())
     }
 

@@ -1,10 +1,10 @@
 use crate::call::{Call, Role};
 use crate::layout::NamedShape;
 use crate::plan::Class;
-use crate::unit::{AnyUnit, Bound, Draw, Marks, Units, Value};
+use crate::unit::{AnyUnit, Bound, Draw, Marks, ShapeOf, Units, Value};
 use crate::{FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
-use comm::Failure;
+use comm::FirstError;
 use std::any::Any;
 
 /// The modules that are kept, gathered and freed together: one, or more by [`Wrap::Size`].
@@ -31,11 +31,12 @@ pub(crate) struct Wrapped<B> {
     /// As [`Units`] have them.
     pub draw: Option<Box<Draw>>,
     pub marks: Marks,
-    pub failure: Failure,
+    pub first_error: FirstError,
+    pub shape: Option<ShapeOf<B>>,
 }
 
 /// Puts modules that follow each other into units, and calls of one unit that follow each other into one.
-pub(crate) fn wrap<B>(model: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpError> {
+pub(crate) fn wrap<B>(mut model: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpError> {
     check_roles(&model.roles)?;
     let (mut units, mut places) = (Vec::<Modules>::new(), vec![]);
     let min_params = match wrap {
@@ -43,7 +44,7 @@ pub(crate) fn wrap<B>(model: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpErr
         Wrap::Size(min_params) => min_params,
     };
     let mut params = usize::MAX; // of the last unit; there is none yet, so the first unit begins one
-    for module in model.units {
+    for module in std::mem::take(&mut model.units) {
         if params >= min_params {
             units.push(Modules { members: vec![] });
             params = 0;
@@ -54,7 +55,7 @@ pub(crate) fn wrap<B>(model: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpErr
         places.push((last, units[last].members.len() - 1));
     }
     let mut calls = Vec::<Call<B>>::new();
-    for call in model.calls {
+    for call in std::mem::take(&mut model.calls) {
         let (unit, member) = places[call.unit];
         let call = call.moved(unit, member);
         match calls.last_mut() {
@@ -64,7 +65,10 @@ pub(crate) fn wrap<B>(model: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpErr
     }
     match (0..units.len()).find(|unit| calls.iter().all(|call| call.unit != *unit)) {
         Some(unused) => Err(FsdpError::Calls(format!("none is of the unit {}", units[unused].name()))),
-        None => Ok(Wrapped { units, calls, places, draw: model.draw, marks: model.marks, failure: model.failure }),
+        None => {
+            let Units { draw, marks, first_error, shape, .. } = model;
+            Ok(Wrapped { units, calls, places, draw, marks, first_error, shape })
+        }
     }
 }
 
@@ -106,7 +110,9 @@ impl Modules {
     pub fn classes(&self, parts: usize, class_of: &dyn Fn(&str) -> Class) -> Result<Classes, FsdpError> {
         let params = self.params();
         let of_class = |class| params.iter().any(|(name, _)| class_of(name) == class);
-        let present: Vec<Class> = Class::ALL.into_iter().filter(|class| of_class(*class)).collect();
+        // A unit without parameters has an empty buffer of dense ones, so that it takes part in all that others do.
+        let is_present = |class: &Class| of_class(*class) || params.is_empty() && *class == Class::Dense;
+        let present: Vec<Class> = Class::ALL.into_iter().filter(is_present).collect();
         let mut classes = Classes { places: vec![], params: present.iter().map(|class| (*class, vec![])).collect() };
         for (name, mut shape) in params {
             let class = class_of(&name);

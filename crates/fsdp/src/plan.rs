@@ -23,7 +23,7 @@ pub(crate) struct Holders {
 /// Parameters that are kept alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// All but those of experts that are spread over ranks.
+    /// All but those of the other classes.
     Dense,
     /// Stacks of experts, cut along their first dimension: each of `ep` ranks has a part of every stack.
     Expert,
@@ -64,25 +64,25 @@ pub(crate) struct Plan {
 impl Plan {
     pub fn new(config: &FsdpConfig, groups: &Groups) -> Self {
         let device = groups.world.device().clone();
-        let Keepers { shard, replicate, parts } = groups.of(Class::Dense);
-        Self {
+        let alone = Self {
             class: Class::Dense,
             strategy: config.strategy,
             param: config.precision.param,
             reduce: config.precision.reduce,
             no_sync: config.no_sync || !config.strategy.shards().gradients,
-            shards: shard.world_size(),
-            shard: shard.rank(),
-            parts: parts.world_size(),
-            part: parts.rank(),
-            replicas: replicate.world_size(),
-            replica: replicate.rank(),
+            shards: 1,
+            shard: 0,
+            parts: 1,
+            part: 0,
+            replicas: 1,
+            replica: 0,
             rank: groups.world.rank(),
             frees_kept_memory: Storage::new(Tensor::empty([1], &device)).is_some(),
             rest_device: if config.cpu_offload { Device::flex() } else { device.clone() },
             device,
             ledger: Ledger::default(),
-        }
+        };
+        alone.of(Class::Dense, groups)
     }
 
     /// The same for another class.

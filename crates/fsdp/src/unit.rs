@@ -4,7 +4,7 @@ use crate::plan::Class;
 use crate::{FloatType, FsdpConfig};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
-use comm::Failure;
+use comm::FirstError;
 use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -34,8 +34,12 @@ pub struct Units<B> {
     pub(crate) roles: Vec<Role>,
     pub(crate) draw: Option<Box<Draw>>,
     pub(crate) marks: Marks,
-    pub(crate) failure: Failure,
+    pub(crate) first_error: FirstError,
+    pub(crate) shape: Option<ShapeOf<B>>,
 }
+
+/// Sequences of a batch, and their length.
+pub(crate) type ShapeOf<B> = Box<dyn Fn(&B) -> [usize; 2]>;
 
 /// Which parameters are kept otherwise than others, by their names.
 pub(crate) struct Marks {
@@ -96,7 +100,15 @@ impl<B: 'static> Units<B> {
     /// No units yet.
     pub fn new() -> Self {
         let marks = Marks { is_expert: Box::new(|_: &str| false), is_fp32: Box::new(|_: &str| false) };
-        Self { units: vec![], calls: vec![], roles: vec![], draw: None, marks, failure: Failure::default() }
+        Self {
+            units: vec![],
+            calls: vec![],
+            roles: vec![],
+            draw: None,
+            marks,
+            first_error: FirstError::default(),
+            shape: None,
+        }
     }
 
     /// Values come from `draw` instead of the modules, on each rank those that it holds: of a parameter, by its name (the unit's, a dot, the path
@@ -106,9 +118,14 @@ impl<B: 'static> Units<B> {
     }
 
     /// Parameters for whose names `is_expert` holds are stacks of experts, of which each of [`FsdpConfig::ep`](crate::FsdpConfig) ranks has a part:
-    /// a call's function gets that. What fails in the collectives of such calls is in `failure`, and ends the step.
-    pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static, failure: Failure) {
-        (self.marks.is_expert, self.failure) = (Box::new(is_expert), failure);
+    /// a call's function gets that. What fails in the collectives of such calls is in `first_error`, and ends the step.
+    pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static, first_error: FirstError) {
+        (self.marks.is_expert, self.first_error) = (Box::new(is_expert), first_error);
+    }
+
+    /// Activations have the sequences and the length that `shape` says of their batch: a stage of a pipeline that sends others is named.
+    pub fn shape(&mut self, shape: impl Fn(&B) -> [usize; 2] + 'static) {
+        self.shape = Some(Box::new(shape));
     }
 
     /// Parameters for whose names `is_fp32` holds are fp32 in every call, whatever [`Precision`](crate::Precision) says of the others.

@@ -3,12 +3,16 @@
 mod common;
 
 use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use comm::run_ranks;
 use common::{
-    Batch, Curve, LR, Model, STEPS, WIDTH, all_train_as, config, global_batch, model, named_units, one_graph, units,
+    Batch, Curve, LR, Model, STEPS, STRATEGIES, WIDTH, all_train_as, config, global_batch, model, named_units,
+    one_graph, units,
 };
-use fsdp::{ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Prefetch, Schedule, Strategy};
+use fsdp::{
+    ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Prefetch, Schedule, Strategy, Units,
+};
 use std::time::Duration;
 
 /// Three ranks share eight sequences in micro-batches of at most three, and one of them has only one that counts.
@@ -235,4 +239,43 @@ fn every_parameter_moves_as_on_one_rank() {
         }
     }
     assert!(tried > 50, "{tried}");
+}
+
+/// Nothing to keep, and it is called all the same.
+#[derive(Module, Debug)]
+struct Halve {
+    #[module(skip)]
+    by: f32,
+}
+
+#[test]
+fn a_unit_without_parameters_is_called_and_compared_as_any_other() {
+    let device = Device::flex();
+    let linear = LinearConfig::new(4, 4).with_initializer(Initializer::Constant { value: 0.1 });
+    let two = PipelineConfig { stages: 2, ..PipelineConfig::default() };
+    let stages = FsdpConfig { pipeline: two, ..config(Strategy::FullShard) };
+    let split = PipelineConfig { stages: 2, schedule: Schedule::ZeroBubble, ..PipelineConfig::default() };
+    let split = FsdpConfig { pipeline: split, ..config(Strategy::Ddp) };
+    let all = STRATEGIES.map(config).into_iter().chain([stages, split]);
+    let losses: Vec<f64> = all
+        .map(|config| {
+            let (linear, device) = (linear.clone(), device.clone());
+            let losses = run_ranks(vec![Device::flex(); 4], Duration::from_secs(60), move |comm| {
+                let mut units = Units::<Tensor<3>>::new();
+                let first = units.add("first", linear.init(&device));
+                units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));
+                let halve = units.add("halve", Halve { by: 0.5 });
+                units.then(halve, |halve: &Halve, x, _| x * halve.by);
+                let last = units.add("last", linear.init(&device));
+                units.last(last, |linear: &Linear, x, _| linear.forward(x).powi_scalar(2).mean());
+                let mut fsdp = Fsdp::new(units, comm, config.clone())?;
+                let batches = [Tensor::<3>::ones([1, 2, 4], &device), Tensor::<3>::ones([1, 2, 4], &device)];
+                fsdp.train_step(&batches, LR)?;
+                fsdp.check_copies()?;
+                fsdp.train_step(&batches, LR).map(|report| report.loss)
+            });
+            losses.unwrap()[0]
+        })
+        .collect();
+    assert!(losses.iter().all(|loss| (loss - losses[0]).abs() < 1e-6 * losses[0]), "{losses:?}");
 }

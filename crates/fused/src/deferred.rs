@@ -29,7 +29,7 @@ thread_local! {
     static JOBS: RefCell<Option<Vec<Job>>> = const { RefCell::new(None) };
 }
 
-/// The gradients of weights that a backward has put off. They keep what they will be computed of; the weights themselves they do not read.
+/// The gradients of weights that a backward has put off. They keep what they will be computed of.
 #[derive(Default)]
 pub struct Deferred(Vec<Job>);
 
@@ -52,6 +52,11 @@ pub fn backward_of_inputs(loss: &Tensor<1>) -> (Gradients, Deferred) {
 }
 
 impl Deferred {
+    /// Whether nothing was put off.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Computes what was put off.
     pub fn backward(self) -> Gradients {
         // The step of a tape that does nothing else: so the gradients come in Burn's own container, each under its leaf.

@@ -20,6 +20,7 @@
 //! | [`adamw`], [`sum_of_squares`] | one step of the optimizer, the square of a gradient's norm | |
 
 mod adamw;
+mod attention;
 mod causal_softmax;
 mod cross_entropy;
 pub mod deferred;
@@ -38,6 +39,7 @@ mod sum_of_squares;
 mod uninit;
 
 pub use adamw::{AdamW, AdamWState, adamw};
+pub use attention::causal_attention;
 pub use causal_softmax::causal_softmax;
 pub use cross_entropy::cross_entropy;
 pub use dropout::{DropoutKey, dropout};

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 /// The sum of `x^2` in f64. To f32's precision it does not depend on how the elements are divided over tensors.
 pub fn sum_of_squares(x: Tensor<1>) -> f64 {
-    let x = widened(x);
+    let x = widened(x.inner());
     if !runs_on(&x) {
         return by_rows(x);
     }

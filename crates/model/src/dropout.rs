@@ -34,6 +34,11 @@ pub(crate) struct LayerDropout {
 }
 
 impl LayerDropout {
+    /// Whether anything is dropped.
+    pub fn drops(self) -> bool {
+        self.dropout.is_some() && self.p > 0.0
+    }
+
     /// Drops elements of `x`, whose first dimension is sequences.
     pub fn apply<const D: usize>(self, x: Tensor<D>, place: Place) -> Tensor<D> {
         match self.dropout {

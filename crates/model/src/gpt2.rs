@@ -1,13 +1,12 @@
 //! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
 
-use crate::attention::causal_probabilities;
 use crate::cache::{Chunk, LayerCache};
 use crate::dropout::{LayerDropout, MicroBatch, Place};
 use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm, cross_entropy, embed};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fused::{gelu, linear, linear_transposed};
+use fused::{causal_attention, causal_softmax, gelu, linear, linear_transposed};
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -194,9 +193,15 @@ impl Gpt2Attention {
             let x_btd = linear(x_btd.clone(), weight.clone().slice([0..d, columns]), bias);
             x_btd.reshape([b, t, self.n_head, head]).swap_dims(1, 2)
         };
-        let p_bhtt = causal_probabilities(heads(0), heads(1), (head as f64).powf(-0.5));
-        let y_bhtd = dropout.apply(p_bhtt, Place::Attention).matmul(heads(2));
-        apply(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
+        let (q_bhtd, k_bhtd, v_bhtd, scale) = (heads(0), heads(1), heads(2), (head as f64).powf(-0.5));
+        let y_bthd = match dropout.drops() {
+            false => causal_attention(q_bhtd, k_bhtd, v_bhtd, scale),
+            true => {
+                let p_bhtt = causal_softmax(q_bhtd.matmul(k_bhtd.swap_dims(2, 3)), scale);
+                dropout.apply(p_bhtt, Place::Attention).matmul(v_bhtd).swap_dims(1, 2)
+            }
+        };
+        apply(&self.c_proj, y_bthd.reshape([b, t, d]))
     }
 
     /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every token.

@@ -9,7 +9,6 @@
 //! Shape suffixes: `b` sequences, `t` positions, `d` width of the residual stream, `h` heads, `v` vocabulary (in
 //! attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a rotated key.
 
-mod attention;
 mod cache;
 mod config;
 mod cross_entropy;
@@ -25,7 +24,6 @@ mod parallel;
 mod parameters;
 mod rope;
 
-pub use attention::causal_attention;
 pub use cache::Cache;
 pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};
 pub use cross_entropy::cross_entropy;

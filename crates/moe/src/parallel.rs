@@ -4,7 +4,7 @@ use crate::kernels::permute::{permute, unpermute};
 use crate::ops::Exchange;
 use crate::{MoeLayer, MoeOutput, NoiseKey};
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use comm::{CommError, Communicator, Failure};
+use comm::{CommError, Communicator, FirstError};
 
 /// The ranks that have a layer's routed experts together; router and shared experts are on every rank.
 ///
@@ -24,23 +24,23 @@ use comm::{CommError, Communicator, Failure};
 /// rank sends and receives at most `k n d` elements each way, and the backward as much again.
 ///
 /// [`forward`](Self::forward) and [`evaluate`](Self::evaluate) are collectives: every rank calls them, if need be with no sequence, and runs
-/// the backward. They return no error, nor do they panic if a rank is lost: what failed is in [`failure`](Self::failure), and the
+/// the backward. They return no error, nor do they panic if a rank is lost: what failed is in [`first_error`](Self::first_error), and the
 /// numbers of the graph mean nothing.
 #[derive(Clone)]
 pub struct ExpertParallel {
     comm: Communicator,
-    failure: Failure,
+    first_error: FirstError,
 }
 
 impl ExpertParallel {
     /// Over the ranks of `comm`, whose number divides that of the experts.
     pub fn new(comm: Communicator) -> Self {
-        Self { comm, failure: Failure::default() }
+        Self { comm, first_error: FirstError::default() }
     }
 
     /// What failed in forwards and backwards.
-    pub fn failure(&self) -> &Failure {
-        &self.failure
+    pub fn first_error(&self) -> &FirstError {
+        &self.first_error
     }
 
     /// [`MoeLayer::forward`] of this rank's sequences.
@@ -56,7 +56,7 @@ impl ExpertParallel {
 
     fn run(&self, layer: &MoeLayer, x_btd: Tensor<3>, noise: Option<NoiseKey>, capacity: Option<usize>) -> MoeOutput {
         let experts = |x_rd: Tensor<2>, placed: &Dispatched| {
-            self.failure.or(|| x_rd.clone(), || self.experts(layer, x_rd.clone(), placed))
+            self.first_error.run(|| self.experts(layer, x_rd.clone(), placed), || x_rd.clone())
         };
         layer.forward_with(x_btd, noise, capacity, 1, Box::new(experts))
     }
@@ -73,7 +73,7 @@ impl ExpertParallel {
         // Rows that nothing fills lie behind all others and stay. (An empty slice would not be tracked, and this rank not take part in the
         // backward; without tokens nothing is cut.)
         let full = sent.iter().sum::<usize>();
-        let exchange = Exchange::new(self.comm.clone(), self.failure.clone(), sent, arrived);
+        let exchange = Exchange::new(self.comm.clone(), self.first_error.clone(), sent, arrived);
         let x_ad = exchange.forward(if r == full { x_rd.clone() } else { x_rd.clone().narrow(0, 0, full) })?;
 
         let by_expert = arrived_by_expert(&arriving, mine, &x_ad);

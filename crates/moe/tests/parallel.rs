@@ -116,7 +116,7 @@ fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: 
         let mut layer = layer(&config, favourite);
         keep_experts(&mut layer, rank, of_rank.len());
         let found = run(&layer, b, from, from + of_rank[rank], |x_btd| spread.forward(&layer, x_btd, None).y_btd);
-        spread.failure().take().map(|()| found)
+        spread.first_error().check().map(|()| found)
     });
     let found = found.unwrap_or_else(|failure: comm::RankFailure<CommError>| panic!("{failure}"));
 
@@ -180,9 +180,9 @@ fn a_lost_rank_is_a_failure_that_is_kept_in_forward_and_backward() {
             }
             let gradients = y_btd.sum().backward();
             assert_eq!(x_btd.grad(&gradients).unwrap().dims(), [1, T, D]);
-            let error = spread.failure().take().unwrap_err().to_string();
+            let error = spread.first_error().check().unwrap_err().to_string();
             assert!(error.contains("rank 1"), "{error}");
-            spread.failure().take()
+            spread.first_error().check()
         });
         let message = found.unwrap_err().to_string();
         assert!(message.contains("rank 1") && message.contains("it is lost"), "{message}");

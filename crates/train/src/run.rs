@@ -105,7 +105,7 @@ fn say_what_begins(job: &Job, devices: &Devices) {
     if *pp > 1 {
         let (micro_batches, sequences) = (config.micro_batches(), config.micro_batch_size());
         let (name, batches) = (schedule.name(), count(micro_batches, "micro-batch"));
-        progress.say(&format!("{pp} stages ({name}), {batches} of {} a step", count(sequences, "sequence")));
+        progress.say(&format!("{pp} stages ({name}), {batches} of {} a step and rank", count(sequences, "sequence")));
     }
     devices.sharing().into_iter().for_each(|line| progress.say(&line));
     if let (Some(tokens), size) = (data.vocab_size(), config.model.vocab_size())

@@ -70,8 +70,12 @@ pub(crate) fn units(
     device: &Device,
 ) -> (Units<Batch>, Parts) {
     let mut units = Units::new();
-    units.experts(Experts::hold, parallel.experts.as_ref().map(ExpertParallel::failure).cloned().unwrap_or_default());
+    units.experts(
+        Experts::hold,
+        parallel.experts.as_ref().map(ExpertParallel::first_error).cloned().unwrap_or_default(),
+    );
     units.keep_fp32(Router::holds_bias);
+    units.shape(|batch: &Batch| batch.inputs_bt.dims());
     let initial = match &config.model {
         ModelConfig::Gpt2(shape) => Gpt2::initial(shape, config.train.seed),
         ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),

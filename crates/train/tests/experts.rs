@@ -1,15 +1,16 @@
 //! Experts over ranks: every parameter moves as on one rank, wherever the experts are, and a lost rank ends all.
 
 use burn::module::{Module, ModuleVisitor, Param};
+use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use comm::{Axis, Communicator, Mesh, RankFailure, run_ranks};
 use fsdp::{
-    ActivationCheckpointing, AdamW, Category, Fsdp, FsdpConfig, FsdpError, Part, PipelineConfig, Schedule, Strategy,
-    UnitId, Units,
+    ActivationCheckpointing, AdamW, Category, FloatType, Fsdp, FsdpConfig, FsdpError, Part, PipelineConfig, Precision,
+    Schedule, Strategy, UnitId, Units, Wrap,
 };
 use model::deepseek::{Block, Head};
 use model::{DeepSeek, DeepSeekConfig, MicroBatch, Parallel};
-use moe::{ExpertParallel, Experts, MoeConfig, ScoreFunc};
+use moe::{ExpertParallel, Experts, MoeConfig, Router, ScoreFunc};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,6 +53,7 @@ struct Case {
 
 struct Built {
     fsdp: Fsdp<Batch>,
+    embed: UnitId<Embedding>,
     blocks: Vec<UnitId<Block>>,
     head: UnitId<Head>,
 }
@@ -108,9 +110,10 @@ impl Case {
         if self.config.ep > 1 {
             let mesh = Mesh::new(comm.clone(), self.config.mesh(comm.world_size())?)?;
             let ranks = ExpertParallel::new(mesh.over(&[Axis::Ep])?);
-            units.experts(Experts::hold, ranks.failure().clone());
+            units.experts(Experts::hold, ranks.first_error().clone());
             parallel.experts = Some(ranks);
         }
+        units.keep_fp32(Router::holds_bias);
         let (initial, favourite) = (DeepSeek::initial(7), self.favourite);
         units.draw(move |name, dims, range| match favourite {
             Some(expert) if name.ends_with("router.bias") => {
@@ -142,7 +145,7 @@ impl Case {
         }
         let head = units.add("head", model.head);
         units.last(head, |head, x_btd, batch| head.loss(x_btd, batch.tokens_bt.clone()));
-        Ok(Built { fsdp: Fsdp::new(units, comm, self.config.clone())?, blocks, head })
+        Ok(Built { fsdp: Fsdp::new(units, comm, self.config.clone())?, embed, blocks, head })
     }
 
     /// Three steps with micro-batches of unequal weight: by how much each parameter has moved in each, and the norms.
@@ -200,6 +203,7 @@ impl Built {
     /// All of them, whole.
     fn parameters(&self) -> Result<Vec<Vec<f32>>, FsdpError> {
         let mut flat = Flat(vec![]);
+        self.fsdp.gather(self.embed)?.visit(&mut flat);
         self.blocks.iter().try_for_each(|block| self.fsdp.gather(*block).map(|block| block.visit(&mut flat)))?;
         self.fsdp.gather(self.head)?.visit(&mut flat);
         Ok(flat.0)
@@ -242,9 +246,22 @@ fn every_parameter_moves_as_on_one_rank_wherever_experts_are() {
             }
         }
         assert!(tried >= 30, "{tried}");
-        let recompute = ActivationCheckpointing::Full;
-        let config = FsdpConfig { activation_checkpointing: recompute, ..config(Strategy::FullShard, 1, 2) };
-        Case::new(moe, config, 4).moves_as_on_one_rank(&alone);
+        let full_shard = |stages| config(Strategy::FullShard, stages, 2);
+        let scheduled = |schedule, virtual_stages| {
+            let pipeline = PipelineConfig { stages: 2, schedule, virtual_stages, calls: vec![] };
+            FsdpConfig { pipeline, ..full_shard(2) }
+        };
+        for config in [
+            FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..full_shard(1) },
+            FsdpConfig { no_sync: true, ..full_shard(1) },
+            FsdpConfig { wrap: Wrap::Size(2000), ..full_shard(1) },
+            FsdpConfig { reshard_after_forward: false, ..full_shard(1) },
+            scheduled(Schedule::ZeroBubble, 1),
+            scheduled(Schedule::ZbV, 2),
+            FsdpConfig { strategy: Strategy::Zero1, ..scheduled(Schedule::ZeroBubble, 1) },
+        ] {
+            Case::new(moe.clone(), config, 4).moves_as_on_one_rank(&alone);
+        }
     }
 }
 
@@ -281,9 +298,10 @@ fn of_experts_over_four_ranks_each_holds_a_fourth_and_keeps_it_once() {
         })
         .unwrap()
     };
-    let each = 4 * 16 * 12;
+    let large = MoeConfig { moe_intermediate_size: 512, ..moe() };
+    let each = 4 * 16 * 512;
     for (strategy, ranks, ep) in [(Strategy::Ddp, 4, 4), (Strategy::FullShard, 8, 4), (Strategy::FullShard, 4, 2)] {
-        let of_ranks = experts_of(Case::new(moe(), config(strategy, 1, ep), ranks));
+        let of_ranks = experts_of(Case::new(large.clone(), config(strategy, 1, ep), ranks));
         let mut all: Vec<(String, Range<usize>)> = of_ranks.iter().flat_map(|(parts, _)| parts.clone()).collect();
         all.sort_by_key(|(name, range)| (name.clone(), range.start));
         for of_name in all.chunk_by(|a, b| a.0 == b.0) {
@@ -294,13 +312,38 @@ fn of_experts_over_four_ranks_each_holds_a_fourth_and_keeps_it_once() {
             assert_eq!(ends, each, "{}", of_name[0].0);
         }
         assert_eq!(all.chunk_by(|a, b| a.0 == b.0).count(), 6, "two layers of three stacks");
-        let alone = experts_of(Case::new(moe(), config(strategy, 1, 1), ranks))[0].1;
+        let alone = experts_of(Case::new(large.clone(), config(strategy, 1, 1), ranks))[0].1;
         let most = of_ranks.iter().map(|(_, bytes)| *bytes).max().unwrap();
         let fewer = if strategy == Strategy::Ddp { 6 * each * 4 * 3 / 4 } else { 0 };
         assert!(
             (most + fewer).abs_diff(alone) < 16 * 1024,
             "{strategy:?}, ep {ep}: {most} bytes, not {fewer} fewer than {alone}"
         );
+    }
+}
+
+/// Ranks 0 and 2 have the same experts, all ranks the same router, whose bias is fp32 where all else is bf16.
+#[test]
+fn copies_of_experts_and_of_what_stays_fp32_are_compared() {
+    let bf16 = Precision { param: FloatType::Bf16, ..Precision::default() };
+    for (path, len, spoilt, ranks) in
+        [("mlp.Moe.experts.up_proj", 4 * 16 * 12, 2, "ranks 0 and 2"), ("mlp.Moe.router.bias", 4, 1, "ranks 0 and 1")]
+    {
+        let case = Case::new(v3(), FsdpConfig { precision: bf16, ..config(Strategy::Ddp, 1, 2) }, 4);
+        let found = run_ranks(vec![Device::flex(); 4], Duration::from_secs(60), move |comm| {
+            let rank = comm.rank();
+            let mut built = case.build(comm)?;
+            built.fsdp.check_copies()?;
+            if rank == spoilt {
+                built.fsdp.add_to_parameter(built.blocks[1], path, &vec![1e-6; len]);
+            }
+            Ok::<_, FsdpError>(built.fsdp.check_copies().err().map(|error| error.to_string()))
+        })
+        .unwrap();
+        for found in found {
+            let found = found.unwrap_or_default();
+            assert!(found.contains("unit blocks.1") && found.contains(ranks), "{path}: {found}");
+        }
     }
 }
 
@@ -320,10 +363,20 @@ fn a_rank_that_fails_between_exchanges_ends_all_with_its_name() {
         (config(Strategy::Ddp, 2, 2), 4),
         (recompute(config(Strategy::Zero1, 2, 2)), 8),
     ];
-    for i in 0..100 {
-        let (config, ranks) = configs[i % configs.len()].clone();
-        let rank = i * 7 % ranks;
-        let case = Case { fault: Some((rank, i % 5)), ..Case::new(moe(), config, ranks) };
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut below = |n: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % n as u64) as usize
+    };
+    for _ in 0..100 {
+        let (config, ranks) = configs[below(configs.len())].clone();
+        // Of three blocks in one stage, or at least one, and two steps of four micro-batches.
+        let calls = if config.pipeline.stages == 1 { 24 } else { 8 };
+        let fault = (below(ranks), below(calls));
+        let rank = fault.0;
+        let case = Case { fault: Some(fault), ..Case::new(moe(), config, ranks) };
         let (running, started) = (case.clone(), Instant::now());
         let failure = run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), move |comm| {
             let mut fsdp = running.build(comm)?.fsdp;

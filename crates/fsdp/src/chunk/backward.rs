@@ -3,7 +3,7 @@
 use super::{Graph, Micro, Runner, Saved};
 use crate::call::{Output, add};
 use crate::comm_thread::Pending;
-use crate::memory::{Category, Counted, Held};
+use crate::memory::{Category, Counted, Held, bytes};
 use crate::modules::BoundModules;
 use crate::unit::Activation;
 use crate::vjp::vjp_seed;
@@ -27,9 +27,9 @@ pub(crate) struct PutOff {
     /// Gradients of parameters that were not put off.
     now: Vec<Option<Tensor<1>>>,
     later: Deferred,
-    _weights: Weights,
-    /// What they are computed of counts as long as they wait.
-    _held: Held,
+    weights: Weights,
+    /// What waits counts: what gradients are computed of, and those that are there.
+    held: [Held; 2],
 }
 
 impl<B> Runner<'_, B> {
@@ -56,7 +56,7 @@ impl<B> Runner<'_, B> {
             let gradients = match self.restore(i, call, again, micro.batch) {
                 Some((Graph { bound, x, output, _held }, weights)) => {
                     let mut gradients = root(output, cotangent.take(), micro.scale).backward();
-                    self.failure.take()?;
+                    self.first_error.check()?;
                     cotangent = self.of_input(x, &mut gradients);
                     let of_unit = bound.take_gradients(&mut gradients);
                     drop((gradients, bound, weights));
@@ -82,7 +82,8 @@ impl<B> Runner<'_, B> {
     }
 
     /// The first part of [`backward`](Self::backward), as far as the stages before wait for it: returns the gradient of the calls' input, and
-    /// what is left for [`backward_of_weights`](Self::backward_of_weights). Nothing is gathered again, and all calls are this rank's.
+    /// what is left for [`backward_of_weights`](Self::backward_of_weights): nothing of calls none of whose gradients are put off. Nothing is gathered
+    /// again, and all calls are this rank's.
     pub fn backward_of_inputs(
         &mut self,
         calls: Range<usize>,
@@ -90,26 +91,41 @@ impl<B> Runner<'_, B> {
         mut cotangent: Option<Tensor<3>>,
         micro: &Micro<B>,
     ) -> Result<(Vec<PutOff>, Option<Tensor<3>>), FsdpError> {
-        let mut all = vec![];
+        let (mut all, mut reduction) = (vec![], None::<Reduction>);
         while let Some(saved_call) = saved.pop() {
             let call = calls.start + saved.len();
-            let (Graph { bound, x, output, _held }, _weights) =
+            let (Graph { bound, x, output, _held }, weights) =
                 self.restore(call, saved_call, None, micro.batch).expect("a call of this rank");
             let (mut gradients, later) = backward_of_inputs(&root(output, cotangent.take(), micro.scale));
-            self.failure.take()?;
+            self.first_error.check()?;
             cotangent = self.of_input(x, &mut gradients);
             let now = bound.take_gradients(&mut gradients);
-            all.push(PutOff { call, bound, now, later, _weights, _held });
+            if !later.is_empty() {
+                let bytes = now.iter().flatten().map(bytes).sum();
+                let held = [_held, self.plan.ledger.hold(Category::Gradients, bytes)];
+                all.push(PutOff { call, bound, now, later, weights, held });
+                continue;
+            }
+            // Nothing was put off, so there is nothing to wait for.
+            drop((gradients, bound, weights, _held));
+            let gradients = self.unit(call).flatten(now);
+            if let Some(reduction) = reduction.take() {
+                self.finish(reduction)?;
+            }
+            reduction = self.reduce(call, Some(gradients), micro);
         }
+        reduction.map_or(Ok(()), |reduction| self.finish(reduction))?;
         Ok((all, cotangent))
     }
 
     /// The second part of [`backward`](Self::backward).
     pub fn backward_of_weights(&mut self, all: Vec<PutOff>, micro: &Micro<B>) -> Result<(), FsdpError> {
         let mut reduction = None::<Reduction>;
-        for PutOff { call, bound, now, later, .. } in all {
+        for PutOff { call, bound, now, later, weights, held } in all {
             let later = bound.take_gradients(&mut later.backward());
+            drop((bound, weights));
             let of_unit = now.into_iter().zip(later).map(|(now, later)| add(now, later)).collect();
+            drop(held);
             let gradients = self.unit(call).flatten(of_unit);
             if let Some(reduction) = reduction.take() {
                 self.finish(reduction)?;

@@ -11,23 +11,25 @@ impl FsdpConfig {
     /// If the sizes do not divide each other.
     pub fn mesh(&self, world_size: usize) -> Result<MeshShape, FsdpError> {
         let ranks = self.validate_pipeline(world_size)?;
-        let replicas = match self.strategy {
-            Strategy::HybridShard => self.replicas(),
-            strategy if strategy.shards().optimizer => 1,
-            _ => ranks / self.ep.max(1),
-        };
-        let shards = ranks / replicas.max(1);
-        if self.ep == 0 || replicas * shards != ranks || !shards.is_multiple_of(self.ep) {
-            let of = if self.strategy == Strategy::HybridShard { " of a replica" } else { "" };
-            let (ep, stages) = (self.ep, self.pipeline.stages);
-            let fits = (1..=shards.max(1)).rev().find(|fits| *fits <= ep && shards.is_multiple_of(*fits)).unwrap_or(1);
+        let shared = self.ranks_for_experts(world_size);
+        if self.ep == 0 || !shared.is_multiple_of(self.ep) {
+            let of = if self.strategy == Strategy::HybridShard { "of a replica" } else { "of a stage" };
+            let fits = (1..=shared.min(self.ep)).rev().find(|fits| shared.is_multiple_of(*fits)).unwrap_or(1);
             return Err(FsdpError::Config(format!(
-                "ep {ep} does not divide the {shards} ranks{of} that share experts ({world_size} ranks{}): take ep {fits}, say",
-                if stages > 1 { format!(", pp {stages}") } else { String::new() },
+                "ep {} does not divide the number of ranks {of}, which is {shared}: take ep {fits}, say",
+                self.ep
             )));
         }
+        let shards = if self.strategy.shards().optimizer { shared } else { self.ep };
+        let replicas = ranks / shards;
         let (pp, ep) = (self.pipeline.stages, self.ep);
         Ok(MeshShape::new(&[(Axis::Pp, pp), (Axis::DpReplicate, replicas), (Axis::DpShard, shards), (Axis::Ep, ep)]))
+    }
+
+    /// Of how many ranks [`ep`](Self::ep) is a divisor: those of a stage, or of a replica.
+    pub fn ranks_for_experts(&self, world_size: usize) -> usize {
+        let ranks = world_size / self.pipeline.stages.max(1);
+        if self.strategy == Strategy::HybridShard { ranks / self.replicas().max(1) } else { ranks }
     }
 
     /// Refuses a pipeline that so many ranks cannot make; returns the ranks of a stage.
@@ -35,6 +37,7 @@ impl FsdpConfig {
         let refuse = |reason: String| Err(FsdpError::Config(reason));
         let PipelineConfig { stages, schedule, virtual_stages, .. } = self.pipeline;
         let cut = stages.saturating_mul(virtual_stages) > 1 || schedule.splits_backward();
+        let what = if stages > 1 { format!("pp {stages}") } else { format!("schedule {}", schedule.name()) };
         self.pipeline.of_a_round()?;
         if !world_size.is_multiple_of(stages) {
             let fits = world_size.next_multiple_of(stages);
@@ -42,14 +45,11 @@ impl FsdpConfig {
         }
         if cut && self.strategy == Strategy::Block {
             return refuse(format!(
-                "pp {stages} with strategy block, which places blocks on ranks by itself: take full_shard"
+                "{what} with strategy block, which places blocks on ranks by itself: take full_shard"
             ));
         }
         if cut && self.wrap != Wrap::Block {
-            return refuse(format!(
-                "pp {stages} with wrap {}: stages are cut between blocks; take wrap block",
-                self.wrap
-            ));
+            return refuse(format!("{what} with wrap {}: stages are cut between blocks; take wrap block", self.wrap));
         }
         Ok(world_size / stages)
     }

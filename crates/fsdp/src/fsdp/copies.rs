@@ -10,7 +10,7 @@ use comm::{CommError, Communicator, Reduce};
 impl<B: 'static> Fsdp<B> {
     /// Refuses ranks whose copies of a unit, parameters and moments, are not the same to the last bit: a device or its memory has failed
     /// then, or the ranks do not run the same program. A collective, for the moments at which the state is kept; it reads once what has
-    /// copies: all under `ddp` and `hybrid_shard`, and what several stages hold.
+    /// copies: all under `ddp` (of experts over ranks those that several ranks have) and `hybrid_shard`, and what several stages hold.
     pub fn check_copies(&self) -> Result<(), FsdpError> {
         let digests: Vec<Vec<(Class, u64)>> = self.units.iter().map(|unit| unit.digests().collect()).collect();
         let ties: Vec<(usize, usize)> =

@@ -39,10 +39,12 @@ const GROUP: usize = 8;
 /// A product whose `C` is written by several threads, each in its own rectangles.
 struct Job<'a, T> {
     k: usize,
-    n: usize,
     a: Matrix<'a, T>,
     b: Matrix<'a, T>,
     c: *mut T,
+    c_stride: usize,
+    /// Whether to add to what is in `C`; f32 only.
+    add: bool,
 }
 
 // SAFETY: `c` comes from a `&mut [T]`, tasks do not overlap, and `T` is `Send + Sync`.
@@ -67,8 +69,10 @@ pub fn multiply<T: Element>(list: Vec<Product<'_, T>>) {
     }
     // The largest first, so that the last ones to finish are small.
     tasks.sort_by_key(|task| std::cmp::Reverse(task.work));
-    let jobs: Vec<_> =
-        list.into_iter().map(|Product { n, k, a, b, c, .. }| Job { k, n, a, b, c: c.as_mut_ptr().cast() }).collect();
+    let jobs: Vec<_> = list
+        .into_iter()
+        .map(|Product { n, k, a, b, c, .. }| Job { k, a, b, c: c.as_mut_ptr().cast(), c_stride: n, add: false })
+        .collect();
 
     let run = best_run::<T>();
     let next = AtomicUsize::new(0);
@@ -89,6 +93,30 @@ pub fn multiply<T: Element>(list: Vec<Product<'_, T>>) {
             scope.spawn(|_| work());
         }
         work();
+    });
+}
+
+/// Computes one product that is not empty on this thread, into a `C` whose rows are `c_stride` apart, adding to it if `add`.
+///
+/// # Safety
+/// Nobody else uses the `[m, n]` elements of `c`, which are there, and set if `add`.
+pub unsafe fn multiply_here(
+    [m, n, k]: [usize; 3],
+    a: Matrix<'_, f32>,
+    b: Matrix<'_, f32>,
+    c: *mut f32,
+    c_stride: usize,
+    add: bool,
+) {
+    let (job, run) = (Job { k, a, b, c, c_stride, add }, best_run::<f32>());
+    BUFFERS.with_borrow_mut(|buffers| {
+        for rows in even(0..m, m.div_ceil(MAX_ROWS), 1) {
+            for cols in even(0..n, n.div_ceil(MAX_COLS), 32) {
+                let task = Task { job: 0, rows: rows.clone(), cols, work: 0 };
+                // SAFETY: `best_run` asked the processor, and the caller says that the rectangle is free.
+                unsafe { run(&job, &task, buffers) }
+            }
+        }
     });
 }
 
@@ -197,10 +225,10 @@ unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mu
     let to_b = buffers.b.take(cols.len().div_ceil(V::NR) * V::NR * KC);
     let scratch = buffers.scratch.take(V::NR * KC);
     // SAFETY: the rectangle starts inside `C`.
-    let target = unsafe { job.c.add(rows.start * job.n + cols.start) };
+    let target = unsafe { job.c.add(rows.start * job.c_stride + cols.start) };
     // Partial sums wait for the next block of `k` as `f32`: in `C` itself if it is of that type.
     let (c, c_stride) = match T::IS_F32 {
-        true => (target.cast::<f32>(), job.n),
+        true => (target.cast::<f32>(), job.c_stride),
         false => (buffers.c.take(rows.len() * cols.len()).as_mut_ptr(), cols.len()),
     };
     let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(V::MR), 1).collect();
@@ -231,7 +259,7 @@ unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mu
                         c: unsafe { c.add((panel.start - rows.start) * c_stride + col - cols.start) },
                         c_stride,
                         cols: V::NR.min(cols.end - col),
-                        add: k > 0,
+                        add: job.add || k > 0,
                     };
                     // SAFETY: the panels are packed as the kernel expects them.
                     unsafe { kernel(&tile) };
@@ -244,7 +272,7 @@ unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mu
             // SAFETY: rows of the scratch and of the rectangle.
             unsafe {
                 let from = std::slice::from_raw_parts(c.add(i * c_stride), cols.len());
-                T::narrow(from, std::slice::from_raw_parts_mut(target.add(i * job.n), cols.len()));
+                T::narrow(from, std::slice::from_raw_parts_mut(target.add(i * job.c_stride), cols.len()));
             }
         }
     }

@@ -1,9 +1,9 @@
 use crate::rope::{Rope, softmax_scale};
-use crate::{DeepSeekConfig, RmsNorm, causal_attention};
+use crate::{DeepSeekConfig, RmsNorm};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use fused::linear;
+use fused::{causal_attention, linear};
 
 /// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
 const LATENT_NORM_EPS: f64 = 1e-6;
@@ -77,8 +77,8 @@ impl Mla {
         let k_rope = fused::rope(k_rope, &positions).repeat_dim(1, heads);
         let q = Tensor::cat(vec![q_nope, fused::rope(q_rope, &positions)], 3);
         let k = Tensor::cat(vec![k_nope, k_rope], 3);
-        let y_bhtv = causal_attention(q, k, v_bhtv, softmax_scale(&self.config));
-        linear(y_bhtv.swap_dims(1, 2).reshape([b, t, heads * v]), self.o_proj.weight.val(), None)
+        let y_bthv = causal_attention(q, k, v_bhtv, softmax_scale(&self.config));
+        linear(y_bthv.reshape([b, t, heads * v]), self.o_proj.weight.val(), None)
     }
 
     /// The last projection to the query, and its input.

@@ -10,7 +10,7 @@ use burn::backend::{
     Backend, Dispatch, DispatchKindConversion, DispatchTensor, Flex, backend_extension, tensor::FloatTensor,
 };
 use burn::tensor::Tensor;
-use comm::{CommError, Communicator, Failure};
+use comm::{CommError, Communicator, FirstError};
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub(crate) struct Exchange {
     comm: Communicator,
     /// Of its backward.
-    failure: Failure,
+    first_error: FirstError,
     /// Rows that this rank gives to each rank, and gets of each.
     sent: Vec<usize>,
     arrived: Vec<usize>,
@@ -32,8 +32,8 @@ impl fmt::Debug for Exchange {
 }
 
 impl Exchange {
-    pub fn new(comm: Communicator, failure: Failure, sent: Vec<usize>, arrived: Vec<usize>) -> Self {
-        Self { comm, failure, sent, arrived }
+    pub fn new(comm: Communicator, first_error: FirstError, sent: Vec<usize>, arrived: Vec<usize>) -> Self {
+        Self { comm, first_error, sent, arrived }
     }
 
     /// The way back.
@@ -91,7 +91,7 @@ where
                 let d_y = Tensor::<2>::from_primitive::<B>(gradients.consume::<B>(&ops.node));
                 // The other ranks wait for this one, whether its own input wants a gradient or not.
                 let (shape, options) = ([ops.state.arrived.iter().sum(), d_y.dims()[1]], (&d_y.device(), d_y.dtype()));
-                let d_x = ops.state.failure.or(|| Tensor::zeros(shape, options), || ops.state.plain(d_y));
+                let d_x = ops.state.first_error.run(|| ops.state.plain(d_y), || Tensor::zeros(shape, options));
                 if let [Some(x)] = &ops.parents {
                     let d_x = d_x.try_into_primitive::<B>().expect("the gradient is on the tensor's backend");
                     gradients.register::<B>(x.id, d_x);

@@ -2,6 +2,7 @@ use super::parallel::MOST_TRIED;
 use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
 use crate::learning_rate::learning_rate;
 use crate::words::count;
+use fsdp::{Schedule, Strategy};
 use schedule::Pipeline;
 
 /// Ranks of the largest clusters, and more.
@@ -46,13 +47,19 @@ impl Config {
         let bubble = waits.then(|| {
             let virtual_stages = self.parallel.virtual_stages();
             format!(
-                "{} of a step go through {stages} stages: these wait for {:.0}% of the time; more and smaller ones (train.micro_batch_size, \
+                "{} a step for {stages} stages: these wait for {:.0}% of the time; more and smaller ones (train.micro_batch_size, \
                  null for four a stage where the batch has as many sequences) shorten it",
                 count(micro_batches, "micro-batch"),
                 100.0 * (stages - 1) as f64 / (stages - 1 + virtual_stages * micro_batches) as f64
             )
         });
-        warmup.into_iter().chain(bubble).collect()
+        let Self { parallel, .. } = self;
+        let pipelined =
+            parallel.schedule != Schedule::OneFOneB || parallel.virtual_stages.is_some() || parallel.stages.is_some();
+        let without = (pipelined && parallel.pp == 1).then(|| {
+            "parallel.schedule, virtual_stages and stages are for a pipeline, and parallel.pp is 1: they have no effect".into()
+        });
+        warmup.into_iter().chain(bubble).chain(without).collect()
     }
 
     fn validate_parallel(&self) -> Result<(), ConfigError> {
@@ -110,14 +117,22 @@ impl Config {
             return Ok(());
         }
         let Some((_, experts)) = layers.filter(|(layers, _)| !layers.is_empty()) else {
+            let why = match &self.model {
+                ModelConfig::Gpt2(_) => "model.type gpt2 has no experts",
+                ModelConfig::DeepSeek(_) => "all layers are dense (model.first_k_dense_replace)",
+            };
             return Err(ConfigError::Invalid(format!(
-                "parallel.ep is {ep}, but the model has no experts: leave it out (--set parallel.ep=1), or take --model deepseek"
+                "parallel.ep is {ep}, but {why}: leave it out (--set parallel.ep=1)"
             )));
         };
-        require(experts.is_multiple_of(ep), || {
-            let fits = (1..=ep.min(experts)).rev().find(|fits| experts.is_multiple_of(*fits)).unwrap_or(1);
+        let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(self.parallel.gpus);
+        let divides = |ep: usize| experts.is_multiple_of(ep) && ranks.is_multiple_of(ep);
+        require(divides(ep) || self.parallel.strategy == Strategy::Block, || {
+            let fits = (1..=ep.min(experts)).rev().find(|fits| divides(*fits)).unwrap_or(1);
+            let of = if self.parallel.strategy == Strategy::HybridShard { "of a replica" } else { "of a stage" };
             format!(
-                "parallel.ep is {ep}, which does not divide the {experts} experts (moe.num_experts): give {fits}, say"
+                "parallel.ep is {ep}: it must divide the {experts} experts (moe.num_experts) and the number of ranks {of}, which is {ranks}: give \
+                 {fits} (--set parallel.ep={fits})"
             )
         })
     }
@@ -203,7 +218,13 @@ impl Config {
                 let rounds = (micro_batches.div_ceil(parallel.pp)..=self.share()).take(MOST_TRIED);
                 let how = match self.size_of(rounds.map(|rounds| rounds.saturating_mul(parallel.pp))) {
                     Some(size) => format!(" (--set train.micro_batch_size={size})"),
-                    None => String::new(),
+                    None => {
+                        let rounds = micro_batches.div_ceil(parallel.pp) * parallel.pp;
+                        let batch = rounds
+                            .saturating_mul(self.micro_batch_size())
+                            .saturating_mul(parallel.data_parallel_size());
+                        format!(" (--batch-size {batch})")
+                    }
                 };
                 ConfigError::Invalid(format!("parallel: {error}{how}"))
             },

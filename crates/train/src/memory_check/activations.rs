@@ -1,6 +1,7 @@
 //! What a micro-batch leaves in memory for its backward: an estimate, from what each operation keeps.
 //!
-//! With `n = b t` tokens, `S = n d` elements of the residual stream, and `P = b heads t^2` of attention:
+//! With `n = b t` tokens, `S = n d` elements of the residual stream, and `P = b heads t` of attention, the log-sum-exp of each row; where its probabilities
+//! are kept (GPT-2's with dropout, and where operations are compositions) `b heads t^2`:
 //!
 //! ```text
 //! GPT-2 block     8 S + 2 n inner + P       x, norm, q, k, v, y, x + y, norm; the MLP before and after its GELU; probabilities
@@ -55,7 +56,7 @@ impl Shape {
         let dropout = model.dropout > 0.0;
         let kept = self.norms(d, true) + self.kept(4.0 * d) + self.probabilities(heads, dropout);
         let mlp = self.activation(inner, 4.0) + self.kept(inner);
-        let block = self.call(d, kept + mlp, self.scores(heads).max(self.wide(2.0 * inner)));
+        let block = self.call(d, kept + mlp, self.scores(heads, dropout).max(self.wide(2.0 * inner)));
         let mut calls = vec![self.embedding(d, model.vocab_size as f64)];
         calls.extend(vec![block; model.n_layer]);
         calls.push(self.head(d, model.vocab_size as f64, true));
@@ -65,7 +66,7 @@ impl Shape {
     fn deepseek(&self, model: &DeepSeekConfig, moe: &MoeConfig) -> Vec<CallBytes> {
         let (d, heads) = (model.hidden_size as f64, model.num_attention_heads as f64);
         let attention = self.norms(d, false) + self.latent_attention(model);
-        let block = |mlp: f64, backward: f64| self.call(d, attention + mlp, self.scores(heads).max(backward));
+        let block = |mlp: f64, backward: f64| self.call(d, attention + mlp, self.scores(heads, false).max(backward));
         let inner = model.intermediate_size as f64;
         let dense = block(self.swiglu(inner), self.wide(3.0 * inner));
         let experts = block(self.experts(d, moe), self.rows(d, moe));
@@ -113,8 +114,16 @@ impl Shape {
         self.widened(d) + 2.0 * self.norm(d, centred) + self.wide(d)
     }
 
-    /// Softmax's result, and of it what the product with the values reads, if that is another.
+    /// Whether attention's probabilities are all in memory.
+    fn keeps_probabilities(&self, dropout: bool) -> bool {
+        self.composed || dropout || self.size < FP32
+    }
+
+    /// Softmax's result, and of it what the product with the values reads, if that is another; or the log-sum-exp.
     fn probabilities(&self, heads: f64, dropout: bool) -> f64 {
+        if !self.keeps_probabilities(dropout) {
+            return FP32 * self.b * heads * self.t;
+        }
         let elements = self.b * heads * self.t * self.t;
         let others = if dropout || self.size < FP32 { self.size } else { 0.0 };
         let mask = if self.composed && dropout { FP32 } else { 0.0 };
@@ -158,9 +167,11 @@ impl Shape {
         self.kept(rows / self.t * (widths * d + 3.0 * moe.moe_intermediate_size as f64))
     }
 
-    /// The gradients of probabilities and scores.
-    fn scores(&self, heads: f64) -> f64 {
-        2.0 * FP32 * self.b * heads * self.t * self.t
+    /// The gradients of probabilities and scores; in tiles of at most 128 queries for each head that is computed at a time, 16 say.
+    fn scores(&self, heads: f64, dropout: bool) -> f64 {
+        let rows = if self.keeps_probabilities(dropout) { self.t } else { self.t.min(128.0) };
+        let at_once = if self.keeps_probabilities(dropout) { self.b * heads } else { (self.b * heads).min(16.0) };
+        2.0 * FP32 * at_once * rows * self.t
     }
 
     fn embedding(&self, d: f64, vocab: f64) -> CallBytes {

@@ -131,7 +131,7 @@ fn devices_that_do(config: &Config) -> String {
     config.train.device = "cuda".into();
     config.train.micro_batch_size = Some(1);
     config.train.sample_tokens = 0;
-    config.parallel = ParallelConfig { strategy: Strategy::FullShard, ..config.parallel.without_pipeline() };
+    config.parallel = ParallelConfig { strategy: Strategy::FullShard, ep: 1, ..config.parallel.without_pipeline() };
     config.parallel.dp_replicate = None;
     config.parallel.wrap = Wrap::Block;
     config.parallel.cpu_offload = false;

@@ -42,7 +42,7 @@ fn gpt2_small_takes_sixteen_bytes_a_parameter_and_its_activations() {
     assert_eq!(need.of_all[Row::Gathered], 0.0);
     // 12 sequences of 1024 tokens of width 768; 12 blocks of 12 heads.
     let (n, s) = (12.0 * 1024.0, 12.0 * 1024.0 * 768.0);
-    let block = 8.0 * s + 2.0 * n * 3072.0 + 12.0 * 12.0 * 1024.0 * 1024.0;
+    let block = 8.0 * s + 2.0 * n * 3072.0 + 12.0 * n;
     close(need.of_all[Row::Activations], 4.0 * (12.0 * block + 2.0 * s + n * 50257.0), 0.02);
 }
 
@@ -162,6 +162,15 @@ fn a_pipeline_that_does_not_fit_is_refused_with_advice() {
         let message = judge(&config, cpu(config.parallel.gpus), 1, &has(2.0), false).unwrap_err();
         assert!(message.contains("it takes at least 1 device of 80 GB"), "{message}");
     }
+    for overrides in [
+        &["parallel.gpus=8", "parallel.ep=8"][..],
+        &["parallel.gpus=8", "parallel.ep=2", "parallel.strategy=hybrid_shard"],
+        &["parallel.gpus=8", "parallel.pp=2", "parallel.ep=4", "parallel.schedule=zb_v"],
+    ] {
+        let config = config("deepseek-7b", overrides);
+        let message = judge(&config, cpu(config.parallel.gpus), 1, &has(2.0), false).unwrap_err();
+        assert!(message.contains("it takes at least"), "{message}");
+    }
 }
 
 #[test]
@@ -207,6 +216,8 @@ fn a_run_measures_what_was_estimated() {
         ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4", "parallel.schedule=gpipe"]),
         ("deepseek", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=2"]),
         ("deepseek", [64, 8, 2], vec!["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=interleaved_1f1b"]),
+        ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4", "parallel.schedule=zero_bubble"]),
+        ("deepseek", [128, 8, 1], vec!["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=zb_v"]),
         ("deepseek", [256, 8, 4], vec!["parallel.gpus=2", "parallel.ep=2"]),
         ("deepseek", [128, 8, 2], vec!["parallel.gpus=4", "parallel.ep=2"]),
         ("deepseek", [128, 8, 1], vec!["parallel.gpus=8", "parallel.pp=2", "parallel.ep=4", "parallel.strategy=ddp"]),
@@ -234,6 +245,11 @@ fn a_run_measures_what_was_estimated() {
             let found = &memory[category.name()];
             assert_eq!(found["at_rest"], forecast.memory.now[category], "{overrides:?}: {}", category.name());
         }
+        let gradients = memory["gradients"]["peak"].as_f64().unwrap();
+        assert!(
+            gradients <= forecast.memory.peak[fsdp::Category::Gradients] as f64,
+            "{overrides:?}: {gradients} of gradients"
+        );
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let (found, expected) =
             (memory["activations"]["peak"].as_f64().unwrap(), forecast.memory.peak[fsdp::Category::Activations] as f64);

@@ -249,23 +249,25 @@ fn a_rank_that_is_stuck_is_named_and_does_not_keep_the_program_alive() {
 
 #[test]
 fn a_number_that_is_not_finite_stops_the_run_or_skips_the_step_and_says_where() {
-    let folder = folder_with_text();
-    let diverging =
-        ["--gpus=2", "--steps=6", "--set=optim.lr=1e30", "--set=optim.min_lr=0", "--set=checkpoint.every=1"];
-    let stop = run(folder.path(), &[TINY, &diverging, &["--out=stop"]].concat());
-    let answer = String::from_utf8_lossy(&stop.stderr);
-    assert_eq!(stop.status.code(), Some(1), "{answer}");
-    for part in [
-        "is not finite (loss ",
-        " on rank 0",
-        "the last good checkpoint is stop/checkpoints/step-",
-        "train.on_non_finite",
-    ] {
-        assert!(answer.contains(part), "no `{part}` in:\n{answer}");
+    for (i, model) in [TINY, TINY_EXPERTS, &[TINY_EXPERTS, &["--set=parallel.ep=2"]].concat()].into_iter().enumerate() {
+        let folder = folder_with_text();
+        let diverging =
+            ["--gpus=2", "--steps=6", "--set=optim.lr=1e30", "--set=optim.min_lr=0", "--set=checkpoint.every=1"];
+        let stop = run(folder.path(), &[model, &diverging, &["--out=stop"]].concat());
+        let answer = String::from_utf8_lossy(&stop.stderr);
+        assert_eq!(stop.status.code(), Some(1), "model {i}: {answer}");
+        for part in [
+            "is not finite (loss ",
+            if i == 0 { " on rank 0" } else { "blocks." },
+            "the last good checkpoint is stop/checkpoints/step-",
+            "train.on_non_finite",
+        ] {
+            assert!(answer.contains(part), "model {i}: no `{part}` in:\n{answer}");
+        }
+        let (_, skip) =
+            succeed(folder.path(), &[model, &diverging, &["--set=train.on_non_finite=skip", "--out=skip"]].concat());
+        assert!(skip.contains(": skipped: "), "model {i}: {skip}");
     }
-    let (_, skip) =
-        succeed(folder.path(), &[TINY, &diverging, &["--set=train.on_non_finite=skip", "--out=skip"]].concat());
-    assert!(skip.contains(": skipped: "), "{skip}");
 }
 
 fn cut(file: &Path, bytes: u64) {

@@ -1,14 +1,14 @@
 use crate::CommError;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The first failure of collectives that run where no error can be returned, inside a graph's forward or backward: it is kept until whoever
+/// The first error of collectives that run where no error can be returned, inside a graph's forward or backward: it is kept until whoever
 /// runs the graph asks for it. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Failure(Arc<Mutex<Option<CommError>>>);
+pub struct FirstError(Arc<Mutex<Option<CommError>>>);
 
-impl Failure {
-    /// What a collective returned, or `instead` if it or one before it failed; then the collective is not made.
-    pub fn or<T>(&self, instead: impl FnOnce() -> T, collective: impl FnOnce() -> Result<T, CommError>) -> T {
+impl FirstError {
+    /// What a collective returns, or `instead` if it fails, or one before it did: then it is not made.
+    pub fn run<T>(&self, collective: impl FnOnce() -> Result<T, CommError>, instead: impl FnOnce() -> T) -> T {
         let failed_before = self.lock().is_some();
         let result = if failed_before { None } else { Some(collective()) };
         match result {
@@ -21,8 +21,8 @@ impl Failure {
         }
     }
 
-    /// An error if something has failed since it was last asked for.
-    pub fn take(&self) -> Result<(), CommError> {
+    /// The error, if something has failed since it was last asked for.
+    pub fn check(&self) -> Result<(), CommError> {
         self.lock().take().map_or(Ok(()), Err)
     }
 
