@@ -43,7 +43,7 @@ pub struct Fsdp<B> {
     /// Of the collectives that calls make themselves.
     first_error: FirstError,
     /// What activations of a batch are like.
-    shape: Option<ShapeOf<B>>,
+    shape: Option<Box<ShapeOf<B>>>,
     config: FsdpConfig,
     loss_scale: LossScale,
 }

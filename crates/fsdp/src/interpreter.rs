@@ -6,6 +6,7 @@
 
 use crate::call::Output;
 use crate::chunk::{Losses, Micro, PutOff, Runner, Saved};
+use crate::unit::ShapeOf;
 use crate::{FsdpError, wire};
 use burn::tensor::Tensor;
 use comm::Communicator;
@@ -38,7 +39,7 @@ pub(crate) struct Interpreter<'a, B> {
     pub wires: &'a Wires,
     pub pipeline: Pipeline,
     /// Sequences and length of a batch's activations, where the model says it.
-    pub shape: Option<&'a dyn Fn(&B) -> [usize; 2]>,
+    pub shape: Option<&'a ShapeOf<B>>,
 }
 
 /// What a step's forwards and backwards took of a rank.

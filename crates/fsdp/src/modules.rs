@@ -32,7 +32,7 @@ pub(crate) struct Wrapped<B> {
     pub draw: Option<Box<Draw>>,
     pub marks: Marks,
     pub first_error: FirstError,
-    pub shape: Option<ShapeOf<B>>,
+    pub shape: Option<Box<ShapeOf<B>>>,
 }
 
 /// Puts modules that follow each other into units, and calls of one unit that follow each other into one.

@@ -35,11 +35,11 @@ pub struct Units<B> {
     pub(crate) draw: Option<Box<Draw>>,
     pub(crate) marks: Marks,
     pub(crate) first_error: FirstError,
-    pub(crate) shape: Option<ShapeOf<B>>,
+    pub(crate) shape: Option<Box<ShapeOf<B>>>,
 }
 
 /// Sequences of a batch, and their length.
-pub(crate) type ShapeOf<B> = Box<dyn Fn(&B) -> [usize; 2]>;
+pub(crate) type ShapeOf<B> = dyn Fn(&B) -> [usize; 2];
 
 /// Which parameters are kept otherwise than others, by their names.
 pub(crate) struct Marks {
