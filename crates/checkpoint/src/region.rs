@@ -81,8 +81,10 @@ mod tests {
     fn the_picture() {
         let region = Region { start: vec![1, 2], size: vec![2, 3] };
         assert_eq!(region.runs(&[4, 5], 1..5), [8..10, 12..14]);
-        assert_eq!(Region::whole(&[4, 5]).runs(&[4, 5], 3..17), [3..17]);
-        assert_eq!(Region { start: vec![1, 0], size: vec![2, 5] }.runs(&[4, 5], 0..10), [5..15]);
+        let one = |runs: Vec<Range<usize>>| runs.iter().map(|run| (run.start, run.end)).collect::<Vec<_>>();
+        assert_eq!(one(Region::whole(&[4, 5]).runs(&[4, 5], 3..17)), [(3, 17)]);
+        let rows = Region { start: vec![1, 0], size: vec![2, 5] };
+        assert_eq!(one(rows.runs(&[4, 5], 0..10)), [(5, 15)], "rows that follow each other lie together");
         assert!(!Region { start: vec![3], size: vec![2] }.fits(&[4]) && !Region::whole(&[4]).fits(&[4, 1]));
     }
 
