@@ -16,25 +16,21 @@
 //! Kept for the backward are the inputs, the output and `l`, the log-sum-exp of each row (FlashAttention, arXiv 2205.14135 and 2307.08691). A row's result
 //! depends on its own query and the keys up to it, whatever else is in the batch, to the last bit.
 
+mod ops;
 #[cfg(test)]
 mod tests;
 
 use crate::gemm::{Matrix, product_here};
+use crate::kernel::runs_on;
 use crate::math::{exp, max, sum, sum2};
-use crate::{causal_softmax, kernel::runs_on};
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
-use burn::backend::{
-    Backend, Dispatch, Flex, TensorMetadata, backend_extension, ops::FloatTensorOps, tensor::FloatTensor,
-};
+use crate::{causal_softmax, linear};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Dispatch, Flex, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 use multiversion::multiversion;
+use ops::AttentionOps;
 use rayon::prelude::*;
-use std::sync::Arc;
 
 /// `softmax(mask(q k^T * scale)) v`, each head on its own; see the module's page.
 ///
@@ -50,12 +46,39 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64) ->
     causal_softmax(q.matmul(k.swap_dims(2, 3)), scale).matmul(v).swap_dims(1, 2)
 }
 
+/// [`causal_attention`] of queries, keys and values that are one product of `x`, `[b, t, from]`: `weight` is `[from, 3 heads d]`, the three side by side, and in
+/// each the heads. Returns `[b, t, heads d]`. (GPT-2's `c_attn`.)
+///
+/// Of f32 on the CPU it is one product, and its parts are read where they lie. Elsewhere the three are cut out of the matrix, not out of the product, for the
+/// gradient of a slice is as large as what it was cut from.
+pub fn causal_self_attention(
+    x: Tensor<3>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    heads: usize,
+    scale: f64,
+) -> Tensor<3> {
+    let ([b, t, from], width) = (x.dims(), weight.dims()[1] / 3);
+    if runs_on(&x) && b * t > 0 {
+        let qkv = linear(x, weight, bias).into_dispatch();
+        return Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_self_attention(qkv, heads, scale as f32));
+    }
+    let [q, k, v] = [0, 1, 2].map(|i| {
+        let columns = i * width..(i + 1) * width;
+        let bias = bias.clone().map(|bias| bias.slice(columns.clone()));
+        let part = linear(x.clone(), weight.clone().slice([0..from, columns]), bias);
+        part.reshape([b, t, heads, width / heads]).swap_dims(1, 2)
+    });
+    causal_attention(q, k, v, scale).reshape([b, t, width])
+}
+
 /// Queries of a tile: so many rows repay packing all keys before them.
 fn tile(t: usize) -> usize {
     if t <= 128 { 64 } else { 128 }
 }
 
 /// A `[b, heads, t, width]` tensor as it lies, rows of `width` together.
+#[derive(Clone, Copy)]
 struct View<'a> {
     data: &'a [f32],
     strides: [usize; 3],
@@ -67,6 +90,12 @@ impl<'a> View<'a> {
         let layout = tensor.layout();
         let strides = [0, 1, 2].map(|dim| layout.strides()[dim] as usize);
         Self { data: &tensor.storage::<f32>()[layout.start_offset()..], strides, width: layout.shape()[3] }
+    }
+
+    /// Queries, keys and values of a `[b, t, 3, heads, width]` that lies together.
+    fn three(data: &'a [f32], [t, heads, width]: [usize; 3]) -> [Self; 3] {
+        let strides = [3 * t * heads * width, width, 3 * heads * width];
+        [0, 1, 2].map(|i| Self { data: &data[i * heads * width..], strides, width })
     }
 
     /// Rows of a head from `row` on.
@@ -86,30 +115,40 @@ fn rows_together(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
     if strides[3] == 1 && strides.iter().all(|stride| *stride >= 0) { tensor } else { tensor.to_contiguous() }
 }
 
-/// Results of `[b, t, heads, width]`, of which each task writes its head's rows.
+/// Results of each sequence, position and head, of which each task writes its head's rows.
+#[derive(Clone, Copy)]
 struct Target {
     values: *mut f32,
-    t: usize,
-    heads: usize,
-    width: usize,
+    /// From a sequence, a head, a position to the next.
+    strides: [usize; 3],
 }
 
 // SAFETY: tasks write rows of different heads.
 unsafe impl Sync for Target {}
 
 impl Target {
+    /// `[b, t, heads, width]`.
     fn of(values: &mut [f32], [t, heads, width]: [usize; 3]) -> Self {
         assert!(values.len().is_multiple_of(t * heads * width));
-        Self { values: values.as_mut_ptr(), t, heads, width }
+        Self { values: values.as_mut_ptr(), strides: [t * heads * width, width, heads * width] }
+    }
+
+    /// Parts of `[b, t, 3, heads, width]`.
+    fn three(values: &mut [f32], [t, heads, width]: [usize; 3]) -> [Self; 3] {
+        assert!(values.len().is_multiple_of(3 * t * heads * width));
+        let strides = [3 * t * heads * width, width, 3 * heads * width];
+        let first = values.as_mut_ptr();
+        // SAFETY: there are three rows of all heads at least.
+        [0, 1, 2].map(|i| Self { values: unsafe { first.add(i * heads * width) }, strides })
     }
 
     fn stride(&self) -> usize {
-        self.heads * self.width
+        self.strides[2]
     }
 
     fn row(&self, b: usize, head: usize, row: usize) -> *mut f32 {
         // SAFETY: the place is inside of the values.
-        unsafe { self.values.add(((b * self.t + row) * self.heads + head) * self.width) }
+        unsafe { self.values.add(b * self.strides[0] + head * self.strides[1] + row * self.strides[2]) }
     }
 }
 
@@ -125,9 +164,17 @@ struct Shape {
 }
 
 impl Shape {
+    /// Of `[b, heads, t, width]` tensors.
     fn of(q: &FloatTensor<Flex>, v: &FloatTensor<Flex>, scale: f32) -> Self {
         let [b, heads, t, d] = [0, 1, 2, 3].map(|dim| q.shape()[dim]);
         Self { b, heads, t, d, dv: v.shape()[3], scale }
+    }
+
+    /// Of a `[b, t, 3 heads width]` tensor.
+    fn of_three(qkv: &FloatTensor<Flex>, heads: usize, scale: f32) -> Self {
+        let [b, t, d] = [0, 1, 2].map(|dim| qkv.shape()[dim]);
+        let width = d / 3 / heads;
+        Self { b, heads, t, d: width, dv: width, scale }
     }
 
     /// Each head of each sequence, on all cores.
@@ -141,22 +188,15 @@ impl Shape {
         let (t, rows) = (self.t, tile(self.t));
         (0..t).step_by(rows).map(move |first| (first, (first + rows).min(t)))
     }
+}
 
-    fn tensor(&self, values: Vec<f32>, width: usize) -> FloatTensor<Flex> {
-        Flex::float_from_data(TensorData::new(values, [self.b, self.t, self.heads, width]), &Default::default())
-    }
+fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> FloatTensor<Flex> {
+    Flex::float_from_data(TensorData::new(values, shape), &Default::default())
 }
 
 /// Output `[b, t, heads, dv]` and log-sum-exp, `[b, heads, t]`.
-fn forward(
-    q: &FloatTensor<Flex>,
-    k: &FloatTensor<Flex>,
-    v: &FloatTensor<Flex>,
-    scale: f32,
-) -> (FloatTensor<Flex>, Vec<f32>) {
-    let shape = Shape::of(q, v, scale);
-    let Shape { b, heads, t, d, dv, .. } = shape;
-    let (q, k, v) = (View::of(q), View::of(k), View::of(v));
+fn forward(shape: Shape, [q, k, v]: [View<'_>; 3]) -> (Vec<f32>, Vec<f32>) {
+    let Shape { b, heads, t, d, dv, scale } = shape;
     let (mut y, mut l) = (vec![0.0; b * t * heads * dv], vec![0.0; b * heads * t]);
     let to_y = Target::of(&mut y, [t, heads, dv]);
     let to_l = Target::of(&mut l, [1, heads, t]);
@@ -175,7 +215,7 @@ fn forward(
             }
         }
     });
-    (shape.tensor(y, dv), l)
+    (y, l)
 }
 
 /// Scores of queries `first..` become probabilities; `l` gets their log-sum-exp.
@@ -193,28 +233,15 @@ fn softmax(first: usize, keys: usize, scale: f32, scores: &mut [f32], l: &mut [f
     }
 }
 
-/// What a backward needs.
-#[derive(Debug, Clone)]
-struct Saved {
-    q: FloatTensor<Flex>,
-    k: FloatTensor<Flex>,
-    v: FloatTensor<Flex>,
-    y: FloatTensor<Flex>,
-    l: Arc<Vec<f32>>,
-    scale: f32,
-}
-
-/// The gradients of `q`, `k` and `v`, of their shapes.
-fn backward(saved: &Saved, dy: &FloatTensor<Flex>) -> [FloatTensor<Flex>; 3] {
-    let shape = Shape::of(&saved.q, &saved.v, saved.scale);
-    let Shape { b, heads, t, d, dv, scale } = shape;
-    let (q, k, v) = (View::of(&saved.q), View::of(&saved.k), View::of(&saved.v));
-    let by_head = |tensor: &FloatTensor<Flex>| rows_together(tensor.clone().permute(&[0, 2, 1, 3]));
-    let (y, dy) = (by_head(&saved.y), by_head(dy));
-    let (y, dy) = (View::of(&y), View::of(&dy));
-    let [mut dq, mut dk, mut d_v] = [d, d, dv].map(|width| vec![0.0f32; b * t * heads * width]);
-    let (to_q, to_k) = (Target::of(&mut dq, [t, heads, d]), Target::of(&mut dk, [t, heads, d]));
-    let to_v = Target::of(&mut d_v, [t, heads, dv]);
+/// Adds the gradients of queries, keys and values to what is there.
+fn backward(
+    shape: Shape,
+    [q, k, v]: [View<'_>; 3],
+    [y, dy]: [View<'_>; 2],
+    l: &[f32],
+    [to_q, to_k, to_v]: [Target; 3],
+) {
+    let Shape { heads, t, d, dv, scale, .. } = shape;
     shape.for_each(|b, head| {
         let len = tile(t).min(t) * t;
         let (mut p, mut ds) = (vec![0.0f32; len], vec![0.0f32; len]);
@@ -222,7 +249,7 @@ fn backward(saved: &Saved, dy: &FloatTensor<Flex>) -> [FloatTensor<Flex>; 3] {
             let rows = end - first;
             let (q_rows, dy_rows) = (q.rows(b, head, first), dy.rows(b, head, first));
             let (k_rows, v_rows) = (k.rows(b, head, 0), v.rows(b, head, 0));
-            let l = &saved.l[(b * heads + head) * t + first..][..rows];
+            let l = &l[(b * heads + head) * t + first..][..rows];
             let of_row = |i: usize| sum2(y.row(b, head, first + i), dy.row(b, head, first + i), |y, dy| y * dy);
             let mean: Vec<f32> = (0..rows).map(of_row).collect();
             // SAFETY: scores and their gradients are this task's, as are the rows of its head.
@@ -231,14 +258,12 @@ fn backward(saved: &Saved, dy: &FloatTensor<Flex>) -> [FloatTensor<Flex>; 3] {
                 product_here([rows, end, dv], dy_rows, v_rows.transposed(), ds.as_mut_ptr(), end, false);
                 probabilities(first, end, scale, &mut p[..rows * end], &mut ds[..rows * end], [l, &mean]);
                 let (p, ds) = (Matrix::new(&p[..rows * end], end), Matrix::new(&ds[..rows * end], end));
-                product_here([rows, d, end], ds, k_rows, to_q.row(b, head, first), to_q.stride(), false);
+                product_here([rows, d, end], ds, k_rows, to_q.row(b, head, first), to_q.stride(), true);
                 product_here([end, d, rows], ds.transposed(), q_rows, to_k.row(b, head, 0), to_k.stride(), true);
                 product_here([end, dv, rows], p.transposed(), dy_rows, to_v.row(b, head, 0), to_v.stride(), true);
             }
         }
     });
-    let gradient = |values, width| shape.tensor(values, width).permute(&[0, 2, 1, 3]);
-    [gradient(dq, d), gradient(dk, d), gradient(d_v, dv)]
 }
 
 /// Scores become probabilities `p`, and the gradients of probabilities those of scores: `scale p (dp - mean)`.
@@ -252,67 +277,6 @@ fn probabilities(first: usize, keys: usize, scale: f32, p: &mut [f32], ds: &mut 
         for (p, ds) in p.iter_mut().zip(ds) {
             *p = exp(scale * *p - l[i]);
             *ds = scale * *p * (*ds - mean[i]);
-        }
-    }
-}
-
-/// The operation behind [`causal_attention`].
-#[backend_extension(Flex, Autodiff)]
-pub trait AttentionOps: Backend {
-    /// See [`causal_attention`].
-    fn causal_attention(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        scale: f32,
-    ) -> FloatTensor<Self>;
-}
-
-impl AttentionOps for Flex {
-    fn causal_attention(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        scale: f32,
-    ) -> FloatTensor<Self> {
-        let [q, k, v] = [q, k, v].map(rows_together);
-        forward(&q, &k, &v, scale).0
-    }
-}
-
-impl<C: CheckpointStrategy> AttentionOps for Autodiff<Flex, C> {
-    fn causal_attention(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        scale: f32,
-    ) -> FloatTensor<Self> {
-        #[derive(Debug)]
-        struct Step;
-
-        impl Backward<Flex, 3> for Step {
-            type State = Saved;
-
-            fn backward(self, ops: Ops<Saved, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
-                let dy = gradients.consume::<Flex>(&ops.node);
-                for (parent, gradient) in ops.parents.iter().zip(backward(&ops.state, &dy)) {
-                    if let Some(parent) = parent {
-                        gradients.register::<Flex>(parent.id, gradient);
-                    }
-                }
-            }
-        }
-
-        let inputs = [&q, &k, &v];
-        let nodes = inputs.map(|input| input.node());
-        let [q, k, v] = inputs.map(|input| rows_together(input.primitive().clone()));
-        let (y, l) = forward(&q, &k, &v, scale);
-        match Step.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(step) => {
-                let saved = Saved { q, k, v, y: y.clone(), l: Arc::new(l), scale };
-                step.finish(saved, y)
-            }
-            OpsKind::UnTracked(step) => step.finish(y),
         }
     }
 }

@@ -12,7 +12,7 @@
 //! | [`linear`] | `x W + b`, all rows in one product | `x`, `W` |
 //! | [`gelu`] | `x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3)))`, the tanh form | `x` |
 //! | [`silu_mul`] | `gate / (1 + exp(-gate)) * up` | `gate`, `up` |
-//! | [`causal_attention`] | `softmax(mask(scale q k^T)) v`, a tile of scores at a time | `q`, `k`, `v`, the result, a number a row |
+//! | [`causal_attention`], [`causal_self_attention`] | `softmax(mask(scale q k^T)) v`, a tile of scores at a time | `q`, `k`, `v`, the result, a number a row |
 //! | [`causal_softmax`] | softmax of `scale * scores` over keys up to the query | the result |
 //! | [`cross_entropy`] | mean of `log(sum(exp(logits))) - logits[target]` | `logits` |
 //! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
@@ -40,7 +40,7 @@ mod sum_of_squares;
 mod uninit;
 
 pub use adamw::{AdamW, AdamWState, adamw};
-pub use attention::causal_attention;
+pub use attention::{causal_attention, causal_self_attention};
 pub use causal_softmax::causal_softmax;
 pub use cross_entropy::cross_entropy;
 pub use dropout::{DropoutKey, dropout};

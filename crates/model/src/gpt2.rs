@@ -6,7 +6,7 @@ use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm, cross_entropy,
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fused::{causal_attention, causal_softmax, gelu, linear, linear_transposed};
+use fused::{causal_self_attention, causal_softmax, gelu, linear, linear_transposed};
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -184,24 +184,22 @@ impl Gpt2Block {
 impl Gpt2Attention {
     fn forward(&self, x_btd: Tensor<3>, dropout: LayerDropout) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
-        let head = d / self.n_head;
+        let (head, weight, bias) =
+            (d / self.n_head, self.c_attn.weight.val(), self.c_attn.bias.as_ref().map(Param::val));
+        let scale = (head as f64).powf(-0.5);
+        if !dropout.drops() {
+            return apply(&self.c_proj, causal_self_attention(x_btd, weight, bias, self.n_head, scale));
+        }
         // The three are cut out of the matrix, not out of its product: the gradient of a slice is as large as what it was cut from.
-        let (weight, bias) = (self.c_attn.weight.val(), self.c_attn.bias.as_ref().map(Param::val));
         let heads = |i: usize| {
             let columns = i * d..(i + 1) * d;
             let bias = bias.clone().map(|bias| bias.slice(columns.clone()));
             let x_btd = linear(x_btd.clone(), weight.clone().slice([0..d, columns]), bias);
             x_btd.reshape([b, t, self.n_head, head]).swap_dims(1, 2)
         };
-        let (q_bhtd, k_bhtd, v_bhtd, scale) = (heads(0), heads(1), heads(2), (head as f64).powf(-0.5));
-        let y_bthd = match dropout.drops() {
-            false => causal_attention(q_bhtd, k_bhtd, v_bhtd, scale),
-            true => {
-                let p_bhtt = causal_softmax(q_bhtd.matmul(k_bhtd.swap_dims(2, 3)), scale);
-                dropout.apply(p_bhtt, Place::Attention).matmul(v_bhtd).swap_dims(1, 2)
-            }
-        };
-        apply(&self.c_proj, y_bthd.reshape([b, t, d]))
+        let p_bhtt = causal_softmax(heads(0).matmul(heads(1).swap_dims(2, 3)), scale);
+        let y_bhtd = dropout.apply(p_bhtt, Place::Attention).matmul(heads(2));
+        apply(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
     }
 
     /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every token.

@@ -109,3 +109,33 @@ fn without_sequences_there_is_nothing() {
     let none = || Tensor::<4>::zeros([0, 2, 5, 4], &Device::flex());
     assert_eq!(causal_attention(none(), none(), none(), 1.0).dims(), [0, 5, 2, 4]);
 }
+
+/// One product of all three, against three.
+#[test]
+fn attention_of_one_product_is_that_of_its_three_parts() {
+    let ([b, t, heads, d], device) = ([3, 70, 4, 8], Device::flex());
+    let random = |shape: [usize; 3]| Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), &device);
+    let (x, dy) = (random([b, t, 16]), random([b, t, heads * d]));
+    let (weight, bias) = (random([1, 16, 3 * heads * d]).squeeze::<2>(), random([1, 1, 3 * heads * d]).flatten(0, 2));
+    let run = |together: bool| {
+        let leaves = (x.clone().autodiff().require_grad(), weight.clone().autodiff().require_grad());
+        let (x, weight) = leaves.clone();
+        let bias: Tensor<1> = bias.clone().autodiff().require_grad();
+        let y = if together {
+            causal_self_attention(x, weight, Some(bias.clone()), heads, 0.3)
+        } else {
+            let qkv = linear(x, weight, Some(bias.clone())).reshape([b, t, 3 * heads, d]).swap_dims(1, 2);
+            let [q, k, v] = [0, 1, 2].map(|i| qkv.clone().slice([0..b, i * heads..(i + 1) * heads]));
+            causal_attention(q, k, v, 0.3).reshape([b, t, heads * d])
+        };
+        let gradients = (y.clone() * dy.clone().autodiff()).sum().backward();
+        let flat = |tensor: Tensor<1>| tensor.into_data().iter::<f32>().collect::<Vec<f32>>();
+        [
+            flat(y.inner().flatten(0, 2)),
+            flat(leaves.0.grad(&gradients).unwrap().flatten(0, 2)),
+            flat(leaves.1.grad(&gradients).unwrap().flatten(0, 1)),
+            flat(bias.grad(&gradients).unwrap()),
+        ]
+    };
+    assert_eq!(run(true), run(false), "the same numbers, added up in the same order");
+}
