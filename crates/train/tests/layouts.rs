@@ -105,7 +105,7 @@ const GPT2_PIPELINES: &[Row] = &[
     ("pp 5, 8 micro-batches", &["gpus=5", "pp=5", "train.micro_batch_size=2"]),
     ("pp 3, uneven stages", &["gpus=3", "pp=3", "stages=[0,1,2]"]),
     ("pp 2, recomputes", &["gpus=2", "pp=2", "activation_checkpointing=full"]),
-    ("pp 2 x full_shard 2", &["gpus=4", "pp=2"]),
+    ("pp 2 x full_shard 2", &["gpus=4", "pp=2", "dp_shard=2"]),
     ("pp 2 x full_shard 2, no_sync", &["gpus=4", "pp=2", "no_sync=true"]),
     ("pp 2 x full_shard 2, interleaved", &["gpus=4", "pp=2", "schedule=interleaved_1f1b"]),
     ("pp 2 x zero1 2", &["gpus=4", "pp=2", "strategy=zero1"]),

@@ -26,6 +26,8 @@ pub struct ParallelConfig {
     pub strategy: Strategy,
     /// Replicas of `hybrid_shard` within a stage, each of `gpus / pp / dp_replicate` ranks; null for 2. No other strategy has any.
     pub dp_replicate: Option<usize>,
+    /// Ranks that share what is sharded, of each replica; null for what `pp` and the replicas leave. Given, `pp`, replicas and this multiply to `gpus`.
+    pub dp_shard: Option<usize>,
     /// Ranks that have a layer's experts together, a part each, for the tokens of all of them; 1 for all experts on every rank. It divides the
     /// experts and the ranks of a stage, or of a replica. An expert's parameters are then sharded by `strategy` over the ranks that have it.
     pub ep: usize,
@@ -60,6 +62,7 @@ impl Default for ParallelConfig {
             stages: None,
             strategy: fsdp.strategy,
             dp_replicate: fsdp.dp_replicate,
+            dp_shard: None,
             ep: fsdp.ep,
             wrap: fsdp.wrap,
             reshard_after_forward: fsdp.reshard_after_forward,

@@ -1,5 +1,5 @@
 use super::parallel::MOST_TRIED;
-use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
+use super::{Config, ConfigError, LrSchedule, ModelConfig, ParallelConfig, preset};
 use crate::learning_rate::learning_rate;
 use crate::words::count;
 use fsdp::{Schedule, Strategy};
@@ -69,6 +69,7 @@ impl Config {
             format!("parallel.gpus is {}: give at most {MAX_RANKS}", parallel.gpus)
         })?;
         self.validate_pipeline()?;
+        self.validate_product()?;
         self.validate_experts()?;
         let fsdp = self.fsdp_of_chunks(vec![]);
         fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
@@ -106,6 +107,27 @@ impl Config {
                 "parallel.stages is {stages:?}: give the numbers of blocks of {} (parallel.pp x virtual_stages), which are {blocks} \
                  together, or null",
                 count(chunks, "chunk")
+            )
+        })
+    }
+
+    /// Sizes that are all given multiply to the number of ranks.
+    fn validate_product(&self) -> Result<(), ConfigError> {
+        let ParallelConfig { gpus, pp, strategy, dp_replicate, dp_shard, .. } = self.parallel;
+        let Some(dp_shard) = dp_shard else { return Ok(()) };
+        let replicas = match strategy {
+            Strategy::HybridShard => dp_replicate.unwrap_or(2),
+            Strategy::Ddp => gpus / pp, // all of a stage, and nothing is sharded
+            _ => 1,
+        };
+        let product = pp.saturating_mul(replicas).saturating_mul(dp_shard);
+        require(product == gpus, || {
+            format!(
+                "parallel.pp {pp} x {replicas} {} of {} x parallel.dp_shard {dp_shard} = {product}, but there are {} (parallel.gpus): give sizes \
+                 that multiply to it, or --set parallel.dp_shard=null for what the others leave",
+                if replicas == 1 { "replica" } else { "replicas" },
+                strategy.name(),
+                count(gpus, "rank")
             )
         })
     }

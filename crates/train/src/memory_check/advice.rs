@@ -132,7 +132,7 @@ fn devices_that_do(config: &Config) -> String {
     config.train.micro_batch_size = Some(1);
     config.train.sample_tokens = 0;
     config.parallel = ParallelConfig { strategy: Strategy::FullShard, ep: 1, ..config.parallel.without_pipeline() };
-    config.parallel.dp_replicate = None;
+    (config.parallel.dp_replicate, config.parallel.dp_shard) = (None, None);
     config.parallel.wrap = Wrap::Block;
     config.parallel.cpu_offload = false;
     config.parallel.reshard_after_forward = true;

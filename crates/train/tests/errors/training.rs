@@ -117,6 +117,17 @@ const CONFIGURATION: &[Mistake] = &[
         &["pp 2 with strategy block", "take full_shard"],
     ),
     (
+        "sizes that do not multiply to the ranks",
+        &[],
+        "--model gpt2 --gpus 8 --strategy hybrid_shard --set parallel.pp=2 --set parallel.dp_replicate=2 --set parallel.dp_shard=3",
+        &[
+            "parallel.pp 2 x 2 replicas of hybrid_shard x parallel.dp_shard 3 = 12",
+            "there are 8 ranks",
+            "dp_shard=null",
+        ],
+    ),
+    ("no shard", &[], "--model gpt2 --gpus 4 --set parallel.dp_shard=0", &["parallel.dp_shard 0 = 0", "4 ranks"]),
+    (
         "experts over ranks that they do not divide",
         &[],
         "--model deepseek --gpus 6 --set parallel.ep=4",
