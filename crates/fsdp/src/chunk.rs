@@ -57,6 +57,8 @@ pub(crate) struct Runner<'a, B> {
     pub config: &'a FsdpConfig,
     /// Of the collectives that calls make themselves.
     pub first_error: &'a FirstError,
+    /// Whether the memory of parameters can be taken away while a graph holds them.
+    pub frees_kept_memory: bool,
     /// What was gathered of each unit, where it stays.
     pub kept: Vec<Option<Weights>>,
     /// Micro-batches of a step.
@@ -206,7 +208,7 @@ impl<B> Runner<'_, B> {
 
     /// Whether the backward gathers the parameters of call `i` again.
     fn regathers(&self, i: usize) -> bool {
-        self.plan.gathers() && self.config.regathers(i, self.calls.len(), self.plan.frees_kept_memory)
+        self.plan.gathers() && self.config.regathers(i, self.calls.len(), self.frees_kept_memory)
     }
 
     fn owner(&self, i: usize) -> usize {

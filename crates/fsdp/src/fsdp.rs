@@ -12,6 +12,7 @@ use crate::plan::{Class, Holders, Plan};
 use crate::precision::LossScale;
 use crate::sharded_unit::ShardedUnit;
 use crate::state::{Progress, ReadPart, State};
+use crate::storage::Storage;
 use crate::unit::ShapeOf;
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
@@ -38,6 +39,8 @@ pub struct Fsdp<B> {
     /// All ranks; under `block` it carries activations from rank to rank.
     world: Communicator,
     plan: Plan,
+    /// Whether the memory of parameters can be taken away while a graph holds them, on all ranks.
+    frees_kept_memory: bool,
     /// How many ranks hold a shard of experts, where these are spread.
     replicas_of_experts: usize,
     /// Of the collectives that calls make themselves.
@@ -94,7 +97,7 @@ impl<B: 'static> Fsdp<B> {
         let of_unit = |unit: usize| calls.iter().enumerate().filter(move |(_, call)| call.unit == unit).map(|(i, _)| i);
         let mut holders_of = |unit: usize| communicators.holders(&stages, of_unit(unit));
         let holders: Vec<Holders> = (0..modules.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
-        let mut plan = Plan::new(&config, &communicators);
+        let plan = Plan::new(&config, &communicators);
         let classes = Class::ALL.into_iter().filter(|class| *class != Class::Expert || config.ep > 1);
         let plans: Vec<Plan> = classes.map(|class| plan.of(class, &communicators)).collect();
         let made = {
@@ -110,7 +113,8 @@ impl<B: 'static> Fsdp<B> {
                 "the first one's unit, {name}, has no parameters: join it with the next"
             )));
         }
-        plan.frees_kept_memory = agree(&communicators.world, &units, &squares, plan.frees_kept_memory)?;
+        let frees = Storage::new(Tensor::empty([1], &plan.device)).is_some();
+        let frees_kept_memory = agree(&communicators.world, &units, &squares, frees)?;
         let replicas_of_experts = plans.iter().find(|plan| plan.class == Class::Expert).map_or(1, |plan| plan.replicas);
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let lanes = Lanes::start(communicators)?;
@@ -125,6 +129,7 @@ impl<B: 'static> Fsdp<B> {
             lanes,
             world,
             plan,
+            frees_kept_memory,
             replicas_of_experts,
             first_error,
             shape,
@@ -315,6 +320,7 @@ impl<B: 'static> Fsdp<B> {
             plan: &self.plan,
             config: &self.config,
             first_error: &self.first_error,
+            frees_kept_memory: self.frees_kept_memory,
             kept,
             micro_batches: pipeline.micro_batches(),
             partial: HashMap::new(),

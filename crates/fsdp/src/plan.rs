@@ -3,7 +3,6 @@
 use crate::memory::{Category, Counted, Ledger};
 use crate::placement::{Groups, Keepers};
 use crate::precision::FloatType;
-use crate::storage::Storage;
 use crate::{FsdpConfig, Strategy};
 use burn::tensor::{Device, Tensor};
 
@@ -56,8 +55,6 @@ pub(crate) struct Plan {
     /// Where the rank computes, and where its share rests.
     pub device: Device,
     pub rest_device: Device,
-    /// Whether the memory of parameters can be taken away while a graph holds them; see [`Storage`].
-    pub frees_kept_memory: bool,
     pub ledger: Ledger,
 }
 
@@ -77,7 +74,6 @@ impl Plan {
             replicas: 1,
             replica: 0,
             rank: groups.world.rank(),
-            frees_kept_memory: Storage::new(Tensor::empty([1], &device)).is_some(),
             rest_device: if config.cpu_offload { Device::flex() } else { device.clone() },
             device,
             ledger: Ledger::default(),

@@ -84,10 +84,9 @@ impl FlatShard {
 
     /// Which elements of parameter `i`, the first of it being 0, this rank is to be given; none: the range is empty.
     pub fn wanted(&self, i: usize) -> Range<usize> {
-        let (param, held) = (&self.layout.params()[i], self.held());
-        let (from, to) = (param.offset.max(held.start), (param.offset + param.len()).min(held.end));
+        let param = &self.layout.params()[i];
         let first = self.first_element(param);
-        if from < to { first + from - param.offset..first + to - param.offset } else { 0..0 }
+        overlap(param, &self.held()).map_or(0..0, |part| first + part.start..first + part.end)
     }
 
     /// Takes those elements, of each parameter in turn.
@@ -309,6 +308,12 @@ impl FlatShard {
         };
         self.replica = replica;
     }
+}
+
+/// Which elements of a parameter are in a range of the buffer, if any are.
+fn overlap(param: &ParamLayout, range: &Range<usize>) -> Option<Range<usize>> {
+    let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
+    (from < to).then(|| from - param.offset..to - param.offset)
 }
 
 /// One buffer of parts that begin at these places, in order, and zeros between them and behind.

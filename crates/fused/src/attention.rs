@@ -49,8 +49,7 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64) ->
 /// [`causal_attention`] of queries, keys and values that are one product of `x`, `[b, t, from]`: `weight` is `[from, 3 heads d]`, the three side by side, and in
 /// each the heads. Returns `[b, t, heads d]`. (GPT-2's `c_attn`.)
 ///
-/// Of f32 on the CPU it is one product, and its parts are read where they lie. Elsewhere the three are cut out of the matrix, not out of the product, for the
-/// gradient of a slice is as large as what it was cut from.
+/// Of f32 on the CPU it is one product, and its parts are read where they lie; elsewhere they are [`query_key_value`]'s.
 pub fn causal_self_attention(
     x: Tensor<3>,
     weight: Tensor<2>,
@@ -58,18 +57,25 @@ pub fn causal_self_attention(
     heads: usize,
     scale: f64,
 ) -> Tensor<3> {
-    let ([b, t, from], width) = (x.dims(), weight.dims()[1] / 3);
+    let ([b, t, _], width) = (x.dims(), weight.dims()[1] / 3);
     if runs_on(&x) && b * t > 0 {
         let qkv = linear(x, weight, bias).into_dispatch();
         return Tensor::from_dispatch(<Dispatch as AttentionOps>::causal_self_attention(qkv, heads, scale as f32));
     }
-    let [q, k, v] = [0, 1, 2].map(|i| {
+    let [q, k, v] = query_key_value(x, weight, bias, heads);
+    causal_attention(q, k, v, scale).reshape([b, t, width])
+}
+
+/// The three parts of `x W + b`, each `[b, heads, t, d]`, of an `x` of `[b, t, from]` and a `W` of `[from, 3 heads d]`. They are cut out of the matrix, not out of
+/// its product: the gradient of a slice is as large as what it was cut from.
+pub fn query_key_value(x: Tensor<3>, weight: Tensor<2>, bias: Option<Tensor<1>>, heads: usize) -> [Tensor<4>; 3] {
+    let ([b, t, from], width) = (x.dims(), weight.dims()[1] / 3);
+    [0, 1, 2].map(|i| {
         let columns = i * width..(i + 1) * width;
         let bias = bias.clone().map(|bias| bias.slice(columns.clone()));
         let part = linear(x.clone(), weight.clone().slice([0..from, columns]), bias);
         part.reshape([b, t, heads, width / heads]).swap_dims(1, 2)
-    });
-    causal_attention(q, k, v, scale).reshape([b, t, width])
+    })
 }
 
 /// Queries of a tile: so many rows repay packing all keys before them.

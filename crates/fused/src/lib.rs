@@ -40,7 +40,7 @@ mod sum_of_squares;
 mod uninit;
 
 pub use adamw::{AdamW, AdamWState, adamw};
-pub use attention::{causal_attention, causal_self_attention};
+pub use attention::{causal_attention, causal_self_attention, query_key_value};
 pub use causal_softmax::causal_softmax;
 pub use cross_entropy::cross_entropy;
 pub use dropout::{DropoutKey, dropout};

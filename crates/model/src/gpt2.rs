@@ -6,7 +6,7 @@ use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm, cross_entropy,
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fused::{causal_self_attention, causal_softmax, gelu, linear, linear_transposed};
+use fused::{causal_self_attention, causal_softmax, gelu, linear, linear_transposed, query_key_value};
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -190,15 +190,9 @@ impl Gpt2Attention {
         if !dropout.drops() {
             return apply(&self.c_proj, causal_self_attention(x_btd, weight, bias, self.n_head, scale));
         }
-        // The three are cut out of the matrix, not out of its product: the gradient of a slice is as large as what it was cut from.
-        let heads = |i: usize| {
-            let columns = i * d..(i + 1) * d;
-            let bias = bias.clone().map(|bias| bias.slice(columns.clone()));
-            let x_btd = linear(x_btd.clone(), weight.clone().slice([0..d, columns]), bias);
-            x_btd.reshape([b, t, self.n_head, head]).swap_dims(1, 2)
-        };
-        let p_bhtt = causal_softmax(heads(0).matmul(heads(1).swap_dims(2, 3)), scale);
-        let y_bhtd = dropout.apply(p_bhtt, Place::Attention).matmul(heads(2));
+        let [q_bhtd, k_bhtd, v_bhtd] = query_key_value(x_btd, weight, bias, self.n_head);
+        let p_bhtt = causal_softmax(q_bhtd.matmul(k_bhtd.swap_dims(2, 3)), scale);
+        let y_bhtd = dropout.apply(p_bhtt, Place::Attention).matmul(v_bhtd);
         apply(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
     }
 

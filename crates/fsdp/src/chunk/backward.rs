@@ -71,13 +71,10 @@ impl<B> Runner<'_, B> {
                 ahead = next.map(|next| self.gather(next));
             }
 
-            // At most one reduction is under way: finished gradients do not pile up behind a slow link.
-            if let Some(reduction) = reduction.take() {
-                self.finish(reduction)?;
-            }
+            self.finish(reduction.take())?;
             reduction = self.reduce(i, gradients, micro);
         }
-        reduction.map_or(Ok(()), |reduction| self.finish(reduction))?;
+        self.finish(reduction)?;
         Ok(cotangent)
     }
 
@@ -109,12 +106,10 @@ impl<B> Runner<'_, B> {
             // Nothing was put off, so there is nothing to wait for.
             drop((gradients, bound, weights, _held));
             let gradients = self.unit(call).flatten(now);
-            if let Some(reduction) = reduction.take() {
-                self.finish(reduction)?;
-            }
+            self.finish(reduction.take())?;
             reduction = self.reduce(call, Some(gradients), micro);
         }
-        reduction.map_or(Ok(()), |reduction| self.finish(reduction))?;
+        self.finish(reduction)?;
         Ok((all, cotangent))
     }
 
@@ -127,12 +122,10 @@ impl<B> Runner<'_, B> {
             let of_unit = now.into_iter().zip(later).map(|(now, later)| add(now, later)).collect();
             drop(held);
             let gradients = self.unit(call).flatten(of_unit);
-            if let Some(reduction) = reduction.take() {
-                self.finish(reduction)?;
-            }
+            self.finish(reduction.take())?;
             reduction = self.reduce(call, Some(gradients), micro);
         }
-        reduction.map_or(Ok(()), |reduction| self.finish(reduction))
+        self.finish(reduction)
     }
 
     /// The graph of a call of this rank, run again where only its input was kept, and its parameters.
@@ -190,9 +183,11 @@ impl<B> Runner<'_, B> {
         Some(Reduction { unit, gradients, done: true })
     }
 
-    fn finish(&mut self, reduction: Reduction) -> Result<(), FsdpError> {
-        let Reduction { unit, gradients, done } = reduction;
-        self.units[unit].set_gradients(gradients.wait()?, done);
+    /// Waits for the reduction that is under way, before the next one: finished gradients do not pile up behind a slow link.
+    fn finish(&mut self, reduction: Option<Reduction>) -> Result<(), FsdpError> {
+        if let Some(Reduction { unit, gradients, done }) = reduction {
+            self.units[unit].set_gradients(gradients.wait()?, done);
+        }
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! What is kept of a shard between runs, compared between its copies, and changed apart from its gradient.
 
-use super::FlatShard;
+use super::{FlatShard, overlap};
 use crate::FsdpError;
 use crate::state::{Part, ReadPart, ShardValues, StatePart};
 use burn::tensor::{Tensor, TensorData};
@@ -45,16 +45,14 @@ impl FlatShard {
     /// The parameters' parts in a range of the unit's buffer, and where each begins in the buffer.
     fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (Part, usize)> {
         self.layout.params().iter().filter_map(move |param| {
-            let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
-            let wanted = || {
-                let mut start = vec![0; param.shape.len()];
-                if let Some((first, size)) = start.first_mut().zip(param.shape.first()) {
-                    *first = self.plan.part * size;
-                }
-                let (name, shape, size) = (param.name.clone(), self.whole_shape(param), param.shape.clone());
-                Part { name, shape, start, size, range: from - param.offset..to - param.offset }
-            };
-            (from < to).then(|| (wanted(), from))
+            let range = overlap(param, &range)?;
+            let at = param.offset + range.start;
+            let mut start = vec![0; param.shape.len()];
+            if let Some((first, size)) = start.first_mut().zip(param.shape.first()) {
+                *first = self.plan.part * size;
+            }
+            let (name, shape, size) = (param.name.clone(), self.whole_shape(param), param.shape.clone());
+            Some((Part { name, shape, start, size, range }, at))
         })
     }
 
@@ -65,13 +63,14 @@ impl FlatShard {
         }
         let (param, held) = (&self.layout.params()[i], self.range());
         assert_eq!(delta.len(), param.len() * self.plan.parts, "{}: a delta of another length", param.name);
-        let (from, to) = (param.offset.max(held.start), (param.offset + param.len()).min(held.end));
-        if from < to {
+        if let Some(part) = overlap(param, &held) {
             let first = self.first_element(param);
-            let part = &delta[first + from - param.offset..first + to - param.offset];
-            let part = Tensor::<1>::from_floats(part, &self.plan.rest_device);
-            let (master, range) = (self.master.tensor.clone(), from - held.start..to - held.start);
-            self.master.tensor = master.clone().slice_assign([range.clone()], master.slice([range]) + part);
+            let delta = Tensor::<1>::from_floats(&delta[first + part.start..first + part.end], &self.plan.rest_device);
+            let (master, range) = (
+                self.master.tensor.clone(),
+                param.offset + part.start - held.start..param.offset + part.end - held.start,
+            );
+            self.master.tensor = master.clone().slice_assign([range.clone()], master.slice([range]) + delta);
         }
     }
 

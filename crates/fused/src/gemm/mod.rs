@@ -31,6 +31,8 @@ mod kernel;
 mod pack;
 mod task;
 
+pub(crate) use task::product_here;
+
 use crate::Element;
 use std::mem::MaybeUninit;
 
@@ -85,29 +87,6 @@ impl<'a, T> Matrix<'a, T> {
                 .zip(last(cols, self.col_stride))
                 .and_then(|(row, col)| row.checked_add(col))
                 .is_some_and(|index| index < self.data.len())
-    }
-}
-
-/// `C = A B`, or `C += A B` if `add`, on this thread: `A` is `[m, k]`, `B` is `[k, n]`, and the rows of `C` begin `c_stride` apart. What is added is the sum that
-/// the law gives, block by block.
-///
-/// # Safety
-/// `c` points to the first element of a `C` that is there, that nobody else uses meanwhile, and that is set if `add`.
-///
-/// # Panics
-/// If `A` or `B` is larger than its data, or `k` is 0.
-pub(crate) unsafe fn product_here(
-    [m, n, k]: [usize; 3],
-    a: Matrix<'_, f32>,
-    b: Matrix<'_, f32>,
-    c: *mut f32,
-    c_stride: usize,
-    add: bool,
-) {
-    assert!(a.holds(m, k) && b.holds(k, n) && k > 0, "[{m}, {k}] by [{k}, {n}] is larger than its data");
-    if m * n > 0 {
-        // SAFETY: the caller's promise.
-        unsafe { task::multiply_here([m, n, k], a, b, c, c_stride, add) }
     }
 }
 

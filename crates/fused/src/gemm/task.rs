@@ -96,11 +96,15 @@ pub fn multiply<T: Element>(list: Vec<Product<'_, T>>) {
     });
 }
 
-/// Computes one product that is not empty on this thread, into a `C` whose rows are `c_stride` apart, adding to it if `add`.
+/// `C = A B`, or `C += A B` if `add`, on this thread: `A` is `[m, k]`, `B` is `[k, n]`, and the rows of `C` begin `c_stride` apart. What is added is the sum that
+/// the law gives, block by block.
 ///
 /// # Safety
-/// Nobody else uses the `[m, n]` elements of `c`, which are there, and set if `add`.
-pub unsafe fn multiply_here(
+/// `c` points to the first element of a `C` that is there, that nobody else uses meanwhile, and that is set if `add`.
+///
+/// # Panics
+/// If `A` or `B` is larger than its data, or `k` is 0.
+pub unsafe fn product_here(
     [m, n, k]: [usize; 3],
     a: Matrix<'_, f32>,
     b: Matrix<'_, f32>,
@@ -108,6 +112,10 @@ pub unsafe fn multiply_here(
     c_stride: usize,
     add: bool,
 ) {
+    assert!(a.holds(m, k) && b.holds(k, n) && k > 0, "[{m}, {k}] by [{k}, {n}] is larger than its data");
+    if m * n == 0 {
+        return;
+    }
     let (job, run) = (Job { k, a, b, c, c_stride, add }, best_run::<f32>());
     BUFFERS.with_borrow_mut(|buffers| {
         for rows in even(0..m, m.div_ceil(MAX_ROWS), 1) {
