@@ -4,11 +4,11 @@
 
 use burn::tensor::{Device, Distribution, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput};
+use fused::silu_mul;
 use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use moe::kernels::grouped_gemm::grouped_gemm;
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::route::{self, GateRule, SelectRule};
-use moe::kernels::swiglu::swiglu;
 use moe::{MoeConfig, MoeLayer, ScoreFunc};
 use std::hint::black_box;
 use std::time::Duration;
@@ -93,7 +93,7 @@ fn operations(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usiz
     bench("dispatch", &|| drop(black_box(dispatch(experts_kn.clone(), rule))));
     bench("permute", &|| drop(black_box(permute(x_nd.clone(), &placed))));
     bench("unpermute", &|| drop(black_box(unpermute(x_rd.clone(), gates_kn.clone(), &placed))));
-    bench("swiglu", &|| drop(black_box(swiglu(y_rh.clone(), y_rh.clone()))));
+    bench("silu_mul", &|| drop(black_box(silu_mul(y_rh.clone(), y_rh.clone()))));
     bench("grouped_gemm", &|| drop(black_box(grouped_gemm(x_rd.clone(), up_edh.clone(), &placed.segments))));
     drop(group);
     gradients(criterion, name, x_rd, up_edh, &placed);

@@ -2,7 +2,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// A float that is computed with in f32: f32, bf16 or f16.
-pub trait Element: Copy + Send + Sync + 'static {
+pub trait Element: burn::tensor::Element + bytemuck::Pod + Send + Sync + 'static {
     /// Whether it is f32 itself, so that memory of it can be used as it is.
     const IS_F32: bool = false;
 
@@ -16,6 +16,16 @@ pub trait Element: Copy + Send + Sync + 'static {
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32());
+    }
+
+    /// The slice itself where it is of f32.
+    fn as_f32s(_: &[Self]) -> Option<&[f32]> {
+        None
+    }
+
+    /// Each to the nearest; of f32 the vector itself.
+    fn from_f32s(values: Vec<f32>) -> Vec<Self> {
+        values.into_iter().map(Self::from_f32).collect()
     }
 
     /// Whole slices of the same length from f32.
@@ -36,6 +46,14 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         value
+    }
+
+    fn as_f32s(values: &[f32]) -> Option<&[f32]> {
+        Some(values)
+    }
+
+    fn from_f32s(values: Vec<f32>) -> Vec<f32> {
+        values
     }
 }
 

@@ -1,6 +1,9 @@
 //! Arithmetic on `f32` in a form that compilers vectorise, and rows over cores.
 
+use crate::element::Element;
+use crate::uninit::written;
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
 
 /// Elements that are worth a task of their own.
 pub(crate) const TASK: usize = 16 * 1024;
@@ -36,37 +39,50 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// The sum of `term` over two slices of equal length.
+/// The sum of `term` over three slices of equal length.
 #[inline(always)]
-pub(crate) fn sum2(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
+pub(crate) fn sum3<T: Element, U: Element, V: Element>(
+    (a, b, c): (&[T], &[U], &[V]),
+    term: impl Fn(f32, f32, f32) -> f32,
+) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (a_lanes, a_rest) = a.as_chunks::<LANES>();
     let (b_lanes, b_rest) = b.as_chunks::<LANES>();
-    for (a, b) in a_lanes.iter().zip(b_lanes) {
+    let (c_lanes, c_rest) = c.as_chunks::<LANES>();
+    for ((a, b), c) in a_lanes.iter().zip(b_lanes).zip(c_lanes) {
         for i in 0..LANES {
-            lanes[i] += term(a[i], b[i]);
+            lanes[i] += term(a[i].to_f32(), b[i].to_f32(), c[i].to_f32());
         }
     }
-    lanes.iter().sum::<f32>() + a_rest.iter().zip(b_rest).map(|(a, b)| term(*a, *b)).sum::<f32>()
+    let rest = a_rest.iter().zip(b_rest).zip(c_rest);
+    lanes.iter().sum::<f32>() + rest.map(|((a, b), c)| term(a.to_f32(), b.to_f32(), c.to_f32())).sum::<f32>()
+}
+
+/// The sum of `term` over two slices of equal length.
+#[inline(always)]
+pub(crate) fn sum2<T: Element, U: Element>(a: &[T], b: &[U], term: impl Fn(f32, f32) -> f32) -> f32 {
+    sum3((a, b, b), |a, b, _| term(a, b))
 }
 
 /// The sum of `term` over a slice.
 #[inline(always)]
-pub(crate) fn sum(a: &[f32], term: impl Fn(f32) -> f32) -> f32 {
-    sum2(a, a, |a, _| term(a))
+pub(crate) fn sum<T: Element>(a: &[T], term: impl Fn(f32) -> f32) -> f32 {
+    sum3((a, a, a), |a, _, _| term(a))
 }
 
 /// The largest value of a slice.
 #[inline(always)]
-pub(crate) fn max(a: &[f32]) -> f32 {
+pub(crate) fn max<T: Element>(a: &[T]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let (chunks, rest) = a.as_chunks::<LANES>();
     for chunk in chunks {
         for i in 0..LANES {
-            lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
+            let value = chunk[i].to_f32();
+            lanes[i] = if value > lanes[i] { value } else { lanes[i] };
         }
     }
-    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, b| a.max(*b))
+    let rest = rest.iter().map(|value| value.to_f32());
+    lanes.iter().copied().chain(rest).fold(f32::NEG_INFINITY, f32::max)
 }
 
 /// Elements of a task: whole rows of `width`, about [`TASK`] elements. It does not depend on the number of cores, so neither
@@ -75,22 +91,29 @@ pub(crate) fn task_len(width: usize) -> usize {
     (TASK / width.max(1)).max(1) * width.max(1)
 }
 
-/// Runs `task` on pieces of `output` of whole rows, with the same pieces of `inputs`, on all cores.
-pub(crate) fn over_rows<const N: usize>(
+/// The elements of the same number as those of `inputs`: `task` writes those of whole rows of `width`, of which it gets the first's number, on all cores.
+///
+/// # Safety
+/// `task` must set every element that it is given.
+pub(crate) unsafe fn over_rows<T: Element, const N: usize>(
     width: usize,
-    inputs: [&[f32]; N],
-    output: &mut [f32],
-    task: impl Fn(usize, [&[f32]; N], &mut [f32]) + Sync,
-) {
-    let len = task_len(width);
-    let run = |(i, output): (usize, &mut [f32])| {
-        let piece = i * len..i * len + output.len();
-        task(i * len / width.max(1), inputs.map(|input| &input[piece.clone()]), output);
+    len: usize,
+    inputs: [&[T]; N],
+    task: impl Fn(usize, [&[T]; N], &mut [MaybeUninit<T>]) + Sync,
+) -> Vec<T> {
+    let task_len = task_len(width);
+    let write = |output: &mut [MaybeUninit<T>]| {
+        let run = |(i, output): (usize, &mut [MaybeUninit<T>])| {
+            let piece = i * task_len..i * task_len + output.len();
+            task(i * task_len / width.max(1), inputs.map(|input| &input[piece.clone()]), output);
+        };
+        match output.len() <= task_len {
+            true => output.chunks_mut(task_len).enumerate().for_each(run),
+            false => output.par_chunks_mut(task_len).enumerate().for_each(run),
+        }
     };
-    match output.len() <= len {
-        true => output.chunks_mut(len).enumerate().for_each(run),
-        false => output.par_chunks_mut(len).enumerate().for_each(run),
-    }
+    // SAFETY: the pieces are all of it, and the caller promises that each is set.
+    unsafe { written(len, write) }
 }
 
 #[cfg(test)]

@@ -7,9 +7,3 @@ pub fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
         _ => x,
     }
 }
-
-/// `op` of `x`, in f32 where `x` is of a shorter float, and rounded to that again: once, and not at every step of a formula.
-pub(crate) fn rounded<const D: usize>(x: Tensor<D>, op: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
-    let dtype = x.dtype();
-    op(widened(x)).cast(dtype)
-}

@@ -6,10 +6,21 @@ use proptest::prelude::*;
 /// Naive form of an operation: from flat inputs to the flat output.
 type Naive<'a> = &'a dyn Fn(&[Vec<f64>]) -> Vec<f64>;
 
-/// Compares output and gradients of `op`, whose inputs have these `shapes`, with `naive`, for f32 on the CPU (the fused loops), for
-/// f64 (the composition that other devices run), and for bf16 and f16, whose results may be off by one rounding. All numbers are
-/// representable in bf16.
+/// Compares output and gradients of `op`, whose inputs have these `shapes`, with `naive`, for f32, and for bf16 and f16, whose results may be off by one
+/// rounding. All numbers are representable in bf16.
 fn check(
+    shapes: &[Vec<usize>],
+    seed: u64,
+    naive: Naive,
+    op: &dyn Fn(&[Tensor<1>]) -> Tensor<1>,
+) -> Result<(), TestCaseError> {
+    let tolerances = [(DType::F32, 3e-5), (DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-10))];
+    check_for(&tolerances, shapes, seed, naive, op)
+}
+
+/// The same for these dtypes, each with what the results may be off.
+fn check_for(
+    tolerances: &[(DType, f64)],
     shapes: &[Vec<usize>],
     seed: u64,
     naive: Naive,
@@ -22,9 +33,7 @@ fn check(
     let cotangent: Vec<f64> = expected.iter().map(|_| random.next()).collect();
     let objective = |inputs: &[Vec<f64>]| naive(inputs).iter().zip(&cotangent).map(|(y, c)| y * c).sum::<f64>();
 
-    let tolerances =
-        [(DType::F32, 3e-5), (DType::F64, 1e-7), (DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-10))];
-    for (dtype, tolerance) in tolerances {
+    for &(dtype, tolerance) in tolerances {
         let tensor = |values: &[f64]| {
             Tensor::<1>::from_data(TensorData::new(values.to_vec(), [values.len()]), (&Device::flex(), DType::F64))
                 .cast(dtype)
@@ -112,33 +121,60 @@ proptest! {
         check(&[vec![n], vec![n]], seed, &naive, &|x| fused::silu_mul(x[0].clone(), x[1].clone()))?;
     }
 
+    /// Its parts are rounded to the inputs' dtype on the way, so only f32 is as exact as the others; see `crates/model/tests/low_precision.rs` for those.
     #[test]
-    fn causal_softmax(b in 1usize..3, t in 1usize..37, scale in 0.1f64..2.0, seed: u64) {
-        let naive = |x: &[Vec<f64>]| {
-            let row = |(i, row): (usize, &[f64])| {
-                let e: Vec<f64> = row.iter().enumerate().map(|(j, x)| if j > i % t { 0.0 } else { (scale * x).exp() }).collect();
-                let total: f64 = e.iter().sum();
-                e.into_iter().map(move |e| e / total)
-            };
-            x[0].chunks(t).enumerate().flat_map(row).collect()
-        };
-        let fused = |x: &[Tensor<1>]| flat(fused::causal_softmax(x[0].clone().reshape([b, t, t]), scale));
-        check(&[vec![b, t, t]], seed, &naive, &fused)?;
-    }
-
-    #[test]
-    fn cross_entropy(n in 1usize..5, vocab in 1usize..50, seed: u64) {
+    fn linear_cross_entropy(n in prop_oneof![1usize..5, 255usize..259], d in 1usize..5, vocab in 1usize..9, transposed: bool, seed: u64) {
         let targets: Vec<usize> = (0..n).map(|i| (seed as usize).wrapping_add(i * 7) % vocab).collect();
         let naive = |x: &[Vec<f64>]| {
-            let loss = |(row, target): (&[f64], &usize)| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[*target];
-            vec![x[0].chunks(vocab).zip(&targets).map(loss).sum::<f64>() / n as f64]
+            let weight = |j: usize, v: usize| x[1][if transposed { v * d + j } else { j * vocab + v }];
+            let loss = |(row, target): (&[f64], &usize)| {
+                let logit = |v: usize| row.iter().enumerate().map(|(j, x)| x * weight(j, v)).sum::<f64>();
+                (0..vocab).map(|v| logit(v).exp()).sum::<f64>().ln() - logit(*target)
+            };
+            vec![x[0].chunks(d).zip(&targets).map(loss).sum::<f64>() / n as f64]
         };
         let ids: Vec<i64> = targets.iter().map(|target| *target as i64).collect();
         let fused = |x: &[Tensor<1>]| {
             let targets = Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [n]), &Device::flex());
-            fused::cross_entropy(x[0].clone().reshape([n, vocab]), targets)
+            let rows = x[0].clone().reshape([n, d]);
+            match transposed {
+                true => fused::linear_cross_entropy_transposed(rows, x[1].clone().reshape([vocab, d]), targets),
+                false => fused::linear_cross_entropy(rows, x[1].clone().reshape([d, vocab]), targets),
+            }
         };
-        check(&[vec![n, vocab]], seed, &naive, &fused)?;
+        check_for(&[(DType::F32, 3e-5)], &[vec![n, d], vec![d, vocab]], seed, &naive, &fused)?;
+    }
+
+    #[test]
+    fn embedding(vocab in 1usize..6, n in 1usize..40, d in 1usize..5, seed: u64) {
+        let tokens: Vec<usize> = (0..n).map(|i| (seed as usize).wrapping_add(i * i * 7) % vocab).collect();
+        let naive = |x: &[Vec<f64>]| tokens.iter().flat_map(|token| x[0][token * d..(token + 1) * d].to_vec()).collect();
+        let ids: Vec<i64> = tokens.iter().map(|token| *token as i64).collect();
+        let fused = |x: &[Tensor<1>]| {
+            let tokens = Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [1, n]), &Device::flex());
+            flat(fused::embedding(x[0].clone().reshape([vocab, d]), tokens))
+        };
+        check(&[vec![vocab, d]], seed, &naive, &fused)?;
+    }
+
+    #[test]
+    fn linear(n in 1usize..5, from in 1usize..6, to in 1usize..6, transposed: bool, seed: u64) {
+        let naive = |x: &[Vec<f64>]| {
+            let weight = |i: usize, j: usize| x[1][if transposed { j * from + i } else { i * to + j }];
+            let y = |row: &[f64], j: usize| {
+                (0..from).map(|i| row[i] * weight(i, j)).sum::<f64>() + if transposed { 0.0 } else { x[2][j] }
+            };
+            x[0].chunks(from).flat_map(|row| (0..to).map(move |j| y(row, j)).collect::<Vec<_>>()).collect()
+        };
+        let fused = |x: &[Tensor<1>]| {
+            let rows = x[0].clone().reshape([n, from]);
+            flat(match transposed {
+                true => fused::linear_transposed(rows, x[1].clone().reshape([to, from])),
+                false => fused::linear(rows, x[1].clone().reshape([from, to]), Some(x[2].clone())),
+            })
+        };
+        let shapes = [vec![n, from], vec![from, to], vec![to]];
+        check(if transposed { &shapes[..2] } else { &shapes }, seed, &naive, &fused)?;
     }
 
     #[test]
@@ -208,13 +244,18 @@ proptest! {
 #[test]
 fn rows_over_many_tasks_are_like_rows_alone() {
     // Larger than one task of any operation, and not a multiple of it.
-    let (b, t) = (5, 129);
+    let (rows, d) = (129, 201);
     let mut random = Random(1);
-    let scores: Vec<f32> = (0..b * t * t).map(|_| random.next() as f32).collect();
-    let tensor =
-        |values: &[f32], b: usize| Tensor::<3>::from_data(TensorData::new(values.to_vec(), [b, t, t]), &Device::flex());
-    let together = values(flat(fused::causal_softmax(tensor(&scores, b), 0.5)));
-    let alone: Vec<f64> =
-        scores.chunks(t * t).flat_map(|scores| values(flat(fused::causal_softmax(tensor(scores, 1), 0.5)))).collect();
-    assert_eq!(together, alone);
+    let x: Vec<f32> = (0..rows * d).map(|_| random.next() as f32).collect();
+    let gain = Tensor::<1>::ones([d], &Device::flex());
+    let norm = |values: &[f32]| {
+        let x = Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len() / d, d]), &Device::flex());
+        values_of(fused::rms_norm(fused::gelu(x), gain.clone(), EPSILON))
+    };
+    let alone: Vec<f64> = x.chunks(d).flat_map(norm).collect();
+    assert_eq!(norm(&x), alone);
+}
+
+fn values_of(tensor: Tensor<2>) -> Vec<f64> {
+    values(flat(tensor))
 }

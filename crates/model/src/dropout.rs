@@ -34,19 +34,18 @@ pub(crate) struct LayerDropout {
 }
 
 impl LayerDropout {
-    /// Whether anything is dropped.
-    pub fn drops(self) -> bool {
-        self.dropout.is_some() && self.p > 0.0
+    /// With which probability elements are dropped at a place, and which, where any are.
+    pub fn key(self, place: Place) -> Option<(f64, DropoutKey)> {
+        let MicroBatch { seed, step, first_row } = self.dropout.filter(|_| self.p > 0.0)?;
+        let key = DropoutKey::derive(seed, step, self.layer as u64, place as u64);
+        Some((self.p, key.at_row(first_row)))
     }
 
     /// Drops elements of `x`, whose first dimension is sequences.
     pub fn apply<const D: usize>(self, x: Tensor<D>, place: Place) -> Tensor<D> {
-        match self.dropout {
+        match self.key(place) {
             None => x,
-            Some(MicroBatch { seed, step, first_row }) => {
-                let key = DropoutKey::derive(seed, step, self.layer as u64, place as u64);
-                fused::dropout(x, self.p, key.at_row(first_row))
-            }
+            Some((p, key)) => fused::dropout(x, p, key),
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use crate::cache::{Chunk, LayerCache};
 use crate::dropout::{LayerDropout, MicroBatch, Place};
-use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm, cross_entropy, embed};
+use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fused::{causal_self_attention, causal_softmax, gelu, linear, linear_transposed, query_key_value};
+use fused::{causal_self_attention, embedding, gelu, linear, linear_cross_entropy_transposed, linear_transposed};
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -88,10 +88,9 @@ impl Gpt2 {
 }
 
 impl LanguageModel for Gpt2 {
-    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+    fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
         let x_btd = self.ends.embed(tokens_bt, None);
-        let x_btd = self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, None));
-        self.ends.logits(x_btd)
+        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, None))
     }
 
     fn context(&self) -> usize {
@@ -112,6 +111,10 @@ impl LanguageModel for Gpt2 {
     fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
         self.ends.logits(x_btd)
     }
+
+    fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+        self.ends.loss(x_btd, targets_bt)
+    }
 }
 
 impl Gpt2Ends {
@@ -128,7 +131,7 @@ impl Gpt2Ends {
     pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<MicroBatch>) -> Tensor<3> {
         let [_, t] = tokens_bt.dims();
         let positions_td = self.wpe.weight.val().slice(0..t);
-        let x_btd = embed(&self.wte, tokens_bt) + positions_td.unsqueeze();
+        let x_btd = embedding(self.wte.weight.val(), tokens_bt) + positions_td.unsqueeze();
         LayerDropout { dropout, p: self.dropout, layer: 0 }.apply(x_btd, Place::Embedding)
     }
 
@@ -137,7 +140,7 @@ impl Gpt2Ends {
         let positions: Vec<i64> = positions.into_iter().map(|position| position as i64).collect();
         let positions = TensorData::new(positions, tokens_bt.dims());
         let positions_bt = Tensor::<2, Int>::from_data(positions, &tokens_bt.device());
-        embed(&self.wte, tokens_bt) + embed(&self.wpe, positions_bt)
+        embedding(self.wte.weight.val(), tokens_bt) + embedding(self.wpe.weight.val(), positions_bt)
     }
 
     /// `ln_f(x) wte^T`: `[b, t, d]` to `[b, t, vocab]`.
@@ -147,7 +150,9 @@ impl Gpt2Ends {
 
     /// Cross entropy of the next tokens, `[1]`.
     pub fn loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        cross_entropy(self.logits(x_btd), targets_bt)
+        let [b, t, d] = x_btd.dims();
+        let x_nd = self.ln_f.forward(x_btd).reshape([b * t, d]);
+        linear_cross_entropy_transposed(x_nd, self.wte.weight.val(), targets_bt.reshape([b * t]))
     }
 }
 
@@ -183,17 +188,9 @@ impl Gpt2Block {
 
 impl Gpt2Attention {
     fn forward(&self, x_btd: Tensor<3>, dropout: LayerDropout) -> Tensor<3> {
-        let [b, t, d] = x_btd.dims();
-        let (head, weight, bias) =
-            (d / self.n_head, self.c_attn.weight.val(), self.c_attn.bias.as_ref().map(Param::val));
-        let scale = (head as f64).powf(-0.5);
-        if !dropout.drops() {
-            return apply(&self.c_proj, causal_self_attention(x_btd, weight, bias, self.n_head, scale));
-        }
-        let [q_bhtd, k_bhtd, v_bhtd] = query_key_value(x_btd, weight, bias, self.n_head);
-        let p_bhtt = causal_softmax(q_bhtd.matmul(k_bhtd.swap_dims(2, 3)), scale);
-        let y_bhtd = dropout.apply(p_bhtt, Place::Attention).matmul(v_bhtd);
-        apply(&self.c_proj, y_bhtd.swap_dims(1, 2).reshape([b, t, d]))
+        let head = x_btd.dims()[2] / self.n_head;
+        let (qkv, dropped) = (apply(&self.c_attn, x_btd), dropout.key(Place::Attention));
+        apply(&self.c_proj, causal_self_attention(qkv, self.n_head, (head as f64).powf(-0.5), dropped))
     }
 
     /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every token.

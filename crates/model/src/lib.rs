@@ -11,10 +11,8 @@
 
 mod cache;
 mod config;
-mod cross_entropy;
 pub mod deepseek;
 mod dropout;
-mod embedding;
 mod generate;
 pub mod gpt2;
 pub mod hf;
@@ -26,10 +24,8 @@ mod rope;
 
 pub use cache::Cache;
 pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};
-pub use cross_entropy::cross_entropy;
 pub use deepseek::DeepSeek;
 pub use dropout::MicroBatch;
-pub use embedding::embed;
 pub use generate::{GenerateError, Generation, Sampling, generate};
 pub use gpt2::Gpt2;
 pub use init::Initial;
@@ -46,7 +42,20 @@ pub trait LanguageModel {
     ///
     /// # Panics
     /// If `t` is above [`context`](Self::context) or a token is not in the vocabulary.
-    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3>;
+    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+        self.head(self.hidden(tokens_bt))
+    }
+
+    /// Mean over all positions of `-log softmax(logits)[target]`, in nats, of the next tokens `[b, t]`: `[1]`. The logits are never all in memory.
+    ///
+    /// # Panics
+    /// As [`logits`](Self::logits).
+    fn loss(&self, tokens_bt: Tensor<2, Int>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+        self.head_loss(self.hidden(tokens_bt), targets_bt)
+    }
+
+    /// What the last block makes of tokens: `[b, t]` to `[b, t, d]`.
+    fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3>;
 
     /// The longest sequence the model takes.
     fn context(&self) -> usize;
@@ -66,6 +75,9 @@ pub trait LanguageModel {
 
     /// Logits of what the last block made: `[b, t, d]` to `[b, t, vocab]`.
     fn head(&self, x_btd: Tensor<3>) -> Tensor<3>;
+
+    /// [`loss`](Self::loss) of what the last block made.
+    fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1>;
 
     /// [`logits`](Self::logits) of new tokens, `[b, t]` to `[b, t, vocab]`: a whole prompt, or one token at a time.
     ///

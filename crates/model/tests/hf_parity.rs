@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use common::reference;
 use model::hf::{Folder, Pretrained, Source, bind, names};
-use model::{DeepSeek, Gpt2, LanguageModel, cross_entropy};
+use model::{DeepSeek, Gpt2, LanguageModel};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -81,7 +81,7 @@ fn compare_gradients<M: Module + LanguageModel>(
     expected: &SafeTensors,
 ) {
     let model = model.map(&mut Track);
-    let loss = cross_entropy(model.logits(tokens), targets);
+    let loss = model.loss(tokens, targets);
     let mut gradients = loss.backward();
     assert_close("loss", &floats_of(loss), &floats(expected, "loss"), LOGITS);
 

@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 use model::{
-    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, MicroBatch, Parallel, YarnConfig, cross_entropy, deepseek::Head, embed,
+    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, YarnConfig, deepseek::Head,
 };
 use moe::{MoeConfig, ScoreFunc};
 use std::collections::BTreeMap;
@@ -14,29 +14,29 @@ const T: usize = 12;
 const PLACE: MicroBatch = MicroBatch { seed: 1, step: 2, first_row: 3 };
 
 /// Loss and gradients of a model of either kind.
-trait Trained: Module {
-    /// Logits, and the experts' balance losses.
-    fn logits(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>);
+trait Trained: LanguageModel + Module {
+    /// What the last block makes, and the experts' balance losses.
+    fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>);
 }
 
 impl Trained for Gpt2 {
-    fn logits(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
+    fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
         let dropout = Some(PLACE);
         let x_btd = self.ends.embed(tokens_bt, dropout);
-        (self.ends.logits(self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, dropout))), vec![])
+        (self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, dropout)), vec![])
     }
 }
 
 impl Trained for DeepSeek {
-    fn logits(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
-        let mut x_btd = embed(&self.embed, tokens_bt);
+    fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
+        let mut x_btd = fused::embedding(self.embed.weight.val(), tokens_bt);
         let mut balance_losses = vec![];
         for block in &self.blocks {
             let output = block.forward_over(x_btd, Some(PLACE), &Parallel::default());
             x_btd = output.x_btd;
             balance_losses.extend(output.aux_loss);
         }
-        (self.head.logits(x_btd), balance_losses)
+        (x_btd, balance_losses)
     }
 }
 
@@ -127,9 +127,9 @@ fn train<M: Trained>(model: M, dtype: DType) -> (f64, BTreeMap<String, Vec<f64>>
         let ids = Tensor::<1, Int>::arange(0..2 * T as i64, &Device::flex()) * step + 3;
         ids.remainder_scalar(VOCAB as i64).reshape([2, T])
     };
-    let (logits_btv, balance_losses) = model.logits(ids(5));
-    assert_eq!(logits_btv.dtype(), dtype, "the residual stream keeps its dtype");
-    let loss = balance_losses.into_iter().fold(cross_entropy(logits_btv, ids(11)), |loss, balance| loss + balance);
+    let (x_btd, balance_losses) = model.trained(ids(5));
+    assert_eq!(x_btd.dtype(), dtype, "the residual stream keeps its dtype");
+    let loss = balance_losses.into_iter().fold(model.head_loss(x_btd, ids(11)), |loss, balance| loss + balance);
     assert_eq!(loss.dtype(), DType::F32);
     let mut gradients = loss.backward();
     let mut found = Collect { dtype, gradients: &mut gradients, path: vec![], values: BTreeMap::new() };
@@ -183,7 +183,7 @@ fn the_head_takes_a_residual_stream_whose_squares_are_beyond_f16() {
 fn the_gradient_of_a_frequent_token_is_the_sum_of_all_its_terms() {
     let table: Embedding = EmbeddingConfig::new(2, 1).init(&Device::flex()).map(&mut Bind(DType::BF16));
     let tokens_bt = Tensor::<2, Int>::ones([4, 1024], &Device::flex());
-    let gradients = embed(&table, tokens_bt).cast(DType::F32).sum().backward();
+    let gradients = fused::embedding(table.weight.val(), tokens_bt).cast(DType::F32).sum().backward();
     let gradient: Vec<f32> = table.weight.grad(&gradients).unwrap().into_data().iter::<f32>().collect();
     assert_eq!(gradient, [0.0, 4096.0]);
 }

@@ -1,8 +1,8 @@
 use crate::kernels::grouped_gemm::grouped_gemm;
-use crate::kernels::swiglu::swiglu;
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Int, Tensor};
+use fused::silu_mul;
 
 /// The weights of all routed experts, each a SwiGLU, stacked by expert.
 #[derive(Module, Debug)]
@@ -34,6 +34,6 @@ impl Experts {
     pub fn forward(&self, x_rd: Tensor<2>, segments: &Tensor<1, Int>) -> Tensor<2> {
         let gate_rh = grouped_gemm(x_rd.clone(), self.gate_proj.val(), segments);
         let up_rh = grouped_gemm(x_rd, self.up_proj.val(), segments);
-        grouped_gemm(swiglu(gate_rh, up_rh), self.down_proj.val(), segments)
+        grouped_gemm(silu_mul(gate_rh, up_rh), self.down_proj.val(), segments)
     }
 }

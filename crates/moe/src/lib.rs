@@ -3,7 +3,7 @@
 //! ```text
 //! x_btd ─ router ─> candidates_cn ─ [reroute] ─ dispatch ─> slot_kn, source_r, segments
 //!                └> gates_kn ─────────────────────────────────────────────────────────────────┐
-//! x_nd ─ permute ─> x_rd ─ grouped_gemm ─ swiglu ─ grouped_gemm ─> y_rd ─────────── unpermute ─> y_btd
+//! x_nd ─ permute ─> x_rd ─ grouped_gemm ─ silu_mul ─ grouped_gemm ─> y_rd ─────────── unpermute ─> y_btd
 //! ```
 //!
 //! A *row* is one token for one of its experts; rows lie expert by expert, so that an expert's product is one matrix product. Dispatch gives

@@ -2,13 +2,13 @@
 #![cfg(feature = "cpu-jit")]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use fused::cube::launch::set_cpu_units;
+use fused::silu_mul;
 use moe::ScoreFunc;
 use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
-use moe::kernels::launch::set_cpu_units;
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, select};
-use moe::kernels::swiglu::swiglu;
 use std::sync::Mutex;
 
 /// What an operation gave.
@@ -106,7 +106,7 @@ fn f32s<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) -> T
 
 /// `y` times numbers made from `weight`. Burn's own product in bf16 does not compile on every CPU.
 fn weighted(weight: &[f32], y: Tensor<2>) -> Tensor<2> {
-    swiglu(float(weight, y.dims(), y.dtype(), &y.device()), y)
+    silu_mul(float(weight, y.dims(), y.dtype(), &y.device()), y)
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn swiglu_and_its_gradients_agree() {
                 let ad = &device.clone().autodiff();
                 let tensor = |values: &[f32]| float(values, [r, h], *dtype, ad);
                 let (gate, up) = (tensor(&gate).require_grad(), tensor(&up).require_grad());
-                let y = swiglu(gate.clone(), up.clone());
+                let y = silu_mul(gate.clone(), up.clone());
                 let gradients = weighted(&weight, y.clone()).backward();
                 vec![floats(y), floats(gate.grad(&gradients).unwrap()), floats(up.grad(&gradients).unwrap())]
             });
@@ -379,7 +379,7 @@ fn inputs_that_are_not_contiguous_agree() {
             ints(select(scores_ne.clone(), Tensor::zeros([e], device), rule)),
             floats(gates(scores_ne, experts_kn, GateRule { normalise: false, scale: 1.0 })),
             floats(permute(x_nd, &placed)),
-            floats(swiglu(half.clone(), half)),
+            floats(silu_mul(half.clone(), half)),
         ]
     });
 }

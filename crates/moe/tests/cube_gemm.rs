@@ -2,9 +2,9 @@
 #![cfg(feature = "cpu-jit")]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use fused::cube::launch::set_cpu_units;
 use half::bf16;
 use moe::kernels::grouped_gemm::{Tier, force_tier, grouped_gemm};
-use moe::kernels::launch::set_cpu_units;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Units and tiers are set for the whole process.

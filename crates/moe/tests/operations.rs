@@ -3,12 +3,12 @@
 mod naive;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use fused::silu_mul;
 use moe::ScoreFunc;
 use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use moe::kernels::grouped_gemm::grouped_gemm;
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, gates, scores, select};
-use moe::kernels::swiglu::swiglu;
 use naive::random;
 use proptest::prelude::*;
 
@@ -187,7 +187,7 @@ proptest! {
         let wide = |seed| numbers(seed, r * h).into_iter().map(|value| value * 8.0).collect::<Vec<f64>>();
         let (gate, up, cotangent) = (wide(seed), wide(seed ^ 1), numbers(seed ^ 2, r * h));
         let (gate_rh, up_rh) = (tracked(&gate, [r, h], dtype), tracked(&up, [r, h], dtype));
-        let (found, gradients) = run(swiglu(gate_rh.clone(), up_rh.clone()), &cotangent);
+        let (found, gradients) = run(silu_mul(gate_rh.clone(), up_rh.clone()), &cotangent);
         assert_close("y", &found, &y(&gate, &up), tolerance(dtype));
         let d_gate = differences(&gate, &cotangent, |gate| y(gate, &up));
         assert_close("dgate", &gradient(&gate_rh, &gradients), &d_gate, tolerance(dtype));

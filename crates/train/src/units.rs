@@ -96,7 +96,9 @@ pub(crate) fn units(
             let moe = config.moe.clone().unwrap_or_default();
             let model = DeepSeek::new(shape, &moe, device);
             let embed = units.add("embed", model.embed);
-            units.first(embed, |table, batch: &Batch| model::embed(table, batch.inputs_bt.clone()));
+            units.first(embed, |table: &Embedding, batch: &Batch| {
+                fused::embedding(table.weight.val(), batch.inputs_bt.clone())
+            });
             let blocks = add_blocks(&mut units, model.blocks, |layer| {
                 let (loads, parallel) = (loads.clone(), parallel.clone());
                 move |block: &Block, x_btd, batch: &Batch| {

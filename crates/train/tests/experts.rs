@@ -129,7 +129,7 @@ impl Case {
         let model = DeepSeek::new(&shape(), &self.moe, &device);
         let (rank, fault, calls) = (comm.rank(), self.fault, Arc::new(AtomicUsize::new(0)));
         let embed = units.add("embed", model.embed);
-        units.first(embed, |table, batch: &Batch| model::embed(table, batch.tokens_bt.clone()));
+        units.first(embed, |table, batch: &Batch| fused::embedding(table.weight.val(), batch.tokens_bt.clone()));
         let mut blocks = vec![];
         for (i, block) in model.blocks.into_iter().enumerate() {
             let block = units.add(format!("blocks.{i}"), block);

@@ -7,12 +7,12 @@ use crate::report::dtype_name;
 use crate::timer::message;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
+use fused::silu_mul;
 use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use moe::kernels::grouped_gemm::{Tier, force_tier, grouped_gemm, rows_gradient, weight_gradient};
 use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, select};
-use moe::kernels::swiglu::swiglu;
 use moe::{MoeConfig, MoeLayer, ScoreFunc};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -26,7 +26,7 @@ pub fn run(part: Part, device: &Device, smoke: bool) -> bool {
             check.each("route", |check| check.route(smoke));
             for dtype in [DType::F32, DType::BF16] {
                 check.each("permute", |check| check.permutation(smoke, dtype));
-                check.each("swiglu", |check| check.swiglu(smoke, dtype));
+                check.each("silu_mul", |check| check.silu_mul(smoke, dtype));
             }
         }
         Part::Product(tier, dtype) => check.product(smoke, tier, dtype),
@@ -221,17 +221,17 @@ impl Check {
         self.floats(&format!("unpermute {name} dgates"), gates_kn.grad(&gradients).unwrap(), &d_gates, 1e-5);
     }
 
-    fn swiglu(&mut self, smoke: bool, dtype: DType) {
+    fn silu_mul(&mut self, smoke: bool, dtype: DType) {
         let ([n, _, _, d], name) = (size(smoke), dtype_name(dtype));
         let times_8 = |seed| Numbers(seed).in_dtype(n * d, dtype).into_iter().map(|x| x * 8.0).collect::<Vec<f32>>();
         let (gate, up, cotangent) = (times_8(41), times_8(42), self.cotangent(43, n * d, dtype));
-        let [expected, d_gate, d_up] = reference::swiglu(&wide(&gate), &wide(&up), &wide(&cotangent));
+        let [expected, d_gate, d_up] = reference::silu_mul(&wide(&gate), &wide(&up), &wide(&cotangent));
         let (gate, up) = (self.tracked(&gate, [n, d], dtype), self.tracked(&up, [n, d], dtype));
-        let y = swiglu(gate.clone(), up.clone());
+        let y = silu_mul(gate.clone(), up.clone());
         let gradients = self.backward(y.clone(), &cotangent);
-        self.floats(&format!("swiglu {name}"), y, &expected, tolerance(dtype));
-        self.floats(&format!("swiglu {name} dgate"), gate.grad(&gradients).unwrap(), &d_gate, tolerance(dtype));
-        self.floats(&format!("swiglu {name} dup"), up.grad(&gradients).unwrap(), &d_up, tolerance(dtype));
+        self.floats(&format!("silu_mul {name}"), y, &expected, tolerance(dtype));
+        self.floats(&format!("silu_mul {name} dgate"), gate.grad(&gradients).unwrap(), &d_gate, tolerance(dtype));
+        self.floats(&format!("silu_mul {name} dup"), up.grad(&gradients).unwrap(), &d_up, tolerance(dtype));
     }
 
     /// An expert without rows, segments that are no multiples of anything, rows behind the last one.

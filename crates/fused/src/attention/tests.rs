@@ -1,5 +1,5 @@
 use super::*;
-use burn::tensor::{Device, Distribution};
+use burn::tensor::{DType, Device, Distribution};
 use proptest::prelude::*;
 
 fn random(shape: [usize; 4]) -> Tensor<4> {
@@ -70,7 +70,7 @@ proptest! {
             false => random([b, h, t, width]),
         };
         let (inputs, dy, scale) = ([input(d), input(d), input(dv)], random([b, t, h, dv]), 0.7);
-        let found = run(|[q, k, v]| causal_attention(q, k, v, scale), &inputs, &dy);
+        let found = run(|[q, k, v]| causal_attention(q, k, v, scale, 0), &inputs, &dy);
         let expected = naive([b, h, t, d, dv], &inputs, &dy, scale);
         for (what, (found, expected)) in ["y", "dq", "dk", "dv"].iter().zip(found.iter().zip(&expected)) {
             prop_assert_eq!(found.len(), expected.len());
@@ -85,10 +85,10 @@ proptest! {
 #[test]
 fn a_row_has_the_same_bits_in_any_batch_and_before_any_end() {
     let [q, k, v] = [0; 3].map(|_| random([3, 2, 200, 16]));
-    let all = causal_attention(q.clone(), k.clone(), v.clone(), 0.25);
+    let all = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 0);
     for (row, end) in [(1, 200), (2, 130), (0, 70), (1, 1)] {
         let part = |x: &Tensor<4>| x.clone().slice([row..row + 1, 0..2, 0..end, 0..16]);
-        let alone = causal_attention(part(&q), part(&k), part(&v), 0.25);
+        let alone = causal_attention(part(&q), part(&k), part(&v), 0.25, 0);
         assert_eq!(
             floats(alone),
             floats(all.clone().slice([row..row + 1, 0..end, 0..2, 0..16])),
@@ -100,42 +100,112 @@ fn a_row_has_the_same_bits_in_any_batch_and_before_any_end() {
 #[test]
 fn large_scores_neither_overflow_nor_vanish() {
     let inputs = [random([1, 1, 70, 8]) * 1e3, random([1, 1, 70, 8]) * 10.0, random([1, 1, 70, 8])];
-    let found = run(|[q, k, v]| causal_attention(q, k, v, 1.0), &inputs, &random([1, 70, 1, 8]));
+    let found = run(|[q, k, v]| causal_attention(q, k, v, 1.0, 0), &inputs, &random([1, 70, 1, 8]));
     assert!(found.iter().flatten().all(|value| value.is_finite()));
 }
 
 #[test]
 fn without_sequences_there_is_nothing() {
     let none = || Tensor::<4>::zeros([0, 2, 5, 4], &Device::flex());
-    assert_eq!(causal_attention(none(), none(), none(), 1.0).dims(), [0, 5, 2, 4]);
+    assert_eq!(causal_attention(none(), none(), none(), 1.0, 0).dims(), [0, 5, 2, 4]);
 }
 
-/// One product of all three, against three.
+/// Queries of the end of a sequence, and keys that come before all queries.
+#[test]
+fn an_offset_moves_queries_to_later_keys() {
+    let [q, k, v] = [0; 3].map(|_| random([2, 2, 150, 16]));
+    let all = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 0);
+    for from in [1, 100, 149] {
+        let last = q.clone().slice([0..2, 0..2, from..150]);
+        let found = causal_attention(last, k.clone(), v.clone(), 0.25, from);
+        assert_eq!(floats(found), floats(all.clone().slice([0..2, from..150])), "queries from {from} on");
+    }
+    // Every query sees every key: as softmax without a mask.
+    let found = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 150);
+    let p = burn::tensor::activation::softmax(q.matmul(k.swap_dims(2, 3)) * 0.25, 3);
+    let expected = floats(p.matmul(v).swap_dims(1, 2));
+    assert!(floats(found).iter().zip(&expected).all(|(a, b)| (a - b).abs() < 2e-6));
+}
+
+fn flat<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+/// Output, and the gradients of the inputs for a cotangent.
+fn gradients(op: impl Fn([Tensor<3>; 3]) -> Tensor<3>, inputs: &[Tensor<3>; 3], dy: &Tensor<3>) -> [Vec<f32>; 4] {
+    let inputs = inputs.each_ref().map(|input| input.clone().autodiff().require_grad());
+    let y = op(inputs.clone());
+    let gradients = (y.clone() * dy.clone().autodiff()).sum().backward();
+    // An operation may leave out an input.
+    let [a, b, c] = inputs.map(|input| input.grad(&gradients).map(flat).unwrap_or_default());
+    [flat(y.inner()), a, b, c]
+}
+
+fn random3(shape: [usize; 3]) -> Tensor<3> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex())
+}
+
+/// One product of all three, against three, with the mask of the scores' places.
 #[test]
 fn attention_of_one_product_is_that_of_its_three_parts() {
-    let ([b, t, heads, d], device) = ([3, 70, 4, 8], Device::flex());
-    let random = |shape: [usize; 3]| Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), &device);
-    let (x, dy) = (random([b, t, 16]), random([b, t, heads * d]));
-    let (weight, bias) = (random([1, 16, 3 * heads * d]).squeeze::<2>(), random([1, 1, 3 * heads * d]).flatten(0, 2));
-    let run = |together: bool| {
-        let leaves = (x.clone().autodiff().require_grad(), weight.clone().autodiff().require_grad());
-        let (x, weight) = leaves.clone();
-        let bias: Tensor<1> = bias.clone().autodiff().require_grad();
-        let y = if together {
-            causal_self_attention(x, weight, Some(bias.clone()), heads, 0.3)
-        } else {
-            let qkv = linear(x, weight, Some(bias.clone())).reshape([b, t, 3 * heads, d]).swap_dims(1, 2);
-            let [q, k, v] = [0, 1, 2].map(|i| qkv.clone().slice([0..b, i * heads..(i + 1) * heads]));
-            causal_attention(q, k, v, 0.3).reshape([b, t, heads * d])
-        };
-        let gradients = (y.clone() * dy.clone().autodiff()).sum().backward();
-        let flat = |tensor: Tensor<1>| tensor.into_data().iter::<f32>().collect::<Vec<f32>>();
-        [
-            flat(y.inner().flatten(0, 2)),
-            flat(leaves.0.grad(&gradients).unwrap().flatten(0, 2)),
-            flat(leaves.1.grad(&gradients).unwrap().flatten(0, 1)),
-            flat(bias.grad(&gradients).unwrap()),
-        ]
+    let [b, t, heads, d] = [3, 70, 4, 8];
+    let inputs = [random3([b, t, 3 * heads * d]), random3([1, 1, 1]), random3([1, 1, 1])];
+    let dy = random3([b, t, heads * d]);
+    let parts = |qkv: Tensor<3>| {
+        let qkv = qkv.reshape([b, t, 3 * heads, d]).swap_dims(1, 2);
+        [0, 1, 2].map(|i| qkv.clone().slice([0..b, i * heads..(i + 1) * heads]))
     };
-    assert_eq!(run(true), run(false), "the same numbers, added up in the same order");
+    let together = gradients(|[qkv, ..]| causal_self_attention(qkv, heads, 0.3, None), &inputs, &dy);
+    let three = |[qkv, ..]: [Tensor<3>; 3]| {
+        let [q, k, v] = parts(qkv);
+        causal_attention(q, k, v, 0.3, 0).reshape([b, t, heads * d])
+    };
+    assert_eq!(together, gradients(three, &inputs, &dy), "the same numbers, added up in the same order");
+
+    let key = DropoutKey::derive(1, 2, 3, 4).at_row(5);
+    let found = gradients(|[qkv, ..]| causal_self_attention(qkv, heads, 0.3, Some((0.2, key))), &inputs, &dy);
+    let composed = |[qkv, ..]: [Tensor<3>; 3]| {
+        let [q, k, v] = parts(qkv);
+        let future = Tensor::<2, burn::tensor::Bool>::tril_mask([t, t], 0, &q.device()).unsqueeze();
+        let scores = (q.matmul(k.swap_dims(2, 3)) * 0.3).mask_fill(future, f32::NEG_INFINITY);
+        let p = crate::dropout(burn::tensor::activation::softmax(scores, 3), 0.2, key);
+        p.matmul(v).swap_dims(1, 2).reshape([b, t, heads * d])
+    };
+    near(&found, &gradients(composed, &inputs, &dy), 1e-5);
+}
+
+fn near(found: &[Vec<f32>; 4], expected: &[Vec<f32>; 4], tolerance: f32) {
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let most = expected.iter().fold(1.0f32, |most, value| most.max(value.abs()));
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() <= tolerance * most, "{i}: {found}, not {expected}");
+        }
+    }
+}
+
+/// Against parts that are cut out, rotated, repeated for every head, and put together.
+#[test]
+fn latent_attention_is_that_of_whole_queries_and_keys() {
+    let [b, t, heads, nope, rope, dv] = [2, 140, 3, 8, 4, 6];
+    let inputs = [random3([b, t, heads * (nope + rope)]), random3([b, t, heads * (nope + dv)]), random3([b, t, rope])];
+    let dy = random3([b, t, heads * dv]);
+    let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &Device::flex());
+    let latent = |[q, kv, k_rope]: [Tensor<3>; 3]| latent_attention(q, kv, k_rope, &table, heads, 0.3);
+    let whole = |[q, kv, k_rope]: [Tensor<3>; 3]| {
+        let cut = |x: &Tensor<3>, width: usize, columns: std::ops::Range<usize>| {
+            x.clone().reshape([b, t, heads, width]).slice([0..b, 0..t, 0..heads, columns]).swap_dims(1, 2)
+        };
+        let k_rope = crate::rope(k_rope.unsqueeze_dim(1), &table).repeat_dim(1, heads);
+        let q_rope = crate::rope(cut(&q, nope + rope, nope..nope + rope), &table);
+        let q = Tensor::cat(vec![cut(&q, nope + rope, 0..nope), q_rope], 3);
+        let k = Tensor::cat(vec![cut(&kv, nope + dv, 0..nope), k_rope], 3);
+        causal_attention(q, k, cut(&kv, nope + dv, nope..nope + dv), 0.3, 0).reshape([b, t, heads * dv])
+    };
+    let expected = gradients(whole, &inputs, &dy);
+    near(&gradients(latent, &inputs, &dy), &expected, 1e-5);
+    // In bf16 the inputs are rounded, and each result once.
+    let inputs = inputs.map(|input| input.cast(DType::BF16));
+    let found = gradients(latent, &inputs, &dy.cast(DType::BF16));
+    near(&found, &expected, 0.03);
 }

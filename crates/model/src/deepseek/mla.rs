@@ -3,7 +3,7 @@ use crate::{DeepSeekConfig, RmsNorm};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use fused::{causal_attention, linear};
+use fused::{latent_attention, linear};
 
 /// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
 const LATENT_NORM_EPS: f64 = 1e-6;
@@ -64,21 +64,15 @@ impl Mla {
     /// `[b, t, d]` to `[b, t, d]`, causal.
     pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let [b, t, _] = x_btd.dims();
-        let (heads, rank) = (self.config.num_attention_heads, self.config.kv_lora_rank);
-        let (nope, rope, v) = (self.config.qk_nope_head_dim, self.config.qk_rope_head_dim, self.config.v_head_dim);
-
+        let (heads, rank, rope) =
+            (self.config.num_attention_heads, self.config.kv_lora_rank, self.config.qk_rope_head_dim);
         let (query_input, query) = self.query(x_btd.clone());
-        let [q_nope, q_rope] = project(query_input, query, heads, [nope, rope]);
-        let [latent, k_rope] = project(x_btd, &self.kv_a_proj_with_mqa, 1, [rank, rope]);
-        let latent_btr = self.kv_a_layernorm.forward(latent).reshape([b, t, rank]);
-        let [k_nope, v_bhtv] = project(latent_btr, &self.kv_b_proj, heads, [nope, v]);
-
+        let q = linear(query_input, query.weight.val(), None);
+        let [latent_btr, k_rope] = parts(x_btd, &self.kv_a_proj_with_mqa, [rank, rope]);
+        let kv = linear(self.kv_a_layernorm.forward(latent_btr), self.kv_b_proj.weight.val(), None);
         let positions = self.rope.first(t, &k_rope.device());
-        let k_rope = fused::rope(k_rope, &positions).repeat_dim(1, heads);
-        let q = Tensor::cat(vec![q_nope, fused::rope(q_rope, &positions)], 3);
-        let k = Tensor::cat(vec![k_nope, k_rope], 3);
-        let y_bthv = causal_attention(q, k, v_bhtv, softmax_scale(&self.config));
-        linear(y_bthv.reshape([b, t, heads * v]), self.o_proj.weight.val(), None)
+        let y = latent_attention(q, kv, k_rope, &positions, heads, softmax_scale(&self.config));
+        linear(y.reshape([b, t, heads * self.config.v_head_dim]), self.o_proj.weight.val(), None)
     }
 
     /// The last projection to the query, and its input.
@@ -91,16 +85,11 @@ impl Mla {
     }
 }
 
-/// Projects `[b, t, in]` to two parts of each head, `[b, heads, t, width]` each.
+/// Projects `[b, t, in]` to two parts, `[b, t, width]` each.
 ///
-/// The parts are cut out of the matrix `[in, heads * (width + width)]`, not out of its product: the gradient of a slice is as large
-/// as what it was cut from.
-fn project(x: Tensor<3>, projection: &Linear, heads: usize, widths: [usize; 2]) -> [Tensor<4>; 2] {
-    let ([b, t, from], [first, second]) = (x.dims(), widths);
-    let weight = projection.weight.val().reshape([from, heads, first + second]);
-    [0..first, first..first + second].map(|columns| {
-        let width = columns.len();
-        let part = weight.clone().slice([0..from, 0..heads, columns]).reshape([from, heads * width]);
-        linear(x.clone(), part, None).reshape([b, t, heads, width]).swap_dims(1, 2)
-    })
+/// The parts are cut out of the matrix, not out of its product: the gradient of a slice is as large as what it was cut from.
+fn parts(x: Tensor<3>, projection: &Linear, [first, second]: [usize; 2]) -> [Tensor<3>; 2] {
+    let from = x.dims()[2];
+    [0..first, first..first + second]
+        .map(|columns| linear(x.clone(), projection.weight.val().slice([0..from, columns]), None))
 }

@@ -7,11 +7,11 @@ mod mla;
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
 
-use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, RmsNorm, Rope, cross_entropy, embed};
+use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, RmsNorm, Rope};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
-use fused::linear;
+use fused::{embedding, linear, linear_cross_entropy};
 use moe::MoeConfig;
 
 /// A DeepSeek as its parts: embedding, blocks, head.
@@ -65,9 +65,9 @@ impl DeepSeek {
 }
 
 impl LanguageModel for DeepSeek {
-    fn logits(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-        let x_btd = embed(&self.embed, tokens_bt);
-        self.head.logits(self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd).x_btd))
+    fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+        let x_btd = embedding(self.embed.weight.val(), tokens_bt);
+        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd).x_btd)
     }
 
     fn context(&self) -> usize {
@@ -80,13 +80,17 @@ impl LanguageModel for DeepSeek {
 
     fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3> {
         let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context(), &tokens_bt.device());
-        let x_btd = embed(&self.embed, tokens_bt);
+        let x_btd = embedding(self.embed.weight.val(), tokens_bt);
         let layers = self.blocks.iter().zip(&mut cache.layers);
         layers.fold(x_btd, |x_btd, (block, layer)| block.forward_cached(x_btd, layer, &chunk))
     }
 
     fn head(&self, x_btd: Tensor<3>) -> Tensor<3> {
         self.head.logits(x_btd)
+    }
+
+    fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+        self.head.loss(x_btd, targets_bt)
     }
 }
 
@@ -98,6 +102,8 @@ impl Head {
 
     /// Cross entropy of the next tokens, `[1]`.
     pub fn loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        cross_entropy(self.logits(x_btd), targets_bt)
+        let [b, t, d] = x_btd.dims();
+        let x_nd = self.norm.forward(x_btd).reshape([b * t, d]);
+        linear_cross_entropy(x_nd, self.lm_head.weight.val(), targets_bt.reshape([b * t]))
     }
 }

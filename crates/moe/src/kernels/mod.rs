@@ -7,17 +7,13 @@
 //! | [`dispatch`] | rows of experts for assignments | |
 //! | [`permute`] | tokens to rows and back | tokens; rows and gates |
 //! | [`grouped_gemm`] | rows by their experts' matrices | rows, matrices |
-//! | [`swiglu`] | the gate of an expert | both inputs |
+//!
+//! An expert's gate between its products is [`fused::silu_mul`].
 
 pub mod dispatch;
 pub mod grouped_gemm;
-#[cfg(feature = "cubecl")]
-pub mod launch;
 #[cfg(feature = "offline")]
 pub mod offline;
 pub mod permute;
 pub mod reroute;
-#[cfg(feature = "cubecl")]
-mod round;
 pub mod route;
-pub mod swiglu;

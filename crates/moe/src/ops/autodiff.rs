@@ -5,63 +5,9 @@ use crate::ScoreFunc;
 use crate::kernels::dispatch::DispatchRule;
 use crate::kernels::reroute::RerouteRule;
 use crate::kernels::route::{GateRule, SelectRule};
-use burn::backend::autodiff::{
-    Autodiff,
-    checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-    grads::Gradients,
-    ops::{Backward, Ops, OpsKind},
-};
+use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use fused::deferred;
-use std::fmt::Debug;
-
-/// An operation's gradient formula: from the output's gradient to those of the `N` inputs, of which only the `wanted` are used.
-trait Gradient<B: MoeOps, const N: usize>: Clone + Debug + Send + Sync + 'static {
-    /// The input that is a weight, whose gradient may be put off.
-    const WEIGHT: Option<usize> = None;
-
-    fn of(self, d_y: FloatTensor<B>, wanted: [bool; N]) -> [Option<FloatTensor<B>>; N];
-}
-
-/// The output `y` of an operation with these tracked inputs.
-fn step<B: MoeOps, C: CheckpointStrategy, G: Gradient<B, N>, const N: usize>(
-    inputs: [&FloatTensor<Autodiff<B, C>>; N],
-    y: FloatTensor<B>,
-    gradient: impl FnOnce() -> G,
-) -> FloatTensor<Autodiff<B, C>> {
-    #[derive(Debug)]
-    struct Step<G>(std::marker::PhantomData<G>);
-
-    impl<B: MoeOps, G: Gradient<B, N>, const N: usize> Backward<B, N> for Step<G> {
-        type State = G;
-
-        fn backward(self, ops: Ops<G, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
-            let d_y = gradients.consume::<B>(&ops.node);
-            let mut wanted = ops.parents.each_ref().map(Option::is_some);
-            if let Some((i, weight)) = G::WEIGHT.and_then(|i| Some((i, ops.parents[i].as_ref()?)))
-                && deferred::defers(weight.parents.len())
-            {
-                wanted[i] = false;
-                let (id, state, d_y) = (weight.id, ops.state.clone(), d_y.clone());
-                deferred::defer(move |gradients| {
-                    let of_inputs = state.of(d_y, std::array::from_fn(|input| input == i));
-                    gradients.register::<B>(id, of_inputs.into_iter().flatten().next().expect("it is wanted"));
-                });
-            }
-            for (parent, gradient) in ops.parents.iter().zip(ops.state.of(d_y, wanted)) {
-                if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                    gradients.register::<B>(parent.id, gradient);
-                }
-            }
-        }
-    }
-
-    match Step::<G>(std::marker::PhantomData).prepare::<C>(inputs.map(|input| input.node())).compute_bound().stateful()
-    {
-        OpsKind::Tracked(step) => step.finish(gradient(), y),
-        OpsKind::UnTracked(step) => step.finish(y),
-    }
-}
+use fused::step::{Gradient, step};
 
 #[derive(Debug, Clone)]
 struct Scores<B: MoeOps> {
@@ -131,19 +77,6 @@ impl<B: MoeOps> Gradient<B, 2> for GroupedGemm<B> {
     }
 }
 
-#[derive(Debug, Clone)]
-struct Swiglu<B: MoeOps> {
-    gate: FloatTensor<B>,
-    up: FloatTensor<B>,
-}
-
-impl<B: MoeOps> Gradient<B, 2> for Swiglu<B> {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
-        let (d_gate, d_up) = B::moe_swiglu_backward(self.gate, self.up, d_y);
-        [Some(d_gate), Some(d_up)]
-    }
-}
-
 const NO_SECOND_ORDER: &str = "the operations of a mixture of experts have first derivatives only";
 
 impl<B: MoeOps, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
@@ -205,12 +138,6 @@ impl<B: MoeOps, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
         step::<B, C, _, 2>([&x, &weight], y, || GroupedGemm { x: rows, weight: matrices, segments })
     }
 
-    fn moe_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (plain_gate, plain_up) = (gate.primitive().clone(), up.primitive().clone());
-        let y = B::moe_swiglu(plain_gate.clone(), plain_up.clone());
-        step::<B, C, _, 2>([&gate, &up], y, || Swiglu { gate: plain_gate, up: plain_up })
-    }
-
     fn moe_scores_backward(_: FloatTensor<Self>, _: FloatTensor<Self>, _: ScoreFunc) -> FloatTensor<Self> {
         unreachable!("{NO_SECOND_ORDER}")
     }
@@ -239,14 +166,6 @@ impl<B: MoeOps, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
     }
 
     fn moe_grouped_gemm_weight(_: FloatTensor<Self>, _: FloatTensor<Self>, _: IntTensor<Self>) -> FloatTensor<Self> {
-        unreachable!("{NO_SECOND_ORDER}")
-    }
-
-    fn moe_swiglu_backward(
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         unreachable!("{NO_SECOND_ORDER}")
     }
 }

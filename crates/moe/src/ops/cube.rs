@@ -5,7 +5,7 @@ use crate::ScoreFunc;
 use crate::kernels::dispatch::{self, DispatchRule};
 use crate::kernels::reroute::{self, RerouteRule};
 use crate::kernels::route::{self, GateRule, SelectRule};
-use crate::kernels::{grouped_gemm, permute, swiglu};
+use crate::kernels::{grouped_gemm, permute};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
 
@@ -96,17 +96,5 @@ impl MoeOps for CubeBackend {
         segments: IntTensor<Self>,
     ) -> FloatTensor<Self> {
         grouped_gemm::cube::grouped_gemm_weight(x, d_y, segments)
-    }
-
-    fn moe_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
-        swiglu::cube::swiglu(gate, up)
-    }
-
-    fn moe_swiglu_backward(
-        gate: FloatTensor<Self>,
-        up: FloatTensor<Self>,
-        d_y: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        swiglu::cube::swiglu_backward(gate, up, d_y)
     }
 }

@@ -167,25 +167,6 @@ impl MoeOps for Flex {
             float(d_weight, [ends - 1, p, q])
         })
     }
-
-    fn moe_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
-        let shape = dims::<2>(&gate);
-        let (gate, up) = (contiguous(&gate), contiguous(&up));
-        with_float!(gate.dtype(), T => float(fused::silu_mul_slices::<T>(slice(&gate), slice(&up)), shape))
-    }
-
-    fn moe_swiglu_backward(
-        gate: FloatTensor<Self>,
-        up: FloatTensor<Self>,
-        d_y: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let shape = dims::<2>(&gate);
-        let (gate, up, d_y) = (contiguous(&gate), contiguous(&up), contiguous(&d_y));
-        with_float!(gate.dtype(), T => {
-            let (d_gate, d_up) = fused::silu_mul_gradients::<T>(slice(&gate), slice(&up), slice(&d_y));
-            (float(d_gate, shape), float(d_up, shape))
-        })
-    }
 }
 
 fn dims<const D: usize>(tensor: &FloatTensor<Flex>) -> [usize; D] {

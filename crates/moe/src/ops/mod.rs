@@ -110,16 +110,4 @@ pub trait MoeOps: Backend {
         d_y: FloatTensor<Self>,
         segments: IntTensor<Self>,
     ) -> FloatTensor<Self>;
-
-    /// `gate_rh` and `up_rh` to `silu(gate) * up`.
-    #[fusion(meta = specs::swiglu)]
-    fn moe_swiglu(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// The gradients of `gate_rh` and `up_rh`.
-    #[fusion(meta = specs::swiglu_backward)]
-    fn moe_swiglu_backward(
-        gate: FloatTensor<Self>,
-        up: FloatTensor<Self>,
-        d_y: FloatTensor<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }

@@ -74,11 +74,3 @@ pub(super) fn grouped_gemm(x: &TensorSpec, weight: &TensorSpec, _: &TensorSpec, 
 pub(super) fn grouped_gemm_weight(x: &TensorSpec, d_y: &TensorSpec, segments: &TensorSpec) -> TensorSpec {
     spec([segments.shape[0] - 1, x.shape[1], d_y.shape[1]], x.dtype)
 }
-
-pub(super) fn swiglu(gate: &TensorSpec, _: &TensorSpec) -> TensorSpec {
-    gate.clone()
-}
-
-pub(super) fn swiglu_backward(gate: &TensorSpec, up: &TensorSpec, _: &TensorSpec) -> (TensorSpec, TensorSpec) {
-    (gate.clone(), up.clone())
-}

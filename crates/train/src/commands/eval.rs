@@ -139,7 +139,7 @@ fn measure(
         let sequences = window.sequences;
         bytes.iter_mut().for_each(|bytes| bytes.add(&window.targets));
         let window = Batch::new(window, None, &saved.config.model, &device)?;
-        let loss = model::cross_entropy(model.logits(window.inputs_bt), window.targets_bt);
+        let loss = model.loss(window.inputs_bt, window.targets_bt);
         nats += f64::from(loss.into_scalar::<f32>()) * (sequences * seq_len) as f64;
         bar.inc(sequences as u64);
     }

@@ -13,13 +13,13 @@
 //! counts takes `4 * units * e` bytes of shared memory, which bounds the units.
 
 use super::{DispatchRule, Layout, Order};
-use crate::kernels::launch::{UNITS, contiguous, empty, units};
-#[cfg(feature = "offline")]
-use crate::kernels::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use fused::cube::launch::{UNITS, contiguous, empty, units};
+#[cfg(feature = "offline")]
+use fused::cube::offline::{KernelCase, buffer};
 
 /// Bytes of shared memory that every GPU gives without being asked for more.
 const SHARED_MEMORY: usize = 48 * 1024;

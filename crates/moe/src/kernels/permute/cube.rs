@@ -3,10 +3,6 @@
 //! The units of a cube read neighbouring vectors of a row and look up its index once each. Every output is written once; only the
 //! gradient of a gate needs what other units have: a sum of one number a unit, through shared memory.
 
-use crate::kernels::launch::{address_type, contiguous, empty, over_rows, units, vector_size};
-#[cfg(feature = "offline")]
-use crate::kernels::offline::{KernelCase, buffer, float_cases};
-use crate::kernels::round::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
@@ -14,6 +10,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use fused::cube::launch::{address_type, contiguous, empty, over_rows, units, vector_size};
+#[cfg(feature = "offline")]
+use fused::cube::offline::{KernelCase, buffer, float_cases};
+use fused::cube::rounded;
 
 pub(crate) fn permute(x: CubeTensor, source: CubeTensor) -> CubeTensor {
     let ([n, d], [r], dtype) = (x.shape().dims(), source.shape().dims(), x.dtype);

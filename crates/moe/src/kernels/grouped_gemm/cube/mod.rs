@@ -19,9 +19,9 @@ mod weight;
 mod weight_cmma;
 mod wgmma;
 
-use crate::kernels::launch::empty;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
+use fused::cube::launch::empty;
 
 #[cfg(feature = "offline")]
 pub(crate) use offline::cases;

@@ -16,7 +16,6 @@
 //! the tiles of tensor cores, warps and cubes from shape and device. A cube of a tile without rows leaves before it has read anything.
 
 use super::tiles::{self, ENTRY};
-use crate::kernels::launch::address_type;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -36,6 +35,7 @@ use cubek::matmul::multi_level::routines::batch::double_buffering::CyclicDoubleB
 use cubek::matmul::multi_level::routines::batch::simple_unit::SimpleUnitAlgorithm;
 use cubek::matmul::multi_level::{BatchMatmulRoutine, launch_kernel};
 use cubek::std::cube_count::CubeCountPlanKind;
+use fused::cube::launch::address_type;
 
 /// Batch to a tile's number in the table, times `stride`: its first row or its expert.
 #[derive(CubeType, CubeLaunch)]

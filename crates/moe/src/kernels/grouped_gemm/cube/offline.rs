@@ -4,8 +4,8 @@
 
 use super::simt::Units;
 use super::{TILE, simt, tiles, weight, weight_cmma, wgmma};
-use crate::kernels::offline::{KernelCase, Target, buffer};
 use cubecl::prelude::*;
+use fused::cube::offline::{KernelCase, Target, buffer};
 use half::{bf16, f16};
 
 pub(crate) fn cases() -> Vec<KernelCase> {

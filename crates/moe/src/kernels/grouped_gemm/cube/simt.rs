@@ -25,9 +25,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::tiles::{self, Tile};
-use crate::kernels::launch::{self, UNITS, address_type};
-use crate::kernels::round::rounded;
 use burn::backend::cubecl::dtype_to_elem_type;
+use fused::cube::launch::{self, UNITS, address_type};
+use fused::cube::rounded;
 
 /// Rows and columns of a unit's sums.
 pub(super) const ROWS: usize = 8;

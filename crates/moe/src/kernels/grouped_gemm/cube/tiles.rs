@@ -20,8 +20,8 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use crate::kernels::launch::{address_type, empty, over_items, vector_size};
 use burn::backend::cubecl::dtype_to_elem_type;
+use fused::cube::launch::{address_type, empty, over_items, vector_size};
 
 /// Numbers a tile takes in the table: expert, first row, end of the expert's rows.
 pub(super) const ENTRY: usize = 3;

@@ -17,10 +17,10 @@
 
 use super::simt::{DEPTH, PAD};
 use super::simt::{Source, Units, multiply, stage, vector_size, write_sums, zero_sums};
-use crate::kernels::launch::{UNITS, address_type, units};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use fused::cube::launch::{UNITS, address_type, units};
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn sum<F: Float, N: Size>(

@@ -17,13 +17,13 @@
 //! a step; 8 numbers at the end of a row shift it by 4 banks, so that the 8 rows that are loaded together do not collide. Then 8 x 1024
 //! bytes through which sums leave: which lane holds which number of a sum is not known, and edges and rounding need to know it.
 
-use crate::kernels::launch::address_type;
-use crate::kernels::round::rounded;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::cmma::{self, MatrixIdent, MatrixLayout};
 use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
+use fused::cube::launch::address_type;
+use fused::cube::rounded;
 
 /// Rows and columns of a cube's tile.
 const TILE: usize = 128;

@@ -24,7 +24,6 @@
 //! against `2 r p q` operations: a few percent of the time where experts have some hundreds of rows.
 
 use super::tiles::{self, Tile};
-use crate::kernels::launch::address_type;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
@@ -32,6 +31,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::features::Tma;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
+use fused::cube::launch::address_type;
 use half::bf16;
 
 /// Rows and columns of a cube's tile.

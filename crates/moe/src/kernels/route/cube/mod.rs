@@ -9,14 +9,14 @@ pub(crate) use select::select_experts;
 
 use super::{GateRule, TINY};
 use crate::ScoreFunc;
-use crate::kernels::launch::{contiguous, empty, over_items, over_rows, units};
-#[cfg(feature = "offline")]
-use crate::kernels::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use fused::cube::launch::{contiguous, empty, over_items, over_rows, units};
+#[cfg(feature = "offline")]
+use fused::cube::offline::{KernelCase, buffer};
 
 pub(crate) fn scores(logits: CubeTensor, func: ScoreFunc) -> CubeTensor {
     let ([n, e], logits) = (logits.shape().dims(), contiguous(logits, DType::F32));

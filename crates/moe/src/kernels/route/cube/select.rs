@@ -4,13 +4,13 @@
 //! sorted list of `candidates` numbers in registers; nothing is shared between units.
 
 use super::super::{GAMMA, Noise, SelectRule};
-use crate::kernels::launch::{contiguous, empty, over_items};
-#[cfg(feature = "offline")]
-use crate::kernels::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use fused::cube::launch::{contiguous, empty, over_items};
+#[cfg(feature = "offline")]
+use fused::cube::offline::{KernelCase, buffer};
 
 pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectRule) -> CubeTensor {
     let [n, e] = scores.shape().dims();

@@ -1,6 +1,18 @@
-use crate::kernel::runs_on;
-use burn::backend::Flex;
-use burn::tensor::{Tensor, TensorData};
+//! AdamW (arXiv 1711.05101), as PyTorch's, in one pass over parameter, moments and gradient.
+//!
+//! ```text
+//! m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
+//! p = p (1 - lr decay) - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + epsilon)
+//! ```
+//!
+//! 16 bytes are read and 12 written for each element; memory that nobody else holds is written in place.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::ops::FusedOps;
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
 use multiversion::multiversion;
 use rayon::prelude::*;
 
@@ -42,12 +54,7 @@ impl AdamWState {
     }
 }
 
-/// One step from `parameter` along `gradient * gradient_scale`, which may be of another float, as PyTorch's `AdamW`:
-///
-/// ```text
-/// m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
-/// p = p (1 - lr decay) - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + epsilon)
-/// ```
+/// One step of an f32 `parameter` along `gradient * gradient_scale`; the gradient may be of another float. None of them is tracked.
 pub fn adamw(
     config: &AdamW,
     lr: f64,
@@ -57,43 +64,33 @@ pub fn adamw(
     state: &mut AdamWState,
 ) -> Tensor<1> {
     state.steps += 1;
-    let gradient = gradient.cast(parameter.dtype());
     let rates = Rates::new(config, lr, gradient_scale, state.steps);
-    if runs_on(&parameter) {
-        let device = parameter.device();
-        let take = |tensor: &mut Tensor<1>| values(std::mem::replace(tensor, Tensor::empty([0], &device)));
-        let (mut m, mut v, mut p) = (take(&mut state.mean), take(&mut state.square), values(parameter));
-        let gradient = gradient.try_into_primitive::<Flex>().expect("on the parameter's device").to_contiguous();
-        let g: &[f32] = gradient.as_slice().expect("contiguous f32");
-        const TASK: usize = 32 * 1024;
-        p.par_chunks_mut(TASK)
-            .zip(m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK)).zip(g.par_chunks(TASK)))
-            .for_each(|(p, ((m, v), g))| step(&rates, p, m, v, g));
-        let tensor = |values: Vec<f32>| {
-            let len = values.len();
-            Tensor::from_data(TensorData::new(values, [len]), &device)
-        };
-        (state.mean, state.square) = (tensor(m), tensor(v));
-        return tensor(p);
-    }
-    let g = gradient * rates.gradient_scale;
-    state.mean = state.mean.clone() * rates.beta1 + g.clone() * (1.0 - rates.beta1);
-    state.square = state.square.clone() * rates.beta2 + g.clone() * g * (1.0 - rates.beta2);
-    let denominator = state.square.clone().sqrt() * rates.inverse_sqrt_correction2 + rates.epsilon;
-    parameter * rates.keep - state.mean.clone() * rates.lr / denominator
+    let device = parameter.device();
+    let take = |tensor: &mut Tensor<1>| std::mem::replace(tensor, Tensor::empty([0], &device)).into_dispatch();
+    let (mean, square) = (take(&mut state.mean), take(&mut state.square));
+    let gradient = gradient.cast(parameter.dtype()).into_dispatch();
+    let (parameter, mean, square) = Dispatch::fused_adamw(parameter.into_dispatch(), mean, square, gradient, rates);
+    (state.mean, state.square) = (Tensor::from_dispatch(mean), Tensor::from_dispatch(square));
+    Tensor::from_dispatch(parameter)
 }
 
-struct Rates {
-    gradient_scale: f32,
-    beta1: f32,
-    beta2: f32,
-    epsilon: f32,
+/// What a step multiplies with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Of the gradient.
+    pub gradient_scale: f32,
+    /// Decay of the mean.
+    pub beta1: f32,
+    /// Decay of the square.
+    pub beta2: f32,
+    /// Added to the denominator.
+    pub epsilon: f32,
     /// `1 - lr * weight_decay`
-    keep: f32,
+    pub keep: f32,
     /// `lr / (1 - beta1^t)`
-    lr: f32,
+    pub lr: f32,
     /// `1 / sqrt(1 - beta2^t)`
-    inverse_sqrt_correction2: f32,
+    pub inverse_sqrt_correction2: f32,
 }
 
 impl Rates {
@@ -110,9 +107,12 @@ impl Rates {
     }
 }
 
-/// The tensor's values, without a copy where nobody else holds them.
-fn values(tensor: Tensor<1>) -> Vec<f32> {
-    tensor.into_data().try_into_vec::<f32>().expect("an f32 tensor")
+/// Changes parameter, mean and square.
+pub(crate) fn adamw_host([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) {
+    const TASK: usize = 32 * 1024;
+    p.par_chunks_mut(TASK)
+        .zip(m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK)).zip(g.par_chunks(TASK)))
+        .for_each(|(p, ((m, v), g))| step(rates, p, m, v, g));
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 /// Where an x86 CPU has no instruction for bf16, LLVM calls a function that CubeCL's CPU runtime does not find: there the bits are rounded
 /// by hand.
 #[cube]
-pub(crate) fn rounded<F: Float, N: Size>(values: Vector<f32, N>) -> Vector<F, N> {
+pub fn rounded<F: Float, N: Size>(values: Vector<f32, N>) -> Vector<F, N> {
     let dtype = elem_type_of::<F>();
     let cores = comptime::hardware_properties().num_cpu_cores;
     if comptime!(dtype == ElemType::Float(FloatKind::BF16) && cores.is_some()) {

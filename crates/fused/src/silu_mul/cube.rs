@@ -1,25 +1,25 @@
-//! The kernels of [`swiglu`](super): one unit a vector of elements, vectors dealt out in strides.
+//! The kernels of [`silu_mul`](super): one unit a vector of elements, vectors dealt out in strides.
 //!
 //! Inputs are read and outputs written once, in vectors as wide as the device loads.
 
-use crate::kernels::launch::{address_type, empty, over_items, vector_size};
+use crate::cube::launch::{address_type, empty, over_items, vector_size};
 #[cfg(feature = "offline")]
-use crate::kernels::offline::{KernelCase, buffer, float_cases};
-use crate::kernels::round::rounded;
+use crate::cube::offline::{KernelCase, buffer, float_cases};
+use crate::cube::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-pub(crate) fn swiglu(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
+pub(crate) fn silu_mul(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
     let ([r, h], dtype) = (gate.shape().dims(), gate.dtype);
     let (gate, up) = (into_contiguous(gate), into_contiguous(up));
     let y = empty(&gate, [r, h], dtype);
     if r * h > 0 {
         let vector = vector_size(&gate.client, r * h, dtype);
         let (count, dim) = over_items(&gate.client, r * h / vector);
-        swiglu_kernel::launch(
+        silu_mul_kernel::launch(
             &gate.client.clone(),
             count,
             dim,
@@ -36,7 +36,7 @@ pub(crate) fn swiglu(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn swiglu_kernel<F: Float, V: Size>(
+fn silu_mul_kernel<F: Float, V: Size>(
     gate: &[Vector<F, V>],
     up: &[Vector<F, V>],
     y: &mut [Vector<F, V>],
@@ -57,14 +57,14 @@ fn sigmoid<V: Size>(x: Vector<f32, V>) -> Vector<f32, V> {
     one / (one + (-x).exp())
 }
 
-pub(crate) fn swiglu_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTensor) -> (CubeTensor, CubeTensor) {
+pub(crate) fn silu_mul_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTensor) -> (CubeTensor, CubeTensor) {
     let ([r, h], dtype) = (gate.shape().dims(), gate.dtype);
     let (gate, up, d_y) = (into_contiguous(gate), into_contiguous(up), into_contiguous(d_y));
     let (d_gate, d_up) = (empty(&gate, [r, h], dtype), empty(&gate, [r, h], dtype));
     if r * h > 0 {
         let vector = vector_size(&gate.client, r * h, dtype);
         let (count, dim) = over_items(&gate.client, r * h / vector);
-        swiglu_backward_kernel::launch(
+        silu_mul_backward_kernel::launch(
             &gate.client.clone(),
             count,
             dim,
@@ -83,7 +83,7 @@ pub(crate) fn swiglu_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTensor)
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn swiglu_backward_kernel<F: Float, V: Size>(
+fn silu_mul_backward_kernel<F: Float, V: Size>(
     gate: &[Vector<F, V>],
     up: &[Vector<F, V>],
     d_y: &[Vector<F, V>],
@@ -107,18 +107,18 @@ fn swiglu_backward_kernel<F: Float, V: Size>(
 /// The kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
-    use swiglu_backward_kernel::SwigluBackwardKernel;
-    use swiglu_kernel::SwigluKernel;
+    use silu_mul_backward_kernel::SiluMulBackwardKernel;
+    use silu_mul_kernel::SiluMulKernel;
 
     let mut cases = vec![];
     for (name, dtype, vector) in float_cases() {
-        cases.push(KernelCase::new(format!("swiglu {name}"), move |gpu| {
+        cases.push(KernelCase::new(format!("silu_mul {name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-            SwigluKernel::new(s, d, t, b(), b(), b(), (), vector, dtype)
+            SiluMulKernel::new(s, d, t, b(), b(), b(), (), vector, dtype)
         }));
-        cases.push(KernelCase::new(format!("swiglu_backward {name}"), move |gpu| {
+        cases.push(KernelCase::new(format!("silu_mul_backward {name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-            SwigluBackwardKernel::new(s, d, t, b(), b(), b(), b(), b(), (), vector, dtype)
+            SiluMulBackwardKernel::new(s, d, t, b(), b(), b(), b(), b(), (), vector, dtype)
         }));
     }
     cases

@@ -12,7 +12,7 @@ use cubecl::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Units of a cube on a GPU, where there is work for them.
-pub(crate) const UNITS: usize = 256;
+pub const UNITS: usize = 256;
 
 /// Strided loops take what more cubes than this would have done.
 const CUBES: usize = 1 << 16;
@@ -29,7 +29,7 @@ pub fn set_cpu_units(units: usize) {
 }
 
 /// Units for a cube with `work` for this many of them: a power of two.
-pub(crate) fn units(client: &Client, work: usize) -> usize {
+pub fn units(client: &Client, work: usize) -> usize {
     let hardware = &client.properties().hardware;
     if hardware.num_cpu_cores.is_some() {
         return CPU_UNITS.load(Ordering::Relaxed).min(hardware.max_units_per_cube as usize);
@@ -39,13 +39,13 @@ pub(crate) fn units(client: &Client, work: usize) -> usize {
 }
 
 /// Cubes and units for `items` that are one unit's work each.
-pub(crate) fn over_items(client: &Client, items: usize) -> (CubeCount, CubeDim) {
+pub fn over_items(client: &Client, items: usize) -> (CubeCount, CubeDim) {
     let units = units(client, items);
     (cubes(items.div_ceil(units)), CubeDim::new_1d(units as u32))
 }
 
 /// Cubes and units for `rows` that are one cube's work each, a row being work for `lines` units.
-pub(crate) fn over_rows(client: &Client, rows: usize, lines: usize) -> (CubeCount, CubeDim) {
+pub fn over_rows(client: &Client, rows: usize, lines: usize) -> (CubeCount, CubeDim) {
     (cubes(rows), CubeDim::new_1d(units(client, lines) as u32))
 }
 
@@ -54,12 +54,12 @@ fn cubes(count: usize) -> CubeCount {
 }
 
 /// The widest vector that divides rows of `d` elements and that the device loads at once.
-pub(crate) fn vector_size(client: &Client, d: usize, dtype: DType) -> usize {
+pub fn vector_size(client: &Client, d: usize, dtype: DType) -> usize {
     client.io_optimized_vector_sizes(dtype.size()).find(|size| d.is_multiple_of(*size)).unwrap_or(1)
 }
 
 /// Whether elements of these tensors are numbered in 32 or in 64 bits.
-pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
+pub fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
     tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default()
 }
 
@@ -67,15 +67,12 @@ pub(crate) fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> Address
 ///
 /// # Panics
 /// If it is of another dtype.
-pub(crate) fn contiguous(tensor: CubeTensor, dtype: DType) -> CubeTensor {
-    assert_eq!(
-        tensor.dtype, dtype,
-        "the operations of a mixture of experts take indices in i32, and scores and gates in f32"
-    );
+pub fn contiguous(tensor: CubeTensor, dtype: DType) -> CubeTensor {
+    assert_eq!(tensor.dtype, dtype, "indices are i32; scores, gates and statistics are f32");
     into_contiguous(tensor)
 }
 
 /// A new contiguous tensor beside `like`, whose elements are not set.
-pub(crate) fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
+pub fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::from(shape), dtype)
 }

@@ -1,0 +1,310 @@
+//! Attention in plain Rust: a task a head of a sequence.
+
+use super::head::Head;
+use super::views::{Target, View};
+use super::{AttentionRule, LatentRule};
+use crate::element::Element;
+use crate::gemm::Matrix;
+use crate::rope::{turn, turn_back};
+use crate::uninit::{overwritten, written};
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+
+/// Sizes of separate queries, keys and values, or of those of one product.
+#[derive(Clone, Copy)]
+pub(crate) struct Sizes {
+    pub b: usize,
+    pub heads: usize,
+    pub t: usize,
+    pub s: usize,
+    pub d: usize,
+    pub dv: usize,
+}
+
+/// A tensor's elements, and from a sequence, a head, a position to the next.
+pub(crate) type Lying<'a, T> = (&'a [T], [usize; 3]);
+
+impl Sizes {
+    fn head<'a>(&self, [q, k, v]: [Matrix<'a, f32>; 3], rule: AttentionRule, [b, head]: [usize; 2]) -> Head<'a, 1> {
+        let Self { t, s, d, dv, .. } = *self;
+        Head { t, s, q: [q], k: [k], d: [d], v, dv, rule, place: [b, head * t * s] }
+    }
+
+    fn by_position(&self, width: usize, t: usize) -> [usize; 3] {
+        [t * self.heads * width, width, self.heads * width]
+    }
+}
+
+/// `y`, `[b, t, heads, dv]`, and `l_bht`.
+pub(crate) fn attention_host<T: Element>(
+    sizes: Sizes,
+    [q, k, v]: [Lying<'_, T>; 3],
+    rule: AttentionRule,
+) -> (Vec<T>, Vec<f32>) {
+    let Sizes { b, heads, t, s, d, dv } = sizes;
+    let (q, k, v) = (View::new(q.0, q.1, d), View::new(k.0, k.1, d), View::new(v.0, v.1, dv));
+    let mut l = vec![0.0; b * heads * t];
+    let write = |y: &mut [MaybeUninit<T>]| {
+        // SAFETY: rows by position and head in memory of just these.
+        let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), sizes.by_position(dv, t), dv) };
+        l.par_chunks_mut(t.max(1)).enumerate().for_each(|(i, l)| {
+            let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 4]>::default());
+            let [wide_q, wide_k, wide_v, wide_y] = &mut wide;
+            let rows = [q.rows(place, t, wide_q), k.rows(place, s, wide_k), v.rows(place, s, wide_v)];
+            let head = sizes.head(rows, rule, place);
+            // SAFETY: there are `t` rows of `dv`.
+            unsafe { head.forward(to_y.rows(place, t, wide_y), l) };
+            to_y.put(place, wide_y);
+        });
+    };
+    // SAFETY: each head sets its rows.
+    let y = unsafe { written(b * t * heads * dv, write) };
+    (y, l)
+}
+
+/// The gradients by position: `[b, t, heads, d]`, `[b, s, heads, d]`, `[b, s, heads, dv]`.
+pub(crate) fn attention_backward_host<T: Element>(
+    sizes: Sizes,
+    inputs: [Lying<'_, T>; 3],
+    outputs: [Lying<'_, T>; 2],
+    l: &[f32],
+    rule: AttentionRule,
+) -> [Vec<T>; 3] {
+    let Sizes { b, heads, t, s, d, dv } = sizes;
+    let mut gradients: [Vec<T>; 3] =
+        [(t, d), (s, d), (s, dv)].map(|(rows, width)| Vec::with_capacity(b * rows * heads * width));
+    let mut shapes = [(t, d), (s, d), (s, dv)].into_iter();
+    let targets = gradients.each_mut().map(|gradient| {
+        let (rows, width) = shapes.next().expect("three of both");
+        // SAFETY: rows by position and head in memory of just these.
+        unsafe { Target::new(gradient.as_mut_ptr(), sizes.by_position(width, rows), width) }
+    });
+    backward(sizes, inputs, outputs, l, rule, targets);
+    for (gradient, (rows, width)) in gradients.iter_mut().zip([(t, d), (s, d), (s, dv)]) {
+        // SAFETY: each head has set its rows.
+        unsafe { gradient.set_len(b * rows * heads * width) };
+    }
+    gradients
+}
+
+/// `[b, t, 3 heads d]` to `y`, `[b, t, heads, d]`, and `l_bht`.
+pub(crate) fn self_attention_host<T: Element>(sizes: Sizes, qkv: &[T], rule: AttentionRule) -> (Vec<T>, Vec<f32>) {
+    attention_host(sizes, three(sizes, qkv), rule)
+}
+
+/// The gradient of `qkv`, `[b, t, 3 heads d]`.
+pub(crate) fn self_attention_backward_host<T: Element>(
+    sizes: Sizes,
+    qkv: &[T],
+    [y, dy]: [&[T]; 2],
+    l: &[f32],
+    rule: AttentionRule,
+) -> Vec<T> {
+    let Sizes { heads, t, d, .. } = sizes;
+    let by_position = sizes.by_position(d, t);
+    let write = |gradient: &mut [MaybeUninit<T>]| {
+        let first = gradient.as_mut_ptr().cast::<T>();
+        let strides = [3 * by_position[0], d, 3 * by_position[2]];
+        // SAFETY: in each row of `3 heads d` the three lie side by side.
+        let targets = [0, 1, 2].map(|i| unsafe { Target::new(first.wrapping_add(i * heads * d), strides, d) });
+        backward(sizes, three(sizes, qkv), [(y, by_position), (dy, by_position)], l, rule, targets);
+    };
+    // SAFETY: each head sets its rows of the three.
+    unsafe { written(qkv.len(), write) }
+}
+
+/// Queries, keys and values of `[b, t, 3, heads, d]`.
+fn three<T>(sizes: Sizes, qkv: &[T]) -> [Lying<'_, T>; 3] {
+    let Sizes { heads, t, d, .. } = sizes;
+    let strides = [3 * t * heads * d, d, 3 * heads * d];
+    [0, 1, 2].map(|i| (&qkv[(i * heads * d).min(qkv.len())..], strides))
+}
+
+fn backward<T: Element>(
+    sizes: Sizes,
+    [q, k, v]: [Lying<'_, T>; 3],
+    [y, dy]: [Lying<'_, T>; 2],
+    l: &[f32],
+    rule: AttentionRule,
+    [to_q, to_k, to_v]: [Target<T>; 3],
+) {
+    let Sizes { heads, t, s, d, dv, .. } = sizes;
+    let (q, k, v) = (View::new(q.0, q.1, d), View::new(k.0, k.1, d), View::new(v.0, v.1, dv));
+    let (y, dy) = (View::new(y.0, y.1, dv), View::new(dy.0, dy.1, dv));
+    l.par_chunks(t.max(1)).enumerate().for_each(|(i, l)| {
+        let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 8]>::default());
+        let [wide_q, wide_k, wide_v, wide_y, wide_dy, to_wide_q, to_wide_k, to_wide_v] = &mut wide;
+        let rows = [q.rows(place, t, wide_q), k.rows(place, s, wide_k), v.rows(place, s, wide_v)];
+        let outputs = [y.rows(place, t, wide_y), dy.rows(place, t, wide_dy)];
+        let targets = [to_q.rows(place, t, to_wide_q), to_k.rows(place, s, to_wide_k), to_v.rows(place, s, to_wide_v)];
+        // SAFETY: there are rows for all of them.
+        unsafe { sizes.head(rows, rule, place).backward(outputs, l, [targets[0]], [targets[1]], targets[2]) };
+        to_q.put(place, to_wide_q);
+        to_k.put(place, to_wide_k);
+        to_v.put(place, to_wide_v);
+    });
+}
+
+/// What a latent attention reads: queries `[b, t, heads (nope + rope)]`, keys and values `[b, t, heads (nope + v)]`, rotated keys `[b, t, rope]`, not rotated yet, and the
+/// table's cosines and sines.
+#[derive(Clone, Copy)]
+pub(crate) struct Latent<'a, T> {
+    pub b: usize,
+    pub t: usize,
+    pub q: &'a [T],
+    pub kv: &'a [T],
+    pub k_rope: &'a [T],
+    pub table: [&'a [f32]; 2],
+    pub rule: LatentRule,
+}
+
+/// The parts of queries, keys and values of a latent attention, each with its width, in their order in memory.
+struct Parts<V> {
+    q_nope: V,
+    q_rope: V,
+    k_nope: V,
+    v: V,
+}
+
+impl<'a, T: Element> Latent<'a, T> {
+    /// From a sequence, a head, a position to the next, of rows with this many elements a head.
+    fn strides(&self, width: usize) -> [usize; 3] {
+        [self.t * self.rule.heads * width, width, self.rule.heads * width]
+    }
+
+    fn parts(&self) -> Parts<View<'a, T>> {
+        let LatentRule { nope, rope, v, .. } = self.rule;
+        let (q, kv) = (self.strides(nope + rope), self.strides(nope + v));
+        Parts {
+            q_nope: View::new(self.q, q, nope),
+            q_rope: View::new(&self.q[nope..], q, rope),
+            k_nope: View::new(self.kv, kv, nope),
+            v: View::new(&self.kv[nope..], kv, v),
+        }
+    }
+
+    /// A head's rows, turned by their positions' angles: `[t, rope]`.
+    fn turned(&self, rows: View<'_, T>, place: [usize; 2]) -> Vec<f32> {
+        let (pairs, mut wide) = (self.rule.rope / 2, vec![0.0; self.rule.rope]);
+        let mut turned = vec![0.0; self.t * self.rule.rope];
+        for (i, row) in turned.chunks_exact_mut(self.rule.rope.max(1)).enumerate() {
+            T::widen(rows.row(place, i), &mut wide);
+            // SAFETY: `turn` sets the row.
+            turn(&wide, self.table.map(|table| &table[i * pairs..(i + 1) * pairs]), unsafe { overwritten(row) });
+        }
+        turned
+    }
+
+    /// Row `i` of a gradient, turned back.
+    fn turned_back(&self, i: usize, row: &[f32]) -> Vec<f32> {
+        let (pairs, mut turned) = (self.rule.rope / 2, vec![0.0; row.len()]);
+        let angles = self.table.map(|table| &table[i * pairs..(i + 1) * pairs]);
+        // SAFETY: `turn_back` sets the row.
+        turn_back(row, angles, unsafe { overwritten(&mut turned) });
+        turned
+    }
+
+    fn head<'m>(
+        &self,
+        q: [Matrix<'m, f32>; 2],
+        k: [Matrix<'m, f32>; 2],
+        v: Matrix<'m, f32>,
+        [b, head]: [usize; 2],
+    ) -> Head<'m, 2> {
+        let LatentRule { nope, rope, v: dv, attention: rule, .. } = self.rule;
+        let t = self.t;
+        Head { t, s: t, q, k, d: [nope, rope], v, dv, rule, place: [b, head * t * t] }
+    }
+}
+
+/// `y`, `[b, t, heads v]`, and `l_bht`.
+pub(crate) fn latent_attention_host<T: Element>(latent: Latent<'_, T>) -> (Vec<T>, Vec<f32>) {
+    let Latent { b, t, rule: LatentRule { heads, rope, v, .. }, .. } = latent;
+    let (parts, k_rope) = (latent.parts(), View::new(latent.k_rope, [t * rope, 0, rope], rope));
+    let mut l = vec![0.0; b * heads * t];
+    let write = |y: &mut [MaybeUninit<T>]| {
+        // SAFETY: rows by position and head in memory of just these.
+        let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), latent.strides(v), v) };
+        l.par_chunks_mut(t.max(1)).enumerate().for_each(|(i, l)| {
+            let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 4]>::default());
+            let [wide_q, wide_k, wide_v, wide_y] = &mut wide;
+            let (q_rope, k_rope) = (latent.turned(parts.q_rope, place), latent.turned(k_rope, place));
+            let q = [parts.q_nope.rows(place, t, wide_q), Matrix::new(&q_rope, rope)];
+            let k = [parts.k_nope.rows(place, t, wide_k), Matrix::new(&k_rope, rope)];
+            let head = latent.head(q, k, parts.v.rows(place, t, wide_v), place);
+            // SAFETY: there are `t` rows of `v`.
+            unsafe { head.forward(to_y.rows(place, t, wide_y), l) };
+            to_y.put(place, wide_y);
+        });
+    };
+    // SAFETY: each head sets its rows.
+    let y = unsafe { written(b * t * heads * v, write) };
+    (y, l)
+}
+
+/// The gradients of `q`, `kv` and `k_rope`.
+pub(crate) fn latent_attention_backward_host<T: Element>(
+    latent: Latent<'_, T>,
+    [y, dy]: [&[T]; 2],
+    l: &[f32],
+) -> [Vec<T>; 3] {
+    let Latent { t, rule: LatentRule { heads, nope, rope, v, .. }, .. } = latent;
+    let (parts, k_rope) = (latent.parts(), View::new(latent.k_rope, [t * rope, 0, rope], rope));
+    let [y, dy] = [y, dy].map(|rows| View::new(rows, latent.strides(v), v));
+    let (q_strides, kv_strides) = (latent.strides(nope + rope), latent.strides(nope + v));
+    let (mut dq, mut dkv) = (Vec::<T>::with_capacity(latent.q.len()), Vec::<T>::with_capacity(latent.kv.len()));
+    // The rotated key's gradient of each head, which are summed afterwards, in the order of heads.
+    let mut of_heads = vec![0.0f32; l.len() * rope];
+    // SAFETY: in each row the parts of a head lie side by side.
+    let to = unsafe {
+        let (q, kv) = (dq.as_mut_ptr(), dkv.as_mut_ptr());
+        Parts {
+            q_nope: Target::new(q, q_strides, nope),
+            q_rope: Target::new(q.wrapping_add(nope), q_strides, rope),
+            k_nope: Target::new(kv, kv_strides, nope),
+            v: Target::new(kv.wrapping_add(nope), kv_strides, v),
+        }
+    };
+    let heads_of_all = l.par_chunks(t.max(1)).zip(of_heads.par_chunks_mut((t * rope).max(1))).enumerate();
+    heads_of_all.for_each(|(i, (l, d_k_rope))| {
+        let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 8]>::default());
+        let [wide_q, wide_k, wide_v, wide_y, wide_dy, to_wide_q, to_wide_k, to_wide_v] = &mut wide;
+        let (q_rope, k_rope) = (latent.turned(parts.q_rope, place), latent.turned(k_rope, place));
+        let q = [parts.q_nope.rows(place, t, wide_q), Matrix::new(&q_rope, rope)];
+        let k = [parts.k_nope.rows(place, t, wide_k), Matrix::new(&k_rope, rope)];
+        let outputs = [y.rows(place, t, wide_y), dy.rows(place, t, wide_dy)];
+        let mut d_q_rope = vec![0.0f32; t * rope];
+        let to_q = [to.q_nope.rows(place, t, to_wide_q), (d_q_rope.as_mut_ptr(), rope)];
+        let to_k = [to.k_nope.rows(place, t, to_wide_k), (d_k_rope.as_mut_ptr(), rope)];
+        let head = latent.head(q, k, parts.v.rows(place, t, wide_v), place);
+        // SAFETY: there are rows for all of them.
+        unsafe { head.backward(outputs, l, to_q, to_k, to.v.rows(place, t, to_wide_v)) };
+        to.q_nope.put(place, to_wide_q);
+        to.k_nope.put(place, to_wide_k);
+        to.v.put(place, to_wide_v);
+        for (i, row) in d_q_rope.chunks_exact(rope.max(1)).enumerate() {
+            to.q_rope.put_row(place, i, &latent.turned_back(i, row));
+        }
+    });
+    // SAFETY: each head has set its rows.
+    unsafe {
+        dq.set_len(latent.q.len());
+        dkv.set_len(latent.kv.len());
+    }
+    [dq, dkv, over_heads(latent, &of_heads)]
+}
+
+/// The sums over heads of `[b, heads, t, rope]`, turned back: `[b, t, rope]`.
+fn over_heads<T: Element>(latent: Latent<'_, T>, of_heads: &[f32]) -> Vec<T> {
+    let Latent { t, rule: LatentRule { heads, rope, .. }, .. } = latent;
+    let row = |row: usize| {
+        let (b, i) = (row / t, row % t);
+        let mut sum = vec![0.0f32; rope];
+        for head in 0..heads {
+            let of_head = &of_heads[((b * heads + head) * t + i) * rope..][..rope];
+            sum.iter_mut().zip(of_head).for_each(|(sum, value)| *sum += value);
+        }
+        latent.turned_back(i, &sum).into_iter().map(T::from_f32)
+    };
+    (0..latent.b * t).flat_map(row).collect()
+}

@@ -1,0 +1,133 @@
+//! Causal attention whose scores are never all in memory.
+//!
+//! ```text
+//! y[i] = sum over j of p[i, j] v[j],   p[i, j] = exp(scale q[i] k[j] - l[i]),   l[i] = log(sum over j of exp(scale q[i] k[j])),   j <= i + offset
+//! ```
+//!
+//! A task is one head of one sequence. It goes through the queries in tiles, each with the keys up to its last query:
+//!
+//! ```text
+//!            keys ->
+//! queries  | s .       |      forward   s = q k^T, p = softmax, y = p v                              one tile of s at a time
+//!          | s s .     |      backward  s again, p = exp(s - l); dv += p^T dy, ds = p (dy v^T - sum(dy y)) scale,
+//!          | s s s .   |                dq = ds k, dk += ds^T q
+//! ```
+//!
+//! Kept for the backward are the inputs, the output and `l`, the log-sum-exp of each row (FlashAttention, arXiv 2205.14135 and 2307.08691). A row's result
+//! depends on its own query and the keys up to it, whatever else is in the batch, to the last bit. Dropout multiplies each `p` in `y` with its factor, a function of
+//! the score's place (see [`dropout`](crate::dropout)), made where it is used. All is computed in f32, results are rounded once.
+//!
+//! Three ways to lay out what goes in, with one algorithm, none of them copied together:
+//!
+//! | | queries | keys | values |
+//! |---|---|---|---|
+//! | [`causal_attention`] | `q_bhtd` | `k_bhsd` | `v_bhsv` |
+//! | [`causal_self_attention`] | | `[b, t, 3 heads d]`, one product | |
+//! | [`latent_attention`] | `[b, t, heads (nope + rope)]` | `nope` of `[b, t, heads (nope + v)]`, and one rotated part for all heads, `[b, t, rope]` | `v` of it |
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+mod head;
+mod host;
+#[cfg(test)]
+mod tests;
+mod views;
+
+use crate::dropout::{DropoutKey, DropoutRule};
+use crate::ops::FusedOps;
+use crate::rope::RopeTable;
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+pub(crate) use host::{
+    Latent, Lying, Sizes, attention_backward_host, attention_host, latent_attention_backward_host,
+    latent_attention_host, self_attention_backward_host, self_attention_host,
+};
+
+/// `softmax(mask(q k^T * scale)) v`, each head on its own. Query `i` sees the keys up to `i + offset`.
+///
+/// # Shapes
+/// `q`: `[b, heads, t, d]`; `k`: `[b, heads, s, d]`; `v`: `[b, heads, s, dv]`, with `s` at most `t + offset`; the result: `[b, t, heads, dv]`. Nothing is copied whose last
+/// dimension lies together.
+///
+/// # Panics
+/// If the shapes are not these, a query would see no key, or no query a key.
+pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, offset: usize) -> Tensor<4> {
+    let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
+    assert_eq!([k.dims(), v.dims()], [[b, heads, s, d], [b, heads, s, dv]], "causal_attention: q is {:?}", q.dims());
+    assert!(s <= t + offset && (s > 0 || t == 0), "causal_attention: {t} queries, {s} keys, offset {offset}");
+    let rule = AttentionRule { scale: scale as f32, offset, dropout: None };
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, rule).0)
+}
+
+/// Attention of queries, keys and values that are one product: in `qkv`, `[b, t, 3 heads d]`, the three lie side by side, and in each the heads (GPT-2's `c_attn`).
+/// Returns `[b, t, heads d]`. A `dropout` has a probability and a key.
+pub fn causal_self_attention(
+    qkv: Tensor<3>,
+    heads: usize,
+    scale: f64,
+    dropout: Option<(f64, DropoutKey)>,
+) -> Tensor<3> {
+    let [_, t, width] = qkv.dims();
+    assert!(width % (3 * heads) == 0, "causal_self_attention: {width} is not 3 times {heads} heads");
+    let dropout = dropout.map(|(p, key)| DropoutRule::new(p, key, heads * t * t));
+    let rule = AttentionRule { scale: scale as f32, offset: 0, dropout };
+    Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), heads, rule).0)
+}
+
+/// Multi-head latent attention's own (DeepSeek-V2, arXiv 2405.04434, section 2.1): a head's query and key have a part without positions and a rotated one, and the
+/// rotated key is the same for all heads. The rotation, [`rope`](crate::rope)'s by `table`, is part of the operation.
+///
+/// # Shapes
+/// `q`: `[b, t, heads (nope + rope)]`, in each head the unrotated part first; `kv`: `[b, t, heads (nope + v)]`, in each head the key first; `k_rope`: `[b, t, rope]`; the
+/// table: `[t, rope / 2]`; the result: `[b, t, heads v]`.
+///
+/// # Panics
+/// If the shapes are not these.
+pub fn latent_attention(
+    q: Tensor<3>,
+    kv: Tensor<3>,
+    k_rope: Tensor<3>,
+    table: &RopeTable,
+    heads: usize,
+    scale: f64,
+) -> Tensor<3> {
+    let ([b, t, q_width], [_, _, kv_width], [_, _, rope]) = (q.dims(), kv.dims(), k_rope.dims());
+    let nope =
+        (q_width / heads).checked_sub(rope).expect("latent_attention: queries are wider than their rotated part");
+    let v = (kv_width / heads).checked_sub(nope).expect("latent_attention: keys and values are wider than keys");
+    assert_eq!([b, t, heads * (nope + rope)], q.dims(), "latent_attention: q");
+    assert_eq!([b, t, heads * (nope + v)], kv.dims(), "latent_attention: kv");
+    assert_eq!([b, t, rope], k_rope.dims(), "latent_attention: k_rope");
+    assert_eq!(table.shape(), [t, rope / 2], "latent_attention: the table's positions and pairs");
+    let attention = AttentionRule { scale: scale as f32, offset: 0, dropout: None };
+    let rule = LatentRule { heads, nope, rope, v, attention };
+    let ([cos, sin], q, kv) = (table.clone().into_dispatch(), q.into_dispatch(), kv.into_dispatch());
+    Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, rule).0)
+}
+
+/// What attention is the same for all heads in.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionRule {
+    /// Of scores.
+    pub scale: f32,
+    /// Query `i` sees the keys up to `i + offset`.
+    pub offset: usize,
+    /// Of probabilities, whose place is theirs in `[b, heads, t, s]`.
+    pub dropout: Option<DropoutRule>,
+}
+
+/// Widths of a latent attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentRule {
+    /// Heads.
+    pub heads: usize,
+    /// Of a query and a key without position.
+    pub nope: usize,
+    /// Of their rotated part.
+    pub rope: usize,
+    /// Of a value.
+    pub v: usize,
+    /// The rest.
+    pub attention: AttentionRule,
+}

@@ -1,0 +1,92 @@
+//! Where rows of heads lie in memory.
+
+use crate::element::Element;
+use crate::gemm::Matrix;
+
+/// Rows of a head of a `[b, heads, t, width]` tensor as it lies, the elements of a row together.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a, T> {
+    data: &'a [T],
+    /// From a sequence, a head, a position to the next.
+    strides: [usize; 3],
+    width: usize,
+}
+
+impl<'a, T: Element> View<'a, T> {
+    pub fn new(data: &'a [T], strides: [usize; 3], width: usize) -> Self {
+        Self { data, strides, width }
+    }
+
+    /// The rows of one head, in f32: as they lie, or copied to `wide`.
+    pub fn rows<'w>(&self, [b, head]: [usize; 2], t: usize, wide: &'w mut Vec<f32>) -> Matrix<'w, f32>
+    where
+        'a: 'w,
+    {
+        let data = &self.data[b * self.strides[0] + head * self.strides[1]..];
+        if let Some(data) = T::as_f32s(data) {
+            return Matrix { data, row_stride: self.strides[2], col_stride: 1 };
+        }
+        wide.resize(t * self.width, 0.0);
+        for (row, wide) in wide.chunks_exact_mut(self.width.max(1)).enumerate() {
+            T::widen(&data[row * self.strides[2]..][..self.width], wide);
+        }
+        Matrix::new(wide, self.width)
+    }
+
+    /// One row.
+    pub fn row(&self, [b, head]: [usize; 2], row: usize) -> &'a [T] {
+        &self.data[b * self.strides[0] + head * self.strides[1] + row * self.strides[2]..][..self.width]
+    }
+}
+
+/// The same of memory to be written, of which each task writes its own heads' rows.
+#[derive(Clone, Copy)]
+pub(super) struct Target<T> {
+    first: *mut T,
+    strides: [usize; 3],
+    width: usize,
+}
+
+// SAFETY: tasks write rows of different heads.
+unsafe impl<T: Element> Sync for Target<T> {}
+
+impl<T: Element> Target<T> {
+    /// # Safety
+    /// All rows lie in memory that is valid for writes as long as the target is used, and no two of them overlap.
+    pub unsafe fn new(first: *mut T, strides: [usize; 3], width: usize) -> Self {
+        Self { first, strides, width }
+    }
+
+    /// Where a head's first row goes in f32, and from a row to the next: the place itself, or `wide`, from which [`put`](Self::put) takes it.
+    pub fn rows(&self, [b, head]: [usize; 2], t: usize, wide: &mut Vec<f32>) -> (*mut f32, usize) {
+        if T::IS_F32 {
+            return (self.place([b, head], 0).cast(), self.strides[2]);
+        }
+        wide.resize(t * self.width, 0.0);
+        (wide.as_mut_ptr(), self.width)
+    }
+
+    /// Rounds what was written to `wide`, if that was where it went.
+    pub fn put(&self, place: [usize; 2], wide: &[f32]) {
+        if !T::IS_F32 {
+            for (row, wide) in wide.chunks_exact(self.width.max(1)).enumerate() {
+                self.put_row(place, row, wide);
+            }
+        }
+    }
+
+    /// Writes one row.
+    pub fn put_row(&self, place: [usize; 2], row: usize, values: &[f32]) {
+        assert!(values.len() == self.width);
+        let to = self.place(place, row);
+        for (i, value) in values.iter().enumerate() {
+            // SAFETY: the row lies inside, and is this task's.
+            unsafe { to.add(i).write(T::from_f32(*value)) }
+        }
+    }
+
+    fn place(&self, [b, head]: [usize; 2], row: usize) -> *mut T {
+        // SAFETY: the place is inside.
+        unsafe { self.first.add(b * self.strides[0] + head * self.strides[1] + row * self.strides[2]) }
+    }
+}

@@ -1,0 +1,132 @@
+//! The loss on the CPU.
+
+use super::{CrossEntropyRule, ROWS};
+use crate::element::Element;
+use crate::gemm::{Matrix, Product, product_here, products};
+use crate::math::{exp, max, sum, task_len};
+use crate::uninit::{overwritten, written};
+use multiversion::multiversion;
+use rayon::prelude::*;
+use std::borrow::Cow;
+use std::mem::MaybeUninit;
+
+/// The mean loss, and, where `wanted`, the gradients of `x` and the head, else nothing.
+///
+/// # Panics
+/// If a target is not in the vocabulary.
+pub(crate) fn cross_entropy_host<T: Element>(
+    x: &[T],
+    head: &[T],
+    targets: &[usize],
+    d: usize,
+    rule: CrossEntropyRule,
+    wanted: bool,
+) -> (f32, Vec<T>, Vec<T>) {
+    let (vocab, n) = (head.len() / d, targets.len());
+    assert!(targets.iter().all(|target| *target < vocab), "a target is not in the vocabulary of {vocab}");
+    let head_dv = match rule.transposed {
+        false => Matrix::new(head, vocab),
+        true => Matrix::new(head, d).transposed(),
+    };
+    let mut logits = vec![T::from_f32(0.0); ROWS.min(n) * vocab];
+    let mut losses = vec![0.0f32; n];
+    let mut d_head = vec![0.0f32; if wanted { head.len() } else { 0 }];
+    let write = |dx: &mut [MaybeUninit<T>]| {
+        for first in (0..n).step_by(ROWS) {
+            let rows = first..n.min(first + ROWS);
+            let (x, logits) = (&x[first * d..rows.end * d], &mut logits[..rows.len() * vocab]);
+            // SAFETY: `products` sets what it writes.
+            let c = unsafe { overwritten(logits) };
+            products(vec![Product { m: rows.len(), n: vocab, k: d, a: Matrix::new(x, d), b: head_dv, c }]);
+            let scale = wanted.then_some(1.0 / n as f32);
+            over_logits(logits, &targets[rows.clone()], &mut losses[rows.clone()], vocab, scale);
+            if wanted {
+                let (a, b) = (Matrix::new(&*logits, vocab), head_dv.transposed());
+                let c = &mut dx[first * d..rows.end * d];
+                products(vec![Product { m: rows.len(), n: d, k: vocab, a, b, c }]);
+                add_to_head(x, logits, &mut d_head, [d, vocab], rule, first > 0);
+            }
+        }
+    };
+    // SAFETY: the chunks are all of `dx`.
+    let dx = unsafe { written(if wanted { x.len() } else { 0 }, write) };
+    let mean = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / n as f64;
+    (mean as f32, dx, T::from_f32s(d_head))
+}
+
+/// Writes each row's loss, and where there is a `scale` the gradients over the logits.
+fn over_logits<T: Element>(logits: &mut [T], targets: &[usize], losses: &mut [f32], vocab: usize, scale: Option<f32>) {
+    let rows = (task_len(vocab) / vocab).max(1);
+    let pieces = logits.par_chunks_mut(rows * vocab).zip(targets.par_chunks(rows)).zip(losses.par_chunks_mut(rows));
+    pieces.for_each(|((logits, targets), losses)| {
+        forward(logits, targets, vocab, losses);
+        if let Some(scale) = scale {
+            backward(logits, targets, vocab, scale);
+        }
+    });
+}
+
+/// `dW = x^T d_logits` of a chunk, added to what is there: `[d, vocab]`, or `[vocab, d]` if transposed. Each task has some columns of the vocabulary.
+fn add_to_head<T: Element>(
+    x: &[T],
+    d_logits: &[T],
+    d_head: &mut [f32],
+    [d, vocab]: [usize; 2],
+    rule: CrossEntropyRule,
+    add: bool,
+) {
+    struct Out(*mut f32);
+    // SAFETY: tasks write different columns.
+    unsafe impl Sync for Out {}
+
+    let rows = x.len() / d;
+    let (x, d_logits) = (f32s(x), f32s(d_logits));
+    let (x, d_logits, out) = (Matrix::new(&x, d), Matrix::new(&d_logits, vocab), Out(d_head.as_mut_ptr()));
+    let width = vocab.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(32).max(256);
+    (0..vocab.div_ceil(width)).into_par_iter().for_each(|i| {
+        let (out, first) = (&out, i * width);
+        let columns = width.min(vocab - first);
+        let part = Matrix { data: &d_logits.data[first..], ..d_logits };
+        // SAFETY: the columns of this task in a matrix of all of them, which is set from the first chunk on.
+        unsafe {
+            if rule.transposed {
+                product_here([columns, d, rows], part.transposed(), x, out.0.add(first * d), d, add);
+            } else {
+                product_here([d, columns, rows], x.transposed(), part, out.0.add(first), vocab, add);
+            }
+        }
+    });
+}
+
+fn f32s<T: Element>(values: &[T]) -> Cow<'_, [f32]> {
+    T::as_f32s(values).map_or_else(
+        || {
+            let mut wide = vec![0.0; values.len()];
+            T::widen(values, &mut wide);
+            Cow::Owned(wide)
+        },
+        Cow::Borrowed,
+    )
+}
+
+/// `log(sum(exp(logits))) - logits[target]`
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn forward<T: Element>(logits: &[T], targets: &[usize], vocab: usize, losses: &mut [f32]) {
+    for ((row, target), loss) in logits.chunks_exact(vocab).zip(targets).zip(losses) {
+        let largest = max(row);
+        let total = sum(row, |x| exp(x - largest));
+        *loss = largest + total.ln() - row[*target].to_f32();
+    }
+}
+
+/// Logits become `scale (softmax - one_hot)`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn backward<T: Element>(logits: &mut [T], targets: &[usize], vocab: usize, scale: f32) {
+    for (row, target) in logits.chunks_exact_mut(vocab).zip(targets) {
+        let largest = max(row);
+        let of_target = row[*target].to_f32();
+        let factor = scale / sum(row, |x| exp(x - largest));
+        row.iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - largest) * factor));
+        row[*target] = T::from_f32(exp(of_target - largest) * factor - scale);
+    }
+}

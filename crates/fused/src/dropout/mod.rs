@@ -1,0 +1,134 @@
+//! Dropout by place (arXiv 1207.0580, in the inverted form): a mask is a function, made where it is used and never kept.
+//!
+//! ```text
+//! y = 0 where upper(number) < p 2^32, else x / (1 - p),   number = mix(start + (i + 1) gamma),   start = mix(key ^ mix(row + gamma))
+//! ```
+//!
+//! `i` is an element's index in its row, the first dimension; `number` is output `i` of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom
+//! Number Generators, 2014), and `mix` its finaliser. The backward is the same operation of `dy`.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::element::Element;
+use crate::math::over_rows;
+use crate::ops::FusedOps;
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+use multiversion::multiversion;
+use std::mem::MaybeUninit;
+
+/// Which elements [`dropout`] keeps: nothing is drawn in order and nothing remembered, so a forward that is run again drops the
+/// same elements, and so does a rank that gets the same sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DropoutKey {
+    /// Masks of different keys are independent.
+    pub key: u64,
+    /// The row of the global batch that the first row of the tensor is.
+    pub first_row: u64,
+}
+
+impl DropoutKey {
+    /// The key of one `place` (a number of the caller's choice) in one `layer`, at one step of the run of this `seed`; its
+    /// first row is row 0.
+    pub fn derive(seed: u64, step: u64, layer: u64, place: u64) -> Self {
+        let key = [seed, step, layer, place].into_iter().fold(0, |key, part| mix((key ^ part).wrapping_add(GAMMA)));
+        Self { key, first_row: 0 }
+    }
+
+    /// The same key for a tensor whose first row is row `first_row` of the global batch.
+    pub fn at_row(self, first_row: u64) -> Self {
+        Self { first_row, ..self }
+    }
+
+    /// Where the numbers of row `row` of the tensor start.
+    pub(crate) fn row(&self, row: usize) -> u64 {
+        mix(self.key ^ mix((self.first_row + row as u64).wrapping_add(GAMMA)))
+    }
+}
+
+/// Sets each element to 0 with probability `p`, and divides the others by `1 - p`.
+///
+/// Whether an element is kept depends on the key, its row (the first dimension) in the global batch, and its index in that row alone.
+///
+/// # Shapes
+/// Any, sequences of the batch first, to the same.
+///
+/// # Panics
+/// If `p` is not in `0..1`.
+pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {
+    if p == 0.0 {
+        return x;
+    }
+    let row_len = x.dims()[1..].iter().product::<usize>().max(1);
+    Tensor::from_dispatch(Dispatch::fused_dropout(x.into_dispatch(), DropoutRule::new(p, key, row_len)))
+}
+
+/// What is dropped.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DropoutRule {
+    /// Masks of different keys are independent.
+    pub key: DropoutKey,
+    /// Elements of a row.
+    pub row_len: usize,
+    /// An element is dropped if the upper half of its number is below this, which is `p` of what a u32 can be.
+    pub threshold: u32,
+    /// `1 / (1 - p)`
+    pub scale: f32,
+}
+
+impl DropoutRule {
+    /// # Panics
+    /// If `p` is not in `0..1`.
+    pub(crate) fn new(p: f64, key: DropoutKey, row_len: usize) -> Self {
+        assert!((0.0..1.0).contains(&p), "dropout: p is {p}, not in 0..1");
+        Self { key, row_len, threshold: (p * 2f64.powi(32)) as u32, scale: (1.0 / (1.0 - p)) as f32 }
+    }
+
+    /// What the elements from `index` on of row `row` are multiplied with.
+    #[inline(always)]
+    pub(crate) fn factors(&self, row: usize, index: usize) -> impl Fn(usize) -> f32 {
+        let (threshold, scale) = (self.threshold, self.scale);
+        let start = self.key.row(row).wrapping_add((index as u64 + 1).wrapping_mul(GAMMA));
+        move |i| {
+            let number = mix(start.wrapping_add((i as u64).wrapping_mul(GAMMA)));
+            if ((number >> 32) as u32) < threshold { 0.0 } else { scale }
+        }
+    }
+}
+
+pub(crate) fn dropout_host<T: Element>(x: &[T], rule: DropoutRule) -> Vec<T> {
+    let task = |first: usize, [x]: [&[T]; 1], y: &mut [MaybeUninit<T>]| {
+        let mut done = 0;
+        while done < x.len() {
+            let (row, index) = ((first + done) / rule.row_len, (first + done) % rule.row_len);
+            let part = done..(done + rule.row_len - index).min(x.len());
+            keep(rule, [row, index], &x[part.clone()], &mut y[part.clone()]);
+            done = part.end;
+        }
+    };
+    // SAFETY: the parts are all of `y`, and `keep` sets them.
+    unsafe { over_rows(1, x.len(), [x], task) }
+}
+
+/// The elements from `index` on of a row.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn keep<T: Element>(rule: DropoutRule, [row, index]: [usize; 2], x: &[T], y: &mut [MaybeUninit<T>]) {
+    let factor = rule.factors(row, index);
+    for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
+        // Chosen, not multiplied: what is dropped becomes 0 even where it is not finite.
+        let factor = factor(i);
+        y.write(T::from_f32(if factor == 0.0 { 0.0 } else { x.to_f32() * factor }));
+    }
+}
+
+/// SplitMix64's increment.
+const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// SplitMix64's finaliser, a bijection.
+#[inline(always)]
+fn mix(z: u64) -> u64 {
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,64 @@
+//! The rows of a table, and the gradient of the table.
+//!
+//! ```text
+//! y[i] = W[token[i]],   dW[v] = sum over i with token[i] = v of dy[i], in the order of i
+//! ```
+//!
+//! The gradient goes through the tokens sorted by row: each row of the table is summed by one task, in f32, and rounded once. So it is the same for any number of
+//! threads, and a frequent token's thousands of terms are no sum in bf16, which would no longer grow at 256 times one of them.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::element::Element;
+use crate::ops::FusedOps;
+use crate::uninit::written;
+use burn::backend::Dispatch;
+use burn::tensor::{Int, Tensor};
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+
+/// The tokens' rows of a table `[vocab, d]`: `[b, t]` to `[b, t, d]`.
+///
+/// # Panics
+/// On the CPU, if a token is not in the vocabulary.
+pub fn embedding(weight_vd: Tensor<2>, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+    let ([b, t], [_, d]) = (tokens_bt.dims(), weight_vd.dims());
+    let tokens = tokens_bt.reshape([b * t]).into_dispatch();
+    Tensor::<2>::from_dispatch(Dispatch::fused_embedding(weight_vd.into_dispatch(), tokens)).reshape([b, t, d])
+}
+
+pub(crate) fn forward_host<T: Element>(weight: &[T], tokens: &[usize], d: usize) -> Vec<T> {
+    let rows = weight.len() / d.max(1);
+    assert!(tokens.iter().all(|token| *token < rows), "a token is not in the vocabulary of {rows}");
+    tokens.iter().flat_map(|token| &weight[token * d..(token + 1) * d]).copied().collect()
+}
+
+pub(crate) fn backward_host<T: Element>(tokens: &[usize], dy: &[T], rows: usize, d: usize) -> Vec<T> {
+    // Places of each row's tokens, in order: a counting sort.
+    let mut ends = vec![0; rows + 1];
+    tokens.iter().for_each(|token| ends[token + 1] += 1);
+    (0..rows).for_each(|row| ends[row + 1] += ends[row]);
+    let (mut places, mut next) = (vec![0; tokens.len()], ends.clone());
+    for (place, token) in tokens.iter().enumerate() {
+        places[next[*token]] = place;
+        next[*token] += 1;
+    }
+    let task = (16 * 1024 / d.max(1)).max(1);
+    let write = |gradient: &mut [MaybeUninit<T>]| {
+        gradient.par_chunks_mut((task * d).max(1)).enumerate().for_each(|(i, gradient)| {
+            let mut sum = vec![0.0f32; d];
+            for (row, gradient) in gradient.chunks_exact_mut(d).enumerate() {
+                let row = i * task + row;
+                sum.fill(0.0);
+                for place in &places[ends[row]..ends[row + 1]] {
+                    let dy = &dy[place * d..(place + 1) * d];
+                    sum.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy.to_f32());
+                }
+                gradient.iter_mut().zip(&sum).for_each(|(gradient, sum)| _ = gradient.write(T::from_f32(*sum)));
+            }
+        });
+    };
+    // SAFETY: the tasks set all rows.
+    unsafe { written(rows * d, write) }
+}

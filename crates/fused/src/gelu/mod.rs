@@ -1,0 +1,55 @@
+//! GELU in its tanh form (arXiv 1606.08415; GPT-2's).
+//!
+//! ```text
+//! y  = 0.5 x (1 + tanh(u)) = x s,   u = sqrt(2/pi) (x + 0.044715 x^3),   s = sigmoid(2u) = 1 / (1 + exp(-2u))
+//! dx = dy (s + x s (1 - s) 2u'),    2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+//! ```
+//!
+//! Element by element, in f32, rounded once. Kept for the backward is `x`, in its own dtype.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::element::Element;
+use crate::math::{over_rows, sigmoid};
+use crate::ops::FusedOps;
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+use multiversion::multiversion;
+use std::mem::MaybeUninit;
+
+/// GELU in its tanh form: any shape to the same.
+pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::fused_gelu(x.into_dispatch()))
+}
+
+/// 2 sqrt(2/pi)
+pub(crate) const TWICE: f32 = 1.595_769_2;
+pub(crate) const CUBIC: f32 = 0.044_715;
+
+pub(crate) fn forward_host<T: Element>(x: &[T]) -> Vec<T> {
+    // SAFETY: `forward` sets all of `y`.
+    unsafe { over_rows(1, x.len(), [x], |_, [x], y| forward(x, y)) }
+}
+
+pub(crate) fn backward_host<T: Element>(x: &[T], dy: &[T]) -> Vec<T> {
+    // SAFETY: `backward` sets all of `dx`.
+    unsafe { over_rows(1, x.len(), [x, dy], |_, [x, dy], dx| backward(x, dy, dx)) }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn forward<T: Element>(x: &[T], y: &mut [MaybeUninit<T>]) {
+    for (y, x) in y.iter_mut().zip(x) {
+        let x = x.to_f32();
+        y.write(T::from_f32(x * sigmoid(TWICE * (x + CUBIC * x * x * x))));
+    }
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn backward<T: Element>(x: &[T], dy: &[T], dx: &mut [MaybeUninit<T>]) {
+    for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
+        let (x, dy) = (x.to_f32(), dy.to_f32());
+        let s = sigmoid(TWICE * (x + CUBIC * x * x * x));
+        dx.write(T::from_f32(dy * (s + x * s * (1.0 - s) * TWICE * (1.0 + 3.0 * CUBIC * x * x))));
+    }
+}

@@ -1,0 +1,104 @@
+//! The products on the CPU.
+
+use crate::element::Element;
+use crate::gemm::{Matrix, Product, products};
+use crate::uninit::written;
+use multiversion::multiversion;
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+
+/// `x W + b` of rows of `from`, with or without a bias.
+pub(crate) fn forward_host<T: Element>(
+    x: &[T],
+    weight: &[T],
+    bias: &[T],
+    [from, to]: [usize; 2],
+    transposed: bool,
+) -> Vec<T> {
+    let m = x.len() / from.max(1);
+    let write = |c: &mut [MaybeUninit<T>]| {
+        products(vec![Product {
+            m,
+            n: to,
+            k: from,
+            a: Matrix::new(x, from),
+            b: matrix(weight, from, to, transposed),
+            c,
+        }]);
+    };
+    // SAFETY: `products` sets all of `c`.
+    let mut y = unsafe { written(m * to, write) };
+    if !bias.is_empty() {
+        y.par_chunks_mut(to * (16 * 1024 / to).max(1))
+            .for_each(|rows| rows.chunks_exact_mut(to).for_each(|y| add(y, bias)));
+    }
+    y
+}
+
+/// The gradients of `x`, weight and bias that are wanted; the others are empty.
+pub(crate) fn backward_host<T: Element>(
+    [x, weight, dy]: [&[T]; 3],
+    [rows, from, to]: [usize; 3],
+    transposed: bool,
+    [of_x, of_weight, of_bias]: [bool; 3],
+) -> [Vec<T>; 3] {
+    let dy_matrix = Matrix::new(dy, to);
+    let mut d_weight = vec![];
+    let write = |dx: &mut [MaybeUninit<T>]| {
+        let write = |dw: &mut [MaybeUninit<T>]| {
+            let mut wanted = vec![];
+            if of_x {
+                let b = matrix(weight, from, to, transposed).transposed();
+                wanted.push(Product { m: rows, n: from, k: to, a: dy_matrix, b, c: dx });
+            }
+            if of_weight {
+                let x = Matrix::new(x, from);
+                let (m, n, a, b) = match transposed {
+                    false => (from, to, x.transposed(), dy_matrix),
+                    true => (to, from, dy_matrix.transposed(), x),
+                };
+                wanted.push(Product { m, n, k: rows, a, b, c: dw });
+            }
+            products(wanted);
+        };
+        // SAFETY: `products` sets what is wanted.
+        d_weight = unsafe { written(if of_weight { from * to } else { 0 }, write) };
+    };
+    // SAFETY: as above.
+    let dx = unsafe { written(if of_x { rows * from } else { 0 }, write) };
+    [dx, d_weight, if of_bias { sum_of_rows(dy, to) } else { vec![] }]
+}
+
+/// `[from, to]`
+fn matrix<T>(weight: &[T], from: usize, to: usize, transposed: bool) -> Matrix<'_, T> {
+    match transposed {
+        false => Matrix::new(weight, to),
+        true => Matrix::new(weight, from).transposed(),
+    }
+}
+
+/// In f32, pieces of rows whose size depends on the width alone, then the pieces in order.
+fn sum_of_rows<T: Element>(rows: &[T], width: usize) -> Vec<T> {
+    let piece = (64 * 1024 / width.max(1)).max(1) * width.max(1);
+    let sums: Vec<Vec<f32>> = rows
+        .par_chunks(piece)
+        .map(|rows| {
+            let mut sum = vec![0.0; width];
+            rows.chunks_exact(width).for_each(|row| accumulate(&mut sum, row));
+            sum
+        })
+        .collect();
+    let mut all = vec![0.0; width];
+    sums.iter().for_each(|sum| accumulate(&mut all, sum));
+    all.into_iter().map(T::from_f32).collect()
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn accumulate<T: Element>(sum: &mut [f32], row: &[T]) {
+    sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.to_f32());
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn add<T: Element>(y: &mut [T], bias: &[T]) {
+    y.iter_mut().zip(bias).for_each(|(y, bias)| *y = T::from_f32(y.to_f32() + bias.to_f32()));
+}

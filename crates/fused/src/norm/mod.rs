@@ -1,0 +1,130 @@
+//! RMSNorm (arXiv 1910.07467) and LayerNorm (arXiv 1607.06450) over the last dimension.
+//!
+//! ```text
+//! y = n gain + bias,   n = (x - m) r,   r = 1 / sqrt(mean((x - m)^2) + epsilon),   m = mean(x), or 0 in RMSNorm
+//! dx = r (c - mean(c) - n mean(c n)),   c = dy gain,   the middle term in LayerNorm alone
+//! d_gain = sum over rows of dy n,   d_bias = sum over rows of dy
+//! ```
+//!
+//! A row at a time, in f32, rounded once. Kept for the backward are `x` and the gain; `m` and `r` are computed again. Sums over rows are added up in pieces of rows
+//! whose size depends on `d` alone.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::element::Element;
+use crate::math::{over_rows, sum, sum2, sum3, task_len};
+use crate::ops::FusedOps;
+use crate::precision::widened;
+use crate::uninit::written;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+use multiversion::multiversion;
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+
+/// `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension: `[.., d]` and `[d]` to `[.., d]`.
+pub fn rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    norm(x, gain, None, NormRule { epsilon: epsilon as f32, centred: false })
+}
+
+/// `(x - mean(x)) / sqrt(var(x) + epsilon) * gain + bias` over the last dimension: `[.., d]`, `[d]` and `[d]` to `[.., d]`.
+pub fn layer_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, bias: Option<Tensor<1>>, epsilon: f64) -> Tensor<D> {
+    norm(x, gain, bias, NormRule { epsilon: epsilon as f32, centred: true })
+}
+
+fn norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, bias: Option<Tensor<1>>, rule: NormRule) -> Tensor<D> {
+    let (shape, [d], gain) = (x.dims(), gain.dims(), widened(gain));
+    assert_eq!(shape[D - 1], d, "norm: rows of {} with a gain of {d}", shape[D - 1]);
+    let rows = shape[..D - 1].iter().product::<usize>();
+    let bias = bias.map_or_else(|| Tensor::empty([0], (&gain.device(), DType::F32)), widened);
+    let (x, gain, bias) = (x.reshape([rows, d]).into_dispatch(), gain.into_dispatch(), bias.into_dispatch());
+    Tensor::<2>::from_dispatch(Dispatch::fused_norm(x, gain, bias, rule)).reshape(shape)
+}
+
+/// Which norm.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormRule {
+    /// Added to the variance.
+    pub epsilon: f32,
+    /// Whether the mean is taken off (LayerNorm).
+    pub centred: bool,
+}
+
+pub(crate) fn forward_host<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule: NormRule) -> Vec<T> {
+    // SAFETY: `forward` sets all of `y`.
+    unsafe { over_rows(gain.len(), x.len(), [x], |_, [x], y| forward(x, gain, bias, rule, y)) }
+}
+
+/// The gradients of `x`, gain and bias.
+pub(crate) fn backward_host<T: Element>(x: &[T], gain: &[f32], dy: &[T], rule: NormRule) -> (Vec<T>, [Vec<f32>; 2]) {
+    let (len, d) = (task_len(gain.len()), gain.len());
+    // Each task sums its rows' share of both, then the shares are added in order.
+    let mut shares = vec![0.0; x.len().div_ceil(len) * 2 * d];
+    let write = |dx: &mut [MaybeUninit<T>]| {
+        let rows = dx.par_chunks_mut(len).zip(x.par_chunks(len).zip(dy.par_chunks(len)));
+        rows.zip(shares.par_chunks_mut(2 * d)).for_each(|((dx, (x, dy)), share)| {
+            let (d_gain, d_bias) = share.split_at_mut(d);
+            backward(x, gain, dy, rule, dx, [d_gain, d_bias]);
+        });
+    };
+    // SAFETY: `backward` sets all of `dx`.
+    let dx = unsafe { written(x.len(), write) };
+    let (mut d_gain, mut d_bias) = (vec![0.0; d], vec![0.0; d]);
+    for share in shares.chunks_exact(2 * d) {
+        add(&mut d_gain, &share[..d]);
+        add(&mut d_bias, &share[d..]);
+    }
+    (dx, [d_gain, d_bias])
+}
+
+/// Mean and `1 / sqrt(var + epsilon)` of a row.
+#[inline(always)]
+fn statistics<T: Element>(row: &[T], rule: NormRule) -> (f32, f32) {
+    let width = row.len() as f32;
+    let mean = if rule.centred { sum(row, |x| x) / width } else { 0.0 };
+    let variance = sum(row, |x| (x - mean) * (x - mean)) / width;
+    (mean, 1.0 / (variance + rule.epsilon).sqrt())
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn forward<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule: NormRule, y: &mut [MaybeUninit<T>]) {
+    for (x, y) in x.chunks_exact(gain.len()).zip(y.chunks_exact_mut(gain.len())) {
+        let (mean, inverse) = statistics(x, rule);
+        let normed = x.iter().zip(gain).map(|(x, gain)| (x.to_f32() - mean) * inverse * gain);
+        if bias.is_empty() {
+            y.iter_mut().zip(normed).for_each(|(y, n)| _ = y.write(T::from_f32(n)));
+        } else {
+            y.iter_mut().zip(normed).zip(bias).for_each(|((y, n), bias)| _ = y.write(T::from_f32(n + bias)));
+        }
+    }
+}
+
+/// Adds the rows' share of the gain's and the bias's gradient to what is there.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn backward<T: Element>(
+    x: &[T],
+    gain: &[f32],
+    dy: &[T],
+    rule: NormRule,
+    dx: &mut [MaybeUninit<T>],
+    [d_gain, d_bias]: [&mut [f32]; 2],
+) {
+    let width = gain.len();
+    for ((x, dy), dx) in x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width)) {
+        let (mean, r) = statistics(x, rule);
+        let mean_c = if rule.centred { sum2(dy, gain, |dy, gain| dy * gain) / width as f32 } else { 0.0 };
+        let mean_cn = sum3((dy, gain, x), |dy, gain, x| dy * gain * (x - mean) * r) / width as f32;
+        let sums = d_gain.iter_mut().zip(d_bias.iter_mut());
+        for (((dx, x), (dy, gain)), (d_gain, d_bias)) in dx.iter_mut().zip(x).zip(dy.iter().zip(gain)).zip(sums) {
+            let (n, dy) = ((x.to_f32() - mean) * r, dy.to_f32());
+            *d_gain += dy * n;
+            *d_bias += dy;
+            dx.write(T::from_f32(r * (dy * gain - mean_c - n * mean_cn)));
+        }
+    }
+}
+
+fn add(sum: &mut [f32], values: &[f32]) {
+    sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+}

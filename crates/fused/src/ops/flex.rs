@@ -1,0 +1,369 @@
+//! The operations in plain Rust, on `flex`.
+
+use super::FusedOps;
+use crate::adamw::{Rates, adamw_host};
+use crate::attention::{self, AttentionRule, Latent, LatentRule, Lying, Sizes};
+use crate::cross_entropy::{CrossEntropyRule, cross_entropy_host};
+use crate::dropout::{DropoutRule, dropout_host};
+use crate::norm::{self, NormRule};
+use crate::sum_of_squares::sum_of_squares_host;
+use crate::{Element, embedding, gelu, linear, rope, silu_mul};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Flex, TensorMetadata};
+use burn::tensor::{DType, Shape, TensorData};
+
+/// `$body` with `$T` as the Rust type of a float dtype.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            other => panic!("fused operations take f32, bf16 and f16, not {other:?}"),
+        }
+    };
+}
+
+impl FusedOps for Flex {
+    fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let x = contiguous(&x);
+        with_float!(x.dtype(), T => float(gelu::forward_host::<T>(slice(&x)), x.shape()))
+    }
+
+    fn fused_gelu_backward(x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, d_y) = (contiguous(&x), contiguous(&d_y));
+        with_float!(x.dtype(), T => float(gelu::backward_host::<T>(slice(&x), slice(&d_y)), x.shape()))
+    }
+
+    fn fused_silu_mul(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (gate, up) = (contiguous(&gate), contiguous(&up));
+        with_float!(gate.dtype(), T => float(silu_mul::forward_host::<T>(slice(&gate), slice(&up)), gate.shape()))
+    }
+
+    fn fused_silu_mul_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (gate, up, d_y) = (contiguous(&gate), contiguous(&up), contiguous(&d_y));
+        with_float!(gate.dtype(), T => {
+            let (d_gate, d_up) = silu_mul::backward_host::<T>(slice(&gate), slice(&up), slice(&d_y));
+            (float(d_gate, gate.shape()), float(d_up, gate.shape()))
+        })
+    }
+
+    fn fused_norm(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> FloatTensor<Self> {
+        let (x, gain, bias) = (contiguous(&x), contiguous(&gain), contiguous(&bias));
+        with_float!(x.dtype(), T => {
+            float(norm::forward_host::<T>(slice(&x), slice(&gain), slice(&bias), rule), x.shape())
+        })
+    }
+
+    fn fused_norm_backward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let (x, gain, d_y) = (contiguous(&x), contiguous(&gain), contiguous(&d_y));
+        with_float!(x.dtype(), T => {
+            let (d_x, [d_gain, d_bias]) = norm::backward_host::<T>(slice(&x), slice(&gain), slice(&d_y), rule);
+            (float(d_x, x.shape()), float(d_gain, gain.shape()), float(d_bias, gain.shape()))
+        })
+    }
+
+    fn fused_rope(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        back: bool,
+    ) -> FloatTensor<Self> {
+        let ([t, pairs], x) = (cos.shape().dims(), contiguous(&x));
+        let (cos, sin) = (contiguous(&cos), contiguous(&sin));
+        with_float!(x.dtype(), T => {
+            float(rope::rope_host::<T>(slice(&x), [slice(&cos), slice(&sin)], [t, pairs], back), x.shape())
+        })
+    }
+
+    fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self> {
+        let x = contiguous(&x);
+        with_float!(x.dtype(), T => float(dropout_host::<T>(slice(&x), rule), x.shape()))
+    }
+
+    fn fused_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        rule: AttentionRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [q, k, v] = [q, k, v].map(rows_together);
+        let sizes = sizes(&q, &v);
+        with_float!(q.dtype(), T => {
+            let (y, l) = attention::attention_host::<T>(sizes, [&q, &k, &v].map(lying), rule);
+            (float(y, [sizes.b, sizes.t, sizes.heads, sizes.dv]), float(l, [sizes.b, sizes.heads, sizes.t]))
+        })
+    }
+
+    fn fused_attention_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        l: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        rule: AttentionRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let ([q, k, v], l) = ([q, k, v].map(rows_together), contiguous(&l));
+        let [y, d_y] = [y, d_y].map(|by_position| rows_together(by_position.permute(&[0, 2, 1, 3])));
+        let sizes = sizes(&q, &v);
+        with_float!(q.dtype(), T => {
+            let (inputs, outputs) = ([&q, &k, &v].map(lying), [&y, &d_y].map(lying));
+            let [d_q, d_k, d_v] = attention::attention_backward_host::<T>(sizes, inputs, outputs, slice(&l), rule);
+            let Sizes { b, heads, t, s, d, dv } = sizes;
+            let by_head = |values, rows, width| float(values, [b, rows, heads, width]).permute(&[0, 2, 1, 3]);
+            (by_head(d_q, t, d), by_head(d_k, s, d), by_head(d_v, s, dv))
+        })
+    }
+
+    fn fused_self_attention(
+        qkv: FloatTensor<Self>,
+        heads: usize,
+        rule: AttentionRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (qkv, sizes) = (contiguous(&qkv), sizes_of_three(&qkv, heads));
+        with_float!(qkv.dtype(), T => {
+            let (y, l) = attention::self_attention_host::<T>(sizes, slice(&qkv), rule);
+            (float(y, [sizes.b, sizes.t, heads * sizes.d]), float(l, [sizes.b, heads, sizes.t]))
+        })
+    }
+
+    fn fused_self_attention_backward(
+        qkv: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        l: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        heads: usize,
+        rule: AttentionRule,
+    ) -> FloatTensor<Self> {
+        let [qkv, y, l, d_y] = [&qkv, &y, &l, &d_y].map(contiguous);
+        let sizes = sizes_of_three(&qkv, heads);
+        with_float!(qkv.dtype(), T => {
+            let outputs = [slice(&y), slice(&d_y)];
+            float(attention::self_attention_backward_host::<T>(sizes, slice(&qkv), outputs, slice(&l), rule), qkv.shape())
+        })
+    }
+
+    fn fused_latent_attention(
+        q: FloatTensor<Self>,
+        kv: FloatTensor<Self>,
+        k_rope: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        rule: LatentRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let inputs = [&q, &kv, &k_rope, &cos, &sin].map(contiguous);
+        with_float!(q.dtype(), T => {
+            let latent = latent::<T>(&inputs, rule);
+            let (y, l) = attention::latent_attention_host(latent);
+            (float(y, [latent.b, latent.t, rule.heads * rule.v]), float(l, [latent.b, rule.heads, latent.t]))
+        })
+    }
+
+    fn fused_latent_attention_backward(
+        q: FloatTensor<Self>,
+        kv: FloatTensor<Self>,
+        k_rope: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        l: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        rule: LatentRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let inputs = [&q, &kv, &k_rope, &cos, &sin].map(contiguous);
+        let [y, l, d_y] = [&y, &l, &d_y].map(contiguous);
+        with_float!(q.dtype(), T => {
+            let outputs = [slice(&y), slice(&d_y)];
+            let [d_q, d_kv, d_k] = attention::latent_attention_backward_host(latent::<T>(&inputs, rule), outputs, slice(&l));
+            (float(d_q, q.shape()), float(d_kv, kv.shape()), float(d_k, k_rope.shape()))
+        })
+    }
+
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        transposed: bool,
+    ) -> FloatTensor<Self> {
+        let [x, weight, bias] = [&x, &weight, &bias].map(contiguous);
+        let ([rows, from], to) = (x.shape().dims(), weight.shape()[usize::from(!transposed)]);
+        with_float!(x.dtype(), T => {
+            let y = linear::forward_host::<T>(slice(&x), slice(&weight), slice(&bias), [from, to], transposed);
+            float(y, [rows, to])
+        })
+    }
+
+    fn fused_linear_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        transposed: bool,
+        wanted: [bool; 3],
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let [x, weight, d_y] = [&x, &weight, &d_y].map(contiguous);
+        let ([rows, from], [_, to]) = (x.shape().dims(), d_y.shape().dims());
+        with_float!(x.dtype(), T => {
+            let slices = [slice(&x), slice(&weight), slice(&d_y)];
+            let [d_x, d_weight, d_bias] = linear::backward_host::<T>(slices, [rows, from, to], transposed, wanted);
+            let or_none = |values: Vec<T>, shape: Vec<usize>, wanted: bool| {
+                float(values, if wanted { shape } else { vec![0] })
+            };
+            let of_weight = if transposed { vec![to, from] } else { vec![from, to] };
+            (
+                or_none(d_x, vec![rows, from], wanted[0]),
+                or_none(d_weight, of_weight, wanted[1]),
+                or_none(d_bias, vec![to], wanted[2]),
+            )
+        })
+    }
+
+    fn fused_cross_entropy(
+        x: FloatTensor<Self>,
+        head: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        rule: CrossEntropyRule,
+    ) -> FloatTensor<Self> {
+        cross_entropy(x, head, targets, rule, false).0
+    }
+
+    fn fused_cross_entropy_with_gradients(
+        x: FloatTensor<Self>,
+        head: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        rule: CrossEntropyRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        cross_entropy(x, head, targets, rule, true)
+    }
+
+    fn fused_embedding(weight: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self> {
+        let (weight, tokens) = (contiguous(&weight), indices(&tokens));
+        let [_, d] = weight.shape().dims();
+        with_float!(weight.dtype(), T => {
+            float(embedding::forward_host::<T>(slice(&weight), &tokens, d), [tokens.len(), d])
+        })
+    }
+
+    fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self> {
+        let (tokens, d_y) = (indices(&tokens), contiguous(&d_y));
+        let [_, d] = d_y.shape().dims();
+        with_float!(d_y.dtype(), T => {
+            float(embedding::backward_host::<T>(&tokens, slice(&d_y), rows, d), [rows, d])
+        })
+    }
+
+    fn fused_adamw(
+        parameter: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        square: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        rates: Rates,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let shape = parameter.shape();
+        let mut state = [parameter, mean, square].map(values);
+        adamw_host(state.each_mut().map(Vec::as_mut_slice), slice(&contiguous(&gradient)), &rates);
+        state.map(|values| float(values, shape.clone())).into()
+    }
+
+    fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let x = contiguous(&x);
+        let parts = with_float!(x.dtype(), T => sum_of_squares_host::<T>(slice(&x)));
+        let len = parts.len();
+        float(parts, [len])
+    }
+}
+
+fn cross_entropy(
+    x: FloatTensor<Flex>,
+    head: FloatTensor<Flex>,
+    targets: IntTensor<Flex>,
+    rule: CrossEntropyRule,
+    wanted: bool,
+) -> (FloatTensor<Flex>, FloatTensor<Flex>, FloatTensor<Flex>) {
+    let (x, head, targets) = (contiguous(&x), contiguous(&head), indices(&targets));
+    let [_, d] = x.shape().dims();
+    with_float!(x.dtype(), T => {
+        let (loss, d_x, d_head) = cross_entropy_host::<T>(slice(&x), slice(&head), &targets, d, rule, wanted);
+        let or_none = |values: Vec<T>, shape: Shape| float(values, if wanted { shape } else { [0].into() });
+        (float(vec![loss], [1]), or_none(d_x, x.shape()), or_none(d_head, head.shape()))
+    })
+}
+
+/// Flex's own `to_contiguous` would copy a part of a larger buffer, as the parameters of a sharded unit are.
+fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
+    if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
+}
+
+/// The tensor, with the elements of a row together.
+fn rows_together(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
+    let strides = tensor.layout().strides();
+    if strides[3] == 1 && strides.iter().all(|stride| *stride >= 0) { tensor } else { tensor.to_contiguous() }
+}
+
+/// A `[b, heads, t, width]` tensor as it lies.
+fn lying<T: Element>(tensor: &FloatTensor<Flex>) -> Lying<'_, T> {
+    let layout = tensor.layout();
+    (&tensor.storage::<T>()[layout.start_offset()..], [0, 1, 2].map(|dim| layout.strides()[dim] as usize))
+}
+
+fn sizes(q: &FloatTensor<Flex>, v: &FloatTensor<Flex>) -> Sizes {
+    let ([b, heads, t, d], [_, _, s, dv]) = (q.shape().dims(), v.shape().dims());
+    Sizes { b, heads, t, s, d, dv }
+}
+
+fn sizes_of_three(qkv: &FloatTensor<Flex>, heads: usize) -> Sizes {
+    let [b, t, width] = qkv.shape().dims();
+    let d = width / 3 / heads;
+    Sizes { b, heads, t, s: t, d, dv: d }
+}
+
+fn latent<T: Element>([q, kv, k_rope, cos, sin]: &[FloatTensor<Flex>; 5], rule: LatentRule) -> Latent<'_, T> {
+    let [b, t, _] = q.shape().dims();
+    Latent { b, t, q: slice(q), kv: slice(kv), k_rope: slice(k_rope), table: [slice(cos), slice(sin)], rule }
+}
+
+fn indices(tensor: &IntTensor<Flex>) -> Vec<usize> {
+    let tensor = contiguous(tensor);
+    match tensor.dtype() {
+        DType::I64 => slice::<i64>(&tensor).iter().map(|index| *index as usize).collect(),
+        DType::I32 => slice::<i32>(&tensor).iter().map(|index| *index as usize).collect(),
+        other => panic!("indices are i64 or i32, not {other:?}"),
+    }
+}
+
+/// The tensor's values, without a copy where nobody else holds them.
+fn values(tensor: FloatTensor<Flex>) -> Vec<f32> {
+    tensor.into_data().try_into_vec::<f32>().expect("an f32 tensor")
+}
+
+fn slice<T: burn::tensor::Element + bytemuck::Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
+    contiguous.as_slice().expect("the operations get contiguous tensors of the dtypes that they ask for")
+}
+
+fn float<T: burn::tensor::Element>(values: Vec<T>, shape: impl Into<Shape>) -> FloatTensor<Flex> {
+    Flex::float_from_data(TensorData::new(values, shape.into()), &Default::default())
+}

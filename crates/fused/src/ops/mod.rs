@@ -1,0 +1,206 @@
+//! The operations as one extension of Burn's backends.
+//!
+//! Every operation is plain Rust on `flex` and a CubeCL kernel on CUDA and on CubeCL's CPU runtime; the functions that users call, with formula and
+//! layout, are in the module that has the operation's name. A backend that is not listed here does not compile, or panics: nothing falls back
+//! to a composition in silence. The one exception is [`linear`](crate::linear): products on devices are Burn's own (cubek's, on tensor cores).
+
+mod autodiff;
+#[cfg(feature = "cubecl")]
+mod cube;
+mod flex;
+#[cfg(feature = "cubecl")]
+mod specs;
+
+use crate::adamw::Rates;
+use crate::attention::{AttentionRule, LatentRule};
+use crate::cross_entropy::CrossEntropyRule;
+use crate::dropout::DropoutRule;
+use crate::linear;
+use crate::norm::NormRule;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, backend_extension};
+
+/// Floats are f32, bf16 or f16 and computed in f32; those called statistics are f32.
+#[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
+#[allow(clippy::type_complexity)]
+pub trait FusedOps: Backend {
+    /// `x` to `gelu(x)`.
+    #[fusion(meta = specs::like1)]
+    fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `x` and the gradient of `gelu(x)` to that of `x`.
+    #[fusion(meta = specs::like2)]
+    fn fused_gelu_backward(x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `gate` and `up` to `silu(gate) * up`.
+    #[fusion(meta = specs::like2)]
+    fn fused_silu_mul(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// The gradients of `gate` and `up`.
+    #[fusion(meta = specs::silu_mul_backward)]
+    fn fused_silu_mul_backward(
+        gate: FloatTensor<Self>,
+        up: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `x_nd`, `gain_d` and `bias_d` (of no elements: none) to `y_nd`.
+    #[fusion(meta = specs::norm)]
+    fn fused_norm(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> FloatTensor<Self>;
+
+    /// The gradients of `x_nd` and `gain_d`, and the sum of `d_y` over rows, which is that of `bias_d`; the last two are statistics.
+    #[fusion(meta = specs::norm_backward)]
+    fn fused_norm_backward(
+        x: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `x_bhtd`, and the statistics `cos_tp` and `sin_tp`, to the rotated; `back`: from the gradient of that to the gradient of `x`.
+    #[fusion(meta = specs::rope)]
+    fn fused_rope(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        back: bool,
+    ) -> FloatTensor<Self>;
+
+    /// `x` to what is kept of it; its own gradient.
+    #[fusion(meta = specs::dropout)]
+    fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self>;
+
+    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the statistic `l_bht`.
+    #[fusion(meta = specs::attention)]
+    fn fused_attention(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        rule: AttentionRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The gradients of `q_bhtd`, `k_bhsd` and `v_bhsv`.
+    #[fusion(meta = specs::attention_backward)]
+    fn fused_attention_backward(
+        q: FloatTensor<Self>,
+        k: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        l: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        rule: AttentionRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `qkv`, `[b, t, 3 heads d]`, to `y`, `[b, t, heads d]`, and the statistic `l_bht`.
+    #[fusion(meta = specs::self_attention)]
+    fn fused_self_attention(
+        qkv: FloatTensor<Self>,
+        heads: usize,
+        rule: AttentionRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The gradient of `qkv`.
+    #[fusion(meta = specs::self_attention_backward)]
+    fn fused_self_attention_backward(
+        qkv: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        l: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        heads: usize,
+        rule: AttentionRule,
+    ) -> FloatTensor<Self>;
+
+    /// `q`, `[b, t, heads (nope + rope)]`, `kv`, `[b, t, heads (nope + v)]`, `k_rope_btr`, not rotated yet, and the statistics `cos_tp` and `sin_tp` to
+    /// `y`, `[b, t, heads v]`, and the statistic `l_bht`.
+    #[fusion(meta = specs::latent_attention)]
+    fn fused_latent_attention(
+        q: FloatTensor<Self>,
+        kv: FloatTensor<Self>,
+        k_rope: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        rule: LatentRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The gradients of `q`, `kv` and `k_rope`.
+    #[fusion(meta = specs::latent_attention_backward)]
+    fn fused_latent_attention_backward(
+        q: FloatTensor<Self>,
+        kv: FloatTensor<Self>,
+        k_rope: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        l: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        rule: LatentRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `x W + b`: `x_np`, `weight_pq` (`weight_qp` where `transposed`) and `bias_q` (of no elements: none) to `y_nq`.
+    #[fusion(default)]
+    fn fused_linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        transposed: bool,
+    ) -> FloatTensor<Self> {
+        linear::composed::<Self>(x, weight, bias, transposed)
+    }
+
+    /// The gradients of `x`, `weight` and `bias`, where they are `wanted`, else any tensor.
+    #[fusion(default)]
+    fn fused_linear_backward(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        transposed: bool,
+        wanted: [bool; 3],
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        linear::composed_backward::<Self>(x, weight, d_y, transposed, wanted)
+    }
+
+    /// `x_nd`, the head (`[vocab, d]`, or `[d, vocab]`) and `targets_n` to the mean loss, a statistic of one element.
+    #[fusion(meta = specs::cross_entropy)]
+    fn fused_cross_entropy(
+        x: FloatTensor<Self>,
+        head: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        rule: CrossEntropyRule,
+    ) -> FloatTensor<Self>;
+
+    /// The same, with the gradients of `x_nd` and the head for a cotangent of 1.
+    #[fusion(meta = specs::cross_entropy_with_gradients)]
+    fn fused_cross_entropy_with_gradients(
+        x: FloatTensor<Self>,
+        head: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        rule: CrossEntropyRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// `weight_vd` and `tokens_n` to the tokens' rows, `y_nd`.
+    #[fusion(meta = specs::embedding)]
+    fn fused_embedding(weight: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self>;
+
+    /// The gradient of `weight_vd` with this many rows.
+    #[fusion(meta = specs::embedding_backward)]
+    fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self>;
+
+    /// Parameter, mean, square, all statistics, and gradient, to the first three after a step.
+    #[fusion(meta = specs::adamw)]
+    fn fused_adamw(
+        parameter: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        square: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        rates: Rates,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    /// Parts of the sum of squares of a `x_n`, which the host adds up in f64.
+    #[fusion(meta = specs::sum_of_squares)]
+    fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self>;
+}

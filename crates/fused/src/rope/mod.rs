@@ -1,0 +1,123 @@
+//! Rotary positions (RoFormer, arXiv 2104.09864) of interleaved pairs.
+//!
+//! ```text
+//! in    x0 x1 | x2 x3 | ..          a pair is turned by its position's angle: (x0 cos - x1 sin, x1 cos + x0 sin)
+//! out   y0 y2 .. | y1 y3 ..         first the first halves of all pairs, then the second ones
+//! back  the rotation by the negative angle, and the order of before
+//! ```
+//!
+//! Queries and keys are laid out alike, so their products are those of the interleaved layout. In f32, rounded once; nothing is kept but the table.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::element::Element;
+use crate::math::over_rows;
+use crate::ops::FusedOps;
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use multiversion::multiversion;
+use std::mem::MaybeUninit;
+
+/// Cosines and sines of the angles of some positions, on one device.
+#[derive(Debug, Clone)]
+pub struct RopeTable {
+    cos_tp: Tensor<2>,
+    sin_tp: Tensor<2>,
+}
+
+impl RopeTable {
+    /// Of angles `[t, pairs]`, row by row, in radians; both are multiplied by `amplitude`.
+    pub fn new(angles: impl Iterator<Item = f64>, amplitude: f64, pairs: usize, device: &Device) -> Self {
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.map(|angle| ((angle.cos() * amplitude) as f32, (angle.sin() * amplitude) as f32)).unzip();
+        let device = device.clone().inner();
+        let table = |values: Vec<f32>| {
+            let shape = [values.len() / pairs, pairs];
+            Tensor::from_data(TensorData::new(values, shape), (&device, DType::F32))
+        };
+        Self { cos_tp: table(cos), sin_tp: table(sin) }
+    }
+
+    /// Cosines and sines, as operations take them.
+    pub(crate) fn into_dispatch(self) -> [DispatchTensor; 2] {
+        [self.cos_tp.into_dispatch(), self.sin_tp.into_dispatch()]
+    }
+
+    /// Positions and pairs.
+    pub(crate) fn shape(&self) -> [usize; 2] {
+        self.cos_tp.dims()
+    }
+
+    /// How many positions it has.
+    pub fn positions(&self) -> usize {
+        self.cos_tp.dims()[0]
+    }
+
+    /// Its first `t` positions, in the same memory.
+    pub fn first(&self, t: usize) -> Self {
+        let first = |table: &Tensor<2>| table.clone().narrow(0, 0, t);
+        Self { cos_tp: first(&self.cos_tp), sin_tp: first(&self.sin_tp) }
+    }
+
+    /// Its rows at these positions.
+    pub fn at(&self, positions: &[usize]) -> Self {
+        let rows: Vec<i64> = positions.iter().map(|position| *position as i64).collect();
+        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [positions.len()]), &self.cos_tp.device());
+        let at = |table: &Tensor<2>| table.clone().select(0, rows.clone());
+        Self { cos_tp: at(&self.cos_tp), sin_tp: at(&self.sin_tp) }
+    }
+}
+
+/// Rotates the pairs `(x0, x1), (x2, x3), ...` of each row by its position's angles; see the module's page for the result's order.
+///
+/// # Shapes
+/// `x` and the result: `[b, heads, t, d]`; the table: `[t, d / 2]`.
+///
+/// # Panics
+/// If the table is of another shape.
+pub fn rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
+    let [_, _, t, d] = x.dims();
+    let of = table.shape();
+    assert!(of == [t, d / 2] && d % 2 == 0, "rope: a table of {of:?} for {t} positions and {d} / 2 pairs");
+    let [cos, sin] = table.clone().into_dispatch();
+    Tensor::from_dispatch(Dispatch::fused_rope(x.into_dispatch(), cos, sin, false))
+}
+
+/// Rows of `2 pairs`, whose positions are `0..t` again and again.
+pub(crate) fn rope_host<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], [t, pairs]: [usize; 2], back: bool) -> Vec<T> {
+    let turn = if back { turn_back } else { turn };
+    let task = |first: usize, [x]: [&[T]; 1], y: &mut [MaybeUninit<T>]| {
+        for (i, (x, y)) in x.chunks_exact(2 * pairs).zip(y.chunks_exact_mut(2 * pairs)).enumerate() {
+            let angles = (first + i) % t * pairs..((first + i) % t + 1) * pairs;
+            turn(x, [&cos[angles.clone()], &sin[angles]], y);
+        }
+    };
+    // SAFETY: both set all of a row.
+    unsafe { over_rows(2 * pairs, x.len(), [x], task) }
+}
+
+/// Turns one row.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+pub(crate) fn turn<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], y: &mut [MaybeUninit<T>]) {
+    let (first, second) = y.split_at_mut(cos.len());
+    let halves = first.iter_mut().zip(second);
+    for ((x, (first, second)), (cos, sin)) in x.as_chunks::<2>().0.iter().zip(halves).zip(cos.iter().zip(sin)) {
+        let [a, b] = x.map(<T as Element>::to_f32);
+        first.write(T::from_f32(a * cos - b * sin));
+        second.write(T::from_f32(b * cos + a * sin));
+    }
+}
+
+/// Turns one row back: the gradient.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+pub(crate) fn turn_back<T: Element>(dy: &[T], [cos, sin]: [&[f32]; 2], dx: &mut [MaybeUninit<T>]) {
+    let (first, second) = dy.split_at(cos.len());
+    let halves = first.iter().zip(second);
+    for ((dx, (first, second)), (cos, sin)) in dx.as_chunks_mut::<2>().0.iter_mut().zip(halves).zip(cos.iter().zip(sin))
+    {
+        let (first, second) = (first.to_f32(), second.to_f32());
+        dx[0].write(T::from_f32(first * cos + second * sin));
+        dx[1].write(T::from_f32(second * cos - first * sin));
+    }
+}

@@ -1,0 +1,74 @@
+//! The gate of a SwiGLU (arXiv 2002.05202).
+//!
+//! ```text
+//! y = silu(gate) * up,   silu(g) = g s,   s = 1 / (1 + exp(-g))
+//! backward   d_up = dy g s,   d_gate = dy up s (1 + g (1 - s))
+//! ```
+//!
+//! Element by element, in f32, rounded once. Kept for the backward are `gate` and `up`, in their own dtype.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::element::Element;
+use crate::math::{TASK, over_rows, sigmoid};
+use crate::ops::FusedOps;
+use crate::uninit::written;
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+use multiversion::multiversion;
+use rayon::prelude::*;
+use std::mem::MaybeUninit;
+
+/// `silu(gate) * up` of two tensors of one shape and dtype.
+///
+/// # Panics
+/// If their shapes or dtypes differ.
+pub fn silu_mul<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
+    assert_eq!((gate.dims(), gate.dtype()), (up.dims(), up.dtype()), "silu_mul: gate and up are alike");
+    Tensor::from_dispatch(Dispatch::fused_silu_mul(gate.into_dispatch(), up.into_dispatch()))
+}
+
+pub(crate) fn forward_host<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
+    // SAFETY: `forward` sets all of `y`.
+    unsafe { over_rows(1, gate.len(), [gate, up], |_, [gate, up], y| forward(gate, up, y)) }
+}
+
+/// The gradients of gate and up.
+pub(crate) fn backward_host<T: Element>(gate: &[T], up: &[T], dy: &[T]) -> (Vec<T>, Vec<T>) {
+    let mut d_up = vec![];
+    let write = |d_gate: &mut [MaybeUninit<T>]| {
+        // SAFETY: `gradients` sets all of both.
+        d_up = unsafe { written(gate.len(), |d_up| gradients(gate, up, dy, d_gate, d_up)) };
+    };
+    // SAFETY: as above.
+    let d_gate = unsafe { written(gate.len(), write) };
+    (d_gate, d_up)
+}
+
+/// Sets all of `d_gate` and `d_up`.
+fn gradients<T: Element>(gate: &[T], up: &[T], dy: &[T], d_gate: &mut [MaybeUninit<T>], d_up: &mut [MaybeUninit<T>]) {
+    let inputs = gate.par_chunks(TASK).zip(up.par_chunks(TASK)).zip(dy.par_chunks(TASK));
+    let pieces = d_gate.par_chunks_mut(TASK).zip(d_up.par_chunks_mut(TASK)).zip(inputs);
+    pieces.for_each(|((d_gate, d_up), ((gate, up), dy))| backward(gate, up, dy, d_gate, d_up));
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn forward<T: Element>(gate: &[T], up: &[T], y: &mut [MaybeUninit<T>]) {
+    for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+        let gate = gate.to_f32();
+        y.write(T::from_f32(gate * sigmoid(gate) * up.to_f32()));
+    }
+}
+
+/// `silu'(g) = s + g s (1 - s)` with `s = sigmoid(g)`.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+fn backward<T: Element>(gate: &[T], up: &[T], dy: &[T], d_gate: &mut [MaybeUninit<T>], d_up: &mut [MaybeUninit<T>]) {
+    let outputs = d_gate.iter_mut().zip(d_up);
+    for ((d_gate, d_up), ((gate, up), dy)) in outputs.zip(gate.iter().zip(up).zip(dy)) {
+        let (gate, dy) = (gate.to_f32(), dy.to_f32());
+        let s = sigmoid(gate);
+        d_up.write(T::from_f32(dy * gate * s));
+        d_gate.write(T::from_f32(dy * up.to_f32() * s * (1.0 + gate * (1.0 - s))));
+    }
+}

@@ -1,0 +1,1 @@
+//! The kernels of [`sum_of_squares`](super).

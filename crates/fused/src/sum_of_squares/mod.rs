@@ -1,0 +1,50 @@
+//! The square of a gradient's norm.
+//!
+//! A device adds up parts of [`PART`] elements, whose rounding does not grow with the tensor, and the host the parts in f64; on the CPU all of it is f64.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::element::Element;
+use crate::ops::FusedOps;
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+/// Elements of a part: 124 million elements are 1,900 numbers for the host.
+pub(crate) const PART: usize = 64 * 1024;
+
+/// How many parts this many elements have.
+#[cfg(feature = "cubecl")]
+pub(crate) fn parts(len: usize) -> usize {
+    len.div_ceil(PART)
+}
+
+/// The sum of `x^2` in f64. To f32's precision it does not depend on how the elements are divided over tensors.
+pub fn sum_of_squares(x: Tensor<1>) -> f64 {
+    let parts = Tensor::<1>::from_dispatch(Dispatch::fused_sum_of_squares(x.inner().into_dispatch()));
+    parts.into_data().iter::<f64>().sum()
+}
+
+/// Of each part, in f64.
+pub(crate) fn sum_of_squares_host<T: Element>(x: &[T]) -> Vec<f64> {
+    let square = |x: &T| f64::from(x.to_f32()) * f64::from(x.to_f32());
+    x.par_chunks(PART).map(|part| part.iter().map(square).sum()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, TensorData};
+
+    #[test]
+    fn parts_add_up_to_the_sum_in_f64() {
+        for len in [0, 1, 65_535, 65_537, 3_000_001] {
+            let values: Vec<f32> = (0..len).map(|i| 0.5 + (i % 7) as f32 * 0.01).collect();
+            let exact: f64 = values.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+            let x = Tensor::<1>::from_data(TensorData::new(values, [len]), &Device::flex());
+            let found = sum_of_squares(x);
+            assert!((found / exact - 1.0).abs() < 1e-6, "{len}: {found}, not {exact}");
+        }
+    }
+}
