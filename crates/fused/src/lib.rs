@@ -37,6 +37,7 @@ mod precision;
 mod rope;
 mod silu_mul;
 mod sum_of_squares;
+mod team;
 mod uninit;
 
 pub use adamw::{AdamW, AdamWState, adamw};
