@@ -11,9 +11,18 @@ use half::bf16;
 use std::any::TypeId;
 use std::ops::Range;
 
+/// How many values of `k` ahead packing asks for what does not follow in memory.
+const AHEAD: usize = 16;
+
 /// The units of a packed panel of `A`: up to 16 rows of `KC`, or `KC` columns of up to 16; and one cache line more, so
 /// that the same places of neighbouring panels do not compete for the same places of the cache.
 pub const PANEL_A: usize = PITCH_A * KC + 16;
+
+/// The units of a packed panel of `B`: `KC` rows of `NR`; and one row more, for the same reason.
+#[inline(always)]
+pub const fn panel_b<V: Vector>() -> usize {
+    (KC + 1) * V::NR
+}
 
 /// Packs the panels of `A` that cover these rows, `PANEL_A` units each, for this block of `k`.
 /// Returns whether they are packed by columns.
@@ -30,6 +39,8 @@ pub fn pack_a<T: Element, V: Vector>(
         for (p, k) in ks.clone().step_by(V::DEPTH).enumerate() {
             for (panel, rows) in to.chunks_exact_mut(PANEL_A).zip(panels) {
                 let to = &mut panel[p * PITCH_A..][..PITCH_A];
+                // SAFETY: a hint.
+                unsafe { V::prefetch(a.data.as_ptr().wrapping_add((k + AHEAD) * a.col_stride + rows.start).cast()) }
                 // A copy of a fixed length is one instruction, and rows too many do no harm.
                 let last = (ks.end - 1).min(k + V::DEPTH - 1) * a.col_stride + rows.start;
                 if last + PITCH_A <= a.data.len() {
@@ -63,7 +74,7 @@ fn end_of_data<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize,
     across::<T, V>(data, start, k_stride, left, to);
 }
 
-/// Packs the panels of `NR` columns of `B` that cover these columns, `KC * NR` units each, for this block of `k`.
+/// Packs the panels of `NR` columns of `B` that cover these columns, `panel_b` units each, for this block of `k`.
 /// The last panel is filled up with zeros. `scratch` holds `NR * KC` units.
 ///
 /// # Safety
@@ -77,8 +88,8 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
     to: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let panels = to.chunks_exact_mut(KC * V::NR).zip(cols.clone().step_by(V::NR));
     if b.col_stride != 1 {
+        let panels = to.chunks_exact_mut(panel_b::<V>()).zip(cols.clone().step_by(V::NR));
         let units = ks.len().div_ceil(V::DEPTH);
         for (panel, col) in panels {
             for (j, line) in scratch.chunks_exact_mut(KC).take(V::NR).enumerate() {
@@ -95,21 +106,20 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
         }
         return;
     }
-    // A few rows at a time: read nearly in order, written in runs.
-    const RUN: usize = 8;
-    let count = cols.len().div_ceil(V::NR);
-    for run in ks.clone().step_by(RUN * V::DEPTH) {
-        for (panel, col) in to.chunks_exact_mut(KC * V::NR).zip(cols.clone().step_by(V::NR)).take(count) {
-            for k in (run..ks.end.min(run + RUN * V::DEPTH)).step_by(V::DEPTH) {
-                let to = &mut panel[(k - ks.start) / V::DEPTH * V::NR..][..V::NR];
-                let start = k * b.row_stride + col;
-                if col + V::NR <= cols.end {
-                    across::<T, V>(b.data, start, b.row_stride, ks.end - k, to);
-                } else {
-                    let (inside, outside) = to.split_at_mut(cols.end - col);
-                    across::<T, V>(b.data, start, b.row_stride, ks.end - k, inside);
-                    outside.fill(0.0);
-                }
+    for (p, k) in ks.clone().step_by(V::DEPTH).enumerate() {
+        for (panel, col) in to.chunks_exact_mut(panel_b::<V>()).zip(cols.clone().step_by(V::NR)) {
+            let to = &mut panel[p * V::NR..][..V::NR];
+            let start = k * b.row_stride + col;
+            for line in (0..V::NR).step_by(64 / size_of::<T>()) {
+                // SAFETY: a hint.
+                unsafe { V::prefetch(b.data.as_ptr().wrapping_add(start + AHEAD * b.row_stride + line).cast()) }
+            }
+            if col + V::NR <= cols.end {
+                across::<T, V>(b.data, start, b.row_stride, ks.end - k, to);
+            } else {
+                let (inside, outside) = to.split_at_mut(cols.end - col);
+                across::<T, V>(b.data, start, b.row_stride, ks.end - k, inside);
+                outside.fill(0.0);
             }
         }
     }
@@ -120,7 +130,7 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
 fn along<T: Element, V: Vector>(data: &[T], start: usize, stride: usize, count: usize, to: &mut [f32]) {
     let data = &data[start..];
     match (V::DEPTH, stride) {
-        (1, 1) => T::widen(&data[..count], to),
+        (1, 1) => widen(&data[..count], to),
         (1, _) => {
             for (to, from) in to.iter_mut().zip(data.chunks(stride)) {
                 T::widen(&from[..1], std::slice::from_mut(to));
@@ -146,7 +156,7 @@ fn along<T: Element, V: Vector>(data: &[T], start: usize, stride: usize, count: 
 fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left: usize, to: &mut [f32]) {
     let first = &data[start..][..to.len()];
     if V::DEPTH == 1 {
-        T::widen(first, to);
+        widen(first, to);
     } else if left > 1 {
         let second = &data[start + k_stride..][..to.len()];
         for ((to, first), second) in to.iter_mut().zip(bits(first)).zip(bits(second)) {
@@ -154,6 +164,18 @@ fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left
         }
     } else {
         to.iter_mut().zip(bits(first)).for_each(|(to, first)| *to = pair(*first, 0));
+    }
+}
+
+/// As [`Element::widen`]; of f32 a copy, whose loop the compiler would take element by element.
+#[inline(always)]
+fn widen<T: Element>(from: &[T], to: &mut [f32]) {
+    assert_eq!(from.len(), to.len());
+    if T::IS_F32 {
+        // SAFETY: as many `f32`, and a `&mut` overlaps with nothing.
+        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr().cast(), to.len()) }
+    } else {
+        T::widen(from, to);
     }
 }
 

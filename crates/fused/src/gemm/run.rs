@@ -13,7 +13,7 @@
 
 use super::epilogue::Finish;
 use super::kernel::{KC, Kernel, Portable, Tile, Vector};
-use super::pack::{PANEL_A, pack_a, pack_b};
+use super::pack::{PANEL_A, pack_a, pack_b, panel_b};
 use super::task::even;
 use super::{Epilogue, Matrix, Product};
 use crate::Element;
@@ -21,6 +21,13 @@ use std::any::TypeId;
 use std::cell::RefCell;
 use std::ops::Range;
 
+/// The most columns at a time: a block of `B` is then 256 · 512 · 4 B = 512 KiB.
+pub const MAX_COLS: usize = 512;
+/// The most rows at a time. Packing `B` costs about half a cycle per element (it comes from the third-level cache), and
+/// each of these rows computes with it for 1/32 of a cycle: 2 %. More rows would need more scratch for 16-bit products.
+pub const MAX_ROWS: usize = 1024;
+/// Columns are cut at multiples of this, so that no tile is cut for it.
+pub const UNIT: usize = 32;
 /// The panels of `A` packed at a time.
 const GROUP: usize = 8;
 
@@ -149,10 +156,29 @@ pub fn best_run<T: Element>() -> Run<T> {
 /// rectangle of `C` and of the epilogue's outputs.
 #[inline(always)]
 unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
-    let Task { rows, cols, .. } = task;
+    for cols in even(task.cols.clone(), task.cols.len().div_ceil(MAX_COLS), UNIT) {
+        for rows in even(task.rows.clone(), task.rows.len().div_ceil(MAX_ROWS), 1) {
+            // SAFETY: a part of the task.
+            unsafe { rectangle::<T, V>(job, rows, cols.clone(), buffers) }
+        }
+    }
+}
+
+/// Computes a part of a task.
+///
+/// # Safety
+///
+/// As [`run`].
+#[inline(always)]
+unsafe fn rectangle<T: Element, V: Vector>(
+    job: &Job<'_, T>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    buffers: &mut Buffers,
+) {
     let block = KC * V::DEPTH;
     let to_a = buffers.a.take(GROUP * PANEL_A);
-    let to_b = buffers.b.take(cols.len().div_ceil(V::NR) * V::NR * KC);
+    let to_b = buffers.b.take(cols.len().div_ceil(V::NR) * panel_b::<V>());
     let scratch = buffers.scratch.take(V::NR * KC);
     let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(V::MR), 1).collect();
     // Partial sums wait for the next block of `k` as `f32`: in `C` itself if it is of that type.
@@ -197,7 +223,7 @@ unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mu
                 let kernel: Kernel = V::KERNELS[usize::from(by_columns)][panel.len() - 1];
                 for col in cols.clone().step_by(V::NR) {
                     let (b, b_stride) = if col >= packed.start {
-                        (to_b[(col - packed.start) * KC..].as_ptr(), V::NR)
+                        (to_b[(col - packed.start) / V::NR * panel_b::<V>()..].as_ptr(), V::NR)
                     } else {
                         (job.b.data[k * job.b.row_stride + col..].as_ptr().cast(), job.b.row_stride)
                     };

@@ -3,33 +3,28 @@
 //! A task is a rectangle of one `C` with all of its `k`: nobody else writes there, and the sums over `k` stay with one
 //! thread, in order.
 
-use super::kernel::KC;
-use super::run::{Job, Task, best_run, with_buffers};
+use super::run::{Job, MAX_COLS, MAX_ROWS, Task, UNIT, best_run, with_buffers};
 use super::{Epilogue, Matrix, Product};
 use crate::{Element, team};
 use std::ops::Range;
 
-/// The most columns of a task: a block of `B` is then 256 · 512 · 4 B = 512 KiB.
-pub const MAX_COLS: usize = 512;
-/// The most rows of a task. Packing `B` costs about half a cycle per element (it comes from the third-level cache), and
-/// each of these rows computes with it for 1/32 of a cycle: 2 %. More rows would need more scratch for 16-bit products.
-const MAX_ROWS: usize = 1024;
-/// The least of both: packing costs relatively more in small tasks.
-const MIN_SIDE: usize = 64;
-/// Tasks per thread to aim at with a single product. More would balance better against threads that are held up by
-/// something else, but smaller tasks pack more: for large `k` a second task per thread costs about 5 %.
-const TASKS_PER_THREAD: usize = 1;
+/// Tasks per thread to aim at with several products, which need not be equal. A lone product is cut into one task per
+/// thread: more would balance better against threads that are held up by something else, but smaller tasks pack more.
+const TASKS_PER_THREAD: usize = 3;
 /// The multiply-adds below which another task costs more than it gains (some ten microseconds of one core).
 const MIN_WORK: usize = 1 << 20;
+/// What packing an element of `A` or `B` costs, in multiply-adds: half a cycle of 32 each.
+const PACKING: usize = 16;
 
 /// Computes products of which no `C` is empty.
 pub fn multiply<T: Element>(list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
-    let threads = rayon::current_num_threads();
-    let total: usize = list.iter().map(|(product, _)| product.m * product.n * product.k).sum();
-    let size = (total / (threads * TASKS_PER_THREAD)).max(MIN_WORK);
+    let work = |product: &Product<'_, T>| product.m * product.n * product.k;
+    let total: usize = list.iter().map(|(product, _)| work(product)).sum();
+    let count = rayon::current_num_threads() * if list.len() == 1 { 1 } else { TASKS_PER_THREAD };
+    let size = total.div_ceil(count).max(MIN_WORK);
     let mut tasks = Vec::new();
     for (job, (product, _)) in list.iter().enumerate() {
-        cut(job, product.m, product.n, product.k, size, &mut tasks);
+        cut(job, product, work(product).div_ceil(size).max(1), &mut tasks);
     }
     // The largest first, so that the last ones to finish are small.
     tasks.sort_by_key(|task| std::cmp::Reverse(task.work));
@@ -62,33 +57,21 @@ pub unsafe fn product_here(
     if m * n == 0 {
         return;
     }
-    let (job, run) = (Job::here(k, a, b, c, c_stride, add), best_run::<f32>());
-    with_buffers(|buffers| {
-        for rows in even(0..m, m.div_ceil(MAX_ROWS), 1) {
-            for cols in even(0..n, n.div_ceil(MAX_COLS), 32) {
-                let task = Task { job: 0, rows: rows.clone(), cols, work: 0 };
-                // SAFETY: `best_run` asked the processor, and the caller says that the rectangle is free.
-                unsafe { run(&job, &task, buffers) }
-            }
-        }
-    });
+    let job = Job::here(k, a, b, c, c_stride, add);
+    let task = Task { job: 0, rows: 0..m, cols: 0..n, work: 0 };
+    // SAFETY: `best_run` asked the processor, and the caller says that `C` is free.
+    with_buffers(|buffers| unsafe { best_run::<f32>()(&job, &task, buffers) });
 }
 
-/// Cuts one product into tasks of at most about `size` multiply-adds, if its sides allow.
-fn cut(job: usize, m: usize, n: usize, k: usize, size: usize, tasks: &mut Vec<Task>) {
-    let mut down = m.div_ceil(MAX_ROWS);
-    let mut across = n.div_ceil(MAX_COLS);
-    while (m / down) * (n / across) * k > size {
-        let (rows, cols) = (m / (down + 1), n / (across + 1));
-        if rows >= cols && rows >= MIN_SIDE {
-            down += 1;
-        } else if cols >= MIN_SIDE {
-            across += 1;
-        } else {
-            break;
-        }
-    }
-    for cols in even(0..n, across, 32) {
+/// Cuts one product into rectangles, in the way whose largest one takes the shortest time.
+fn cut<T>(job: usize, &Product { m, n, k, .. }: &Product<'_, T>, parts: usize, tasks: &mut Vec<Task>) {
+    let time = |down: usize, across: usize| {
+        let (rows, cols) = (m.div_ceil(down), n.div_ceil(UNIT).div_ceil(across) * UNIT);
+        rows * cols + PACKING * (rows * cols.div_ceil(MAX_COLS) + cols * rows.div_ceil(MAX_ROWS))
+    };
+    let ways = (1..=parts).filter(|down| parts.is_multiple_of(*down)).map(|down| (down, parts / down));
+    let (down, across) = ways.min_by_key(|&(down, across)| time(down, across)).expect("there is one part at least");
+    for cols in even(0..n, across, UNIT) {
         for rows in even(0..m, down, 1) {
             let work = rows.len() * cols.len() * k;
             tasks.push(Task { job, rows, cols: cols.clone(), work });
