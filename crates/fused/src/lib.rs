@@ -38,6 +38,7 @@ mod rope;
 mod silu_mul;
 pub mod step;
 mod sum_of_squares;
+mod team;
 mod uninit;
 
 pub use adamw::{AdamW, AdamWState, adamw};

@@ -1,7 +1,8 @@
 //! The micro kernel: one tile of `C` in registers, one block of `k`.
 //!
-//! For every `p` of the block it loads one row of `B` (two vectors), and for each of its rows of `A` broadcasts one
-//! element and issues two fused multiply-adds. The tile is as large as the register file allows:
+//! `A` and `B` come in units of 32 bits: one `f32`, or a pair of `bf16` of two consecutive values of `k`. For every unit
+//! of the block the kernel loads one row of `B` (two vectors), and for each of its rows of `A` broadcasts one unit and
+//! issues two fused multiply-adds. The tile is as large as the register file allows:
 //!
 //! | vectors  | registers | tile    | accumulators | row of `B` | broadcast |
 //! |----------|-----------|---------|--------------|------------|-----------|
@@ -12,7 +13,7 @@
 //! With AVX-512 that is 28 multiply-adds for 16 loads per step: two multiply-add units need 14 cycles, two load
 //! units 8, so the multiply-adds are the limit, as they should be.
 
-/// The number of consecutive values of `k` that are summed up before the sum is added to `C`. Part of the law, so the
+/// The number of consecutive units along `k` that are summed up before the sum is added to `C`. Part of the law, so the
 /// same on all machines. A panel of `A` is then 14 · 256 · 4 B = 14 KiB and stays in the first-level cache (32 KiB or
 /// 48 KiB) while the panels of `B` (32 KiB each) stream past it from the second level.
 pub const KC: usize = 256;
@@ -25,7 +26,7 @@ const AHEAD: usize = 8;
 
 /// What the kernel works on: a panel of `A`, a panel of `B` and the place of the tile in `C`.
 pub struct Tile {
-    /// The length of this block of `k`, at most `KC`.
+    /// The units of this block of `k`, at most `KC`.
     pub k: usize,
     /// Element `(i, p)` is at `i * KC + p`, or at `i + p * PITCH_A` if the panel is packed by columns.
     pub a: *const f32,
@@ -43,13 +44,15 @@ pub struct Tile {
 /// A kernel for a fixed number of rows and a fixed layout of `A`.
 pub type Kernel = unsafe fn(&Tile);
 
-/// A vector of `f32`, with what the kernel and the packing need of it.
+/// A vector of `f32` or of units of the same size, with what the kernel and the packing need of it.
 ///
 /// # Safety
 ///
 /// All functions need a processor that has the vector's instructions, and pointers valid for what they say.
 pub unsafe trait Vector: Copy {
     const LANES: usize;
+    /// The values of `k` in a unit.
+    const DEPTH: usize = 1;
     /// The rows of a full tile.
     const MR: usize;
     /// The columns of a full tile.
@@ -58,7 +61,7 @@ pub unsafe trait Vector: Copy {
     const KERNELS: [&'static [Kernel]; 2];
 
     unsafe fn zero() -> Self;
-    /// All lanes become the one element at `from`.
+    /// All lanes become the one unit at `from`.
     unsafe fn splat(from: *const f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// Hints that the cache line at this address, which need not be valid, will be loaded soon.
@@ -73,11 +76,16 @@ pub unsafe trait Vector: Copy {
 
 /// The kernel for `M` rows. Every element goes through the same additions, whatever `M` is.
 #[inline(always)]
-unsafe fn tile<V: Vector, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
+pub unsafe fn tile<V: Vector, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
     let (row, step) = if BY_COLUMNS { (1, PITCH_A) } else { (KC, 1) };
     // SAFETY: the caller promises the panels that `Tile` describes.
     unsafe {
         let mut sums = [[V::zero(); 2]; M];
+        for i in 0..M {
+            // What is to be written is on its way while the sums are made.
+            V::prefetch(t.c.wrapping_add(i * t.c_stride));
+            V::prefetch(t.c.wrapping_add(i * t.c_stride + t.cols - 1));
+        }
         for p in 0..t.k {
             if BY_COLUMNS {
                 // A new line of `A` with every step; by rows, the processor sees 14 slow streams coming by itself.
@@ -114,6 +122,7 @@ macro_rules! kernels {
         [&[$(kernel::<$rows, false>),*], &[$(kernel::<$rows, true>),*]]
     }};
 }
+pub(super) use kernels;
 
 /// The vector of machines we know nothing about: four lanes, with plain products and sums.
 #[derive(Clone, Copy)]
@@ -162,138 +171,5 @@ unsafe impl Vector for Portable {
     unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
         // SAFETY: the caller's promise.
         std::array::from_fn(|col| Self(std::array::from_fn(|row| unsafe { *from.add(row * stride + col) })))
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{Kernel, Tile, Vector, tile};
-    use std::arch::x86_64::*;
-
-    // SAFETY: used only after AVX-512F was detected.
-    unsafe impl Vector for __m512 {
-        // In all functions below: the caller promises the instructions and the pointers.
-        const LANES: usize = 16;
-        const MR: usize = 14;
-        const KERNELS: [&'static [Kernel]; 2] = kernels!(__m512, "avx512f", 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-
-        #[inline(always)]
-        unsafe fn zero() -> Self {
-            unsafe { _mm512_setzero_ps() }
-        }
-
-        #[inline(always)]
-        unsafe fn splat(from: *const f32) -> Self {
-            unsafe { _mm512_set1_ps(*from) }
-        }
-
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            unsafe { _mm512_loadu_ps(from) }
-        }
-
-        #[inline(always)]
-        unsafe fn prefetch(at: *const f32) {
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-        }
-
-        #[inline(always)]
-        unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-            unsafe { _mm512_fmadd_ps(self, b, c) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
-            unsafe {
-                let mask = if count < 16 { (1 << count) - 1 } else { !0 };
-                let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), self) } else { self };
-                _mm512_mask_storeu_ps(to, mask, sum);
-            }
-        }
-
-        /// Quarter `q` of vector `r` is loaded from row `4 q + r`; transposing the 4 × 4 blocks in all quarters at
-        /// once then leaves the 16 rows in order.
-        #[inline(always)]
-        unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
-            unsafe {
-                let quarter = |row: usize| _mm_loadu_ps(from.add(row * stride));
-                let rows = |r: usize| {
-                    let v = _mm512_castps128_ps512(quarter(r));
-                    let v = _mm512_insertf32x4::<1>(v, quarter(r + 4));
-                    let v = _mm512_insertf32x4::<2>(v, quarter(r + 8));
-                    _mm512_insertf32x4::<3>(v, quarter(r + 12))
-                };
-                let (r0, r1, r2, r3) = (rows(0), rows(1), rows(2), rows(3));
-                let (low01, low23) = (_mm512_unpacklo_ps(r0, r1), _mm512_unpacklo_ps(r2, r3));
-                let (high01, high23) = (_mm512_unpackhi_ps(r0, r1), _mm512_unpackhi_ps(r2, r3));
-                [
-                    _mm512_shuffle_ps::<0x44>(low01, low23),
-                    _mm512_shuffle_ps::<0xee>(low01, low23),
-                    _mm512_shuffle_ps::<0x44>(high01, high23),
-                    _mm512_shuffle_ps::<0xee>(high01, high23),
-                ]
-            }
-        }
-    }
-
-    // SAFETY: used only after AVX2 and FMA were detected.
-    unsafe impl Vector for __m256 {
-        // As above.
-        const LANES: usize = 8;
-        const MR: usize = 6;
-        const KERNELS: [&'static [Kernel]; 2] = kernels!(__m256, "avx2,fma", 1 2 3 4 5 6);
-
-        #[inline(always)]
-        unsafe fn zero() -> Self {
-            unsafe { _mm256_setzero_ps() }
-        }
-
-        #[inline(always)]
-        unsafe fn splat(from: *const f32) -> Self {
-            unsafe { _mm256_broadcast_ss(&*from) }
-        }
-
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            unsafe { _mm256_loadu_ps(from) }
-        }
-
-        #[inline(always)]
-        unsafe fn prefetch(at: *const f32) {
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
-        }
-
-        #[inline(always)]
-        unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-            unsafe { _mm256_fmadd_ps(self, b, c) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
-            unsafe {
-                let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-                let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(8) as i32), lanes);
-                let sum = if add { _mm256_add_ps(_mm256_maskload_ps(to, mask), self) } else { self };
-                if count >= 8 { _mm256_storeu_ps(to, sum) } else { _mm256_maskstore_ps(to, mask, sum) }
-            }
-        }
-
-        /// Half `h` of vector `r` is loaded from row `4 h + r`; see the same function with 16 lanes.
-        #[inline(always)]
-        unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
-            unsafe {
-                let half = |row: usize| _mm_loadu_ps(from.add(row * stride));
-                let rows = |r: usize| _mm256_set_m128(half(r + 4), half(r));
-                let (r0, r1, r2, r3) = (rows(0), rows(1), rows(2), rows(3));
-                let (low01, low23) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpacklo_ps(r2, r3));
-                let (high01, high23) = (_mm256_unpackhi_ps(r0, r1), _mm256_unpackhi_ps(r2, r3));
-                [
-                    _mm256_shuffle_ps::<0x44>(low01, low23),
-                    _mm256_shuffle_ps::<0xee>(low01, low23),
-                    _mm256_shuffle_ps::<0x44>(high01, high23),
-                    _mm256_shuffle_ps::<0xee>(high01, high23),
-                ]
-            }
-        }
     }
 }

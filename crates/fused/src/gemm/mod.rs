@@ -21,15 +21,35 @@
 //! last rounding is `f32`, also for 16-bit elements. (A machine without FMA instructions rounds the product as well;
 //! the order is the same, the bits are that machine's own.)
 //!
+//! Where the processor has AVX512-BF16, `bf16` goes in pairs, and a block is of `KC` pairs:
+//!
+//! ```text
+//! c = 0
+//! for each block of 2 KC = 512 consecutive values of p (the last may be shorter):
+//!     s = 0
+//!     for each pair p, p + 1 in the block: s = s + a[i, p] b[p, j] + a[i, p + 1] b[p + 1, j]
+//!     c = c + s
+//! ```
+//!
+//! A last `p` without a partner is paired with zeros. How one instruction rounds between its two products and the sum is
+//! the processor's own, and it takes subnormal numbers as zero; all else is as above.
+//!
+//! An [`Epilogue`] is a function of one element of `C` and of those in the same place, so it changes nothing of this.
+//!
 //! # The way
 //!
 //! As in BLIS: `kernel` holds a small tile of `C` in registers and runs over one block of `k`; `pack` copies blocks
-//! of `A` and `B` into the order in which the kernel reads them; `task` cuts the products into tasks of similar
-//! size, of which each thread takes the next one until none is left.
+//! of `A` and `B` into the order in which the kernel reads them; `run` computes one rectangle of a `C` with both, and
+//! finishes its rows with `epilogue`; `task` cuts the products into such tasks of similar size, of which each thread
+//! takes the next one until none is left.
 
+mod epilogue;
 mod kernel;
 mod pack;
+mod run;
 mod task;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub(crate) use task::product_here;
 
@@ -90,21 +110,58 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
+/// What is done with the sums of a product while they are in the cache, all in `f32`:
+///
+/// ```text
+/// x = A B + bias               written to `pre_activation`
+/// C = gelu(x) + residual
+/// ```
+///
+/// Every part is optional.
+pub struct Epilogue<'a, T> {
+    /// `[n]`, added to every row.
+    pub bias: Option<&'a [T]>,
+    /// `[m, n]`: takes the sums with the bias, rounded; every element is written.
+    pub pre_activation: Option<&'a mut [MaybeUninit<T>]>,
+    /// Whether to apply GELU in its tanh form, as [`gelu`](crate::gelu) has it.
+    pub gelu: bool,
+    /// `[m, n]`, added at last.
+    pub residual: Option<&'a [T]>,
+}
+
+/// Nothing.
+impl<T> Default for Epilogue<'_, T> {
+    fn default() -> Self {
+        Self { bias: None, pre_activation: None, gelu: false, residual: None }
+    }
+}
+
 /// Computes all products on the current rayon pool.
 ///
 /// # Panics
 ///
 /// If a matrix is larger than its data, or `c` does not have `m * n` elements.
-pub fn products<T: Element>(mut list: Vec<Product<'_, T>>) {
-    for product in &mut list {
+pub fn products<T: Element>(list: Vec<Product<'_, T>>) {
+    products_with(list.into_iter().map(|product| (product, Epilogue::default())).collect());
+}
+
+/// Computes all products, each with its epilogue, on the current rayon pool.
+///
+/// # Panics
+///
+/// As [`products`], or if a part of an epilogue has another number of elements than it says.
+pub fn products_with<T: Element>(mut list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
+    for (product, epilogue) in &list {
         let (m, n, k) = (product.m, product.n, product.k);
         assert!(product.a.holds(m, k), "A [{m}, {k}] is larger than its data");
         assert!(product.b.holds(k, n), "B [{k}, {n}] is larger than its data");
-        assert_eq!(Some(product.c.len()), m.checked_mul(n), "C must be [{m}, {n}]");
-        if k == 0 {
-            product.c.fill(MaybeUninit::new(T::from_f32(0.0)));
-        }
+        let len = product.c.len();
+        assert_eq!(Some(len), m.checked_mul(n), "C must be [{m}, {n}]");
+        assert!(epilogue.bias.is_none_or(|bias| bias.len() == n), "the bias must be [{n}]");
+        let as_c = |other: Option<usize>, name| assert!(other.is_none_or(|other| other == len), "{name} must be as C");
+        as_c(epilogue.pre_activation.as_ref().map(|to| to.len()), "the pre-activation");
+        as_c(epilogue.residual.map(<[T]>::len), "the residual");
     }
-    list.retain(|product| product.m * product.n * product.k > 0);
+    list.retain(|(product, _)| !product.c.is_empty());
     task::multiply(list);
 }

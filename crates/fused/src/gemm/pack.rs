@@ -1,39 +1,66 @@
-//! Copies blocks of `A` and `B` into the order in which the kernel reads them, as `f32`.
+//! Copies blocks of `A` and `B` into the order in which the kernel reads them, as its units.
 //!
-//! `A` is only ever broadcast, one element at a time, so the kernel takes it by rows or by columns and packing is
-//! copying either way. `B` is read in rows of `NR` elements; if it comes by columns (the transposed weights of a
-//! backward pass), packing transposes it.
+//! `A` is only ever broadcast, one unit at a time, so the kernel takes it by rows or by columns and packing is copying
+//! either way. `B` is read in rows of `NR` units; if it comes by columns (the transposed weights of a backward pass),
+//! packing transposes it.
 
 use super::Matrix;
 use super::kernel::{KC, PITCH_A, Vector};
 use crate::Element;
+use half::bf16;
+use std::any::TypeId;
 use std::ops::Range;
 
-/// The elements of a packed panel of `A`: up to 16 rows of `KC`, or `KC` columns of up to 16.
-pub const PANEL_A: usize = PITCH_A * KC;
+/// How many values of `k` ahead packing asks for what does not follow in memory.
+const AHEAD: usize = 16;
 
-/// Packs the panels of `A` that cover these rows, `PANEL_A` elements each, for this block of `k`.
+/// The units of a packed panel of `A`: up to 16 rows of `KC`, or `KC` columns of up to 16; and one cache line more, so
+/// that the same places of neighbouring panels do not compete for the same places of the cache.
+pub const PANEL_A: usize = PITCH_A * KC + 16;
+
+/// The units of a packed panel of `B`: `KC` rows of `NR`; and one row more, for the same reason.
+#[inline(always)]
+pub const fn panel_b<V: Vector>() -> usize {
+    (KC + 1) * V::NR
+}
+
+/// Packs the panels of `A` that cover these rows, `PANEL_A` units each, for this block of `k`.
 /// Returns whether they are packed by columns.
 #[inline(always)]
-pub fn pack_a<T: Element>(a: &Matrix<'_, T>, panels: &[Range<usize>], ks: Range<usize>, to: &mut [f32]) -> bool {
+pub fn pack_a<T: Element, V: Vector>(
+    a: &Matrix<'_, T>,
+    panels: &[Range<usize>],
+    ks: Range<usize>,
+    to: &mut [f32],
+) -> bool {
     let by_columns = a.row_stride == 1 && a.col_stride != 1;
     if by_columns {
         // All panels of one column before the next column: they are neighbours in memory.
-        for (p, k) in ks.enumerate() {
-            let column = &a.data[k * a.col_stride..];
+        for (p, k) in ks.clone().step_by(V::DEPTH).enumerate() {
             for (panel, rows) in to.chunks_exact_mut(PANEL_A).zip(panels) {
                 let to = &mut panel[p * PITCH_A..][..PITCH_A];
+                // SAFETY: a hint.
+                unsafe { V::prefetch(a.data.as_ptr().wrapping_add((k + AHEAD) * a.col_stride + rows.start).cast()) }
                 // A copy of a fixed length is one instruction, and rows too many do no harm.
-                match column.get(rows.start..rows.start + PITCH_A) {
-                    Some(from) => T::widen(from, to),
-                    None => end_of_data(&column[rows.clone()], to),
+                let last = (ks.end - 1).min(k + V::DEPTH - 1) * a.col_stride + rows.start;
+                if last + PITCH_A <= a.data.len() {
+                    across::<T, V>(a.data, k * a.col_stride + rows.start, a.col_stride, ks.end - k, to);
+                } else {
+                    end_of_data::<T, V>(
+                        a.data,
+                        k * a.col_stride + rows.start,
+                        a.col_stride,
+                        ks.end - k,
+                        &mut to[..rows.len()],
+                    );
                 }
             }
         }
     } else {
         for (panel, rows) in to.chunks_exact_mut(PANEL_A).zip(panels) {
             for (to, row) in panel.chunks_exact_mut(KC).zip(rows.clone()) {
-                line(a.data, row * a.row_stride + ks.start * a.col_stride, a.col_stride, &mut to[..ks.len()]);
+                let start = row * a.row_stride + ks.start * a.col_stride;
+                along::<T, V>(a.data, start, a.col_stride, ks.len(), &mut to[..ks.len().div_ceil(V::DEPTH)]);
             }
         }
     }
@@ -43,12 +70,12 @@ pub fn pack_a<T: Element>(a: &Matrix<'_, T>, panels: &[Range<usize>], ks: Range<
 /// The rest of a column. Out of line, so that the usual copy in [`pack_a`] keeps its fixed length.
 #[cold]
 #[inline(never)]
-fn end_of_data<T: Element>(from: &[T], to: &mut [f32]) {
-    T::widen(from, &mut to[..from.len()]);
+fn end_of_data<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left: usize, to: &mut [f32]) {
+    across::<T, V>(data, start, k_stride, left, to);
 }
 
-/// Packs the panels of `NR` columns of `B` that cover these columns, `KC * NR` elements each, for this block of `k`.
-/// The last panel is filled up with zeros. `scratch` holds `NR * KC` elements.
+/// Packs the panels of `NR` columns of `B` that cover these columns, `panel_b` units each, for this block of `k`.
+/// The last panel is filled up with zeros. `scratch` holds `NR * KC` units.
 ///
 /// # Safety
 ///
@@ -61,52 +88,109 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
     to: &mut [f32],
     scratch: &mut [f32],
 ) {
-    let panels = to.chunks_exact_mut(KC * V::NR).zip(cols.clone().step_by(V::NR));
-    if b.row_stride == 1 && b.col_stride != 1 {
+    if b.col_stride != 1 {
+        let panels = to.chunks_exact_mut(panel_b::<V>()).zip(cols.clone().step_by(V::NR));
+        let units = ks.len().div_ceil(V::DEPTH);
         for (panel, col) in panels {
             for (j, line) in scratch.chunks_exact_mut(KC).take(V::NR).enumerate() {
-                let line = &mut line[..ks.len()];
+                let line = &mut line[..units];
                 if col + j < cols.end {
-                    T::widen(&b.data[(col + j) * b.col_stride + ks.start..][..ks.len()], line);
+                    let start = (col + j) * b.col_stride + ks.start * b.row_stride;
+                    along::<T, V>(b.data, start, b.row_stride, ks.len(), line);
                 } else {
                     line.fill(0.0);
                 }
             }
             // SAFETY: the caller's promise; the scratch has `NR` rows of `KC`, a multiple of 4.
-            unsafe { transpose::<V>(ks.len(), scratch, panel) };
+            unsafe { transpose::<V>(units, scratch, panel) };
         }
         return;
     }
-    // A few rows at a time: read nearly in order, written in runs.
-    const RUN: usize = 8;
-    let count = cols.len().div_ceil(V::NR);
-    for run in ks.clone().step_by(RUN) {
-        for (panel, col) in to.chunks_exact_mut(KC * V::NR).zip(cols.clone().step_by(V::NR)).take(count) {
-            for k in run..ks.end.min(run + RUN) {
-                let to = &mut panel[(k - ks.start) * V::NR..][..V::NR];
-                let at = k * b.row_stride + col * b.col_stride;
-                if b.col_stride == 1 && col + V::NR <= cols.end {
-                    T::widen(&b.data[at..][..V::NR], to);
-                } else {
-                    let (inside, outside) = to.split_at_mut(V::NR.min(cols.end - col));
-                    line(b.data, at, b.col_stride, inside);
-                    outside.fill(0.0);
-                }
+    for (p, k) in ks.clone().step_by(V::DEPTH).enumerate() {
+        for (panel, col) in to.chunks_exact_mut(panel_b::<V>()).zip(cols.clone().step_by(V::NR)) {
+            let to = &mut panel[p * V::NR..][..V::NR];
+            let start = k * b.row_stride + col;
+            for line in (0..V::NR).step_by(64 / size_of::<T>()) {
+                // SAFETY: a hint.
+                unsafe { V::prefetch(b.data.as_ptr().wrapping_add(start + AHEAD * b.row_stride + line).cast()) }
+            }
+            if col + V::NR <= cols.end {
+                across::<T, V>(b.data, start, b.row_stride, ks.end - k, to);
+            } else {
+                let (inside, outside) = to.split_at_mut(cols.end - col);
+                across::<T, V>(b.data, start, b.row_stride, ks.end - k, inside);
+                outside.fill(0.0);
             }
         }
     }
 }
 
-/// Converts elements that are `stride` apart.
+/// Units of consecutive values of `k`, of which there are `count`, `stride` apart.
 #[inline(always)]
-fn line<T: Element>(data: &[T], start: usize, stride: usize, to: &mut [f32]) {
-    if stride == 1 {
-        T::widen(&data[start..][..to.len()], to);
-    } else {
-        for (to, from) in to.iter_mut().zip(data[start..].chunks(stride)) {
-            T::widen(&from[..1], std::slice::from_mut(to));
+fn along<T: Element, V: Vector>(data: &[T], start: usize, stride: usize, count: usize, to: &mut [f32]) {
+    let data = &data[start..];
+    match (V::DEPTH, stride) {
+        (1, 1) => widen(&data[..count], to),
+        (1, _) => {
+            for (to, from) in to.iter_mut().zip(data.chunks(stride)) {
+                T::widen(&from[..1], std::slice::from_mut(to));
+            }
+        }
+        (_, 1) => {
+            let (pairs, last) = bits(&data[..count]).as_chunks::<2>();
+            to.iter_mut().zip(pairs).for_each(|(to, &[first, second])| *to = pair(first, second));
+            if let (Some(to), &[last]) = (to.get_mut(pairs.len()), last) {
+                *to = pair(last, 0);
+            }
+        }
+        _ => {
+            let values = bits(data).chunks(stride).map(|from| from[0]).take(count);
+            let (mut first, mut second) = (values.clone().step_by(2), values.skip(1).step_by(2));
+            to.fill_with(|| pair(first.next().unwrap_or(0), second.next().unwrap_or(0)));
         }
     }
+}
+
+/// One unit of each of `to.len()` neighbours, from rows of values that are `k_stride` apart and of which `left` are left.
+#[inline(always)]
+fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left: usize, to: &mut [f32]) {
+    let first = &data[start..][..to.len()];
+    if V::DEPTH == 1 {
+        widen(first, to);
+    } else if left > 1 {
+        let second = &data[start + k_stride..][..to.len()];
+        for ((to, first), second) in to.iter_mut().zip(bits(first)).zip(bits(second)) {
+            *to = pair(*first, *second);
+        }
+    } else {
+        to.iter_mut().zip(bits(first)).for_each(|(to, first)| *to = pair(*first, 0));
+    }
+}
+
+/// As [`Element::widen`]; of f32 a copy, whose loop the compiler would take element by element.
+#[inline(always)]
+fn widen<T: Element>(from: &[T], to: &mut [f32]) {
+    assert_eq!(from.len(), to.len());
+    if T::IS_F32 {
+        // SAFETY: as many `f32`, and a `&mut` overlaps with nothing.
+        unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr().cast(), to.len()) }
+    } else {
+        T::widen(from, to);
+    }
+}
+
+/// The unit of two `bf16`, of which the first comes first in memory.
+#[inline(always)]
+fn pair(first: u16, second: u16) -> f32 {
+    f32::from_bits(u32::from(first) | u32::from(second) << 16)
+}
+
+/// The bits of `bf16`, the only type of which there are pairs.
+#[inline(always)]
+fn bits<T: Element>(data: &[T]) -> &[u16] {
+    assert!(TypeId::of::<T>() == TypeId::of::<bf16>());
+    // SAFETY: `T` is `bf16`, which is a transparent `u16`.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) }
 }
 
 /// Transposes `[NR, k]` with rows `KC` apart into `[k, NR]`, in blocks of `LANES` rows and 4 columns.

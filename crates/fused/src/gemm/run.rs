@@ -1,0 +1,251 @@
+//! Computes a task: per block of `k` it packs its columns of `B` once, and then `A` in groups of panels:
+//!
+//! ```text
+//! for each KC units of k:
+//!     pack B   [KC, cols]      at most 512 KiB: stays in the second-level cache
+//!     for each group of panels of rows:
+//!         pack A   [8 panels, KC]  at most 128 KiB
+//!         for each panel of A:     14 KiB: stays in the first-level cache
+//!             for each panel of B: 32 KiB, streams from the second-level cache
+//!                 kernel
+//!             after the last block of k: the epilogue of the panel's rows, 28 KiB at most
+//! ```
+
+use super::epilogue::Finish;
+use super::kernel::{KC, Kernel, Portable, Tile, Vector};
+use super::pack::{PANEL_A, pack_a, pack_b, panel_b};
+use super::task::even;
+use super::{Epilogue, Matrix, Product};
+use crate::Element;
+use std::any::TypeId;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// The most columns at a time: a block of `B` is then 256 · 512 · 4 B = 512 KiB.
+pub const MAX_COLS: usize = 512;
+/// The most rows at a time. Packing `B` costs about half a cycle per element (it comes from the third-level cache), and
+/// each of these rows computes with it for 1/32 of a cycle: 2 %. More rows would need more scratch for 16-bit products.
+pub const MAX_ROWS: usize = 1024;
+/// Columns are cut at multiples of this, so that no tile is cut for it.
+pub const UNIT: usize = 32;
+/// The panels of `A` packed at a time.
+const GROUP: usize = 8;
+
+/// A product whose `C` is written by several threads, each in its own rectangles.
+pub struct Job<'a, T> {
+    k: usize,
+    a: Matrix<'a, T>,
+    b: Matrix<'a, T>,
+    c: *mut T,
+    c_stride: usize,
+    /// Whether to add to what is in `C`; f32 only.
+    add: bool,
+    finish: Finish<'a, T>,
+}
+
+// SAFETY: `c` comes from a `&mut [T]`, tasks do not overlap, and `T` is `Send + Sync`.
+unsafe impl<T: Element> Sync for Job<'_, T> {}
+
+impl<'a, T: Element> Job<'a, T> {
+    /// All of a product.
+    pub fn new(Product { n, k, a, b, c, .. }: Product<'a, T>, epilogue: Epilogue<'a, T>) -> Self {
+        let finish = Finish::new(epilogue, n);
+        Self { k, a, b, c: c.as_mut_ptr().cast(), c_stride: n, add: false, finish }
+    }
+}
+
+impl<'a> Job<'a, f32> {
+    /// A product without an epilogue, into a `C` that is a part of something.
+    pub fn here(k: usize, a: Matrix<'a, f32>, b: Matrix<'a, f32>, c: *mut f32, c_stride: usize, add: bool) -> Self {
+        Self { k, a, b, c, c_stride, add, finish: Finish::new(Epilogue::default(), 0) }
+    }
+}
+
+/// A rectangle of the `C` of one job.
+pub struct Task {
+    pub job: usize,
+    pub rows: Range<usize>,
+    pub cols: Range<usize>,
+    pub work: usize,
+}
+
+/// The memory a thread packs into: it grows to at most 0.7 MiB, with 16-bit elements 2.7 MiB, and is kept.
+#[derive(Default)]
+pub struct Buffers {
+    a: Aligned,
+    b: Aligned,
+    scratch: Aligned,
+    c: Aligned,
+}
+
+thread_local! {
+    static BUFFERS: RefCell<Buffers> = RefCell::default();
+}
+
+/// Memory in whole cache lines, so that no vector straddles two.
+#[derive(Default)]
+struct Aligned(Vec<Line>);
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [f32; 16]);
+
+impl Aligned {
+    /// The first `len` elements, with any content.
+    fn take(&mut self, len: usize) -> &mut [f32] {
+        let lines = len.div_ceil(16);
+        if self.0.len() < lines {
+            self.0.resize(lines, Line([0.0; 16]));
+        }
+        // SAFETY: a `Line` is 16 `f32` without padding.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+    }
+}
+
+/// Calls `f` with this thread's memory.
+pub fn with_buffers<R>(f: impl FnOnce(&mut Buffers) -> R) -> R {
+    BUFFERS.with_borrow_mut(f)
+}
+
+pub type Run<T> = unsafe fn(&Job<'_, T>, &Task, &mut Buffers);
+
+/// The widest version of [`run`] that this processor can execute.
+pub fn best_run<T: Element>() -> Run<T> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::x86::Pairs;
+        use std::arch::x86_64::{__m256, __m512};
+
+        #[target_feature(enable = "avx512f,avx512bf16")]
+        unsafe fn pairs<T: Element>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
+            // SAFETY: the caller's promise.
+            unsafe { run::<T, Pairs>(job, task, buffers) }
+        }
+
+        #[target_feature(enable = "avx512f")]
+        unsafe fn avx512<T: Element>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
+            // SAFETY: the caller's promise.
+            unsafe { run::<T, __m512>(job, task, buffers) }
+        }
+
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn avx2<T: Element>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
+            // SAFETY: the caller's promise.
+            unsafe { run::<T, __m256>(job, task, buffers) }
+        }
+
+        let bf16 = TypeId::of::<T>() == TypeId::of::<half::bf16>();
+        if bf16 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
+            return pairs::<T>;
+        }
+        if is_x86_feature_detected!("avx512f") {
+            return avx512::<T>;
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return avx2::<T>;
+        }
+    }
+    run::<T, Portable>
+}
+
+/// Computes one task.
+///
+/// # Safety
+///
+/// The processor must have the instructions of `V`, the task must lie inside the job, and nobody else may use its
+/// rectangle of `C` and of the epilogue's outputs.
+#[inline(always)]
+unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
+    for cols in even(task.cols.clone(), task.cols.len().div_ceil(MAX_COLS), UNIT) {
+        for rows in even(task.rows.clone(), task.rows.len().div_ceil(MAX_ROWS), 1) {
+            // SAFETY: a part of the task.
+            unsafe { rectangle::<T, V>(job, rows, cols.clone(), buffers) }
+        }
+    }
+}
+
+/// Computes a part of a task.
+///
+/// # Safety
+///
+/// As [`run`].
+#[inline(always)]
+unsafe fn rectangle<T: Element, V: Vector>(
+    job: &Job<'_, T>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    buffers: &mut Buffers,
+) {
+    let block = KC * V::DEPTH;
+    let to_a = buffers.a.take(GROUP * PANEL_A);
+    let to_b = buffers.b.take(cols.len().div_ceil(V::NR) * panel_b::<V>());
+    let scratch = buffers.scratch.take(V::NR * KC);
+    let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(V::MR), 1).collect();
+    // Partial sums wait for the next block of `k` as `f32`: in `C` itself if it is of that type.
+    // SAFETY: the rectangle starts inside `C`.
+    let (c, c_stride) = match T::IS_F32 {
+        true => (unsafe { job.c.add(rows.start * job.c_stride + cols.start) }.cast::<f32>(), job.c_stride),
+        false => {
+            let waiting = if job.k > block { rows.len() } else { V::MR };
+            (buffers.c.take(waiting * cols.len()).as_mut_ptr(), cols.len())
+        }
+    };
+    let of_row = |row: usize, panel: &Range<usize>| match T::IS_F32 || job.k > block {
+        true => row - rows.start,
+        false => row - panel.start,
+    };
+    // Needs the sums of this row to be set.
+    let finish = |row: usize, panel: &Range<usize>| unsafe {
+        // SAFETY: a row of the rectangle, which nobody else uses.
+        let sums = std::slice::from_raw_parts_mut(c.add(of_row(row, panel) * c_stride), cols.len());
+        job.finish.row(sums, row, cols.start, job.c.add(row * job.c_stride + cols.start));
+    };
+    if job.k == 0 {
+        for row in rows.clone() {
+            // SAFETY: as above; zeros are sums of nothing.
+            unsafe {
+                c.add(of_row(row, &(row..row + 1)) * c_stride).write_bytes(0, cols.len());
+                finish(row, &(row..row + 1));
+            }
+        }
+    }
+    // A few rows do not repay packing `B`: the kernel reads it where it is, except for a last panel that is not full.
+    let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 2;
+    let packed = if in_place { cols.end - cols.len() % V::NR..cols.end } else { cols.clone() };
+
+    for k in (0..job.k).step_by(block) {
+        let ks = k..job.k.min(k + block);
+        // SAFETY: the processor has the instructions of `V`.
+        unsafe { pack_b::<T, V>(&job.b, ks.clone(), packed.clone(), to_b, scratch) };
+        for group in panels.chunks(GROUP) {
+            let by_columns = pack_a::<T, V>(&job.a, group, ks.clone(), to_a);
+            for (panel, a) in group.iter().zip(to_a.chunks_exact(PANEL_A)) {
+                let kernel: Kernel = V::KERNELS[usize::from(by_columns)][panel.len() - 1];
+                for col in cols.clone().step_by(V::NR) {
+                    let (b, b_stride) = if col >= packed.start {
+                        (to_b[(col - packed.start) / V::NR * panel_b::<V>()..].as_ptr(), V::NR)
+                    } else {
+                        (job.b.data[k * job.b.row_stride + col..].as_ptr().cast(), job.b.row_stride)
+                    };
+                    let tile = Tile {
+                        k: ks.len().div_ceil(V::DEPTH),
+                        a: a.as_ptr(),
+                        b,
+                        b_stride,
+                        // SAFETY: the tile is inside the rectangle.
+                        c: unsafe { c.add(of_row(panel.start, panel) * c_stride + col - cols.start) },
+                        c_stride,
+                        cols: V::NR.min(cols.end - col),
+                        add: job.add || k > 0,
+                    };
+                    // SAFETY: the panels are packed as the kernel expects them.
+                    unsafe { kernel(&tile) };
+                }
+                if ks.end == job.k {
+                    // SAFETY: the kernels have set the sums.
+                    panel.clone().for_each(|row| unsafe { finish(row, panel) });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The vectors of x86-64.
+
+use super::kernel::{Kernel, Tile, Vector, kernels, tile};
+use std::arch::x86_64::*;
+
+// SAFETY: used only after AVX-512F was detected.
+unsafe impl Vector for __m512 {
+    // In all functions below: the caller promises the instructions and the pointers.
+    const LANES: usize = 16;
+    const MR: usize = 14;
+    const KERNELS: [&'static [Kernel]; 2] = kernels!(__m512, "avx512f", 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        unsafe { _mm512_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> Self {
+        unsafe { _mm512_set1_ps(*from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        unsafe { _mm512_fmadd_ps(self, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
+        unsafe {
+            let mask = if count < 16 { (1 << count) - 1 } else { !0 };
+            let sum = if add { _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), self) } else { self };
+            _mm512_mask_storeu_ps(to, mask, sum);
+        }
+    }
+
+    /// Quarter `q` of vector `r` is loaded from row `4 q + r`; transposing the 4 × 4 blocks in all quarters at
+    /// once then leaves the 16 rows in order.
+    #[inline(always)]
+    unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
+        unsafe {
+            let quarter = |row: usize| _mm_loadu_ps(from.add(row * stride));
+            let rows = |r: usize| {
+                let v = _mm512_castps128_ps512(quarter(r));
+                let v = _mm512_insertf32x4::<1>(v, quarter(r + 4));
+                let v = _mm512_insertf32x4::<2>(v, quarter(r + 8));
+                _mm512_insertf32x4::<3>(v, quarter(r + 12))
+            };
+            let (r0, r1, r2, r3) = (rows(0), rows(1), rows(2), rows(3));
+            let (low01, low23) = (_mm512_unpacklo_ps(r0, r1), _mm512_unpacklo_ps(r2, r3));
+            let (high01, high23) = (_mm512_unpackhi_ps(r0, r1), _mm512_unpackhi_ps(r2, r3));
+            [
+                _mm512_shuffle_ps::<0x44>(low01, low23),
+                _mm512_shuffle_ps::<0xee>(low01, low23),
+                _mm512_shuffle_ps::<0x44>(high01, high23),
+                _mm512_shuffle_ps::<0xee>(high01, high23),
+            ]
+        }
+    }
+}
+
+// SAFETY: used only after AVX2 and FMA were detected.
+unsafe impl Vector for __m256 {
+    // As above.
+    const LANES: usize = 8;
+    const MR: usize = 6;
+    const KERNELS: [&'static [Kernel]; 2] = kernels!(__m256, "avx2,fma", 1 2 3 4 5 6);
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        unsafe { _mm256_setzero_ps() }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> Self {
+        unsafe { _mm256_broadcast_ss(&*from) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        unsafe { _mm256_fmadd_ps(self, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
+        unsafe {
+            let lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(count.min(8) as i32), lanes);
+            let sum = if add { _mm256_add_ps(_mm256_maskload_ps(to, mask), self) } else { self };
+            if count >= 8 { _mm256_storeu_ps(to, sum) } else { _mm256_maskstore_ps(to, mask, sum) }
+        }
+    }
+
+    /// Half `h` of vector `r` is loaded from row `4 h + r`; see the same function with 16 lanes.
+    #[inline(always)]
+    unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
+        unsafe {
+            let half = |row: usize| _mm_loadu_ps(from.add(row * stride));
+            let rows = |r: usize| _mm256_set_m128(half(r + 4), half(r));
+            let (r0, r1, r2, r3) = (rows(0), rows(1), rows(2), rows(3));
+            let (low01, low23) = (_mm256_unpacklo_ps(r0, r1), _mm256_unpacklo_ps(r2, r3));
+            let (high01, high23) = (_mm256_unpackhi_ps(r0, r1), _mm256_unpackhi_ps(r2, r3));
+            [
+                _mm256_shuffle_ps::<0x44>(low01, low23),
+                _mm256_shuffle_ps::<0xee>(low01, low23),
+                _mm256_shuffle_ps::<0x44>(high01, high23),
+                _mm256_shuffle_ps::<0xee>(high01, high23),
+            ]
+        }
+    }
+}
+
+/// Pairs of bf16, two consecutive values of `k` each: a multiply-add adds both products to its f32 lane.
+#[derive(Clone, Copy)]
+pub struct Pairs(__m512);
+
+// SAFETY: used only after AVX-512F and AVX512-BF16 were detected.
+unsafe impl Vector for Pairs {
+    // As above.
+    const LANES: usize = 16;
+    const MR: usize = 14;
+    const DEPTH: usize = 2;
+    const KERNELS: [&'static [Kernel]; 2] = kernels!(Pairs, "avx512f,avx512bf16", 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        unsafe { Self(__m512::zero()) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> Self {
+        unsafe { Self(_mm512_castsi512_ps(_mm512_set1_epi32(*from.cast()))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        unsafe { Self(__m512::load(from)) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(at: *const f32) {
+        unsafe { __m512::prefetch(at) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        // The instruction is made of f32 vectors' bits.
+        unsafe { Self(_mm512_dpbf16_ps(c.0, std::mem::transmute(self.0), std::mem::transmute(b.0))) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
+        unsafe { self.0.store(to, count, add) }
+    }
+
+    #[inline(always)]
+    unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
+        unsafe { __m512::columns(from, stride).map(Self) }
+    }
+}
