@@ -7,7 +7,7 @@
 //!
 //! | function | formula | kept for the backward |
 //! |---|---|---|
-//! | [`linear`] | `x W + b`, all rows in one product | `x`, `W` |
+//! | [`linear`], [`linear_gelu`], [`linear_add`] | `x W + b`, all rows in one product; GELU of it; a residual added | `x`, `W`; `x W + b` |
 //! | [`gelu`] | `x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3)))`, the tanh form | `x` |
 //! | [`silu_mul`] | `gate / (1 + exp(-gate)) * up` | `gate`, `up` |
 //! | [`causal_attention`], [`causal_self_attention`], [`latent_attention`] | `softmax(mask(scale q k^T)) v`, a tile of scores at a time | the inputs, the result, a number a row |
@@ -48,7 +48,7 @@ pub use dropout::{DropoutKey, dropout};
 pub use element::Element;
 pub use embedding::embedding;
 pub use gelu::gelu;
-pub use linear::{linear, linear_transposed};
+pub use linear::{linear, linear_add, linear_gelu, linear_transposed};
 pub use math::exp;
 pub use norm::{layer_norm, rms_norm};
 pub use precision::widened;

@@ -45,15 +45,15 @@ proptest! {
     }
 
     #[test]
-    fn the_loop_and_the_composition_have_the_same_values_and_gradients(
+    fn values_and_gradients_are_those_of_the_mask(
         rows in 1usize..4, width in 1usize..30, p in 0.0f64..0.95, seed: u64,
     ) {
         let key = DropoutKey { key: seed, first_row: seed >> 32 };
-        let expected = mask(rows, width, p, key, DType::F64);
+        let expected = mask(rows, width, p, key, DType::F32);
         let scale = 1.0 / (1.0 - p);
         prop_assert!(expected.iter().all(|value| *value == 0.0 || (value - scale).abs() < 1e-6 * scale));
-        for dtype in [DType::F32, DType::F64, DType::BF16] {
-            let tolerance = if dtype == DType::BF16 { 8e-3 } else { 1e-6 };
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let tolerance = if dtype == DType::F32 { 1e-6 } else { 8e-3 };
             let x = Tensor::<2>::ones([rows, width], (&Device::flex(), dtype)).autodiff().require_grad();
             let y = dropout(x.clone() * 3.0, p, key);
             prop_assert_eq!(y.dtype(), dtype);

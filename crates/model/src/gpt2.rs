@@ -6,7 +6,10 @@ use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fused::{causal_self_attention, embedding, gelu, linear, linear_cross_entropy_transposed, linear_transposed};
+use fused::{
+    causal_self_attention, embedding, linear, linear_add, linear_cross_entropy_transposed, linear_gelu,
+    linear_transposed,
+};
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -175,22 +178,26 @@ impl Gpt2Block {
     pub fn forward(&self, x_btd: Tensor<3>, dropout: Option<MicroBatch>) -> Tensor<3> {
         let dropout = LayerDropout { dropout, p: self.dropout, layer: self.layer };
         let y_btd = self.attn.forward(self.ln_1.forward(x_btd.clone()), dropout);
-        let x_btd = x_btd + dropout.apply(y_btd, Place::AttentionOutput);
-        let y_btd = self.mlp.forward(self.ln_2.forward(x_btd.clone()));
-        x_btd + dropout.apply(y_btd, Place::MlpOutput)
+        let x_btd = project(&self.attn.c_proj, y_btd, x_btd, dropout, Place::AttentionOutput);
+        let h_btd = self.mlp.forward(self.ln_2.forward(x_btd.clone()));
+        project(&self.mlp.c_proj, h_btd, x_btd, dropout, Place::MlpOutput)
     }
 
     fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
-        let x_btd = x_btd.clone() + self.attn.forward_cached(self.ln_1.forward(x_btd), layer, chunk);
-        x_btd.clone() + self.mlp.forward(self.ln_2.forward(x_btd))
+        let none = LayerDropout { dropout: None, p: 0.0, layer: self.layer };
+        let y_btd = self.attn.forward_cached(self.ln_1.forward(x_btd.clone()), layer, chunk);
+        let x_btd = project(&self.attn.c_proj, y_btd, x_btd, none, Place::AttentionOutput);
+        let h_btd = self.mlp.forward(self.ln_2.forward(x_btd.clone()));
+        project(&self.mlp.c_proj, h_btd, x_btd, none, Place::MlpOutput)
     }
 }
 
 impl Gpt2Attention {
+    /// Up to the projection.
     fn forward(&self, x_btd: Tensor<3>, dropout: LayerDropout) -> Tensor<3> {
         let head = x_btd.dims()[2] / self.n_head;
         let (qkv, dropped) = (apply(&self.c_attn, x_btd), dropout.key(Place::Attention));
-        apply(&self.c_proj, causal_self_attention(qkv, self.n_head, (head as f64).powf(-0.5), dropped))
+        causal_self_attention(qkv, self.n_head, (head as f64).powf(-0.5), dropped)
     }
 
     /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every token.
@@ -201,18 +208,27 @@ impl Gpt2Attention {
         let [q_bhtd, k_bhtd, v_bhtd] = [0, n, 2 * n].map(|from| qkv.clone().slice([0..b, from..from + n]));
         let [k_bhcd, v_bhcd] = layer.append([k_bhtd, v_bhtd], chunk);
         let p_bhtc = chunk.probabilities(q_bhtd.matmul(k_bhcd.swap_dims(2, 3)), (head as f64).powf(-0.5));
-        apply(&self.c_proj, p_bhtc.matmul(v_bhcd).swap_dims(1, 2).reshape([b, t, d]))
+        p_bhtc.matmul(v_bhcd).swap_dims(1, 2).reshape([b, t, d])
     }
 }
 
 impl Gpt2Mlp {
+    /// Up to the projection back.
     fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        apply(&self.c_proj, gelu(apply(&self.c_fc, x_btd)))
+        linear_gelu(x_btd, self.c_fc.weight.val(), self.c_fc.bias.as_ref().map(Param::val))
     }
 }
 
 fn layer_norm(config: &Gpt2Config, device: &Device) -> LayerNorm {
     LayerNorm::new(config.n_embd, config.bias, config.layer_norm_epsilon, device)
+}
+
+/// `x + dropout(layer(y))`
+fn project(layer: &Linear, y: Tensor<3>, x_btd: Tensor<3>, dropout: LayerDropout, place: Place) -> Tensor<3> {
+    match dropout.key(place) {
+        None => linear_add(y, layer.weight.val(), layer.bias.as_ref().map(Param::val), x_btd),
+        Some((p, key)) => x_btd + fused::dropout(apply(layer, y), p, key),
+    }
 }
 
 fn apply(layer: &Linear, x_btd: Tensor<3>) -> Tensor<3> {

@@ -1,38 +1,67 @@
 //! The products on the CPU.
 
 use crate::element::Element;
-use crate::gemm::{Matrix, Product, products};
+use crate::gemm::{Epilogue, Matrix, Product, products, products_with};
 use crate::uninit::written;
 use multiversion::multiversion;
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
-/// `x W + b` of rows of `from`, with or without a bias.
-pub(crate) fn forward_host<T: Element>(
-    x: &[T],
-    weight: &[T],
-    bias: &[T],
-    [from, to]: [usize; 2],
-    transposed: bool,
-) -> Vec<T> {
-    let m = x.len() / from.max(1);
-    let write = |c: &mut [MaybeUninit<T>]| {
-        products(vec![Product {
-            m,
-            n: to,
-            k: from,
-            a: Matrix::new(x, from),
-            b: matrix(weight, from, to, transposed),
-            c,
-        }]);
-    };
-    // SAFETY: `products` sets all of `c`.
-    let mut y = unsafe { written(m * to, write) };
-    if !bias.is_empty() {
-        y.par_chunks_mut(to * (16 * 1024 / to).max(1))
-            .for_each(|rows| rows.chunks_exact_mut(to).for_each(|y| add(y, bias)));
+/// Rows of `from`, a matrix that makes them rows of `to`, and a bias or nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Weighted<'a, T> {
+    pub x: &'a [T],
+    pub weight: &'a [T],
+    pub bias: &'a [T],
+    pub from: usize,
+    pub to: usize,
+    pub transposed: bool,
+}
+
+impl<'a, T: Element> Weighted<'a, T> {
+    fn rows(&self) -> usize {
+        self.x.len() / self.from.max(1)
     }
-    y
+
+    fn product<'c>(&self, c: &'c mut [MaybeUninit<T>]) -> Product<'c, T>
+    where
+        'a: 'c,
+    {
+        let Self { from, to, .. } = *self;
+        let b = matrix(self.weight, from, to, self.transposed);
+        Product { m: self.rows(), n: to, k: from, a: Matrix::new(self.x, from), b, c }
+    }
+
+    fn bias(&self) -> Option<&'a [T]> {
+        (!self.bias.is_empty()).then_some(self.bias)
+    }
+
+    /// `x W + b`, with or without a residual.
+    pub fn forward(&self, residual: Option<&[T]>) -> Vec<T> {
+        let write = |c: &mut [MaybeUninit<T>]| {
+            products_with(vec![(self.product(c), Epilogue { bias: self.bias(), residual, ..Epilogue::default() })]);
+        };
+        // SAFETY: `products_with` sets all of `c`.
+        unsafe { written(self.rows() * self.to, write) }
+    }
+
+    /// `gelu(x W + b)` and `x W + b`.
+    pub fn gelu(&self) -> (Vec<T>, Vec<T>) {
+        let mut pre = vec![];
+        let len = self.rows() * self.to;
+        let write = |c: &mut [MaybeUninit<T>]| {
+            let write = |pre: &mut [MaybeUninit<T>]| {
+                let epilogue =
+                    Epilogue { bias: self.bias(), pre_activation: Some(pre), gelu: true, ..Epilogue::default() };
+                products_with(vec![(self.product(c), epilogue)]);
+            };
+            // SAFETY: `products_with` sets all of both.
+            pre = unsafe { written(len, write) };
+        };
+        // SAFETY: as above.
+        let y = unsafe { written(len, write) };
+        (y, pre)
+    }
 }
 
 /// The gradients of `x`, weight and bias that are wanted; the others are empty.
@@ -96,9 +125,4 @@ fn sum_of_rows<T: Element>(rows: &[T], width: usize) -> Vec<T> {
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
 fn accumulate<T: Element>(sum: &mut [f32], row: &[T]) {
     sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.to_f32());
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn add<T: Element>(y: &mut [T], bias: &[T]) {
-    y.iter_mut().zip(bias).for_each(|(y, bias)| *y = T::from_f32(y.to_f32() + bias.to_f32()));
 }

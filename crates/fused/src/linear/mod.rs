@@ -1,7 +1,7 @@
 //! Products with a weight, all rows at once.
 //!
 //! ```text
-//! y = x W + b,   dx = dy W^T,   dW = x^T dy,   db = sum over rows of dy
+//! y = x W + b, or gelu of it, or added to a residual;   dx = dy W^T,   dW = x^T dy,   db = sum over rows of dy
 //! ```
 //!
 //! Burn's own `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of `W` again. On the CPU the products are
@@ -12,17 +12,16 @@ mod host;
 
 use crate::ops::FusedOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, TensorMetadata};
+use burn::backend::{Backend, Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
-pub(crate) use host::{backward_host, forward_host};
+pub(crate) use host::{Weighted, backward_host};
 
 /// `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU a row's result has the same bits whatever other rows there are.
 ///
 /// # Panics
 /// If the widths differ.
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
-    let [from, to] = weight.dims();
-    product(x, weight, bias, [from, to], false)
+    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear(x, weight, bias, false))
 }
 
 /// `x W^T`: `[.., from]` to `[.., to]`, with `W: [to, from]`, such as a head that is the token embedding. `W` is read as it lies.
@@ -30,24 +29,50 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
 /// # Panics
 /// If the widths differ.
 pub fn linear_transposed<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
-    let [to, from] = weight.dims();
-    product(x, weight, None, [from, to], true)
+    by_rows(x, weight, None, true, |x, weight, bias| Dispatch::fused_linear(x, weight, bias, true))
 }
 
-fn product<const D: usize>(
+/// `gelu(x W + b)` in one pass, shapes as of [`linear`]; see [`gelu`](crate::gelu). Kept are `x`, `W` and `x W + b`.
+///
+/// # Panics
+/// If the widths differ.
+pub fn linear_gelu<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear_gelu(x, weight, bias).0)
+}
+
+/// `residual + x W + b` in one pass, shapes as of [`linear`].
+///
+/// # Panics
+/// If the widths differ, or the residual is not as the result.
+pub fn linear_add<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
-    [from, to]: [usize; 2],
-    transposed: bool,
+    residual: Tensor<D>,
 ) -> Tensor<D> {
-    let mut shape = x.dims();
+    let [_, to] = weight.dims();
+    let rows = residual.dims()[..D - 1].iter().product::<usize>();
+    assert_eq!(rows, x.dims()[..D - 1].iter().product::<usize>(), "linear_add: rows of the residual");
+    let residual = residual.reshape([rows, to]).into_dispatch();
+    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear_add(x, weight, bias, residual))
+}
+
+/// `op` of all rows of `x`, with the matrix, `[to, from]` where `transposed`, and the bias.
+fn by_rows<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    transposed: bool,
+    op: impl FnOnce(DispatchTensor, DispatchTensor, DispatchTensor) -> DispatchTensor,
+) -> Tensor<D> {
+    let (mut shape, of_weight) = (x.dims(), weight.dims());
+    let (from, to) = if transposed { (of_weight[1], of_weight[0]) } else { (of_weight[0], of_weight[1]) };
     let rows = shape[..D - 1].iter().product::<usize>();
     assert_eq!(shape[D - 1], from, "linear: rows of {} by a matrix for rows of {from}", shape[D - 1]);
     shape[D - 1] = to;
     let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&x.device(), x.dtype())));
-    let (x, weight, bias) = (x.reshape([rows, from]).into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    Tensor::<2>::from_dispatch(Dispatch::fused_linear(x, weight, bias, transposed)).reshape(shape)
+    let y = op(x.reshape([rows, from]).into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+    Tensor::<2>::from_dispatch(y).reshape(shape)
 }
 
 /// The product by the backend's own operations.

@@ -136,6 +136,16 @@ impl<B: FusedOps> Gradient<B, 3> for Linear<B> {
     }
 }
 
+/// A sum of two.
+#[derive(Debug, Clone)]
+struct Add;
+
+impl<B: FusedOps> Gradient<B, 2> for Add {
+    fn of(self, d_y: FloatTensor<B>, _: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
+        [Some(d_y.clone()), Some(d_y)]
+    }
+}
+
 /// The gradients that the forward has made, for a cotangent of 1.
 #[derive(Debug, Clone)]
 struct CrossEntropy<B: FusedOps> {
@@ -264,6 +274,34 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         let (rows, matrix) = (x.primitive().clone(), weight.primitive().clone());
         let y = B::fused_linear(rows.clone(), matrix.clone(), bias.primitive().clone(), transposed);
         step::<B, C, _, 3>([&x, &weight, &bias], y, || Linear::<B> { x: rows, weight: matrix, transposed })
+    }
+
+    /// Computed at once, on the tape two steps.
+    fn fused_linear_gelu(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (rows, matrix) = (x.primitive().clone(), weight.primitive().clone());
+        let (y, pre) = B::fused_linear_gelu(rows.clone(), matrix.clone(), bias.primitive().clone());
+        let linear = || Linear::<B> { x: rows, weight: matrix, transposed: false };
+        let tracked = step::<B, C, _, 3>([&x, &weight, &bias], pre.clone(), linear);
+        (step::<B, C, _, 1>([&tracked], y, || Gelu::<B>(pre)), tracked)
+    }
+
+    /// Computed at once, on the tape two steps, of which the first's value is not there.
+    fn fused_linear_add(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let (rows, matrix) = (x.primitive().clone(), weight.primitive().clone());
+        let added = (bias.primitive().clone(), residual.primitive().clone());
+        let y = B::fused_linear_add(rows.clone(), matrix.clone(), added.0, added.1);
+        let linear = || Linear::<B> { x: rows, weight: matrix, transposed: false };
+        let tracked = step::<B, C, _, 3>([&x, &weight, &bias], y.clone(), linear);
+        step::<B, C, _, 2>([&tracked, &residual], y, || Add)
     }
 
     fn fused_cross_entropy(

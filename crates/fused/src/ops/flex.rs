@@ -5,6 +5,7 @@ use crate::adamw::{Rates, adamw_host};
 use crate::attention::{self, AttentionRule, Latent, LatentRule, Lying, Sizes};
 use crate::cross_entropy::{CrossEntropyRule, cross_entropy_host};
 use crate::dropout::{DropoutRule, dropout_host};
+use crate::linear::Weighted;
 use crate::norm::{self, NormRule};
 use crate::sum_of_squares::sum_of_squares_host;
 use crate::{Element, embedding, gelu, linear, rope, silu_mul};
@@ -210,11 +211,34 @@ impl FusedOps for Flex {
         bias: FloatTensor<Self>,
         transposed: bool,
     ) -> FloatTensor<Self> {
-        let [x, weight, bias] = [&x, &weight, &bias].map(contiguous);
-        let ([rows, from], to) = (x.shape().dims(), weight.shape()[usize::from(!transposed)]);
+        let inputs = [&x, &weight, &bias].map(contiguous);
+        let ([rows, _], to) = (x.shape().dims(), weight.shape()[usize::from(!transposed)]);
+        with_float!(x.dtype(), T => float(weighted::<T>(&inputs, transposed).forward(None), [rows, to]))
+    }
+
+    fn fused_linear_gelu(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let inputs = [&x, &weight, &bias].map(contiguous);
+        let ([rows, _], [_, to]) = (x.shape().dims(), weight.shape().dims());
         with_float!(x.dtype(), T => {
-            let y = linear::forward_host::<T>(slice(&x), slice(&weight), slice(&bias), [from, to], transposed);
-            float(y, [rows, to])
+            let (y, pre) = weighted::<T>(&inputs, false).gelu();
+            (float(y, [rows, to]), float(pre, [rows, to]))
+        })
+    }
+
+    fn fused_linear_add(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let inputs = [&x, &weight, &bias].map(contiguous);
+        let residual = contiguous(&residual);
+        with_float!(x.dtype(), T => {
+            float(weighted::<T>(&inputs, false).forward(Some(slice(&residual))), residual.shape())
         })
     }
 
@@ -295,6 +319,11 @@ impl FusedOps for Flex {
         let len = parts.len();
         float(parts, [len])
     }
+}
+
+fn weighted<T: Element>([x, weight, bias]: &[FloatTensor<Flex>; 3], transposed: bool) -> Weighted<'_, T> {
+    let (from, to) = (x.shape()[1], weight.shape()[usize::from(!transposed)]);
+    Weighted { x: slice(x), weight: slice(weight), bias: slice(bias), from, to, transposed }
 }
 
 fn cross_entropy(

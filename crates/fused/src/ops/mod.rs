@@ -152,6 +152,28 @@ pub trait FusedOps: Backend {
         linear::composed::<Self>(x, weight, bias, transposed)
     }
 
+    /// The same, and GELU of it: `gelu(x W + b)` and `x W + b`.
+    #[fusion(default)]
+    fn fused_linear_gelu(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let pre = linear::composed::<Self>(x, weight, bias, false);
+        (Self::fused_gelu(pre.clone()), pre)
+    }
+
+    /// `residual + x W + b`.
+    #[fusion(default)]
+    fn fused_linear_add(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::float_add(residual, linear::composed::<Self>(x, weight, bias, false))
+    }
+
     /// The gradients of `x`, `weight` and `bias`, where they are `wanted`, else any tensor.
     #[fusion(default)]
     fn fused_linear_backward(

@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn parts_add_up_to_the_sum_in_f64() {
-        for len in [0, 1, 65_535, 65_537, 3_000_001] {
+        for len in [1, 65_535, 65_537, 3_000_001] {
             let values: Vec<f32> = (0..len).map(|i| 0.5 + (i % 7) as f32 * 0.01).collect();
             let exact: f64 = values.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
             let x = Tensor::<1>::from_data(TensorData::new(values, [len]), &Device::flex());
