@@ -243,7 +243,7 @@ unsafe fn rectangle<T: Element, V: Vector>(
                 }
                 if ks.end == job.k {
                     // SAFETY: the kernels have set the sums.
-                    panel.clone().for_each(|row| unsafe { finish(row, panel) });
+                    panel.clone().for_each(|row| finish(row, panel));
                 }
             }
         }
