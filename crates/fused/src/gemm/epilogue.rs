@@ -3,6 +3,7 @@
 use super::Epilogue;
 use crate::Element;
 use crate::math::sigmoid;
+use std::ops::Range;
 
 /// An epilogue whose outputs are written by several threads, each in its own rectangles.
 pub struct Finish<'a, T> {
@@ -20,13 +21,38 @@ impl<'a, T: Element> Finish<'a, T> {
         Self { n, bias, gelu, pre_activation: pre_activation.map(|to| to.as_mut_ptr().cast()), residual }
     }
 
+    /// Finishes these rows and columns: `sums` begins with the first of them, in rows of `stride`; `c` is the first element of
+    /// all of `C`.
+    ///
+    /// # Safety
+    ///
+    /// They are inside of all that the epilogue reads and writes, the sums are set, and nobody else uses them.
+    #[inline(always)]
+    pub unsafe fn rows(
+        &self,
+        sums: *mut f32,
+        stride: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        c: *mut T,
+        c_stride: usize,
+    ) {
+        for (i, row) in rows.enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let sums = std::slice::from_raw_parts_mut(sums.add(i * stride), cols.len());
+                self.row(sums, row, cols.start, c.add(row * c_stride + cols.start));
+            }
+        }
+    }
+
     /// Finishes a part of a row: `sums` are those of `A B` from this column on, and results go to `c`; of f32 both are one place.
     ///
     /// # Safety
     ///
     /// The part is inside the row of all that the epilogue reads and writes, and nobody else uses it.
     #[inline(always)]
-    pub unsafe fn row(&self, sums: &mut [f32], row: usize, col: usize, c: *mut T) {
+    unsafe fn row(&self, sums: &mut [f32], row: usize, col: usize, c: *mut T) {
         let at = row * self.n + col;
         if let Some(bias) = self.bias {
             add(sums, &bias[col..][..sums.len()]);

@@ -70,6 +70,10 @@ pub unsafe trait Vector: Copy {
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     /// Writes the first `count` lanes, after adding what is there if `add`; a `count` above `LANES` means all.
     unsafe fn store(self, to: *mut f32, count: usize, add: bool);
+    /// The pairs of `LANES` neighbours in two rows of 16-bit values; only where a unit is such a pair.
+    unsafe fn interleave(_first: *const u16, _second: *const u16) -> Self {
+        unreachable!("a unit is one value")
+    }
     /// Reads a `[LANES, 4]` matrix with the given row stride and returns its four columns.
     unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4];
 }

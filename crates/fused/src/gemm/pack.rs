@@ -26,8 +26,12 @@ pub const fn panel_b<V: Vector>() -> usize {
 
 /// Packs the panels of `A` that cover these rows, `PANEL_A` units each, for this block of `k`.
 /// Returns whether they are packed by columns.
+///
+/// # Safety
+///
+/// The processor must have the instructions of `V`.
 #[inline(always)]
-pub fn pack_a<T: Element, V: Vector>(
+pub unsafe fn pack_a<T: Element, V: Vector>(
     a: &Matrix<'_, T>,
     panels: &[Range<usize>],
     ks: Range<usize>,
@@ -39,21 +43,14 @@ pub fn pack_a<T: Element, V: Vector>(
         for (p, k) in ks.clone().step_by(V::DEPTH).enumerate() {
             for (panel, rows) in to.chunks_exact_mut(PANEL_A).zip(panels) {
                 let to = &mut panel[p * PITCH_A..][..PITCH_A];
+                let start = k * a.col_stride + rows.start;
                 // SAFETY: a hint.
-                unsafe { V::prefetch(a.data.as_ptr().wrapping_add((k + AHEAD) * a.col_stride + rows.start).cast()) }
-                // A copy of a fixed length is one instruction, and rows too many do no harm.
+                unsafe { V::prefetch(a.data.as_ptr().wrapping_add(start + AHEAD * a.col_stride).cast()) }
                 let last = (ks.end - 1).min(k + V::DEPTH - 1) * a.col_stride + rows.start;
-                if last + PITCH_A <= a.data.len() {
-                    across::<T, V>(a.data, k * a.col_stride + rows.start, a.col_stride, ks.end - k, to);
-                } else {
-                    end_of_data::<T, V>(
-                        a.data,
-                        k * a.col_stride + rows.start,
-                        a.col_stride,
-                        ks.end - k,
-                        &mut to[..rows.len()],
-                    );
-                }
+                // A copy of a fixed length is one instruction, and rows too many do no harm.
+                let to = if last + PITCH_A <= a.data.len() { to } else { &mut to[..rows.len()] };
+                // SAFETY: the caller's promise.
+                unsafe { across::<T, V>(a.data, start, a.col_stride, ks.end - k, to) }
             }
         }
     } else {
@@ -65,13 +62,6 @@ pub fn pack_a<T: Element, V: Vector>(
         }
     }
     by_columns
-}
-
-/// The rest of a column. Out of line, so that the usual copy in [`pack_a`] keeps its fixed length.
-#[cold]
-#[inline(never)]
-fn end_of_data<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left: usize, to: &mut [f32]) {
-    across::<T, V>(data, start, k_stride, left, to);
 }
 
 /// Packs the panels of `NR` columns of `B` that cover these columns, `panel_b` units each, for this block of `k`.
@@ -114,13 +104,13 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
                 // SAFETY: a hint.
                 unsafe { V::prefetch(b.data.as_ptr().wrapping_add(start + AHEAD * b.row_stride + line).cast()) }
             }
-            if col + V::NR <= cols.end {
-                across::<T, V>(b.data, start, b.row_stride, ks.end - k, to);
-            } else {
-                let (inside, outside) = to.split_at_mut(cols.end - col);
-                across::<T, V>(b.data, start, b.row_stride, ks.end - k, inside);
-                outside.fill(0.0);
+            let (inside, outside) = to.split_at_mut(V::NR.min(cols.end - col));
+            // SAFETY: the caller's promise.
+            match outside {
+                [] => unsafe { across::<T, V>(b.data, start, b.row_stride, ks.end - k, &mut inside[..V::NR]) },
+                _ => unsafe { across::<T, V>(b.data, start, b.row_stride, ks.end - k, inside) },
             }
+            outside.fill(0.0);
         }
     }
 }
@@ -152,15 +142,30 @@ fn along<T: Element, V: Vector>(data: &[T], start: usize, stride: usize, count: 
 }
 
 /// One unit of each of `to.len()` neighbours, from rows of values that are `k_stride` apart and of which `left` are left.
+///
+/// # Safety
+///
+/// The processor must have the instructions of `V`.
 #[inline(always)]
-fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left: usize, to: &mut [f32]) {
+unsafe fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left: usize, to: &mut [f32]) {
     let first = &data[start..][..to.len()];
     if V::DEPTH == 1 {
         widen(first, to);
     } else if left > 1 {
-        let second = &data[start + k_stride..][..to.len()];
-        for ((to, first), second) in to.iter_mut().zip(bits(first)).zip(bits(second)) {
-            *to = pair(*first, *second);
+        let (first, second) = (bits(first), bits(&data[start + k_stride..][..to.len()]));
+        let whole = to.len() / V::LANES * V::LANES;
+        for i in (0..whole).step_by(V::LANES) {
+            // SAFETY: there are as many in all three; the caller's promise.
+            unsafe {
+                V::interleave(first.as_ptr().add(i), second.as_ptr().add(i)).store(
+                    to.as_mut_ptr().add(i),
+                    V::LANES,
+                    false,
+                )
+            }
+        }
+        for i in whole..to.len() {
+            to[i] = pair(first[i], second[i]);
         }
     } else {
         to.iter_mut().zip(bits(first)).for_each(|(to, first)| *to = pair(*first, 0));

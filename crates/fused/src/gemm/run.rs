@@ -190,23 +190,16 @@ unsafe fn rectangle<T: Element, V: Vector>(
             (buffers.c.take(waiting * cols.len()).as_mut_ptr(), cols.len())
         }
     };
-    let of_row = |row: usize, panel: &Range<usize>| match T::IS_F32 || job.k > block {
-        true => row - rows.start,
-        false => row - panel.start,
-    };
-    // Needs the sums of this row to be set.
-    let finish = |row: usize, panel: &Range<usize>| unsafe {
-        // SAFETY: a row of the rectangle, which nobody else uses.
-        let sums = std::slice::from_raw_parts_mut(c.add(of_row(row, panel) * c_stride), cols.len());
-        job.finish.row(sums, row, cols.start, job.c.add(row * job.c_stride + cols.start));
-    };
+    let first_row = |panel: &Range<usize>| if T::IS_F32 || job.k > block { panel.start - rows.start } else { 0 };
     if job.k == 0 {
-        for row in rows.clone() {
-            // SAFETY: as above; zeros are sums of nothing.
-            unsafe {
-                c.add(of_row(row, &(row..row + 1)) * c_stride).write_bytes(0, cols.len());
-                finish(row, &(row..row + 1));
+        for panel in &panels {
+            let sums = c.wrapping_add(first_row(panel) * c_stride);
+            for i in 0..panel.len() {
+                // SAFETY: a row of the rectangle or of the scratch. The sum of nothing is zero.
+                unsafe { sums.add(i * c_stride).write_bytes(0, cols.len()) }
             }
+            // SAFETY: the sums are set, and nobody else uses the rectangle.
+            unsafe { job.finish.rows(sums, c_stride, panel.clone(), cols.clone(), job.c, job.c_stride) }
         }
     }
     // A few rows do not repay packing `B`: the kernel reads it where it is, except for a last panel that is not full.
@@ -218,8 +211,10 @@ unsafe fn rectangle<T: Element, V: Vector>(
         // SAFETY: the processor has the instructions of `V`.
         unsafe { pack_b::<T, V>(&job.b, ks.clone(), packed.clone(), to_b, scratch) };
         for group in panels.chunks(GROUP) {
-            let by_columns = pack_a::<T, V>(&job.a, group, ks.clone(), to_a);
+            // SAFETY: as above.
+            let by_columns = unsafe { pack_a::<T, V>(&job.a, group, ks.clone(), to_a) };
             for (panel, a) in group.iter().zip(to_a.chunks_exact(PANEL_A)) {
+                let sums = c.wrapping_add(first_row(panel) * c_stride);
                 let kernel: Kernel = V::KERNELS[usize::from(by_columns)][panel.len() - 1];
                 for col in cols.clone().step_by(V::NR) {
                     let (b, b_stride) = if col >= packed.start {
@@ -232,8 +227,7 @@ unsafe fn rectangle<T: Element, V: Vector>(
                         a: a.as_ptr(),
                         b,
                         b_stride,
-                        // SAFETY: the tile is inside the rectangle.
-                        c: unsafe { c.add(of_row(panel.start, panel) * c_stride + col - cols.start) },
+                        c: sums.wrapping_add(col - cols.start),
                         c_stride,
                         cols: V::NR.min(cols.end - col),
                         add: job.add || k > 0,
@@ -242,8 +236,8 @@ unsafe fn rectangle<T: Element, V: Vector>(
                     unsafe { kernel(&tile) };
                 }
                 if ks.end == job.k {
-                    // SAFETY: the kernels have set the sums.
-                    panel.clone().for_each(|row| finish(row, panel));
+                    // SAFETY: the kernels have set the sums, and nobody else uses the rectangle.
+                    unsafe { job.finish.rows(sums, c_stride, panel.clone(), cols.clone(), job.c, job.c_stride) }
                 }
             }
         }

@@ -169,6 +169,14 @@ unsafe impl Vector for Pairs {
     }
 
     #[inline(always)]
+    unsafe fn interleave(first: *const u16, second: *const u16) -> Self {
+        unsafe {
+            let wide = |from: *const u16| _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            Self(_mm512_castsi512_ps(_mm512_or_si512(wide(first), _mm512_slli_epi32::<16>(wide(second)))))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
         unsafe { self.0.store(to, count, add) }
     }
