@@ -33,6 +33,7 @@ mod linear;
 mod math;
 mod norm;
 mod ops;
+mod pieces;
 mod precision;
 mod rope;
 mod silu_mul;

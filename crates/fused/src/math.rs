@@ -1,8 +1,9 @@
 //! Arithmetic on `f32` in a form that compilers vectorise, and rows over cores.
 
 use crate::element::Element;
+use crate::pieces::Pieces;
+use crate::team;
 use crate::uninit::written;
-use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// Elements that are worth a task of their own.
@@ -103,14 +104,13 @@ pub(crate) unsafe fn over_rows<T: Element, const N: usize>(
 ) -> Vec<T> {
     let task_len = task_len(width);
     let write = |output: &mut [MaybeUninit<T>]| {
-        let run = |(i, output): (usize, &mut [MaybeUninit<T>])| {
+        let (len, output) = (output.len(), Pieces::new(output));
+        team::for_each(len.div_ceil(task_len), |i| {
+            // SAFETY: each task has its own part.
+            let output = unsafe { output.part(i, task_len) };
             let piece = i * task_len..i * task_len + output.len();
             task(i * task_len / width.max(1), inputs.map(|input| &input[piece.clone()]), output);
-        };
-        match output.len() <= task_len {
-            true => output.chunks_mut(task_len).enumerate().for_each(run),
-            false => output.par_chunks_mut(task_len).enumerate().for_each(run),
-        }
+        });
     };
     // SAFETY: the pieces are all of it, and the caller promises that each is set.
     unsafe { written(len, write) }

@@ -11,10 +11,11 @@
 pub(crate) mod cube;
 
 use crate::ops::FusedOps;
+use crate::pieces::Pieces;
+use crate::team;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use multiversion::multiversion;
-use rayon::prelude::*;
 
 /// Constants of AdamW (arXiv 1711.05101).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -110,9 +111,12 @@ impl Rates {
 /// Changes parameter, mean and square.
 pub(crate) fn adamw_host([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) {
     const TASK: usize = 32 * 1024;
-    p.par_chunks_mut(TASK)
-        .zip(m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK)).zip(g.par_chunks(TASK)))
-        .for_each(|(p, ((m, v), g))| step(rates, p, m, v, g));
+    let state = [p, m, v].map(Pieces::new);
+    team::for_each(g.len().div_ceil(TASK), |i| {
+        // SAFETY: each task has its own parts.
+        let [p, m, v] = state.map(|values| unsafe { values.part(i, TASK) });
+        step(rates, p, m, v, &g[i * TASK..g.len().min((i + 1) * TASK)]);
+    });
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]

@@ -5,9 +5,10 @@ use super::views::{Target, View};
 use super::{AttentionRule, LatentRule};
 use crate::element::Element;
 use crate::gemm::Matrix;
+use crate::pieces::Pieces;
 use crate::rope::{turn, turn_back};
+use crate::team;
 use crate::uninit::{overwritten, written};
-use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// Sizes of separate queries, keys and values, or of those of one product.
@@ -47,9 +48,12 @@ pub(crate) fn attention_host<T: Element>(
     let write = |y: &mut [MaybeUninit<T>]| {
         // SAFETY: rows by position and head in memory of just these.
         let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), sizes.by_position(dv, t), dv) };
-        l.par_chunks_mut(t.max(1)).enumerate().for_each(|(i, l)| {
+        let l = Pieces::new(&mut l);
+        team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
             let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 4]>::default());
             let [wide_q, wide_k, wide_v, wide_y] = &mut wide;
+            // SAFETY: each task has its head's.
+            let l = unsafe { l.part(i, t) };
             let rows = [q.rows(place, t, wide_q), k.rows(place, s, wide_k), v.rows(place, s, wide_v)];
             let head = sizes.head(rows, rule, place);
             // SAFETY: there are `t` rows of `dv`.
@@ -128,10 +132,11 @@ fn backward<T: Element>(
     rule: AttentionRule,
     [to_q, to_k, to_v]: [Target<T>; 3],
 ) {
-    let Sizes { heads, t, s, d, dv, .. } = sizes;
+    let Sizes { b, heads, t, s, d, dv } = sizes;
     let (q, k, v) = (View::new(q.0, q.1, d), View::new(k.0, k.1, d), View::new(v.0, v.1, dv));
     let (y, dy) = (View::new(y.0, y.1, dv), View::new(dy.0, dy.1, dv));
-    l.par_chunks(t.max(1)).enumerate().for_each(|(i, l)| {
+    team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
+        let l = &l[i * t..(i + 1) * t];
         let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 8]>::default());
         let [wide_q, wide_k, wide_v, wide_y, wide_dy, to_wide_q, to_wide_k, to_wide_v] = &mut wide;
         let rows = [q.rows(place, t, wide_q), k.rows(place, s, wide_k), v.rows(place, s, wide_v)];
@@ -225,9 +230,12 @@ pub(crate) fn latent_attention_host<T: Element>(latent: Latent<'_, T>) -> (Vec<T
     let write = |y: &mut [MaybeUninit<T>]| {
         // SAFETY: rows by position and head in memory of just these.
         let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), latent.strides(v), v) };
-        l.par_chunks_mut(t.max(1)).enumerate().for_each(|(i, l)| {
+        let l = Pieces::new(&mut l);
+        team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
             let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 4]>::default());
             let [wide_q, wide_k, wide_v, wide_y] = &mut wide;
+            // SAFETY: each task has its head's.
+            let l = unsafe { l.part(i, t) };
             let (q_rope, k_rope) = (latent.turned(parts.q_rope, place), latent.turned(k_rope, place));
             let q = [parts.q_nope.rows(place, t, wide_q), Matrix::new(&q_rope, rope)];
             let k = [parts.k_nope.rows(place, t, wide_k), Matrix::new(&k_rope, rope)];
@@ -248,7 +256,7 @@ pub(crate) fn latent_attention_backward_host<T: Element>(
     [y, dy]: [&[T]; 2],
     l: &[f32],
 ) -> [Vec<T>; 3] {
-    let Latent { t, rule: LatentRule { heads, nope, rope, v, .. }, .. } = latent;
+    let Latent { b, t, rule: LatentRule { heads, nope, rope, v, .. }, .. } = latent;
     let (parts, k_rope) = (latent.parts(), View::new(latent.k_rope, [t * rope, 0, rope], rope));
     let [y, dy] = [y, dy].map(|rows| View::new(rows, latent.strides(v), v));
     let (q_strides, kv_strides) = (latent.strides(nope + rope), latent.strides(nope + v));
@@ -265,8 +273,10 @@ pub(crate) fn latent_attention_backward_host<T: Element>(
             v: Target::new(kv.wrapping_add(nope), kv_strides, v),
         }
     };
-    let heads_of_all = l.par_chunks(t.max(1)).zip(of_heads.par_chunks_mut((t * rope).max(1))).enumerate();
-    heads_of_all.for_each(|(i, (l, d_k_rope))| {
+    let to_heads = Pieces::new(&mut of_heads);
+    team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
+        // SAFETY: each task has its head's.
+        let (l, d_k_rope) = (&l[i * t..(i + 1) * t], unsafe { to_heads.part(i, t * rope) });
         let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 8]>::default());
         let [wide_q, wide_k, wide_v, wide_y, wide_dy, to_wide_q, to_wide_k, to_wide_v] = &mut wide;
         let (q_rope, k_rope) = (latent.turned(parts.q_rope, place), latent.turned(k_rope, place));

@@ -4,9 +4,10 @@ use super::{CrossEntropyRule, ROWS};
 use crate::element::Element;
 use crate::gemm::{Matrix, Product, product_here, products};
 use crate::math::{exp, max, sum, task_len};
+use crate::pieces::Pieces;
+use crate::team;
 use crate::uninit::{overwritten, written};
 use multiversion::multiversion;
-use rayon::prelude::*;
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
@@ -57,8 +58,11 @@ pub(crate) fn cross_entropy_host<T: Element>(
 /// Writes each row's loss, and where there is a `scale` the gradients over the logits.
 fn over_logits<T: Element>(logits: &mut [T], targets: &[usize], losses: &mut [f32], vocab: usize, scale: Option<f32>) {
     let rows = (task_len(vocab) / vocab).max(1);
-    let pieces = logits.par_chunks_mut(rows * vocab).zip(targets.par_chunks(rows)).zip(losses.par_chunks_mut(rows));
-    pieces.for_each(|((logits, targets), losses)| {
+    let (logits, losses) = (Pieces::new(logits), Pieces::new(losses));
+    team::for_each(targets.len().div_ceil(rows), |i| {
+        // SAFETY: each task has its own rows.
+        let (logits, losses) = unsafe { (logits.part(i, rows * vocab), losses.part(i, rows)) };
+        let targets = &targets[i * rows..targets.len().min((i + 1) * rows)];
         forward(logits, targets, vocab, losses);
         if let Some(scale) = scale {
             backward(logits, targets, vocab, scale);
@@ -83,7 +87,7 @@ fn add_to_head<T: Element>(
     let (x, d_logits) = (f32s(x), f32s(d_logits));
     let (x, d_logits, out) = (Matrix::new(&x, d), Matrix::new(&d_logits, vocab), Out(d_head.as_mut_ptr()));
     let width = vocab.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(32).max(256);
-    (0..vocab.div_ceil(width)).into_par_iter().for_each(|i| {
+    team::for_each(vocab.div_ceil(width), |i| {
         let (out, first) = (&out, i * width);
         let columns = width.min(vocab - first);
         let part = Matrix { data: &d_logits.data[first..], ..d_logits };

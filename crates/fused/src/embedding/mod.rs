@@ -12,10 +12,11 @@ pub(crate) mod cube;
 
 use crate::element::Element;
 use crate::ops::FusedOps;
+use crate::pieces::Pieces;
+use crate::team;
 use crate::uninit::written;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
-use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// The tokens' rows of a table `[vocab, d]`: `[b, t]` to `[b, t, d]`.
@@ -46,7 +47,10 @@ pub(crate) fn backward_host<T: Element>(tokens: &[usize], dy: &[T], rows: usize,
     }
     let task = (16 * 1024 / d.max(1)).max(1);
     let write = |gradient: &mut [MaybeUninit<T>]| {
-        gradient.par_chunks_mut((task * d).max(1)).enumerate().for_each(|(i, gradient)| {
+        let gradient = Pieces::new(gradient);
+        team::for_each(rows.div_ceil(task), |i| {
+            // SAFETY: each task has its own rows.
+            let gradient = unsafe { gradient.part(i, task * d) };
             let mut sum = vec![0.0f32; d];
             for (row, gradient) in gradient.chunks_exact_mut(d).enumerate() {
                 let row = i * task + row;

@@ -2,6 +2,7 @@
 
 use super::kernel::{Kernel, Tile, Vector, kernels, tile};
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
 // SAFETY: used only after AVX-512F was detected.
 unsafe impl Vector for __m512 {
@@ -165,7 +166,9 @@ unsafe impl Vector for Pairs {
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
         // The instruction is made of f32 vectors' bits.
-        unsafe { Self(_mm512_dpbf16_ps(c.0, std::mem::transmute(self.0), std::mem::transmute(b.0))) }
+        unsafe {
+            Self(_mm512_dpbf16_ps(c.0, transmute::<__m512, __m512bh>(self.0), transmute::<__m512, __m512bh>(b.0)))
+        }
     }
 
     #[inline(always)]

@@ -2,9 +2,10 @@
 
 use crate::element::Element;
 use crate::gemm::{Epilogue, Matrix, Product, products, products_with};
+use crate::pieces::Pieces;
+use crate::team;
 use crate::uninit::written;
 use multiversion::multiversion;
-use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// Rows of `from`, a matrix that makes them rows of `to`, and a bias or nothing.
@@ -109,16 +110,17 @@ fn matrix<T>(weight: &[T], from: usize, to: usize, transposed: bool) -> Matrix<'
 /// In f32, pieces of rows whose size depends on the width alone, then the pieces in order.
 fn sum_of_rows<T: Element>(rows: &[T], width: usize) -> Vec<T> {
     let piece = (64 * 1024 / width.max(1)).max(1) * width.max(1);
-    let sums: Vec<Vec<f32>> = rows
-        .par_chunks(piece)
-        .map(|rows| {
-            let mut sum = vec![0.0; width];
-            rows.chunks_exact(width).for_each(|row| accumulate(&mut sum, row));
-            sum
-        })
-        .collect();
+    let tasks = rows.len().div_ceil(piece.max(1));
+    let mut sums = vec![0.0; tasks * width];
+    let parts = Pieces::new(&mut sums);
+    team::for_each(tasks, |i| {
+        // SAFETY: each task has its own sum.
+        let sum = unsafe { parts.part(i, width) };
+        let rows = &rows[i * piece..rows.len().min((i + 1) * piece)];
+        rows.chunks_exact(width).for_each(|row| accumulate(sum, row));
+    });
     let mut all = vec![0.0; width];
-    sums.iter().for_each(|sum| accumulate(&mut all, sum));
+    sums.chunks_exact(width.max(1)).for_each(|sum| accumulate(&mut all, sum));
     all.into_iter().map(T::from_f32).collect()
 }
 

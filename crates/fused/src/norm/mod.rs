@@ -15,12 +15,13 @@ pub(crate) mod cube;
 use crate::element::Element;
 use crate::math::{over_rows, sum, sum2, sum3, task_len};
 use crate::ops::FusedOps;
+use crate::pieces::Pieces;
 use crate::precision::widened;
+use crate::team;
 use crate::uninit::written;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 use multiversion::multiversion;
-use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension: `[.., d]` and `[d]` to `[.., d]`.
@@ -60,12 +61,16 @@ pub(crate) fn forward_host<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule
 pub(crate) fn backward_host<T: Element>(x: &[T], gain: &[f32], dy: &[T], rule: NormRule) -> (Vec<T>, [Vec<f32>; 2]) {
     let (len, d) = (task_len(gain.len()), gain.len());
     // Each task sums its rows' share of both, then the shares are added in order.
-    let mut shares = vec![0.0; x.len().div_ceil(len) * 2 * d];
+    let tasks = x.len().div_ceil(len);
+    let mut shares = vec![0.0; tasks * 2 * d];
     let write = |dx: &mut [MaybeUninit<T>]| {
-        let rows = dx.par_chunks_mut(len).zip(x.par_chunks(len).zip(dy.par_chunks(len)));
-        rows.zip(shares.par_chunks_mut(2 * d)).for_each(|((dx, (x, dy)), share)| {
+        let (dx, shares) = (Pieces::new(dx), Pieces::new(&mut shares));
+        team::for_each(tasks, |i| {
+            let rows = i * len..x.len().min((i + 1) * len);
+            // SAFETY: each task has its own parts.
+            let (dx, share) = unsafe { (dx.part(i, len), shares.part(i, 2 * d)) };
             let (d_gain, d_bias) = share.split_at_mut(d);
-            backward(x, gain, dy, rule, dx, [d_gain, d_bias]);
+            backward(&x[rows.clone()], gain, &dy[rows], rule, dx, [d_gain, d_bias]);
         });
     };
     // SAFETY: `backward` sets all of `dx`.

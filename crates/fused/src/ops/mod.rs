@@ -22,7 +22,7 @@ use burn::backend::{Backend, backend_extension};
 
 /// Floats are f32, bf16 or f16 and computed in f32; those called statistics are f32.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
-#[allow(clippy::type_complexity)]
+#[allow(clippy::type_complexity, clippy::too_many_arguments)]
 pub trait FusedOps: Backend {
     /// `x` to `gelu(x)`.
     #[fusion(meta = specs::like1)]

@@ -13,11 +13,12 @@ pub(crate) mod cube;
 use crate::element::Element;
 use crate::math::{TASK, over_rows, sigmoid};
 use crate::ops::FusedOps;
+use crate::pieces::Pieces;
+use crate::team;
 use crate::uninit::written;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use multiversion::multiversion;
-use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// `silu(gate) * up` of two tensors of one shape and dtype.
@@ -48,9 +49,13 @@ pub(crate) fn backward_host<T: Element>(gate: &[T], up: &[T], dy: &[T]) -> (Vec<
 
 /// Sets all of `d_gate` and `d_up`.
 fn gradients<T: Element>(gate: &[T], up: &[T], dy: &[T], d_gate: &mut [MaybeUninit<T>], d_up: &mut [MaybeUninit<T>]) {
-    let inputs = gate.par_chunks(TASK).zip(up.par_chunks(TASK)).zip(dy.par_chunks(TASK));
-    let pieces = d_gate.par_chunks_mut(TASK).zip(d_up.par_chunks_mut(TASK)).zip(inputs);
-    pieces.for_each(|((d_gate, d_up), ((gate, up), dy))| backward(gate, up, dy, d_gate, d_up));
+    let (d_gate, d_up) = (Pieces::new(d_gate), Pieces::new(d_up));
+    team::for_each(gate.len().div_ceil(TASK), |i| {
+        let piece = i * TASK..gate.len().min((i + 1) * TASK);
+        // SAFETY: each task has its own parts.
+        let (d_gate, d_up) = unsafe { (d_gate.part(i, TASK), d_up.part(i, TASK)) };
+        backward(&gate[piece.clone()], &up[piece.clone()], &dy[piece], d_gate, d_up);
+    });
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
