@@ -18,7 +18,8 @@
 //!
 //! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 a lane, operands and addresses as many more: 128 at the most, two cubes on a
 //! multiprocessor. Shared memory: 2 x 2 x 32 x 136 x 2 = 34,816 bytes; 8 numbers at the end of a row shift it by 4 banks, so that the 8
-//! rows that are loaded together do not collide. Then 8 x 1024 bytes through which sums leave: which lane holds which number of a sum is not known, and edges and rounding need to know it.
+//! rows that are loaded together do not collide. Then 8 x 1024 bytes through which sums leave: which lane holds which number of a sum is
+//! not known, and edges and rounding need to know it.
 
 use crate::kernels::launch::address_type;
 use crate::kernels::round::rounded;
