@@ -16,6 +16,7 @@
 //! for these are computed in fp32. Where the operations are not the one-pass ones of [`fused`], as on GPUs, each keeps some more.
 
 use crate::config::{Config, ModelConfig};
+use crate::device;
 use fsdp::CallBytes;
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
@@ -40,7 +41,7 @@ struct Shape {
 /// The calls of the model in their order, for micro-batches of so many sequences.
 pub fn calls(config: &Config, sequences: usize) -> Vec<CallBytes> {
     let size = config.parallel.precision.param.dtype().size() as f64;
-    let composed = config.train.device != "cpu";
+    let composed = device::meant(&config.train.device) != "cpu";
     let (b, t, spread) = (sequences as f64, config.train.seq_len as f64, config.parallel.ep > 1);
     let shape = Shape { b, t, size, composed, spread };
     match &config.model {
