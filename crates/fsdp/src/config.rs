@@ -166,7 +166,8 @@ pub struct FsdpConfig {
     pub activation_checkpointing: ActivationCheckpointing,
     /// In which types parameters are gathered and gradients are reduced.
     pub precision: Precision,
-    /// Whether shards and optimizer state rest in the memory of the CPU, and the optimizer steps there.
+    /// Whether shards, gradients and optimizer state rest in the memory of the CPU, and the optimizer steps there. Gradients of
+    /// micro-batches are added up there too, with fp32 reductions over several ranks in another order than elsewhere.
     pub cpu_offload: bool,
     /// When the forward sends for parameters.
     pub forward_prefetch: Prefetch,

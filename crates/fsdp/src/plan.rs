@@ -4,7 +4,7 @@ use crate::memory::{Category, Counted, Ledger};
 use crate::placement::{Groups, Keepers};
 use crate::precision::FloatType;
 use crate::{FsdpConfig, Strategy};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 /// The stages of a pipeline that hold a unit, seen from one of them.
 #[derive(Debug, Clone, Copy, Default)]
@@ -55,6 +55,9 @@ pub(crate) struct Plan {
     /// Where the rank computes, and where its share rests.
     pub device: Device,
     pub rest_device: Device,
+    /// Whether the share rests in the CPU's memory: then what crosses the bus has the type that it is computed with or reduced in, and
+    /// sums of micro-batches are made where they rest.
+    pub offloads: bool,
     pub ledger: Ledger,
 }
 
@@ -75,6 +78,7 @@ impl Plan {
             replica: 0,
             rank: groups.world.rank(),
             rest_device: if config.cpu_offload { Device::flex() } else { device.clone() },
+            offloads: config.cpu_offload,
             device,
             ledger: Ledger::default(),
         };
@@ -105,6 +109,11 @@ impl Plan {
 
     pub fn replicates(&self) -> bool {
         self.shards > 1 && !self.strategy.shards().parameters
+    }
+
+    /// A gradient where it rests, in fp32: it crosses in the type that it comes in.
+    pub fn to_rest(&self, gradient: Tensor<1>) -> Tensor<1> {
+        gradient.to_device(&self.rest_device).cast(DType::F32)
     }
 
     pub fn count(&self, tensor: Tensor<1>, category: Category) -> Counted {

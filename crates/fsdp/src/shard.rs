@@ -140,14 +140,14 @@ impl FlatShard {
         let (master, ledger, class) = (self.master.tensor.clone(), plan.ledger.clone(), plan.class);
         let (device, dtype) = (plan.device.clone(), plan.param.dtype());
         match (plan.shards, plan.strategy) {
-            (1, _) => Pending::ready(Some(Flat::gathered(master.to_device(&device).cast(dtype), &ledger))),
+            (1, _) => Pending::ready(Some(Flat::gathered(master.cast(dtype).to_device(&device), &ledger))),
             (_, Strategy::Block) => lanes.gather.submit(move |groups| {
                 let shard = &groups.of(class).shard;
-                let shards = shard.gather(master.to_device(&device).cast(dtype), owner)?;
+                let shards = shard.gather(master.cast(dtype).to_device(&device), owner)?;
                 Ok((shard.rank() == owner).then(|| Flat::gathered(Tensor::cat(shards, 0), &ledger)))
             }),
             _ => lanes.gather.submit(move |groups| {
-                let flat = groups.of(class).shard.all_gather(master.to_device(&device).cast(dtype))?;
+                let flat = groups.of(class).shard.all_gather(master.cast(dtype).to_device(&device))?;
                 Ok(Some(Flat::gathered(flat, &ledger)))
             }),
         }
@@ -182,25 +182,26 @@ impl FlatShard {
         let in_flight = plan.count(gradient, Category::Gradients);
         let earlier = self.gradient.take();
         if plan.shards == 1 && plan.replicas == 1 {
-            let earlier = earlier.map(|earlier| earlier.tensor.to_device(&plan.device));
-            let sum = add(earlier, in_flight.tensor.cast(DType::F32)).to_device(&plan.rest_device);
+            let sum = add(earlier.map(|earlier| earlier.tensor), plan.to_rest(in_flight.tensor.clone()));
             return Some(Pending::ready(plan.count(sum, Category::Gradients)));
         }
         Some(lanes.reduce.submit(move |groups| {
             let (gradient, groups) = (in_flight.tensor.clone(), groups.of(plan.class));
-            let earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone().to_device(&plan.device));
-            let mut sum = match (plan.shards, plan.reduce) {
-                (1, _) => add(earlier, gradient.cast(DType::F32)),
-                (_, FloatType::Fp32) => groups.shard.reduce_scatter_onto(gradient.cast(DType::F32), earlier)?,
-                (_, reduce) => {
-                    let chunk = groups.shard.reduce_scatter(gradient.cast(reduce.dtype()))?;
-                    add(earlier, chunk.cast(DType::F32))
+            let mut earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone());
+            let part = match (plan.shards, plan.reduce) {
+                (1, _) => gradient,
+                (_, FloatType::Fp32) if !plan.offloads => {
+                    groups.shard.reduce_scatter_onto(gradient.cast(DType::F32), earlier.take())?
                 }
+                (_, reduce) => groups.shard.reduce_scatter(gradient.cast(reduce.dtype()))?,
             };
-            if last && plan.replicas > 1 {
-                sum = groups.replicate.all_reduce(sum.cast(plan.reduce.dtype()), Reduce::Sum)?.cast(DType::F32);
-            }
-            Ok(plan.count(sum.to_device(&plan.rest_device), Category::Gradients))
+            let sum = if last && plan.replicas > 1 {
+                let sum = add(earlier.map(|earlier| earlier.to_device(&plan.device)), part.cast(DType::F32));
+                plan.to_rest(groups.replicate.all_reduce(sum.cast(plan.reduce.dtype()), Reduce::Sum)?)
+            } else {
+                add(earlier, plan.to_rest(part))
+            };
+            Ok(plan.count(sum, Category::Gradients))
         }))
     }
 
@@ -223,10 +224,10 @@ impl FlatShard {
                 (0..plan.shards).map(|i| full.clone().slice(i * len..(i + 1) * len)).collect()
             });
             let part = groups.of(plan.class).shard.scatter(parts, owner)?;
-            let part = owned_copy(part.cast(DType::F32));
-            let sum = add(later_calls.map(|later| later.tensor.to_device(&plan.device)), part);
-            let sum = add(earlier.map(|earlier| earlier.tensor.to_device(&plan.device)), sum);
-            Ok(plan.count(sum.to_device(&plan.rest_device), Category::Gradients))
+            let part = owned_copy(plan.to_rest(part));
+            let sum = add(later_calls.map(|later| later.tensor), part);
+            let sum = add(earlier.map(|earlier| earlier.tensor), sum);
+            Ok(plan.count(sum, Category::Gradients))
         })
     }
 
@@ -287,7 +288,7 @@ impl FlatShard {
         let (master, plan) = (self.master.tensor.clone(), self.plan.clone());
         Some(lanes.gather.submit(move |groups| {
             let replica =
-                groups.of(plan.class).shard.all_gather(master.to_device(&plan.device).cast(plan.param.dtype()))?;
+                groups.of(plan.class).shard.all_gather(master.cast(plan.param.dtype()).to_device(&plan.device))?;
             Ok(plan.count(replica, Category::Parameters))
         }))
     }

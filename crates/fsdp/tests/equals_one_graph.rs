@@ -61,6 +61,19 @@ fn every_policy_trains_as_one_graph() {
     all_train_as(&expected, &model, &batch, &table);
 }
 
+/// The CPU's memory is where these ranks compute, so nothing is moved, but casts and sums are those of an offload.
+#[test]
+fn what_is_offloaded_trains_as_one_graph() {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    let expected = one_graph(model.clone(), &batch);
+    let offloaded = |strategy| FsdpConfig { cpu_offload: true, ..config(strategy) };
+    let cases =
+        STRATEGIES.into_iter().flat_map(|strategy| [(1, 4), (2, 2), (4, 2)].map(|(n, m)| (offloaded(strategy), n, m)));
+    let table: Vec<_> = cases.filter(|(config, ranks, _)| config.validate(*ranks).is_ok()).collect();
+    all_train_as(&expected, &model, &batch, &table);
+}
+
 #[test]
 fn at_most_two_units_are_gathered_at_once_and_one_without_prefetch() {
     let device = Device::flex();

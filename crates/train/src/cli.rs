@@ -91,7 +91,7 @@ struct TrainArgs {
     /// `rust-crates`: Rust source that the build has put on disk
     #[arg(long, value_name = "SRC")]
     data: Option<String>,
-    /// cpu, cuda or cuda:N
+    /// auto, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEV")]
     device: Option<String>,
     /// Run folder; a new one under runs/ if not given

@@ -1,5 +1,21 @@
+//! The devices of a run's ranks, by name.
+
+#[cfg(feature = "cuda")]
+mod cache;
+#[cfg(any(test, all(feature = "cuda", not(feature = "cuda-cpp"))))]
+mod libdevice;
+
 use crate::words::count;
 use burn::tensor::Device;
+
+/// The name of the device that is meant: `auto` is `cuda` where the build has it and the machine has such a device, and `cpu` elsewhere.
+pub(crate) fn meant(name: &str) -> &str {
+    match name {
+        "auto" if has_cuda() => "cuda",
+        "auto" => "cpu",
+        name => name,
+    }
+}
 
 /// The device of each rank.
 #[derive(Debug, Clone)]
@@ -12,15 +28,19 @@ pub struct Devices {
     pub name: String,
     /// How many there are that a run could have with that name.
     pub here: usize,
+    /// Whether nobody has chosen them.
+    auto: bool,
 }
 
 impl Devices {
     /// Gives each of `ranks` ranks a device of the kind `name` (`cpu`, `cuda`), in turn where there are fewer devices than ranks;
-    /// `cuda:1` gives all of them that one.
+    /// `cuda:1` gives all of them that one, and `auto` CUDA devices where there are any, and else the CPU.
     ///
     /// # Errors
-    /// A message, if there is no such device in this build or on this machine.
+    /// A message, if there is no such device in this build or on this machine, or something that it needs is missing.
     pub fn new(name: &str, ranks: usize) -> Result<Self, String> {
+        let auto = name == "auto";
+        let name = meant(name);
         let (kind, index) = match name.split_once(':') {
             Some((kind, index)) => {
                 let index =
@@ -32,7 +52,7 @@ impl Devices {
         let available = match (kind, index) {
             ("cpu", None) => vec![Device::flex()],
             ("cuda", _) => cuda()?,
-            _ => return Err(format!("--device {name}: there is no such device; give cpu, cuda or cuda:N")),
+            _ => return Err(format!("--device {name}: there is no such device; give auto, cpu, cuda or cuda:N")),
         };
         let chosen = match index {
             None => available,
@@ -40,7 +60,7 @@ impl Devices {
             Some(_) => return Err(format!("--device {name}: there are {} devices, numbered from 0", available.len())),
         };
         let of_rank = chosen.iter().cycle().take(ranks).cloned().collect();
-        Ok(Self { of_rank, distinct: chosen.len().min(ranks), name: name.into(), here: chosen.len() })
+        Ok(Self { of_rank, distinct: chosen.len().min(ranks), name: name.into(), here: chosen.len(), auto })
     }
 
     /// The numbers of the different ones, as in `cuda:N`.
@@ -51,18 +71,46 @@ impl Devices {
         }
     }
 
-    /// A line for the user where ranks share devices.
-    pub fn sharing(&self) -> Option<String> {
+    /// Lines for the user: what was chosen, where ranks share devices, and what is to be known about the first run.
+    pub fn tell(&self) -> Vec<String> {
         let ranks = self.of_rank.len();
-        let shared = || format!("{ranks} ranks share {} ({})", count(self.distinct, "device"), self.name);
-        (self.distinct < ranks).then(shared)
+        let mut lines = vec![];
+        if self.distinct < ranks {
+            lines.push(format!("{ranks} ranks share {} ({})", count(self.distinct, "device"), self.name));
+        } else if self.auto {
+            lines.push(format!("{} on {}", count(ranks, "rank"), self.name));
+        }
+        #[cfg(feature = "cuda")]
+        match self.name.as_str() {
+            "cpu" if self.auto => lines.push("this machine has no CUDA device".into()),
+            "cpu" => {}
+            _ => lines.push(cache::line()),
+        }
+        lines
     }
 }
 
 #[cfg(feature = "cuda")]
+fn has_cuda() -> bool {
+    !Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect::<Vec<_>>().is_empty()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn has_cuda() -> bool {
+    false
+}
+
+/// The CUDA devices, ready to compile kernels.
+#[cfg(feature = "cuda")]
 fn cuda() -> Result<Vec<Device>, String> {
+    cache::choose();
     let devices: Vec<Device> = Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect();
-    if devices.is_empty() { Err("--device cuda: this machine has no CUDA device".into()) } else { Ok(devices) }
+    if devices.is_empty() {
+        return Err("--device cuda: this machine has no CUDA device, or no driver that says so (try nvidia-smi)".into());
+    }
+    #[cfg(not(feature = "cuda-cpp"))]
+    libdevice::find().map_err(|missing| format!("--device cuda: {missing}"))?;
+    Ok(devices)
 }
 
 #[cfg(not(feature = "cuda"))]

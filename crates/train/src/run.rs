@@ -107,7 +107,7 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         let (name, batches) = (schedule.name(), count(micro_batches, "micro-batch"));
         progress.say(&format!("{pp} stages ({name}), {batches} of {} a step and rank", count(sequences, "sequence")));
     }
-    devices.sharing().into_iter().for_each(|line| progress.say(&line));
+    devices.tell().into_iter().for_each(|line| progress.say(&line));
     if let (Some(tokens), size) = (data.vocab_size(), config.model.vocab_size())
         && tokens < size / 4
     {

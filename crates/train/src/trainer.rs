@@ -5,6 +5,7 @@ mod telling;
 use crate::allocator::allocated;
 use crate::batches::{Batches, Rows};
 use crate::config::{CheckpointConfig, Config, OnNonFinite};
+use crate::device;
 use crate::error::TrainError;
 use crate::expert_loads::ExpertLoads;
 use crate::flops;
@@ -129,7 +130,7 @@ impl<'a> Trainer<'a> {
         let loads = ExpertLoads::new(&job.config);
         let config = job.config.fsdp();
         let (units, parts) = units(&job.config, &loads, &parallel(&config, &comm)?, &device);
-        let allocated = (job.config.train.device == "cpu").then_some(allocated as fn() -> isize);
+        let allocated = (device::meant(&job.config.train.device) == "cpu").then_some(allocated as fn() -> isize);
         let mut fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
         if let Some(resume) = &job.resume {
             resume.load(&mut fsdp, rank, world_size)?;

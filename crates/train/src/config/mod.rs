@@ -207,7 +207,8 @@ pub struct TrainConfig {
     pub sample_tokens: usize,
     /// What happens when a loss or a gradient is infinite or no number.
     pub on_non_finite: OnNonFinite,
-    /// The device of the ranks: `cpu`, `cuda` (in turn, where there are several) or `cuda:N`. Flag: `--device`.
+    /// The device of the ranks: `cpu`, `cuda` (in turn, where there are several), `cuda:N`, or `auto`: `cuda` where the program is built
+    /// with it and there is such a device, else `cpu`. Flag: `--device`.
     pub device: String,
 }
 
@@ -233,7 +234,7 @@ impl Default for TrainConfig {
             val_batches: 16,
             sample_tokens: 200,
             on_non_finite: OnNonFinite::Stop,
-            device: "cpu".into(),
+            device: "auto".into(),
         }
     }
 }

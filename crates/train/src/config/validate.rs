@@ -1,5 +1,6 @@
 use super::parallel::MOST_TRIED;
 use super::{Config, ConfigError, LrSchedule, ModelConfig, ParallelConfig, preset};
+use crate::device;
 use crate::learning_rate::learning_rate;
 use crate::words::count;
 use fsdp::{Schedule, Strategy};
@@ -73,9 +74,11 @@ impl Config {
         self.validate_experts()?;
         let fsdp = self.fsdp_of_chunks(vec![]);
         fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
-        require(!(parallel.cpu_offload && self.train.device == "cpu"), || {
-            "parallel.cpu_offload is true, but the ranks compute on the CPU (train.device cpu) already: leave it out"
-                .into()
+        require(!(parallel.cpu_offload && device::meant(&self.train.device) == "cpu"), || {
+            format!(
+                "parallel.cpu_offload is true, but the ranks compute on the CPU (train.device {}) already: leave it out",
+                self.train.device
+            )
         })
     }
 

@@ -3,6 +3,7 @@
 use super::figures;
 use super::need::{self, Machine, Need, micro_batches};
 use crate::config::{Config, ParallelConfig};
+use crate::device;
 use crate::words::count;
 use fsdp::{ActivationCheckpointing, FloatType, Strategy, Wrap};
 
@@ -68,7 +69,7 @@ impl Patient<'_> {
 
     fn remedies(&self) -> Vec<Remedy> {
         let Config { parallel, train, .. } = self.config;
-        let on_cpu = train.device == "cpu";
+        let on_cpu = device::meant(&train.device) == "cpu";
         let mut remedies: Vec<Remedy> = vec![];
         let mut set = |applies: bool, flag: &str, change: fn(&mut Config)| {
             if applies {

@@ -3,6 +3,7 @@
 use super::activations;
 use super::rows::{Row, Rows};
 use crate::config::{Config, ModelConfig};
+use crate::device;
 use crate::expert_loads::ExpertLoads;
 use crate::units::units;
 use burn::tensor::Device;
@@ -89,7 +90,7 @@ pub fn forecast(config: &Config, rank: usize) -> Forecast {
 }
 
 fn on_cpu(config: &Config) -> bool {
-    config.train.device == "cpu"
+    device::meant(&config.train.device) == "cpu"
 }
 
 /// The rows of each rank of the device with the most.

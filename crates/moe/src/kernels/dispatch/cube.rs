@@ -1,16 +1,20 @@
-//! The kernels of [`dispatch`](super): a counting sort in three launches.
+//! The kernels of [`dispatch`](super): a counting sort in four launches.
 //!
 //! The assignments of a group, in its order, are cut into chunks of `units * items`; no chunk has assignments of two groups.
 //!
 //! ```text
 //! histogram   a cube a chunk     counts[chunk, e]: assignments to e in the chunk, counted in shared memory; source is set to -1
-//! scan        a unit an expert   counts[chunk, e] becomes how many came before the chunk in its group; kept, segments and
-//!                                begins[group, e], the group's first row inside the expert's segment
+//! scan        some experts of    counts[chunk, e] becomes how many came before the chunk in its group; totals[group, e]
+//!             a group a cube
+//! place       a unit an expert   kept, segments, and begins[group, e], the group's first row inside the expert's segment
 //! assign      a cube a chunk     position = counts[chunk, e] + those of the units before + those of the unit itself so far
 //! ```
 //!
 //! In `assign` a unit goes through `items` consecutive assignments, so positions follow the order whatever the units do. Its table of
 //! counts takes `4 * units * e` bytes of shared memory, which bounds the units.
+//!
+//! In `scan` a unit adds up a strip of the chunks of one expert, and then goes through it again with what the strips before it have:
+//! 256 chunks are 8 strips of 32 counts that are loaded side by side, where one unit would load 256 one after another.
 
 use super::{DispatchRule, Layout, Order};
 use burn::backend::TensorMetadata;
@@ -27,6 +31,8 @@ const SHARED_MEMORY: usize = 48 * 1024;
 const CHUNKS: usize = 256;
 /// Fewest assignments of a unit.
 const ITEMS: usize = 8;
+/// The scan cuts an expert's chunks into this many strips, where a cube has the units.
+const STRIPS: usize = 8;
 
 /// `slot_kn`, `source_r`, `segments` and `kept_e`.
 pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 4] {
@@ -46,7 +52,7 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
     let (slot, kept, segments) = (empty(&experts, [k, n], DType::I32), ints(e), ints(e + 1));
     // Kernels get no empty buffers: without rows they get one row that stays -1.
     let source = ints(rows.max(1));
-    let (counts, begins) = (ints(groups * chunks * e), ints(groups * e));
+    let (counts, totals, begins) = (ints(groups * chunks * e), ints(groups * e), ints(groups * e));
     let capacity = rule.capacity.unwrap_or(usize::MAX).min(i32::MAX as usize) as i32;
     let (sorted, tile) = match rule.layout {
         Layout::Capacity => (false, 1),
@@ -68,20 +74,33 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
         chunk_units,
         choice_major,
     );
-    let scan_units = units(&client, e);
+    let lanes = (units(&client, chunks * e) / STRIPS).max(1);
+    let strips = units(&client, chunks * e) / lanes;
     scan_kernel::launch(
         &client,
-        CubeCount::new_single(),
-        CubeDim::new_1d(scan_units as u32),
+        CubeCount::Static((groups * e.div_ceil(lanes)) as u32, 1, 1),
+        CubeDim::new_1d((lanes * strips) as u32),
         counts.clone().into_buffer_arg(),
+        totals.clone().into_buffer_arg(),
+        size(),
+        lanes,
+        strips,
+    );
+    let place_units = units(&client, e);
+    place_kernel::launch(
+        &client,
+        CubeCount::new_single(),
+        CubeDim::new_1d(place_units as u32),
+        totals.into_buffer_arg(),
         begins.clone().into_buffer_arg(),
         segments.clone().into_buffer_arg(),
         kept.clone().into_buffer_arg(),
         capacity,
         tile,
-        size(),
+        e,
+        groups,
         table,
-        scan_units,
+        place_units,
         sorted,
     );
     if n * k > 0 {
@@ -106,7 +125,7 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
     [slot, source, segments, kept]
 }
 
-/// What all three kernels are told.
+/// What the kernels of assignments are told.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     n: usize,
@@ -177,55 +196,91 @@ fn histogram_kernel(
     }
 }
 
-/// `sorted` is [`Layout::Sorted`].
+/// A cube has `lanes` experts of one group, whose counts lie side by side, and for each of them a unit a strip.
 #[cube(launch)]
 fn scan_kernel(
     counts: &mut [i32],
+    totals: &mut [i32],
+    size: Sizes,
+    #[comptime] lanes: usize,
+    #[comptime] strips: usize,
+) {
+    let (lane, strip) = (UNIT_POS as usize % lanes, UNIT_POS as usize / lanes);
+    let cubes = size.e.div_ceil(lanes);
+    let (group, expert) = (CUBE_POS / cubes, CUBE_POS % cubes * lanes + lane);
+    let length = size.chunks.div_ceil(strips);
+    let first = min(strip * length, size.chunks);
+    let end = select(expert < size.e, min(first + length, size.chunks), first);
+    let at = group * size.chunks * size.e + expert;
+
+    let mut sums = Shared::<[i32]>::new_slice(comptime!(lanes * strips));
+    let mut sum = 0i32;
+    for chunk in first..end {
+        sum += counts[at + chunk * size.e];
+    }
+    sums[UNIT_POS as usize] = sum;
+    sync_cube();
+    let mut before = 0i32;
+    for other in 0..strip {
+        before += sums[other * lanes + lane];
+    }
+    for chunk in first..end {
+        let count = counts[at + chunk * size.e];
+        counts[at + chunk * size.e] = before;
+        before += count;
+    }
+    if strip == comptime!(strips - 1) && expert < size.e {
+        totals[group * size.e + expert] = before;
+    }
+}
+
+/// `sorted` is [`Layout::Sorted`].
+#[cube(launch)]
+fn place_kernel(
+    totals: &[i32],
     begins: &mut [i32],
     segments: &mut [i32],
     kept: &mut [i32],
     capacity: i32,
     tile: i32,
-    size: Sizes,
+    e: usize,
+    groups: usize,
     #[comptime] table: usize,
     #[comptime] units: usize,
     #[comptime] sorted: bool,
 ) {
-    let mut totals = Shared::<[i32]>::new_slice(table);
+    let mut lengths = Shared::<[i32]>::new_slice(table);
     let mut expert = UNIT_POS as usize;
-    while expert < size.e {
+    while expert < e {
         let mut total = 0i32;
-        for group in 0..size.groups {
+        for group in 0..groups {
             if comptime!(sorted) {
-                begins[group * size.e + expert] = total;
+                begins[group * e + expert] = total;
             } else {
-                begins[group * size.e + expert] = group as i32 * capacity;
+                begins[group * e + expert] = group as i32 * capacity;
             }
-            let mut before = 0i32;
-            for chunk in 0..size.chunks {
-                let at = (group * size.chunks + chunk) * size.e + expert;
-                let count = counts[at];
-                counts[at] = before;
-                before += count;
-            }
-            total += min(before, capacity);
+            total += min(totals[group * e + expert], capacity);
         }
         kept[expert] = total;
-        totals[expert] = total;
+        if comptime!(sorted) {
+            lengths[expert] = (total + tile - 1i32) / tile * tile;
+        } else {
+            lengths[expert] = groups as i32 * capacity;
+        }
         expert += units;
     }
     sync_cube();
-    if UNIT_POS == 0 {
+    let mut expert = UNIT_POS as usize;
+    while expert < e {
         let mut start = 0i32;
-        for expert in 0..size.e {
-            segments[expert] = start;
-            if comptime!(sorted) {
-                start += (totals[expert] + tile - 1i32) / tile * tile;
-            } else {
-                start += size.groups as i32 * capacity;
-            }
+        for before in 0..expert {
+            start += lengths[before];
         }
-        segments[size.e] = start;
+        segments[expert] = start;
+        if expert == e - 1 {
+            segments[e] = start + lengths[expert];
+        }
+        expert += units;
     }
 }
 
@@ -294,6 +349,7 @@ fn assign_kernel(
 pub(crate) fn cases() -> Vec<KernelCase> {
     use assign_kernel::AssignKernel;
     use histogram_kernel::HistogramKernel;
+    use place_kernel::PlaceKernel;
     use scan_kernel::ScanKernel;
 
     let sizes = || SizesCompilationArg { n: (), k: (), e: (), groups: (), chunks: (), items: () };
@@ -305,9 +361,9 @@ pub(crate) fn cases() -> Vec<KernelCase> {
                 let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
                 HistogramKernel::new(s, d, t, b(), b(), b(), (), sizes(), table, units, on)
             }));
-            cases.push(KernelCase::new(format!("dispatch scan e={table} sorted={on}"), move |gpu| {
+            cases.push(KernelCase::new(format!("dispatch place e={table} sorted={on}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(table as u32)), gpu.device(), gpu.target());
-                ScanKernel::new(s, d, t, b(), b(), b(), b(), (), (), sizes(), table, table, on)
+                PlaceKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), (), table, table, on)
             }));
             cases.push(KernelCase::new(format!("dispatch assign e={table} choice_major={on}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
@@ -315,5 +371,9 @@ pub(crate) fn cases() -> Vec<KernelCase> {
             }));
         }
     }
+    cases.push(KernelCase::new("dispatch scan", move |gpu| {
+        let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+        ScanKernel::new(s, d, t, b(), b(), sizes(), 32, STRIPS)
+    }));
     cases
 }

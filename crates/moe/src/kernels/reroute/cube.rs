@@ -1,38 +1,49 @@
-//! The kernel of [`reroute`](super): one unit a sequence, because each placement depends on those before it.
+//! The kernel of [`reroute`](super): one cube a sequence, which places a window of assignments at a time, one a unit.
 //!
-//! A unit counts its experts' loads in a row of its own of `load`, `[groups, e]`, and reads back choices that it has written itself, so
-//! no two units touch the same element.
+//! Each placement depends on those before it, but mostly agrees with the guess that there is room:
+//!
+//! ```text
+//! window     assignments 8 .. 12, loads of the experts known     A 7 of 8 | B 3 of 8 | C 8 of 8
+//!
+//! guess      A     A     B     C        each its own candidate
+//! round 1    A     D     B     D        room for an assignment: load + picks of the units before it < capacity; else the next candidate
+//! round 2    A     D     B     D        nothing has changed: these are the placements; loads += picks
+//! ```
+//!
+//! A round that changes nothing has every pick follow from those before it, and only the placements one by one do that. The pick of the
+//! first unit is right after one round, that of the second after two: there are no more rounds than units, and mostly there is one.
 
 use super::RerouteRule;
 use crate::kernels::dispatch::{Order, cube::assignment};
+use fused::cube::launch::{contiguous, empty, over_rows, units};
+#[cfg(feature = "offline")]
+use fused::cube::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use fused::cube::launch::{contiguous, empty, over_items};
-#[cfg(feature = "offline")]
-use fused::cube::offline::{KernelCase, buffer};
 
 pub(crate) fn reroute(candidates: CubeTensor, rule: RerouteRule) -> CubeTensor {
     let [c, n] = candidates.shape().dims();
     let candidates = contiguous(candidates, DType::I32);
     let experts = empty(&candidates, [rule.top_k, n], DType::I32);
     if n > 0 {
-        let load = empty(&candidates, [rule.groups, rule.experts], DType::I32);
-        let (count, dim) = over_items(&candidates.client, rule.groups);
+        let units = units(&candidates.client, n / rule.groups * rule.top_k);
+        let (count, dim) = over_rows(&candidates.client, rule.groups, units);
         reroute_kernel::launch(
             &candidates.client.clone(),
             count,
             dim,
             candidates.into_buffer_arg(),
             experts.clone().into_buffer_arg(),
-            load.into_buffer_arg(),
             n,
             rule.groups,
             rule.experts,
             rule.top_k,
             c,
             rule.capacity.min(i32::MAX as usize) as i32,
+            rule.experts.next_power_of_two(),
+            units,
             rule.order == Order::Choice,
         );
     }
@@ -43,46 +54,97 @@ pub(crate) fn reroute(candidates: CubeTensor, rule: RerouteRule) -> CubeTensor {
 fn reroute_kernel(
     candidates: &[i32],
     experts: &mut [i32],
-    load: &mut [i32],
     n: usize,
     groups: usize,
     e: usize,
     k: usize,
     c: usize,
     capacity: i32,
+    #[comptime] table: usize,
+    #[comptime] units: usize,
     #[comptime] choice_major: bool,
 ) {
+    let unit = UNIT_POS as usize;
     let tokens = n / groups;
-    let mut group = ABSOLUTE_POS;
-    while group < groups {
-        for i in 0..e {
-            load[group * e + i] = 0i32;
-        }
-        for i in 0..tokens * k {
-            let p = assignment(i, group, tokens, n, k, choice_major);
-            let (choice, token) = (p / n, p % n);
-            // The candidates of this assignment: its own, and then the token's reserves.
-            let mut expert = (-1i32).runtime();
-            let mut next = 0usize;
-            while expert < 0i32 && next <= c - k {
-                let candidate = candidates[select(next == 0usize, choice, k + next - 1usize) * n + token];
-                // Both orders place a token's choices in order: what it holds are the choices before this one.
-                let mut fits = load[group * e + candidate as usize] < capacity;
-                for j in 0..choice {
-                    fits = fits && experts[j * n + token] != candidate;
-                }
-                if fits {
-                    expert = candidate;
-                }
-                next += 1usize;
-            }
-            if expert >= 0i32 {
-                load[group * e + expert as usize] += 1i32;
-            }
-            experts[p] = expert;
-        }
-        group += CUBE_COUNT * CUBE_DIM as usize;
+    let load = Shared::<[Atomic<i32>]>::new_slice(table);
+    let mut picks = Shared::<[i32]>::new_slice(units);
+    // The last round in which a pick changed.
+    let changed = Shared::<[Atomic<i32>]>::new_slice(1usize);
+    let mut round = 0i32;
+    if unit == 0 {
+        changed[0].store(0i32);
     }
+    let mut group = CUBE_POS;
+    while group < groups {
+        let mut expert = unit;
+        while expert < e {
+            load[expert].store(0i32);
+            expert += units;
+        }
+        let mut start = 0usize;
+        while start < tokens * k {
+            let inside = start + unit < tokens * k;
+            let p = assignment(min(start + unit, tokens * k - 1), group, tokens, n, k, choice_major);
+            let (choice, token) = (p / n, p % n);
+            picks[unit] = select(inside, candidates[p], -1i32);
+            sync_cube();
+
+            let mut settled = false.runtime();
+            while !settled {
+                round += 1i32;
+                // The candidates of this assignment: its own, and then the token's reserves.
+                let mut pick = (-1i32).runtime();
+                let mut next = 0usize;
+                while inside && pick < 0i32 && next <= c - k {
+                    let candidate = candidates[select(next == 0usize, choice, k + next - 1usize) * n + token];
+                    let mut fits = has_room(load[candidate as usize].load(), candidate, capacity, &picks, unit);
+                    // Both orders place a token's choices in order: what it holds are the choices before this one.
+                    for j in 0..choice {
+                        let earlier =
+                            if comptime!(choice_major) { j * tokens + token % tokens } else { token % tokens * k + j };
+                        let here = earlier >= start;
+                        let held = select(here, picks[select(here, earlier - start, 0usize)], experts[j * n + token]);
+                        fits = fits && held != candidate;
+                    }
+                    if fits {
+                        pick = candidate;
+                    }
+                    next += 1usize;
+                }
+                sync_cube();
+                if pick != picks[unit] {
+                    picks[unit] = pick;
+                    changed[0].store(round);
+                }
+                sync_cube();
+                settled = changed[0].load() != round;
+            }
+
+            if inside {
+                experts[p] = picks[unit];
+            }
+            if picks[unit] >= 0i32 {
+                load[picks[unit] as usize].fetch_add(1i32);
+            }
+            start += units;
+            sync_cube();
+        }
+        group += CUBE_COUNT;
+    }
+}
+
+/// Whether `load` and the picks of the units before `unit` leave room at the expert `candidate`.
+#[allow(clippy::needless_range_loop)]
+#[cube]
+fn has_room(load: i32, candidate: i32, capacity: i32, picks: &[i32], unit: usize) -> bool {
+    let mut count = load;
+    // Mostly an expert is full already, or has room whatever these units pick.
+    if count < capacity && count + unit as i32 >= capacity {
+        for other in 0..unit {
+            count += select(picks[other] == candidate, 1i32, 0i32);
+        }
+    }
+    count < capacity
 }
 
 /// The kernel with typical compile-time values.
@@ -92,8 +154,8 @@ pub(crate) fn cases() -> Vec<KernelCase> {
 
     let case = |choice_major| {
         KernelCase::new(format!("reroute choice_major={choice_major}"), move |gpu| {
-            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(32)), gpu.device(), gpu.target());
-            RerouteKernel::new(s, d, t, b(), b(), b(), (), (), (), (), (), (), choice_major)
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            RerouteKernel::new(s, d, t, b(), b(), (), (), (), (), (), (), 256, 256, choice_major)
         })
     };
     vec![case(false), case(true)]

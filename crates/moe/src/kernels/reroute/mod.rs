@@ -9,7 +9,7 @@
 //! experts                                      A               B                 C
 //! ```
 //!
-//! Every placement depends on those before it, so a sequence is one chain; sequences are independent.
+//! Every placement depends on those before it; sequences are independent.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;

@@ -13,222 +13,63 @@
 //! ```
 //!
 //! A row of the result depends on its own row of lhs alone, so it does no harm that a tile's last rows are the next expert's. cubek chooses
-//! the tiles of tensor cores, warps and cubes from shape and device. A cube of a tile without rows leaves before it has read anything.
+//! the tiles of tensor cores, warps and cubes from shape and device, and which cube has which tile. The [kernel] asks it for a cube's tile
+//! first: one without rows leaves when it has read where the tile starts and ends. Of 4,096 tokens' tiles DeepSeek-V2-Lite has 319, some
+//! 224 with rows; V3 has 766, some 384 with rows.
 
-use super::tiles::{self, ENTRY};
+mod kernel;
+mod layouts;
+#[cfg(feature = "offline")]
+pub(super) mod offline;
+
+use super::tiles;
+use fused::cube::launch::address_type;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use cubecl::server::BufferBinding;
 use cubecl::std::tensor::launch::ViewArg;
-use cubecl::std::tensor::layout::{Coords1d, Layout, LayoutExpand, VirtualLayoutLaunch};
-use cubecl::std::tensor::{View, ViewMut};
-use cubek::matmul::definition::{AvailableVectorSizes, MatmulElems, MatmulProblem};
-use cubek::matmul::multi_level::args::{
-    BatchedCoords, MatmulArgs, TensorArgs, TensorInputs, TensorInputsLaunch, TensorOutput, TensorOutputLaunch,
+use cubecl::std::tensor::layout::VirtualLayoutLaunch;
+use cubek::matmul::definition::{
+    AvailableVectorSizes, MatmulElems, MatmulProblem, MatmulSetupError, MatmulVectorSizes,
 };
+use cubek::matmul::multi_level::BatchMatmulRoutine;
+use cubek::matmul::multi_level::args::{TensorInputs, TensorInputsLaunch, TensorOutput, TensorOutputLaunch};
 use cubek::matmul::multi_level::components::global::memory::{
-    GlobalLayout, GlobalLayoutConfig, GlobalLayoutLaunch, NoopLayout, NoopLayoutLaunch,
+    GlobalLayout, GlobalLayoutLaunch, NoopLayout, NoopLayoutLaunch,
 };
-use cubek::matmul::multi_level::definition::{BatchMatmulBlueprint, Blueprint};
+use cubek::matmul::multi_level::components::global::multi_stage::double_buffering::DoubleBufferingMatmulFamily;
+use cubek::matmul::multi_level::components::global::read::sync_full_cyclic::SyncFullCyclicLoading;
+use cubek::matmul::multi_level::components::global::read::sync_partial_cyclic::SyncPartialCyclicLoading;
+use cubek::matmul::multi_level::components::global::single_stage::simple::SimpleMatmulFamily;
+use cubek::matmul::multi_level::components::global::{GlobalMatmulFamily, PlaneWriterFamily, UnitWriterFamily};
+use cubek::matmul::multi_level::components::stage::{PlanePartitioner, UnitPartitioner};
+use cubek::matmul::multi_level::definition::{BatchMatmulBlueprint, Blueprint, cube_mapping_launch};
 use cubek::matmul::multi_level::routines::batch::double_buffering::CyclicDoubleBufferingAlgorithm;
 use cubek::matmul::multi_level::routines::batch::simple_unit::SimpleUnitAlgorithm;
-use cubek::matmul::multi_level::{BatchMatmulRoutine, launch_kernel};
-use cubek::std::cube_count::CubeCountPlanKind;
-use fused::cube::launch::address_type;
+use cubek::matmul::multi_level::tile::{ColMajorTilingOrder, RowMajorTilingOrder};
+use kernel::product;
+use layouts::{Lhs, LhsLaunch, Offset, OffsetLaunch, Out, OutLaunch};
 
-/// Batch to a tile's number in the table, times `stride`: its first row or its expert.
-#[derive(CubeType, CubeLaunch)]
-struct Offset {
-    tiles: Box<[i32]>,
-    stride: usize,
-    #[cube(comptime)]
-    entry: usize,
-}
-
-#[cube]
-impl Layout for Offset {
-    type Coordinates = Coords1d;
-    type SourceCoordinates = Coords1d;
-
-    fn to_source_pos(&self, tile: Self::Coordinates) -> Self::SourceCoordinates {
-        self.tiles[tile * ENTRY + self.entry] as usize * self.stride
-    }
-
-    fn shape(&self) -> Self::Coordinates {
-        usize::MAX
-    }
-
-    fn is_in_bounds(&self, _tile: Self::Coordinates) -> bool {
-        true.runtime()
-    }
-
-    fn to_source_pos_checked(&self, tile: Self::Coordinates) -> (Self::SourceCoordinates, bool) {
-        (self.to_source_pos(tile), self.is_in_bounds(tile))
-    }
-}
-
-/// (where the tile starts, row, column) in `[.., width]`.
-#[derive(CubeType, CubeLaunch)]
-struct Lhs {
-    /// Numbers in the tensor.
-    len: usize,
-    width: usize,
-    #[cube(comptime)]
-    rows: u32,
-    #[cube(comptime)]
-    vector_size: usize,
-}
-
-#[cube]
-impl Layout for Lhs {
-    type Coordinates = BatchedCoords;
-    type SourceCoordinates = Coords1d;
-
-    fn to_source_pos(&self, at: Self::Coordinates) -> Self::SourceCoordinates {
-        (at.0 + at.1 as usize * self.width + at.2 as usize) / self.vector_size
-    }
-
-    fn shape(&self) -> Self::Coordinates {
-        (u32::MAX.runtime() as usize, self.rows.runtime(), self.width as u32)
-    }
-
-    fn is_in_bounds(&self, at: Self::Coordinates) -> bool {
-        at.0 + at.1 as usize * self.width < self.len && (at.2 as usize) < self.width
-    }
-
-    fn to_source_pos_checked(&self, at: Self::Coordinates) -> (Self::SourceCoordinates, bool) {
-        (self.to_source_pos(at), self.is_in_bounds(at))
-    }
-}
-
-/// (tile, row, column) in `[.., width]`.
-#[derive(CubeType, CubeLaunch)]
-struct Out {
-    tiles: Box<[i32]>,
-    width: usize,
-    #[cube(comptime)]
-    rows: u32,
-    #[cube(comptime)]
-    vector_size: usize,
-}
-
-#[cube]
-impl Layout for Out {
-    type Coordinates = BatchedCoords;
-    type SourceCoordinates = Coords1d;
-
-    fn to_source_pos(&self, at: Self::Coordinates) -> Self::SourceCoordinates {
-        let row = self.tiles[at.0 * ENTRY + 1] as usize + at.1 as usize;
-        (row * self.width + at.2 as usize) / self.vector_size
-    }
-
-    fn shape(&self) -> Self::Coordinates {
-        (u32::MAX.runtime() as usize, self.rows.runtime(), self.width as u32)
-    }
-
-    fn is_in_bounds(&self, at: Self::Coordinates) -> bool {
-        let row = self.tiles[at.0 * ENTRY + 1] as u32 + at.1;
-        at.1 < self.rows && row < self.tiles[at.0 * ENTRY + 2] as u32 && (at.2 as usize) < self.width
-    }
-
-    fn to_source_pos_checked(&self, at: Self::Coordinates) -> (Self::SourceCoordinates, bool) {
-        (self.to_source_pos(at), self.is_in_bounds(at))
-    }
-}
-
-/// cubek's arguments, and the tiles, so that cubes without work can leave.
-#[derive(Clone)]
-struct TileArgs;
-
-#[derive(CubeType, CubeLaunch, Clone)]
-#[expand(derive(Clone))]
-struct TileInputs<L: CubePrimitive, R: CubePrimitive, A: CubePrimitive> {
-    tensors: TensorInputs<L, R, A>,
-    tiles: Box<[i32]>,
-    /// Whether a cube's place in z is its tile.
-    #[cube(comptime)]
-    tile_is_z: bool,
-}
-
-#[cube]
-impl MatmulArgs for TileArgs {
-    type Output<O: CubePrimitive> = TensorOutput<O>;
-    type Input<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive> = TileInputs<L, R, O>;
-    type Config = ();
-    type State<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive> = (TensorInputs<L, R, O>, TensorOutput<O>, ());
-
-    fn init_state<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-        input: &Self::Input<L, R, O>,
-        output: &mut Self::Output<O>,
-        config: Self::Config,
-        #[comptime] lhs: GlobalLayoutConfig,
-        #[comptime] rhs: GlobalLayoutConfig,
-        #[comptime] out: GlobalLayoutConfig,
-    ) -> Self::State<L, R, O> {
-        if input.tile_is_z.comptime() {
-            let entry = CUBE_POS_Z as usize * ENTRY;
-            if input.tiles[entry + 1] >= input.tiles[entry + 2] {
-                terminate!();
-            }
-        }
-        TensorArgs::<()>::init_state::<L, R, O>(&input.tensors, output, config, lhs, rhs, out)
-    }
-
-    fn view_lhs<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-        state: &Self::State<L, R, O>,
-    ) -> View<'_, L, BatchedCoords> {
-        TensorArgs::<()>::view_lhs::<L, R, O>(state)
-    }
-
-    fn batch_lhs<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-        state: &Self::State<L, R, O>,
-        batch: usize,
-    ) -> usize {
-        TensorArgs::<()>::batch_lhs::<L, R, O>(state, batch)
-    }
-
-    fn view_rhs<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-        state: &Self::State<L, R, O>,
-    ) -> View<'_, R, BatchedCoords> {
-        TensorArgs::<()>::view_rhs::<L, R, O>(state)
-    }
-
-    fn batch_rhs<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-        state: &Self::State<L, R, O>,
-        batch: usize,
-    ) -> usize {
-        TensorArgs::<()>::batch_rhs::<L, R, O>(state, batch)
-    }
-
-    fn view_acc<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-        state: &Self::State<L, R, O>,
-    ) -> ComptimeOption<View<'_, O, BatchedCoords>> {
-        TensorArgs::<()>::view_acc::<L, R, O>(state)
-    }
-
-    fn batch_acc<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-        state: &Self::State<L, R, O>,
-        batch: usize,
-    ) -> usize {
-        TensorArgs::<()>::batch_acc::<L, R, O>(state, batch)
-    }
-
-    fn view_out<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-        state: &Self::State<L, R, O>,
-    ) -> ViewMut<'_, O, BatchedCoords> {
-        TensorArgs::<()>::view_out::<L, R, O>(state)
-    }
-
-    fn batch_out<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
-        state: &Self::State<L, R, O>,
-        batch: usize,
-    ) -> usize {
-        TensorArgs::<()>::batch_out::<L, R, O>(state, batch)
-    }
-
-    fn runtime_config<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(_state: &Self::State<L, R, O>) {}
-}
+/// The multiplication that [`CyclicDoubleBufferingAlgorithm`] plans.
+type OnPlanes = DoubleBufferingMatmulFamily<
+    PlanePartitioner,
+    (),
+    SyncPartialCyclicLoading<RowMajorTilingOrder>,
+    SyncPartialCyclicLoading<RowMajorTilingOrder>,
+    SyncFullCyclicLoading<RowMajorTilingOrder>,
+    PlaneWriterFamily,
+>;
+/// The multiplication that [`SimpleUnitAlgorithm`] plans.
+type OnUnits = SimpleMatmulFamily<
+    UnitPartitioner,
+    (),
+    SyncFullCyclicLoading<ColMajorTilingOrder>,
+    SyncFullCyclicLoading<RowMajorTilingOrder>,
+    SyncFullCyclicLoading<RowMajorTilingOrder>,
+    UnitWriterFamily,
+>;
 
 /// Whether this is faster than without tensor cores.
 pub(super) fn is_fast(x: &CubeTensor) -> bool {
@@ -249,45 +90,26 @@ pub(super) fn launch(
         if x.dtype == DType::BF16 {
             return Err("not every CPU has the conversion to bf16".into());
         }
-        run::<SimpleUnitAlgorithm>(tensors, transposed, 32)
+        run::<SimpleUnitAlgorithm, OnUnits>(tensors, transposed, 32)
     } else {
-        run::<CyclicDoubleBufferingAlgorithm>(tensors, transposed, super::TILE)
+        run::<CyclicDoubleBufferingAlgorithm, OnPlanes>(tensors, transposed, super::TILE)
     }
 }
 
-fn run<R: BatchMatmulRoutine<(), Blueprint = BatchMatmulBlueprint>>(
+fn run<R, G>(
     (x, weight, segments, y): (&CubeTensor, &CubeTensor, &CubeTensor, &CubeTensor),
     transposed: bool,
     rows: usize,
-) -> Result<(), String> {
+) -> Result<(), String>
+where
+    R: BatchMatmulRoutine<(), Blueprint = BatchMatmulBlueprint>,
+    G: GlobalMatmulFamily<()>,
+{
     let client = &x.client;
     let ([r, p], [_, q], e) = (x.meta.shape().dims(), y.meta.shape().dims(), weight.meta.shape()[0]);
-    let count = tiles::count(r, e, rows);
+    let shape = Shape { r, p, q, e, rows, transposed };
     let element = dtype_to_elem_type(x.dtype);
-    let binding = |tensor: &CubeTensor, shape: [usize; 3], strides: [usize; 3]| TensorBinding {
-        handle: tensor.handle.clone().binding(),
-        shape: shape.into(),
-        strides: strides.into(),
-        tiling: Default::default(),
-    };
-    let strides = if transposed { [p * q, 1, p] } else { [p * q, q, 1] };
-    let lhs = binding(x, [count, rows, p], [rows * p, p, 1]);
-    let rhs = binding(weight, [e, p, q], strides);
-    let out = binding(y, [count, rows, q], [rows * q, q, 1]);
-
-    let problem = MatmulProblem::from_shapes_and_strides(
-        lhs.shape.clone(),
-        [count, p, q].into(),
-        out.shape.clone(),
-        lhs.strides.clone(),
-        rhs.strides.clone(),
-        out.strides.clone(),
-        MatmulElems::from_single_dtype(element).as_global_elems(),
-        address_type([x, weight, y]),
-        None,
-        None,
-    )
-    .map_err(|error| format!("{error:?}"))?;
+    let problem = shape.problem(element, address_type([x, weight, y])).map_err(|error| format!("{error:?}"))?;
     let size = element.size();
     let vectors = AvailableVectorSizes::from_type_sizes(client, size, size, size)
         .filter_lhs_with_tensor(&problem.lhs_strides, &problem.lhs_shape, problem.lhs_layout)
@@ -299,16 +121,101 @@ fn run<R: BatchMatmulRoutine<(), Blueprint = BatchMatmulBlueprint>>(
     let plan = R::expand_blueprint(&problem, &settings, &Default::default())
         .and_then(|blueprint| R::prepare(&problem, &settings, blueprint))
         .map_err(|error| format!("{error:?}"))?;
+    if plan.blueprint.tiling_scheme.global_partition_size.batches != 1 {
+        return Err("cubek gives a cube more than one tile".into());
+    }
 
     let table = tiles::launch(segments, y, rows);
+    let tensors = [x, weight, y].map(|tensor| tensor.handle.clone().binding());
     let table = || table.clone().into_buffer_arg();
-    let vectors = plan.vector_sizes;
+    let (inputs, output) = arguments(&shape, tensors, table, &plan.blueprint, &plan.vector_sizes);
+    // SAFETY: cubek checks the bounds where its blueprint says that they do not divide; the layouts have those of rows.
+    unsafe {
+        product::launch_unchecked::<G>(
+            client,
+            plan.cube_count_plan.resolve(),
+            plan.cube_dim,
+            plan.address_type,
+            vectors.lhs,
+            vectors.rhs,
+            vectors.out,
+            inputs,
+            output,
+            table(),
+            cube_mapping_launch(&plan.cube_count_plan),
+            plan.blueprint,
+            plan.dtypes,
+            element,
+        );
+    }
+    Ok(())
+}
+
+/// What is multiplied: `x_rp`, `e` matrices and `y_rq`, in tiles of `rows` rows.
+struct Shape {
+    r: usize,
+    p: usize,
+    q: usize,
+    e: usize,
+    rows: usize,
+    transposed: bool,
+}
+
+impl Shape {
+    /// Shapes and strides of the left side, the right side and the result.
+    fn operands(&self) -> [([usize; 3], [usize; 3]); 3] {
+        let Self { r, p, q, e, rows, transposed } = *self;
+        let count = tiles::count(r, e, rows);
+        [
+            ([count, rows, p], [rows * p, p, 1]),
+            ([e, p, q], if transposed { [p * q, 1, p] } else { [p * q, q, 1] }),
+            ([count, rows, q], [rows * q, q, 1]),
+        ]
+    }
+
+    /// The batches as cubek is to plan them: one matrix each.
+    fn problem(&self, element: ElemType, addresses: AddressType) -> Result<MatmulProblem, MatmulSetupError> {
+        let [lhs, rhs, out] = self.operands();
+        MatmulProblem::from_shapes_and_strides(
+            lhs.0.into(),
+            [lhs.0[0], self.p, self.q].into(),
+            out.0.into(),
+            lhs.1.into(),
+            rhs.1.into(),
+            out.1.into(),
+            MatmulElems::from_single_dtype(element).as_global_elems(),
+            addresses,
+            None,
+            None,
+        )
+    }
+}
+
+type Inputs<L, R, O> = <TensorInputs<L, R, O> as LaunchArg>::RuntimeArg;
+type Output<O> = <TensorOutput<O> as LaunchArg>::RuntimeArg;
+
+/// The tensors with the layouts by which a batch finds its part of them.
+fn arguments<L: CubePrimitive, R: CubePrimitive, O: CubePrimitive>(
+    shape: &Shape,
+    tensors: [BufferBinding; 3],
+    table: impl Fn() -> BufferArg,
+    blueprint: &BatchMatmulBlueprint,
+    vectors: &MatmulVectorSizes,
+) -> (Inputs<L, R, O>, Output<O>) {
+    let Shape { r, p, q, rows, .. } = *shape;
+    let mut operands = tensors.into_iter().zip(shape.operands()).map(|(handle, (shape, strides))| TensorBinding {
+        handle,
+        shape: shape.into(),
+        strides: strides.into(),
+        tiling: Default::default(),
+    });
+    let [lhs, rhs, out] = std::array::from_fn(|_| operands.next().expect("three operands"));
     let inputs = TensorInputsLaunch::new(
         VirtualLayoutLaunch::new::<Offset>(OffsetLaunch::new(table(), p, 1)),
         ViewArg::new_tensor::<Lhs>(lhs.into_tensor_arg(), LhsLaunch::new(r * p, p, rows as u32, vectors.lhs)),
         VirtualLayoutLaunch::new::<Offset>(OffsetLaunch::new(table(), p * q, 0)),
         {
-            let layout = GlobalLayoutLaunch::from_handle(&rhs, vectors.rhs, plan.blueprint.rhs_global_layout_config());
+            let layout = GlobalLayoutLaunch::from_handle(&rhs, vectors.rhs, blueprint.rhs_global_layout_config());
             ViewArg::new_tensor::<GlobalLayout>(rhs.into_tensor_arg(), layout)
         },
         ComptimeOptionArgs::None,
@@ -318,8 +225,5 @@ fn run<R: BatchMatmulRoutine<(), Blueprint = BatchMatmulBlueprint>>(
         ViewArg::new_tensor::<Out>(out.into_tensor_arg(), OutLaunch::new(table(), q, rows as u32, vectors.out)),
         VirtualLayoutLaunch::new::<NoopLayout>(NoopLayoutLaunch::new()),
     );
-    let tile_is_z = matches!(plan.cube_count_plan.kind, CubeCountPlanKind::FromProblem { .. })
-        && plan.blueprint.tiling_scheme.global_partition_size.batches == 1;
-    let inputs = TileInputsLaunch::new(inputs, table(), tile_is_z);
-    launch_kernel::<TileArgs, R>(client, inputs, output, (), plan).map_err(|error| format!("{error:?}"))
+    (inputs, output)
 }

@@ -1,11 +1,9 @@
 //! The kernels with typical compile-time values, to be compiled without a GPU.
-//!
-//! cubek's multiplication is not among them: what it launches is private to it.
 
 use super::simt::Units;
-use super::{TILE, simt, tiles, weight, weight_cmma, wgmma};
-use cubecl::prelude::*;
+use super::{TILE, multi_level, simt, tiles, weight, weight_cmma, wgmma};
 use fused::cube::offline::{KernelCase, Target, buffer};
+use cubecl::prelude::*;
 use half::{bf16, f16};
 
 pub(crate) fn cases() -> Vec<KernelCase> {
@@ -53,6 +51,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         });
         cases.push(case.instructions(&["HMMA"]));
     }
+    cases.extend(multi_level::offline::cases());
     let hopper = KernelCase::new("grouped_gemm wgmma", |gpu| {
         let settings = gpu.unchecked(CubeDim::new_1d(wgmma::UNITS as u32));
         wgmma::product::Product::new(settings, gpu.device(), gpu.target(), (), (), buffer(), buffer(), (), ())

@@ -12,10 +12,14 @@
 //!     +-------+-------+
 //! ```
 //!
+//! Two steps are in shared memory: while the cores multiply one, the rows of the next are on their way from global memory to registers, and
+//! go into the other, with one barrier a step. In the machine code for sm_80 out of LLVM the loads stand before the products; for sm_90, and
+//! out of CUDA C++, the assembler moves most of them behind, and there only the second barrier is saved.
+//!
 //! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 a lane, operands and addresses as many more: 128 at the most, two cubes on a
-//! multiprocessor. Shared memory: 2 x 32 x 136 x 2 = 17,408 bytes for
-//! a step; 8 numbers at the end of a row shift it by 4 banks, so that the 8 rows that are loaded together do not collide. Then 8 x 1024
-//! bytes through which sums leave: which lane holds which number of a sum is not known, and edges and rounding need to know it.
+//! multiprocessor. Shared memory: 2 x 2 x 32 x 136 x 2 = 34,816 bytes; 8 numbers at the end of a row shift it by 4 banks, so that the 8
+//! rows that are loaded together do not collide. Then 8 x 1024 bytes through which sums leave: which lane holds which number of a sum is
+//! not known, and edges and rounding need to know it.
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -40,25 +44,55 @@ const FRAGMENTS: (usize, usize) = (2, 4);
 const PLANES_ACROSS: usize = TILE / (FRAGMENTS.1 * SIDE);
 pub(super) const UNITS: usize = 32 * TILE / (FRAGMENTS.0 * SIDE) * PLANES_ACROSS;
 
-/// Copies `DEPTH` rows from `row` on and `TILE` columns from `column` on of `[.., stride]`; 0 from `end` and `stride` on.
-#[cube]
-fn stage<F: Float>(
-    from: &[Vector<F, Const<VECTOR>>],
-    stride: usize,
+/// What a unit brings of `DEPTH` rows and `TILE` columns.
+const LOADS: usize = DEPTH * TILE / VECTOR / UNITS;
+/// Vectors of a step in shared memory.
+const STEP: usize = DEPTH * PITCH / VECTOR;
+
+/// `DEPTH` rows from `row` on and `TILE` columns from `column` on of `[.., stride]`; 0 from `end` and `stride` on.
+#[derive(CubeType, Clone, Copy)]
+struct Step {
     row: usize,
     end: usize,
     column: usize,
-    to: &mut [Vector<F, Const<VECTOR>>],
-) {
-    #[unroll]
-    for step in 0..comptime!(DEPTH * TILE / VECTOR / UNITS) {
-        let i = step * UNITS + UNIT_POS as usize;
-        let (k, m) = (i / comptime!(TILE / VECTOR), i % comptime!(TILE / VECTOR));
-        let at = k * comptime!(PITCH / VECTOR) + m;
-        if row + k < end && column + m * VECTOR < stride {
-            to[at] = from[((row + k) * stride + column) / VECTOR + m];
-        } else {
-            to[at] = Vector::new(F::from_int(0));
+    stride: usize,
+}
+
+#[cube]
+impl Step {
+    /// Row and vector of a load of this unit.
+    fn place(&self, #[comptime] load: usize) -> (usize, usize) {
+        let i = comptime!(load * UNITS) + UNIT_POS as usize;
+        (i / comptime!(TILE / VECTOR), i % comptime!(TILE / VECTOR))
+    }
+
+    fn is_inside(&self, k: usize, m: usize) -> bool {
+        self.row + k < self.end && self.column + m * VECTOR < self.stride
+    }
+
+    /// Loads this unit's part. There is no branch around a load, and what it brings is looked at in [`share`](Self::share) only: so it
+    /// can be on its way while the cores multiply.
+    fn fetch<F: Float>(&self, from: &[Vector<F, Const<VECTOR>>], to: &mut Array<Vector<F, Const<VECTOR>>>) {
+        #[unroll]
+        for load in 0..LOADS {
+            let (k, m) = self.place(load);
+            let at = ((self.row + k) * self.stride + self.column) / VECTOR + m;
+            to[load] = from[select(self.is_inside(k, m), at, 0usize)];
+        }
+    }
+
+    /// Puts this unit's part into shared memory from `start` on.
+    fn share<F: Float>(
+        &self,
+        part: &Array<Vector<F, Const<VECTOR>>>,
+        start: usize,
+        to: &mut [Vector<F, Const<VECTOR>>],
+    ) {
+        #[unroll]
+        for load in 0..LOADS {
+            let (k, m) = self.place(load);
+            let zero = Vector::new(F::from_int(0));
+            to[start + k * comptime!(PITCH / VECTOR) + m] = select(self.is_inside(k, m), part[load], zero);
         }
     }
 }
@@ -79,8 +113,8 @@ pub(super) fn sum<F: Float>(
     let plane_row = plane / PLANES_ACROSS * comptime!(FRAGMENTS.0 * SIDE);
     let plane_column = plane % PLANES_ACROSS * comptime!(FRAGMENTS.1 * SIDE);
 
-    let mut a = Shared::<[Vector<F, Const<VECTOR>>]>::new_aligned_slice(comptime!(DEPTH * PITCH / VECTOR), 16usize);
-    let mut b = Shared::<[Vector<F, Const<VECTOR>>]>::new_aligned_slice(comptime!(DEPTH * PITCH / VECTOR), 16usize);
+    let mut a = Shared::<[Vector<F, Const<VECTOR>>]>::new_aligned_slice(comptime!(2 * STEP), 16usize);
+    let mut b = Shared::<[Vector<F, Const<VECTOR>>]>::new_aligned_slice(comptime!(2 * STEP), 16usize);
     let mut sums = Sequence::<cmma::Matrix<f32>>::new();
     #[unroll]
     for _ in 0..comptime!(FRAGMENTS.0 * FRAGMENTS.1) {
@@ -95,40 +129,56 @@ pub(super) fn sum<F: Float>(
     }
 
     let end = segments[expert + 1] as usize;
-    let mut k = segments[expert] as usize;
-    while k < end {
-        stage(x, p, k, end, row, &mut a);
-        stage(d_y, q, k, end, column, &mut b);
-        sync_cube();
+    let mut left = Step { row: segments[expert] as usize, end, column: row, stride: p };
+    let mut right = Step { row: segments[expert] as usize, end, column, stride: q };
+    let mut next_a = Array::<Vector<F, Const<VECTOR>>>::new(LOADS);
+    let mut next_b = Array::<Vector<F, Const<VECTOR>>>::new(LOADS);
+    let mut start = 0usize;
+    // Without rows there may be nothing to load from.
+    if left.row < end {
+        left.fetch(x, &mut next_a);
+        right.fetch(d_y, &mut next_b);
+        left.share(&next_a, start, &mut a);
+        right.share(&next_b, start, &mut b);
+    }
+    sync_cube();
+    while left.row < end {
+        left.row += DEPTH;
+        right.row += DEPTH;
+        left.fetch(x, &mut next_a);
+        right.fetch(d_y, &mut next_b);
         #[unroll]
         for step in 0..comptime!(DEPTH / SIDE) {
-            let mut left = Sequence::<cmma::Matrix<F>>::new();
+            let mut tops = Sequence::<cmma::Matrix<F>>::new();
             #[unroll]
             for i in 0..FRAGMENTS.0 {
-                let at = (plane_row + comptime!(step * SIDE * PITCH + i * SIDE)) / VECTOR;
+                let at = start + (plane_row + comptime!(step * SIDE * PITCH + i * SIDE)) / VECTOR;
                 let mut matrix = unsafe {
                     cmma::Matrix::<F>::uninitialized(MatrixIdent::A, SIDE, SIDE, SIDE, MatrixLayout::ColMajor)
                 };
                 cmma::load(&mut matrix, &a[at..at + 1], PITCH as u32);
-                left.push(matrix);
+                tops.push(matrix);
             }
             // One at a time: fewer registers than the other way round.
             #[unroll]
             for j in 0..FRAGMENTS.1 {
-                let at = (plane_column + comptime!(step * SIDE * PITCH + j * SIDE)) / VECTOR;
-                let mut right = unsafe {
+                let at = start + (plane_column + comptime!(step * SIDE * PITCH + j * SIDE)) / VECTOR;
+                let mut side = unsafe {
                     cmma::Matrix::<F>::uninitialized(MatrixIdent::B, SIDE, SIDE, SIDE, MatrixLayout::RowMajor)
                 };
-                cmma::load(&mut right, &b[at..at + 1], PITCH as u32);
+                cmma::load(&mut side, &b[at..at + 1], PITCH as u32);
                 #[unroll]
                 for i in 0..FRAGMENTS.0 {
                     let sum = &sums[comptime!(i * FRAGMENTS.1 + j)];
-                    cmma::execute(&left[i], &right, sum, sum);
+                    cmma::execute(&tops[i], &side, sum, sum);
                 }
             }
         }
+        // The other step was read before the last barrier, and is read again behind the next one.
+        start = STEP - start;
+        left.share(&next_a, start, &mut a);
+        right.share(&next_b, start, &mut b);
         sync_cube();
-        k += DEPTH;
     }
 
     let mut out = Shared::<[f32]>::new_aligned_slice(comptime!(UNITS / 32 * SIDE * SIDE), 16usize);

@@ -21,7 +21,8 @@
 //!
 //! TMA fills 0 behind the tensor's rows and behind `p`. Rows of the next expert are multiplied and not written. The matrices must lie
 //! `[e, q, p]`: those of `dx` do; for the forward product a transposed copy is made in each call, `e p q` numbers read and written
-//! against `2 r p q` operations: a few percent of the time where experts have some hundreds of rows.
+//! against `2 r p q` operations: a few percent of the time where experts have some hundreds of rows. Matrices stored `[e, q, p]` would only
+//! move the copy from `y` to `dx`, which sums over `q`: each product wants the side that it sums over in one piece, and they sum over two.
 
 use super::tiles::{self, Tile};
 use burn::backend::cubecl::dtype_to_elem_type;

@@ -1,12 +1,19 @@
-//! The kernel of [`select`](super::super::select): one unit a token, tokens dealt out in strides.
+//! The kernel of [`select`](super::super::select): one plane (warp) a token, tokens dealt out in strides.
 //!
-//! A unit reads its token's row of scores once, and once before where experts are divided into groups. The best experts so far are a
-//! sorted list of `candidates` numbers in registers; nothing is shared between units.
+//! ```text
+//! E = 10, 4 lanes     lane 0: experts 0 4 8     lane 1: 1 5 9     lane 2: 2 6     lane 3: 3 7
+//!
+//! candidates times    each lane its best, the plane the best of these; where two are equal, the lower number; it is taken away
+//! ```
+//!
+//! Lanes read neighbours, once, and keep them in registers: 2 values each of 64 experts, 8 of 256. What a plane decides, every lane knows.
+//! CubeCL's CPU runtime has no planes: there a token has one lane, and what remains of the kernel is the same.
 
 use super::super::{GAMMA, Noise, SelectRule};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::features::Plane;
 use cubecl::prelude::*;
 use fused::cube::launch::{contiguous, empty, over_items};
 #[cfg(feature = "offline")]
@@ -17,7 +24,8 @@ pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectR
     let (scores, bias) = (contiguous(scores, DType::F32), contiguous(bias, DType::F32));
     let experts = empty(&scores, [rule.candidates, n], DType::I32);
     if n > 0 {
-        let (count, dim) = over_items(&scores.client, n);
+        let lanes = lanes(&scores.client);
+        let (count, dim) = over_items(&scores.client, n * lanes);
         let noise = rule.noise.unwrap_or(Noise { amplitude: 0.0, key: 0, first_row: 0, seq_len: 1 });
         select_kernel::launch(
             &scores.client.clone(),
@@ -31,13 +39,24 @@ pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectR
             rule.n_group,
             rule.group_best as u32,
             rule.mask,
+            f32::NEG_INFINITY,
             SeedLaunch::new(noise.amplitude, noise.key, noise.first_row, noise.seq_len),
             rule.candidates,
             if rule.n_group > 1 { rule.topk_group } else { 0 },
             rule.noise.is_some(),
+            lanes,
+            e.div_ceil(lanes),
         );
     }
     experts
+}
+
+/// Units that work on a token: a plane, where there are planes of one size.
+fn lanes(client: &Client) -> usize {
+    let properties = client.properties();
+    let (least, most) = (properties.hardware.plane_size_min, properties.hardware.plane_size_max);
+    let planes = properties.hardware.num_cpu_cores.is_none() && properties.features.plane.contains(Plane::Ops);
+    if planes && least == most { most as usize } else { 1 }
 }
 
 /// [`Noise`] as an argument of a kernel.
@@ -49,7 +68,8 @@ struct Seed {
     seq_len: usize,
 }
 
-/// `best_groups` is how many groups of experts are chosen from; 0 where they are not divided.
+/// `best_groups` is how many groups of experts are chosen from; 0 where they are not divided. A lane has `share` experts. `lowest` is
+/// minus infinity.
 #[cube(launch)]
 fn select_kernel(
     scores: &[f32],
@@ -60,15 +80,18 @@ fn select_kernel(
     n_group: usize,
     group_best: u32,
     mask: f32,
+    lowest: f32,
     seed: Seed,
     #[comptime] candidates: usize,
     #[comptime] best_groups: usize,
     #[comptime] noisy: bool,
+    #[comptime] lanes: usize,
+    #[comptime] share: usize,
 ) {
+    let lane = UNIT_POS as usize % lanes;
     let group_size = e / n_group;
-    let mut token = ABSOLUTE_POS;
+    let mut token = ABSOLUTE_POS / lanes;
     while token < n {
-        let row = token * e;
         let mut hash = 0u32;
         let mut place = 0u32;
         if comptime!(noisy) {
@@ -76,42 +99,102 @@ fn select_kernel(
             hash = mix(seed.key ^ mix(sequence + comptime!(GAMMA)));
             place = (token % seed.seq_len) as u32 * e as u32;
         }
+        let mut own = Own::new(share);
+        #[unroll(lanes > 1)]
+        for i in 0..share {
+            let expert = i * lanes + lane;
+            own.values[i] = lowest;
+            own.places[i] = comptime!(i32::MAX);
+            if expert < e {
+                let noise = noise(hash, place + expert as u32, seed.amplitude, noisy);
+                own.values[i] = scores[token * e + expert] + bias[expert] + noise;
+                own.places[i] = expert as i32;
+            }
+        }
 
-        let mut groups = Best::new(best_groups);
         if comptime!(best_groups > 0) {
+            let mut groups = Best::new(best_groups);
             for group in 0..n_group {
-                let mut first = f32::min_value();
-                let mut second = f32::min_value();
-                for i in 0..group_size {
-                    let expert = group * group_size + i;
-                    let noise = noise(hash, place + expert as u32, seed.amplitude, noisy);
-                    let value = scores[row + expert] + bias[expert] + noise;
+                let mut first = lowest;
+                let mut second = lowest;
+                #[unroll(lanes > 1)]
+                for i in 0..share {
+                    let inside = (i * lanes + lane) / group_size == group;
+                    let value = select(inside, own.values[i], lowest);
                     second = max(second, min(first, value));
                     first = max(first, value);
                 }
-                groups.insert(select(group_best == 2u32, first + second, first), group as i32);
+                let largest = plane_largest(first, lanes);
+                let owner = plane_lowest(select(first == largest, lane as i32, comptime!(i32::MAX)), lanes);
+                let second = plane_largest(select(lane as i32 == owner, second, first), lanes);
+                groups.insert(select(group_best == 2u32, largest + second, largest), group as i32);
+            }
+            #[unroll(lanes > 1)]
+            for i in 0..share {
+                let expert = i * lanes + lane;
+                if expert < e && !groups.contains((expert / group_size) as i32) {
+                    own.values[i] = mask;
+                }
             }
         }
 
-        let mut best = Best::new(candidates);
-        for group in 0..n_group {
-            let mut inside = true.runtime();
-            if comptime!(best_groups > 0) {
-                inside = groups.contains(group as i32);
-            }
-            for i in 0..group_size {
-                let expert = group * group_size + i;
-                let noise = noise(hash, place + expert as u32, seed.amplitude, noisy);
-                let value = scores[row + expert] + bias[expert] + noise;
-                best.insert(select(inside, value, mask), expert as i32);
-            }
-        }
         #[unroll]
         for j in 0..candidates {
-            experts[j * n + token] = best.places[j];
+            let chosen = own.take_best(lowest, lanes);
+            if lane == comptime!(j % lanes) {
+                experts[j * n + token] = chosen;
+            }
         }
-        token += CUBE_COUNT * CUBE_DIM as usize;
+        token += CUBE_COUNT * CUBE_DIM as usize / lanes;
     }
+}
+
+/// A lane's experts that are not taken, and their values; without an expert, the lowest value and `i32::MAX`.
+#[derive(CubeType)]
+struct Own {
+    values: Array<f32>,
+    places: Array<i32>,
+    #[cube(comptime)]
+    share: usize,
+}
+
+#[cube]
+impl Own {
+    fn new(#[comptime] share: usize) -> Self {
+        Own { values: Array::<f32>::new(share), places: Array::<i32>::new(share), share }
+    }
+
+    /// The plane's expert of the largest value, of equal ones that of the lowest number. It is taken.
+    fn take_best(&mut self, lowest: f32, #[comptime] lanes: usize) -> i32 {
+        let mut value = lowest;
+        let mut place = comptime!(i32::MAX).runtime();
+        #[unroll(lanes > 1)]
+        for i in 0..comptime!(self.share) {
+            let better = self.values[i] > value || (self.values[i] == value && self.places[i] < place);
+            value = select(better, self.values[i], value);
+            place = select(better, self.places[i], place);
+        }
+        let largest = plane_largest(value, lanes);
+        let chosen = plane_lowest(select(value == largest, place, comptime!(i32::MAX)), lanes);
+        #[unroll(lanes > 1)]
+        for i in 0..comptime!(self.share) {
+            if self.places[i] == chosen {
+                self.values[i] = lowest;
+                self.places[i] = comptime!(i32::MAX);
+            }
+        }
+        chosen
+    }
+}
+
+#[cube]
+fn plane_largest(value: f32, #[comptime] lanes: usize) -> f32 {
+    if comptime!(lanes > 1) { plane_max(value) } else { value }
+}
+
+#[cube]
+fn plane_lowest(value: i32, #[comptime] lanes: usize) -> i32 {
+    if comptime!(lanes > 1) { plane_min(value) } else { value }
 }
 
 /// The largest values so far with their places, best first; a free entry's place is -1.
@@ -192,13 +275,39 @@ fn mix(number: u32) -> u32 {
 pub(super) fn cases() -> Vec<KernelCase> {
     use select_kernel::SelectKernel;
 
-    let case = |candidates, best_groups, noisy| {
-        let name = format!("select candidates={candidates} best_groups={best_groups} noisy={noisy}");
+    let case = |e: usize, candidates, best_groups, noisy| {
+        let name = format!("select e={e} candidates={candidates} best_groups={best_groups} noisy={noisy}");
         KernelCase::new(name, move |gpu| {
             let (b, seed) = (buffer, SeedCompilationArg { amplitude: (), key: (), first_row: (), seq_len: () });
             let (s, d, t) = (gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-            SelectKernel::new(s, d, t, b(), b(), b(), (), (), (), (), (), seed, candidates, best_groups, noisy)
+            let share = e.div_ceil(32);
+            SelectKernel::new(
+                s,
+                d,
+                t,
+                b(),
+                b(),
+                b(),
+                (),
+                (),
+                (),
+                (),
+                (),
+                (),
+                seed,
+                candidates,
+                best_groups,
+                noisy,
+                32,
+                share,
+            )
         })
     };
-    vec![case(1, 0, false), case(2, 0, true), case(8, 0, false), case(8, 4, true), case(16, 4, true)]
+    vec![
+        case(8, 2, 0, false),
+        case(64, 6, 0, true),
+        case(160, 6, 3, false),
+        case(256, 8, 4, true),
+        case(256, 16, 4, true),
+    ]
 }
