@@ -72,6 +72,11 @@ pub fn contiguous(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     into_contiguous(tensor)
 }
 
+/// A new contiguous tensor of the shape and dtype of `like`, whose elements are not set.
+pub fn empty_like(like: &CubeTensor) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), like.meta.shape().clone(), like.dtype)
+}
+
 /// A new contiguous tensor beside `like`, whose elements are not set.
 pub fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::from(shape), dtype)
