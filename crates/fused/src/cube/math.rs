@@ -1,5 +1,8 @@
 //! Arithmetic that several kernels have.
 
+// `#[cube]` makes a module and a struct beside each function.
+#![allow(missing_docs)]
+
 use cubecl::prelude::*;
 
 /// `1 / (1 + e^-x)`

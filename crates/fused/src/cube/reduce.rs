@@ -1,5 +1,8 @@
 //! One number of all units of a cube.
 
+// `#[cube]` makes a module and a struct beside each function.
+#![allow(missing_docs)]
+
 use cubecl::comptime;
 use cubecl::prelude::*;
 
