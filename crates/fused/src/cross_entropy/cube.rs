@@ -9,19 +9,17 @@
 //! a product a chunk, in f32, added up in f32.
 
 use super::{CrossEntropyRule, ROWS};
-use crate::cube::launch::{address_type, empty, empty_like, over_rows, units, vector_size};
+use crate::cube::launch::{address_type, empty, empty_like, on_cpu, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
-use crate::cube::{Reduction, cube_reduce, cube_sum, rounded};
+use crate::cube::{Reduction, cube_reduce, cube_sum, product_into, rounded};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 use burn_cubecl::kernel::{cast, into_contiguous};
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::client::Client;
 use cubecl::prelude::*;
 
 /// Most bytes of logits on a GPU.
@@ -81,10 +79,6 @@ fn chunks(x_nd: &CubeTensor, head_dv: &CubeTensor) -> impl Iterator<Item = [usiz
     (0..n).step_by(rows).map(move |first| [first, rows.min(n - first)])
 }
 
-fn on_cpu(client: &Client) -> bool {
-    client.properties().hardware.num_cpu_cores.is_some()
-}
-
 /// Rows of a contiguous tensor, in its memory. 256 rows are a multiple of the 512 bytes at which tensors begin.
 fn rows_of(tensor: &CubeTensor, first: usize, len: usize) -> CubeTensor {
     let [_, width] = tensor.shape().dims();
@@ -103,13 +97,6 @@ fn product(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
     let out = empty(&a, [rows, columns], dtype);
     product_into(a, b, out.clone());
     out
-}
-
-fn product_into(a: CubeTensor, b: CubeTensor, out: CubeTensor) {
-    // On CubeCL's CPU runtime the choice would take seconds for each shape.
-    let strategy = if on_cpu(&a.client) { MatmulStrategy::Cube } else { MatmulStrategy::default() };
-    let dtype = out.dtype;
-    matmul(a, b, Some(out), strategy, dtype).expect("Burn multiplies any two matrices");
 }
 
 /// Writes the losses of these rows, whose first is row `first` of `losses`, and, if wanted, the gradients over the logits.

@@ -25,12 +25,7 @@ pub fn cube_sum(value: f32, shared: &mut [f32], #[comptime] units: usize) -> f32
 ///
 /// `shared` has room for a number a unit, and nobody else uses it.
 #[cube]
-pub fn cube_reduce(
-    value: f32,
-    shared: &mut [f32],
-    #[comptime] units: usize,
-    #[comptime] reduction: Reduction,
-) -> f32 {
+pub fn cube_reduce(value: f32, shared: &mut [f32], #[comptime] units: usize, #[comptime] reduction: Reduction) -> f32 {
     // 32 on NVIDIA's GPUs; CubeCL's CPU runtime has planes of one unit and no instructions for them.
     let hardware = comptime::hardware_properties();
     let plane = comptime!(hardware.plane_size_min as usize);

@@ -311,7 +311,23 @@ pub(crate) fn cases() -> Vec<KernelCase> {
             cases.push(KernelCase::new(format!("{norm}_backward {name}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
                 NormBackwardKernel::new(
-                    s, d, t, b(), b(), b(), b(), b(), (), (), (), (), vector, centred, 256, items, dtype,
+                    s,
+                    d,
+                    t,
+                    b(),
+                    b(),
+                    b(),
+                    b(),
+                    b(),
+                    (),
+                    (),
+                    (),
+                    (),
+                    vector,
+                    centred,
+                    256,
+                    items,
+                    dtype,
                 )
             }));
         }
