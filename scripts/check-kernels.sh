@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Checks the GPU kernels of crates/moe without a GPU: tests them on CubeCL's CPU runtime, then compiles each for A100 and H100.
+# Checks the GPU kernels of crates/fused and crates/moe without a GPU: tests them on CubeCL's CPU runtime, then compiles each for A100 and H100.
 #
 #   bash scripts/check-kernels.sh
 #
-# A kernel becomes CUDA C++ and, through LLVM, PTX; NVIDIA's tools assemble both. Fails where a test fails, where a kernel does not
-# compile or spills registers, and where one for wgmma has no wgmma in its machine code. Prints what each takes of a GPU.
+# A kernel becomes CUDA C++ and, through LLVM, PTX; NVIDIA's tools assemble both. Fails where a test fails, where a kernel
+# is not listed, does not compile or spills registers, and where one for wgmma has no wgmma in its machine code. Prints what each takes of a GPU.
 #
 # The tools come from PyPI and stay in ${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas, about 350 MB.
 set -euo pipefail
@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
 packages=(nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79
     nvidia-cuda-cccl-cu12==12.9.27 nvidia-cuda-nvdisasm==13.5.37)
-moe=(--package moe --features cpu-jit,offline)
+kernels=(--package moe --package fused --features moe/cpu-jit,moe/offline,fused/cpu-jit,fused/offline)
 
 say() { printf 'check-kernels: %s\n' "$*"; }
 
@@ -41,9 +41,9 @@ trap 'rm -rf "$work"' EXIT
 bash scripts/install-llvm.sh
 install_tools
 say "testing the kernels on the CPU"
-cargo test "${moe[@]}" --test 'cube*'
+cargo test "${kernels[@]}" --test 'cube*'
 say "compiling the kernels"
 # In CUDA_PATH, LLVM finds `exp` and its like.
-CUDA_PATH=$tools/nvidia/cuda_nvcc cargo run --quiet "${moe[@]}" --example compile_kernels -- "$work/code"
+CUDA_PATH=$tools/nvidia/cuda_nvcc cargo run --quiet "${kernels[@]}" --example compile_kernels -- "$work/code"
 say "assembling the kernels"
 python3 scripts/check_kernels.py "$tools" "$work/code"

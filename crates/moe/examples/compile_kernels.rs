@@ -1,17 +1,27 @@
-//! Writes the code of every kernel into a folder, with a manifest for `scripts/check_kernels.py`. Needs no GPU.
+//! Writes the code of every kernel of `fused` and `moe` into a folder, with a manifest for `scripts/check_kernels.py`. Needs no GPU.
 //!
 //! `cargo run -p moe --features offline --example compile_kernels -- DIR`
+//!
+//! Fails where the sources have a kernel that is not listed to be compiled.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-use moe::kernels::offline::{Compiled, Compiler, cases};
+use fused::cube::offline::{Compiled, Compiler};
 use serde_json::{Value, json};
 
 fn main() -> io::Result<()> {
     let dir = PathBuf::from(env::args().nth(1).expect("usage: compile_kernels DIR"));
+    let (of_fused, of_moe) = (fused::cube::kernels::cases(), moe::kernels::offline::cases());
+    let unlisted = [fused::cube::kernels::unlisted(&of_fused), moe::kernels::offline::unlisted(&of_moe)].concat();
+    if !unlisted.is_empty() {
+        return Err(io::Error::other(format!(
+            "kernels without a `KernelCase` in their `cases`: {}",
+            unlisted.join(", ")
+        )));
+    }
     fs::create_dir_all(&dir)?;
-    let compiled = cases().into_iter().flat_map(|case| case.compile().collect::<Vec<_>>());
+    let compiled = of_fused.into_iter().chain(of_moe).flat_map(|case| case.compile().collect::<Vec<_>>());
     let manifest =
         compiled.enumerate().map(|(i, compiled)| write(&dir, i, compiled)).collect::<io::Result<Vec<_>>>()?;
     fs::write(dir.join("manifest.json"), serde_json::to_string_pretty(&manifest)?)

@@ -312,31 +312,6 @@ fn rows_of_tokens_and_their_gradients_agree() {
     }
 }
 
-#[test]
-fn swiglu_and_its_gradients_agree() {
-    let mut random = Random(7);
-    for ([r, h], dtypes) in [
-        ([0, 8], &[DType::F32][..]),
-        ([1, 1], &[DType::F32]),
-        ([3, 5], &[DType::F32]),
-        ([7, 48], &[DType::F32, DType::BF16, DType::F16]),
-        ([130, 64], &[DType::F32, DType::BF16]),
-    ] {
-        let [gate, up, weight] = [(); 3].map(|()| random.floats(r * h, 32));
-        let gate: Vec<f32> = gate.iter().map(|x| x * 8.0).collect();
-        for dtype in dtypes {
-            agree(&format!("swiglu r={r} h={h} {dtype:?}"), |device| {
-                let ad = &device.clone().autodiff();
-                let tensor = |values: &[f32]| float(values, [r, h], *dtype, ad);
-                let (gate, up) = (tensor(&gate).require_grad(), tensor(&up).require_grad());
-                let y = silu_mul(gate.clone(), up.clone());
-                let gradients = weighted(&weight, y.clone()).backward();
-                vec![floats(y), floats(gate.grad(&gradients).unwrap()), floats(up.grad(&gradients).unwrap())]
-            });
-        }
-    }
-}
-
 /// There are no more cubes than 65,536, so cubes go through several rows, groups or tokens.
 #[test]
 fn more_rows_than_cubes_agree() {

@@ -31,11 +31,16 @@ pub fn set_cpu_units(units: usize) {
 /// Units for a cube with `work` for this many of them: a power of two.
 pub fn units(client: &Client, work: usize) -> usize {
     let hardware = &client.properties().hardware;
-    if hardware.num_cpu_cores.is_some() {
+    if on_cpu(client) {
         return CPU_UNITS.load(Ordering::Relaxed).min(hardware.max_units_per_cube as usize);
     }
     let most = UNITS.min(hardware.max_units_per_cube as usize);
     work.next_power_of_two().clamp(hardware.plane_size_min as usize, most)
+}
+
+/// Whether the device is CubeCL's CPU runtime.
+pub fn on_cpu(client: &Client) -> bool {
+    client.properties().hardware.num_cpu_cores.is_some()
 }
 
 /// Cubes and units for `items` that are one unit's work each.
@@ -70,6 +75,11 @@ pub fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
 pub fn contiguous(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     assert_eq!(tensor.dtype, dtype, "indices are i32; scores, gates and statistics are f32");
     into_contiguous(tensor)
+}
+
+/// A new contiguous tensor of the shape and dtype of `like`, whose elements are not set.
+pub fn empty_like(like: &CubeTensor) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), like.meta.shape().clone(), like.dtype)
 }
 
 /// A new contiguous tensor beside `like`, whose elements are not set.

@@ -3,16 +3,16 @@
 //! A module lists its kernels in a function `cases`, since the types that `#[cube(launch)]` makes are private to it:
 //!
 //! ```ignore
-//! KernelCase::new("swiglu bf16", |gpu| {
+//! KernelCase::new("silu_mul bf16", |gpu| {
 //!     let (settings, vector, dtype) = (gpu.settings(CubeDim::new_1d(256)), 8, bf16::elem_type_native());
-//!     swiglu_kernel::SwigluKernel::new(settings, gpu.device(), gpu.target(), buffer(), buffer(), buffer(), (), vector, dtype)
+//!     silu_mul_kernel::SiluMulKernel::new(settings, gpu.device(), gpu.target(), buffer(), buffer(), buffer(), (), vector, dtype)
 //! })
 //! ```
 //!
 //! After the first three, the arguments are those of the kernel in their order, [`buffer`] for a slice and `()` for a number; then
 //! what is known at compile time, first of that the sizes of vectors.
 
-use std::any::Any;
+use std::any::{Any, type_name};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -119,6 +119,8 @@ type Build = dyn Fn(&Gpu) -> Box<dyn CubeKernel>;
 /// A kernel with its compile-time arguments chosen, and what it must compile for.
 pub struct KernelCase {
     name: String,
+    /// The type that `#[cube(launch)]` made, with its path.
+    kernel: &'static str,
     targets: &'static [Target],
     instructions: &'static [&'static str],
     build: Box<Build>,
@@ -129,6 +131,7 @@ impl KernelCase {
     pub fn new<K: CubeKernel>(name: impl Into<String>, build: impl Fn(&Gpu) -> K + 'static) -> Self {
         Self {
             name: name.into(),
+            kernel: type_name::<K>(),
             targets: Target::ALL,
             instructions: &[],
             build: Box::new(move |gpu| Box::new(build(gpu))),
@@ -145,6 +148,11 @@ impl KernelCase {
     pub fn instructions(mut self, instructions: &'static [&'static str]) -> Self {
         self.instructions = instructions;
         self
+    }
+
+    /// Whether it is of the kernel with this path, such as `fused::gelu::cube::gelu_kernel`.
+    pub fn is_of(&self, path: &str) -> bool {
+        self.kernel.strip_prefix(path).is_some_and(|rest| rest.starts_with("::"))
     }
 
     /// Compiles for each target, in order. What could not be compiled is an error that says why.

@@ -1,5 +1,8 @@
 //! f32 to the dtype of a result.
 
+// `#[cube]` makes a module and a struct beside each function.
+#![allow(missing_docs)]
+
 use cubecl::comptime;
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;

@@ -1,1 +1,91 @@
-//! The kernels of [`dropout`](super).
+//! The kernel of [`dropout`](super): one unit a vector of elements, vectors dealt out in strides. A vector lies in one row, whose start is made again for each.
+
+use super::{DropoutRule, GAMMA};
+use crate::cube::launch::{address_type, empty_like, over_items, vector_size};
+#[cfg(feature = "offline")]
+use crate::cube::offline::{KernelCase, buffer, float_cases};
+use crate::cube::rounded;
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+pub(crate) fn dropout(x: CubeTensor, rule: DropoutRule) -> CubeTensor {
+    let (len, dtype, x) = (x.shape().num_elements(), x.dtype, into_contiguous(x));
+    let y = empty_like(&x);
+    if len > 0 {
+        let vector = vector_size(&x.client, rule.row_len, dtype);
+        let (count, dim) = over_items(&x.client, len / vector);
+        dropout_kernel::launch(
+            &x.client.clone(),
+            count,
+            dim,
+            address_type([&x]),
+            vector,
+            x.into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            len / vector,
+            rule.row_len / vector,
+            rule.key.key,
+            rule.key.first_row,
+            rule.threshold,
+            rule.scale,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    y
+}
+
+/// `width` is that of a row in vectors.
+#[cube(launch, address_type = "dynamic")]
+fn dropout_kernel<F: Float, V: Size>(
+    x: &[Vector<F, V>],
+    y: &mut [Vector<F, V>],
+    vectors: usize,
+    width: usize,
+    key: u64,
+    first_row: u64,
+    threshold: u32,
+    scale: f32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut i = ABSOLUTE_POS;
+    while i < vectors {
+        let (row, index) = (i / width, i % width * V::value());
+        let mut number = mix(key ^ mix(first_row + row as u64 + GAMMA)) + index as u64 * GAMMA;
+        let values = Vector::<f32, V>::cast_from(x[i]) * Vector::new(scale);
+        let mut kept = Vector::<f32, V>::new(0.0f32);
+        #[unroll]
+        for lane in 0..V::value() {
+            number += GAMMA;
+            let upper = (mix(number) >> 32u64) as u32;
+            // Chosen, not multiplied: what is dropped becomes 0 even where it is not finite.
+            kept.insert(lane, select(upper < threshold, 0.0f32, values.extract(lane)));
+        }
+        y[i] = rounded(kept);
+        i += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// As [`mix`](super::mix) of the host.
+#[cube]
+fn mix(z: u64) -> u64 {
+    let z = (z ^ (z >> 30u64)) * 0xbf58_476d_1ce4_e5b9u64;
+    let z = (z ^ (z >> 27u64)) * 0x94d0_49bb_1331_11ebu64;
+    z ^ (z >> 31u64)
+}
+
+/// The kernel with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use dropout_kernel::DropoutKernel;
+
+    let case = |(name, dtype, vector)| {
+        KernelCase::new(format!("dropout {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            DropoutKernel::new(s, d, t, b(), b(), (), (), (), (), (), (), vector, dtype)
+        })
+    };
+    float_cases().map(case).into()
+}

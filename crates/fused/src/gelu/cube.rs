@@ -1,1 +1,116 @@
-//! The kernels of [`gelu`](super).
+//! The kernels of [`gelu`](super): one unit a vector of elements, vectors dealt out in strides.
+
+use super::{CUBIC, TWICE};
+use crate::cube::launch::{address_type, empty_like, over_items, vector_size};
+#[cfg(feature = "offline")]
+use crate::cube::offline::{KernelCase, buffer, float_cases};
+use crate::cube::{rounded, sigmoid};
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+pub(crate) fn gelu(x: CubeTensor) -> CubeTensor {
+    let (len, dtype, x) = (x.shape().num_elements(), x.dtype, into_contiguous(x));
+    let y = empty_like(&x);
+    if len > 0 {
+        let vector = vector_size(&x.client, len, dtype);
+        let (count, dim) = over_items(&x.client, len / vector);
+        gelu_kernel::launch(
+            &x.client.clone(),
+            count,
+            dim,
+            address_type([&x]),
+            vector,
+            x.into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            len / vector,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    y
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn gelu_kernel<F: Float, V: Size>(
+    x: &[Vector<F, V>],
+    y: &mut [Vector<F, V>],
+    vectors: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut i = ABSOLUTE_POS;
+    while i < vectors {
+        let x = Vector::<f32, V>::cast_from(x[i]);
+        y[i] = rounded(x * gate(x));
+        i += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// `sigmoid(2u)`
+#[cube]
+fn gate<V: Size>(x: Vector<f32, V>) -> Vector<f32, V> {
+    sigmoid(Vector::new(TWICE) * (x + Vector::new(CUBIC) * x * x * x))
+}
+
+pub(crate) fn gelu_backward(x: CubeTensor, d_y: CubeTensor) -> CubeTensor {
+    let (len, dtype) = (x.shape().num_elements(), x.dtype);
+    let (x, d_y) = (into_contiguous(x), into_contiguous(d_y));
+    let d_x = empty_like(&x);
+    if len > 0 {
+        let vector = vector_size(&x.client, len, dtype);
+        let (count, dim) = over_items(&x.client, len / vector);
+        gelu_backward_kernel::launch(
+            &x.client.clone(),
+            count,
+            dim,
+            address_type([&x]),
+            vector,
+            x.into_buffer_arg(),
+            d_y.into_buffer_arg(),
+            d_x.clone().into_buffer_arg(),
+            len / vector,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    d_x
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn gelu_backward_kernel<F: Float, V: Size>(
+    x: &[Vector<F, V>],
+    d_y: &[Vector<F, V>],
+    d_x: &mut [Vector<F, V>],
+    vectors: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let one = Vector::<f32, V>::new(1.0f32);
+    let mut i = ABSOLUTE_POS;
+    while i < vectors {
+        let x = Vector::<f32, V>::cast_from(x[i]);
+        let s = gate(x);
+        let slope = Vector::new(TWICE) * (one + Vector::new(comptime!(3.0 * CUBIC)) * x * x);
+        d_x[i] = rounded(Vector::<f32, V>::cast_from(d_y[i]) * (s + x * s * (one - s) * slope));
+        i += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// The kernels with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use gelu_backward_kernel::GeluBackwardKernel;
+    use gelu_kernel::GeluKernel;
+
+    let mut cases = vec![];
+    for (name, dtype, vector) in float_cases() {
+        cases.push(KernelCase::new(format!("gelu {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            GeluKernel::new(s, d, t, b(), b(), (), vector, dtype)
+        }));
+        cases.push(KernelCase::new(format!("gelu_backward {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            GeluBackwardKernel::new(s, d, t, b(), b(), b(), (), vector, dtype)
+        }));
+    }
+    cases
+}

@@ -1,1 +1,144 @@
-//! The kernels of [`rope`](super).
+//! The kernel of [`rope`](super): one unit a vector of pairs, vectors dealt out in strides.
+//!
+//! ```text
+//! interleaved  two vectors of V elements, V pairs      halves  a vector of V first elements, and one of V second elements, `pairs` behind it
+//! ```
+
+use crate::cube::launch::{address_type, contiguous, empty_like, over_items, vector_size};
+#[cfg(feature = "offline")]
+use crate::cube::offline::{KernelCase, buffer, float_cases};
+use crate::cube::rounded;
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// `back`: from the gradient of the rotated to that of `x`.
+pub(crate) fn rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: bool) -> CubeTensor {
+    let ([b, heads, t, d], dtype, x) = (x.shape().dims(), x.dtype, into_contiguous(x));
+    let (cos, sin) = (contiguous(cos, DType::F32), contiguous(sin, DType::F32));
+    let (y, pairs) = (empty_like(&x), d / 2);
+    if b * heads * t * pairs > 0 {
+        let vector = vector_size(&x.client, pairs, dtype);
+        let vectors = b * heads * t * pairs / vector;
+        let (count, dim) = over_items(&x.client, vectors);
+        rope_kernel::launch(
+            &x.client.clone(),
+            count,
+            dim,
+            address_type([&x]),
+            vector,
+            x.into_buffer_arg(),
+            cos.into_buffer_arg(),
+            sin.into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            vectors,
+            t,
+            pairs / vector,
+            back,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    y
+}
+
+/// `width` is that of a row of the table in vectors.
+#[cube(launch, address_type = "dynamic")]
+fn rope_kernel<F: Float, V: Size>(
+    x: &[Vector<F, V>],
+    cos: &[Vector<f32, V>],
+    sin: &[Vector<f32, V>],
+    y: &mut [Vector<F, V>],
+    vectors: usize,
+    t: usize,
+    width: usize,
+    #[comptime] back: bool,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut i = ABSOLUTE_POS;
+    while i < vectors {
+        let (row, column) = (i / width, i % width);
+        let angle = row % t * width + column;
+        let (cos, sin) = (cos[angle], sin[angle]);
+        let half = row * 2usize * width + column;
+        if comptime!(back) {
+            let first = Vector::<f32, V>::cast_from(x[half]);
+            let second = Vector::<f32, V>::cast_from(x[half + width]);
+            let (low, high) = interleave(first * cos + second * sin, second * cos - first * sin);
+            y[2usize * i] = rounded(low);
+            y[2usize * i + 1usize] = rounded(high);
+        } else {
+            let low = Vector::<f32, V>::cast_from(x[2usize * i]);
+            let high = Vector::<f32, V>::cast_from(x[2usize * i + 1usize]);
+            let (first, second) = deinterleave(low, high);
+            y[half] = rounded(first * cos - second * sin);
+            y[half + width] = rounded(second * cos + first * sin);
+        }
+        i += CUBE_COUNT * CUBE_DIM as usize;
+    }
+}
+
+/// The even and the odd elements of two vectors in a row.
+#[cube]
+fn deinterleave<V: Size>(low: Vector<f32, V>, high: Vector<f32, V>) -> (Vector<f32, V>, Vector<f32, V>) {
+    let vector = V::value();
+    let mut even = Vector::<f32, V>::new(0.0f32);
+    let mut odd = Vector::<f32, V>::new(0.0f32);
+    #[unroll]
+    for pair in 0..vector {
+        let at = comptime!(2 * pair);
+        if comptime!(at < vector) {
+            even.insert(pair, low.extract(at));
+        } else {
+            even.insert(pair, high.extract(comptime!(at - vector)));
+        }
+        if comptime!(at + 1 < vector) {
+            odd.insert(pair, low.extract(comptime!(at + 1)));
+        } else {
+            odd.insert(pair, high.extract(comptime!(at + 1 - vector)));
+        }
+    }
+    (even, odd)
+}
+
+/// The inverse.
+#[cube]
+fn interleave<V: Size>(even: Vector<f32, V>, odd: Vector<f32, V>) -> (Vector<f32, V>, Vector<f32, V>) {
+    let vector = V::value();
+    let mut low = Vector::<f32, V>::new(0.0f32);
+    let mut high = Vector::<f32, V>::new(0.0f32);
+    #[unroll]
+    for pair in 0..vector {
+        let at = comptime!(2 * pair);
+        if comptime!(at < vector) {
+            low.insert(at, even.extract(pair));
+        } else {
+            high.insert(comptime!(at - vector), even.extract(pair));
+        }
+        if comptime!(at + 1 < vector) {
+            low.insert(comptime!(at + 1), odd.extract(pair));
+        } else {
+            high.insert(comptime!(at + 1 - vector), odd.extract(pair));
+        }
+    }
+    (low, high)
+}
+
+/// The kernel with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use rope_kernel::RopeKernel;
+
+    let mut cases = vec![];
+    for (name, dtype, vector) in float_cases() {
+        for back in [false, true] {
+            cases.push(KernelCase::new(format!("rope {name} back={back}"), move |gpu| {
+                let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+                RopeKernel::new(s, d, t, b(), b(), b(), b(), (), (), (), vector, back, dtype)
+            }));
+        }
+    }
+    cases
+}

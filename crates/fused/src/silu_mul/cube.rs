@@ -2,10 +2,10 @@
 //!
 //! Inputs are read and outputs written once, in vectors as wide as the device loads.
 
-use crate::cube::launch::{address_type, empty, over_items, vector_size};
+use crate::cube::launch::{address_type, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
-use crate::cube::rounded;
+use crate::cube::{rounded, sigmoid};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::kernel::into_contiguous;
@@ -13,12 +13,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 pub(crate) fn silu_mul(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
-    let ([r, h], dtype) = (gate.shape().dims(), gate.dtype);
+    let (len, dtype) = (gate.shape().num_elements(), gate.dtype);
     let (gate, up) = (into_contiguous(gate), into_contiguous(up));
-    let y = empty(&gate, [r, h], dtype);
-    if r * h > 0 {
-        let vector = vector_size(&gate.client, r * h, dtype);
-        let (count, dim) = over_items(&gate.client, r * h / vector);
+    let y = empty_like(&gate);
+    if len > 0 {
+        let vector = vector_size(&gate.client, len, dtype);
+        let (count, dim) = over_items(&gate.client, len / vector);
         silu_mul_kernel::launch(
             &gate.client.clone(),
             count,
@@ -28,7 +28,7 @@ pub(crate) fn silu_mul(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
             gate.into_buffer_arg(),
             up.into_buffer_arg(),
             y.clone().into_buffer_arg(),
-            r * h / vector,
+            len / vector,
             dtype_to_elem_type(dtype),
         );
     }
@@ -51,19 +51,13 @@ fn silu_mul_kernel<F: Float, V: Size>(
     }
 }
 
-#[cube]
-fn sigmoid<V: Size>(x: Vector<f32, V>) -> Vector<f32, V> {
-    let one = Vector::<f32, V>::new(1.0f32);
-    one / (one + (-x).exp())
-}
-
 pub(crate) fn silu_mul_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTensor) -> (CubeTensor, CubeTensor) {
-    let ([r, h], dtype) = (gate.shape().dims(), gate.dtype);
+    let (len, dtype) = (gate.shape().num_elements(), gate.dtype);
     let (gate, up, d_y) = (into_contiguous(gate), into_contiguous(up), into_contiguous(d_y));
-    let (d_gate, d_up) = (empty(&gate, [r, h], dtype), empty(&gate, [r, h], dtype));
-    if r * h > 0 {
-        let vector = vector_size(&gate.client, r * h, dtype);
-        let (count, dim) = over_items(&gate.client, r * h / vector);
+    let (d_gate, d_up) = (empty_like(&gate), empty_like(&gate));
+    if len > 0 {
+        let vector = vector_size(&gate.client, len, dtype);
+        let (count, dim) = over_items(&gate.client, len / vector);
         silu_mul_backward_kernel::launch(
             &gate.client.clone(),
             count,
@@ -75,7 +69,7 @@ pub(crate) fn silu_mul_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTenso
             d_y.into_buffer_arg(),
             d_gate.clone().into_buffer_arg(),
             d_up.clone().into_buffer_arg(),
-            r * h / vector,
+            len / vector,
             dtype_to_elem_type(dtype),
         );
     }

@@ -1,1 +1,80 @@
-//! The kernels of [`sum_of_squares`](super).
+//! The kernel of [`sum_of_squares`](super): a cube a part.
+//!
+//! Each unit adds up its share of the part, in as many sums as a vector has elements, with compensation (Kahan), then the units' sums are added up in a tree. So
+//! rounding is that of some ten additions, not of 65,536.
+
+use super::{PART, parts};
+use crate::cube::cube_sum;
+use crate::cube::launch::{address_type, empty, units, vector_size};
+#[cfg(feature = "offline")]
+use crate::cube::offline::{KernelCase, buffer, float_cases};
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+pub(crate) fn sum_of_squares(x: CubeTensor) -> CubeTensor {
+    let (len, dtype, x) = (x.shape().num_elements(), x.dtype, into_contiguous(x));
+    let sums = empty(&x, [parts(len)], DType::F32);
+    if len > 0 {
+        let vector = vector_size(&x.client, len, dtype);
+        let units = units(&x.client, PART.min(len) / vector);
+        sum_of_squares_kernel::launch(
+            &x.client.clone(),
+            CubeCount::Static(parts(len) as u32, 1, 1),
+            CubeDim::new_1d(units as u32),
+            address_type([&x]),
+            vector,
+            x.into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            len / vector,
+            units,
+            dtype_to_elem_type(dtype),
+        );
+    }
+    sums
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn sum_of_squares_kernel<F: Float, V: Size>(
+    x: &[Vector<F, V>],
+    sums: &mut [f32],
+    vectors: usize,
+    #[comptime] units: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let part = comptime!(PART).runtime() / V::value();
+    let end = min((CUBE_POS + 1usize) * part, vectors);
+    let mut sum = Vector::<f32, V>::new(0.0f32);
+    let mut lost = Vector::<f32, V>::new(0.0f32);
+    let mut i = CUBE_POS * part + UNIT_POS as usize;
+    while i < end {
+        let x = Vector::<f32, V>::cast_from(x[i]);
+        let term = x * x - lost;
+        let next = sum + term;
+        lost = (next - sum) - term;
+        sum = next;
+        i += units;
+    }
+    let mut shared = Shared::<[f32]>::new_slice(units);
+    let total = cube_sum((sum - lost).vector_sum(), &mut shared, units);
+    if UNIT_POS == 0 {
+        sums[CUBE_POS] = total;
+    }
+}
+
+/// The kernel with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use sum_of_squares_kernel::SumOfSquaresKernel;
+
+    let case = |(name, dtype, vector)| {
+        KernelCase::new(format!("sum_of_squares {name}"), move |gpu| {
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+            SumOfSquaresKernel::new(s, d, t, b(), b(), (), vector, 256, dtype)
+        })
+    };
+    float_cases().map(case).into()
+}

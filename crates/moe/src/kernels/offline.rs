@@ -2,6 +2,7 @@
 
 use super::{dispatch, grouped_gemm, permute, reroute, route};
 use fused::cube::offline::KernelCase;
+use fused::cube::sources;
 
 /// Every kernel of this crate.
 pub fn cases() -> Vec<KernelCase> {
@@ -13,4 +14,9 @@ pub fn cases() -> Vec<KernelCase> {
         grouped_gemm::cube::cases(),
     ];
     modules.into_iter().flatten().collect()
+}
+
+/// Kernels of this crate's sources of which none of these cases is.
+pub fn unlisted(cases: &[KernelCase]) -> Vec<String> {
+    sources::unlisted(env!("CARGO_MANIFEST_DIR"), "moe", cases)
 }

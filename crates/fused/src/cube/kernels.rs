@@ -1,0 +1,25 @@
+//! Every kernel of this crate with typical compile-time values, for GPUs that are not there.
+
+use super::offline::KernelCase;
+use crate::{adamw, cross_entropy, dropout, embedding, gelu, norm, rope, silu_mul, sum_of_squares};
+
+/// The kernels of all operations.
+pub fn cases() -> Vec<KernelCase> {
+    let modules = [
+        gelu::cube::cases(),
+        silu_mul::cube::cases(),
+        norm::cube::cases(),
+        rope::cube::cases(),
+        dropout::cube::cases(),
+        cross_entropy::cube::cases(),
+        embedding::cube::cases(),
+        adamw::cube::cases(),
+        sum_of_squares::cube::cases(),
+    ];
+    modules.into_iter().flatten().collect()
+}
+
+/// Kernels of this crate's sources of which none of these cases is.
+pub fn unlisted(cases: &[KernelCase]) -> Vec<String> {
+    super::sources::unlisted(env!("CARGO_MANIFEST_DIR"), "fused", cases)
+}

@@ -1,1 +1,0 @@
-//! The kernels of [`embedding`](super).

@@ -1,0 +1,227 @@
+//! The kernels on CubeCL's CPU runtime, with one and two units a cube, against the plain Rust. Gradients are those of a user's call.
+#![cfg(feature = "cpu-jit")]
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use fused::cube::launch::set_cpu_units;
+use fused::{
+    AdamW, AdamWState, DropoutKey, RopeTable, adamw, dropout, embedding, gelu, layer_norm, linear_cross_entropy,
+    linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
+};
+use std::sync::Mutex;
+
+const ALL: &[DType] = &[DType::F32, DType::BF16, DType::F16];
+/// Burn's own products in bf16, which the cotangent of a loss needs, do not compile for every CPU.
+const NOT_BF16: &[DType] = &[DType::F32, DType::F16];
+
+/// Values, with the dtype that they were rounded to.
+type Output = (Vec<f32>, DType);
+
+fn floats<const D: usize>(tensor: Tensor<D>) -> Output {
+    let dtype = tensor.dtype();
+    (tensor.into_data().iter::<f32>().collect(), dtype)
+}
+
+/// The outputs on the CPU runtime are those on flex, to rounding.
+fn agree(case: &str, run: impl Fn(&Device) -> Vec<Output>) {
+    static UNITS: Mutex<()> = Mutex::new(());
+    let expected = run(&Device::flex());
+    for units in [1, 2] {
+        let outputs = {
+            let _held = UNITS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            set_cpu_units(units);
+            run(&Device::cpu())
+        };
+        assert_eq!(outputs.len(), expected.len());
+        for (i, ((output, found), (expected, dtype))) in outputs.iter().zip(&expected).enumerate() {
+            assert_eq!((output.len(), found), (expected.len(), dtype), "{case}, output {i}, {units} units");
+            let tolerance = match dtype {
+                DType::BF16 => 1.0 / 128.0,
+                DType::F16 => 1.0 / 1024.0,
+                _ => 4e-6,
+            };
+            for (at, (x, y)) in output.iter().zip(expected).enumerate() {
+                let near = (x - y).abs() <= tolerance * y.abs().max(1.0);
+                assert!(near, "{case}, output {i}, {units} units: {x} for {y} at {at}");
+            }
+        }
+    }
+}
+
+/// Numbers that look random.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) as usize % bound
+    }
+
+    /// In -2..2, in steps of 1/32.
+    fn floats(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.below(128) as f32 / 32.0 - 2.0).collect()
+    }
+
+    fn tokens(&mut self, len: usize, vocab: usize) -> Vec<i64> {
+        // One in two is a frequent one.
+        (0..len).map(|_| if self.below(2) == 0 { self.below(vocab.min(2)) } else { self.below(vocab) } as i64).collect()
+    }
+}
+
+fn float<const D: usize>(values: &[f32], shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape).convert_dtype(dtype), (device, dtype))
+}
+
+fn tokens<const D: usize>(values: &[i64], shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D, Int> {
+    Tensor::from_data(TensorData::new(values.to_vec(), shape).convert_dtype(dtype), (device, dtype))
+}
+
+/// `y` times numbers made from `weight`: cotangents that differ.
+fn weighted<const D: usize>(weight: &[f32], y: Tensor<D>) -> Tensor<D> {
+    silu_mul(float(weight, y.dims(), y.dtype(), &y.device()), y)
+}
+
+/// Output and gradients of an operation of tensors of these shapes and dtypes.
+fn check<const N: usize, const D: usize>(
+    case: &str,
+    shapes: [&[usize]; N],
+    dtypes: [DType; N],
+    op: impl Fn([Tensor<1>; N]) -> Tensor<D>,
+) {
+    let mut random = Random(3);
+    let values = shapes.map(|shape| random.floats(shape.iter().product()));
+    agree(&format!("{case} {shapes:?} {dtypes:?}"), |device| {
+        let ad = &device.clone().autodiff();
+        let leaves: [Tensor<1>; N] =
+            std::array::from_fn(|i| float(&values[i], [values[i].len()], dtypes[i], ad).require_grad());
+        let y = op(leaves.clone());
+        let mut random = Random(4);
+        let gradients = weighted(&random.floats(y.shape().num_elements()), y.clone()).backward();
+        let gradients = leaves.iter().map(|leaf| floats(leaf.grad(&gradients).unwrap()));
+        std::iter::once(floats(y)).chain(gradients).collect()
+    });
+}
+
+#[test]
+fn elementwise_operations_agree() {
+    for shape in [[1, 1, 1], [3, 1, 5], [7, 2, 48]] {
+        for dtype in ALL {
+            check("gelu", [&shape], [*dtype], |[x]| gelu(x.reshape(shape)));
+            check("silu_mul", [&shape; 2], [*dtype; 2], |[gate, up]| silu_mul(gate.reshape(shape), up.reshape(shape)));
+            for p in [0.3, 0.999] {
+                let key = DropoutKey::derive(5, u64::MAX, 7, 9).at_row(u64::MAX - 1);
+                check("dropout", [&shape], [*dtype], |[x]| dropout(x.reshape(shape), p, key));
+            }
+        }
+    }
+}
+
+#[test]
+fn rotations_agree() {
+    for shape @ [_, _, t, d] in [[1, 1, 1, 2], [2, 3, 5, 6], [1, 2, 4, 64]] {
+        for dtype in ALL {
+            check("rope", [&shape], [*dtype], |[x]| {
+                let angles = (0..t * d / 2).map(|i| i as f64 * 0.37);
+                let table = RopeTable::new(angles, 1.25, d / 2, &x.device());
+                rope(x.reshape(shape), &table)
+            });
+        }
+    }
+}
+
+#[test]
+fn norms_agree() {
+    for [rows, d] in [[1, 3], [3, 5], [6, 200], [7, 48], [1100, 8]] {
+        for dtype in ALL {
+            let (shapes, dtypes) = ([&[rows, d][..], &[d], &[d]], [*dtype, DType::F32, DType::F32]);
+            check("layer_norm", shapes, dtypes, |[x, gain, bias]| {
+                layer_norm(x.reshape([rows, d]), gain, Some(bias), 1e-5)
+            });
+            let (shapes, dtypes) = ([shapes[0], shapes[1]], [*dtype, DType::F32]);
+            check("layer_norm without bias", shapes, dtypes, |[x, gain]| {
+                layer_norm(x.reshape([1, rows, d]), gain, None, 1e-5)
+            });
+            check("rms_norm", shapes, dtypes, |[x, gain]| rms_norm(x.reshape([rows, d]), gain, 1e-5));
+        }
+    }
+}
+
+/// 300 rows are two chunks on the CPU runtime.
+#[test]
+fn cross_entropy_agrees() {
+    let mut random = Random(11);
+    for [n, d, vocab] in [[1, 1, 1], [5, 3, 7], [300, 16, 48]] {
+        let targets = random.tokens(n, vocab);
+        for (i, dtype) in NOT_BF16.iter().enumerate() {
+            let int = [DType::I32, DType::I64][i];
+            check("cross entropy", [&[n, d], &[d, vocab]], [*dtype; 2], |[x, head]| {
+                let targets = tokens(&targets, [n], int, &x.device());
+                linear_cross_entropy(x.reshape([n, d]), head.reshape([d, vocab]), targets)
+            });
+            check("cross entropy, transposed", [&[n, d], &[vocab, d]], [*dtype; 2], |[x, head]| {
+                let targets = tokens(&targets, [n], int, &x.device());
+                linear_cross_entropy_transposed(x.reshape([n, d]), head.reshape([vocab, d]), targets)
+            });
+        }
+    }
+}
+
+/// What panics on the CPU cannot panic on a device.
+#[test]
+fn a_target_beyond_the_vocabulary_makes_the_loss_no_number() {
+    let device = &Device::cpu();
+    let [x, head] = [[2, 3], [3, 4]].map(|shape| Tensor::<2>::ones(shape, (device, DType::F32)));
+    for target in [4, -1] {
+        let loss = linear_cross_entropy(x.clone(), head.clone(), tokens(&[1, target], [2], DType::I32, device));
+        assert!(loss.into_scalar::<f32>().is_nan());
+        let rows = embedding(head.clone(), tokens(&[1, target], [1, 2], DType::I32, device));
+        let rows: Vec<f32> = rows.into_data().iter::<f32>().collect();
+        assert!(rows[..4].iter().all(|x| *x == 1.0) && rows[4..].iter().all(|x| x.is_nan()), "{rows:?}");
+    }
+}
+
+/// 1,300 tokens are several chunks of the sort.
+#[test]
+fn embeddings_agree() {
+    let mut random = Random(12);
+    for ([b, t], vocab, d) in [([1, 1], 1, 1), ([2, 7], 5, 3), ([2, 650], 600, 24), ([1, 40], 9, 64)] {
+        let of = random.tokens(b * t, vocab);
+        for (i, dtype) in ALL.iter().enumerate() {
+            let int = [DType::I32, DType::I64, DType::I32][i];
+            check("embedding", [&[vocab, d]], [*dtype], |[weight]| {
+                let device = weight.device();
+                embedding(weight.reshape([vocab, d]), tokens(&of, [b, t], int, &device))
+            });
+        }
+    }
+}
+
+#[test]
+fn steps_of_adamw_agree() {
+    let mut random = Random(13);
+    for len in [1, 7, 4096] {
+        let (parameter, gradient) = (random.floats(len), random.floats(len));
+        agree(&format!("adamw of {len}"), |device| {
+            let tensor = |values: &[f32]| float(values, [len], DType::F32, device);
+            let mut parameter = tensor(&parameter);
+            let (held, mut state) = (parameter.clone(), AdamWState::new(&parameter));
+            for step in 1..4 {
+                let gradient = tensor(&gradient) * step as f32;
+                parameter = adamw(&AdamW::default(), 0.01, parameter, gradient, 0.5, &mut state);
+            }
+            [parameter, held, state.mean, state.square].map(floats).into()
+        });
+    }
+}
+
+#[test]
+fn sums_of_squares_agree() {
+    for len in [0, 1, 65_535, 65_537, 200_008] {
+        let values: Vec<f32> = (0..len).map(|i| 0.5 + (i % 7) as f32 * 0.01).collect();
+        for dtype in ALL {
+            agree(&format!("sum of squares of {len} {dtype:?}"), |device| {
+                let sum = sum_of_squares(float(&values, [len], *dtype, device));
+                vec![(vec![(sum / len.max(1) as f64) as f32], DType::F32)]
+            });
+        }
+    }
+}
