@@ -164,8 +164,10 @@ unsafe impl Vector for Pairs {
 
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // The instruction is made of f32 vectors' bits.
-        unsafe { Self(_mm512_dpbf16_ps(c.0, std::mem::transmute(self.0), std::mem::transmute(b.0))) }
+        unsafe {
+            let bf16s = |pairs: __m512| std::mem::transmute::<__m512, __m512bh>(pairs);
+            Self(_mm512_dpbf16_ps(c.0, bf16s(self.0), bf16s(b.0)))
+        }
     }
 
     #[inline(always)]
