@@ -325,6 +325,23 @@ fn takes_any_strides() {
 }
 
 #[test]
+fn takes_any_strides_of_bf16() {
+    let (m, n, k) = (30, 40, 51);
+    let of = |count, seed| numbers(count, seed).into_iter().map(bf16::from_f32).collect::<Vec<_>>();
+    let (a, b) = (of(m * k * 6, 13), of(k * n * 6, 14));
+    let a = Matrix { data: &a, row_stride: 3 * k, col_stride: 2 };
+    let b = Matrix { data: &b, row_stride: 2, col_stride: 3 * k };
+    let dense_a: Vec<_> = (0..m * k).map(|i| at(&a, i / k, i % k)).collect();
+    let dense_b: Vec<_> = (0..k * n).map(|i| at(&b, i / n, i % n)).collect();
+    let run = |a, b| {
+        let mut c = vec![bf16::NAN; m * n];
+        products(vec![Product { m, n, k, a, b, c: over(&mut c) }]);
+        c
+    };
+    assert_eq!(run(a, b), run(Matrix::new(&dense_a, k), Matrix::new(&dense_b, n)));
+}
+
+#[test]
 #[should_panic(expected = "larger than its data")]
 fn refuses_short_data() {
     let matrix = Matrix { data: &[0.0f32; 5][..], row_stride: 3, col_stride: 1 };

@@ -191,28 +191,20 @@ unsafe fn rectangle<T: Element, V: Vector>(
         }
     };
     let first_row = |panel: &Range<usize>| if T::IS_F32 || job.k > block { panel.start - rows.start } else { 0 };
-    if job.k == 0 {
-        for panel in &panels {
-            let sums = c.wrapping_add(first_row(panel) * c_stride);
-            for i in 0..panel.len() {
-                // SAFETY: a row of the rectangle or of the scratch. The sum of nothing is zero.
-                unsafe { sums.add(i * c_stride).write_bytes(0, cols.len()) }
-            }
-            // SAFETY: the sums are set, and nobody else uses the rectangle.
-            unsafe { job.finish.rows(sums, c_stride, panel.clone(), cols.clone(), job.c, job.c_stride) }
-        }
-    }
     // A few rows do not repay packing `B`: the kernel reads it where it is, except for a last panel that is not full.
-    let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 2;
+    let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 2 && job.k > 0;
     let packed = if in_place { cols.end - cols.len() % V::NR..cols.end } else { cols.clone() };
 
-    for k in (0..job.k).step_by(block) {
+    // With `k = 0` there is one block, which is empty: nothing to pack, and the kernel's sums are zeros.
+    for k in (0..job.k.max(1)).step_by(block) {
         let ks = k..job.k.min(k + block);
-        // SAFETY: the processor has the instructions of `V`.
-        unsafe { pack_b::<T, V>(&job.b, ks.clone(), packed.clone(), to_b, scratch) };
+        if !ks.is_empty() {
+            // SAFETY: the processor has the instructions of `V`.
+            unsafe { pack_b::<T, V>(&job.b, ks.clone(), packed.clone(), to_b, scratch) };
+        }
         for group in panels.chunks(GROUP) {
             // SAFETY: as above.
-            let by_columns = unsafe { pack_a::<T, V>(&job.a, group, ks.clone(), to_a) };
+            let by_columns = !ks.is_empty() && unsafe { pack_a::<T, V>(&job.a, group, ks.clone(), to_a) };
             for (panel, a) in group.iter().zip(to_a.chunks_exact(PANEL_A)) {
                 let sums = c.wrapping_add(first_row(panel) * c_stride);
                 let kernel: Kernel = V::KERNELS[usize::from(by_columns)][panel.len() - 1];

@@ -2,7 +2,6 @@
 
 use super::kernel::{Kernel, Tile, Vector, kernels, tile};
 use std::arch::x86_64::*;
-use std::mem::transmute;
 
 // SAFETY: used only after AVX-512F was detected.
 unsafe impl Vector for __m512 {
@@ -165,9 +164,9 @@ unsafe impl Vector for Pairs {
 
     #[inline(always)]
     unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        // The instruction is made of f32 vectors' bits.
         unsafe {
-            Self(_mm512_dpbf16_ps(c.0, transmute::<__m512, __m512bh>(self.0), transmute::<__m512, __m512bh>(b.0)))
+            let bf16s = |pairs: __m512| std::mem::transmute::<__m512, __m512bh>(pairs);
+            Self(_mm512_dpbf16_ps(c.0, bf16s(self.0), bf16s(b.0)))
         }
     }
 

@@ -15,13 +15,13 @@
 
 use super::RerouteRule;
 use crate::kernels::dispatch::{Order, cube::assignment};
-use fused::cube::launch::{contiguous, empty, over_rows, units};
-#[cfg(feature = "offline")]
-use fused::cube::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use fused::cube::launch::{contiguous, empty, over_rows, units};
+#[cfg(feature = "offline")]
+use fused::cube::offline::{KernelCase, buffer};
 
 pub(crate) fn reroute(candidates: CubeTensor, rule: RerouteRule) -> CubeTensor {
     let [c, n] = candidates.shape().dims();

@@ -23,7 +23,6 @@ mod layouts;
 pub(super) mod offline;
 
 use super::tiles;
-use fused::cube::launch::address_type;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -49,6 +48,7 @@ use cubek::matmul::multi_level::definition::{BatchMatmulBlueprint, Blueprint, cu
 use cubek::matmul::multi_level::routines::batch::double_buffering::CyclicDoubleBufferingAlgorithm;
 use cubek::matmul::multi_level::routines::batch::simple_unit::SimpleUnitAlgorithm;
 use cubek::matmul::multi_level::tile::{ColMajorTilingOrder, RowMajorTilingOrder};
+use fused::cube::launch::address_type;
 use kernel::product;
 use layouts::{Lhs, LhsLaunch, Offset, OffsetLaunch, Out, OutLaunch};
 

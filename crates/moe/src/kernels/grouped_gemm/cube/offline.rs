@@ -2,8 +2,8 @@
 
 use super::simt::Units;
 use super::{TILE, multi_level, simt, tiles, weight, weight_cmma, wgmma};
-use fused::cube::offline::{KernelCase, Target, buffer};
 use cubecl::prelude::*;
+use fused::cube::offline::{KernelCase, Target, buffer};
 use half::{bf16, f16};
 
 pub(crate) fn cases() -> Vec<KernelCase> {

@@ -2,7 +2,6 @@
 
 use super::super::TILE;
 use super::{OnPlanes, Shape, arguments, cube_mapping_launch, product};
-use fused::cube::offline::KernelCase;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl_common::device::{DeviceId, ServiceId};
@@ -13,6 +12,7 @@ use cubek::matmul::multi_level::components::tile::TileMatmulKind;
 use cubek::matmul::multi_level::definition::{BatchMatmulBlueprint, TilingScheme};
 use cubek::matmul::multi_level::{PartitionSize, StageSize};
 use cubek::std::cube_count::{CubeCountPlan, CubeCountStrategy, GlobalOrder, HypercubeBlueprint, SmAllocation};
+use fused::cube::offline::KernelCase;
 use half::{bf16, f16};
 use std::sync::Arc;
 
