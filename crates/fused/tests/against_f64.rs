@@ -215,7 +215,8 @@ proptest! {
     }
 
     #[test]
-    fn adamw(n in 1usize..40, steps in 1usize..6, seed: u64) {
+    fn adamw(n in prop_oneof![1usize..40, Just(40_000usize)], steps in 1usize..6, decayed in 0usize..50_000, seed: u64) {
+        let decayed = decayed % (n + 1);
         let config = fused::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
         let mut random = Random(seed);
         let mut p: Vec<f64> = (0..n).map(|_| random.next()).collect();
@@ -228,13 +229,14 @@ proptest! {
         let mut state = fused::AdamWState::new(&fused_p);
         for step in 1..=steps as i32 {
             let g: Vec<f64> = (0..n).map(|_| random.next()).collect();
-            fused_p = fused::adamw(&config, 0.01, fused_p, tensor(&g), 0.5, &mut state);
+            fused_p = fused::adamw(&config, decayed, 0.01, fused_p, tensor(&g), 0.5, &mut state);
             for i in 0..n {
                 let g = 0.5 * g[i];
                 m[i] = 0.9 * m[i] + 0.1 * g;
                 v[i] = 0.95 * v[i] + 0.05 * g * g;
                 let (m_hat, v_hat) = (m[i] / (1.0 - 0.9f64.powi(step)), v[i] / (1.0 - 0.95f64.powi(step)));
-                p[i] -= 0.01 * 0.1 * p[i] + 0.01 * m_hat / (v_hat.sqrt() + 1e-8);
+                let decay = if i < decayed { 0.1 } else { 0.0 };
+                p[i] -= 0.01 * decay * p[i] + 0.01 * m_hat / (v_hat.sqrt() + 1e-8);
             }
         }
         close("parameter", &values(fused_p), &p, 2e-6)?;

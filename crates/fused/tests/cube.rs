@@ -206,7 +206,7 @@ fn steps_of_adamw_agree() {
             let (held, mut state) = (parameter.clone(), AdamWState::new(&parameter));
             for step in 1..4 {
                 let gradient = tensor(&gradient) * step as f32;
-                parameter = adamw(&AdamW::default(), 0.01, parameter, gradient, 0.5, &mut state);
+                parameter = adamw(&AdamW::default(), len / 2, 0.01, parameter, gradient, 0.5, &mut state);
             }
             [parameter, held, state.mean, state.square].map(floats).into()
         });

@@ -80,7 +80,7 @@ impl FlatShard {
         let has_copies = self.holders.is_here && (self.plan.replicas > 1 || self.holders.tie.is_some());
         has_copies.then(|| {
             let mut hasher = DefaultHasher::new();
-            let moments = self.optimizer.all_moments();
+            let moments = self.optimizer.all_moments().into_iter().flatten();
             for tensor in std::iter::once(self.master.tensor.clone()).chain(moments) {
                 tensor.into_data().as_bytes().hash(&mut hasher);
             }

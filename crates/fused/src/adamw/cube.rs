@@ -18,7 +18,9 @@ pub(crate) fn adamw(
     let (len, g) = (gradient.shape().num_elements(), contiguous(gradient, DType::F32));
     let [p, m, v] = state.map(own);
     if len > 0 {
-        let vector = vector_size(&p.client, len, DType::F32);
+        // Of a vector all elements decay or none.
+        let width = |len| vector_size(&p.client, len, DType::F32);
+        let vector = width(len).min(width(rates.decayed.min(len)));
         let (count, dim) = over_items(&p.client, len / vector);
         adamw_kernel::launch(
             &p.client,
@@ -31,6 +33,7 @@ pub(crate) fn adamw(
             v.clone().into_buffer_arg(),
             g.into_buffer_arg(),
             len / vector,
+            rates.decayed.min(len) / vector,
             RatesArgsLaunch::new(
                 rates.gradient_scale,
                 rates.beta1,
@@ -70,6 +73,7 @@ fn adamw_kernel<V: Size>(
     v: &mut [Vector<f32, V>],
     g: &[Vector<f32, V>],
     vectors: usize,
+    decayed: usize,
     rates: RatesArgs,
 ) {
     let mut i = ABSOLUTE_POS;
@@ -78,7 +82,8 @@ fn adamw_kernel<V: Size>(
         let mean = Vector::new(rates.beta1) * m[i] + Vector::new(1.0f32 - rates.beta1) * g;
         let square = Vector::new(rates.beta2) * v[i] + Vector::new(1.0f32 - rates.beta2) * g * g;
         let denominator = square.sqrt() * Vector::new(rates.inverse_sqrt_correction2) + Vector::new(rates.epsilon);
-        p[i] = p[i] * Vector::new(rates.keep) - Vector::new(rates.lr) * mean / denominator;
+        let keep = select(i < decayed, rates.keep, 1.0f32);
+        p[i] = p[i] * Vector::new(keep) - Vector::new(rates.lr) * mean / denominator;
         m[i] = mean;
         v[i] = square;
         i += CUBE_COUNT * CUBE_DIM as usize;
@@ -102,7 +107,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
     let case = |vector| {
         KernelCase::new(format!("adamw vectors of {vector}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-            AdamwKernel::new(s, d, t, b(), b(), b(), b(), (), rates(), vector)
+            AdamwKernel::new(s, d, t, b(), b(), b(), b(), (), (), rates(), vector)
         })
     };
     [1, 4].map(case).into()

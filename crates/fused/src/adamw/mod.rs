@@ -55,9 +55,11 @@ impl AdamWState {
     }
 }
 
-/// One step of an f32 `parameter` along `gradient * gradient_scale`; the gradient may be of another float. None of them is tracked.
+/// One step of an f32 `parameter` along `gradient * gradient_scale`; the gradient may be of another float. None of them is tracked. Its first `decayed` elements
+/// decay, the others do not.
 pub fn adamw(
     config: &AdamW,
+    decayed: usize,
     lr: f64,
     parameter: Tensor<1>,
     gradient: Tensor<1>,
@@ -65,7 +67,7 @@ pub fn adamw(
     state: &mut AdamWState,
 ) -> Tensor<1> {
     state.steps += 1;
-    let rates = Rates::new(config, lr, gradient_scale, state.steps);
+    let rates = Rates::new(config, decayed, lr, gradient_scale, state.steps);
     let device = parameter.device();
     let take = |tensor: &mut Tensor<1>| std::mem::replace(tensor, Tensor::empty([0], &device)).into_dispatch();
     let (mean, square) = (take(&mut state.mean), take(&mut state.square));
@@ -78,6 +80,8 @@ pub fn adamw(
 /// What a step multiplies with.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
+    /// Elements that decay: the first ones.
+    pub decayed: usize,
     /// Of the gradient.
     pub gradient_scale: f32,
     /// Decay of the mean.
@@ -95,8 +99,9 @@ pub struct Rates {
 }
 
 impl Rates {
-    fn new(config: &AdamW, lr: f64, gradient_scale: f64, steps: i32) -> Self {
+    fn new(config: &AdamW, decayed: usize, lr: f64, gradient_scale: f64, steps: i32) -> Self {
         Self {
+            decayed,
             gradient_scale: gradient_scale as f32,
             beta1: config.beta1 as f32,
             beta2: config.beta2 as f32,
@@ -115,7 +120,12 @@ pub(crate) fn adamw_host([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) {
     team::for_each(g.len().div_ceil(TASK), |i| {
         // SAFETY: each task has its own parts.
         let [p, m, v] = state.map(|values| unsafe { values.part(i, TASK) });
-        step(rates, p, m, v, &g[i * TASK..g.len().min((i + 1) * TASK)]);
+        let g = &g[i * TASK..g.len().min((i + 1) * TASK)];
+        let edge = rates.decayed.saturating_sub(i * TASK).min(g.len());
+        let ((p, p_rest), (m, m_rest), (v, v_rest)) =
+            (p.split_at_mut(edge), m.split_at_mut(edge), v.split_at_mut(edge));
+        step(rates, p, m, v, &g[..edge]);
+        step(&Rates { keep: 1.0, ..*rates }, p_rest, m_rest, v_rest, &g[edge..]);
     });
 }
 

@@ -307,10 +307,9 @@ impl FusedOps for Flex {
         gradient: FloatTensor<Self>,
         rates: Rates,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let shape = parameter.shape();
-        let mut state = [parameter, mean, square].map(values);
-        adamw_host(state.each_mut().map(Vec::as_mut_slice), slice(&contiguous(&gradient)), &rates);
-        state.map(|values| float(values, shape.clone())).into()
+        let mut state = [parameter, mean, square].map(|tensor| contiguous(&tensor));
+        adamw_host(state.each_mut().map(own), slice(&contiguous(&gradient)), &rates);
+        state.into()
     }
 
     fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -384,9 +383,10 @@ fn indices(tensor: &IntTensor<Flex>) -> Vec<usize> {
     }
 }
 
-/// The tensor's values, without a copy where nobody else holds them.
-fn values(tensor: FloatTensor<Flex>) -> Vec<f32> {
-    tensor.into_data().try_into_vec::<f32>().expect("an f32 tensor")
+/// A contiguous tensor's values, to be changed: a copy of its own where somebody else holds them.
+fn own(tensor: &mut FloatTensor<Flex>) -> &mut [f32] {
+    let (start, len) = (tensor.layout().start_offset(), tensor.shape().num_elements());
+    &mut tensor.storage_mut::<f32>()[start..start + len]
 }
 
 fn slice<T: burn::tensor::Element + bytemuck::Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
