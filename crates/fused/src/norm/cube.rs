@@ -146,26 +146,29 @@ pub(crate) fn norm_backward(
 
     let vector = vector_size(&client, d, dtype);
     let dx_units = units(&client, d / vector);
-    norm_backward_kernel::launch(
-        &client,
-        CubeCount::Static(pieces as u32, 1, 1),
-        CubeDim::new_1d(dx_units as u32),
-        address_type([&x, &sums]),
-        vector,
-        x.into_buffer_arg(),
-        gain.into_buffer_arg(),
-        d_y.into_buffer_arg(),
-        d_x.clone().into_buffer_arg(),
-        sums.clone().into_buffer_arg(),
-        n,
-        rows_of_piece,
-        d / vector,
-        rule.epsilon,
-        rule.centred,
-        dx_units,
-        (d / vector).div_ceil(dx_units),
-        dtype_to_elem_type(dtype),
-    );
+    // SAFETY: rows and columns behind the last ones are neither read nor written.
+    unsafe {
+        norm_backward_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(pieces as u32, 1, 1),
+            CubeDim::new_1d(dx_units as u32),
+            address_type([&x, &sums]),
+            vector,
+            x.into_buffer_arg(),
+            gain.into_buffer_arg(),
+            d_y.into_buffer_arg(),
+            d_x.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            n,
+            rows_of_piece,
+            d / vector,
+            rule.epsilon,
+            rule.centred,
+            dx_units,
+            (d / vector).div_ceil(dx_units),
+            dtype_to_elem_type(dtype),
+        );
+    }
     let units = units(&client, COLUMNS * pieces);
     let columns = COLUMNS.min(units);
     add_pieces_kernel::launch(
@@ -184,7 +187,7 @@ pub(crate) fn norm_backward(
 }
 
 /// `items` is how many vectors of a row a unit has at the most.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_backward_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],
     gain: &[Vector<f32, V>],
@@ -219,14 +222,14 @@ fn norm_backward_kernel<F: Float, V: Size>(
         while i < width {
             let c = Vector::<f32, V>::cast_from(d_y[first + i]) * gain[i];
             of_c += c;
-            of_cn += c * (Vector::<f32, V>::cast_from(x[first + i]) - Vector::new(mean)) * Vector::new(r);
+            of_cn += c * (Vector::<f32, V>::cast_from(x[first + i]) - Vector::new(mean));
             i += units;
         }
         let mut mean_c = 0.0f32;
         if comptime!(centred) {
             mean_c = cube_sum(of_c.vector_sum(), &mut shared, units) / d;
         }
-        let mean_cn = cube_sum(of_cn.vector_sum(), &mut shared, units) / d;
+        let mean_cn = cube_sum(of_cn.vector_sum(), &mut shared, units) * r / d;
         #[unroll(items <= UNROLLED)]
         for item in 0..items {
             let i = unit + item * units;
@@ -309,7 +312,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
                 NormKernel::new(s, d, t, b(), b(), bias, b(), (), (), (), vector, centred, 256, dtype)
             }));
             cases.push(KernelCase::new(format!("{norm}_backward {name}"), move |gpu| {
-                let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+                let (b, s, d, t) = (buffer, gpu.unchecked(CubeDim::new_1d(256)), gpu.device(), gpu.target());
                 NormBackwardKernel::new(
                     s,
                     d,
