@@ -1,4 +1,5 @@
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
+use fused::causal_attention;
 
 /// Columns that a buffer grows by at least.
 const GRANULE: usize = 64;
@@ -149,6 +150,23 @@ impl Chunk {
     /// The position of each new token, sequence by sequence; of padding, some position below `limit`.
     pub fn positions(&self, limit: usize) -> Vec<usize> {
         self.starts.iter().flat_map(|start| (*start..start + self.t).map(|at| at.min(limit - 1))).collect()
+    }
+
+    /// Attention of the new tokens' queries, `[b, heads, t, d]`, to all keys and values, `[b, heads, columns, d]`: `[b, t, heads, d]`.
+    pub fn attention(&self, q_bhtd: Tensor<4>, [k_bhcd, v_bhcd]: [Tensor<4>; 2], scale: f64) -> Tensor<4> {
+        let ([b, heads, t, d], first) = (q_bhtd.dims(), self.starts.first().copied().unwrap_or(0));
+        if self.columns == 0 {
+            return q_bhtd.zeros_like().reshape([b, t, heads, d]);
+        }
+        if self.starts.iter().all(|start| *start == first) {
+            return causal_attention(q_bhtd, k_bhcd, v_bhcd, scale, first);
+        }
+        let of_sequence = |(i, start): (usize, &usize)| {
+            let keys = (start + t).min(self.columns);
+            let of = |x: &Tensor<4>, rows| x.clone().slice([i..i + 1, 0..heads, 0..rows, 0..d]);
+            causal_attention(of(&q_bhtd, t), of(&k_bhcd, keys), of(&v_bhcd, keys), scale, *start)
+        };
+        Tensor::cat(self.starts.iter().enumerate().map(of_sequence).collect(), 0)
     }
 
     /// `softmax(mask(scores * scale))` over the keys up to and with each new token's own, in f32: `[b, heads, t, columns]` to the same.

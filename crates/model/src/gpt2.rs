@@ -206,9 +206,8 @@ impl Gpt2Attention {
         let (n, head) = (self.n_head, d / self.n_head);
         let qkv = apply(&self.c_attn, x_btd).reshape([b, t, 3 * n, head]).swap_dims(1, 2);
         let [q_bhtd, k_bhtd, v_bhtd] = [0, n, 2 * n].map(|from| qkv.clone().slice([0..b, from..from + n]));
-        let [k_bhcd, v_bhcd] = layer.append([k_bhtd, v_bhtd], chunk);
-        let p_bhtc = chunk.probabilities(q_bhtd.matmul(k_bhcd.swap_dims(2, 3)), (head as f64).powf(-0.5));
-        p_bhtc.matmul(v_bhcd).swap_dims(1, 2).reshape([b, t, d])
+        let keys_and_values = layer.append([k_bhtd, v_bhtd], chunk);
+        chunk.attention(q_bhtd, keys_and_values, (head as f64).powf(-0.5)).reshape([b, t, d])
     }
 }
 

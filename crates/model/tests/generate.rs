@@ -123,8 +123,9 @@ proptest! {
         let tokens_bt = tensor(&tokens(seed, b * t), b);
         let expected = floats(model.logits(tokens_bt.clone()));
         let (found, _) = in_chunks(&*model, &tokens_bt, &sizes);
-        // The sums of attention are in another order with a cache: off by up to 1.2e-5.
-        prop_assert!(worst(&found, &expected) < 3e-5, "off by {:e}", worst(&found, &expected));
+        // GPT-2's are the same sums. DeepSeek's, with matrices absorbed into others, are off by up to 1.2e-5.
+        let tolerance = if name.starts_with("gpt2") { 0.0 } else { 3e-5 };
+        prop_assert!(worst(&found, &expected) <= tolerance, "off by {:e}", worst(&found, &expected));
     }
 
     /// Each sequence gets another number of tokens each time, and one is dropped, and one begins anew.
