@@ -27,9 +27,6 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Places whose rows are on their way at once.
-const AHEAD: usize = 4;
-
 /// The rows of the tokens. That of a token beyond the table is not a number, so the loss shows it.
 pub(crate) fn embedding(weight: CubeTensor, tokens: CubeTensor) -> CubeTensor {
     let ([rows, d], [n], dtype) = (weight.shape().dims(), tokens.shape().dims(), weight.dtype);
@@ -140,18 +137,6 @@ fn sum_kernel<F: Float, V: Size>(
         while i < width {
             let mut sum = Vector::<f32, V>::new(0.0f32);
             let mut at = first;
-            while at + AHEAD <= end {
-                let mut values = Array::<Vector<F, V>>::new(AHEAD);
-                #[unroll]
-                for j in 0..AHEAD {
-                    values[j] = d_y[places[at + j] as usize * width + i];
-                }
-                #[unroll]
-                for j in 0..AHEAD {
-                    sum += Vector::cast_from(values[j]);
-                }
-                at += AHEAD;
-            }
             while at < end {
                 sum += Vector::cast_from(d_y[places[at] as usize * width + i]);
                 at += 1usize;
