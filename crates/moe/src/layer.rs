@@ -98,7 +98,7 @@ impl MoeLayer {
         let y_rd = experts(x_rd, &placed);
         let mut y_btd = unpermute(y_rd, gates_kn, &placed).reshape([b, t, d]);
         if let Some(shared) = &self.shared_experts {
-            y_btd = y_btd + shared.forward(x_btd);
+            y_btd = shared.forward_add(x_btd, y_btd);
         }
         MoeOutput { y_btd, aux_loss: self.aux_loss(routing, &stats), stats }
     }

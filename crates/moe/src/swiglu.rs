@@ -1,7 +1,7 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use fused::{linear, silu_mul};
+use fused::{linear, linear_add, silu_mul};
 
 /// The gated MLP `down(silu(gate(x)) * up(x))` without biases (arXiv 2002.05202): DeepSeek's dense layers and shared experts.
 #[derive(Module, Debug)]
@@ -23,8 +23,17 @@ impl SwiGlu {
 
     /// `[.., d]` to `[.., d]`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        linear(self.hidden(x), self.down_proj.weight.val(), None)
+    }
+
+    /// The same, added to `residual`.
+    pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
+        linear_add(self.hidden(x), self.down_proj.weight.val(), None, residual)
+    }
+
+    fn hidden<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let gate = linear(x.clone(), self.gate_proj.weight.val(), None);
         let up = linear(x, self.up_proj.weight.val(), None);
-        linear(silu_mul(gate, up), self.down_proj.weight.val(), None)
+        silu_mul(gate, up)
     }
 }

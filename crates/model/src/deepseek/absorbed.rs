@@ -2,7 +2,7 @@ use super::Mla;
 use crate::cache::{Chunk, LayerCache};
 use crate::rope::softmax_scale;
 use burn::tensor::Tensor;
-use fused::linear;
+use fused::{linear, linear_add};
 
 impl Mla {
     /// [`forward`](Mla::forward) of new tokens, whose keys and values are never made: the cache has latents, and the matrices that would
@@ -14,7 +14,13 @@ impl Mla {
     /// ```
     ///
     /// A token so takes `kv_lora_rank + qk_rope_head_dim` numbers of the cache, however many heads there are.
-    pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
+    pub(super) fn forward_cached(
+        &self,
+        x_btd: Tensor<3>,
+        residual_btd: Tensor<3>,
+        layer: &mut LayerCache,
+        chunk: &Chunk,
+    ) -> Tensor<3> {
         let [b, t, _] = x_btd.dims();
         let (heads, rank) = (self.config.num_attention_heads, self.config.kv_lora_rank);
         let (nope, rope, v) = (self.config.qk_nope_head_dim, self.config.qk_rope_head_dim, self.config.v_head_dim);
@@ -43,7 +49,8 @@ impl Mla {
         let p_bhtc = chunk.probabilities(scores_bhtc, softmax_scale(&self.config));
         let y = p_bhtc.swap_dims(1, 2).reshape([b, 1, t * heads, columns]).matmul(latent_b1cr);
         let y_hnv = y.reshape([1, n, heads, rank]).swap_dims(1, 2).matmul(w_uv_hrv);
-        linear(y_hnv.swap_dims(1, 2).reshape([b, t, heads * v]), self.o_proj.weight.val(), None)
+        let y = y_hnv.swap_dims(1, 2).reshape([b, t, heads * v]);
+        linear_add(y, self.o_proj.weight.val(), None, residual_btd)
     }
 
     /// `W_UK^T` `[1, heads, nope, rank]` and `W_UV` `[1, heads, rank, v]`, views of `kv_b_proj`.

@@ -75,17 +75,17 @@ impl Block {
     /// [`forward`](Self::forward) of tokens that follow those in the cache.
     pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let normed = self.input_layernorm.forward(x_btd.clone());
-        self.mlp(x_btd + self.self_attn.forward_cached(normed, layer, chunk), None, &Parallel::default()).x_btd
+        self.mlp(self.self_attn.forward_cached(normed, x_btd, layer, chunk), None, &Parallel::default()).x_btd
     }
 
     fn attend(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        x_btd.clone() + self.self_attn.forward(self.input_layernorm.forward(x_btd))
+        self.self_attn.forward(self.input_layernorm.forward(x_btd.clone()), x_btd)
     }
 
     fn mlp(&self, x_btd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
         let normed = self.post_attention_layernorm.forward(x_btd.clone());
         match &self.mlp {
-            Mlp::Dense(mlp) => BlockOutput { x_btd: x_btd + mlp.forward(normed), aux_loss: None, stats: None },
+            Mlp::Dense(mlp) => BlockOutput { x_btd: mlp.forward_add(normed, x_btd), aux_loss: None, stats: None },
             Mlp::Moe(moe) => {
                 let noise = place.map(|MicroBatch { seed, step, first_row }| {
                     Some(NoiseKey::derive(seed, step, self.layer as u64, first_row))

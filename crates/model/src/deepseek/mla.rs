@@ -3,7 +3,7 @@ use crate::{DeepSeekConfig, RmsNorm};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use fused::{latent_attention, linear};
+use fused::{latent_attention, linear, linear_add};
 
 /// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
 const LATENT_NORM_EPS: f64 = 1e-6;
@@ -61,9 +61,9 @@ impl Mla {
         }
     }
 
-    /// `[b, t, d]` to `[b, t, d]`, causal.
-    pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let [b, t, _] = x_btd.dims();
+    /// Causal attention of `x`, added to `residual`: `[b, t, d]`, twice, to `[b, t, d]`.
+    pub fn forward(&self, x_btd: Tensor<3>, residual_btd: Tensor<3>) -> Tensor<3> {
+        let [_, t, _] = x_btd.dims();
         let (heads, rank, rope) =
             (self.config.num_attention_heads, self.config.kv_lora_rank, self.config.qk_rope_head_dim);
         let (query_input, query) = self.query(x_btd.clone());
@@ -72,7 +72,7 @@ impl Mla {
         let kv = linear(self.kv_a_layernorm.forward(latent_btr), self.kv_b_proj.weight.val(), None);
         let positions = self.rope.first(t, &k_rope.device());
         let y = latent_attention(q, kv, k_rope, &positions, heads, softmax_scale(&self.config));
-        linear(y.reshape([b, t, heads * self.config.v_head_dim]), self.o_proj.weight.val(), None)
+        linear_add(y, self.o_proj.weight.val(), None, residual_btd)
     }
 
     /// The last projection to the query, and its input.
