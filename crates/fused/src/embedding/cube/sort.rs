@@ -1,5 +1,8 @@
 //! Places sorted by their tokens, on the device: a counting sort in four launches.
 
+// Kernels have no iterators.
+#![allow(clippy::needless_range_loop)]
+
 use crate::cube::launch::{UNITS, address_type, empty, over_items, units};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer};
