@@ -11,7 +11,7 @@
 //! sum          a cube a row v           dW[v] = sum of dy[places[..]], in f32, in their order
 //! ```
 //!
-//! `counts` takes 4 bytes a chunk and row: 12,288 tokens and 50,304 rows are 24 chunks and 4.8 MB. There are at most 128 chunks, so longer ones for more tokens.
+//! `counts` takes 4 bytes a chunk and row: 12,288 tokens and 50,304 rows are 24 chunks and 4.8 MB. Instead of more than 128 chunks there are longer ones.
 
 mod sort;
 
