@@ -28,8 +28,9 @@ const AHEAD: usize = 8;
 pub struct Tile {
     /// The units of this block of `k`, at most `KC`.
     pub k: usize,
-    /// Element `(i, p)` is at `i * KC + p`, or at `i + p * PITCH_A` if the panel is packed by columns.
+    /// Element `(i, p)` is at `i * a_stride + p`, or at `i + p * PITCH_A` if the panel is packed by columns.
     pub a: *const f32,
+    pub a_stride: usize,
     /// Element `(p, j)` is at `p * b_stride + j`; all `NR` columns can be read.
     pub b: *const f32,
     pub b_stride: usize,
@@ -81,7 +82,7 @@ pub unsafe trait Vector: Copy {
 /// The kernel for `M` rows. Every element goes through the same additions, whatever `M` is.
 #[inline(always)]
 pub unsafe fn tile<V: Vector, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
-    let (row, step) = if BY_COLUMNS { (1, PITCH_A) } else { (KC, 1) };
+    let (row, step) = if BY_COLUMNS { (1, PITCH_A) } else { (t.a_stride, 1) };
     // SAFETY: the caller promises the panels that `Tile` describes.
     unsafe {
         let mut sums = [[V::zero(); 2]; M];

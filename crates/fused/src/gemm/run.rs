@@ -193,6 +193,9 @@ unsafe fn rectangle<T: Element, V: Vector>(
     let first_row = |panel: &Range<usize>| if T::IS_F32 || job.k > block { panel.start - rows.start } else { 0 };
     // A few rows do not repay packing `B`: the kernel reads it where it is, except for a last panel that is not full.
     let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 2 && job.k > 0;
+    // Rows of `A` are read where they are, unless they are so far apart (multiples of 2 KiB) that they compete for a few sets of the
+    // first-level cache.
+    let a_in_place = T::IS_F32 && job.a.col_stride == 1 && !job.a.row_stride.is_multiple_of(512) && job.k > 0;
     let packed = if in_place { cols.end - cols.len() % V::NR..cols.end } else { cols.clone() };
 
     // With `k = 0` there is one block, which is empty: nothing to pack, and the kernel's sums are zeros.
@@ -204,9 +207,14 @@ unsafe fn rectangle<T: Element, V: Vector>(
         }
         for group in panels.chunks(GROUP) {
             // SAFETY: as above.
-            let by_columns = !ks.is_empty() && unsafe { pack_a::<T, V>(&job.a, group, ks.clone(), to_a) };
+            let by_columns =
+                !a_in_place && !ks.is_empty() && unsafe { pack_a::<T, V>(&job.a, group, ks.clone(), to_a) };
             for (panel, a) in group.iter().zip(to_a.chunks_exact(PANEL_A)) {
                 let sums = c.wrapping_add(first_row(panel) * c_stride);
+                let (panel_a, a_stride) = match a_in_place {
+                    true => (job.a.data[panel.start * job.a.row_stride + k..].as_ptr().cast(), job.a.row_stride),
+                    false => (a.as_ptr(), KC),
+                };
                 let kernel: Kernel = V::KERNELS[usize::from(by_columns)][panel.len() - 1];
                 for col in cols.clone().step_by(V::NR) {
                     let (b, b_stride) = if col >= packed.start {
@@ -216,7 +224,8 @@ unsafe fn rectangle<T: Element, V: Vector>(
                     };
                     let tile = Tile {
                         k: ks.len().div_ceil(V::DEPTH),
-                        a: a.as_ptr(),
+                        a: panel_a,
+                        a_stride,
                         b,
                         b_stride,
                         c: sums.wrapping_add(col - cols.start),
