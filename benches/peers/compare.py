@@ -5,9 +5,10 @@ over the runs.
     python benches/peers/compare.py comm                   # collectives against gloo
     python benches/peers/compare.py moe                    # the mixture-of-experts layer against PyTorch's, eager and compiled, and a naive loop
     python benches/peers/compare.py gpt2 --data FILE       # training steps of GPT-2, against PyTorch eager and compiled
+    python benches/peers/compare.py gpt2-bf16 --data FILE  # the same in bf16, against autocast
     python benches/peers/compare.py deepseek --data FILE   # the same of DeepSeek, against `transformers`
 
-The last two train on two threads with `target/release/train` (`cargo build --release -p train`); `--runs 1 --steps 20` tries them in a minute.
+The last three train on two threads with `target/release/train` (`cargo build --release -p train`); `--runs 1 --steps 20` tries them in a minute.
 On a processor of AMD the peer's matrix products run at half their speed unless MKL is told otherwise: docs/benchmarks.md says how.
 Written as a table in Markdown, with the machine and the versions above it. A ratio above 1 means that Kiln is faster. On Linux.
 """
@@ -212,6 +213,14 @@ class Gpt2(Training):
         return Model(name, steps, ["--config", "configs/gpt2/shakespeare_char_cpu.yaml", *values], ["gpt2_torch.py", *flags])
 
 
+class Gpt2Bf16(Gpt2):
+    """The same in bf16, where PyTorch's forward runs under autocast: masters and optimizer are fp32 in both."""
+
+    def model(self, name, steps, **shape):
+        model = super().model(name, steps, **shape)
+        return Model(model.name, model.steps, [*model.kiln, *settings({"parallel.precision.param": "bf16"})], [*model.peer, "--bf16"])
+
+
 class DeepSeek(Training):
     """The preset without what `transformers` does not have, capacity and balance, and with the shared expert that it cannot do without; a step's
     sequences are computed at once. The peer trains the model that Kiln exports. Bytes are tokens."""
@@ -252,7 +261,7 @@ def machine():
     return f"{date.today()}, commit `{commit}`, {os.cpu_count()} cores of {cpu[1] if cpu else platform.machine()}, Python {platform.python_version()}"
 
 
-JOBS = {"comm": Comm, "moe": Moe, "gpt2": Gpt2, "deepseek": DeepSeek}
+JOBS = {"comm": Comm, "moe": Moe, "gpt2": Gpt2, "gpt2-bf16": Gpt2Bf16, "deepseek": DeepSeek}
 
 
 def main():

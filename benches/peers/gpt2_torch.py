@@ -20,6 +20,7 @@ def arguments():
     p.add_argument("--heads", type=int, default=4)
     p.add_argument("--width", type=int, default=128)
     p.add_argument("--bias", action="store_true", help="biases in the linear layers and the norms")
+    p.add_argument("--bf16", action="store_true", help="the forward under autocast to bfloat16, parameters in fp32, as nanoGPT does")
     p.add_argument("--eval", action="store_true", help="compute the validation loss at the end")
     return p.parse_args()
 
@@ -44,8 +45,9 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    def __init__(self, vocab, layers, heads, width, context, bias):
+    def __init__(self, vocab, layers, heads, width, context, bias, bf16):
         super().__init__()
+        self.bf16 = bf16
         self.tokens = nn.Embedding(vocab, width)  # also the output head
         self.positions = nn.Embedding(context, width)
         self.blocks = nn.Sequential(*(Block(width, heads, bias) for _ in range(layers)))
@@ -58,9 +60,10 @@ class GPT2(nn.Module):
                 nn.init.zeros_(p)
 
     def forward(self, x, y):
-        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
-        logits = F.linear(self.norm(self.blocks(h)), self.tokens.weight)
-        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            h = self.tokens(x) + self.positions.weight[: x.shape[1]]
+            logits = F.linear(self.norm(self.blocks(h)), self.tokens.weight)
+            return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
 
 def validation_loss(model, data, context):
@@ -79,7 +82,7 @@ def main():
     text = a.data.read_text(encoding="utf-8")
     index = {c: i for i, c in enumerate(sorted(set(text)))}
     tokens, validation = training.split([index[c] for c in text])
-    model = GPT2(len(index), a.layers, a.heads, a.width, a.context, a.bias)
+    model = GPT2(len(index), a.layers, a.heads, a.width, a.context, a.bias, a.bf16)
     results = training.train(model, tokens, a)
     if a.eval:
         results["val_loss"] = validation_loss(model, validation, a.context)
