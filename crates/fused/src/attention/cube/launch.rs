@@ -2,7 +2,7 @@
 
 use super::rows::{Rows, rule_launch};
 use super::{Backward, Problem, mma, simt};
-use crate::cube::launch::{UNITS, address_type, units};
+use crate::cube::launch::{address_type, units};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::features::MmaConfig;
@@ -53,7 +53,7 @@ impl Body {
     /// A cube for each tile of `rows` rows of each head of each sequence.
     fn grid(&self, problem: &Problem, rows: usize) -> (CubeCount, CubeDim) {
         let (tile, units) = match self {
-            Self::Simt(shape, _) => (shape.tile, units(&problem.q.tensor.client, UNITS.min(shape.units()))),
+            Self::Simt(shape, _) => (shape.tile, units(&problem.q.tensor.client, shape.units())),
             Self::Mma(_) => (mma::TILE, mma::UNITS),
         };
         let count = CubeCount::Static(rows.div_ceil(tile) as u32, problem.heads as u32, problem.b as u32);

@@ -223,7 +223,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
     cases.extend(mma_cases("latent bf16", LATENT, false, brain));
     cases.push(KernelCase::new("attention mean bf16", move |gpu| {
         let (s, d, t) = (gpu.unchecked(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-        mean_kernel::MeanKernel::new(s, d, t, buffer(), buffer(), buffer(), (), (), (), 8, brain)
+        mean_kernel::MeanKernel::new(s, d, t, buffer(), buffer(), buffer(), (), (), 8, brain)
     }));
     cases.push(KernelCase::new("attention over_heads bf16", move |gpu| {
         let (s, d, t) = (gpu.unchecked(CubeDim::new_1d(256)), gpu.device(), gpu.target());

@@ -99,9 +99,16 @@ pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch
 
 #[cube]
 impl Rule {
-    /// Whether query `i` sees key `j`.
-    pub fn sees(&self, i: usize, j: usize) -> bool {
-        i < self.t && j < self.s && j <= i + self.offset
+    /// How many of the keys from `key` on query `i` sees: none if there is no such query.
+    pub fn seen(&self, i: usize, key: usize) -> usize {
+        let all = min(i + self.offset + 1, self.s);
+        select(i < self.t, max(all, key) - key, 0)
+    }
+
+    /// Of the queries from `query` on, the first that sees key `j`, and one behind the last: the same if there is no such key.
+    pub fn seeing(&self, j: usize, query: usize) -> (usize, usize) {
+        let first = max(self.first_query(j), query) - query;
+        (first, select(j < self.s, max(self.t, query) - query, first))
     }
 
     /// The first query of this cube's tile. The last tile comes first: it sees the most keys.

@@ -23,14 +23,13 @@ pub(super) fn mean(problem: &Problem, y: &CubeTensor, d_y: &CubeTensor) -> CubeT
     unsafe {
         mean_kernel::launch_unchecked(
             &y.client,
-            CubeCount::Static((b * heads * t).div_ceil(ROWS) as u32, 1, 1),
+            CubeCount::Static(t.div_ceil(ROWS) as u32, heads as u32, b as u32),
             CubeDim::new_1d(units as u32),
             address_type([y]),
             vector,
             y.clone().into_buffer_arg(),
             d_y.clone().into_buffer_arg(),
             mean.clone().into_buffer_arg(),
-            heads,
             t,
             problem.widths.v / vector,
             dtype_to_elem_type(y.dtype),
@@ -39,36 +38,35 @@ pub(super) fn mean(problem: &Problem, y: &CubeTensor, d_y: &CubeTensor) -> CubeT
     mean
 }
 
-/// Rows are numbered as they lie, by position; the result is by head. Neighbouring units read neighbouring vectors.
+/// A cube has rows of one head of one sequence. Neighbouring units read neighbouring vectors.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn mean_kernel<F: Float, N: Size>(
     y: &[Vector<F, N>],
     d_y: &[Vector<F, N>],
     mean: &mut [f32],
-    heads: usize,
     t: usize,
     vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
     let mut sums = Shared::<[f32]>::new_slice(comptime!(ROWS * PARTS));
+    let (head, heads, sequence) = (CUBE_POS_Y as usize, CUBE_COUNT_Y as usize, CUBE_POS_Z as usize);
     let first = CUBE_POS_X as usize * ROWS;
-    let rows = mean.len();
     let mut i = UNIT_POS as usize;
     while i < comptime!(ROWS * PARTS) {
         let row = first + i / PARTS;
-        let mut products = Vector::<f32, N>::new(0.0f32);
-        if row < rows {
+        let mut sum = 0.0f32;
+        if row < t {
+            let at = ((sequence * t + row) * heads + head) * vectors;
             let mut column = i % PARTS;
             while column < vectors {
-                let at = row * vectors + column;
-                products += Vector::<f32, N>::cast_from(y[at]) * Vector::<f32, N>::cast_from(d_y[at]);
+                let products =
+                    Vector::<f32, N>::cast_from(y[at + column]) * Vector::<f32, N>::cast_from(d_y[at + column]);
+                #[unroll]
+                for j in 0..N::value() {
+                    sum += products.extract(j);
+                }
                 column += PARTS;
             }
-        }
-        let mut sum = 0.0f32;
-        #[unroll]
-        for j in 0..N::value() {
-            sum += products.extract(j);
         }
         sums[i] = sum;
         i += CUBE_DIM as usize;
@@ -76,15 +74,13 @@ pub(super) fn mean_kernel<F: Float, N: Size>(
     sync_cube();
     let mut r = UNIT_POS as usize;
     while r < ROWS {
-        let row = first + r;
-        if row < rows {
+        if first + r < t {
             let mut sum = 0.0f32;
             #[unroll]
             for part in 0..PARTS {
                 sum += sums[r * PARTS + part];
             }
-            let (position, head) = (row / heads, row % heads);
-            mean[(position / t * heads + head) * t + position % t] = sum;
+            mean[(sequence * heads + head) * t + first + r] = sum;
         }
         r += CUBE_DIM as usize;
     }

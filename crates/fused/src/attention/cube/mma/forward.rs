@@ -1,7 +1,7 @@
 //! The forward of [`simt`](super::super::simt), on tensor cores: scores, probabilities and sums stay in registers.
 
 use super::super::rows::{Lies, Rule};
-use super::{Eight, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
+use super::{Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
 use crate::cube::rounded;
 use cubecl::prelude::*;
 
@@ -52,25 +52,27 @@ pub fn forward<F: Float>(
     let keys = rule.keys(query + TILE);
     let mut key = 0usize.runtime();
     while key < keys {
-        stage(k, k_lies.here(), k_lies.row, key, keys, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_lies.here(), v_lies.row, key, keys, &mut v_tile, comptime!(shape.values()));
+        stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, keys, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
-            turn(&mut k_tile, cos, sin, key, keys, comptime!(shape.rope()));
+            turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()));
         }
         sync_cube();
-        let mut p = scores(&q_tile, plane_row(), &k_tile, 0usize.runtime(), TILE, comptime!(shape.whole()));
+        let s = scores(&q_tile, plane_row(), &k_tile, 0usize.runtime(), TILE, comptime!(shape.whole()));
+        let mut p = Operand::<F>::new(comptime!(TILE / 4));
         #[unroll]
         for half in 0..2usize {
             let row = query + plane_row() + lane_row + comptime!(8 * half);
+            let seen = rule.seen(row, key + lane_column);
             let mut most = largest[half];
             #[unroll]
             for n in 0..comptime!(TILE / 8) {
                 #[unroll]
                 for e in 0..2usize {
-                    if rule.sees(row, key + lane_column + comptime!(8 * n + e)) {
-                        most = max(most, p[comptime!(2 * n + half)].extract(e));
+                    if seen > comptime!(8 * n + e) {
+                        most = max(most, s[comptime!(2 * n + half)].extract(e));
                     }
                 }
             }
@@ -84,17 +86,16 @@ pub fn forward<F: Float>(
                 let mut of_pair = Two::<f32>::new(0.0f32);
                 #[unroll]
                 for e in 0..2usize {
-                    let column = key + lane_column + comptime!(8 * n + e);
-                    if rule.sees(row, column) {
-                        let mut of_score = (rule.scale * (p[comptime!(2 * n + half)].extract(e) - most)).exp();
+                    if seen > comptime!(8 * n + e) {
+                        let mut of_score = (rule.scale * (s[comptime!(2 * n + half)].extract(e) - most)).exp();
                         sum += of_score;
                         if comptime!(shape.dropout) {
-                            of_score *= rule.factor(start, row, column);
+                            of_score *= rule.factor(start, row, key + lane_column + comptime!(8 * n + e));
                         }
                         of_pair.insert(e, of_score);
                     }
                 }
-                p[comptime!(2 * n + half)] = of_pair;
+                p[comptime!(2 * n + half)] = Vector::cast_from(of_pair);
             }
             total[half] = sum;
             #[unroll]
@@ -114,10 +115,11 @@ pub fn forward<F: Float>(
         sum += plane_shuffle_xor(sum, 1u32);
         sum += plane_shuffle_xor(sum, 2u32);
         if row < rule.t {
+            let inverse = 1.0f32 / sum;
             let to = (y_lies.here() + row * y_lies.row + lane_column) / 2;
             #[unroll]
             for n in 0..comptime!(widths.v / 8) {
-                y[to + comptime!(4 * n)] = rounded(sums[comptime!(2 * n + half)] / Vector::new(sum));
+                y[to + comptime!(4 * n)] = rounded(sums[comptime!(2 * n + half)] * Vector::new(inverse));
             }
             if lane_column == 0 {
                 let head = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;

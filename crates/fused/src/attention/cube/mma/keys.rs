@@ -2,7 +2,8 @@
 
 use super::super::rows::{Lies, Rule};
 use super::{
-    CHUNK, Eight, Shape, TILE, Two, UNITS, add_product, lane_place, plane_row, probability, scores, stage, turn, zeros,
+    CHUNK, Eight, Operand, Shape, TILE, Two, UNITS, add_product, lane_place, plane_row, probability, scores, stage,
+    turn, zeros,
 };
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -73,20 +74,25 @@ pub fn keys<F: Float>(
             turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()));
         }
         sync_cube();
-        let mut from = 0usize.runtime();
+        // From the first query that sees the plane's first key.
+        let mut from = (max(rule.first_query(key + plane_row()), query) - query) / CHUNK * CHUNK;
         while from < TILE {
-            let mut p = scores(&k_tile, plane_row(), &q_tile, from, CHUNK, comptime!(shape.whole()));
-            let mut d_s = scores(&v_tile, plane_row(), &d_y_tile, from, CHUNK, comptime!(shape.values()));
+            let s = scores(&k_tile, plane_row(), &q_tile, from, CHUNK, comptime!(shape.whole()));
+            let d_p = scores(&v_tile, plane_row(), &d_y_tile, from, CHUNK, comptime!(shape.values()));
+            let mut p = Operand::<F>::new(comptime!(CHUNK / 4));
+            let mut d_s = Operand::<F>::new(comptime!(CHUNK / 4));
             #[unroll]
             for i in 0..comptime!(CHUNK / 4) {
+                let (first, behind) = rule.seeing(row + comptime!(i % 2 * 8), query + from + lane_column);
                 let mut p_pair = Two::<f32>::empty();
                 let mut d_s_pair = Two::<f32>::empty();
                 #[unroll]
                 for e in 0..2usize {
                     let column = from + lane_column + comptime!(i / 2 * 8 + e);
                     let (of_p, of_d_s) = probability(
-                        p[i].extract(e),
-                        d_s[i].extract(e),
+                        s[i].extract(e),
+                        d_p[i].extract(e),
+                        first <= comptime!(i / 2 * 8 + e) && behind > comptime!(i / 2 * 8 + e),
                         query + column,
                         row + comptime!(i % 2 * 8),
                         statistics[column],
@@ -98,8 +104,8 @@ pub fn keys<F: Float>(
                     p_pair.insert(e, of_p);
                     d_s_pair.insert(e, of_d_s);
                 }
-                p[i] = p_pair;
-                d_s[i] = d_s_pair;
+                p[i] = Vector::cast_from(p_pair);
+                d_s[i] = Vector::cast_from(d_s_pair);
             }
             add_product(&p, &d_y_tile, from, &mut d_v_sums, CHUNK, comptime!(shape.values()));
             add_product(&d_s, &q_tile, from, &mut d_k_sums, CHUNK, comptime!(shape.whole()));

@@ -259,10 +259,10 @@ fn scores<F: Float>(
     sums
 }
 
-/// Adds `p b`, `p` being `columns` scores of 16 rows, rounded, and `b` so many rows of a tile.
+/// Adds `p b`, `p` being `columns` scores of 16 rows, in the order of their sums, and `b` so many rows of a tile.
 #[cube]
 fn add_product<F: Float>(
-    p: &Sums,
+    p: &Operand<F>,
     b: &[Eight<F>],
     b_row: usize,
     sums: &mut Sums,
@@ -274,7 +274,7 @@ fn add_product<F: Float>(
         let mut of_p = Operand::<F>::new(4usize);
         #[unroll]
         for i in 0..4usize {
-            of_p[i] = Vector::cast_from(p[comptime!(4 * k + i)]);
+            of_p[i] = p[comptime!(4 * k + i)];
         }
         #[unroll]
         for n in 0..comptime!(part.padded / SIDE) {
@@ -296,11 +296,12 @@ fn lane_place() -> (usize, usize) {
     (UNIT_POS_PLANE as usize / 4, UNIT_POS_PLANE as usize % 4 * 2)
 }
 
-/// What a score and the gradient of its probability become: what multiplies `dy` or `v`, and what multiplies `k` or `q`.
+/// What a score, if it is seen, and the gradient of its probability become: what multiplies `dy` or `v`, and what multiplies `k` or `q`.
 #[cube]
 fn probability(
     score: f32,
     gradient: f32,
+    seen: bool,
     query: usize,
     key: usize,
     l: f32,
@@ -311,7 +312,7 @@ fn probability(
 ) -> (f32, f32) {
     let mut p = 0.0f32;
     let mut d_s = 0.0f32;
-    if rule.sees(query, key) {
+    if seen {
         let whole = (rule.scale * score - l).exp();
         let mut factor = 1.0f32;
         if comptime!(dropout) {

@@ -2,7 +2,8 @@
 
 use super::super::rows::{Lies, Rule};
 use super::{
-    CHUNK, Eight, Shape, TILE, Two, add_product, lane_place, plane_row, probability, scores, stage, turn, zeros,
+    CHUNK, Eight, Operand, SIDE, Shape, TILE, Two, add_product, lane_place, plane_row, probability, scores, stage,
+    turn, zeros,
 };
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -63,28 +64,33 @@ pub fn queries<F: Float>(
     let keys = rule.keys(query + TILE);
     let mut key = 0usize.runtime();
     while key < keys {
-        stage(k, k_lies.here(), k_lies.row, key, keys, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_lies.here(), v_lies.row, key, keys, &mut v_tile, comptime!(shape.values()));
+        stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, keys, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
-            turn(&mut k_tile, cos, sin, key, keys, comptime!(shape.rope()));
+            turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()));
         }
         sync_cube();
+        // The keys up to the last one that the plane's last query sees.
+        let end = min(TILE, max(rule.keys(query + plane_row() + SIDE), key) - key);
         let mut from = 0usize.runtime();
-        while from < TILE {
-            let p = scores(&q_tile, plane_row(), &k_tile, from, CHUNK, comptime!(shape.whole()));
-            let mut d_s = scores(&d_y_tile, plane_row(), &v_tile, from, CHUNK, comptime!(shape.values()));
+        while from < end {
+            let s = scores(&q_tile, plane_row(), &k_tile, from, CHUNK, comptime!(shape.whole()));
+            let d_p = scores(&d_y_tile, plane_row(), &v_tile, from, CHUNK, comptime!(shape.values()));
+            let mut d_s = Operand::<F>::new(comptime!(CHUNK / 4));
             #[unroll]
             for i in 0..comptime!(CHUNK / 4) {
                 let half = comptime!(i % 2);
+                let seen = rule.seen(row + comptime!(8 * half), key + from + lane_column);
                 let mut of_pair = Two::<f32>::empty();
                 #[unroll]
                 for e in 0..2usize {
                     let column = key + from + lane_column + comptime!(i / 2 * 8 + e);
                     let (_, of_score) = probability(
-                        p[i].extract(e),
-                        d_s[i].extract(e),
+                        s[i].extract(e),
+                        d_p[i].extract(e),
+                        seen > comptime!(i / 2 * 8 + e),
                         row + comptime!(8 * half),
                         column,
                         statistics[half],
@@ -95,7 +101,7 @@ pub fn queries<F: Float>(
                     );
                     of_pair.insert(e, of_score);
                 }
-                d_s[i] = of_pair;
+                d_s[i] = Vector::cast_from(of_pair);
             }
             add_product(&d_s, &k_tile, from, &mut sums, CHUNK, comptime!(shape.whole()));
             from += CHUNK;

@@ -76,12 +76,12 @@ pub fn forward<F: Float, N: Size>(
     let keys = rule.keys(query + tile);
     let mut key = 0usize.runtime();
     while key < keys {
-        stage(k, k_lies.here(), k_lies.row, key, keys, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_lies.here(), v_lies.row, key, keys, &mut v_tile, comptime!(shape.whole(widths.v)));
+        stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, keys, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
-            turn(&mut k_tile, cos, sin, key, keys, comptime!(shape.rope()), false);
+            turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()), false);
         }
         sync_cube();
         multiply(&q_tile, &k_tile, &mut scores, &q_tile, comptime!(shape.scores_of(widths.qk())));
@@ -99,17 +99,19 @@ pub fn forward<F: Float, N: Size>(
     }
 
     let mut i = UNIT_POS as usize;
-    while i < comptime!(tile * widths.v) {
-        y_tile[i / comptime!(widths.v) * comptime!(pitch(widths.v)) + i % comptime!(widths.v)] /=
-            statistics.total[i / comptime!(widths.v)];
-        i += CUBE_DIM as usize;
-    }
-    let mut i = UNIT_POS as usize;
     while i < tile {
         if query + i < rule.t {
             let head = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
             l[head * rule.t + query + i] = rule.scale * statistics.largest[i] + statistics.total[i].ln();
         }
+        statistics.factor[i] = 1.0f32 / statistics.total[i];
+        i += CUBE_DIM as usize;
+    }
+    sync_cube();
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(tile * widths.v) {
+        let (r, column) = (i / comptime!(widths.v), i % comptime!(widths.v));
+        y_tile[r * comptime!(pitch(widths.v)) + column] *= statistics.factor[r];
         i += CUBE_DIM as usize;
     }
     sync_cube();
@@ -130,10 +132,11 @@ fn softmax(
     let mut i = UNIT_POS as usize;
     while i < comptime!(tile * PARTS) {
         let (r, part) = (i / PARTS, i % PARTS);
+        let seen = rule.seen(corner.query + r, corner.key + part);
         let mut largest = f32::min_value();
         for step in 0..comptime!(tile / PARTS) {
             let c = step * PARTS + part;
-            if rule.sees(corner.query + r, corner.key + c) {
+            if step * PARTS < seen {
                 largest = max(largest, scores[r * comptime!(shape.scores()) + c]);
             }
         }
@@ -146,12 +149,13 @@ fn softmax(
     while i < comptime!(tile * PARTS) {
         let (r, part) = (i / PARTS, i % PARTS);
         let largest = largest(&*statistics, r);
+        let seen = rule.seen(corner.query + r, corner.key + part);
         let mut total = 0.0f32;
         for step in 0..comptime!(tile / PARTS) {
             let c = step * PARTS + part;
             let at = r * comptime!(shape.scores()) + c;
             let mut p = 0.0f32;
-            if rule.sees(corner.query + r, corner.key + c) {
+            if step * PARTS < seen {
                 p = (rule.scale * (scores[at] - largest)).exp();
                 total += p;
                 if comptime!(shape.dropout) {

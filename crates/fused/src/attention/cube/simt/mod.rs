@@ -23,6 +23,7 @@ pub(super) mod keys;
 pub(super) mod queries;
 
 use super::rows::{Rule, Widths};
+use crate::cube::launch::UNITS;
 use crate::cube::rounded;
 use cubecl::prelude::*;
 
@@ -52,9 +53,10 @@ impl Shape {
         4 * (3 * qk + 3 * v + 2 * self.tile * self.scores() + 2 * self.tile)
     }
 
-    /// Units that a cube has work for: 16 scores each.
+    /// Units that a cube has work for in its widest product.
     pub fn units(self) -> usize {
-        self.tile * self.tile / 16
+        let widest = self.tile.max(self.widths.qk()).max(self.widths.v);
+        UNITS.min((self.tile * widest / (SIDE * SIDE)).next_power_of_two())
     }
 
     /// Elements of a tile of queries or keys in shared memory, and of values.
@@ -238,22 +240,26 @@ fn multiply(left: &[f32], right: &[f32], to: &mut [f32], factors: &[f32], #[comp
         for i in 0..comptime!(SIDE * SIDE) {
             sums[i] = 0.0f32;
         }
-        for k in 0..product.depth {
+        let (left_row, left_step) = comptime!((product.left[0], product.left[1]));
+        let (right_step, right_column) = comptime!((product.right[0], product.right[1]));
+        let mut left_at = row * left_row;
+        let mut right_at = column * right_column;
+        for _ in 0..product.depth {
             let mut of_right = Array::<f32>::new(SIDE);
             #[unroll]
             for j in 0..SIDE {
-                of_right[j] = right
-                    [k * comptime!(product.right[0]) + (column + comptime!(j * columns)) * comptime!(product.right[1])];
+                of_right[j] = right[right_at + comptime!(j * columns * right_column)];
             }
             #[unroll]
             for i in 0..SIDE {
-                let of_left =
-                    left[(row + comptime!(i * rows)) * comptime!(product.left[0]) + k * comptime!(product.left[1])];
+                let of_left = left[left_at + comptime!(i * rows * left_row)];
                 #[unroll]
                 for j in 0..SIDE {
                     sums[comptime!(i * SIDE + j)] = fma(of_left, of_right[j], sums[comptime!(i * SIDE + j)]);
                 }
             }
+            left_at += left_step;
+            right_at += right_step;
         }
         #[unroll]
         for i in 0..SIDE {
@@ -298,7 +304,7 @@ fn probabilities(
         let at = r * comptime!(shape.scores()) + c;
         let mut p = 0.0f32;
         let mut ds = 0.0f32;
-        if rule.sees(corner.query + r, corner.key + c) {
+        if c < rule.seen(corner.query + r, corner.key) {
             let whole = (rule.scale * scores[at] - statistics[r]).exp();
             let mut factor = 1.0f32;
             if comptime!(shape.dropout) {

@@ -55,12 +55,12 @@ pub fn queries<F: Float, N: Size>(
     let keys = rule.keys(query + tile);
     let mut key = 0usize.runtime();
     while key < keys {
-        stage(k, k_lies.here(), k_lies.row, key, keys, &mut k_tile, comptime!(shape.nope()));
-        stage(v, v_lies.here(), v_lies.row, key, keys, &mut v_tile, comptime!(shape.whole(widths.v)));
+        stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+        stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
         if comptime!(widths.rope > 0) {
-            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, keys, &mut k_tile, comptime!(shape.rope()));
+            stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
             sync_cube();
-            turn(&mut k_tile, cos, sin, key, keys, comptime!(shape.rope()), false);
+            turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()), false);
         }
         sync_cube();
         multiply(&q_tile, &k_tile, &mut p, &q_tile, comptime!(shape.scores_of(widths.qk())));
