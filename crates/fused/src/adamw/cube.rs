@@ -65,22 +65,22 @@ struct RatesArgs {
 
 #[cube(launch, address_type = "dynamic")]
 fn adamw_kernel<V: Size>(
-    p: &mut [Vector<f32, V>],
-    m: &mut [Vector<f32, V>],
-    v: &mut [Vector<f32, V>],
-    g: &[Vector<f32, V>],
+    parameter: &mut [Vector<f32, V>],
+    mean: &mut [Vector<f32, V>],
+    square: &mut [Vector<f32, V>],
+    gradient: &[Vector<f32, V>],
     vectors: usize,
     rates: RatesArgs,
 ) {
     let mut i = ABSOLUTE_POS;
     while i < vectors {
-        let g = g[i] * Vector::new(rates.gradient_scale);
-        let mean = Vector::new(rates.beta1) * m[i] + Vector::new(1.0f32 - rates.beta1) * g;
-        let square = Vector::new(rates.beta2) * v[i] + Vector::new(1.0f32 - rates.beta2) * g * g;
-        let denominator = square.sqrt() * Vector::new(rates.inverse_sqrt_correction2) + Vector::new(rates.epsilon);
-        p[i] = p[i] * Vector::new(rates.keep) - Vector::new(rates.lr) * mean / denominator;
-        m[i] = mean;
-        v[i] = square;
+        let g = gradient[i] * Vector::new(rates.gradient_scale);
+        let m = Vector::new(rates.beta1) * mean[i] + Vector::new(1.0f32 - rates.beta1) * g;
+        let s = Vector::new(rates.beta2) * square[i] + Vector::new(1.0f32 - rates.beta2) * g * g;
+        let denominator = s.sqrt() * Vector::new(rates.inverse_sqrt_correction2) + Vector::new(rates.epsilon);
+        parameter[i] = parameter[i] * Vector::new(rates.keep) - Vector::new(rates.lr) * m / denominator;
+        mean[i] = m;
+        square[i] = s;
         i += CUBE_COUNT * CUBE_DIM as usize;
     }
 }

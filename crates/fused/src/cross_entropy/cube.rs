@@ -173,8 +173,13 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
             }
         } else if unit == target % units {
             // Nobody else writes gradients there.
-            let x = f32::cast_from(logits[start + target].extract_dynamic(lane));
-            losses[first + row] = of_row + total.ln() - x;
+            let x = Vector::<f32, V>::cast_from(logits[start + target]);
+            let mut of_target = x.extract(0usize);
+            #[unroll]
+            for j in 1..V::value() {
+                of_target = select(lane == j, x.extract(j), of_target);
+            }
+            losses[first + row] = of_row + total.ln() - of_target;
         }
         if comptime!(gradients) {
             let factor = Vector::<f32, V>::new(scale / total);

@@ -4,6 +4,7 @@
 #[cfg(feature = "offline")]
 pub mod kernels;
 pub mod launch;
+mod launches;
 mod math;
 #[cfg(feature = "offline")]
 pub mod offline;
@@ -13,6 +14,7 @@ mod round;
 #[cfg(feature = "offline")]
 pub mod sources;
 
+pub use launches::launches;
 pub use math::sigmoid;
 pub(crate) use product::product_into;
 pub use reduce::{Reduction, cube_reduce, cube_sum};

@@ -2,6 +2,8 @@
 
 // `#[cube]` makes a module and a struct beside each function.
 #![allow(missing_docs)]
+// Kernels have no iterators and no `is_multiple_of`.
+#![allow(clippy::needless_range_loop, clippy::manual_is_multiple_of)]
 
 use cubecl::comptime;
 use cubecl::prelude::*;

@@ -25,7 +25,7 @@ use cubecl::prelude::*;
 const PIECES: usize = 512;
 /// Columns that a cube adds up, by units beside each other.
 const COLUMNS: usize = 32;
-/// Unrolled up to this many vectors a unit, so that sums are registers: a row of 8,192 elements of bf16 by 256 units.
+/// Loops over a unit's vectors are unrolled up to this many, so that sums are registers: a row of 8,192 elements of bf16 by 256 units.
 const UNROLLED: usize = 4;
 
 pub(crate) fn norm(x: CubeTensor, gain: CubeTensor, bias: CubeTensor, rule: NormRule) -> CubeTensor {
@@ -51,13 +51,14 @@ pub(crate) fn norm(x: CubeTensor, gain: CubeTensor, bias: CubeTensor, rule: Norm
             rule.epsilon,
             rule.centred,
             units,
+            (d / vector).div_ceil(units),
             dtype_to_elem_type(dtype),
         );
     }
     y
 }
 
-/// `width` is that of a row in vectors.
+/// `width` is that of a row in vectors, `items` how many of them a unit has at the most.
 #[cube(launch, address_type = "dynamic")]
 fn norm_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],
@@ -69,24 +70,27 @@ fn norm_kernel<F: Float, V: Size>(
     epsilon: f32,
     #[comptime] centred: bool,
     #[comptime] units: usize,
+    #[comptime] items: usize,
     #[define(F)] _dtype: ElemType,
 ) {
     let mut shared = Shared::<[f32]>::new_slice(units);
     let mut row = CUBE_POS;
     while row < rows {
         let first = row * width;
-        let (mean, r) = statistics(x, first, width, epsilon, &mut shared, centred, units);
-        let mut i = UNIT_POS as usize;
-        while i < width {
-            let n = (Vector::<f32, V>::cast_from(x[first + i]) - Vector::new(mean)) * Vector::new(r);
-            let mut value = n * gain[i];
-            #[comptime]
-            match &bias {
-                ComptimeOption::Some(bias) => value += bias[i],
-                ComptimeOption::None => {}
+        let (mean, r) = statistics(x, first, width, epsilon, &mut shared, centred, units, items);
+        #[unroll(items <= UNROLLED)]
+        for item in 0..items {
+            let i = UNIT_POS as usize + item * units;
+            if i < width {
+                let n = (Vector::<f32, V>::cast_from(x[first + i]) - Vector::new(mean)) * Vector::new(r);
+                let mut value = n * gain[i];
+                #[comptime]
+                match &bias {
+                    ComptimeOption::Some(bias) => value += bias[i],
+                    ComptimeOption::None => {}
+                }
+                y[first + i] = rounded(value);
             }
-            y[first + i] = rounded(value);
-            i += units;
         }
         row += CUBE_COUNT;
     }
@@ -102,24 +106,29 @@ fn statistics<F: Float, V: Size>(
     shared: &mut [f32],
     #[comptime] centred: bool,
     #[comptime] units: usize,
+    #[comptime] items: usize,
 ) -> (f32, f32) {
     let d = (width * V::value()) as f32;
     let mut mean = 0.0f32;
     if comptime!(centred) {
         let mut lanes = Vector::<f32, V>::new(0.0f32);
-        let mut i = UNIT_POS as usize;
-        while i < width {
-            lanes += Vector::cast_from(x[first + i]);
-            i += units;
+        #[unroll(items <= UNROLLED)]
+        for item in 0..items {
+            let i = UNIT_POS as usize + item * units;
+            if i < width {
+                lanes += Vector::cast_from(x[first + i]);
+            }
         }
         mean = cube_sum(lanes.vector_sum(), shared, units) / d;
     }
     let mut lanes = Vector::<f32, V>::new(0.0f32);
-    let mut i = UNIT_POS as usize;
-    while i < width {
-        let centred = Vector::<f32, V>::cast_from(x[first + i]) - Vector::new(mean);
-        lanes += centred * centred;
-        i += units;
+    #[unroll(items <= UNROLLED)]
+    for item in 0..items {
+        let i = UNIT_POS as usize + item * units;
+        if i < width {
+            let centred = Vector::<f32, V>::cast_from(x[first + i]) - Vector::new(mean);
+            lanes += centred * centred;
+        }
     }
     let variance = cube_sum(lanes.vector_sum(), shared, units) / d;
     (mean, 1.0f32 / (variance + epsilon).sqrt())
@@ -146,26 +155,29 @@ pub(crate) fn norm_backward(
 
     let vector = vector_size(&client, d, dtype);
     let dx_units = units(&client, d / vector);
-    norm_backward_kernel::launch(
-        &client,
-        CubeCount::Static(pieces as u32, 1, 1),
-        CubeDim::new_1d(dx_units as u32),
-        address_type([&x, &sums]),
-        vector,
-        x.into_buffer_arg(),
-        gain.into_buffer_arg(),
-        d_y.into_buffer_arg(),
-        d_x.clone().into_buffer_arg(),
-        sums.clone().into_buffer_arg(),
-        n,
-        rows_of_piece,
-        d / vector,
-        rule.epsilon,
-        rule.centred,
-        dx_units,
-        (d / vector).div_ceil(dx_units),
-        dtype_to_elem_type(dtype),
-    );
+    // SAFETY: rows and columns behind the last ones are neither read nor written.
+    unsafe {
+        norm_backward_kernel::launch_unchecked(
+            &client,
+            CubeCount::Static(pieces as u32, 1, 1),
+            CubeDim::new_1d(dx_units as u32),
+            address_type([&x, &sums]),
+            vector,
+            x.into_buffer_arg(),
+            gain.into_buffer_arg(),
+            d_y.into_buffer_arg(),
+            d_x.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            n,
+            rows_of_piece,
+            d / vector,
+            rule.epsilon,
+            rule.centred,
+            dx_units,
+            (d / vector).div_ceil(dx_units),
+            dtype_to_elem_type(dtype),
+        );
+    }
     let units = units(&client, COLUMNS * pieces);
     let columns = COLUMNS.min(units);
     add_pieces_kernel::launch(
@@ -183,8 +195,7 @@ pub(crate) fn norm_backward(
     (d_x, d_gain, d_bias)
 }
 
-/// `items` is how many vectors of a row a unit has at the most.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn norm_backward_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],
     gain: &[Vector<f32, V>],
@@ -212,21 +223,23 @@ fn norm_backward_kernel<F: Float, V: Size>(
     }
     for row in CUBE_POS * rows_of_piece..min((CUBE_POS + 1usize) * rows_of_piece, rows) {
         let first = row * width;
-        let (mean, r) = statistics(x, first, width, epsilon, &mut shared, centred, units);
+        let (mean, r) = statistics(x, first, width, epsilon, &mut shared, centred, units, items);
         let mut of_c = Vector::<f32, V>::new(0.0f32);
         let mut of_cn = Vector::<f32, V>::new(0.0f32);
-        let mut i = unit;
-        while i < width {
-            let c = Vector::<f32, V>::cast_from(d_y[first + i]) * gain[i];
-            of_c += c;
-            of_cn += c * (Vector::<f32, V>::cast_from(x[first + i]) - Vector::new(mean)) * Vector::new(r);
-            i += units;
+        #[unroll(items <= UNROLLED)]
+        for item in 0..items {
+            let i = unit + item * units;
+            if i < width {
+                let c = Vector::<f32, V>::cast_from(d_y[first + i]) * gain[i];
+                of_c += c;
+                of_cn += c * (Vector::<f32, V>::cast_from(x[first + i]) - Vector::new(mean));
+            }
         }
         let mut mean_c = 0.0f32;
         if comptime!(centred) {
             mean_c = cube_sum(of_c.vector_sum(), &mut shared, units) / d;
         }
-        let mean_cn = cube_sum(of_cn.vector_sum(), &mut shared, units) / d;
+        let mean_cn = cube_sum(of_cn.vector_sum(), &mut shared, units) * r / d;
         #[unroll(items <= UNROLLED)]
         for item in 0..items {
             let i = unit + item * units;
@@ -306,10 +319,10 @@ pub(crate) fn cases() -> Vec<KernelCase> {
                     true => ComptimeOptionCompilationArg::Some(buffer()),
                     false => ComptimeOptionCompilationArg::None,
                 };
-                NormKernel::new(s, d, t, b(), b(), bias, b(), (), (), (), vector, centred, 256, dtype)
+                NormKernel::new(s, d, t, b(), b(), bias, b(), (), (), (), vector, centred, 256, items, dtype)
             }));
             cases.push(KernelCase::new(format!("{norm}_backward {name}"), move |gpu| {
-                let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+                let (b, s, d, t) = (buffer, gpu.unchecked(CubeDim::new_1d(256)), gpu.device(), gpu.target());
                 NormBackwardKernel::new(
                     s,
                     d,

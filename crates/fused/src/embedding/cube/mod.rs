@@ -11,7 +11,7 @@
 //! sum          a cube a row v           dW[v] = sum of dy[places[..]], in f32, in their order
 //! ```
 //!
-//! `counts` takes 4 bytes a chunk and row: 12,288 tokens and 50,304 rows are 24 chunks and 4.8 MB. There are at most 128 chunks, so longer ones for more tokens.
+//! `counts` takes 4 bytes a chunk and row: 12,288 tokens and 50,304 rows are 24 chunks and 4.8 MB. Instead of more than 128 chunks there are longer ones.
 
 mod sort;
 
@@ -26,9 +26,6 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-
-/// Places whose rows are on their way at once.
-const AHEAD: usize = 4;
 
 /// The rows of the tokens. That of a token beyond the table is not a number, so the loss shows it.
 pub(crate) fn embedding(weight: CubeTensor, tokens: CubeTensor) -> CubeTensor {
@@ -97,27 +94,30 @@ pub(crate) fn embedding_backward(tokens: CubeTensor, d_y: CubeTensor, rows: usiz
     let (sorted, d_weight) = (sort(tokens, rows), empty(&d_y, [rows, d], dtype));
     let vector = vector_size(&client, d, dtype);
     let (count, dim) = over_rows(&client, rows, d / vector);
-    sum_kernel::launch(
-        &client,
-        count,
-        dim,
-        address_type([&d_y, &d_weight]),
-        vector,
-        d_y.into_buffer_arg(),
-        sorted.places.into_buffer_arg(),
-        sorted.starts.into_buffer_arg(),
-        sorted.blocks.into_buffer_arg(),
-        d_weight.clone().into_buffer_arg(),
-        rows,
-        d / vector,
-        sorted.block,
-        dtype_to_elem_type(dtype),
-    );
+    // SAFETY: places are below `n`, and there is one more start than rows.
+    unsafe {
+        sum_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            address_type([&d_y, &d_weight]),
+            vector,
+            d_y.into_buffer_arg(),
+            sorted.places.into_buffer_arg(),
+            sorted.starts.into_buffer_arg(),
+            sorted.blocks.into_buffer_arg(),
+            d_weight.clone().into_buffer_arg(),
+            rows,
+            d / vector,
+            sorted.block,
+            dtype_to_elem_type(dtype),
+        );
+    }
     d_weight
 }
 
 /// `width` is that of a row in vectors, `block` how many rows have a number in `blocks`.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_kernel<F: Float, V: Size>(
     d_y: &[Vector<F, V>],
     places: &[i32],
@@ -137,18 +137,6 @@ fn sum_kernel<F: Float, V: Size>(
         while i < width {
             let mut sum = Vector::<f32, V>::new(0.0f32);
             let mut at = first;
-            while at + AHEAD <= end {
-                let mut values = Array::<Vector<F, V>>::new(AHEAD);
-                #[unroll]
-                for j in 0..AHEAD {
-                    values[j] = d_y[places[at + j] as usize * width + i];
-                }
-                #[unroll]
-                for j in 0..AHEAD {
-                    sum += Vector::cast_from(values[j]);
-                }
-                at += AHEAD;
-            }
             while at < end {
                 sum += Vector::cast_from(d_y[places[at] as usize * width + i]);
                 at += 1usize;
@@ -175,7 +163,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
             EmbeddingKernel::new(s, d, t, b(), b(), b(), (), (), (), vector, dtype, int)
         }));
         cases.push(KernelCase::new(format!("embedding sum {name}"), move |gpu| {
-            let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
+            let (b, s, d, t) = (buffer, gpu.unchecked(dim()), gpu.device(), gpu.target());
             SumKernel::new(s, d, t, b(), b(), b(), b(), b(), (), (), vector, 256, dtype)
         }));
     }

@@ -1,5 +1,8 @@
 //! Places sorted by their tokens, on the device: a counting sort in four launches.
 
+// Kernels have no iterators.
+#![allow(clippy::needless_range_loop)]
+
 use crate::cube::launch::{UNITS, address_type, empty, over_items, units};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer};
@@ -12,8 +15,10 @@ use cubecl::prelude::*;
 
 /// Fewest tokens of a chunk. Each is compared with those before it in the chunk: by 256 units, 512 comparisons a unit.
 const CHUNK: usize = 512;
-/// Most chunks.
+/// More chunks than this become longer ones,
 const CHUNKS: usize = 128;
+/// as long as their tokens fit into 32 KB of shared memory.
+const LONGEST: usize = 8192;
 
 /// Places sorted by their tokens: those of row `v` begin at `blocks[v / block] + starts[v]`; `v` may be the number of rows.
 pub(super) struct Sorted {
@@ -27,7 +32,7 @@ pub(super) struct Sorted {
 pub(super) fn sort(tokens: CubeTensor, rows: usize) -> Sorted {
     let ([n], client) = (tokens.shape().dims(), tokens.client.clone());
     let ints = |len| empty(&tokens, [len], DType::I32);
-    let chunk = n.div_ceil(CHUNKS).next_power_of_two().max(CHUNK);
+    let chunk = n.div_ceil(CHUNKS).next_power_of_two().clamp(CHUNK, LONGEST);
     let chunks = n.div_ceil(chunk);
     let counts = zeros_client(client.clone(), tokens.device.clone(), [chunks * rows].into(), DType::I32);
     // One row more, whose start is the end of all.

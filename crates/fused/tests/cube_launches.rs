@@ -1,0 +1,64 @@
+//! How many kernels an operation launches, forward and backward, on CubeCL's CPU runtime.
+#![cfg(feature = "cpu-jit")]
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use fused::cube::launches;
+use fused::{
+    AdamW, AdamWState, DropoutKey, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
+    linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
+};
+
+/// The kernels of this crate among those that `run` launches, at its second time: at the first some may be tried.
+fn ours(run: impl Fn()) -> Vec<String> {
+    run();
+    let names = launches(&run).into_iter().filter(|name| name.contains("fused::"));
+    names.map(|name| name.split("::").filter(|part| part.ends_with("_kernel")).collect()).collect()
+}
+
+/// Forward and backward of `op`.
+fn trained<const D: usize>(op: impl Fn() -> Tensor<D>) -> Vec<String> {
+    ours(|| {
+        let y = op();
+        let gradients = y.clone().backward();
+        y.into_data();
+        drop(gradients);
+    })
+}
+
+#[test]
+fn operations_launch_few_kernels() {
+    let device = &Device::cpu().autodiff();
+    let x = &Tensor::<2>::ones([6, 8], (device, DType::F32)).require_grad();
+    let gain = &Tensor::<1>::ones([8], (device, DType::F32)).require_grad();
+    let ids = &Tensor::<2, Int>::zeros([2, 3], device);
+    assert_eq!(trained(|| gelu(x.clone())), ["gelu_kernel", "gelu_backward_kernel"]);
+    assert_eq!(trained(|| silu_mul(x.clone(), x.clone())), ["silu_mul_kernel", "silu_mul_backward_kernel"]);
+    let key = DropoutKey::derive(1, 2, 3, 4);
+    assert_eq!(trained(|| dropout(x.clone(), 0.5, key)), ["dropout_kernel"; 2]);
+    let table = RopeTable::new((0..24).map(f64::from), 1.0, 4, device);
+    assert_eq!(trained(|| rope(x.clone().reshape([1, 1, 6, 8]), &table)), ["rope_kernel"; 2]);
+    let norm = ["norm_kernel", "norm_backward_kernel", "add_pieces_kernel"];
+    assert_eq!(trained(|| rms_norm(x.clone(), gain.clone(), 1e-5)), norm);
+    assert_eq!(trained(|| layer_norm(x.clone(), gain.clone(), Some(gain.clone()), 1e-5)), norm);
+    let sort = ["count_kernel", "scan_kernel", "scan_blocks_kernel", "place_kernel"];
+    let expected = [&["embedding_kernel"][..], &sort, &["sum_kernel"]].concat();
+    assert_eq!(trained(|| embedding(x.clone(), ids.clone())), expected);
+    let targets = || ids.clone().reshape([6]);
+    let found = trained(|| linear_cross_entropy_transposed(x.clone(), x.clone(), targets()));
+    assert_eq!(found, ["loss_kernel", "mean_kernel"]);
+
+    let values = Tensor::<1>::ones([48], (&Device::cpu(), DType::F32));
+    assert_eq!(ours(|| _ = sum_of_squares(values.clone())), ["sum_of_squares_kernel"]);
+    let steps = |count| {
+        let run = || {
+            let (mut parameter, mut state) = (values.clone(), AdamWState::new(&values));
+            for _ in 0..count {
+                parameter = adamw(&AdamW::default(), 0.1, parameter, values.clone(), 1.0, &mut state);
+            }
+            parameter.into_data();
+        };
+        launches(run).len()
+    };
+    // The first copies the parameter, which somebody else has too; the others are in place.
+    assert_eq!([steps(2) - steps(1), steps(3) - steps(2)], [1, 1]);
+}

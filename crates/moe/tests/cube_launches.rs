@@ -1,0 +1,23 @@
+//! What a layer launches, forward and backward, on CubeCL's CPU runtime.
+#![cfg(feature = "cpu-jit")]
+
+use burn::tensor::{DType, Device, Tensor};
+use fused::cube::launches;
+use moe::{MoeConfig, MoeLayer};
+
+#[test]
+fn a_layer_launches_few_kernels() {
+    let device = &Device::cpu().autodiff();
+    let config = MoeConfig { num_experts: 4, moe_intermediate_size: 16, n_shared_experts: 1, ..MoeConfig::default() };
+    let layer = MoeLayer::new(16, &config, device);
+    let run = || {
+        let x_btd = Tensor::<3>::ones([2, 8, 16], (device, DType::F32)).require_grad();
+        let gradients = layer.forward(x_btd.clone(), None).y_btd.backward();
+        x_btd.grad(&gradients).expect("a gradient of x").into_data();
+    };
+    // At the first time some products are tried.
+    run();
+    let names = launches(run);
+    // 50 when this was written. 6 of them make the table of tiles, which each grouped product makes anew.
+    assert!(names.len() <= 56, "{} launches: {names:#?}", names.len());
+}
