@@ -11,12 +11,12 @@
 //! ```
 //!
 //! Everything between two products is in shared memory, so no unit has to know what another one has: work is dealt out in strides, and a cube has any
-//! number of units. Neighbouring units have neighbouring columns, and rows are of odd length (scores: 4 more than a multiple of 32), so that the units of a
-//! warp hit different banks along a row as well as along a column. A load from shared memory costs a warp one cycle and a multiply-add a quarter of one: 8 and 4
-//! cycles for 16 sums, half of the peak at best.
+//! number of units. Neighbouring units have neighbouring columns, and rows are of odd length (scores: 4 more than a multiple of 32), so that
+//! the units of a warp hit different banks along a row as well as along a column. A load from shared memory costs a warp one cycle and a
+//! multiply-add a quarter of one: 8 and 4 cycles for 16 sums, half of the peak at best.
 //!
-//! Bytes of shared memory for tiles of 64, `d` = `dv` = 64: 4 x 64 x 65 x 4 for q, k, v, y and 64 x 68 x 4 for the scores, 84 KB; the gradients of keys and values take
-//! two tiles and one of scores more. Where a device has less, tiles are of 32, 16, 8 or 4.
+//! Bytes of shared memory for tiles of 64, `d` = `dv` = 64: 4 x 64 x 65 x 4 for q, k, v, y and 64 x 68 x 4 for the scores, 84 KB; the
+//! gradients of keys and values take two tiles and one of scores more, 132 KB. Where a device has less, tiles are of 32, 16, 8 or 4.
 
 pub(super) mod forward;
 pub(super) mod keys;
@@ -27,7 +27,7 @@ use crate::cube::launch::UNITS;
 use crate::cube::rounded;
 use cubecl::prelude::*;
 
-/// Units that share a row of scores in the softmax.
+/// Units that share a row of scores where they are not multiplied: each has every fourth column.
 const PARTS: usize = 4;
 /// A unit has `SIDE x SIDE` sums of a product at a time.
 const SIDE: usize = 4;
@@ -299,22 +299,27 @@ fn probabilities(
 ) {
     let tile = comptime!(shape.tile);
     let mut i = UNIT_POS as usize;
-    while i < comptime!(tile * tile) {
-        let (r, c) = (i / tile, i % tile);
-        let at = r * comptime!(shape.scores()) + c;
-        let mut p = 0.0f32;
-        let mut ds = 0.0f32;
-        if c < rule.seen(corner.query + r, corner.key) {
-            let whole = (rule.scale * scores[at] - statistics[r]).exp();
-            let mut factor = 1.0f32;
-            if comptime!(shape.dropout) {
-                factor = rule.factor(start, corner.query + r, corner.key + c);
+    while i < comptime!(tile * PARTS) {
+        let (r, part) = (i / PARTS, i % PARTS);
+        let seen = rule.seen(corner.query + r, corner.key + part);
+        let (l, mean) = (statistics[r], statistics[tile + r]);
+        for step in 0..comptime!(tile / PARTS) {
+            let c = step * PARTS + part;
+            let at = r * comptime!(shape.scores()) + c;
+            let mut p = 0.0f32;
+            let mut ds = 0.0f32;
+            if step * PARTS < seen {
+                let whole = (rule.scale * scores[at] - l).exp();
+                let mut factor = 1.0f32;
+                if comptime!(shape.dropout) {
+                    factor = rule.factor(start, corner.query + r, corner.key + c);
+                }
+                ds = rule.scale * whole * (factor * gradients[at] - mean);
+                p = whole * factor;
             }
-            ds = rule.scale * whole * (factor * gradients[at] - statistics[tile + r]);
-            p = whole * factor;
+            scores[at] = p;
+            gradients[at] = ds;
         }
-        scores[at] = p;
-        gradients[at] = ds;
         i += CUBE_DIM as usize;
     }
 }
