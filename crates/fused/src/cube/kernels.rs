@@ -1,7 +1,7 @@
 //! Every kernel of this crate with typical compile-time values, for GPUs that are not there.
 
 use super::offline::KernelCase;
-use crate::{adamw, cross_entropy, dropout, embedding, gelu, norm, rope, silu_mul, sum_of_squares};
+use crate::{adamw, attention, cross_entropy, dropout, embedding, gelu, norm, rope, silu_mul, sum_of_squares};
 
 /// The kernels of all operations.
 pub fn cases() -> Vec<KernelCase> {
@@ -11,6 +11,7 @@ pub fn cases() -> Vec<KernelCase> {
         norm::cube::cases(),
         rope::cube::cases(),
         dropout::cube::cases(),
+        attention::cube::cases(),
         cross_entropy::cube::cases(),
         embedding::cube::cases(),
         adamw::cube::cases(),

@@ -70,7 +70,7 @@ fn dropout_kernel<F: Float, V: Size>(
 
 /// As [`mix`](super::mix) of the host.
 #[cube]
-fn mix(z: u64) -> u64 {
+pub(crate) fn mix(z: u64) -> u64 {
     let z = (z ^ (z >> 30u64)) * 0xbf58_476d_1ce4_e5b9u64;
     let z = (z ^ (z >> 27u64)) * 0x94d0_49bb_1331_11ebu64;
     z ^ (z >> 31u64)

@@ -123,7 +123,7 @@ fn keep<T: Element>(rule: DropoutRule, [row, index]: [usize; 2], x: &[T], y: &mu
 }
 
 /// SplitMix64's increment.
-const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(crate) const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// SplitMix64's finaliser, a bijection.
 #[inline(always)]

@@ -1,0 +1,107 @@
+//! Which kernels a problem is for, and their launch.
+
+use super::rows::{Rows, rule_launch};
+use super::{Backward, Problem, mma, simt};
+use crate::cube::launch::{address_type, units};
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::features::MmaConfig;
+use cubecl::prelude::*;
+
+/// What multiplies the matrices.
+enum Body {
+    /// Elements that are read and written at once.
+    Simt(simt::Shape, usize),
+    Mma(mma::Shape),
+}
+
+impl Body {
+    /// Tensor cores where the device has them for this dtype, and widths, strides and sums suit them.
+    fn of<const N: usize>(problem: &Problem, gradients: [(&Rows, usize); N]) -> Self {
+        let widths = problem.widths;
+        let inputs = [(&problem.q, widths.qk()), (&problem.k, widths.nope), (&problem.v, widths.v)];
+        // A query's rotated part begins in the middle of its row.
+        let parts = [(&problem.q, widths.nope), (&problem.k_rope, widths.rope)];
+        let all = inputs.into_iter().chain(parts).chain(gradients);
+        let vector = all.map(|(rows, width)| rows.vector_size(width)).min().unwrap_or(1);
+
+        let (properties, dtype) = (problem.q.tensor.client.properties(), problem.q.tensor.dtype);
+        let (hardware, matmul) = (&properties.hardware, &properties.features.matmul);
+        let (element, dropout) = (dtype_to_elem_type(dtype), problem.rule.dropout.is_some());
+        let shape = mma::Shape { widths, dropout };
+        let wanted =
+            MmaConfig { a_type: element, b_type: element, cd_type: f32::elem_type_native(), m: 16, n: 8, k: 16 };
+        if vector == mma::VECTOR
+            && dtype.size() == 2
+            && matmul.mma.contains(&wanted)
+            && matmul.ldmatrix.contains(&element)
+            && hardware.plane_size_min == 32
+            && hardware.plane_size_max == 32
+            && shape.sums() <= mma::SUMS
+            && shape.shared_memory() <= hardware.max_shared_memory_size
+        {
+            return Self::Mma(shape);
+        }
+        // CubeCL's CPU runtime has little use for large tiles.
+        let tiles = if hardware.num_cpu_cores.is_some() { [16, 8, 4].as_slice() } else { &[64, 32, 16, 8, 4] };
+        let shapes = tiles.iter().map(|tile| simt::Shape { widths, tile: *tile, dropout });
+        let shape = shapes.into_iter().find(|shape| shape.shared_memory() <= hardware.max_shared_memory_size);
+        let shape = shape.unwrap_or_else(|| panic!("attention: {widths:?} do not fit into the device's shared memory"));
+        Self::Simt(shape, vector)
+    }
+
+    /// A cube for each tile of `rows` rows of each head of each sequence.
+    fn grid(&self, problem: &Problem, rows: usize) -> (CubeCount, CubeDim) {
+        let (tile, units) = match self {
+            Self::Simt(shape, _) => (shape.tile, units(&problem.q.tensor.client, shape.units())),
+            Self::Mma(_) => (mma::TILE, mma::UNITS),
+        };
+        let count = CubeCount::Static(rows.div_ceil(tile) as u32, problem.heads as u32, problem.b as u32);
+        (count, CubeDim::new_1d(units as u32))
+    }
+}
+
+/// Launches the kernel of this name of the body. The two kernels take the same, but for the size of vectors, which tensor cores do not leave open.
+macro_rules! launch {
+    ($kernel:ident, $body:expr, $problem:expr, $rows:expr, buffers: [$($buffer:expr),*], rows: [$($lies:expr),*]) => {{
+        let Problem { q, k, v, k_rope, table: [cos, sin], t, s, rule, .. } = $problem;
+        let (count, dim) = $body.grid($problem, $rows);
+        let addresses = address_type([&q.tensor, &k.tensor, &v.tensor]);
+        let dtype = dtype_to_elem_type(q.tensor.dtype);
+        // SAFETY: no kernel reads or writes rows behind the last query and key; shared memory is as long as its shape says. Gradients that lie in one buffer
+        // lie in different places of it.
+        unsafe {
+            match $body {
+                Body::Simt(shape, vector) => simt::$kernel::$kernel::launch_unchecked(
+                    &q.tensor.client, count, dim, addresses, *vector,
+                    q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().into_buffer_arg(), sin.clone().into_buffer_arg(),
+                    $($buffer.clone().into_buffer_arg(),)*
+                    q.lies(), k.lies(), v.lies(), k_rope.lies(), $($lies.lies(),)*
+                    rule_launch([*t, *s], *rule), *shape, dtype,
+                ),
+                Body::Mma(shape) => mma::$kernel::$kernel::launch_unchecked(
+                    &q.tensor.client, count, dim, addresses,
+                    q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().into_buffer_arg(), sin.clone().into_buffer_arg(),
+                    $($buffer.clone().into_buffer_arg(),)*
+                    q.lies(), k.lies(), v.lies(), k_rope.lies(), $($lies.lies(),)*
+                    rule_launch([*t, *s], *rule), *shape, dtype,
+                ),
+            }
+        }
+    }};
+}
+
+pub(super) fn forward(problem: &Problem, y: &Rows, l: &CubeTensor) {
+    let body = &Body::of(problem, [(y, problem.widths.v)]);
+    launch!(forward, body, problem, problem.t, buffers: [y.tensor, l], rows: [y]);
+}
+
+pub(super) fn backward(problem: &Problem, given: &Backward) {
+    let (widths, Backward { d_y, l, mean, d_q, d_k, d_v, d_k_rope }) = (problem.widths, given);
+    let gradients = [(d_y, widths.v), (d_q, widths.qk()), (d_k, widths.nope), (d_v, widths.v)];
+    let body = &Body::of(problem, gradients);
+    launch!(keys, body, problem, problem.s,
+        buffers: [d_y.tensor, l, mean, d_k.tensor, d_v.tensor, d_k_rope], rows: [d_y, d_k, d_v]);
+    launch!(queries, body, problem, problem.t,
+        buffers: [d_y.tensor, l, mean, d_q.tensor], rows: [d_y, d_q]);
+}

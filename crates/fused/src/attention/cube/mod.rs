@@ -1,0 +1,213 @@
+//! The kernels of [`attention`](super): FlashAttention-2 (arXiv 2307.08691), the same for the three ways to lay out what goes in.
+//!
+//! ```text
+//!                forward                          keys                             queries
+//!  a cube:       a tile of queries                a tile of keys                   a tile of queries
+//!  in a loop:    tiles of keys that they see      tiles of queries that see it     tiles of keys that they see
+//!  writes:       y, l                             dk, dv                           dq
+//! ```
+//!
+//! The backward is `mean`, `keys`, `queries`, and where there is a rotated key the sum of its gradient over heads. No sum is made by more than
+//! one cube, so a run gives the bits of the one before. What differs between layouts is where rows lie ([`rows`]); a latent attention's rotated
+//! parts are turned in shared memory when they have been read, and after that there is no difference.
+//!
+//! [`simt`] multiplies anywhere, [`mma`] on tensor cores.
+
+mod launch;
+mod mma;
+#[cfg(feature = "offline")]
+mod offline;
+mod rows;
+mod simt;
+mod small;
+
+use super::{AttentionRule, LatentRule};
+use crate::cube::launch::{contiguous, empty};
+use burn::backend::TensorMetadata;
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::permute;
+use burn_cubecl::tensor::CubeTensor;
+#[cfg(feature = "offline")]
+pub(crate) use offline::cases;
+use rows::{Rows, Widths};
+
+/// What goes in.
+struct Problem {
+    b: usize,
+    heads: usize,
+    t: usize,
+    s: usize,
+    widths: Widths,
+    rule: AttentionRule,
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    /// Any rows, and any table, where nothing is rotated.
+    k_rope: Rows,
+    table: [CubeTensor; 2],
+}
+
+/// What the backward gets besides, and the gradients that it sets.
+struct Backward {
+    d_y: Rows,
+    l: CubeTensor,
+    mean: CubeTensor,
+    d_q: Rows,
+    d_k: Rows,
+    d_v: Rows,
+    /// Of each head, `[b, heads, s, rope]`, in f32 and still turned; any where nothing is rotated.
+    d_k_rope: CubeTensor,
+}
+
+impl Problem {
+    fn is_empty(&self) -> bool {
+        self.b * self.heads * self.t == 0
+    }
+
+    /// `y`, `[b, t, heads, v]`, and `l_bht`.
+    fn forward(&self) -> (CubeTensor, CubeTensor) {
+        let Self { b, heads, t, .. } = *self;
+        let y = empty(&self.q.tensor, [b, t, heads, self.widths.v], self.q.tensor.dtype);
+        let l = empty(&y, [b, heads, t], DType::F32);
+        if !self.is_empty() {
+            launch::forward(self, &self.output(&y), &l);
+        }
+        (y, l)
+    }
+
+    /// Sets the gradients. Returns the rotated key's of each head.
+    fn backward(&self, [y, d_y]: [CubeTensor; 2], l: CubeTensor, [d_q, d_k, d_v]: [Rows; 3]) -> CubeTensor {
+        let (y, d_y) = (into_contiguous(y), into_contiguous(d_y));
+        let l = contiguous(l, DType::F32);
+        let d_k_rope = empty(&y, [self.b, self.heads, self.s, self.widths.rope.max(1)], DType::F32);
+        if !self.is_empty() {
+            let mean = small::mean(self, &y, &d_y);
+            let given = Backward { d_y: self.output(&d_y), l, mean, d_q, d_k, d_v, d_k_rope: d_k_rope.clone() };
+            launch::backward(self, &given);
+        }
+        d_k_rope
+    }
+
+    /// The rows of a `[b, t, heads, v]`.
+    fn output(&self, y: &CubeTensor) -> Rows {
+        Rows::by_position(y, [self.t, self.heads, self.widths.v], 0)
+    }
+}
+
+/// Separate queries, keys and values, as they lie where the elements of their rows lie together.
+fn separate([q, k, v]: [CubeTensor; 3], rule: AttentionRule) -> Problem {
+    let ([b, heads, t, nope], [_, _, s, width]) = (q.shape().dims(), v.shape().dims());
+    let [q, k, v] = [q, k, v].map(|x| {
+        let x = if x.meta.strides()[3] == 1 { x } else { into_contiguous(x) };
+        Rows::by_head(x)
+    });
+    let none = empty(&q.tensor, [1], DType::F32);
+    let (k_rope, table) = (k.clone(), [none.clone(), none]);
+    Problem { b, heads, t, s, widths: Widths { nope, rope: 0, v: width }, rule, q, k, v, k_rope, table }
+}
+
+pub(crate) fn attention(q: CubeTensor, k: CubeTensor, v: CubeTensor, rule: AttentionRule) -> (CubeTensor, CubeTensor) {
+    separate([q, k, v], rule).forward()
+}
+
+/// The gradients lie by position, as the projections want them that made queries, keys and values.
+pub(crate) fn attention_backward(
+    qkv: [CubeTensor; 3],
+    outputs: [CubeTensor; 2],
+    l: CubeTensor,
+    rule: AttentionRule,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let problem = separate(qkv, rule);
+    let Problem { b, heads, t, s, widths, .. } = problem;
+    let sizes = [(t, widths.nope), (s, widths.nope), (s, widths.v)];
+    let gradients = sizes.map(|(rows, width)| {
+        let like = &problem.q.tensor;
+        let gradient = empty(like, [b, rows, heads, width], like.dtype);
+        Rows::by_position(&gradient, [rows, heads, width], 0)
+    });
+    problem.backward(outputs, l, gradients.clone());
+    let [d_q, d_k, d_v] = gradients.map(|gradient| permute(gradient.tensor, &[0, 2, 1, 3]));
+    (d_q, d_k, d_v)
+}
+
+/// Queries, keys and values of a contiguous `[b, t, 3, heads, d]`.
+fn three(qkv: &CubeTensor, heads: usize) -> [Rows; 3] {
+    let [_, t, width] = qkv.shape().dims();
+    let d = width / 3 / heads;
+    [0, 1, 2].map(|i| Rows { tensor: qkv.clone(), first: i * heads * d, strides: [t * width, d, width] })
+}
+
+fn of_one_product(qkv: CubeTensor, heads: usize, rule: AttentionRule) -> Problem {
+    let [b, t, width] = qkv.shape().dims();
+    let [q, k, v] = three(&into_contiguous(qkv), heads);
+    let d = width / 3 / heads;
+    let none = empty(&q.tensor, [1], DType::F32);
+    let (k_rope, table) = (k.clone(), [none.clone(), none]);
+    Problem { b, heads, t, s: t, widths: Widths { nope: d, rope: 0, v: d }, rule, q, k, v, k_rope, table }
+}
+
+pub(crate) fn self_attention(qkv: CubeTensor, heads: usize, rule: AttentionRule) -> (CubeTensor, CubeTensor) {
+    let [b, t, width] = qkv.shape().dims();
+    let (y, l) = of_one_product(qkv, heads, rule).forward();
+    (reshaped(y, [b, t, width / 3]), l)
+}
+
+pub(crate) fn self_attention_backward(
+    qkv: CubeTensor,
+    outputs: [CubeTensor; 2],
+    l: CubeTensor,
+    heads: usize,
+    rule: AttentionRule,
+) -> CubeTensor {
+    let gradient = empty::<3>(&qkv, qkv.shape().dims(), qkv.dtype);
+    of_one_product(qkv, heads, rule).backward(outputs, l, three(&gradient, heads));
+    gradient
+}
+
+/// Keys and values, or their gradients, of a contiguous `[b, t, heads (nope + v)]`.
+fn two(kv: &CubeTensor, t: usize, rule: LatentRule) -> [Rows; 2] {
+    [0, rule.nope].map(|column| Rows::by_position(kv, [t, rule.heads, rule.nope + rule.v], column))
+}
+
+fn latent([q, kv, k_rope]: [CubeTensor; 3], table: [CubeTensor; 2], rule: LatentRule) -> Problem {
+    let [b, t, _] = q.shape().dims();
+    let [q, kv, k_rope] = [q, kv, k_rope].map(into_contiguous);
+    let LatentRule { heads, nope, rope, v: width, attention } = rule;
+    let [k, v] = two(&kv, t, rule);
+    let q = Rows::by_position(&q, [t, heads, nope + rope], 0);
+    let k_rope = Rows { tensor: k_rope, first: 0, strides: [t * rope, 0, rope] };
+    let table = table.map(|table| contiguous(table, DType::F32));
+    Problem { b, heads, t, s: t, widths: Widths { nope, rope, v: width }, rule: attention, q, k, v, k_rope, table }
+}
+
+pub(crate) fn latent_attention(
+    inputs: [CubeTensor; 3],
+    table: [CubeTensor; 2],
+    rule: LatentRule,
+) -> (CubeTensor, CubeTensor) {
+    let [b, t, _] = inputs[0].shape().dims();
+    let (y, l) = latent(inputs, table, rule).forward();
+    (reshaped(y, [b, t, rule.heads * rule.v]), l)
+}
+
+pub(crate) fn latent_attention_backward(
+    inputs: [CubeTensor; 3],
+    table: [CubeTensor; 2],
+    outputs: [CubeTensor; 2],
+    l: CubeTensor,
+    rule: LatentRule,
+) -> (CubeTensor, CubeTensor, CubeTensor) {
+    let [d_q, d_kv] = [&inputs[0], &inputs[1]].map(|x| empty::<3>(x, x.shape().dims(), x.dtype));
+    let problem = latent(inputs, table, rule);
+    let [d_k, d_v] = two(&d_kv, problem.t, rule);
+    let to_q = Rows::by_position(&d_q, [problem.t, rule.heads, rule.nope + rule.rope], 0);
+    let of_heads = problem.backward(outputs, l, [to_q, d_k, d_v]);
+    let d_k_rope = small::over_heads(&problem, &of_heads, d_q.dtype);
+    (d_q, d_kv, d_k_rope)
+}
+
+/// A contiguous tensor in another shape.
+fn reshaped<const D: usize>(tensor: CubeTensor, shape: [usize; D]) -> CubeTensor {
+    CubeTensor::new_contiguous(tensor.client, tensor.device, shape.into(), tensor.handle, tensor.dtype)
+}

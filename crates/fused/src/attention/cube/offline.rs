@@ -1,0 +1,233 @@
+//! The kernels with typical compile-time values, to be compiled without a GPU.
+
+use super::rows::{LiesCompilationArg, RuleCompilationArg, Widths};
+use super::small::{mean_kernel, over_heads_kernel};
+use super::{mma, simt};
+use crate::cube::offline::{KernelCase, buffer};
+use cubecl::prelude::*;
+use half::{bf16, f16};
+
+fn lies() -> LiesCompilationArg {
+    LiesCompilationArg { first: (), sequence: (), head: (), row: () }
+}
+
+fn rule() -> RuleCompilationArg {
+    RuleCompilationArg { t: (), s: (), offset: (), scale: (), key: (), first_row: (), threshold: (), kept: () }
+}
+
+/// Of GPT-2, and of DeepSeek-V2's latent attention.
+const GPT2: Widths = Widths { nope: 64, rope: 0, v: 64 };
+const LATENT: Widths = Widths { nope: 128, rope: 64, v: 128 };
+
+fn simt_cases(
+    name: &str,
+    widths: Widths,
+    tile: usize,
+    dropout: bool,
+    vector: usize,
+    dtype: ElemType,
+) -> [KernelCase; 3] {
+    let shape = simt::Shape { widths, tile, dropout };
+    let dim = CubeDim::new_1d(shape.units() as u32);
+    let name = |kernel: &str| format!("attention {kernel} simt {name}");
+    let (b, a) = (buffer, lies);
+    [
+        KernelCase::new(name("forward"), move |gpu| {
+            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
+            let (at, rule) = ([a(), a(), a(), a(), a()], rule());
+            let [q, k, v, k_rope, y] = at;
+            simt::forward::forward::Forward::new(
+                s,
+                d,
+                t,
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                q,
+                k,
+                v,
+                k_rope,
+                y,
+                rule,
+                vector,
+                shape,
+                dtype,
+            )
+        }),
+        KernelCase::new(name("keys"), move |gpu| {
+            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
+            simt::keys::keys::Keys::new(
+                s,
+                d,
+                t,
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                rule(),
+                vector,
+                shape,
+                dtype,
+            )
+        }),
+        KernelCase::new(name("queries"), move |gpu| {
+            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
+            simt::queries::queries::Queries::new(
+                s,
+                d,
+                t,
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                rule(),
+                vector,
+                shape,
+                dtype,
+            )
+        }),
+    ]
+}
+
+fn mma_cases(name: &str, widths: Widths, dropout: bool, dtype: ElemType) -> [KernelCase; 3] {
+    let shape = mma::Shape { widths, dropout };
+    let dim = CubeDim::new_1d(mma::UNITS as u32);
+    let name = |kernel: &str| format!("attention {kernel} mma {name}");
+    let (b, a) = (buffer, lies);
+    let cases = [
+        KernelCase::new(name("forward"), move |gpu| {
+            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
+            mma::forward::forward::Forward::new(
+                s,
+                d,
+                t,
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                rule(),
+                shape,
+                dtype,
+            )
+        }),
+        KernelCase::new(name("keys"), move |gpu| {
+            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
+            mma::keys::keys::Keys::new(
+                s,
+                d,
+                t,
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                rule(),
+                shape,
+                dtype,
+            )
+        }),
+        KernelCase::new(name("queries"), move |gpu| {
+            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
+            mma::queries::queries::Queries::new(
+                s,
+                d,
+                t,
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                a(),
+                rule(),
+                shape,
+                dtype,
+            )
+        }),
+    ];
+    cases.map(|case| case.instructions(&["HMMA", "LDSM"]))
+}
+
+pub(crate) fn cases() -> Vec<KernelCase> {
+    let (single, brain, half) = (f32::elem_type_native(), bf16::elem_type_native(), f16::elem_type_native());
+    let mut cases = vec![];
+    cases.extend(simt_cases("64 f32", GPT2, 64, false, 4, single));
+    cases.extend(simt_cases("64 bf16 dropout", GPT2, 64, true, 8, brain));
+    cases.extend(simt_cases("latent f32", LATENT, 32, false, 4, single));
+    cases.extend(mma_cases("64 bf16", GPT2, false, brain));
+    cases.extend(mma_cases("64 f16 dropout", GPT2, true, half));
+    cases.extend(mma_cases("latent bf16", LATENT, false, brain));
+    cases.push(KernelCase::new("attention mean bf16", move |gpu| {
+        let (s, d, t) = (gpu.unchecked(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+        mean_kernel::MeanKernel::new(s, d, t, buffer(), buffer(), buffer(), (), (), 8, brain)
+    }));
+    cases.push(KernelCase::new("attention over_heads bf16", move |gpu| {
+        let (s, d, t) = (gpu.unchecked(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+        over_heads_kernel::OverHeadsKernel::new(s, d, t, buffer(), buffer(), buffer(), buffer(), (), (), (), brain)
+    }));
+    cases
+}

@@ -1,0 +1,143 @@
+//! Where the rows of a head lie, and what a kernel knows of a problem.
+
+use super::super::AttentionRule;
+use crate::cube::launch::vector_size;
+use crate::dropout::cube::mix;
+use crate::dropout::{DropoutKey, DropoutRule, GAMMA};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// Rows of heads in a tensor, the elements of a row together.
+#[derive(Clone)]
+pub(super) struct Rows {
+    pub tensor: CubeTensor,
+    /// The first element of the first row.
+    pub first: usize,
+    /// From a sequence, a head, a position to the next.
+    pub strides: [usize; 3],
+}
+
+impl Rows {
+    /// Of a `[b, heads, t, width]` tensor as it lies.
+    pub fn by_head(tensor: CubeTensor) -> Self {
+        let strides = [0, 1, 2].map(|dim| tensor.meta.strides()[dim]);
+        Self { tensor, first: 0, strides }
+    }
+
+    /// Of a contiguous `[b, t, heads, width]` tensor, from column `column` of a head on.
+    pub fn by_position(tensor: &CubeTensor, [t, heads, width]: [usize; 3], column: usize) -> Self {
+        Self { tensor: tensor.clone(), first: column, strides: [t * heads * width, width, heads * width] }
+    }
+
+    pub fn arg(&self) -> BufferArg {
+        self.tensor.clone().into_buffer_arg()
+    }
+
+    pub fn lies(&self) -> LiesLaunch {
+        let [sequence, head, row] = self.strides;
+        LiesLaunch::new(self.first, sequence, head, row)
+    }
+
+    /// The widest vector that divides rows of this width and all that lies between them.
+    pub fn vector_size(&self, width: usize) -> usize {
+        let steps = self.strides.into_iter().chain([self.first, width]).filter(|step| *step > 0);
+        steps.map(|step| vector_size(&self.tensor.client, step, self.tensor.dtype)).min().unwrap_or(1)
+    }
+}
+
+/// [`Rows`] as an argument of a kernel.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Lies {
+    pub first: usize,
+    pub sequence: usize,
+    pub head: usize,
+    pub row: usize,
+}
+
+#[cube]
+impl Lies {
+    /// The first element of this cube's head: a cube's `y` is its head, and `z` its sequence.
+    pub fn here(&self) -> usize {
+        self.first + CUBE_POS_Z as usize * self.sequence + CUBE_POS_Y as usize * self.head
+    }
+}
+
+/// Widths of a query and a key, in front of the rotated part and of that, and of a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Widths {
+    pub nope: usize,
+    pub rope: usize,
+    pub v: usize,
+}
+
+impl Widths {
+    /// Of a whole query or key.
+    pub fn qk(self) -> usize {
+        self.nope + self.rope
+    }
+}
+
+/// [`AttentionRule`] as an argument of a kernel, and how many queries and keys there are.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Rule {
+    pub t: usize,
+    pub s: usize,
+    pub offset: usize,
+    pub scale: f32,
+    pub key: u64,
+    pub first_row: u64,
+    pub threshold: u32,
+    pub kept: f32,
+}
+
+/// The rule of `t` queries and `s` keys.
+pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch {
+    let none = DropoutRule { key: DropoutKey { key: 0, first_row: 0 }, row_len: 1, threshold: 0, scale: 1.0 };
+    let DropoutRule { key, threshold, scale, .. } = rule.dropout.unwrap_or(none);
+    RuleLaunch::new(t, s, rule.offset, rule.scale, key.key, key.first_row, threshold, scale)
+}
+
+#[cube]
+impl Rule {
+    /// How many of the keys from `key` on query `i` sees: none if there is no such query.
+    pub fn seen(&self, i: usize, key: usize) -> usize {
+        let all = min(i + self.offset + 1, self.s);
+        select(i < self.t, max(all, key) - key, 0)
+    }
+
+    /// Of the queries from `query` on, the first that sees key `j`, and one behind the last: the same if there is no such key.
+    pub fn seeing(&self, j: usize, query: usize) -> (usize, usize) {
+        let first = max(self.first_query(j), query) - query;
+        (first, select(j < self.s, max(self.t, query) - query, first))
+    }
+
+    /// The first query of this cube's tile. The last tile comes first: it sees the most keys.
+    pub fn first_query_here(&self, #[comptime] tile: usize) -> usize {
+        ((self.t - 1) / tile - CUBE_POS_X as usize) * tile
+    }
+
+    /// One behind the last key that the queries before `end` see.
+    pub fn keys(&self, end: usize) -> usize {
+        min(min(end, self.t) + self.offset, self.s)
+    }
+
+    /// The first query that sees a key from `j` on.
+    pub fn first_query(&self, j: usize) -> usize {
+        max(j, self.offset) - self.offset
+    }
+
+    /// Where the numbers of this cube's head start; see [`dropout`](crate::dropout).
+    pub fn start(&self) -> u64 {
+        let row = mix(self.key ^ mix(self.first_row + CUBE_POS_Z as u64 + comptime!(GAMMA)));
+        let index = CUBE_POS_Y as u64 * self.t as u64 * self.s as u64;
+        row + (index + 1u64) * comptime!(GAMMA)
+    }
+
+    /// What the probability of query `i` and key `j` is multiplied with.
+    pub fn factor(&self, start: u64, i: usize, j: usize) -> f32 {
+        let index = i as u64 * self.s as u64 + j as u64;
+        let number = mix(start + index * comptime!(GAMMA));
+        let dropped = ((number >> 32u64) as u32) < self.threshold;
+        select(dropped, 0.0f32, self.kept)
+    }
+}

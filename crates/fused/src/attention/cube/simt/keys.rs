@@ -1,0 +1,99 @@
+//! The gradients of keys and values: a cube has a tile of them and goes through the queries that see it.
+//!
+//! ```text
+//!  for each tile of queries:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - mean)       dv += p^T dy,   dk += ds^T q
+//! ```
+//!
+//! Each gradient is one cube's whole sum: nothing is added up between cubes. The rotated key is one for all heads: its gradient leaves head by
+//! head, [`small`](super::super::small) adds it up.
+
+use super::super::rows::{Lies, Rule};
+use super::{Corner, Shape, Sum, clear, multiply, pitch, probabilities, put, stage, stage_statistics, turn};
+use cubecl::prelude::*;
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub fn keys<F: Float, N: Size>(
+    q: &[Vector<F, N>],
+    k: &[Vector<F, N>],
+    v: &[Vector<F, N>],
+    k_rope: &[Vector<F, N>],
+    cos: &[f32],
+    sin: &[f32],
+    d_y: &[Vector<F, N>],
+    l: &[f32],
+    mean: &[f32],
+    d_k: &mut [Vector<F, N>],
+    d_v: &mut [Vector<F, N>],
+    d_k_rope: &mut [f32],
+    q_lies: Lies,
+    k_lies: Lies,
+    v_lies: Lies,
+    k_rope_lies: Lies,
+    y_lies: Lies,
+    d_k_lies: Lies,
+    d_v_lies: Lies,
+    rule: Rule,
+    #[comptime] shape: Shape,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (tile, widths) = comptime!((shape.tile, shape.widths));
+    let [qk_len, v_len] = comptime!(shape.tiles());
+    let mut q_tile = Shared::<[f32]>::new_slice(qk_len);
+    let mut k_tile = Shared::<[f32]>::new_slice(qk_len);
+    let mut d_k_tile = Shared::<[f32]>::new_slice(qk_len);
+    let mut v_tile = Shared::<[f32]>::new_slice(v_len);
+    let mut d_v_tile = Shared::<[f32]>::new_slice(v_len);
+    let mut d_y_tile = Shared::<[f32]>::new_slice(v_len);
+    let mut p = Shared::<[f32]>::new_slice(comptime!(tile * shape.scores()));
+    let mut d_s = Shared::<[f32]>::new_slice(comptime!(tile * shape.scores()));
+    let mut statistics = Shared::<[f32]>::new_slice(comptime!(2 * tile));
+
+    let key = CUBE_POS_X as usize * tile;
+    stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
+    stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
+    clear(&mut d_k_tile, qk_len);
+    clear(&mut d_v_tile, v_len);
+    if comptime!(widths.rope > 0) {
+        stage(k_rope, k_rope_lies.here(), k_rope_lies.row, key, rule.s, &mut k_tile, comptime!(shape.rope()));
+        sync_cube();
+        turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()), false);
+    }
+
+    let start = rule.start();
+    let mut query = rule.first_query(key) / tile * tile;
+    while query < rule.t {
+        stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
+        stage(d_y, y_lies.here(), y_lies.row, query, rule.t, &mut d_y_tile, comptime!(shape.whole(widths.v)));
+        stage_statistics(l, mean, &mut statistics, query, &rule, tile);
+        if comptime!(widths.rope > 0) {
+            sync_cube();
+            turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()), false);
+        }
+        sync_cube();
+        multiply(&q_tile, &k_tile, &mut p, &q_tile, comptime!(shape.scores_of(widths.qk())));
+        multiply(&d_y_tile, &v_tile, &mut d_s, &d_y_tile, comptime!(shape.scores_of(widths.v)));
+        sync_cube();
+        probabilities(&mut p, &mut d_s, &statistics, Corner { query, key }, &rule, start, shape);
+        sync_cube();
+        multiply(&p, &d_y_tile, &mut d_v_tile, &p, comptime!(shape.times_scores(widths.v, true, Sum::Add)));
+        multiply(&d_s, &q_tile, &mut d_k_tile, &p, comptime!(shape.times_scores(widths.qk(), true, Sum::Add)));
+        sync_cube();
+        query += tile;
+    }
+
+    sync_cube();
+    put(&d_k_tile, d_k, d_k_lies.here(), d_k_lies.row, key, rule.s, comptime!(shape.nope()));
+    put(&d_v_tile, d_v, d_v_lies.here(), d_v_lies.row, key, rule.s, comptime!(shape.whole(widths.v)));
+    if comptime!(widths.rope > 0) {
+        let head = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
+        let mut i = UNIT_POS as usize;
+        while i < comptime!(tile * widths.rope) {
+            let (r, column) = (i / comptime!(widths.rope), i % comptime!(widths.rope));
+            if key + r < rule.s {
+                d_k_rope[(head * rule.s + key + r) * widths.rope + column] =
+                    d_k_tile[r * comptime!(pitch(widths.qk())) + comptime!(widths.nope) + column];
+            }
+            i += CUBE_DIM as usize;
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Attention without tensor cores: any device, dtype and width.
+//!
+//! ```text
+//!  cube: a tile of queries (or of keys), one head, one sequence            product of two tiles in shared memory, all in f32
+//!
+//!    shared        keys of a tile ->                                          column  u, u + c, u + 2c, u + 3c
+//!    q [64, d]   +-----------+                                          row r       *       *       *       *
+//!    k [64, d]   | s [64,64] |  scores of a tile,                       r + 16      *       *       *       *      a unit's 16 sums: 8 loads
+//!    v [64, dv]  |           |  then probabilities                      r + 32      *       *       *       *      for 16 multiply-adds
+//!    y [64, dv]  +-----------+                                          r + 48      *       *       *       *
+//! ```
+//!
+//! Everything between two products is in shared memory, so no unit has to know what another one has: work is dealt out in strides, and a cube has any
+//! number of units. Neighbouring units have neighbouring columns, and rows are of odd length (scores: 4 more than a multiple of 32), so that
+//! the units of a warp hit different banks along a row as well as along a column. A load from shared memory costs a warp one cycle and a
+//! multiply-add a quarter of one: 8 and 4 cycles for 16 sums, half of the peak at best.
+//!
+//! Bytes of shared memory for tiles of 64, `d` = `dv` = 64: 4 x 64 x 65 x 4 for q, k, v, y and 64 x 68 x 4 for the scores, 84 KB; the
+//! gradients of keys and values take two tiles and one of scores more, 132 KB. Where a device has less, tiles are of 32, 16, 8 or 4.
+
+pub(super) mod forward;
+pub(super) mod keys;
+pub(super) mod queries;
+
+use super::rows::{Rule, Widths};
+use crate::cube::launch::UNITS;
+use crate::cube::rounded;
+use cubecl::prelude::*;
+
+/// Units that share a row of scores where they are not multiplied: each has every fourth column.
+const PARTS: usize = 4;
+/// A unit has `SIDE x SIDE` sums of a product at a time.
+const SIDE: usize = 4;
+
+/// What a kernel is compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    pub widths: Widths,
+    /// Queries and keys of a tile.
+    pub tile: usize,
+    pub dropout: bool,
+}
+
+impl Shape {
+    /// Length of a row of scores in shared memory.
+    fn scores(self) -> usize {
+        self.tile + 4
+    }
+
+    /// Bytes of shared memory that the kernel of keys takes, the greediest.
+    pub fn shared_memory(self) -> usize {
+        let [qk, v] = self.tiles();
+        4 * (3 * qk + 3 * v + 2 * self.tile * self.scores() + 2 * self.tile)
+    }
+
+    /// Units that a cube has work for in its widest product.
+    pub fn units(self) -> usize {
+        let widest = self.tile.max(self.widths.qk()).max(self.widths.v);
+        UNITS.min((self.tile * widest / (SIDE * SIDE)).next_power_of_two())
+    }
+
+    /// Elements of a tile of queries or keys in shared memory, and of values.
+    fn tiles(self) -> [usize; 2] {
+        [self.widths.qk(), self.widths.v].map(|width| self.tile * pitch(width))
+    }
+}
+
+/// Length of a row of this width in shared memory: odd, and with room for a unit's last columns.
+fn pitch(width: usize) -> usize {
+    width.next_multiple_of(SIDE) | 1
+}
+
+/// Columns `column..column + width` of a tile in shared memory, of `rows` rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Part {
+    rows: usize,
+    width: usize,
+    pitch: usize,
+    column: usize,
+}
+
+impl Shape {
+    /// A whole tile of rows of this width.
+    fn whole(self, width: usize) -> Part {
+        Part { rows: self.tile, width, pitch: pitch(width), column: 0 }
+    }
+
+    /// The unrotated and the rotated part of a tile of queries or keys.
+    fn nope(self) -> Part {
+        Part { width: self.widths.nope, ..self.whole(self.widths.qk()) }
+    }
+
+    fn rope(self) -> Part {
+        Part { width: self.widths.rope, column: self.widths.nope, ..self.whole(self.widths.qk()) }
+    }
+}
+
+/// Copies rows `row..` into shared memory, 0 from row `end` on. Row `i` starts at `first + i * stride`.
+#[cube]
+fn stage<F: Float, N: Size>(
+    from: &[Vector<F, N>],
+    first: usize,
+    stride: usize,
+    row: usize,
+    end: usize,
+    to: &mut [f32],
+    #[comptime] part: Part,
+) {
+    let vector = N::value();
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(part.rows * part.width / vector) {
+        let (r, column) = (i / comptime!(part.width / vector), i % comptime!(part.width / vector) * vector);
+        let mut values = Vector::<f32, N>::new(0.0f32);
+        if row + r < end {
+            values = Vector::cast_from(from[(first + (row + r) * stride + column) / vector]);
+        }
+        #[unroll]
+        for j in 0..vector {
+            to[r * part.pitch + part.column + column + j] = values.extract(j);
+        }
+        i += CUBE_DIM as usize;
+    }
+}
+
+/// Rounds rows before `end` out of shared memory.
+#[cube]
+fn put<F: Float, N: Size>(
+    from: &[f32],
+    to: &mut [Vector<F, N>],
+    first: usize,
+    stride: usize,
+    row: usize,
+    end: usize,
+    #[comptime] part: Part,
+) {
+    let vector = N::value();
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(part.rows * part.width / vector) {
+        let (r, column) = (i / comptime!(part.width / vector), i % comptime!(part.width / vector) * vector);
+        if row + r < end {
+            let mut values = Vector::<f32, N>::empty();
+            #[unroll]
+            for j in 0..vector {
+                values.insert(j, from[r * part.pitch + part.column + column + j]);
+            }
+            to[(first + (row + r) * stride + column) / vector] = rounded(values);
+        }
+        i += CUBE_DIM as usize;
+    }
+}
+
+/// Turns each pair of the part by its position's angle, or `back`.
+#[cube]
+fn turn(
+    rows: &mut [f32],
+    cos: &[f32],
+    sin: &[f32],
+    row: usize,
+    end: usize,
+    #[comptime] part: Part,
+    #[comptime] back: bool,
+) {
+    let pairs = comptime!(part.width / 2);
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(part.rows * pairs) {
+        let (r, pair) = (i / pairs, i % pairs);
+        if row + r < end {
+            let at = r * part.pitch + part.column + 2 * pair;
+            let (a, b) = (rows[at], rows[at + 1]);
+            let cos = cos[(row + r) * pairs + pair];
+            let mut sin = sin[(row + r) * pairs + pair];
+            if comptime!(back) {
+                sin = -sin;
+            }
+            rows[at] = a * cos - b * sin;
+            rows[at + 1] = b * cos + a * sin;
+        }
+        i += CUBE_DIM as usize;
+    }
+}
+
+/// Sets the first `len` elements to 0.
+#[cube]
+fn clear(to: &mut [f32], #[comptime] len: usize) {
+    let mut i = UNIT_POS as usize;
+    while i < len {
+        to[i] = 0.0f32;
+        i += CUBE_DIM as usize;
+    }
+}
+
+/// A product of tiles in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Product {
+    rows: usize,
+    columns: usize,
+    depth: usize,
+    /// In the left matrix, from a row to the next and from a column to the next.
+    left: [usize; 2],
+    /// The same in the right one.
+    right: [usize; 2],
+    /// From a row of the result to the next.
+    to: usize,
+    sum: Sum,
+}
+
+/// What becomes of the result's old value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Sum {
+    Set,
+    Add,
+    /// It is multiplied with its row's factor first.
+    Scale,
+}
+
+impl Shape {
+    /// `q k^T`, or `dy v^T`: of rows of this width.
+    fn scores_of(self, width: usize) -> Product {
+        let (rows, pitch) = (self.tile, pitch(width));
+        let (left, right) = ([pitch, 1], [1, pitch]);
+        Product { rows, columns: rows, depth: width, left, right, to: self.scores(), sum: Sum::Set }
+    }
+
+    /// Scores, turned if they have a row for each key here, times rows of this width.
+    fn times_scores(self, width: usize, turned: bool, sum: Sum) -> Product {
+        let left = if turned { [1, self.scores()] } else { [self.scores(), 1] };
+        let (rows, columns, pitch) = (self.tile, width.next_multiple_of(SIDE), pitch(width));
+        Product { rows, columns, depth: rows, left, right: [pitch, 1], to: pitch, sum }
+    }
+}
+
+#[cube]
+fn multiply(left: &[f32], right: &[f32], to: &mut [f32], factors: &[f32], #[comptime] product: Product) {
+    let (rows, columns) = comptime!((product.rows / SIDE, product.columns / SIDE));
+    let mut block = UNIT_POS as usize;
+    while block < comptime!(rows * columns) {
+        let (row, column) = (block / columns, block % columns);
+        let mut sums = Array::<f32>::new(comptime!(SIDE * SIDE));
+        #[unroll]
+        for i in 0..comptime!(SIDE * SIDE) {
+            sums[i] = 0.0f32;
+        }
+        let (left_row, left_step) = comptime!((product.left[0], product.left[1]));
+        let (right_step, right_column) = comptime!((product.right[0], product.right[1]));
+        let mut left_at = row * left_row;
+        let mut right_at = column * right_column;
+        for _ in 0..product.depth {
+            let mut of_right = Array::<f32>::new(SIDE);
+            #[unroll]
+            for j in 0..SIDE {
+                of_right[j] = right[right_at + comptime!(j * columns * right_column)];
+            }
+            #[unroll]
+            for i in 0..SIDE {
+                let of_left = left[left_at + comptime!(i * rows * left_row)];
+                #[unroll]
+                for j in 0..SIDE {
+                    sums[comptime!(i * SIDE + j)] = fma(of_left, of_right[j], sums[comptime!(i * SIDE + j)]);
+                }
+            }
+            left_at += left_step;
+            right_at += right_step;
+        }
+        #[unroll]
+        for i in 0..SIDE {
+            #[unroll]
+            for j in 0..SIDE {
+                let r = row + comptime!(i * rows);
+                let at = r * product.to + column + comptime!(j * columns);
+                let sum = sums[comptime!(i * SIDE + j)];
+                match comptime!(product.sum) {
+                    Sum::Set => to[at] = sum,
+                    Sum::Add => to[at] += sum,
+                    Sum::Scale => to[at] = fma(to[at], factors[r], sum),
+                }
+            }
+        }
+        block += CUBE_DIM as usize;
+    }
+}
+
+/// The first query and the first key of a tile of scores.
+#[derive(CubeType, Clone, Copy)]
+struct Corner {
+    query: usize,
+    key: usize,
+}
+
+/// Scores become probabilities, and the gradients of probabilities those of scores; see [`host`](super::super::host).
+#[cube]
+fn probabilities(
+    scores: &mut [f32],
+    gradients: &mut [f32],
+    statistics: &[f32],
+    corner: Corner,
+    rule: &Rule,
+    start: u64,
+    #[comptime] shape: Shape,
+) {
+    let tile = comptime!(shape.tile);
+    let mut i = UNIT_POS as usize;
+    while i < comptime!(tile * PARTS) {
+        let (r, part) = (i / PARTS, i % PARTS);
+        let seen = rule.seen(corner.query + r, corner.key + part);
+        let (l, mean) = (statistics[r], statistics[tile + r]);
+        for step in 0..comptime!(tile / PARTS) {
+            let c = step * PARTS + part;
+            let at = r * comptime!(shape.scores()) + c;
+            let mut p = 0.0f32;
+            let mut ds = 0.0f32;
+            if step * PARTS < seen {
+                let whole = (rule.scale * scores[at] - l).exp();
+                let mut factor = 1.0f32;
+                if comptime!(shape.dropout) {
+                    factor = rule.factor(start, corner.query + r, corner.key + c);
+                }
+                ds = rule.scale * whole * (factor * gradients[at] - mean);
+                p = whole * factor;
+            }
+            scores[at] = p;
+            gradients[at] = ds;
+        }
+        i += CUBE_DIM as usize;
+    }
+}
+
+/// `l` and `sum(dy y)` of the queries of a tile, side by side.
+#[cube]
+fn stage_statistics(l: &[f32], mean: &[f32], to: &mut [f32], query: usize, rule: &Rule, #[comptime] tile: usize) {
+    let first = (CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize) * rule.t;
+    let mut i = UNIT_POS as usize;
+    while i < tile {
+        if query + i < rule.t {
+            to[i] = l[first + query + i];
+            to[tile + i] = mean[first + query + i];
+        }
+        i += CUBE_DIM as usize;
+    }
+}

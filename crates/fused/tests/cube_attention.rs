@@ -1,0 +1,141 @@
+//! Attention as CubeCL kernels, on CubeCL's CPU runtime with one and two units a cube, against the plain Rust.
+#![cfg(feature = "cpu-jit")]
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use fused::cube::launch::set_cpu_units;
+use fused::{DropoutKey, RopeTable, causal_attention, causal_self_attention, latent_attention};
+use std::sync::{Mutex, PoisonError};
+
+type Outputs = Vec<Vec<f32>>;
+
+/// Numbers between -1 and 1 that look random.
+fn numbers(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn input<const D: usize>(shape: [usize; D], seed: u64, dtype: DType, device: &Device) -> Tensor<D> {
+    let data = TensorData::new(numbers(shape.iter().product(), seed), shape).convert_dtype(dtype);
+    Tensor::from_data(data, (device, dtype))
+}
+
+fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+/// The result, and the gradients of the inputs for a cotangent that is a function of the result.
+fn gradients<const D: usize, const I: usize>(y: Tensor<D>, inputs: [Tensor<I>; 3]) -> Outputs {
+    // Burn's own product in bf16 does not compile on every CPU: `silu_mul` is ours.
+    let len = y.shape().num_elements();
+    let flat: Tensor<2> = y.clone().reshape([1, len]);
+    let dtype = y.dtype();
+    let weight = input([1, len], 77, dtype, &y.device());
+    let gradients = fused::silu_mul(weight, flat).backward();
+    let mut outputs = vec![floats(y)];
+    outputs.extend(inputs.into_iter().filter_map(|input| input.grad(&gradients)).map(floats));
+    outputs
+}
+
+/// The outputs on the CPU runtime are those on flex.
+fn agree(case: &str, dtype: DType, run: impl Fn(&Device) -> Outputs) {
+    static UNITS: Mutex<()> = Mutex::new(());
+    let expected = run(&Device::flex());
+    // Rounded once there and once here, to 8, 11 and 24 bits.
+    let tolerance = match dtype {
+        DType::BF16 => 1.0 / 128.0,
+        DType::F16 => 1.0 / 1024.0,
+        _ => 4e-6,
+    };
+    for units in [1, 2] {
+        let found = {
+            let _held = UNITS.lock().unwrap_or_else(PoisonError::into_inner);
+            set_cpu_units(units);
+            run(&Device::cpu())
+        };
+        assert_eq!(found.len(), expected.len());
+        for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert_eq!(found.len(), expected.len(), "{case}, output {i}, {units} units");
+            let most = expected.iter().fold(1.0f32, |most, value| most.max(value.abs()));
+            for (at, (x, y)) in found.iter().zip(expected).enumerate() {
+                let near = (x - y).abs() <= tolerance * most;
+                assert!(near, "{case}, output {i}, {units} units: {x} for {y} at {at}");
+            }
+        }
+    }
+}
+
+/// `[b, heads, t, s, d, dv, offset]` of queries, keys and values that lie by head or by position.
+fn separate_agree([b, heads, t, s, d, dv, offset]: [usize; 7], by_position: bool, dtype: DType) {
+    let case = format!("b={b} heads={heads} t={t} s={s} d={d} dv={dv} offset={offset} {dtype:?}");
+    agree(&case, dtype, |device| {
+        let device = device.clone().autodiff();
+        let make = |rows: usize, width: usize, seed: u64| match by_position {
+            true => input([b, rows, heads, width], seed, dtype, &device).require_grad().swap_dims(1, 2),
+            false => input([b, heads, rows, width], seed, dtype, &device).require_grad(),
+        };
+        let [q, k, v] = [make(t, d, 1), make(s, d, 2), make(s, dv, 3)];
+        let inputs = [q, k, v];
+        let [q, k, v] = inputs.clone();
+        gradients(causal_attention(q, k, v, 0.8, offset), inputs)
+    });
+}
+
+#[test]
+fn separate_queries_keys_and_values_agree() {
+    separate_agree([2, 3, 37, 37, 8, 8, 0], true, DType::F32);
+    separate_agree([1, 2, 33, 33, 5, 7, 0], false, DType::F32);
+}
+
+#[test]
+fn queries_behind_keys_that_are_there_already_agree() {
+    separate_agree([1, 2, 5, 41, 16, 8, 36], false, DType::F32);
+    separate_agree([1, 2, 1, 18, 8, 16, 17], true, DType::F32);
+    // Fewer keys than the last query might see.
+    separate_agree([1, 1, 20, 30, 4, 4, 13], true, DType::F32);
+}
+
+#[test]
+fn wide_heads_agree() {
+    separate_agree([1, 1, 35, 35, 64, 64, 0], true, DType::F32);
+    separate_agree([1, 1, 20, 20, 192, 128, 0], true, DType::F32);
+}
+
+#[test]
+fn short_floats_agree() {
+    separate_agree([1, 2, 21, 21, 16, 16, 0], true, DType::BF16);
+    separate_agree([1, 2, 21, 21, 12, 16, 0], true, DType::F16);
+}
+
+#[test]
+fn one_product_agrees_with_and_without_dropout() {
+    let [b, t, heads, d] = [2, 39, 3, 8];
+    for (dtype, dropout) in [(DType::F32, false), (DType::F32, true), (DType::BF16, true)] {
+        agree(&format!("qkv {dtype:?} dropout {dropout}"), dtype, |device| {
+            let qkv = input([b, t, 3 * heads * d], 1, dtype, &device.clone().autodiff()).require_grad();
+            let dropout = dropout.then(|| (0.3, DropoutKey::derive(1, 2, 3, 4).at_row(5)));
+            let y = causal_self_attention(qkv.clone(), heads, 0.8, dropout);
+            gradients(y, [qkv.clone(), qkv.clone(), qkv])
+        });
+    }
+}
+
+#[test]
+fn latent_attention_agrees() {
+    for (dtype, [b, t, heads, nope, rope, v]) in
+        [(DType::F32, [2, 37, 3, 8, 4, 6]), (DType::F32, [1, 18, 2, 5, 2, 3]), (DType::BF16, [1, 37, 2, 16, 8, 16])]
+    {
+        agree(&format!("latent {dtype:?} t={t} nope={nope}"), dtype, |device| {
+            let device = device.clone().autodiff();
+            let q = input([b, t, heads * (nope + rope)], 1, dtype, &device).require_grad();
+            let kv = input([b, t, heads * (nope + v)], 2, dtype, &device).require_grad();
+            let k_rope = input([b, t, rope], 3, dtype, &device).require_grad();
+            let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &device);
+            let y = latent_attention(q.clone(), kv.clone(), k_rope.clone(), &table, heads, 0.4);
+            gradients(y, [q, kv, k_rope])
+        });
+    }
+}
