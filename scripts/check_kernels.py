@@ -3,7 +3,7 @@
     python3 scripts/check_kernels.py TOOLS CODE
 
 TOOLS is where scripts/check-kernels.sh put NVRTC, ptxas and nvdisasm. Fails, naming the kernel, where there is no code, where
-registers spill (cubek's product may, a little), where the machine code lacks an instruction that the kernel is written for, and where a tile without rows does not end
+registers spill (cubek's product and attention may, a little), where the machine code lacks an instruction that the kernel is written for, and where a tile without rows does not end
 at once.
 """
 
@@ -22,9 +22,9 @@ HEADER = ["kernel", "compiler", "target", "registers", "shared", "stack", "spill
 TILED = ("grouped_gemm simt", "grouped_gemm multi_level", "grouped_gemm wgmma")
 # Loads of the table's entry: expert, first row, end.
 ENTRY = 3
-# cubek chooses the tiles of its multiplication, and with them its registers: on an A100 a few of them spill.
-CUBEK = "grouped_gemm multi_level"
-CUBEK_SPILLS = 128
+# Bytes of registers that may spill. cubek chooses the tiles of its multiplication, and with them its registers: on an A100 a few of them spill. Of attention's
+# kernels some spill a few although they are far below 255 registers: the assembler makes room for one more cube, and CubeCL cannot tell it otherwise.
+MAY_SPILL = {"grouped_gemm multi_level": 128, "attention": 64}
 
 
 class Broken(Exception):
@@ -100,7 +100,7 @@ class Assembler:
         faults += [line for line in report.splitlines() if "warning" in line or "serialized" in line]
         if entry["kernel"].startswith(TILED) and not leaves_early(machine_code):
             faults.append("a tile without rows does not end at once")
-        if spills > (CUBEK_SPILLS if entry["kernel"].startswith(CUBEK) else 0):
+        if spills > sum(limit for name, limit in MAY_SPILL.items() if entry["kernel"].startswith(name)):
             faults.append(f"{spills} bytes of spills")
         return [registers, shared, stack, spills, ", ".join(f"{count} {name}" for name, count in counts.items())], faults
 

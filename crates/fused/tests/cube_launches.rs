@@ -53,7 +53,7 @@ fn operations_launch_few_kernels() {
         let run = || {
             let (mut parameter, mut state) = (values.clone(), AdamWState::new(&values));
             for _ in 0..count {
-                parameter = adamw(&AdamW::default(), 0.1, parameter, values.clone(), 1.0, &mut state);
+                parameter = adamw(&AdamW::default(), 48, 0.1, parameter, values.clone(), 1.0, &mut state);
             }
             parameter.into_data();
         };
