@@ -261,3 +261,27 @@ fn rows_over_many_tasks_are_like_rows_alone() {
 fn values_of(tensor: Tensor<2>) -> Vec<f64> {
     values(flat(tensor))
 }
+
+/// With many rows a probability divided by their number is no longer an f16, and neither is a loss scale.
+#[test]
+fn a_scaled_loss_of_many_rows_has_its_gradients_in_f16() {
+    let (n, vocab) = (4096, 512);
+    let tensor = |dtype, shape: [usize; 2], step: f32| {
+        let values: Vec<f32> = (0..shape[0] * shape[1]).map(|i| ((i * 7 % 13) as f32 - 6.0) * step).collect();
+        Tensor::<2>::from_data(TensorData::new(values, shape), (&Device::flex(), DType::F32)).cast(dtype)
+    };
+    let targets: Vec<i64> = (0..n).map(|i| i as i64 % 5).collect();
+    let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [n]), &Device::flex());
+    let run = |dtype| {
+        let leaves =
+            [tensor(dtype, [n, 4], 0.25), tensor(dtype, [4, vocab], 0.125)].map(|leaf| leaf.autodiff().require_grad());
+        let [x, head] = leaves.clone();
+        let gradients = (fused::linear_cross_entropy(x, head, targets.clone()) * 65_536.0).backward();
+        leaves.map(|leaf| values(flat(leaf.grad(&gradients).unwrap())))
+    };
+    for (found, expected) in run(DType::F16).iter().zip(&run(DType::F32)) {
+        close("a gradient", found, expected, 2e-2).unwrap(); // logits are rounded to f16
+        let kept = found.iter().zip(expected).filter(|(found, expected)| (**found == 0.0) != (**expected == 0.0));
+        assert!(kept.count() < expected.len() / 100, "gradients that are not 0 have become 0");
+    }
+}

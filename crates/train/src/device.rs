@@ -109,7 +109,7 @@ fn cuda() -> Result<Vec<Device>, String> {
         return Err("--device cuda: this machine has no CUDA device, or no driver that says so (try nvidia-smi)".into());
     }
     #[cfg(not(feature = "cuda-cpp"))]
-    libdevice::find().map_err(|missing| format!("--device cuda: {missing}"))?;
+    libdevice::find().map_err(|missing| format!("--device cuda: {missing} (`--device cpu` trains on the CPU)"))?;
     Ok(devices)
 }
 

@@ -182,9 +182,9 @@ impl<'a, T: Element> Latent<'a, T> {
         let (q, kv) = (self.strides(nope + rope), self.strides(nope + v));
         Parts {
             q_nope: View::new(self.q, q, nope),
-            q_rope: View::new(&self.q[nope..], q, rope),
+            q_rope: View::new(&self.q[nope.min(self.q.len())..], q, rope),
             k_nope: View::new(self.kv, kv, nope),
-            v: View::new(&self.kv[nope..], kv, v),
+            v: View::new(&self.kv[nope.min(self.kv.len())..], kv, v),
         }
     }
 

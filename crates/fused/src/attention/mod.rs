@@ -54,7 +54,8 @@ pub(crate) use host::{
 pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, offset: usize) -> Tensor<4> {
     let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
     assert_eq!([k.dims(), v.dims()], [[b, heads, s, d], [b, heads, s, dv]], "causal_attention: q is {:?}", q.dims());
-    assert!(s <= t + offset && (s > 0 || t == 0), "causal_attention: {t} queries, {s} keys, offset {offset}");
+    assert!(s <= t + offset && (s > 0) == (t > 0), "causal_attention: {t} queries, {s} keys, offset {offset}");
+    assert!(d > 0 && dv > 0, "causal_attention: widths of {d} and {dv}");
     let rule = AttentionRule { scale: scale as f32, offset, dropout: None };
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, rule).0)
@@ -99,6 +100,7 @@ pub fn latent_attention(
     assert_eq!([b, t, heads * (nope + rope)], q.dims(), "latent_attention: q");
     assert_eq!([b, t, heads * (nope + v)], kv.dims(), "latent_attention: kv");
     assert_eq!([b, t, rope], k_rope.dims(), "latent_attention: k_rope");
+    assert!(nope > 0 && v > 0 && rope > 0 && rope % 2 == 0, "latent_attention: widths of {nope}, {rope} and {v}");
     assert_eq!(table.shape(), [t, rope / 2], "latent_attention: the table's positions and pairs");
     let attention = AttentionRule { scale: scale as f32, offset: 0, dropout: None };
     let rule = LatentRule { heads, nope, rope, v, attention };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! a unit has some columns   largest, sum = sum of e^(x - largest), in one pass      l = largest + ln(sum) - x[target]
-//! gradients, over logits    e^(x - largest) / (n sum), less 1 / n for the target
+//! gradients, over logits    e^(x - largest) / sum, less 1 for the target
 //! ```
 //!
 //! A chunk of rows is as many as have [`CHUNK_BYTES`] of logits, whole times [`ROWS`]: 2,560 rows of 50,304 in bf16, so that products fill a GPU. The head's gradient is
@@ -18,7 +18,7 @@ use burn::backend::cubecl::dtype_to_elem_type;
 use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
-use burn_cubecl::kernel::{cast, into_contiguous};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
@@ -41,7 +41,7 @@ pub(crate) fn cross_entropy(
     mean(losses)
 }
 
-/// The loss, and the gradients of `x` and the head for a cotangent of 1.
+/// The loss, and the gradients of `x` and, in f32, of the head for a cotangent of n.
 pub(crate) fn cross_entropy_with_gradients(
     x: CubeTensor,
     head: CubeTensor,
@@ -63,11 +63,11 @@ pub(crate) fn cross_entropy_with_gradients(
             true => (transposed(&logits), rows),
         };
         d_head = Some(match d_head {
-            None => product(a, b, if len == x.shape()[0] { dtype } else { DType::F32 }),
+            None => product(a, b, DType::F32),
             Some(sum) => CubeBackend::float_add(sum, product(a, b, DType::F32)),
         });
     }
-    (mean(losses), d_x, cast(d_head.expect("at least one row"), dtype))
+    (mean(losses), d_x, d_head.expect("at least one row"))
 }
 
 /// First rows and numbers of rows.
@@ -101,7 +101,7 @@ fn product(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
 
 /// Writes the losses of these rows, whose first is row `first` of `losses`, and, if wanted, the gradients over the logits.
 fn over_logits(logits: &CubeTensor, targets: &CubeTensor, losses: &CubeTensor, first: usize, gradients: bool) {
-    let ([rows, vocab], [n]) = (logits.shape().dims(), losses.shape().dims());
+    let [rows, vocab] = logits.shape().dims();
     let vector = vector_size(&logits.client, vocab, logits.dtype);
     let units = units(&logits.client, vocab / vector);
     let (count, _) = over_rows(&logits.client, rows, vocab / vector);
@@ -117,7 +117,6 @@ fn over_logits(logits: &CubeTensor, targets: &CubeTensor, losses: &CubeTensor, f
         first,
         rows,
         vocab / vector,
-        1.0 / n as f32,
         gradients,
         units,
         dtype_to_elem_type(logits.dtype),
@@ -134,7 +133,6 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
     first: usize,
     rows: usize,
     width: usize,
-    scale: f32,
     #[comptime] gradients: bool,
     #[comptime] units: usize,
     #[define(F)] _dtype: ElemType,
@@ -182,7 +180,7 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
             losses[first + row] = of_row + total.ln() - of_target;
         }
         if comptime!(gradients) {
-            let factor = Vector::<f32, V>::new(scale / total);
+            let factor = Vector::<f32, V>::new(1.0f32 / total);
             let mut i = unit;
             while i < width {
                 let x = Vector::<f32, V>::cast_from(logits[start + i]);
@@ -190,7 +188,7 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
                 if i == target {
                     #[unroll]
                     for j in 0..V::value() {
-                        let of_target = select(lane == j, scale, 0.0f32);
+                        let of_target = select(lane == j, 1.0f32, 0.0f32);
                         gradient.insert(j, gradient.extract(j) - of_target);
                     }
                 }
@@ -247,7 +245,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
             cases.push(KernelCase::new(format!("cross_entropy {name} gradients={gradients}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
                 let int = i32::elem_type_native();
-                LossKernel::new(s, d, t, b(), b(), b(), (), (), (), (), vector, gradients, 256, dtype, int)
+                LossKernel::new(s, d, t, b(), b(), b(), (), (), (), vector, gradients, 256, dtype, int)
             }));
         }
     }

@@ -11,7 +11,7 @@ use multiversion::multiversion;
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
-/// The mean loss, and, where `wanted`, the gradients of `x` and the head, else nothing.
+/// The mean loss, and, where `wanted`, the gradients of `x` and the head for a cotangent of n, else nothing.
 ///
 /// # Panics
 /// If a target is not in the vocabulary.
@@ -22,7 +22,7 @@ pub(crate) fn cross_entropy_host<T: Element>(
     d: usize,
     rule: CrossEntropyRule,
     wanted: bool,
-) -> (f32, Vec<T>, Vec<T>) {
+) -> (f32, Vec<T>, Vec<f32>) {
     let (vocab, n) = (head.len() / d, targets.len());
     assert!(targets.iter().all(|target| *target < vocab), "a target is not in the vocabulary of {vocab}");
     let head_dv = match rule.transposed {
@@ -39,8 +39,7 @@ pub(crate) fn cross_entropy_host<T: Element>(
             // SAFETY: `products` sets what it writes.
             let c = unsafe { overwritten(logits) };
             products(vec![Product { m: rows.len(), n: vocab, k: d, a: Matrix::new(x, d), b: head_dv, c }]);
-            let scale = wanted.then_some(1.0 / n as f32);
-            over_logits(logits, &targets[rows.clone()], &mut losses[rows.clone()], vocab, scale);
+            over_logits(logits, &targets[rows.clone()], &mut losses[rows.clone()], vocab, wanted);
             if wanted {
                 let (a, b) = (Matrix::new(&*logits, vocab), head_dv.transposed());
                 let c = &mut dx[first * d..rows.end * d];
@@ -52,11 +51,11 @@ pub(crate) fn cross_entropy_host<T: Element>(
     // SAFETY: the chunks are all of `dx`.
     let dx = unsafe { written(if wanted { x.len() } else { 0 }, write) };
     let mean = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / n as f64;
-    (mean as f32, dx, T::from_f32s(d_head))
+    (mean as f32, dx, d_head)
 }
 
-/// Writes each row's loss, and where there is a `scale` the gradients over the logits.
-fn over_logits<T: Element>(logits: &mut [T], targets: &[usize], losses: &mut [f32], vocab: usize, scale: Option<f32>) {
+/// Writes each row's loss, and where they are wanted the gradients over the logits.
+fn over_logits<T: Element>(logits: &mut [T], targets: &[usize], losses: &mut [f32], vocab: usize, gradients: bool) {
     let rows = (task_len(vocab) / vocab).max(1);
     let (logits, losses) = (Pieces::new(logits), Pieces::new(losses));
     team::for_each(targets.len().div_ceil(rows), |i| {
@@ -64,8 +63,8 @@ fn over_logits<T: Element>(logits: &mut [T], targets: &[usize], losses: &mut [f3
         let (logits, losses) = unsafe { (logits.part(i, rows * vocab), losses.part(i, rows)) };
         let targets = &targets[i * rows..targets.len().min((i + 1) * rows)];
         forward(logits, targets, vocab, losses);
-        if let Some(scale) = scale {
-            backward(logits, targets, vocab, scale);
+        if gradients {
+            backward(logits, targets, vocab);
         }
     });
 }
@@ -123,14 +122,14 @@ fn forward<T: Element>(logits: &[T], targets: &[usize], vocab: usize, losses: &m
     }
 }
 
-/// Logits become `scale (softmax - one_hot)`.
+/// Logits become `softmax - one_hot`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn backward<T: Element>(logits: &mut [T], targets: &[usize], vocab: usize, scale: f32) {
+fn backward<T: Element>(logits: &mut [T], targets: &[usize], vocab: usize) {
     for (row, target) in logits.chunks_exact_mut(vocab).zip(targets) {
         let largest = max(row);
         let of_target = row[*target].to_f32();
-        let factor = scale / sum(row, |x| exp(x - largest));
+        let factor = 1.0 / sum(row, |x| exp(x - largest));
         row.iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - largest) * factor));
-        row[*target] = T::from_f32(exp(of_target - largest) * factor - scale);
+        row[*target] = T::from_f32(exp(of_target - largest) * factor - 1.0);
     }
 }

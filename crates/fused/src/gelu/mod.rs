@@ -27,6 +27,12 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 pub(crate) const TWICE: f32 = 1.595_769_2;
 pub(crate) const CUBIC: f32 = 0.044_715;
 
+/// Of one number.
+#[inline(always)]
+pub(crate) fn of(x: f32) -> f32 {
+    x * sigmoid(TWICE * (x + CUBIC * x * x * x))
+}
+
 pub(crate) fn forward_host<T: Element>(x: &[T]) -> Vec<T> {
     // SAFETY: `forward` sets all of `y`.
     unsafe { over_rows(1, x.len(), [x], |_, [x], y| forward(x, y)) }
@@ -40,8 +46,7 @@ pub(crate) fn backward_host<T: Element>(x: &[T], dy: &[T]) -> Vec<T> {
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
 fn forward<T: Element>(x: &[T], y: &mut [MaybeUninit<T>]) {
     for (y, x) in y.iter_mut().zip(x) {
-        let x = x.to_f32();
-        y.write(T::from_f32(x * sigmoid(TWICE * (x + CUBIC * x * x * x))));
+        y.write(T::from_f32(of(x.to_f32())));
     }
 }
 

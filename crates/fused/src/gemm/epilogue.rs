@@ -2,7 +2,7 @@
 
 use super::Epilogue;
 use crate::Element;
-use crate::math::sigmoid;
+use crate::gelu;
 use std::ops::Range;
 
 /// An epilogue whose outputs are written by several threads, each in its own rectangles.
@@ -62,7 +62,7 @@ impl<'a, T: Element> Finish<'a, T> {
             unsafe { write(sums, to.add(at)) };
         }
         if self.gelu {
-            sums.iter_mut().for_each(|sum| *sum = gelu(*sum));
+            sums.iter_mut().for_each(|sum| *sum = gelu::of(*sum));
         }
         if let Some(residual) = self.residual {
             add(sums, &residual[at..][..sums.len()]);
@@ -72,12 +72,6 @@ impl<'a, T: Element> Finish<'a, T> {
             unsafe { write(sums, c) };
         }
     }
-}
-
-/// `0.5 x (1 + tanh(u)) = x sigmoid(2u)` with `u = sqrt(2/pi) (x + 0.044715 x^3)`, as in [`gelu`](crate::gelu).
-#[inline(always)]
-fn gelu(x: f32) -> f32 {
-    x * sigmoid(1.595_769_2 * (x + 0.044_715 * x * x * x))
 }
 
 #[inline(always)]
@@ -95,6 +89,11 @@ fn add<T: Element>(sums: &mut [f32], values: &[T]) {
 /// There is room for as many elements, of which nobody else uses any.
 #[inline(always)]
 unsafe fn write<T: Element>(values: &[f32], to: *mut T) {
-    // SAFETY: the caller's promise.
-    T::narrow(values, unsafe { std::slice::from_raw_parts_mut(to, values.len()) });
+    let mut narrow = [T::from_f32(0.0); 32];
+    for (i, values) in values.chunks(32).enumerate() {
+        let narrow = &mut narrow[..values.len()];
+        T::narrow(values, narrow);
+        // SAFETY: the caller's promise. What is there need not be set yet.
+        unsafe { std::ptr::copy_nonoverlapping(narrow.as_ptr(), to.add(i * 32), narrow.len()) };
+    }
 }

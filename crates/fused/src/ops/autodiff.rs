@@ -1,179 +1,18 @@
-//! The operations' gradients. Each is one step of the tape that keeps what its formula needs and calls the backend's backward.
+//! The operations under autodiff: each is a step of the tape, or two, with a gradient of [`gradients`](super::gradients).
 
 use super::FusedOps;
+use super::gradients::{
+    Add, Attention, CrossEntropy, Dropout, Embedding, Gelu, LatentAttention, Linear, Norm, Rope, SelfAttention, SiluMul,
+};
 use crate::adamw::Rates;
 use crate::attention::{AttentionRule, LatentRule};
 use crate::cross_entropy::CrossEntropyRule;
 use crate::dropout::DropoutRule;
 use crate::norm::NormRule;
-use crate::step::{Gradient, step};
+use crate::step::step;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{AutodiffBackend, TensorMetadata};
-
-#[derive(Debug, Clone)]
-struct Gelu<B: FusedOps>(FloatTensor<B>);
-
-impl<B: FusedOps> Gradient<B, 1> for Gelu<B> {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
-        [Some(B::fused_gelu_backward(self.0, d_y))]
-    }
-}
-
-#[derive(Debug, Clone)]
-struct SiluMul<B: FusedOps> {
-    gate: FloatTensor<B>,
-    up: FloatTensor<B>,
-}
-
-impl<B: FusedOps> Gradient<B, 2> for SiluMul<B> {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
-        let (d_gate, d_up) = B::fused_silu_mul_backward(self.gate, self.up, d_y);
-        [Some(d_gate), Some(d_up)]
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Norm<B: FusedOps> {
-    x: FloatTensor<B>,
-    gain: FloatTensor<B>,
-    rule: NormRule,
-}
-
-impl<B: FusedOps> Gradient<B, 3> for Norm<B> {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
-        <[_; 3]>::from(B::fused_norm_backward(self.x, self.gain, d_y, self.rule)).map(Some)
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Rope<B: FusedOps> {
-    cos: FloatTensor<B>,
-    sin: FloatTensor<B>,
-}
-
-impl<B: FusedOps> Gradient<B, 1> for Rope<B> {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
-        [Some(B::fused_rope(d_y, self.cos, self.sin, true))]
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Dropout(DropoutRule);
-
-impl<B: FusedOps> Gradient<B, 1> for Dropout {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
-        [Some(B::fused_dropout(d_y, self.0))]
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Attention<B: FusedOps> {
-    inputs: [FloatTensor<B>; 3],
-    outputs: [FloatTensor<B>; 2],
-    rule: AttentionRule,
-}
-
-impl<B: FusedOps> Gradient<B, 3> for Attention<B> {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
-        let ([q, k, v], [y, l]) = (self.inputs, self.outputs);
-        let (d_q, d_k, d_v) = B::fused_attention_backward(q, k, v, y, l, d_y, self.rule);
-        [d_q, d_k, d_v].map(Some)
-    }
-}
-
-#[derive(Debug, Clone)]
-struct SelfAttention<B: FusedOps> {
-    qkv: FloatTensor<B>,
-    outputs: [FloatTensor<B>; 2],
-    heads: usize,
-    rule: AttentionRule,
-}
-
-impl<B: FusedOps> Gradient<B, 1> for SelfAttention<B> {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
-        let [y, l] = self.outputs;
-        [Some(B::fused_self_attention_backward(self.qkv, y, l, d_y, self.heads, self.rule))]
-    }
-}
-
-#[derive(Debug, Clone)]
-struct LatentAttention<B: FusedOps> {
-    inputs: [FloatTensor<B>; 3],
-    table: [FloatTensor<B>; 2],
-    outputs: [FloatTensor<B>; 2],
-    rule: LatentRule,
-}
-
-impl<B: FusedOps> Gradient<B, 3> for LatentAttention<B> {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
-        let ([q, kv, k_rope], [cos, sin], [y, l]) = (self.inputs, self.table, self.outputs);
-        let gradients = B::fused_latent_attention_backward(q, kv, k_rope, cos, sin, y, l, d_y, self.rule);
-        <[_; 3]>::from(gradients).map(Some)
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Linear<B: FusedOps> {
-    x: FloatTensor<B>,
-    weight: FloatTensor<B>,
-    transposed: bool,
-}
-
-impl<B: FusedOps> Gradient<B, 3> for Linear<B> {
-    const WEIGHT: Option<usize> = Some(1);
-
-    fn of(self, d_y: FloatTensor<B>, wanted: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
-        let (d_x, d_weight, d_bias) = B::fused_linear_backward(self.x, self.weight, d_y, self.transposed, wanted);
-        let mut wanted = wanted.into_iter();
-        [d_x, d_weight, d_bias].map(|gradient| wanted.next().expect("three of both").then_some(gradient))
-    }
-
-    /// `x^T dy`: of the weight only that it is there.
-    fn of_weight_alone(self) -> Self {
-        let none = B::float_empty([0, 0].into(), &self.weight.device(), self.weight.dtype().into());
-        Self { weight: none, ..self }
-    }
-}
-
-/// A sum of two.
-#[derive(Debug, Clone)]
-struct Add;
-
-impl<B: FusedOps> Gradient<B, 2> for Add {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
-        [Some(d_y.clone()), Some(d_y)]
-    }
-}
-
-/// The gradients that the forward has made, for a cotangent of 1.
-#[derive(Debug, Clone)]
-struct CrossEntropy<B: FusedOps> {
-    d_x: FloatTensor<B>,
-    d_head: FloatTensor<B>,
-}
-
-impl<B: FusedOps> Gradient<B, 2> for CrossEntropy<B> {
-    fn of(self, d_y: FloatTensor<B>, wanted: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
-        let scaled = |gradient: FloatTensor<B>| {
-            let by = B::float_cast(B::float_reshape(d_y.clone(), [1, 1].into()), gradient.dtype().into());
-            B::float_mul(gradient, by)
-        };
-        [wanted[0].then(|| scaled(self.d_x)), wanted[1].then(|| scaled(self.d_head))]
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Embedding<B: FusedOps> {
-    tokens: IntTensor<B>,
-    rows: usize,
-}
-
-impl<B: FusedOps> Gradient<B, 1> for Embedding<B> {
-    fn of(self, d_y: FloatTensor<B>, _: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
-        [Some(B::fused_embedding_backward(self.tokens, d_y, self.rows))]
-    }
-}
 
 /// A tensor that carries no gradient.
 fn constant<B: FusedOps, C: CheckpointStrategy>(tensor: FloatTensor<B>) -> FloatTensor<Autodiff<B, C>> {

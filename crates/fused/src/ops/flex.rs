@@ -285,16 +285,14 @@ impl FusedOps for Flex {
     }
 
     fn fused_embedding(weight: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self> {
-        let (weight, tokens) = (contiguous(&weight), indices(&tokens));
-        let [_, d] = weight.shape().dims();
+        let (weight, tokens, d) = (contiguous(&weight), indices(&tokens), weight.shape()[1]);
         with_float!(weight.dtype(), T => {
             float(embedding::forward_host::<T>(slice(&weight), &tokens, d), [tokens.len(), d])
         })
     }
 
     fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self> {
-        let (tokens, d_y) = (indices(&tokens), contiguous(&d_y));
-        let [_, d] = d_y.shape().dims();
+        let (tokens, d_y, d) = (indices(&tokens), contiguous(&d_y), d_y.shape()[1]);
         with_float!(d_y.dtype(), T => {
             float(embedding::backward_host::<T>(&tokens, slice(&d_y), rows, d), [rows, d])
         })
@@ -336,8 +334,8 @@ fn cross_entropy(
     let [_, d] = x.shape().dims();
     with_float!(x.dtype(), T => {
         let (loss, d_x, d_head) = cross_entropy_host::<T>(slice(&x), slice(&head), &targets, d, rule, wanted);
-        let or_none = |values: Vec<T>, shape: Shape| float(values, if wanted { shape } else { [0].into() });
-        (float(vec![loss], [1]), or_none(d_x, x.shape()), or_none(d_head, head.shape()))
+        let shape = |of: &FloatTensor<Flex>| if wanted { of.shape() } else { [0].into() };
+        (float(vec![loss], [1]), float(d_x, shape(&x)), float(d_head, shape(&head)))
     })
 }
 
@@ -385,8 +383,11 @@ fn indices(tensor: &IntTensor<Flex>) -> Vec<usize> {
 
 /// A contiguous tensor's values, to be changed: a copy of its own where somebody else holds them.
 fn own(tensor: &mut FloatTensor<Flex>) -> &mut [f32] {
-    let (start, len) = (tensor.layout().start_offset(), tensor.shape().num_elements());
-    &mut tensor.storage_mut::<f32>()[start..start + len]
+    if slice::<f32>(tensor).len() < tensor.storage::<f32>().len() {
+        // A part of something larger, all of which would be copied.
+        *tensor = float(slice::<f32>(tensor).to_vec(), tensor.shape());
+    }
+    tensor.storage_mut()
 }
 
 fn slice<T: burn::tensor::Element + bytemuck::Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {

@@ -8,6 +8,7 @@ mod autodiff;
 #[cfg(feature = "cubecl")]
 mod cube;
 mod flex;
+mod gradients;
 #[cfg(feature = "cubecl")]
 mod specs;
 
@@ -195,7 +196,7 @@ pub trait FusedOps: Backend {
         rule: CrossEntropyRule,
     ) -> FloatTensor<Self>;
 
-    /// The same, with the gradients of `x_nd` and the head for a cotangent of 1.
+    /// The same, with the gradients of `x_nd` and, a statistic, of the head for a cotangent of n.
     #[fusion(meta = specs::cross_entropy_with_gradients)]
     fn fused_cross_entropy_with_gradients(
         x: FloatTensor<Self>,

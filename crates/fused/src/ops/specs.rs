@@ -122,7 +122,7 @@ pub(super) fn cross_entropy_with_gradients(
     _: &TensorSpec,
     _: &CrossEntropyRule,
 ) -> (TensorSpec, TensorSpec, TensorSpec) {
-    (statistic([1]), x.clone(), head.clone())
+    (statistic([1]), x.clone(), TensorSpec::new(head.shape.clone(), DType::F32))
 }
 
 pub(super) fn embedding(weight: &TensorSpec, tokens: &TensorSpec) -> TensorSpec {

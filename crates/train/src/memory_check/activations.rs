@@ -8,13 +8,14 @@
 //! dense SwiGLU    3 n inner                 gate, up, and their product
 //! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
 //!                                           ranks r d more, what came back, and r rows only where all ranks' experts get as many
-//! head            3 S + d vocab             x, norm, and the gradients of norm and matrix, which the forward makes
+//! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward makes
 //! ```
 //!
-//! in elements of the parameters' type; masks of dropout are made where they are used, and of the head 256 rows of logits are there at once. The router reads and keeps
+//! in elements of the parameters' type; masks of dropout are made where they are used, and of the head 256 rows of logits are there at once (on a GPU 256 MB). The router reads and keeps
 //! its input and scores in fp32.
 
 use crate::config::{Config, ModelConfig};
+use crate::device;
 use fsdp::CallBytes;
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
@@ -30,6 +31,8 @@ struct Shape {
     t: f64,
     /// Bytes of an element.
     size: f64,
+    /// Whether it is computed on the CPU.
+    on_cpu: bool,
     /// Whether experts are spread over ranks.
     spread: bool,
 }
@@ -38,7 +41,8 @@ struct Shape {
 pub fn calls(config: &Config, sequences: usize) -> Vec<CallBytes> {
     let size = config.parallel.precision.param.dtype().size() as f64;
     let (b, t, spread) = (sequences as f64, config.train.seq_len as f64, config.parallel.ep > 1);
-    let shape = Shape { b, t, size, spread };
+    let on_cpu = device::meant(&config.train.device) == "cpu";
+    let shape = Shape { b, t, size, on_cpu, spread };
     match &config.model {
         ModelConfig::Gpt2(model) => shape.gpt2(model),
         ModelConfig::DeepSeek(model) => shape.deepseek(model, &config.moe.clone().unwrap_or_default()),
@@ -131,8 +135,10 @@ impl Shape {
 
     /// The gradients that the forward makes, and what their multiplication by the cotangent takes.
     fn head(&self, d: f64, vocab: f64) -> CallBytes {
-        let gradients = self.kept(d) + d * vocab * self.size;
-        let logits = (self.b * self.t).min(256.0) * vocab * self.size;
-        self.call(d, self.kept(d) + gradients, gradients.max(logits + d * vocab * FP32))
+        let gradients = self.kept(d) + d * vocab * FP32;
+        // On a GPU a chunk of rows has 256 MB of logits, and its part of the matrix's gradient is a product of its own.
+        let (rows, parts) = if self.on_cpu { (256.0, 1.0) } else { ((256 << 20) as f64 / (vocab * self.size), 2.0) };
+        let logits = (self.b * self.t).min(rows) * vocab * self.size;
+        self.call(d, self.kept(d) + gradients, gradients.max(logits + (parts - 1.0) * d * vocab * FP32))
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{Job, Trainer};
 use crate::config::Config;
+use crate::device;
 use crate::error::TrainError;
 use crate::expert_loads;
 use crate::machine::{self, Machine};
@@ -130,7 +131,7 @@ fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
         step: job.resume.as_ref().map_or(0, Resume::step),
         version: env!("CARGO_PKG_VERSION"),
         machine: Machine::this(),
-        device: &train.device,
+        device: device::meant(&train.device),
         ranks: parallel.gpus,
         strategy: parallel.describe(),
         data: &job.data.name,

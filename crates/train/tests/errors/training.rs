@@ -240,12 +240,7 @@ const ARGUMENTS: &[Mistake] = &[
     ("a key of two sections", &[], "--every 5", &["`--set checkpoint.every=5` or `--set metrics.every=5`"]),
     ("a misspelt key", &[], "--micro-batchsize 2", &["did you mean `--set train.micro_batch_size=2`?"]),
     ("a key of one model", &[], "--model gpt2 --n_layer 3", &["did you mean `--set model.n_layer=3`?"]),
-    (
-        "its name in the other",
-        &[],
-        "--model deepseek --n_layer 3",
-        &["did you mean `--set model.num_hidden_layers=3`?"],
-    ),
+    ("its name in the other", &[], "--model deepseek --n_layer 3", &["`--set model.num_hidden_layers=3`?"]),
     ("a preset as a command", &[], "deepseek", &["did you mean `--model deepseek`?"]),
     ("a preset behind flags", &[], "--gpus 2 deepseek", &["'deepseek'", "did you mean `--model deepseek`?"]),
     ("a word behind flags", &[], "--gpus 2 quickly", &["unexpected argument 'quickly' found"]),

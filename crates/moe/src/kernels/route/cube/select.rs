@@ -107,7 +107,10 @@ fn select_kernel(
             own.places[i] = comptime!(i32::MAX);
             if expert < e {
                 let noise = noise(hash, place + expert as u32, seed.amplitude, noisy);
-                own.values[i] = scores[token * e + expert] + bias[expert] + noise;
+                // What is not a number is chosen last, but is an expert.
+                let value = scores[token * e + expert] + bias[expert] + noise;
+                let magnitude = u32::reinterpret(value) & 0x7fff_ffffu32;
+                own.values[i] = select(magnitude > 0x7f80_0000u32, lowest, value);
                 own.places[i] = expert as i32;
             }
         }
