@@ -23,11 +23,6 @@ pub trait Element: burn::tensor::Element + bytemuck::Pod + Send + Sync + 'static
         None
     }
 
-    /// Each to the nearest; of f32 the vector itself.
-    fn from_f32s(values: Vec<f32>) -> Vec<Self> {
-        values.into_iter().map(Self::from_f32).collect()
-    }
-
     /// Whole slices of the same length from f32.
     #[inline(always)]
     fn narrow(from: &[f32], to: &mut [Self]) {
@@ -50,10 +45,6 @@ impl Element for f32 {
 
     fn as_f32s(values: &[f32]) -> Option<&[f32]> {
         Some(values)
-    }
-
-    fn from_f32s(values: Vec<f32>) -> Vec<f32> {
-        values
     }
 }
 

@@ -37,6 +37,7 @@ mod pieces;
 mod precision;
 mod rope;
 mod silu_mul;
+pub mod slices;
 pub mod step;
 mod sum_of_squares;
 mod team;

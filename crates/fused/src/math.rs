@@ -4,6 +4,7 @@ use crate::element::Element;
 use crate::pieces::Pieces;
 use crate::team;
 use crate::uninit::written;
+use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
 /// Elements that are worth a task of their own.
@@ -84,6 +85,12 @@ pub(crate) fn max<T: Element>(a: &[T]) -> f32 {
     }
     let rest = rest.iter().map(|value| value.to_f32());
     lanes.iter().copied().chain(rest).fold(f32::NEG_INFINITY, f32::max)
+}
+
+/// Adds a row to a sum of rows.
+#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
+pub(crate) fn accumulate<T: Element>(sum: &mut [f32], row: &[T]) {
+    sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.to_f32());
 }
 
 /// Elements of a task: whole rows of `width`, about [`TASK`] elements. It does not depend on the number of cores, so neither

@@ -19,6 +19,11 @@ impl<'a, T> Pieces<'a, T> {
         Self { first: values.as_mut_ptr(), len: values.len(), memory: PhantomData }
     }
 
+    /// The first element, for tasks whose parts are no ranges.
+    pub fn as_mut_ptr(&self) -> *mut T {
+        self.first
+    }
+
     /// # Safety
     /// No other range that is in use overlaps this one.
     ///

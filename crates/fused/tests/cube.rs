@@ -7,7 +7,6 @@ use fused::{
     AdamW, AdamWState, DropoutKey, RopeTable, adamw, dropout, embedding, gelu, layer_norm, linear_cross_entropy,
     linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
 };
-use std::sync::Mutex;
 
 const ALL: &[DType] = &[DType::F32, DType::BF16, DType::F16];
 /// Burn's own products in bf16, which the cotangent of a loss needs, do not compile for every CPU.
@@ -23,12 +22,10 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Output {
 
 /// The outputs on the CPU runtime are those on flex, to rounding.
 fn agree(case: &str, run: impl Fn(&Device) -> Vec<Output>) {
-    static UNITS: Mutex<()> = Mutex::new(());
     let expected = run(&Device::flex());
     for units in [1, 2] {
         let outputs = {
-            let _held = UNITS.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            set_cpu_units(units);
+            let _held = set_cpu_units(units);
             run(&Device::cpu())
         };
         assert_eq!(outputs.len(), expected.len());

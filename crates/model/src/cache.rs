@@ -1,5 +1,6 @@
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
 use fused::causal_attention;
+use std::cell::OnceCell;
 
 /// Columns that a buffer grows by at least.
 const GRANULE: usize = 64;
@@ -27,8 +28,8 @@ pub(crate) struct Chunk {
     t: usize,
     /// Keys of the longest sequence, old and new.
     columns: usize,
-    /// `[b, 1, t, columns]`: the keys that a new token may not see; none where all see all.
-    hidden_b1tc: Option<Tensor<4, Bool>>,
+    /// [`hidden`](Self::hidden), once it was asked for.
+    hidden_b1tc: OnceCell<Option<Tensor<4, Bool>>>,
 }
 
 impl Cache {
@@ -83,20 +84,14 @@ impl Cache {
     }
 
     /// Places `counts[i]` of `t` new tokens behind sequence `i`.
-    pub(crate) fn extend(&mut self, counts: &[usize], t: usize, context: usize, device: &Device) -> Chunk {
+    pub(crate) fn extend(&mut self, counts: &[usize], t: usize, context: usize) -> Chunk {
         assert_eq!(counts.len(), self.lengths.len(), "one count a sequence of the cache");
         assert!(counts.iter().all(|count| *count <= t), "counts {counts:?} of {t} tokens");
         let starts = self.lengths.clone();
         self.lengths.iter_mut().zip(counts).for_each(|(length, count)| *length += count);
         let columns = self.lengths.iter().copied().max().unwrap_or(0);
         assert!(columns <= context, "{columns} tokens are more than the context of {context}");
-        let hidden = starts.iter().any(|start| start + 1 != columns) || t > 1;
-        let hidden_b1tc = hidden.then(|| {
-            let row = |last: usize| (0..columns).map(move |column| column > last);
-            let values: Vec<bool> = starts.iter().flat_map(|start| (*start..start + t).flat_map(row)).collect();
-            Tensor::from_data(TensorData::new(values, [starts.len(), 1, t, columns]), device)
-        });
-        Chunk { starts, counts: counts.to_vec(), t, columns, hidden_b1tc }
+        Chunk { starts, counts: counts.to_vec(), t, columns, hidden_b1tc: OnceCell::new() }
     }
 }
 
@@ -173,7 +168,7 @@ impl Chunk {
     pub fn probabilities(&self, scores_bhtc: Tensor<4>, scale: f64) -> Tensor<4> {
         let dtype = scores_bhtc.dtype();
         let scores_bhtc = scores_bhtc.cast(DType::F32) * scale;
-        let scores_bhtc = match &self.hidden_b1tc {
+        let scores_bhtc = match self.hidden_b1tc.get_or_init(|| self.hidden(&scores_bhtc.device())) {
             None => scores_bhtc,
             Some(hidden) => {
                 let shape = scores_bhtc.dims();
@@ -181,5 +176,15 @@ impl Chunk {
             }
         };
         activation::softmax(scores_bhtc, 3).cast(dtype)
+    }
+
+    /// `[b, 1, t, columns]`: the keys that a new token may not see; none where all see all.
+    fn hidden(&self, device: &Device) -> Option<Tensor<4, Bool>> {
+        let Self { starts, t, columns, .. } = self;
+        (starts.iter().any(|start| start + 1 != *columns) || *t > 1).then(|| {
+            let row = |last: usize| (0..*columns).map(move |column| column > last);
+            let values: Vec<bool> = starts.iter().flat_map(|start| (*start..start + t).flat_map(row)).collect();
+            Tensor::from_data(TensorData::new(values, [starts.len(), 1, *t, *columns]), device)
+        })
     }
 }

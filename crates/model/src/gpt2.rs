@@ -105,7 +105,7 @@ impl LanguageModel for Gpt2 {
     }
 
     fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3> {
-        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context(), &tokens_bt.device());
+        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context());
         let x_btd = self.ends.embed_at(tokens_bt, chunk.positions(self.context()));
         let layers = self.blocks.iter().zip(&mut cache.layers);
         layers.fold(x_btd, |x_btd, (block, layer)| block.forward_cached(x_btd, layer, &chunk))

@@ -2,16 +2,9 @@
 #![cfg(feature = "cpu-jit")]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use fused::cube::launch::set_cpu_units;
+use fused::cube::launch::{CpuUnits, set_cpu_units};
 use half::bf16;
 use moe::kernels::grouped_gemm::{Tier, force_tier, grouped_gemm};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Units and tiers are set for the whole process.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 struct Case {
     r: usize,
@@ -126,21 +119,19 @@ fn cases() -> Vec<(&'static str, Case)> {
 }
 
 /// Gives the choice of units and tier back, also when a test fails.
-struct Forced<'a>(#[allow(dead_code)] MutexGuard<'a, ()>);
+struct Forced(#[allow(dead_code)] CpuUnits);
 
-impl Forced<'_> {
+impl Forced {
     fn new(tier: Option<Tier>, units: usize) -> Self {
-        let alone = alone();
+        let alone = set_cpu_units(units);
         force_tier(tier);
-        set_cpu_units(units);
         Self(alone)
     }
 }
 
-impl Drop for Forced<'_> {
+impl Drop for Forced {
     fn drop(&mut self) {
         force_tier(None);
-        set_cpu_units(1);
     }
 }
 

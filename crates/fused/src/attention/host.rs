@@ -5,6 +5,7 @@ use super::views::{Target, View};
 use super::{AttentionRule, LatentRule};
 use crate::element::Element;
 use crate::gemm::Matrix;
+use crate::math::accumulate;
 use crate::pieces::Pieces;
 use crate::rope::{turn, turn_back};
 use crate::team;
@@ -311,8 +312,7 @@ fn over_heads<T: Element>(latent: Latent<'_, T>, of_heads: &[f32]) -> Vec<T> {
         let (b, i) = (row / t, row % t);
         let mut sum = vec![0.0f32; rope];
         for head in 0..heads {
-            let of_head = &of_heads[((b * heads + head) * t + i) * rope..][..rope];
-            sum.iter_mut().zip(of_head).for_each(|(sum, value)| *sum += value);
+            accumulate(&mut sum, &of_heads[((b * heads + head) * t + i) * rope..][..rope]);
         }
         latent.turned_back(i, &sum).into_iter().map(T::from_f32)
     };

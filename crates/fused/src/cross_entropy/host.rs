@@ -78,24 +78,20 @@ fn add_to_head<T: Element>(
     rule: CrossEntropyRule,
     add: bool,
 ) {
-    struct Out(*mut f32);
-    // SAFETY: tasks write different columns.
-    unsafe impl Sync for Out {}
-
     let rows = x.len() / d;
     let (x, d_logits) = (f32s(x), f32s(d_logits));
-    let (x, d_logits, out) = (Matrix::new(&x, d), Matrix::new(&d_logits, vocab), Out(d_head.as_mut_ptr()));
+    let (x, d_logits, out) = (Matrix::new(&x, d), Matrix::new(&d_logits, vocab), Pieces::new(d_head));
     let width = vocab.div_ceil(2 * rayon::current_num_threads()).next_multiple_of(32).max(256);
     team::for_each(vocab.div_ceil(width), |i| {
-        let (out, first) = (&out, i * width);
+        let (out, first) = (out.as_mut_ptr(), i * width);
         let columns = width.min(vocab - first);
         let part = Matrix { data: &d_logits.data[first..], ..d_logits };
         // SAFETY: the columns of this task in a matrix of all of them, which is set from the first chunk on.
         unsafe {
             if rule.transposed {
-                product_here([columns, d, rows], part.transposed(), x, out.0.add(first * d), d, add);
+                product_here([columns, d, rows], part.transposed(), x, out.add(first * d), d, add);
             } else {
-                product_here([d, columns, rows], x.transposed(), part, out.0.add(first), vocab, add);
+                product_here([d, columns, rows], x.transposed(), part, out.add(first), vocab, add);
             }
         }
     });

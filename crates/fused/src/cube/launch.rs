@@ -10,6 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Units of a cube on a GPU, where there is work for them.
 pub const UNITS: usize = 256;
@@ -19,13 +20,26 @@ const CUBES: usize = 1 << 16;
 
 static CPU_UNITS: AtomicUsize = AtomicUsize::new(1);
 
+/// The units that [`set_cpu_units`] has set, until it is dropped. Whoever sets others meanwhile waits.
+pub struct CpuUnits(#[allow(dead_code)] MutexGuard<'static, ()>);
+
+impl Drop for CpuUnits {
+    fn drop(&mut self) {
+        CPU_UNITS.store(1, Ordering::Relaxed);
+    }
+}
+
 /// Sets the units of a cube on CubeCL's CPU runtime, for the whole process: 1 unless set, and 2 to test for races.
 ///
 /// # Panics
 /// If it is no power of two.
-pub fn set_cpu_units(units: usize) {
+#[must_use = "they are set for as long as this is held"]
+pub fn set_cpu_units(units: usize) -> CpuUnits {
+    static SET: Mutex<()> = Mutex::new(());
     assert!(units.is_power_of_two(), "set_cpu_units: {units} is no power of two");
+    let held = SET.lock().unwrap_or_else(PoisonError::into_inner);
     CPU_UNITS.store(units, Ordering::Relaxed);
+    CpuUnits(held)
 }
 
 /// Units for a cube with `work` for this many of them: a power of two.

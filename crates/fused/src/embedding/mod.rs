@@ -11,6 +11,7 @@
 pub(crate) mod cube;
 
 use crate::element::Element;
+use crate::math::accumulate;
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
 use crate::team;
@@ -56,8 +57,7 @@ pub(crate) fn backward_host<T: Element>(tokens: &[usize], dy: &[T], rows: usize,
                 let row = i * task + row;
                 sum.fill(0.0);
                 for place in &places[ends[row]..ends[row + 1]] {
-                    let dy = &dy[place * d..(place + 1) * d];
-                    sum.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy.to_f32());
+                    accumulate(&mut sum, &dy[place * d..(place + 1) * d]);
                 }
                 gradient.iter_mut().zip(&sum).for_each(|(gradient, sum)| _ = gradient.write(T::from_f32(*sum)));
             }

@@ -2,10 +2,10 @@
 
 use crate::element::Element;
 use crate::gemm::{Epilogue, Matrix, Product, products, products_with};
+use crate::math::accumulate;
 use crate::pieces::Pieces;
 use crate::team;
 use crate::uninit::written;
-use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
 /// Rows of `from`, a matrix that makes them rows of `to`, and a bias or nothing.
@@ -122,9 +122,4 @@ fn sum_of_rows<T: Element>(rows: &[T], width: usize) -> Vec<T> {
     let mut all = vec![0.0; width];
     sums.chunks_exact(width.max(1)).for_each(|sum| accumulate(&mut all, sum));
     all.into_iter().map(T::from_f32).collect()
-}
-
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn accumulate<T: Element>(sum: &mut [f32], row: &[T]) {
-    sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.to_f32());
 }

@@ -13,7 +13,7 @@
 pub(crate) mod cube;
 
 use crate::element::Element;
-use crate::math::{over_rows, sum, sum2, sum3, task_len};
+use crate::math::{accumulate, over_rows, sum, sum2, sum3, task_len};
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
 use crate::precision::widened;
@@ -77,8 +77,8 @@ pub(crate) fn backward_host<T: Element>(x: &[T], gain: &[f32], dy: &[T], rule: N
     let dx = unsafe { written(x.len(), write) };
     let (mut d_gain, mut d_bias) = (vec![0.0; d], vec![0.0; d]);
     for share in shares.chunks_exact(2 * d) {
-        add(&mut d_gain, &share[..d]);
-        add(&mut d_bias, &share[d..]);
+        accumulate(&mut d_gain, &share[..d]);
+        accumulate(&mut d_bias, &share[d..]);
     }
     (dx, [d_gain, d_bias])
 }
@@ -128,8 +128,4 @@ fn backward<T: Element>(
             dx.write(T::from_f32(r * (dy * gain - mean_c - n * mean_cn)));
         }
     }
-}
-
-fn add(sum: &mut [f32], values: &[f32]) {
-    sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
 }

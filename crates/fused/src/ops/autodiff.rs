@@ -14,6 +14,20 @@ use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{AutodiffBackend, TensorMetadata};
 
+/// The product `y` of `x` and `weight`, with a bias, on the tape.
+fn linear_step<B: FusedOps, C: CheckpointStrategy>(
+    inputs: [&FloatTensor<Autodiff<B, C>>; 3],
+    y: FloatTensor<B>,
+    transposed: bool,
+) -> FloatTensor<Autodiff<B, C>> {
+    let [x, weight, _] = inputs;
+    step::<B, C, _, 3>(inputs, y, || Linear::<B> {
+        x: x.primitive().clone(),
+        weight: weight.primitive().clone(),
+        transposed,
+    })
+}
+
 /// A tensor that carries no gradient.
 fn constant<B: FusedOps, C: CheckpointStrategy>(tensor: FloatTensor<B>) -> FloatTensor<Autodiff<B, C>> {
     Autodiff::<B, C>::from_inner(tensor)
@@ -110,9 +124,9 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         bias: FloatTensor<Self>,
         transposed: bool,
     ) -> FloatTensor<Self> {
-        let (rows, matrix) = (x.primitive().clone(), weight.primitive().clone());
-        let y = B::fused_linear(rows.clone(), matrix.clone(), bias.primitive().clone(), transposed);
-        step::<B, C, _, 3>([&x, &weight, &bias], y, || Linear::<B> { x: rows, weight: matrix, transposed })
+        let inputs = [&x, &weight, &bias];
+        let [rows, matrix, added] = inputs.map(|input| input.primitive().clone());
+        linear_step::<B, C>(inputs, B::fused_linear(rows, matrix, added, transposed), transposed)
     }
 
     /// Computed at once, on the tape two steps.
@@ -121,10 +135,10 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (rows, matrix) = (x.primitive().clone(), weight.primitive().clone());
-        let (y, pre) = B::fused_linear_gelu(rows.clone(), matrix.clone(), bias.primitive().clone());
-        let linear = || Linear::<B> { x: rows, weight: matrix, transposed: false };
-        let tracked = step::<B, C, _, 3>([&x, &weight, &bias], pre.clone(), linear);
+        let inputs = [&x, &weight, &bias];
+        let [rows, matrix, added] = inputs.map(|input| input.primitive().clone());
+        let (y, pre) = B::fused_linear_gelu(rows, matrix, added);
+        let tracked = linear_step::<B, C>(inputs, pre.clone(), false);
         (step::<B, C, _, 1>([&tracked], y, || Gelu::<B>(pre)), tracked)
     }
 
@@ -135,11 +149,10 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         bias: FloatTensor<Self>,
         residual: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        let (rows, matrix) = (x.primitive().clone(), weight.primitive().clone());
-        let added = (bias.primitive().clone(), residual.primitive().clone());
-        let y = B::fused_linear_add(rows.clone(), matrix.clone(), added.0, added.1);
-        let linear = || Linear::<B> { x: rows, weight: matrix, transposed: false };
-        let tracked = step::<B, C, _, 3>([&x, &weight, &bias], y.clone(), linear);
+        let inputs = [&x, &weight, &bias];
+        let [rows, matrix, added] = inputs.map(|input| input.primitive().clone());
+        let y = B::fused_linear_add(rows, matrix, added, residual.primitive().clone());
+        let tracked = linear_step::<B, C>(inputs, y.clone(), false);
         step::<B, C, _, 2>([&tracked, &residual], y, || Add)
     }
 

@@ -7,33 +7,13 @@ use crate::cross_entropy::{CrossEntropyRule, cross_entropy_host};
 use crate::dropout::{DropoutRule, dropout_host};
 use crate::linear::Weighted;
 use crate::norm::{self, NormRule};
+use crate::slices::{contiguous, float, slice};
 use crate::sum_of_squares::sum_of_squares_host;
+use crate::with_float;
 use crate::{Element, embedding, gelu, linear, rope, silu_mul};
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, Shape, TensorData};
-
-/// `$body` with `$T` as the Rust type of a float dtype.
-macro_rules! with_float {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            other => panic!("fused operations take f32, bf16 and f16, not {other:?}"),
-        }
-    };
-}
+use burn::tensor::DType;
 
 impl FusedOps for Flex {
     fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -339,11 +319,6 @@ fn cross_entropy(
     })
 }
 
-/// Flex's own `to_contiguous` would copy a part of a larger buffer, as the parameters of a sharded unit are.
-fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
-    if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
-}
-
 /// The tensor, with the elements of a row together.
 fn rows_together(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
     let strides = tensor.layout().strides();
@@ -388,12 +363,4 @@ fn own(tensor: &mut FloatTensor<Flex>) -> &mut [f32] {
         *tensor = float(slice::<f32>(tensor).to_vec(), tensor.shape());
     }
     tensor.storage_mut()
-}
-
-fn slice<T: burn::tensor::Element + bytemuck::Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
-    contiguous.as_slice().expect("the operations get contiguous tensors of the dtypes that they ask for")
-}
-
-fn float<T: burn::tensor::Element>(values: Vec<T>, shape: impl Into<Shape>) -> FloatTensor<Flex> {
-    Flex::float_from_data(TensorData::new(values, shape.into()), &Default::default())
 }

@@ -79,7 +79,7 @@ impl LanguageModel for DeepSeek {
     }
 
     fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3> {
-        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context(), &tokens_bt.device());
+        let chunk = cache.extend(counts, tokens_bt.dims()[1], self.context());
         let x_btd = embedding(self.embed.weight.val(), tokens_bt);
         let layers = self.blocks.iter().zip(&mut cache.layers);
         layers.fold(x_btd, |x_btd, (block, layer)| block.forward_cached(x_btd, layer, &chunk))

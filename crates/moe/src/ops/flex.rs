@@ -10,31 +10,12 @@ use crate::kernels::route::{GateRule, SelectRule};
 use crate::kernels::route::{
     count_host, gates_backward_host, gates_host, scores_backward_host, scores_host, select_host,
 };
-use burn::backend::ops::{FloatTensorOps, IntTensorOps};
+use burn::backend::ops::IntTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
-use burn::tensor::{DType, Element, Shape, TensorData};
-
-/// `$body` with `$T` as the Rust type of a float dtype.
-macro_rules! with_float {
-    ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            other => panic!("the operations of a mixture of experts take f32, bf16 and f16, not {other:?}"),
-        }
-    };
-}
+use burn::tensor::{Shape, TensorData};
+use fused::slices::{contiguous, float, slice};
+use fused::with_float;
 
 impl MoeOps for Flex {
     fn moe_scores(logits: FloatTensor<Self>, func: ScoreFunc) -> FloatTensor<Self> {
@@ -171,19 +152,6 @@ impl MoeOps for Flex {
 
 fn dims<const D: usize>(tensor: &FloatTensor<Flex>) -> [usize; D] {
     tensor.shape().dims()
-}
-
-/// Flex's own `to_contiguous` would copy a part of a larger buffer, as the matrices of a sharded unit are.
-fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
-    if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
-}
-
-fn slice<T: Element + bytemuck::Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
-    contiguous.as_slice().expect("the operations get contiguous tensors of the dtypes that they ask for")
-}
-
-fn float<T: Element, const D: usize>(values: Vec<T>, shape: [usize; D]) -> FloatTensor<Flex> {
-    Flex::float_from_data(TensorData::new(values, Shape::from(shape)), &Default::default())
 }
 
 fn int<const D: usize>(values: Vec<i32>, shape: [usize; D]) -> IntTensor<Flex> {

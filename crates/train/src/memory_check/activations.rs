@@ -53,7 +53,7 @@ impl Shape {
     fn gpt2(&self, model: &Gpt2Config) -> Vec<CallBytes> {
         let (d, heads) = (model.n_embd as f64, model.n_head as f64);
         let inner = model.n_inner.map_or(4.0 * d, |inner| inner as f64);
-        let kept = self.kept(7.0 * d + 2.0 * inner) + self.statistics(heads);
+        let kept = self.kept(7.0 * d + 2.0 * inner) + self.wide(heads);
         let block = self.call(d, kept, self.scores(heads).max(self.kept(2.0 * inner)));
         let mut calls = vec![CallBytes { input: 0, graph: 0, backward: 0 }];
         calls.extend(vec![block; model.n_layer]);
@@ -98,11 +98,6 @@ impl Shape {
         if self.size < FP32 { self.wide(width) } else { 0.0 }
     }
 
-    /// The log-sum-exps of attention.
-    fn statistics(&self, heads: f64) -> f64 {
-        self.wide(heads)
-    }
-
     fn latent_attention(&self, model: &DeepSeekConfig) -> f64 {
         let (heads, rank) = (model.num_attention_heads as f64, model.kv_lora_rank as f64);
         let [nope, rope, v] =
@@ -110,7 +105,7 @@ impl Shape {
         let cut = model.hidden_size as f64 * (rank + rope) * self.size;
         let query = 2.0 * model.q_lora_rank.unwrap_or(0) as f64;
         let widths = query + 2.0 * rank + rope + heads * (2.0 * nope + rope + 2.0 * v);
-        self.kept(widths) + cut + self.statistics(heads)
+        self.kept(widths) + cut + self.wide(heads)
     }
 
     fn experts(&self, d: f64, moe: &MoeConfig) -> f64 {

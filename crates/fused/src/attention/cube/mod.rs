@@ -95,6 +95,18 @@ impl Problem {
     }
 }
 
+/// Queries, keys and values of these widths without a rotated part.
+fn unrotated(
+    [b, heads, t, s]: [usize; 4],
+    [nope, width]: [usize; 2],
+    rule: AttentionRule,
+    [q, k, v]: [Rows; 3],
+) -> Problem {
+    let none = empty(&q.tensor, [1], DType::F32);
+    let (k_rope, table) = (k.clone(), [none.clone(), none]);
+    Problem { b, heads, t, s, widths: Widths { nope, rope: 0, v: width }, rule, q, k, v, k_rope, table }
+}
+
 /// Separate queries, keys and values, as they lie where the elements of their rows lie together.
 fn separate([q, k, v]: [CubeTensor; 3], rule: AttentionRule) -> Problem {
     let ([b, heads, t, nope], [_, _, s, width]) = (q.shape().dims(), v.shape().dims());
@@ -102,9 +114,7 @@ fn separate([q, k, v]: [CubeTensor; 3], rule: AttentionRule) -> Problem {
         let x = if x.meta.strides()[3] == 1 { x } else { into_contiguous(x) };
         Rows::by_head(x)
     });
-    let none = empty(&q.tensor, [1], DType::F32);
-    let (k_rope, table) = (k.clone(), [none.clone(), none]);
-    Problem { b, heads, t, s, widths: Widths { nope, rope: 0, v: width }, rule, q, k, v, k_rope, table }
+    unrotated([b, heads, t, s], [nope, width], rule, [q, k, v])
 }
 
 pub(crate) fn attention(q: CubeTensor, k: CubeTensor, v: CubeTensor, rule: AttentionRule) -> (CubeTensor, CubeTensor) {
@@ -140,11 +150,8 @@ fn three(qkv: &CubeTensor, heads: usize) -> [Rows; 3] {
 
 fn of_one_product(qkv: CubeTensor, heads: usize, rule: AttentionRule) -> Problem {
     let [b, t, width] = qkv.shape().dims();
-    let [q, k, v] = three(&into_contiguous(qkv), heads);
     let d = width / 3 / heads;
-    let none = empty(&q.tensor, [1], DType::F32);
-    let (k_rope, table) = (k.clone(), [none.clone(), none]);
-    Problem { b, heads, t, s: t, widths: Widths { nope: d, rope: 0, v: d }, rule, q, k, v, k_rope, table }
+    unrotated([b, heads, t, t], [d, d], rule, three(&into_contiguous(qkv), heads))
 }
 
 pub(crate) fn self_attention(qkv: CubeTensor, heads: usize, rule: AttentionRule) -> (CubeTensor, CubeTensor) {

@@ -19,6 +19,32 @@ fn rule() -> RuleCompilationArg {
 const GPT2: Widths = Widths { nope: 64, rope: 0, v: 64 };
 const LATENT: Widths = Widths { nope: 128, rope: 64, v: 128 };
 
+/// The case of a body's kernel for these buffers, the places of these rows, and what is known at compile time.
+macro_rules! case {
+    ($value:expr, for $of:ident) => { $value };
+    ($body:ident, $kernel:ident, $type:ident, $name:expr, $dim:expr, [$($buffer:ident)*], [$($rows:ident)*], $($known:expr),*) => {{
+        let name = format!("attention {} {} {}", stringify!($kernel), stringify!($body), $name);
+        KernelCase::new(name, move |gpu| $body::$kernel::$kernel::$type::new(
+            gpu.unchecked($dim), gpu.device(), gpu.target(),
+            $(case!(buffer(), for $buffer),)* $(case!(lies(), for $rows),)* rule(), $($known),*
+        ))
+    }};
+}
+
+/// All kernels of a body.
+macro_rules! cases {
+    ($body:ident, $name:expr, $dim:expr, $($known:expr),*) => {
+        [
+            case!($body, forward, Forward, $name, $dim,
+                [q k v k_rope cos sin y l], [q k v k_rope y], $($known),*),
+            case!($body, keys, Keys, $name, $dim,
+                [q k v k_rope cos sin d_y l mean d_k d_v d_k_rope], [q k v k_rope y d_k d_v], $($known),*),
+            case!($body, queries, Queries, $name, $dim,
+                [q k v k_rope cos sin d_y l mean d_q], [q k v k_rope y d_q], $($known),*),
+        ]
+    };
+}
+
 fn simt_cases(
     name: &str,
     widths: Widths,
@@ -29,187 +55,13 @@ fn simt_cases(
 ) -> [KernelCase; 3] {
     let shape = simt::Shape { widths, tile, dropout };
     let dim = CubeDim::new_1d(shape.units() as u32);
-    let name = |kernel: &str| format!("attention {kernel} simt {name}");
-    let (b, a) = (buffer, lies);
-    [
-        KernelCase::new(name("forward"), move |gpu| {
-            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
-            let (at, rule) = ([a(), a(), a(), a(), a()], rule());
-            let [q, k, v, k_rope, y] = at;
-            simt::forward::forward::Forward::new(
-                s,
-                d,
-                t,
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                q,
-                k,
-                v,
-                k_rope,
-                y,
-                rule,
-                vector,
-                shape,
-                dtype,
-            )
-        }),
-        KernelCase::new(name("keys"), move |gpu| {
-            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
-            simt::keys::keys::Keys::new(
-                s,
-                d,
-                t,
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                rule(),
-                vector,
-                shape,
-                dtype,
-            )
-        }),
-        KernelCase::new(name("queries"), move |gpu| {
-            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
-            simt::queries::queries::Queries::new(
-                s,
-                d,
-                t,
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                rule(),
-                vector,
-                shape,
-                dtype,
-            )
-        }),
-    ]
+    cases!(simt, name, dim, vector, shape, dtype)
 }
 
 fn mma_cases(name: &str, widths: Widths, dropout: bool, dtype: ElemType) -> [KernelCase; 3] {
     let shape = mma::Shape { widths, dropout };
     let dim = CubeDim::new_1d(mma::UNITS as u32);
-    let name = |kernel: &str| format!("attention {kernel} mma {name}");
-    let (b, a) = (buffer, lies);
-    let cases = [
-        KernelCase::new(name("forward"), move |gpu| {
-            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
-            mma::forward::forward::Forward::new(
-                s,
-                d,
-                t,
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                rule(),
-                shape,
-                dtype,
-            )
-        }),
-        KernelCase::new(name("keys"), move |gpu| {
-            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
-            mma::keys::keys::Keys::new(
-                s,
-                d,
-                t,
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                rule(),
-                shape,
-                dtype,
-            )
-        }),
-        KernelCase::new(name("queries"), move |gpu| {
-            let (s, d, t) = (gpu.unchecked(dim), gpu.device(), gpu.target());
-            mma::queries::queries::Queries::new(
-                s,
-                d,
-                t,
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                b(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                a(),
-                rule(),
-                shape,
-                dtype,
-            )
-        }),
-    ];
-    cases.map(|case| case.instructions(&["HMMA", "LDSM"]))
+    cases!(mma, name, dim, shape, dtype).map(|case| case.instructions(&["HMMA", "LDSM"]))
 }
 
 pub(crate) fn cases() -> Vec<KernelCase> {

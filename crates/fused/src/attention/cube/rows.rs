@@ -62,6 +62,33 @@ impl Lies {
     }
 }
 
+/// The number of this cube's head among those of all sequences.
+#[cube]
+pub(super) fn head_here() -> usize {
+    CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize
+}
+
+/// `l` and `sum(dy y)` of the queries of a tile, side by side in shared memory.
+#[cube]
+pub(super) fn stage_statistics(
+    l: &[f32],
+    mean: &[f32],
+    to: &mut [f32],
+    query: usize,
+    rule: &Rule,
+    #[comptime] tile: usize,
+) {
+    let first = head_here() * rule.t;
+    let mut i = UNIT_POS as usize;
+    while i < tile {
+        if query + i < rule.t {
+            to[i] = l[first + query + i];
+            to[tile + i] = mean[first + query + i];
+        }
+        i += CUBE_DIM as usize;
+    }
+}
+
 /// Widths of a query and a key, in front of the rotated part and of that, and of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Widths {
@@ -140,4 +167,32 @@ impl Rule {
         let dropped = ((number >> 32u64) as u32) < self.threshold;
         select(dropped, 0.0f32, self.kept)
     }
+}
+
+/// What a score, if it is seen, and the gradient of its probability become: what multiplies `dy` or `v`, and what multiplies `k` or `q`.
+#[cube]
+pub(super) fn probability(
+    score: f32,
+    gradient: f32,
+    seen: bool,
+    query: usize,
+    key: usize,
+    l: f32,
+    mean: f32,
+    rule: &Rule,
+    start: u64,
+    #[comptime] dropout: bool,
+) -> (f32, f32) {
+    let mut p = 0.0f32;
+    let mut d_s = 0.0f32;
+    if seen {
+        let whole = (rule.scale * score - l).exp();
+        let mut factor = 1.0f32;
+        if comptime!(dropout) {
+            factor = rule.factor(start, query, key);
+        }
+        d_s = rule.scale * whole * (factor * gradient - mean);
+        p = whole * factor;
+    }
+    (p, d_s)
 }

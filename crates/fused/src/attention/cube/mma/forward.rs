@@ -1,6 +1,6 @@
 //! The forward of [`simt`](super::super::simt), on tensor cores: scores, probabilities and sums stay in registers.
 
-use super::super::rows::{Lies, Rule};
+use super::super::rows::{Lies, Rule, head_here};
 use super::{Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -122,8 +122,7 @@ pub fn forward<F: Float>(
                 y[to + comptime!(4 * n)] = rounded(sums[comptime!(2 * n + half)] * Vector::new(inverse));
             }
             if lane_column == 0 {
-                let head = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
-                l[head * rule.t + row] = rule.scale * largest[half] + sum.ln();
+                l[head_here() * rule.t + row] = rule.scale * largest[half] + sum.ln();
             }
         }
     }

@@ -1,10 +1,7 @@
 //! The gradients of keys and values on tensor cores; see [`simt`](super::super::simt). Scores have a row for each key here.
 
-use super::super::rows::{Lies, Rule};
-use super::{
-    CHUNK, Eight, Operand, Shape, TILE, Two, UNITS, add_product, lane_place, plane_row, probability, scores, stage,
-    turn, zeros,
-};
+use super::super::rows::{Lies, Rule, head_here, probability, stage_statistics};
+use super::{CHUNK, Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
 use crate::cube::rounded;
 use cubecl::prelude::*;
 
@@ -52,7 +49,7 @@ pub fn keys<F: Float>(
 
     let (lane_row, lane_column) = lane_place();
     let row = key + plane_row() + lane_row;
-    let head = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
+    let head = head_here();
     let mut d_k_sums = zeros(comptime!(shape.padded()[0]));
     let mut d_v_sums = zeros(comptime!(shape.padded()[1]));
 
@@ -61,14 +58,7 @@ pub fn keys<F: Float>(
     while query < rule.t {
         stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
         stage(d_y, y_lies.here(), y_lies.row, query, rule.t, &mut d_y_tile, comptime!(shape.values()));
-        let mut i = UNIT_POS as usize;
-        while i < TILE {
-            if query + i < rule.t {
-                statistics[i] = l[head * rule.t + query + i];
-                statistics[TILE + i] = mean[head * rule.t + query + i];
-            }
-            i += UNITS;
-        }
+        stage_statistics(l, mean, &mut statistics, query, &rule, TILE);
         if comptime!(widths.rope > 0) {
             sync_cube();
             turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()));

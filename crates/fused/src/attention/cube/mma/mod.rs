@@ -30,7 +30,7 @@ pub(super) mod forward;
 pub(super) mod keys;
 pub(super) mod queries;
 
-use super::rows::{Rule, Widths};
+use super::rows::Widths;
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
@@ -297,32 +297,4 @@ fn plane_row() -> usize {
 #[cube]
 fn lane_place() -> (usize, usize) {
     (UNIT_POS_PLANE as usize / 4, UNIT_POS_PLANE as usize % 4 * 2)
-}
-
-/// What a score, if it is seen, and the gradient of its probability become: what multiplies `dy` or `v`, and what multiplies `k` or `q`.
-#[cube]
-fn probability(
-    score: f32,
-    gradient: f32,
-    seen: bool,
-    query: usize,
-    key: usize,
-    l: f32,
-    mean: f32,
-    rule: &Rule,
-    start: u64,
-    #[comptime] dropout: bool,
-) -> (f32, f32) {
-    let mut p = 0.0f32;
-    let mut d_s = 0.0f32;
-    if seen {
-        let whole = (rule.scale * score - l).exp();
-        let mut factor = 1.0f32;
-        if comptime!(dropout) {
-            factor = rule.factor(start, query, key);
-        }
-        d_s = rule.scale * whole * (factor * gradient - mean);
-        p = whole * factor;
-    }
-    (p, d_s)
 }

@@ -1,9 +1,8 @@
 //! The gradient of queries on tensor cores; see [`simt`](super::super::simt).
 
-use super::super::rows::{Lies, Rule};
+use super::super::rows::{Lies, Rule, head_here, probability};
 use super::{
-    CHUNK, Eight, Operand, SIDE, Shape, TILE, Two, add_product, lane_place, plane_row, probability, scores, stage,
-    turn, zeros,
+    CHUNK, Eight, Operand, SIDE, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros,
 };
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -47,7 +46,7 @@ pub fn queries<F: Float>(
 
     let (lane_row, lane_column) = lane_place();
     let row = query + plane_row() + lane_row;
-    let head = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
+    let head = head_here();
     let mut statistics = Array::<f32>::new(4usize);
     #[unroll]
     for half in 0..2usize {

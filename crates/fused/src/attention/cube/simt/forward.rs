@@ -9,7 +9,7 @@
 //!
 //! (FlashAttention-2, arXiv 2307.08691, algorithm 1.) With dropout `p` is multiplied with its factor in `p v`, and not in the sum.
 
-use super::super::rows::{Lies, Rule};
+use super::super::rows::{Lies, Rule, head_here};
 use super::{Corner, PARTS, Shape, Sum, clear, multiply, pitch, put, stage, turn};
 use cubecl::prelude::*;
 
@@ -101,8 +101,7 @@ pub fn forward<F: Float, N: Size>(
     let mut i = UNIT_POS as usize;
     while i < tile {
         if query + i < rule.t {
-            let head = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
-            l[head * rule.t + query + i] = rule.scale * statistics.largest[i] + statistics.total[i].ln();
+            l[head_here() * rule.t + query + i] = rule.scale * statistics.largest[i] + statistics.total[i].ln();
         }
         statistics.factor[i] = 1.0f32 / statistics.total[i];
         i += CUBE_DIM as usize;

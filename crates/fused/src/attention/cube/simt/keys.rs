@@ -7,8 +7,8 @@
 //! Each gradient is one cube's whole sum: nothing is added up between cubes. The rotated key is one for all heads: its gradient leaves head by
 //! head, [`small`](super::super::small) adds it up.
 
-use super::super::rows::{Lies, Rule};
-use super::{Corner, Shape, Sum, clear, multiply, pitch, probabilities, put, stage, stage_statistics, turn};
+use super::super::rows::{Lies, Rule, head_here, stage_statistics};
+use super::{Corner, Shape, Sum, clear, multiply, pitch, probabilities, put, stage, turn};
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -85,7 +85,7 @@ pub fn keys<F: Float, N: Size>(
     put(&d_k_tile, d_k, d_k_lies.here(), d_k_lies.row, key, rule.s, comptime!(shape.nope()));
     put(&d_v_tile, d_v, d_v_lies.here(), d_v_lies.row, key, rule.s, comptime!(shape.whole(widths.v)));
     if comptime!(widths.rope > 0) {
-        let head = CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize;
+        let head = head_here();
         let mut i = UNIT_POS as usize;
         while i < comptime!(tile * widths.rope) {
             let (r, column) = (i / comptime!(widths.rope), i % comptime!(widths.rope));

@@ -22,7 +22,7 @@ pub(super) mod forward;
 pub(super) mod keys;
 pub(super) mod queries;
 
-use super::rows::{Rule, Widths};
+use super::rows::{Rule, Widths, probability};
 use crate::cube::launch::UNITS;
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -306,33 +306,20 @@ fn probabilities(
         for step in 0..comptime!(tile / PARTS) {
             let c = step * PARTS + part;
             let at = r * comptime!(shape.scores()) + c;
-            let mut p = 0.0f32;
-            let mut ds = 0.0f32;
-            if step * PARTS < seen {
-                let whole = (rule.scale * scores[at] - l).exp();
-                let mut factor = 1.0f32;
-                if comptime!(shape.dropout) {
-                    factor = rule.factor(start, corner.query + r, corner.key + c);
-                }
-                ds = rule.scale * whole * (factor * gradients[at] - mean);
-                p = whole * factor;
-            }
+            let (p, ds) = probability(
+                scores[at],
+                gradients[at],
+                step * PARTS < seen,
+                corner.query + r,
+                corner.key + c,
+                l,
+                mean,
+                rule,
+                start,
+                comptime!(shape.dropout),
+            );
             scores[at] = p;
             gradients[at] = ds;
-        }
-        i += CUBE_DIM as usize;
-    }
-}
-
-/// `l` and `sum(dy y)` of the queries of a tile, side by side.
-#[cube]
-fn stage_statistics(l: &[f32], mean: &[f32], to: &mut [f32], query: usize, rule: &Rule, #[comptime] tile: usize) {
-    let first = (CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize) * rule.t;
-    let mut i = UNIT_POS as usize;
-    while i < tile {
-        if query + i < rule.t {
-            to[i] = l[first + query + i];
-            to[tile + i] = mean[first + query + i];
         }
         i += CUBE_DIM as usize;
     }

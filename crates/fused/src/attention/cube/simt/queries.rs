@@ -4,8 +4,8 @@
 //!  for each tile of keys:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - mean)       dq += ds k
 //! ```
 
-use super::super::rows::{Lies, Rule};
-use super::{Corner, Shape, Sum, clear, multiply, probabilities, put, stage, stage_statistics, turn};
+use super::super::rows::{Lies, Rule, stage_statistics};
+use super::{Corner, Shape, Sum, clear, multiply, probabilities, put, stage, turn};
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]

@@ -1,0 +1,46 @@
+//! Tensors of `flex` as slices, and back, for operations in plain Rust.
+
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::{Flex, tensor::FloatTensor};
+use burn::tensor::{Element, Shape, TensorData};
+use bytemuck::Pod;
+
+/// `$body` with `$T` as the Rust type of a float dtype.
+#[macro_export]
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            ::burn::tensor::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            ::burn::tensor::DType::BF16 => {
+                type $T = ::half::bf16;
+                $body
+            }
+            ::burn::tensor::DType::F16 => {
+                type $T = ::half::f16;
+                $body
+            }
+            other => panic!("the operations take f32, bf16 and f16, not {other:?}"),
+        }
+    };
+}
+
+/// Flex's own `to_contiguous` would copy a part of a larger buffer, as the parameters of a sharded unit are.
+pub fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
+    if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
+}
+
+/// All elements.
+///
+/// # Panics
+/// If the tensor is not contiguous, or of another dtype.
+pub fn slice<T: Element + Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
+    contiguous.as_slice().expect("the operations get contiguous tensors of the dtypes that they ask for")
+}
+
+/// A tensor of these elements, without a copy.
+pub fn float<T: Element>(values: Vec<T>, shape: impl Into<Shape>) -> FloatTensor<Flex> {
+    Flex::float_from_data(TensorData::new(values, shape.into()), &Default::default())
+}
