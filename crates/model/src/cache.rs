@@ -1,6 +1,5 @@
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{Int, Tensor, TensorData};
 use fused::causal_attention;
-use std::cell::OnceCell;
 
 /// Columns that a buffer grows by at least.
 const GRANULE: usize = 64;
@@ -8,7 +7,7 @@ const GRANULE: usize = 64;
 /// What attention has to remember of tokens that a model has seen, so that the next ones cost a forward of their own only: of GPT-2 keys and
 /// values of every head, of DeepSeek the normed latent and the rotated key that all heads share (arXiv 2405.04434, section 2.1).
 ///
-/// Each sequence of the batch has its own length. A layer has two buffers `[b, heads, columns, width]`, column `c` being position `c` of each
+/// Each sequence of the batch has its own length. A layer's buffers are `[b, heads, columns, width]`, column `c` being position `c` of each
 /// sequence; they grow by a quarter at a time and are written in place.
 #[derive(Debug, Clone)]
 pub struct Cache {
@@ -16,7 +15,7 @@ pub struct Cache {
     lengths: Vec<usize>,
 }
 
-/// The two buffers of a layer: GPT-2's keys and values, DeepSeek's latents and rotated keys.
+/// The buffers of a layer: GPT-2's keys and values; of DeepSeek one, latent and rotated key side by side.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LayerCache([Option<Tensor<4>>; 2]);
 
@@ -28,8 +27,6 @@ pub(crate) struct Chunk {
     t: usize,
     /// Keys of the longest sequence, old and new.
     columns: usize,
-    /// [`hidden`](Self::hidden), once it was asked for.
-    hidden_b1tc: OnceCell<Option<Tensor<4, Bool>>>,
 }
 
 impl Cache {
@@ -91,16 +88,15 @@ impl Cache {
         self.lengths.iter_mut().zip(counts).for_each(|(length, count)| *length += count);
         let columns = self.lengths.iter().copied().max().unwrap_or(0);
         assert!(columns <= context, "{columns} tokens are more than the context of {context}");
-        Chunk { starts, counts: counts.to_vec(), t, columns, hidden_b1tc: OnceCell::new() }
+        Chunk { starts, counts: counts.to_vec(), t, columns }
     }
 }
 
 impl LayerCache {
     /// Appends `[b, heads, t, width]` to each buffer and returns all of it, `[b, heads, columns, width]`.
-    pub fn append(&mut self, new: [Tensor<4>; 2], chunk: &Chunk) -> [Tensor<4>; 2] {
-        let [first, second] = &mut self.0;
-        let [new_first, new_second] = new;
-        [append(first, new_first, chunk), append(second, new_second, chunk)]
+    pub fn append<const N: usize>(&mut self, new: [Tensor<4>; N], chunk: &Chunk) -> [Tensor<4>; N] {
+        let mut buffers = self.0.iter_mut();
+        new.map(|new| append(buffers.next().expect("at most two buffers a layer"), new, chunk))
     }
 }
 
@@ -147,44 +143,21 @@ impl Chunk {
         self.starts.iter().flat_map(|start| (*start..start + self.t).map(|at| at.min(limit - 1))).collect()
     }
 
-    /// Attention of the new tokens' queries, `[b, heads, t, d]`, to all keys and values, `[b, heads, columns, d]`: `[b, t, heads, d]`.
-    pub fn attention(&self, q_bhtd: Tensor<4>, [k_bhcd, v_bhcd]: [Tensor<4>; 2], scale: f64) -> Tensor<4> {
-        let ([b, heads, t, d], first) = (q_bhtd.dims(), self.starts.first().copied().unwrap_or(0));
+    /// Attention of the new tokens' queries, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and values, `[b, heads, columns, dv]`: `[b, t, heads, dv]`.
+    pub fn attention(&self, q_bhtd: Tensor<4>, [k_bhcd, v_bhcv]: [Tensor<4>; 2], scale: f64) -> Tensor<4> {
+        let ([b, heads, t, _], first) = (q_bhtd.dims(), self.starts.first().copied().unwrap_or(0));
         if self.columns == 0 {
-            return q_bhtd.zeros_like().reshape([b, t, heads, d]);
+            let dv = v_bhcv.dims()[3];
+            return Tensor::zeros([b, t, heads, dv], (&q_bhtd.device(), q_bhtd.dtype()));
         }
         if self.starts.iter().all(|start| *start == first) {
-            return causal_attention(q_bhtd, k_bhcd, v_bhcd, scale, first);
+            return causal_attention(q_bhtd, k_bhcd, v_bhcv, scale, first);
         }
         let of_sequence = |(i, start): (usize, &usize)| {
             let keys = (start + t).min(self.columns);
-            let of = |x: &Tensor<4>, rows| x.clone().slice([i..i + 1, 0..heads, 0..rows, 0..d]);
-            causal_attention(of(&q_bhtd, t), of(&k_bhcd, keys), of(&v_bhcd, keys), scale, *start)
+            let of = |x: &Tensor<4>, rows| x.clone().slice_dim(0, i..i + 1).slice_dim(2, 0..rows);
+            causal_attention(of(&q_bhtd, t), of(&k_bhcd, keys), of(&v_bhcv, keys), scale, *start)
         };
         Tensor::cat(self.starts.iter().enumerate().map(of_sequence).collect(), 0)
-    }
-
-    /// `softmax(mask(scores * scale))` over the keys up to and with each new token's own, in f32: `[b, heads, t, columns]` to the same.
-    pub fn probabilities(&self, scores_bhtc: Tensor<4>, scale: f64) -> Tensor<4> {
-        let dtype = scores_bhtc.dtype();
-        let scores_bhtc = scores_bhtc.cast(DType::F32) * scale;
-        let scores_bhtc = match self.hidden_b1tc.get_or_init(|| self.hidden(&scores_bhtc.device())) {
-            None => scores_bhtc,
-            Some(hidden) => {
-                let shape = scores_bhtc.dims();
-                scores_bhtc.mask_fill(hidden.clone().expand(shape), f32::NEG_INFINITY)
-            }
-        };
-        activation::softmax(scores_bhtc, 3).cast(dtype)
-    }
-
-    /// `[b, 1, t, columns]`: the keys that a new token may not see; none where all see all.
-    fn hidden(&self, device: &Device) -> Option<Tensor<4, Bool>> {
-        let Self { starts, t, columns, .. } = self;
-        (starts.iter().any(|start| start + 1 != *columns) || *t > 1).then(|| {
-            let row = |last: usize| (0..*columns).map(move |column| column > last);
-            let values: Vec<bool> = starts.iter().flat_map(|start| (*start..start + t).flat_map(row)).collect();
-            Tensor::from_data(TensorData::new(values, [starts.len(), 1, *t, *columns]), device)
-        })
     }
 }

@@ -33,22 +33,21 @@ impl Mla {
         let q_hnw = linear(query_input, query.weight.val(), None).reshape([1, n, heads, nope + rope]).swap_dims(1, 2);
         let q_nope = q_hnw.clone().slice([0..1, 0..heads, 0..n, 0..nope]);
         let q_rope = fused::rope(q_hnw.slice([0..1, 0..heads, 0..n, nope..nope + rope]), &positions);
-        // `[b, 1, t * heads, width]`: every head asks the same keys, so that heads are rows of one product.
-        let rows = |q: Tensor<4>, width: usize| q.swap_dims(1, 2).reshape([b, 1, t * heads, width]);
-        let (q_latent, q_rope) = (rows(q_nope.matmul(w_uk_hnr), rank), rows(q_rope, rope));
+        let q_hnw = Tensor::cat(vec![q_nope.matmul(w_uk_hnr), q_rope], 3);
+        let q_bhtw = q_hnw.reshape([heads, b, t, rank + rope]).swap_dims(0, 1);
 
         let kv_bt = linear(x_btd, self.kv_a_proj_with_mqa.weight.val(), None);
         let latent = self.kv_a_layernorm.forward(kv_bt.clone().slice([0..b, 0..t, 0..rank])).reshape([b, 1, t, rank]);
         let k_rope = kv_bt.slice([0..b, 0..t, rank..rank + rope]).reshape([1, 1, n, rope]);
         let k_rope = fused::rope(k_rope, &positions).reshape([b, 1, t, rope]);
-        let [latent_b1cr, k_rope_b1cp] = layer.append([latent, k_rope], chunk);
-        let columns = latent_b1cr.dims()[2];
+        let [keys] = layer.append([Tensor::cat(vec![latent, k_rope], 3)], chunk);
+        let columns = keys.dims()[2];
 
-        let scores = q_latent.matmul(latent_b1cr.clone().swap_dims(2, 3)) + q_rope.matmul(k_rope_b1cp.swap_dims(2, 3));
-        let scores_bhtc = scores.reshape([b, t, heads, columns]).swap_dims(1, 2);
-        let p_bhtc = chunk.probabilities(scores_bhtc, softmax_scale(&self.config));
-        let y = p_bhtc.swap_dims(1, 2).reshape([b, 1, t * heads, columns]).matmul(latent_b1cr);
-        let y_hnv = y.reshape([1, n, heads, rank]).swap_dims(1, 2).matmul(w_uv_hrv);
+        // All heads see the same keys, whose first part is the values too: views, nothing is repeated.
+        let k_bhcw = keys.expand([b, heads, columns, rank + rope]);
+        let v_bhcr = k_bhcw.clone().slice([0..b, 0..heads, 0..columns, 0..rank]);
+        let y_bthr = chunk.attention(q_bhtw, [k_bhcw, v_bhcr], softmax_scale(&self.config));
+        let y_hnv = y_bthr.reshape([1, n, heads, rank]).swap_dims(1, 2).matmul(w_uv_hrv);
         let y = y_hnv.swap_dims(1, 2).reshape([b, t, heads * v]);
         linear_add(y, self.o_proj.weight.val(), None, residual_btd)
     }
