@@ -29,7 +29,7 @@ pub(crate) enum Role {
 /// What a call returns.
 pub(crate) enum Output {
     Activation(Activation),
-    /// The loss, and the losses of other calls that were merged with this one.
+    /// The loss, and what is added to it, of other calls too that were merged with this one.
     Loss(Tensor<1>, Option<Tensor<1>>),
 }
 
@@ -64,7 +64,7 @@ impl<B> Call<B> {
                     aux = add(aux, activation.aux);
                     x = Some(activation.x);
                 }
-                Output::Loss(loss, _) => return Output::Loss(loss, aux),
+                Output::Loss(loss, own) => return Output::Loss(loss, add(aux, own)),
             }
         }
         Output::Activation(Activation { x: x.expect("a call has a step"), aux })

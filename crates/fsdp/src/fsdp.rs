@@ -56,7 +56,7 @@ pub struct Fsdp<B> {
 pub struct StepReport {
     /// Mean of the last call's loss over the global batch, before the step.
     pub loss: f64,
-    /// Sum of the other calls' own losses, each a mean over the global batch.
+    /// Sum of all that calls add to it, each a mean over the global batch.
     pub aux_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,

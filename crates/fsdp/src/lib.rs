@@ -63,5 +63,5 @@ pub use placement::Placement;
 pub use precision::{FloatType, Precision};
 pub use schedule::Schedule;
 pub use state::{Part, PartValues, Progress, ReadPart, State, StatePart};
-pub use unit::{Activation, UnitId, Units};
+pub use unit::{Activation, Loss, UnitId, Units};
 pub use vjp::vjp_seed;

@@ -96,6 +96,26 @@ impl From<(Tensor<3>, Option<Tensor<1>>)> for Activation {
     }
 }
 
+/// What the last call of a forward returns.
+pub struct Loss {
+    /// `[1]`: the model's loss.
+    pub loss: Tensor<1>,
+    /// `[1]`: what is added to it, and reported with the other calls' own losses.
+    pub aux: Option<Tensor<1>>,
+}
+
+impl From<Tensor<1>> for Loss {
+    fn from(loss: Tensor<1>) -> Self {
+        Self { loss, aux: None }
+    }
+}
+
+impl From<(Tensor<1>, Option<Tensor<1>>)> for Loss {
+    fn from((loss, aux): (Tensor<1>, Option<Tensor<1>>)) -> Self {
+        Self { loss, aux }
+    }
+}
+
 impl<B: 'static> Units<B> {
     /// No units yet.
     pub fn new() -> Self {
@@ -157,12 +177,15 @@ impl<B: 'static> Units<B> {
     }
 
     /// The last call of a forward: from an activation to the batch's mean loss, `[1]`, in fp32.
-    pub fn last<M: Module + 'static>(
+    pub fn last<M: Module + 'static, L: Into<Loss>>(
         &mut self,
         unit: UnitId<M>,
-        forward: impl Fn(&M, Tensor<3>, &B) -> Tensor<1> + 'static,
+        forward: impl Fn(&M, Tensor<3>, &B) -> L + 'static,
     ) {
-        self.call(unit, Role::Last, move |module, x, batch| Output::Loss(forward(module, expect(x), batch), None));
+        self.call(unit, Role::Last, move |module, x, batch| {
+            let Loss { loss, aux } = forward(module, expect(x), batch).into();
+            Output::Loss(loss, aux)
+        });
     }
 
     fn call<M: Module + 'static>(

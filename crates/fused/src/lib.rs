@@ -45,7 +45,7 @@ mod uninit;
 
 pub use adamw::{AdamW, AdamWState, adamw};
 pub use attention::{causal_attention, causal_self_attention, latent_attention};
-pub use cross_entropy::{linear_cross_entropy, linear_cross_entropy_transposed};
+pub use cross_entropy::{Losses, linear_cross_entropy, linear_cross_entropy_transposed};
 pub use dropout::{DropoutKey, dropout};
 pub use element::Element;
 pub use embedding::embedding;

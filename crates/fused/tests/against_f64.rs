@@ -123,13 +123,14 @@ proptest! {
 
     /// Its parts are rounded to the inputs' dtype on the way, so only f32 is as exact as the others; see `crates/model/tests/low_precision.rs` for those.
     #[test]
-    fn linear_cross_entropy(n in prop_oneof![1usize..5, 255usize..259], d in 1usize..5, vocab in 1usize..9, transposed: bool, seed: u64) {
+    fn linear_cross_entropy(n in prop_oneof![1usize..5, 255usize..259], d in 1usize..5, vocab in 1usize..9, transposed: bool, z in prop_oneof![Just(0.0), Just(0.1)], seed: u64) {
         let targets: Vec<usize> = (0..n).map(|i| (seed as usize).wrapping_add(i * 7) % vocab).collect();
         let naive = |x: &[Vec<f64>]| {
             let weight = |j: usize, v: usize| x[1][if transposed { v * d + j } else { j * vocab + v }];
             let loss = |(row, target): (&[f64], &usize)| {
                 let logit = |v: usize| row.iter().enumerate().map(|(j, x)| x * weight(j, v)).sum::<f64>();
-                (0..vocab).map(|v| logit(v).exp()).sum::<f64>().ln() - logit(*target)
+                let log_sum_exp = (0..vocab).map(|v| logit(v).exp()).sum::<f64>().ln();
+                log_sum_exp - logit(*target) + z * log_sum_exp.powi(2)
             };
             vec![x[0].chunks(d).zip(&targets).map(loss).sum::<f64>() / n as f64]
         };
@@ -137,10 +138,11 @@ proptest! {
         let fused = |x: &[Tensor<1>]| {
             let targets = Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [n]), &Device::flex());
             let rows = x[0].clone().reshape([n, d]);
-            match transposed {
-                true => fused::linear_cross_entropy_transposed(rows, x[1].clone().reshape([vocab, d]), targets),
-                false => fused::linear_cross_entropy(rows, x[1].clone().reshape([d, vocab]), targets),
-            }
+            let losses = match transposed {
+                true => fused::linear_cross_entropy_transposed(rows, x[1].clone().reshape([vocab, d]), targets, z),
+                false => fused::linear_cross_entropy(rows, x[1].clone().reshape([d, vocab]), targets, z),
+            };
+            losses.cross_entropy + losses.z_loss
         };
         check_for(&[(DType::F32, 3e-5)], &[vec![n, d], vec![d, vocab]], seed, &naive, &fused)?;
     }
@@ -276,7 +278,8 @@ fn a_scaled_loss_of_many_rows_has_its_gradients_in_f16() {
         let leaves =
             [tensor(dtype, [n, 4], 0.25), tensor(dtype, [4, vocab], 0.125)].map(|leaf| leaf.autodiff().require_grad());
         let [x, head] = leaves.clone();
-        let gradients = (fused::linear_cross_entropy(x, head, targets.clone()) * 65_536.0).backward();
+        let gradients =
+            (fused::linear_cross_entropy(x, head, targets.clone(), 0.0).cross_entropy * 65_536.0).backward();
         leaves.map(|leaf| values(flat(leaf.grad(&gradients).unwrap())))
     };
     for (found, expected) in run(DType::F16).iter().zip(&run(DType::F32)) {

@@ -7,7 +7,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use fused::{
-    causal_self_attention, embedding, linear, linear_add, linear_cross_entropy_transposed, linear_gelu,
+    Losses, causal_self_attention, embedding, linear, linear_add, linear_cross_entropy_transposed, linear_gelu,
     linear_transposed,
 };
 
@@ -116,7 +116,7 @@ impl LanguageModel for Gpt2 {
     }
 
     fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        self.ends.loss(x_btd, targets_bt)
+        self.ends.losses(x_btd, targets_bt, 0.0).cross_entropy
     }
 }
 
@@ -151,11 +151,11 @@ impl Gpt2Ends {
         linear_transposed(self.ln_f.forward(x_btd), self.wte.weight.val())
     }
 
-    /// Cross entropy of the next tokens, `[1]`.
-    pub fn loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+    /// Cross entropy of the next tokens, and their z-loss.
+    pub fn losses(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
         let [b, t, d] = x_btd.dims();
         let x_nd = self.ln_f.forward(x_btd).reshape([b * t, d]);
-        linear_cross_entropy_transposed(x_nd, self.wte.weight.val(), targets_bt.reshape([b * t]))
+        linear_cross_entropy_transposed(x_nd, self.wte.weight.val(), targets_bt.reshape([b * t]), z_loss_coef)
     }
 }
 

@@ -6,7 +6,8 @@ use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use checkpoint::Parameter;
 use comm::{Axis, Communicator, Mesh};
-use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, ParamLayout, UnitId, Units};
+use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, Loss, ParamLayout, UnitId, Units};
+use fused::Losses;
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
 use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch, Parallel};
@@ -80,6 +81,7 @@ pub(crate) fn units(
         ModelConfig::Gpt2(shape) => Gpt2::initial(shape, config.train.seed),
         ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),
     };
+    let z_loss_coef = config.train.z_loss_coef;
     units.draw(move |name, dims, range| initial.values(name, dims, range));
     let parts = match &config.model {
         ModelConfig::Gpt2(shape) => {
@@ -89,7 +91,9 @@ pub(crate) fn units(
             let blocks = add_blocks(&mut units, model.blocks, |_| {
                 |block: &Gpt2Block, x_btd, batch: &Batch| block.forward(x_btd, batch.place)
             });
-            units.last(ends, |ends, x_btd, batch| ends.loss(x_btd, batch.targets_bt.clone()));
+            units.last(ends, move |ends, x_btd, batch| {
+                with_z_loss(batch, z_loss_coef, |targets, coef| ends.losses(x_btd, targets, coef))
+            });
             Parts::Gpt2 { ends, blocks }
         }
         ModelConfig::DeepSeek(shape) => {
@@ -110,11 +114,20 @@ pub(crate) fn units(
                 }
             });
             let head = units.add("head", model.head);
-            units.last(head, |head, x_btd, batch| head.loss(x_btd, batch.targets_bt.clone()));
+            units.last(head, move |head, x_btd, batch| {
+                with_z_loss(batch, z_loss_coef, |targets, coef| head.losses(x_btd, targets, coef))
+            });
             Parts::DeepSeek { embed, blocks, head }
         }
     };
     (units, parts)
+}
+
+/// A batch's loss, and in training its z-loss, where there is one.
+fn with_z_loss(batch: &Batch, coef: f64, losses: impl FnOnce(Tensor<2, Int>, f64) -> Losses) -> Loss {
+    let coef = if batch.place.is_some() { coef } else { 0.0 };
+    let losses = losses(batch.targets_bt.clone(), coef);
+    Loss { loss: losses.cross_entropy, aux: (coef > 0.0).then_some(losses.z_loss) }
 }
 
 /// `forward` gives each block's function from its number.

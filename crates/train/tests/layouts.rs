@@ -25,7 +25,7 @@ const GPT2: &[&str] = &[
     "--set=train.micro_batch_size=4",
 ];
 
-/// A small DeepSeek: the guide's 8 experts, of which a token goes to 2, limited by capacity.
+/// A small DeepSeek: the guide's 8 experts, of which a token goes to 2, limited by capacity; with a z-loss.
 const DEEPSEEK: &[&str] = &[
     "--model=deepseek",
     "--set=model.num_hidden_layers=3",
@@ -34,6 +34,7 @@ const DEEPSEEK: &[&str] = &[
     "--set=train.seq_len=64",
     "--set=train.global_batch_size=16",
     "--set=train.micro_batch_size=4",
+    "--set=train.z_loss_coef=0.01",
 ];
 
 /// DeepSeek-V3's router, dropless and without a balance loss.

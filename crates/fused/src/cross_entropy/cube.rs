@@ -22,41 +22,38 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+/// Rows of logits begin at multiples of so many elements, for loads of 16 bytes and tensor cores: GPT-2's 50,257 become 50,304.
+const COLUMNS: usize = 128;
 /// Most bytes of logits on a GPU.
 const CHUNK_BYTES: usize = 256 << 20;
 
+/// The mean cross entropy and z-loss.
 pub(crate) fn cross_entropy(
     x: CubeTensor,
     head: CubeTensor,
     targets: CubeTensor,
     rule: CrossEntropyRule,
-) -> CubeTensor {
-    let head_dv = if rule.transposed { transposed(&head) } else { head };
-    let (x, targets) = (into_contiguous(x), into_contiguous(targets));
-    let losses = empty(&x, [x.shape()[0]], DType::F32);
-    for [first, len] in chunks(&x, &head_dv) {
-        let logits = product(rows_of(&x, first, len), head_dv.clone(), x.dtype);
-        over_logits(&logits, &targets, &losses, first, false);
+) -> (CubeTensor, CubeTensor) {
+    let of = Of::new(x, head, targets, rule);
+    for [first, len] in of.chunks() {
+        of.over_logits(&of.logits(first, len), first, false);
     }
-    mean(losses)
+    of.means()
 }
 
-/// The loss, and the gradients of `x` and, in f32, of the head for a cotangent of n.
+/// The same, and the gradients of `x` and, in f32, of the head for a cotangent of n.
 pub(crate) fn cross_entropy_with_gradients(
     x: CubeTensor,
     head: CubeTensor,
     targets: CubeTensor,
     rule: CrossEntropyRule,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let head_dv = if rule.transposed { transposed(&head) } else { head };
-    let head_vd = transposed(&head_dv);
-    let (dtype, x, targets) = (x.dtype, into_contiguous(x), into_contiguous(targets));
-    let (losses, d_x) = (empty(&x, [x.shape()[0]], DType::F32), empty_like(&x));
+) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+    let of = Of::new(x, head, targets, rule);
+    let (head_vd, d_x) = (transposed(&of.head_dv), empty_like(&of.x));
     let mut d_head: Option<CubeTensor> = None;
-    for [first, len] in chunks(&x, &head_dv) {
-        let rows = rows_of(&x, first, len);
-        let logits = product(rows.clone(), head_dv.clone(), dtype);
-        over_logits(&logits, &targets, &losses, first, true);
+    for [first, len] in of.chunks() {
+        let (rows, logits) = (rows_of(&of.x, first, len), of.logits(first, len));
+        of.over_logits(&logits, first, true);
         product_into(logits.clone(), head_vd.clone(), rows_of(&d_x, first, len));
         let (a, b) = match rule.transposed {
             false => (transposed(&rows), logits),
@@ -67,16 +64,108 @@ pub(crate) fn cross_entropy_with_gradients(
             Some(sum) => CubeBackend::float_add(sum, product(a, b, DType::F32)),
         });
     }
-    (mean(losses), d_x, d_head.expect("at least one row"))
+    let d_head = of.without_padding(d_head.expect("at least one row"));
+    let (cross_entropy, z_loss) = of.means();
+    (cross_entropy, z_loss, d_x, d_head)
 }
 
-/// First rows and numbers of rows.
-fn chunks(x_nd: &CubeTensor, head_dv: &CubeTensor) -> impl Iterator<Item = [usize; 2]> {
-    let ([n, _], [_, vocab]) = (x_nd.shape().dims(), head_dv.shape().dims());
-    // CubeCL's CPU runtime is there for tests, and they want several chunks.
-    let bytes = if on_cpu(&x_nd.client) { 0 } else { CHUNK_BYTES };
-    let rows = (bytes / (vocab * x_nd.dtype.size()) / ROWS).max(1) * ROWS;
-    (0..n).step_by(rows).map(move |first| [first, rows.min(n - first)])
+/// What the losses are of.
+struct Of {
+    x: CubeTensor,
+    /// With columns of zeros up to a multiple of [`COLUMNS`].
+    head_dv: CubeTensor,
+    targets: CubeTensor,
+    vocab: usize,
+    rule: CrossEntropyRule,
+    /// Loss and log-sum-exp, `[n, 2]`.
+    losses_n2: CubeTensor,
+}
+
+impl Of {
+    fn new(x: CubeTensor, head: CubeTensor, targets: CubeTensor, rule: CrossEntropyRule) -> Self {
+        let (x, targets, along) = (into_contiguous(x), into_contiguous(targets), usize::from(!rule.transposed));
+        let vocab = head.shape()[along];
+        let head = match vocab.next_multiple_of(COLUMNS) - vocab {
+            0 => head,
+            missing => {
+                let mut shape = head.shape();
+                shape[along] = missing;
+                let zeros = CubeBackend::float_zeros(shape, &head.device, head.dtype.into());
+                CubeBackend::float_cat(vec![head, zeros], along)
+            }
+        };
+        let head_dv = if rule.transposed { transposed(&head) } else { head };
+        let losses_n2 = empty(&x, [x.shape()[0], 2], DType::F32);
+        Self { x, head_dv, targets, vocab, rule, losses_n2 }
+    }
+
+    /// First rows and numbers of rows.
+    fn chunks(&self) -> impl Iterator<Item = [usize; 2]> + use<> {
+        let ([n, _], [_, columns]) = (self.x.shape().dims(), self.head_dv.shape().dims());
+        // CubeCL's CPU runtime is there for tests, and they want several chunks.
+        let bytes = if on_cpu(&self.x.client) { 0 } else { CHUNK_BYTES };
+        let rows = (bytes / (columns * self.x.dtype.size()) / ROWS).max(1) * ROWS;
+        (0..n).step_by(rows).map(move |first| [first, rows.min(n - first)])
+    }
+
+    fn logits(&self, first: usize, len: usize) -> CubeTensor {
+        product(rows_of(&self.x, first, len), self.head_dv.clone(), self.x.dtype)
+    }
+
+    /// The head's gradient without the columns that were added.
+    fn without_padding(&self, d_head: CubeTensor) -> CubeTensor {
+        let [d, columns] = self.head_dv.shape().dims();
+        match (columns == self.vocab, self.rule.transposed) {
+            (true, _) => d_head,
+            (false, true) => rows_of(&d_head, 0, self.vocab),
+            (false, false) => CubeBackend::float_slice(d_head, &[(0..d).into(), (0..self.vocab).into()]),
+        }
+    }
+
+    /// Writes loss and log-sum-exp of these rows, whose first is row `first` of all, and, if wanted, the gradients over the logits.
+    fn over_logits(&self, logits: &CubeTensor, first: usize, gradients: bool) {
+        let [rows, columns] = logits.shape().dims();
+        let vector = vector_size(&logits.client, columns, logits.dtype);
+        let units = units(&logits.client, columns / vector);
+        let (count, _) = over_rows(&logits.client, rows, columns / vector);
+        loss_kernel::launch(
+            &logits.client,
+            count,
+            CubeDim::new_1d(units as u32),
+            address_type([logits]),
+            vector,
+            logits.clone().into_buffer_arg(),
+            self.targets.clone().into_buffer_arg(),
+            self.losses_n2.clone().into_buffer_arg(),
+            first,
+            rows,
+            columns / vector,
+            self.vocab,
+            2.0 * self.rule.z_loss_coef,
+            gradients,
+            units,
+            dtype_to_elem_type(logits.dtype),
+            dtype_to_elem_type(self.targets.dtype),
+        );
+    }
+
+    fn means(self) -> (CubeTensor, CubeTensor) {
+        let ([n, _], client) = (self.losses_n2.shape().dims(), self.losses_n2.client.clone());
+        let [cross_entropy, z_loss] = [0, 1].map(|_| empty(&self.losses_n2, [1], DType::F32));
+        let units = units(&client, n);
+        mean_kernel::launch(
+            &client,
+            CubeCount::new_single(),
+            CubeDim::new_1d(units as u32),
+            self.losses_n2.into_buffer_arg(),
+            cross_entropy.clone().into_buffer_arg(),
+            z_loss.clone().into_buffer_arg(),
+            n,
+            self.rule.z_loss_coef,
+            units,
+        );
+        (cross_entropy, z_loss)
+    }
 }
 
 /// Rows of a contiguous tensor, in its memory. 256 rows are a multiple of the 512 bytes at which tensors begin.
@@ -99,40 +188,18 @@ fn product(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
     out
 }
 
-/// Writes the losses of these rows, whose first is row `first` of `losses`, and, if wanted, the gradients over the logits.
-fn over_logits(logits: &CubeTensor, targets: &CubeTensor, losses: &CubeTensor, first: usize, gradients: bool) {
-    let [rows, vocab] = logits.shape().dims();
-    let vector = vector_size(&logits.client, vocab, logits.dtype);
-    let units = units(&logits.client, vocab / vector);
-    let (count, _) = over_rows(&logits.client, rows, vocab / vector);
-    loss_kernel::launch(
-        &logits.client,
-        count,
-        CubeDim::new_1d(units as u32),
-        address_type([logits]),
-        vector,
-        logits.clone().into_buffer_arg(),
-        targets.clone().into_buffer_arg(),
-        losses.clone().into_buffer_arg(),
-        first,
-        rows,
-        vocab / vector,
-        gradients,
-        units,
-        dtype_to_elem_type(logits.dtype),
-        dtype_to_elem_type(targets.dtype),
-    );
-}
-
-/// `width` is that of a row in vectors. A target beyond the vocabulary makes a loss that is not a number.
+/// `width` is that of a row in vectors, of which columns from `vocab` on do not count: their gradient is 0. `z` is twice the z-loss's coefficient. A target
+/// beyond the vocabulary makes a loss that is not a number.
 #[cube(launch, address_type = "dynamic")]
 fn loss_kernel<F: Float, I: Int, V: Size>(
     logits: &mut [Vector<F, V>],
     targets: &[I],
-    losses: &mut [f32],
+    losses_n2: &mut [f32],
     first: usize,
     rows: usize,
     width: usize,
+    vocab: usize,
+    z: f32,
     #[comptime] gradients: bool,
     #[comptime] units: usize,
     #[define(F)] _dtype: ElemType,
@@ -148,7 +215,7 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
         let mut sum = Vector::<f32, V>::new(0.0f32);
         let mut i = unit;
         while i < width {
-            let x = Vector::<f32, V>::cast_from(logits[start + i]);
+            let x = in_vocabulary::<V>(Vector::cast_from(logits[start + i]), i, vocab);
             let next = max(largest, x);
             sum = sum * (largest - next).exp() + (x - next).exp();
             largest = next;
@@ -163,11 +230,16 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
         let part = (sum * (largest - Vector::new(of_row)).exp()).vector_sum();
         let total = cube_sum(part, &mut shared, units);
 
-        let target = u32::cast_from(targets[first + row]) as usize;
-        let (target, lane) = (target / V::value(), target % V::value());
-        if target >= width {
+        let log_sum_exp = of_row + total.ln();
+        let at = 2 * (first + row);
+        if unit == 0usize {
+            losses_n2[at + 1] = log_sum_exp;
+        }
+        let token = u32::cast_from(targets[first + row]) as usize;
+        let (target, lane) = (token / V::value(), token % V::value());
+        if token >= vocab {
             if unit == 0usize {
-                losses[first + row] = f32::NAN;
+                losses_n2[at] = f32::NAN;
             }
         } else if unit == target % units {
             // Nobody else writes gradients there.
@@ -177,13 +249,13 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
             for j in 1..V::value() {
                 of_target = select(lane == j, x.extract(j), of_target);
             }
-            losses[first + row] = of_row + total.ln() - of_target;
+            losses_n2[at] = log_sum_exp - of_target;
         }
         if comptime!(gradients) {
-            let factor = Vector::<f32, V>::new(1.0f32 / total);
+            let factor = Vector::<f32, V>::new((1.0f32 + z * log_sum_exp) / total);
             let mut i = unit;
             while i < width {
-                let x = Vector::<f32, V>::cast_from(logits[start + i]);
+                let x = in_vocabulary::<V>(Vector::cast_from(logits[start + i]), i, vocab);
                 let mut gradient = (x - Vector::new(of_row)).exp() * factor;
                 if i == target {
                     #[unroll]
@@ -200,33 +272,43 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
     }
 }
 
-fn mean(losses: CubeTensor) -> CubeTensor {
-    let ([n], mean) = (losses.shape().dims(), empty(&losses, [1], DType::F32));
-    let units = units(&losses.client, n);
-    mean_kernel::launch(
-        &losses.client.clone(),
-        CubeCount::new_single(),
-        CubeDim::new_1d(units as u32),
-        losses.into_buffer_arg(),
-        mean.clone().into_buffer_arg(),
-        n,
-        units,
-    );
-    mean
+/// Columns beyond the vocabulary become the smallest number, of which softmax makes 0.
+#[cube]
+fn in_vocabulary<V: Size>(x: Vector<f32, V>, i: usize, vocab: usize) -> Vector<f32, V> {
+    let mut x = x;
+    let column = i * V::value();
+    if column + V::value() > vocab {
+        #[unroll]
+        for lane in 0..V::value() {
+            x.insert(lane, select(column + lane < vocab, x.extract(lane), f32::MIN));
+        }
+    }
+    x
 }
 
 #[cube(launch)]
-fn mean_kernel(losses: &[f32], mean: &mut [f32], n: usize, #[comptime] units: usize) {
-    let mut sum = 0.0f32;
+fn mean_kernel(
+    losses_n2: &[f32],
+    cross_entropy: &mut [f32],
+    z_loss: &mut [f32],
+    n: usize,
+    z_loss_coef: f32,
+    #[comptime] units: usize,
+) {
+    let (mut loss, mut square) = (0.0f32, 0.0f32);
     let mut i = UNIT_POS as usize;
     while i < n {
-        sum += losses[i];
+        let log_sum_exp = losses_n2[2 * i + 1];
+        loss += losses_n2[2 * i];
+        square += log_sum_exp * log_sum_exp;
         i += units;
     }
     let mut shared = Shared::<[f32]>::new_slice(units);
-    let total = cube_sum(sum, &mut shared, units);
+    let loss = cube_sum(loss, &mut shared, units);
+    let square = cube_sum(square, &mut shared, units);
     if UNIT_POS == 0 {
-        mean[0] = total / n as f32;
+        cross_entropy[0] = loss / n as f32;
+        z_loss[0] = z_loss_coef * square / n as f32;
     }
 }
 
@@ -238,14 +320,14 @@ pub(crate) fn cases() -> Vec<KernelCase> {
 
     let mut cases = vec![KernelCase::new("cross_entropy mean", |gpu| {
         let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-        MeanKernel::new(s, d, t, b(), b(), (), 256)
+        MeanKernel::new(s, d, t, b(), b(), b(), (), (), 256)
     })];
     for (name, dtype, vector) in float_cases() {
         for gradients in [false, true] {
             cases.push(KernelCase::new(format!("cross_entropy {name} gradients={gradients}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
                 let int = i32::elem_type_native();
-                LossKernel::new(s, d, t, b(), b(), b(), (), (), (), vector, gradients, 256, dtype, int)
+                LossKernel::new(s, d, t, b(), b(), b(), (), (), (), (), (), vector, gradients, 256, dtype, int)
             }));
         }
     }

@@ -11,7 +11,7 @@ use multiversion::multiversion;
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
-/// The mean loss, and, where `wanted`, the gradients of `x` and the head for a cotangent of n, else nothing.
+/// The two mean losses, and, where `wanted`, the gradients of `x` and the head for a cotangent of n, else nothing.
 ///
 /// # Panics
 /// If a target is not in the vocabulary.
@@ -22,7 +22,7 @@ pub(crate) fn cross_entropy_host<T: Element>(
     d: usize,
     rule: CrossEntropyRule,
     wanted: bool,
-) -> (f32, Vec<T>, Vec<f32>) {
+) -> ([f32; 2], Vec<T>, Vec<f32>) {
     let (vocab, n) = (head.len() / d, targets.len());
     assert!(targets.iter().all(|target| *target < vocab), "a target is not in the vocabulary of {vocab}");
     let head_dv = match rule.transposed {
@@ -30,7 +30,7 @@ pub(crate) fn cross_entropy_host<T: Element>(
         true => Matrix::new(head, d).transposed(),
     };
     let mut logits = vec![T::from_f32(0.0); ROWS.min(n) * vocab];
-    let mut losses = vec![0.0f32; n];
+    let mut losses = vec![RowLoss::default(); n];
     let mut d_head = vec![0.0f32; if wanted { head.len() } else { 0 }];
     let write = |dx: &mut [MaybeUninit<T>]| {
         for first in (0..n).step_by(ROWS) {
@@ -39,7 +39,13 @@ pub(crate) fn cross_entropy_host<T: Element>(
             // SAFETY: `products` sets what it writes.
             let c = unsafe { overwritten(logits) };
             products(vec![Product { m: rows.len(), n: vocab, k: d, a: Matrix::new(x, d), b: head_dv, c }]);
-            over_logits(logits, &targets[rows.clone()], &mut losses[rows.clone()], vocab, wanted);
+            over_logits(
+                logits,
+                &targets[rows.clone()],
+                &mut losses[rows.clone()],
+                vocab,
+                wanted.then_some(rule.z_loss_coef),
+            );
             if wanted {
                 let (a, b) = (Matrix::new(&*logits, vocab), head_dv.transposed());
                 let c = &mut dx[first * d..rows.end * d];
@@ -50,12 +56,26 @@ pub(crate) fn cross_entropy_host<T: Element>(
     };
     // SAFETY: the chunks are all of `dx`.
     let dx = unsafe { written(if wanted { x.len() } else { 0 }, write) };
-    let mean = losses.iter().map(|loss| f64::from(*loss)).sum::<f64>() / n as f64;
-    (mean as f32, dx, d_head)
+    let mean = |of: fn(&RowLoss) -> f64| losses.iter().map(of).sum::<f64>() / n as f64;
+    let z_loss = f64::from(rule.z_loss_coef) * mean(|row| f64::from(row.log_sum_exp).powi(2));
+    ([mean(|row| f64::from(row.cross_entropy)) as f32, z_loss as f32], dx, d_head)
 }
 
-/// Writes each row's loss, and where they are wanted the gradients over the logits.
-fn over_logits<T: Element>(logits: &mut [T], targets: &[usize], losses: &mut [f32], vocab: usize, gradients: bool) {
+/// Of a row of logits.
+#[derive(Clone, Copy, Default)]
+struct RowLoss {
+    cross_entropy: f32,
+    log_sum_exp: f32,
+}
+
+/// Writes each row's loss, and the gradients over the logits where there is a z-loss's coefficient for them.
+fn over_logits<T: Element>(
+    logits: &mut [T],
+    targets: &[usize],
+    losses: &mut [RowLoss],
+    vocab: usize,
+    gradients: Option<f32>,
+) {
     let rows = (task_len(vocab) / vocab).max(1);
     let (logits, losses) = (Pieces::new(logits), Pieces::new(losses));
     team::for_each(targets.len().div_ceil(rows), |i| {
@@ -63,8 +83,8 @@ fn over_logits<T: Element>(logits: &mut [T], targets: &[usize], losses: &mut [f3
         let (logits, losses) = unsafe { (logits.part(i, rows * vocab), losses.part(i, rows)) };
         let targets = &targets[i * rows..targets.len().min((i + 1) * rows)];
         forward(logits, targets, vocab, losses);
-        if gradients {
-            backward(logits, targets, vocab);
+        if let Some(z_loss_coef) = gradients {
+            backward(logits, targets, vocab, losses, z_loss_coef);
         }
     });
 }
@@ -110,21 +130,21 @@ fn f32s<T: Element>(values: &[T]) -> Cow<'_, [f32]> {
 
 /// `log(sum(exp(logits))) - logits[target]`
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn forward<T: Element>(logits: &[T], targets: &[usize], vocab: usize, losses: &mut [f32]) {
+fn forward<T: Element>(logits: &[T], targets: &[usize], vocab: usize, losses: &mut [RowLoss]) {
     for ((row, target), loss) in logits.chunks_exact(vocab).zip(targets).zip(losses) {
         let largest = max(row);
-        let total = sum(row, |x| exp(x - largest));
-        *loss = largest + total.ln() - row[*target].to_f32();
+        let log_sum_exp = largest + sum(row, |x| exp(x - largest)).ln();
+        *loss = RowLoss { log_sum_exp, cross_entropy: log_sum_exp - row[*target].to_f32() };
     }
 }
 
-/// Logits become `softmax - one_hot`.
+/// Logits become `softmax (1 + 2 coef log_sum_exp) - one_hot`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn backward<T: Element>(logits: &mut [T], targets: &[usize], vocab: usize) {
-    for (row, target) in logits.chunks_exact_mut(vocab).zip(targets) {
+fn backward<T: Element>(logits: &mut [T], targets: &[usize], vocab: usize, losses: &[RowLoss], z_loss_coef: f32) {
+    for ((row, target), loss) in logits.chunks_exact_mut(vocab).zip(targets).zip(losses) {
         let largest = max(row);
         let of_target = row[*target].to_f32();
-        let factor = 1.0 / sum(row, |x| exp(x - largest));
+        let factor = (1.0 + 2.0 * z_loss_coef * loss.log_sum_exp) / sum(row, |x| exp(x - largest));
         row.iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - largest) * factor));
         row[*target] = T::from_f32(exp(of_target - largest) * factor - 1.0);
     }

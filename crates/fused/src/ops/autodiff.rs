@@ -161,13 +161,15 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         head: FloatTensor<Self>,
         targets: IntTensor<Self>,
         rule: CrossEntropyRule,
-    ) -> FloatTensor<Self> {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (rows, matrix) = (x.primitive().clone(), head.primitive().clone());
         if !x.is_tracked() && !head.is_tracked() {
-            return constant::<B, C>(B::fused_cross_entropy(rows, matrix, targets, rule));
+            let (cross_entropy, z_loss) = B::fused_cross_entropy(rows, matrix, targets, rule);
+            return (constant::<B, C>(cross_entropy), constant::<B, C>(z_loss));
         }
-        let (loss, d_x, d_head) = B::fused_cross_entropy_with_gradients(rows, matrix, targets, rule);
-        step::<B, C, _, 2>([&x, &head], loss, || CrossEntropy::<B> { d_x, d_head })
+        let (cross_entropy, z_loss, d_x, d_head) = B::fused_cross_entropy_with_gradients(rows, matrix, targets, rule);
+        let tracked = step::<B, C, _, 2>([&x, &head], cross_entropy, || CrossEntropy::<B> { d_x, d_head });
+        (tracked, constant::<B, C>(z_loss))
     }
 
     fn fused_embedding(weight: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self> {
@@ -249,7 +251,7 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         _: FloatTensor<Self>,
         _: IntTensor<Self>,
         _: CrossEntropyRule,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         unreachable!("{NO_SECOND_ORDER}")
     }
 

@@ -132,7 +132,7 @@ impl FusedOps for CubeBackend {
         head: FloatTensor<Self>,
         targets: IntTensor<Self>,
         rule: CrossEntropyRule,
-    ) -> FloatTensor<Self> {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         cross_entropy::cube::cross_entropy(x, head, targets, rule)
     }
 
@@ -141,7 +141,7 @@ impl FusedOps for CubeBackend {
         head: FloatTensor<Self>,
         targets: IntTensor<Self>,
         rule: CrossEntropyRule,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         cross_entropy::cube::cross_entropy_with_gradients(x, head, targets, rule)
     }
 

@@ -251,8 +251,9 @@ impl FusedOps for Flex {
         head: FloatTensor<Self>,
         targets: IntTensor<Self>,
         rule: CrossEntropyRule,
-    ) -> FloatTensor<Self> {
-        cross_entropy(x, head, targets, rule, false).0
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (cross_entropy, z_loss, ..) = cross_entropy(x, head, targets, rule, false);
+        (cross_entropy, z_loss)
     }
 
     fn fused_cross_entropy_with_gradients(
@@ -260,7 +261,7 @@ impl FusedOps for Flex {
         head: FloatTensor<Self>,
         targets: IntTensor<Self>,
         rule: CrossEntropyRule,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         cross_entropy(x, head, targets, rule, true)
     }
 
@@ -309,13 +310,14 @@ fn cross_entropy(
     targets: IntTensor<Flex>,
     rule: CrossEntropyRule,
     wanted: bool,
-) -> (FloatTensor<Flex>, FloatTensor<Flex>, FloatTensor<Flex>) {
+) -> (FloatTensor<Flex>, FloatTensor<Flex>, FloatTensor<Flex>, FloatTensor<Flex>) {
     let (x, head, targets) = (contiguous(&x), contiguous(&head), indices(&targets));
     let [_, d] = x.shape().dims();
     with_float!(x.dtype(), T => {
-        let (loss, d_x, d_head) = cross_entropy_host::<T>(slice(&x), slice(&head), &targets, d, rule, wanted);
+        let (losses, d_x, d_head) = cross_entropy_host::<T>(slice(&x), slice(&head), &targets, d, rule, wanted);
         let shape = |of: &FloatTensor<Flex>| if wanted { of.shape() } else { [0].into() };
-        (float(vec![loss], [1]), float(d_x, shape(&x)), float(d_head, shape(&head)))
+        let [cross_entropy, z_loss] = losses.map(|loss| float(vec![loss], [1]));
+        (cross_entropy, z_loss, float(d_x, shape(&x)), float(d_head, shape(&head)))
     })
 }
 

@@ -187,14 +187,14 @@ pub trait FusedOps: Backend {
         linear::composed_backward::<Self>(x, weight, d_y, transposed, wanted)
     }
 
-    /// `x_nd`, the head (`[vocab, d]`, or `[d, vocab]`) and `targets_n` to the mean loss, a statistic of one element.
+    /// `x_nd`, the head (`[vocab, d]`, or `[d, vocab]`) and `targets_n` to the mean loss and z-loss, statistics of one element.
     #[fusion(meta = specs::cross_entropy)]
     fn fused_cross_entropy(
         x: FloatTensor<Self>,
         head: FloatTensor<Self>,
         targets: IntTensor<Self>,
         rule: CrossEntropyRule,
-    ) -> FloatTensor<Self>;
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// The same, with the gradients of `x_nd` and, a statistic, of the head for a cotangent of n.
     #[fusion(meta = specs::cross_entropy_with_gradients)]
@@ -203,7 +203,7 @@ pub trait FusedOps: Backend {
         head: FloatTensor<Self>,
         targets: IntTensor<Self>,
         rule: CrossEntropyRule,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// `weight_vd` and `tokens_n` to the tokens' rows, `y_nd`.
     #[fusion(meta = specs::embedding)]

@@ -112,8 +112,13 @@ pub(super) fn latent_attention_backward(
     (q.clone(), kv.clone(), k_rope.clone())
 }
 
-pub(super) fn cross_entropy(_: &TensorSpec, _: &TensorSpec, _: &TensorSpec, _: &CrossEntropyRule) -> TensorSpec {
-    statistic([1])
+pub(super) fn cross_entropy(
+    _: &TensorSpec,
+    _: &TensorSpec,
+    _: &TensorSpec,
+    _: &CrossEntropyRule,
+) -> (TensorSpec, TensorSpec) {
+    (statistic([1]), statistic([1]))
 }
 
 pub(super) fn cross_entropy_with_gradients(
@@ -121,8 +126,8 @@ pub(super) fn cross_entropy_with_gradients(
     head: &TensorSpec,
     _: &TensorSpec,
     _: &CrossEntropyRule,
-) -> (TensorSpec, TensorSpec, TensorSpec) {
-    (statistic([1]), x.clone(), TensorSpec::new(head.shape.clone(), DType::F32))
+) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
+    (statistic([1]), statistic([1]), x.clone(), TensorSpec::new(head.shape.clone(), DType::F32))
 }
 
 pub(super) fn embedding(weight: &TensorSpec, tokens: &TensorSpec) -> TensorSpec {

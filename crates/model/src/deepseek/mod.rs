@@ -11,7 +11,7 @@ use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, RmsNorm, Rope};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
-use fused::{embedding, linear, linear_cross_entropy};
+use fused::{Losses, embedding, linear, linear_cross_entropy};
 use moe::MoeConfig;
 
 /// A DeepSeek as its parts: embedding, blocks, head.
@@ -90,7 +90,7 @@ impl LanguageModel for DeepSeek {
     }
 
     fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        self.head.loss(x_btd, targets_bt)
+        self.head.losses(x_btd, targets_bt, 0.0).cross_entropy
     }
 }
 
@@ -100,10 +100,10 @@ impl Head {
         linear(self.norm.forward(x_btd), self.lm_head.weight.val(), None)
     }
 
-    /// Cross entropy of the next tokens, `[1]`.
-    pub fn loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
+    /// Cross entropy of the next tokens, and their z-loss.
+    pub fn losses(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
         let [b, t, d] = x_btd.dims();
         let x_nd = self.norm.forward(x_btd).reshape([b * t, d]);
-        linear_cross_entropy(x_nd, self.lm_head.weight.val(), targets_bt.reshape([b * t]))
+        linear_cross_entropy(x_nd, self.lm_head.weight.val(), targets_bt.reshape([b * t]), z_loss_coef)
     }
 }

@@ -205,6 +205,9 @@ pub struct TrainConfig {
     pub val_batches: usize,
     /// Tokens of the text generated at the end; 0 for none.
     pub sample_tokens: usize,
+    /// Weight of the z-loss, the mean square of the logits' log-sum-exp, which keeps logits from drifting; PaLM's is 1e-4 (arXiv 2204.02311). In training only, and
+    /// reported as a part of `aux_loss`.
+    pub z_loss_coef: f64,
     /// What happens when a loss or a gradient is infinite or no number.
     pub on_non_finite: OnNonFinite,
     /// The device of the ranks: `cpu`, `cuda` (in turn, where there are several), `cuda:N`, or `auto`: `cuda` where the program is built
@@ -233,6 +236,7 @@ impl Default for TrainConfig {
             val_every: 0,
             val_batches: 16,
             sample_tokens: 200,
+            z_loss_coef: 0.0,
             on_non_finite: OnNonFinite::Stop,
             device: "auto".into(),
         }

@@ -23,6 +23,10 @@ impl Config {
         self.validate_batches()?;
         self.validate_sizes()?;
         self.validate_schedule()?;
+        let coef = self.train.z_loss_coef;
+        require(coef >= 0.0 && (coef as f32).is_finite(), || {
+            format!("train.z_loss_coef is {coef:?}: give 0 or a small number above, such as 1e-4")
+        })?;
         let peak = self.metrics.peak_tflops.unwrap_or(1.0);
         require(peak > 0.0 && peak.is_finite(), || {
             format!("metrics.peak_tflops is {peak:?}: give a number above 0, or null to report no MFU")

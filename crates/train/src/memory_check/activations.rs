@@ -131,9 +131,11 @@ impl Shape {
     /// The gradients that the forward makes, and what their multiplication by the cotangent takes.
     fn head(&self, d: f64, vocab: f64) -> CallBytes {
         let gradients = self.kept(d) + d * vocab * FP32;
-        // On a GPU a chunk of rows has 256 MB of logits, and its part of the matrix's gradient is a product of its own.
+        // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a product of its own, and a matrix of other than multiples of 128
+        // columns is copied.
         let (rows, parts) = if self.on_cpu { (256.0, 1.0) } else { ((256 << 20) as f64 / (vocab * self.size), 2.0) };
         let logits = (self.b * self.t).min(rows) * vocab * self.size;
-        self.call(d, self.kept(d) + gradients, gradients.max(logits + (parts - 1.0) * d * vocab * FP32))
+        let padded = if self.on_cpu || vocab % 128.0 == 0.0 { 0.0 } else { d * vocab * self.size };
+        self.call(d, self.kept(d) + gradients, gradients.max(logits + padded + (parts - 1.0) * d * vocab * FP32))
     }
 }

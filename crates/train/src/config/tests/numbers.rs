@@ -21,6 +21,7 @@ fn a_value_that_no_run_can_have_is_refused_with_its_key() {
         ("train.steps", &["0", "18446744073709551615"]),
         ("train.global_batch_size", &["0", "9223372036854775808"]),
         ("train.micro_batch_size", &["0"]),
+        ("train.z_loss_coef", &["-1", ".nan", ".inf", "1e300"]),
         ("train.seq_len", &["0", "18446744073709551615"]),
         ("train.sample_tokens", &["18446744073709551615"]),
         ("optim.lr", &["0", "-1", ".nan", ".inf", "1e300", "1e-50"]),
