@@ -250,7 +250,10 @@ impl Step<'_> {
     }
 
     fn replicates(&self, class: &Class) -> bool {
-        class.shards > 1 && !self.config.strategy.shards().parameters
+        match class.shards {
+            1 => class.whole != class.whole_fp32 && !self.config.cpu_offload,
+            _ => !self.config.strategy.shards().parameters,
+        }
     }
 
     fn gathers(&self, class: &Class) -> bool {

@@ -1,7 +1,7 @@
 use crate::Layout;
 use crate::memory::{Category, Held, Ledger, bytes};
-use burn::tensor::Tensor;
-use fused::{AdamW, AdamWState, adamw};
+use burn::tensor::{DType, Tensor};
+use fused::{AdamW, AdamWState, AdamWStep, adamw};
 use std::ops::Range;
 
 /// The optimizer of one shard, which begins with its part of the matrices; only these decay.
@@ -22,10 +22,16 @@ impl ShardOptimizer {
         Self { config: *config, decayed, state: None, ledger, held: None }
     }
 
-    /// One step from `shard` along `gradient * scale`, both of the shard's length.
-    pub fn step(&mut self, lr: f64, shard: Tensor<1>, gradient: Tensor<1>, scale: f64) -> Tensor<1> {
+    /// One step from `shard` along its gradient, and the copy of it that is wanted.
+    pub fn step(
+        &mut self,
+        [lr, gradient_scale]: [f64; 2],
+        [shard, gradient]: [Tensor<1>; 2],
+        copy: Option<DType>,
+    ) -> (Tensor<1>, Option<Tensor<1>>) {
         let state = self.state.get_or_insert_with(|| AdamWState::new(&shard));
-        let stepped = adamw(&self.config, self.decayed, lr, shard, gradient, scale, state);
+        let step = AdamWStep { lr, decayed: self.decayed, gradient_scale, copy };
+        let stepped = adamw(&self.config, &step, shard, gradient, state);
         self.hold();
         stepped
     }

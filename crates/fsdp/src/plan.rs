@@ -107,8 +107,12 @@ impl Plan {
         !at_hand && !self.replicates()
     }
 
+    /// Whether all parameters rest here in the type that they are computed with: other ranks' too, or a 16-bit copy of a rank's own.
     pub fn replicates(&self) -> bool {
-        self.shards > 1 && !self.strategy.shards().parameters
+        match self.shards {
+            1 => self.param != FloatType::Fp32 && !self.offloads,
+            _ => !self.strategy.shards().parameters,
+        }
     }
 
     /// A gradient where it rests, in fp32: it crosses in the type that it comes in.

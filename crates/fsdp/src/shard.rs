@@ -22,8 +22,10 @@ pub(crate) struct FlatShard {
     holders: Holders,
     /// fp32: this rank's shard, or all if there is one shard only.
     master: Counted,
-    /// Under `zero1` and `shard_grad_op`: all parameters, in the type they are computed with.
+    /// Where there is one shard in 16 bits, and under `zero1` and `shard_grad_op`: all parameters, in the type they are computed with.
     replica: Option<Counted>,
+    /// The master in that type, from its step to the replica that is made of it.
+    stepped: Option<Tensor<1>>,
     /// fp32 gradients of earlier micro-batches: the shard's, and the whole unit's where they were not communicated.
     gradient: Option<Counted>,
     whole_gradient: Option<Counted>,
@@ -44,6 +46,7 @@ impl FlatShard {
             holders,
             master: plan.count(Tensor::zeros([0], &plan.rest_device), Category::Parameters),
             replica: None,
+            stepped: None,
             gradient: None,
             whole_gradient: None,
             partial: None,
@@ -263,7 +266,10 @@ impl FlatShard {
         if let Some(gradient) = self.gradient.take() {
             let empty = Tensor::zeros([0], &self.plan.rest_device);
             let master = std::mem::replace(&mut self.master.tensor, empty);
-            self.master.tensor = self.optimizer.step(lr, master, gradient.tensor.clone(), scale);
+            let is_copied = self.plan.replicates() && self.plan.param != FloatType::Fp32;
+            let copy = is_copied.then(|| self.plan.param.dtype());
+            (self.master.tensor, self.stepped) =
+                self.optimizer.step([lr, scale], [master, gradient.tensor.clone()], copy);
         }
     }
 
@@ -283,12 +289,15 @@ impl FlatShard {
     }
 
     /// Sends for the replica of the masters that the ranks have stepped, where there is one: [`set_replica`](Self::set_replica) takes it.
-    pub fn replicate(&self, lanes: &Lanes) -> Option<Pending<Counted>> {
+    pub fn replicate(&mut self, lanes: &Lanes) -> Option<Pending<Counted>> {
         (self.plan.replicates() && self.holders.is_here).then_some(())?;
-        let (master, plan) = (self.master.tensor.clone(), self.plan.clone());
+        let plan = self.plan.clone();
+        let mine = self.stepped.take().unwrap_or_else(|| self.master.tensor.clone().cast(plan.param.dtype()));
+        if plan.shards == 1 {
+            return Some(Pending::ready(plan.count(mine, Category::Parameters)));
+        }
         Some(lanes.gather.submit(move |groups| {
-            let replica =
-                groups.of(plan.class).shard.all_gather(master.cast(plan.param.dtype()).to_device(&plan.device))?;
+            let replica = groups.of(plan.class).shard.all_gather(mine.to_device(&plan.device))?;
             Ok(plan.count(replica, Category::Parameters))
         }))
     }

@@ -219,12 +219,12 @@ impl ShardedUnit {
     }
 
     /// Sends for the replicas of the masters that the ranks have stepped, where there are any: [`set_replicas`](Self::set_replicas) takes them.
-    pub fn replicate(&self, lanes: &Lanes) -> Pending<Vec<Option<Counted>>> {
-        let replicate = |class: &FlatShard| match class.replicate(lanes) {
+    pub fn replicate(&mut self, lanes: &Lanes) -> Pending<Vec<Option<Counted>>> {
+        let replicate = |class: &mut FlatShard| match class.replicate(lanes) {
             Some(pending) => pending.then(Some),
             None => Pending::ready(None),
         };
-        Pending::all(self.classes.iter().map(replicate).collect())
+        Pending::all(self.classes.iter_mut().map(replicate).collect())
     }
 
     pub fn set_replicas(&mut self, replicas: Vec<Option<Counted>>) {

@@ -43,7 +43,7 @@ mod sum_of_squares;
 mod team;
 mod uninit;
 
-pub use adamw::{AdamW, AdamWState, adamw};
+pub use adamw::{AdamW, AdamWState, AdamWStep, adamw};
 pub use attention::{causal_attention, causal_self_attention, latent_attention};
 pub use cross_entropy::{Losses, linear_cross_entropy, linear_cross_entropy_transposed};
 pub use dropout::{DropoutKey, dropout};

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::cube::launch::set_cpu_units;
 use fused::{
-    AdamW, AdamWState, DropoutKey, Losses, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
+    AdamW, AdamWState, AdamWStep, DropoutKey, Losses, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
     linear_cross_entropy, linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
 };
 
@@ -202,12 +202,14 @@ fn steps_of_adamw_agree() {
         agree(&format!("adamw of {len}"), |device| {
             let tensor = |values: &[f32]| float(values, [len], DType::F32, device);
             let mut parameter = tensor(&parameter);
-            let (held, mut state) = (parameter.clone(), AdamWState::new(&parameter));
+            let (held, mut state, mut copy) = (parameter.clone(), AdamWState::new(&parameter), None);
             for step in 1..4 {
                 let gradient = tensor(&gradient) * step as f32;
-                parameter = adamw(&AdamW::default(), len / 2, 0.01, parameter, gradient, 0.5, &mut state);
+                let of_step = AdamWStep { lr: 0.01, decayed: len / 2, gradient_scale: 0.5, copy: Some(DType::F16) };
+                let stepped = adamw(&AdamW::default(), &of_step, parameter, gradient, &mut state);
+                (parameter, copy) = (stepped.0, stepped.1);
             }
-            [parameter, held, state.mean, state.square].map(floats).into()
+            [parameter, copy.expect("a copy"), held, state.mean, state.square].map(floats).into()
         });
     }
 }

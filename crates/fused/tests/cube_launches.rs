@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Int, Tensor};
 use fused::cube::launches;
 use fused::{
-    AdamW, AdamWState, DropoutKey, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
+    AdamW, AdamWState, AdamWStep, DropoutKey, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
     linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
 };
 
@@ -49,11 +49,12 @@ fn operations_launch_few_kernels() {
 
     let values = Tensor::<1>::ones([48], (&Device::cpu(), DType::F32));
     assert_eq!(ours(|| _ = sum_of_squares(values.clone())), ["sum_of_squares_kernel"]);
+    let step = AdamWStep { lr: 0.1, decayed: 48, gradient_scale: 1.0, copy: None };
     let steps = |count| {
         let run = || {
             let (mut parameter, mut state) = (values.clone(), AdamWState::new(&values));
             for _ in 0..count {
-                parameter = adamw(&AdamW::default(), 48, 0.1, parameter, values.clone(), 1.0, &mut state);
+                parameter = adamw(&AdamW::default(), &step, parameter, values.clone(), &mut state).0;
             }
             parameter.into_data();
         };

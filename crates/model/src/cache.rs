@@ -144,19 +144,20 @@ impl Chunk {
     }
 
     /// Attention of the new tokens' queries, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and values, `[b, heads, columns, dv]`: `[b, t, heads, dv]`.
+    /// A single new token may have several queries.
     pub fn attention(&self, q_bhtd: Tensor<4>, [k_bhcd, v_bhcv]: [Tensor<4>; 2], scale: f64) -> Tensor<4> {
-        let ([b, heads, t, _], first) = (q_bhtd.dims(), self.starts.first().copied().unwrap_or(0));
+        let ([b, heads, queries, _], first) = (q_bhtd.dims(), self.starts.first().copied().unwrap_or(0));
         if self.columns == 0 {
             let dv = v_bhcv.dims()[3];
-            return Tensor::zeros([b, t, heads, dv], (&q_bhtd.device(), q_bhtd.dtype()));
+            return Tensor::zeros([b, queries, heads, dv], (&q_bhtd.device(), q_bhtd.dtype()));
         }
         if self.starts.iter().all(|start| *start == first) {
             return causal_attention(q_bhtd, k_bhcd, v_bhcv, scale, first);
         }
         let of_sequence = |(i, start): (usize, &usize)| {
-            let keys = (start + t).min(self.columns);
+            let keys = (start + self.t).min(self.columns);
             let of = |x: &Tensor<4>, rows| x.clone().slice_dim(0, i..i + 1).slice_dim(2, 0..rows);
-            causal_attention(of(&q_bhtd, t), of(&k_bhcd, keys), of(&v_bhcv, keys), scale, *start)
+            causal_attention(of(&q_bhtd, queries), of(&k_bhcd, keys), of(&v_bhcv, keys), scale, *start)
         };
         Tensor::cat(self.starts.iter().enumerate().map(of_sequence).collect(), 0)
     }

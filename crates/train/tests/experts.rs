@@ -144,7 +144,7 @@ impl Case {
             blocks.push(block);
         }
         let head = units.add("head", model.head);
-        units.last(head, |head, x_btd, batch| head.loss(x_btd, batch.tokens_bt.clone()));
+        units.last(head, |head, x_btd, batch| head.losses(x_btd, batch.tokens_bt.clone(), 0.0).cross_entropy);
         Ok(Built { fsdp: Fsdp::new(units, comm, self.config.clone())?, embed, blocks, head })
     }
 

@@ -1,22 +1,27 @@
 //! The kernel of [`adamw`](super): one unit a vector of elements, vectors dealt out in strides; a launch a tensor.
 
 use super::Rates;
-use crate::cube::launch::{address_type, contiguous, over_items, vector_size};
+use crate::cube::launch::{address_type, contiguous, empty, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer};
+use crate::cube::rounded;
 use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+#[cfg(feature = "offline")]
+use half::{bf16, f16};
 
-/// Parameter, mean and square after a step; memory that nobody else holds is written in place.
+/// Parameter, mean and square after a step, and the parameter's copy; memory that nobody else holds is written in place.
 pub(crate) fn adamw(
     state: [CubeTensor; 3],
     gradient: CubeTensor,
     rates: Rates,
-) -> (CubeTensor, CubeTensor, CubeTensor) {
+) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
     let (len, g) = (gradient.shape().num_elements(), contiguous(gradient, DType::F32));
     let [p, m, v] = state.map(own);
+    let copy = empty(&p, [if rates.copy.is_some() { len } else { 0 }], rates.copy.unwrap_or(DType::F32));
     if len > 0 {
         // Of a vector all elements decay or none.
         let width = |len| vector_size(&p.client, len, DType::F32);
@@ -32,6 +37,7 @@ pub(crate) fn adamw(
             m.clone().into_buffer_arg(),
             v.clone().into_buffer_arg(),
             g.into_buffer_arg(),
+            copy.clone().into_buffer_arg(),
             len / vector,
             rates.decayed.min(len) / vector,
             RatesArgsLaunch::new(
@@ -43,9 +49,11 @@ pub(crate) fn adamw(
                 rates.lr,
                 rates.inverse_sqrt_correction2,
             ),
+            rates.copy.is_some(),
+            dtype_to_elem_type(copy.dtype),
         );
     }
-    (p, m, v)
+    (p, m, v, copy)
 }
 
 /// The tensor, contiguous, in memory that nobody else holds.
@@ -67,14 +75,17 @@ struct RatesArgs {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn adamw_kernel<V: Size>(
+fn adamw_kernel<V: Size, C: Float>(
     parameter: &mut [Vector<f32, V>],
     mean: &mut [Vector<f32, V>],
     square: &mut [Vector<f32, V>],
     gradient: &[Vector<f32, V>],
+    copy: &mut [Vector<C, V>],
     vectors: usize,
     decayed: usize,
     rates: RatesArgs,
+    #[comptime] copies: bool,
+    #[define(C)] _copy: ElemType,
 ) {
     let mut i = ABSOLUTE_POS;
     while i < vectors {
@@ -83,7 +94,11 @@ fn adamw_kernel<V: Size>(
         let s = Vector::new(rates.beta2) * square[i] + Vector::new(1.0f32 - rates.beta2) * g * g;
         let denominator = s.sqrt() * Vector::new(rates.inverse_sqrt_correction2) + Vector::new(rates.epsilon);
         let keep = select(i < decayed, rates.keep, 1.0f32);
-        parameter[i] = parameter[i] * Vector::new(keep) - Vector::new(rates.lr) * m / denominator;
+        let p = parameter[i] * Vector::new(keep) - Vector::new(rates.lr) * m / denominator;
+        parameter[i] = p;
+        if comptime!(copies) {
+            copy[i] = rounded(p);
+        }
         mean[i] = m;
         square[i] = s;
         i += CUBE_COUNT * CUBE_DIM as usize;
@@ -104,11 +119,15 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         lr: (),
         inverse_sqrt_correction2: (),
     };
-    let case = |vector| {
-        KernelCase::new(format!("adamw vectors of {vector}"), move |gpu| {
+    let case = |vector, copy: Option<(&'static str, ElemType)>| {
+        let name = copy.map_or(String::new(), |(name, _)| format!(" and a copy in {name}"));
+        KernelCase::new(format!("adamw vectors of {vector}{name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-            AdamwKernel::new(s, d, t, b(), b(), b(), b(), (), (), rates(), vector)
+            let dtype = copy.map_or(f32::elem_type_native(), |(_, dtype)| dtype);
+            AdamwKernel::new(s, d, t, b(), b(), b(), b(), b(), (), (), rates(), vector, copy.is_some(), dtype)
         })
     };
-    [1, 4].map(case).into()
+    let copies = [("bf16", bf16::elem_type_native()), ("f16", f16::elem_type_native())];
+    let copied = copies.map(|copy| case(4, Some(copy)));
+    [1, 4].map(|vector| case(vector, None)).into_iter().chain(copied).collect()
 }

@@ -5,16 +5,17 @@
 //! p = p (1 - lr decay) - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + epsilon)
 //! ```
 //!
-//! 16 bytes are read and 12 written for each element; memory that nobody else holds is written in place.
+//! 16 bytes are read and 12 written for each element, and 2 more for a copy in 16 bits, to compute with; memory that nobody else holds is written in place.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::element::Element;
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
 use crate::team;
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use multiversion::multiversion;
 
 /// Constants of AdamW (arXiv 1711.05101).
@@ -55,26 +56,37 @@ impl AdamWState {
     }
 }
 
-/// One step of an f32 `parameter` along `gradient * gradient_scale`; the gradient may be of another float. None of them is tracked. Its first `decayed` elements
-/// decay, the others do not.
+/// A step of a flat parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Elements that decay: the first ones.
+    pub decayed: usize,
+    /// Of the gradient.
+    pub gradient_scale: f64,
+    /// The type of the parameter's copy, if one is wanted.
+    pub copy: Option<DType>,
+}
+
+/// One step of an f32 `parameter` along its gradient, which may be of another float: the parameter, and the copy of it that the step asks for. None of them is
+/// tracked.
 pub fn adamw(
     config: &AdamW,
-    decayed: usize,
-    lr: f64,
+    step: &AdamWStep,
     parameter: Tensor<1>,
     gradient: Tensor<1>,
-    gradient_scale: f64,
     state: &mut AdamWState,
-) -> Tensor<1> {
+) -> (Tensor<1>, Option<Tensor<1>>) {
     state.steps += 1;
-    let rates = Rates::new(config, decayed, lr, gradient_scale, state.steps);
-    let device = parameter.device();
+    let (rates, device) = (Rates::new(config, step, state.steps), parameter.device());
     let take = |tensor: &mut Tensor<1>| std::mem::replace(tensor, Tensor::empty([0], &device)).into_dispatch();
     let (mean, square) = (take(&mut state.mean), take(&mut state.square));
     let gradient = gradient.cast(parameter.dtype()).into_dispatch();
-    let (parameter, mean, square) = Dispatch::fused_adamw(parameter.into_dispatch(), mean, square, gradient, rates);
+    let (parameter, mean, square, copy) =
+        Dispatch::fused_adamw(parameter.into_dispatch(), mean, square, gradient, rates);
     (state.mean, state.square) = (Tensor::from_dispatch(mean), Tensor::from_dispatch(square));
-    Tensor::from_dispatch(parameter)
+    (Tensor::from_dispatch(parameter), step.copy.map(|_| Tensor::from_dispatch(copy)))
 }
 
 /// What a step multiplies with.
@@ -96,37 +108,46 @@ pub struct Rates {
     pub lr: f32,
     /// `1 / sqrt(1 - beta2^t)`
     pub inverse_sqrt_correction2: f32,
+    /// The type of the parameter's copy, if one is wanted.
+    pub copy: Option<DType>,
 }
 
 impl Rates {
-    fn new(config: &AdamW, decayed: usize, lr: f64, gradient_scale: f64, steps: i32) -> Self {
+    fn new(config: &AdamW, step: &AdamWStep, steps: i32) -> Self {
         Self {
-            decayed,
-            gradient_scale: gradient_scale as f32,
+            decayed: step.decayed,
+            gradient_scale: step.gradient_scale as f32,
             beta1: config.beta1 as f32,
             beta2: config.beta2 as f32,
             epsilon: config.epsilon as f32,
-            keep: (1.0 - lr * config.weight_decay) as f32,
-            lr: (lr / (1.0 - config.beta1.powi(steps))) as f32,
+            keep: (1.0 - step.lr * config.weight_decay) as f32,
+            lr: (step.lr / (1.0 - config.beta1.powi(steps))) as f32,
             inverse_sqrt_correction2: (1.0 - config.beta2.powi(steps)).powf(-0.5) as f32,
+            copy: step.copy,
         }
     }
 }
 
-/// Changes parameter, mean and square.
-pub(crate) fn adamw_host([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) {
+/// Changes parameter, mean and square, and returns the parameter's copy; of nothing where none is wanted.
+pub(crate) fn adamw_host<T: Element>([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) -> Vec<T> {
     const TASK: usize = 32 * 1024;
-    let state = [p, m, v].map(Pieces::new);
+    let mut copy = vec![T::from_f32(0.0); if rates.copy.is_some() { p.len() } else { 0 }];
+    let (state, copies) = ([p, m, v].map(Pieces::new), Pieces::new(&mut copy));
     team::for_each(g.len().div_ceil(TASK), |i| {
         // SAFETY: each task has its own parts.
         let [p, m, v] = state.map(|values| unsafe { values.part(i, TASK) });
         let g = &g[i * TASK..g.len().min((i + 1) * TASK)];
         let edge = rates.decayed.saturating_sub(i * TASK).min(g.len());
-        let ((p, p_rest), (m, m_rest), (v, v_rest)) =
+        let ((decayed, p_rest), (m, m_rest), (v, v_rest)) =
             (p.split_at_mut(edge), m.split_at_mut(edge), v.split_at_mut(edge));
-        step(rates, p, m, v, &g[..edge]);
+        step(rates, decayed, m, v, &g[..edge]);
         step(&Rates { keep: 1.0, ..*rates }, p_rest, m_rest, v_rest, &g[edge..]);
+        if rates.copy.is_some() {
+            // SAFETY: as above.
+            T::narrow(p, unsafe { copies.part(i, TASK) });
+        }
     });
+    copy
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]

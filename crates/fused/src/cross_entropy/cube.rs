@@ -275,15 +275,17 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
 /// Columns beyond the vocabulary become the smallest number, of which softmax makes 0.
 #[cube]
 fn in_vocabulary<V: Size>(x: Vector<f32, V>, i: usize, vocab: usize) -> Vector<f32, V> {
-    let mut x = x;
+    let mut seen = Vector::<f32, V>::new(f32::MIN);
     let column = i * V::value();
-    if column + V::value() > vocab {
+    if column + V::value() <= vocab {
+        seen = x;
+    } else {
         #[unroll]
         for lane in 0..V::value() {
-            x.insert(lane, select(column + lane < vocab, x.extract(lane), f32::MIN));
+            seen.insert(lane, select(column + lane < vocab, x.extract(lane), f32::MIN));
         }
     }
-    x
+    seen
 }
 
 #[cube(launch)]
@@ -295,7 +297,8 @@ fn mean_kernel(
     z_loss_coef: f32,
     #[comptime] units: usize,
 ) {
-    let (mut loss, mut square) = (0.0f32, 0.0f32);
+    let mut loss = 0.0f32;
+    let mut square = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < n {
         let log_sum_exp = losses_n2[2 * i + 1];

@@ -265,7 +265,7 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
         _: Rates,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         unreachable!("{NO_GRADIENT}")
     }
 

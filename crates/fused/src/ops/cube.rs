@@ -159,7 +159,7 @@ impl FusedOps for CubeBackend {
         square: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
         rates: Rates,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         adamw::cube::adamw([parameter, mean, square], gradient, rates)
     }
 

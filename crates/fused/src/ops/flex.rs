@@ -285,10 +285,16 @@ impl FusedOps for Flex {
         square: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
         rates: Rates,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let mut state = [parameter, mean, square].map(|tensor| contiguous(&tensor));
-        adamw_host(state.each_mut().map(own), slice(&contiguous(&gradient)), &rates);
-        state.into()
+        let gradient = contiguous(&gradient);
+        let copy = with_float!(rates.copy.unwrap_or(DType::F32), T => {
+            let copy = adamw_host::<T>(state.each_mut().map(own), slice(&gradient), &rates);
+            let len = copy.len();
+            float(copy, [len])
+        });
+        let [parameter, mean, square] = state;
+        (parameter, mean, square, copy)
     }
 
     fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self> {

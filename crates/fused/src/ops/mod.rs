@@ -213,7 +213,7 @@ pub trait FusedOps: Backend {
     #[fusion(meta = specs::embedding_backward)]
     fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self>;
 
-    /// Parameter, mean, square, all statistics, and gradient, to the first three after a step.
+    /// Parameter, mean, square, all statistics, and gradient, to the first three after a step, and the copy that the rates ask for, else of no elements.
     #[fusion(meta = specs::adamw)]
     fn fused_adamw(
         parameter: FloatTensor<Self>,
@@ -221,7 +221,7 @@ pub trait FusedOps: Backend {
         square: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
         rates: Rates,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// Parts of the sum of squares of a `x_n`, which the host adds up in f64.
     #[fusion(meta = specs::sum_of_squares)]

@@ -143,9 +143,11 @@ pub(super) fn adamw(
     mean: &TensorSpec,
     square: &TensorSpec,
     _: &TensorSpec,
-    _: &Rates,
-) -> (TensorSpec, TensorSpec, TensorSpec) {
-    (parameter.clone(), mean.clone(), square.clone())
+    rates: &Rates,
+) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
+    let copied = if rates.copy.is_some() { parameter.shape[0] } else { 0 };
+    let copy = spec([copied], rates.copy.unwrap_or(DType::F32));
+    (parameter.clone(), mean.clone(), square.clone(), copy)
 }
 
 pub(super) fn sum_of_squares(x: &TensorSpec) -> TensorSpec {

@@ -43,10 +43,13 @@ impl Mla {
         let [keys] = layer.append([Tensor::cat(vec![latent, k_rope], 3)], chunk);
         let columns = keys.dims()[2];
 
-        // All heads see the same keys, whose first part is the values too: views, nothing is repeated.
-        let k_bhcw = keys.expand([b, heads, columns, rank + rope]);
-        let v_bhcr = k_bhcw.clone().slice([0..b, 0..heads, 0..columns, 0..rank]);
-        let y_bthr = chunk.attention(q_bhtw, [k_bhcw, v_bhcr], softmax_scale(&self.config));
+        // All heads see the same keys, whose first part is the values too: views, nothing is repeated. Of a single token the heads are as many queries.
+        let (q, k) = match t {
+            1 => (q_bhtw.swap_dims(1, 2), keys),
+            _ => (q_bhtw, keys.expand([b, heads, columns, rank + rope])),
+        };
+        let latents = k.clone().slice_dim(3, 0..rank);
+        let y_bthr = chunk.attention(q, [k, latents], softmax_scale(&self.config));
         let y_hnv = y_bthr.reshape([1, n, heads, rank]).swap_dims(1, 2).matmul(w_uv_hrv);
         let y = y_hnv.swap_dims(1, 2).reshape([b, t, heads * v]);
         linear_add(y, self.o_proj.weight.val(), None, residual_btd)
