@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks the GPU kernels of crates/fused and crates/moe without a GPU: tests them on CubeCL's CPU runtime, then compiles each for A100 and H100.
+# Checks the GPU kernels of crates/fused and crates/moe without a GPU: tests them on CubeCL's CPU runtime, counts there what a model launches, then
+# compiles each for A100 and H100.
 #
 #   bash scripts/check-kernels.sh
 #
@@ -13,9 +14,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
 packages=(nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79
     nvidia-cuda-cccl-cu12==12.9.27 nvidia-cuda-nvdisasm==13.5.37)
-# `cargo run` takes one package; with these features both commands build the same libraries.
-both=(--package moe --package fused --features moe/cpu-jit,moe/offline,fused/cpu-jit,fused/offline)
-moe=(--package moe --features cpu-jit,offline)
+# Both commands build these, so that Burn is compiled once. (`cargo run` takes one package, and other features of what lies below Burn.)
+both=(--package moe --package fused --package model --features moe/cpu-jit,moe/offline,fused/cpu-jit,fused/offline,model/cpu-jit)
 
 say() { printf 'check-kernels: %s\n' "$*"; }
 
@@ -45,7 +45,8 @@ install_tools
 say "testing the kernels on the CPU"
 cargo test "${both[@]}" --test 'cube*'
 say "compiling the kernels"
+cargo build --quiet "${both[@]}" --example compile_kernels
 # In CUDA_PATH, LLVM finds `exp` and its like.
-CUDA_PATH=$tools/nvidia/cuda_nvcc cargo run --quiet "${moe[@]}" --example compile_kernels -- "$work/code"
+CUDA_PATH=$tools/nvidia/cuda_nvcc "${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels" "$work/code"
 say "assembling the kernels"
 python3 scripts/check_kernels.py "$tools" "$work/code"

@@ -1,51 +1,10 @@
 //! The host runs ahead of a device: no operation and no step of a layer, forward or backward, waits for a number of it.
-//!
-//! The input is made by a kernel that does not compile. CubeCL leaves out whatever launch would read its result, and whoever reads a number
-//! that depends on it gets an error. So a forward and a backward that read something on their way panic, and those that do not end in gradients that
-//! cannot be read.
 #![cfg(feature = "cpu-jit")]
 
-use burn::backend::fusion::custom::TensorSpec;
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_cubecl::CubeBackend;
-use cubecl::prelude::*;
-use fused::cube::launch::empty_like;
+use fused::cube::unreadable;
 use fused::{DropoutKey, dropout, embedding, gelu, layer_norm, linear_cross_entropy_transposed, silu_mul};
 use moe::{MoeConfig, MoeLayer};
-
-#[backend_extension(Cube, Fusion)]
-trait Unreadable: Backend {
-    /// A tensor of the shape of `x` that nobody can read.
-    #[fusion(meta = like)]
-    fn unreadable(x: FloatTensor<Self>) -> FloatTensor<Self>;
-}
-
-fn like(x: &TensorSpec) -> TensorSpec {
-    x.clone()
-}
-
-impl Unreadable for CubeBackend {
-    fn unreadable(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let y = empty_like(&x);
-        let (count, dim) = (CubeCount::new_single(), CubeDim::new_1d(1));
-        broken_kernel::launch(&y.client, count, dim, x.into_buffer_arg(), y.clone().into_buffer_arg());
-        y
-    }
-}
-
-/// The CPU runtime has no instructions for planes.
-#[cube(launch)]
-fn broken_kernel(x: &[f32], y: &mut [f32]) {
-    y[0] = plane_sum(x[0]);
-}
-
-fn unreadable<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    let x = Tensor::<D>::from_dispatch(Dispatch::unreadable(x.into_dispatch()));
-    x.clone().try_into_data().expect_err("made by a kernel that does not compile");
-    x
-}
 
 fn gradient<const D: usize, const E: usize>(x: Tensor<D>, op: impl Fn(Tensor<D>) -> Tensor<E>) -> Tensor<D> {
     let x = x.autodiff().require_grad();

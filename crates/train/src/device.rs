@@ -90,9 +90,13 @@ impl Devices {
     }
 }
 
+/// Asked in many places, found out once.
 #[cfg(feature = "cuda")]
 fn has_cuda() -> bool {
-    !Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect::<Vec<_>>().is_empty()
+    static HAS_CUDA: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
+        !Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect::<Vec<_>>().is_empty()
+    });
+    *HAS_CUDA
 }
 
 #[cfg(not(feature = "cuda"))]

@@ -16,6 +16,7 @@ pub fn cases() -> Vec<KernelCase> {
         embedding::cube::cases(),
         adamw::cube::cases(),
         sum_of_squares::cube::cases(),
+        super::unreadable::cases(),
     ];
     modules.into_iter().flatten().collect()
 }

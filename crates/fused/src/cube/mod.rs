@@ -13,9 +13,11 @@ mod reduce;
 mod round;
 #[cfg(feature = "offline")]
 pub mod sources;
+mod unreadable;
 
 pub use launches::launches;
 pub use math::sigmoid;
 pub(crate) use product::product_into;
 pub use reduce::{Reduction, cube_reduce, cube_sum};
 pub use round::rounded;
+pub use unreadable::unreadable;

@@ -1,0 +1,236 @@
+//! What a micro-batch launches, forward and backward, on CubeCL's CPU runtime with Burn's fusion, as training on a GPU has it; and that the host
+//! reads nothing back on the way.
+#![cfg(feature = "cpu-jit")]
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Device, Int, Tensor};
+use fused::cube::{launches, unreadable};
+use fused::embedding;
+use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel};
+use moe::MoeConfig;
+use std::collections::BTreeMap;
+
+trait Trained: Module {
+    fn loss(&self, tokens_bt: Tensor<2, Int>) -> Tensor<1>;
+
+    /// The parameter that the forward begins with, and the backward ends with.
+    fn table(&mut self) -> &mut Param<Tensor<2>>;
+}
+
+impl Trained for Gpt2 {
+    fn loss(&self, tokens_bt: Tensor<2, Int>) -> Tensor<1> {
+        LanguageModel::loss(self, tokens_bt.clone(), tokens_bt)
+    }
+
+    fn table(&mut self) -> &mut Param<Tensor<2>> {
+        &mut self.ends.wte.weight
+    }
+}
+
+impl Trained for DeepSeek {
+    /// As training computes it: experts have capacities and a loss of their balance.
+    fn loss(&self, tokens_bt: Tensor<2, Int>) -> Tensor<1> {
+        let (place, alone) = (MicroBatch { seed: 1, step: 2, first_row: 0 }, Parallel::default());
+        let (mut x_btd, mut of_balance) = (embedding(self.embed.weight.val(), tokens_bt.clone()), vec![]);
+        for block in &self.blocks {
+            let output = block.forward_over(x_btd, Some(place), &alone);
+            x_btd = output.x_btd;
+            of_balance.extend(output.aux_loss);
+        }
+        of_balance.into_iter().fold(self.head_loss(x_btd, tokens_bt), |sum, loss| sum + loss)
+    }
+
+    fn table(&mut self) -> &mut Param<Tensor<2>> {
+        &mut self.embed.weight
+    }
+}
+
+/// Makes every parameter one that is trained.
+struct Track;
+
+impl ModuleMapper for Track {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        Param::initialized(param.id, param.val().autodiff().require_grad())
+    }
+}
+
+fn gpt2(blocks: usize) -> Gpt2 {
+    let config =
+        Gpt2Config { vocab_size: 32, n_positions: 8, n_layer: blocks, n_head: 2, n_embd: 16, ..Gpt2Config::default() };
+    Gpt2::init(&config, 1, &Device::cpu()).map(&mut Track)
+}
+
+fn deepseek(dense: usize, mixtures: usize) -> DeepSeek {
+    let config = DeepSeekConfig {
+        vocab_size: 32,
+        hidden_size: 16,
+        num_hidden_layers: dense + mixtures,
+        first_k_dense_replace: dense,
+        intermediate_size: 32,
+        num_attention_heads: 2,
+        q_lora_rank: Some(8),
+        kv_lora_rank: 8,
+        qk_nope_head_dim: 8,
+        qk_rope_head_dim: 4,
+        v_head_dim: 8,
+        ..DeepSeekConfig::default()
+    };
+    let moe = MoeConfig {
+        num_experts: 4,
+        moe_intermediate_size: 16,
+        n_shared_experts: 1,
+        selection_bias: true,
+        capacity_factor: Some(1.5),
+        aux_loss_coef: 0.01,
+        ..MoeConfig::default()
+    };
+    DeepSeek::init(&config, &moe, 1, &Device::cpu()).map(&mut Track)
+}
+
+/// Forward and backward. Whether what the backward ends with can be read.
+fn micro_batch(model: &mut impl Trained) -> bool {
+    let tokens_bt = [[1, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1]];
+    let gradients = model.loss(Tensor::from_data(tokens_bt, &Device::cpu().autodiff())).backward();
+    // The device has all gradients when it has this one.
+    model.table().val().grad(&gradients).expect("a gradient of the table").try_into_data().is_ok()
+}
+
+#[derive(Debug)]
+struct Launches {
+    /// Kernels of `fused` and `moe`, as `operation::kernel`.
+    ours: BTreeMap<String, usize>,
+    /// Products of matrices. Which kernel makes one is found out by trying.
+    products: usize,
+    /// All others of Burn: sums of a bias's gradient, additions, copies, constants.
+    others: usize,
+}
+
+impl Launches {
+    fn of(mut model: impl Trained) -> Self {
+        // At the first time products are tried.
+        assert!(micro_batch(&mut model), "a gradient that can be read");
+        let mut found = Self { ours: BTreeMap::new(), products: 0, others: 0 };
+        for name in launches(|| assert!(micro_batch(&mut model), "a gradient that can be read")) {
+            let path: Vec<&str> = name.split('<').next().expect("the first part").split("::").collect();
+            match path[..] {
+                ["moe", "kernels", operation, .., kernel, _] | ["fused", operation, .., kernel, _] => {
+                    let kernel = format!("{operation}::{}", kernel.trim_end_matches("_kernel"));
+                    *found.ours.entry(kernel).or_default() += 1;
+                }
+                ["cubek_matmul", ..] => found.products += 1,
+                _ => found.others += 1,
+            }
+        }
+        found
+    }
+
+    /// What these have more than `fewer`.
+    fn beyond(&self, fewer: &Self) -> Self {
+        let mut ours = self.ours.clone();
+        for (kernel, count) in &fewer.ours {
+            *ours.get_mut(kernel).expect("a model with more blocks launches it too") -= count;
+        }
+        ours.retain(|_, count| *count > 0);
+        Self { ours, products: self.products - fewer.products, others: self.others.saturating_sub(fewer.others) }
+    }
+
+    /// The kernels of these crates and the products are exactly these; of Burn's others there are at most `others`: what it fuses is its choice.
+    fn hold(&self, what: &str, ours: &[(&str, usize)], products: usize, others: usize) {
+        let expected: BTreeMap<String, usize> = ours.iter().map(|(kernel, count)| ((*kernel).into(), *count)).collect();
+        let all = self.ours.values().sum::<usize>();
+        println!("{what}: {all} kernels of ours, {} products, {} others", self.products, self.others);
+        assert_eq!((&self.ours, self.products), (&expected, products), "{what}");
+        assert!(self.others <= others, "{what}: {self:#?}");
+    }
+}
+
+/// See [`unreadable`].
+fn reads_nothing_back(mut model: impl Trained) {
+    let table = model.table();
+    *table = Param::initialized(table.id, unreadable(table.val().inner()).autodiff().require_grad());
+    assert!(!micro_batch(&mut model), "all depends on what cannot be read");
+}
+
+/// The embedding with its gradient (a sort, then a sum a row), the last norm, and the loss.
+const ENDS: [(&str, usize); 11] = [
+    ("cross_entropy::loss", 1),
+    ("cross_entropy::mean", 1),
+    ("embedding::count", 1),
+    ("embedding::embedding", 1),
+    ("embedding::place", 1),
+    ("embedding::scan", 1),
+    ("embedding::scan_blocks", 1),
+    ("embedding::sum", 1),
+    ("norm::add_pieces", 1),
+    ("norm::norm", 1),
+    ("norm::norm_backward", 1),
+];
+
+/// Latent attention, with norms of the block and of both compressions.
+const LATENT_ATTENTION: [(&str, usize); 8] = [
+    ("attention::forward", 1),
+    ("attention::keys", 1),
+    ("attention::mean", 1),
+    ("attention::over_heads", 1),
+    ("attention::queries", 1),
+    ("norm::add_pieces", 4),
+    ("norm::norm", 4),
+    ("norm::norm_backward", 4),
+];
+
+/// One test: launches are counted of the whole process.
+#[test]
+fn a_micro_batch_launches_few_kernels_and_reads_nothing_back() {
+    // A block is what one more of it adds, and the ends are what is left of a model with one block.
+    let (one, two) = (Launches::of(gpt2(1)), Launches::of(gpt2(2)));
+    let block = two.beyond(&one);
+    one.beyond(&block).hold("GPT-2's ends", &ENDS, 3, 12);
+    let kernels = [
+        ("attention::forward", 1),
+        ("attention::keys", 1),
+        ("attention::mean", 1),
+        ("attention::queries", 1),
+        ("gelu::gelu", 1),
+        ("gelu::gelu_backward", 1),
+        ("norm::add_pieces", 2),
+        ("norm::norm", 2),
+        ("norm::norm_backward", 2),
+    ];
+    block.hold("a block of GPT-2", &kernels, 3 * 4, 14);
+    reads_nothing_back(gpt2(1));
+
+    let (one, two) = (Launches::of(deepseek(1, 0)), Launches::of(deepseek(2, 0)));
+    let block = two.beyond(&one);
+    one.beyond(&block).hold("DeepSeek's ends", &ENDS, 3, 6);
+    let swiglu = [("silu_mul::silu_mul", 1), ("silu_mul::silu_mul_backward", 1)];
+    // The query's two, two of the compression, one from it, one to the output, and the SwiGLU's three.
+    block.hold("a dense block of DeepSeek", &[&LATENT_ATTENTION[..], &swiglu].concat(), 3 * 9, 16);
+    reads_nothing_back(deepseek(1, 0));
+
+    let block = Launches::of(deepseek(1, 1)).beyond(&one);
+    let mixture = [
+        ("dispatch::assign", 1),
+        ("dispatch::histogram", 1),
+        ("dispatch::place", 1),
+        ("dispatch::scan", 1),
+        // Three matrices an expert, forward and for the rows' gradient; the third product of each is the matrix's gradient.
+        ("grouped_gemm::prepare", 6),
+        ("grouped_gemm::product", 6),
+        ("grouped_gemm::sum", 3),
+        ("permute::permute", 1),
+        ("permute::unpermute", 2),
+        ("permute::unpermute_backward", 1),
+        ("route::count", 1),
+        ("route::gates", 1),
+        ("route::gates_backward", 1),
+        ("route::scores", 1),
+        ("route::scores_backward", 1),
+        ("route::select", 1),
+        // Of the experts and of the shared one.
+        ("silu_mul::silu_mul", 2),
+        ("silu_mul::silu_mul_backward", 2),
+    ];
+    // As the dense one, and the router's.
+    block.hold("a block of DeepSeek with experts", &[&LATENT_ATTENTION[..], &mixture].concat(), 3 * 10, 46);
+    reads_nothing_back(deepseek(1, 1));
+}
