@@ -81,7 +81,15 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
     if b.col_stride != 1 {
         let panels = to.chunks_exact_mut(panel_b::<V>()).zip(cols.clone().step_by(V::NR));
         let units = ks.len().div_ceil(V::DEPTH);
+        // Columns are read where they are, unless they are so far apart (multiples of 2 KiB) that 32 of them compete for a few sets of the first-level cache.
+        let in_place = T::IS_F32 && b.row_stride == 1 && !b.col_stride.is_multiple_of(512) && units.is_multiple_of(4);
         for (panel, col) in panels {
+            if in_place && col + V::NR <= cols.end {
+                let columns = &b.data[col * b.col_stride + ks.start..][..(V::NR - 1) * b.col_stride + units];
+                // SAFETY: the caller's promise; there are `NR` columns of these `f32`.
+                unsafe { transpose::<V>(units, columns.as_ptr().cast(), b.col_stride, panel) };
+                continue;
+            }
             for (j, line) in scratch.chunks_exact_mut(KC).take(V::NR).enumerate() {
                 let line = &mut line[..units];
                 if col + j < cols.end {
@@ -92,7 +100,7 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
                 }
             }
             // SAFETY: the caller's promise; the scratch has `NR` rows of `KC`, a multiple of 4.
-            unsafe { transpose::<V>(units, scratch, panel) };
+            unsafe { transpose::<V>(units, scratch.as_ptr(), KC, panel) };
         }
         return;
     }
@@ -198,19 +206,19 @@ fn bits<T: Element>(data: &[T]) -> &[u16] {
     unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), data.len()) }
 }
 
-/// Transposes `[NR, k]` with rows `KC` apart into `[k, NR]`, in blocks of `LANES` rows and 4 columns.
+/// Transposes `[NR, k]` with rows `stride` apart into `[k, NR]`, in blocks of `LANES` rows and 4 columns.
 ///
 /// # Safety
 ///
-/// The processor must have the instructions of `V`; `from` must hold `NR * KC` elements, `to` too.
+/// The processor must have the instructions of `V`, and `from` the rows, up to the next multiple of 4 elements.
 #[inline(always)]
-unsafe fn transpose<V: Vector>(k: usize, from: &[f32], to: &mut [f32]) {
-    assert!(from.len() >= V::NR * KC && to.len() >= V::NR * KC && k <= KC);
+unsafe fn transpose<V: Vector>(k: usize, from: *const f32, stride: usize, to: &mut [f32]) {
+    assert!(to.len() >= V::NR * KC && k <= KC);
     for p in (0..k).step_by(4) {
         for first in (0..V::NR).step_by(V::LANES) {
-            // SAFETY: p + 4 <= KC and first + LANES <= NR.
+            // SAFETY: first + LANES <= NR, and p + 4 is at most the next multiple of 4, which `to` has room for.
             unsafe {
-                let columns = V::columns(from.as_ptr().add(first * KC + p), KC);
+                let columns = V::columns(from.add(first * stride + p), stride);
                 for (i, column) in columns.into_iter().enumerate() {
                     column.store(to.as_mut_ptr().add((p + i) * V::NR + first), V::LANES, false);
                 }
