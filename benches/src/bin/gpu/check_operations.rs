@@ -21,7 +21,9 @@ impl Check {
     }
 
     fn operation(&mut self, plain: &Operation, own: &Operation, dtype: DType) {
-        let values = |(i, len): (usize, &usize)| Numbers(101 + i as u32).in_dtype(*len, dtype);
+        let values = |(i, len): (usize, &usize)| -> Vec<f32> {
+            Numbers(101 + i as u32).in_dtype(*len, dtype).into_iter().map(|x| x * own.scale).collect()
+        };
         let inputs: Vec<Vec<f32>> = own.inputs.iter().enumerate().map(values).collect();
         let expected = self.results(plain, &inputs, &Device::flex(), DType::F32, self.ones(dtype));
         let found = self.results(own, &inputs, &self.device.clone(), dtype, self.ones(dtype));

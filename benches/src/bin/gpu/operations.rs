@@ -115,6 +115,8 @@ pub struct Operation {
     pub flops: [f64; 2],
     /// Numbers that must at least be read and written, in the same two.
     pub elements: [usize; 2],
+    /// Of the inputs, which are in -1..1.
+    pub scale: f32,
     /// Whether its products are Burn's, which may be in TF32 on a GPU.
     pub burns_product: bool,
 }
@@ -130,7 +132,17 @@ impl Operation {
     ) -> Self {
         let read: usize = inputs.iter().sum();
         let elements = [read + result, 3 * read + 2 * result];
-        Self { name, model, rows, inputs, run: Box::new(run), flops: [0.0; 2], elements, burns_product: false }
+        Self {
+            name,
+            model,
+            rows,
+            inputs,
+            run: Box::new(run),
+            flops: [0.0; 2],
+            elements,
+            scale: 1.0,
+            burns_product: false,
+        }
     }
 
     /// Attention under a causal mask, half of `t^2` scores a head: `q k^T` and `p v` forward; again `q k^T`, `dy v^T` and three products for the gradients
@@ -146,10 +158,11 @@ impl Operation {
         }
     }
 
-    /// A head of `d` by `vocab` and the loss: one product forward, two more for the gradients, and nothing but the gradients is written.
+    /// A head of `d` by `vocab` and the loss: one product forward, two more for the gradients, and nothing but the gradients is written. Logits of large inputs would be
+    /// rounded to bf16 by more than a softmax bears.
     fn cross_entropy(self, d: usize, vocab: usize) -> Self {
         let (forward, read) = (2.0 * (self.rows * d) as f64 * vocab as f64, self.inputs.iter().sum::<usize>());
-        Self { flops: [forward, 3.0 * forward], elements: [read, 2 * read], burns_product: true, ..self }
+        Self { flops: [forward, 3.0 * forward], elements: [read, 2 * read], scale: 0.25, burns_product: true, ..self }
     }
 
     /// Rows of a table: only these are read, but the whole table has a gradient.

@@ -125,7 +125,7 @@ pub struct Checked {
 }
 
 /// The most that a part may take; kernels are compiled meanwhile.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(500);
 
 /// What a tier that cannot run says before the reason.
 const CANNOT: &str = "cannot run here: ";

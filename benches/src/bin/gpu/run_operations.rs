@@ -23,9 +23,8 @@ fn record(op: String, model: &'static str, rows: usize, dtype: DType) -> Record 
 
 fn of_operation(operation: &Operation, device: &Device, sizes: &Sizes, report: &mut Report) {
     let dtype = report.dtype();
-    // Small numbers, so that a softmax of sums of hundreds of products has more than one large probability.
     let inputs = |device: &Device| -> Vec<Tensor<1>> {
-        let input = |(i, len): (usize, &usize)| Numbers(101 + i as u32).tensor([*len], 0.25, dtype, device);
+        let input = |(i, len): (usize, &usize)| Numbers(101 + i as u32).tensor([*len], operation.scale, dtype, device);
         operation.inputs.iter().enumerate().map(input).collect()
     };
     let mut note = |pass: usize, time| {
