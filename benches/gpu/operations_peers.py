@@ -11,11 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BETAS, EPSILON, DECAY = (0.9, 0.95), 1e-8, 0.1
 
 
-def backend(name, attention):
-    """The same attention with one of SDPA's backends."""
+def flash(attention):
+    """The same with SDPA's flash backend, or an error."""
 
     def run(*inputs):
-        with sdpa_kernel(getattr(SDPBackend, name)):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return attention(*inputs)
 
     return run
@@ -37,12 +37,22 @@ def gpt2(sizes, device):
     def cross_entropy(x, head):
         return F.cross_entropy(F.linear(x, head), tokens.flatten())
 
+    def linear_gelu(x, weight, bias):
+        return F.gelu(torch.addmm(bias, x, weight), approximate="tanh")
+
+    def linear_add(x, weight, bias, residual):
+        return residual + torch.addmm(bias, x, weight)
+
     return [
+        ("linear", [(n, d), (d, 3 * d), (3 * d,)], plain(lambda x, weight, bias: torch.addmm(bias, x, weight))),
+        ("linear_gelu", [(n, d), (d, hidden), (hidden,)], plain(linear_gelu)),
+        ("linear_add of attention", [(n, d), (d, d), (d,), (n, d)], plain(linear_add)),
+        ("linear_add of the MLP", [(n, hidden), (hidden, d), (d,), (n, d)], plain(linear_add)),
         ("layer_norm", [(n, d), (d,), (d,)], plain(lambda x, gain, bias: F.layer_norm(x, (d,), gain, bias, 1e-5))),
         ("gelu", [(n, hidden)], plain(lambda x: F.gelu(x, approximate="tanh"))),
         ("dropout", [(b, t, d)], plain(lambda x: F.dropout(x, 0.1))),
-        ("causal_self_attention", [(b, t, 3 * d)], backends(self_attention, device)),
-        ("causal_attention", [(b, heads, t, head)] * 3, backends(lambda *qkv: attention(*qkv).transpose(1, 2).contiguous(), device)),
+        ("causal_self_attention", [(b, t, 3 * d)], backends(self_attention)),
+        ("causal_attention", [(b, heads, t, head)] * 3, backends(lambda *qkv: attention(*qkv).transpose(1, 2).contiguous())),
         ("linear_cross_entropy_transposed", [(n, d), (vocab, d)], plain(cross_entropy)),
         ("embedding", [(vocab, d)], plain(lambda table: F.embedding(tokens, table))),
     ]
@@ -71,7 +81,7 @@ def deepseek(sizes, device):
         return attention
 
     # Flash attention wants values as wide as keys.
-    padded = backends(latent(nope + rope - v), device)
+    padded = backends(latent(nope + rope - v))
     forms = padded | {f"{form}, values not padded": run for form, run in plain(latent(0)).items()}
     return [
         ("rms_norm", [(n, d), (d,)], plain(lambda x, gain: F.rms_norm(x, (d,), gain, 1e-6))),
@@ -92,13 +102,9 @@ def plain(function):
     return {"eager": function, "compiled": torch.compile(function)}
 
 
-def backends(attention, device):
-    """Flash attention where there is a GPU, and what is chosen without a word; both as they are and compiled."""
-    forms = plain(attention)
-    if device.type == "cuda":
-        flash = backend("FLASH_ATTENTION", attention)
-        forms |= {"eager, flash": flash, "compiled, flash": backend("FLASH_ATTENTION", torch.compile(attention))}
-    return forms
+def backends(attention):
+    """Flash attention, and what SDPA chooses without a word; both as they are and compiled."""
+    return plain(attention) | {f"{form}, flash": flash(run) for form, run in plain(attention).items()}
 
 
 def operations(peers, shapes, dtype, dtypes):

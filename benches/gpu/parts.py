@@ -95,8 +95,8 @@ def pytorch(options, what, done, folder, limit):
     given = {"dtype": dtype(options), "sizes": told["sizes"], "cases": told["cases"], "copies": [r["bytes"] for r in routing if r["op"] != "copy"]}
     given_file, file = folder / "given.json", folder / "pytorch.json"
     given_file.write_text(json.dumps(given))
-    command = [sys.executable, Path(__file__).with_name("torch_peers.py"), *what.split(), "--given", given_file, "--json", file, "--device", options.device]
-    return reported(command + ["--smoke"] * options.smoke, file, limit, f"PyTorch {what}")
+    command = [sys.executable, Path(__file__).with_name("torch_peers.py"), *what.split(), "--given", given_file, "--json", file]
+    return reported(command + ["--device", options.device] + ["--smoke"] * options.smoke, file, limit, f"PyTorch {what}")
 
 
 def step(options, name, form, batch, done, folder, limit):

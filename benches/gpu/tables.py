@@ -1,6 +1,6 @@
 """The tables of `run.py`, in Markdown."""
 
-from tables_of_steps import kernels, steps
+from tables_of_steps import from_operations, kernels, steps
 from text import best, ratio, share, show, speed, table
 
 
@@ -85,6 +85,7 @@ def tables(everything, missing, ceiling):
     if machine["kind"] == "cpu":
         blocks.append("**CubeCL's CPU runtime, and plain Rust for steps: no GPU was used.**")
     blocks += ["### Operations", operations(kiln, peers, ceiling)]
+    blocks += ["### A step of GPT-2 from its operations", from_operations(kiln, peers)]
     blocks += ["### Grouped products", products(kiln, peers, ceiling), "### Layers, forward and backward", layers(kiln, peers, ceiling)]
     blocks += ["### Routing", routing(kiln, peers), "### Training steps", steps(of("step"), machine["device"])]
     for record in of("kernels"):

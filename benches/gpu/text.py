@@ -4,6 +4,8 @@
 def table(head, rows):
     """Columns of numbers are on the right."""
     rows = list(rows)
+    if not rows:
+        return "Not measured."
     numbers = [all(row[i].strip("*")[:1] in "-0123456789" for row in rows) for i in range(len(head))]
     lines = [head, ["--:" if number else ":--" for number in numbers], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -165,6 +165,12 @@ impl Operation {
         Self { flops: [forward, 3.0 * forward], elements: [read, 2 * read], scale: 0.25, burns_product: true, ..self }
     }
 
+    /// A product of the rows with a matrix `[from, to]`, and two for the gradients.
+    fn linear(self, from: usize, to: usize) -> Self {
+        let forward = 2.0 * (self.rows * from) as f64 * to as f64;
+        Self { flops: [forward, 3.0 * forward], scale: 0.25, burns_product: true, ..self }
+    }
+
     /// Rows of a table: only these are read, but the whole table has a gradient.
     fn embedding(self, d: usize) -> Self {
         let (rows, table) = (self.rows * d, self.inputs[0]);
@@ -191,7 +197,25 @@ fn gpt2(sizes: &Gpt2, device: &Device) -> Vec<Operation> {
     let (n, scale, scores) = (b * t, ((d / heads) as f64).powf(-0.5), b * heads * t * t);
     let tokens_bt = ints(&tokens(n, vocab), [b, t], device);
     let targets_n = tokens_bt.clone().reshape([n]);
+    let matrix = |weight: &Tensor<1>, from, to| weight.clone().reshape([from, to]);
+    let add = move |name, from: usize| {
+        Operation::new([name, model], n, vec![n * from, from * d, d, n * d], n * d, move |x| {
+            let (x_nf, residual_nd) = (x[0].clone().reshape([n, from]), x[3].clone().reshape([n, d]));
+            flat(fused::linear_add(x_nf, matrix(&x[1], from, d), Some(x[2].clone()), residual_nd))
+        })
+        .linear(from, d)
+    };
     vec![
+        Operation::new(["linear", model], n, vec![n * d, 3 * d * d, 3 * d], n * 3 * d, move |x| {
+            flat(fused::linear(x[0].clone().reshape([n, d]), matrix(&x[1], d, 3 * d), Some(x[2].clone())))
+        })
+        .linear(d, 3 * d),
+        Operation::new(["linear_gelu", model], n, vec![n * d, d * hidden, hidden], n * hidden, move |x| {
+            flat(fused::linear_gelu(x[0].clone().reshape([n, d]), matrix(&x[1], d, hidden), Some(x[2].clone())))
+        })
+        .linear(d, hidden),
+        add("linear_add of attention", d),
+        add("linear_add of the MLP", hidden),
         Operation::new(["layer_norm", model], n, vec![n * d, d, d], n * d, move |x| {
             flat(fused::layer_norm(x[0].clone().reshape([n, d]), x[1].clone(), Some(x[2].clone()), 1e-5))
         }),
