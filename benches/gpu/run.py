@@ -86,7 +86,7 @@ def work(options, everything):
         stop(f"--only {' '.join(options.only)}: there are the parts {', '.join(all_parts)}")
     left = [name for name in chosen if options.again or name not in done]
     end = time.monotonic() + 60 * options.minutes
-    while left and end - time.monotonic() >= min(LEAST_SECONDS, 60 * options.minutes):
+    while left and end - time.monotonic() >= min(LEAST_SECONDS, 30 * options.minutes):
         name, start = left[0], time.monotonic()
         limit = min(LIMIT_SECONDS, end - start)
         print(f"----- {name}, {len(left)} to go", flush=True)
@@ -132,7 +132,7 @@ def main():
         print(f"run.py: {failed} failed, see above", file=sys.stderr)
     if left:
         print(f"run.py: {len(left)} parts are left, from `{left[0]}` on; the same command goes on with them", file=sys.stderr)
-    raise SystemExit(1 if failed else UNFINISHED if left else 0)
+    raise SystemExit(UNFINISHED if left else 1 if failed else 0)
 
 
 if __name__ == "__main__":

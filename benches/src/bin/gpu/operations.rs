@@ -145,6 +145,12 @@ impl Operation {
         }
     }
 
+    /// The backward leaves out so many numbers of what [`new`](Self::new) counts.
+    fn less(self, numbers: usize) -> Self {
+        let [forward, both] = self.elements;
+        Self { elements: [forward, both - numbers], ..self }
+    }
+
     /// Attention under a causal mask, half of `t^2` scores a head: `q k^T` and `p v` forward; again `q k^T`, `dy v^T` and three products for the gradients
     /// backward, which reads the result too.
     fn attention(self, scores: usize, qk: usize, v: usize, result: usize) -> Self {
@@ -204,6 +210,8 @@ fn gpt2(sizes: &Gpt2, device: &Device) -> Vec<Operation> {
             flat(fused::linear_add(x_nf, matrix(&x[1], from, d), Some(x[2].clone()), residual_nd))
         })
         .linear(from, d)
+        // The residual is not read again, and its gradient is that of the result.
+        .less(2 * n * d)
     };
     vec![
         Operation::new(["linear", model], n, vec![n * d, 3 * d * d, 3 * d], n * 3 * d, move |x| {
@@ -222,7 +230,8 @@ fn gpt2(sizes: &Gpt2, device: &Device) -> Vec<Operation> {
         Operation::new(["gelu", model], n, vec![n * hidden], n * hidden, |x| fused::gelu(x[0].clone())),
         Operation::new(["dropout", model], n, vec![n * d], n * d, move |x| {
             flat(fused::dropout(x[0].clone().reshape([b, t, d]), 0.1, DropoutKey::derive(1, 2, 3, 4)))
-        }),
+        })
+        .less(n * d),
         Operation::new(["causal_self_attention", model], n, vec![n * 3 * d], n * d, move |x| {
             flat(fused::causal_self_attention(x[0].clone().reshape([b, t, 3 * d]), heads, scale, None))
         })
@@ -264,7 +273,8 @@ fn deepseek(sizes: &DeepSeek, device: &Device) -> Vec<Operation> {
         }),
         Operation::new(["rope", model], n, vec![n * heads * rope], n * heads * rope, move |x| {
             flat(fused::rope(x[0].clone().reshape([b, heads, t, rope]), &table))
-        }),
+        })
+        .less(n * heads * rope),
         Operation::new(["latent_attention", model], n, latent, n * heads * v, move |x| {
             let (q, kv) = (x[0].clone().reshape([b, t, heads * qk]), x[1].clone().reshape([b, t, heads * (nope + v)]));
             flat(fused::latent_attention(q, kv, x[2].clone().reshape([b, t, rope]), &same_table, heads, scale))
