@@ -109,6 +109,16 @@ def too_fast(everything, ceiling):
             yield {"what": what, "why": f"{share:.0%} of the ceiling: the measurement is wrong", "failed": True}
 
 
+def other_models(everything):
+    """Programs whose parameters are not as many."""
+    of_shape = {}
+    for record in (r for part, result in everything["parts"].items() if part.startswith("step") for r in result["records"]):
+        of_shape.setdefault(record["shape"], set()).add(record["parameters"])
+    for shape, counts in of_shape.items():
+        if len(counts) > 1:
+            yield {"what": f"step {shape}", "why": f"the programs have {sorted(counts)} parameters: not the same model", "failed": True}
+
+
 def main():
     options = arguments()
     options.kiln, options.train = binary(options.kiln), binary(options.train)
@@ -124,6 +134,7 @@ def main():
     ceiling = next((r["flops"] / r["seconds"] for r in everything["parts"].get("pytorch ceiling", {"records": []})["records"]), None)
     if ceiling and not options.smoke:
         missing += too_fast(everything, ceiling)
+    missing += other_models(everything)
     print(f"\n{tables(everything, missing, ceiling)}")
     seconds = sum(result["seconds"] for result in everything["parts"].values())
     print(f"\n{len(everything['parts'])} parts in {seconds:.0f} s; everything is in {options.json}")
