@@ -1,30 +1,33 @@
-"""Checks Kiln on a GPU, measures it, and measures PyTorch on the same shapes in the same run. Prints tables in Markdown and writes JSON.
+"""Checks Kiln on a GPU, measures it, and measures PyTorch on the same shapes beside it. Prints tables in Markdown and writes JSON.
 
     pip install torch
     python run.py --kiln ./gpu --train ./train --json out.json
 
-A ratio above 1 means that Kiln is faster. --smoke takes tiny sizes, --device cpu CubeCL's CPU runtime and PyTorch on the CPU: together
-they try all of it on a machine without a GPU, and their figures mean nothing. See README.md.
+It is made of parts of less than ten minutes, and notes each in the JSON: the same command goes on with what is left, and `--minutes` says how long
+it may take at a time. A ratio above 1 means that Kiln is faster. --smoke takes tiny sizes, --device cpu CubeCL's CPU runtime and PyTorch on the CPU:
+together they try all of it on a machine without a GPU, and their figures mean nothing. See README.md.
 """
 
 import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import losses
 import toolkit
+from parts import parts
 from tables import tables
 
+# A part may take this long.
+LIMIT_SECONDS = 540
+# With less time than this no part is begun.
+LEAST_SECONDS = 150
 # A grouped product is not faster than a large square one: what is, has not been computed.
 MOST_OF_CEILING = 1.1
-# Of the binary, for a kernel that never ends.
-LIMIT_SECONDS = 2 * 3600
+UNFINISHED = 3
 
 
 def arguments():
@@ -33,7 +36,10 @@ def arguments():
     p.add_argument("--train", type=Path, required=True, help="the binary `train`")
     p.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--smoke", action="store_true", help="tiny sizes, few rounds")
-    p.add_argument("--json", type=Path, required=True, help="where to write everything")
+    p.add_argument("--json", type=Path, required=True, help="where everything is written, and what a second call goes on from")
+    p.add_argument("--minutes", type=float, default=float("inf"), help="ends before a part that may not fit into these")
+    p.add_argument("--only", nargs="+", metavar="NAME", help="parts whose names begin so: check, kiln, pytorch, step, ...")
+    p.add_argument("--again", action="store_true", help="also parts that have been done")
     p.add_argument("--commit", help="what the binaries were built from, where they do not say so")
     return p.parse_args()
 
@@ -51,53 +57,66 @@ def binary(path):
     return path.resolve()
 
 
-def kiln(options, folder, env):
-    """The binary's report. What failed is listed in it; it is written as it grows, so a crash leaves what was measured before."""
-    report = folder / "kiln.json"
-    command = [options.kiln, "--device", "cuda:0" if options.device == "cuda" else "cpu", "--json", report]
-    command += ["--smoke"] * options.smoke + (["--commit", options.commit] if options.commit else [])
+def machine(options):
     try:
-        code = subprocess.run([str(part) for part in command], env=env, timeout=LIMIT_SECONDS).returncode
-        why = f"ended with exit code {code}"
-    except subprocess.TimeoutExpired:
-        code, why = None, f"was not done after {LIMIT_SECONDS} s"
-    if code == 2 or not report.is_file():
-        stop(f"{options.kiln} {why} and left no report; what it printed last says why")
-    report = json.loads(report.read_text())
-    if code not in (0, 1):
-        print(f"FAIL  {options.kiln} {why}", flush=True)
-        report["missing"].append({"what": "all that the binary had not measured yet", "why": f"it {why}", "failed": True})
-    return report
-
-
-def torch_peers(options, report):
-    """PyTorch's records for what the binary has measured."""
-    import torch
-
-    from torch_peers import Peers
-
-    peers = Peers(options.device, options.smoke)
-    dtype = next((record["dtype"] for record in report["records"] if record["group"] == "grouped_gemm"), "bf16")
-    ceiling = peers.ceiling(dtype)
-    sizes = {record["bytes"] for record in report["records"] if record["group"] == "routing" and record["op"] != "copy"}
-    peers.attempt("PyTorch copy", lambda: peers.copies(sizes))
-    for case in report["cases"]:
-        name = f"PyTorch grouped products {case['model']['name']} {case['rows']} {case['skew']}"
-        peers.attempt(name, lambda: peers.products(case, dtype))
-    for name, model in {case["model"]["name"]: case["model"] for case in report["cases"]}.items():
-        peers.attempt(f"PyTorch layer {name}", lambda: peers.layers(model, dtype))
+        import torch
+    except ImportError:
+        stop("there is no PyTorch: pip install torch")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        stop("PyTorch finds no CUDA device here; --device cpu --smoke tries the programs without one")
     name = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "cpu"
-    machine = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": name}
-    return {"machine": machine, "ceiling_flops": ceiling, "records": peers.records, "missing": peers.missing}
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, "device": name, "kind": options.device, "smoke": options.smoke}
 
 
-def too_fast(report, ceiling):
+def begun(options, here):
+    """What a call before has done."""
+    if not options.json.is_file():
+        return {"machine": here, "parts": {}}
+    everything = json.loads(options.json.read_text())
+    if everything["machine"] != here:
+        stop(f"{options.json} is of {everything['machine']}, and this is {here}: give another --json")
+    return everything
+
+
+def work(options, everything):
+    """Does what is left, as far as there is time; returns the names of the parts that are left then."""
+    all_parts, done = parts(options), everything["parts"]
+    chosen = [name for name in all_parts if not options.only or name.startswith(tuple(options.only))]
+    if not chosen:
+        stop(f"--only {' '.join(options.only)}: there are the parts {', '.join(all_parts)}")
+    left = [name for name in chosen if options.again or name not in done]
+    end = time.monotonic() + 60 * options.minutes
+    while left and end - time.monotonic() >= min(LEAST_SECONDS, 30 * options.minutes):
+        name, start = left[0], time.monotonic()
+        limit = min(LIMIT_SECONDS, end - start)
+        print(f"----- {name}, {len(left)} to go", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            result = all_parts[name](done, Path(folder), limit)
+        if result.pop("cut", False) and limit < LIMIT_SECONDS and start > end - 60 * options.minutes + 1:
+            break  # begun late: the next call begins with it
+        done[name] = result | {"seconds": time.monotonic() - start}
+        options.json.write_text(json.dumps(everything, indent=1))
+        left.pop(0)
+    return left
+
+
+def too_fast(everything, ceiling):
     """What cannot be: records beyond the ceiling."""
-    for record in report["records"]:
+    for record in (r for part, result in everything["parts"].items() if part.startswith("kiln") for r in result["records"]):
         share = record["flops"] / record["seconds"] / ceiling
         if share > MOST_OF_CEILING:
             what = f"{record['op']} {record['tier']} {record['shape']} {record['rows']}"
             yield {"what": what, "why": f"{share:.0%} of the ceiling: the measurement is wrong", "failed": True}
+
+
+def other_models(everything):
+    """Programs whose parameters are not as many."""
+    of_shape = {}
+    for record in (r for part, result in everything["parts"].items() if part.startswith("step") for r in result["records"]):
+        of_shape.setdefault(record["shape"], set()).add(record["parameters"])
+    for shape, counts in of_shape.items():
+        if len(counts) > 1:
+            yield {"what": f"step {shape}", "why": f"the programs have {sorted(counts)} parameters: not the same model", "failed": True}
 
 
 def main():
@@ -105,35 +124,26 @@ def main():
     options.kiln, options.train = binary(options.kiln), binary(options.train)
     if not options.json.absolute().parent.is_dir():
         stop(f"there is no folder for {options.json}")
-    try:
-        import torch
-    except ImportError:
-        stop("there is no PyTorch: pip install torch")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        stop("PyTorch finds no CUDA device here; --device cpu --smoke tries the programs without one")
-
-    start = time.time()
+    everything = begun(options, machine(options))
     with tempfile.TemporaryDirectory() as folder:
-        env, line = toolkit.environment(Path(folder)) if options.device == "cuda" else (dict(os.environ), "no CUDA is asked for")
+        options.env, line = toolkit.environment(Path(folder)) if options.device == "cuda" else (dict(os.environ), "no CUDA is asked for")
         print(line, flush=True)
-        report = kiln(options, Path(folder), env)
-        options.json.write_text(json.dumps({"kiln": report}, indent=1))  # in case that what follows ends early
-        peers = torch_peers(options, report)
-        rows = losses.compare(options.train, "cuda:0" if options.device == "cuda" else "cpu", Path(folder), env)
-    missing = report.pop("missing") + peers.pop("missing")
-    missing += [] if options.smoke else list(too_fast(report, peers["ceiling_flops"]))
-    for row in rows:
-        if row["why"]:
-            missing.append({"what": f"train {row['model']} on {losses.counted(row['device'], row['ranks'])}", "why": row["why"], "failed": True})
+        left = work(options, everything)
 
-    everything = {"kiln": report, "pytorch": peers, "losses": rows, "missing": missing, "seconds": time.time() - start}
-    options.json.write_text(json.dumps(everything, indent=1))
-    print(f"\n{tables(everything)}")
-    failed = [line for line in missing if line["failed"]]
-    print(f"\n{time.time() - start:.0f} s; everything is in {options.json}")
+    missing = [line for result in everything["parts"].values() for line in result["missing"]]
+    ceiling = next((r["flops"] / r["seconds"] for r in everything["parts"].get("pytorch ceiling", {"records": []})["records"]), None)
+    if ceiling and not options.smoke:
+        missing += too_fast(everything, ceiling)
+    missing += other_models(everything)
+    print(f"\n{tables(everything, missing, ceiling)}")
+    seconds = sum(result["seconds"] for result in everything["parts"].values())
+    print(f"\n{len(everything['parts'])} parts in {seconds:.0f} s; everything is in {options.json}")
+    failed = sum(line["failed"] for line in missing)
     if failed:
-        print(f"run.py: {len(failed)} failed, see above", file=sys.stderr)
-        raise SystemExit(1)
+        print(f"run.py: {failed} failed, see above", file=sys.stderr)
+    if left:
+        print(f"run.py: {len(left)} parts are left, from `{left[0]}` on; the same command goes on with them", file=sys.stderr)
+    raise SystemExit(UNFINISHED if left else 1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,7 @@
 """The tables of `run.py`, in Markdown."""
 
-
-def table(head, rows):
-    """Columns of numbers are on the right."""
-    rows = list(rows)
-    numbers = [all(row[i].strip("*")[:1] in "-0123456789" for row in rows) for i in range(len(head))]
-    lines = [head, ["--:" if number else ":--" for number in numbers], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def show(seconds):
-    return f"{seconds * 1e3:,.3f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:,.1f} us"
-
-
-def best(records, **what):
-    """The fastest of PyTorch's records that agree."""
-    found = [record for record in records if all(record.get(key) == value for key, value in what.items())]
-    return min(found, key=lambda record: record["seconds"], default=None)
-
-
-def speed(record, flops):
-    return f"{flops / record['seconds'] * 1e-12:.3g}" if record else "-"
-
-
-def ratio(record, seconds):
-    return f"**{record['seconds'] / seconds:.2f}**" if record else "-"
+from tables_of_steps import from_operations, kernels, steps
+from text import best, ratio, share, show, speed, table
 
 
 def products(kiln, peers, ceiling):
@@ -37,7 +14,7 @@ def products(kiln, peers, ceiling):
         grouped, loop = (best(peers, form=form, **what) for form in ["grouped_mm", "loop"])
         rows.append([
             r["shape"], f"{r['rows']:,}", r["skew"], r["op"], r["tier"], show(r["seconds"]), speed(r, r["flops"]),
-            f"{r['flops'] / r['seconds'] / ceiling:.1%}", speed(grouped, r["flops"]), speed(loop, r["flops"]),
+            share(r["flops"], r["seconds"], ceiling), speed(grouped, r["flops"]), speed(loop, r["flops"]),
             ratio(best(peers, **what), r["seconds"]),
         ])
     head = ["shape", "rows", "segments", "product", "tier", "Kiln", "TFLOP/s", "of matmul", "grouped_mm, TFLOP/s", "loop, TFLOP/s",
@@ -50,7 +27,7 @@ def layers(kiln, peers, ceiling):
     for r in (r for r in kiln if r["group"] == "layer"):
         peer = best(peers, **{key: r[key] for key in ["group", "op", "shape", "rows"]})
         rows.append([
-            r["shape"], f"{r['rows']:,}", show(r["seconds"]), speed(r, r["flops"]), f"{r['flops'] / r['seconds'] / ceiling:.1%}",
+            r["shape"], f"{r['rows']:,}", show(r["seconds"]), speed(r, r["flops"]), share(r["flops"], r["seconds"], ceiling),
             show(peer["seconds"]) if peer else "-", peer["form"] if peer else "-", ratio(peer, r["seconds"]),
         ])
     return table(["layer", "rows", "Kiln", "TFLOP/s", "of matmul", "PyTorch", "its fastest form", "PyTorch / Kiln"], rows)
@@ -79,21 +56,43 @@ def losses(rows):
     return table(["model", "device", "ranks", "losses", "relative difference", "as on one rank of the CPU"], map(line, rows))
 
 
-def tables(everything):
-    kiln, peers = everything["kiln"], everything["pytorch"]
-    records, ceiling = kiln["records"], peers["ceiling_flops"]
-    parts = [
-        f"{kiln['device']} ({kiln['device_kind']}), commit {kiln['commit']}; PyTorch {peers['machine']['torch']}, "
-        f"CUDA {peers['machine']['cuda']}, {peers['machine']['device']}; torch.matmul {ceiling * 1e-12:.3g} TFLOP/s",
-    ]
-    if kiln["smoke"]:
-        parts.append("**A try with tiny sizes: these figures say nothing about speed.**")
-    if kiln["device_kind"] == "cpu":
-        parts.append("**CubeCL's CPU runtime: no GPU was used.**")
-    parts += ["### Grouped products", products(records, peers["records"], ceiling)]
-    parts += ["### Layers, forward and backward", layers(records, peers["records"], ceiling)]
-    parts += ["### Routing", routing(records, peers["records"]), "### Losses of `train`", losses(everything["losses"])]
-    if everything["missing"]:
-        lines = [["**failed**" if line["failed"] else "skipped", line["what"], line["why"]] for line in everything["missing"]]
-        parts += ["### Not measured", table(["", "what", "why"], [[cell.replace("|", "/").replace("\n", " ") for cell in line] for line in lines])]
-    return "\n\n".join(parts)
+def operations(kiln, peers, ceiling):
+    """Forward, and forward and backward, each beside PyTorch eager and its fastest form."""
+    rows = []
+    for r in (r for r in kiln if r["group"] == "operation"):
+        what = {key: r[key] for key in ["group", "op", "shape", "rows"]}
+        eager, fastest = best(peers, form="eager", **what), best(peers, **what)
+        speed = f"{r['flops'] / r['seconds'] * 1e-12:.3g} TFLOP/s" if r["flops"] else f"{r['bytes'] / r['seconds'] * 1e-9:.3g} GB/s"
+        rows.append([
+            r["shape"], r["op"], f"{r['bytes'] * 1e-6:,.1f}", f"{r['flops'] * 1e-9:,.1f}", show(r["seconds"]), speed,
+            share(r["flops"], r["seconds"], ceiling), show(eager["seconds"]) if eager else "-",
+            show(fastest["seconds"]) if fastest else "-", fastest["form"] if fastest else "-", ratio(fastest, r["seconds"]),
+        ])
+    head = ["shape", "operation", "MB", "GFLOP", "Kiln", "speed", "of matmul", "PyTorch eager", "PyTorch, fastest", "its form", "fastest / Kiln"]
+    return table(head, rows)
+
+
+def tables(everything, missing, ceiling):
+    parts, machine = everything["parts"], everything["machine"]
+    of = lambda prefix: [record for name, result in parts.items() if name.startswith(prefix) for record in result["records"]]
+    kiln, peers = of("kiln"), of("pytorch")
+    report = next((result for result in parts.values() if "device_kind" in result), None)
+    what = f"{report['device']} ({report['device_kind']}), commit {report['commit']}" if report else "no part of the binary has run"
+    speed = f"{ceiling * 1e-12:.3g} TFLOP/s" if ceiling else "not measured"
+    blocks = [f"{what}; PyTorch {machine['torch']}, CUDA {machine['cuda']}, {machine['device']}; torch.matmul {speed}"]
+    if machine["smoke"]:
+        blocks.append("**A try with tiny sizes: these figures say nothing about speed.**")
+    if machine["kind"] == "cpu":
+        blocks.append("**CubeCL's CPU runtime, and plain Rust for steps: no GPU was used.**")
+    blocks += ["### Operations", operations(kiln, peers, ceiling)]
+    blocks += ["### A step of GPT-2 from its operations", from_operations(kiln, peers)]
+    blocks += ["### Grouped products", products(kiln, peers, ceiling), "### Layers, forward and backward", layers(kiln, peers, ceiling)]
+    blocks += ["### Routing", routing(kiln, peers), "### Training steps", steps(of("step"), machine["device"])]
+    for record in of("kernels"):
+        blocks += [f"### Kernels of a step of {record['shape']}, {record['form']}, micro-batch {record['batch']}", kernels(record)]
+    rows = [row for result in parts.values() for row in result.get("losses", [])]
+    blocks += ["### Losses of `train`", losses(rows)]
+    if missing:
+        lines = [["**failed**" if line["failed"] else "skipped", line["what"], line["why"]] for line in missing]
+        blocks += ["### Not measured", table(["", "what", "why"], [[cell.replace("|", "/").replace("\n", " ") for cell in line] for line in lines])]
+    return "\n\n".join(blocks)

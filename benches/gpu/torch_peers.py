@@ -1,9 +1,13 @@
 """The work of the binary `gpu` in PyTorch: grouped products as `torch._grouped_mm` and as a loop of `torch.matmul`, a mixture-of-experts
-layer forward and backward, copies, and the matrix multiplication that is the ceiling. `run.py` calls it.
+layer forward and backward, copies, the operations of `operations_peers.py`, and the matrix multiplication that is the ceiling. `parts.py` starts it
+with the sizes that the binary has told.
 """
 
+import argparse
+import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +19,8 @@ DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 class Peers:
     """Measures as the binary does: a host clock around batches of launches between two synchronisations, the median of the samples."""
 
-    def __init__(self, device, smoke):
-        self.device, self.smoke = torch.device(device), smoke
+    def __init__(self, device, smoke, file):
+        self.device, self.smoke, self.file = torch.device(device), smoke, file
         self.records, self.missing = [], []
         torch.manual_seed(1)
 
@@ -44,7 +48,12 @@ class Peers:
         except Exception as error:  # what a build of PyTorch lacks shows itself in many ways
             return self.skip(f"PyTorch {form} {' '.join(str(value) for value in what.values())}", error)
         self.records.append({"form": form, **what, "seconds": seconds})
+        self.write()
         return seconds
+
+    def write(self):
+        """As it grows, for what is stopped."""
+        self.file.write_text(json.dumps({"records": self.records, "missing": self.missing}))
 
     def skip(self, what, error, failed=False):
         if not failed and type(error).__name__ == "AcceleratorError":
@@ -52,6 +61,7 @@ class Peers:
         why = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
         self.missing.append({"what": what, "why": why, "failed": failed})
         print(f"{'FAIL ' if failed else 'skip '} {what}: {why}", flush=True)
+        self.write()
 
     def attempt(self, what, run):
         """Notes a failure and goes on."""
@@ -64,15 +74,15 @@ class Peers:
         return torch.rand(*shape, device=self.device).mul_(2).sub_(1).to(dtype)
 
     def ceiling(self, dtype):
-        """FLOP/s of a large square product."""
+        """A large square product."""
         n = 256 if self.smoke else 8192
         a, b = self.random(n, n, dtype=DTYPES[dtype]), self.random(n, n, dtype=DTYPES[dtype])
         out = torch.empty_like(a)
-        seconds = self.measure("matmul", lambda: torch.matmul(a, b, out=out), group="ceiling", shape=f"{n}^3", dtype=dtype)
+        what = {"group": "ceiling", "shape": f"{n}^3", "dtype": dtype, "flops": 2 * n**3}
+        seconds = self.measure("matmul", lambda: torch.matmul(a, b, out=out), **what)
         if seconds is None:
             raise SystemExit("PyTorch cannot multiply matrices on this device")
         print(f"time  torch.matmul {n}^3 {dtype}: {2e-12 * n**3 / seconds:.3f} TFLOP/s", flush=True)
-        return 2 * n**3 / seconds
 
     def copies(self, sizes):
         """Seconds of a copy that reads and writes as many bytes, half of them each."""
@@ -172,3 +182,42 @@ def step(run, layer, x):
     layer.zero_grad(set_to_none=True)
     x.grad = None
     run(x).sum().backward()
+
+
+def work(peers, what, given):
+    """Measures what is asked for."""
+    dtype, cases = given["dtype"], given["cases"]
+    match what:
+        case ["ceiling"]:
+            peers.ceiling(dtype)
+        case ["routing"]:
+            peers.attempt("PyTorch copy", lambda: peers.copies(set(given["copies"])))
+        case ["products"]:
+            for case in cases:
+                name = f"PyTorch grouped products {case['model']['name']} {case['rows']} {case['skew']}"
+                peers.attempt(name, lambda: peers.products(case, dtype))
+        case ["layers", name]:
+            model = next(model for model in given["sizes"]["models"] if model["name"] == name)
+            peers.attempt(f"PyTorch layer {name}", lambda: peers.layers(model, dtype))
+        case ["operations"]:
+            from operations_peers import operations
+
+            peers.attempt("PyTorch operations", lambda: operations(peers, given["sizes"]["shapes"], dtype, DTYPES))
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", nargs="+")
+    p.add_argument("--given", type=Path, required=True, help="sizes, as JSON")
+    p.add_argument("--json", type=Path, required=True)
+    p.add_argument("--device", choices=["cuda", "cpu"], required=True)
+    p.add_argument("--smoke", action="store_true")
+    options = p.parse_args()
+    peers = Peers(options.device, options.smoke, options.json)
+    work(peers, options.what, json.loads(options.given.read_text()))
+    peers.write()
+    raise SystemExit(any(line["failed"] for line in peers.missing))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,5 @@
 """What the peers that train a model share: the command line, the split, the optimizer with its schedule, the step, and its timing. A step is a batch,
-forward, backward, clipping and AdamW, in fp32."""
+forward, backward, clipping and AdamW, in fp32. On a GPU also its memory, and with `--profile` what its kernels take."""
 
 import argparse
 import math
@@ -24,6 +24,8 @@ def parser(doc, **defaults):
     p.add_argument("--beta2", type=float)
     p.add_argument("--seed", type=int, default=1337)
     p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--device", default="cpu")
+    p.add_argument("--profile", type=int, default=0, metavar="STEPS", help="look into so many steps more")
     p.set_defaults(**defaults)
     return p
 
@@ -32,6 +34,7 @@ def start(a):
     if a.steps <= a.untimed:
         raise SystemExit(f"--steps {a.steps}: give more than the {a.untimed} first steps that are not timed")
     torch.set_num_threads(a.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as nanoGPT; nothing on a CPU
     torch.manual_seed(a.seed)
 
 
@@ -51,6 +54,7 @@ def learning_rate(step, a):
 
 def train(model, tokens, a):
     """Trains `model`, which returns the loss of inputs and targets; returns what was measured."""
+    model, tokens = model.to(a.device), tokens.to(a.device)
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
@@ -58,12 +62,10 @@ def train(model, tokens, a):
     ]
     optimizer = torch.optim.AdamW(groups, lr=a.lr, betas=(0.9, a.beta2), eps=1e-8, fused=True)
     loss_of = torch.compile(model) if a.compile else model
-    window = torch.arange(a.context)
-    started = time.perf_counter()
-    for step in range(a.steps):
-        if step == a.untimed:
-            started = time.perf_counter()
-        at = torch.randint(len(tokens) - a.context, (a.batch, 1)) + window
+    window = torch.arange(a.context, device=a.device)
+
+    def make_step(step):
+        at = torch.randint(len(tokens) - a.context, (a.batch, 1), device=a.device) + window
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, a)
         loss = loss_of(tokens[at], tokens[at + 1])
@@ -71,11 +73,38 @@ def train(model, tokens, a):
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        train_loss = loss.item()
+        return loss.item()  # which waits for all of it
+
+    started = time.perf_counter()
+    for step in range(a.steps):
+        if step == a.untimed:
+            started = time.perf_counter()
+        train_loss = make_step(step)
     seconds = time.perf_counter() - started
-    return {
+    return memory(a.device) | kernels(a, make_step) | {
         "tokens_per_second": a.batch * a.context * (a.steps - a.untimed) / seconds,
         "train_loss": train_loss,
         "parameters": sum(p.numel() for p in parameters),
         "versions": f"PyTorch {torch.__version__}",
     }
+
+
+def memory(device):
+    """Bytes of tensors at the most, and what PyTorch's allocator has taken for them."""
+    if torch.device(device).type != "cuda":
+        return {}
+    return {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+
+
+def kernels(a, make_step):
+    """Calls and seconds of each kernel in a step; on a CPU those of PyTorch's operators."""
+    if not a.profile:
+        return {}
+    on_gpu = torch.device(a.device).type == "cuda"
+    activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profile:
+        for _ in range(a.profile):
+            make_step(a.steps - 1)
+    seconds = lambda event: (event.self_device_time_total if on_gpu else event.self_cpu_time_total) * 1e-6
+    events = [event for event in profile.key_averages() if seconds(event) > 0]
+    return {"kernels": [[event.key, event.count / a.profile, seconds(event) / a.profile] for event in events]}

@@ -1,6 +1,7 @@
 //! What is measured: the shapes of three models, how many rows each expert gets, and how large all of it is.
 
 use crate::numbers::Numbers;
+use crate::operations::Shapes;
 use serde::Serialize;
 
 /// A layer of a published model.
@@ -58,8 +59,9 @@ const MODELS: [Model; 3] = [
 ];
 
 /// Sizes and the effort of measuring them.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Sizes {
+    pub shapes: Shapes,
     pub models: Vec<Model>,
     /// Medians are of this many samples.
     pub samples: usize,
@@ -75,7 +77,14 @@ impl Sizes {
     /// Small ones for `smoke`.
     pub fn new(smoke: bool) -> Self {
         if !smoke {
-            return Self { models: MODELS.to_vec(), samples: 15, warm_up: 4, sample_seconds: 0.05, smoke };
+            return Self {
+                shapes: Shapes::FULL,
+                models: MODELS.to_vec(),
+                samples: 15,
+                warm_up: 4,
+                sample_seconds: 0.05,
+                smoke,
+            };
         }
         let small = |model: &Model| Model {
             experts: model.experts.min(16),
@@ -86,7 +95,14 @@ impl Sizes {
             tokens: [32, 64],
             ..*model
         };
-        Self { models: MODELS.iter().map(small).collect(), samples: 1, warm_up: 1, sample_seconds: 0.0, smoke }
+        Self {
+            shapes: Shapes::TINY,
+            models: MODELS.iter().map(small).collect(),
+            samples: 1,
+            warm_up: 1,
+            sample_seconds: 0.0,
+            smoke,
+        }
     }
 }
 

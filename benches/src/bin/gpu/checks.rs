@@ -1,4 +1,4 @@
-//! The operations on the device against [`reference`]: numbers relative to the largest, indices exactly.
+//! The operations of `moe` on the device against [`reference`]: numbers relative to the largest, indices exactly.
 
 use crate::numbers::{Numbers, ints, tensor};
 use crate::parts::Part;
@@ -7,7 +7,6 @@ use crate::report::dtype_name;
 use crate::timer::message;
 use burn::module::Param;
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
-use fused::silu_mul;
 use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use moe::kernels::grouped_gemm::{Tier, force_tier, grouped_gemm, rows_gradient, weight_gradient};
 use moe::kernels::permute::{permute, unpermute};
@@ -21,15 +20,15 @@ pub fn run(part: Part, device: &Device, smoke: bool) -> bool {
     let cpu = open_is_cpu(device);
     let mut check = Check { device: device.clone(), cpu, right: true };
     match part {
-        Part::Operations => {
+        Part::Routing => {
             check.each("indices", |check| check.indices(smoke));
             check.each("route", |check| check.route(smoke));
             for dtype in [DType::F32, DType::BF16] {
                 check.each("permute", |check| check.permutation(smoke, dtype));
-                check.each("silu_mul", |check| check.silu_mul(smoke, dtype));
             }
         }
         Part::Product(tier, dtype) => check.product(smoke, tier, dtype),
+        Part::Fused(dtype) => check.operations(smoke, dtype),
         Part::Layer => {
             check.layer(smoke, DType::F32);
             if !cpu {
@@ -45,14 +44,16 @@ fn open_is_cpu(device: &Device) -> bool {
     crate::parts::open("cpu").is_ok_and(|cpu| cpu == *device)
 }
 
-struct Check {
-    device: Device,
-    cpu: bool,
+/// The device, and whether all was right so far.
+pub struct Check {
+    pub device: Device,
+    /// Whether it is CubeCL's CPU runtime.
+    pub cpu: bool,
     right: bool,
 }
 
 /// Rounding of sums in f32, and of results to bf16.
-fn tolerance(dtype: DType) -> f64 {
+pub fn tolerance(dtype: DType) -> f64 {
     if dtype == DType::F32 { 1e-5 } else { 1e-2 }
 }
 
@@ -72,7 +73,7 @@ fn size(smoke: bool) -> [usize; 4] {
 }
 
 impl Check {
-    fn floats<const D: usize>(&mut self, what: &str, found: Tensor<D>, expected: &[f64], tolerance: f64) {
+    pub fn floats<const D: usize>(&mut self, what: &str, found: Tensor<D>, expected: &[f64], tolerance: f64) {
         let found: Vec<f64> = found.into_data().iter::<f64>().collect();
         let largest = expected.iter().fold(f64::MIN_POSITIVE, |largest, value| largest.max(value.abs()));
         let errors = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs() / largest);
@@ -83,13 +84,13 @@ impl Check {
     }
 
     /// Goes on where an operation panics.
-    fn each(&mut self, what: &str, run: impl FnOnce(&mut Self)) {
+    pub fn each(&mut self, what: &str, run: impl FnOnce(&mut Self)) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(self))) {
             self.line(false, &format!("{what}: {}", message(&*panic)));
         }
     }
 
-    fn line(&mut self, right: bool, text: &str) {
+    pub fn line(&mut self, right: bool, text: &str) {
         println!("{}  {text}", if right { "ok  " } else { "FAIL" });
         self.right &= right;
     }
@@ -104,7 +105,7 @@ impl Check {
         if self.ones(dtype) { vec![1.0; len] } else { Numbers(seed).in_dtype(len, dtype) }
     }
 
-    fn ones(&self, dtype: DType) -> bool {
+    pub fn ones(&self, dtype: DType) -> bool {
         self.cpu && dtype == DType::BF16
     }
 
@@ -219,19 +220,6 @@ impl Check {
         self.floats(&format!("unpermute {name}"), y_nd, &expected, tolerance(dtype));
         self.floats(&format!("unpermute {name} dy"), y_rd.grad(&gradients).unwrap(), &d_y, tolerance(dtype));
         self.floats(&format!("unpermute {name} dgates"), gates_kn.grad(&gradients).unwrap(), &d_gates, 1e-5);
-    }
-
-    fn silu_mul(&mut self, smoke: bool, dtype: DType) {
-        let ([n, _, _, d], name) = (size(smoke), dtype_name(dtype));
-        let times_8 = |seed| Numbers(seed).in_dtype(n * d, dtype).into_iter().map(|x| x * 8.0).collect::<Vec<f32>>();
-        let (gate, up, cotangent) = (times_8(41), times_8(42), self.cotangent(43, n * d, dtype));
-        let [expected, d_gate, d_up] = reference::silu_mul(&wide(&gate), &wide(&up), &wide(&cotangent));
-        let (gate, up) = (self.tracked(&gate, [n, d], dtype), self.tracked(&up, [n, d], dtype));
-        let y = silu_mul(gate.clone(), up.clone());
-        let gradients = self.backward(y.clone(), &cotangent);
-        self.floats(&format!("silu_mul {name}"), y, &expected, tolerance(dtype));
-        self.floats(&format!("silu_mul {name} dgate"), gate.grad(&gradients).unwrap(), &d_gate, tolerance(dtype));
-        self.floats(&format!("silu_mul {name} dup"), up.grad(&gradients).unwrap(), &d_up, tolerance(dtype));
     }
 
     /// An expert without rows, segments that are no multiples of anything, rows behind the last one.

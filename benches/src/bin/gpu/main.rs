@@ -1,24 +1,28 @@
-//! `gpu`: checks Kiln's operations for a mixture of experts on a GPU and measures them. `benches/gpu/run.py` runs it, and PyTorch beside it.
+//! `gpu`: checks Kiln's operations on a GPU and measures them. `benches/gpu/run.py` runs it, and PyTorch beside it.
 
 mod cases;
+mod check_operations;
 mod checks;
 mod numbers;
+mod operations;
 mod parts;
 mod reference;
 mod report;
 mod run_layer;
+mod run_operations;
 mod run_products;
 mod run_routing;
 mod timer;
 
+use burn::tensor::Device;
 use cases::{ProductCase, Sizes};
 use clap::Parser;
-use parts::{Outcome, Part};
+use parts::{Measure, Outcome, Part};
 use report::Report;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Checks Kiln's operations for a mixture of experts on a device, then measures them.
+/// Checks Kiln's operations on a device, then measures them.
 #[derive(Debug, Parser)]
 struct Args {
     /// cuda:N; cpu for CubeCL's CPU runtime; flex for the plain Rust, which has no tiers: to try this program itself
@@ -33,9 +37,12 @@ struct Args {
     /// The commit that this program was built from
     #[arg(long, value_name = "ID", default_value = option_env!("KILN_COMMIT").unwrap_or("unknown"))]
     commit: String,
-    /// Measures nothing
-    #[arg(long)]
-    checks_only: bool,
+    /// Only these parts of the checks; without --measure nothing is measured then
+    #[arg(long, value_name = "NAME")]
+    check: Vec<Part>,
+    /// Only these measurements; without --check nothing is checked then
+    #[arg(long, value_name = "NAME")]
+    measure: Vec<Measure>,
     /// One part of the checks, in this process
     #[arg(long, value_name = "NAME", hide = true)]
     part: Option<Part>,
@@ -63,21 +70,34 @@ fn run(args: &Args) -> Result<bool, String> {
     let name = device.identity().map_or_else(|| args.device.clone(), |identity| identity.name.clone());
     let mut report = Report::new(name, &args.device, &args.commit, args.smoke, args.json.clone());
     println!("device {} ({}), commit {}", report.device, args.device, args.commit);
-    for part in Part::ALL {
+    let all = args.check.is_empty() && args.measure.is_empty();
+    let (checks, measures) =
+        if all { (Part::ALL.to_vec(), Measure::ALL.to_vec()) } else { (args.check.clone(), args.measure.clone()) };
+    for part in checks {
         report.checked(part, parts::check(part, &args.device, args.smoke)?);
     }
-    if !args.checks_only {
-        let tiers: Vec<_> = Part::ALL
-            .into_iter()
-            .filter(|part| part.dtype() == Some(report.dtype()) && report.outcome(*part) == Some(&Outcome::Passed))
-            .filter_map(Part::tier)
-            .collect();
-        let sizes = Sizes::new(args.smoke);
-        report.cases = sizes.models.iter().flat_map(|model| ProductCase::of(*model)).collect();
-        run_routing::measure(&device, &sizes, &mut report);
-        run_layer::measure(&device, &sizes, &mut report);
-        run_products::measure(&device, &sizes, &tiers, &mut report);
+    let sizes = Sizes::new(args.smoke);
+    report.cases = sizes.models.iter().flat_map(|model| ProductCase::of(*model)).collect();
+    report.sizes = Some(sizes.clone());
+    for measure in measures {
+        run_one(measure, &device, &sizes, &mut report);
     }
     report.write()?;
     Ok(report.succeeded())
+}
+
+fn run_one(measure: Measure, device: &Device, sizes: &Sizes, report: &mut Report) {
+    match measure {
+        Measure::Operations => run_operations::measure(device, sizes, report),
+        Measure::Routing => run_routing::measure(device, sizes, report),
+        Measure::Layers => run_layer::measure(device, sizes, report),
+        Measure::Products(tier) => {
+            match report.outcome(Part::Product(tier, report.dtype())) {
+                // Where it has not been checked here, the caller has done so.
+                None | Some(Outcome::Passed) => run_products::measure(device, sizes, tier, report),
+                // That is noted.
+                Some(_) => {}
+            }
+        }
+    }
 }

@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 /// A part of the checks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Part {
-    /// All but the grouped product.
-    Operations,
+    /// Routing and permutation.
+    Routing,
+    /// The operations of `fused`, in one dtype.
+    Fused(DType),
     /// One kernel of the grouped product, in one dtype.
     Product(Tier, DType),
     /// A whole layer.
@@ -22,8 +24,10 @@ pub enum Part {
 
 impl Part {
     /// In order.
-    pub const ALL: [Self; 8] = [
-        Self::Operations,
+    pub const ALL: [Self; 10] = [
+        Self::Routing,
+        Self::Fused(DType::F32),
+        Self::Fused(DType::BF16),
         Self::Product(Tier::Simt, DType::F32),
         Self::Product(Tier::Simt, DType::BF16),
         Self::Product(Tier::MultiLevel, DType::F32),
@@ -32,20 +36,13 @@ impl Part {
         Self::Product(Tier::Wgmma, DType::BF16),
         Self::Layer,
     ];
-
-    pub fn tier(self) -> Option<Tier> {
-        if let Self::Product(tier, _) = self { Some(tier) } else { None }
-    }
-
-    pub fn dtype(self) -> Option<DType> {
-        if let Self::Product(_, dtype) = self { Some(dtype) } else { None }
-    }
 }
 
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Operations => f.write_str("operations"),
+            Self::Routing => f.write_str("routing"),
+            Self::Fused(dtype) => write!(f, "operations-{}", crate::report::dtype_name(*dtype)),
             Self::Product(tier, dtype) => write!(f, "grouped_gemm-{tier}-{}", crate::report::dtype_name(*dtype)),
             Self::Layer => f.write_str("layer"),
         }
@@ -63,6 +60,50 @@ impl FromStr for Part {
 impl Serialize for Part {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+/// Something to measure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Measure {
+    /// The operations of `fused`.
+    Operations,
+    /// What moves tokens.
+    Routing,
+    /// Whole layers of experts.
+    Layers,
+    /// One kernel of the grouped product.
+    Products(Tier),
+}
+
+impl Measure {
+    /// In order: should a newer kernel leave the GPU unusable, the others are measured.
+    pub const ALL: [Self; 6] = [
+        Self::Operations,
+        Self::Routing,
+        Self::Layers,
+        Self::Products(Tier::Simt),
+        Self::Products(Tier::MultiLevel),
+        Self::Products(Tier::Wgmma),
+    ];
+}
+
+impl fmt::Display for Measure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Operations => f.write_str("operations"),
+            Self::Routing => f.write_str("routing"),
+            Self::Layers => f.write_str("layers"),
+            Self::Products(tier) => write!(f, "products-{tier}"),
+        }
+    }
+}
+
+impl FromStr for Measure {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|of| of.to_string() == name).ok_or_else(|| format!("nothing to measure is {name:?}"))
     }
 }
 
@@ -84,7 +125,7 @@ pub struct Checked {
 }
 
 /// The most that a part may take; kernels are compiled meanwhile.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(500);
 
 /// What a tier that cannot run says before the reason.
 const CANNOT: &str = "cannot run here: ";

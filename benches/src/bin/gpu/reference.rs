@@ -92,14 +92,3 @@ pub fn unpermute(rows: &[f64], gates: &[f64], slot: &[i32], d_y: &[f64], n: usiz
     }
     [y, d_rows, d_gates]
 }
-
-/// `silu(gate) * up`, and the gradients of both.
-pub fn silu_mul(gate: &[f64], up: &[f64], d_y: &[f64]) -> [Vec<f64>; 3] {
-    let s: Vec<f64> = gate.iter().map(|g| 1.0 / (1.0 + (-g).exp())).collect();
-    let each = |f: &dyn Fn(usize) -> f64| (0..s.len()).map(f).collect::<Vec<f64>>();
-    [
-        each(&|i| gate[i] * s[i] * up[i]),
-        each(&|i| d_y[i] * up[i] * s[i] * (1.0 + gate[i] * (1.0 - s[i]))),
-        each(&|i| d_y[i] * gate[i] * s[i]),
-    ]
-}

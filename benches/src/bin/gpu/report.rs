@@ -1,6 +1,6 @@
 //! What was found, as lines on the way and as JSON at the end.
 
-use crate::cases::ProductCase;
+use crate::cases::{ProductCase, Sizes};
 use crate::parts::{Checked, Outcome, Part};
 use crate::timer::METHOD;
 use burn::tensor::DType;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 /// One measurement.
 #[derive(Debug, Clone, Serialize)]
 pub struct Record {
-    /// `routing`, `layer` or `grouped_gemm`
+    /// `operation`, `routing`, `layer` or `grouped_gemm`
     pub group: &'static str,
     pub op: String,
     /// The kernel that was forced; `chosen` where the device chooses.
@@ -18,7 +18,7 @@ pub struct Record {
     /// Name of the model.
     pub shape: &'static str,
     pub rows: usize,
-    /// `balanced`, `zipf`, or `routed` where a router chooses.
+    /// `balanced`, `zipf`, `routed` where a router chooses, `none` where there are no experts.
     pub skew: String,
     pub dtype: String,
     pub seconds: f64,
@@ -48,6 +48,8 @@ pub struct Report {
     pub method: &'static str,
     pub checks: Vec<(Part, Checked)>,
     pub cases: Vec<ProductCase>,
+    /// Of what is measured.
+    pub sizes: Option<Sizes>,
     pub records: Vec<Record>,
     pub missing: Vec<Missing>,
     /// Where it is kept as it grows: a kernel may end the process.
@@ -65,6 +67,7 @@ impl Report {
             method: METHOD,
             checks: vec![],
             cases: vec![],
+            sizes: None,
             records: vec![],
             missing: vec![],
             file,

@@ -11,22 +11,17 @@ const X: Numbers = Numbers(91);
 const WEIGHT: Numbers = Numbers(92);
 const D_Y: Numbers = Numbers(93);
 
-/// Measures the `tiers`, one after another, the newest last: should it leave the GPU unusable, the others are measured.
-pub fn measure(device: &Device, sizes: &Sizes, tiers: &[Tier], report: &mut Report) {
-    for tier in tiers {
-        force_tier(Some(*tier));
-        if sizes.smoke && *tier != Tier::Simt {
-            report.missing(
-                format!("grouped_gemm {tier}"),
-                "all shapes but the first: seconds each on a CPU".into(),
-                false,
-            );
-            of_model(device, sizes, *tier, &ProductCase::of(sizes.models[0])[..1], report);
-        } else {
-            sizes.models.iter().for_each(|model| of_model(device, sizes, *tier, &ProductCase::of(*model), report));
-        }
-        force_tier(None);
+/// Measures a tier.
+pub fn measure(device: &Device, sizes: &Sizes, tier: Tier, report: &mut Report) {
+    force_tier(Some(tier));
+    if sizes.smoke && tier != Tier::Simt {
+        let why = "all shapes but the first: seconds each on a CPU".into();
+        report.missing(format!("grouped_gemm {tier}"), why, false);
+        of_model(device, sizes, tier, &ProductCase::of(sizes.models[0])[..1], report);
+    } else {
+        sizes.models.iter().for_each(|model| of_model(device, sizes, tier, &ProductCase::of(*model), report));
     }
+    force_tier(None);
 }
 
 fn of_model(device: &Device, sizes: &Sizes, tier: Tier, cases: &[ProductCase], report: &mut Report) {
