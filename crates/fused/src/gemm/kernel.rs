@@ -23,6 +23,8 @@ pub const PITCH_A: usize = 16;
 
 /// How many steps ahead the kernel asks for rows of `B`: 8 · 14 cycles cover the way to the second-level cache.
 const AHEAD: usize = 8;
+/// The same for a `B` that is not packed, and comes from memory: 40 steps of 8 cycles or more. GPT-2 124M so makes 494 tokens/s for 16 texts, and 438 without.
+const FAR_AHEAD: usize = 40;
 
 /// What the kernel works on: a panel of `A`, a panel of `B` and the place of the tile in `C`.
 pub struct Tile {
@@ -91,14 +93,21 @@ pub unsafe fn tile<V: Vector, const M: usize, const BY_COLUMNS: bool>(t: &Tile) 
             V::prefetch(t.c.wrapping_add(i * t.c_stride));
             V::prefetch(t.c.wrapping_add(i * t.c_stride + t.cols - 1));
         }
+        // Behind the last row of a `B` that is not packed come the first ones of the columns beside it. (One row of `A` has so little to do that the
+        // processor is that far ahead by itself.)
+        let (ahead, jump) = match t.b_stride == V::NR || M == 1 {
+            true => (AHEAD, 0),
+            false => (FAR_AHEAD, (t.k * t.b_stride).wrapping_sub(V::NR)),
+        };
         for p in 0..t.k {
             if BY_COLUMNS {
                 // A new line of `A` with every step; by rows, the processor sees 14 slow streams coming by itself.
                 V::prefetch(t.a.wrapping_add((p + AHEAD) * step));
             }
             let b = t.b.add(p * t.b_stride);
-            V::prefetch(b.wrapping_add(AHEAD * t.b_stride));
-            V::prefetch(b.wrapping_add(AHEAD * t.b_stride + V::LANES));
+            let later = b.wrapping_add(ahead * t.b_stride).wrapping_sub(if p + ahead >= t.k { jump } else { 0 });
+            V::prefetch(later);
+            V::prefetch(later.wrapping_add(V::LANES));
             let b = [V::load(b), V::load(b.add(V::LANES))];
             for (i, sum) in sums.iter_mut().enumerate() {
                 let a = V::splat(t.a.add(i * row + p * step));
