@@ -7,8 +7,9 @@ over the runs.
     python benches/peers/compare.py gpt2 --data FILE       # training steps of GPT-2, against PyTorch eager and compiled
     python benches/peers/compare.py gpt2-bf16 --data FILE  # the same in bf16, against autocast
     python benches/peers/compare.py deepseek --data FILE   # the same of DeepSeek, against `transformers`
+    python benches/peers/compare.py generate --data FILE   # continuing one text and 16, against `transformers`
 
-The last three train on two threads with `target/release/train` (`cargo build --release -p train`); `--runs 1 --steps 20` tries them in a minute.
+The last four run on two threads with `target/release/train` (`cargo build --release -p train`); `--runs 1 --steps 20` tries them in a minute.
 On a processor of AMD the peer's matrix products run at half their speed unless MKL is told otherwise: docs/benchmarks.md says how.
 Written as a table in Markdown, with the machine and the versions above it. A ratio above 1 means that Kiln is faster. On Linux.
 """
@@ -29,6 +30,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 2
+# The preset `deepseek` without what `transformers` does not have, and with the shared expert that it cannot do without.
+LIKE_TRANSFORMERS = {"moe.capacity_factor": "null", "moe.aux_loss_coef": 0, "moe.bias_update_speed": 0, "moe.selection_bias": "false", "moe.n_shared_experts": 1}
 UNTIMED = 10  # steps of a training; the first ones are slower, and PyTorch compiles in them
 
 
@@ -226,12 +229,45 @@ class DeepSeek(Training):
     sequences are computed at once. The peer trains the model that Kiln exports. Bytes are tokens."""
 
     def make_models(self, folder):
-        moe = {"moe.capacity_factor": "null", "moe.aux_loss_coef": 0, "moe.bias_update_speed": 0, "moe.selection_bias": "false", "moe.n_shared_experts": 1}
-        kiln = ["--model", "deepseek", *settings(moe | {"train.micro_batch_size": "null"})]
+        kiln = ["--model", "deepseek", *settings(LIKE_TRANSFORMERS | {"train.micro_batch_size": "null"})]
         run, exported = folder / "run", folder / "exported"
         call(self.program, *kiln, "--data", self.data, "--steps", 1, "--out", run)
         call(self.program, "export", run, "--out", exported)
         return [Model("4 x 128, 8 experts, T=128, batch 32", 50, kiln, ["deepseek_torch.py", exported])]
+
+
+class Generation(Training):
+    """Greedy generation with a cache; the peer has the weights that Kiln exports. Bytes are tokens, of models that have made one step."""
+
+    PROMPT, TOKENS, BATCHES = "First Citizen: B\n", 200, (1, 16)
+
+    def make_models(self, folder):
+        def model(name, values):
+            run, exported = folder / name, folder / f"{name}-exported"
+            small = {"train.sample_tokens": 0, "train.val_batches": 1, "train.micro_batch_size": 1}
+            shape = ["--steps", 1, "--batch-size", 1, "--seq-len", 64]
+            call(self.program, "--model", name, *settings(values | small), *shape, "--data", self.data, "--out", run)
+            call(self.program, "export", run, "--out", exported)
+            return Model(name, self.TOKENS, [run], [exported])
+
+        self.prompts = {batch: folder / f"prompts-{batch}" for batch in self.BATCHES}
+        for batch, file in self.prompts.items():
+            file.write_text(self.PROMPT * batch)
+        return [model("gpt2-124m", {}), model("gpt2", {}), model("deepseek", LIKE_TRANSFORMERS)]
+
+    def run(self, results):
+        for model in self.models:
+            for batch, prompts in self.prompts.items():
+                command = [self.program, "generate", *model.kiln, "--prompts", prompts, "--tokens", self.TOKENS, "--temperature", 0]
+                done = subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                kiln = float(re.findall(r"([\d.]+) tokens/s", done.stderr)[-1])
+                script = Path(__file__).with_name("generate_torch.py")
+                rest = ["--batch", batch, "--tokens", self.TOKENS, "--threads", THREADS]
+                measured = json.loads(call(sys.executable, script, *model.peer, *rest))
+                self.versions, name = measured["versions"], f"{model.name}, {batch} at once"
+                for program, speed in [("Kiln", kiln), ("transformers", measured["tokens_per_second"])]:
+                    print(f"{name}: {program} {speed:,.1f} tokens/s", file=sys.stderr, flush=True)
+                    results.setdefault((name, program), []).append(speed)
 
 
 def settings(values):
@@ -261,14 +297,14 @@ def machine():
     return f"{date.today()}, commit `{commit}`, {os.cpu_count()} cores of {cpu[1] if cpu else platform.machine()}, Python {platform.python_version()}"
 
 
-JOBS = {"comm": Comm, "moe": Moe, "gpt2": Gpt2, "gpt2-bf16": Gpt2Bf16, "deepseek": DeepSeek}
+JOBS = {"comm": Comm, "moe": Moe, "gpt2": Gpt2, "gpt2-bf16": Gpt2Bf16, "deepseek": DeepSeek, "generate": Generation}
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("what", choices=JOBS)
     p.add_argument("--runs", type=int, default=3)
-    p.add_argument("--data", type=Path, help="the text that gpt2 and deepseek train on")
+    p.add_argument("--data", type=Path, help="the text that models train on")
     p.add_argument("--steps", type=int, help=f"steps of gpt2 and deepseek, of which the first {UNTIMED} are not timed")
     options = p.parse_args()
     job = JOBS[options.what](options)

@@ -5,7 +5,7 @@ use crate::numbers::{Numbers, tensor};
 use crate::operations::{Operation, Shapes, operations};
 use crate::report::dtype_name;
 use burn::tensor::{DType, Device, Tensor};
-use fused::{AdamW, AdamWState, adamw, sum_of_squares};
+use fused::{AdamW, AdamWState, AdamWStep, adamw, sum_of_squares};
 
 impl Check {
     /// Results and the gradients of all inputs, and the optimizer, whose state is f32.
@@ -71,8 +71,9 @@ impl Check {
             let on = |values: &[f32]| tensor::<1>(values, [len], DType::F32, device);
             let (mut parameter, gradient) = (on(&parameters), on(&gradients));
             let mut state = AdamWState::new(&parameter);
+            let step = AdamWStep { lr: 1e-2, decayed: len / 2, gradient_scale: 0.5, copy: None };
             for _ in 0..2 {
-                parameter = adamw(&AdamW::default(), len / 2, 1e-2, parameter, gradient.clone(), 0.5, &mut state);
+                (parameter, _) = adamw(&AdamW::default(), &step, parameter, gradient.clone(), &mut state);
             }
             (parameter, state.mean, state.square, sum_of_squares(gradient))
         };

@@ -243,7 +243,7 @@ fn gpt2(sizes: &Gpt2, device: &Device) -> Vec<Operation> {
         .attention(scores, d / heads, d / heads, n * d),
         Operation::new(["linear_cross_entropy_transposed", model], n, vec![n * d, vocab * d], 1, move |x| {
             let (x_nd, head_vd) = (x[0].clone().reshape([n, d]), x[1].clone().reshape([vocab, d]));
-            fused::linear_cross_entropy_transposed(x_nd, head_vd, targets_n.clone())
+            fused::linear_cross_entropy_transposed(x_nd, head_vd, targets_n.clone(), 0.0).cross_entropy
         })
         .cross_entropy(d, vocab),
         Operation::new(["embedding", model], n, vec![vocab * d], n * d, move |x| {
@@ -282,7 +282,7 @@ fn deepseek(sizes: &DeepSeek, device: &Device) -> Vec<Operation> {
         .attention(scores, qk, v, n * heads * v),
         Operation::new(["linear_cross_entropy", model], n, vec![n * d, d * vocab], 1, move |x| {
             let (x_nd, head_dv) = (x[0].clone().reshape([n, d]), x[1].clone().reshape([d, vocab]));
-            fused::linear_cross_entropy(x_nd, head_dv, targets_n.clone())
+            fused::linear_cross_entropy(x_nd, head_dv, targets_n.clone(), 0.0).cross_entropy
         })
         .cross_entropy(d, vocab),
     ]

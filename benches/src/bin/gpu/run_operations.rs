@@ -6,7 +6,7 @@ use crate::operations::{Gpt2, Operation, operations};
 use crate::report::{Record, Report, dtype_name};
 use crate::timer::{finite, seconds};
 use burn::tensor::{DType, Device, Tensor};
-use fused::{AdamW, AdamWState, adamw, sum_of_squares};
+use fused::{AdamW, AdamWState, AdamWStep, adamw, sum_of_squares};
 
 /// Measures all of them.
 pub fn measure(device: &Device, sizes: &Sizes, report: &mut Report) {
@@ -59,9 +59,10 @@ fn optimizer(model: &Gpt2, device: &Device, sizes: &Sizes, report: &mut Report) 
     note("adamw step", 7, {
         let mut parameter = Some(on(132));
         let mut state = AdamWState::new(&gradient);
+        let step = AdamWStep { lr: 1e-4, decayed: len, gradient_scale: 1.0, copy: None };
         let launch = || {
             let before = parameter.take().expect("each step leaves one");
-            let after = adamw(&config, len, 1e-4, before, gradient.clone(), 1.0, &mut state);
+            let (after, _) = adamw(&config, &step, before, gradient.clone(), &mut state);
             parameter = Some(after.clone());
             after
         };
