@@ -236,11 +236,11 @@ impl Step<'_> {
         self.here().flat_map(unit).collect()
     }
 
-    /// While units step, the new replicas of two are there beside the old ones.
+    /// While units step, the new replicas of two, of which one may be all there is, are there beside the old ones.
     fn new_replicas(&self) -> Held {
         let replica = |class: &Class| if self.replicates(class) { class.whole } else { 0 };
         let replicas: Vec<usize> = self.here().map(|unit| unit.sum(replica)).collect();
-        let most = replicas.windows(2).map(|two| two.iter().sum()).max().unwrap_or(0);
+        let most = replicas.chunks(1).chain(replicas.windows(2)).map(|new| new.iter().sum()).max().unwrap_or(0);
         self.hold(Category::Parameters, most)
     }
 

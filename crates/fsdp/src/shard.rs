@@ -101,12 +101,14 @@ impl FlatShard {
         });
         let held = concatenate(parts, held.len(), DType::F32, &plan.device);
         if !plan.replicates() {
-            return self.set_values(held.to_device(&plan.rest_device), None);
+            return self.set_master(held.to_device(&plan.rest_device));
         }
-        let master = held.clone().slice(range);
-        let master = if plan.param == FloatType::Fp32 { master } else { owned_copy(master) };
-        let replica = plan.count(held.cast(plan.param.dtype()), Category::Parameters);
-        self.set_values(master.to_device(&plan.rest_device), Some(replica));
+        let replica = plan.count(held.clone().cast(plan.param.dtype()), Category::Parameters);
+        if !self.holds_master(&replica) {
+            let master = if plan.shards == 1 { held } else { owned_copy(held.slice(range)) };
+            self.set_master(master.to_device(&plan.rest_device));
+        }
+        self.set_replica(replica);
     }
 
     /// Of the whole buffer parameter `i`, or this rank's part of it.
@@ -303,20 +305,20 @@ impl FlatShard {
     }
 
     pub fn set_replica(&mut self, replica: Counted) {
-        let master = self.master.tensor.clone();
-        self.set_values(master, Some(replica));
+        if self.holds_master(&replica) {
+            self.master = Counted::free_of_charge(replica.tensor.clone().slice(self.range()));
+        }
+        self.replica = Some(replica);
     }
 
     /// In fp32 the master is a part of the replica, and takes no memory of its own.
-    fn set_values(&mut self, master: Tensor<1>, replica: Option<Counted>) {
-        let (plan, range) = (&self.plan, self.range());
-        self.master = match &replica {
-            Some(whole) if whole.tensor.dtype() == DType::F32 && plan.device == plan.rest_device => {
-                Counted::free_of_charge(whole.tensor.clone().slice(range))
-            }
-            _ => plan.count(master, Category::Parameters),
-        };
-        self.replica = replica;
+    fn holds_master(&self, replica: &Counted) -> bool {
+        replica.tensor.dtype() == DType::F32 && self.plan.device == self.plan.rest_device
+    }
+
+    fn set_master(&mut self, master: Tensor<1>) {
+        self.master = self.plan.count(master, Category::Parameters);
+        self.replica = None;
     }
 }
 

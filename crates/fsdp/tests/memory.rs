@@ -2,11 +2,11 @@
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 use comm::{Communicator, FirstError, run_ranks};
 use fsdp::{
-    ActivationCheckpointing, CallBytes, Category, ForecastRun, Fsdp, FsdpConfig, FsdpError, Memory, PipelineConfig,
-    Strategy, Units,
+    ActivationCheckpointing, CallBytes, Category, FloatType, ForecastRun, Fsdp, FsdpConfig, FsdpError, Memory,
+    PipelineConfig, Precision, Strategy, Units,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
@@ -76,13 +76,13 @@ fn units() -> Units<Tensor<3>> {
     let value = 0.5 / WIDTH as f64; // the same on all ranks
     let linear = || LinearConfig::new(WIDTH, WIDTH).with_initializer(Initializer::Constant { value }).init(&device);
     let first = units.add("first", linear());
-    units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));
+    units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone().cast(linear.weight.val().dtype())));
     for i in 0..LAYERS - 2 {
         let layer = units.add(format!("layer {i}"), linear());
         units.then(layer, |linear: &Linear, x, _| linear.forward(x));
     }
     let last = units.add("last", linear());
-    units.last(last, |linear: &Linear, x, _| linear.forward(x).powi_scalar(2).mean());
+    units.last(last, |linear: &Linear, x, _| linear.forward(x).cast(DType::F32).powi_scalar(2).mean());
     units
 }
 
@@ -117,8 +117,9 @@ fn train(config: &FsdpConfig, ranks: usize) -> (Vec<Memory>, isize) {
 #[test]
 fn memory_is_what_the_allocator_says() {
     let parameters = LAYERS * (WIDTH * WIDTH + WIDTH) * 4;
+    let bf16 = Precision { param: FloatType::Bf16, ..Precision::default() };
     // Of the parameters two thirds are experts'.
-    for (stages, ep, strategy, ranks, [of_parameters, of_moments]) in [
+    for row in [
         (1, 4, Strategy::Ddp, 4, [0.5, 0.5]),
         (1, 4, Strategy::FullShard, 4, [0.25, 0.25]),
         (1, 2, Strategy::FullShard, 4, [0.25, 0.25]),
@@ -142,9 +143,21 @@ fn memory_is_what_the_allocator_says() {
             (2, Strategy::Zero1, 4, [0.5, 0.25]),
         ]
         .map(|(stages, strategy, ranks, parts)| (stages, 1, strategy, ranks, parts)),
+    )
+    .map(|row| (row, Precision::default()))
+    .chain(
+        // What is not sharded has a copy in 16 bits.
+        [
+            (1, 1, Strategy::FullShard, 1, [1.5, 1.0]),
+            (1, 1, Strategy::Ddp, 2, [1.5, 1.0]),
+            (1, 1, Strategy::FullShard, 4, [0.25, 0.25]),
+            (LAYERS, 1, Strategy::Ddp, LAYERS, [1.5 / LAYERS as f64, 1.0 / LAYERS as f64]),
+        ]
+        .map(|row| (row, bf16)),
     ) {
+        let ((stages, ep, strategy, ranks, [of_parameters, of_moments]), precision) = row;
         let pipeline = PipelineConfig { stages, ..PipelineConfig::default() };
-        let config = FsdpConfig { pipeline, strategy, ep, ..FsdpConfig::default() };
+        let config = FsdpConfig { pipeline, strategy, ep, precision, ..FsdpConfig::default() };
         let (memories, grown) = train(&config, ranks);
         for (rank, memory) in memories.iter().enumerate() {
             let calls = [CallBytes::default(); LAYERS];

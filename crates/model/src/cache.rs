@@ -143,21 +143,26 @@ impl Chunk {
         self.starts.iter().flat_map(|start| (*start..start + self.t).map(|at| at.min(limit - 1))).collect()
     }
 
-    /// Attention of the new tokens' queries, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and values, `[b, heads, columns, dv]`: `[b, t, heads, dv]`.
-    /// A single new token may have several queries.
+    /// Attention of the new tokens' queries, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and values, `[b, heads, columns, dv]`, or those of one
+    /// head, which then are all heads': `[b, t, heads, dv]`. A single new token may have several queries.
     pub fn attention(&self, q_bhtd: Tensor<4>, [k_bhcd, v_bhcv]: [Tensor<4>; 2], scale: f64) -> Tensor<4> {
         let ([b, heads, queries, _], first) = (q_bhtd.dims(), self.starts.first().copied().unwrap_or(0));
         if self.columns == 0 {
             let dv = v_bhcv.dims()[3];
             return Tensor::zeros([b, queries, heads, dv], (&q_bhtd.device(), q_bhtd.dtype()));
         }
+        let of_heads = |x: Tensor<4>| {
+            let [b, _, columns, width] = x.dims();
+            x.expand([b, heads, columns, width])
+        };
         if self.starts.iter().all(|start| *start == first) {
-            return causal_attention(q_bhtd, k_bhcd, v_bhcv, scale, first);
+            return causal_attention(q_bhtd, of_heads(k_bhcd), of_heads(v_bhcv), scale, first);
         }
         let of_sequence = |(i, start): (usize, &usize)| {
             let keys = (start + self.t).min(self.columns);
             let of = |x: &Tensor<4>, rows| x.clone().slice_dim(0, i..i + 1).slice_dim(2, 0..rows);
-            causal_attention(of(&q_bhtd, queries), of(&k_bhcd, keys), of(&v_bhcv, keys), scale, *start)
+            let (k, v) = (of_heads(of(&k_bhcd, keys)), of_heads(of(&v_bhcv, keys)));
+            causal_attention(of(&q_bhtd, queries), k, v, scale, *start)
         };
         Tensor::cat(self.starts.iter().enumerate().map(of_sequence).collect(), 0)
     }

@@ -38,7 +38,7 @@ impl FlatShard {
         let tensor = |values: Vec<f32>| Tensor::from_data(TensorData::new(values, [len]), &self.plan.rest_device);
         let master = tensor(values.param);
         self.optimizer.load(values.moments.map(|moments| moments.map(tensor)), steps);
-        self.set_values(master, None);
+        self.set_master(master);
         Ok(())
     }
 

@@ -41,15 +41,11 @@ impl Mla {
         let k_rope = kv_bt.slice([0..b, 0..t, rank..rank + rope]).reshape([1, 1, n, rope]);
         let k_rope = fused::rope(k_rope, &positions).reshape([b, 1, t, rope]);
         let [keys] = layer.append([Tensor::cat(vec![latent, k_rope], 3)], chunk);
-        let columns = keys.dims()[2];
 
-        // All heads see the same keys, whose first part is the values too: views, nothing is repeated. Of a single token the heads are as many queries.
-        let (q, k) = match t {
-            1 => (q_bhtw.swap_dims(1, 2), keys),
-            _ => (q_bhtw, keys.expand([b, heads, columns, rank + rope])),
-        };
-        let latents = k.clone().slice_dim(3, 0..rank);
-        let y_bthr = chunk.attention(q, [k, latents], softmax_scale(&self.config));
+        // All heads see the same keys, whose first part is the values too. Of a single token the heads are as many queries.
+        let latents = keys.clone().slice_dim(3, 0..rank);
+        let q = if t == 1 { q_bhtw.swap_dims(1, 2) } else { q_bhtw };
+        let y_bthr = chunk.attention(q, [keys, latents], softmax_scale(&self.config));
         let y_hnv = y_bthr.reshape([1, n, heads, rank]).swap_dims(1, 2).matmul(w_uv_hrv);
         let y = y_hnv.swap_dims(1, 2).reshape([b, t, heads * v]);
         linear_add(y, self.o_proj.weight.val(), None, residual_btd)
