@@ -29,15 +29,15 @@ def corpus(file, size=1 << 20):
     file.write_text(text[:size], encoding="utf-8")
 
 
-def train(binary, model, device, ranks, data, out, env):
+def train(binary, model, device, ranks, data, out, env, limit):
     """The lines of steps in metrics.jsonl, or the reason why there are none."""
     command = [str(binary), "--model", model, "--gpus", str(ranks), "--steps", str(STEPS), "--data", str(data), "--out", str(out)]
     for setting in [f"train.device={device}", "train.val_batches=0", "train.val_every=0", "train.sample_tokens=0"]:
         command += ["--set", setting]
     try:
-        result = processes.run(command, LIMIT_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        result = processes.run(command, limit, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     except subprocess.TimeoutExpired:
-        return None, f"not done after {LIMIT_SECONDS} s"
+        return None, f"not done after {limit:.0f} s"
     if result.returncode != 0:
         return None, f"exit code {result.returncode}: {(result.stderr.strip() or result.stdout.strip())[-400:]}"
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -49,13 +49,13 @@ def counted(device, ranks):
     return f"{device}, {ranks} rank{'s' * (ranks > 1)}"
 
 
-def compare(binary, model, device, folder, env):
-    """A row for each layout; `why` is empty where the losses agree."""
+def compare(binary, model, device, folder, env, limit):
+    """A row for each layout, in so many seconds; `why` is empty where the losses agree."""
     data = folder / "text"
     corpus(data)
     rows, reference = [], None
     for where, ranks in [("cpu", 1), (device, 1), (device, 4)]:
-        steps, why = train(binary, model, where, ranks, data, folder / f"run-{len(rows)}", env)
+        steps, why = train(binary, model, where, ranks, data, folder / f"run-{len(rows)}", env, min(LIMIT_SECONDS, limit / 3))
         row = {"model": model, "device": where, "ranks": ranks, "losses": None, "difference": None, "why": why or ""}
         if steps:
             row["losses"] = [step["loss"] for step in steps]

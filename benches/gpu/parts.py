@@ -41,7 +41,7 @@ def parts(options):
         for form in FORMS[:2]:
             found[f"kernels {name} {form}"] = lambda *given, of=(name, form): kernels(options, *of, *given)
     for model in losses.MODELS:
-        found[f"losses {model}"] = lambda done, folder, limit, model=model: same_losses(options, model, folder)
+        found[f"losses {model}"] = lambda done, folder, limit, model=model: same_losses(options, model, folder, limit)
     return found
 
 
@@ -52,6 +52,12 @@ def dtype(options):
 def missing(what, why, failed):
     print(f"{'FAIL ' if failed else 'skip '} {what}: {why}", flush=True)
     return {"what": what, "why": why, "failed": failed}
+
+
+def unmet(what, why):
+    """A part that needs others before it: it stays to be done."""
+    print(f"later {what}: {why}", flush=True)
+    return {"unmet": True}
 
 
 def kiln(options, folder, limit, *flags):
@@ -79,7 +85,9 @@ def reported(command, file, limit, what, env=None):
 def products(options, tier, done, folder, limit):
     """A tier, if what it computes is right."""
     name = f"check grouped_gemm-{tier}-{dtype(options)}"
-    if name not in done or done[name]["missing"]:
+    if name not in done:
+        return unmet(f"products {tier}", f"`{name}` has not run")
+    if done[name]["missing"]:
         return {"records": [], "missing": [missing(f"products {tier}", f"`{name}` has not passed", False)]}
     return kiln(options, folder, limit, "--measure", f"products-{tier}")
 
@@ -90,7 +98,7 @@ def pytorch(options, what, done, folder, limit):
     if told is None and what == "ceiling":
         told = {"sizes": None, "cases": []}
     if told is None:
-        return {"records": [], "missing": [missing(f"PyTorch {what}", "no part of the binary has told the sizes", True)]}
+        return unmet(f"PyTorch {what}", "no part of the binary has told the sizes")
     routing = done.get("kiln routing", {"records": []})["records"]
     given = {"dtype": dtype(options), "sizes": told["sizes"], "cases": told["cases"], "copies": [r["bytes"] for r in routing if r["op"] != "copy"]}
     given_file, file = folder / "given.json", folder / "pytorch.json"
@@ -108,6 +116,8 @@ def step(options, name, form, batch, done, folder, limit):
 def kernels(options, name, form, done, folder, limit):
     """Of the fastest micro-batch."""
     what = f"kernels {name} {form}"
+    if not all(f"step {name} {form} {batch}" in done for batch in steps.models(options.smoke)[name].batches):
+        return unmet(what, "not all of its steps have run")
     ran = [r for result in done.values() for r in result["records"] if r.get("group") == "step" and (r["shape"], r["form"]) == (name, form)]
     if not ran:
         return {"records": [], "missing": [missing(what, "no step of it has run", True)]}
@@ -133,8 +143,10 @@ def attempt(what, must, run):
     return {"records": [record], "missing": []}
 
 
-def same_losses(options, model, folder):
-    rows = losses.compare(options.train, model, "cuda:0" if options.device == "cuda" else "cpu", folder, options.env)
+def same_losses(options, model, folder, limit):
+    device = "cuda:0" if options.device == "cuda" else "cpu"
+    rows = losses.compare(options.train, model, device, folder, options.env, limit)
     names = [f"train {model} on {losses.counted(row['device'], row['ranks'])}" for row in rows]
     wrong = [{"what": name, "why": row["why"], "failed": True} for name, row in zip(names, rows) if row["why"]]
-    return {"records": [], "losses": rows, "missing": wrong}
+    cut = any((row["why"] or "").startswith("not done") for row in rows)
+    return {"records": [], "losses": rows, "missing": wrong, "cut": cut}

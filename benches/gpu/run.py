@@ -9,6 +9,7 @@ together they try all of it on a machine without a GPU, and their figures mean n
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -65,7 +66,9 @@ def machine(options):
     if options.device == "cuda" and not torch.cuda.is_available():
         stop("PyTorch finds no CUDA device here; --device cpu --smoke tries the programs without one")
     name = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor() or "cpu"
-    return {"torch": torch.__version__, "cuda": torch.version.cuda, "device": name, "kind": options.device, "smoke": options.smoke}
+    programs = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in [options.kiln, options.train]}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    return versions | {"device": name, "kind": options.device, "smoke": options.smoke, "programs": programs}
 
 
 def begun(options, here):
@@ -85,19 +88,22 @@ def work(options, everything):
     if not chosen:
         stop(f"--only {' '.join(options.only)}: there are the parts {', '.join(all_parts)}")
     left = [name for name in chosen if options.again or name not in done]
-    end = time.monotonic() + 60 * options.minutes
+    unmet, end = [], time.monotonic() + 60 * options.minutes
     while left and end - time.monotonic() >= min(LEAST_SECONDS, 30 * options.minutes):
         name, start = left[0], time.monotonic()
         limit = min(LIMIT_SECONDS, end - start)
         print(f"----- {name}, {len(left)} to go", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             result = all_parts[name](done, Path(folder), limit)
+        if result.pop("unmet", False):
+            unmet.append(left.pop(0))
+            continue
         if result.pop("cut", False) and limit < LIMIT_SECONDS and start > end - 60 * options.minutes + 1:
             break  # begun late: the next call begins with it
         done[name] = result | {"seconds": time.monotonic() - start}
         options.json.write_text(json.dumps(everything, indent=1))
         left.pop(0)
-    return left
+    return unmet + left
 
 
 def too_fast(everything, ceiling):

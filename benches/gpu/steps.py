@@ -37,7 +37,7 @@ def models(smoke):
         deepseek = dict(layers=2, dense=1, width=32, heads=2, rank=16, nope=16, rope=8, value=16, hidden=48)
         deepseek |= dict(experts=8, top_k=2, expert=24, shared=1, vocab=256)
     else:
-        gpt2 = dict(layers=12, heads=12, width=768, vocab=50257)
+        gpt2 = dict(layers=12, heads=12, width=768, vocab=50304)  # as nanoGPT: a multiple of 64
         deepseek = dict(layers=5, dense=1, width=2048, heads=16, rank=512, nope=128, rope=64, value=128, hidden=10944)
         deepseek |= dict(experts=64, top_k=6, expert=1408, shared=2, vocab=102400)
     names = dict(layers="n_layer", heads="n_head", width="n_embd", vocab="vocab_size")

@@ -259,7 +259,7 @@ class Generation(Training):
         for model in self.models:
             for batch, prompts in self.prompts.items():
                 command = [self.program, "generate", *model.kiln, "--prompts", prompts, "--tokens", self.TOKENS, "--temperature", 0]
-                for _ in range(2):  # the peer has made some tokens before it is timed, too
+                for _ in range(2):  # the checkpoint is read from memory then
                     done = subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
                 kiln = float(re.findall(r"([\d.]+) tokens/s", done.stderr)[-1])
                 script = Path(__file__).with_name("generate_torch.py")

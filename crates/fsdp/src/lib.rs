@@ -25,7 +25,8 @@
 //! | `hybrid_shard` | 1/S in each of N/S groups | all_gather in the group | reduce_scatter in the group, all_reduce across |
 //! | `block` | 1/N | gather to the block's rank; activations from rank to rank | scatter from the block's rank |
 //!
-//! Parameters rest in fp32. Computed with in 16 bits, those that are whole on a rank rest in that type too: AdamW writes the copy as it steps.
+//! Parameters rest in fp32. Computed with in 16 bits, those that are whole on a rank rest in that type too (not with `cpu_offload`): AdamW writes the
+//! copy as it steps.
 //!
 //! Losses are means over all labels of the global batch, whatever the strategy, the number of ranks and their shares.
 

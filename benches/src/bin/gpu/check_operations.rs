@@ -71,17 +71,19 @@ impl Check {
             let on = |values: &[f32]| tensor::<1>(values, [len], DType::F32, device);
             let (mut parameter, gradient) = (on(&parameters), on(&gradients));
             let mut state = AdamWState::new(&parameter);
-            let step = AdamWStep { lr: 1e-2, decayed: len / 2, gradient_scale: 0.5, copy: None };
+            let step = AdamWStep { lr: 1e-2, decayed: len / 2, gradient_scale: 0.5, copy: Some(DType::BF16) };
+            let mut copy = None;
             for _ in 0..2 {
-                (parameter, _) = adamw(&AdamW::default(), &step, parameter, gradient.clone(), &mut state);
+                (parameter, copy) = adamw(&AdamW::default(), &step, parameter, gradient.clone(), &mut state);
             }
-            (parameter, state.mean, state.square, sum_of_squares(gradient))
+            (parameter, state.mean, state.square, sum_of_squares(gradient), copy.expect("a copy"))
         };
         let ([plain, own], bound) = ([Device::flex(), self.device.clone()].each_ref().map(run), tolerance(DType::F32));
         let wide = |values: Tensor<1>| values.into_data().iter::<f64>().collect::<Vec<_>>();
         self.floats("adamw", own.0, &wide(plain.0), bound);
         self.floats("adamw mean", own.1, &wide(plain.1), bound);
         self.floats("adamw square", own.2, &wide(plain.2), bound);
+        self.floats("adamw copy", own.4, &wide(plain.4), tolerance(DType::BF16));
         let (found, expected) = (own.3, plain.3);
         let error = (found - expected).abs() / expected;
         self.line(error <= bound, &format!("sum_of_squares: off by {error:.1e}, {bound:.0e} allowed"));

@@ -79,7 +79,7 @@ impl Shapes {
     /// To check with: a head's widths are those above, for which tensor cores have kernels, and nothing else is a multiple of a tile.
     pub const SMALL: Self = Self {
         gpt2: Gpt2 { b: 2, t: 200, heads: 2, d: 128, hidden: 520, vocab: 1001, parameters: 100_003, ..Self::FULL.gpt2 },
-        deepseek: DeepSeek { b: 2, t: 136, heads: 2, d: 320, hidden: 600, vocab: 1024, ..Self::FULL.deepseek },
+        deepseek: DeepSeek { b: 2, t: 136, heads: 2, d: 320, hidden: 600, vocab: 1000, ..Self::FULL.deepseek },
     };
     /// For `--smoke`.
     pub const TINY: Self = Self {

@@ -51,15 +51,15 @@ fn optimizer(model: &Gpt2, device: &Device, sizes: &Sizes, report: &mut Report) 
     let (len, dtype) = (model.parameters, DType::F32);
     let on = |seed| Numbers(seed).tensor::<1>([len], 0.25, dtype, device);
     let (gradient, config) = (on(131), AdamW::default());
-    let mut note = |op: &str, numbers: usize, time| {
-        let bytes = (numbers * len * dtype.size()) as f64;
+    let mut note = |op: &str, bytes: usize, time| {
+        let bytes = (bytes * len) as f64;
         report.measured(Record { bytes, ..record(op.into(), model.name, len, dtype) }, time);
     };
-    // Parameter, gradient and both moments are read, all but the gradient written.
-    note("adamw step", 7, {
+    // Parameter, gradient and both moments are read, all but the gradient written, and a copy in 16 bits.
+    note("adamw step", 7 * 4 + 2, {
         let mut parameter = Some(on(132));
         let mut state = AdamWState::new(&gradient);
-        let step = AdamWStep { lr: 1e-4, decayed: len, gradient_scale: 1.0, copy: None };
+        let step = AdamWStep { lr: 1e-4, decayed: len, gradient_scale: 1.0, copy: Some(DType::BF16) };
         let launch = || {
             let before = parameter.take().expect("each step leaves one");
             let (after, _) = adamw(&config, &step, before, gradient.clone(), &mut state);
@@ -69,7 +69,7 @@ fn optimizer(model: &Gpt2, device: &Device, sizes: &Sizes, report: &mut Report) 
         seconds(device, sizes, launch, finite)
     });
     // With the way of the result to the host, where training needs it.
-    note("sum_of_squares forward", 1, {
+    note("sum_of_squares forward", 4, {
         let check = |sum: f64| if sum.is_finite() { Ok(()) } else { Err("the sum is not a number".into()) };
         seconds(device, sizes, || sum_of_squares(gradient.clone()), check)
     });

@@ -71,6 +71,9 @@ pub struct AdamWStep {
 
 /// One step of an f32 `parameter` along its gradient, which may be of another float: the parameter, and the copy of it that the step asks for. None of them is
 /// tracked.
+///
+/// # Panics
+/// If the copy is to be of another type than f32, bf16 or f16, or the lengths differ.
 pub fn adamw(
     config: &AdamW,
     step: &AdamWStep,

@@ -99,6 +99,7 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
                     line.fill(0.0);
                 }
             }
+            assert!(scratch.len() >= V::NR * KC);
             // SAFETY: the caller's promise; the scratch has `NR` rows of `KC`, a multiple of 4.
             unsafe { transpose::<V>(units, scratch.as_ptr(), KC, panel) };
         }
@@ -210,7 +211,7 @@ fn bits<T: Element>(data: &[T]) -> &[u16] {
 ///
 /// # Safety
 ///
-/// The processor must have the instructions of `V`, and `from` the rows, up to the next multiple of 4 elements.
+/// The processor must have the instructions of `V`, and behind `from` there must be `NR` rows of `k` elements, up to the next multiple of 4, `stride` apart.
 #[inline(always)]
 unsafe fn transpose<V: Vector>(k: usize, from: *const f32, stride: usize, to: &mut [f32]) {
     assert!(to.len() >= V::NR * KC && k <= KC);
