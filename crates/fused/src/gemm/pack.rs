@@ -47,7 +47,7 @@ pub unsafe fn pack_a<T: Element, V: Vector>(
                 // SAFETY: a hint.
                 unsafe { V::prefetch(a.data.as_ptr().wrapping_add(start + AHEAD * a.col_stride).cast()) }
                 let last = (ks.end - 1).min(k + V::DEPTH - 1) * a.col_stride + rows.start;
-                // A copy of a fixed length is one instruction, and rows too many do no harm.
+                // A vector is one instruction, and rows too many do no harm.
                 let to = if last + PITCH_A <= a.data.len() { to } else { &mut to[..rows.len()] };
                 // SAFETY: the caller's promise.
                 unsafe { across::<T, V>(a.data, start, a.col_stride, ks.end - k, to) }
@@ -158,8 +158,17 @@ fn along<T: Element, V: Vector>(data: &[T], start: usize, stride: usize, count: 
 #[inline(always)]
 unsafe fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left: usize, to: &mut [f32]) {
     let first = &data[start..][..to.len()];
-    if V::DEPTH == 1 {
-        widen(first, to);
+    if V::DEPTH == 1 && T::IS_F32 {
+        // A vector or two, for which a call that copies would take longer than they do.
+        let whole = to.len() / V::LANES * V::LANES;
+        let (from, to) = (first.as_ptr().cast::<f32>(), to);
+        for i in (0..whole).step_by(V::LANES) {
+            // SAFETY: there are as many in both, of `f32`; the caller's promise.
+            unsafe { V::load(from.add(i)).store(to.as_mut_ptr().add(i), V::LANES, false) }
+        }
+        (whole..to.len()).for_each(|i| to[i] = first[i].to_f32());
+    } else if V::DEPTH == 1 {
+        T::widen(first, to);
     } else if left > 1 {
         let (first, second) = (bits(first), bits(&data[start + k_stride..][..to.len()]));
         let whole = to.len() / V::LANES * V::LANES;
