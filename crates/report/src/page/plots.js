@@ -6,7 +6,7 @@ const PLOTS = {
     { key: "val_loss", title: "Validation loss", unit: "nats per token", least: 2, format: number, tick: plainTick },
     { key: "grad_norm", title: "Gradient norm", unit: "before clipping", smooth: true, format: number, tick: plainTick },
     { key: "lr", title: "Learning rate", zero: true, format: plain, tick: plainTick },
-    { key: "aux_loss", title: "Balance loss", smooth: true, format: plain, tick: plainTick },
+    { key: "aux_loss", title: "Auxiliary losses", smooth: true, format: plain, tick: plainTick },
   ],
   Speed: [
     { key: "tokens_per_second", about: "speed", title: "Tokens per second", smooth: true, robust: true, format: short, tick: shortTick },

@@ -23,7 +23,7 @@ const TERMS = {
   batch: "Sequences of one step over all ranks, and how many a rank computes at once (micro-batch). Gradients of the micro-batches are added up.",
   grad_norm: "The length of the gradient of all parameters, before it is clipped. Jumps announce trouble.",
   lr: "How far the optimizer moves: rises in the warm-up, then falls as the schedule says.",
-  aux_loss: "The loss that keeps the router from preferring some experts, added to the training loss.",
+  aux_loss: "What is added to the training loss: the balance loss, which keeps the router from preferring some experts, and the z-losses, which keep logits small.",
   step_seconds: "Wall time of a step; the filled part below is waiting for data.",
   cv: "Coefficient of variation of the experts' loads: standard deviation over mean. 0 is perfect balance; below 0.1 is good.",
   busiest: "The load of the busiest expert over the mean load, in the worst layer.",

@@ -24,7 +24,7 @@ pub struct GenerateArgs {
     /// A file with a prompt a line, all continued at once; `-` is stdin
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
-    /// Tokens to add to each prompt
+    /// Tokens to add to each prompt, which ends before where its end-of-text token is drawn
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = at_least_1, allow_negative_numbers = true)]
     tokens: usize,
     /// Divides the logits; 0 takes the most likely token each time

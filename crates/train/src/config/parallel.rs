@@ -40,7 +40,7 @@ pub struct ParallelConfig {
     pub activation_checkpointing: ActivationCheckpointing,
     /// Types of gathered parameters and of gradients on their way; what rests is fp32.
     pub precision: Precision,
-    /// Whether shards, their gradients and optimizer state rest in the CPU's memory, and the optimizer steps there.
+    /// For GPUs: whether shards, their gradients and optimizer state rest in the CPU's memory, and the optimizer steps there.
     pub cpu_offload: bool,
     /// When the forward sends for the next block's parameters.
     pub forward_prefetch: Prefetch,
