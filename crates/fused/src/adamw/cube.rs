@@ -85,7 +85,7 @@ fn adamw_kernel<V: Size, C: Float>(
     decayed: usize,
     rates: RatesArgs,
     #[comptime] copies: bool,
-    #[define(C)] _copy: ElemType,
+    #[define(C)] _dtype: ElemType,
 ) {
     let mut i = ABSOLUTE_POS;
     while i < vectors {
