@@ -2,7 +2,7 @@
 
     pip install torch
     python benches/peers/gpt2_torch.py --data FILE --steps 500 --eval
-    python benches/peers/gpt2_torch.py --data FILE --device cuda --bf16 --compile --vocab 50257 --bias --layers 12 --heads 12 --width 768
+    python benches/peers/gpt2_torch.py --data FILE --device cuda --bf16 --compile --vocab 50304 --bias --layers 12 --heads 12 --width 768
 """
 
 import json

@@ -1,6 +1,6 @@
 use crate::memory::bytes;
 use crate::modules::BoundModules;
-use crate::unit::Activation;
+use crate::unit::{Activation, Loss};
 use burn::tensor::Tensor;
 use std::any::Any;
 
@@ -29,8 +29,8 @@ pub(crate) enum Role {
 /// What a call returns.
 pub(crate) enum Output {
     Activation(Activation),
-    /// The loss, and what is added to it, of other calls too that were merged with this one.
-    Loss(Tensor<1>, Option<Tensor<1>>),
+    /// What is added to the loss is of other calls too that were merged with this one.
+    Loss(Loss),
 }
 
 impl<B> Call<B> {
@@ -64,7 +64,7 @@ impl<B> Call<B> {
                     aux = add(aux, activation.aux);
                     x = Some(activation.x);
                 }
-                Output::Loss(loss, own) => return Output::Loss(loss, add(aux, own)),
+                Output::Loss(Loss { loss, aux: own }) => return Output::Loss(Loss { loss, aux: add(aux, own) }),
             }
         }
         Output::Activation(Activation { x: x.expect("a call has a step"), aux })
@@ -74,7 +74,7 @@ impl<B> Call<B> {
 impl Output {
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Loss(..) => 0,
+            Self::Loss(_) => 0,
             Self::Activation(activation) => bytes(&activation.x),
         }
     }
@@ -82,7 +82,7 @@ impl Output {
     /// Whether all of its numbers are finite.
     pub fn is_finite(&self) -> bool {
         let (sum, aux) = match self {
-            Self::Loss(loss, aux) => (fused::sum_of_squares(loss.clone()), aux),
+            Self::Loss(Loss { loss, aux }) => (fused::sum_of_squares(loss.clone()), aux),
             Self::Activation(Activation { x, aux }) => {
                 let len = x.shape().num_elements();
                 (fused::sum_of_squares(x.clone().reshape([len])), aux)
@@ -96,7 +96,7 @@ impl Output {
     pub fn detached(&self) -> Output {
         let inner = |aux: &Option<Tensor<1>>| aux.clone().map(Tensor::inner);
         match self {
-            Self::Loss(loss, aux) => Self::Loss(loss.clone().inner(), inner(aux)),
+            Self::Loss(Loss { loss, aux }) => Self::Loss(Loss { loss: loss.clone().inner(), aux: inner(aux) }),
             Self::Activation(activation) => {
                 Self::Activation(Activation { x: activation.x.clone().inner(), aux: inner(&activation.aux) })
             }

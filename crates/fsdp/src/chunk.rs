@@ -25,7 +25,7 @@ use crate::modules::BoundModules;
 use crate::placement::Stages;
 use crate::plan::Plan;
 use crate::sharded_unit::ShardedUnit;
-use crate::unit::Activation;
+use crate::unit::{Activation, Loss};
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError, Prefetch, wire};
 use burn::tensor::Tensor;
@@ -245,7 +245,7 @@ impl Losses {
     fn take(&mut self, output: Output) -> Option<Tensor<3>> {
         let (x, aux) = match output {
             Output::Activation(Activation { x, aux }) => (Some(x), aux),
-            Output::Loss(loss, aux) => {
+            Output::Loss(Loss { loss, aux }) => {
                 self.loss = Some(loss);
                 (None, aux)
             }

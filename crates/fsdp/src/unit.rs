@@ -110,12 +110,6 @@ impl From<Tensor<1>> for Loss {
     }
 }
 
-impl From<(Tensor<1>, Option<Tensor<1>>)> for Loss {
-    fn from((loss, aux): (Tensor<1>, Option<Tensor<1>>)) -> Self {
-        Self { loss, aux }
-    }
-}
-
 impl<B: 'static> Units<B> {
     /// No units yet.
     pub fn new() -> Self {
@@ -182,10 +176,7 @@ impl<B: 'static> Units<B> {
         unit: UnitId<M>,
         forward: impl Fn(&M, Tensor<3>, &B) -> L + 'static,
     ) {
-        self.call(unit, Role::Last, move |module, x, batch| {
-            let Loss { loss, aux } = forward(module, expect(x), batch).into();
-            Output::Loss(loss, aux)
-        });
+        self.call(unit, Role::Last, move |module, x, batch| Output::Loss(forward(module, expect(x), batch).into()));
     }
 
     fn call<M: Module + 'static>(

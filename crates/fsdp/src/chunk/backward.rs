@@ -5,7 +5,7 @@ use crate::call::{Output, add};
 use crate::comm_thread::Pending;
 use crate::memory::{Category, Counted, Held, bytes};
 use crate::modules::BoundModules;
-use crate::unit::Activation;
+use crate::unit::{Activation, Loss};
 use crate::vjp::vjp_seed;
 use crate::weights::Weights;
 use crate::{FsdpError, Prefetch, wire};
@@ -196,7 +196,7 @@ impl<B> Runner<'_, B> {
 fn root(output: Output, cotangent: Option<Tensor<3>>, scale: f64) -> Tensor<1> {
     let scaled = |loss: Tensor<1>| if scale == 1.0 { loss } else { loss * scale };
     let root = match output {
-        Output::Loss(loss, aux) => add(Some(scaled(loss)), aux.map(scaled)),
+        Output::Loss(Loss { loss, aux }) => add(Some(scaled(loss)), aux.map(scaled)),
         Output::Activation(Activation { x, aux }) => {
             let seed = vjp_seed(x, cotangent.expect("the call after this one has run its backward"));
             add(Some(seed), aux.map(scaled))
