@@ -43,11 +43,14 @@ def gpt2(sizes, device):
     def linear_add(x, weight, bias, residual):
         return residual + torch.addmm(bias, x, weight)
 
+    def linear_add_layer_norm(x, weight, bias, residual, gain, norm_bias):
+        return F.layer_norm(linear_add(x, weight, bias, residual), (d,), gain, norm_bias, 1e-5)
+
     return [
         ("linear", [(n, d), (d, 3 * d), (3 * d,)], plain(lambda x, weight, bias: torch.addmm(bias, x, weight))),
         ("linear_gelu", [(n, d), (d, hidden), (hidden,)], plain(linear_gelu)),
-        ("linear_add of attention", [(n, d), (d, d), (d,), (n, d)], plain(linear_add)),
-        ("linear_add of the MLP", [(n, hidden), (hidden, d), (d,), (n, d)], plain(linear_add)),
+        ("linear_add", [(n, hidden), (hidden, d), (d,), (n, d)], plain(linear_add)),
+        ("linear_add_layer_norm", [(n, d), (d, d), (d,), (n, d), (d,), (d,)], plain(linear_add_layer_norm)),
         ("layer_norm", [(n, d), (d,), (d,)], plain(lambda x, gain, bias: F.layer_norm(x, (d,), gain, bias, 1e-5))),
         ("gelu", [(n, hidden)], plain(lambda x: F.gelu(x, approximate="tanh"))),
         ("dropout", [(b, t, d)], plain(lambda x: F.dropout(x, 0.1))),

@@ -9,12 +9,12 @@ MOST_KERNELS = 20
 # What a step of GPT-2 has of each operation, in the rows of the estimate in docs/gpus.md.
 BOTH = "forward and backward"
 PARTS = {
-    "linear layers, 48, with GELU and residuals": {
-        f"{name} {BOTH}": 12 for name in ["linear", "linear_gelu", "linear_add of attention", "linear_add of the MLP"]
+    "linear layers, 48, with GELU, residuals, 12 norms": {
+        f"{name} {BOTH}": 12 for name in ["linear", "linear_gelu", "linear_add_layer_norm", "linear_add"]
     },
     "attention, 12": {f"causal_self_attention {BOTH}": 12},
     "head with cross entropy": {f"linear_cross_entropy_transposed {BOTH}": 1},
-    "layer norms, 25": {f"layer_norm {BOTH}": 25},
+    "layer norms, 13": {f"layer_norm {BOTH}": 13},
     "embedding": {f"embedding {BOTH}": 1},
     "norm of the gradient, AdamW": {"sum_of_squares forward": 1, "adamw step": 1},
 }

@@ -14,6 +14,7 @@
 //! | [`linear_cross_entropy`] | mean of `log(sum(exp(x W))) - (x W)[target]`, some rows of logits at a time | the gradients |
 //! | [`embedding`] | rows of a table | the tokens |
 //! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
+//! | [`linear_add_layer_norm`], [`linear_add_rms_norm`] | `h = residual + x W + b`, and the norm of `h` | `x`, `W`, `h`, gain |
 //! | [`rope`] | rotation of interleaved pairs | |
 //! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's place in the global batch | |
 //! | [`adamw`], [`sum_of_squares`] | one step of the optimizer, the square of a gradient's norm | |
@@ -30,6 +31,7 @@ mod embedding;
 mod gelu;
 pub mod gemm;
 mod linear;
+mod linear_add_norm;
 mod math;
 mod norm;
 mod ops;
@@ -51,6 +53,7 @@ pub use element::Element;
 pub use embedding::embedding;
 pub use gelu::gelu;
 pub use linear::{linear, linear_add, linear_gelu, linear_transposed};
+pub use linear_add_norm::{linear_add_layer_norm, linear_add_rms_norm};
 pub use math::exp;
 pub use norm::{layer_norm, rms_norm};
 pub use precision::widened;

@@ -216,6 +216,29 @@ proptest! {
         check(&[vec![n, d], vec![d]], seed, &|x| norm(&x[0], &x[1], None, true), &fused)?;
     }
 
+    /// The sum is rounded to the inputs' dtype before its norm is taken, so only f32 is as exact as the others.
+    #[test]
+    fn linear_add_norms(n in 1usize..5, from in 1usize..6, to in 2usize..40, centred: bool, biased: bool, seed: u64) {
+        let biases = usize::from(biased && centred);
+        let naive = |x: &[Vec<f64>]| {
+            let bias = |j: usize| if biases > 0 { x[4][j] } else { 0.0 };
+            let h = |i: usize, j: usize| (0..from).map(|k| x[0][i * from + k] * x[1][k * to + j]).sum::<f64>() + bias(j);
+            let h: Vec<f64> = (0..n * to).map(|at| x[2][at] + h(at / to, at % to)).collect();
+            let y = norm(&h, &x[3], (biases > 0).then(|| &x[5]), centred);
+            [h, y].concat()
+        };
+        let fused = |x: &[Tensor<1>]| {
+            let (rows, matrix) = (x[0].clone().reshape([1, n, from]), x[1].clone().reshape([from, to]));
+            let (residual, gain) = (x[2].clone().reshape([1, n, to]), x[3].clone());
+            flat(Tensor::cat(match centred {
+                true => fused::linear_add_layer_norm(rows, matrix, x.get(4).cloned(), residual, gain, x.get(5).cloned(), EPSILON),
+                false => fused::linear_add_rms_norm(rows, matrix, residual, gain, EPSILON),
+            }.into(), 0))
+        };
+        let shapes = [vec![n, from], vec![from, to], vec![n, to], vec![to], vec![to], vec![to]];
+        check_for(&[(DType::F32, 3e-5)], &shapes[..4 + 2 * biases], seed, &naive, &fused)?;
+    }
+
     #[test]
     fn adamw(n in prop_oneof![1usize..40, Just(40_000usize)], steps in 1usize..6, decayed in 0usize..50_000, seed: u64) {
         let decayed = decayed % (n + 1);

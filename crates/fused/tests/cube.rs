@@ -5,7 +5,8 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::cube::launch::set_cpu_units;
 use fused::{
     AdamW, AdamWState, AdamWStep, DropoutKey, Losses, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
-    linear_cross_entropy, linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
+    linear_add_layer_norm, linear_add_rms_norm, linear_cross_entropy, linear_cross_entropy_transposed, rms_norm, rope,
+    silu_mul, sum_of_squares,
 };
 
 const ALL: &[DType] = &[DType::F32, DType::BF16, DType::F16];
@@ -139,6 +140,36 @@ fn norms_agree() {
                 layer_norm(x.reshape([1, rows, d]), gain, None, 1e-5)
             });
             check("rms_norm", shapes, dtypes, |[x, gain]| rms_norm(x.reshape([rows, d]), gain, 1e-5));
+        }
+    }
+}
+
+/// In 16 bits a device rounds the product once more than the CPU: it is small beside the residual here.
+#[test]
+fn products_added_and_normed_agree() {
+    for [rows, from, to] in [[1, 2, 3], [6, 5, 200], [7, 32, 48]] {
+        for dtype in NOT_BF16 {
+            let (matrix, sum) = ([from, to], [rows, to]);
+            check(
+                "linear_add_layer_norm",
+                [&[rows, from], &matrix, &[to], &sum, &[to], &[to]],
+                [*dtype; 6],
+                |[x, weight, bias, residual, gain, norm_bias]| {
+                    let (x, weight) = (x.reshape([rows, from]), weight.reshape(matrix) * 0.0078125);
+                    let residual = residual.reshape(sum);
+                    let bias = (Some(bias), Some(norm_bias));
+                    Tensor::cat(linear_add_layer_norm(x, weight, bias.0, residual, gain, bias.1, 1e-5).into(), 0)
+                },
+            );
+            check(
+                "linear_add_rms_norm",
+                [&[rows, from], &matrix, &sum, &[to]],
+                [*dtype; 4],
+                |[x, weight, residual, gain]| {
+                    let (x, weight) = (x.reshape([rows, from]), weight.reshape(matrix) * 0.0078125);
+                    Tensor::cat(linear_add_rms_norm(x, weight, residual.reshape(sum), gain, 1e-5).into(), 0)
+                },
+            );
         }
     }
 }

@@ -40,6 +40,10 @@ fn operations_launch_few_kernels() {
     let norm = ["norm_kernel", "norm_backward_kernel", "add_pieces_kernel"];
     assert_eq!(trained(|| rms_norm(x.clone(), gain.clone(), 1e-5)), norm);
     assert_eq!(trained(|| layer_norm(x.clone(), gain.clone(), Some(gain.clone()), 1e-5)), norm);
+    let (matrix, none) = (&Tensor::<2>::ones([8, 8], (device, DType::F32)), None);
+    let sum =
+        || fused::linear_add_layer_norm(x.clone(), matrix.clone(), none.clone(), x.clone(), gain.clone(), None, 1e-5);
+    assert_eq!(trained(|| sum().into_iter().fold(x.clone(), Tensor::add)), [&["add_norm_kernel"], &norm[1..]].concat());
     let sort = ["count_kernel", "scan_kernel", "scan_blocks_kernel", "place_kernel"];
     let expected = [&["embedding_kernel"][..], &sort, &["sum_kernel"]].concat();
     assert_eq!(trained(|| embedding(x.clone(), ids.clone())), expected);

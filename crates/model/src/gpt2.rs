@@ -178,17 +178,30 @@ impl Gpt2Block {
     pub fn forward(&self, x_btd: Tensor<3>, dropout: Option<MicroBatch>) -> Tensor<3> {
         let dropout = LayerDropout { dropout, p: self.dropout, layer: self.layer };
         let y_btd = self.attn.forward(self.ln_1.forward(x_btd.clone()), dropout);
-        let x_btd = project(&self.attn.c_proj, y_btd, x_btd, dropout, Place::AttentionOutput);
-        let h_btd = self.mlp.forward(self.ln_2.forward(x_btd.clone()));
-        project(&self.mlp.c_proj, h_btd, x_btd, dropout, Place::MlpOutput)
+        self.mlp(y_btd, x_btd, dropout)
     }
 
     fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let none = LayerDropout { dropout: None, p: 0.0, layer: self.layer };
         let y_btd = self.attn.forward_cached(self.ln_1.forward(x_btd.clone()), layer, chunk);
-        let x_btd = project(&self.attn.c_proj, y_btd, x_btd, none, Place::AttentionOutput);
-        let h_btd = self.mlp.forward(self.ln_2.forward(x_btd.clone()));
-        project(&self.mlp.c_proj, h_btd, x_btd, none, Place::MlpOutput)
+        self.mlp(y_btd, x_btd, none)
+    }
+
+    /// From the attention of the heads on.
+    fn mlp(&self, y_btd: Tensor<3>, x_btd: Tensor<3>, dropout: LayerDropout) -> Tensor<3> {
+        let projection = &self.attn.c_proj;
+        let [x_btd, normed] = match dropout.key(Place::AttentionOutput) {
+            None => self.ln_2.forward_sum(projection, y_btd, x_btd),
+            Some((p, key)) => {
+                let x_btd = x_btd + fused::dropout(apply(projection, y_btd), p, key);
+                [x_btd.clone(), self.ln_2.forward(x_btd)]
+            }
+        };
+        let (h_btd, projection) = (self.mlp.forward(normed), &self.mlp.c_proj);
+        match dropout.key(Place::MlpOutput) {
+            None => linear_add(h_btd, projection.weight.val(), projection.bias.as_ref().map(Param::val), x_btd),
+            Some((p, key)) => x_btd + fused::dropout(apply(projection, h_btd), p, key),
+        }
     }
 }
 
@@ -220,14 +233,6 @@ impl Gpt2Mlp {
 
 fn layer_norm(config: &Gpt2Config, device: &Device) -> LayerNorm {
     LayerNorm::new(config.n_embd, config.bias, config.layer_norm_epsilon, device)
-}
-
-/// `x + dropout(layer(y))`
-fn project(layer: &Linear, y: Tensor<3>, x_btd: Tensor<3>, dropout: LayerDropout, place: Place) -> Tensor<3> {
-    match dropout.key(place) {
-        None => linear_add(y, layer.weight.val(), layer.bias.as_ref().map(Param::val), x_btd),
-        Some((p, key)) => x_btd + fused::dropout(apply(layer, y), p, key),
-    }
 }
 
 fn apply(layer: &Linear, x_btd: Tensor<3>) -> Tensor<3> {

@@ -1,5 +1,5 @@
 use burn::module::{Module, Param};
-use burn::nn::Initializer;
+use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, Tensor};
 
 /// `(x - mean) / sqrt(var + epsilon) * gamma + beta` over the last dimension (arXiv 1607.06450).
@@ -30,6 +30,18 @@ impl LayerNorm {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         fused::layer_norm(x, self.gamma.val(), self.beta.as_ref().map(Param::val), self.epsilon)
     }
+
+    /// `residual + projection(y)`, and the norm of that.
+    pub(crate) fn forward_sum<const D: usize>(
+        &self,
+        projection: &Linear,
+        y: Tensor<D>,
+        residual: Tensor<D>,
+    ) -> [Tensor<D>; 2] {
+        let (weight, bias) = (projection.weight.val(), projection.bias.as_ref().map(Param::val));
+        let (gain, beta) = (self.gamma.val(), self.beta.as_ref().map(Param::val));
+        fused::linear_add_layer_norm(y, weight, bias, residual, gain, beta, self.epsilon)
+    }
 }
 
 impl RmsNorm {
@@ -40,5 +52,15 @@ impl RmsNorm {
     /// `[.., d]` to `[.., d]`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         fused::rms_norm(x, self.gamma.val(), self.epsilon)
+    }
+
+    /// `residual + projection(y)`, without a bias, and the norm of that.
+    pub(crate) fn forward_sum<const D: usize>(
+        &self,
+        projection: &Linear,
+        y: Tensor<D>,
+        residual: Tensor<D>,
+    ) -> [Tensor<D>; 2] {
+        fused::linear_add_rms_norm(y, projection.weight.val(), residual, self.gamma.val(), self.epsilon)
     }
 }

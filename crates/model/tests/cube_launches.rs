@@ -166,15 +166,16 @@ const ENDS: [(&str, usize); 11] = [
     ("norm::norm_backward", 1),
 ];
 
-/// Latent attention, with norms of the block and of both compressions.
-const LATENT_ATTENTION: [(&str, usize); 8] = [
+/// Latent attention, with norms of the block, one of them with the residual added, and of both compressions.
+const LATENT_ATTENTION: [(&str, usize); 9] = [
     ("attention::forward", 1),
     ("attention::keys", 1),
     ("attention::mean", 1),
     ("attention::over_heads", 1),
     ("attention::queries", 1),
+    ("linear_add_norm::add_norm", 1),
     ("norm::add_pieces", 4),
-    ("norm::norm", 4),
+    ("norm::norm", 3),
     ("norm::norm_backward", 4),
 ];
 
@@ -192,8 +193,9 @@ fn a_micro_batch_launches_few_kernels_and_reads_nothing_back() {
         ("attention::queries", 1),
         ("gelu::gelu", 1),
         ("gelu::gelu_backward", 1),
+        ("linear_add_norm::add_norm", 1),
         ("norm::add_pieces", 2),
-        ("norm::norm", 2),
+        ("norm::norm", 1),
         ("norm::norm_backward", 2),
     ];
     block.hold("a block of GPT-2", &kernels, 3 * 4, 14);

@@ -151,6 +151,11 @@ impl Operation {
         Self { elements: [forward, both - numbers], ..self }
     }
 
+    /// The forward has a second result of so many numbers.
+    fn more(self, numbers: usize) -> Self {
+        Self { elements: self.elements.map(|elements| elements + numbers), ..self }
+    }
+
     /// Attention under a causal mask, half of `t^2` scores a head: `q k^T` and `p v` forward; again `q k^T`, `dy v^T` and three products for the gradients
     /// backward, which reads the result too.
     fn attention(self, scores: usize, qk: usize, v: usize, result: usize) -> Self {
@@ -204,15 +209,6 @@ fn gpt2(sizes: &Gpt2, device: &Device) -> Vec<Operation> {
     let tokens_bt = ints(&tokens(n, vocab), [b, t], device);
     let targets_n = tokens_bt.clone().reshape([n]);
     let matrix = |weight: &Tensor<1>, from, to| weight.clone().reshape([from, to]);
-    let add = move |name, from: usize| {
-        Operation::new([name, model], n, vec![n * from, from * d, d, n * d], n * d, move |x| {
-            let (x_nf, residual_nd) = (x[0].clone().reshape([n, from]), x[3].clone().reshape([n, d]));
-            flat(fused::linear_add(x_nf, matrix(&x[1], from, d), Some(x[2].clone()), residual_nd))
-        })
-        .linear(from, d)
-        // The residual is not read again, and its gradient is that of the result.
-        .less(2 * n * d)
-    };
     vec![
         Operation::new(["linear", model], n, vec![n * d, 3 * d * d, 3 * d], n * 3 * d, move |x| {
             flat(fused::linear(x[0].clone().reshape([n, d]), matrix(&x[1], d, 3 * d), Some(x[2].clone())))
@@ -222,8 +218,22 @@ fn gpt2(sizes: &Gpt2, device: &Device) -> Vec<Operation> {
             flat(fused::linear_gelu(x[0].clone().reshape([n, d]), matrix(&x[1], d, hidden), Some(x[2].clone())))
         })
         .linear(d, hidden),
-        add("linear_add of attention", d),
-        add("linear_add of the MLP", hidden),
+        Operation::new(["linear_add", model], n, vec![n * hidden, hidden * d, d, n * d], n * d, move |x| {
+            let (x_nf, residual_nd) = (x[0].clone().reshape([n, hidden]), x[3].clone().reshape([n, d]));
+            flat(fused::linear_add(x_nf, matrix(&x[1], hidden, d), Some(x[2].clone()), residual_nd))
+        })
+        .linear(hidden, d)
+        // The residual is not read again, and its gradient is that of the result.
+        .less(2 * n * d),
+        Operation::new(["linear_add_layer_norm", model], n, vec![n * d, d * d, d, n * d, d, d], n * d, move |x| {
+            let [x_nd, residual_nd] = [0, 3].map(|i| x[i].clone().reshape([n, d]));
+            let (bias, norm_bias) = (Some(x[2].clone()), Some(x[5].clone()));
+            let matrix = matrix(&x[1], d, d);
+            let sum = fused::linear_add_layer_norm(x_nd, matrix, bias, residual_nd, x[4].clone(), norm_bias, 1e-5);
+            flat(sum[1].clone())
+        })
+        .linear(d, d)
+        .more(n * d),
         Operation::new(["layer_norm", model], n, vec![n * d, d, d], n * d, move |x| {
             flat(fused::layer_norm(x[0].clone().reshape([n, d]), x[1].clone(), Some(x[2].clone()), 1e-5))
         }),

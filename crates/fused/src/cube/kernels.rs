@@ -1,7 +1,9 @@
 //! Every kernel of this crate with typical compile-time values, for GPUs that are not there.
 
 use super::offline::KernelCase;
-use crate::{adamw, attention, cross_entropy, dropout, embedding, gelu, norm, rope, silu_mul, sum_of_squares};
+use crate::{
+    adamw, attention, cross_entropy, dropout, embedding, gelu, linear_add_norm, norm, rope, silu_mul, sum_of_squares,
+};
 
 /// The kernels of all operations.
 pub fn cases() -> Vec<KernelCase> {
@@ -9,6 +11,7 @@ pub fn cases() -> Vec<KernelCase> {
         gelu::cube::cases(),
         silu_mul::cube::cases(),
         norm::cube::cases(),
+        linear_add_norm::cube::cases(),
         rope::cube::cases(),
         dropout::cube::cases(),
         attention::cube::cases(),

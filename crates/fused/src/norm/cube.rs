@@ -26,7 +26,7 @@ const PIECES: usize = 512;
 /// Columns that a cube adds up, by units beside each other.
 const COLUMNS: usize = 32;
 /// Loops over a unit's vectors are unrolled up to this many, so that sums are registers: a row of 8,192 elements of bf16 by 256 units.
-const UNROLLED: usize = 4;
+pub(crate) const UNROLLED: usize = 4;
 
 pub(crate) fn norm(x: CubeTensor, gain: CubeTensor, bias: CubeTensor, rule: NormRule) -> CubeTensor {
     let ([n, d], dtype, x) = (x.shape().dims(), x.dtype, into_contiguous(x));
@@ -98,7 +98,7 @@ fn norm_kernel<F: Float, V: Size>(
 
 /// `m` and `r` of the row that begins at vector `first`, in all units.
 #[cube]
-fn statistics<F: Float, V: Size>(
+pub(crate) fn statistics<F: Float, V: Size>(
     x: &[Vector<F, V>],
     first: usize,
     width: usize,

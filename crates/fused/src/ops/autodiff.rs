@@ -156,6 +156,25 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         step::<B, C, _, 2>([&tracked, &residual], y, || Add)
     }
 
+    /// Computed at once, on the tape three steps: the product, whose value is not there, the sum and the norm.
+    fn fused_linear_add_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        norm_bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let [rows, matrix, added] = [&x, &weight, &bias].map(|input| input.primitive().clone());
+        let [stream, factors, terms] = [&residual, &gain, &norm_bias].map(|input| input.primitive().clone());
+        let (h, y) = B::fused_linear_add_norm(rows, matrix, added, stream, factors.clone(), terms, rule);
+        let product = linear_step::<B, C>([&x, &weight, &bias], h.clone(), false);
+        let sum = step::<B, C, _, 2>([&product, &residual], h.clone(), || Add);
+        let y = step::<B, C, _, 3>([&sum, &gain, &norm_bias], y, || Norm::<B> { x: h, gain: factors, rule });
+        (sum, y)
+    }
+
     fn fused_cross_entropy(
         x: FloatTensor<Self>,
         head: FloatTensor<Self>,

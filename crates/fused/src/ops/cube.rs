@@ -6,7 +6,8 @@ use crate::attention::{self, AttentionRule, LatentRule};
 use crate::cross_entropy::{self, CrossEntropyRule};
 use crate::dropout::{self, DropoutRule};
 use crate::norm::{self, NormRule};
-use crate::{embedding, gelu, rope, silu_mul, sum_of_squares};
+use crate::{embedding, gelu, linear_add_norm, rope, silu_mul, sum_of_squares};
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
 
@@ -125,6 +126,18 @@ impl FusedOps for CubeBackend {
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         attention::cube::latent_attention_backward([q, kv, k_rope], [cos, sin], [y, d_y], l, rule)
+    }
+
+    fn fused_linear_add_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        norm_bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        linear_add_norm::cube::add_norm([Self::float_matmul(x, weight), residual], bias, gain, norm_bias, rule)
     }
 
     fn fused_cross_entropy(

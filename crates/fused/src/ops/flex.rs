@@ -222,6 +222,19 @@ impl FusedOps for Flex {
         })
     }
 
+    fn fused_linear_add_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        norm_bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let h = Self::fused_linear_add(x, weight, bias, residual);
+        (h.clone(), Self::fused_norm(h, gain, norm_bias, rule))
+    }
+
     fn fused_linear_backward(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,

@@ -2,7 +2,7 @@
 //!
 //! Every operation is plain Rust on `flex` and a CubeCL kernel on CUDA and on CubeCL's CPU runtime; the functions that users call, with formula and
 //! layout, are in the module that has the operation's name. A backend that is not listed here does not compile, or panics: nothing falls back
-//! to a composition in silence. The one exception is [`linear`](crate::linear): products on devices are Burn's own (cubek's, on tensor cores).
+//! to a composition in silence. The one exception are the products of [`linear`](crate::linear): on devices they are Burn's own (cubek's, on tensor cores).
 
 mod autodiff;
 #[cfg(feature = "cubecl")]
@@ -174,6 +174,19 @@ pub trait FusedOps: Backend {
     ) -> FloatTensor<Self> {
         Self::float_add(residual, linear::composed::<Self>(x, weight, bias, false))
     }
+
+    /// `h = residual + x W + b` and its norm: `x_np`, `weight_pq`, `bias_q` and `residual_nq` to `h_nq`, and with `gain_q` and `norm_bias_q` to `y_nq`; biases of
+    /// no elements are none.
+    #[fusion(meta = specs::linear_add_norm)]
+    fn fused_linear_add_norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        gain: FloatTensor<Self>,
+        norm_bias: FloatTensor<Self>,
+        rule: NormRule,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// The gradients of `x`, `weight` and `bias`, where they are `wanted`, else any tensor.
     #[fusion(default)]

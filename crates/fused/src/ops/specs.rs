@@ -44,6 +44,18 @@ pub(super) fn norm_backward(
     (x.clone(), statistic([d]), statistic([d]))
 }
 
+pub(super) fn linear_add_norm(
+    _: &TensorSpec,
+    _: &TensorSpec,
+    _: &TensorSpec,
+    residual: &TensorSpec,
+    _: &TensorSpec,
+    _: &TensorSpec,
+    _: &NormRule,
+) -> (TensorSpec, TensorSpec) {
+    (residual.clone(), residual.clone())
+}
+
 pub(super) fn rope(x: &TensorSpec, _: &TensorSpec, _: &TensorSpec, _: &bool) -> TensorSpec {
     x.clone()
 }

@@ -2,7 +2,7 @@ use super::Mla;
 use crate::cache::{Chunk, LayerCache};
 use crate::rope::softmax_scale;
 use burn::tensor::Tensor;
-use fused::{linear, linear_add};
+use fused::linear;
 
 impl Mla {
     /// [`forward`](Mla::forward) of new tokens, whose keys and values are never made: the cache has latents, and the matrices that would
@@ -14,13 +14,7 @@ impl Mla {
     /// ```
     ///
     /// A token so takes `kv_lora_rank + qk_rope_head_dim` numbers of the cache, however many heads there are.
-    pub(super) fn forward_cached(
-        &self,
-        x_btd: Tensor<3>,
-        residual_btd: Tensor<3>,
-        layer: &mut LayerCache,
-        chunk: &Chunk,
-    ) -> Tensor<3> {
+    pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let [b, t, _] = x_btd.dims();
         let (heads, rank) = (self.config.num_attention_heads, self.config.kv_lora_rank);
         let (nope, rope, v) = (self.config.qk_nope_head_dim, self.config.qk_rope_head_dim, self.config.v_head_dim);
@@ -47,8 +41,7 @@ impl Mla {
         let q = if t == 1 { q_bhtw.swap_dims(1, 2) } else { q_bhtw };
         let y_bthr = chunk.attention(q, [keys, latents], softmax_scale(&self.config));
         let y_hnv = y_bthr.reshape([1, n, heads, rank]).swap_dims(1, 2).matmul(w_uv_hrv);
-        let y = y_hnv.swap_dims(1, 2).reshape([b, t, heads * v]);
-        linear_add(y, self.o_proj.weight.val(), None, residual_btd)
+        y_hnv.swap_dims(1, 2).reshape([b, t, heads * v])
     }
 
     /// `W_UK^T` `[1, heads, nope, rank]` and `W_UV` `[1, heads, rank, v]`, views of `kv_b_proj`.

@@ -69,21 +69,19 @@ impl Block {
     /// The same on one of several ranks; and in training, where there is a `place`, with the router's noise and the experts' capacity where the
     /// configuration has some.
     pub fn forward_over(&self, x_btd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
-        self.mlp(self.attend(x_btd), place, parallel)
+        let y = self.self_attn.forward(self.input_layernorm.forward(x_btd.clone()));
+        self.mlp(y, x_btd, place, parallel)
     }
 
     /// [`forward`](Self::forward) of tokens that follow those in the cache.
     pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
-        let normed = self.input_layernorm.forward(x_btd.clone());
-        self.mlp(self.self_attn.forward_cached(normed, x_btd, layer, chunk), None, &Parallel::default()).x_btd
+        let y = self.self_attn.forward_cached(self.input_layernorm.forward(x_btd.clone()), layer, chunk);
+        self.mlp(y, x_btd, None, &Parallel::default()).x_btd
     }
 
-    fn attend(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        self.self_attn.forward(self.input_layernorm.forward(x_btd.clone()), x_btd)
-    }
-
-    fn mlp(&self, x_btd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
-        let normed = self.post_attention_layernorm.forward(x_btd.clone());
+    /// From the attention of the heads, `y`, on.
+    fn mlp(&self, y: Tensor<3>, x_btd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
+        let [x_btd, normed] = self.post_attention_layernorm.forward_sum(&self.self_attn.o_proj, y, x_btd);
         match &self.mlp {
             Mlp::Dense(mlp) => BlockOutput { x_btd: mlp.forward_add(normed, x_btd), aux_loss: None, stats: None },
             Mlp::Moe(moe) => {

@@ -3,7 +3,7 @@ use crate::{DeepSeekConfig, RmsNorm};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use fused::{latent_attention, linear, linear_add};
+use fused::{latent_attention, linear};
 
 /// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
 const LATENT_NORM_EPS: f64 = 1e-6;
@@ -61,8 +61,8 @@ impl Mla {
         }
     }
 
-    /// Causal attention of `x`, added to `residual`: `[b, t, d]`, twice, to `[b, t, d]`.
-    pub fn forward(&self, x_btd: Tensor<3>, residual_btd: Tensor<3>) -> Tensor<3> {
+    /// Causal attention of `x`, up to the projection: `[b, t, d]` to `[b, t, heads * v]`.
+    pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let [_, t, _] = x_btd.dims();
         let (heads, rank, rope) =
             (self.config.num_attention_heads, self.config.kv_lora_rank, self.config.qk_rope_head_dim);
@@ -71,8 +71,7 @@ impl Mla {
         let [latent_btr, k_rope] = parts(x_btd, &self.kv_a_proj_with_mqa, [rank, rope]);
         let kv = linear(self.kv_a_layernorm.forward(latent_btr), self.kv_b_proj.weight.val(), None);
         let positions = self.rope.first(t, &k_rope.device());
-        let y = latent_attention(q, kv, k_rope, &positions, heads, softmax_scale(&self.config));
-        linear_add(y, self.o_proj.weight.val(), None, residual_btd)
+        latent_attention(q, kv, k_rope, &positions, heads, softmax_scale(&self.config))
     }
 
     /// The last projection to the query, and its input.

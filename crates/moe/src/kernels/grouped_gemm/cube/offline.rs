@@ -52,10 +52,13 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         cases.push(case.instructions(&["HMMA"]));
     }
     cases.extend(multi_level::offline::cases());
-    let hopper = KernelCase::new("grouped_gemm wgmma", |gpu| {
-        let settings = gpu.unchecked(CubeDim::new_1d(wgmma::UNITS as u32));
-        wgmma::product::Product::new(settings, gpu.device(), gpu.target(), (), (), buffer(), buffer(), (), ())
-    });
-    cases.push(hopper.targets(Target::HOPPER).instructions(&["HGMMA", "UTMALDG"]));
+    for (name, transposed) in [("grouped_gemm wgmma", false), ("grouped_gemm wgmma transposed", true)] {
+        let hopper = KernelCase::new(name, move |gpu| {
+            let settings = gpu.unchecked(CubeDim::new_1d(wgmma::UNITS as u32));
+            let (b, gpu, target) = (buffer, gpu.device(), gpu.target());
+            wgmma::product::Product::new(settings, gpu, target, (), (), b(), b(), (), (), transposed)
+        });
+        cases.push(hopper.targets(Target::HOPPER).instructions(&["HGMMA", "UTMALDG"]));
+    }
     cases
 }

@@ -7,8 +7,8 @@
 //!  cube: 128 x 128 of y, 384 units                       ring of 4 stages in shared memory, 4 x (16 + 16) KiB
 //!
 //!  warpgroup 0   one unit asks TMA for the next     full[s]   +-----------------+-----------------+
-//!                128 x 64 of x and 128 x 64 of   ----------->  | a  128 x 64     | b  128 x 64     |  stage s
-//!                the matrix, K-major            <-----------   +-----------------+-----------------+
+//!                128 x 64 of x and as much of    ----------->  | a  128 x 64     | b  128 x 64     |  stage s
+//!                the matrix                     <-----------   +-----------------+-----------------+
 //!                                                empty[s]         |          |        |
 //!  warpgroup 1   rows  0 ..  64 of y   <--------------------------+ 64 rows  |        | all 128 columns
 //!  warpgroup 2   rows 64 .. 128 of y   <-------------------------------------+--------+
@@ -19,15 +19,19 @@
 //! 128 KiB one cube fits on a multiprocessor. Both operands lie in shared memory in rows of 64 bf16 = 128 bytes whose eight 16-byte parts are
 //! swapped by the row's number modulo 8 (the 128-byte swizzle), which TMA writes and `wgmma` reads without bank conflicts.
 //!
-//! TMA fills 0 behind the tensor's rows and behind `p`. Rows of the next expert are multiplied and not written. The matrices must lie
-//! `[e, q, p]`: those of `dx` do; for the forward product a transposed copy is made in each call, `e p q` numbers read and written
-//! against `2 r p q` operations: a few percent of the time where experts have some hundreds of rows. Matrices stored `[e, q, p]` would only
-//! move the copy from `y` to `dx`, which sums over `q`: each product wants the side that it sums over in one piece, and they sum over two.
+//! TMA fills 0 behind a tensor's ends. Rows of the next expert are multiplied and not written.
+//!
+//! The matrices lie `[e, p, q]` and are read as they lie, by both products; `b` is one or the other in shared memory:
+//!
+//! ```text
+//! dx, which sums over q        b[column of y, k]      128 rows of 128 bytes                              "K-major"
+//! y, which sums over p         b[k, column of y]      64 rows of 128 bytes, columns  0 ..  64 of y       "MN-major": wgmma's
+//!                                                     64 rows of 128 bytes, columns 64 .. 128 of y       last operand is 1
+//! ```
 
 use super::tiles::{self, Tile};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::features::Tma;
 use cubecl::prelude::barrier::Barrier;
@@ -44,12 +48,14 @@ const OPERAND: usize = TILE * DEPTH;
 const STAGES: usize = 4;
 pub(super) const UNITS: usize = 384;
 
-/// `sums + a b^T` for `[64, 64]` of a and `[128, 64]` of b in shared memory, by the units of a warpgroup.
+/// `sums + a b^T` for `[64, 64]` of a and `[128, 64]` of b in shared memory, by the units of a warpgroup; `sums + a b` for `[64, 128]` of b, in two halves of
+/// columns, where not `transposed`.
 ///
 /// A descriptor holds an address / 16 in its low 14 bits, 1024 / 16 bytes from 8 rows to the next 8 (bits 32 to 45), and the 128-byte
-/// swizzle (1 in bits 62 and 63). The four steps of 16 are 32 bytes apart: 2 in the descriptor.
+/// swizzle (1 in bits 62 and 63). Where k runs along a row, the four steps of 16 are 32 bytes apart: 2 in the descriptor. Where it runs down the rows, they are 16
+/// rows of 128 bytes apart, 128 in the descriptor, and bits 16 to 29 have the 8192 / 16 bytes from one half of the columns to the other.
 #[cube]
-fn multiply(sums: Vector<f32, Const<64>>, a: &bf16, b: &bf16) -> Vector<f32, Const<64>> {
+fn multiply(sums: Vector<f32, Const<64>>, a: &bf16, b: &bf16, #[comptime] transposed: bool) -> Vector<f32, Const<64>> {
     let next: Vector<f32, Const<64>>;
     gpu_asm!(
         "{{
@@ -66,16 +72,16 @@ fn multiply(sums: Vector<f32, Const<64>>, a: &bf16, b: &bf16) -> Vector<f32, Con
         and.b32 t1, t1, 0x3FFFF;
         shr.u32 t1, t1, 4;
         cvt.u64.u32 db, t1;
-        or.b64 db, db, 0x4000004000010000;
+        or.b64 db, db, {5};
         {4}
         wgmma.fence.sync.aligned;
-        wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {0}, da, db, 1, 1, 1, 0, 0;
-        add.u64 da, da, 2; add.u64 db, db, 2;
-        wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {0}, da, db, 1, 1, 1, 0, 0;
-        add.u64 da, da, 2; add.u64 db, db, 2;
-        wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {0}, da, db, 1, 1, 1, 0, 0;
-        add.u64 da, da, 2; add.u64 db, db, 2;
-        wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {0}, da, db, 1, 1, 1, 0, 0;
+        wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {0}, da, db, 1, 1, 1, 0, {6};
+        add.u64 da, da, 2; add.u64 db, db, {7};
+        wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {0}, da, db, 1, 1, 1, 0, {6};
+        add.u64 da, da, 2; add.u64 db, db, {7};
+        wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {0}, da, db, 1, 1, 1, 0, {6};
+        add.u64 da, da, 2; add.u64 db, db, {7};
+        wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {0}, da, db, 1, 1, 1, 0, {6};
         wgmma.commit_group.sync.aligned;
         wgmma.wait_group.sync.aligned 0;
         // {1}
@@ -85,6 +91,9 @@ fn multiply(sums: Vector<f32, Const<64>>, a: &bf16, b: &bf16) -> Vector<f32, Con
         mem_in(_) a,
         mem_in(_) b,
         const copies(64),
+        const of_b(transposed)[0],
+        const of_b(transposed)[1],
+        const of_b(transposed)[2],
         options(explicit_mem)
     );
     next
@@ -95,6 +104,11 @@ fn copies(n: usize) -> String {
     (0..n).map(|i| format!("mov.f32 %{i}, %{};", i + n)).collect::<Vec<_>>().join("\n")
 }
 
+/// Of `b` the descriptor without its address, the operand that says how it lies, and the step to the next 16 of k.
+fn of_b(transposed: bool) -> [&'static str; 3] {
+    if transposed { ["0x4000004000010000", "0", "2"] } else { ["0x4000004002000000", "1", "128"] }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn product(
     x: &TensorMap<bf16, Tiled>,
@@ -103,6 +117,7 @@ pub(super) fn product(
     y: &mut [Vector<bf16, Const<2>>],
     p: usize,
     q: usize,
+    #[comptime] transposed: bool,
 ) {
     let tile = Tile::read(tiles, CUBE_POS_X as usize);
     if tile.first >= tile.end {
@@ -126,7 +141,7 @@ pub(super) fn product(
     if warpgroup == 0u32 {
         if UNIT_POS == 0u32 {
             let x_row = tile.first as i32;
-            let weight_row = (tile.expert * q + column) as i32;
+            let (expert, column) = (tile.expert as i32, column as i32);
             for round in 0..steps.div_ceil(STAGES) {
                 #[unroll]
                 for s in 0..STAGES {
@@ -137,7 +152,13 @@ pub(super) fn product(
                         let k = (step * DEPTH) as i32;
                         let part = comptime!(s * OPERAND..(s + 1) * OPERAND);
                         full[s].tma_load_2d(x, &mut a[part.start..part.end], x_row, k);
-                        full[s].tma_load_2d(weight, &mut b[part.start..part.end], weight_row, k);
+                        if comptime!(transposed) {
+                            full[s].tma_load_3d(weight, &mut b[part.start..part.end], expert, column, k);
+                        } else {
+                            let half = comptime!(part.start + OPERAND / 2);
+                            full[s].tma_load_3d(weight, &mut b[part.start..half], expert, k, column);
+                            full[s].tma_load_3d(weight, &mut b[half..part.end], expert, k, column + 64i32);
+                        }
                         full[s].arrive_and_expect_tx(1u32, comptime!((2 * OPERAND * 2) as u32));
                     }
                 }
@@ -152,7 +173,7 @@ pub(super) fn product(
                 if round * STAGES + s < steps {
                     full[s].wait_parity(round as u32 % 2u32);
                     let at = comptime!(s * OPERAND);
-                    sums = multiply(Vector::cast_from(sums), &a[at + half], &b[at]);
+                    sums = multiply(Vector::cast_from(sums), &a[at + half], &b[at], transposed);
                     empty[s].arrive();
                 }
             }
@@ -202,37 +223,34 @@ pub(super) fn launch(
         return Err(format!("widths {p} and {q} are not multiples of 8"));
     }
 
-    let weight = if transposed {
-        weight.clone()
-    } else {
-        let mut turned = weight.clone();
-        turned.meta.swap(1, 2);
-        into_contiguous(turned)
-    };
-    let map = |tensor: &CubeTensor, rows: usize| {
+    let map = |tensor: &CubeTensor, shape: &[usize], tile: &[usize]| {
+        let strides: Vec<usize> = (1..=shape.len()).map(|dim| shape[dim..].iter().product()).collect();
         let binding = TensorBinding {
             handle: tensor.handle.clone().binding(),
-            shape: [rows, p].into(),
-            strides: [p, 1].into(),
+            shape: shape.into(),
+            strides: strides.as_slice().into(),
             tiling: Default::default(),
         };
-        let part = TiledArgs { tile_size: [TILE, DEPTH].into() };
+        let part = TiledArgs { tile_size: tile.into() };
         TensorMapArg::new(part, binding.into_tensor_arg(), dtype_to_elem_type(tensor.dtype))
             .with_swizzle(TensorMapSwizzle::B128)
     };
+    // In the order in which the matrices lie.
+    let (matrices, part) = if transposed { ([e, q, p], [1, TILE, DEPTH]) } else { ([e, p, q], [1, DEPTH, TILE / 2]) };
     let table = tiles::launch(segments, y, TILE);
     unsafe {
         product::launch_unchecked(
             &x.client,
             CubeCount::Static(tiles::count(r, e, TILE) as u32, q.div_ceil(TILE) as u32, 1),
             CubeDim::new_1d(UNITS as u32),
-            address_type([x, &weight, y]),
-            map(x, r),
-            map(&weight, e * q),
+            address_type([x, weight, y]),
+            map(x, &[r, p], &[TILE, DEPTH]),
+            map(weight, &matrices, &part),
             table.into_buffer_arg(),
             y.clone().into_buffer_arg(),
             p,
             q,
+            transposed,
         );
     }
     Ok(())

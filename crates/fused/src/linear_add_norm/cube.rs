@@ -1,0 +1,153 @@
+//! The kernel of [`linear_add_norm`](super) behind the product: one cube a row, rows dealt out to cubes in strides.
+
+use crate::cube::launch::{address_type, contiguous, empty_like, over_rows, units, vector_size};
+#[cfg(feature = "offline")]
+use crate::cube::offline::{KernelCase, buffer, float_cases};
+use crate::cube::rounded;
+use crate::norm::NormRule;
+use crate::norm::cube::{UNROLLED, statistics};
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+/// `h = residual + x + bias` and `norm(h)`; biases of no elements are none.
+pub(crate) fn add_norm(
+    [x, residual]: [CubeTensor; 2],
+    bias: CubeTensor,
+    gain: CubeTensor,
+    norm_bias: CubeTensor,
+    rule: NormRule,
+) -> (CubeTensor, CubeTensor) {
+    let ([n, d], dtype) = (x.shape().dims(), x.dtype);
+    let (x, residual) = (into_contiguous(x), into_contiguous(residual));
+    let (h, y) = (empty_like(&x), empty_like(&x));
+    if n * d > 0 {
+        let vector = vector_size(&x.client, d, dtype);
+        let units = units(&x.client, d / vector);
+        let (count, _) = over_rows(&x.client, n, d / vector);
+        let given = |bias: CubeTensor, dtype| {
+            (bias.shape().num_elements() > 0).then(|| contiguous(bias, dtype).into_buffer_arg())
+        };
+        add_norm_kernel::launch(
+            &x.client.clone(),
+            count,
+            CubeDim::new_1d(units as u32),
+            address_type([&x]),
+            vector,
+            x.into_buffer_arg(),
+            given(bias, dtype).into(),
+            residual.into_buffer_arg(),
+            contiguous(gain, DType::F32).into_buffer_arg(),
+            given(norm_bias, DType::F32).into(),
+            h.clone().into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            n,
+            d / vector,
+            rule.epsilon,
+            rule.centred,
+            units,
+            (d / vector).div_ceil(units),
+            dtype_to_elem_type(dtype),
+        );
+    }
+    (h, y)
+}
+
+/// `width` is that of a row in vectors, `items` how many of them a unit has at the most. A unit reads of `h` what it has written itself.
+#[cube(launch, address_type = "dynamic")]
+fn add_norm_kernel<F: Float, V: Size>(
+    x: &[Vector<F, V>],
+    bias: ComptimeOption<&[Vector<F, V>]>,
+    residual: &[Vector<F, V>],
+    gain: &[Vector<f32, V>],
+    norm_bias: ComptimeOption<&[Vector<f32, V>]>,
+    h: &mut [Vector<F, V>],
+    y: &mut [Vector<F, V>],
+    rows: usize,
+    width: usize,
+    epsilon: f32,
+    #[comptime] centred: bool,
+    #[comptime] units: usize,
+    #[comptime] items: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let mut shared = Shared::<[f32]>::new_slice(units);
+    let mut row = CUBE_POS;
+    while row < rows {
+        let first = row * width;
+        #[unroll(items <= UNROLLED)]
+        for item in 0..items {
+            let i = UNIT_POS as usize + item * units;
+            if i < width {
+                let mut sum = Vector::<f32, V>::cast_from(x[first + i]);
+                #[comptime]
+                match &bias {
+                    ComptimeOption::Some(bias) => sum += Vector::cast_from(bias[i]),
+                    ComptimeOption::None => {}
+                }
+                h[first + i] = rounded(sum + Vector::cast_from(residual[first + i]));
+            }
+        }
+        let (mean, r) =
+            statistics(&h[first..first + width], 0usize, width, epsilon, &mut shared, centred, units, items);
+        #[unroll(items <= UNROLLED)]
+        for item in 0..items {
+            let i = UNIT_POS as usize + item * units;
+            if i < width {
+                let n = (Vector::<f32, V>::cast_from(h[first + i]) - Vector::new(mean)) * Vector::new(r);
+                let mut value = n * gain[i];
+                #[comptime]
+                match &norm_bias {
+                    ComptimeOption::Some(bias) => value += bias[i],
+                    ComptimeOption::None => {}
+                }
+                y[first + i] = rounded(value);
+            }
+        }
+        row += CUBE_COUNT;
+    }
+}
+
+/// The kernel with typical compile-time values.
+#[cfg(feature = "offline")]
+pub(crate) fn cases() -> Vec<KernelCase> {
+    use add_norm_kernel::AddNormKernel;
+
+    let mut cases = vec![];
+    for (name, dtype, vector) in float_cases() {
+        // GPT-2's with both biases, and RMSNorm of the widest DeepSeek, whose units have several vectors each.
+        for (norm, centred, items) in [("layer_norm", true, 1), ("rms_norm", false, UNROLLED)] {
+            cases.push(KernelCase::new(format!("linear_add_norm {norm} {name}"), move |gpu| {
+                let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+                let (bias, norm_bias) = match centred {
+                    true => (ComptimeOptionCompilationArg::Some(b()), ComptimeOptionCompilationArg::Some(buffer())),
+                    false => (ComptimeOptionCompilationArg::None, ComptimeOptionCompilationArg::None),
+                };
+                AddNormKernel::new(
+                    s,
+                    d,
+                    t,
+                    b(),
+                    bias,
+                    b(),
+                    b(),
+                    norm_bias,
+                    b(),
+                    b(),
+                    (),
+                    (),
+                    (),
+                    vector,
+                    centred,
+                    256,
+                    items,
+                    dtype,
+                )
+            }));
+        }
+    }
+    cases
+}

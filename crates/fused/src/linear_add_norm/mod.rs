@@ -1,0 +1,77 @@
+//! A product added to a residual, and the norm of the sum: what stands between the two halves of a transformer block.
+//!
+//! ```text
+//! h = residual + x W + b,   y = norm(h)          both are wanted: h is the residual stream, y goes into the next layer
+//!
+//! CPU:     the product's last step adds b and the residual; the norm reads rows that were just written
+//! device:  the product, then one kernel that reads it and the residual, and writes h and y
+//! ```
+//!
+//! As a product, an addition of `b`, one of the residual and a norm, a device would read and write rows of `d` 4 times each; this reads 2 and writes 3.
+//! On the tape it is a product, a sum and a [`norm`](crate::norm), which keep `x`, `W`, `h` and the gain.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::norm::NormRule;
+use crate::ops::FusedOps;
+use crate::precision::widened;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+
+/// `h = residual + x W + b` and [`layer_norm`](crate::layer_norm)`(h)`: `[.., from]`, `[from, to]`, `[to]`, `[.., to]`, `[to]` and `[to]` to `[.., to]` twice.
+///
+/// # Panics
+/// If the widths differ, or the residual is not as the result.
+pub fn linear_add_layer_norm<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    residual: Tensor<D>,
+    gain: Tensor<1>,
+    norm_bias: Option<Tensor<1>>,
+    epsilon: f64,
+) -> [Tensor<D>; 2] {
+    let rule = NormRule { epsilon: epsilon as f32, centred: true };
+    linear_add_norm([x, residual], weight, bias, (gain, norm_bias, rule))
+}
+
+/// `h = residual + x W` and [`rms_norm`](crate::rms_norm)`(h)`: `[.., from]`, `[from, to]`, `[.., to]` and `[to]` to `[.., to]` twice.
+///
+/// # Panics
+/// If the widths differ, or the residual is not as the result.
+pub fn linear_add_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    residual: Tensor<D>,
+    gain: Tensor<1>,
+    epsilon: f64,
+) -> [Tensor<D>; 2] {
+    let rule = NormRule { epsilon: epsilon as f32, centred: false };
+    linear_add_norm([x, residual], weight, None, (gain, None, rule))
+}
+
+fn linear_add_norm<const D: usize>(
+    [x, residual]: [Tensor<D>; 2],
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    (gain, norm_bias, rule): (Tensor<1>, Option<Tensor<1>>, NormRule),
+) -> [Tensor<D>; 2] {
+    let ([from, to], from_shape, shape) = (weight.dims(), x.dims(), residual.dims());
+    assert_eq!(
+        from_shape[D - 1],
+        from,
+        "linear_add_norm: rows of {} by a matrix for rows of {from}",
+        from_shape[D - 1]
+    );
+    assert_eq!(shape[..D - 1], from_shape[..D - 1], "linear_add_norm: rows of the residual");
+    assert_eq!([shape[D - 1], gain.dims()[0]], [to; 2], "linear_add_norm: widths of the residual and the gain");
+    let rows = shape[..D - 1].iter().product::<usize>();
+    let none = |dtype| Tensor::empty([0], (&x.device(), dtype));
+    let bias = bias.unwrap_or_else(|| none(x.dtype())).into_dispatch();
+    let norm_bias = norm_bias.map_or_else(|| none(DType::F32), widened).into_dispatch();
+    let (x, residual) = (x.reshape([rows, from]).into_dispatch(), residual.reshape([rows, to]).into_dispatch());
+    let (weight, gain) = (weight.into_dispatch(), widened(gain).into_dispatch());
+    let (h, y) = Dispatch::fused_linear_add_norm(x, weight, bias, residual, gain, norm_bias, rule);
+    [h, y].map(|rows| Tensor::<2>::from_dispatch(rows).reshape(shape))
+}
