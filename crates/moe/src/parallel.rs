@@ -1,7 +1,7 @@
+use crate::exchange::Exchange;
 use crate::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use crate::kernels::grouped_gemm;
 use crate::kernels::permute::{permute, unpermute};
-use crate::ops::Exchange;
 use crate::{MoeLayer, MoeOutput, NoiseKey};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use comm::{CommError, Communicator, FirstError};
