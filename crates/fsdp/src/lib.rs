@@ -34,6 +34,7 @@ mod call;
 mod chunk;
 mod comm_thread;
 mod config;
+mod cut;
 mod error;
 mod forecast;
 mod fsdp;
@@ -55,6 +56,7 @@ mod weights;
 mod wire;
 
 pub use config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, Strategy, Wrap};
+pub use cut::Cut;
 pub use error::FsdpError;
 pub use forecast::{CallBytes, Forecast, ForecastRun};
 pub use fsdp::{Fsdp, NonFinite, StepReport};
