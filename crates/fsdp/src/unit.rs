@@ -142,9 +142,14 @@ impl<B: 'static> Units<B> {
     }
 
     /// Parameters for whose names `is_expert` holds are stacks of experts, of which each of [`FsdpConfig::ep`](crate::FsdpConfig) ranks has a part:
-    /// a call's function gets that. What fails in the collectives of such calls is in `first_error`, and ends the step.
-    pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static, first_error: FirstError) {
-        (self.marks.is_expert, self.first_error) = (Box::new(is_expert), first_error);
+    /// a call's function gets that.
+    pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static) {
+        self.marks.is_expert = Box::new(is_expert);
+    }
+
+    /// What fails in the collectives that calls make themselves is in `first_error`, and ends the step.
+    pub fn collectives(&mut self, first_error: FirstError) {
+        self.first_error = first_error;
     }
 
     /// Parameters for whose names there is a `cut` are matrices and vectors of which each of [`FsdpConfig::tp`](crate::FsdpConfig) ranks has a part: a

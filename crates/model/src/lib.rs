@@ -21,6 +21,7 @@ mod norm;
 mod parallel;
 mod parameters;
 mod rope;
+mod vocabulary;
 
 pub use cache::Cache;
 pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};

@@ -4,7 +4,7 @@ use crate::kernels::grouped_gemm;
 use crate::kernels::permute::{permute, unpermute};
 use crate::{MoeLayer, MoeOutput, NoiseKey};
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use comm::{CommError, Communicator, FirstError};
+use comm::{CommError, Communicator, FirstError, TensorParallel};
 
 /// The ranks that have a layer's routed experts together; router and shared experts are on every rank.
 ///
@@ -24,7 +24,7 @@ use comm::{CommError, Communicator, FirstError};
 /// rank sends and receives at most `k n d` elements each way, and the backward as much again.
 ///
 /// [`forward`](Self::forward) and [`evaluate`](Self::evaluate) are collectives: every rank calls them, if need be with no sequence, and runs
-/// the backward. They return no error, nor do they panic if a rank is lost: what failed is in [`first_error`](Self::first_error), and the
+/// the backward. They return no error, nor do they panic if a rank is lost: what failed is in the `first_error`, and the
 /// numbers of the graph mean nothing.
 #[derive(Clone)]
 pub struct ExpertParallel {
@@ -33,32 +33,40 @@ pub struct ExpertParallel {
 }
 
 impl ExpertParallel {
-    /// Over the ranks of `comm`, whose number divides that of the experts.
-    pub fn new(comm: Communicator) -> Self {
-        Self { comm, first_error: FirstError::default() }
+    /// Over the ranks of `comm`, whose number divides that of the experts. What fails in forwards and backwards goes into `first_error`.
+    pub fn new(comm: Communicator, first_error: FirstError) -> Self {
+        Self { comm, first_error }
     }
 
-    /// What failed in forwards and backwards.
-    pub fn first_error(&self) -> &FirstError {
-        &self.first_error
+    /// [`MoeLayer::forward_over`] of this rank's sequences, or its rows of them.
+    pub fn forward(
+        &self,
+        layer: &MoeLayer,
+        x_bsd: Tensor<3>,
+        noise: Option<NoiseKey>,
+        tp: &TensorParallel,
+    ) -> MoeOutput {
+        let capacity = layer.config.capacity(x_bsd.dims()[1] * tp.size());
+        self.run(layer, x_bsd, noise, capacity, tp)
     }
 
-    /// [`MoeLayer::forward`] of this rank's sequences.
-    pub fn forward(&self, layer: &MoeLayer, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> MoeOutput {
-        let capacity = layer.config.capacity(x_btd.dims()[1]);
-        self.run(layer, x_btd, noise, capacity)
+    /// [`MoeLayer::evaluate_over`], likewise.
+    pub fn evaluate(&self, layer: &MoeLayer, x_bsd: Tensor<3>, tp: &TensorParallel) -> MoeOutput {
+        self.run(layer, x_bsd, None, None, tp)
     }
 
-    /// [`MoeLayer::evaluate`] of this rank's sequences.
-    pub fn evaluate(&self, layer: &MoeLayer, x_btd: Tensor<3>) -> MoeOutput {
-        self.run(layer, x_btd, None, None)
-    }
-
-    fn run(&self, layer: &MoeLayer, x_btd: Tensor<3>, noise: Option<NoiseKey>, capacity: Option<usize>) -> MoeOutput {
+    fn run(
+        &self,
+        layer: &MoeLayer,
+        x_bsd: Tensor<3>,
+        noise: Option<NoiseKey>,
+        capacity: Option<usize>,
+        tp: &TensorParallel,
+    ) -> MoeOutput {
         let experts = |x_rd: Tensor<2>, placed: &Dispatched| {
             self.first_error.run(|| self.experts(layer, x_rd.clone(), placed), || x_rd.clone())
         };
-        layer.forward_with(x_btd, noise, capacity, 1, Box::new(experts))
+        layer.forward_with(x_bsd, noise, capacity, 1, tp, Box::new(experts))
     }
 
     /// The rows of `x_rd` through their experts, wherever those are.

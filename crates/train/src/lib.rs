@@ -20,6 +20,7 @@ mod batches;
 pub mod cli;
 mod commands;
 pub mod config;
+mod cuts;
 mod device;
 mod error;
 mod expert_loads;

@@ -7,11 +7,13 @@ mod mla;
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
 
+use crate::vocabulary::{self, VocabularyHead};
 use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, RmsNorm, Rope};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
-use fused::{Losses, embedding, linear, linear_cross_entropy};
+use comm::TensorParallel;
+use fused::{Losses, embedding, linear};
 use moe::MoeConfig;
 
 /// A DeepSeek as its parts: embedding, blocks, head.
@@ -34,6 +36,7 @@ pub struct Head {
     pub norm: RmsNorm,
     /// `[d, vocab]`
     pub lm_head: Linear,
+    vocab_size: usize,
 }
 
 impl DeepSeek {
@@ -58,6 +61,7 @@ impl DeepSeek {
             head: Head {
                 norm: RmsNorm::new(d, config.rms_norm_eps, device),
                 lm_head: LinearConfig::new(d, vocab).with_bias(false).init(device),
+                vocab_size: vocab,
             },
             config: config.clone(),
         }
@@ -90,8 +94,13 @@ impl LanguageModel for DeepSeek {
     }
 
     fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        self.head.losses(x_btd, targets_bt, 0.0).cross_entropy
+        self.head.losses(x_btd, targets_bt, 0.0, &TensorParallel::default()).cross_entropy
     }
+}
+
+/// A rank's rows of tokens, `[b, t]` to `[b, s, d]`, by its part of the table of `vocab` tokens.
+pub fn embed(table: &Embedding, tokens_bt: Tensor<2, Int>, vocab: usize, tp: &TensorParallel) -> Tensor<3> {
+    vocabulary::embed(tp, table.weight.val(), tokens_bt, vocab)
 }
 
 impl Head {
@@ -100,10 +109,15 @@ impl Head {
         linear(self.norm.forward(x_btd), self.lm_head.weight.val(), None)
     }
 
-    /// Cross entropy of the next tokens, and their z-loss.
-    pub fn losses(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
-        let [b, t, d] = x_btd.dims();
-        let x_nd = self.norm.forward(x_btd).reshape([b * t, d]);
-        linear_cross_entropy(x_nd, self.lm_head.weight.val(), targets_bt.reshape([b * t]), z_loss_coef)
+    /// Cross entropy of the next tokens, and their z-loss: the rank's share of them, from its rows.
+    pub fn losses(
+        &self,
+        x_bsd: Tensor<3>,
+        targets_bt: Tensor<2, Int>,
+        z_loss_coef: f64,
+        tp: &TensorParallel,
+    ) -> Losses {
+        let head = VocabularyHead { weight: self.lm_head.weight.val(), transposed: false, vocab: self.vocab_size };
+        head.losses(tp, self.norm.forward(x_bsd), targets_bt, z_loss_coef)
     }
 }
