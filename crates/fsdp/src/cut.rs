@@ -1,34 +1,8 @@
 //! Parts of a parameter that different ranks compute with: some experts of a stack, some columns of a matrix.
 
 use crate::layout::{Layout, NamedShape};
+use comm::Cut;
 use std::ops::Range;
-
-/// Along which dimension a parameter is cut into parts, which differ by one in width at most.
-///
-/// ```text
-/// Cut::COLUMNS             Cut::columns_of(3)
-/// . . . . . .              q q k k v v
-/// 0 0 0 1 1 1              0 1 0 1 0 1       of each of three blocks of columns a part
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut {
-    /// The dimension.
-    pub dim: usize,
-    /// Blocks in it, one after another and equally wide, each of which is cut.
-    pub blocks: usize,
-}
-
-impl Cut {
-    /// Along the first dimension: rows, experts, elements of a vector.
-    pub const ROWS: Self = Self { dim: 0, blocks: 1 };
-    /// Along the second one.
-    pub const COLUMNS: Self = Self { dim: 1, blocks: 1 };
-
-    /// Along the second one, of so many blocks.
-    pub const fn columns_of(blocks: usize) -> Self {
-        Self { dim: 1, blocks }
-    }
-}
 
 /// A parameter, and how it is cut; without a cut every rank computes with all of it.
 #[derive(Debug, Clone)]

@@ -56,7 +56,6 @@ mod weights;
 mod wire;
 
 pub use config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, Strategy, Wrap};
-pub use cut::Cut;
 pub use error::FsdpError;
 pub use forecast::{CallBytes, Forecast, ForecastRun};
 pub use fsdp::{Fsdp, NonFinite, StepReport};

@@ -1,10 +1,11 @@
 use crate::call::{Call, Role};
-use crate::cut::{Cut, Sliced};
+use crate::cut::Sliced;
 use crate::layout::NamedShape;
 use crate::plan::Class;
 use crate::unit::{AnyUnit, Bound, Draw, Marks, ShapeOf, Units, Value};
 use crate::{FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
+use comm::Cut;
 use comm::FirstError;
 use std::any::Any;
 

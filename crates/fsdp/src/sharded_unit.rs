@@ -1,7 +1,6 @@
 //! A unit at rest: its parameters by class, each with ranks of its own that keep them.
 
 use crate::comm_thread::{Lanes, Pending};
-use crate::cut::Cut;
 use crate::memory::Counted;
 use crate::modules::{BoundModules, Classes, Modules};
 use crate::plan::{Class, Holders, Plan};
@@ -11,6 +10,7 @@ use crate::unit::{Draw, Value};
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
 use burn::tensor::{Tensor, TensorData};
+use comm::Cut;
 use std::ops::Range;
 
 /// A unit's modules, without values, and this rank's shares of their parameters.

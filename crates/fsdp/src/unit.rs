@@ -1,10 +1,10 @@
 use crate::call::{Call, Forward, Output, Role};
-use crate::cut::Cut;
 use crate::layout::NamedShape;
 use crate::plan::Class;
 use crate::{FloatType, FsdpConfig};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
+use comm::Cut;
 use comm::FirstError;
 use std::any::Any;
 use std::marker::PhantomData;

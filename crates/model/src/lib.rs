@@ -11,6 +11,7 @@
 
 mod cache;
 mod config;
+mod cut;
 pub mod deepseek;
 mod dropout;
 mod generate;
@@ -25,6 +26,7 @@ mod vocabulary;
 
 pub use cache::Cache;
 pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};
+pub use cut::cut;
 pub use deepseek::DeepSeek;
 pub use dropout::MicroBatch;
 pub use generate::{GenerateError, Generation, Sampling, generate};

@@ -13,33 +13,56 @@ pub(crate) struct Exchange {
     /// Rows that this rank gives to each rank, and gets of each.
     sent: Vec<usize>,
     arrived: Vec<usize>,
+    /// Rows of the tensors that they are the first ones of; the others stay, and become 0.
+    lengths: [usize; 2],
 }
 
 impl Exchange {
-    pub fn new(comm: Communicator, first_error: FirstError, sent: Vec<usize>, arrived: Vec<usize>) -> Self {
-        Self { comm, first_error, sent, arrived }
+    /// Of the first ones of `rows`.
+    pub fn new(
+        comm: Communicator,
+        first_error: FirstError,
+        rows: usize,
+        sent: Vec<usize>,
+        arrived: Vec<usize>,
+    ) -> Self {
+        let lengths = [rows, arrived.iter().sum()];
+        Self { comm, first_error, sent, arrived, lengths }
     }
 
     /// The way back.
     pub fn reversed(&self) -> Self {
-        Self { sent: self.arrived.clone(), arrived: self.sent.clone(), ..self.clone() }
+        let (sent, arrived, [from, to]) = (self.arrived.clone(), self.sent.clone(), self.lengths);
+        Self { sent, arrived, lengths: [to, from], ..self.clone() }
     }
 
-    /// `[sum of sent, d]` to `[sum of arrived, d]`; the gradient goes the way back.
+    /// Rows to rows; the gradient goes the way back.
+    ///
+    /// It is one step of a graph, however many rows there are: the ranks' graphs are alike, and so is the order in which their backwards communicate.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, CommError> {
         let (d, back) = (x.dims()[1], self.reversed());
         let y = self.plain(x.clone().inner())?;
         Ok(with_gradient(x, y, move |d_y| {
-            let (rows, options) = (back.sent.iter().sum(), (&d_y.device(), d_y.dtype()));
-            let none = || Tensor::zeros([back.arrived.iter().sum::<usize>() * d], options);
-            back.first_error.run(|| back.plain(d_y.reshape([rows, d])).map(|d_x| d_x.flatten(0, 1)), none)
+            let [from, to] = back.lengths.map(|rows| rows * d);
+            let options = (&d_y.device(), d_y.dtype());
+            let exchange = || back.plain(d_y.reshape([from / d, d])).map(|d_x| d_x.reshape([to]));
+            back.first_error.run(exchange, || Tensor::zeros([to], options))
         }))
     }
 
     fn plain(&self, x: Tensor<2>) -> Result<Tensor<2>, CommError> {
-        let [rows, d] = x.dims();
+        let ([rows, d], [_, length]) = (x.dims(), self.lengths);
         let counts: Vec<usize> = self.sent.iter().map(|rows| rows * d).collect();
-        let (y, _) = self.comm.all_to_all(x.reshape([rows * d]), &counts)?;
-        Ok(y.reshape([self.arrived.iter().sum(), d]))
+        let (sent, arrived) = (counts.iter().sum(), self.arrived.iter().sum::<usize>());
+        let (device, dtype) = (x.device(), x.dtype());
+        let mut x = x.reshape([rows * d]);
+        if sent < rows * d {
+            x = x.slice([0..sent]);
+        }
+        let (mut y, _) = self.comm.all_to_all(x, &counts)?;
+        if arrived < length {
+            y = Tensor::cat(vec![y, Tensor::zeros([(length - arrived) * d], (&device, dtype))], 0);
+        }
+        Ok(y.reshape([length, d]))
     }
 }

@@ -71,27 +71,23 @@ impl ExpertParallel {
 
     /// The rows of `x_rd` through their experts, wherever those are.
     fn experts(&self, layer: &MoeLayer, x_rd: Tensor<2>, placed: &Dispatched) -> Result<Tensor<2>, CommError> {
-        let [r, d] = x_rd.dims();
+        let r = x_rd.dims()[0];
         let kept: Vec<i32> = placed.kept_e.clone().into_data().iter::<i32>().collect();
         let mine = kept.len() / self.comm.world_size();
         let arriving = self.exchange_counts(&kept, mine)?;
         let rows = |counts: &[i32]| counts.iter().map(|count| *count as usize).sum::<usize>();
         let [sent, arrived] = [&kept, &arriving].map(|counts| counts.chunks(mine).map(rows).collect::<Vec<_>>());
 
-        // Rows that nothing fills lie behind all others and stay. (An empty slice would not be tracked, and this rank not take part in the
-        // backward; without tokens nothing is cut.)
-        let full = sent.iter().sum::<usize>();
-        let exchange = Exchange::new(self.comm.clone(), self.first_error.clone(), sent, arrived);
-        let x_ad = exchange.forward(if r == full { x_rd.clone() } else { x_rd.clone().narrow(0, 0, full) })?;
+        // Rows that nothing fills lie behind all others and stay.
+        let exchange = Exchange::new(self.comm.clone(), self.first_error.clone(), r, sent, arrived);
+        let x_ad = exchange.forward(x_rd)?;
 
         let by_expert = arrived_by_expert(&arriving, mine, &x_ad);
         let gates = Tensor::ones([1, x_ad.dims()[0]], &x_ad.device());
         let y_rd = layer.experts.forward(permute(x_ad, &by_expert), &by_expert.segments);
         let y_ad = unpermute(y_rd, gates, &by_expert);
 
-        let y_sd = exchange.reversed().forward(y_ad)?;
-        let rest = Tensor::zeros([r - full, d], (&x_rd.device(), x_rd.dtype()));
-        Ok(if r == full { y_sd } else { Tensor::cat(vec![y_sd, rest], 0) })
+        exchange.reversed().forward(y_ad)
     }
 
     /// From how many rows each expert gets of this rank to how many each of this rank's experts gets of each rank, in the order of ranks.

@@ -20,7 +20,6 @@ mod batches;
 pub mod cli;
 mod commands;
 pub mod config;
-mod cuts;
 mod device;
 mod error;
 mod expert_loads;

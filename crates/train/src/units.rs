@@ -1,5 +1,4 @@
 use crate::config::{Config, ModelConfig};
-use crate::cuts::cut;
 use crate::error::TrainError;
 use crate::expert_loads::{ExpertLoads, LayerLoad, bias_update, layer_loads};
 use burn::module::Module;
@@ -11,7 +10,7 @@ use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, Loss, ParamLayout, U
 use fused::Losses;
 use model::deepseek::{Block, Head};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
-use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch, Parallel};
+use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch, Parallel, cut};
 use moe::{ExpertParallel, Experts, Router};
 use std::ops::Deref;
 
@@ -275,3 +274,6 @@ pub(crate) fn parameter_count(config: &Config) -> usize {
         Whole::DeepSeek(model) => model::parameter_count(&model),
     }
 }
+
+#[cfg(test)]
+mod tests;
