@@ -168,6 +168,17 @@ impl Config {
         })
     }
 
+    /// Each of several ranks has a token of its own. A vocabulary of 0 is not known yet.
+    pub(crate) fn validate_vocabulary(&self) -> Result<(), ConfigError> {
+        let (vocab, tp) = (self.model.vocab_size(), self.parallel.tp);
+        require(vocab == 0 || vocab >= tp, || {
+            format!(
+                "parallel.tp is {tp}, more than the vocabulary's {} (model.vocab_size): give fewer (--set parallel.tp=1)",
+                count(vocab, "token")
+            )
+        })
+    }
+
     /// Heads, columns, rows of a sequence and ranks are dealt out evenly.
     fn validate_tensor_parallel(&self) -> Result<(), ConfigError> {
         let (tp, strategy) = (self.parallel.tp, self.parallel.strategy);
@@ -175,6 +186,7 @@ impl Config {
         if tp == 1 || strategy == Strategy::Block {
             return Ok(());
         }
+        self.validate_vocabulary()?;
         let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(self.parallel.gpus);
         let of = if strategy == Strategy::HybridShard { "ranks of a replica" } else { "ranks of a stage" };
         let mut sizes = vec![(of, ranks), ("train.seq_len", self.train.seq_len)];
