@@ -6,7 +6,7 @@
 //! GPT-2 block     8 S + 2 n inner + P       x, norm, q, k, v, y, x + y, norm; the MLP before and after its GELU
 //! MLA             4 S + n (2 rank + rope + heads (2 nope + rope + 2 v)) + P + the projection cut in two; with a compressed query 2 n q_lora more
 //! dense SwiGLU    3 n inner                 gate, up, and their product
-//! several tp ranks: of all that 1/tp each, and of GPT-2 2 S more a block, of DeepSeek S and the compressions for attention and S for the MLP: what was gathered
+//! several tp ranks: of all that 1/tp each; of all rows the rotated key and the scores of experts
 //! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
 //!                                           ranks r d more, what came back, and r rows only where all ranks' experts get as many
 //! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward makes
@@ -56,7 +56,7 @@ impl Shape {
     fn gpt2(&self, model: &Gpt2Config) -> Vec<CallBytes> {
         let (d, heads) = (model.n_embd as f64, model.n_head as f64);
         let inner = model.n_inner.map_or(4.0 * d, |inner| inner as f64);
-        let kept = self.kept(7.0 * d + 2.0 * inner) + self.wide(heads) + self.gathered(2.0 * d);
+        let kept = self.kept(7.0 * d + 2.0 * inner) + self.wide(heads);
         let block = self.call(d, kept, self.scores(heads).max(self.kept(2.0 * inner)) + self.gathered(2.0 * d));
         let mut calls = vec![CallBytes { input: 0, graph: 0, backward: 0 }];
         calls.extend(vec![block; model.n_layer]);
@@ -66,7 +66,7 @@ impl Shape {
 
     fn deepseek(&self, model: &DeepSeekConfig, moe: &MoeConfig) -> Vec<CallBytes> {
         let (d, heads) = (model.hidden_size as f64, model.num_attention_heads as f64);
-        let attention = self.kept(3.0 * d) + self.latent_attention(model) + self.gathered(d);
+        let attention = self.kept(3.0 * d) + self.latent_attention(model);
         let rotated = self.wide(heads * model.qk_rope_head_dim as f64);
         let block = |mlp: f64, backward: f64| {
             self.call(d, attention + mlp, (self.scores(heads) + rotated).max(backward) + self.gathered(2.0 * d))
@@ -97,7 +97,7 @@ impl Shape {
         self.b * self.t / self.tp * width * FP32
     }
 
-    /// What each of several ranks keeps of all rows.
+    /// What each of several ranks has of all rows.
     fn gathered(&self, width: f64) -> f64 {
         if self.tp > 1.0 { self.b * self.t * width * self.size } else { 0.0 }
     }
@@ -114,15 +114,14 @@ impl Shape {
         let cut = model.hidden_size as f64 * (rank + rope) * self.size;
         let query = 2.0 * model.q_lora_rank.unwrap_or(0) as f64;
         let widths = query + 2.0 * rank + rope + heads * (2.0 * nope + rope + 2.0 * v);
-        let compressed = query + rank + rope;
-        self.kept(widths) + cut + self.wide(heads) + self.gathered(2.0 * compressed)
+        self.kept(widths) + cut + self.wide(heads) + self.gathered(rope)
     }
 
     fn experts(&self, d: f64, moe: &MoeConfig) -> f64 {
         let (e, k) = (moe.num_experts as f64, moe.top_k as f64);
         let shared = moe.n_shared_experts as f64 * moe.moe_intermediate_size as f64;
         let router = self.widened(d) + self.wide(3.0 * e + 5.0 * k);
-        let of_all = self.gathered(d + (2.0 * e + k) * FP32 / self.size);
+        let of_all = self.gathered((2.0 * e + k) * FP32 / self.size);
         router + self.rows(d, moe) + self.kept(3.0 * shared) + of_all
     }
 
@@ -145,7 +144,7 @@ impl Shape {
             // Here the backward makes the gradients, and logits are in fp32: they, their probabilities and what marks the targets.
             let (rows, vocab) = ((self.b * self.t).min(256.0), vocab / self.tp);
             let gradients = self.gathered(d) / self.size * FP32 + 2.0 * d * vocab * FP32;
-            return self.call(d, self.kept(d) + self.gathered(d), 2.0 * gradients + 4.0 * rows * vocab * FP32);
+            return self.call(d, self.kept(d), 2.0 * gradients + 4.0 * rows * vocab * FP32);
         }
         let gradients = self.kept(d) + d * vocab * FP32;
         // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a product of its own, and a matrix of other than multiples of 128

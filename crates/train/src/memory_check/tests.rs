@@ -261,8 +261,8 @@ fn a_run_measures_what_was_estimated() {
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let (found, expected) =
             (memory["activations"]["peak"].as_f64().unwrap(), forecast.memory.peak[fsdp::Category::Activations] as f64);
-        // Of tensor-parallel ranks one frees what another has allocated, and counts less than it holds.
-        let least = if config.parallel.tp > 1 { 1.6 } else { 1.3 };
+        // Of tensor-parallel ranks one frees what another has allocated, and may count less than it holds.
+        let least = if config.parallel.tp > 1 { 1.5 } else { 1.3 };
         assert!(
             (expected / least..=expected + threads * WORKSPACE).contains(&found),
             "{overrides:?}: {found} bytes of activations, {expected} estimated for {:?}",
