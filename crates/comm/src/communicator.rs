@@ -1,11 +1,22 @@
 use crate::meter::Meter;
 use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, TrafficTable};
 use burn::tensor::{Device, Float, Int, Tensor, TensorData};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Tensors up to this many bytes are all-reduced in one round: N times the traffic of the long way, and half the waiting.
 const SMALL: usize = 32 * 1024;
+
+/// As what a group is metered that is not along axes of a mesh.
+const WORLD: &str = "world";
+
+/// The bytes that a rank receives of an `all_reduce` of `len` elements of `size` bytes each over so many ranks: each of the others' elements where these
+/// are few, and else of two rounds each of the others' chunks, `len` being padded to as many chunks as there are ranks.
+pub fn all_reduce_bytes(len: usize, size: usize, ranks: usize) -> usize {
+    let rounds = if len * size <= SMALL { len } else { 2 * len.div_ceil(ranks) };
+    (ranks - 1) * rounds * size
+}
 
 /// The collectives of one rank in a group of N ranks.
 ///
@@ -16,13 +27,20 @@ pub struct Communicator {
     engine: Arc<dyn Engine>,
     /// For errors.
     world_rank: usize,
+    /// Of a mesh, along which the group lies; for the meter.
+    axes: Arc<str>,
     meter: Meter,
 }
 
 impl Communicator {
     /// Collectives over the engine of a world.
     pub fn new(engine: Arc<dyn Engine>) -> Self {
-        Self { world_rank: engine.rank(), engine, meter: Meter::default() }
+        Self { world_rank: engine.rank(), engine, axes: WORLD.into(), meter: Meter::default() }
+    }
+
+    /// The same group, and those that will be split off from it, metered under these axes.
+    pub(crate) fn along(self, axes: &str) -> Self {
+        Self { axes: axes.into(), ..self }
     }
 
     /// This rank's number, from 0 to N - 1.
@@ -189,6 +207,11 @@ impl Communicator {
         self.meter.table()
     }
 
+    /// The same by the axes of the groups, each named as [`MeshShape::along`](crate::MeshShape::along) has it; `world` for groups that are not of a mesh.
+    pub fn traffic_by_axes(&self) -> BTreeMap<String, TrafficTable> {
+        self.meter.by_axes()
+    }
+
     /// [`all_reduce`](Self::all_reduce) of few bytes: everyone gets everything.
     fn reduce_at_once(&self, tensor: Payload, how: Reduce) -> Result<(Payload, usize), CommError> {
         let len = tensor.len();
@@ -274,7 +297,7 @@ impl Communicator {
         let started = Instant::now();
         let (result, bytes) = call()?;
         if self.world_size() > 1 {
-            self.meter.add(collective, bytes, started.elapsed());
+            self.meter.add(&self.axes, collective, bytes, started.elapsed());
         }
         Ok(result)
     }

@@ -21,7 +21,7 @@
 //!   an error that names both sides.
 //! * No wait is for ever: when a rank fails, leaves or is late, the others get a [`CommError`] that names it, also those that wait
 //!   for somebody else in a group that was split off. Nor does [`run_ranks`] wait for ever for a rank that is stuck outside of a call.
-//! * Each rank meters what it receives: [`Communicator::traffic`].
+//! * Each rank meters what it receives: [`Communicator::traffic`], and by the axes of a mesh [`Communicator::traffic_by_axes`].
 //!
 //! Bytes that a rank receives, of N ranks: `all_gather` of shards of n bytes (N - 1) n; `reduce_scatter` of F bytes (N - 1)/N F;
 //! `all_reduce` twice that, or in one round (N - 1) F up to 32 KiB; `broadcast` F and `scatter` n on all but the root, `gather` (N - 1) n
@@ -54,7 +54,7 @@ mod ranks;
 mod tensor_parallel;
 mod timeouts;
 
-pub use communicator::Communicator;
+pub use communicator::{Communicator, all_reduce_bytes};
 pub use engine::{Collective, Engine, Signature};
 pub use error::CommError;
 pub use first_error::FirstError;

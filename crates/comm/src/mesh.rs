@@ -2,7 +2,7 @@ use crate::{CommError, Communicator};
 use std::fmt;
 
 /// An axis of a [`Mesh`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Axis {
     /// Pipeline stages.
     Pp,
@@ -85,6 +85,18 @@ impl MeshShape {
         Axis::DENSE.iter().map(|axis| self.size(*axis)).product()
     }
 
+    /// Ranks of a group along these axes.
+    pub fn ranks(&self, axes: &[Axis]) -> usize {
+        axes.iter().map(|axis| self.size(*axis)).product()
+    }
+
+    /// The axes of a group by name, outermost first, those with one rank left out: `dp_shard x tp`.
+    pub fn along(&self, axes: &[Axis]) -> String {
+        let all = Axis::DENSE.iter().chain(&Axis::SPARSE[2..]);
+        let names = all.filter(|axis| axes.contains(axis) && self.size(**axis) > 1).map(|axis| axis.name());
+        names.collect::<Vec<_>>().join(" x ")
+    }
+
     /// A rank's place on one axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         let axes = if Axis::DENSE.contains(&axis) { &Axis::DENSE[..] } else { &Axis::SPARSE[..] };
@@ -142,13 +154,14 @@ impl Mesh {
         &self.world
     }
 
-    /// A new communicator of the ranks that differ from this one on `axes` only; on none: of this rank alone. A collective: every rank
-    /// asks for the same axes.
+    /// A new communicator of the ranks that differ from this one on `axes` only, metered under these; on none: of this rank alone. A collective: every
+    /// rank asks for the same axes.
     ///
     /// # Panics
     /// As [`MeshShape::group`].
     pub fn over(&self, axes: &[Axis]) -> Result<Communicator, CommError> {
-        self.world.split(self.shape.group(self.world.rank(), axes)[0])
+        let group = self.world.split(self.shape.group(self.world.rank(), axes)[0])?;
+        Ok(group.along(&self.shape.along(axes)))
     }
 }
 

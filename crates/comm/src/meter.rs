@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a rank has communicated, by the name of the call; shared by a communicator and all that are split off from it.
+/// What a rank has communicated, by the axes of the group and the name of the call; shared by a communicator and all that are split off from it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Meter(Arc<Mutex<BTreeMap<&'static str, Traffic>>>);
+pub(crate) struct Meter(Arc<Mutex<BTreeMap<(Arc<str>, &'static str), Traffic>>>);
 
 /// Calls of one collective on one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -24,16 +24,35 @@ pub struct Traffic {
 pub struct TrafficTable(pub BTreeMap<&'static str, Traffic>);
 
 impl Meter {
-    pub fn add(&self, collective: Collective, bytes: usize, time: Duration) {
+    pub fn add(&self, axes: &Arc<str>, collective: Collective, bytes: usize, time: Duration) {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let traffic = table.entry(collective.name()).or_default();
-        traffic.calls += 1;
-        traffic.bytes += bytes as u64;
-        traffic.time += time;
+        let traffic = Traffic { calls: 1, bytes: bytes as u64, time };
+        table.entry((axes.clone(), collective.name())).or_default().add(traffic);
     }
 
+    /// Of all groups together.
     pub fn table(&self) -> TrafficTable {
-        TrafficTable(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        let mut all = TrafficTable::default();
+        for ((_, name), traffic) in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            all.0.entry(*name).or_default().add(*traffic);
+        }
+        all
+    }
+
+    pub fn by_axes(&self) -> BTreeMap<String, TrafficTable> {
+        let mut by_axes = BTreeMap::<String, TrafficTable>::new();
+        for ((axes, name), traffic) in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            by_axes.entry(axes.to_string()).or_default().0.insert(*name, *traffic);
+        }
+        by_axes
+    }
+}
+
+impl Traffic {
+    fn add(&mut self, more: Self) {
+        self.calls += more.calls;
+        self.bytes += more.bytes;
+        self.time += more.time;
     }
 }
 

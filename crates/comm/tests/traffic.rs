@@ -3,7 +3,7 @@
 mod common;
 
 use burn::tensor::{DType, Float, Tensor};
-use comm::{Communicator, Reduce, Traffic};
+use comm::{Axis, Communicator, Mesh, MeshShape, Reduce, Traffic, TrafficTable};
 use common::*;
 use proptest::prelude::*;
 
@@ -92,5 +92,23 @@ fn groups_and_clones_meter_together_and_a_rank_alone_meters_nothing() {
     });
     // Both splits gather the colors, of eight bytes, of the other three.
     let expected = [("all_gather", 2, 2 * 3 * 8), ("all_reduce", 1, 20), ("barrier", 1, 0)];
+    assert!(found.iter().all(|found| *found == expected), "{found:?}");
+}
+
+#[test]
+fn groups_of_a_mesh_are_metered_by_its_axes() {
+    let shape = MeshShape::new(&[(Axis::DpShard, 2), (Axis::Tp, 2)]);
+    let found = on_ranks(4, |comm| {
+        let mesh = Mesh::new(comm.clone(), shape).unwrap();
+        let [all, tp, alone] =
+            [&[Axis::Tp, Axis::Cp, Axis::DpShard][..], &[Axis::Tp], &[Axis::Pp]].map(|axes| mesh.over(axes).unwrap());
+        all.all_reduce(tensor(comm, &[1.0; 5]), Reduce::Sum).unwrap();
+        tp.split(0).unwrap().all_gather(tensor(comm, &[1.0; 3])).unwrap();
+        alone.all_gather(tensor(comm, &[1.0; 3])).unwrap();
+        let of = |(axes, table): (String, TrafficTable)| (axes, table.0.values().map(|traffic| traffic.bytes).sum());
+        comm.traffic_by_axes().into_iter().map(of).collect::<Vec<(String, u64)>>()
+    });
+    // A split of the pair gathers the other's color, and then its three numbers come.
+    let expected = [("dp_shard x tp".into(), 60), ("tp".into(), 8 + 12), ("world".into(), 3 * 3 * 8)];
     assert!(found.iter().all(|found| *found == expected), "{found:?}");
 }

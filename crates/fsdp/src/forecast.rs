@@ -1,12 +1,9 @@
 //! The ledger of a step without its tensors: what a rank will take, before anything is made.
 
-use crate::cut::{self, Sliced};
 use crate::memory::{Bytes, Category, Held, Ledger};
-use crate::modules::{Modules, Wrapped, wrap};
-use crate::placement::{Stages, block_owners};
-use crate::plan;
-use crate::{FsdpConfig, FsdpError, Layout, Memory, Prefetch, Strategy, Units};
-use comm::Axis;
+use crate::placement::Stages;
+use crate::shapes::{Class, ShapeCall, Shapes, Unit};
+use crate::{FsdpConfig, FsdpError, Memory, Prefetch, Strategy, Units};
 use schedule::{Action, Cell};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -50,29 +47,6 @@ pub struct Forecast {
     pub model: usize,
 }
 
-struct Unit {
-    classes: Vec<Class>,
-    /// Whether the rank's stage holds it.
-    is_here: bool,
-}
-
-/// The bytes of a class of a unit's parameters: of the rank's shard in fp32, of all of them (of experts: of the rank's) in the type they are
-/// computed with, and in fp32.
-#[derive(Clone, Copy)]
-struct Class {
-    shards: usize,
-    shard: usize,
-    whole: usize,
-    whole_fp32: usize,
-}
-
-impl Unit {
-    /// The sum of a number of bytes over the classes.
-    fn sum(&self, bytes: impl Fn(&Class) -> usize) -> usize {
-        self.classes.iter().map(bytes).sum()
-    }
-}
-
 /// A call: its unit, what it leaves, and whether this rank computes it.
 #[derive(Clone, Copy)]
 struct Call {
@@ -104,54 +78,17 @@ impl<B: 'static> Units<B> {
     /// # Errors
     /// Those of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Forecast, FsdpError> {
-        config.validate(run.world_size)?;
-        let mesh = config.mesh(run.world_size)?;
-        let ranks = run.world_size / config.pipeline.stages; // of a stage
-        let shards = match config.strategy.shards().optimizer {
-            true => [mesh.size(Axis::DpShard) * mesh.size(Axis::Tp), mesh.size(Axis::Efsdp), mesh.size(Axis::DpShard)],
-            false => [1; 3],
-        };
-        let of_class = |class: plan::Class, all: usize, of_experts: usize, of_parts: usize| match class {
-            plan::Class::Expert => of_experts,
-            plan::Class::Tensor => of_parts,
-            plan::Class::Dense | plan::Class::Fp32 => all,
-        };
-        let parts = |class| of_class(class, 1, config.ep, config.tp);
-        let part = |class| {
-            let of = |axis| mesh.coordinate(run.rank, axis);
-            [of_class(class, 0, of(Axis::Ep), of(Axis::Tp)), parts(class)]
-        };
-        let Wrapped { units: modules, calls, marks, .. } = wrap(self, config.wrap)?;
-        let (size, fp32) = (config.precision.param.dtype().size(), size_of::<f32>());
-        let of_calls: Vec<usize> = calls.iter().map(|call| modules[call.unit].len()).collect();
-        let stages = Stages::new(&config.pipeline, &of_calls, run.rank / ranks)?;
-        let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
-        let class = |(class, params): (plan::Class, Vec<Sliced>)| {
-            let shards = of_class(class, shards[0], shards[1], shards[2]);
-            let size = if class == plan::Class::Fp32 { fp32 } else { size };
-            let len = cut::layout(&params, part(class), shards).padded_len();
-            Class { shards, shard: len / shards * fp32, whole: len * size, whole_fp32: len * fp32 }
-        };
-        let class_of = marks.class_of(config);
-        let unit = |(i, modules): (usize, &Modules)| {
-            let classes = modules.classes(parts, &class_of)?;
-            Ok(Unit { classes: classes.params.into_iter().map(class).collect(), is_here: is_here(i) })
-        };
-        let units = modules.iter().enumerate().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;
-        let model = modules.iter().map(|modules| Layout::new(modules.params(), shards[0]).padded_len() * fp32).sum();
-        let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), run.world_size));
-        let mut bytes = run.calls.iter();
-        let call = |(i, call): (usize, &crate::call::Call<B>)| {
-            let merged: Vec<_> = bytes.by_ref().take(call.functions()).collect();
+        let Shapes { units, calls, stages, model } = Shapes::new(self, config, run.world_size, run.rank)?;
+        let call = |ShapeCall { unit, functions, is_mine }: ShapeCall| {
+            let merged = run.calls.get(functions).unwrap_or_default();
             let bytes = CallBytes {
                 input: merged.first().map_or(0, |first| first.input),
                 graph: merged.iter().map(|bytes| bytes.graph).sum(),
                 backward: merged.iter().map(|bytes| bytes.backward).max().unwrap_or(0),
             };
-            let is_mine = owners.as_ref().is_none_or(|owners| owners[i] == run.rank);
-            Call { unit: call.unit, bytes: if is_mine { bytes } else { CallBytes::default() }, is_mine }
+            Call { unit, bytes: if is_mine { bytes } else { CallBytes::default() }, is_mine }
         };
-        let calls = calls.iter().enumerate().map(call).collect();
+        let calls = calls.into_iter().map(call).collect();
         let step = Step {
             gradients: units.iter().map(|_| Default::default()).collect(),
             kept: units.iter().map(|_| None).collect(),
@@ -234,13 +171,9 @@ impl Step<'_> {
 
     /// Parameters and moments.
     fn at_rest(&self) -> Vec<Held> {
-        let parameters = |class: &Class| match self.replicates(class) {
-            false => class.shard,
-            true if self.is_at_hand(class) => class.whole, // a part of which it is
-            true => class.whole + class.shard,
-        };
+        let parameters = |class: &Class| class.parameters_at_rest(self.config, self.on_cpu);
         let unit = |unit: &Unit| {
-            let (parameters, moments) = (unit.sum(parameters), unit.sum(|class| 2 * class.shard));
+            let (parameters, moments) = (unit.sum(parameters), unit.sum(Class::moments));
             [self.hold(Category::Parameters, parameters), self.hold(Category::Optimizer, moments)]
         };
         self.here().flat_map(unit).collect()
@@ -248,32 +181,16 @@ impl Step<'_> {
 
     /// While units step, the new replicas of two, of which one may be all there is, are there beside the old ones.
     fn new_replicas(&self) -> Held {
-        let replica = |class: &Class| if self.replicates(class) { class.whole } else { 0 };
+        let replica = |class: &Class| if class.replicates(self.config) { class.whole } else { 0 };
         let replicas: Vec<usize> = self.here().map(|unit| unit.sum(replica)).collect();
         let most = replicas.chunks(1).chain(replicas.windows(2)).map(|new| new.iter().sum()).max().unwrap_or(0);
         self.hold(Category::Parameters, most)
     }
 
-    /// Whether the shard is of the type, and in the place, that it is computed with.
-    fn is_at_hand(&self, class: &Class) -> bool {
-        class.whole == class.whole_fp32 && (self.on_cpu || !self.config.cpu_offload)
-    }
-
-    fn replicates(&self, class: &Class) -> bool {
-        match class.shards {
-            1 => class.whole != class.whole_fp32 && !self.config.cpu_offload,
-            _ => !self.config.strategy.shards().parameters,
-        }
-    }
-
-    fn gathers(&self, class: &Class) -> bool {
-        (class.shards > 1 || !self.is_at_hand(class)) && !self.replicates(class)
-    }
-
     /// The whole parameters of call `i`, where they are not there anyway.
     fn gather(&mut self, i: usize) -> Held {
         let call = self.calls[i];
-        let gathered = |class: &Class| if self.gathers(class) { class.whole } else { 0 };
+        let gathered = |class: &Class| if class.gathers(self.config, self.on_cpu) { class.whole } else { 0 };
         let is_free = !call.is_mine || self.kept[call.unit].is_some();
         let held = self.hold(Category::Gathered, if is_free { 0 } else { self.units[call.unit].sum(gathered) });
         if self.config.keeps_gathered() && self.kept[call.unit].is_none() {
@@ -288,7 +205,8 @@ impl Step<'_> {
     }
 
     fn regathers(&self, i: usize) -> bool {
-        let gathers = self.units[self.calls[i].unit].classes.iter().any(|class| self.gathers(class));
+        let gathers =
+            self.units[self.calls[i].unit].classes.iter().any(|class| class.gathers(self.config, self.on_cpu));
         gathers && self.config.regathers(i, self.calls.len(), self.on_cpu)
     }
 

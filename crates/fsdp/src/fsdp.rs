@@ -19,7 +19,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
 use comm::{CommError, Communicator, FirstError, Reduce, TrafficTable};
 use schedule::Pipeline;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Instant;
 
@@ -264,15 +264,6 @@ impl<B: 'static> Fsdp<B> {
         Ok(())
     }
 
-    /// The sum of each value over the ranks.
-    pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
-        self.over_world(values.to_vec(), Reduce::Sum)
-    }
-
-    fn over_world(&self, values: Vec<f64>, how: Reduce) -> Result<Vec<f64>, FsdpError> {
-        self.lanes.reduce.submit(move |groups| all_reduce(&groups.world, values, how)).wait()
-    }
-
     /// A unit's module with its whole parameters, in fp32. A collective: every rank calls it.
     pub fn gather<M: Module + 'static>(&self, unit: UnitId<M>) -> Result<M, FsdpError> {
         let (unit, member) = self.places[unit.index];
@@ -288,6 +279,11 @@ impl<B: 'static> Fsdp<B> {
     /// What this rank has communicated so far.
     pub fn traffic(&self) -> TrafficTable {
         self.world.traffic()
+    }
+
+    /// The same by the axes of the groups, as [`Units::shares`] has them.
+    pub fn traffic_by_axes(&self) -> BTreeMap<String, TrafficTable> {
+        self.world.traffic_by_axes()
     }
 
     /// The calls in the order of the forward.

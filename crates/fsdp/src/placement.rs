@@ -1,5 +1,5 @@
 use crate::plan::{Class, Holders};
-use crate::{FsdpConfig, FsdpError, PipelineConfig};
+use crate::{FsdpConfig, FsdpError, PipelineConfig, Strategy};
 use comm::{Axis, CommError, Communicator, Mesh};
 use schedule::deal;
 use std::collections::BTreeSet;
@@ -30,25 +30,36 @@ pub(crate) struct Keepers {
     pub parts: Communicator,
 }
 
+/// The axes along which a class of parameters is in shards, has copies, and is in parts.
+pub(crate) fn axes_of(class: Class, strategy: Strategy) -> [Vec<Axis>; 3] {
+    use Axis::{Cp, DpReplicate, DpShard, Efsdp, Ep, Tp};
+    let (shard, parts) = match class {
+        // Ranks of a tensor-parallel layer are data ranks to all that is not cut: each has rows of its own.
+        Class::Dense | Class::Fp32 => (vec![DpShard, Cp, Tp], vec![]),
+        Class::Expert => (vec![Efsdp], vec![Ep]),
+        Class::Tensor => (vec![DpShard, Cp], vec![Tp]),
+    };
+    // Where nothing is sharded, what would be shards are replicas.
+    match strategy.shards().optimizer {
+        true => [shard, vec![DpReplicate], parts],
+        false => [vec![], [shard, vec![DpReplicate]].concat(), parts],
+    }
+}
+
 impl Groups {
     /// The groups, and the stage of this rank.
     pub fn new(world: Communicator, config: &FsdpConfig) -> Result<(Self, usize), FsdpError> {
-        use Axis::{Cp, DpReplicate, DpShard, Efsdp, Ep, Pp, Tp};
         let shape = config.mesh(world.world_size())?;
         let mesh = Mesh::new(world, shape)?;
-        let keepers = |shard: &[Axis], replicate: &[Axis], parts: &[Axis]| {
-            // Where nothing is sharded, what would be shards are replicas.
-            let both = [shard, replicate].concat();
-            let (shard, replicate) =
-                if config.strategy.shards().optimizer { (shard, replicate) } else { (&[][..], &both[..]) };
-            let (shard, replicate) = (mesh.over(shard)?, mesh.over(replicate)?);
-            Ok::<_, CommError>(Keepers { shard, replicate, parts: mesh.over(parts)? })
+        let keepers = |class| {
+            let [shard, replicate, parts] = axes_of(class, config.strategy);
+            let (shard, replicate) = (mesh.over(&shard)?, mesh.over(&replicate)?);
+            Ok::<_, CommError>(Keepers { shard, replicate, parts: mesh.over(&parts)? })
         };
-        // Ranks of a tensor-parallel layer are data ranks to all that is not cut: each has rows of its own.
-        let dense = keepers(&[DpShard, Cp, Tp], &[DpReplicate], &[])?;
-        let experts = (config.ep > 1).then(|| keepers(&[Efsdp], &[DpReplicate], &[Ep])).transpose()?;
-        let tensor = (config.tp > 1).then(|| keepers(&[DpShard, Cp], &[DpReplicate], &[Tp])).transpose()?;
-        let stages = mesh.over(&[Pp])?;
+        let dense = keepers(Class::Dense)?;
+        let experts = (config.ep > 1).then(|| keepers(Class::Expert)).transpose()?;
+        let tensor = (config.tp > 1).then(|| keepers(Class::Tensor)).transpose()?;
+        let stages = mesh.over(&[Axis::Pp])?;
         let stage = stages.rank();
         Ok((Self { world: mesh.world().clone(), dense, experts, tensor, stages, ties: vec![] }, stage))
     }

@@ -60,6 +60,19 @@ pub(crate) struct Setup {
     pub global_batch_size: Option<u64>,
     pub micro_batch_size: Option<u64>,
     pub seq_len: Option<u64>,
+    /// Of several ranks.
+    pub layout: Vec<Group>,
+}
+
+/// Ranks along axes of the mesh, and of the rank with the most: its bytes of what they hold together, and those that it receives of the others in a
+/// step, by collective.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Group {
+    pub over: String,
+    pub ranks: u64,
+    pub at_rest: u64,
+    pub received: BTreeMap<String, u64>,
 }
 
 /// A training step. What is not in the line is NaN.
@@ -252,10 +265,11 @@ mod tests {
         assert_eq!(parse(r#"{"step":3,"event":"a"}"#), Some(Line::Event { step: 3, text: "a".into() }));
         assert_eq!(parse(r#"{"parameters":12,"active":3}"#), Some(Line::Parameters(12)));
         assert_eq!(parse(r#"{"step":3,"sample":"fn"}"#), Some(Line::Sample { step: 3, text: "fn".into() }));
-        let start =
-            r#"{"started":"2026-11-21T21:45:07Z","step":7,"ranks":4,"parameters":12,"bytes_per_token":null,"new":1}"#;
+        let start = r#"{"started":"2026-11-21T21:45:07Z","step":7,"ranks":4,"parameters":12,"bytes_per_token":null,"new":1,
+               "layout":[{"over":"tp","ranks":2,"received":{"all_gather":7}}]}"#;
         let setup = Setup { started: Some("2026-11-21T21:45:07Z".into()), step: 7, ..Setup::default() };
-        let setup = Setup { ranks: Some(4), parameters: Some(12), ..setup };
+        let group = Group { over: "tp".into(), ranks: 2, at_rest: 0, received: [("all_gather".into(), 7)].into() };
+        let setup = Setup { ranks: Some(4), parameters: Some(12), layout: vec![group], ..setup };
         assert_eq!(parse(start), Some(Line::Start(Box::new(setup))));
         let usage = r#"{"step":1,"memory":{"a":{"at_rest":1,"peak":2},"b":7},"traffic":{},"device":{"in_use":3}}"#;
         let Some(Line::Usage(usage)) = parse(usage) else { panic!("a usage") };

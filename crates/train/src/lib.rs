@@ -25,6 +25,7 @@ mod error;
 mod expert_loads;
 mod flops;
 mod launch;
+mod layout;
 mod learning_rate;
 mod machine;
 mod memory_check;

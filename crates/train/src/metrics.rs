@@ -1,4 +1,5 @@
 use crate::expert_loads::LayerLoad;
+use crate::layout::LayoutTable;
 use crate::machine::Machine;
 use burn::tensor::Device;
 use comm::TrafficTable;
@@ -62,6 +63,9 @@ pub(crate) struct ProcessMetrics<'a> {
     pub global_batch_size: usize,
     pub micro_batch_size: usize,
     pub seq_len: usize,
+    /// Of several ranks.
+    #[serde(skip_serializing_if = "LayoutTable::is_empty")]
+    pub layout: LayoutTable,
 }
 
 /// Text from the trained model.

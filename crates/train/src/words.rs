@@ -19,6 +19,16 @@ pub(crate) fn human(count: usize) -> String {
     }
 }
 
+/// `1234567` bytes as `1.23 MB`.
+pub(crate) fn bytes(count: usize) -> String {
+    let units = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")];
+    match units.iter().find(|(size, _)| count as f64 >= *size).map(|(size, unit)| (count as f64 / size, unit)) {
+        Some((number @ ..10.0, unit)) => format!("{number:.2} {unit}"),
+        Some((number, unit)) => format!("{number:.1} {unit}"),
+        None => format!("{count} B"),
+    }
+}
+
 fn plural(number: usize, noun: &str) -> String {
     let plural = if noun.ends_with("ch") { "es" } else { "s" };
     format!("{noun}{}", if number == 1 { "" } else { plural })

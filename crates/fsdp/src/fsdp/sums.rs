@@ -9,6 +9,15 @@ use burn::tensor::Tensor;
 use comm::Reduce;
 
 impl<B: 'static> Fsdp<B> {
+    /// The sum of each value over the ranks.
+    pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
+        self.over_world(values.to_vec(), Reduce::Sum)
+    }
+
+    pub(super) fn over_world(&self, values: Vec<f64>, how: Reduce) -> Result<Vec<f64>, FsdpError> {
+        self.lanes.reduce.submit(move |groups| super::all_reduce(&groups.world, values, how)).wait()
+    }
+
     /// The largest weight of a micro-batch, once all ranks are found to have as many micro-batches.
     pub(super) fn agree_on(&self, count: usize, weights: &[f64]) -> Result<f64, FsdpError> {
         assert_eq!(count, weights.len(), "each micro-batch has a weight");

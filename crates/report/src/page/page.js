@@ -39,6 +39,7 @@ function sections() {
     ["Speed", grid(plotCards("Speed"))],
     [term("stages", "Pipeline"), stages(), "a step, mean of a stage's ranks"],
     ["Load of experts", [...grid(plotCards("Experts")), ...expertMaps()]],
+    [term("layout", "Layout"), layouts(), "of the rank with the most"],
     [term("memory", "Memory"), memory(), "rank 0"],
     [term("traffic", "Communication"), communication(), "received by rank 0"],
     ["Configuration", configuration()],

@@ -36,6 +36,20 @@ function stages() {
   return [el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, titles.map((title) => el("th", {}, title)))), el("tbody", {}, shown.map(row))))];
 }
 
+function layouts() {
+  const groups = (run) => (run.setups.at(-1) || {}).layout || [];
+  const shown = runs.filter((run) => groups(run).length);
+  if (!shown.length) return [];
+  const row = (run) => groups(run).map((group) => {
+    const received = Object.entries(group.received).map(([name, size]) => `${name} ${bytes(size)}`).join(", ");
+    return el("tr", { "data-run": run.name, "data-key": `${run.name}/${group.over}` }, runs.length > 1 ? el("td", {}, nameOf(run)) : null,
+      el("td", { class: "left" }, group.over), el("td", {}, group.ranks), el("td", {}, group.at_rest ? bytes(group.at_rest) : "–"), el("td", { class: "left" }, received));
+  });
+  const titles = [...(runs.length > 1 ? ["Run"] : []), "Ranks over", "Ranks", "A rank holds", "Receives in a step"];
+  const head = titles.map((title) => el("th", { class: title === "Ranks over" || title === "Receives in a step" ? "left" : null }, title));
+  return [el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, shown.map(row))))];
+}
+
 function communication() {
   const used = (run) => run.traffic.filter(([, , size]) => size > 0);
   const shown = runs.filter((run) => used(run).length);

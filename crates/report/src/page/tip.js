@@ -32,6 +32,7 @@ const TERMS = {
   spike: "A loss or gradient norm four or more standard deviations above the hundred steps before.",
   bubble: "The share of a step's forwards and backwards in which a pipeline's stage waits for another one, in the mean of the stages.",
   stages: "How long each stage computes in a step, and the share of its forwards and backwards in which it waits for another stage: its part of the bubble. Stages that compute for longer than others make these wait.",
+  layout: "Which ranks share what, by the axes of the configuration: bytes of parameters and optimizer state that rest on a rank, and bytes that it receives from the others in a step, computed when the run began, of full micro-batches and even loads of experts.",
   memory: "Bytes of rank 0 by category. At rest: between steps. At most: the highest value since the start, of each category by itself.",
   traffic: "What rank 0 received in collective calls, over all processes the run had.",
   sample: "What the trained model continues an empty line with.",

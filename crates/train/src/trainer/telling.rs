@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::device;
 use crate::error::TrainError;
 use crate::expert_loads;
+use crate::layout::LayoutTable;
 use crate::machine::{self, Machine};
 use crate::metrics::{ExpertMetrics, ProcessMetrics, StageMetrics, StageSeconds, StepMetrics, UsageMetrics};
 use crate::recorder::Recorder;
@@ -114,7 +115,11 @@ pub(super) fn recorder<'a>(
     let mut recorder = Recorder::open(folder, rank, job.resume.as_ref().map_or(0, Resume::step), &job.progress)?;
     recorder.log(&format!("rank {rank} of {world_size} on {}", job.config.train.device));
     if rank == 0 {
-        recorder.metrics(&process(job, micro_batch_size))?;
+        let process = process(job, micro_batch_size);
+        if !process.layout.is_empty() {
+            recorder.say(&process.layout.to_string());
+        }
+        recorder.metrics(&process)?;
     }
     if let Some(resume) = &job.resume {
         let event = format!("resumed from {} on {}", resume.path.display(), count(world_size, "rank"));
@@ -142,5 +147,6 @@ fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
         global_batch_size: train.global_batch_size,
         micro_batch_size,
         seq_len: train.seq_len,
+        layout: LayoutTable::new(&job.config),
     }
 }

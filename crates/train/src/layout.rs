@@ -1,0 +1,87 @@
+//! A layout explained: which groups of ranks there are, what a rank holds of what each of them has together, and what it receives in a step.
+
+mod calls;
+#[cfg(test)]
+mod tests;
+
+use crate::config::Config;
+use crate::device;
+use crate::expert_loads::ExpertLoads;
+use crate::units::units;
+use crate::words::bytes;
+use burn::tensor::Device;
+use fsdp::{Share, SharesRun, Strategy};
+use model::Parallel;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What the ranks of a run share, from shapes alone; of ranks that differ each figure is that of the rank with the most.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub(crate) struct LayoutTable(Vec<Row>);
+
+/// A group of ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Row {
+    /// Axes of the mesh, by their names in configurations.
+    over: String,
+    ranks: usize,
+    /// Bytes of parameters and moments.
+    at_rest: usize,
+    /// Bytes in a step, by collective.
+    received: BTreeMap<&'static str, usize>,
+}
+
+impl LayoutTable {
+    /// Empty for one rank. Micro-batches are taken for full, and the loads of experts for even.
+    pub fn new(config: &Config) -> Self {
+        let parallel = &config.parallel;
+        let ranks: Vec<usize> = match parallel.strategy {
+            Strategy::Block => (0..parallel.gpus).collect(),
+            // The ranks of a stage are alike, but for parts that do not divide: the last one has the largest.
+            _ => (1..=parallel.pp).map(|stage| stage * (parallel.gpus / parallel.pp) - 1).collect(),
+        };
+        let mut rows = Vec::<Row>::new();
+        for Share { axes, ranks, at_rest, received } in ranks.into_iter().flat_map(|rank| shares(config, rank)) {
+            let Some(row) = rows.iter_mut().find(|row| row.over == axes) else {
+                rows.push(Row { over: axes, ranks, at_rest, received });
+                continue;
+            };
+            row.at_rest = row.at_rest.max(at_rest);
+            for (collective, bytes) in received {
+                let most = row.received.entry(collective).or_default();
+                *most = bytes.max(*most);
+            }
+        }
+        Self(rows)
+    }
+
+    /// Whether no rank shares anything.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// What one rank shares with others.
+fn shares(config: &Config, rank: usize) -> Vec<Share> {
+    let (units, _) = units(config, &ExpertLoads::new(config), &Parallel::default(), &Device::flex());
+    let (calls, on_cpu) = (calls::calls(config), device::meant(&config.train.device) == "cpu");
+    let micro_batches = config.micro_batches();
+    let run = SharesRun { world_size: config.parallel.gpus, rank, micro_batches, calls: &calls, on_cpu };
+    units.shares(&config.fsdp(), run).expect("the configuration is validated")
+}
+
+impl fmt::Display for LayoutTable {
+    /// A line for each group.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.0.iter().map(|row| row.over.len()).max().unwrap_or(0).max("ranks over".len());
+        write!(f, "{:<width$}{:>8}{:>15}   receives in a step", "ranks over", "ranks", "a rank holds")?;
+        for Row { over, ranks, at_rest, received } in &self.0 {
+            let held = if *at_rest > 0 { bytes(*at_rest) } else { "-".into() };
+            let received: Vec<_> = received.iter().map(|(name, count)| format!("{name} {}", bytes(*count))).collect();
+            write!(f, "\n{over:<width$}{ranks:>8}{held:>15}   {}", received.join(", "))?;
+        }
+        Ok(())
+    }
+}

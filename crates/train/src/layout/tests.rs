@@ -1,0 +1,161 @@
+//! What ranks meter in a step, by axis, is what the table says, to the byte; and so is what rests on them.
+
+use super::{LayoutTable, shares};
+use crate::config::{Config, Source};
+use crate::expert_loads::ExpertLoads;
+use crate::run::set_vocabulary;
+use crate::units::{Batch, parallel, units};
+use burn::tensor::Device;
+use comm::{TrafficTable, run_ranks};
+use fsdp::{Category, Fsdp, FsdpError};
+use model::MicroBatch;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const T: usize = 8;
+/// No number of ranks divides it.
+const VOCAB: usize = 11;
+
+const GPT2: &[&str] = &["model.n_layer=3", "model.n_embd=32", "model.n_head=4", "model.n_positions=8"];
+
+const DEEPSEEK: &[&str] = &[
+    "model.num_hidden_layers=3",
+    "model.hidden_size=16",
+    "model.intermediate_size=20",
+    "model.num_attention_heads=4",
+    "model.q_lora_rank=6",
+    "model.kv_lora_rank=8",
+    "model.qk_nope_head_dim=4",
+    "model.qk_rope_head_dim=4",
+    "model.v_head_dim=4",
+    "model.first_k_dense_replace=1",
+    "model.max_position_embeddings=8",
+    "moe.num_experts=4",
+    "moe.top_k=2",
+    "moe.moe_intermediate_size=12",
+    "moe.n_shared_experts=1",
+    // Every expert has room for one row of a sequence, and some token wants it: loads are even.
+    "moe.capacity_factor=0.01",
+];
+
+/// Bytes by axes and collective, those of none left out.
+type Received = BTreeMap<(String, &'static str), usize>;
+
+fn config(preset: &str, settings: &[&str]) -> Config {
+    let common = [&format!("train.seq_len={T}"), "train.global_batch_size=16", "train.micro_batch_size=2"];
+    let settings: Vec<String> = common.iter().chain(settings).map(ToString::to_string).collect();
+    let mut config = Config::load(Source::Preset(preset), &settings).unwrap();
+    set_vocabulary(&mut config, Some(VOCAB)).unwrap();
+    config.validate().unwrap();
+    config
+}
+
+/// Of each rank what it received in its second step, and what rests on it then.
+fn metered(config: &Config) -> Vec<(Received, usize)> {
+    let config = config.clone();
+    run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
+        let (loads, parallel) = (ExpertLoads::new(&config), parallel(&config.fsdp(), &comm)?);
+        let (units, _) = units(&config, &loads, &parallel, &Device::flex());
+        let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
+        let (sequences, count) = (config.micro_batch_size(), config.micro_batches());
+        let batch = |i: usize| {
+            let first_row = (fsdp.data_parallel().0 * count + i) * sequences;
+            let tokens = |ahead| (0..sequences * T).map(|at| ((at + first_row) * 5 + ahead) as i32 % 11).collect();
+            let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences, seq_len: T };
+            let place = MicroBatch { seed: 1, step: 0, first_row: first_row as u64 };
+            Batch::new(batch, Some(place), &config.model, &Device::flex()).unwrap()
+        };
+        let batches: Vec<Batch> = (0..count).map(batch).collect();
+        fsdp.train_step(&batches, 1e-3)?;
+        let before = received(fsdp.traffic_by_axes());
+        fsdp.train_step(&batches, 1e-3)?;
+        let mut step = received(fsdp.traffic_by_axes());
+        step.iter_mut().for_each(|(of, bytes)| *bytes -= before.get(of).copied().unwrap_or(0));
+        step.retain(|_, bytes| *bytes > 0);
+        let rest = fsdp.memory().now;
+        Ok::<_, FsdpError>((step, rest[Category::Parameters] + rest[Category::Optimizer]))
+    })
+    .unwrap()
+}
+
+/// Without the control numbers, which all ranks reduce.
+fn received(by_axes: BTreeMap<String, TrafficTable>) -> Received {
+    let of_axes = |(axes, table): (String, TrafficTable)| {
+        table.0.into_iter().map(move |(name, traffic)| ((axes.clone(), name), traffic.bytes as usize))
+    };
+    let is_control = |(axes, name): &(String, &str)| axes == "world" && *name == "all_reduce";
+    by_axes.into_iter().flat_map(of_axes).filter(|(of, _)| !is_control(of)).collect()
+}
+
+/// As [`metered`], in closed form.
+fn expected(config: &Config, rank: usize) -> (Received, usize) {
+    let (mut all, mut rest) = (Received::new(), 0);
+    for share in shares(config, rank) {
+        rest += share.at_rest;
+        all.extend(share.received.into_iter().map(|(name, bytes)| ((share.axes.clone(), name), bytes)));
+    }
+    (all, rest)
+}
+
+#[track_caller]
+fn as_metered(preset: &str, model: &[&str], layouts: &[&[&str]]) {
+    for layout in layouts {
+        let config = config(preset, &[model, layout].concat());
+        for (rank, found) in metered(&config).into_iter().enumerate() {
+            assert_eq!(found, expected(&config, rank), "{preset} {layout:?}: rank {rank}");
+        }
+    }
+}
+
+const LAYOUTS: &[&[&str]] = &[
+    &["parallel.gpus=4", "parallel.strategy=ddp"],
+    &["parallel.gpus=2", "parallel.strategy=zero1"],
+    &["parallel.gpus=2", "parallel.strategy=shard_grad_op", "parallel.precision.param=bf16"],
+    &["parallel.gpus=4"],
+    &["parallel.gpus=2", "parallel.no_sync=true", "parallel.precision.reduce=bf16"],
+    &["parallel.gpus=2", "parallel.reshard_after_forward=false"],
+    &["parallel.gpus=2", "parallel.wrap=size:4000", "parallel.activation_checkpointing=full"],
+    &["parallel.gpus=4", "parallel.strategy=hybrid_shard"],
+    &["parallel.gpus=2", "parallel.pp=2"],
+    &["parallel.gpus=4", "parallel.pp=2", "parallel.precision.param=bf16", "parallel.strategy=zero1"],
+    &["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=zb_v"],
+    &["parallel.gpus=2", "parallel.tp=2", "parallel.activation_checkpointing=full"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.precision.param=bf16"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.strategy=ddp"],
+    &[
+        "parallel.gpus=4",
+        "parallel.tp=2",
+        "parallel.pp=2",
+        "parallel.schedule=gpipe",
+        "parallel.activation_checkpointing=every:2",
+    ],
+];
+
+#[test]
+fn a_step_of_gpt2_receives_what_the_table_says() {
+    as_metered("gpt2", GPT2, LAYOUTS);
+    as_metered("gpt2", GPT2, &[&["parallel.gpus=3", "parallel.strategy=block"]]);
+}
+
+#[test]
+fn a_step_of_deepseek_receives_what_the_table_says() {
+    as_metered("deepseek", DEEPSEEK, LAYOUTS);
+    let with_experts: &[&[&str]] = &[
+        &["parallel.gpus=2", "parallel.ep=2"],
+        &["parallel.gpus=4", "parallel.ep=2", "parallel.strategy=ddp"],
+        &["parallel.gpus=4", "parallel.ep=4", "parallel.activation_checkpointing=full"],
+        &["parallel.gpus=4", "parallel.pp=2", "parallel.ep=2"],
+        &["parallel.gpus=4", "parallel.ep=2", "moe.n_shared_experts=0", "parallel.precision.param=bf16"],
+    ];
+    as_metered("deepseek", DEEPSEEK, with_experts);
+}
+
+#[test]
+fn a_table_has_a_line_for_each_group_and_none_for_one_rank() {
+    assert!(LayoutTable::new(&config("gpt2", GPT2)).is_empty());
+    let table =
+        LayoutTable::new(&config("gpt2", &[GPT2, &["parallel.gpus=8", "parallel.tp=2", "parallel.pp=2"]].concat()));
+    println!("{table}");
+    let over: Vec<&str> = table.0.iter().map(|row| row.over.as_str()).collect();
+    assert_eq!(over, ["dp_shard x tp", "pp", "dp_shard", "tp"]);
+}
