@@ -11,8 +11,8 @@ const SMALL: usize = 32 * 1024;
 /// As what a group is metered that is not along axes of a mesh.
 const WORLD: &str = "world";
 
-/// The bytes that a rank receives of an `all_reduce` of `len` elements of `size` bytes each over so many ranks: each of the others' elements where these
-/// are few, and else of two rounds each of the others' chunks, `len` being padded to as many chunks as there are ranks.
+/// The bytes that a rank receives of an `all_reduce` of `len` elements of `size` bytes over so many ranks: where these are few all of the others'
+/// elements, else in each of two rounds a chunk of each of the others, of as many chunks as there are ranks.
 pub fn all_reduce_bytes(len: usize, size: usize, ranks: usize) -> usize {
     let rounds = if len * size <= SMALL { len } else { 2 * len.div_ceil(ranks) };
     (ranks - 1) * rounds * size
@@ -207,7 +207,7 @@ impl Communicator {
         self.meter.table()
     }
 
-    /// The same by the axes of the groups, each named as [`MeshShape::along`](crate::MeshShape::along) has it; `world` for groups that are not of a mesh.
+    /// The same by the axes of the groups, as [`MeshShape::along`](crate::MeshShape::along) names them; `world` for those that are not of a mesh.
     pub fn traffic_by_axes(&self) -> BTreeMap<String, TrafficTable> {
         self.meter.by_axes()
     }

@@ -154,8 +154,8 @@ impl Mesh {
         &self.world
     }
 
-    /// A new communicator of the ranks that differ from this one on `axes` only, metered under these; on none: of this rank alone. A collective: every
-    /// rank asks for the same axes.
+    /// A new communicator of the ranks that differ from this one on `axes` only, metered under these; on none: of this rank alone. A collective:
+    /// every rank asks for the same axes.
     ///
     /// # Panics
     /// As [`MeshShape::group`].

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 /// What a rank has communicated, by the axes of the group and the name of the call; shared by a communicator and all that are split off from it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Meter(Arc<Mutex<BTreeMap<(Arc<str>, &'static str), Traffic>>>);
+pub(crate) struct Meter(Arc<Mutex<Table>>);
+
+type Table = BTreeMap<(Arc<str>, &'static str), Traffic>;
 
 /// Calls of one collective on one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

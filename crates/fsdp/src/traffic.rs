@@ -7,15 +7,15 @@
 //! full_shard, hybrid_shard    all_gather       G (S - 1) n p    G: M for each call, 2 M where the backward gathers again; in a pipeline 1
 //! zero1, shard_grad_op        all_gather         (S - 1) n p    of stepped parameters
 //! all of these                reduce_scatter   M (S - 1) n r    with no_sync, and under zero1, once
-//! several copies              all_reduce       2 (R - 1) n r / R, of few bytes (R - 1) n r    see comm::all_reduce_bytes
-//! ends on several stages      all_reduce       likewise, of n fp32 over these stages
-//! block                       gather           M (S - 1) n p for each gather of a call that it computes
-//!                             scatter          M n r for each call that another rank computes
-//! between stages              recv             every activation and cotangent that comes in, and a header of 24 bytes of each
+//! several copies              all_reduce       2 (R - 1) n r / R; of few bytes (R - 1) n r, see comm::all_reduce_bytes
+//! a unit on several stages    all_reduce       the same of n fp32, over these stages
+//! block                       gather           G (S - 1) n p    G as above, of the calls that it computes itself
+//!                             scatter          M n r            of each call that another rank computes
+//! between stages, and blocks  recv             each activation and cotangent that comes in, with a header of 24 bytes
 //! ```
 //!
-//! and what the model's calls make it receive themselves, once more where the forward is run again. Control numbers (losses, norms, whether to go on) are left out:
-//! some hundred bytes a step.
+//! and what the model's calls make it receive themselves, once more where the forward is run again. Control numbers (losses, norms, whether to go on)
+//! are left out: some hundred bytes a step.
 
 use crate::placement::axes_of;
 use crate::shapes::{Class, ShapeCall, Shapes};

@@ -21,7 +21,7 @@ use std::fmt;
 #[serde(transparent)]
 pub(crate) struct LayoutTable(Vec<Row>);
 
-/// A group of ranks.
+/// A group of ranks; the last row is of all groups together, where there are several.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Row {
     /// Axes of the mesh, by their names in configurations.
@@ -42,17 +42,17 @@ impl LayoutTable {
             // The ranks of a stage are alike, but for parts that do not divide: the last one has the largest.
             _ => (1..=parallel.pp).map(|stage| stage * (parallel.gpus / parallel.pp) - 1).collect(),
         };
-        let mut rows = Vec::<Row>::new();
-        for Share { axes, ranks, at_rest, received } in ranks.into_iter().flat_map(|rank| shares(config, rank)) {
-            let Some(row) = rows.iter_mut().find(|row| row.over == axes) else {
-                rows.push(Row { over: axes, ranks, at_rest, received });
-                continue;
-            };
-            row.at_rest = row.at_rest.max(at_rest);
-            for (collective, bytes) in received {
-                let most = row.received.entry(collective).or_default();
-                *most = bytes.max(*most);
+        let (mut rows, mut all) = (vec![], vec![]);
+        for shares in ranks.into_iter().map(|rank| shares(config, rank)) {
+            let mut sum = Row { over: "all".into(), ranks: parallel.gpus, at_rest: 0, received: BTreeMap::new() };
+            for Share { axes, ranks, at_rest, received } in shares {
+                sum.combine(at_rest, &received, |sum, bytes| sum + bytes);
+                most(&mut rows, Row { over: axes, ranks, at_rest, received });
             }
+            most(&mut all, sum);
+        }
+        if rows.len() > 1 {
+            rows.append(&mut all);
         }
         Self(rows)
     }
@@ -60,6 +60,24 @@ impl LayoutTable {
     /// Whether no rank shares anything.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+/// Adds a row, or to the one of the same group what this one has more of.
+fn most(rows: &mut Vec<Row>, row: Row) {
+    match rows.iter_mut().find(|other| other.over == row.over) {
+        Some(other) => other.combine(row.at_rest, &row.received, usize::max),
+        None => rows.push(row),
+    }
+}
+
+impl Row {
+    fn combine(&mut self, at_rest: usize, received: &BTreeMap<&'static str, usize>, how: fn(usize, usize) -> usize) {
+        self.at_rest = how(self.at_rest, at_rest);
+        for (collective, bytes) in received {
+            let own = self.received.entry(collective).or_default();
+            *own = how(*own, *bytes);
+        }
     }
 }
 

@@ -215,10 +215,14 @@ fn block_says_which_rank_computes_what_and_the_log_what_it_takes() {
     let folder = folder_with_text();
     let block = ["--gpus=2", "--steps=3", "--set=parallel.strategy=block", "--set=metrics.every=2", "--out=run"];
     let (_, stderr) = succeed(folder.path(), &[TINY, &block].concat());
-    for part in ["rank 0: embedding to blocks.0 (", "rank 1: blocks.1 to head (", "parameters 0."] {
+    for part in
+        ["rank 0: embedding to blocks.0 (", "rank 1: blocks.1 to head (", "parameters 0.", "ranks over", "dp_shard "]
+    {
         assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
     }
     let metrics = metrics(&folder.path().join("run"));
+    let over: Vec<_> = metrics[0]["layout"].as_array().unwrap().iter().map(|group| &group["over"]).collect();
+    assert_eq!(over, ["dp_shard", "world", "all"]);
     let usages: Vec<_> = metrics.iter().filter(|line| line.get("memory").is_some()).collect();
     assert_eq!(usages.len(), 3, "after the first step, every second, and the last");
     for usage in usages {

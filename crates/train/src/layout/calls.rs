@@ -4,9 +4,9 @@
 //!
 //! ```text
 //!                forward                            backward
-//! read           all_gather                         all_gather again, reduce_scatter of its gradient      what products of columns read
-//! kept           all_gather                         reduce_scatter                                        the rotated key, the scores of experts
-//! summed         reduce_scatter                     all_gather                                            partial sums
+//! read           all_gather                         all_gather again, reduce_scatter      what products of columns read
+//! kept           all_gather                         reduce_scatter                        the rotated key, the scores of experts
+//! summed         reduce_scatter                     all_gather                            partial sums
 //!
 //!                read                               kept              summed
 //! embedding                                                           R(d)

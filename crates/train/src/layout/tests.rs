@@ -119,6 +119,7 @@ const LAYOUTS: &[&[&str]] = &[
     &["parallel.gpus=2", "parallel.pp=2"],
     &["parallel.gpus=4", "parallel.pp=2", "parallel.precision.param=bf16", "parallel.strategy=zero1"],
     &["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=zb_v"],
+    &["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=interleaved_1f1b"],
     &["parallel.gpus=2", "parallel.tp=2", "parallel.activation_checkpointing=full"],
     &["parallel.gpus=4", "parallel.tp=2", "parallel.precision.param=bf16"],
     &["parallel.gpus=4", "parallel.tp=2", "parallel.strategy=ddp"],
@@ -148,6 +149,8 @@ fn a_step_of_deepseek_receives_what_the_table_says() {
         &["parallel.gpus=4", "parallel.ep=2", "moe.n_shared_experts=0", "parallel.precision.param=bf16"],
     ];
     as_metered("deepseek", DEEPSEEK, with_experts);
+    let settings = ["model.q_lora_rank=null", "moe.capacity_factor=null", "moe.aux_loss_coef=0"];
+    as_metered("deepseek", &[DEEPSEEK, &settings].concat(), &[&["parallel.gpus=2", "parallel.tp=2"]]);
 }
 
 #[test]
@@ -156,6 +159,8 @@ fn a_table_has_a_line_for_each_group_and_none_for_one_rank() {
     let table =
         LayoutTable::new(&config("gpt2", &[GPT2, &["parallel.gpus=8", "parallel.tp=2", "parallel.pp=2"]].concat()));
     println!("{table}");
+    let (all, rows) = table.0.split_last().unwrap();
+    assert!(rows.iter().all(|row| row.at_rest < all.at_rest));
     let over: Vec<&str> = table.0.iter().map(|row| row.over.as_str()).collect();
-    assert_eq!(over, ["dp_shard x tp", "pp", "dp_shard", "tp"]);
+    assert_eq!(over, ["dp_shard x tp", "pp", "dp_shard", "tp", "all"]);
 }
