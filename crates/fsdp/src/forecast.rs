@@ -108,7 +108,11 @@ impl<B: 'static> Units<B> {
         let mesh = config.mesh(run.world_size)?;
         let ranks = run.world_size / config.pipeline.stages; // of a stage
         let shards = match config.strategy.shards().optimizer {
-            true => [mesh.size(Axis::DpShard) * mesh.size(Axis::Tp), mesh.size(Axis::Efsdp), mesh.size(Axis::DpShard)],
+            true => [
+                mesh.size(Axis::DpShard) * config.cp * config.tp,
+                mesh.size(Axis::Efsdp),
+                mesh.size(Axis::DpShard) * config.cp,
+            ],
             false => [1; 3],
         };
         let of_class = |class: plan::Class, all: usize, of_experts: usize, of_parts: usize| match class {

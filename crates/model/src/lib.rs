@@ -21,6 +21,7 @@ mod init;
 mod norm;
 mod parallel;
 mod parameters;
+mod ring;
 mod rope;
 mod vocabulary;
 

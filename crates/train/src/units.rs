@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use checkpoint::Parameter;
-use comm::{Axis, Communicator, Mesh, TensorParallel};
+use comm::{Axis, Communicator, ContextParallel, Mesh, TensorParallel};
 use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, Loss, ParamLayout, UnitId, Units};
 use fused::Losses;
 use model::deepseek::{Block, Head};
@@ -23,17 +23,20 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
+    /// The rank's part of the sequences' rows, which are those of a `context`.
+    ///
     /// # Errors
     /// If a token is beyond the model's vocabulary: files of tokens alone do not say how many different ones there are.
     pub fn new(
         batch: data::Batch,
         place: Option<MicroBatch>,
         model: &ModelConfig,
+        context: &ContextParallel,
         device: &Device,
     ) -> Result<Self, TrainError> {
         check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), model.vocab_size())?;
         let shape = [batch.sequences, batch.seq_len];
-        let tensor = |tokens| Tensor::from_data(TensorData::new(tokens, shape), device);
+        let tensor = |tokens| context.own(Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), device), 1);
         Ok(Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets), place })
     }
 }
@@ -59,7 +62,10 @@ pub(crate) fn parallel(config: &FsdpConfig, world: &Communicator) -> Result<Para
         parallel.experts = Some(ExpertParallel::new(mesh.over(&[Axis::Ep])?, parallel.first_error.clone()));
     }
     if config.tp > 1 {
-        parallel.tp = TensorParallel::new(mesh.over(&[Axis::Tp])?, parallel.first_error.clone());
+        parallel.sequences.tp = TensorParallel::new(mesh.over(&[Axis::Tp])?, parallel.first_error.clone());
+    }
+    if config.cp > 1 {
+        parallel.sequences.cp = ContextParallel::new(mesh.over(&[Axis::Cp])?, parallel.first_error.clone());
     }
     Ok(parallel)
 }
@@ -78,12 +84,12 @@ pub(crate) fn units(
     units.tensor_parallel(cut);
     units.collectives(parallel.first_error.clone());
     units.keep_fp32(Router::holds_bias);
-    let tp = parallel.tp.clone();
+    let tp = parallel.sequences.tp.clone();
     units.shape(move |batch: &Batch| {
         let [b, t] = batch.inputs_bt.dims();
         [b, tp.part(t).len()]
     });
-    let tp = || parallel.tp.clone();
+    let (tp, all) = (|| parallel.sequences.tp.clone(), || parallel.clone());
     let initial = match &config.model {
         ModelConfig::Gpt2(shape) => Gpt2::initial(shape, config.train.seed),
         ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),
@@ -94,13 +100,13 @@ pub(crate) fn units(
         ModelConfig::Gpt2(shape) => {
             let model = Gpt2::new(shape, device);
             let ends = units.add("ends", model.ends);
-            let of = tp();
+            let of = all();
             units.first(ends, move |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.place, &of));
             let blocks = add_blocks(&mut units, model.blocks, |_| {
-                let of = tp();
+                let of = all();
                 move |block: &Gpt2Block, x_bsd, batch: &Batch| block.forward(x_bsd, batch.place, &of)
             });
-            let of = tp();
+            let of = all();
             units.last(ends, move |ends, x_bsd, batch| {
                 with_z_loss(batch, z_loss_coef, |targets, coef| ends.losses(x_bsd, targets, coef, &of))
             });
