@@ -3,9 +3,11 @@
 mod absorbed;
 mod block;
 mod mla;
+mod mtp;
 
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
+pub use mtp::{Mtp, MtpBatch};
 
 use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, RmsNorm, Rope};
 use burn::module::Module;
@@ -14,7 +16,7 @@ use burn::tensor::{Device, Int, Tensor};
 use fused::{Losses, embedding, linear, linear_cross_entropy};
 use moe::MoeConfig;
 
-/// A DeepSeek as its parts: embedding, blocks, head.
+/// A DeepSeek as its parts: embedding, blocks, head, and what predicts further tokens.
 #[derive(Module, Debug)]
 pub struct DeepSeek {
     /// Token embedding, `[vocab, d]`.
@@ -23,6 +25,8 @@ pub struct DeepSeek {
     pub blocks: Vec<Block>,
     /// Final norm and output matrix.
     pub head: Head,
+    /// Modules of multi-token prediction, `mtp_depth` of them; only training and speculative generation use them.
+    pub mtp: Vec<Mtp>,
     #[module(skip)]
     config: DeepSeekConfig,
 }
@@ -59,8 +63,30 @@ impl DeepSeek {
                 norm: RmsNorm::new(d, config.rms_norm_eps, device),
                 lm_head: LinearConfig::new(d, vocab).with_bias(false).init(device),
             },
+            mtp: (0..config.mtp_depth).map(|k| Mtp::new(config, moe, &positions, k, device)).collect(),
             config: config.clone(),
         }
+    }
+
+    /// The cross entropy of the next tokens, `[1]`, and those of the tokens behind them, one of each module of multi-token prediction: `batches`
+    /// are [`MtpBatch::of_rows`] of the same rows. As in evaluation: without noise, and no expert is ever full.
+    ///
+    /// # Panics
+    /// As [`LanguageModel::loss`].
+    pub fn mtp_losses(
+        &self,
+        tokens_bt: Tensor<2, Int>,
+        targets_bt: Tensor<2, Int>,
+        batches: &[MtpBatch],
+    ) -> (Tensor<1>, Vec<Option<Tensor<1>>>) {
+        let mut h_btd = self.head.norm.forward(self.hidden(tokens_bt));
+        let main = losses(&self.head.lm_head, h_btd.clone(), targets_bt, 0.0).cross_entropy;
+        let further = self.mtp.iter().zip(batches).map(|(mtp, batch)| {
+            let embeddings_btd = embedding(self.embed.weight.val(), batch.tokens_bt.clone());
+            h_btd = mtp.forward(h_btd.clone(), embeddings_btd);
+            batch.loss(&self.head.lm_head, h_btd.clone())
+        });
+        (main, further.collect())
     }
 }
 
@@ -102,8 +128,13 @@ impl Head {
 
     /// Cross entropy of the next tokens, and their z-loss.
     pub fn losses(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
-        let [b, t, d] = x_btd.dims();
-        let x_nd = self.norm.forward(x_btd).reshape([b * t, d]);
-        linear_cross_entropy(x_nd, self.lm_head.weight.val(), targets_bt.reshape([b * t]), z_loss_coef)
+        losses(&self.lm_head, self.norm.forward(x_btd), targets_bt, z_loss_coef)
     }
+}
+
+/// Cross entropy of the next tokens, and their z-loss, of what the final norm made, `[b, t, d]`.
+pub fn losses(lm_head: &Linear, normed_btd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
+    let [b, t, d] = normed_btd.dims();
+    let x_nd = normed_btd.reshape([b * t, d]);
+    linear_cross_entropy(x_nd, lm_head.weight.val(), targets_bt.reshape([b * t]), z_loss_coef)
 }
