@@ -17,7 +17,8 @@ pub(crate) fn per_token(config: &Config) -> f64 {
     per_call(config).iter().sum()
 }
 
-/// The same of each part of the model: the embedding, every block, the head.
+/// The same of each call of the model: the embedding, every block, and what is behind them. The output matrix counts once for each token that a
+/// position predicts.
 pub(crate) fn per_call(config: &Config) -> Vec<f64> {
     let t = config.train.seq_len as f64;
     let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.num_experts as f64);
@@ -28,19 +29,24 @@ pub(crate) fn per_call(config: &Config) -> Vec<f64> {
             (shape.num_hidden_layers, shape.num_attention_heads * widths)
         }
     };
-    let mut flops = vec![6.0 * attention as f64 * t; blocks + 2];
-    (flops[0], flops[blocks + 1]) = (0.0, 0.0);
+    let (depth, behind) = (config.model.mtp_depth(), config.model.calls_behind_blocks());
+    let mut flops = vec![0.0; 1 + blocks + behind];
+    let last = flops.len() - 1;
+    let attentions = (1..=blocks).chain(last - depth..last);
+    attentions.for_each(|call| flops[call] = 6.0 * attention as f64 * t);
     for parameter in parameters(config) {
         let len = parameter.len().unwrap_or_default() as f64;
         let active = match parameter.name.as_str() {
             "embed.weight" | "ends.wpe.weight" => 0.0,
             name if name.contains(".experts.") && !name.contains("shared_experts") => len * share,
             _ if parameter.shape.len() < 2 => 0.0,
+            "head.lm_head.weight" => len * (1 + depth) as f64,
             _ => len,
         };
-        let block =
-            parameter.name.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-        flops[block.map_or(blocks + 1, |block| block + 1)] += 6.0 * active;
+        let number = |of: &str| parameter.name.strip_prefix(of)?.split('.').next()?.parse::<usize>().ok();
+        let (block, module) = (number("blocks."), number("mtp."));
+        let call = block.map(|block| 1 + block).or(module.map(|k| last - depth + k)).unwrap_or(last);
+        flops[call] += 6.0 * active;
     }
     flops
 }

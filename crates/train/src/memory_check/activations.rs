@@ -9,6 +9,7 @@
 //! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
 //!                                           ranks r d more, what came back, and r rows only where all ranks' experts get as many
 //! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward makes
+//! modules of multi-token prediction         a block, and (1 + depth) S + 7 S; the head's of each loss
 //! ```
 //!
 //! in elements of the parameters' type; masks of dropout are made where they are used, and of the head 256 rows of logits are there at once (on a GPU 256 MB). The router reads and keeps
@@ -74,7 +75,24 @@ impl Shape {
         let mut calls = vec![CallBytes { input: 0, graph: 0, backward: 0 }];
         calls.extend(vec![dense; dense_blocks]);
         calls.extend(vec![experts; model.num_hidden_layers - dense_blocks]);
-        calls.push(self.head(d, model.vocab_size as f64));
+        if model.mtp_depth == 0 {
+            calls.push(self.head(d, model.vocab_size as f64));
+            return calls;
+        }
+        let dense_modules = (model.first_k_dense_replace - dense_blocks).min(model.mtp_depth);
+        let width = (1 + model.mtp_depth) as f64 * d;
+        calls.extend([self.call(d, 0.0, 0.0); 2]); // the norm and the embedding
+        let module = |block: CallBytes| {
+            // Its input is wider than a block's, and it keeps what is joined, its norm, their product, and the norm at its end.
+            let more = self.kept(width + 7.0 * d) as usize;
+            CallBytes { input: self.kept(width) as usize, graph: block.graph + more, ..block }
+        };
+        calls.extend(vec![module(dense); dense_modules]);
+        calls.extend(vec![module(experts); model.mtp_depth - dense_modules]);
+        let head = self.head(d, model.vocab_size as f64);
+        let more = self.kept(width - d) as usize;
+        let graph = head.input + (1 + model.mtp_depth) * (head.graph - head.input) + more;
+        calls.push(CallBytes { input: head.input + more, graph, ..head });
         calls
     }
 
