@@ -119,6 +119,9 @@ pub struct DeepSeekConfig {
     pub num_hidden_layers: usize,
     /// The first blocks, whose MLP is one dense SwiGLU instead of experts.
     pub first_k_dense_replace: usize,
+    /// Modules of multi-token prediction, each of which predicts a token further than the one before (arXiv 2412.19437, section 2.2); 0 for none.
+    /// `num_nextn_predict_layers` in `config.json`.
+    pub mtp_depth: usize,
     /// Hidden width of the dense SwiGLU.
     pub intermediate_size: usize,
     /// Attention heads.
@@ -141,9 +144,6 @@ pub struct DeepSeekConfig {
     pub rope_theta: f64,
     /// Context extension; null for plain rotary positions.
     pub rope_scaling: Option<YarnConfig>,
-    /// Modules of multi-token prediction, each of which predicts a token further than the one before (arXiv 2412.19437, section 2.2); 0 for none.
-    /// `num_nextn_predict_layers` in `config.json`.
-    pub mtp_depth: usize,
 }
 
 impl Default for DeepSeekConfig {
@@ -153,6 +153,7 @@ impl Default for DeepSeekConfig {
             hidden_size: 128,
             num_hidden_layers: 4,
             first_k_dense_replace: 0,
+            mtp_depth: 0,
             intermediate_size: 512,
             num_attention_heads: 4,
             q_lora_rank: None,
@@ -164,7 +165,6 @@ impl Default for DeepSeekConfig {
             rms_norm_eps: 1e-6,
             rope_theta: 10000.0,
             rope_scaling: None,
-            mtp_depth: 0,
         }
     }
 }

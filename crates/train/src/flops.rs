@@ -78,4 +78,12 @@ mod tests {
         // 4 layers of 6 more experts of 3 matrices of 128 x 128.
         assert_eq!(eight - two, 6.0 * (4 * 6 * 3 * 128 * 128) as f64);
     }
+
+    #[test]
+    fn a_module_of_multi_token_prediction_costs_a_block_and_its_projection_and_the_head_once_more() {
+        let [four, five] = ["model.num_hidden_layers=4", "model.num_hidden_layers=5"].map(|set| of("deepseek", &[set]));
+        let [one, two] = ["model.mtp_depth=1", "model.mtp_depth=2"].map(|set| of("deepseek", &[set]));
+        let module = five - four + 6.0 * (2 * 128 * 128 + 128 * 256) as f64;
+        assert_eq!((one - four, two - four), (module, 2.0 * module));
+    }
 }
