@@ -77,6 +77,9 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     let checkpoint = saved::find(&args.run)?;
     let texts = prompts(args)?;
     let saved = Saved::open(&checkpoint)?;
+    if args.speculative && saved.config.model.mtp_depth() == 0 {
+        return Err(GenerateCommandError::NoModules(args.run.display().to_string()));
+    }
     let (device, tokenizer) = (Device::flex(), saved.tokenizer(args.tokenizer.as_ref())?);
     let prompts = texts.iter().map(|text| encode(&tokenizer, text)).collect::<Result<Vec<_>, _>>()?;
     check_tokens(prompts.iter().flatten().copied(), saved.config.model.vocab_size())?;
@@ -95,13 +98,12 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
         made += 1;
         stream.as_mut().map_or(ControlFlow::Continue(()), |stream| stream.push(token))
     };
-    let (tokens, drafts) = match (args.speculative, &model) {
-        (false, _) => (generate(&*model, &prompts, &how, &device, &mut on_token)?, None),
-        (true, Whole::DeepSeek(model)) if !model.mtp.is_empty() => {
+    let (tokens, drafts) = match &model {
+        Whole::DeepSeek(model) if args.speculative => {
             let (tokens, drafts) = generate_speculative(model, &prompts, &how, &device, &mut on_token)?;
             (tokens, Some(drafts))
         }
-        (true, _) => return Err(GenerateCommandError::NoModules(args.run.display().to_string())),
+        _ => (generate(&*model, &prompts, &how, &device, &mut on_token)?, None),
     };
     let seconds = started.elapsed().as_secs_f64();
     match stream {
