@@ -140,3 +140,44 @@ impl MtpBatch {
         Some(linear_cross_entropy(h_nd, lm_head.weight.val(), wanted, 0.0).cross_entropy * self.share)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ints<const D: usize>(tensor: &Tensor<D, Int>) -> Vec<i32> {
+        tensor.clone().into_data().iter::<i32>().collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Of a row `x_0 .. x_t`, module `k` reads `x_{i+k}` and predicts `x_{i+k+1}` if no document ends in `x_{i+1} .. x_{i+k}`.
+        #[test]
+        fn targets_stay_in_their_row_and_cross_no_end_of_a_document(
+            rows in prop::collection::vec(prop::collection::vec(0..4i32, 7), 1..4), depth in 0..8usize, end in prop::option::of(0..4i32),
+        ) {
+            let t = 6;
+            let inputs: Vec<i32> = rows.iter().flat_map(|row| row[..t].to_vec()).collect();
+            let targets: Vec<i32> = rows.iter().flat_map(|row| row[1..].to_vec()).collect();
+            let batches = MtpBatch::of_rows(&inputs, &targets, t, depth, end, &Device::flex());
+            prop_assert_eq!(batches.len(), depth);
+            for (k, batch) in (1..).zip(&batches) {
+                let places = (0..rows.len()).flat_map(|row| (0..t).map(move |i| (row, i)));
+                let read = places.clone().map(|(row, i)| rows[row].get(i + k).copied().unwrap_or(0)).collect::<Vec<_>>();
+                prop_assert_eq!(ints(&batch.tokens_bt), read);
+                let has_target = |(row, i): &(usize, usize)| {
+                    i + k < t && rows[*row][i + 1..=i + k].iter().all(|token| Some(*token) != end)
+                };
+                let expected: Vec<_> = places.filter(has_target).collect();
+                prop_assert_eq!(batch.share, expected.len() as f64 / (rows.len() * t) as f64);
+                prop_assert_eq!(batch.targets_n.is_some(), !expected.is_empty());
+                if let Some([at, wanted]) = &batch.targets_n {
+                    prop_assert_eq!(ints(at), expected.iter().map(|(row, i)| (row * t + i) as i32).collect::<Vec<_>>());
+                    prop_assert_eq!(ints(wanted), expected.iter().map(|(row, i)| rows[*row][i + k + 1]).collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+}
