@@ -12,6 +12,9 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Region {
+    /// A shape of as many elements in which the tensor is seen, `[8, 3, 4]` of `[8, 12]` for some columns of each of three blocks; none: its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub view: Option<Vec<usize>>,
     /// Of each dimension the first index.
     pub start: Vec<usize>,
     /// Of each dimension how many.
@@ -21,16 +24,21 @@ pub struct Region {
 impl Region {
     /// All of a tensor.
     pub fn whole(shape: &[usize]) -> Self {
-        Self { start: vec![0; shape.len()], size: shape.to_vec() }
+        Self { view: None, start: vec![0; shape.len()], size: shape.to_vec() }
+    }
+
+    fn seen<'a>(&'a self, shape: &'a [usize]) -> &'a [usize] {
+        self.view.as_deref().unwrap_or(shape)
     }
 
     /// Whether it lies in a tensor of this shape, whose elements can be counted.
     pub fn fits(&self, shape: &[usize]) -> bool {
+        let (own, shape) = (shape, self.seen(shape));
         let inside =
             |(start, (size, all)): (&usize, (&usize, &usize))| start.checked_add(*size).is_some_and(|end| end <= *all);
-        let countable = shape.iter().try_fold(1usize, |len, width| len.checked_mul(*width)).is_some();
+        let len = |shape: &[usize]| shape.iter().try_fold(1usize, |len, width| len.checked_mul(*width));
         (self.start.len(), self.size.len()) == (shape.len(), shape.len())
-            && countable
+            && len(own).is_some_and(|all| len(shape) == Some(all))
             && self.start.iter().zip(self.size.iter().zip(shape)).all(inside)
     }
 
@@ -50,6 +58,7 @@ impl Region {
     /// If it does not [fit](Self::fits) the shape.
     pub fn runs(&self, shape: &[usize], range: Range<usize>) -> Vec<Range<usize>> {
         assert!(self.fits(shape), "{self:?} of a tensor of shape {shape:?}");
+        let shape = self.seen(shape);
         // What follows the last dimension that is cut lies together in the tensor, and so does that dimension's part.
         let cut = self.size.iter().zip(shape).rposition(|(size, all)| size != all).unwrap_or(0);
         let strides: Vec<usize> = (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect();
@@ -79,13 +88,20 @@ mod tests {
 
     #[test]
     fn the_picture() {
-        let region = Region { start: vec![1, 2], size: vec![2, 3] };
+        let region = Region { view: None, start: vec![1, 2], size: vec![2, 3] };
         assert_eq!(region.runs(&[4, 5], 1..5), [8..10, 12..14]);
         let one = |runs: Vec<Range<usize>>| runs.iter().map(|run| (run.start, run.end)).collect::<Vec<_>>();
         assert_eq!(one(Region::whole(&[4, 5]).runs(&[4, 5], 3..17)), [(3, 17)]);
-        let rows = Region { start: vec![1, 0], size: vec![2, 5] };
+        let rows = Region { view: None, start: vec![1, 0], size: vec![2, 5] };
         assert_eq!(one(rows.runs(&[4, 5], 0..10)), [(5, 15)], "rows that follow each other lie together");
-        assert!(!Region { start: vec![3], size: vec![2] }.fits(&[4]) && !Region::whole(&[4]).fits(&[4, 1]));
+        let of_blocks = Region { view: Some(vec![2, 2, 3]), start: vec![0, 0, 1], size: vec![2, 2, 1] };
+        assert_eq!(
+            one(of_blocks.runs(&[2, 6], 0..4)),
+            [(1, 2), (4, 5), (7, 8), (10, 11)],
+            "a column of each of two blocks"
+        );
+        assert!(!Region { view: Some(vec![2, 5]), ..Region::whole(&[2, 6]) }.fits(&[2, 6]));
+        assert!(!Region { view: None, start: vec![3], size: vec![2] }.fits(&[4]) && !Region::whole(&[4]).fits(&[4, 1]));
     }
 
     proptest! {
@@ -97,6 +113,7 @@ mod tests {
         ) {
             let shape: Vec<usize> = dims.iter().map(|(size, before, after)| size + before + after - 1).collect();
             let region = Region {
+                view: None,
                 start: dims.iter().map(|(_, before, _)| *before).collect(),
                 size: dims.iter().map(|(size, ..)| *size).collect(),
             };

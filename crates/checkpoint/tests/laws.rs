@@ -192,7 +192,7 @@ fn columns_of_ranks_are_read_as_any_other_part() {
     let shape = vec![5, 7];
     let number = |flat: usize| flat as f32 + 0.5;
     for (rank, columns) in [0..3, 3..4, 4..7].into_iter().enumerate() {
-        let region = Region { start: vec![0, columns.start], size: vec![5, columns.len()] };
+        let region = Region { view: None, start: vec![0, columns.start], size: vec![5, columns.len()] };
         let flat: Vec<usize> = region.runs(&shape, 0..region.len()).into_iter().flatten().collect();
         let values = move |_: Kind| flat.iter().map(|i| number(*i)).collect();
         let (len, region) = (region.len(), Some(region));
@@ -203,10 +203,10 @@ fn columns_of_ranks_are_read_as_any_other_part() {
     let checkpoint = Checkpoint::open(&folder.latest().unwrap().unwrap()).unwrap();
     let expected = |flat: Vec<usize>| flat.into_iter().map(number).collect::<Vec<f32>>();
     assert_eq!(checkpoint.read("w", Kind::Param, 2..33).unwrap(), expected((2..33).collect()));
-    let others = Region { start: vec![1, 2], size: vec![3, 4] };
+    let others = Region { view: None, start: vec![1, 2], size: vec![3, 4] };
     let flat = others.runs(&shape, 1..11).into_iter().flatten().collect();
     assert_eq!(checkpoint.read_region("w", Kind::Param, &others, 1..11).unwrap(), expected(flat));
-    let beyond = Region { start: vec![1, 2], size: vec![3, 6] };
+    let beyond = Region { view: None, start: vec![1, 2], size: vec![3, 6] };
     let error = checkpoint.read_region("w", Kind::Param, &beyond, 0..1).unwrap_err().to_string();
     assert!(error.contains("parameter w of shape [5, 7] has no elements 0..1"), "{error}");
 }

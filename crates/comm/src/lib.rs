@@ -48,8 +48,10 @@ mod mesh;
 mod meter;
 #[cfg(feature = "mpi")]
 mod mpi;
+pub mod ops;
 mod payload;
 mod ranks;
+mod tensor_parallel;
 mod timeouts;
 
 pub use communicator::Communicator;
@@ -63,4 +65,5 @@ pub use meter::{Traffic, TrafficTable};
 pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
 pub use ranks::{RankFailure, panic_message, run_ranks};
+pub use tensor_parallel::{Cut, TensorParallel, part};
 pub use timeouts::{TIMEOUT, Timeouts};

@@ -156,6 +156,9 @@ pub struct FsdpConfig {
     /// Ranks over which stacks of experts ([`Units::experts`](crate::Units::experts)) are spread, each group of them having all; they are sharded
     /// over the ranks with the same experts. 1 for none.
     pub ep: usize,
+    /// Ranks over which matrices are cut ([`Units::tensor_parallel`](crate::Units::tensor_parallel)), each group of them computing the same sequences.
+    /// What is not cut is sharded over them too, for each has rows of its own. 1 for none.
+    pub tp: usize,
     /// What is a unit.
     pub wrap: Wrap,
     /// Whether gathered parameters are freed after the forward and gathered again for the backward. Where a graph is kept on a GPU they
@@ -192,6 +195,7 @@ impl Default for FsdpConfig {
             strategy: Strategy::FullShard,
             dp_replicate: None,
             ep: 1,
+            tp: 1,
             wrap: Wrap::Block,
             reshard_after_forward: true,
             activation_checkpointing: ActivationCheckpointing::None,

@@ -1,6 +1,6 @@
 //! The ledger of a step without its tensors: what a rank will take, before anything is made.
 
-use crate::layout::NamedShape;
+use crate::cut::{self, Sliced};
 use crate::memory::{Bytes, Category, Held, Ledger};
 use crate::modules::{Modules, Wrapped, wrap};
 use crate::placement::{Stages, block_owners};
@@ -93,7 +93,7 @@ struct Step<'a> {
     on_cpu: bool,
     ledger: Ledger,
     /// Gradients that wait: of each unit and class its shard's, and all of it where it was not communicated.
-    gradients: Vec<[[Option<Held>; 2]; 3]>,
+    gradients: Vec<[[Option<Held>; 2]; 4]>,
     most: Bytes,
     working: usize,
 }
@@ -108,23 +108,33 @@ impl<B: 'static> Units<B> {
         let mesh = config.mesh(run.world_size)?;
         let ranks = run.world_size / config.pipeline.stages; // of a stage
         let shards = match config.strategy.shards().optimizer {
-            true => [mesh.size(Axis::DpShard), mesh.size(Axis::Efsdp)],
-            false => [1, 1],
+            true => [mesh.size(Axis::DpShard) * mesh.size(Axis::Tp), mesh.size(Axis::Efsdp), mesh.size(Axis::DpShard)],
+            false => [1; 3],
+        };
+        let of_class = |class: plan::Class, all: usize, of_experts: usize, of_parts: usize| match class {
+            plan::Class::Expert => of_experts,
+            plan::Class::Tensor => of_parts,
+            plan::Class::Dense | plan::Class::Fp32 => all,
+        };
+        let parts = |class| of_class(class, 1, config.ep, config.tp);
+        let part = |class| {
+            let of = |axis| mesh.coordinate(run.rank, axis);
+            [of_class(class, 0, of(Axis::Ep), of(Axis::Tp)), parts(class)]
         };
         let Wrapped { units: modules, calls, marks, .. } = wrap(self, config.wrap)?;
         let (size, fp32) = (config.precision.param.dtype().size(), size_of::<f32>());
         let of_calls: Vec<usize> = calls.iter().map(|call| modules[call.unit].len()).collect();
         let stages = Stages::new(&config.pipeline, &of_calls, run.rank / ranks)?;
         let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
-        let class = |(class, params): (plan::Class, Vec<NamedShape>)| {
-            let shards = shards[usize::from(class == plan::Class::Expert)];
+        let class = |(class, params): (plan::Class, Vec<Sliced>)| {
+            let shards = of_class(class, shards[0], shards[1], shards[2]);
             let size = if class == plan::Class::Fp32 { fp32 } else { size };
-            let len = Layout::new(params, shards).padded_len();
+            let len = cut::layout(&params, part(class), shards).padded_len();
             Class { shards, shard: len / shards * fp32, whole: len * size, whole_fp32: len * fp32 }
         };
         let class_of = marks.class_of(config);
         let unit = |(i, modules): (usize, &Modules)| {
-            let classes = modules.classes(config.ep, &class_of)?;
+            let classes = modules.classes(parts, &class_of)?;
             Ok(Unit { classes: classes.params.into_iter().map(class).collect(), is_here: is_here(i) })
         };
         let units = modules.iter().enumerate().map(unit).collect::<Result<Vec<_>, FsdpError>>()?;

@@ -41,8 +41,8 @@ pub struct Fsdp<B> {
     plan: Plan,
     /// Whether the memory of parameters can be taken away while a graph holds them, on all ranks.
     frees_kept_memory: bool,
-    /// How many ranks hold a shard of experts, where these are spread.
-    replicas_of_experts: usize,
+    /// Of each class that there is, how many ranks hold a shard.
+    replicas: Vec<(Class, usize)>,
     /// Of the collectives that calls make themselves.
     first_error: FirstError,
     /// What activations of a batch are like.
@@ -98,7 +98,11 @@ impl<B: 'static> Fsdp<B> {
         let mut holders_of = |unit: usize| communicators.holders(&stages, of_unit(unit));
         let holders: Vec<Holders> = (0..modules.len()).map(&mut holders_of).collect::<Result<_, _>>()?;
         let plan = Plan::new(&config, &communicators);
-        let classes = Class::ALL.into_iter().filter(|class| *class != Class::Expert || config.ep > 1);
+        let classes = Class::ALL.into_iter().filter(|class| match class {
+            Class::Expert => config.ep > 1,
+            Class::Tensor => config.tp > 1,
+            Class::Dense | Class::Fp32 => true,
+        });
         let plans: Vec<Plan> = classes.map(|class| plan.of(class, &communicators)).collect();
         let made = {
             let class_of = marks.class_of(&config);
@@ -115,7 +119,7 @@ impl<B: 'static> Fsdp<B> {
         }
         let frees = Storage::new(Tensor::empty([1], &plan.device)).is_some();
         let frees_kept_memory = agree(&communicators.world, &units, &squares, frees)?;
-        let replicas_of_experts = plans.iter().find(|plan| plan.class == Class::Expert).map_or(1, |plan| plan.replicas);
+        let replicas = plans.iter().map(|plan| (plan.class, plan.replicas)).collect();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let lanes = Lanes::start(communicators)?;
         let loss_scale = LossScale::new(config.precision);
@@ -130,7 +134,7 @@ impl<B: 'static> Fsdp<B> {
             world,
             plan,
             frees_kept_memory,
-            replicas_of_experts,
+            replicas,
             first_error,
             shape,
             config,
@@ -138,11 +142,11 @@ impl<B: 'static> Fsdp<B> {
         })
     }
 
-    /// This rank's place among those that share the batch, and their number: all ranks of its stage, but under `block` each computes every
-    /// batch.
+    /// This rank's place among those that share the batch, and their number: all ranks of its stage, of which those of a tensor-parallel group count
+    /// as one; but under `block` each computes every batch.
     pub fn data_parallel(&self) -> (usize, usize) {
-        let Plan { shard, shards, replica, replicas, .. } = self.plan;
-        if self.owners.is_some() { (0, 1) } else { (replica * shards + shard, replicas * shards) }
+        let (Plan { shard, shards, replica, replicas, .. }, tp) = (&self.plan, self.config.tp);
+        if self.owners.is_some() { (0, 1) } else { ((replica * shards + shard) / tp, replicas * shards / tp) }
     }
 
     /// One optimizer step on this rank's micro-batches of the global batch, which all count alike; every rank has as many.
@@ -223,7 +227,9 @@ impl<B: 'static> Fsdp<B> {
             None => [0.0, 0.0],
         });
         let sums = self.all_reduce(&mine.collect::<Vec<_>>())?;
-        Ok(sums.chunks(2).map(|sums| (sums[0] / sums[1], sums[1])).collect())
+        // Ranks that compute the same sequences have shares of their loss, and each counts their weight.
+        let of = |sums: &[f64]| (sums[0], sums[1] / self.config.tp as f64);
+        Ok(sums.chunks(2).map(of).map(|(loss, weight)| (loss / weight, weight)).collect())
     }
 
     /// Adds `delta` to a parameter, by its path in the unit's module, apart from its gradient; all ranks give the same. Copies of
@@ -304,7 +310,7 @@ impl<B: 'static> Fsdp<B> {
         if let Some(owners) = &self.owners {
             return Some(owners[call]..owners[call] + 1);
         }
-        let (ranks, stage) = (self.data_parallel().1, self.stages.of_call(call));
+        let (ranks, stage) = (self.data_parallel().1 * self.config.tp, self.stages.of_call(call));
         (self.config.pipeline.stages > 1).then(|| stage * ranks..(stage + 1) * ranks)
     }
 

@@ -34,6 +34,7 @@ mod call;
 mod chunk;
 mod comm_thread;
 mod config;
+mod cut;
 mod error;
 mod forecast;
 mod fsdp;

@@ -1,9 +1,11 @@
 use crate::call::{Call, Role};
+use crate::cut::Sliced;
 use crate::layout::NamedShape;
 use crate::plan::Class;
 use crate::unit::{AnyUnit, Bound, Draw, Marks, ShapeOf, Units, Value};
 use crate::{FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
+use comm::Cut;
 use comm::FirstError;
 use std::any::Any;
 
@@ -16,8 +18,8 @@ pub(crate) struct Modules {
 pub(crate) struct Classes {
     /// Of each parameter, in the order of visits: which of the unit's classes it is in, and its number there.
     pub places: Vec<(usize, usize)>,
-    /// The classes that the unit has: names, and shapes of a rank's part.
-    pub params: Vec<(Class, Vec<NamedShape>)>,
+    /// The classes that the unit has.
+    pub params: Vec<(Class, Vec<Sliced>)>,
 }
 
 /// A unit's modules with values.
@@ -103,30 +105,29 @@ impl Modules {
         self.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
-    /// The parameters by class, where each of so many ranks has a part of the experts.
+    /// The parameters by class, those of each cut into so many parts.
     ///
     /// # Errors
-    /// If they cannot be cut into so many parts.
-    pub fn classes(&self, parts: usize, class_of: &dyn Fn(&str) -> Class) -> Result<Classes, FsdpError> {
+    /// If one cannot be cut into so many parts.
+    pub fn classes(
+        &self,
+        parts: impl Fn(Class) -> usize,
+        class_of: &dyn Fn(&str) -> (Class, Option<Cut>),
+    ) -> Result<Classes, FsdpError> {
         let params = self.params();
-        let of_class = |class| params.iter().any(|(name, _)| class_of(name) == class);
+        let of_class = |class| params.iter().any(|(name, _)| class_of(name).0 == class);
         // A unit without parameters has an empty buffer of dense ones, so that it takes part in all that others do.
         let is_present = |class: &Class| of_class(*class) || params.is_empty() && *class == Class::Dense;
         let present: Vec<Class> = Class::ALL.into_iter().filter(is_present).collect();
         let mut classes = Classes { places: vec![], params: present.iter().map(|class| (*class, vec![])).collect() };
-        for (name, mut shape) in params {
-            let class = class_of(&name);
-            if class == Class::Expert {
-                let experts = shape.first().copied().unwrap_or(1);
-                if !experts.is_multiple_of(parts) {
-                    let of = format!("ep {parts} does not divide the {experts} experts of {name}");
-                    return Err(FsdpError::Config(format!("{of}: take a divisor")));
-                }
-                shape[0] = experts / parts;
+        for (name, shape) in params {
+            let (class, cut) = class_of(&name);
+            if let Some(Cut { dim, blocks }) = cut {
+                check_cut(&name, class, shape.get(dim).copied().unwrap_or(1) / blocks, parts(class))?;
             }
             let place = present.iter().position(|other| *other == class).expect("it is present");
             classes.places.push((place, classes.params[place].1.len()));
-            classes.params[place].1.push((name, shape));
+            classes.params[place].1.push(Sliced { name, shape, cut });
         }
         Ok(classes)
     }
@@ -150,6 +151,18 @@ impl Modules {
     pub fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> BoundModules {
         BoundModules(self.members.iter().map(|member| member.bind(values, tracked)).collect())
     }
+}
+
+/// Whether `width` experts or columns can be cut into so many parts. Parts of columns may differ by one: what is to be alike, such as heads, the model knows.
+fn check_cut(name: &str, class: Class, width: usize, parts: usize) -> Result<(), FsdpError> {
+    let refused = match class {
+        Class::Expert if !width.is_multiple_of(parts) => {
+            format!("ep {parts} does not divide the {width} experts of {name}: take a divisor")
+        }
+        _ if width < parts => format!("tp {parts} is more than {name} can be cut into, which is {width}: take fewer"),
+        _ => return Ok(()),
+    };
+    Err(FsdpError::Config(refused))
 }
 
 impl BoundModules {

@@ -11,6 +11,8 @@ pub(crate) struct Groups {
     /// The ranks that keep dense parameters, and where they are spread, experts.
     dense: Keepers,
     experts: Option<Keepers>,
+    /// And where matrices are cut over ranks, their parts.
+    tensor: Option<Keepers>,
     /// Of each stage the rank at this one's place in it, in the order of stages.
     pub stages: Communicator,
     /// For each unit that several stages hold: those of [`stages`](Self::stages) that do.
@@ -24,14 +26,14 @@ pub(crate) struct Keepers {
     pub shard: Communicator,
     /// Ranks that hold the same shard of different replicas.
     pub replicate: Communicator,
-    /// Ranks that hold different experts.
+    /// Ranks that hold different parts of each parameter: experts, columns.
     pub parts: Communicator,
 }
 
 impl Groups {
     /// The groups, and the stage of this rank.
     pub fn new(world: Communicator, config: &FsdpConfig) -> Result<(Self, usize), FsdpError> {
-        use Axis::{Cp, DpReplicate, DpShard, Efsdp, Ep, Pp};
+        use Axis::{Cp, DpReplicate, DpShard, Efsdp, Ep, Pp, Tp};
         let shape = config.mesh(world.world_size())?;
         let mesh = Mesh::new(world, shape)?;
         let keepers = |shard: &[Axis], replicate: &[Axis], parts: &[Axis]| {
@@ -42,11 +44,13 @@ impl Groups {
             let (shard, replicate) = (mesh.over(shard)?, mesh.over(replicate)?);
             Ok::<_, CommError>(Keepers { shard, replicate, parts: mesh.over(parts)? })
         };
-        let dense = keepers(&[DpShard, Cp], &[DpReplicate], &[])?;
+        // Ranks of a tensor-parallel layer are data ranks to all that is not cut: each has rows of its own.
+        let dense = keepers(&[DpShard, Cp, Tp], &[DpReplicate], &[])?;
         let experts = (config.ep > 1).then(|| keepers(&[Efsdp], &[DpReplicate], &[Ep])).transpose()?;
+        let tensor = (config.tp > 1).then(|| keepers(&[DpShard, Cp], &[DpReplicate], &[Tp])).transpose()?;
         let stages = mesh.over(&[Pp])?;
         let stage = stages.rank();
-        Ok((Self { world: mesh.world().clone(), dense, experts, stages, ties: vec![] }, stage))
+        Ok((Self { world: mesh.world().clone(), dense, experts, tensor, stages, ties: vec![] }, stage))
     }
 
     /// The same groups, with an order of collectives of their own. A collective.
@@ -59,6 +63,7 @@ impl Groups {
             world: self.world.split(0)?,
             dense: again(&self.dense)?,
             experts: self.experts.as_ref().map(again).transpose()?,
+            tensor: self.tensor.as_ref().map(again).transpose()?,
             stages: self.stages.split(0)?,
             ties: self.ties.iter().map(|tie| tie.split(0)).collect::<Result<_, _>>()?,
         })
@@ -69,6 +74,7 @@ impl Groups {
         match class {
             Class::Dense | Class::Fp32 => &self.dense,
             Class::Expert => self.experts.as_ref().expect("experts are a class where they are spread"),
+            Class::Tensor => self.tensor.as_ref().expect("parts are a class where matrices are cut"),
         }
     }
 

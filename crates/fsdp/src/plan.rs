@@ -26,12 +26,14 @@ pub(crate) enum Class {
     Dense,
     /// Stacks of experts, cut along their first dimension: each of `ep` ranks has a part of every stack.
     Expert,
+    /// Heads and columns, of which each of `tp` ranks has a part.
+    Tensor,
     /// As dense ones, but fp32 whatever the precision is.
     Fp32,
 }
 
 impl Class {
-    pub const ALL: [Self; 3] = [Self::Dense, Self::Expert, Self::Fp32];
+    pub const ALL: [Self; 4] = [Self::Dense, Self::Expert, Self::Tensor, Self::Fp32];
 }
 
 /// What is the same for all units of a rank, for one class of their parameters.
@@ -83,6 +85,11 @@ impl Plan {
             ledger: Ledger::default(),
         };
         alone.of(Class::Dense, groups)
+    }
+
+    /// Which of how many parts of each parameter this rank has.
+    pub fn place(&self) -> [usize; 2] {
+        [self.part, self.parts]
     }
 
     /// The same for another class.

@@ -1,7 +1,7 @@
 mod kept;
 
 use crate::comm_thread::{Lanes, Pending};
-use crate::layout::NamedShape;
+use crate::cut::{self, Sliced};
 use crate::memory::{Category, Counted};
 use crate::optimizer::ShardOptimizer;
 use crate::plan::{Class, Holders, Plan};
@@ -16,6 +16,7 @@ use std::ops::Range;
 /// A class of a unit's parameters at rest: this rank's share of them, of their gradients and optimizer state; nothing of a unit that its stage
 /// has no use for.
 pub(crate) struct FlatShard {
+    params: Vec<Sliced>,
     /// Of this rank's part of each parameter.
     layout: Layout,
     plan: Plan,
@@ -35,12 +36,13 @@ pub(crate) struct FlatShard {
 }
 
 impl FlatShard {
-    /// A shard of parameters, of which this rank's parts have these names and shapes. Its values are still to be given.
-    pub fn new(params: Vec<NamedShape>, config: &FsdpConfig, plan: &Plan, holders: Holders) -> Self {
-        let layout = Layout::new(params, plan.shards);
+    /// A shard of this rank's parts of parameters. Its values are still to be given.
+    pub fn new(params: Vec<Sliced>, config: &FsdpConfig, plan: &Plan, holders: Holders) -> Self {
+        let layout = cut::layout(&params, plan.place(), plan.shards);
         let len = layout.padded_len() / plan.shards;
         Self {
             optimizer: ShardOptimizer::new(&config.adamw, &layout, plan.shard * len, len, plan.ledger.clone()),
+            params,
             layout,
             plan: plan.clone(),
             holders,
@@ -72,24 +74,10 @@ impl FlatShard {
         if self.plan.replicates() { 0..self.layout.padded_len() } else { self.range() }
     }
 
-    /// Where this rank's part of a parameter begins in it.
-    fn first_element(&self, param: &ParamLayout) -> usize {
-        self.plan.part * param.len()
-    }
-
-    fn whole_shape(&self, param: &ParamLayout) -> Vec<usize> {
-        let mut shape = param.shape.clone();
-        if let Some(first) = shape.first_mut() {
-            *first *= self.plan.parts;
-        }
-        shape
-    }
-
-    /// Which elements of parameter `i`, the first of it being 0, this rank is to be given; none: the range is empty.
-    pub fn wanted(&self, i: usize) -> Range<usize> {
-        let param = &self.layout.params()[i];
-        let first = self.first_element(param);
-        overlap(param, &self.held()).map_or(0..0, |part| first + part.start..first + part.end)
+    /// Which elements of parameter `i`, the first of it being 0, this rank is to be given, in order.
+    pub fn wanted(&self, i: usize) -> Vec<Range<usize>> {
+        let slice = self.params[i].slice(self.plan.place());
+        overlap(&self.layout.params()[i], &self.held()).map_or(vec![], |part| slice.runs(part))
     }
 
     /// Takes those elements, of each parameter in turn.
@@ -117,12 +105,26 @@ impl FlatShard {
         (param.shape.clone(), flat.clone().slice(param.offset..param.offset + param.len()))
     }
 
-    /// The whole of parameter `i` from all its parts' buffers, one after another.
-    pub fn whole_value(&self, parts: &Tensor<1>, i: usize) -> Value {
-        let (param, len) = (&self.layout.params()[i], self.layout.padded_len());
-        let starts = (0..self.plan.parts).map(|part| part * len + param.offset);
-        let of_parts = starts.map(|start| parts.clone().slice(start..start + param.len())).collect();
-        (self.whole_shape(param), Tensor::cat(of_parts, 0))
+    /// Length of the longest part's buffer.
+    fn longest(&self) -> usize {
+        let parts = self.plan.parts;
+        let len = |part| cut::layout(&self.params, [part, parts], self.plan.shards).padded_len();
+        (0..parts).map(len).max().unwrap_or(0)
+    }
+
+    /// The whole of parameter `i` from all its parts' buffers, one after another, each as long as the longest.
+    pub fn whole_value(&self, buffers: &Tensor<1>, i: usize) -> Value {
+        let (parts, longest, whole) = (self.plan.parts, self.longest(), &self.params[i]);
+        let part = |part| {
+            let start = part * longest + cut::layout(&self.params, [part, parts], self.plan.shards).params()[i].offset;
+            let around = whole.slice([part, parts]).around();
+            buffers.clone().slice(start..start + around.iter().product::<usize>()).reshape(around)
+        };
+        let value = match parts {
+            1 => part(0),
+            _ => Tensor::<3>::cat((0..parts).map(part).collect(), 1),
+        };
+        (whole.shape.clone(), value.flatten(0, 2))
     }
 
     /// The gradients of all parameters, or this rank's parts of them, in one buffer; zeros where there is none.
@@ -161,12 +163,18 @@ impl FlatShard {
     /// The masters of all parts, one after another, on every rank of every stage.
     pub fn gather_masters(&self, lanes: &Lanes) -> Pending<Tensor<1>> {
         let (master, device, class) = (self.master.tensor.clone(), self.plan.device.clone(), self.plan.class);
-        let (holders, len) = (self.holders, self.layout.padded_len() * self.plan.parts);
+        let (holders, longest, parts) = (self.holders, self.longest(), self.plan.parts);
         lanes.gather.submit(move |groups| {
             let of = groups.of(class);
             let whole = match holders.is_here {
-                true => of.parts.all_gather(of.shard.all_gather(master.to_device(&device))?)?,
-                false => Tensor::zeros([len], &device),
+                true => {
+                    let mine = of.shard.all_gather(master.to_device(&device))?;
+                    let missing = longest - mine.dims()[0];
+                    let mine =
+                        if missing == 0 { mine } else { Tensor::cat(vec![mine, Tensor::zeros([missing], &device)], 0) };
+                    of.parts.all_gather(mine)?
+                }
+                false => Tensor::zeros([longest * parts], &device),
             };
             if groups.stages.world_size() == 1 { Ok(whole) } else { groups.stages.broadcast(whole, holders.first) }
         })

@@ -10,6 +10,8 @@ use crate::unit::{Draw, Value};
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
 use burn::tensor::{Tensor, TensorData};
+use comm::Cut;
+use std::ops::Range;
 
 /// A unit's modules, without values, and this rank's shares of their parameters.
 pub(crate) struct ShardedUnit {
@@ -32,13 +34,12 @@ impl ShardedUnit {
         modules: Modules,
         config: &FsdpConfig,
         plans: &[Plan],
-        class_of: &dyn Fn(&str) -> Class,
+        class_of: &dyn Fn(&str) -> (Class, Option<Cut>),
         draw: Option<&Draw>,
         holders: Holders,
     ) -> Result<(Self, Option<f64>), FsdpError> {
         let plan = |class| plans.iter().find(|plan| plan.class == class).expect("a plan for each class");
-        let parts = plans.iter().map(|plan| plan.parts).max().unwrap_or(1);
-        let Classes { places, params } = modules.classes(parts, class_of)?;
+        let Classes { places, params } = modules.classes(|class| plan(class).parts, class_of)?;
         let classes = params.into_iter().map(|(class, params)| FlatShard::new(params, config, plan(class), holders));
         let (classes, len) = (classes.collect(), modules.len());
         let mut unit = Self { modules, classes, places, len };
@@ -59,14 +60,14 @@ impl ShardedUnit {
         let mut square = 0.0;
         if let Some(draw) = draw {
             for ((name, shape), (class, i)) in modules.params().iter().zip(places.iter()) {
-                let range = classes[*class].wanted(*i);
+                let runs = classes[*class].wanted(*i);
                 let floats = |values: Vec<f32>| {
                     let len = values.len();
                     Tensor::<1>::from_data(TensorData::new(values, [len]), device)
                 };
                 let probe = shape.iter().product::<usize>().min(PROBE);
                 square += fused::sum_of_squares(floats(draw(name, shape.len(), 0..probe)));
-                values[*class].push((!range.is_empty()).then(|| floats(draw(name, shape.len(), range))));
+                values[*class].push(drawn(runs, |range| draw(name, shape.len(), range)).map(floats));
             }
             modules.release();
         } else {
@@ -75,11 +76,12 @@ impl ShardedUnit {
                 let (class, i) = places.next().expect("a place for each parameter");
                 let value = value.to_device(device);
                 square += fused::sum_of_squares(value.clone());
-                let (range, len) = (classes[*class].wanted(*i), value.dims()[0]);
-                values[*class].push(match range.len() {
+                let (mut runs, len) = (classes[*class].wanted(*i), value.dims()[0]);
+                values[*class].push(match runs.len() {
                     0 => None,
-                    all if all == len => Some(value),
-                    _ => Some(owned_copy(value.slice(range))),
+                    1 if runs[0].len() == len => Some(value),
+                    1 => Some(owned_copy(value.slice(runs.remove(0)))),
+                    _ => Some(Tensor::cat(runs.into_iter().map(|run| value.clone().slice(run)).collect(), 0)),
                 });
             });
         }
@@ -234,4 +236,19 @@ impl ShardedUnit {
             }
         }
     }
+}
+
+/// The elements of these runs, in order, of a parameter of which any range can be drawn; None of none. What lies between them is drawn too.
+fn drawn(runs: Vec<Range<usize>>, draw: impl Fn(Range<usize>) -> Vec<f32>) -> Option<Vec<f32>> {
+    let (first, end) = (runs.first()?.start, runs.last()?.end);
+    let mut values = draw(first..end);
+    if runs.len() > 1 {
+        let mut to = 0;
+        for run in runs {
+            values.copy_within(run.start - first..run.end - first, to);
+            to += run.len();
+        }
+        values.truncate(to);
+    }
+    Some(values)
 }

@@ -4,6 +4,7 @@ use crate::plan::Class;
 use crate::{FloatType, FsdpConfig};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
+use comm::Cut;
 use comm::FirstError;
 use std::any::Any;
 use std::marker::PhantomData;
@@ -41,20 +42,25 @@ pub struct Units<B> {
 /// Sequences of a batch, and their length.
 pub(crate) type ShapeOf<B> = dyn Fn(&B) -> [usize; 2];
 
+/// How a parameter is cut, by its name.
+type CutOf = dyn Fn(&str) -> Option<Cut>;
+
 /// Which parameters are kept otherwise than others, by their names.
 pub(crate) struct Marks {
     is_expert: Box<dyn Fn(&str) -> bool>,
     is_fp32: Box<dyn Fn(&str) -> bool>,
+    cut: Box<CutOf>,
 }
 
 impl Marks {
-    /// The class that a parameter is in.
-    pub fn class_of(&self, config: &FsdpConfig) -> impl Fn(&str) -> Class {
-        let (spread, rounds) = (config.ep > 1, config.precision.param != FloatType::Fp32);
-        move |name: &str| match () {
-            () if spread && (self.is_expert)(name) => Class::Expert,
-            () if rounds && (self.is_fp32)(name) => Class::Fp32,
-            () => Class::Dense,
+    /// The class that a parameter is in, and how it is cut.
+    pub fn class_of(&self, config: &FsdpConfig) -> impl Fn(&str) -> (Class, Option<Cut>) {
+        let (spread, cuts, rounds) = (config.ep > 1, config.tp > 1, config.precision.param != FloatType::Fp32);
+        move |name: &str| match (self.cut)(name).filter(|_| cuts) {
+            _ if spread && (self.is_expert)(name) => (Class::Expert, Some(Cut::ROWS)),
+            Some(cut) => (Class::Tensor, Some(cut)),
+            None if rounds && (self.is_fp32)(name) => (Class::Fp32, None),
+            None => (Class::Dense, None),
         }
     }
 }
@@ -113,7 +119,11 @@ impl From<Tensor<1>> for Loss {
 impl<B: 'static> Units<B> {
     /// No units yet.
     pub fn new() -> Self {
-        let marks = Marks { is_expert: Box::new(|_: &str| false), is_fp32: Box::new(|_: &str| false) };
+        let marks = Marks {
+            is_expert: Box::new(|_: &str| false),
+            is_fp32: Box::new(|_: &str| false),
+            cut: Box::new(|_: &str| None),
+        };
         Self {
             units: vec![],
             calls: vec![],
@@ -132,9 +142,20 @@ impl<B: 'static> Units<B> {
     }
 
     /// Parameters for whose names `is_expert` holds are stacks of experts, of which each of [`FsdpConfig::ep`](crate::FsdpConfig) ranks has a part:
-    /// a call's function gets that. What fails in the collectives of such calls is in `first_error`, and ends the step.
-    pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static, first_error: FirstError) {
-        (self.marks.is_expert, self.first_error) = (Box::new(is_expert), first_error);
+    /// a call's function gets that.
+    pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static) {
+        self.marks.is_expert = Box::new(is_expert);
+    }
+
+    /// What fails in the collectives that calls make themselves is in `first_error`, and ends the step.
+    pub fn collectives(&mut self, first_error: FirstError) {
+        self.first_error = first_error;
+    }
+
+    /// Parameters for whose names there is a `cut` are matrices and vectors of which each of [`FsdpConfig::tp`](crate::FsdpConfig) ranks has a part: a
+    /// call's function gets that, and what it returns is of the rank's rows. Losses that it returns are the rank's shares, which add up.
+    pub fn tensor_parallel(&mut self, cut: impl Fn(&str) -> Option<Cut> + 'static) {
+        self.marks.cut = Box::new(cut);
     }
 
     /// Activations have the sequences and the length that `shape` says of their batch: a stage of a pipeline that sends others is named.

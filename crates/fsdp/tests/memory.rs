@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use comm::{Communicator, FirstError, run_ranks};
+use comm::{Communicator, run_ranks};
 use fsdp::{
     ActivationCheckpointing, CallBytes, Category, FloatType, ForecastRun, Fsdp, FsdpConfig, FsdpError, Memory,
     PipelineConfig, Precision, Strategy, Units,
@@ -57,7 +57,7 @@ impl Experts {
 fn units_with_experts() -> Units<Tensor<3>> {
     let (mut units, device) = (Units::new(), Device::flex());
     let (value, is_expert) = (0.5 / WIDTH as f64, |name: &str| name.ends_with("experts"));
-    units.experts(is_expert, FirstError::default());
+    units.experts(is_expert);
     let linear = || LinearConfig::new(WIDTH, WIDTH).with_initializer(Initializer::Constant { value }).init(&device);
     let first = units.add("first", linear());
     units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));

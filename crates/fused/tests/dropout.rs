@@ -48,7 +48,7 @@ proptest! {
     fn values_and_gradients_are_those_of_the_mask(
         rows in 1usize..4, width in 1usize..30, p in 0.0f64..0.95, seed: u64,
     ) {
-        let key = DropoutKey { key: seed, first_row: seed >> 32 };
+        let key = DropoutKey { key: seed, first_row: seed >> 32, first_index: 0 };
         let expected = mask(rows, width, p, key, DType::F32);
         let scale = 1.0 / (1.0 - p);
         prop_assert!(expected.iter().all(|value| *value == 0.0 || (value - scale).abs() < 1e-6 * scale));
@@ -69,7 +69,7 @@ proptest! {
     #[test]
     fn about_p_of_the_elements_are_dropped(p in 0.01f64..0.99, seed: u64) {
         let (rows, width) = (8, 4096);
-        let dropped = mask(rows, width, p, DropoutKey { key: seed, first_row: 0 }, DType::F32).iter().filter(|x| **x == 0.0).count();
+        let dropped = mask(rows, width, p, DropoutKey { key: seed, first_row: 0, first_index: 0 }, DType::F32).iter().filter(|x| **x == 0.0).count();
         prop_assert!(is_fair(dropped, rows * width, p), "{} of {} at p = {}", dropped, rows * width, p);
     }
 
@@ -99,5 +99,5 @@ proptest! {
 #[test]
 #[should_panic(expected = "dropout: p is 1, not in 0..1")]
 fn all_elements_cannot_be_dropped() {
-    mask(1, 1, 1.0, DropoutKey { key: 0, first_row: 0 }, DType::F32);
+    mask(1, 1, 1.0, DropoutKey { key: 0, first_row: 0, first_index: 0 }, DType::F32);
 }

@@ -41,11 +41,19 @@ impl LayerDropout {
         Some((self.p, key.at_row(first_row)))
     }
 
-    /// Drops elements of `x`, whose first dimension is sequences.
-    pub fn apply<const D: usize>(self, x: Tensor<D>, place: Place) -> Tensor<D> {
+    /// Whether nothing is dropped.
+    pub fn is_none(self) -> bool {
+        self.dropout.is_none() || self.p == 0.0
+    }
+
+    /// Drops elements of `x_bsd`, rows of each sequence from its row `first` on.
+    pub fn apply(self, x_bsd: Tensor<3>, place: Place, first: usize) -> Tensor<3> {
         match self.key(place) {
-            None => x,
-            Some((p, key)) => fused::dropout(x, p, key),
+            None => x_bsd,
+            Some((p, key)) => {
+                let d = x_bsd.dims()[2];
+                fused::dropout(x_bsd, p, key.at_index(first * d))
+            }
         }
     }
 }

@@ -2,14 +2,14 @@
 
 use crate::cache::{Chunk, LayerCache};
 use crate::dropout::{LayerDropout, MicroBatch, Place};
+use crate::norm::project;
+use crate::vocabulary::{self, VocabularyHead};
 use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fused::{
-    Losses, causal_self_attention, embedding, linear, linear_add, linear_cross_entropy_transposed, linear_gelu,
-    linear_transposed,
-};
+use comm::TensorParallel;
+use fused::{Losses, causal_self_attention, embedding, linear, linear_add, linear_gelu, linear_transposed};
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -32,6 +32,7 @@ pub struct Gpt2Ends {
     /// Final norm.
     pub ln_f: LayerNorm,
     dropout: f64,
+    vocab_size: usize,
 }
 
 /// `x + attn(ln_1(x))`, then `x + mlp(ln_2(x))`.
@@ -92,8 +93,8 @@ impl Gpt2 {
 
 impl LanguageModel for Gpt2 {
     fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-        let x_btd = self.ends.embed(tokens_bt, None);
-        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, None))
+        let x_btd = self.ends.embed(tokens_bt, None, &TensorParallel::default());
+        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, None, &TensorParallel::default()))
     }
 
     fn context(&self) -> usize {
@@ -116,7 +117,7 @@ impl LanguageModel for Gpt2 {
     }
 
     fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        self.ends.losses(x_btd, targets_bt, 0.0).cross_entropy
+        self.ends.losses(x_btd, targets_bt, 0.0, &TensorParallel::default()).cross_entropy
     }
 }
 
@@ -127,15 +128,16 @@ impl Gpt2Ends {
             wpe: EmbeddingConfig::new(config.n_positions, config.n_embd).init(device),
             ln_f: layer_norm(config, device),
             dropout: config.dropout,
+            vocab_size: config.vocab_size,
         }
     }
 
-    /// `wte[token] + wpe[position]`: `[b, t]` to `[b, t, d]`. Training passes a `dropout`.
-    pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<MicroBatch>) -> Tensor<3> {
-        let [_, t] = tokens_bt.dims();
-        let positions_td = self.wpe.weight.val().slice(0..t);
-        let x_btd = embedding(self.wte.weight.val(), tokens_bt) + positions_td.unsqueeze();
-        LayerDropout { dropout, p: self.dropout, layer: 0 }.apply(x_btd, Place::Embedding)
+    /// `wte[token] + wpe[position]`: `[b, t]` to the rank's rows `[b, s, d]`. Training passes a `dropout`.
+    pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<MicroBatch>, tp: &TensorParallel) -> Tensor<3> {
+        let rows = tp.part(tokens_bt.dims()[1]);
+        let positions_sd = self.wpe.weight.val().slice(rows.clone());
+        let x_bsd = vocabulary::embed(tp, self.wte.weight.val(), tokens_bt, self.vocab_size) + positions_sd.unsqueeze();
+        LayerDropout { dropout, p: self.dropout, layer: 0 }.apply(x_bsd, Place::Embedding, rows.start)
     }
 
     /// The same without dropout, for tokens at these positions.
@@ -151,11 +153,16 @@ impl Gpt2Ends {
         linear_transposed(self.ln_f.forward(x_btd), self.wte.weight.val())
     }
 
-    /// Cross entropy of the next tokens, and their z-loss.
-    pub fn losses(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
-        let [b, t, d] = x_btd.dims();
-        let x_nd = self.ln_f.forward(x_btd).reshape([b * t, d]);
-        linear_cross_entropy_transposed(x_nd, self.wte.weight.val(), targets_bt.reshape([b * t]), z_loss_coef)
+    /// Cross entropy of the next tokens, and their z-loss: the rank's share of them, from its rows.
+    pub fn losses(
+        &self,
+        x_bsd: Tensor<3>,
+        targets_bt: Tensor<2, Int>,
+        z_loss_coef: f64,
+        tp: &TensorParallel,
+    ) -> Losses {
+        let head = VocabularyHead { weight: self.wte.weight.val(), transposed: true, vocab: self.vocab_size };
+        head.losses(tp, self.ln_f.forward(x_bsd), targets_bt, z_loss_coef)
     }
 }
 
@@ -174,43 +181,45 @@ impl Gpt2Block {
         }
     }
 
-    /// `[b, t, d]` to `[b, t, d]`. Training passes a `dropout`.
-    pub fn forward(&self, x_btd: Tensor<3>, dropout: Option<MicroBatch>) -> Tensor<3> {
+    /// The rank's rows, `[b, s, d]` to `[b, s, d]`. Training passes a `dropout`.
+    pub fn forward(&self, x_bsd: Tensor<3>, dropout: Option<MicroBatch>, tp: &TensorParallel) -> Tensor<3> {
         let dropout = LayerDropout { dropout, p: self.dropout, layer: self.layer };
-        let y_btd = self.attn.forward(self.ln_1.forward(x_btd.clone()), dropout);
-        self.mlp(y_btd, x_btd, dropout)
+        let y = self.attn.forward(tp.gather(self.ln_1.forward(x_bsd.clone())), dropout, tp);
+        self.mlp(y, x_bsd, dropout, tp)
     }
 
     fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let none = LayerDropout { dropout: None, p: 0.0, layer: self.layer };
         let y_btd = self.attn.forward_cached(self.ln_1.forward(x_btd.clone()), layer, chunk);
-        self.mlp(y_btd, x_btd, none)
+        self.mlp(y_btd, x_btd, none, &TensorParallel::default())
     }
 
     /// From the attention of the heads on.
-    fn mlp(&self, y_btd: Tensor<3>, x_btd: Tensor<3>, dropout: LayerDropout) -> Tensor<3> {
-        let projection = &self.attn.c_proj;
-        let [x_btd, normed] = match dropout.key(Place::AttentionOutput) {
-            None => self.ln_2.forward_sum(projection, y_btd, x_btd),
-            Some((p, key)) => {
-                let x_btd = x_btd + fused::dropout(apply(projection, y_btd), p, key);
-                [x_btd.clone(), self.ln_2.forward(x_btd)]
+    fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, dropout: LayerDropout, tp: &TensorParallel) -> Tensor<3> {
+        let first = tp.rank() * x_bsd.dims()[1];
+        let dropped = |y_bsd: Tensor<3>, place| dropout.apply(y_bsd, place, first);
+        let [x_bsd, normed] = match dropout.is_none() {
+            true => self.ln_2.forward_sum(&self.attn.c_proj, y, x_bsd, tp),
+            false => {
+                let x_bsd = x_bsd + dropped(project(tp, &self.attn.c_proj, y), Place::AttentionOutput);
+                [x_bsd.clone(), self.ln_2.forward(x_bsd)]
             }
         };
-        let (h_btd, projection) = (self.mlp.forward(normed), &self.mlp.c_proj);
-        match dropout.key(Place::MlpOutput) {
-            None => linear_add(h_btd, projection.weight.val(), projection.bias.as_ref().map(Param::val), x_btd),
-            Some((p, key)) => x_btd + fused::dropout(apply(projection, h_btd), p, key),
+        let (h, projection) = (self.mlp.forward(tp.gather(normed)), &self.mlp.c_proj);
+        match dropout.is_none() && tp.is_alone() {
+            true => linear_add(h, projection.weight.val(), projection.bias.as_ref().map(Param::val), x_bsd),
+            false => x_bsd + dropped(project(tp, projection, h), Place::MlpOutput),
         }
     }
 }
 
 impl Gpt2Attention {
-    /// Up to the projection.
-    fn forward(&self, x_btd: Tensor<3>, dropout: LayerDropout) -> Tensor<3> {
-        let head = x_btd.dims()[2] / self.n_head;
-        let (qkv, dropped) = (apply(&self.c_attn, x_btd), dropout.key(Place::Attention));
-        causal_self_attention(qkv, self.n_head, (head as f64).powf(-0.5), dropped)
+    /// Up to the projection, of the heads that are here.
+    fn forward(&self, x_btd: Tensor<3>, dropout: LayerDropout, tp: &TensorParallel) -> Tensor<3> {
+        let ([_, t, d], heads) = (x_btd.dims(), tp.part(self.n_head));
+        let dropped = dropout.key(Place::Attention).map(|(p, key)| (p, key.at_index(heads.start * t * t)));
+        let scale = ((d / self.n_head) as f64).powf(-0.5);
+        causal_self_attention(apply(&self.c_attn, x_btd), heads.len(), scale, dropped)
     }
 
     /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every token.

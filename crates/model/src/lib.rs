@@ -11,6 +11,7 @@
 
 mod cache;
 mod config;
+mod cut;
 pub mod deepseek;
 mod dropout;
 mod generate;
@@ -21,9 +22,11 @@ mod norm;
 mod parallel;
 mod parameters;
 mod rope;
+mod vocabulary;
 
 pub use cache::Cache;
 pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};
+pub use cut::cut;
 pub use deepseek::DeepSeek;
 pub use dropout::MicroBatch;
 pub use generate::{Drafts, GenerateError, Generation, Sampling, generate, generate_speculative};

@@ -1,6 +1,8 @@
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, Tensor};
+use comm::TensorParallel;
+use fused::linear;
 
 /// `(x - mean) / sqrt(var + epsilon) * gamma + beta` over the last dimension (arXiv 1607.06450).
 #[derive(Module, Debug)]
@@ -31,13 +33,18 @@ impl LayerNorm {
         fused::layer_norm(x, self.gamma.val(), self.beta.as_ref().map(Param::val), self.epsilon)
     }
 
-    /// `residual + projection(y)`, and the norm of that.
-    pub(crate) fn forward_sum<const D: usize>(
+    /// `residual + projection(y)`, and the norm of that, of this rank's rows.
+    pub(crate) fn forward_sum(
         &self,
         projection: &Linear,
-        y: Tensor<D>,
-        residual: Tensor<D>,
-    ) -> [Tensor<D>; 2] {
+        y: Tensor<3>,
+        residual: Tensor<3>,
+        tp: &TensorParallel,
+    ) -> [Tensor<3>; 2] {
+        if !tp.is_alone() {
+            let sum = residual + project(tp, projection, y);
+            return [sum.clone(), self.forward(sum)];
+        }
         let (weight, bias) = (projection.weight.val(), projection.bias.as_ref().map(Param::val));
         let (gain, beta) = (self.gamma.val(), self.beta.as_ref().map(Param::val));
         fused::linear_add_layer_norm(y, weight, bias, residual, gain, beta, self.epsilon)
@@ -54,13 +61,30 @@ impl RmsNorm {
         fused::rms_norm(x, self.gamma.val(), self.epsilon)
     }
 
-    /// `residual + projection(y)`, without a bias, and the norm of that.
-    pub(crate) fn forward_sum<const D: usize>(
+    /// `residual + projection(y)`, without a bias, and the norm of that, of this rank's rows.
+    pub(crate) fn forward_sum(
         &self,
         projection: &Linear,
-        y: Tensor<D>,
-        residual: Tensor<D>,
-    ) -> [Tensor<D>; 2] {
+        y: Tensor<3>,
+        residual: Tensor<3>,
+        tp: &TensorParallel,
+    ) -> [Tensor<3>; 2] {
+        if !tp.is_alone() {
+            let sum = residual + project(tp, projection, y);
+            return [sum.clone(), self.forward(sum)];
+        }
         fused::linear_add_rms_norm(y, projection.weight.val(), residual, self.gamma.val(), self.epsilon)
+    }
+}
+
+/// `projection(y)` from a rank's part of what it is a projection of, `[b, t, part]`, to the rank's rows, `[b, s, d]`. The bias is added once, to the sum.
+pub(crate) fn project(tp: &TensorParallel, projection: &Linear, y: Tensor<3>) -> Tensor<3> {
+    if tp.is_alone() {
+        return linear(y, projection.weight.val(), projection.bias.as_ref().map(Param::val));
+    }
+    let sum = tp.scatter(linear(y, projection.weight.val(), None));
+    match &projection.bias {
+        Some(bias) => sum + bias.val().unsqueeze(),
+        None => sum,
     }
 }

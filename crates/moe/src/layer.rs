@@ -5,7 +5,8 @@ use crate::kernels::{grouped_gemm, route};
 use crate::{Experts, MoeConfig, MoeStats, NoiseKey, Overflow, Router, Routing, SwiGlu};
 use crate::{router_z_loss, sequence_balance_loss};
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
+use comm::TensorParallel;
 
 /// A mixture-of-experts layer: router, routed experts, and shared experts that every token passes.
 #[derive(Module, Debug)]
@@ -39,6 +40,8 @@ pub(crate) struct Plan {
     pub gates_kn: Tensor<2>,
     pub placed: Dispatched,
     pub stats: MoeStats,
+    /// Of all rows of the sequences, whether they are here or not.
+    pub choices_of_all_kn: Tensor<2, Int>,
 }
 
 impl MoeLayer {
@@ -57,8 +60,7 @@ impl MoeLayer {
     /// `y[n] = sum over k of gate[k, n] * expert(x[n])`, dropped choices left out. With a key, noise takes part in the choice.
     /// Of bf16 or f16 tokens the sum is made in f32, the precision of the gates, and rounded.
     pub fn forward(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> MoeOutput {
-        let capacity = self.config.capacity(x_btd.dims()[1]);
-        self.forward_here(x_btd, noise, capacity)
+        self.forward_over(x_btd, noise, &TensorParallel::default())
     }
 
     /// [`forward`](Self::forward) without noise and without capacity: no choice is dropped or rerouted, whatever `capacity_factor` is.
@@ -66,71 +68,128 @@ impl MoeLayer {
     /// Capacity counts a whole sequence's tokens, so with it the output of a token would depend on how many follow, and generation, which
     /// sees one at a time, could not have the output of evaluation.
     pub fn evaluate(&self, x_btd: Tensor<3>) -> MoeOutput {
-        self.forward_here(x_btd, None, None)
+        self.evaluate_over(x_btd, &TensorParallel::default())
     }
 
-    fn forward_here(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>, capacity: Option<usize>) -> MoeOutput {
-        let tile = grouped_gemm::tile_rows(&x_btd);
+    /// [`forward`](Self::forward) of this rank's rows, `[b, s, d]`, with its part of the shared experts' columns; its loss is the rank's share.
+    pub fn forward_over(&self, x_bsd: Tensor<3>, noise: Option<NoiseKey>, tp: &TensorParallel) -> MoeOutput {
+        let capacity = self.config.capacity(x_bsd.dims()[1] * tp.size());
+        self.forward_here(x_bsd, noise, capacity, tp)
+    }
+
+    /// [`evaluate`](Self::evaluate), likewise.
+    pub fn evaluate_over(&self, x_bsd: Tensor<3>, tp: &TensorParallel) -> MoeOutput {
+        self.forward_here(x_bsd, None, None, tp)
+    }
+
+    fn forward_here(
+        &self,
+        x_bsd: Tensor<3>,
+        noise: Option<NoiseKey>,
+        capacity: Option<usize>,
+        tp: &TensorParallel,
+    ) -> MoeOutput {
+        let tile = grouped_gemm::tile_rows(&x_bsd);
         let experts = |x_rd, placed: &Dispatched| self.experts.forward(x_rd, &placed.segments);
-        self.forward_with(x_btd, noise, capacity, tile, Box::new(experts))
+        self.forward_with(x_bsd, noise, capacity, tile, tp, Box::new(experts))
     }
 
     /// The layer around its routed experts, which take and return rows in tiles of `tile`.
     pub(crate) fn forward_with(
         &self,
-        x_btd: Tensor<3>,
+        x_bsd: Tensor<3>,
         noise: Option<NoiseKey>,
         capacity: Option<usize>,
         tile: usize,
+        tp: &TensorParallel,
         experts: Box<RunExperts<'_>>,
     ) -> MoeOutput {
-        let [b, t, d] = x_btd.dims();
-        if b > 0 && t == 0 {
+        let [b, s, d] = x_bsd.dims();
+        if b > 0 && s == 0 {
             // In a new shape Burn takes a 0 for "as it was", so `[b, 0, d]` does not become `[0, d]`; `[0, b, d]` does.
-            let output = self.forward_with(x_btd.swap_dims(0, 1), noise, capacity, tile, experts);
+            let output = self.forward_with(x_bsd.swap_dims(0, 1), noise, capacity, tile, tp, experts);
             return MoeOutput { y_btd: output.y_btd.swap_dims(0, 1), ..output };
         }
-        let x_nd = x_btd.clone().reshape([b * t, d]);
-        let routing = self.router.forward(x_nd.clone(), t, noise);
-        let Plan { gates_kn, placed, stats } = self.plan(&routing, b, t, capacity, tile);
+        let x_nd = x_bsd.clone().reshape([b * s, d]);
+        let routing = self.router.forward_over(x_nd.clone(), s * tp.size(), noise, tp);
+        let Plan { gates_kn, placed, stats, choices_of_all_kn } = self.plan(&routing, [b, s], capacity, tile, tp);
 
         let x_rd = permute(x_nd, &placed);
         let y_rd = experts(x_rd, &placed);
-        let mut y_btd = unpermute(y_rd, gates_kn, &placed).reshape([b, t, d]);
+        let mut y_bsd = unpermute(y_rd, gates_kn, &placed).reshape([b, s, d]);
         if let Some(shared) = &self.shared_experts {
-            y_btd = shared.forward_add(x_btd, y_btd);
+            y_bsd = shared.forward_add_over(x_bsd, y_bsd, tp);
         }
-        MoeOutput { y_btd, aux_loss: self.aux_loss(routing, &stats), stats }
+        MoeOutput { y_btd: y_bsd, aux_loss: self.aux_loss(routing, choices_of_all_kn, b, tp), stats }
     }
 
-    /// From what the router thinks to rows of experts.
-    fn plan(&self, routing: &Routing, b: usize, t: usize, capacity: Option<usize>, tile: usize) -> Plan {
+    /// From what the router thinks of all rows to rows of experts, of the tokens that are here.
+    ///
+    /// Where a rank has a part of the rows, capacity is counted in whole sequences nevertheless: every rank places all of them, and what found no room has no
+    /// expert when each places its own.
+    fn plan(
+        &self,
+        routing: &Routing,
+        [b, s]: [usize; 2],
+        capacity: Option<usize>,
+        tile: usize,
+        tp: &TensorParallel,
+    ) -> Plan {
         let MoeConfig { top_k, num_experts, order, .. } = self.config;
         let candidates_cn = routing.candidates_cn.clone();
-        let choices_kn = candidates_cn.clone().slice([0..top_k, 0..b * t]);
+        let all = b * s * tp.size();
+        let choices_of_all_kn = candidates_cn.clone().slice([0..top_k, 0..all]);
         let experts_kn = match (self.config.overflow, capacity) {
             (Overflow::Reroute, Some(capacity)) => {
                 reroute(candidates_cn, RerouteRule { top_k, experts: num_experts, groups: b, capacity, order })
             }
-            _ => choices_kn.clone(),
+            _ => choices_of_all_kn.clone(),
         };
-        let gates_kn = route::gates(routing.scores_ne.clone(), experts_kn.clone(), self.config.gate_rule());
-        let placed = dispatch(experts_kn.clone(), self.config.dispatch_rule(b, capacity, tile));
-        let stats = MoeStats::new(choices_kn, experts_kn, gates_kn.clone().inner(), &placed, b);
-        Plan { gates_kn, placed, stats }
+        let here = |of_all_kn: Tensor<2, Int>| rows_here(of_all_kn, [b, s], tp);
+        let (choices_kn, mine_kn) = (here(choices_of_all_kn.clone()), here(experts_kn.clone()));
+        let gates_kn = route::gates(routing.scores_ne.clone(), mine_kn.clone(), self.config.gate_rule());
+        let placed = match capacity {
+            Some(_) if !tp.is_alone() => {
+                let of_all = dispatch(experts_kn.clone(), self.config.dispatch_rule(b, capacity, 1));
+                let with_room_kn = experts_kn.mask_fill(of_all.slot_kn.lower_elem(0), -1);
+                dispatch(here(with_room_kn), self.config.dispatch_rule(b, None, tile))
+            }
+            _ => dispatch(mine_kn.clone(), self.config.dispatch_rule(b, capacity, tile)),
+        };
+        let stats = MoeStats::new(choices_kn, mine_kn, gates_kn.clone().inner(), &placed, b);
+        Plan { gates_kn, placed, stats, choices_of_all_kn }
     }
 
-    fn aux_loss(&self, routing: Routing, stats: &MoeStats) -> Option<Tensor<1>> {
-        let MoeConfig { aux_loss_coef, z_loss_coef, .. } = self.config;
+    /// This rank's share, where several have parts of the rows.
+    fn aux_loss(
+        &self,
+        routing: Routing,
+        choices_of_all_kn: Tensor<2, Int>,
+        sequences: usize,
+        tp: &TensorParallel,
+    ) -> Option<Tensor<1>> {
+        let MoeConfig { aux_loss_coef, z_loss_coef, num_experts, .. } = self.config;
         if routing.scores_ne.dims()[0] == 0 {
             return None; // a mean over no tokens
         }
-        let balance = (aux_loss_coef != 0.0)
-            .then(|| sequence_balance_loss(routing.scores_ne, stats.assigned_be()) * aux_loss_coef);
-        let z = (z_loss_coef != 0.0).then(|| router_z_loss(routing.logits_ne) * z_loss_coef);
+        let share = 1.0 / tp.size() as f64;
+        let balance = (aux_loss_coef != 0.0).then(|| {
+            let assigned_be = route::count(choices_of_all_kn, sequences, num_experts);
+            sequence_balance_loss(routing.scores_of_all_ne, assigned_be) * (aux_loss_coef * share)
+        });
+        let z = (z_loss_coef != 0.0).then(|| router_z_loss(routing.logits_ne) * (z_loss_coef * share));
         match (balance, z) {
             (Some(balance), Some(z)) => Some(balance + z),
             (balance, z) => balance.or(z),
         }
     }
+}
+
+/// Of `[k, n]` of all rows of `b` sequences this rank's `s` of each.
+fn rows_here(of_all_kn: Tensor<2, Int>, [b, s]: [usize; 2], tp: &TensorParallel) -> Tensor<2, Int> {
+    if tp.is_alone() {
+        return of_all_kn;
+    }
+    let (k, t) = (of_all_kn.dims()[0], s * tp.size());
+    of_all_kn.reshape([k, b, t]).slice_dim(2, tp.part(t)).reshape([k, b * s])
 }

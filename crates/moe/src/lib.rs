@@ -19,6 +19,7 @@
 
 mod balance;
 mod config;
+mod exchange;
 mod experts;
 pub mod kernels;
 mod layer;

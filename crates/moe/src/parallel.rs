@@ -1,10 +1,10 @@
+use crate::exchange::Exchange;
 use crate::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use crate::kernels::grouped_gemm;
 use crate::kernels::permute::{permute, unpermute};
-use crate::ops::Exchange;
 use crate::{MoeLayer, MoeOutput, NoiseKey};
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use comm::{CommError, Communicator, FirstError};
+use comm::{CommError, Communicator, FirstError, TensorParallel};
 
 /// The ranks that have a layer's routed experts together; router and shared experts are on every rank.
 ///
@@ -24,7 +24,7 @@ use comm::{CommError, Communicator, FirstError};
 /// rank sends and receives at most `k n d` elements each way, and the backward as much again.
 ///
 /// [`forward`](Self::forward) and [`evaluate`](Self::evaluate) are collectives: every rank calls them, if need be with no sequence, and runs
-/// the backward. They return no error, nor do they panic if a rank is lost: what failed is in [`first_error`](Self::first_error), and the
+/// the backward. They return no error, nor do they panic if a rank is lost: what failed is in the `first_error`, and the
 /// numbers of the graph mean nothing.
 #[derive(Clone)]
 pub struct ExpertParallel {
@@ -33,57 +33,61 @@ pub struct ExpertParallel {
 }
 
 impl ExpertParallel {
-    /// Over the ranks of `comm`, whose number divides that of the experts.
-    pub fn new(comm: Communicator) -> Self {
-        Self { comm, first_error: FirstError::default() }
+    /// Over the ranks of `comm`, whose number divides that of the experts. What fails in forwards and backwards goes into `first_error`.
+    pub fn new(comm: Communicator, first_error: FirstError) -> Self {
+        Self { comm, first_error }
     }
 
-    /// What failed in forwards and backwards.
-    pub fn first_error(&self) -> &FirstError {
-        &self.first_error
+    /// [`MoeLayer::forward_over`] of this rank's sequences, or its rows of them.
+    pub fn forward(
+        &self,
+        layer: &MoeLayer,
+        x_bsd: Tensor<3>,
+        noise: Option<NoiseKey>,
+        tp: &TensorParallel,
+    ) -> MoeOutput {
+        let capacity = layer.config.capacity(x_bsd.dims()[1] * tp.size());
+        self.run(layer, x_bsd, noise, capacity, tp)
     }
 
-    /// [`MoeLayer::forward`] of this rank's sequences.
-    pub fn forward(&self, layer: &MoeLayer, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> MoeOutput {
-        let capacity = layer.config.capacity(x_btd.dims()[1]);
-        self.run(layer, x_btd, noise, capacity)
+    /// [`MoeLayer::evaluate_over`], likewise.
+    pub fn evaluate(&self, layer: &MoeLayer, x_bsd: Tensor<3>, tp: &TensorParallel) -> MoeOutput {
+        self.run(layer, x_bsd, None, None, tp)
     }
 
-    /// [`MoeLayer::evaluate`] of this rank's sequences.
-    pub fn evaluate(&self, layer: &MoeLayer, x_btd: Tensor<3>) -> MoeOutput {
-        self.run(layer, x_btd, None, None)
-    }
-
-    fn run(&self, layer: &MoeLayer, x_btd: Tensor<3>, noise: Option<NoiseKey>, capacity: Option<usize>) -> MoeOutput {
+    fn run(
+        &self,
+        layer: &MoeLayer,
+        x_bsd: Tensor<3>,
+        noise: Option<NoiseKey>,
+        capacity: Option<usize>,
+        tp: &TensorParallel,
+    ) -> MoeOutput {
         let experts = |x_rd: Tensor<2>, placed: &Dispatched| {
             self.first_error.run(|| self.experts(layer, x_rd.clone(), placed), || x_rd.clone())
         };
-        layer.forward_with(x_btd, noise, capacity, 1, Box::new(experts))
+        layer.forward_with(x_bsd, noise, capacity, 1, tp, Box::new(experts))
     }
 
     /// The rows of `x_rd` through their experts, wherever those are.
     fn experts(&self, layer: &MoeLayer, x_rd: Tensor<2>, placed: &Dispatched) -> Result<Tensor<2>, CommError> {
-        let [r, d] = x_rd.dims();
+        let r = x_rd.dims()[0];
         let kept: Vec<i32> = placed.kept_e.clone().into_data().iter::<i32>().collect();
         let mine = kept.len() / self.comm.world_size();
         let arriving = self.exchange_counts(&kept, mine)?;
         let rows = |counts: &[i32]| counts.iter().map(|count| *count as usize).sum::<usize>();
         let [sent, arrived] = [&kept, &arriving].map(|counts| counts.chunks(mine).map(rows).collect::<Vec<_>>());
 
-        // Rows that nothing fills lie behind all others and stay. (An empty slice would not be tracked, and this rank not take part in the
-        // backward; without tokens nothing is cut.)
-        let full = sent.iter().sum::<usize>();
-        let exchange = Exchange::new(self.comm.clone(), self.first_error.clone(), sent, arrived);
-        let x_ad = exchange.forward(if r == full { x_rd.clone() } else { x_rd.clone().narrow(0, 0, full) })?;
+        // Rows that nothing fills lie behind all others and stay.
+        let exchange = Exchange::new(self.comm.clone(), self.first_error.clone(), r, sent, arrived);
+        let x_ad = exchange.forward(x_rd)?;
 
         let by_expert = arrived_by_expert(&arriving, mine, &x_ad);
         let gates = Tensor::ones([1, x_ad.dims()[0]], &x_ad.device());
         let y_rd = layer.experts.forward(permute(x_ad, &by_expert), &by_expert.segments);
         let y_ad = unpermute(y_rd, gates, &by_expert);
 
-        let y_sd = exchange.reversed().forward(y_ad)?;
-        let rest = Tensor::zeros([r - full, d], (&x_rd.device(), x_rd.dtype()));
-        Ok(if r == full { y_sd } else { Tensor::cat(vec![y_sd, rest], 0) })
+        exchange.reversed().forward(y_ad)
     }
 
     /// From how many rows each expert gets of this rank to how many each of this rank's experts gets of each rank, in the order of ranks.

@@ -3,6 +3,7 @@ use crate::{MoeConfig, NoiseKey};
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
+use comm::TensorParallel;
 use fused::{linear, widened};
 
 /// Chooses the experts of each token and their weights (GShard arXiv 2006.16668; DeepSeek-V2/V3's `Gate`).
@@ -25,7 +26,9 @@ pub struct Routing {
     pub logits_ne: Tensor<2>,
     /// Score of every expert, before choice and scaling.
     pub scores_ne: Tensor<2>,
-    /// The best experts of each token, best first: the first `top_k` are its choices, others the reserves of a reroute.
+    /// The same of all rows of the sequences, where a rank has a part of them.
+    pub scores_of_all_ne: Tensor<2>,
+    /// The best experts of each token of all rows, best first: the first `top_k` are its choices, others the reserves of a reroute.
     pub candidates_cn: Tensor<2, Int>,
 }
 
@@ -57,8 +60,20 @@ impl Router {
 
     /// Routes the tokens of `x_nd`, which are sequences of `seq_len` tokens; with a key, noise takes part in the choice.
     pub fn forward(&self, x_nd: Tensor<2>, seq_len: usize, noise: Option<NoiseKey>) -> Routing {
+        self.forward_over(x_nd, seq_len, noise, &TensorParallel::default())
+    }
+
+    /// The same of a rank's rows of sequences of `seq_len` tokens; every rank chooses for all rows.
+    pub(crate) fn forward_over(
+        &self,
+        x_nd: Tensor<2>,
+        seq_len: usize,
+        noise: Option<NoiseKey>,
+        tp: &TensorParallel,
+    ) -> Routing {
         let logits_ne = linear(widened(x_nd), widened(self.proj.weight.val()), None);
         let scores_ne = route::scores(logits_ne.clone(), self.config.score_func);
+        let scores_of_all_ne = of_all(tp, scores_ne.clone(), seq_len);
         let bias_e = match &self.bias {
             Some(bias) => widened(bias.val().inner()),
             None => Tensor::zeros([self.config.num_experts], &scores_ne.clone().inner().device()),
@@ -71,6 +86,16 @@ impl Router {
             first_row,
             seq_len,
         });
-        Routing { candidates_cn: route::select(scores_ne.clone(), bias_e, rule), logits_ne, scores_ne }
+        let candidates_cn = route::select(scores_of_all_ne.clone(), bias_e, rule);
+        Routing { candidates_cn, logits_ne, scores_ne, scores_of_all_ne }
     }
+}
+
+/// Of each row of sequences of `seq_len` rows what a rank has of its own.
+fn of_all(tp: &TensorParallel, own_ne: Tensor<2>, seq_len: usize) -> Tensor<2> {
+    if tp.is_alone() {
+        return own_ne;
+    }
+    let ([n, e], s) = (own_ne.dims(), seq_len / tp.size());
+    tp.gather(own_ne.reshape([n / s, s, e])).reshape([n / s * seq_len, e])
 }

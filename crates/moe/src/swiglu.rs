@@ -1,6 +1,7 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
+use comm::TensorParallel;
 use fused::{linear, linear_add, silu_mul};
 
 /// The gated MLP `down(silu(gate(x)) * up(x))` without biases (arXiv 2002.05202): DeepSeek's dense layers and shared experts.
@@ -29,6 +30,14 @@ impl SwiGlu {
     /// The same, added to `residual`.
     pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
         linear_add(self.hidden(x), self.down_proj.weight.val(), None, residual)
+    }
+
+    /// The same of this rank's rows, `[b, s, d]`, by its part of the hidden columns.
+    pub fn forward_add_over(&self, x_bsd: Tensor<3>, residual_bsd: Tensor<3>, tp: &TensorParallel) -> Tensor<3> {
+        match tp.is_alone() {
+            true => self.forward_add(x_bsd, residual_bsd),
+            false => residual_bsd + tp.scatter(self.forward(tp.gather(x_bsd))),
+        }
     }
 
     fn hidden<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {

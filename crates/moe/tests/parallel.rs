@@ -4,7 +4,7 @@ mod naive;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
-use comm::{CommError, run_ranks};
+use comm::{CommError, FirstError, TensorParallel, run_ranks};
 use moe::{ExpertParallel, MoeConfig, MoeLayer};
 use naive::random;
 use std::time::Duration;
@@ -112,11 +112,14 @@ fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: 
     let found = run_ranks(devices, TIMEOUT, move |comm| {
         let rank = comm.rank();
         let from = of_rank[..rank].iter().sum();
-        let spread = ExpertParallel::new(comm.clone());
+        let first_error = FirstError::default();
+        let spread = ExpertParallel::new(comm.clone(), first_error.clone());
         let mut layer = layer(&config, favourite);
         keep_experts(&mut layer, rank, of_rank.len());
-        let found = run(&layer, b, from, from + of_rank[rank], |x_btd| spread.forward(&layer, x_btd, None).y_btd);
-        spread.first_error().check().map(|()| found)
+        let found = run(&layer, b, from, from + of_rank[rank], |x_btd| {
+            spread.forward(&layer, x_btd, None, &TensorParallel::default()).y_btd
+        });
+        first_error.check().map(|()| found)
     });
     let found = found.unwrap_or_else(|failure: comm::RankFailure<CommError>| panic!("{failure}"));
 
@@ -166,7 +169,8 @@ fn a_lost_rank_is_a_failure_that_is_kept_in_forward_and_backward() {
     for lost_in_backward in [false, true] {
         let found = run_ranks(vec![Device::flex(); 2], TIMEOUT, move |comm| {
             let rank = comm.rank();
-            let spread = ExpertParallel::new(comm.clone());
+            let first_error = FirstError::default();
+            let spread = ExpertParallel::new(comm.clone(), first_error.clone());
             let mut layer = layer(&config(), None);
             keep_experts(&mut layer, rank, 2);
             if rank == 1 && !lost_in_backward {
@@ -174,15 +178,15 @@ fn a_lost_rank_is_a_failure_that_is_kept_in_forward_and_backward() {
             }
             let device = Device::flex().autodiff();
             let x_btd = Tensor::<3>::ones([1, T, D], &device).require_grad();
-            let y_btd = spread.forward(&layer, x_btd.clone(), None).y_btd;
+            let y_btd = spread.forward(&layer, x_btd.clone(), None, &TensorParallel::default()).y_btd;
             if rank == 1 {
                 return Err(CommError::Engine("it is lost".into()));
             }
             let gradients = y_btd.sum().backward();
             assert_eq!(x_btd.grad(&gradients).unwrap().dims(), [1, T, D]);
-            let error = spread.first_error().check().unwrap_err().to_string();
+            let error = first_error.check().unwrap_err().to_string();
             assert!(error.contains("rank 1"), "{error}");
-            spread.first_error().check()
+            first_error.check()
         });
         let message = found.unwrap_err().to_string();
         assert!(message.contains("rank 1") && message.contains("it is lost"), "{message}");

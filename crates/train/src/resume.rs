@@ -227,7 +227,8 @@ fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
 
 /// The values that a rank asks for.
 fn read(checkpoint: &Checkpoint, wanted: &Part) -> Result<PartValues, CheckpointError> {
-    let region = Region { start: wanted.start.clone(), size: wanted.size.clone() };
+    let view = (wanted.view != wanted.shape).then(|| wanted.view.clone());
+    let region = Region { view, start: wanted.start.clone(), size: wanted.size.clone() };
     let kind = |kind| checkpoint.read_region(&wanted.name, kind, &region, wanted.range.clone());
     let moments = if checkpoint.index().kinds().contains(&Kind::ExpAvg) {
         Some([kind(Kind::ExpAvg)?, kind(Kind::ExpAvgSq)?])

@@ -125,8 +125,8 @@ impl Drop for Saver {
 }
 
 fn piece(part: StatePart) -> (Piece, Values<'static>) {
-    let StatePart { of: Part { name, shape, start, size, range }, param, moments } = part;
-    let region = (size != shape).then_some(Region { start, size });
+    let StatePart { of: Part { name, shape, view, start, size, range }, param, moments } = part;
+    let region = (size != view).then(|| Region { view: (view != shape).then_some(view), start, size });
     let (offset, len) = (range.start, range.len());
     let piece = Piece { name, shape, region, offset, len, has_moments: moments.is_some() };
     let floats = |tensor: &Tensor<1>| tensor.clone().into_data().try_into_vec::<f32>().expect("masters are f32");
@@ -158,7 +158,8 @@ mod tests {
                 // Large enough that the others still write when the full disk is found.
                 let (len, offset, param) = (1 << 20, saver.rank << 20, Tensor::zeros([1 << 20], &Device::flex()));
                 let (name, shape) = ("w".into(), vec![4 << 20]);
-                let of = Part { name, start: vec![0], size: shape.clone(), shape, range: offset..offset + len };
+                let (view, size) = (shape.clone(), shape.clone());
+                let of = Part { name, start: vec![0], view, size, shape, range: offset..offset + len };
                 let parts = vec![StatePart { of, param, moments: None }];
                 let progress = fsdp::Progress { optimizer_steps: 3, loss_scale: 1.0, good_steps: 0 };
                 saver.start(State { parts, progress }, Index { step: 3, world_size: 4, ..Index::default() });

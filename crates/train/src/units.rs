@@ -7,12 +7,12 @@ use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use checkpoint::Parameter;
-use comm::{Axis, Communicator, Mesh};
+use comm::{Axis, Communicator, Mesh, TensorParallel};
 use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, Loss, ParamLayout, UnitId, Units};
 use fused::Losses;
 use model::deepseek::{Block, MtpBatch};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
-use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch, Parallel};
+use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch, Parallel, cut};
 use moe::{ExpertParallel, Experts, Router};
 use std::ops::Deref;
 use tail::{Coefs, Tail};
@@ -75,11 +75,14 @@ pub(crate) enum Parts {
 
 /// The ranks that compute a model's sequences together with this one. A collective.
 pub(crate) fn parallel(config: &FsdpConfig, world: &Communicator) -> Result<Parallel, FsdpError> {
-    if config.ep == 1 {
-        return Ok(Parallel::default());
+    let (mut parallel, mesh) = (Parallel::default(), Mesh::new(world.clone(), config.mesh(world.world_size())?)?);
+    if config.ep > 1 {
+        parallel.experts = Some(ExpertParallel::new(mesh.over(&[Axis::Ep])?, parallel.first_error.clone()));
     }
-    let mesh = Mesh::new(world.clone(), config.mesh(world.world_size())?)?;
-    Ok(Parallel { experts: Some(ExpertParallel::new(mesh.over(&[Axis::Ep])?)) })
+    if config.tp > 1 {
+        parallel.tp = TensorParallel::new(mesh.over(&[Axis::Tp])?, parallel.first_error.clone());
+    }
+    Ok(parallel)
 }
 
 /// The configured model as units: the embedding, each block, the head (see [`tail`]); GPT-2's first and last are one, for they share their matrix.
@@ -92,12 +95,16 @@ pub(crate) fn units(
     device: &Device,
 ) -> (Units<Batch>, Parts) {
     let mut units = Units::new();
-    units.experts(
-        Experts::hold,
-        parallel.experts.as_ref().map(ExpertParallel::first_error).cloned().unwrap_or_default(),
-    );
+    units.experts(Experts::hold);
+    units.tensor_parallel(cut);
+    units.collectives(parallel.first_error.clone());
     units.keep_fp32(Router::holds_bias);
-    units.shape(|batch: &Batch| batch.inputs_bt.dims());
+    let tp = parallel.tp.clone();
+    units.shape(move |batch: &Batch| {
+        let [b, t] = batch.inputs_bt.dims();
+        [b, tp.part(t).len()]
+    });
+    let tp = || parallel.tp.clone();
     let initial = match &config.model {
         ModelConfig::Gpt2(shape) => Gpt2::initial(shape, config.train.seed),
         ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),
@@ -108,12 +115,15 @@ pub(crate) fn units(
         ModelConfig::Gpt2(shape) => {
             let model = Gpt2::new(shape, device);
             let ends = units.add("ends", model.ends);
-            units.first(ends, |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.place));
+            let of = tp();
+            units.first(ends, move |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.place, &of));
             let blocks = add_blocks(&mut units, model.blocks, |_| {
-                |block: &Gpt2Block, x_btd, batch: &Batch| block.forward(x_btd, batch.place)
+                let of = tp();
+                move |block: &Gpt2Block, x_bsd, batch: &Batch| block.forward(x_bsd, batch.place, &of)
             });
-            units.last(ends, move |ends, x_btd, batch| {
-                main_loss(batch, z_loss_coef, |targets, coef| ends.losses(x_btd, targets, coef))
+            let of = tp();
+            units.last(ends, move |ends, x_bsd, batch| {
+                main_loss(batch, z_loss_coef, |targets, coef| ends.losses(x_bsd, targets, coef, &of))
             });
             Parts::Gpt2 { ends, blocks }
         }
@@ -121,13 +131,14 @@ pub(crate) fn units(
             let moe = config.moe.clone().unwrap_or_default();
             let model = DeepSeek::new(shape, &moe, device);
             let embed = units.add("embed", model.embed);
-            units.first(embed, |table: &Embedding, batch: &Batch| {
-                fused::embedding(table.weight.val(), batch.inputs_bt.clone())
+            let (of, vocab_size) = (tp(), shape.vocab_size);
+            units.first(embed, move |table: &Embedding, batch: &Batch| {
+                model::deepseek::embed(table, batch.inputs_bt.clone(), vocab_size, &of)
             });
             let blocks = add_blocks(&mut units, model.blocks, |layer| {
                 let (loads, parallel) = (loads.clone(), parallel.clone());
-                move |block: &Block, x_btd, batch: &Batch| {
-                    let output = block.forward_over(x_btd, batch.place, &parallel);
+                move |block: &Block, x_bsd, batch: &Batch| {
+                    let output = block.forward_over(x_bsd, batch.place, &parallel);
                     if let (Some(stats), Some(place)) = (&output.stats, batch.place) {
                         loads.record(layer, place.first_row, stats);
                     }
@@ -135,8 +146,7 @@ pub(crate) fn units(
                 }
             });
             let coefs = Coefs { z_loss: z_loss_coef, mtp: config.train.mtp_loss_coef };
-            let place = (shape.num_hidden_layers, loads, parallel);
-            let tail = Tail::add(&mut units, embed, (model.head, model.mtp), coefs, place);
+            let tail = Tail::add(&mut units, embed, (model.head, model.mtp), shape, coefs, (loads, parallel));
             Parts::DeepSeek { embed, blocks, tail }
         }
     };
@@ -289,3 +299,6 @@ pub(crate) fn parameter_count(config: &Config) -> usize {
         Whole::DeepSeek(model) => model::parameter_count(&model),
     }
 }
+
+#[cfg(test)]
+mod tests;

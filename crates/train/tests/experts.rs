@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use comm::{Axis, Communicator, Mesh, RankFailure, run_ranks};
+use comm::{Axis, Communicator, Mesh, RankFailure, TensorParallel, run_ranks};
 use fsdp::{
     ActivationCheckpointing, AdamW, Category, FloatType, Fsdp, FsdpConfig, FsdpError, Part, PipelineConfig, Precision,
     Schedule, Strategy, UnitId, Units, Wrap,
@@ -109,9 +109,9 @@ impl Case {
         let mut units = Units::new();
         if self.config.ep > 1 {
             let mesh = Mesh::new(comm.clone(), self.config.mesh(comm.world_size())?)?;
-            let ranks = ExpertParallel::new(mesh.over(&[Axis::Ep])?);
-            units.experts(Experts::hold, ranks.first_error().clone());
-            parallel.experts = Some(ranks);
+            units.experts(Experts::hold);
+            units.collectives(parallel.first_error.clone());
+            parallel.experts = Some(ExpertParallel::new(mesh.over(&[Axis::Ep])?, parallel.first_error.clone()));
         }
         units.keep_fp32(Router::holds_bias);
         let (initial, favourite) = (DeepSeek::initial(7), self.favourite);
@@ -144,7 +144,9 @@ impl Case {
             blocks.push(block);
         }
         let head = units.add("head", model.head);
-        units.last(head, |head, x_btd, batch| head.losses(x_btd, batch.tokens_bt.clone(), 0.0).cross_entropy);
+        units.last(head, |head, x_btd, batch| {
+            head.losses(x_btd, batch.tokens_bt.clone(), 0.0, &TensorParallel::default()).cross_entropy
+        });
         Ok(Built { fsdp: Fsdp::new(units, comm, self.config.clone())?, embed, blocks, head })
     }
 

@@ -20,10 +20,25 @@ impl FsdpConfig {
                 self.ep
             )));
         }
-        let shards = if self.strategy.shards().optimizer { shared } else { self.ep };
-        let replicas = ranks / shards;
-        let (pp, ep) = (self.pipeline.stages, self.ep);
-        Ok(MeshShape::new(&[(Axis::Pp, pp), (Axis::DpReplicate, replicas), (Axis::DpShard, shards), (Axis::Ep, ep)]))
+        let (pp, ep, tp) = (self.pipeline.stages, self.ep, self.tp);
+        if tp == 0 || !shared.is_multiple_of(tp) {
+            let of = if self.strategy == Strategy::HybridShard { "of a replica" } else { "of a stage" };
+            let fits = (1..=shared.min(tp)).rev().find(|fits| shared.is_multiple_of(*fits)).unwrap_or(1);
+            return Err(FsdpError::Config(format!(
+                "tp {tp} does not divide the number of ranks {of}, which is {shared}: take tp {fits}, say"
+            )));
+        }
+        // As many as `ep` and `tp` both divide, where there need not be more.
+        let least = (1..).map(|times| times * tp).find(|ranks| ranks.is_multiple_of(ep)).expect("their product is one");
+        let sharded = if self.strategy.shards().optimizer { shared } else { least };
+        let sizes = [
+            (Axis::Pp, pp),
+            (Axis::DpReplicate, ranks / sharded),
+            (Axis::DpShard, sharded / tp),
+            (Axis::Tp, tp),
+            (Axis::Ep, ep),
+        ];
+        Ok(MeshShape::new(&sizes))
     }
 
     /// Of how many ranks [`ep`](Self::ep) is a divisor: those of a stage, or of a replica.
@@ -81,6 +96,12 @@ impl FsdpConfig {
                 return refuse(format!(
                     "ep {} with strategy block, where one rank computes all of a block: take full_shard",
                     self.ep
+                ));
+            }
+            if self.tp > 1 {
+                return refuse(format!(
+                    "tp {} with strategy block, where one rank computes all of a block: take full_shard",
+                    self.tp
                 ));
             }
             if let Wrap::Size(_) = self.wrap {

@@ -15,11 +15,11 @@ impl<B: 'static> Fsdp<B> {
         let digests: Vec<Vec<(Class, u64)>> = self.units.iter().map(|unit| unit.digests().collect()).collect();
         let ties: Vec<(usize, usize)> =
             self.units.iter().enumerate().filter_map(|(i, unit)| Some((i, unit.tie()?))).collect();
-        let spread = self.config.ep > 1;
+        let (spread, cut) = (self.config.ep > 1, self.config.tp > 1);
         let find = move |groups: &Groups| {
-            let of = |is_expert: bool| -> Vec<(usize, u64)> {
+            let of = |classes: &[Class]| -> Vec<(usize, u64)> {
                 let of_unit = |(unit, all): (usize, &Vec<(Class, u64)>)| {
-                    let of_class = all.iter().filter(|(class, _)| (*class == Class::Expert) == is_expert);
+                    let of_class = all.iter().filter(|(class, _)| classes.contains(class));
                     of_class.map(|(_, digest)| (unit, *digest)).collect::<Vec<_>>()
                 };
                 digests.iter().enumerate().flat_map(of_unit).collect()
@@ -29,9 +29,9 @@ impl<B: 'static> Fsdp<B> {
                 let different = first_difference(group, groups.world.rank(), digests)?;
                 Ok::<_, CommError>(different.map(|(i, ranks)| (mine[i].0, ranks)))
             };
-            let mut different = among(&groups.of(Class::Dense).replicate, &of(false))?;
-            if spread {
-                different = different.or(among(&groups.of(Class::Expert).replicate, &of(true))?);
+            let mut different = among(&groups.of(Class::Dense).replicate, &of(&[Class::Dense, Class::Fp32]))?;
+            for (class, _) in [(Class::Expert, spread), (Class::Tensor, cut)].into_iter().filter(|(_, is)| *is) {
+                different = different.or(among(&groups.of(class).replicate, &of(&[class]))?);
             }
             for (unit, tie) in ties {
                 let mine: Vec<(usize, u64)> = digests[unit].iter().map(|(_, digest)| (unit, *digest)).collect();

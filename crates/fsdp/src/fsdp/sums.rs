@@ -1,10 +1,10 @@
 //! Numbers of a step that all ranks have: how much its micro-batches count, its loss, its norm.
 
 use super::Fsdp;
-use crate::FsdpError;
 use crate::chunk::Losses;
 use crate::plan::Class;
 use crate::sharded_unit::ShardedUnit;
+use crate::{FsdpConfig, FsdpError};
 use burn::tensor::Tensor;
 use comm::Reduce;
 
@@ -45,17 +45,26 @@ impl<B: 'static> Fsdp<B> {
 
     /// Norm of the summed gradient over all units, and over all ranks that have different parts of it.
     pub(super) fn gradient_norm(&self) -> Result<f64, FsdpError> {
-        let mut squares = [0.0; 2]; // of experts over ranks, and of all others
+        // Of experts over ranks, parts of matrices, and all others, each of whose replicas counts the whole.
+        let mut squares = [0.0; 3];
         for (class, square) in self.units.iter().flat_map(ShardedUnit::gradient_squares) {
-            squares[usize::from(class != Class::Expert)] += square;
+            match class {
+                Class::Expert => squares[0] += square,
+                Class::Tensor => squares[1] += square,
+                Class::Dense | Class::Fp32 => squares[2] += square,
+            }
         }
-        if self.plan.shards * self.config.pipeline.stages * self.config.ep == 1 {
-            return Ok(squares[1].sqrt());
+        let FsdpConfig { pipeline, ep, tp, .. } = &self.config;
+        if self.plan.shards * pipeline.stages * ep * tp == 1 {
+            return Ok(squares[2].sqrt());
         }
-        // Each of the replicas counts the whole.
         let sums = self.all_reduce(&squares)?;
-        let replicas = self.plan.replicas;
-        let of_experts = self.replicas_of_experts;
-        Ok((sums[0] / of_experts as f64 + sums[1] / replicas as f64).sqrt())
+        let of = |square: usize, class| sums[square] / self.replicas(class) as f64;
+        Ok((of(0, Class::Expert) + of(1, Class::Tensor) + of(2, Class::Dense)).sqrt())
+    }
+
+    /// How many ranks hold a shard of a class.
+    fn replicas(&self, class: Class) -> usize {
+        self.replicas.iter().find(|(other, _)| *other == class).map_or(1, |(_, replicas)| *replicas)
     }
 }

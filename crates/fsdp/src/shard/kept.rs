@@ -2,6 +2,7 @@
 
 use super::{FlatShard, overlap};
 use crate::FsdpError;
+use crate::cut::Slice;
 use crate::state::{Part, ReadPart, ShardValues, StatePart};
 use burn::tensor::{Tensor, TensorData};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -44,15 +45,11 @@ impl FlatShard {
 
     /// The parameters' parts in a range of the unit's buffer, and where each begins in the buffer.
     fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (Part, usize)> {
-        self.layout.params().iter().filter_map(move |param| {
+        self.layout.params().iter().zip(&self.params).filter_map(move |(param, whole)| {
             let range = overlap(param, &range)?;
             let at = param.offset + range.start;
-            let mut start = vec![0; param.shape.len()];
-            if let Some((first, size)) = start.first_mut().zip(param.shape.first()) {
-                *first = self.plan.part * size;
-            }
-            let (name, shape, size) = (param.name.clone(), self.whole_shape(param), param.shape.clone());
-            Some((Part { name, shape, start, size, range }, at))
+            let Slice { view, start, size } = whole.slice(self.plan.place());
+            Some((Part { name: whole.name.clone(), shape: whole.shape.clone(), view, start, size, range }, at))
         })
     }
 
@@ -62,10 +59,12 @@ impl FlatShard {
             return;
         }
         let (param, held) = (&self.layout.params()[i], self.range());
-        assert_eq!(delta.len(), param.len() * self.plan.parts, "{}: a delta of another length", param.name);
+        let len = self.params[i].shape.iter().product::<usize>();
+        assert_eq!(delta.len(), len, "{}: a delta of another length", param.name);
         if let Some(part) = overlap(param, &held) {
-            let first = self.first_element(param);
-            let delta = Tensor::<1>::from_floats(&delta[first + part.start..first + part.end], &self.plan.rest_device);
+            let runs = self.params[i].slice(self.plan.place()).runs(part.clone());
+            let delta: Vec<f32> = runs.into_iter().flat_map(|run| delta[run].to_vec()).collect();
+            let delta = Tensor::<1>::from_floats(delta.as_slice(), &self.plan.rest_device);
             let (master, range) = (
                 self.master.tensor.clone(),
                 param.offset + part.start - held.start..param.offset + part.end - held.start,

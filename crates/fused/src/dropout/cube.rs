@@ -29,6 +29,7 @@ pub(crate) fn dropout(x: CubeTensor, rule: DropoutRule) -> CubeTensor {
             rule.row_len / vector,
             rule.key.key,
             rule.key.first_row,
+            rule.key.first_index,
             rule.threshold,
             rule.scale,
             dtype_to_elem_type(dtype),
@@ -46,6 +47,7 @@ fn dropout_kernel<F: Float, V: Size>(
     width: usize,
     key: u64,
     first_row: u64,
+    first_index: u64,
     threshold: u32,
     scale: f32,
     #[define(F)] _dtype: ElemType,
@@ -53,7 +55,7 @@ fn dropout_kernel<F: Float, V: Size>(
     let mut i = ABSOLUTE_POS;
     while i < vectors {
         let (row, index) = (i / width, i % width * V::value());
-        let mut number = mix(key ^ mix(first_row + row as u64 + GAMMA)) + index as u64 * GAMMA;
+        let mut number = mix(key ^ mix(first_row + row as u64 + GAMMA)) + (first_index + index as u64) * GAMMA;
         let values = Vector::<f32, V>::cast_from(x[i]) * Vector::new(scale);
         let mut kept = Vector::<f32, V>::new(0.0f32);
         #[unroll]
@@ -84,7 +86,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
     let case = |(name, dtype, vector)| {
         KernelCase::new(format!("dropout {name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-            DropoutKernel::new(s, d, t, b(), b(), (), (), (), (), (), (), vector, dtype)
+            DropoutKernel::new(s, d, t, b(), b(), (), (), (), (), (), (), (), vector, dtype)
         })
     };
     float_cases().map(case).into()

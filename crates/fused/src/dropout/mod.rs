@@ -26,6 +26,8 @@ pub struct DropoutKey {
     pub key: u64,
     /// The row of the global batch that the first row of the tensor is.
     pub first_row: u64,
+    /// Which element of its row the first one of each row of the tensor is: not 0 where a tensor has a part of the rows.
+    pub first_index: u64,
 }
 
 impl DropoutKey {
@@ -33,7 +35,7 @@ impl DropoutKey {
     /// first row is row 0.
     pub fn derive(seed: u64, step: u64, layer: u64, place: u64) -> Self {
         let key = [seed, step, layer, place].into_iter().fold(0, |key, part| mix((key ^ part).wrapping_add(GAMMA)));
-        Self { key, first_row: 0 }
+        Self { key, first_row: 0, first_index: 0 }
     }
 
     /// The same key for a tensor whose first row is row `first_row` of the global batch.
@@ -41,9 +43,15 @@ impl DropoutKey {
         Self { first_row, ..self }
     }
 
+    /// The same key for a tensor of what follows in each row from element `first_index` on.
+    pub fn at_index(self, first_index: usize) -> Self {
+        Self { first_index: first_index as u64, ..self }
+    }
+
     /// Where the numbers of row `row` of the tensor start.
     pub(crate) fn row(&self, row: usize) -> u64 {
-        mix(self.key ^ mix((self.first_row + row as u64).wrapping_add(GAMMA)))
+        let start = mix(self.key ^ mix((self.first_row + row as u64).wrapping_add(GAMMA)));
+        start.wrapping_add(self.first_index.wrapping_mul(GAMMA))
     }
 }
 

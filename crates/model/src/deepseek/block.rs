@@ -66,11 +66,11 @@ impl Block {
         self.forward_over(x_btd, None, &Parallel::default())
     }
 
-    /// The same on one of several ranks; and in training, where there is a `place`, with the router's noise and the experts' capacity where the
+    /// The same of its rows on one of several ranks, `[b, s, d]` to `[b, s, d]`; and in training, where there is a `place`, with the router's noise and the experts' capacity where the
     /// configuration has some.
-    pub fn forward_over(&self, x_btd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
-        let y = self.self_attn.forward(self.input_layernorm.forward(x_btd.clone()));
-        self.mlp(y, x_btd, place, parallel)
+    pub fn forward_over(&self, x_bsd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
+        let y = self.self_attn.forward(self.input_layernorm.forward(x_bsd.clone()), &parallel.tp);
+        self.mlp(y, x_bsd, place, parallel)
     }
 
     /// [`forward`](Self::forward) of tokens that follow those in the cache.
@@ -80,21 +80,24 @@ impl Block {
     }
 
     /// From the attention of the heads, `y`, on.
-    fn mlp(&self, y: Tensor<3>, x_btd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
-        let [x_btd, normed] = self.post_attention_layernorm.forward_sum(&self.self_attn.o_proj, y, x_btd);
+    fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
+        let tp = &parallel.tp;
+        let [x_bsd, normed] = self.post_attention_layernorm.forward_sum(&self.self_attn.o_proj, y, x_bsd, tp);
         match &self.mlp {
-            Mlp::Dense(mlp) => BlockOutput { x_btd: mlp.forward_add(normed, x_btd), aux_loss: None, stats: None },
+            Mlp::Dense(mlp) => {
+                BlockOutput { x_btd: mlp.forward_add_over(normed, x_bsd, tp), aux_loss: None, stats: None }
+            }
             Mlp::Moe(moe) => {
                 let noise = place.map(|MicroBatch { seed, step, first_row }| {
                     Some(NoiseKey::derive(seed, step, self.layer as u64, first_row))
                 });
                 let output = match (noise, &parallel.experts) {
-                    (None, None) => moe.evaluate(normed),
-                    (None, Some(ranks)) => ranks.evaluate(moe, normed),
-                    (Some(noise), None) => moe.forward(normed, noise),
-                    (Some(noise), Some(ranks)) => ranks.forward(moe, normed, noise),
+                    (None, None) => moe.evaluate_over(normed, tp),
+                    (None, Some(ranks)) => ranks.evaluate(moe, normed, tp),
+                    (Some(noise), None) => moe.forward_over(normed, noise, tp),
+                    (Some(noise), Some(ranks)) => ranks.forward(moe, normed, noise, tp),
                 };
-                BlockOutput { x_btd: x_btd + output.y_btd, aux_loss: output.aux_loss, stats: Some(output.stats) }
+                BlockOutput { x_btd: x_bsd + output.y_btd, aux_loss: output.aux_loss, stats: Some(output.stats) }
             }
         }
     }

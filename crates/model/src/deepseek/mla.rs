@@ -3,6 +3,7 @@ use crate::{DeepSeekConfig, RmsNorm};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
+use comm::TensorParallel;
 use fused::{latent_attention, linear};
 
 /// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
@@ -61,15 +62,18 @@ impl Mla {
         }
     }
 
-    /// Causal attention of `x`, up to the projection: `[b, t, d]` to `[b, t, heads * v]`.
-    pub fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        let [_, t, _] = x_btd.dims();
-        let (heads, rank, rope) =
-            (self.config.num_attention_heads, self.config.kv_lora_rank, self.config.qk_rope_head_dim);
-        let (query_input, query) = self.query(x_btd.clone());
+    /// Causal attention of the rank's rows by its heads, up to the projection: `[b, s, d]` to `[b, t, heads * v]`.
+    ///
+    /// Several ranks compress their own rows, and gather what is compressed: latent and rotated key, which all heads share, and the query's compression.
+    pub fn forward(&self, x_bsd: Tensor<3>, tp: &TensorParallel) -> Tensor<3> {
+        let (rank, rope) = (self.config.kv_lora_rank, self.config.qk_rope_head_dim);
+        let (query_input, query) = self.query(x_bsd.clone());
+        let [latent_bsr, k_rope] = parts(x_bsd, &self.kv_a_proj_with_mqa, [rank, rope]);
+        let latent_bsr = self.kv_a_layernorm.forward(latent_bsr);
+        let [query_input, latent, k_rope] = gathered(tp, [query_input, latent_bsr, k_rope]);
         let q = linear(query_input, query.weight.val(), None);
-        let [latent_btr, k_rope] = parts(x_btd, &self.kv_a_proj_with_mqa, [rank, rope]);
-        let kv = linear(self.kv_a_layernorm.forward(latent_btr), self.kv_b_proj.weight.val(), None);
+        let kv = linear(latent, self.kv_b_proj.weight.val(), None);
+        let (heads, t) = (tp.part(self.config.num_attention_heads).len(), kv.dims()[1]);
         let positions = self.rope.first(t, &k_rope.device());
         latent_attention(q, kv, k_rope, &positions, heads, softmax_scale(&self.config))
     }
@@ -82,6 +86,20 @@ impl Mla {
             _ => unreachable!("a query is projected directly or through its compression"),
         }
     }
+}
+
+/// All rows of each of these, in one gather.
+fn gathered<const N: usize>(tp: &TensorParallel, parts: [Tensor<3>; N]) -> [Tensor<3>; N] {
+    if tp.is_alone() {
+        return parts;
+    }
+    let widths = parts.each_ref().map(|part| part.dims()[2]);
+    let all = tp.gather(Tensor::cat(parts.into(), 2));
+    let mut end = 0;
+    widths.map(|width| {
+        end += width;
+        all.clone().slice_dim(2, end - width..end)
+    })
 }
 
 /// Projects `[b, t, in]` to two parts, `[b, t, width]` each.

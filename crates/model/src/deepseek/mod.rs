@@ -9,11 +9,13 @@ pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
 pub use mtp::{Mtp, MtpBatch};
 
+use crate::vocabulary::{self, VocabularyHead};
 use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, RmsNorm, Rope};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
-use fused::{Losses, embedding, linear, linear_cross_entropy};
+use comm::TensorParallel;
+use fused::{Losses, embedding, linear};
 use moe::MoeConfig;
 
 /// A DeepSeek as its parts: embedding, blocks, head, and what predicts further tokens.
@@ -38,6 +40,7 @@ pub struct Head {
     pub norm: RmsNorm,
     /// `[d, vocab]`
     pub lm_head: Linear,
+    vocab_size: usize,
 }
 
 impl DeepSeek {
@@ -62,6 +65,7 @@ impl DeepSeek {
             head: Head {
                 norm: RmsNorm::new(d, config.rms_norm_eps, device),
                 lm_head: LinearConfig::new(d, vocab).with_bias(false).init(device),
+                vocab_size: vocab,
             },
             mtp: (0..config.mtp_depth).map(|k| Mtp::new(config, moe, &positions, k, device)).collect(),
             config: config.clone(),
@@ -80,11 +84,13 @@ impl DeepSeek {
         batches: &[MtpBatch],
     ) -> (Tensor<1>, Vec<Option<Tensor<1>>>) {
         let mut h_btd = self.head.norm.forward(self.hidden(tokens_bt));
-        let main = losses(&self.head.lm_head, h_btd.clone(), targets_bt, 0.0).cross_entropy;
+        let alone = TensorParallel::default();
+        let output = self.head.output(&alone);
+        let main = output.losses(h_btd.clone(), targets_bt, 0.0).cross_entropy;
         let further = self.mtp.iter().zip(batches).map(|(mtp, batch)| {
             let embeddings_btd = embedding(self.embed.weight.val(), batch.tokens_bt.clone());
             h_btd = mtp.forward(h_btd.clone(), embeddings_btd);
-            batch.loss(&self.head.lm_head, h_btd.clone())
+            batch.loss(&output, h_btd.clone())
         });
         (main, further.collect())
     }
@@ -116,8 +122,13 @@ impl LanguageModel for DeepSeek {
     }
 
     fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        self.head.losses(x_btd, targets_bt, 0.0).cross_entropy
+        self.head.losses(x_btd, targets_bt, 0.0, &TensorParallel::default()).cross_entropy
     }
+}
+
+/// A rank's rows of tokens, `[b, t]` to `[b, s, d]`, by its part of the table of `vocab` tokens.
+pub fn embed(table: &Embedding, tokens_bt: Tensor<2, Int>, vocab: usize, tp: &TensorParallel) -> Tensor<3> {
+    vocabulary::embed(tp, table.weight.val(), tokens_bt, vocab)
 }
 
 impl Head {
@@ -126,15 +137,39 @@ impl Head {
         linear(self.norm.forward(x_btd), self.lm_head.weight.val(), None)
     }
 
-    /// Cross entropy of the next tokens, and their z-loss.
-    pub fn losses(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
-        losses(&self.lm_head, self.norm.forward(x_btd), targets_bt, z_loss_coef)
+    /// Cross entropy of the next tokens, and their z-loss: the rank's share of them, from its rows.
+    pub fn losses(
+        &self,
+        x_bsd: Tensor<3>,
+        targets_bt: Tensor<2, Int>,
+        z_loss_coef: f64,
+        tp: &TensorParallel,
+    ) -> Losses {
+        self.output(tp).losses(self.norm.forward(x_bsd), targets_bt, z_loss_coef)
+    }
+
+    fn output<'a>(&'a self, tp: &'a TensorParallel) -> OutputMatrix<'a> {
+        OutputMatrix { lm_head: &self.lm_head, vocab_size: self.vocab_size, tp }
     }
 }
 
-/// Cross entropy of the next tokens, and their z-loss, of what the final norm made, `[b, t, d]`.
-pub fn losses(lm_head: &Linear, normed_btd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
-    let [b, t, d] = normed_btd.dims();
-    let x_nd = normed_btd.reshape([b * t, d]);
-    linear_cross_entropy(x_nd, lm_head.weight.val(), targets_bt.reshape([b * t]), z_loss_coef)
+/// The output matrix, or a rank's columns of it.
+pub struct OutputMatrix<'a> {
+    /// `[d, vocab]`
+    pub lm_head: &'a Linear,
+    /// Tokens that all ranks have together.
+    pub vocab_size: usize,
+    /// The ranks that have the others.
+    pub tp: &'a TensorParallel,
+}
+
+impl OutputMatrix<'_> {
+    /// [`Head::losses`] of what the final norm made, `[b, s, d]`.
+    pub fn losses(&self, normed_bsd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
+        self.head().losses(self.tp, normed_bsd, targets_bt, z_loss_coef)
+    }
+
+    fn head(&self) -> VocabularyHead {
+        VocabularyHead { weight: self.lm_head.weight.val(), transposed: false, vocab: self.vocab_size }
+    }
 }

@@ -11,13 +11,13 @@
 //! The paper writes `[hidden | embedding]`; the published weights have the embedding's columns first, as here, and `h^k` is what `norm_k`
 //! (`shared_head.norm`) has made, for the head and for the next module.
 
-use super::{Block, BlockOutput};
+use super::{Block, BlockOutput, OutputMatrix};
 use crate::cache::{Chunk, LayerCache};
 use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use fused::{linear, linear_cross_entropy};
+use fused::linear;
 use moe::MoeConfig;
 
 /// One module of multi-token prediction.
@@ -68,12 +68,12 @@ impl Mtp {
     /// The same as [`Block::forward_over`] is to [`Block::forward`].
     pub fn forward_over(
         &self,
-        h_btd: Tensor<3>,
-        embeddings_btd: Tensor<3>,
+        h_bsd: Tensor<3>,
+        embeddings_bsd: Tensor<3>,
         place: Option<MicroBatch>,
         parallel: &Parallel,
     ) -> BlockOutput {
-        let output = self.block.forward_over(self.joined(h_btd, embeddings_btd), place, parallel);
+        let output = self.block.forward_over(self.joined(h_bsd, embeddings_bsd), place, parallel);
         BlockOutput { x_btd: self.norm.forward(output.x_btd), ..output }
     }
 
@@ -132,12 +132,13 @@ impl MtpBatch {
             .collect()
     }
 
-    /// `L_k` of the `h^k` `[b, t, d]` that module `k` has made, `[1]`; None where no position has a target.
-    pub fn loss(&self, lm_head: &Linear, h_btd: Tensor<3>) -> Option<Tensor<1>> {
+    /// `L_k` of the `h^k` that module `k` has made, the rank's share of it from its rows `[b, s, d]`: `[1]`; None where no position has a target.
+    pub fn loss(&self, output: &OutputMatrix, h_bsd: Tensor<3>) -> Option<Tensor<1>> {
         let [places, wanted] = self.targets_n.clone()?;
+        let h_btd = output.tp.gather(h_bsd);
         let [b, t, d] = h_btd.dims();
         let h_nd = h_btd.reshape([b * t, d]).select(0, places);
-        Some(linear_cross_entropy(h_nd, lm_head.weight.val(), wanted, 0.0).cross_entropy * self.share)
+        Some(output.head().losses_of_rows(output.tp, h_nd, wanted, 0.0).cross_entropy * self.share)
     }
 }
 

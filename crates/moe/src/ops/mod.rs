@@ -6,7 +6,6 @@
 mod autodiff;
 #[cfg(feature = "cubecl")]
 mod cube;
-mod exchange;
 mod flex;
 #[cfg(feature = "cubecl")]
 mod specs;
@@ -17,7 +16,6 @@ use crate::kernels::reroute::RerouteRule;
 use crate::kernels::route::{GateRule, SelectRule};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
-pub(crate) use exchange::Exchange;
 
 /// See the module of [`kernels`](crate::kernels) that has an operation's name for its formula and layout.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]

@@ -31,6 +31,10 @@ pub struct ParallelConfig {
     /// Ranks that have a layer's experts together, a part each, for the tokens of all of them; 1 for all experts on every rank. It divides the
     /// experts and the ranks of a stage, or of a replica. An expert's parameters are then sharded by `strategy` over the ranks that have it.
     pub ep: usize,
+    /// Ranks that compute the same sequences together: each has a part of the heads, of the MLPs' columns and of the vocabulary, and between them
+    /// a part of each sequence's rows (tensor and sequence parallelism); 1 for none. It divides the ranks of a stage, or of a replica, the heads,
+    /// the MLPs' widths and `train.seq_len`. What is not cut is sharded by `strategy` over these ranks too.
+    pub tp: usize,
     /// What is kept, gathered and freed together.
     pub wrap: Wrap,
     /// Whether gathered parameters are freed after the forward, and gathered again for the backward. On a GPU they stay where
@@ -64,6 +68,7 @@ impl Default for ParallelConfig {
             dp_replicate: fsdp.dp_replicate,
             dp_shard: None,
             ep: fsdp.ep,
+            tp: fsdp.tp,
             wrap: fsdp.wrap,
             reshard_after_forward: fsdp.reshard_after_forward,
             activation_checkpointing: fsdp.activation_checkpointing,
@@ -80,9 +85,9 @@ impl Default for ParallelConfig {
 pub(super) const MOST_TRIED: usize = 1000;
 
 impl ParallelConfig {
-    /// Ranks that share a batch: of each stage all, but under `block` each computes a part of the model for all of it.
+    /// Ranks, or groups of `tp` ranks, that share a batch: of each stage all, but under `block` each computes a part of the model for all of it.
     pub fn data_parallel_size(&self) -> usize {
-        if self.strategy == Strategy::Block { 1 } else { (self.gpus / self.pp.max(1)).max(1) }
+        if self.strategy == Strategy::Block { 1 } else { (self.gpus / self.pp.max(1) / self.tp.max(1)).max(1) }
     }
 
     /// Chunks of the model on each stage; 1 without a pipeline, whatever its schedule would be.
@@ -95,7 +100,7 @@ impl ParallelConfig {
 
     /// In a word or two: `full_shard`, `pp 4 x ep 4 x zero1`.
     pub(crate) fn describe(&self) -> String {
-        let axes = [("pp", self.pp), ("ep", self.ep)].into_iter().filter(|(_, size)| *size > 1);
+        let axes = [("pp", self.pp), ("tp", self.tp), ("ep", self.ep)].into_iter().filter(|(_, size)| *size > 1);
         axes.map(|(name, size)| format!("{name} {size} x ")).chain([self.strategy.name().into()]).collect()
     }
 
@@ -126,6 +131,7 @@ impl Config {
             strategy: parallel.strategy,
             dp_replicate: parallel.dp_replicate,
             ep: parallel.ep,
+            tp: parallel.tp,
             wrap: parallel.wrap,
             reshard_after_forward: parallel.reshard_after_forward,
             activation_checkpointing: parallel.activation_checkpointing,

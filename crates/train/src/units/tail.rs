@@ -14,8 +14,8 @@ use crate::expert_loads::ExpertLoads;
 use burn::nn::{Embedding, Linear};
 use burn::tensor::Tensor;
 use fsdp::{Fsdp, FsdpError, Loss, UnitId, Units};
-use model::deepseek::{Head, Mtp, losses};
-use model::{DeepSeek, Parallel, RmsNorm};
+use model::deepseek::{Head, Mtp, MtpBatch, OutputMatrix};
+use model::{DeepSeek, DeepSeekConfig, Parallel, RmsNorm};
 
 /// The units.
 pub(crate) enum Tail {
@@ -32,37 +32,41 @@ pub(crate) struct Coefs {
 }
 
 impl Tail {
-    /// The blocks before it have the numbers up to `layers`.
+    /// Adds the units and their calls, behind those of the blocks.
     pub fn add(
         units: &mut Units<Batch>,
         embed: UnitId<Embedding>,
         (head, mtp): (Head, Vec<Mtp>),
+        shape: &DeepSeekConfig,
         coefs: Coefs,
-        (layers, loads, parallel): (usize, &ExpertLoads, &Parallel),
+        (loads, parallel): (&ExpertLoads, &Parallel),
     ) -> Self {
+        let (layers, vocab_size, tp) = (shape.num_hidden_layers, shape.vocab_size, || parallel.tp.clone());
         if mtp.is_empty() {
             let head = units.add("head", head);
-            units.last(head, move |head, x_btd, batch| {
-                main_loss(batch, coefs.z_loss, |targets, coef| head.losses(x_btd, targets, coef))
+            let of = tp();
+            units.last(head, move |head, x_bsd, batch| {
+                main_loss(batch, coefs.z_loss, |targets, coef| head.losses(x_bsd, targets, coef, &of))
             });
             return Self::Head(head);
         }
         let norm = units.add("head.norm", head.norm);
-        units.then(norm, |norm: &RmsNorm, x_btd, _: &Batch| norm.forward(x_btd));
-        units.then(embed, |table: &Embedding, h_btd: Tensor<3>, batch: &Batch| {
-            let embeddings = batch.mtp.iter().map(|of| fused::embedding(table.weight.val(), of.tokens_bt.clone()));
-            Tensor::cat(std::iter::once(h_btd).chain(embeddings).collect(), 2)
+        units.then(norm, |norm: &RmsNorm, x_bsd, _: &Batch| norm.forward(x_bsd));
+        let of = tp();
+        units.then(embed, move |table: &Embedding, h_bsd: Tensor<3>, batch: &Batch| {
+            let ahead = |tokens: &MtpBatch| model::deepseek::embed(table, tokens.tokens_bt.clone(), vocab_size, &of);
+            Tensor::cat(std::iter::once(h_bsd).chain(batch.mtp.iter().map(ahead)).collect(), 2)
         });
         let modules = mtp.into_iter().enumerate().map(|(k, module)| {
             let (loads, parallel) = (loads.clone(), parallel.clone());
             let unit = units.add(format!("mtp.{k}"), module);
-            units.then(unit, move |module: &Mtp, x_btw: Tensor<3>, batch: &Batch| {
+            units.then(unit, move |module: &Mtp, x_bsw: Tensor<3>, batch: &Batch| {
                 if batch.mtp.is_empty() {
-                    return (x_btw, None);
+                    return (x_bsw, None);
                 }
-                let mut parts = x_btw.chunk(batch.mtp.len() + 1, 2);
-                let (h_btd, embeddings_btd) = (parts[k].clone(), parts[k + 1].clone());
-                let output = module.forward_over(h_btd, embeddings_btd, batch.place, &parallel);
+                let mut parts = x_bsw.chunk(batch.mtp.len() + 1, 2);
+                let (h_bsd, embeddings_bsd) = (parts[k].clone(), parts[k + 1].clone());
+                let output = module.forward_over(h_bsd, embeddings_bsd, batch.place, &parallel);
                 if let (Some(stats), Some(place)) = (&output.stats, batch.place) {
                     loads.record(layers + k, place.first_row, stats);
                 }
@@ -73,7 +77,10 @@ impl Tail {
         });
         let modules = modules.collect();
         let lm_head = units.add("head.lm_head", head.lm_head);
-        units.last(lm_head, move |lm_head, x_btw, batch| all_losses(lm_head, x_btw, batch, coefs));
+        let of = tp();
+        units.last(lm_head, move |lm_head, x_bsw, batch| {
+            all_losses(&OutputMatrix { lm_head, vocab_size, tp: &of }, x_bsw, batch, coefs)
+        });
         Self::Mtp { norm, modules, lm_head }
     }
 
@@ -99,15 +106,15 @@ impl Tail {
 }
 
 /// The main loss of `h^0`, and what is added to it: its z-loss, and `coef / depth` times the losses of the modules.
-fn all_losses(lm_head: &Linear, x_btw: Tensor<3>, batch: &Batch, coefs: Coefs) -> Loss {
+fn all_losses(output: &OutputMatrix, x_bsw: Tensor<3>, batch: &Batch, coefs: Coefs) -> Loss {
     let depth = batch.mtp.len();
-    let mut parts = x_btw.chunk(depth + 1, 2).into_iter();
-    let h_btd = parts.next().expect("one part at least");
-    let main = main_loss(batch, coefs.z_loss, |targets, coef| losses(lm_head, h_btd, targets, coef));
+    let mut parts = x_bsw.chunk(depth + 1, 2).into_iter();
+    let h_bsd = parts.next().expect("one part at least");
+    let main = main_loss(batch, coefs.z_loss, |targets, coef| output.losses(h_bsd, targets, coef));
     if coefs.mtp == 0.0 {
         return main;
     }
-    let further = parts.zip(&batch.mtp).filter_map(|(h_btd, of)| of.loss(lm_head, h_btd));
+    let further = parts.zip(&batch.mtp).filter_map(|(h_bsd, of)| of.loss(output, h_bsd));
     let further = further.map(|loss| loss * (coefs.mtp / depth as f64));
     Loss { aux: main.aux.into_iter().chain(further).reduce(|sum, loss| sum + loss), ..main }
 }

@@ -12,7 +12,17 @@ fn lies() -> LiesCompilationArg {
 }
 
 fn rule() -> RuleCompilationArg {
-    RuleCompilationArg { t: (), s: (), offset: (), scale: (), key: (), first_row: (), threshold: (), kept: () }
+    RuleCompilationArg {
+        t: (),
+        s: (),
+        offset: (),
+        scale: (),
+        key: (),
+        first_row: (),
+        first_index: (),
+        threshold: (),
+        kept: (),
+    }
 }
 
 /// Of GPT-2, and of DeepSeek-V2's latent attention.

@@ -113,15 +113,18 @@ pub(super) struct Rule {
     pub scale: f32,
     pub key: u64,
     pub first_row: u64,
+    pub first_index: u64,
     pub threshold: u32,
     pub kept: f32,
 }
 
 /// The rule of `t` queries and `s` keys.
 pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch {
-    let none = DropoutRule { key: DropoutKey { key: 0, first_row: 0 }, row_len: 1, threshold: 0, scale: 1.0 };
+    let none =
+        DropoutRule { key: DropoutKey { key: 0, first_row: 0, first_index: 0 }, row_len: 1, threshold: 0, scale: 1.0 };
     let DropoutRule { key, threshold, scale, .. } = rule.dropout.unwrap_or(none);
-    RuleLaunch::new(t, s, rule.offset, rule.scale, key.key, key.first_row, threshold, scale)
+    let DropoutKey { key, first_row, first_index } = key;
+    RuleLaunch::new(t, s, rule.offset, rule.scale, key, first_row, first_index, threshold, scale)
 }
 
 #[cube]
@@ -156,7 +159,7 @@ impl Rule {
     /// Where the numbers of this cube's head start; see [`dropout`](crate::dropout).
     pub fn start(&self) -> u64 {
         let row = mix(self.key ^ mix(self.first_row + CUBE_POS_Z as u64 + comptime!(GAMMA)));
-        let index = CUBE_POS_Y as u64 * self.t as u64 * self.s as u64;
+        let index = self.first_index + CUBE_POS_Y as u64 * self.t as u64 * self.s as u64;
         row + (index + 1u64) * comptime!(GAMMA)
     }
 

@@ -1,0 +1,185 @@
+//! Embedding and loss where each rank has a part of the vocabulary (Megatron, arXiv 1909.08053, section 3).
+
+use burn::tensor::{Bool, DType, Int, Tensor};
+use comm::ops::with_gradient;
+use comm::{Reduce, TensorParallel};
+use fused::{Losses, embedding, linear, linear_cross_entropy, linear_cross_entropy_transposed, linear_transposed};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Rows of `table_vd` of tokens, `[b, t]` to this rank's rows `[b, s, d]`; `table_vd` has this rank's part of `vocab` tokens.
+///
+/// A token of another rank's part is row 0 times 0, and the sum over ranks is the token's row.
+pub(crate) fn embed(tp: &TensorParallel, table_vd: Tensor<2>, tokens_bt: Tensor<2, Int>, vocab: usize) -> Tensor<3> {
+    if tp.is_alone() {
+        return embedding(table_vd, tokens_bt);
+    }
+    let (part, [b, t], dtype) = (tp.part(vocab), tokens_bt.dims(), table_vd.dtype());
+    let (ids_bt, is_mine_bt) = own(tokens_bt, &part);
+    let y_btd = embedding(table_vd, ids_bt) * is_mine_bt.float().cast(dtype).reshape([b, t, 1]);
+    tp.scatter(y_btd)
+}
+
+/// Numbers of tokens in a part of the vocabulary, 0 for those outside of it, and which are in it.
+fn own<const D: usize>(tokens: Tensor<D, Int>, part: &Range<usize>) -> (Tensor<D, Int>, Tensor<D, Bool>) {
+    let is_mine =
+        tokens.clone().greater_equal_elem(part.start as i64).bool_and(tokens.clone().lower_elem(part.end as i64));
+    ((tokens - part.start as i64).mask_fill(is_mine.clone().bool_not(), 0), is_mine)
+}
+
+/// A head: `[d, vocab]`, or `[vocab, d]`, of which a rank has a part of the vocabulary's columns, or rows.
+#[derive(Clone)]
+pub(crate) struct VocabularyHead {
+    pub weight: Tensor<2>,
+    pub transposed: bool,
+    /// Tokens that all ranks have together.
+    pub vocab: usize,
+}
+
+impl VocabularyHead {
+    /// This rank's share of the losses of the next tokens, `[b, t]`, from its rows `[b, s, d]`; shares add up to the losses.
+    pub fn losses(self, tp: &TensorParallel, x_bsd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
+        let x_btd = tp.gather(x_bsd);
+        let [b, t, d] = x_btd.dims();
+        self.losses_of_rows(tp, x_btd.reshape([b * t, d]), targets_bt.reshape([b * t]), z_loss_coef)
+    }
+
+    /// The same of rows that every rank has, `[n, d]`, and the token behind each.
+    pub fn losses_of_rows(
+        self,
+        tp: &TensorParallel,
+        x_nd: Tensor<2>,
+        targets_n: Tensor<1, Int>,
+        z_loss_coef: f64,
+    ) -> Losses {
+        match (tp.is_alone(), self.transposed) {
+            (true, true) => linear_cross_entropy_transposed(x_nd, self.weight, targets_n, z_loss_coef),
+            (true, false) => linear_cross_entropy(x_nd, self.weight, targets_n, z_loss_coef),
+            (false, _) => self.losses_of_parts(tp, x_nd, targets_n, z_loss_coef),
+        }
+    }
+
+    /// `log(sum(exp))` of all columns is that of the ranks' own, and a target's logit is its owner's: three numbers a row are summed over ranks. A share's
+    /// gradient is taken for that of the whole loss, of this rank's columns: gathering sums those of the rows.
+    fn losses_of_parts(
+        self,
+        tp: &TensorParallel,
+        x_nd: Tensor<2>,
+        targets_n: Tensor<1, Int>,
+        z_loss_coef: f64,
+    ) -> Losses {
+        let (x, head, dtype) = (x_nd.clone(), self.weight.clone(), x_nd.dtype());
+        let [n, _] = x.dims();
+        let part = tp.part(self.vocab);
+        let rows = Rows {
+            head: Self { weight: self.weight.inner(), ..self },
+            x_nd: x_nd.inner(),
+            targets: own(targets_n, &part),
+            z_loss_coef,
+        };
+        let (own_lse_n, target_n) = rows.statistics();
+        let highest_n = tp.all_reduce(own_lse_n.clone(), Reduce::Max);
+        let sums = tp.all_reduce(Tensor::cat(vec![(own_lse_n - highest_n.clone()).exp(), target_n], 0), Reduce::Sum);
+        let lse_n = sums.clone().slice(0..n).log() + highest_n;
+        let share = 1.0 / (n * tp.size()) as f64;
+        let cross_entropy = (lse_n.clone() - sums.slice(n..2 * n)).sum() * share;
+        let z_loss = lse_n.clone().powi_scalar(2).sum() * (share * z_loss_coef);
+
+        let scaled = move |gradient: Tensor<2>, d_y: Tensor<1>| {
+            let len = gradient.shape().num_elements();
+            (gradient.reshape([len]) * (d_y.cast(DType::F32) / n as f64)).cast(dtype)
+        };
+        let none = Tensor::zeros([1], &cross_entropy.device());
+        let gradients = Arc::new(Later { rows, lse_n, made: Mutex::default() });
+        let of_head = gradients.clone();
+        let by_x = with_gradient(x, cross_entropy, move |d_y| scaled(gradients.take(0), d_y));
+        let by_head = with_gradient(head, none, move |d_y| scaled(of_head.take(1), d_y));
+        Losses { cross_entropy: by_x + by_head, z_loss: Tensor::from_inner(z_loss) }
+    }
+}
+
+/// Rows whose logits are there at once.
+const ROWS: usize = 256;
+
+/// What the losses of a rank's columns are computed of, in no graph.
+struct Rows {
+    head: VocabularyHead,
+    x_nd: Tensor<2>,
+    /// Columns of the targets, and which are this rank's.
+    targets: (Tensor<1, Int>, Tensor<1, Bool>),
+    z_loss_coef: f64,
+}
+
+impl Rows {
+    /// Of each chunk of rows: these, their logits in f32, and one at each target that is here.
+    fn chunks(&self) -> impl Iterator<Item = (Range<usize>, Tensor<2>, Tensor<2>)> {
+        let VocabularyHead { weight, transposed, .. } = &self.head;
+        let (ids_n, is_mine_n) = &self.targets;
+        let n = self.x_nd.dims()[0];
+        let columns = weight.dims()[usize::from(!transposed)];
+        let column_1v = Tensor::<1, Int>::arange(0..columns as i64, &weight.device()).reshape([1, columns]);
+        (0..n).step_by(ROWS).map(move |first| {
+            let rows = first..n.min(first + ROWS);
+            let x = self.x_nd.clone().slice(rows.clone());
+            let logits = match transposed {
+                true => linear_transposed(x, weight.clone()),
+                false => linear(x, weight.clone(), None),
+            };
+            let ids_r1 = ids_n.clone().slice(rows.clone()).reshape([rows.len(), 1]);
+            let is_mine_r1 = is_mine_n.clone().slice(rows.clone()).reshape([rows.len(), 1]);
+            let at_target =
+                ids_r1.equal(column_1v.clone().cast(ids_n.dtype())).bool_and(is_mine_r1.expand([rows.len(), columns]));
+            (rows, logits.cast(DType::F32), at_target.float().cast(DType::F32))
+        })
+    }
+
+    /// Of each row `log(sum(exp))` of this rank's columns, and the target's logit, 0 if that is another's.
+    fn statistics(&self) -> (Tensor<1>, Tensor<1>) {
+        let of_chunk = |(rows, logits_rv, at_target_rv): (Range<usize>, Tensor<2>, Tensor<2>)| {
+            let highest_r1 = logits_rv.clone().max_dim(1);
+            let sum_r1 = (logits_rv.clone() - highest_r1.clone()).exp().sum_dim(1);
+            let target_r1 = (logits_rv * at_target_rv).sum_dim(1);
+            [sum_r1.log() + highest_r1, target_r1].map(|of_rows| of_rows.reshape([rows.len()]))
+        };
+        let (lse, target) =
+            self.chunks().map(of_chunk).map(|[lse, target]| (lse, target)).unzip::<_, _, Vec<_>, Vec<_>>();
+        (Tensor::cat(lse, 0), Tensor::cat(target, 0))
+    }
+
+    /// The gradients of `x_nd` and of the head for a cotangent of n, in f32.
+    fn gradients(&self, lse_n: &Tensor<1>) -> [Tensor<2>; 2] {
+        let VocabularyHead { weight, transposed, .. } = &self.head;
+        let (mut d_x, mut d_head) = (vec![], None::<Tensor<2>>);
+        for (rows, logits_rv, at_target_rv) in self.chunks() {
+            let lse_r1 = lse_n.clone().slice(rows.clone()).reshape([rows.len(), 1]);
+            let p_rv = (logits_rv - lse_r1.clone()).exp() * (lse_r1 * (2.0 * self.z_loss_coef) + 1.0);
+            let d_logits = (p_rv - at_target_rv).cast(weight.dtype());
+            let x = self.x_nd.clone().slice(rows);
+            let (d_x_rd, d_weight) = match transposed {
+                true => (linear(d_logits.clone(), weight.clone(), None), linear(d_logits.transpose(), x, None)),
+                false => (linear_transposed(d_logits.clone(), weight.clone()), linear(x.transpose(), d_logits, None)),
+            };
+            d_x.push(d_x_rd.cast(DType::F32));
+            let d_weight = d_weight.cast(DType::F32);
+            d_head = Some(d_head.map_or(d_weight.clone(), |sum| sum + d_weight));
+        }
+        [Tensor::cat(d_x, 0), d_head.expect("there are rows")]
+    }
+}
+
+/// Both gradients, which are made when the first of them is asked for.
+struct Later {
+    rows: Rows,
+    lse_n: Tensor<1>,
+    made: Mutex<Option<[Tensor<2>; 2]>>,
+}
+
+impl Later {
+    fn take(&self, which: usize) -> Tensor<2> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        match made.take() {
+            Some(both) => both[which].clone(),
+            None => made.insert(self.rows.gradients(&self.lse_n))[which].clone(),
+        }
+    }
+}

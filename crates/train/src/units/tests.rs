@@ -1,0 +1,204 @@
+//! Every parameter's gradient, gathered, is one rank's on any layout of tensor-parallel ranks.
+
+use super::*;
+use crate::config::Source;
+use crate::run::set_vocabulary;
+use burn::module::{ModuleVisitor, Param};
+use comm::run_ranks;
+use fsdp::AdamW;
+use std::ops::Range;
+use std::time::Duration;
+
+const T: usize = 8;
+/// No number of ranks divides it.
+const VOCAB: usize = 11;
+/// Of a move, which is the difference of numbers a little above 1.
+const RESOLUTION: f32 = 1.2e-7;
+
+/// Sequences of each micro-batch, in order: they count by their numbers.
+const MICRO_BATCHES: [Range<usize>; 4] = [0..3, 3..4, 4..7, 7..8];
+
+const GPT2: &[&str] =
+    &["model.n_layer=2", "model.n_embd=16", "model.n_head=4", "model.n_positions=8", "model.dropout=0.2"];
+
+const DEEPSEEK: &[&str] = &[
+    "model.num_hidden_layers=2",
+    "model.hidden_size=16",
+    "model.intermediate_size=20",
+    "model.num_attention_heads=4",
+    "model.q_lora_rank=null",
+    "model.kv_lora_rank=8",
+    "model.qk_nope_head_dim=4",
+    "model.qk_rope_head_dim=4",
+    "model.v_head_dim=4",
+    "model.first_k_dense_replace=1",
+    "model.max_position_embeddings=8",
+    "moe.num_experts=4",
+    "moe.top_k=2",
+    "moe.moe_intermediate_size=12",
+    "moe.n_shared_experts=1",
+    "moe.capacity_factor=0.75",
+    "moe.aux_loss_coef=0.1",
+    "moe.z_loss_coef=0.01",
+    "moe.router_noise=0.05",
+    "train.z_loss_coef=0.1",
+];
+
+const V3: &[&str] = &[
+    "model.q_lora_rank=6",
+    "moe.score_func=sigmoid",
+    "moe.selection_bias=true",
+    "moe.capacity_factor=null",
+    "moe.router_noise=0",
+    "moe.overflow=drop",
+];
+
+/// By how much each parameter moves in each of three steps, and the norms of the gradients and the losses.
+type Moves = (Vec<Vec<Vec<f32>>>, Vec<[f64; 3]>);
+
+fn config(preset: &str, settings: &[&[&str]]) -> Config {
+    let settings: Vec<String> = settings.concat().iter().map(|setting| setting.to_string()).collect();
+    let common = [format!("train.seq_len={T}"), "train.global_batch_size=8".into(), "optim.clip_grad_norm=0".into()];
+    let mut config = Config::load(Source::Preset(preset), &[&common[..], &settings].concat()).unwrap();
+    set_vocabulary(&mut config, Some(VOCAB)).unwrap();
+    config.validate().unwrap();
+    config
+}
+
+fn batch(rows: &Range<usize>, step: u64, config: &Config) -> Batch {
+    let token = |i: usize| ((i * i + 3 * i + step as usize) % VOCAB) as i32;
+    let tokens = |ahead| (rows.start * T..rows.end * T).map(|i| token(i + ahead)).collect();
+    let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len: T };
+    let place = MicroBatch { seed: 1, step, first_row: rows.start as u64 };
+    // One of the tokens ends a document.
+    Batch::for_training(batch, Some(place), &config.model, Some(4), &Device::flex()).unwrap()
+}
+
+/// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
+/// whatever the loss does.
+fn moves(config: &Config) -> Moves {
+    let config = config.clone();
+    let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
+        let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
+        let of_fsdp = FsdpConfig { adamw, ..config.fsdp() };
+        let (loads, parallel) = (ExpertLoads::new(&config), parallel(&of_fsdp, &comm)?);
+        let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
+        let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
+        let (rank, ranks) = fsdp.data_parallel();
+        let each = MICRO_BATCHES.len() / ranks;
+        let mine = &MICRO_BATCHES[rank * each..(rank + 1) * each];
+        let weights: Vec<f64> = mine.iter().map(|rows| rows.len() as f64).collect();
+        let parameters = |fsdp: &Fsdp<Batch>| {
+            let mut flat = Flat(vec![]);
+            match parts.gather(&config, fsdp, true, &Device::flex())?.expect("it is kept") {
+                Whole::Gpt2(model) => model.visit(&mut flat),
+                Whole::DeepSeek(model) => model.visit(&mut flat),
+            }
+            Ok::<_, FsdpError>(flat.0)
+        };
+        let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
+        for step in 0..3 {
+            let batches: Vec<Batch> = mine.iter().map(|rows| batch(rows, step, &config)).collect();
+            let report = fsdp.train_step_with(&batches, &weights, 1e3, |_| Ok(()))?;
+            numbers.push([report.grad_norm, report.loss, report.aux_loss]);
+            let after = parameters(&fsdp)?;
+            let moved =
+                |(before, after): (&Vec<f32>, &Vec<f32>)| before.iter().zip(after).map(|(b, a)| a - b).collect();
+            moves.push(before.iter().zip(&after).map(moved).collect::<Vec<Vec<f32>>>());
+            before = after;
+        }
+        let batches: Vec<Batch> =
+            mine.iter().map(|rows| Batch { place: None, mtp: vec![], ..batch(rows, 0, &config) }).collect();
+        let (loss, of) = fsdp.evaluate(&batches, &weights)?[0];
+        numbers.push([of, loss, 0.0]);
+        fsdp.check_copies()?;
+        Ok::<_, FsdpError>((moves, numbers))
+    })
+    .unwrap();
+    assert!(of_ranks.iter().all(|of_rank| *of_rank == of_ranks[0]), "every rank gathers the same");
+    of_ranks.into_iter().next().unwrap()
+}
+
+struct Flat(Vec<Vec<f32>>);
+
+impl ModuleVisitor for Flat {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push(param.val().into_data().iter::<f32>().collect());
+    }
+}
+
+#[track_caller]
+fn moves_as_on_one_rank(preset: &str, model: &[&[&str]], layouts: &[&[&str]]) {
+    let (expected, numbers) = moves(&config(preset, model));
+    for layout in layouts {
+        println!("{layout:?}");
+        let (found, found_numbers) = moves(&config(preset, &[model, &[layout]].concat()));
+        // The last are of an evaluation, whose first micro-batches are other ones where ranks share them.
+        for (found, expected) in found_numbers.iter().zip(&numbers[..3]) {
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found - expected).abs() <= 1e-5 * expected, "{layout:?}: {found_numbers:?}, not {numbers:?}");
+            }
+        }
+        for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+                assert_eq!(found.len(), expected.len(), "{layout:?}: parameter {i}");
+                let most = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+                for (found, expected) in found.iter().zip(expected) {
+                    let what = format!("{layout:?}, step {step}: parameter {i} moved by {found}, not {expected}");
+                    assert!((found - expected).abs() <= 1e-5 * most + RESOLUTION, "{what}");
+                }
+            }
+        }
+    }
+}
+
+const LAYOUTS: &[&[&str]] = &[
+    &["parallel.gpus=2", "parallel.tp=2"],
+    &["parallel.gpus=4", "parallel.tp=4"],
+    &["parallel.gpus=4", "parallel.tp=2"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.strategy=ddp"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.strategy=zero1"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.strategy=shard_grad_op", "parallel.no_sync=true"],
+    &["parallel.gpus=8", "parallel.tp=2", "parallel.strategy=hybrid_shard"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.activation_checkpointing=full"],
+    &["parallel.gpus=2", "parallel.tp=2", "parallel.reshard_after_forward=false"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.wrap=size:2000"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.pp=2"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.pp=2", "parallel.schedule=zero_bubble"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.pp=2", "parallel.schedule=zb_v"],
+];
+
+const WITH_EXPERTS: &[&[&str]] = &[
+    &["parallel.gpus=2", "parallel.tp=2", "parallel.ep=2"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.ep=4"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.ep=2"],
+    &["parallel.gpus=4", "parallel.tp=4", "parallel.ep=2"],
+    &["parallel.gpus=4", "parallel.tp=2", "parallel.ep=4", "parallel.strategy=ddp"],
+    &["parallel.gpus=8", "parallel.tp=2", "parallel.ep=2", "parallel.pp=2"],
+];
+
+#[test]
+fn every_gradient_of_gpt2_is_one_ranks() {
+    moves_as_on_one_rank("gpt2", &[GPT2], LAYOUTS);
+}
+
+#[test]
+fn every_gradient_of_deepseek_is_one_ranks() {
+    moves_as_on_one_rank("deepseek", &[DEEPSEEK], &[LAYOUTS, WITH_EXPERTS].concat());
+}
+
+#[test]
+fn every_gradient_of_multi_token_prediction_is_one_ranks() {
+    let model = &[DEEPSEEK, &["model.mtp_depth=2"]];
+    moves_as_on_one_rank("deepseek", model, &[LAYOUTS, WITH_EXPERTS].concat());
+    let without_tensors = ["parallel.gpus=2", "parallel.ep=2", "parallel.pp=1"];
+    let blocks = ["parallel.gpus=3", "parallel.strategy=block"];
+    moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
+}
+
+#[test]
+fn every_gradient_of_deepseek_v3_is_one_ranks() {
+    moves_as_on_one_rank("deepseek", &[DEEPSEEK, V3], &[LAYOUTS, WITH_EXPERTS].concat());
+    let rerouted = ["moe.overflow=reroute", "moe.capacity_factor=0.75"];
+    moves_as_on_one_rank("deepseek", &[DEEPSEEK, &rerouted], &WITH_EXPERTS[..2]);
+}
