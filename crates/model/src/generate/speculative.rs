@@ -26,8 +26,8 @@ pub struct Drafts {
     pub accepted: usize,
 }
 
-/// As [`generate`](super::generate), with the same tokens, one prompt after another. Two things may make a token other than without drafts: a tie of the
-/// largest logits, or of rounding, as rows that are computed together may be summed in another order.
+/// As [`generate`](super::generate), with the same tokens, one prompt after another. Rows that are computed together may be rounded otherwise than
+/// alone: where that decides between two tokens, the text goes on with the other one.
 ///
 /// # Errors
 /// As there, and if the model has no modules of multi-token prediction.

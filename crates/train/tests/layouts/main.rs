@@ -2,7 +2,9 @@
 //!
 //! Some 50 runs of 20 steps, 2 to 4 seconds each on two cores in the dev profile, and some of the presets as they are.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod mtp;
 
 use burn::tensor::Device;
 use common::{metrics, succeed, values};
@@ -180,23 +182,6 @@ const DEEPSEEK_EXPERTS: &[Row] = &[
     ("pp 2 x ep 2 in ddp 4", &["gpus=8", "pp=2", "ep=2", "strategy=ddp", "train.micro_batch_size=2"]),
 ];
 
-/// Multi-token prediction: the embedding is called twice, and what is behind the blocks is all on the last stage.
-const MTP: &[&str] = &["--set=model.mtp_depth=2", "--set=model.num_hidden_layers=2"];
-
-const MTP_ROWS: &[Row] = &[
-    ("ddp, 4 ranks", &["gpus=4", "strategy=ddp"]),
-    ("full_shard, 2 ranks, recomputes", &["gpus=2", "activation_checkpointing=full"]),
-    ("full_shard, 3 ranks, four micro-batches", &["gpus=3"]),
-    ("zero1, 2 ranks, wrapped by size", &["gpus=2", "strategy=zero1", "wrap=size:200000"]),
-    ("block, 3 ranks", &["gpus=3", "strategy=block"]),
-    ("pp 2", &["gpus=2", "pp=2"]),
-    ("pp 3, uneven stages", &["gpus=3", "pp=3", "stages=[1,1,0]"]),
-    ("pp 2, zb_v", &["gpus=2", "pp=2", "schedule=zb_v"]),
-    ("ep 2", &["gpus=2", "ep=2"]),
-    ("ep 2 on 6 ranks that share 16 sequences", &["gpus=6", "ep=2", "train.micro_batch_size=null"]),
-    ("pp 2 x ep 2, zero_bubble", &["gpus=4", "pp=2", "ep=2", "schedule=zero_bubble"]),
-];
-
 /// The guide's strategy: four stages, in each of which four ranks share 16 experts.
 const GUIDE: &[Row] =
     &[("pp 4 x ep 4", &["gpus=16", "pp=4", "ep=4"]), ("pp 2 x ep 4 in dp_shard 8", &["gpus=16", "pp=2", "ep=4"])];
@@ -228,29 +213,6 @@ fn deepseek_has_the_losses_of_one_rank_in_every_pipeline() {
 #[test]
 fn deepseek_has_the_losses_of_one_rank_wherever_its_experts_are() {
     every_layout_has_the_losses_of_one_rank(DEEPSEEK, DEEPSEEK_EXPERTS);
-}
-
-#[test]
-fn multi_token_prediction_has_the_losses_of_one_rank_in_every_layout() {
-    every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, MTP].concat(), MTP_ROWS);
-}
-
-/// Without weight, and without experts' losses of their own, modules of multi-token prediction change not a bit of the model.
-#[test]
-fn multi_token_prediction_without_weight_has_the_losses_of_a_model_without() {
-    let balance = "--set=moe.aux_loss_coef=0";
-    let without = train(&[DEEPSEEK, &[balance]].concat(), STEPS);
-    let depth = ["--set=model.mtp_depth=1", "--set=train.mtp_loss_coef=0"];
-    let with = train(&[DEEPSEEK, &[balance], &depth[..]].concat(), STEPS);
-    for key in ["loss", "val_loss"] {
-        assert_eq!(values(&with, key), values(&without, key), "{key}");
-    }
-    let weighted = train(&[DEEPSEEK, &[balance], &depth[..1]].concat(), STEPS);
-    assert_ne!(values(&weighted, "loss"), values(&without, "loss"));
-    assert!(
-        values(&weighted, "aux_loss").into_iter().all(|aux| aux > 0.3 * 2.0),
-        "a weighted loss of more than 2 nats"
-    );
 }
 
 #[test]
