@@ -144,6 +144,8 @@ same_losses deepseek 5 --set parallel.pp=4
 same_losses deepseek 5 --set parallel.pp=2 --set parallel.schedule=interleaved_1f1b
 same_losses deepseek 5 --set parallel.ep=4
 same_losses deepseek 5 --set parallel.pp=2 --set parallel.ep=2
+same_losses gpt2 5 --set parallel.tp=4
+same_losses deepseek 5 --set parallel.tp=2 --set parallel.ep=4
 data_that_is_late
 a_wrong_number_of_ranks
 a_panic

@@ -65,5 +65,5 @@ pub use meter::{Traffic, TrafficTable};
 pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
 pub use ranks::{RankFailure, panic_message, run_ranks};
-pub use tensor_parallel::{Cut, TensorParallel, part};
+pub use tensor_parallel::{Cut, Gathered, TensorParallel, part};
 pub use timeouts::{TIMEOUT, Timeouts};

@@ -2,6 +2,7 @@ use crate::ops::with_gradient;
 use crate::{CommError, Communicator, FirstError, Reduce};
 use burn::tensor::Tensor;
 use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The ranks that compute a layer's heads or columns together, a part each, and keep of each sequence's rows a part each between such layers
 /// (Megatron, arXiv 1909.08053, with sequence parallelism, arXiv 2205.05198); by default this rank alone.
@@ -56,6 +57,13 @@ impl TensorParallel {
         with_gradient(x_bsd, y.reshape([b, s * n, d]), back)
     }
 
+    /// [`gather`](Self::gather), and how to have the rows again: what reads them need not keep them.
+    pub fn gather_again(&self, x_bsd: Tensor<3>) -> Gathered {
+        let Some((comm, first_error)) = self.ranks.clone() else { return Gathered { x_btd: x_bsd, again: None } };
+        let again = Arc::new(Again { comm, first_error, x_bsd: x_bsd.clone().inner(), state: Mutex::default() });
+        Gathered { x_btd: self.gather(x_bsd), again: Some(again) }
+    }
+
     /// The sum over ranks, of which each gets its rows: `[b, t, d]` to `[b, s, d]`.
     ///
     /// # Panics
@@ -74,6 +82,56 @@ impl TensorParallel {
         let Some((comm, first_error)) = &self.ranks else { return x_n };
         let len = x_n.dims()[0];
         run(first_error, x_n, len, |x_n| comm.all_reduce(x_n, how))
+    }
+}
+
+/// All rows of some sequences, of which each rank has some.
+pub struct Gathered {
+    /// `[b, t, d]`
+    pub x_btd: Tensor<3>,
+    again: Option<Arc<Again>>,
+}
+
+struct Again {
+    comm: Communicator,
+    first_error: FirstError,
+    /// This rank's rows.
+    x_bsd: Tensor<3>,
+    state: Mutex<Held>,
+}
+
+/// Who will still ask for the rows, and the rows from the first time to the last.
+#[derive(Default)]
+struct Held {
+    askers: usize,
+    x_btd: Option<Tensor<3>>,
+}
+
+impl Gathered {
+    /// What gives the rows again, in no graph, when it is called, once: the first one that calls gathers them for all that were made. None on a rank alone, which has
+    /// them. Every rank makes and calls as many, in the same order among its other collectives.
+    pub fn again(&self) -> Option<impl Fn() -> Tensor<3> + Send + Sync + 'static> {
+        let again = self.again.clone()?;
+        again.lock().askers += 1;
+        Some(move || again.rows())
+    }
+}
+
+impl Again {
+    fn rows(&self) -> Tensor<3> {
+        let mut held = self.lock();
+        let x_btd = held.x_btd.take().unwrap_or_else(|| {
+            let ([b, s, d], n) = (self.x_bsd.dims(), self.comm.world_size());
+            let rows = run(&self.first_error, flat(self.x_bsd.clone()), b * s * n * d, |x| gather(&self.comm, x, b));
+            rows.reshape([b, s * n, d])
+        });
+        held.askers = held.askers.saturating_sub(1);
+        held.x_btd = (held.askers > 0).then(|| x_btd.clone());
+        x_btd
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -52,7 +52,7 @@ pub use dropout::{DropoutKey, dropout};
 pub use element::Element;
 pub use embedding::embedding;
 pub use gelu::gelu;
-pub use linear::{linear, linear_add, linear_gelu, linear_transposed};
+pub use linear::{Rows, linear, linear_add, linear_gelu, linear_transposed};
 pub use linear_add_norm::{linear_add_layer_norm, linear_add_rms_norm};
 pub use math::exp;
 pub use norm::{layer_norm, rms_norm};

@@ -8,8 +8,9 @@ use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use comm::TensorParallel;
-use fused::{Losses, causal_self_attention, embedding, linear, linear_add, linear_gelu, linear_transposed};
+use comm::{Gathered, TensorParallel};
+use fused::{Losses, Rows, causal_self_attention, embedding, linear, linear_add, linear_gelu, linear_transposed};
+use moe::gathered_rows;
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -184,7 +185,7 @@ impl Gpt2Block {
     /// The rank's rows, `[b, s, d]` to `[b, s, d]`. Training passes a `dropout`.
     pub fn forward(&self, x_bsd: Tensor<3>, dropout: Option<MicroBatch>, tp: &TensorParallel) -> Tensor<3> {
         let dropout = LayerDropout { dropout, p: self.dropout, layer: self.layer };
-        let y = self.attn.forward(tp.gather(self.ln_1.forward(x_bsd.clone())), dropout, tp);
+        let y = self.attn.forward(tp.gather_again(self.ln_1.forward(x_bsd.clone())), dropout, tp);
         self.mlp(y, x_bsd, dropout, tp)
     }
 
@@ -205,7 +206,7 @@ impl Gpt2Block {
                 [x_bsd.clone(), self.ln_2.forward(x_bsd)]
             }
         };
-        let (h, projection) = (self.mlp.forward(tp.gather(normed)), &self.mlp.c_proj);
+        let (h, projection) = (self.mlp.forward(tp.gather_again(normed)), &self.mlp.c_proj);
         match dropout.is_none() && tp.is_alone() {
             true => linear_add(h, projection.weight.val(), projection.bias.as_ref().map(Param::val), x_bsd),
             false => x_bsd + dropped(project(tp, projection, h), Place::MlpOutput),
@@ -215,11 +216,11 @@ impl Gpt2Block {
 
 impl Gpt2Attention {
     /// Up to the projection, of the heads that are here.
-    fn forward(&self, x_btd: Tensor<3>, dropout: LayerDropout, tp: &TensorParallel) -> Tensor<3> {
-        let ([_, t, d], heads) = (x_btd.dims(), tp.part(self.n_head));
+    fn forward(&self, x: Gathered, dropout: LayerDropout, tp: &TensorParallel) -> Tensor<3> {
+        let ([_, t, d], heads) = (x.x_btd.dims(), tp.part(self.n_head));
         let dropped = dropout.key(Place::Attention).map(|(p, key)| (p, key.at_index(heads.start * t * t)));
         let scale = ((d / self.n_head) as f64).powf(-0.5);
-        causal_self_attention(apply(&self.c_attn, x_btd), heads.len(), scale, dropped)
+        causal_self_attention(apply(&self.c_attn, gathered_rows(&x)), heads.len(), scale, dropped)
     }
 
     /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every token.
@@ -235,8 +236,8 @@ impl Gpt2Attention {
 
 impl Gpt2Mlp {
     /// Up to the projection back.
-    fn forward(&self, x_btd: Tensor<3>) -> Tensor<3> {
-        linear_gelu(x_btd, self.c_fc.weight.val(), self.c_fc.bias.as_ref().map(Param::val))
+    fn forward(&self, x: Gathered) -> Tensor<3> {
+        linear_gelu(gathered_rows(&x), self.c_fc.weight.val(), self.c_fc.bias.as_ref().map(Param::val))
     }
 }
 
@@ -244,6 +245,6 @@ fn layer_norm(config: &Gpt2Config, device: &Device) -> LayerNorm {
     LayerNorm::new(config.n_embd, config.bias, config.layer_norm_epsilon, device)
 }
 
-fn apply(layer: &Linear, x_btd: Tensor<3>) -> Tensor<3> {
-    linear(x_btd, layer.weight.val(), layer.bias.as_ref().map(Param::val))
+fn apply(layer: &Linear, x: impl Into<Rows<3>>) -> Tensor<3> {
+    linear(x, layer.weight.val(), layer.bias.as_ref().map(Param::val))
 }

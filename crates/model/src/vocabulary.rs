@@ -39,45 +39,48 @@ pub(crate) struct VocabularyHead {
 impl VocabularyHead {
     /// This rank's share of the losses of the next tokens, `[b, t]`, from its rows `[b, s, d]`; shares add up to the losses.
     pub fn losses(self, tp: &TensorParallel, x_bsd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
-        let x_btd = tp.gather(x_bsd);
-        let [b, t, d] = x_btd.dims();
-        self.losses_of_rows(tp, x_btd.reshape([b * t, d]), targets_bt.reshape([b * t]), z_loss_coef)
+        let [b, t] = targets_bt.dims();
+        self.losses_at(tp, x_bsd, None, targets_bt.reshape([b * t]), z_loss_coef)
     }
 
-    /// The same of rows that every rank has, `[n, d]`, and the token behind each.
-    pub fn losses_of_rows(
+    /// The same at some places only, `[n]`, which count through all rows of all sequences; None for all. Of each the token behind it.
+    pub fn losses_at(
         self,
         tp: &TensorParallel,
-        x_nd: Tensor<2>,
+        x_bsd: Tensor<3>,
+        places_n: Option<Tensor<1, Int>>,
         targets_n: Tensor<1, Int>,
         z_loss_coef: f64,
     ) -> Losses {
-        match (tp.is_alone(), self.transposed) {
-            (true, true) => linear_cross_entropy_transposed(x_nd, self.weight, targets_n, z_loss_coef),
-            (true, false) => linear_cross_entropy(x_nd, self.weight, targets_n, z_loss_coef),
-            (false, _) => self.losses_of_parts(tp, x_nd, targets_n, z_loss_coef),
+        let x = tp.gather_again(x_bsd);
+        let [b, t, d] = x.x_btd.dims();
+        let chosen = move |x_btd: Tensor<3>| {
+            let all_nd = x_btd.reshape([b * t, d]);
+            places_n.iter().fold(all_nd, |all_nd, places_n| all_nd.select(0, places_n.clone()))
+        };
+        let x_nd = chosen(x.x_btd.clone());
+        match (x.again(), self.transposed) {
+            (Some(again), _) => self.losses_of_parts(tp, x_nd, move || chosen(again()), targets_n, z_loss_coef),
+            (None, true) => linear_cross_entropy_transposed(x_nd, self.weight, targets_n, z_loss_coef),
+            (None, false) => linear_cross_entropy(x_nd, self.weight, targets_n, z_loss_coef),
         }
     }
 
     /// `log(sum(exp))` of all columns is that of the ranks' own, and a target's logit is its owner's: three numbers a row are summed over ranks. A share's
-    /// gradient is taken for that of the whole loss, of this rank's columns: gathering sums those of the rows.
+    /// gradient is taken for that of the whole loss, of this rank's columns: gathering sums those of the rows, which are not kept.
     fn losses_of_parts(
         self,
         tp: &TensorParallel,
         x_nd: Tensor<2>,
+        again: impl Fn() -> Tensor<2> + Send + Sync + 'static,
         targets_n: Tensor<1, Int>,
         z_loss_coef: f64,
     ) -> Losses {
-        let (x, head, dtype) = (x_nd.clone(), self.weight.clone(), x_nd.dtype());
-        let [n, _] = x.dims();
+        let ([n, _], head, dtype) = (x_nd.dims(), self.weight.clone(), x_nd.dtype());
         let part = tp.part(self.vocab);
-        let rows = Rows {
-            head: Self { weight: self.weight.inner(), ..self },
-            x_nd: x_nd.inner(),
-            targets: own(targets_n, &part),
-            z_loss_coef,
-        };
-        let (own_lse_n, target_n) = rows.statistics();
+        let columns =
+            Columns { head: Self { weight: self.weight.inner(), ..self }, targets: own(targets_n, &part), z_loss_coef };
+        let (own_lse_n, target_n) = columns.statistics(&x_nd.clone().inner());
         let highest_n = tp.all_reduce(own_lse_n.clone(), Reduce::Max);
         let sums = tp.all_reduce(Tensor::cat(vec![(own_lse_n - highest_n.clone()).exp(), target_n], 0), Reduce::Sum);
         let lse_n = sums.clone().slice(0..n).log() + highest_n;
@@ -90,9 +93,10 @@ impl VocabularyHead {
             (gradient.reshape([len]) * (d_y.cast(DType::F32) / n as f64)).cast(dtype)
         };
         let none = Tensor::zeros([1], &cross_entropy.device());
-        let gradients = Arc::new(Later { rows, lse_n, made: Mutex::default() });
+        let make = move || columns.gradients(&again(), &lse_n);
+        let gradients = Arc::new(Later { make: Box::new(make), made: Mutex::default() });
         let of_head = gradients.clone();
-        let by_x = with_gradient(x, cross_entropy, move |d_y| scaled(gradients.take(0), d_y));
+        let by_x = with_gradient(x_nd, cross_entropy, move |d_y| scaled(gradients.take(0), d_y));
         let by_head = with_gradient(head, none, move |d_y| scaled(of_head.take(1), d_y));
         Losses { cross_entropy: by_x + by_head, z_loss: Tensor::from_inner(z_loss) }
     }
@@ -101,26 +105,25 @@ impl VocabularyHead {
 /// Rows whose logits are there at once.
 const ROWS: usize = 256;
 
-/// What the losses of a rank's columns are computed of, in no graph.
-struct Rows {
+/// A rank's columns of logits, in no graph.
+struct Columns {
     head: VocabularyHead,
-    x_nd: Tensor<2>,
     /// Columns of the targets, and which are this rank's.
     targets: (Tensor<1, Int>, Tensor<1, Bool>),
     z_loss_coef: f64,
 }
 
-impl Rows {
+impl Columns {
     /// Of each chunk of rows: these, their logits in f32, and one at each target that is here.
-    fn chunks(&self) -> impl Iterator<Item = (Range<usize>, Tensor<2>, Tensor<2>)> {
+    fn chunks(&self, x_nd: &Tensor<2>) -> impl Iterator<Item = (Range<usize>, Tensor<2>, Tensor<2>)> {
         let VocabularyHead { weight, transposed, .. } = &self.head;
         let (ids_n, is_mine_n) = &self.targets;
-        let n = self.x_nd.dims()[0];
+        let n = x_nd.dims()[0];
         let columns = weight.dims()[usize::from(!transposed)];
         let column_1v = Tensor::<1, Int>::arange(0..columns as i64, &weight.device()).reshape([1, columns]);
         (0..n).step_by(ROWS).map(move |first| {
             let rows = first..n.min(first + ROWS);
-            let x = self.x_nd.clone().slice(rows.clone());
+            let x = x_nd.clone().slice(rows.clone());
             let logits = match transposed {
                 true => linear_transposed(x, weight.clone()),
                 false => linear(x, weight.clone(), None),
@@ -134,7 +137,7 @@ impl Rows {
     }
 
     /// Of each row `log(sum(exp))` of this rank's columns, and the target's logit, 0 if that is another's.
-    fn statistics(&self) -> (Tensor<1>, Tensor<1>) {
+    fn statistics(&self, x_nd: &Tensor<2>) -> (Tensor<1>, Tensor<1>) {
         let of_chunk = |(rows, logits_rv, at_target_rv): (Range<usize>, Tensor<2>, Tensor<2>)| {
             let highest_r1 = logits_rv.clone().max_dim(1);
             let sum_r1 = (logits_rv.clone() - highest_r1.clone()).exp().sum_dim(1);
@@ -142,19 +145,19 @@ impl Rows {
             [sum_r1.log() + highest_r1, target_r1].map(|of_rows| of_rows.reshape([rows.len()]))
         };
         let (lse, target) =
-            self.chunks().map(of_chunk).map(|[lse, target]| (lse, target)).unzip::<_, _, Vec<_>, Vec<_>>();
+            self.chunks(x_nd).map(of_chunk).map(|[lse, target]| (lse, target)).unzip::<_, _, Vec<_>, Vec<_>>();
         (Tensor::cat(lse, 0), Tensor::cat(target, 0))
     }
 
     /// The gradients of `x_nd` and of the head for a cotangent of n, in f32.
-    fn gradients(&self, lse_n: &Tensor<1>) -> [Tensor<2>; 2] {
+    fn gradients(&self, x_nd: &Tensor<2>, lse_n: &Tensor<1>) -> [Tensor<2>; 2] {
         let VocabularyHead { weight, transposed, .. } = &self.head;
         let (mut d_x, mut d_head) = (vec![], None::<Tensor<2>>);
-        for (rows, logits_rv, at_target_rv) in self.chunks() {
+        for (rows, logits_rv, at_target_rv) in self.chunks(x_nd) {
             let lse_r1 = lse_n.clone().slice(rows.clone()).reshape([rows.len(), 1]);
             let p_rv = (logits_rv - lse_r1.clone()).exp() * (lse_r1 * (2.0 * self.z_loss_coef) + 1.0);
             let d_logits = (p_rv - at_target_rv).cast(weight.dtype());
-            let x = self.x_nd.clone().slice(rows);
+            let x = x_nd.clone().slice(rows);
             let (d_x_rd, d_weight) = match transposed {
                 true => (linear(d_logits.clone(), weight.clone(), None), linear(d_logits.transpose(), x, None)),
                 false => (linear_transposed(d_logits.clone(), weight.clone()), linear(x.transpose(), d_logits, None)),
@@ -169,8 +172,7 @@ impl Rows {
 
 /// Both gradients, which are made when the first of them is asked for.
 struct Later {
-    rows: Rows,
-    lse_n: Tensor<1>,
+    make: Box<dyn Fn() -> [Tensor<2>; 2] + Send + Sync>,
     made: Mutex<Option<[Tensor<2>; 2]>>,
 }
 
@@ -179,7 +181,7 @@ impl Later {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         match made.take() {
             Some(both) => both[which].clone(),
-            None => made.insert(self.rows.gradients(&self.lse_n))[which].clone(),
+            None => made.insert((self.make)())[which].clone(),
         }
     }
 }

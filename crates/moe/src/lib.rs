@@ -36,7 +36,7 @@ pub use experts::Experts;
 pub use kernels::dispatch::Order;
 pub use layer::{MoeLayer, MoeOutput};
 pub use noise::NoiseKey;
-pub use parallel::ExpertParallel;
+pub use parallel::{ExpertParallel, gathered_rows};
 pub use router::{Router, Routing};
 pub use stats::MoeStats;
 pub use swiglu::SwiGlu;

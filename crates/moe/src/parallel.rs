@@ -4,7 +4,8 @@ use crate::kernels::grouped_gemm;
 use crate::kernels::permute::{permute, unpermute};
 use crate::{MoeLayer, MoeOutput, NoiseKey};
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use comm::{CommError, Communicator, FirstError, TensorParallel};
+use comm::{CommError, Communicator, FirstError, Gathered, TensorParallel};
+use fused::Rows;
 
 /// The ranks that have a layer's routed experts together; router and shared experts are on every rank.
 ///
@@ -108,4 +109,12 @@ fn arrived_by_expert(arriving: &[i32], experts: usize, x_ad: &Tensor<2>) -> Disp
     let experts_1a = Tensor::from_data(TensorData::new(experts_of_rows, [1, rows]), (&x_ad.device(), DType::I32));
     let layout = Layout::Sorted { tile: grouped_gemm::tile_rows(x_ad) };
     dispatch(experts_1a, DispatchRule { experts, groups: 1, capacity: None, order: Order::Token, layout })
+}
+
+/// Gathered rows for a product, which does not keep them.
+pub fn gathered_rows(x: &Gathered) -> Rows<3> {
+    match x.again() {
+        Some(again) => Rows::not_kept(x.x_btd.clone(), again),
+        None => x.x_btd.clone().into(),
+    }
 }

@@ -1,3 +1,4 @@
+use crate::gathered_rows;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
@@ -36,7 +37,12 @@ impl SwiGlu {
     pub fn forward_add_over(&self, x_bsd: Tensor<3>, residual_bsd: Tensor<3>, tp: &TensorParallel) -> Tensor<3> {
         match tp.is_alone() {
             true => self.forward_add(x_bsd, residual_bsd),
-            false => residual_bsd + tp.scatter(self.forward(tp.gather(x_bsd))),
+            false => {
+                let x = tp.gather_again(x_bsd);
+                let [gate, up] =
+                    [&self.gate_proj, &self.up_proj].map(|half| linear(gathered_rows(&x), half.weight.val(), None));
+                residual_bsd + tp.scatter(linear(silu_mul(gate, up), self.down_proj.weight.val(), None))
+            }
         }
     }
 

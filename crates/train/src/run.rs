@@ -154,7 +154,7 @@ pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Resu
                 ModelConfig::Gpt2(shape) => shape.vocab_size = tokens,
                 ModelConfig::DeepSeek(shape) => shape.vocab_size = tokens,
             }
-            Ok(())
+            config.validate_vocabulary()
         }
         _ => Ok(()),
     }

@@ -5,23 +5,26 @@
 //! ```
 //!
 //! Burn's own `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of `W` again. On the CPU the products are
-//! [`gemm`](crate::gemm)'s; on devices they are Burn's, which run on tensor cores, and its fusion adds the bias. Kept are `x` and `W`; the gradient of a `W` that
+//! [`gemm`](crate::gemm)'s; on devices they are Burn's, which run on tensor cores, and its fusion adds the bias. Kept are `x`, but for [`Rows`] that are had again, and `W`; the gradient of a `W` that
 //! is a leaf can be put off, see [`deferred`](crate::deferred).
 
 mod host;
+mod rows;
 
 use crate::ops::FusedOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 pub(crate) use host::{Weighted, backward_host};
+pub use rows::{Again, Rows};
 
 /// `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU a row's result has the same bits whatever other rows there are.
 ///
 /// # Panics
 /// If the widths differ.
-pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
-    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear(x, weight, bias, false))
+pub fn linear<const D: usize>(x: impl Into<Rows<D>>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    let Rows { x, again } = x.into();
+    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear(x, weight, bias, false, again))
 }
 
 /// `x W^T`: `[.., from]` to `[.., to]`, with `W: [to, from]`, such as a head that is the token embedding. `W` is read as it lies.
@@ -29,15 +32,16 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
 /// # Panics
 /// If the widths differ.
 pub fn linear_transposed<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
-    by_rows(x, weight, None, true, |x, weight, bias| Dispatch::fused_linear(x, weight, bias, true))
+    by_rows(x, weight, None, true, |x, weight, bias| Dispatch::fused_linear(x, weight, bias, true, None))
 }
 
 /// `gelu(x W + b)` in one pass, shapes as of [`linear`]; see [`gelu`](crate::gelu). Kept are `x`, `W` and `x W + b`.
 ///
 /// # Panics
 /// If the widths differ.
-pub fn linear_gelu<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
-    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear_gelu(x, weight, bias).0)
+pub fn linear_gelu<const D: usize>(x: impl Into<Rows<D>>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    let Rows { x, again } = x.into();
+    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear_gelu(x, weight, bias, again).0)
 }
 
 /// `residual + x W + b` in one pass, shapes as of [`linear`].

@@ -2,27 +2,33 @@
 
 use super::FusedOps;
 use super::gradients::{
-    Add, Attention, CrossEntropy, Dropout, Embedding, Gelu, LatentAttention, Linear, Norm, Rope, SelfAttention, SiluMul,
+    Add, Attention, CrossEntropy, Dropout, Embedding, Gelu, Kept, LatentAttention, Linear, Norm, Rope, SelfAttention,
+    SiluMul,
 };
 use crate::adamw::Rates;
 use crate::attention::{AttentionRule, LatentRule};
 use crate::cross_entropy::CrossEntropyRule;
 use crate::dropout::DropoutRule;
+use crate::linear::Again;
 use crate::norm::NormRule;
 use crate::step::step;
 use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy};
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{AutodiffBackend, TensorMetadata};
+use burn::backend::{AutodiffBackend, DispatchKindConversion, DispatchTensor, TensorMetadata};
 
 /// The product `y` of `x` and `weight`, with a bias, on the tape.
 fn linear_step<B: FusedOps, C: CheckpointStrategy>(
     inputs: [&FloatTensor<Autodiff<B, C>>; 3],
     y: FloatTensor<B>,
     transposed: bool,
-) -> FloatTensor<Autodiff<B, C>> {
+    again: Option<Again>,
+) -> FloatTensor<Autodiff<B, C>>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
     let [x, weight, _] = inputs;
     step::<B, C, _, 3>(inputs, y, || Linear::<B> {
-        x: x.primitive().clone(),
+        x: again.map_or_else(|| Kept::Here(x.primitive().clone()), Kept::Again),
         weight: weight.primitive().clone(),
         transposed,
     })
@@ -36,7 +42,10 @@ fn constant<B: FusedOps, C: CheckpointStrategy>(tensor: FloatTensor<B>) -> Float
 const NO_SECOND_ORDER: &str = "fused operations have first derivatives only";
 const NO_GRADIENT: &str = "this operation is not differentiated: call it with tensors that are not tracked";
 
-impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
+impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
     fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let plain = x.primitive().clone();
         step::<B, C, _, 1>([&x], B::fused_gelu(plain.clone()), || Gelu::<B>(plain))
@@ -123,10 +132,11 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         transposed: bool,
+        again: Option<Again>,
     ) -> FloatTensor<Self> {
         let inputs = [&x, &weight, &bias];
         let [rows, matrix, added] = inputs.map(|input| input.primitive().clone());
-        linear_step::<B, C>(inputs, B::fused_linear(rows, matrix, added, transposed), transposed)
+        linear_step::<B, C>(inputs, B::fused_linear(rows, matrix, added, transposed, None), transposed, again)
     }
 
     /// Computed at once, on the tape two steps.
@@ -134,11 +144,12 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        again: Option<Again>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let inputs = [&x, &weight, &bias];
         let [rows, matrix, added] = inputs.map(|input| input.primitive().clone());
-        let (y, pre) = B::fused_linear_gelu(rows, matrix, added);
-        let tracked = linear_step::<B, C>(inputs, pre.clone(), false);
+        let (y, pre) = B::fused_linear_gelu(rows, matrix, added, None);
+        let tracked = linear_step::<B, C>(inputs, pre.clone(), false, again);
         (step::<B, C, _, 1>([&tracked], y, || Gelu::<B>(pre)), tracked)
     }
 
@@ -152,7 +163,7 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         let inputs = [&x, &weight, &bias];
         let [rows, matrix, added] = inputs.map(|input| input.primitive().clone());
         let y = B::fused_linear_add(rows, matrix, added, residual.primitive().clone());
-        let tracked = linear_step::<B, C>(inputs, y.clone(), false);
+        let tracked = linear_step::<B, C>(inputs, y.clone(), false, None);
         step::<B, C, _, 2>([&tracked, &residual], y, || Add)
     }
 
@@ -169,7 +180,7 @@ impl<B: FusedOps, C: CheckpointStrategy> FusedOps for Autodiff<B, C> {
         let [rows, matrix, added] = [&x, &weight, &bias].map(|input| input.primitive().clone());
         let [stream, factors, terms] = [&residual, &gain, &norm_bias].map(|input| input.primitive().clone());
         let (h, y) = B::fused_linear_add_norm(rows, matrix, added, stream, factors.clone(), terms, rule);
-        let product = linear_step::<B, C>([&x, &weight, &bias], h.clone(), false);
+        let product = linear_step::<B, C>([&x, &weight, &bias], h.clone(), false, None);
         let sum = step::<B, C, _, 2>([&product, &residual], h.clone(), || Add);
         let y = step::<B, C, _, 3>([&sum, &gain, &norm_bias], y, || Norm::<B> { x: h, gain: factors, rule });
         (sum, y)

@@ -5,7 +5,7 @@ use crate::adamw::{Rates, adamw_host};
 use crate::attention::{self, AttentionRule, Latent, LatentRule, Lying, Sizes};
 use crate::cross_entropy::{CrossEntropyRule, cross_entropy_host};
 use crate::dropout::{DropoutRule, dropout_host};
-use crate::linear::Weighted;
+use crate::linear::{Again, Weighted};
 use crate::norm::{self, NormRule};
 use crate::slices::{contiguous, float, slice};
 use crate::sum_of_squares::sum_of_squares_host;
@@ -190,6 +190,7 @@ impl FusedOps for Flex {
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         transposed: bool,
+        _: Option<Again>,
     ) -> FloatTensor<Self> {
         let inputs = [&x, &weight, &bias].map(contiguous);
         let ([rows, _], to) = (x.shape().dims(), weight.shape()[usize::from(!transposed)]);
@@ -200,6 +201,7 @@ impl FusedOps for Flex {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        _: Option<Again>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let inputs = [&x, &weight, &bias].map(contiguous);
         let ([rows, _], [_, to]) = (x.shape().dims(), weight.shape().dims());
@@ -243,8 +245,10 @@ impl FusedOps for Flex {
         wanted: [bool; 3],
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let [x, weight, d_y] = [&x, &weight, &d_y].map(contiguous);
-        let ([rows, from], [_, to]) = (x.shape().dims(), d_y.shape().dims());
-        with_float!(x.dtype(), T => {
+        let [rows, to] = d_y.shape().dims();
+        // What is not wanted may not be there.
+        let from = if wanted[1] { x.shape()[1] } else { weight.shape()[usize::from(transposed)] };
+        with_float!(d_y.dtype(), T => {
             let slices = [slice(&x), slice(&weight), slice(&d_y)];
             let [d_x, d_weight, d_bias] = linear::backward_host::<T>(slices, [rows, from, to], transposed, wanted);
             let or_none = |values: Vec<T>, shape: Vec<usize>, wanted: bool| {

@@ -3,10 +3,11 @@
 use super::FusedOps;
 use crate::attention::{AttentionRule, LatentRule};
 use crate::dropout::DropoutRule;
+use crate::linear::Again;
 use crate::norm::NormRule;
 use crate::step::Gradient;
-use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{DispatchKindConversion, DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
 #[derive(Debug, Clone)]
@@ -113,16 +114,33 @@ impl<B: FusedOps> Gradient<B, 3> for LatentAttention<B> {
 
 #[derive(Debug, Clone)]
 pub(super) struct Linear<B: FusedOps> {
-    pub x: FloatTensor<B>,
+    pub x: Kept<B>,
     pub weight: FloatTensor<B>,
     pub transposed: bool,
 }
 
-impl<B: FusedOps> Gradient<B, 3> for Linear<B> {
+/// Rows that the gradient of a matrix needs.
+#[derive(Debug, Clone)]
+pub(super) enum Kept<B: FusedOps> {
+    Here(FloatTensor<B>),
+    Again(Again),
+}
+
+impl<B: FusedOps> Gradient<B, 3> for Linear<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
     const WEIGHT: Option<usize> = Some(1);
 
     fn of(self, d_y: FloatTensor<B>, wanted: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
-        let (d_x, d_weight, d_bias) = B::fused_linear_backward(self.x, self.weight, d_y, self.transposed, wanted);
+        let x = match self.x {
+            Kept::Here(x) => x,
+            Kept::Again(again) if wanted[1] => {
+                again.rows().try_into_primitive::<B>().expect("the rows are on the gradient's backend")
+            }
+            Kept::Again(_) => B::float_empty([0, 0].into(), &d_y.device(), d_y.dtype().into()),
+        };
+        let (d_x, d_weight, d_bias) = B::fused_linear_backward(x, self.weight, d_y, self.transposed, wanted);
         let mut wanted = wanted.into_iter();
         [d_x, d_weight, d_bias].map(|gradient| wanted.next().expect("three of both").then_some(gradient))
     }

@@ -16,7 +16,7 @@ use crate::adamw::Rates;
 use crate::attention::{AttentionRule, LatentRule};
 use crate::cross_entropy::CrossEntropyRule;
 use crate::dropout::DropoutRule;
-use crate::linear;
+use crate::linear::{self, Again};
 use crate::norm::NormRule;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
@@ -142,14 +142,16 @@ pub trait FusedOps: Backend {
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `x W + b`: `x_np`, `weight_pq` (`weight_qp` where `transposed`) and `bias_q` (of no elements: none) to `y_nq`.
+    /// `x W + b`: `x_np`, which the tape keeps, or has `again`, `weight_pq` (`weight_qp` where `transposed`) and `bias_q` (of no elements: none) to `y_nq`.
     #[fusion(default)]
     fn fused_linear(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
         transposed: bool,
+        again: Option<Again>,
     ) -> FloatTensor<Self> {
+        let _ = again; // for the tape
         linear::composed::<Self>(x, weight, bias, transposed)
     }
 
@@ -159,7 +161,9 @@ pub trait FusedOps: Backend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: FloatTensor<Self>,
+        again: Option<Again>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let _ = again;
         let pre = linear::composed::<Self>(x, weight, bias, false);
         (Self::fused_gelu(pre.clone()), pre)
     }

@@ -5,6 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 use comm::TensorParallel;
 use fused::{latent_attention, linear};
+use moe::gathered_rows;
 
 /// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
 const LATENT_NORM_EPS: f64 = 1e-6;
@@ -70,9 +71,10 @@ impl Mla {
         let (query_input, query) = self.query(x_bsd.clone());
         let [latent_bsr, k_rope] = parts(x_bsd, &self.kv_a_proj_with_mqa, [rank, rope]);
         let latent_bsr = self.kv_a_layernorm.forward(latent_bsr);
-        let [query_input, latent, k_rope] = gathered(tp, [query_input, latent_bsr, k_rope]);
-        let q = linear(query_input, query.weight.val(), None);
-        let kv = linear(latent, self.kv_b_proj.weight.val(), None);
+        let [query_input, latent] = [query_input, latent_bsr].map(|own| tp.gather_again(own));
+        let k_rope = tp.gather(k_rope);
+        let q = linear(gathered_rows(&query_input), query.weight.val(), None);
+        let kv = linear(gathered_rows(&latent), self.kv_b_proj.weight.val(), None);
         let (heads, t) = (tp.part(self.config.num_attention_heads).len(), kv.dims()[1]);
         let positions = self.rope.first(t, &k_rope.device());
         latent_attention(q, kv, k_rope, &positions, heads, softmax_scale(&self.config))
@@ -86,20 +88,6 @@ impl Mla {
             _ => unreachable!("a query is projected directly or through its compression"),
         }
     }
-}
-
-/// All rows of each of these, in one gather.
-fn gathered<const N: usize>(tp: &TensorParallel, parts: [Tensor<3>; N]) -> [Tensor<3>; N] {
-    if tp.is_alone() {
-        return parts;
-    }
-    let widths = parts.each_ref().map(|part| part.dims()[2]);
-    let all = tp.gather(Tensor::cat(parts.into(), 2));
-    let mut end = 0;
-    widths.map(|width| {
-        end += width;
-        all.clone().slice_dim(2, end - width..end)
-    })
 }
 
 /// Projects `[b, t, in]` to two parts, `[b, t, width]` each.

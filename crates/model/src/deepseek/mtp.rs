@@ -136,10 +136,7 @@ impl MtpBatch {
     /// `L_k` of the `h^k` that module `k` has made, the rank's share of it from its rows `[b, s, d]`: `[1]`; None where no position has a target.
     pub fn loss(&self, output: &OutputMatrix, h_bsd: Tensor<3>) -> Option<Tensor<1>> {
         let [places, wanted] = self.targets_n.clone()?;
-        let h_btd = output.tp.gather(h_bsd);
-        let [b, t, d] = h_btd.dims();
-        let h_nd = h_btd.reshape([b * t, d]).select(0, places);
-        Some(output.head().losses_of_rows(output.tp, h_nd, wanted, 0.0).cross_entropy * self.share)
+        Some(output.head().losses_at(output.tp, h_bsd, Some(places), wanted, 0.0).cross_entropy * self.share)
     }
 }
 

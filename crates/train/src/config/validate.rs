@@ -80,6 +80,7 @@ impl Config {
         self.validate_pipeline()?;
         self.validate_product()?;
         self.validate_experts()?;
+        self.validate_tensor_parallel()?;
         let fsdp = self.fsdp_of_chunks(vec![]);
         fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
         require(!(parallel.cpu_offload && device::meant(&self.train.device) == "cpu"), || {
@@ -124,20 +125,21 @@ impl Config {
 
     /// Sizes that are all given multiply to the number of ranks.
     fn validate_product(&self) -> Result<(), ConfigError> {
-        let ParallelConfig { gpus, pp, strategy, dp_replicate, dp_shard, .. } = self.parallel;
+        let ParallelConfig { gpus, pp, tp, strategy, dp_replicate, dp_shard, .. } = self.parallel;
         let Some(dp_shard) = dp_shard else { return Ok(()) };
         let replicas = match strategy {
             Strategy::HybridShard => dp_replicate.unwrap_or(2),
-            Strategy::Ddp => gpus / pp, // all of a stage, and nothing is sharded
+            Strategy::Ddp => gpus / pp / tp.max(1), // all of a stage, and nothing is sharded
             _ => 1,
         };
-        let product = pp.saturating_mul(replicas).saturating_mul(dp_shard);
+        let product = pp.saturating_mul(replicas).saturating_mul(dp_shard).saturating_mul(tp);
         require(product == gpus, || {
             format!(
-                "parallel.pp {pp} x {replicas} {} of {} x parallel.dp_shard {dp_shard} = {product}, but there are {} (parallel.gpus): give sizes \
+                "parallel.pp {pp} x {replicas} {} of {} x parallel.dp_shard {dp_shard}{} = {product}, but there are {} (parallel.gpus): give sizes \
                  that multiply to it, or --set parallel.dp_shard=null for what the others leave",
                 if replicas == 1 { "replica" } else { "replicas" },
                 strategy.name(),
+                if tp > 1 { format!(" x parallel.tp {tp}") } else { String::new() },
                 count(gpus, "rank")
             )
         })
@@ -168,6 +170,52 @@ impl Config {
                  {fits} (--set parallel.ep={fits})"
             )
         })
+    }
+
+    /// Each of several ranks has a token of its own. A vocabulary of 0 is not known yet.
+    pub(crate) fn validate_vocabulary(&self) -> Result<(), ConfigError> {
+        let (vocab, tp) = (self.model.vocab_size(), self.parallel.tp);
+        require(vocab == 0 || vocab >= tp, || {
+            format!(
+                "parallel.tp is {tp}, more than the vocabulary's {} (model.vocab_size): give fewer (--set parallel.tp=1)",
+                count(vocab, "token")
+            )
+        })
+    }
+
+    /// Heads, columns, rows of a sequence and ranks are dealt out evenly.
+    fn validate_tensor_parallel(&self) -> Result<(), ConfigError> {
+        let (tp, strategy) = (self.parallel.tp, self.parallel.strategy);
+        require(tp > 0, || "parallel.tp is 0: give at least 1, which is all heads and columns on every rank".into())?;
+        if tp == 1 || strategy == Strategy::Block {
+            return Ok(());
+        }
+        self.validate_vocabulary()?;
+        let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(self.parallel.gpus);
+        let of = if strategy == Strategy::HybridShard { "ranks of a replica" } else { "ranks of a stage" };
+        let mut sizes = vec![(of, ranks), ("train.seq_len", self.train.seq_len)];
+        match &self.model {
+            ModelConfig::Gpt2(model) => {
+                let inner = model.n_inner.unwrap_or(4 * model.n_embd);
+                sizes.extend([("model.n_head", model.n_head), ("model.n_inner", inner)]);
+            }
+            ModelConfig::DeepSeek(model) => {
+                sizes.push(("model.num_attention_heads", model.num_attention_heads));
+                if model.first_k_dense_replace > 0 {
+                    sizes.push(("model.intermediate_size", model.intermediate_size));
+                }
+                let moe = self.moe.as_ref().filter(|moe| moe.n_shared_experts > 0);
+                sizes.extend(
+                    moe.map(|moe| ("moe.moe_intermediate_size", moe.n_shared_experts * moe.moe_intermediate_size)),
+                );
+            }
+        }
+        let Some((what, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(tp)) else { return Ok(()) };
+        let divides = |tp: usize| sizes.iter().all(|(_, size)| size.is_multiple_of(tp));
+        let fits = (1..tp).rev().find(|fits| divides(*fits)).unwrap_or(1);
+        Err(ConfigError::Invalid(format!(
+            "parallel.tp is {tp}, which does not divide {what}, {size}: give {fits} (--set parallel.tp={fits})"
+        )))
     }
 
     fn validate_comm(&self) -> Result<(), ConfigError> {

@@ -6,6 +6,7 @@
 //! GPT-2 block     8 S + 2 n inner + P       x, norm, q, k, v, y, x + y, norm; the MLP before and after its GELU
 //! MLA             4 S + n (2 rank + rope + heads (2 nope + rope + 2 v)) + P + the projection cut in two; with a compressed query 2 n q_lora more
 //! dense SwiGLU    3 n inner                 gate, up, and their product
+//! several tp ranks: of all that 1/tp each; of all rows the rotated key and the scores of experts
 //! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
 //!                                           ranks r d more, what came back, and r rows only where all ranks' experts get as many
 //! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward makes
@@ -36,6 +37,8 @@ struct Shape {
     on_cpu: bool,
     /// Whether experts are spread over ranks.
     spread: bool,
+    /// Ranks that have parts of a sequence's rows, of heads and of columns.
+    tp: f64,
 }
 
 /// The calls of the model in their order, for micro-batches of so many sequences.
@@ -43,7 +46,7 @@ pub fn calls(config: &Config, sequences: usize) -> Vec<CallBytes> {
     let size = config.parallel.precision.param.dtype().size() as f64;
     let (b, t, spread) = (sequences as f64, config.train.seq_len as f64, config.parallel.ep > 1);
     let on_cpu = device::meant(&config.train.device) == "cpu";
-    let shape = Shape { b, t, size, on_cpu, spread };
+    let shape = Shape { b, t, size, on_cpu, spread, tp: config.parallel.tp as f64 };
     match &config.model {
         ModelConfig::Gpt2(model) => shape.gpt2(model),
         ModelConfig::DeepSeek(model) => shape.deepseek(model, &config.moe.clone().unwrap_or_default()),
@@ -55,7 +58,7 @@ impl Shape {
         let (d, heads) = (model.n_embd as f64, model.n_head as f64);
         let inner = model.n_inner.map_or(4.0 * d, |inner| inner as f64);
         let kept = self.kept(7.0 * d + 2.0 * inner) + self.wide(heads);
-        let block = self.call(d, kept, self.scores(heads).max(self.kept(2.0 * inner)));
+        let block = self.call(d, kept, self.scores(heads).max(self.kept(2.0 * inner)) + self.gathered(2.0 * d));
         let mut calls = vec![CallBytes { input: 0, graph: 0, backward: 0 }];
         calls.extend(vec![block; model.n_layer]);
         calls.push(self.head(d, model.vocab_size as f64));
@@ -66,8 +69,9 @@ impl Shape {
         let (d, heads) = (model.hidden_size as f64, model.num_attention_heads as f64);
         let attention = self.kept(3.0 * d) + self.latent_attention(model);
         let rotated = self.wide(heads * model.qk_rope_head_dim as f64);
-        let block =
-            |mlp: f64, backward: f64| self.call(d, attention + mlp, (self.scores(heads) + rotated).max(backward));
+        let block = |mlp: f64, backward: f64| {
+            self.call(d, attention + mlp, (self.scores(heads) + rotated).max(backward) + self.gathered(2.0 * d))
+        };
         let inner = model.intermediate_size as f64;
         let dense = block(self.kept(3.0 * inner), self.kept(3.0 * inner));
         let experts = block(self.experts(d, moe), self.rows(d, moe));
@@ -75,25 +79,28 @@ impl Shape {
         let mut calls = vec![CallBytes { input: 0, graph: 0, backward: 0 }];
         calls.extend(vec![dense; dense_blocks]);
         calls.extend(vec![experts; model.num_hidden_layers - dense_blocks]);
-        if model.mtp_depth == 0 {
-            calls.push(self.head(d, model.vocab_size as f64));
-            return calls;
+        calls.extend(self.behind_blocks(model, [dense, experts]));
+        calls
+    }
+
+    /// The head, or with multi-token prediction the norm, the embedding, the modules, which have such blocks, and the output matrix.
+    fn behind_blocks(&self, model: &DeepSeekConfig, [dense, experts]: [CallBytes; 2]) -> Vec<CallBytes> {
+        let (d, depth) = (model.hidden_size as f64, model.mtp_depth);
+        let head = self.head(d, model.vocab_size as f64);
+        if depth == 0 {
+            return vec![head];
         }
-        let dense_modules = (model.first_k_dense_replace - dense_blocks).min(model.mtp_depth);
-        let width = (1 + model.mtp_depth) as f64 * d;
-        calls.extend([self.call(d, 0.0, 0.0); 2]); // the norm and the embedding
+        let (width, joined) = ((1 + depth) as f64 * d, self.call(d, 0.0, 0.0));
         let module = |block: CallBytes| {
             // Its input is wider than a block's, and it keeps what is joined, its norm, their product, and the norm at its end.
             let more = self.kept(width + 7.0 * d) as usize;
             CallBytes { input: self.kept(width) as usize, graph: block.graph + more, ..block }
         };
-        calls.extend(vec![module(dense); dense_modules]);
-        calls.extend(vec![module(experts); model.mtp_depth - dense_modules]);
-        let head = self.head(d, model.vocab_size as f64);
+        let of_layer = |layer: usize| if layer < model.first_k_dense_replace { dense } else { experts };
         let more = self.kept(width - d) as usize;
-        let graph = head.input + (1 + model.mtp_depth) * (head.graph - head.input) + more;
-        calls.push(CallBytes { input: head.input + more, graph, ..head });
-        calls
+        let graph = head.input + (1 + depth) * (head.graph - head.input) + more;
+        let modules = (model.num_hidden_layers..model.num_layers()).map(|layer| module(of_layer(layer)));
+        [joined; 2].into_iter().chain(modules).chain([CallBytes { input: head.input + more, graph, ..head }]).collect()
     }
 
     fn call(&self, width: f64, kept: f64, backward: f64) -> CallBytes {
@@ -103,12 +110,17 @@ impl Shape {
 
     /// What is kept as it was computed, so many elements a token.
     fn kept(&self, width: f64) -> f64 {
-        self.b * self.t * width * self.size
+        self.b * self.t / self.tp * width * self.size
     }
 
     /// What is kept in fp32.
     fn wide(&self, width: f64) -> f64 {
-        self.b * self.t * width * FP32
+        self.b * self.t / self.tp * width * FP32
+    }
+
+    /// What each of several ranks has of all rows.
+    fn gathered(&self, width: f64) -> f64 {
+        if self.tp > 1.0 { self.b * self.t * width * self.size } else { 0.0 }
     }
 
     /// The copy in fp32 of what is kept anyway.
@@ -123,14 +135,15 @@ impl Shape {
         let cut = model.hidden_size as f64 * (rank + rope) * self.size;
         let query = 2.0 * model.q_lora_rank.unwrap_or(0) as f64;
         let widths = query + 2.0 * rank + rope + heads * (2.0 * nope + rope + 2.0 * v);
-        self.kept(widths) + cut + self.wide(heads)
+        self.kept(widths) + cut + self.wide(heads) + self.gathered(rope)
     }
 
     fn experts(&self, d: f64, moe: &MoeConfig) -> f64 {
         let (e, k) = (moe.num_experts as f64, moe.top_k as f64);
         let shared = moe.n_shared_experts as f64 * moe.moe_intermediate_size as f64;
         let router = self.widened(d) + self.wide(3.0 * e + 5.0 * k);
-        router + self.rows(d, moe) + self.kept(3.0 * shared)
+        let of_all = self.gathered((2.0 * e + k) * FP32 / self.size);
+        router + self.rows(d, moe) + self.kept(3.0 * shared) + of_all
     }
 
     /// Rows of experts: `x`, gate, up, their product, and `y`, there and back where it was computed.
@@ -143,11 +156,17 @@ impl Shape {
 
     /// Probabilities and the gradients of scores, in tiles of at most 128 queries for each head that is computed at a time, 16 say.
     fn scores(&self, heads: f64) -> f64 {
-        2.0 * FP32 * (self.b * heads).min(16.0) * self.t.min(128.0) * self.t
+        2.0 * FP32 * (self.b * heads / self.tp).min(16.0) * self.t.min(128.0) * self.t
     }
 
     /// The gradients that the forward makes, and what their multiplication by the cotangent takes.
     fn head(&self, d: f64, vocab: f64) -> CallBytes {
+        if self.tp > 1.0 {
+            // Here the backward makes the gradients, and logits are in fp32: they, their probabilities and what marks the targets.
+            let (rows, vocab) = ((self.b * self.t).min(256.0), vocab / self.tp);
+            let gradients = self.gathered(d) / self.size * FP32 + 2.0 * d * vocab * FP32;
+            return self.call(d, self.kept(d), 2.0 * gradients + 4.0 * rows * vocab * FP32);
+        }
         let gradients = self.kept(d) + d * vocab * FP32;
         // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a product of its own, and a matrix of other than multiples of 128
         // columns is copied.

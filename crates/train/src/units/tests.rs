@@ -202,3 +202,48 @@ fn every_gradient_of_deepseek_v3_is_one_ranks() {
     let rerouted = ["moe.overflow=reroute", "moe.capacity_factor=0.75"];
     moves_as_on_one_rank("deepseek", &[DEEPSEEK, &rerouted], &WITH_EXPERTS[..2]);
 }
+
+/// Bytes that a rank receives in a step by `all_gather` and by `reduce_scatter`; nothing is sharded, so they are of tensor parallelism alone.
+fn received(config: &Config) -> [u64; 2] {
+    let config = config.clone();
+    let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
+        let of_fsdp = config.fsdp();
+        let (loads, parallel) = (ExpertLoads::new(&config), parallel(&of_fsdp, &comm)?);
+        let (units, _) = units(&config, &loads, &parallel, &Device::flex());
+        let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
+        let count = |fsdp: &Fsdp<Batch>| {
+            let table = fsdp.traffic().0;
+            ["all_gather", "reduce_scatter"].map(|name| table.get(name).map_or(0, |traffic| traffic.bytes))
+        };
+        let before = count(&fsdp);
+        fsdp.train_step(&[batch(&(0..3), 0, &config)], 1e-3)?;
+        let after = count(&fsdp);
+        Ok::<_, FsdpError>([0, 1].map(|i| after[i] - before[i]))
+    });
+    of_ranks.unwrap()[0]
+}
+
+/// The closed forms of docs/parallelism.md.
+#[test]
+fn what_tensor_parallel_ranks_communicate_is_as_documented() {
+    let (b, d) = (3, 16);
+    for tp in [2, 4] {
+        let layout = [format!("parallel.gpus={tp}"), format!("parallel.tp={tp}")];
+        let layout = [&layout[0], &layout[1], "parallel.strategy=ddp"];
+        // What a rank receives of `width` numbers of fp32 of each token.
+        let of = |width: usize| (b * T * width * 4 * (tp - 1) / tp) as u64;
+        let blocks = 2;
+
+        let found = received(&config("gpt2", &[GPT2, &layout]));
+        let (gathers, scatters) = (2 * blocks + 1, 2 * blocks + 1);
+        assert_eq!(found, [(2 * gathers + scatters) * of(d), (gathers + scatters) * of(d)], "gpt2, tp {tp}");
+
+        let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];
+        let found = received(&config("deepseek", &[DEEPSEEK, &dropless, &layout]));
+        let (rank, rope, experts) = (8, 4, 4);
+        // Of each block what attention and MLP read, and the head; and the router's scores and the rotated key, which are kept.
+        let (read, kept) = (blocks * of(2 * d + rank) + of(d), blocks * of(rope) + of(experts));
+        let scattered = (2 * blocks + 1) * of(d);
+        assert_eq!(found, [2 * read + kept + scattered, read + kept + scattered], "deepseek, tp {tp}");
+    }
+}

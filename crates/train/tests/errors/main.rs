@@ -4,6 +4,7 @@
 mod commands;
 #[path = "../common/mod.rs"]
 mod common;
+mod layouts;
 mod logits;
 mod training;
 
@@ -60,4 +61,13 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
         all.insert(path.clone(), fs::read(&path).unwrap_or_default());
     }
     all
+}
+
+#[track_caller]
+fn answered(mistakes: &[Mistake]) {
+    all(mistakes.iter().map(|(name, files, args, expected)| {
+        let folder = tempfile::tempdir().unwrap();
+        write(folder.path(), files);
+        check(name, &folder, args, expected)
+    }));
 }

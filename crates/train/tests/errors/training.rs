@@ -1,7 +1,7 @@
 //! Mistakes in what `train` is to train.
 
 use super::common::{TINY, metrics, run, values};
-use super::{Mistake, all, check, write};
+use super::{Mistake, answered};
 use std::fs;
 
 const CONFIGURATION: &[Mistake] = &[
@@ -66,103 +66,6 @@ const CONFIGURATION: &[Mistake] = &[
         &["`base` runs in a circle", "a.yaml -> ", "b.yaml -> ", "remove one"],
     ),
     ("no such base", &[("a.yaml", b"base: b.yaml")], "--config a.yaml", &["cannot read b.yaml, the base of a.yaml"]),
-    ("no ranks", &[], "--model gpt2 --gpus 0", &["parallel.gpus is 0", "at least 1"]),
-    ("no stages", &[], "--model gpt2 --set parallel.pp=0", &["parallel.pp is 0", "at least 1"]),
-    (
-        "stages that do not divide the ranks",
-        &[],
-        "--model gpt2 --gpus 4 --set parallel.pp=3",
-        &["parallel.pp is 3, which does not divide the 4 ranks", "--gpus 6"],
-    ),
-    (
-        "more chunks than the model has parts",
-        &[],
-        "--model gpt2 --gpus 8 --set parallel.pp=8",
-        &["parallel.pp 8 x virtual_stages 1 are 8 chunks", "4 blocks beside embedding and head", "fewer stages"],
-    ),
-    (
-        "stages of other blocks than there are",
-        &[],
-        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.stages=[1,2]",
-        &["parallel.stages is [1, 2]", "the numbers of blocks of 2 chunks", "which are 4 together"],
-    ),
-    (
-        "a stage without blocks between two",
-        &[],
-        "--model gpt2 --gpus 3 --set parallel.pp=3 --set parallel.stages=[2,0,2]",
-        &["parallel.stages is [2, 0, 2]", "3 chunks"],
-    ),
-    (
-        "micro-batches that are no rounds",
-        &[],
-        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.schedule=interleaved_1f1b --set train.micro_batch_size=32",
-        &["interleaved_1f1b", "1 are no multiple of 2", "give 2", "--set train.micro_batch_size=16"],
-    ),
-    (
-        "stages that are no numbers",
-        &[],
-        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.stages=[5,-1]",
-        &["`parallel.stages` is [5, -1]", "a list of whole numbers"],
-    ),
-    (
-        "several chunks with a schedule that has one",
-        &[],
-        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.virtual_stages=2",
-        &["1f1b has one chunk a stage, not 2", "interleaved_1f1b"],
-    ),
-    (
-        "stages and blocks on ranks",
-        &[],
-        "--model gpt2 --gpus 2 --strategy block --set parallel.pp=2",
-        &["pp 2 with strategy block", "take full_shard"],
-    ),
-    (
-        "sizes that do not multiply to the ranks",
-        &[],
-        "--model gpt2 --gpus 8 --strategy hybrid_shard --set parallel.pp=2 --set parallel.dp_replicate=2 --set parallel.dp_shard=3",
-        &[
-            "parallel.pp 2 x 2 replicas of hybrid_shard x parallel.dp_shard 3 = 12",
-            "there are 8 ranks",
-            "dp_shard=null",
-        ],
-    ),
-    ("no shard", &[], "--model gpt2 --gpus 4 --set parallel.dp_shard=0", &["parallel.dp_shard 0 = 0", "4 ranks"]),
-    (
-        "experts over ranks that they do not divide",
-        &[],
-        "--model deepseek --gpus 6 --set parallel.ep=4",
-        &[
-            "parallel.ep is 4",
-            "8 experts",
-            "the number of ranks of a stage, which is 6",
-            "give 2 (--set parallel.ep=2)",
-        ],
-    ),
-    (
-        "experts over ranks of a replica that they do not divide",
-        &[],
-        "--model deepseek --gpus 6 --strategy hybrid_shard --set parallel.ep=2",
-        &["parallel.ep is 2", "the number of ranks of a replica, which is 3", "give 1"],
-    ),
-    (
-        "experts over more ranks than there are experts",
-        &[],
-        "--model deepseek --gpus 16 --set parallel.ep=16",
-        &["parallel.ep is 16", "the 8 experts (moe.num_experts)", "give 8"],
-    ),
-    (
-        "experts that are none",
-        &[],
-        "--model gpt2 --gpus 2 --set parallel.ep=2",
-        &["model.type gpt2 has no experts", "leave it out"],
-    ),
-    ("experts over no rank", &[], "--model deepseek --set parallel.ep=0", &["parallel.ep is 0", "at least 1"]),
-    (
-        "experts over ranks, and blocks on ranks",
-        &[],
-        "--model deepseek --gpus 2 --strategy block --set parallel.ep=2",
-        &["ep 2 with strategy block", "take full_shard"],
-    ),
     ("ranks below none", &[], "--model gpt2 --gpus -1", &["'-1'", "--gpus"]),
     ("no steps", &[], "--model gpt2 --steps 0", &["train.steps is 0", "at least 1"]),
     (
@@ -384,13 +287,4 @@ fn a_token_beyond_the_vocabulary_ends_the_run_where_it_comes_up() {
             "{name}: {stderr}"
         );
     }
-}
-
-#[track_caller]
-fn answered(mistakes: &[Mistake]) {
-    all(mistakes.iter().map(|(name, files, args, expected)| {
-        let folder = tempfile::tempdir().unwrap();
-        write(folder.path(), files);
-        check(name, &folder, args, expected)
-    }));
 }

@@ -71,9 +71,11 @@ fn a_run_that_is_killed_again_and_again_goes_on_in_pipelines_and_out_of_them() {
 
 #[test]
 fn a_run_that_is_killed_again_and_again_goes_on_wherever_its_experts_are() {
-    let layouts: [&[&str]; 6] = [
+    let layouts: [&[&str]; 8] = [
         &["--gpus=4", "--set=parallel.pp=2", "--set=parallel.ep=2"],
-        &["--gpus=1", "--set=parallel.pp=1", "--set=parallel.ep=1"],
+        &["--gpus=4", "--set=parallel.pp=1", "--set=parallel.tp=2", "--set=parallel.ep=4"],
+        &["--gpus=2", "--set=parallel.ep=1"],
+        &["--gpus=1", "--set=parallel.pp=1", "--set=parallel.ep=1", "--set=parallel.tp=1"],
         &["--gpus=4", "--set=parallel.ep=4", "--strategy=ddp"],
         &["--gpus=4", "--set=parallel.ep=2", "--strategy=full_shard"],
         &["--gpus=4", "--set=parallel.ep=1"],

@@ -68,6 +68,17 @@ fn a_run_goes_on_at_other_ranks_and_under_another_strategy() {
             &["--gpus=4", "--set=parallel.pp=2", "--set=parallel.strategy=ddp"],
             &["--gpus=2", "--set=parallel.schedule=interleaved_1f1b"],
         ),
+        ("1 -> tp 2", &["--gpus=1"], &["--gpus=2", "--set=parallel.tp=2"]),
+        (
+            "tp 2 x full_shard 2 -> pp 2",
+            &["--gpus=4", "--set=parallel.tp=2"],
+            &["--gpus=2", "--set=parallel.tp=1", "--set=parallel.pp=2"],
+        ),
+        (
+            "pp 2 x tp 2 -> tp 2 in ddp 4",
+            &["--gpus=4", "--set=parallel.tp=2", "--set=parallel.pp=2"],
+            &["--gpus=4", "--set=parallel.pp=1", "--set=parallel.strategy=ddp"],
+        ),
         ("wrapped", &["--gpus=2", "--set=parallel.wrap=size:5000"], &["--gpus=3", "--set=parallel.wrap=block"]),
     ];
     for (i, (name, before, after)) in moves.iter().enumerate() {

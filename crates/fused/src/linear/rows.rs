@@ -1,0 +1,45 @@
+//! What a product reads: rows, and where they are not to be kept for its backward, how to have them again.
+
+use burn::tensor::Tensor;
+use std::fmt;
+use std::sync::Arc;
+
+/// Rows of a product, `[.., from]`, that its backward keeps, or asks for again.
+pub struct Rows<const D: usize> {
+    pub(crate) x: Tensor<D>,
+    pub(crate) again: Option<Again>,
+}
+
+/// The same rows once more, in no graph.
+#[derive(Clone)]
+pub struct Again(Arc<dyn Fn() -> Tensor<2> + Send + Sync>);
+
+impl Again {
+    pub(crate) fn rows(&self) -> Tensor<2> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Again {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Again")
+    }
+}
+
+impl<const D: usize> From<Tensor<D>> for Rows<D> {
+    fn from(x: Tensor<D>) -> Self {
+        Self { x, again: None }
+    }
+}
+
+impl<const D: usize> Rows<D> {
+    /// Rows that are not kept: the backward that needs them for the gradient of a matrix calls `again`, once.
+    pub fn not_kept(x: Tensor<D>, again: impl Fn() -> Tensor<D> + Send + Sync + 'static) -> Self {
+        let again = move || {
+            let x = again();
+            let (shape, len) = (x.dims(), x.shape().num_elements());
+            x.reshape([len / shape[D - 1].max(1), shape[D - 1]])
+        };
+        Self { x, again: Some(Again(Arc::new(again))) }
+    }
+}

@@ -1,0 +1,175 @@
+//! Mistakes in how a run is spread over ranks.
+
+use super::{Mistake, answered};
+
+#[test]
+fn layouts_that_make_no_sense_are_refused() {
+    answered(LAYOUTS);
+}
+
+const LAYOUTS: &[Mistake] = &[
+    ("no ranks", &[], "--model gpt2 --gpus 0", &["parallel.gpus is 0", "at least 1"]),
+    ("no stages", &[], "--model gpt2 --set parallel.pp=0", &["parallel.pp is 0", "at least 1"]),
+    (
+        "stages that do not divide the ranks",
+        &[],
+        "--model gpt2 --gpus 4 --set parallel.pp=3",
+        &["parallel.pp is 3, which does not divide the 4 ranks", "--gpus 6"],
+    ),
+    (
+        "more chunks than the model has parts",
+        &[],
+        "--model gpt2 --gpus 8 --set parallel.pp=8",
+        &["parallel.pp 8 x virtual_stages 1 are 8 chunks", "4 blocks beside embedding and head", "fewer stages"],
+    ),
+    (
+        "stages of other blocks than there are",
+        &[],
+        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.stages=[1,2]",
+        &["parallel.stages is [1, 2]", "the numbers of blocks of 2 chunks", "which are 4 together"],
+    ),
+    (
+        "a stage without blocks between two",
+        &[],
+        "--model gpt2 --gpus 3 --set parallel.pp=3 --set parallel.stages=[2,0,2]",
+        &["parallel.stages is [2, 0, 2]", "3 chunks"],
+    ),
+    (
+        "micro-batches that are no rounds",
+        &[],
+        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.schedule=interleaved_1f1b --set train.micro_batch_size=32",
+        &["interleaved_1f1b", "1 are no multiple of 2", "give 2", "--set train.micro_batch_size=16"],
+    ),
+    (
+        "stages that are no numbers",
+        &[],
+        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.stages=[5,-1]",
+        &["`parallel.stages` is [5, -1]", "a list of whole numbers"],
+    ),
+    (
+        "several chunks with a schedule that has one",
+        &[],
+        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.virtual_stages=2",
+        &["1f1b has one chunk a stage, not 2", "interleaved_1f1b"],
+    ),
+    (
+        "stages and blocks on ranks",
+        &[],
+        "--model gpt2 --gpus 2 --strategy block --set parallel.pp=2",
+        &["pp 2 with strategy block", "take full_shard"],
+    ),
+    (
+        "sizes that do not multiply to the ranks",
+        &[],
+        "--model gpt2 --gpus 8 --strategy hybrid_shard --set parallel.pp=2 --set parallel.dp_replicate=2 --set parallel.dp_shard=3",
+        &[
+            "parallel.pp 2 x 2 replicas of hybrid_shard x parallel.dp_shard 3 = 12",
+            "there are 8 ranks",
+            "dp_shard=null",
+        ],
+    ),
+    ("no shard", &[], "--model gpt2 --gpus 4 --set parallel.dp_shard=0", &["parallel.dp_shard 0 = 0", "4 ranks"]),
+    (
+        "experts over ranks that they do not divide",
+        &[],
+        "--model deepseek --gpus 6 --set parallel.ep=4",
+        &[
+            "parallel.ep is 4",
+            "8 experts",
+            "the number of ranks of a stage, which is 6",
+            "give 2 (--set parallel.ep=2)",
+        ],
+    ),
+    (
+        "experts over ranks of a replica that they do not divide",
+        &[],
+        "--model deepseek --gpus 6 --strategy hybrid_shard --set parallel.ep=2",
+        &["parallel.ep is 2", "the number of ranks of a replica, which is 3", "give 1"],
+    ),
+    (
+        "experts over more ranks than there are experts",
+        &[],
+        "--model deepseek --gpus 16 --set parallel.ep=16",
+        &["parallel.ep is 16", "the 8 experts (moe.num_experts)", "give 8"],
+    ),
+    (
+        "experts that are none",
+        &[],
+        "--model gpt2 --gpus 2 --set parallel.ep=2",
+        &["model.type gpt2 has no experts", "leave it out"],
+    ),
+    ("experts over no rank", &[], "--model deepseek --set parallel.ep=0", &["parallel.ep is 0", "at least 1"]),
+    (
+        "experts over ranks, and blocks on ranks",
+        &[],
+        "--model deepseek --gpus 2 --strategy block --set parallel.ep=2",
+        &["ep 2 with strategy block", "take full_shard"],
+    ),
+    ("heads over no rank", &[], "--model gpt2 --set parallel.tp=0", &["parallel.tp is 0", "at least 1"]),
+    (
+        "heads over ranks that they do not divide",
+        &[],
+        "--model gpt2 --gpus 6 --set parallel.tp=4",
+        &["parallel.tp is 4, which does not divide ranks of a stage, 6", "give 2 (--set parallel.tp=2)"],
+    ),
+    (
+        "heads that ranks do not divide",
+        &[],
+        "--model gpt2 --gpus 3 --set parallel.tp=3 --set train.seq_len=96",
+        &["parallel.tp is 3, which does not divide model.n_head, 4", "give 1"],
+    ),
+    (
+        "more ranks than heads",
+        &[],
+        "--model deepseek --gpus 8 --set parallel.tp=8",
+        &["parallel.tp is 8, which does not divide model.num_attention_heads, 4", "give 4"],
+    ),
+    (
+        "rows of a sequence that ranks do not divide",
+        &[],
+        "--model gpt2 --gpus 2 --set parallel.tp=2 --set train.seq_len=63",
+        &["parallel.tp is 2, which does not divide train.seq_len, 63", "give 1"],
+    ),
+    (
+        "columns that ranks do not divide",
+        &[],
+        "--model deepseek --gpus 2 --set parallel.tp=2 --set model.first_k_dense_replace=1 --set model.intermediate_size=101",
+        &["parallel.tp is 2, which does not divide model.intermediate_size, 101"],
+    ),
+    (
+        "columns of shared experts that ranks do not divide",
+        &[],
+        "--model deepseek --gpus 2 --set parallel.tp=2 --set moe.n_shared_experts=1 --set moe.moe_intermediate_size=33",
+        &["parallel.tp is 2, which does not divide moe.moe_intermediate_size, 33"],
+    ),
+    (
+        "a vocabulary smaller than the ranks",
+        &[("a.txt", b"abababababababababababababababababababababababababababababababababababababababababab")],
+        "--model gpt2 --gpus 4 --set parallel.tp=4 --data a.txt --set data.tokenizer=char --set train.seq_len=8 --set train.val_batches=0",
+        &["parallel.tp is 4, more than the vocabulary's 2 tokens (model.vocab_size)", "give fewer"],
+    ),
+    (
+        "heads over ranks, and blocks on ranks",
+        &[],
+        "--model gpt2 --gpus 2 --strategy block --set parallel.tp=2",
+        &["tp 2 with strategy block", "take full_shard"],
+    ),
+    (
+        "heads over ranks of a replica",
+        &[],
+        "--model gpt2 --gpus 6 --strategy hybrid_shard --set parallel.tp=2",
+        &["parallel.tp is 2, which does not divide ranks of a replica, 3"],
+    ),
+    (
+        "sizes with heads over ranks that do not multiply to them",
+        &[],
+        "--model gpt2 --gpus 8 --set parallel.tp=2 --set parallel.dp_shard=2",
+        &["x parallel.dp_shard 2 x parallel.tp 2 = 4", "there are 8 ranks", "dp_shard=null"],
+    ),
+    (
+        "fewer sequences than groups of ranks",
+        &[],
+        "--model gpt2 --gpus 8 --set parallel.tp=2 --batch-size 3",
+        &["global_batch_size is 3", "the 4 ranks that share them"],
+    ),
+];
