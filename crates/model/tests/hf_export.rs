@@ -96,6 +96,31 @@ fn what_is_loaded_and_exported_is_what_was_there() {
 }
 
 #[test]
+fn a_module_of_multi_token_prediction_whose_embedding_is_its_own_or_whose_layer_is_missing_is_refused() {
+    let (folder, reference) = (tempfile::tempdir().unwrap(), reference("deepseek-v3-mtp-2"));
+    fs::copy(reference.join("config.json"), folder.path().join("config.json")).unwrap();
+    let error = |change: &dyn Fn(&mut BTreeMap<String, (tensor::Dtype, Vec<usize>, Vec<u8>)>)| {
+        let mut tensors = tensors(&reference);
+        change(&mut tensors);
+        let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+            (name, tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+        Pretrained::load(&Folder::open(folder.path()).unwrap(), &Device::flex()).map(drop).unwrap_err().to_string()
+    };
+    for copy in ["embed_tokens", "shared_head.head"] {
+        let name = format!("model.layers.2.{copy}.weight");
+        let message = error(&|tensors| tensors.get_mut(&name).unwrap().2[0] ^= 1);
+        assert!(
+            message.contains("model.safetensors") && message.contains(&format!("`{name}` is not equal to")),
+            "{message}"
+        );
+    }
+    let message = error(&|tensors| drop(tensors.remove("model.layers.2.hnorm.weight")));
+    assert!(message.contains("no tensor `model.layers.2.hnorm.weight`"), "{message}");
+}
+
+#[test]
 fn shards_have_an_index_and_each_parameter_is_asked_for_once() {
     let (model, folder) = (load(&reference("deepseek-v3-q-lora")), tempfile::tempdir().unwrap());
     let path = folder.path().join("sharded");

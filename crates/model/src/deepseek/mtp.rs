@@ -35,8 +35,9 @@ pub struct Mtp {
     pub norm: RmsNorm,
 }
 
-/// What one module of multi-token prediction reads of a batch, and what it is to predict. Positions without a target are computed as all others, and count
-/// in the loads of experts.
+/// What one module of multi-token prediction reads of a batch, and what it is to predict.
+///
+/// Positions without a target are computed as all others, and count in the loads of experts.
 #[derive(Debug, Clone)]
 pub struct MtpBatch {
     /// `x_{i+k}` at position `i`, `[b, t]`; 0 where the row has none.

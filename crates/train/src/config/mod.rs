@@ -229,8 +229,8 @@ pub struct TrainConfig {
     /// Weight of the z-loss, the mean square of the logits' log-sum-exp, which keeps logits from drifting; PaLM's is 1e-4 (arXiv 2204.02311). In training only, and
     /// reported as a part of `aux_loss`.
     pub z_loss_coef: f64,
-    /// Weight of the mean of the losses of multi-token prediction, where `model.mtp_depth` is above 0 (DeepSeek-V3, arXiv 2412.19437: 0.3 for the first 10
-    /// of 14.8 trillion tokens, then 0.1). In training only, and reported as a part of `aux_loss`.
+    /// Weight of the mean of the losses of multi-token prediction, where `model.mtp_depth` is above 0 (DeepSeek-V3, arXiv 2412.19437: 0.3 for
+    /// the first 10 of 14.8 trillion tokens, then 0.1). In training only, and reported as a part of `aux_loss`.
     pub mtp_loss_coef: f64,
     /// What happens when a loss or a gradient is infinite or no number.
     pub on_non_finite: OnNonFinite,

@@ -286,8 +286,8 @@ impl Config {
         require(depth < train.seq_len, || {
             let length = train.seq_len;
             format!(
-                "model.mtp_depth is {depth}, but of train.seq_len {length} tokens no position has a target so far ahead: give fewer, or longer sequences \
-                 (--seq-len)"
+                "model.mtp_depth is {depth}, but of train.seq_len {length} tokens no position has a target so far ahead: give \
+                 fewer, or longer sequences (--seq-len)"
             )
         })?;
         let batch = train.global_batch_size;

@@ -153,21 +153,14 @@ fn mtp_depth(folder: &Folder, json: &DeepSeekJson) -> usize {
     if folder.has(&first) { json.num_nextn_predict_layers.unwrap_or(0) } else { 0 }
 }
 
-/// Refuses modules of multi-token prediction whose own copies of the embedding and the output matrix are not the model's.
+/// Refuses modules of multi-token prediction whose copies of the embedding and the output matrix are not the model's, which all of them share.
 pub fn check_copies(folder: &Folder, config: &DeepSeekConfig) -> Result<(), HfError> {
     let shape = [config.vocab_size, config.hidden_size];
-    for layer in (0..config.mtp_depth).map(|k| super::mtp_layer(config.num_hidden_layers, k)) {
-        for (copy, original) in super::COPIES {
-            let copy = format!("{layer}.{copy}");
-            if folder.has(&copy) && folder.tensor(&copy, &shape)? != folder.tensor(original, &shape)? {
-                let reason = format!(
-                    "tensor `{copy}` is not equal to `{original}`, which the modules of multi-token prediction share"
-                );
-                return Err(folder.config_error(reason));
-            }
-        }
-    }
-    Ok(())
+    (0..config.mtp_depth).map(|k| super::mtp_layer(config.num_hidden_layers, k)).try_for_each(|layer| {
+        super::COPIES
+            .into_iter()
+            .try_for_each(|(copy, original)| folder.check_copy(&format!("{layer}.{copy}"), original, &shape))
+    })
 }
 
 /// V3 routes by sigmoid with a selection bias. V2 routes by softmax, in groups only if `topk_method` says so, and never divides
