@@ -57,7 +57,7 @@ impl Exchange {
         let (device, dtype) = (x.device(), x.dtype());
         let mut x = x.reshape([rows * d]);
         if sent < rows * d {
-            x = x.slice([0..sent]);
+            x = x.slice(0..sent);
         }
         let (mut y, _) = self.comm.all_to_all(x, &counts)?;
         if arrived < length {
