@@ -48,8 +48,11 @@ fn write(folder: &Path, model: ExportModel, values: &BTreeMap<String, Vec<f32>>,
     export(folder, model, options, |path| Ok::<_, Infallible>(values[path].clone())).unwrap()
 }
 
-/// Every tensor of a folder: its type, shape and bytes.
-fn tensors(path: &Path) -> BTreeMap<String, (tensor::Dtype, Vec<usize>, Vec<u8>)> {
+/// Tensors by name: type, shape and bytes.
+type Tensors = BTreeMap<String, (tensor::Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Every tensor of a folder.
+fn tensors(path: &Path) -> Tensors {
     let mut tensors = BTreeMap::new();
     for entry in fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()) {
         let name = entry.file_name().unwrap().to_str().unwrap();
@@ -99,7 +102,7 @@ fn what_is_loaded_and_exported_is_what_was_there() {
 fn a_module_of_multi_token_prediction_whose_embedding_is_its_own_or_whose_layer_is_missing_is_refused() {
     let (folder, reference) = (tempfile::tempdir().unwrap(), reference("deepseek-v3-mtp-2"));
     fs::copy(reference.join("config.json"), folder.path().join("config.json")).unwrap();
-    let error = |change: &dyn Fn(&mut BTreeMap<String, (tensor::Dtype, Vec<usize>, Vec<u8>)>)| {
+    let error = |change: &dyn Fn(&mut Tensors)| {
         let mut tensors = tensors(&reference);
         change(&mut tensors);
         let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
