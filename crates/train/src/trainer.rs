@@ -197,7 +197,8 @@ impl<'a> Trainer<'a> {
         for (Rows { rows, count }, tokens) in self.batches.rows().into_iter().zip(tokens) {
             let place = MicroBatch { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
             let place = Some(place).filter(|_| count); // what does not count leaves no trace
-            batches.push(Batch::new(tokens, place, &self.job.config.model, &self.context, &self.device)?);
+            let (model, end_of_text) = (&self.job.config.model, self.job.data.end_of_text());
+            batches.push(Batch::for_training(tokens, place, model, end_of_text, &self.context, &self.device)?);
             weights.push(if count { (rows.end - rows.start) as f64 } else { 0.0 });
         }
         Ok((batches, weights, waited))

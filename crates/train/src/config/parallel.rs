@@ -162,19 +162,28 @@ impl Config {
         }
     }
 
-    /// How many of the model's calls (embedding, blocks, head) each chunk has; nothing without a pipeline.
+    /// How many of the model's calls (embedding, blocks, head) each chunk has; nothing without a pipeline. What is behind the blocks is all in the
+    /// last one: between chunks activations are as wide as the model.
     fn calls_of_chunks(&self) -> Vec<usize> {
         let chunks = self.parallel.pp * self.parallel.virtual_stages();
+        let behind = self.model.calls_behind_blocks();
         match &self.parallel.stages {
             _ if self.parallel.pp == 1 => vec![],
             Some(blocks) => {
                 let mut calls = blocks.clone();
                 let last = calls.len() - 1;
                 calls[0] += 1;
-                calls[last] += 1;
+                calls[last] += behind;
                 calls
             }
-            None => deal(&flops::per_call(self), chunks),
+            None => {
+                let mut flops = flops::per_call(self);
+                let last = flops.split_off(flops.len() - behind).iter().sum();
+                flops.push(last);
+                let mut calls = deal(&flops, chunks);
+                calls[chunks - 1] += behind - 1;
+                calls
+            }
         }
     }
 

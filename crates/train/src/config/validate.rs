@@ -27,6 +27,10 @@ impl Config {
         require(coef >= 0.0 && (coef as f32).is_finite(), || {
             format!("train.z_loss_coef is {coef:?}: give 0 or a small number above, such as 1e-4")
         })?;
+        let coef = self.train.mtp_loss_coef;
+        require(coef >= 0.0 && (coef as f32).is_finite(), || {
+            format!("train.mtp_loss_coef is {coef:?}: give 0 or a number above, such as 0.3")
+        })?;
         let peak = self.metrics.peak_tflops.unwrap_or(1.0);
         require(peak > 0.0 && peak.is_finite(), || {
             format!("metrics.peak_tflops is {peak:?}: give a number above 0, or null to report no MFU")
@@ -254,7 +258,7 @@ impl Config {
                 let mut shape = shape.clone();
                 shape.vocab_size = shape.vocab_size.max(1);
                 shape.validate().map_err(ConfigError::Invalid)?;
-                let (dense, layers) = (shape.first_k_dense_replace, shape.num_hidden_layers);
+                let (dense, layers) = (shape.first_k_dense_replace, shape.num_layers());
                 require(dense <= layers, || {
                     format!(
                         "model.first_k_dense_replace is {dense} of {layers} layers: give at most as many as there are"
@@ -290,6 +294,14 @@ impl Config {
             let length = train.seq_len;
             format!(
                 "train.seq_len is {length}, more than {context_key}, which is {context}: lower it, or --set {context_key}={length}"
+            )
+        })?;
+        let depth = self.model.mtp_depth();
+        require(depth < train.seq_len, || {
+            let length = train.seq_len;
+            format!(
+                "model.mtp_depth is {depth}, but of train.seq_len {length} tokens no position has a target so far ahead: give \
+                 fewer, or longer sequences (--seq-len)"
             )
         })?;
         let batch = train.global_batch_size;

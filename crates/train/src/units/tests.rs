@@ -70,7 +70,8 @@ fn batch(rows: &Range<usize>, step: u64, config: &Config, context: &ContextParal
     let tokens = |ahead| (rows.start * T..rows.end * T).map(|i| token(i + ahead)).collect();
     let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len: T };
     let place = MicroBatch { seed: 1, step, first_row: rows.start as u64 };
-    Batch::new(batch, Some(place), &config.model, context, &Device::flex()).unwrap()
+    // One of the tokens ends a document.
+    Batch::for_training(batch, Some(place), &config.model, Some(4), context, &Device::flex()).unwrap()
 }
 
 /// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
@@ -108,7 +109,7 @@ fn moves(config: &Config) -> Moves {
             before = after;
         }
         let batches: Vec<Batch> =
-            mine.iter().map(|rows| Batch { place: None, ..batch(rows, 0, &config, &context) }).collect();
+            mine.iter().map(|rows| Batch { place: None, mtp: vec![], ..batch(rows, 0, &config, &context) }).collect();
         let (loss, of) = fsdp.evaluate(&batches, &weights)?[0];
         numbers.push([of, loss, 0.0]);
         fsdp.check_copies()?;
@@ -206,6 +207,15 @@ fn every_gradient_of_gpt2_is_one_ranks() {
 #[test]
 fn every_gradient_of_deepseek_is_one_ranks() {
     moves_as_on_one_rank("deepseek", &[DEEPSEEK], &[LAYOUTS, WITH_EXPERTS, CONTEXT, CONTEXT_WITH_EXPERTS].concat());
+}
+
+#[test]
+fn every_gradient_of_multi_token_prediction_is_one_ranks() {
+    let model = &[DEEPSEEK, &["model.mtp_depth=2"]];
+    moves_as_on_one_rank("deepseek", model, &[LAYOUTS, WITH_EXPERTS, CONTEXT, CONTEXT_WITH_EXPERTS].concat());
+    let without_tensors = ["parallel.gpus=2", "parallel.ep=2", "parallel.pp=1"];
+    let blocks = ["parallel.gpus=3", "parallel.strategy=block"];
+    moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
 }
 
 #[test]
