@@ -40,6 +40,7 @@
 //! ```
 
 mod communicator;
+mod context_parallel;
 mod engine;
 mod error;
 mod first_error;
@@ -51,10 +52,12 @@ mod mpi;
 pub mod ops;
 mod payload;
 mod ranks;
+mod sequence_ranks;
 mod tensor_parallel;
 mod timeouts;
 
 pub use communicator::{Communicator, all_reduce_bytes};
+pub use context_parallel::ContextParallel;
 pub use engine::{Collective, Engine, Signature};
 pub use error::CommError;
 pub use first_error::FirstError;
@@ -65,5 +68,6 @@ pub use meter::{Traffic, TrafficTable};
 pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
 pub use ranks::{RankFailure, panic_message, run_ranks};
+pub use sequence_ranks::SequenceRanks;
 pub use tensor_parallel::{Cut, Gathered, TensorParallel, part};
 pub use timeouts::{TIMEOUT, Timeouts};

@@ -22,8 +22,8 @@ use burn::tensor::Tensor;
 use std::fmt;
 use std::sync::Arc;
 
-/// What makes the gradient of `x` of that of `y`; both flat.
-type Formula = dyn Fn(Tensor<1>) -> Tensor<1> + Send + Sync;
+/// What makes the gradients of the inputs, those that there are, of that of `y`; all flat.
+type Formula = dyn Fn(Tensor<1>) -> Vec<Tensor<1>> + Send + Sync;
 
 /// A gradient that is computed outside of Burn's operations.
 #[derive(Clone)]
@@ -42,19 +42,42 @@ pub fn with_gradient<const D: usize, const E: usize>(
     y: Tensor<E>,
     back: impl Fn(Tensor<1>) -> Tensor<1> + Send + Sync + 'static,
 ) -> Tensor<E> {
-    let (shape, [from, to]) = (y.dims(), [x.shape().num_elements(), y.shape().num_elements()]);
-    let (x, y) = (x.reshape([from]).into_dispatch(), Tensor::from_inner(y.reshape([to])).into_dispatch());
-    let y = <Dispatch as WithGradient>::comm_with_gradient(x, y, Back(Arc::new(back)));
-    Tensor::<1>::from_dispatch(y).reshape(shape)
+    with_gradients([flat(x)], y, move |d_y| [back(d_y)])
 }
 
-/// The operation behind [`with_gradient`].
+/// The same of up to three inputs, which are flat.
+pub fn with_gradients<const N: usize, const E: usize>(
+    inputs: [Tensor<1>; N],
+    y: Tensor<E>,
+    back: impl Fn(Tensor<1>) -> [Tensor<1>; N] + Send + Sync + 'static,
+) -> Tensor<E> {
+    const { assert!(0 < N && N <= 3, "one to three inputs") };
+    let (shape, y) = (y.dims(), Tensor::from_inner(flat(y)).into_dispatch());
+    let none = || Tensor::<1>::empty([0], &inputs[0].device());
+    let [a, b, c] = [0, 1, 2].map(|i| inputs.get(i).cloned().unwrap_or_else(none).into_dispatch());
+    let back = Back(Arc::new(move |d_y| back(d_y).into()));
+    Tensor::<1>::from_dispatch(<Dispatch as WithGradient>::comm_with_gradient(a, b, c, y, back)).reshape(shape)
+}
+
+/// All elements in a row.
+pub fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    let len = x.shape().num_elements();
+    x.reshape([len])
+}
+
+/// The operation behind [`with_gradients`].
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 pub trait WithGradient: Backend {
-    /// See [`with_gradient`].
+    /// See [`with_gradients`].
     #[fusion(default)]
-    fn comm_with_gradient(x: FloatTensor<Self>, y: FloatTensor<Self>, back: Back) -> FloatTensor<Self> {
-        let _ = (x, back);
+    fn comm_with_gradient(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        back: Back,
+    ) -> FloatTensor<Self> {
+        let _ = (a, b, c, back);
         y
     }
 }
@@ -68,27 +91,35 @@ impl<B: WithGradient, C: CheckpointStrategy> WithGradient for Autodiff<B, C>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    fn comm_with_gradient(x: FloatTensor<Self>, y: FloatTensor<Self>, back: Back) -> FloatTensor<Self> {
+    fn comm_with_gradient(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        back: Back,
+    ) -> FloatTensor<Self> {
         #[derive(Debug)]
         struct Step;
 
-        impl<B: Backend> Backward<B, 1> for Step
+        impl<B: Backend> Backward<B, 3> for Step
         where
             DispatchTensor: DispatchKindConversion<B>,
         {
             type State = Back;
 
-            fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+            fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
                 let d_y = Tensor::<1>::from_primitive::<B>(gradients.consume::<B>(&ops.node));
-                let d_x = (ops.state.0)(d_y);
-                if let [Some(x)] = &ops.parents {
-                    let d_x = d_x.try_into_primitive::<B>().expect("the gradient is on the tensor's backend");
-                    gradients.register::<B>(x.id, d_x);
+                for (input, gradient) in ops.parents.iter().zip((ops.state.0)(d_y)) {
+                    if let Some(input) = input {
+                        let gradient = gradient.try_into_primitive::<B>();
+                        let gradient = gradient.expect("the gradient is on the tensor's backend");
+                        gradients.register::<B>(input.id, gradient);
+                    }
                 }
             }
         }
 
-        match Step.prepare::<C>([x.node()]).compute_bound().stateful() {
+        match Step.prepare::<C>([a.node(), b.node(), c.node()]).compute_bound().stateful() {
             OpsKind::Tracked(step) => step.finish(back, y.into_primitive()),
             OpsKind::UnTracked(step) => step.finish(y.into_primitive()),
         }

@@ -1,4 +1,4 @@
-use crate::ops::with_gradient;
+use crate::ops::{flat, with_gradient};
 use crate::{CommError, Communicator, FirstError, Reduce};
 use burn::tensor::Tensor;
 use std::ops::Range;
@@ -167,13 +167,8 @@ pub fn part(n: usize, rank: usize, ranks: usize) -> Range<usize> {
     rank * n / ranks..(rank + 1) * n / ranks
 }
 
-fn flat(x: Tensor<3>) -> Tensor<1> {
-    let len = x.shape().num_elements();
-    x.reshape([len])
-}
-
 /// What a collective makes of `x`, or zeros where it fails.
-fn run(
+pub(crate) fn run(
     first_error: &FirstError,
     x: Tensor<1>,
     len: usize,

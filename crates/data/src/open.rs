@@ -54,6 +54,12 @@ impl Prepared {
     pub fn vocab_size(&self) -> Option<usize> {
         self.tokenizer.as_ref().map(Tokenizer::vocab_size)
     }
+
+    /// The token that ends a document, if there is one and it is known.
+    pub fn end_of_text(&self) -> Option<u32> {
+        let of_tokenizer = self.tokenizer.as_ref().and_then(Tokenizer::eot);
+        of_tokenizer.or_else(|| self.meta.as_ref()?.eot)
+    }
 }
 
 /// Opens what `--data` names: `rust-crates`, `shakespeare`, a file or folder of text, of tokens, or made by

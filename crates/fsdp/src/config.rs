@@ -159,6 +159,8 @@ pub struct FsdpConfig {
     /// Ranks over which matrices are cut ([`Units::tensor_parallel`](crate::Units::tensor_parallel)), each group of them computing the same sequences.
     /// What is not cut is sharded over them too, for each has rows of its own. 1 for none.
     pub tp: usize,
+    /// Ranks that have a part of each sequence's rows each, through all layers; to parameters they are data ranks. 1 for none.
+    pub cp: usize,
     /// What is a unit.
     pub wrap: Wrap,
     /// Whether gathered parameters are freed after the forward and gathered again for the backward. Where a graph is kept on a GPU they
@@ -196,6 +198,7 @@ impl Default for FsdpConfig {
             dp_replicate: None,
             ep: 1,
             tp: 1,
+            cp: 1,
             wrap: Wrap::Block,
             reshard_after_forward: true,
             activation_checkpointing: ActivationCheckpointing::None,

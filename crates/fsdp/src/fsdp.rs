@@ -142,11 +142,11 @@ impl<B: 'static> Fsdp<B> {
         })
     }
 
-    /// This rank's place among those that share the batch, and their number: all ranks of its stage, of which those of a tensor-parallel group count
+    /// This rank's place among those that share the batch, and their number: all ranks of its stage, of which those that compute the same sequences count
     /// as one; but under `block` each computes every batch.
     pub fn data_parallel(&self) -> (usize, usize) {
-        let (Plan { shard, shards, replica, replicas, .. }, tp) = (&self.plan, self.config.tp);
-        if self.owners.is_some() { (0, 1) } else { ((replica * shards + shard) / tp, replicas * shards / tp) }
+        let (Plan { shard, shards, replica, replicas, .. }, of) = (&self.plan, self.config.tp * self.config.cp);
+        if self.owners.is_some() { (0, 1) } else { ((replica * shards + shard) / of, replicas * shards / of) }
     }
 
     /// One optimizer step on this rank's micro-batches of the global batch, which all count alike; every rank has as many.
@@ -306,7 +306,8 @@ impl<B: 'static> Fsdp<B> {
         if let Some(owners) = &self.owners {
             return Some(owners[call]..owners[call] + 1);
         }
-        let (ranks, stage) = (self.data_parallel().1 * self.config.tp, self.stages.of_call(call));
+        let (of, stage) = (self.config.tp * self.config.cp, self.stages.of_call(call));
+        let ranks = self.data_parallel().1 * of;
         (self.config.pipeline.stages > 1).then(|| stage * ranks..(stage + 1) * ranks)
     }
 

@@ -46,7 +46,7 @@ mod team;
 mod uninit;
 
 pub use adamw::{AdamW, AdamWState, AdamWStep, adamw};
-pub use attention::{causal_attention, causal_self_attention, latent_attention};
+pub use attention::{AttentionPart, causal_attention, causal_self_attention, latent_attention};
 pub use cross_entropy::{Losses, linear_cross_entropy, linear_cross_entropy_transposed};
 pub use dropout::{DropoutKey, dropout};
 pub use element::Element;

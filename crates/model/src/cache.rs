@@ -44,7 +44,17 @@ impl Cache {
     /// # Panics
     /// If there is no such sequence.
     pub fn clear(&mut self, sequence: usize) {
-        self.lengths[sequence] = 0;
+        self.truncate(sequence, 0);
+    }
+
+    /// Forgets the tokens of one sequence behind the first `length`.
+    ///
+    /// # Panics
+    /// If there is no such sequence, or it is shorter.
+    pub fn truncate(&mut self, sequence: usize, length: usize) {
+        let held = &mut self.lengths[sequence];
+        assert!(length <= *held, "the first {length} of {held} tokens");
+        *held = length;
     }
 
     /// Keeps these sequences only, in this order.

@@ -119,6 +119,9 @@ pub struct DeepSeekConfig {
     pub num_hidden_layers: usize,
     /// The first blocks, whose MLP is one dense SwiGLU instead of experts.
     pub first_k_dense_replace: usize,
+    /// Modules of multi-token prediction, each of which predicts a token further than the one before (arXiv 2412.19437, section 2.2); 0 for none.
+    /// `num_nextn_predict_layers` in `config.json`.
+    pub mtp_depth: usize,
     /// Hidden width of the dense SwiGLU.
     pub intermediate_size: usize,
     /// Attention heads.
@@ -150,6 +153,7 @@ impl Default for DeepSeekConfig {
             hidden_size: 128,
             num_hidden_layers: 4,
             first_k_dense_replace: 0,
+            mtp_depth: 0,
             intermediate_size: 512,
             num_attention_heads: 4,
             q_lora_rank: None,
@@ -199,6 +203,9 @@ impl DeepSeekConfig {
                 self.qk_rope_head_dim
             ));
         }
+        if self.mtp_depth > MAX_MTP_DEPTH {
+            return Err(format!("model.mtp_depth is {}: give at most {MAX_MTP_DEPTH}, or 0 for none", self.mtp_depth));
+        }
         epsilon("rms_norm_eps", self.rms_norm_eps)?;
         number("rope_theta", self.rope_theta, self.rope_theta > 1.0, "a number above 1, such as 10000")?;
         self.rope_scaling.as_ref().map_or(Ok(()), YarnConfig::validate)
@@ -216,15 +223,24 @@ impl DeepSeekConfig {
         let (experts, width) = (of(moe.num_experts), of(moe.moe_intermediate_size));
         let router = experts * (d + f64::from(u8::from(moe.selection_bias)));
         let mixture = router + 3.0 * d * width * (experts + of(moe.n_shared_experts));
-        let dense_layers = of(self.first_k_dense_replace.min(self.num_hidden_layers));
-        let mlps =
-            dense_layers * 3.0 * d * of(self.intermediate_size) + (of(self.num_hidden_layers) - dense_layers) * mixture;
-        2.0 * of(self.vocab_size) * d + of(self.num_hidden_layers) * (2.0 * d + attention) + mlps + d
+        let (layers, depth) = (of(self.num_layers()), of(self.mtp_depth));
+        let dense_layers = of(self.first_k_dense_replace.min(self.num_layers()));
+        let mlps = dense_layers * 3.0 * d * of(self.intermediate_size) + (layers - dense_layers) * mixture;
+        let mtp = depth * (2.0 * d * d + 3.0 * d); // beside their blocks
+        2.0 * of(self.vocab_size) * d + layers * (2.0 * d + attention) + mlps + d + mtp
+    }
+
+    /// Blocks of the model and of its modules of multi-token prediction, which are numbered behind them.
+    pub fn num_layers(&self) -> usize {
+        self.num_hidden_layers.saturating_add(self.mtp_depth)
     }
 }
 
 /// A block's modules are made before its parameters: so many take seconds.
 const MAX_LAYERS: usize = 10_000;
+
+/// Published are 1 and 3; activations become wider with each.
+const MAX_MTP_DEPTH: usize = 16;
 
 /// Each block has a table of its rotary frequencies.
 const MAX_ROPE_DIM: usize = 4096;
@@ -262,7 +278,7 @@ mod tests {
 
         #[test]
         fn parameters_are_those_of_the_model(
-            sizes: [u8; 8], bias: bool, selection_bias: bool, inner: Option<u8>, rank: Option<u8>, dense in 0..5usize,
+            sizes: [u8; 8], bias: bool, selection_bias: bool, inner: Option<u8>, rank: Option<u8>, dense in 0..5usize, mtp_depth in 0..3usize,
         ) {
             let at_least_1 = |size: u8| usize::from(size) + 1;
             let [a, b, c, d, e, f, g, h] = sizes.map(at_least_1);
@@ -274,7 +290,7 @@ mod tests {
             let deepseek = DeepSeekConfig {
                 vocab_size: a, hidden_size: b, num_hidden_layers: 3, first_k_dense_replace: dense, intermediate_size: c,
                 num_attention_heads: 3, q_lora_rank: rank.map(at_least_1), kv_lora_rank: d, qk_nope_head_dim: e,
-                qk_rope_head_dim: 2 * f, v_head_dim: g,
+                qk_rope_head_dim: 2 * f, v_head_dim: g, mtp_depth,
                 ..DeepSeekConfig::default()
             };
             let moe = MoeConfig {

@@ -76,6 +76,7 @@ mod tests {
             num_hidden_layers: 2,
             first_k_dense_replace: 1,
             q_lora_rank: Some(4),
+            mtp_depth: 1,
             ..DeepSeekConfig::default()
         };
         let moe = MoeConfig { selection_bias: true, n_shared_experts: 1, ..MoeConfig::default() };
@@ -94,6 +95,12 @@ mod tests {
             "blocks.self_attn.q_a_proj.weight",
             "head.norm.gamma",
         ];
+        let of_module =
+            ["eh_proj.weight", "enorm.gamma", "hnorm.gamma", "norm.gamma"].map(|path| format!("mtp.{path}"));
+        let of_block = |path: &&str| path.strip_prefix("blocks").map(|path| format!("mtp.block{path}"));
+        let mut expected: Vec<String> =
+            expected.iter().filter_map(of_block).chain(of_module).chain(expected.map(String::from)).collect();
+        expected.sort();
         assert_eq!(whole(&|whole| deepseek.visit(whole)), expected);
     }
 }

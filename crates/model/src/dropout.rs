@@ -1,5 +1,6 @@
 use burn::tensor::Tensor;
 use fused::DropoutKey;
+use std::ops::Range;
 
 /// Where a micro-batch stands in a run: with it a forward drops elements and routes with noise, as its model's configuration says;
 /// without it (evaluation, generation) it does neither.
@@ -46,14 +47,18 @@ impl LayerDropout {
         self.dropout.is_none() || self.p == 0.0
     }
 
-    /// Drops elements of `x_bsd`, rows of each sequence from its row `first` on.
-    pub fn apply(self, x_bsd: Tensor<3>, place: Place, first: usize) -> Tensor<3> {
-        match self.key(place) {
-            None => x_bsd,
-            Some((p, key)) => {
-                let d = x_bsd.dims()[2];
-                fused::dropout(x_bsd, p, key.at_index(first * d))
-            }
+    /// Drops elements of `x_bsd`, which are these rows of each sequence.
+    pub fn apply(self, x_bsd: Tensor<3>, place: Place, rows: &[Range<usize>]) -> Tensor<3> {
+        let (Some((p, key)), d) = (self.key(place), x_bsd.dims()[2]) else { return x_bsd };
+        if let [rows] = rows {
+            return fused::dropout(x_bsd, p, key.at_index(rows.start * d));
         }
+        let mut end = 0;
+        let dropped = rows.iter().map(|rows| {
+            end += rows.len();
+            let x = x_bsd.clone().slice_dim(1, end - rows.len()..end);
+            fused::dropout(x, p, key.at_index(rows.start * d))
+        });
+        Tensor::cat(dropped.collect(), 1)
     }
 }

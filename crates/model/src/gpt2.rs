@@ -3,12 +3,13 @@
 use crate::cache::{Chunk, LayerCache};
 use crate::dropout::{LayerDropout, MicroBatch, Place};
 use crate::norm::project;
+use crate::ring::{Keys, Ring};
 use crate::vocabulary::{self, VocabularyHead};
-use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm};
+use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm, Parallel};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use comm::{Gathered, TensorParallel};
+use comm::Gathered;
 use fused::{Losses, Rows, causal_self_attention, embedding, linear, linear_add, linear_gelu, linear_transposed};
 use moe::gathered_rows;
 
@@ -94,8 +95,8 @@ impl Gpt2 {
 
 impl LanguageModel for Gpt2 {
     fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-        let x_btd = self.ends.embed(tokens_bt, None, &TensorParallel::default());
-        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, None, &TensorParallel::default()))
+        let x_btd = self.ends.embed(tokens_bt, None, &Parallel::default());
+        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, None, &Parallel::default()))
     }
 
     fn context(&self) -> usize {
@@ -118,7 +119,7 @@ impl LanguageModel for Gpt2 {
     }
 
     fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        self.ends.losses(x_btd, targets_bt, 0.0, &TensorParallel::default()).cross_entropy
+        self.ends.losses(x_btd, targets_bt, 0.0, &Parallel::default()).cross_entropy
     }
 }
 
@@ -134,11 +135,15 @@ impl Gpt2Ends {
     }
 
     /// `wte[token] + wpe[position]`: `[b, t]` to the rank's rows `[b, s, d]`. Training passes a `dropout`.
-    pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<MicroBatch>, tp: &TensorParallel) -> Tensor<3> {
-        let rows = tp.part(tokens_bt.dims()[1]);
-        let positions_sd = self.wpe.weight.val().slice(rows.clone());
-        let x_bsd = vocabulary::embed(tp, self.wte.weight.val(), tokens_bt, self.vocab_size) + positions_sd.unsqueeze();
-        LayerDropout { dropout, p: self.dropout, layer: 0 }.apply(x_bsd, Place::Embedding, rows.start)
+    pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<MicroBatch>, parallel: &Parallel) -> Tensor<3> {
+        let x_bsd = vocabulary::embed(&parallel.sequences.tp, self.wte.weight.val(), tokens_bt, self.vocab_size);
+        let rows = parallel.sequences.rows(x_bsd.dims()[1]);
+        let positions_sd = match &rows[..] {
+            [rows] => self.wpe.weight.val().slice(rows.clone()),
+            _ => Tensor::cat(rows.iter().map(|rows| self.wpe.weight.val().slice(rows.clone())).collect(), 0),
+        };
+        let x_bsd = x_bsd + positions_sd.unsqueeze();
+        LayerDropout { dropout, p: self.dropout, layer: 0 }.apply(x_bsd, Place::Embedding, &rows)
     }
 
     /// The same without dropout, for tokens at these positions.
@@ -160,10 +165,10 @@ impl Gpt2Ends {
         x_bsd: Tensor<3>,
         targets_bt: Tensor<2, Int>,
         z_loss_coef: f64,
-        tp: &TensorParallel,
+        parallel: &Parallel,
     ) -> Losses {
         let head = VocabularyHead { weight: self.wte.weight.val(), transposed: true, vocab: self.vocab_size };
-        head.losses(tp, self.ln_f.forward(x_bsd), targets_bt, z_loss_coef)
+        head.losses(&parallel.sequences.tp, self.ln_f.forward(x_bsd), targets_bt, z_loss_coef)
     }
 }
 
@@ -183,22 +188,23 @@ impl Gpt2Block {
     }
 
     /// The rank's rows, `[b, s, d]` to `[b, s, d]`. Training passes a `dropout`.
-    pub fn forward(&self, x_bsd: Tensor<3>, dropout: Option<MicroBatch>, tp: &TensorParallel) -> Tensor<3> {
+    pub fn forward(&self, x_bsd: Tensor<3>, dropout: Option<MicroBatch>, parallel: &Parallel) -> Tensor<3> {
         let dropout = LayerDropout { dropout, p: self.dropout, layer: self.layer };
-        let y = self.attn.forward(tp.gather_again(self.ln_1.forward(x_bsd.clone())), dropout, tp);
-        self.mlp(y, x_bsd, dropout, tp)
+        let y =
+            self.attn.forward(parallel.sequences.tp.gather_again(self.ln_1.forward(x_bsd.clone())), dropout, parallel);
+        self.mlp(y, x_bsd, dropout, parallel)
     }
 
     fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let none = LayerDropout { dropout: None, p: 0.0, layer: self.layer };
         let y_btd = self.attn.forward_cached(self.ln_1.forward(x_btd.clone()), layer, chunk);
-        self.mlp(y_btd, x_btd, none, &TensorParallel::default())
+        self.mlp(y_btd, x_btd, none, &Parallel::default())
     }
 
     /// From the attention of the heads on.
-    fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, dropout: LayerDropout, tp: &TensorParallel) -> Tensor<3> {
-        let first = tp.rank() * x_bsd.dims()[1];
-        let dropped = |y_bsd: Tensor<3>, place| dropout.apply(y_bsd, place, first);
+    fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, dropout: LayerDropout, parallel: &Parallel) -> Tensor<3> {
+        let (tp, rows) = (&parallel.sequences.tp, parallel.sequences.rows(x_bsd.dims()[1]));
+        let dropped = |y_bsd: Tensor<3>, place| dropout.apply(y_bsd, place, &rows);
         let [x_bsd, normed] = match dropout.is_none() {
             true => self.ln_2.forward_sum(&self.attn.c_proj, y, x_bsd, tp),
             false => {
@@ -216,11 +222,19 @@ impl Gpt2Block {
 
 impl Gpt2Attention {
     /// Up to the projection, of the heads that are here.
-    fn forward(&self, x: Gathered, dropout: LayerDropout, tp: &TensorParallel) -> Tensor<3> {
-        let ([_, t, d], heads) = (x.x_btd.dims(), tp.part(self.n_head));
-        let dropped = dropout.key(Place::Attention).map(|(p, key)| (p, key.at_index(heads.start * t * t)));
-        let scale = ((d / self.n_head) as f64).powf(-0.5);
-        causal_self_attention(apply(&self.c_attn, gathered_rows(&x)), heads.len(), scale, dropped)
+    fn forward(&self, x: Gathered, dropout: LayerDropout, parallel: &Parallel) -> Tensor<3> {
+        let ([b, t, d], heads) = (x.x_btd.dims(), parallel.sequences.tp.part(self.n_head));
+        let (qkv, dropped) = (apply(&self.c_attn, gathered_rows(&x)), dropout.key(Place::Attention));
+        let (head, n) = (d / self.n_head, heads.len());
+        let scale = (head as f64).powf(-0.5);
+        if parallel.sequences.cp.is_alone() {
+            let dropped = dropped.map(|(p, key)| (p, key.at_index(heads.start * t * t)));
+            return causal_self_attention(qkv, n, scale, dropped);
+        }
+        let dropout = dropped.map(|(p, key)| (p, key, heads.start));
+        let q_bhtd = qkv.clone().slice_dim(2, 0..n * head).reshape([b, t, n, head]).swap_dims(1, 2);
+        let ring = Ring { cp: parallel.sequences.cp.clone(), keys: Keys::Whole { heads: n }, scale, dropout };
+        ring.forward(q_bhtd, qkv.slice_dim(2, n * head..3 * n * head), None)
     }
 
     /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every token.

@@ -21,6 +21,7 @@ mod init;
 mod norm;
 mod parallel;
 mod parameters;
+mod ring;
 mod rope;
 mod vocabulary;
 
@@ -29,7 +30,7 @@ pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};
 pub use cut::cut;
 pub use deepseek::DeepSeek;
 pub use dropout::MicroBatch;
-pub use generate::{GenerateError, Generation, Sampling, generate};
+pub use generate::{Drafts, GenerateError, Generation, Sampling, generate, generate_speculative};
 pub use gpt2::Gpt2;
 pub use init::Initial;
 pub use norm::{LayerNorm, RmsNorm};

@@ -39,17 +39,31 @@ pub(crate) struct VocabularyHead {
 impl VocabularyHead {
     /// This rank's share of the losses of the next tokens, `[b, t]`, from its rows `[b, s, d]`; shares add up to the losses.
     pub fn losses(self, tp: &TensorParallel, x_bsd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
+        let [b, t] = targets_bt.dims();
+        self.losses_at(tp, x_bsd, None, targets_bt.reshape([b * t]), z_loss_coef)
+    }
+
+    /// The same at some places only, `[n]`, which count through all rows of all sequences; None for all. Of each the token behind it.
+    pub fn losses_at(
+        self,
+        tp: &TensorParallel,
+        x_bsd: Tensor<3>,
+        places_n: Option<Tensor<1, Int>>,
+        targets_n: Tensor<1, Int>,
+        z_loss_coef: f64,
+    ) -> Losses {
         let x = tp.gather_again(x_bsd);
         let [b, t, d] = x.x_btd.dims();
-        let targets_n = targets_bt.reshape([b * t]);
-        let Some(again) = x.again() else {
-            let x_nd = x.x_btd.reshape([b * t, d]);
-            return match self.transposed {
-                true => linear_cross_entropy_transposed(x_nd, self.weight, targets_n, z_loss_coef),
-                false => linear_cross_entropy(x_nd, self.weight, targets_n, z_loss_coef),
-            };
+        let chosen = move |x_btd: Tensor<3>| {
+            let all_nd = x_btd.reshape([b * t, d]);
+            places_n.iter().fold(all_nd, |all_nd, places_n| all_nd.select(0, places_n.clone()))
         };
-        self.losses_of_parts(tp, x.x_btd, again, targets_n, z_loss_coef)
+        let x_nd = chosen(x.x_btd.clone());
+        match (x.again(), self.transposed) {
+            (Some(again), _) => self.losses_of_parts(tp, x_nd, move || chosen(again()), targets_n, z_loss_coef),
+            (None, true) => linear_cross_entropy_transposed(x_nd, self.weight, targets_n, z_loss_coef),
+            (None, false) => linear_cross_entropy(x_nd, self.weight, targets_n, z_loss_coef),
+        }
     }
 
     /// `log(sum(exp))` of all columns is that of the ranks' own, and a target's logit is its owner's: three numbers a row are summed over ranks. A share's
@@ -57,17 +71,16 @@ impl VocabularyHead {
     fn losses_of_parts(
         self,
         tp: &TensorParallel,
-        x_btd: Tensor<3>,
-        again: impl Fn() -> Tensor<3> + Send + Sync + 'static,
+        x_nd: Tensor<2>,
+        again: impl Fn() -> Tensor<2> + Send + Sync + 'static,
         targets_n: Tensor<1, Int>,
         z_loss_coef: f64,
     ) -> Losses {
-        let ([b, t, d], head, dtype) = (x_btd.dims(), self.weight.clone(), x_btd.dtype());
-        let n = b * t;
+        let ([n, _], head, dtype) = (x_nd.dims(), self.weight.clone(), x_nd.dtype());
         let part = tp.part(self.vocab);
         let columns =
             Columns { head: Self { weight: self.weight.inner(), ..self }, targets: own(targets_n, &part), z_loss_coef };
-        let (own_lse_n, target_n) = columns.statistics(&x_btd.clone().inner().reshape([n, d]));
+        let (own_lse_n, target_n) = columns.statistics(&x_nd.clone().inner());
         let highest_n = tp.all_reduce(own_lse_n.clone(), Reduce::Max);
         let sums = tp.all_reduce(Tensor::cat(vec![(own_lse_n - highest_n.clone()).exp(), target_n], 0), Reduce::Sum);
         let lse_n = sums.clone().slice(0..n).log() + highest_n;
@@ -80,10 +93,10 @@ impl VocabularyHead {
             (gradient.reshape([len]) * (d_y.cast(DType::F32) / n as f64)).cast(dtype)
         };
         let none = Tensor::zeros([1], &cross_entropy.device());
-        let make = move || columns.gradients(&again().reshape([n, d]), &lse_n);
+        let make = move || columns.gradients(&again(), &lse_n);
         let gradients = Arc::new(Later { make: Box::new(make), made: Mutex::default() });
         let of_head = gradients.clone();
-        let by_x = with_gradient(x_btd, cross_entropy, move |d_y| scaled(gradients.take(0), d_y));
+        let by_x = with_gradient(x_nd, cross_entropy, move |d_y| scaled(gradients.take(0), d_y));
         let by_head = with_gradient(head, none, move |d_y| scaled(of_head.take(1), d_y));
         Losses { cross_entropy: by_x + by_head, z_loss: Tensor::from_inner(z_loss) }
     }

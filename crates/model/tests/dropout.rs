@@ -1,8 +1,7 @@
 //! GPT-2's dropout: none in evaluation, the same for a sequence wherever and however often it is computed, other at each step.
 
 use burn::tensor::{Device, Int, Tensor};
-use comm::TensorParallel;
-use model::{Gpt2, Gpt2Config, LanguageModel, MicroBatch};
+use model::{Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel};
 
 const T: usize = 6;
 
@@ -18,7 +17,7 @@ fn tokens(sequences: usize) -> Tensor<2, Int> {
 
 /// Logits of a training forward.
 fn train(model: &Gpt2, tokens_bt: Tensor<2, Int>, dropout: MicroBatch) -> Vec<f32> {
-    let alone = TensorParallel::default();
+    let alone = Parallel::default();
     let x_btd = model.ends.embed(tokens_bt, Some(dropout), &alone);
     let x_btd = model.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, Some(dropout), &alone));
     floats(model.ends.logits(x_btd))
@@ -62,14 +61,11 @@ fn evaluation_and_a_probability_of_0_drop_nothing() {
 fn embeddings_keep_their_mean_over_steps() {
     let model = model(0.5);
     let steps = 4000;
-    let expected = floats(model.ends.embed(tokens(1), None, &TensorParallel::default()));
+    let expected = floats(model.ends.embed(tokens(1), None, &Parallel::default()));
     let mut mean = vec![0.0; expected.len()];
     for step in 0..steps {
-        let dropped = floats(model.ends.embed(
-            tokens(1),
-            Some(MicroBatch { seed: 1, step, first_row: 0 }),
-            &TensorParallel::default(),
-        ));
+        let dropped =
+            floats(model.ends.embed(tokens(1), Some(MicroBatch { seed: 1, step, first_row: 0 }), &Parallel::default()));
         mean.iter_mut().zip(dropped).for_each(|(mean, x)| *mean += x / steps as f32);
     }
     for (mean, expected) in mean.iter().zip(&expected) {

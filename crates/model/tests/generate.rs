@@ -269,6 +269,34 @@ fn a_stop_token_or_the_callback_ends_a_sequence_and_no_other() {
     assert_eq!(found, seen);
 }
 
+/// Whatever the modules draft: the text, its end, and what is told of it.
+#[test]
+fn with_drafts_a_text_is_the_same_as_without() {
+    let sampling = Sampling { temperature: 0.4, top_k: Some(20), top_p: Some(0.9), seed: 5 };
+    let prompts: Vec<Vec<u32>> = [3, 14, 1, 40].iter().zip(0..).map(|(n, seed)| tokens(seed, *n)).collect();
+    for name in ["deepseek-v3-mtp-1", "deepseek-v3-mtp-2"] {
+        let Pretrained::DeepSeek(_, _, model) = fixture(name) else { unreachable!("{name}") };
+        for (window, sampling) in [(1, GREEDY), (2, GREEDY), (7, sampling), (99, GREEDY), (99, sampling)] {
+            let mut options = how(40, window, sampling);
+            for stop in [None, Some(run(&model, &prompts, &options)[1][20])] {
+                options.stop = stop;
+                let expected = run(&model, &prompts, &options);
+                let mut seen = vec![vec![]; prompts.len()];
+                let (found, drafts) =
+                    model::generate_speculative(&model, &prompts, &options, &Device::flex(), &mut |sequence, token| {
+                        seen[sequence].push(token);
+                        ControlFlow::Continue(())
+                    })
+                    .unwrap();
+                assert_eq!(found, expected, "{name}, a window of {window}");
+                assert_eq!(seen, expected);
+                println!("{name}, a window of {window}: {drafts:?}");
+                assert!(drafts.accepted <= drafts.drafted && (window < 99 || drafts.drafted > 20));
+            }
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_generated_is_said() {
     let model = gpt2(1, 8, 8);

@@ -48,8 +48,11 @@ fn write(folder: &Path, model: ExportModel, values: &BTreeMap<String, Vec<f32>>,
     export(folder, model, options, |path| Ok::<_, Infallible>(values[path].clone())).unwrap()
 }
 
-/// Every tensor of a folder: its type, shape and bytes.
-fn tensors(path: &Path) -> BTreeMap<String, (tensor::Dtype, Vec<usize>, Vec<u8>)> {
+/// Tensors by name: type, shape and bytes.
+type Tensors = BTreeMap<String, (tensor::Dtype, Vec<usize>, Vec<u8>)>;
+
+/// Every tensor of a folder.
+fn tensors(path: &Path) -> Tensors {
     let mut tensors = BTreeMap::new();
     for entry in fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()) {
         let name = entry.file_name().unwrap().to_str().unwrap();
@@ -93,6 +96,31 @@ fn what_is_loaded_and_exported_is_what_was_there() {
         assert_eq!(summary.bytes, found.values().map(|(_, _, bytes)| bytes.len() as u64).sum::<u64>());
         assert!(!folder.path().join("deeper/export.partial").exists());
     }
+}
+
+#[test]
+fn a_module_of_multi_token_prediction_whose_embedding_is_its_own_or_whose_layer_is_missing_is_refused() {
+    let (folder, reference) = (tempfile::tempdir().unwrap(), reference("deepseek-v3-mtp-2"));
+    fs::copy(reference.join("config.json"), folder.path().join("config.json")).unwrap();
+    let error = |change: &dyn Fn(&mut Tensors)| {
+        let mut tensors = tensors(&reference);
+        change(&mut tensors);
+        let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+            (name, tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        fs::write(folder.path().join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+        Pretrained::load(&Folder::open(folder.path()).unwrap(), &Device::flex()).map(drop).unwrap_err().to_string()
+    };
+    for copy in ["embed_tokens", "shared_head.head"] {
+        let name = format!("model.layers.2.{copy}.weight");
+        let message = error(&|tensors| tensors.get_mut(&name).unwrap().2[0] ^= 1);
+        assert!(
+            message.contains("model.safetensors") && message.contains(&format!("`{name}` is not equal to")),
+            "{message}"
+        );
+    }
+    let message = error(&|tensors| drop(tensors.remove("model.layers.2.hnorm.weight")));
+    assert!(message.contains("no tensor `model.layers.2.hnorm.weight`"), "{message}");
 }
 
 #[test]

@@ -5,12 +5,14 @@ mod common;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use common::reference;
+use model::deepseek::MtpBatch;
 use model::hf::{Folder, Pretrained, Source, bind, names};
 use model::{DeepSeek, Gpt2, LanguageModel};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
 const LOGITS: f32 = 1e-4;
 const GRADIENTS: f32 = 1e-3;
@@ -48,42 +50,65 @@ fn equals_transformers(name: &str) {
     let found = floats_of(pretrained.logits(tokens.clone()));
     assert_close("logits", &found, &floats(&expected, "logits"), LOGITS);
 
-    // The expected gradients, bound like weights to a second model, go through the same renaming, transposing and stacking.
-    let gradient_folder = tempfile::tempdir().unwrap();
-    fs::copy(path.join("config.json"), gradient_folder.path().join("config.json")).unwrap();
-    fs::copy(path.join("expected.safetensors"), gradient_folder.path().join("model.safetensors")).unwrap();
-    let gradient_folder = Folder::open(gradient_folder.path()).unwrap();
-    let name_of = names(&folder);
+    let loss = |model: &dyn LanguageModel| {
+        let loss = model.loss(tokens.clone(), targets.clone());
+        assert_close("loss", &floats_of(loss.clone()), &floats(&expected, "loss"), LOGITS);
+        loss
+    };
+    match pretrained {
+        Pretrained::Gpt2(config, model) => {
+            compare_gradients(model, gradients(Gpt2::new(&config, &device), &path), |model| loss(model));
+        }
+        Pretrained::DeepSeek(config, moe, model) => {
+            // The selection bias has no gradient: leave it out of the model of gradients.
+            let moe = MoeConfig { selection_bias: false, ..moe };
+            compare_gradients(model, gradients(DeepSeek::new(&config, &moe, &device), &path), |model| loss(model));
+        }
+    }
+}
+
+/// The losses and the gradients of their weighted sum, against PyTorch and a reading of the paper (`tests/reference/make_mtp_fixtures.py`).
+#[test]
+fn multi_token_prediction_of_one_and_two_modules() {
+    let device = Device::flex();
+    for name in ["deepseek-v3-mtp-1", "deepseek-v3-mtp-2"] {
+        let path = reference(name);
+        let file = fs::read(path.join("expected.safetensors")).unwrap();
+        let expected = SafeTensors::deserialize(&file).unwrap();
+        let (tokens, targets) = (ints(&expected, "tokens", &device), ints(&expected, "targets", &device));
+        let rows = |tokens: &Tensor<2, Int>| tokens.clone().into_data().iter::<i32>().collect::<Vec<_>>();
+        let Pretrained::DeepSeek(config, moe, model) = common::load(&path) else { unreachable!("{name}") };
+        let (depth, t) = (config.mtp_depth, tokens.dims()[1]);
+        let batches = MtpBatch::of_rows([&rows(&tokens), &rows(&targets)], t, &[0..t], depth, Some(1), &device);
+        let moe = MoeConfig { selection_bias: false, ..moe };
+        compare_gradients(model, gradients(DeepSeek::new(&config, &moe, &device), &path), |model| {
+            let (main, further) = model.mtp_losses(tokens.clone(), targets.clone(), &batches);
+            let further = Tensor::cat(further.into_iter().map(Option::unwrap).collect(), 0);
+            assert_close("loss", &floats_of(main.clone()), &floats(&expected, "loss"), LOGITS);
+            assert_close("losses of modules", &floats_of(further.clone()), &floats(&expected, "mtp_losses"), LOGITS);
+            main + further.sum() * (0.3 / depth as f64)
+        });
+    }
+}
+
+/// The expected gradients, bound like weights to a second model: they go through the same renaming, transposing and stacking.
+fn gradients<M: Module>(model: M, path: &Path) -> M {
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(path.join("config.json"), folder.path().join("config.json")).unwrap();
+    fs::copy(path.join("expected.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let folder_of_weights = Folder::open(path).unwrap();
+    let name_of = names(&folder_of_weights);
     let gradient_of = |path: &str| match name_of(path) {
         Source::Same(name) => Source::Same(format!("grad.{name}")),
         Source::Transposed(name) => Source::Transposed(format!("grad.{name}")),
         Source::TransposedExperts(prefix, suffix) => Source::TransposedExperts(format!("grad.{prefix}"), suffix),
     };
-    match pretrained {
-        Pretrained::Gpt2(config, model) => {
-            let gradients = bind(Gpt2::new(&config, &device), &gradient_folder, &gradient_of).unwrap();
-            compare_gradients(model, gradients, tokens, targets, &expected);
-        }
-        Pretrained::DeepSeek(config, moe, model) => {
-            // The selection bias has no gradient: leave it out of the model of gradients.
-            let moe = MoeConfig { selection_bias: false, ..moe };
-            let gradients = bind(DeepSeek::new(&config, &moe, &device), &gradient_folder, &gradient_of).unwrap();
-            compare_gradients(model, gradients, tokens, targets, &expected);
-        }
-    }
+    bind(model, &Folder::open(folder.path()).unwrap(), &gradient_of).unwrap()
 }
 
-fn compare_gradients<M: Module + LanguageModel>(
-    model: M,
-    expected_gradients: M,
-    tokens: Tensor<2, Int>,
-    targets: Tensor<2, Int>,
-    expected: &SafeTensors,
-) {
+fn compare_gradients<M: Module>(model: M, expected_gradients: M, loss: impl Fn(&M) -> Tensor<1>) {
     let model = model.map(&mut Track);
-    let loss = model.loss(tokens, targets);
-    let mut gradients = loss.backward();
-    assert_close("loss", &floats_of(loss), &floats(expected, "loss"), LOGITS);
+    let mut gradients = loss(&model).backward();
 
     let mut found = Collect { gradients: Some(&mut gradients), ..Default::default() };
     model.visit(&mut found);

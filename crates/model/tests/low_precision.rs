@@ -3,7 +3,6 @@
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
-use comm::TensorParallel;
 use model::{
     DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, YarnConfig, deepseek::Head,
 };
@@ -22,7 +21,7 @@ trait Trained: LanguageModel + Module {
 
 impl Trained for Gpt2 {
     fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
-        let (dropout, alone) = (Some(PLACE), TensorParallel::default());
+        let (dropout, alone) = (Some(PLACE), Parallel::default());
         let x_btd = self.ends.embed(tokens_bt, dropout, &alone);
         (self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, dropout, &alone)), vec![])
     }

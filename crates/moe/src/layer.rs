@@ -6,7 +6,7 @@ use crate::{Experts, MoeConfig, MoeStats, NoiseKey, Overflow, Router, Routing, S
 use crate::{router_z_loss, sequence_balance_loss};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use comm::TensorParallel;
+use comm::SequenceRanks;
 
 /// A mixture-of-experts layer: router, routed experts, and shared experts that every token passes.
 #[derive(Module, Debug)]
@@ -60,7 +60,7 @@ impl MoeLayer {
     /// `y[n] = sum over k of gate[k, n] * expert(x[n])`, dropped choices left out. With a key, noise takes part in the choice.
     /// Of bf16 or f16 tokens the sum is made in f32, the precision of the gates, and rounded.
     pub fn forward(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> MoeOutput {
-        self.forward_over(x_btd, noise, &TensorParallel::default())
+        self.forward_over(x_btd, noise, &SequenceRanks::default())
     }
 
     /// [`forward`](Self::forward) without noise and without capacity: no choice is dropped or rerouted, whatever `capacity_factor` is.
@@ -68,18 +68,18 @@ impl MoeLayer {
     /// Capacity counts a whole sequence's tokens, so with it the output of a token would depend on how many follow, and generation, which
     /// sees one at a time, could not have the output of evaluation.
     pub fn evaluate(&self, x_btd: Tensor<3>) -> MoeOutput {
-        self.evaluate_over(x_btd, &TensorParallel::default())
+        self.evaluate_over(x_btd, &SequenceRanks::default())
     }
 
     /// [`forward`](Self::forward) of this rank's rows, `[b, s, d]`, with its part of the shared experts' columns; its loss is the rank's share.
-    pub fn forward_over(&self, x_bsd: Tensor<3>, noise: Option<NoiseKey>, tp: &TensorParallel) -> MoeOutput {
-        let capacity = self.config.capacity(x_bsd.dims()[1] * tp.size());
-        self.forward_here(x_bsd, noise, capacity, tp)
+    pub fn forward_over(&self, x_bsd: Tensor<3>, noise: Option<NoiseKey>, ranks: &SequenceRanks) -> MoeOutput {
+        let capacity = self.config.capacity(ranks.whole(x_bsd.dims()[1]));
+        self.forward_here(x_bsd, noise, capacity, ranks)
     }
 
     /// [`evaluate`](Self::evaluate), likewise.
-    pub fn evaluate_over(&self, x_bsd: Tensor<3>, tp: &TensorParallel) -> MoeOutput {
-        self.forward_here(x_bsd, None, None, tp)
+    pub fn evaluate_over(&self, x_bsd: Tensor<3>, ranks: &SequenceRanks) -> MoeOutput {
+        self.forward_here(x_bsd, None, None, ranks)
     }
 
     fn forward_here(
@@ -87,11 +87,11 @@ impl MoeLayer {
         x_bsd: Tensor<3>,
         noise: Option<NoiseKey>,
         capacity: Option<usize>,
-        tp: &TensorParallel,
+        ranks: &SequenceRanks,
     ) -> MoeOutput {
         let tile = grouped_gemm::tile_rows(&x_bsd);
         let experts = |x_rd, placed: &Dispatched| self.experts.forward(x_rd, &placed.segments);
-        self.forward_with(x_bsd, noise, capacity, tile, tp, Box::new(experts))
+        self.forward_with(x_bsd, noise, capacity, tile, ranks, Box::new(experts))
     }
 
     /// The layer around its routed experts, which take and return rows in tiles of `tile`.
@@ -101,26 +101,26 @@ impl MoeLayer {
         noise: Option<NoiseKey>,
         capacity: Option<usize>,
         tile: usize,
-        tp: &TensorParallel,
+        ranks: &SequenceRanks,
         experts: Box<RunExperts<'_>>,
     ) -> MoeOutput {
         let [b, s, d] = x_bsd.dims();
         if b > 0 && s == 0 {
             // In a new shape Burn takes a 0 for "as it was", so `[b, 0, d]` does not become `[0, d]`; `[0, b, d]` does.
-            let output = self.forward_with(x_bsd.swap_dims(0, 1), noise, capacity, tile, tp, experts);
+            let output = self.forward_with(x_bsd.swap_dims(0, 1), noise, capacity, tile, ranks, experts);
             return MoeOutput { y_btd: output.y_btd.swap_dims(0, 1), ..output };
         }
         let x_nd = x_bsd.clone().reshape([b * s, d]);
-        let routing = self.router.forward_over(x_nd.clone(), s * tp.size(), noise, tp);
-        let Plan { gates_kn, placed, stats, choices_of_all_kn } = self.plan(&routing, [b, s], capacity, tile, tp);
+        let routing = self.router.forward_over(x_nd.clone(), ranks.whole(s), noise, ranks);
+        let Plan { gates_kn, placed, stats, choices_of_all_kn } = self.plan(&routing, [b, s], capacity, tile, ranks);
 
         let x_rd = permute(x_nd, &placed);
         let y_rd = experts(x_rd, &placed);
         let mut y_bsd = unpermute(y_rd, gates_kn, &placed).reshape([b, s, d]);
         if let Some(shared) = &self.shared_experts {
-            y_bsd = shared.forward_add_over(x_bsd, y_bsd, tp);
+            y_bsd = shared.forward_add_over(x_bsd, y_bsd, &ranks.tp);
         }
-        MoeOutput { y_btd: y_bsd, aux_loss: self.aux_loss(routing, choices_of_all_kn, b, tp), stats }
+        MoeOutput { y_btd: y_bsd, aux_loss: self.aux_loss(routing, choices_of_all_kn, b, ranks), stats }
     }
 
     /// From what the router thinks of all rows to rows of experts, of the tokens that are here.
@@ -133,11 +133,11 @@ impl MoeLayer {
         [b, s]: [usize; 2],
         capacity: Option<usize>,
         tile: usize,
-        tp: &TensorParallel,
+        ranks: &SequenceRanks,
     ) -> Plan {
         let MoeConfig { top_k, num_experts, order, .. } = self.config;
         let candidates_cn = routing.candidates_cn.clone();
-        let all = b * s * tp.size();
+        let all = b * ranks.whole(s);
         let choices_of_all_kn = candidates_cn.clone().slice([0..top_k, 0..all]);
         let experts_kn = match (self.config.overflow, capacity) {
             (Overflow::Reroute, Some(capacity)) => {
@@ -145,11 +145,11 @@ impl MoeLayer {
             }
             _ => choices_of_all_kn.clone(),
         };
-        let here = |of_all_kn: Tensor<2, Int>| rows_here(of_all_kn, [b, s], tp);
+        let here = |of_all_kn: Tensor<2, Int>| rows_here(of_all_kn, [b, s], ranks);
         let (choices_kn, mine_kn) = (here(choices_of_all_kn.clone()), here(experts_kn.clone()));
         let gates_kn = route::gates(routing.scores_ne.clone(), mine_kn.clone(), self.config.gate_rule());
         let placed = match capacity {
-            Some(_) if !tp.is_alone() => {
+            Some(_) if !ranks.is_alone() => {
                 let of_all = dispatch(experts_kn.clone(), self.config.dispatch_rule(b, capacity, 1));
                 let with_room_kn = experts_kn.mask_fill(of_all.slot_kn.lower_elem(0), -1);
                 dispatch(here(with_room_kn), self.config.dispatch_rule(b, None, tile))
@@ -166,13 +166,13 @@ impl MoeLayer {
         routing: Routing,
         choices_of_all_kn: Tensor<2, Int>,
         sequences: usize,
-        tp: &TensorParallel,
+        ranks: &SequenceRanks,
     ) -> Option<Tensor<1>> {
         let MoeConfig { aux_loss_coef, z_loss_coef, num_experts, .. } = self.config;
         if routing.scores_ne.dims()[0] == 0 {
             return None; // a mean over no tokens
         }
-        let share = 1.0 / tp.size() as f64;
+        let share = 1.0 / ranks.tp.size() as f64; // ranks of a context have losses of their own, whose mean is taken
         let balance = (aux_loss_coef != 0.0).then(|| {
             let assigned_be = route::count(choices_of_all_kn, sequences, num_experts);
             sequence_balance_loss(routing.scores_of_all_ne, assigned_be) * (aux_loss_coef * share)
@@ -186,10 +186,10 @@ impl MoeLayer {
 }
 
 /// Of `[k, n]` of all rows of `b` sequences this rank's `s` of each.
-fn rows_here(of_all_kn: Tensor<2, Int>, [b, s]: [usize; 2], tp: &TensorParallel) -> Tensor<2, Int> {
-    if tp.is_alone() {
+fn rows_here(of_all_kn: Tensor<2, Int>, [b, s]: [usize; 2], ranks: &SequenceRanks) -> Tensor<2, Int> {
+    if ranks.is_alone() {
         return of_all_kn;
     }
-    let (k, t) = (of_all_kn.dims()[0], s * tp.size());
-    of_all_kn.reshape([k, b, t]).slice_dim(2, tp.part(t)).reshape([k, b * s])
+    let (k, t) = (of_all_kn.dims()[0], ranks.whole(s));
+    ranks.own(of_all_kn.reshape([k, b, t]), 2).reshape([k, b * s])
 }

@@ -4,7 +4,7 @@ use crate::kernels::grouped_gemm;
 use crate::kernels::permute::{permute, unpermute};
 use crate::{MoeLayer, MoeOutput, NoiseKey};
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use comm::{CommError, Communicator, FirstError, Gathered, TensorParallel};
+use comm::{CommError, Communicator, FirstError, Gathered, SequenceRanks};
 use fused::Rows;
 
 /// The ranks that have a layer's routed experts together; router and shared experts are on every rank.
@@ -45,15 +45,15 @@ impl ExpertParallel {
         layer: &MoeLayer,
         x_bsd: Tensor<3>,
         noise: Option<NoiseKey>,
-        tp: &TensorParallel,
+        ranks: &SequenceRanks,
     ) -> MoeOutput {
-        let capacity = layer.config.capacity(x_bsd.dims()[1] * tp.size());
-        self.run(layer, x_bsd, noise, capacity, tp)
+        let capacity = layer.config.capacity(ranks.whole(x_bsd.dims()[1]));
+        self.run(layer, x_bsd, noise, capacity, ranks)
     }
 
     /// [`MoeLayer::evaluate_over`], likewise.
-    pub fn evaluate(&self, layer: &MoeLayer, x_bsd: Tensor<3>, tp: &TensorParallel) -> MoeOutput {
-        self.run(layer, x_bsd, None, None, tp)
+    pub fn evaluate(&self, layer: &MoeLayer, x_bsd: Tensor<3>, ranks: &SequenceRanks) -> MoeOutput {
+        self.run(layer, x_bsd, None, None, ranks)
     }
 
     fn run(
@@ -62,12 +62,12 @@ impl ExpertParallel {
         x_bsd: Tensor<3>,
         noise: Option<NoiseKey>,
         capacity: Option<usize>,
-        tp: &TensorParallel,
+        ranks: &SequenceRanks,
     ) -> MoeOutput {
         let experts = |x_rd: Tensor<2>, placed: &Dispatched| {
             self.first_error.run(|| self.experts(layer, x_rd.clone(), placed), || x_rd.clone())
         };
-        layer.forward_with(x_bsd, noise, capacity, 1, tp, Box::new(experts))
+        layer.forward_with(x_bsd, noise, capacity, 1, ranks, Box::new(experts))
     }
 
     /// The rows of `x_rd` through their experts, wherever those are.

@@ -3,7 +3,7 @@ use crate::{MoeConfig, NoiseKey};
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
-use comm::TensorParallel;
+use comm::SequenceRanks;
 use fused::{linear, widened};
 
 /// Chooses the experts of each token and their weights (GShard arXiv 2006.16668; DeepSeek-V2/V3's `Gate`).
@@ -60,7 +60,7 @@ impl Router {
 
     /// Routes the tokens of `x_nd`, which are sequences of `seq_len` tokens; with a key, noise takes part in the choice.
     pub fn forward(&self, x_nd: Tensor<2>, seq_len: usize, noise: Option<NoiseKey>) -> Routing {
-        self.forward_over(x_nd, seq_len, noise, &TensorParallel::default())
+        self.forward_over(x_nd, seq_len, noise, &SequenceRanks::default())
     }
 
     /// The same of a rank's rows of sequences of `seq_len` tokens; every rank chooses for all rows.
@@ -69,11 +69,11 @@ impl Router {
         x_nd: Tensor<2>,
         seq_len: usize,
         noise: Option<NoiseKey>,
-        tp: &TensorParallel,
+        ranks: &SequenceRanks,
     ) -> Routing {
         let logits_ne = linear(widened(x_nd), widened(self.proj.weight.val()), None);
         let scores_ne = route::scores(logits_ne.clone(), self.config.score_func);
-        let scores_of_all_ne = of_all(tp, scores_ne.clone(), seq_len);
+        let scores_of_all_ne = of_all(ranks, scores_ne.clone(), seq_len);
         let bias_e = match &self.bias {
             Some(bias) => widened(bias.val().inner()),
             None => Tensor::zeros([self.config.num_experts], &scores_ne.clone().inner().device()),
@@ -92,10 +92,10 @@ impl Router {
 }
 
 /// Of each row of sequences of `seq_len` rows what a rank has of its own.
-fn of_all(tp: &TensorParallel, own_ne: Tensor<2>, seq_len: usize) -> Tensor<2> {
-    if tp.is_alone() {
+fn of_all(ranks: &SequenceRanks, own_ne: Tensor<2>, seq_len: usize) -> Tensor<2> {
+    if ranks.is_alone() {
         return own_ne;
     }
-    let ([n, e], s) = (own_ne.dims(), seq_len / tp.size());
-    tp.gather(own_ne.reshape([n / s, s, e])).reshape([n / s * seq_len, e])
+    let ([n, e], s) = (own_ne.dims(), seq_len / ranks.whole(1));
+    ranks.gather(own_ne.reshape([n / s, s, e])).reshape([n / s * seq_len, e])
 }

@@ -4,7 +4,7 @@ mod naive;
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor, TensorData};
-use comm::{CommError, FirstError, TensorParallel, run_ranks};
+use comm::{CommError, FirstError, SequenceRanks, run_ranks};
 use moe::{ExpertParallel, MoeConfig, MoeLayer};
 use naive::random;
 use std::time::Duration;
@@ -117,7 +117,7 @@ fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: 
         let mut layer = layer(&config, favourite);
         keep_experts(&mut layer, rank, of_rank.len());
         let found = run(&layer, b, from, from + of_rank[rank], |x_btd| {
-            spread.forward(&layer, x_btd, None, &TensorParallel::default()).y_btd
+            spread.forward(&layer, x_btd, None, &SequenceRanks::default()).y_btd
         });
         first_error.check().map(|()| found)
     });
@@ -178,7 +178,7 @@ fn a_lost_rank_is_a_failure_that_is_kept_in_forward_and_backward() {
             }
             let device = Device::flex().autodiff();
             let x_btd = Tensor::<3>::ones([1, T, D], &device).require_grad();
-            let y_btd = spread.forward(&layer, x_btd.clone(), None, &TensorParallel::default()).y_btd;
+            let y_btd = spread.forward(&layer, x_btd.clone(), None, &SequenceRanks::default()).y_btd;
             if rank == 1 {
                 return Err(CommError::Engine("it is lost".into()));
             }

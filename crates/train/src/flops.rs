@@ -17,7 +17,8 @@ pub(crate) fn per_token(config: &Config) -> f64 {
     per_call(config).iter().sum()
 }
 
-/// The same of each part of the model: the embedding, every block, the head.
+/// The same of each call of the model: the embedding, every block, and what is behind them. The output matrix counts once for each token that a
+/// position predicts.
 pub(crate) fn per_call(config: &Config) -> Vec<f64> {
     let t = config.train.seq_len as f64;
     let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.num_experts as f64);
@@ -28,19 +29,24 @@ pub(crate) fn per_call(config: &Config) -> Vec<f64> {
             (shape.num_hidden_layers, shape.num_attention_heads * widths)
         }
     };
-    let mut flops = vec![6.0 * attention as f64 * t; blocks + 2];
-    (flops[0], flops[blocks + 1]) = (0.0, 0.0);
+    let (depth, behind) = (config.model.mtp_depth(), config.model.calls_behind_blocks());
+    let mut flops = vec![0.0; 1 + blocks + behind];
+    let last = flops.len() - 1;
+    let attentions = (1..=blocks).chain(last - depth..last);
+    attentions.for_each(|call| flops[call] = 6.0 * attention as f64 * t);
     for parameter in parameters(config) {
         let len = parameter.len().unwrap_or_default() as f64;
         let active = match parameter.name.as_str() {
             "embed.weight" | "ends.wpe.weight" => 0.0,
             name if name.contains(".experts.") && !name.contains("shared_experts") => len * share,
             _ if parameter.shape.len() < 2 => 0.0,
+            "head.lm_head.weight" => len * (1 + depth) as f64,
             _ => len,
         };
-        let block =
-            parameter.name.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-        flops[block.map_or(blocks + 1, |block| block + 1)] += 6.0 * active;
+        let number = |of: &str| parameter.name.strip_prefix(of)?.split('.').next()?.parse::<usize>().ok();
+        let (block, module) = (number("blocks."), number("mtp."));
+        let call = block.map(|block| 1 + block).or(module.map(|k| last - depth + k)).unwrap_or(last);
+        flops[call] += 6.0 * active;
     }
     flops
 }
@@ -71,5 +77,13 @@ mod tests {
         let [two, eight] = ["moe.top_k=2", "moe.top_k=8"].map(|top_k| of("deepseek", &[top_k]));
         // 4 layers of 6 more experts of 3 matrices of 128 x 128.
         assert_eq!(eight - two, 6.0 * (4 * 6 * 3 * 128 * 128) as f64);
+    }
+
+    #[test]
+    fn a_module_of_multi_token_prediction_costs_a_block_and_its_projection_and_the_head_once_more() {
+        let [four, five] = ["model.num_hidden_layers=4", "model.num_hidden_layers=5"].map(|set| of("deepseek", &[set]));
+        let [one, two] = ["model.mtp_depth=1", "model.mtp_depth=2"].map(|set| of("deepseek", &[set]));
+        let module = five - four + 6.0 * (2 * 128 * 128 + 128 * 256) as f64;
+        assert_eq!((one - four, two - four), (module, 2.0 * module));
     }
 }

@@ -20,7 +20,7 @@ use crate::spikes::Recent;
 use crate::units::{Batch, Parts, parallel, units};
 use burn::tensor::Device;
 use checkpoint::{Best, Folder, Index};
-use comm::Communicator;
+use comm::{Communicator, ContextParallel};
 use data::{Dataset, Loader, Prepared, Tokenizer};
 use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport};
 use model::{Generation, MicroBatch, Sampling, generate};
@@ -107,6 +107,8 @@ struct Trainer<'a> {
     folder: RunFolder,
     fsdp: Fsdp<Batch>,
     parts: Parts,
+    /// The ranks that have parts of the same sequences' rows.
+    context: ContextParallel,
     loads: ExpertLoads,
     batches: Batches,
     loader: Loader,
@@ -129,7 +131,8 @@ impl<'a> Trainer<'a> {
         let folder = RunFolder::of_rank_0(job.folder.as_ref(), &comm)?;
         let loads = ExpertLoads::new(&job.config);
         let config = job.config.fsdp();
-        let (units, parts) = units(&job.config, &loads, &parallel(&config, &comm)?, &device);
+        let parallel = parallel(&config, &comm)?;
+        let (units, parts) = units(&job.config, &loads, &parallel, &device);
         let allocated = (device::meant(&job.config.train.device) == "cpu").then_some(allocated as fn() -> isize);
         let mut fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
         if let Some(resume) = &job.resume {
@@ -148,6 +151,7 @@ impl<'a> Trainer<'a> {
             folder,
             fsdp,
             parts,
+            context: parallel.sequences.cp,
             loads,
             batches,
             loader: start_loader(job, batches),
@@ -193,7 +197,8 @@ impl<'a> Trainer<'a> {
         for (Rows { rows, count }, tokens) in self.batches.rows().into_iter().zip(tokens) {
             let place = MicroBatch { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
             let place = Some(place).filter(|_| count); // what does not count leaves no trace
-            batches.push(Batch::new(tokens, place, &self.job.config.model, &self.device)?);
+            let (model, end_of_text) = (&self.job.config.model, self.job.data.end_of_text());
+            batches.push(Batch::for_training(tokens, place, model, end_of_text, &self.context, &self.device)?);
             weights.push(if count { (rows.end - rows.start) as f64 } else { 0.0 });
         }
         Ok((batches, weights, waited))
@@ -284,7 +289,7 @@ impl<'a> Trainer<'a> {
                 // A rank without a window takes part in the collectives with one that does not count.
                 let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
                 let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);
-                batches.push(Batch::new(batch, None, &self.job.config.model, &self.device)?);
+                batches.push(Batch::new(batch, None, &self.job.config.model, &self.context, &self.device)?);
                 weights.push(weight as f64);
             }
             for (loss, weight) in self.fsdp.evaluate(&batches, &weights)? {

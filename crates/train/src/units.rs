@@ -1,3 +1,5 @@
+mod tail;
+
 use crate::config::{Config, ModelConfig};
 use crate::error::TrainError;
 use crate::expert_loads::{ExpertLoads, LayerLoad, bias_update, layer_loads};
@@ -5,14 +7,15 @@ use burn::module::Module;
 use burn::nn::Embedding;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use checkpoint::Parameter;
-use comm::{Axis, Communicator, Mesh, TensorParallel};
+use comm::{Axis, Communicator, ContextParallel, Mesh, TensorParallel};
 use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, Loss, ParamLayout, UnitId, Units};
 use fused::Losses;
-use model::deepseek::{Block, Head};
+use model::deepseek::{Block, MtpBatch};
 use model::gpt2::{Gpt2Block, Gpt2Ends};
 use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch, Parallel, cut};
 use moe::{ExpertParallel, Experts, Router};
 use std::ops::Deref;
+use tail::{Coefs, Tail};
 
 /// A micro-batch on a device.
 pub(crate) struct Batch {
@@ -20,21 +23,44 @@ pub(crate) struct Batch {
     pub targets_bt: Tensor<2, Int>,
     /// Where it stands in the run; none in evaluation.
     place: Option<MicroBatch>,
+    /// Of each module of multi-token prediction; none in evaluation, which has the main loss only.
+    mtp: Vec<MtpBatch>,
 }
 
 impl Batch {
+    /// One to train on; `end_of_text`: the token that ends a document, if there is one.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn for_training(
+        batch: data::Batch,
+        place: Option<MicroBatch>,
+        model: &ModelConfig,
+        end_of_text: Option<u32>,
+        context: &ContextParallel,
+        device: &Device,
+    ) -> Result<Self, TrainError> {
+        let (depth, end) = (model.mtp_depth(), end_of_text.map(|token| token as i32));
+        let chunks = context.chunks(batch.seq_len);
+        let mtp = MtpBatch::of_rows([&batch.inputs, &batch.targets], batch.seq_len, &chunks, depth, end, device);
+        Ok(Self { mtp, ..Self::new(batch, place, model, context, device)? })
+    }
+
+    /// The rank's part of the sequences' rows, which are those of a `context`.
+    ///
     /// # Errors
     /// If a token is beyond the model's vocabulary: files of tokens alone do not say how many different ones there are.
     pub fn new(
         batch: data::Batch,
         place: Option<MicroBatch>,
         model: &ModelConfig,
+        context: &ContextParallel,
         device: &Device,
     ) -> Result<Self, TrainError> {
         check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), model.vocab_size())?;
         let shape = [batch.sequences, batch.seq_len];
-        let tensor = |tokens| Tensor::from_data(TensorData::new(tokens, shape), device);
-        Ok(Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets), place })
+        let tensor = |tokens| context.own(Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), device), 1);
+        Ok(Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets), place, mtp: vec![] })
     }
 }
 
@@ -49,7 +75,7 @@ pub(crate) fn check_tokens(tokens: impl Iterator<Item = u32>, vocab_size: usize)
 /// Which units a model was cut into, so that it can be put together again.
 pub(crate) enum Parts {
     Gpt2 { ends: UnitId<Gpt2Ends>, blocks: Vec<UnitId<Gpt2Block>> },
-    DeepSeek { embed: UnitId<Embedding>, blocks: Vec<UnitId<Block>>, head: UnitId<Head> },
+    DeepSeek { embed: UnitId<Embedding>, blocks: Vec<UnitId<Block>>, tail: Tail },
 }
 
 /// The ranks that compute a model's sequences together with this one. A collective.
@@ -59,12 +85,15 @@ pub(crate) fn parallel(config: &FsdpConfig, world: &Communicator) -> Result<Para
         parallel.experts = Some(ExpertParallel::new(mesh.over(&[Axis::Ep])?, parallel.first_error.clone()));
     }
     if config.tp > 1 {
-        parallel.tp = TensorParallel::new(mesh.over(&[Axis::Tp])?, parallel.first_error.clone());
+        parallel.sequences.tp = TensorParallel::new(mesh.over(&[Axis::Tp])?, parallel.first_error.clone());
+    }
+    if config.cp > 1 {
+        parallel.sequences.cp = ContextParallel::new(mesh.over(&[Axis::Cp])?, parallel.first_error.clone());
     }
     Ok(parallel)
 }
 
-/// The configured model as units: the embedding, each block, the head; GPT-2's first and last are one, for they share their matrix.
+/// The configured model as units: the embedding, each block, the head (see [`tail`]); GPT-2's first and last are one, for they share their matrix.
 /// A unit's name is the path of its field in the model, so that a parameter's name in a checkpoint is its path.
 /// Blocks with experts record in `loads` where tokens in training go.
 pub(crate) fn units(
@@ -78,12 +107,12 @@ pub(crate) fn units(
     units.tensor_parallel(cut);
     units.collectives(parallel.first_error.clone());
     units.keep_fp32(Router::holds_bias);
-    let tp = parallel.tp.clone();
+    let tp = parallel.sequences.tp.clone();
     units.shape(move |batch: &Batch| {
         let [b, t] = batch.inputs_bt.dims();
         [b, tp.part(t).len()]
     });
-    let tp = || parallel.tp.clone();
+    let (tp, all) = (|| parallel.sequences.tp.clone(), || parallel.clone());
     let initial = match &config.model {
         ModelConfig::Gpt2(shape) => Gpt2::initial(shape, config.train.seed),
         ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),
@@ -94,15 +123,15 @@ pub(crate) fn units(
         ModelConfig::Gpt2(shape) => {
             let model = Gpt2::new(shape, device);
             let ends = units.add("ends", model.ends);
-            let of = tp();
+            let of = all();
             units.first(ends, move |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.place, &of));
             let blocks = add_blocks(&mut units, model.blocks, |_| {
-                let of = tp();
+                let of = all();
                 move |block: &Gpt2Block, x_bsd, batch: &Batch| block.forward(x_bsd, batch.place, &of)
             });
-            let of = tp();
+            let of = all();
             units.last(ends, move |ends, x_bsd, batch| {
-                with_z_loss(batch, z_loss_coef, |targets, coef| ends.losses(x_bsd, targets, coef, &of))
+                main_loss(batch, z_loss_coef, |targets, coef| ends.losses(x_bsd, targets, coef, &of))
             });
             Parts::Gpt2 { ends, blocks }
         }
@@ -124,19 +153,16 @@ pub(crate) fn units(
                     (output.x_btd, output.aux_loss)
                 }
             });
-            let head = units.add("head", model.head);
-            let of = tp();
-            units.last(head, move |head, x_bsd, batch| {
-                with_z_loss(batch, z_loss_coef, |targets, coef| head.losses(x_bsd, targets, coef, &of))
-            });
-            Parts::DeepSeek { embed, blocks, head }
+            let coefs = Coefs { z_loss: z_loss_coef, mtp: config.train.mtp_loss_coef };
+            let tail = Tail::add(&mut units, embed, (model.head, model.mtp), shape, coefs, (loads, parallel));
+            Parts::DeepSeek { embed, blocks, tail }
         }
     };
     (units, parts)
 }
 
 /// A batch's loss, and in training its z-loss, where there is one.
-fn with_z_loss(batch: &Batch, coef: f64, losses: impl FnOnce(Tensor<2, Int>, f64) -> Losses) -> Loss {
+fn main_loss(batch: &Batch, coef: f64, losses: impl FnOnce(Tensor<2, Int>, f64) -> Losses) -> Loss {
     let coef = if batch.place.is_some() { coef } else { 0.0 };
     let losses = losses(batch.targets_bt.clone(), coef);
     Loss { loss: losses.cross_entropy, aux: (coef > 0.0).then_some(losses.z_loss) }
@@ -165,7 +191,7 @@ impl Parts {
         loads: &ExpertLoads,
     ) -> Result<(), FsdpError> {
         let speed = config.moe.as_ref().map_or(0.0, |moe| moe.bias_update_speed);
-        let (Self::DeepSeek { blocks, .. }, Some((layers, experts))) = (self, config.expert_layers()) else {
+        let (Self::DeepSeek { blocks, tail, .. }, Some((layers, experts))) = (self, config.expert_layers()) else {
             return Ok(());
         };
         if speed == 0.0 {
@@ -173,7 +199,14 @@ impl Parts {
         }
         let sums = fsdp.all_reduce(&loads.sums(&layers, experts))?;
         for LayerLoad { layer, assigned, .. } in layer_loads(&sums, &layers, experts) {
-            fsdp.add_to_parameter(blocks[layer], "mlp.Moe.router.bias", &bias_update(&assigned, speed));
+            let update = bias_update(&assigned, speed);
+            match blocks.get(layer) {
+                Some(block) => fsdp.add_to_parameter(*block, "mlp.Moe.router.bias", &update),
+                None => {
+                    let module = tail.module(layer - blocks.len());
+                    fsdp.add_to_parameter(module, "block.mlp.Moe.router.bias", &update);
+                }
+            }
         }
         Ok(())
     }
@@ -193,11 +226,11 @@ impl Parts {
                 gather_all(&mut model.blocks, fsdp, blocks, keep)?;
                 Whole::Gpt2(model)
             }
-            (Self::DeepSeek { embed, blocks, head }, ModelConfig::DeepSeek(shape)) => {
+            (Self::DeepSeek { embed, blocks, tail }, ModelConfig::DeepSeek(shape)) => {
                 let mut model = DeepSeek::new(shape, &config.moe.clone().unwrap_or_default(), device);
                 gather_into(&mut model.embed, fsdp, *embed, keep)?;
                 gather_all(&mut model.blocks, fsdp, blocks, keep)?;
-                gather_into(&mut model.head, fsdp, *head, keep)?;
+                tail.gather_into(&mut model, fsdp, keep)?;
                 Whole::DeepSeek(model)
             }
             _ => unreachable!("the units were made from this configuration"),

@@ -20,21 +20,23 @@ impl FsdpConfig {
                 self.ep
             )));
         }
-        let (pp, ep, tp) = (self.pipeline.stages, self.ep, self.tp);
-        if tp == 0 || !shared.is_multiple_of(tp) {
+        let (pp, ep, tp, cp) = (self.pipeline.stages, self.ep, self.tp, self.cp);
+        let together = tp.saturating_mul(cp);
+        if together == 0 || !shared.is_multiple_of(together) {
             let of = if self.strategy == Strategy::HybridShard { "of a replica" } else { "of a stage" };
-            let fits = (1..=shared.min(tp)).rev().find(|fits| shared.is_multiple_of(*fits)).unwrap_or(1);
             return Err(FsdpError::Config(format!(
-                "tp {tp} does not divide the number of ranks {of}, which is {shared}: take tp {fits}, say"
+                "tp {tp} x cp {cp} does not divide the number of ranks {of}, which is {shared}: take a divisor"
             )));
         }
-        // As many as `ep` and `tp` both divide, where there need not be more.
-        let least = (1..).map(|times| times * tp).find(|ranks| ranks.is_multiple_of(ep)).expect("their product is one");
+        // As many as `ep` and the ranks of a sequence both divide, where there need not be more.
+        let least = (1..).map(|times| times * together).find(|ranks| ranks.is_multiple_of(ep));
+        let least = least.expect("their product is one");
         let sharded = if self.strategy.shards().optimizer { shared } else { least };
         let sizes = [
             (Axis::Pp, pp),
             (Axis::DpReplicate, ranks / sharded),
-            (Axis::DpShard, sharded / tp),
+            (Axis::DpShard, sharded / together),
+            (Axis::Cp, cp),
             (Axis::Tp, tp),
             (Axis::Ep, ep),
         ];
@@ -98,10 +100,9 @@ impl FsdpConfig {
                     self.ep
                 ));
             }
-            if self.tp > 1 {
+            if let Some((axis, size)) = [("tp", self.tp), ("cp", self.cp)].into_iter().find(|(_, size)| *size > 1) {
                 return refuse(format!(
-                    "tp {} with strategy block, where one rank computes all of a block: take full_shard",
-                    self.tp
+                    "{axis} {size} with strategy block, where one rank computes all of a block: take full_shard"
                 ));
             }
             if let Wrap::Size(_) = self.wrap {

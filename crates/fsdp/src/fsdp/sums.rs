@@ -48,7 +48,8 @@ impl<B: 'static> Fsdp<B> {
         let mine = [sum(|losses| &losses.loss), sum(|losses| &losses.aux), shares.iter().sum()];
         let sums = self.all_reduce(&mine)?;
         // Every stage, and under `block` every rank, has the same micro-batches.
-        let count = sums[2] * self.data_parallel().1 as f64 / self.world.world_size() as f64;
+        let counting = self.data_parallel().1 * self.config.cp; // ranks with losses of their own, or shares of one
+        let count = sums[2] * counting as f64 / self.world.world_size() as f64;
         Ok(([sums[0] / count, sums[1] / count], count))
     }
 

@@ -1,6 +1,6 @@
 //! One head of one sequence, on one thread.
 
-use super::AttentionRule;
+use super::{AttentionRule, ScoreDropout};
 use crate::gemm::{Matrix, product_here};
 use crate::math::{exp, max, sum, sum2};
 use multiversion::multiversion;
@@ -16,7 +16,7 @@ pub(super) struct Head<'a, const P: usize> {
     pub v: Matrix<'a, f32>,
     pub dv: usize,
     pub rule: AttentionRule,
-    /// Number of the sequence, and of the head's first score in it, of which dropout depends.
+    /// Numbers of the sequence and of the head, of which dropout depends.
     pub place: [usize; 2],
 }
 
@@ -58,7 +58,7 @@ impl<const P: usize> Head<'_, P> {
     }
 
     fn tile(&self, first: usize, keys: usize) -> Tile {
-        Tile { first, keys, rule: self.rule, place: self.place, s: self.s }
+        Tile { first, keys, rule: self.rule, place: self.place }
     }
 
     /// # Safety
@@ -124,7 +124,6 @@ struct Tile {
     keys: usize,
     rule: AttentionRule,
     place: [usize; 2],
-    s: usize,
 }
 
 impl Tile {
@@ -134,10 +133,11 @@ impl Tile {
         (self.first + i + self.rule.offset + 1).min(self.keys)
     }
 
-    /// The index of row `i`'s first score in its sequence.
+    /// What dropout makes of the scores of row `i`.
     #[inline(always)]
-    fn index(&self, i: usize) -> usize {
-        self.place[1] + (self.first + i) * self.s
+    fn factors(&self, dropout: &ScoreDropout, i: usize) -> impl Fn(usize) -> f32 {
+        let index = self.place[1] * dropout.of_head + (self.first + i) * dropout.of_query;
+        dropout.rule.factors(self.place[0], index)
     }
 }
 
@@ -155,7 +155,7 @@ fn softmax(tile: Tile, scores: &mut [f32], l: &mut [f32]) {
         match tile.rule.dropout {
             None => row.iter_mut().for_each(|p| *p *= inverse),
             Some(dropout) => {
-                let factor = dropout.factors(tile.place[0], tile.index(i));
+                let factor = tile.factors(&dropout, i);
                 row.iter_mut().enumerate().for_each(|(j, p)| *p *= inverse * factor(j));
             }
         }
@@ -181,7 +181,7 @@ fn probabilities(tile: Tile, p: &mut [f32], ds: &mut [f32], [l, mean]: [&[f32]; 
                 }
             }
             Some(dropout) => {
-                let factor = dropout.factors(tile.place[0], tile.index(i));
+                let factor = tile.factors(&dropout, i);
                 for (j, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
                     let (whole, factor) = (exp(scale * *p - l[i]), factor(j));
                     *ds = scale * whole * (factor * *ds - mean[i]);

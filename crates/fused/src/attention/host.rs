@@ -29,7 +29,7 @@ pub(crate) type Lying<'a, T> = (&'a [T], [usize; 3]);
 impl Sizes {
     fn head<'a>(&self, [q, k, v]: [Matrix<'a, f32>; 3], rule: AttentionRule, [b, head]: [usize; 2]) -> Head<'a, 1> {
         let Self { t, s, d, dv, .. } = *self;
-        Head { t, s, q: [q], k: [k], d: [d], v, dv, rule, place: [b, head * t * s] }
+        Head { t, s, q: [q], k: [k], d: [d], v, dv, rule, place: [b, head] }
     }
 
     fn by_position(&self, width: usize, t: usize) -> [usize; 3] {
@@ -219,7 +219,7 @@ impl<'a, T: Element> Latent<'a, T> {
     ) -> Head<'m, 2> {
         let LatentRule { nope, rope, v: dv, attention: rule, .. } = self.rule;
         let t = self.t;
-        Head { t, s: t, q, k, d: [nope, rope], v, dv, rule, place: [b, head * t * t] }
+        Head { t, s: t, q, k, d: [nope, rope], v, dv, rule, place: [b, head] }
     }
 }
 

@@ -29,6 +29,7 @@
 pub(crate) mod cube;
 mod head;
 mod host;
+mod part;
 #[cfg(test)]
 mod tests;
 mod views;
@@ -42,6 +43,7 @@ pub(crate) use host::{
     Latent, Lying, Sizes, attention_backward_host, attention_host, latent_attention_backward_host,
     latent_attention_host, self_attention_backward_host, self_attention_host,
 };
+pub use part::AttentionPart;
 
 /// `softmax(mask(q k^T * scale)) v`, each head on its own. Query `i` sees the keys up to `i + offset`.
 ///
@@ -71,7 +73,7 @@ pub fn causal_self_attention(
 ) -> Tensor<3> {
     let [_, t, width] = qkv.dims();
     assert!(width % (3 * heads) == 0, "causal_self_attention: {width} is not 3 times {heads} heads");
-    let dropout = dropout.map(|(p, key)| DropoutRule::new(p, key, heads * t * t));
+    let dropout = dropout.map(|dropout| ScoreDropout::new(dropout, t));
     let rule = AttentionRule { scale: scale as f32, offset: 0, dropout };
     Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), heads, rule).0)
 }
@@ -115,8 +117,26 @@ pub struct AttentionRule {
     pub scale: f32,
     /// Query `i` sees the keys up to `i + offset`.
     pub offset: usize,
-    /// Of probabilities, whose place is theirs in `[b, heads, t, s]`.
-    pub dropout: Option<DropoutRule>,
+    /// Of probabilities.
+    pub dropout: Option<ScoreDropout>,
+}
+
+/// Dropout of the probabilities of some queries and keys of a sequence, each by its place in `[heads, t, s]` of all of them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScoreDropout {
+    /// Its key has the place of the first query's with the first key, in the first head that is here.
+    pub rule: DropoutRule,
+    /// Scores of a query, s: from a query to the next.
+    pub of_query: usize,
+    /// From a head to the next, t s.
+    pub of_head: usize,
+}
+
+impl ScoreDropout {
+    /// Of sequences of `t` rows.
+    fn new((p, key): (f64, DropoutKey), t: usize) -> Self {
+        Self { rule: DropoutRule::new(p, key, t * t), of_query: t, of_head: t * t }
+    }
 }
 
 /// Widths of a latent attention.

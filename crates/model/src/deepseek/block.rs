@@ -69,7 +69,7 @@ impl Block {
     /// The same of its rows on one of several ranks, `[b, s, d]` to `[b, s, d]`; and in training, where there is a `place`, with the router's noise and the experts' capacity where the
     /// configuration has some.
     pub fn forward_over(&self, x_bsd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
-        let y = self.self_attn.forward(self.input_layernorm.forward(x_bsd.clone()), &parallel.tp);
+        let y = self.self_attn.forward(self.input_layernorm.forward(x_bsd.clone()), parallel);
         self.mlp(y, x_bsd, place, parallel)
     }
 
@@ -81,7 +81,7 @@ impl Block {
 
     /// From the attention of the heads, `y`, on.
     fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
-        let tp = &parallel.tp;
+        let (ranks, tp) = (&parallel.sequences, &parallel.sequences.tp);
         let [x_bsd, normed] = self.post_attention_layernorm.forward_sum(&self.self_attn.o_proj, y, x_bsd, tp);
         match &self.mlp {
             Mlp::Dense(mlp) => {
@@ -92,10 +92,10 @@ impl Block {
                     Some(NoiseKey::derive(seed, step, self.layer as u64, first_row))
                 });
                 let output = match (noise, &parallel.experts) {
-                    (None, None) => moe.evaluate_over(normed, tp),
-                    (None, Some(ranks)) => ranks.evaluate(moe, normed, tp),
-                    (Some(noise), None) => moe.forward_over(normed, noise, tp),
-                    (Some(noise), Some(ranks)) => ranks.forward(moe, normed, noise, tp),
+                    (None, None) => moe.evaluate_over(normed, ranks),
+                    (None, Some(experts)) => experts.evaluate(moe, normed, ranks),
+                    (Some(noise), None) => moe.forward_over(normed, noise, ranks),
+                    (Some(noise), Some(experts)) => experts.forward(moe, normed, noise, ranks),
                 };
                 BlockOutput { x_btd: x_bsd + output.y_btd, aux_loss: output.aux_loss, stats: Some(output.stats) }
             }

@@ -1,9 +1,9 @@
+use crate::ring::{Keys, Ring};
 use crate::rope::{Rope, softmax_scale};
-use crate::{DeepSeekConfig, RmsNorm};
+use crate::{DeepSeekConfig, Parallel, RmsNorm};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use comm::TensorParallel;
 use fused::{latent_attention, linear};
 use moe::gathered_rows;
 
@@ -66,18 +66,31 @@ impl Mla {
     /// Causal attention of the rank's rows by its heads, up to the projection: `[b, s, d]` to `[b, t, heads * v]`.
     ///
     /// Several ranks compress their own rows, and gather what is compressed: latent and rotated key, which all heads share, and the query's compression.
-    pub fn forward(&self, x_bsd: Tensor<3>, tp: &TensorParallel) -> Tensor<3> {
+    pub fn forward(&self, x_bsd: Tensor<3>, parallel: &Parallel) -> Tensor<3> {
         let (rank, rope) = (self.config.kv_lora_rank, self.config.qk_rope_head_dim);
         let (query_input, query) = self.query(x_bsd.clone());
         let [latent_bsr, k_rope] = parts(x_bsd, &self.kv_a_proj_with_mqa, [rank, rope]);
         let latent_bsr = self.kv_a_layernorm.forward(latent_bsr);
-        let [query_input, latent] = [query_input, latent_bsr].map(|own| tp.gather_again(own));
-        let k_rope = tp.gather(k_rope);
+        let [query_input, latent] = [query_input, latent_bsr].map(|own| parallel.sequences.tp.gather_again(own));
+        let k_rope = parallel.sequences.tp.gather(k_rope);
         let q = linear(gathered_rows(&query_input), query.weight.val(), None);
-        let kv = linear(gathered_rows(&latent), self.kv_b_proj.weight.val(), None);
-        let (heads, t) = (tp.part(self.config.num_attention_heads).len(), kv.dims()[1]);
-        let positions = self.rope.first(t, &k_rope.device());
-        latent_attention(q, kv, k_rope, &positions, heads, softmax_scale(&self.config))
+        let ([b, t, _], heads) = (k_rope.dims(), parallel.sequences.tp.part(self.config.num_attention_heads).len());
+        let (scale, cp) = (softmax_scale(&self.config), &parallel.sequences.cp);
+        let (weight, device) = (self.kv_b_proj.weight.val(), k_rope.device());
+        if cp.is_alone() {
+            let kv = linear(gathered_rows(&latent), weight, None);
+            return latent_attention(q, kv, k_rope, &self.rope.first(t, &device), heads, scale);
+        }
+        let positions: Vec<usize> = cp.chunks(t * cp.size()).into_iter().flatten().collect();
+        let positions = self.rope.at(&positions, &device);
+        let nope = self.config.qk_nope_head_dim;
+        let q_bhtw = q.reshape([b, t, heads, nope + rope]).swap_dims(1, 2);
+        let q_rope = fused::rope(q_bhtw.clone().slice_dim(3, nope..nope + rope), &positions);
+        let q_bhtw = Tensor::cat(vec![q_bhtw.slice_dim(3, 0..nope), q_rope], 3);
+        let k_rope = fused::rope(k_rope.reshape([b, 1, t, rope]), &positions).reshape([b, t, rope]);
+        let keys = Keys::Latent { weight: weight.clone().inner(), heads, nope, rope };
+        let ring = Ring { cp: cp.clone(), keys, scale, dropout: None };
+        ring.forward(q_bhtw, Tensor::cat(vec![latent.x_btd, k_rope], 2), Some(weight))
     }
 
     /// The last projection to the query, and its input.

@@ -3,9 +3,11 @@
 mod absorbed;
 mod block;
 mod mla;
+mod mtp;
 
 pub use block::{Block, BlockOutput, Mlp};
 pub use mla::Mla;
+pub use mtp::{Mtp, MtpBatch};
 
 use crate::vocabulary::{self, VocabularyHead};
 use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, RmsNorm, Rope};
@@ -16,7 +18,7 @@ use comm::TensorParallel;
 use fused::{Losses, embedding, linear};
 use moe::MoeConfig;
 
-/// A DeepSeek as its parts: embedding, blocks, head.
+/// A DeepSeek as its parts: embedding, blocks, head, and what predicts further tokens.
 #[derive(Module, Debug)]
 pub struct DeepSeek {
     /// Token embedding, `[vocab, d]`.
@@ -25,6 +27,8 @@ pub struct DeepSeek {
     pub blocks: Vec<Block>,
     /// Final norm and output matrix.
     pub head: Head,
+    /// Modules of multi-token prediction, `mtp_depth` of them; only training and speculative generation use them.
+    pub mtp: Vec<Mtp>,
     #[module(skip)]
     config: DeepSeekConfig,
 }
@@ -63,8 +67,32 @@ impl DeepSeek {
                 lm_head: LinearConfig::new(d, vocab).with_bias(false).init(device),
                 vocab_size: vocab,
             },
+            mtp: (0..config.mtp_depth).map(|k| Mtp::new(config, moe, &positions, k, device)).collect(),
             config: config.clone(),
         }
+    }
+
+    /// The cross entropy of the next tokens, `[1]`, and those of the tokens behind them, one of each module of multi-token prediction: `batches`
+    /// are [`MtpBatch::of_rows`] of the same rows. As in evaluation: without noise, and no expert is ever full.
+    ///
+    /// # Panics
+    /// As [`LanguageModel::loss`].
+    pub fn mtp_losses(
+        &self,
+        tokens_bt: Tensor<2, Int>,
+        targets_bt: Tensor<2, Int>,
+        batches: &[MtpBatch],
+    ) -> (Tensor<1>, Vec<Option<Tensor<1>>>) {
+        let mut h_btd = self.head.norm.forward(self.hidden(tokens_bt));
+        let alone = TensorParallel::default();
+        let output = self.head.output(&alone);
+        let main = output.losses(h_btd.clone(), targets_bt, 0.0).cross_entropy;
+        let further = self.mtp.iter().zip(batches).map(|(mtp, batch)| {
+            let embeddings_btd = embedding(self.embed.weight.val(), batch.tokens_bt.clone());
+            h_btd = mtp.forward(h_btd.clone(), embeddings_btd);
+            batch.loss(&output, h_btd.clone())
+        });
+        (main, further.collect())
     }
 }
 
@@ -117,7 +145,31 @@ impl Head {
         z_loss_coef: f64,
         tp: &TensorParallel,
     ) -> Losses {
-        let head = VocabularyHead { weight: self.lm_head.weight.val(), transposed: false, vocab: self.vocab_size };
-        head.losses(tp, self.norm.forward(x_bsd), targets_bt, z_loss_coef)
+        self.output(tp).losses(self.norm.forward(x_bsd), targets_bt, z_loss_coef)
+    }
+
+    fn output<'a>(&'a self, tp: &'a TensorParallel) -> OutputMatrix<'a> {
+        OutputMatrix { lm_head: &self.lm_head, vocab_size: self.vocab_size, tp }
+    }
+}
+
+/// The output matrix, or a rank's columns of it.
+pub struct OutputMatrix<'a> {
+    /// `[d, vocab]`
+    pub lm_head: &'a Linear,
+    /// Tokens that all ranks have together.
+    pub vocab_size: usize,
+    /// The ranks that have the others.
+    pub tp: &'a TensorParallel,
+}
+
+impl OutputMatrix<'_> {
+    /// [`Head::losses`] of what the final norm made, `[b, s, d]`.
+    pub fn losses(&self, normed_bsd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
+        self.head().losses(self.tp, normed_bsd, targets_bt, z_loss_coef)
+    }
+
+    fn head(&self) -> VocabularyHead {
+        VocabularyHead { weight: self.lm_head.weight.val(), transposed: false, vocab: self.vocab_size }
     }
 }

@@ -1,8 +1,10 @@
 //! Continuing prompts, with a cache.
 
 mod sampling;
+mod speculative;
 
 pub use sampling::Sampling;
+pub use speculative::{Drafts, generate_speculative};
 
 use crate::{Cache, LanguageModel};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -64,14 +66,7 @@ pub fn generate(
     device: &Device,
     on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<Vec<Vec<u32>>, GenerateError> {
-    how.sampling.validate().map_err(GenerateError::Setting)?;
-    let window = how.window.min(model.context());
-    if window == 0 {
-        return Err(GenerateError::Setting("the window is 0 tokens: give at least 1".into()));
-    }
-    if let Some(empty) = prompts.iter().position(Vec::is_empty) {
-        return Err(GenerateError::EmptyPrompt(empty));
-    }
+    let window = checked_window(model, prompts, how)?;
     let row = |(sequence, prompt): (usize, &Vec<u32>)| Row {
         sequence,
         tokens: prompt.clone(),
@@ -105,6 +100,19 @@ pub fn generate(
         }
     }
     Ok(finished)
+}
+
+/// The tokens that the model sees at most, if it can continue these prompts in this way.
+fn checked_window(model: &dyn LanguageModel, prompts: &[Vec<u32>], how: &Generation) -> Result<usize, GenerateError> {
+    how.sampling.validate().map_err(GenerateError::Setting)?;
+    let window = how.window.min(model.context());
+    if window == 0 {
+        return Err(GenerateError::Setting("the window is 0 tokens: give at least 1".into()));
+    }
+    match prompts.iter().position(Vec::is_empty) {
+        Some(empty) => Err(GenerateError::EmptyPrompt(empty)),
+        None => Ok(window),
+    }
 }
 
 /// The logits behind each row's last token, `[rows, vocab]`, after the tokens that the cache has not seen.

@@ -96,7 +96,7 @@ impl Sampling {
 }
 
 /// The first of the most likely tokens.
-fn most_likely(logits: &[f32]) -> u32 {
+pub(super) fn most_likely(logits: &[f32]) -> u32 {
     let better = |best: usize, token: usize| if logits[token] > logits[best] { token } else { best };
     (1..logits.len()).fold(0, better) as u32
 }

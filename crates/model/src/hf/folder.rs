@@ -86,6 +86,15 @@ impl Folder {
         HfError::Format { path: self.path.join("config.json"), reason: reason.into() }
     }
 
+    /// Refuses a `copy` of a tensor, if there is one, that is not equal to it.
+    pub(super) fn check_copy(&self, copy: &str, original: &str, shape: &[usize]) -> Result<(), HfError> {
+        if !self.has(copy) || self.tensor(copy, shape)? == self.tensor(original, shape)? {
+            return Ok(());
+        }
+        let (path, reason) = (self.stored(copy)?.path.into(), format!("tensor `{copy}` is not equal to `{original}`"));
+        Err(HfError::Format { path, reason })
+    }
+
     /// Name and bytes of the tokenizer's files that the folder has.
     ///
     /// # Errors

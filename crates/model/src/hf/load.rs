@@ -25,6 +25,7 @@ impl Pretrained {
             Some("deepseek_v2" | "deepseek_v3") => {
                 let (config, moe) = deepseek::config(folder)?;
                 let model = bind(DeepSeek::new(&config, &moe, device), folder, &names(folder))?;
+                deepseek::check_copies(folder, &config)?;
                 Ok(Self::DeepSeek(config, moe, model))
             }
             other => {
@@ -68,9 +69,10 @@ pub enum Source {
 /// From the path of a parameter in our models to its place in `folder`.
 pub fn names(folder: &Folder) -> impl Fn(&str) -> Source {
     let gpt2 = (folder.config()["model_type"] == "gpt2").then(|| gpt2::prefix(folder));
+    let layers = folder.config()["num_hidden_layers"].as_u64().unwrap_or_default() as usize;
     move |path| match gpt2 {
         Some(prefix) => gpt2::name(prefix, path),
-        None => deepseek::name(path),
+        None => deepseek::name(layers, path),
     }
 }
 

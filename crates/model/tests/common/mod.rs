@@ -7,13 +7,15 @@ use model::hf::{Folder, Pretrained};
 use std::path::{Path, PathBuf};
 
 /// The folders of `tests/reference` in f32.
-pub const FIXTURES: [&str; 8] = [
+pub const FIXTURES: [&str; 10] = [
     "gpt2-a",
     "gpt2-b",
     "deepseek-v3-q-lora",
     "deepseek-v3-no-q-lora",
     "deepseek-v3-yarn",
     "deepseek-v3-yarn-2",
+    "deepseek-v3-mtp-1",
+    "deepseek-v3-mtp-2",
     "deepseek-v2-greedy",
     "deepseek-v2-group-limited",
 ];

@@ -8,6 +8,7 @@ use crate::units::Batch;
 use crate::words::count;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
+use comm::ContextParallel;
 use data::{DataError, Dataset, Decoder, OpenOptions, Split, Tokenizer, TokenizerSpec};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::f64::consts::LN_2;
@@ -138,7 +139,7 @@ fn measure(
         let window = dataset.val_batch(first..windows.min(first + batch), seq_len);
         let sequences = window.sequences;
         bytes.iter_mut().for_each(|bytes| bytes.add(&window.targets));
-        let window = Batch::new(window, None, &saved.config.model, &device)?;
+        let window = Batch::new(window, None, &saved.config.model, &ContextParallel::default(), &device)?;
         let loss = model.loss(window.inputs_bt, window.targets_bt);
         nats += f64::from(loss.into_scalar::<f32>()) * (sequences * seq_len) as f64;
         bar.inc(sequences as u64);

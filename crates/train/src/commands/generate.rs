@@ -2,12 +2,12 @@ use crate::cli::say;
 use crate::commands::at_least_1;
 use crate::error::TrainError;
 use crate::saved::{self, Saved, SavedError};
-use crate::units::check_tokens;
+use crate::units::{Whole, check_tokens};
 use crate::words::count;
 use burn::tensor::Device;
 use clap::Args;
 use data::{Decoder, Tokenizer, TokenizerSpec};
-use model::{GenerateError, Generation, Sampling, generate};
+use model::{Drafts, GenerateError, Generation, Sampling, generate, generate_speculative};
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -39,6 +39,9 @@ pub struct GenerateArgs {
     /// The tokenizer of a run on tokens alone, which has none: byte, gpt2, or the path of a Hugging Face tokenizer
     #[arg(long, value_name = "T")]
     tokenizer: Option<TokenizerSpec>,
+    /// Draft tokens with the model's modules of multi-token prediction and read several at once: the same text, with fewer passes
+    #[arg(long)]
+    speculative: bool,
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 1337, allow_negative_numbers = true)]
     seed: u64,
@@ -61,6 +64,11 @@ pub enum GenerateCommandError {
         "the prompt is empty, and the tokenizer has neither an end of text nor a line's end to begin with: give --prompt TEXT"
     )]
     Nothing,
+    #[error(
+        "--speculative drafts with modules of multi-token prediction, and the model of {0} has none (model.mtp_depth 0): leave it out, or train a \
+         model with --set model.mtp_depth=1"
+    )]
+    NoModules(String),
 }
 
 pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
@@ -69,6 +77,9 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     let checkpoint = saved::find(&args.run)?;
     let texts = prompts(args)?;
     let saved = Saved::open(&checkpoint)?;
+    if args.speculative && saved.config.model.mtp_depth() == 0 {
+        return Err(GenerateCommandError::NoModules(args.run.display().to_string()));
+    }
     let (device, tokenizer) = (Device::flex(), saved.tokenizer(args.tokenizer.as_ref())?);
     let prompts = texts.iter().map(|text| encode(&tokenizer, text)).collect::<Result<Vec<_>, _>>()?;
     check_tokens(prompts.iter().flatten().copied(), saved.config.model.vocab_size())?;
@@ -83,16 +94,27 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     });
     let mut made = 0;
     let started = Instant::now();
-    let tokens = generate(&*model, &prompts, &how, &device, &mut |_, token| {
+    let mut on_token = |_, token| {
         made += 1;
         stream.as_mut().map_or(ControlFlow::Continue(()), |stream| stream.push(token))
-    })?;
+    };
+    let (tokens, drafts) = match &model {
+        Whole::DeepSeek(model) if args.speculative => {
+            let (tokens, drafts) = generate_speculative(model, &prompts, &how, &device, &mut on_token)?;
+            (tokens, Some(drafts))
+        }
+        _ => (generate(&*model, &prompts, &how, &device, &mut on_token)?, None),
+    };
     let seconds = started.elapsed().as_secs_f64();
     match stream {
         Some(Stream(decoder)) => say(&decoder.finish()),
         None => texts.iter().zip(&tokens).for_each(|(text, tokens)| say(&(text.clone() + &tokenizer.decode(tokens)))),
     }
-    let _ = writeln!(io::stderr(), "{}, {:.1} tokens/s", count(made, "token"), made as f64 / seconds);
+    let drafted = drafts.map_or(String::new(), |Drafts { drafted, accepted }| {
+        let share = 100.0 * accepted as f64 / drafted.max(1) as f64;
+        format!(", {accepted} of {} accepted ({share:.1}%)", count(drafted, "drafted token"))
+    });
+    let _ = writeln!(io::stderr(), "{}, {:.1} tokens/s{drafted}", count(made, "token"), made as f64 / seconds);
     Ok(())
 }
 

@@ -70,13 +70,17 @@ impl Config {
             ModelConfig::DeepSeek(shape) => (shape.num_hidden_layers, shape.hidden_size),
         };
         let experts = self.expert_layers().map_or(String::new(), |(_, experts)| format!(", {experts} experts"));
-        format!("{name} ({layers} layers of width {width}{experts})")
+        let mtp = match self.model.mtp_depth() {
+            0 => String::new(),
+            depth => format!(", {depth} of multi-token prediction"),
+        };
+        format!("{name} ({layers} layers of width {width}{experts}{mtp})")
     }
 
-    /// Which blocks have experts, and how many; None for a model without.
+    /// Which blocks have experts, those of multi-token prediction behind the model's own, and how many; None for a model without.
     pub fn expert_layers(&self) -> Option<(Vec<usize>, usize)> {
         let ModelConfig::DeepSeek(shape) = &self.model else { return None };
-        let layers: Vec<usize> = (shape.first_k_dense_replace..shape.num_hidden_layers).collect();
+        let layers: Vec<usize> = (shape.first_k_dense_replace..shape.num_layers()).collect();
         let experts = self.moe.as_ref()?.num_experts;
         (!layers.is_empty()).then_some((layers, experts))
     }
@@ -109,6 +113,23 @@ impl ModelConfig {
         match self {
             Self::Gpt2(shape) => shape.n_layer,
             Self::DeepSeek(shape) => shape.num_hidden_layers,
+        }
+    }
+
+    /// Modules of multi-token prediction.
+    pub fn mtp_depth(&self) -> usize {
+        match self {
+            Self::Gpt2(_) => 0,
+            Self::DeepSeek(shape) => shape.mtp_depth,
+        }
+    }
+
+    /// Calls that a forward makes behind the blocks: the head, or with multi-token prediction its norm, the embedding, the modules, and the
+    /// output matrix.
+    pub(crate) fn calls_behind_blocks(&self) -> usize {
+        match self.mtp_depth() {
+            0 => 1,
+            depth => depth + 3,
         }
     }
 
@@ -208,6 +229,9 @@ pub struct TrainConfig {
     /// Weight of the z-loss, the mean square of the logits' log-sum-exp, which keeps logits from drifting; PaLM's is 1e-4 (arXiv 2204.02311). In training only, and
     /// reported as a part of `aux_loss`.
     pub z_loss_coef: f64,
+    /// Weight of the mean of the losses of multi-token prediction, where `model.mtp_depth` is above 0 (DeepSeek-V3, arXiv 2412.19437: 0.3 for
+    /// the first 10 of 14.8 trillion tokens, then 0.1). In training only, and reported as a part of `aux_loss`.
+    pub mtp_loss_coef: f64,
     /// What happens when a loss or a gradient is infinite or no number.
     pub on_non_finite: OnNonFinite,
     /// The device of the ranks: `cpu`, `cuda` (in turn, where there are several), `cuda:N`, or `auto`: `cuda` where the program is built
@@ -237,6 +261,7 @@ impl Default for TrainConfig {
             val_batches: 16,
             sample_tokens: 200,
             z_loss_coef: 0.0,
+            mtp_loss_coef: 0.3,
             on_non_finite: OnNonFinite::Stop,
             device: "auto".into(),
         }

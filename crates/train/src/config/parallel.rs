@@ -35,6 +35,9 @@ pub struct ParallelConfig {
     /// a part of each sequence's rows (tensor and sequence parallelism); 1 for none. It divides the ranks of a stage, or of a replica, the heads,
     /// the MLPs' widths and `train.seq_len`. What is not cut is sharded by `strategy` over these ranks too.
     pub tp: usize,
+    /// Ranks that have a part of each sequence's rows each, through all layers, keys and values going round them (context parallelism); 1 for none. Twice
+    /// this divides `train.seq_len`, and this the ranks of a stage, or of a replica.
+    pub cp: usize,
     /// What is kept, gathered and freed together.
     pub wrap: Wrap,
     /// Whether gathered parameters are freed after the forward, and gathered again for the backward. On a GPU they stay where
@@ -69,6 +72,7 @@ impl Default for ParallelConfig {
             dp_shard: None,
             ep: fsdp.ep,
             tp: fsdp.tp,
+            cp: fsdp.cp,
             wrap: fsdp.wrap,
             reshard_after_forward: fsdp.reshard_after_forward,
             activation_checkpointing: fsdp.activation_checkpointing,
@@ -85,9 +89,13 @@ impl Default for ParallelConfig {
 pub(super) const MOST_TRIED: usize = 1000;
 
 impl ParallelConfig {
-    /// Ranks, or groups of `tp` ranks, that share a batch: of each stage all, but under `block` each computes a part of the model for all of it.
+    /// Ranks, or groups of `cp` x `tp` ranks, that share a batch: of each stage all, but under `block` each computes a part of the model for all of it.
     pub fn data_parallel_size(&self) -> usize {
-        if self.strategy == Strategy::Block { 1 } else { (self.gpus / self.pp.max(1) / self.tp.max(1)).max(1) }
+        if self.strategy == Strategy::Block {
+            1
+        } else {
+            (self.gpus / self.pp.max(1) / self.cp.max(1) / self.tp.max(1)).max(1)
+        }
     }
 
     /// Chunks of the model on each stage; 1 without a pipeline, whatever its schedule would be.
@@ -100,7 +108,9 @@ impl ParallelConfig {
 
     /// In a word or two: `full_shard`, `pp 4 x ep 4 x zero1`.
     pub(crate) fn describe(&self) -> String {
-        let axes = [("pp", self.pp), ("tp", self.tp), ("ep", self.ep)].into_iter().filter(|(_, size)| *size > 1);
+        let axes = [("pp", self.pp), ("cp", self.cp), ("tp", self.tp), ("ep", self.ep)]
+            .into_iter()
+            .filter(|(_, size)| *size > 1);
         axes.map(|(name, size)| format!("{name} {size} x ")).chain([self.strategy.name().into()]).collect()
     }
 
@@ -132,6 +142,7 @@ impl Config {
             dp_replicate: parallel.dp_replicate,
             ep: parallel.ep,
             tp: parallel.tp,
+            cp: parallel.cp,
             wrap: parallel.wrap,
             reshard_after_forward: parallel.reshard_after_forward,
             activation_checkpointing: parallel.activation_checkpointing,
@@ -151,19 +162,28 @@ impl Config {
         }
     }
 
-    /// How many of the model's calls (embedding, blocks, head) each chunk has; nothing without a pipeline.
+    /// How many of the model's calls (embedding, blocks, head) each chunk has; nothing without a pipeline. What is behind the blocks is all in the
+    /// last one: between chunks activations are as wide as the model.
     fn calls_of_chunks(&self) -> Vec<usize> {
         let chunks = self.parallel.pp * self.parallel.virtual_stages();
+        let behind = self.model.calls_behind_blocks();
         match &self.parallel.stages {
             _ if self.parallel.pp == 1 => vec![],
             Some(blocks) => {
                 let mut calls = blocks.clone();
                 let last = calls.len() - 1;
                 calls[0] += 1;
-                calls[last] += 1;
+                calls[last] += behind;
                 calls
             }
-            None => deal(&flops::per_call(self), chunks),
+            None => {
+                let mut flops = flops::per_call(self);
+                let last = flops.split_off(flops.len() - behind).iter().sum();
+                flops.push(last);
+                let mut calls = deal(&flops, chunks);
+                calls[chunks - 1] += behind - 1;
+                calls
+            }
         }
     }
 

@@ -103,6 +103,7 @@ impl Config {
                     vec![heads, ("model.qk_rope_head_dim", shape.qk_rope_head_dim)],
                     vec![heads, ("model.v_head_dim", shape.v_head_dim)],
                     vec![("model.intermediate_size", shape.intermediate_size)],
+                    vec![("1 + model.mtp_depth", 1 + shape.mtp_depth), ("model.hidden_size", shape.hidden_size)],
                     vec![top_k, ("model.hidden_size", shape.hidden_size)],
                     vec![top_k, width],
                     vec![("moe.n_shared_experts", moe.n_shared_experts), width],

@@ -33,6 +33,8 @@ const SYNONYMS: &[&[&str]] = &[
     &["top_k", "topk", "num_experts_per_tok"],
     &["n_shared_experts", "num_shared_experts"],
     &["aux_loss_coef", "aux_loss_alpha", "balance_loss"],
+    &["mtp_depth", "num_nextn_predict_layers", "mtp_num_layers"],
+    &["mtp_loss_coef", "mtp_loss_scaling_factor", "mtp_loss_weight"],
     &["keep", "save_total_limit"],
     &["peak_tflops", "peak_flops"],
 ];

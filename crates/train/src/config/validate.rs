@@ -27,6 +27,10 @@ impl Config {
         require(coef >= 0.0 && (coef as f32).is_finite(), || {
             format!("train.z_loss_coef is {coef:?}: give 0 or a small number above, such as 1e-4")
         })?;
+        let coef = self.train.mtp_loss_coef;
+        require(coef >= 0.0 && (coef as f32).is_finite(), || {
+            format!("train.mtp_loss_coef is {coef:?}: give 0 or a number above, such as 0.3")
+        })?;
         let peak = self.metrics.peak_tflops.unwrap_or(1.0);
         require(peak > 0.0 && peak.is_finite(), || {
             format!("metrics.peak_tflops is {peak:?}: give a number above 0, or null to report no MFU")
@@ -76,7 +80,7 @@ impl Config {
         self.validate_pipeline()?;
         self.validate_product()?;
         self.validate_experts()?;
-        self.validate_tensor_parallel()?;
+        self.validate_sequence_ranks()?;
         let fsdp = self.fsdp_of_chunks(vec![]);
         fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
         require(!(parallel.cpu_offload && device::meant(&self.train.device) == "cpu"), || {
@@ -121,21 +125,25 @@ impl Config {
 
     /// Sizes that are all given multiply to the number of ranks.
     fn validate_product(&self) -> Result<(), ConfigError> {
-        let ParallelConfig { gpus, pp, tp, strategy, dp_replicate, dp_shard, .. } = self.parallel;
+        let ParallelConfig { gpus, pp, tp, cp, strategy, dp_replicate, dp_shard, .. } = self.parallel;
         let Some(dp_shard) = dp_shard else { return Ok(()) };
         let replicas = match strategy {
             Strategy::HybridShard => dp_replicate.unwrap_or(2),
-            Strategy::Ddp => gpus / pp / tp.max(1), // all of a stage, and nothing is sharded
+            Strategy::Ddp => gpus / pp / tp.max(1) / cp.max(1), // all of a stage, and nothing is sharded
             _ => 1,
         };
-        let product = pp.saturating_mul(replicas).saturating_mul(dp_shard).saturating_mul(tp);
+        let product = pp.saturating_mul(replicas).saturating_mul(dp_shard).saturating_mul(cp).saturating_mul(tp);
         require(product == gpus, || {
             format!(
                 "parallel.pp {pp} x {replicas} {} of {} x parallel.dp_shard {dp_shard}{} = {product}, but there are {} (parallel.gpus): give sizes \
                  that multiply to it, or --set parallel.dp_shard=null for what the others leave",
                 if replicas == 1 { "replica" } else { "replicas" },
                 strategy.name(),
-                if tp > 1 { format!(" x parallel.tp {tp}") } else { String::new() },
+                [("cp", cp), ("tp", tp)]
+                    .into_iter()
+                    .filter(|(_, size)| *size > 1)
+                    .map(|(axis, size)| format!(" x parallel.{axis} {size}"))
+                    .collect::<String>(),
                 count(gpus, "rank")
             )
         })
@@ -180,16 +188,31 @@ impl Config {
     }
 
     /// Heads, columns, rows of a sequence and ranks are dealt out evenly.
-    fn validate_tensor_parallel(&self) -> Result<(), ConfigError> {
-        let (tp, strategy) = (self.parallel.tp, self.parallel.strategy);
+    fn validate_sequence_ranks(&self) -> Result<(), ConfigError> {
+        let ParallelConfig { tp, cp, strategy, .. } = self.parallel;
         require(tp > 0, || "parallel.tp is 0: give at least 1, which is all heads and columns on every rank".into())?;
-        if tp == 1 || strategy == Strategy::Block {
+        require(cp > 0, || "parallel.cp is 0: give at least 1, which is whole sequences on every rank".into())?;
+        if tp.saturating_mul(cp) == 1 || strategy == Strategy::Block {
             return Ok(());
         }
         self.validate_vocabulary()?;
         let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(self.parallel.gpus);
-        let of = if strategy == Strategy::HybridShard { "ranks of a replica" } else { "ranks of a stage" };
-        let mut sizes = vec![(of, ranks), ("train.seq_len", self.train.seq_len)];
+        let of = if strategy == Strategy::HybridShard { "the ranks of a replica" } else { "the ranks of a stage" };
+        let length = self.train.seq_len;
+        divides("cp", cp, &[(of, ranks)])?;
+        require(length.is_multiple_of(2 * cp), || {
+            let fits = length.next_multiple_of(2 * cp);
+            format!(
+                "parallel.cp is {cp}: each rank has two chunks of a sequence, and {} do not divide train.seq_len, {length}: give --set \
+                 train.seq_len={fits}, or fewer ranks (--set parallel.cp=1)",
+                2 * cp
+            )
+        })?;
+        let mut sizes = vec![(of, ranks / cp), ("train.seq_len", length / cp)];
+        if cp > 1 {
+            sizes[0].0 = "the ranks of a stage or replica over parallel.cp";
+            sizes[1].0 = "train.seq_len over parallel.cp";
+        }
         match &self.model {
             ModelConfig::Gpt2(model) => {
                 let inner = model.n_inner.unwrap_or(4 * model.n_embd);
@@ -206,12 +229,7 @@ impl Config {
                 );
             }
         }
-        let Some((what, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(tp)) else { return Ok(()) };
-        let divides = |tp: usize| sizes.iter().all(|(_, size)| size.is_multiple_of(tp));
-        let fits = (1..tp).rev().find(|fits| divides(*fits)).unwrap_or(1);
-        Err(ConfigError::Invalid(format!(
-            "parallel.tp is {tp}, which does not divide {what}, {size}: give {fits} (--set parallel.tp={fits})"
-        )))
+        divides("tp", tp, &sizes)
     }
 
     fn validate_comm(&self) -> Result<(), ConfigError> {
@@ -240,7 +258,7 @@ impl Config {
                 let mut shape = shape.clone();
                 shape.vocab_size = shape.vocab_size.max(1);
                 shape.validate().map_err(ConfigError::Invalid)?;
-                let (dense, layers) = (shape.first_k_dense_replace, shape.num_hidden_layers);
+                let (dense, layers) = (shape.first_k_dense_replace, shape.num_layers());
                 require(dense <= layers, || {
                     format!(
                         "model.first_k_dense_replace is {dense} of {layers} layers: give at most as many as there are"
@@ -276,6 +294,14 @@ impl Config {
             let length = train.seq_len;
             format!(
                 "train.seq_len is {length}, more than {context_key}, which is {context}: lower it, or --set {context_key}={length}"
+            )
+        })?;
+        let depth = self.model.mtp_depth();
+        require(depth < train.seq_len, || {
+            let length = train.seq_len;
+            format!(
+                "model.mtp_depth is {depth}, but of train.seq_len {length} tokens no position has a target so far ahead: give \
+                 fewer, or longer sequences (--seq-len)"
             )
         })?;
         let batch = train.global_batch_size;
@@ -359,6 +385,16 @@ impl Config {
 
 /// In seconds.
 const A_WEEK: u64 = 7 * 24 * 60 * 60;
+
+/// Refuses ranks of an axis that do not divide one of these sizes.
+fn divides(axis: &str, ranks: usize, sizes: &[(&str, usize)]) -> Result<(), ConfigError> {
+    let Some((what, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(ranks)) else { return Ok(()) };
+    let fit = |ranks: usize| sizes.iter().all(|(_, size)| size.is_multiple_of(ranks));
+    let fits = (1..ranks).rev().find(|fits| fit(*fits)).unwrap_or(1);
+    Err(ConfigError::Invalid(format!(
+        "parallel.{axis} is {ranks}, which does not divide {what}, {size}: give {fits} (--set parallel.{axis}={fits})"
+    )))
+}
 
 pub(super) fn require(fits: bool, message: impl FnOnce() -> String) -> Result<(), ConfigError> {
     if fits { Ok(()) } else { Err(ConfigError::Invalid(message())) }

@@ -1,6 +1,7 @@
-//! What a rank receives in the model's own collectives: rows of activations over tensor-parallel ranks, rows of experts over expert-parallel ones.
+//! What a rank receives in the model's own collectives: rows of activations over tensor-parallel ranks, keys and values over those of a context, rows of
+//! experts over expert-parallel ones.
 //!
-//! With `R(w)` the bytes of w numbers of (N - 1)/N of a micro-batch's tokens, over N tensor-parallel ranks
+//! With `R(w)` the bytes of w numbers of (N - 1)/N of a micro-batch's tokens (those of the rank's part of the context), over N tensor-parallel ranks
 //!
 //! ```text
 //!                forward                            backward
@@ -13,11 +14,16 @@
 //! GPT-2 block    2 R(d)                                               2 R(d)
 //! MLA            R(query) + R(latent)               R(rope)           R(d)          query: its compression, or without that d
 //! dense SwiGLU   R(d)                                                 R(d)
-//! experts        R(d) if some are shared            R(e), fp32        R(d) if some are shared
-//! head           R(d), and an all_reduce of n and one of 2 n fp32 of n tokens
+//! experts        R(d) if some are shared            R(e), fp32        R(d) if some are shared      R(e): back with a balance loss only
+//! head           R(d), and an all_reduce of n and one of 2 n fp32 of n tokens; with multi-token prediction once more for each module, of the
+//!                tokens that have a target if no document ends
 //! ```
 //!
-//! and over N expert-parallel ranks, whose loads are taken for even, (N - 1)/N of r rows of d there and back, in the forward and in the backward; r is
+//! Over N ranks of a context messages of m numbers a token of the rank's part go round, in GPT-2 keys and values of the rank's heads, m = 2 d / tp, in MLA
+//! latent and rotated key (the latent is then kept, not read again): N - 1 in a forward, and in its backward N - 1 with N gradients in fp32. The
+//! scores of experts are gathered, kept, over these ranks too.
+//!
+//! And over N expert-parallel ranks, whose loads are taken for even, (N - 1)/N of r rows of d there and back, in the forward and in the backward; r is
 //! the `top_k` a token, or as many as the capacity lets in. The numbers of rows come first: e (N - 1)/N of 4 bytes.
 
 use crate::config::{Config, ModelConfig};
@@ -37,6 +43,7 @@ struct Shape {
     /// Bytes of an element.
     size: usize,
     tp: usize,
+    cp: usize,
     ep: usize,
 }
 
@@ -52,30 +59,54 @@ struct Rows {
 pub fn calls(config: &Config) -> Vec<CallTraffic> {
     let (size, parallel) = (config.parallel.precision.param.dtype().size(), &config.parallel);
     let (b, t) = (config.micro_batch_size(), config.train.seq_len);
-    let shape = Shape { b, t, size, tp: parallel.tp, ep: parallel.ep };
+    let shape = Shape { b, t, size, tp: parallel.tp, cp: parallel.cp, ep: parallel.ep };
     match &config.model {
         ModelConfig::Gpt2(model) => {
-            let rows = 2 * shape.rows(model.n_embd, size);
-            let block = shape.call(model.n_embd, Rows { read: rows, kept: 0, summed: rows });
-            shape.model(model.n_embd, vec![block; model.n_layer])
+            let (d, rows) = (model.n_embd, 2 * shape.rows(model.n_embd, size));
+            let mut block = shape.call(d, Rows { read: rows, kept: 0, summed: rows });
+            shape.pass_round(&mut block, 2 * d / shape.tp);
+            let blocks = vec![block; model.n_layer];
+            std::iter::once(shape.embeddings(d, 1)).chain(blocks).chain([shape.head(d, 0)]).collect()
         }
         ModelConfig::DeepSeek(model) => {
             let moe = config.moe.clone().unwrap_or_default();
             let block = |i| shape.deepseek_block(model, (i >= model.first_k_dense_replace).then_some(&moe));
-            shape.model(model.hidden_size, (0..model.num_hidden_layers).map(block).collect())
+            let mut calls = vec![shape.embeddings(model.hidden_size, 1)];
+            calls.extend((0..model.num_hidden_layers).map(block));
+            calls.extend(shape.behind_blocks(model, block));
+            calls
         }
     }
 }
 
 impl Shape {
-    /// Embedding, blocks, head.
-    fn model(&self, d: usize, blocks: Vec<CallTraffic>) -> Vec<CallTraffic> {
-        let embedding = self.call(d, Rows { summed: self.rows(d, self.size), ..Rows::default() });
-        let mut head = self.call(d, Rows { read: self.rows(d, self.size), ..Rows::default() });
-        let (n, tp) = (self.b * self.t, self.tp);
-        let numbers = all_reduce_bytes(n, FP32, tp) + all_reduce_bytes(2 * n, FP32, tp);
-        add(&mut head.forward, Axis::Tp, "all_reduce", numbers);
-        std::iter::once(embedding).chain(blocks).chain([head]).collect()
+    /// So many embeddings of each token.
+    fn embeddings(&self, d: usize, count: usize) -> CallTraffic {
+        self.call(d, Rows { summed: count * self.rows(d, self.size), ..Rows::default() })
+    }
+
+    /// The losses of the next tokens, and of those that so many modules of multi-token prediction predict.
+    fn head(&self, d: usize, modules: usize) -> CallTraffic {
+        let mut head = self.call(d, Rows { read: (1 + modules) * self.rows(d, self.size), ..Rows::default() });
+        for ahead in 0..=modules {
+            let n = self.b * self.t.saturating_sub(ahead) / self.cp;
+            let numbers = all_reduce_bytes(n, FP32, self.tp) + all_reduce_bytes(2 * n, FP32, self.tp);
+            add(&mut head.forward, Axis::Tp, "all_reduce", numbers);
+        }
+        head
+    }
+
+    /// The head, or with multi-token prediction the norm, the embeddings, the modules, which hand on all that was predicted, and the output matrix.
+    fn behind_blocks(&self, model: &DeepSeekConfig, block: impl Fn(usize) -> CallTraffic) -> Vec<CallTraffic> {
+        let (d, depth) = (model.hidden_size, model.mtp_depth);
+        if depth == 0 {
+            return vec![self.head(d, 0)];
+        }
+        let norm = self.call(d, Rows::default());
+        let wide = |call: CallTraffic| CallTraffic { output: (1 + depth) * norm.output, ..call };
+        let modules = (model.num_hidden_layers..model.num_layers()).map(|layer| wide(block(layer)));
+        let embeddings = wide(self.embeddings(d, depth));
+        [norm.clone(), embeddings].into_iter().chain(modules).chain([self.head(d, depth)]).collect()
     }
 
     fn deepseek_block(&self, model: &DeepSeekConfig, moe: Option<&MoeConfig>) -> CallTraffic {
@@ -83,14 +114,23 @@ impl Shape {
         let query = model.q_lora_rank.unwrap_or(d);
         let has_columns = moe.is_none_or(|moe| moe.n_shared_experts > 0);
         let mlp = if has_columns { rows(d) } else { 0 };
-        let scores = moe.map_or(0, |moe| self.rows(moe.num_experts, FP32));
-        let read = rows(query) + rows(model.kv_lora_rank) + mlp;
-        let mut call = self.call(d, Rows { read, kept: rows(model.qk_rope_head_dim) + scores, summed: rows(d) + mlp });
+        let [latent, rope] = [model.kv_lora_rank, model.qk_rope_head_dim];
+        let (latent_read, latent_kept) = if self.cp == 1 { (rows(latent), 0) } else { (0, rows(latent)) };
+        let read = rows(query) + latent_read + mlp;
+        let mut call = self.call(d, Rows { read, kept: latent_kept + rows(rope), summed: rows(d) + mlp });
+        self.pass_round(&mut call, latent + rope);
         if let Some(moe) = moe {
             let exchanged = 2 * self.rows_of_experts(moe) * (self.ep - 1) / self.ep * d * self.size;
             let counts = moe.num_experts / self.ep * (self.ep - 1) * FP32;
             add(&mut call.forward, Axis::Ep, "all_to_all", counts + exchanged);
             add(&mut call.backward, Axis::Ep, "all_to_all", exchanged);
+            let of_context = (self.cp - 1) * self.tokens() * moe.num_experts * FP32;
+            for (axis, scores) in [(Axis::Tp, self.rows(moe.num_experts, FP32)), (Axis::Cp, of_context)] {
+                add(&mut call.forward, axis, "all_gather", scores);
+                // Of other ranks' scores only the balance loss has gradients.
+                let has_gradient = moe.aux_loss_coef != 0.0;
+                add(&mut call.backward, axis, "reduce_scatter", if has_gradient { scores } else { 0 });
+            }
         }
         call
     }
@@ -99,12 +139,26 @@ impl Shape {
     fn rows_of_experts(&self, moe: &MoeConfig) -> usize {
         let choices = self.t * moe.top_k;
         let of_sequence = moe.capacity(self.t).map_or(choices, |capacity| choices.min(capacity * moe.num_experts));
-        self.b * of_sequence / self.tp
+        self.b * of_sequence / self.tp / self.cp
+    }
+
+    /// Messages of so many numbers a token, round the ranks of a context.
+    fn pass_round(&self, call: &mut CallTraffic, width: usize) {
+        let (others, numbers) = (self.cp - 1, self.tokens() * width);
+        add(&mut call.forward, Axis::Cp, "recv", others * numbers * self.size);
+        if others > 0 {
+            add(&mut call.backward, Axis::Cp, "recv", others * numbers * self.size + self.cp * numbers * FP32);
+        }
+    }
+
+    /// Of the rank's part of the context.
+    fn tokens(&self) -> usize {
+        self.b * self.t / self.cp
     }
 
     /// A call that hands on rows of `d`.
     fn call(&self, d: usize, rows: Rows) -> CallTraffic {
-        let mut call = CallTraffic { output: self.b * self.t / self.tp * d * self.size, ..CallTraffic::default() };
+        let mut call = CallTraffic { output: self.tokens() / self.tp * d * self.size, ..CallTraffic::default() };
         let Rows { read, kept, summed } = rows;
         add(&mut call.forward, Axis::Tp, "all_gather", read + kept);
         add(&mut call.forward, Axis::Tp, "reduce_scatter", summed);
@@ -115,7 +169,7 @@ impl Shape {
 
     /// `R(width)`, of elements of `size` bytes.
     fn rows(&self, width: usize, size: usize) -> usize {
-        self.b * self.t / self.tp * (self.tp - 1) * width * size
+        self.tokens() / self.tp * (self.tp - 1) * width * size
     }
 }
 

@@ -55,7 +55,8 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
     let config = config.clone();
     run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
         let (loads, parallel) = (ExpertLoads::new(&config), parallel(&config.fsdp(), &comm)?);
-        let (units, _) = units(&config, &loads, &parallel, &Device::flex());
+        let (context, device) = (parallel.sequences.cp.clone(), Device::flex());
+        let (units, _) = units(&config, &loads, &parallel, &device);
         let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
         let (sequences, count) = (config.micro_batch_size(), config.micro_batches());
         let batch = |i: usize| {
@@ -63,7 +64,7 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
             let tokens = |ahead| (0..sequences * T).map(|at| ((at + first_row) * 5 + ahead) as i32 % 11).collect();
             let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences, seq_len: T };
             let place = MicroBatch { seed: 1, step: 0, first_row: first_row as u64 };
-            Batch::new(batch, Some(place), &config.model, &Device::flex()).unwrap()
+            Batch::for_training(batch, Some(place), &config.model, None, &context, &device).unwrap()
         };
         let batches: Vec<Batch> = (0..count).map(batch).collect();
         fsdp.train_step(&batches, 1e-3)?;
@@ -123,6 +124,9 @@ const LAYOUTS: &[&[&str]] = &[
     &["parallel.gpus=2", "parallel.tp=2", "parallel.activation_checkpointing=full"],
     &["parallel.gpus=4", "parallel.tp=2", "parallel.precision.param=bf16"],
     &["parallel.gpus=4", "parallel.tp=2", "parallel.strategy=ddp"],
+    &["parallel.gpus=2", "parallel.cp=2", "parallel.activation_checkpointing=full"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.tp=2", "parallel.precision.param=bf16"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.pp=2", "parallel.strategy=zero1"],
     &[
         "parallel.gpus=4",
         "parallel.tp=2",
@@ -146,6 +150,9 @@ fn a_step_of_deepseek_receives_what_the_table_says() {
         &["parallel.gpus=4", "parallel.ep=2", "parallel.strategy=ddp"],
         &["parallel.gpus=4", "parallel.ep=4", "parallel.activation_checkpointing=full"],
         &["parallel.gpus=4", "parallel.pp=2", "parallel.ep=2"],
+        &["parallel.gpus=2", "parallel.tp=2", "model.mtp_depth=2"],
+        &["parallel.gpus=4", "parallel.ep=2", "parallel.pp=2", "model.mtp_depth=2"],
+        &["parallel.gpus=3", "parallel.strategy=block", "model.mtp_depth=1"],
         &["parallel.gpus=4", "parallel.ep=2", "moe.n_shared_experts=0", "parallel.precision.param=bf16"],
     ];
     as_metered("deepseek", DEEPSEEK, with_experts);

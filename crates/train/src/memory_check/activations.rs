@@ -10,6 +10,7 @@
 //! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
 //!                                           ranks r d more, what came back, and r rows only where all ranks' experts get as many
 //! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward makes
+//! modules of multi-token prediction         a block, and (1 + depth) S + 7 S; the head's of each loss
 //! ```
 //!
 //! in elements of the parameters' type; masks of dropout are made where they are used, and of the head 256 rows of logits are there at once (on a GPU 256 MB). The router reads and keeps
@@ -78,8 +79,28 @@ impl Shape {
         let mut calls = vec![CallBytes { input: 0, graph: 0, backward: 0 }];
         calls.extend(vec![dense; dense_blocks]);
         calls.extend(vec![experts; model.num_hidden_layers - dense_blocks]);
-        calls.push(self.head(d, model.vocab_size as f64));
+        calls.extend(self.behind_blocks(model, [dense, experts]));
         calls
+    }
+
+    /// The head, or with multi-token prediction the norm, the embedding, the modules, which have such blocks, and the output matrix.
+    fn behind_blocks(&self, model: &DeepSeekConfig, [dense, experts]: [CallBytes; 2]) -> Vec<CallBytes> {
+        let (d, depth) = (model.hidden_size as f64, model.mtp_depth);
+        let head = self.head(d, model.vocab_size as f64);
+        if depth == 0 {
+            return vec![head];
+        }
+        let (width, joined) = ((1 + depth) as f64 * d, self.call(d, 0.0, 0.0));
+        let module = |block: CallBytes| {
+            // Its input is wider than a block's, and it keeps what is joined, its norm, their product, and the norm at its end.
+            let more = self.kept(width + 7.0 * d) as usize;
+            CallBytes { input: self.kept(width) as usize, graph: block.graph + more, ..block }
+        };
+        let of_layer = |layer: usize| if layer < model.first_k_dense_replace { dense } else { experts };
+        let more = self.kept(width - d) as usize;
+        let graph = head.input + (1 + depth) * (head.graph - head.input) + more;
+        let modules = (model.num_hidden_layers..model.num_layers()).map(|layer| module(of_layer(layer)));
+        [joined; 2].into_iter().chain(modules).chain([CallBytes { input: head.input + more, graph, ..head }]).collect()
     }
 
     fn call(&self, width: f64, kept: f64, backward: f64) -> CallBytes {

@@ -221,6 +221,8 @@ fn a_run_measures_what_was_estimated() {
         ("deepseek", [64, 8, 2], vec!["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=interleaved_1f1b"]),
         ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4", "parallel.schedule=zero_bubble"]),
         ("deepseek", [128, 8, 1], vec!["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=zb_v"]),
+        ("deepseek", [256, 4, 4], vec!["model.mtp_depth=2"]),
+        ("deepseek", [128, 8, 1], vec!["model.mtp_depth=1", "parallel.gpus=4", "parallel.pp=2"]),
         ("deepseek", [256, 8, 4], vec!["parallel.gpus=2", "parallel.ep=2"]),
         ("deepseek", [128, 8, 2], vec!["parallel.gpus=4", "parallel.ep=2"]),
         ("deepseek", [128, 8, 1], vec!["parallel.gpus=8", "parallel.pp=2", "parallel.ep=4", "parallel.strategy=ddp"]),

@@ -65,12 +65,13 @@ fn config(preset: &str, settings: &[&[&str]]) -> Config {
     config
 }
 
-fn batch(rows: &Range<usize>, step: u64, config: &Config) -> Batch {
+fn batch(rows: &Range<usize>, step: u64, config: &Config, context: &ContextParallel) -> Batch {
     let token = |i: usize| ((i * i + 3 * i + step as usize) % VOCAB) as i32;
     let tokens = |ahead| (rows.start * T..rows.end * T).map(|i| token(i + ahead)).collect();
     let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len: T };
     let place = MicroBatch { seed: 1, step, first_row: rows.start as u64 };
-    Batch::new(batch, Some(place), &config.model, &Device::flex()).unwrap()
+    // One of the tokens ends a document.
+    Batch::for_training(batch, Some(place), &config.model, Some(4), context, &Device::flex()).unwrap()
 }
 
 /// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
@@ -81,6 +82,7 @@ fn moves(config: &Config) -> Moves {
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
         let of_fsdp = FsdpConfig { adamw, ..config.fsdp() };
         let (loads, parallel) = (ExpertLoads::new(&config), parallel(&of_fsdp, &comm)?);
+        let context = parallel.sequences.cp.clone();
         let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
         let (rank, ranks) = fsdp.data_parallel();
@@ -97,7 +99,7 @@ fn moves(config: &Config) -> Moves {
         };
         let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
         for step in 0..3 {
-            let batches: Vec<Batch> = mine.iter().map(|rows| batch(rows, step, &config)).collect();
+            let batches: Vec<Batch> = mine.iter().map(|rows| batch(rows, step, &config, &context)).collect();
             let report = fsdp.train_step_with(&batches, &weights, 1e3, |_| Ok(()))?;
             numbers.push([report.grad_norm, report.loss, report.aux_loss]);
             let after = parameters(&fsdp)?;
@@ -106,7 +108,8 @@ fn moves(config: &Config) -> Moves {
             moves.push(before.iter().zip(&after).map(moved).collect::<Vec<Vec<f32>>>());
             before = after;
         }
-        let batches: Vec<Batch> = mine.iter().map(|rows| Batch { place: None, ..batch(rows, 0, &config) }).collect();
+        let batches: Vec<Batch> =
+            mine.iter().map(|rows| Batch { place: None, mtp: vec![], ..batch(rows, 0, &config, &context) }).collect();
         let (loss, of) = fsdp.evaluate(&batches, &weights)?[0];
         numbers.push([of, loss, 0.0]);
         fsdp.check_copies()?;
@@ -166,6 +169,27 @@ const LAYOUTS: &[&[&str]] = &[
     &["parallel.gpus=4", "parallel.tp=2", "parallel.pp=2", "parallel.schedule=zb_v"],
 ];
 
+const CONTEXT: &[&[&str]] = &[
+    &["parallel.gpus=2", "parallel.cp=2"],
+    &["parallel.gpus=4", "parallel.cp=4"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.tp=2"],
+    &["parallel.gpus=4", "parallel.cp=2"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.strategy=ddp"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.strategy=zero1"],
+    &["parallel.gpus=8", "parallel.cp=2", "parallel.strategy=hybrid_shard"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.activation_checkpointing=full"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.pp=2"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.pp=2", "parallel.schedule=zero_bubble"],
+    &["parallel.gpus=8", "parallel.cp=2", "parallel.tp=2", "parallel.pp=2"],
+];
+
+const CONTEXT_WITH_EXPERTS: &[&[&str]] = &[
+    &["parallel.gpus=2", "parallel.cp=2", "parallel.ep=2"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.ep=4"],
+    &["parallel.gpus=4", "parallel.cp=2", "parallel.tp=2", "parallel.ep=4"],
+    &["parallel.gpus=8", "parallel.cp=2", "parallel.ep=2", "parallel.pp=2"],
+];
+
 const WITH_EXPERTS: &[&[&str]] = &[
     &["parallel.gpus=2", "parallel.tp=2", "parallel.ep=2"],
     &["parallel.gpus=4", "parallel.tp=2", "parallel.ep=4"],
@@ -177,19 +201,32 @@ const WITH_EXPERTS: &[&[&str]] = &[
 
 #[test]
 fn every_gradient_of_gpt2_is_one_ranks() {
-    moves_as_on_one_rank("gpt2", &[GPT2], LAYOUTS);
+    moves_as_on_one_rank("gpt2", &[GPT2], &[LAYOUTS, CONTEXT].concat());
 }
 
 #[test]
 fn every_gradient_of_deepseek_is_one_ranks() {
-    moves_as_on_one_rank("deepseek", &[DEEPSEEK], &[LAYOUTS, WITH_EXPERTS].concat());
+    moves_as_on_one_rank("deepseek", &[DEEPSEEK], &[LAYOUTS, WITH_EXPERTS, CONTEXT, CONTEXT_WITH_EXPERTS].concat());
+}
+
+#[test]
+fn every_gradient_of_multi_token_prediction_is_one_ranks() {
+    let model = &[DEEPSEEK, &["model.mtp_depth=2"]];
+    moves_as_on_one_rank("deepseek", model, &[LAYOUTS, WITH_EXPERTS, CONTEXT, CONTEXT_WITH_EXPERTS].concat());
+    let without_tensors = ["parallel.gpus=2", "parallel.ep=2", "parallel.pp=1"];
+    let blocks = ["parallel.gpus=3", "parallel.strategy=block"];
+    moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
 }
 
 #[test]
 fn every_gradient_of_deepseek_v3_is_one_ranks() {
-    moves_as_on_one_rank("deepseek", &[DEEPSEEK, V3], &[LAYOUTS, WITH_EXPERTS].concat());
+    moves_as_on_one_rank("deepseek", &[DEEPSEEK, V3], &[LAYOUTS, WITH_EXPERTS, CONTEXT, CONTEXT_WITH_EXPERTS].concat());
     let rerouted = ["moe.overflow=reroute", "moe.capacity_factor=0.75"];
-    moves_as_on_one_rank("deepseek", &[DEEPSEEK, &rerouted], &WITH_EXPERTS[..2]);
+    moves_as_on_one_rank(
+        "deepseek",
+        &[DEEPSEEK, &rerouted],
+        &[&WITH_EXPERTS[..2], &CONTEXT_WITH_EXPERTS[..3]].concat(),
+    );
 }
 
 /// Bytes that a rank receives in a step by `all_gather` and by `reduce_scatter`; nothing is sharded, so they are of tensor parallelism alone.
@@ -205,7 +242,7 @@ fn received(config: &Config) -> [u64; 2] {
             ["all_gather", "reduce_scatter"].map(|name| table.get(name).map_or(0, |traffic| traffic.bytes))
         };
         let before = count(&fsdp);
-        fsdp.train_step(&[batch(&(0..3), 0, &config)], 1e-3)?;
+        fsdp.train_step(&[batch(&(0..3), 0, &config, &parallel.sequences.cp)], 1e-3)?;
         let after = count(&fsdp);
         Ok::<_, FsdpError>([0, 1].map(|i| after[i] - before[i]))
     });

@@ -109,6 +109,11 @@ const GENERATE: &[WrongArguments] = &[
     ("less than no tokens", "generate none --prompt a --tokens -1", &["'-1'", "--tokens", "give a whole number"]),
     ("no such prompts", "generate run --prompts none", &["cannot read none: No such file", "--prompts"]),
     ("no prompts", "generate run --prompts blank.jsonl", &["blank.jsonl has no prompts: give at least one line"]),
+    (
+        "drafts of a model without modules for them",
+        "generate run --prompt a --speculative",
+        &["the model of run has none (model.mtp_depth 0)", "--set model.mtp_depth=1"],
+    ),
     ("no tokenizer", "generate blind --prompt a", &["has no tokenizer", "with --tokenizer FILE"]),
     ("no such tokenizer", "generate blind --prompt a --tokenizer no/t.json", &["no tokenizer at no/t.json: give byte"]),
 ];

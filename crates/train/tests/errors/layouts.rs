@@ -110,7 +110,7 @@ const LAYOUTS: &[Mistake] = &[
         "heads over ranks that they do not divide",
         &[],
         "--model gpt2 --gpus 6 --set parallel.tp=4",
-        &["parallel.tp is 4, which does not divide ranks of a stage, 6", "give 2 (--set parallel.tp=2)"],
+        &["parallel.tp is 4, which does not divide the ranks of a stage, 6", "give 2 (--set parallel.tp=2)"],
     ),
     (
         "heads that ranks do not divide",
@@ -158,7 +158,7 @@ const LAYOUTS: &[Mistake] = &[
         "heads over ranks of a replica",
         &[],
         "--model gpt2 --gpus 6 --strategy hybrid_shard --set parallel.tp=2",
-        &["parallel.tp is 2, which does not divide ranks of a replica, 3"],
+        &["parallel.tp is 2, which does not divide the ranks of a replica, 3"],
     ),
     (
         "sizes with heads over ranks that do not multiply to them",

@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod mtp;
 mod rows;
 
 use burn::tensor::Device;

@@ -20,6 +20,8 @@ fn rule() -> RuleCompilationArg {
         key: (),
         first_row: (),
         first_index: (),
+        of_query: (),
+        of_head: (),
         threshold: (),
         kept: (),
     }

@@ -1,6 +1,6 @@
 //! Where the rows of a head lie, and what a kernel knows of a problem.
 
-use super::super::AttentionRule;
+use super::super::{AttentionRule, ScoreDropout};
 use crate::cube::launch::vector_size;
 use crate::dropout::cube::mix;
 use crate::dropout::{DropoutKey, DropoutRule, GAMMA};
@@ -114,17 +114,22 @@ pub(super) struct Rule {
     pub key: u64,
     pub first_row: u64,
     pub first_index: u64,
+    pub of_query: u64,
+    pub of_head: u64,
     pub threshold: u32,
     pub kept: f32,
 }
 
 /// The rule of `t` queries and `s` keys.
 pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch {
-    let none =
-        DropoutRule { key: DropoutKey { key: 0, first_row: 0, first_index: 0 }, row_len: 1, threshold: 0, scale: 1.0 };
-    let DropoutRule { key, threshold, scale, .. } = rule.dropout.unwrap_or(none);
-    let DropoutKey { key, first_row, first_index } = key;
-    RuleLaunch::new(t, s, rule.offset, rule.scale, key, first_row, first_index, threshold, scale)
+    let key = DropoutKey { key: 0, first_row: 0, first_index: 0 };
+    let none = DropoutRule { key, row_len: 1, threshold: 0, scale: 1.0 };
+    let none = ScoreDropout { rule: none, of_query: 0, of_head: 0 };
+    let ScoreDropout { rule: dropped, of_query, of_head } = rule.dropout.unwrap_or(none);
+    let DropoutKey { key, first_row, first_index } = dropped.key;
+    let (of_query, of_head) = (of_query as u64, of_head as u64);
+    let (offset, threshold) = (rule.offset, dropped.threshold);
+    RuleLaunch::new(t, s, offset, rule.scale, key, first_row, first_index, of_query, of_head, threshold, dropped.scale)
 }
 
 #[cube]
@@ -159,13 +164,13 @@ impl Rule {
     /// Where the numbers of this cube's head start; see [`dropout`](crate::dropout).
     pub fn start(&self) -> u64 {
         let row = mix(self.key ^ mix(self.first_row + CUBE_POS_Z as u64 + comptime!(GAMMA)));
-        let index = self.first_index + CUBE_POS_Y as u64 * self.t as u64 * self.s as u64;
+        let index = self.first_index + CUBE_POS_Y as u64 * self.of_head;
         row + (index + 1u64) * comptime!(GAMMA)
     }
 
     /// What the probability of query `i` and key `j` is multiplied with.
     pub fn factor(&self, start: u64, i: usize, j: usize) -> f32 {
-        let index = i as u64 * self.s as u64 + j as u64;
+        let index = i as u64 * self.of_query + j as u64;
         let number = mix(start + index * comptime!(GAMMA));
         let dropped = ((number >> 32u64) as u32) < self.threshold;
         select(dropped, 0.0f32, self.kept)

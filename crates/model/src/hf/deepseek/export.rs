@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 /// If neither computes what this model does.
 pub fn to_json(config: &DeepSeekConfig, moe: &MoeConfig) -> Result<Value, HfError> {
     let v3 = moe.score_func == ScoreFunc::Sigmoid;
-    let has_experts = config.first_k_dense_replace < config.num_hidden_layers;
+    let has_experts = config.first_k_dense_replace < config.num_layers();
     if has_experts {
         if v3 { check_v3(moe)? } else { check_v2(moe)? }
     }
@@ -64,7 +64,7 @@ pub fn to_json(config: &DeepSeekConfig, moe: &MoeConfig) -> Result<Value, HfErro
         "scoring_func": if v3 { "sigmoid" } else { "softmax" },
         "norm_topk_prob": v3 && moe.norm_topk_prob,
         "routed_scaling_factor": moe.routed_scaling_factor,
-        "num_nextn_predict_layers": 0,
+        "num_nextn_predict_layers": config.mtp_depth,
         "initializer_range": 0.02,
         "use_cache": true,
     }))
@@ -94,7 +94,7 @@ pub fn absent_shared_experts(config: &DeepSeekConfig, moe: &MoeConfig) -> Vec<(S
     }
     let d = config.hidden_size;
     let of = |layer, matrix| format!("model.layers.{layer}.mlp.shared_experts.{matrix}.weight");
-    (config.first_k_dense_replace..config.num_hidden_layers)
+    (config.first_k_dense_replace..config.num_layers())
         .flat_map(|layer| {
             [("gate_proj", [0, d]), ("up_proj", [0, d]), ("down_proj", [d, 0])].map(|(m, s)| (of(layer, m), s))
         })

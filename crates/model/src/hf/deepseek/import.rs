@@ -45,6 +45,8 @@ struct DeepSeekJson {
     topk_method: Option<String>,
     norm_topk_prob: Option<bool>,
     routed_scaling_factor: Option<f64>,
+    #[serde(default)]
+    num_nextn_predict_layers: Option<usize>,
 }
 
 /// Keys whose default in transformers is that of one published model, so that a file without them says too little; null will do.
@@ -141,6 +143,23 @@ fn model_config(folder: &Folder, json: &DeepSeekJson) -> Result<DeepSeekConfig, 
         rms_norm_eps: json.rms_norm_eps.unwrap_or(1e-6),
         rope_theta: json.rope_theta.or(rope.and_then(|rope| rope.rope_theta)).unwrap_or(10000.0),
         rope_scaling,
+        mtp_depth: mtp_depth(folder, json),
+    })
+}
+
+/// transformers knows no multi-token prediction: what it saves says how many layers there were, and has none of them.
+fn mtp_depth(folder: &Folder, json: &DeepSeekJson) -> usize {
+    let first = format!("{}.eh_proj.weight", super::mtp_layer(json.num_hidden_layers, 0));
+    if folder.has(&first) { json.num_nextn_predict_layers.unwrap_or(0) } else { 0 }
+}
+
+/// Refuses modules of multi-token prediction whose copies of the embedding and the output matrix are not the model's, which all of them share.
+pub fn check_copies(folder: &Folder, config: &DeepSeekConfig) -> Result<(), HfError> {
+    let shape = [config.vocab_size, config.hidden_size];
+    (0..config.mtp_depth).map(|k| super::mtp_layer(config.num_hidden_layers, k)).try_for_each(|layer| {
+        super::COPIES
+            .into_iter()
+            .try_for_each(|(copy, original)| folder.check_copy(&format!("{layer}.{copy}"), original, &shape))
     })
 }
 

@@ -4,15 +4,33 @@ mod export;
 mod import;
 
 pub(super) use export::{absent_shared_experts, to_json};
-pub(super) use import::config;
+pub(super) use import::{check_copies, config};
 
 use super::Source;
 
-/// From our paths to DeepSeek's names.
-pub(super) fn name(path: &str) -> Source {
+/// What a module of multi-token prediction has beside its parameters, and what that is a copy of.
+pub(super) const COPIES: [(&str, &str); 2] =
+    [("embed_tokens.weight", "model.embed_tokens.weight"), ("shared_head.head.weight", "lm_head.weight")];
+
+/// The layer of module `k` of multi-token prediction of a model with so many layers.
+pub(super) fn mtp_layer(layers: usize, k: usize) -> String {
+    format!("model.layers.{}", layers + k)
+}
+
+/// From our paths to DeepSeek's names, of a model with so many layers.
+pub(super) fn name(layers: usize, path: &str) -> Source {
     let path = path.replace(".gamma", ".weight").replace(".Dense", "").replace(".Moe", "");
     let path = match path.split_once('.') {
         Some(("blocks", rest)) => format!("model.layers.{rest}"),
+        Some(("mtp", rest)) => {
+            let (k, rest) = rest.split_once('.').expect("a module's number is followed by its field");
+            let rest = match rest.split_once('.') {
+                Some(("block", rest)) => rest.into(),
+                Some(("norm", rest)) => format!("shared_head.norm.{rest}"),
+                _ => rest.to_string(),
+            };
+            format!("{}.{rest}", mtp_layer(layers, k.parse().expect("a module's number")))
+        }
         Some(("embed", rest)) => format!("model.embed_tokens.{rest}"),
         Some(("head", "norm.weight")) => "model.norm.weight".into(),
         Some(("head", rest)) => rest.into(),

@@ -16,6 +16,7 @@ pub struct Tensor {
 }
 
 /// Where the values of a tensor come from.
+#[derive(Clone)]
 pub enum Content {
     /// Zeros, for a parameter that our model does not have.
     Zeros,
@@ -54,7 +55,7 @@ pub fn plan(model: ExportModel, dtype: Dtype) -> Vec<Tensor> {
     for (path, shape) in all {
         let source = match model {
             ExportModel::Gpt2(_) => gpt2::name(gpt2::PREFIX, &path),
-            ExportModel::DeepSeek(..) => deepseek::name(&path),
+            ExportModel::DeepSeek(config, _) => deepseek::name(config.num_hidden_layers, &path),
         };
         let dtype = if path.ends_with("router.bias") { Dtype::F32 } else { dtype };
         let is_ours = ours.iter().any(|(ours, _)| *ours == path);
@@ -77,10 +78,23 @@ pub fn plan(model: ExportModel, dtype: Dtype) -> Vec<Tensor> {
         }
     }
     if let ExportModel::DeepSeek(config, moe) = model {
+        for k in 0..config.mtp_depth {
+            for (copy, original) in deepseek::COPIES {
+                let content = copies(&tensors, original);
+                let name = format!("{}.{copy}", deepseek::mtp_layer(config.num_hidden_layers, k));
+                let shape = vec![config.vocab_size, config.hidden_size];
+                tensors.push(Tensor { name, shape, dtype, content });
+            }
+        }
         let empty = deepseek::absent_shared_experts(config, moe).into_iter();
         tensors.extend(empty.map(|(name, shape)| Tensor { name, shape: shape.into(), dtype, content: Content::Zeros }));
     }
     tensors
+}
+
+/// The content of the tensor of that name.
+fn copies(tensors: &[Tensor], name: &str) -> Content {
+    tensors.iter().find(|tensor| tensor.name == name).expect("every model has one").content.clone()
 }
 
 /// Path and shape of every parameter; none is made for it.

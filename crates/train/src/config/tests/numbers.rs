@@ -53,6 +53,8 @@ fn a_value_that_no_run_can_have_is_refused_with_its_key() {
         ("model.rope_scaling.beta_slow", &["0", "-1", ".nan", ".inf", "1e300"]),
         ("model.rope_scaling.mscale", &["-1", ".nan", ".inf", "1e300"]),
         ("model.rope_scaling.mscale_all_dim", &["-1", ".nan", ".inf", "1e300"]),
+        ("model.mtp_depth", &["17", "18446744073709551615"]),
+        ("train.mtp_loss_coef", &["-1", ".nan", ".inf", "1e300"]),
         ("moe.num_experts", &["0", "18446744073709551615"]),
         ("moe.top_k", &["0", "9", "18446744073709551615"]),
         ("moe.moe_intermediate_size", &["0", "18446744073709551615"]),

@@ -1,0 +1,104 @@
+use crate::ops::{flat, with_gradient};
+use crate::tensor_parallel::run;
+use crate::{CommError, Communicator, FirstError, Kind};
+use burn::tensor::Tensor;
+use std::ops::Range;
+
+/// The ranks that have a part of each sequence's rows each, and through all layers; by default this rank alone.
+///
+/// A sequence of `t` rows is 2 N chunks, of which rank i of N has chunks i and 2 N - 1 - i, in this order: causal attention then is as much work on each
+/// (Llama 3, arXiv 2407.21783, section 3.3).
+///
+/// ```text
+/// N = 2     rows    0 1   2 3   4 5   6 7
+///           rank    0     1     1     0
+/// ```
+#[derive(Clone, Default)]
+pub struct ContextParallel {
+    ranks: Option<(Communicator, FirstError)>,
+}
+
+impl ContextParallel {
+    /// Over the ranks of `comm`; what fails in forwards and backwards goes into `first_error`.
+    pub fn new(comm: Communicator, first_error: FirstError) -> Self {
+        Self { ranks: (comm.world_size() > 1).then_some((comm, first_error)) }
+    }
+
+    /// Whether this rank has whole sequences.
+    pub fn is_alone(&self) -> bool {
+        self.ranks.is_none()
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.ranks.as_ref().map_or(1, |(comm, _)| comm.world_size())
+    }
+
+    /// This rank's number among them.
+    pub fn rank(&self) -> usize {
+        self.ranks.as_ref().map_or(0, |(comm, _)| comm.rank())
+    }
+
+    /// Which rows of sequences of `t` rank `rank` has, in the order in which it has them: one range on a rank alone, else two.
+    pub fn chunks_of(&self, rank: usize, t: usize) -> Vec<Range<usize>> {
+        match self.size() {
+            1 => vec![0..t],
+            n => [rank, 2 * n - 1 - rank].map(|chunk| chunk * t / (2 * n)..(chunk + 1) * t / (2 * n)).into(),
+        }
+    }
+
+    /// [`chunks_of`](Self::chunks_of) this rank.
+    pub fn chunks(&self, t: usize) -> Vec<Range<usize>> {
+        self.chunks_of(self.rank(), t)
+    }
+
+    /// This rank's rows, along dimension `dim`, of whole sequences.
+    pub fn own<const D: usize, K: Kind>(&self, x: Tensor<D, K>, dim: usize) -> Tensor<D, K> {
+        if self.is_alone() {
+            return x;
+        }
+        let chunks = self.chunks(x.dims()[dim]).into_iter().map(|rows| x.clone().slice_dim(dim, rows));
+        Tensor::cat(chunks.collect(), dim)
+    }
+
+    /// All rows of the sequences, in their order: `[b, t / N, d]` to `[b, t, d]`. Gradients of the result are taken for partial sums.
+    pub fn gather(&self, x_btd: Tensor<3>) -> Tensor<3> {
+        let Some((comm, first_error)) = self.ranks.clone() else { return x_btd };
+        let ([b, t, d], n) = (x_btd.dims(), comm.world_size());
+        let y = run(&first_error, flat(x_btd.clone().inner()), b * t * n * d, |x| gather(&comm, x, b));
+        let back = move |d_y| run(&first_error, d_y, b * t * d, |d_y| scatter(&comm, d_y, b));
+        with_gradient(x_btd, y.reshape([b, t * n, d]), back)
+    }
+
+    /// Gives `x` to the next rank, the first one being the last one's, while `work` runs, and returns what came of the one before; zeros where that fails.
+    pub fn pass<T>(&self, x_n: Tensor<1>, work: impl FnOnce() -> T) -> (Tensor<1>, T) {
+        let Some((comm, first_error)) = &self.ranks else { return (x_n, work()) };
+        let (rank, n) = (comm.rank(), comm.world_size());
+        let (shape, options) = (x_n.dims(), (x_n.device(), x_n.dtype()));
+        let zeros = || Tensor::zeros(shape, (&options.0, options.1));
+        let sent = first_error.run(|| comm.send(x_n, (rank + 1) % n).map(|()| true), || false);
+        let done = work();
+        let came = if sent { first_error.run(|| comm.recv((rank + n - 1) % n), zeros) } else { zeros() };
+        (came, done)
+    }
+}
+
+/// Each rank's rows of `b` sequences to all rows of each.
+fn gather(comm: &Communicator, x: Tensor<1>, b: usize) -> Result<Tensor<1>, CommError> {
+    let (n, len) = (comm.world_size(), x.dims()[0]);
+    let chunk = len / b / 2;
+    let of_ranks = comm.all_gather(x)?.reshape([n, b, 2, chunk]);
+    // First chunks lie in the order of ranks, second ones against it.
+    let first = of_ranks.clone().slice_dim(2, 0..1);
+    let second = of_ranks.slice_dim(2, 1..2).flip([0]);
+    Ok(Tensor::cat(vec![first, second], 0).reshape([2 * n, b, chunk]).swap_dims(0, 1).reshape([n * len]))
+}
+
+/// All rows of `b` sequences to this rank's rows of their sum.
+fn scatter(comm: &Communicator, y: Tensor<1>, b: usize) -> Result<Tensor<1>, CommError> {
+    let (n, len) = (comm.world_size(), y.dims()[0]);
+    let chunk = len / b / 2 / n;
+    let of_chunks = y.reshape([b, 2 * n, chunk]).swap_dims(0, 1).reshape([2 * n, b, 1, chunk]);
+    let (first, second) = (of_chunks.clone().slice_dim(0, 0..n), of_chunks.slice_dim(0, n..2 * n).flip([0]));
+    comm.reduce_scatter(Tensor::cat(vec![first, second], 2).reshape([len]))
+}

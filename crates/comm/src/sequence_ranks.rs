@@ -1,0 +1,50 @@
+use crate::{ContextParallel, Kind, TensorParallel};
+use burn::tensor::Tensor;
+use std::ops::Range;
+
+/// The ranks that compute the same sequences: some have parts of the context, and of each of these some have parts of its rows between their layers.
+#[derive(Clone, Default)]
+pub struct SequenceRanks {
+    /// Those that have heads, columns and the vocabulary together.
+    pub tp: TensorParallel,
+    /// Those that have the context together.
+    pub cp: ContextParallel,
+}
+
+impl SequenceRanks {
+    /// Whether this rank has whole sequences.
+    pub fn is_alone(&self) -> bool {
+        self.tp.is_alone() && self.cp.is_alone()
+    }
+
+    /// Length of sequences of which `s` rows each are here.
+    pub fn whole(&self, s: usize) -> usize {
+        s * self.tp.size() * self.cp.size()
+    }
+
+    /// All rows of the sequences, in their order: `[b, s, d]` to `[b, t, d]`. Gradients of the result are taken for partial sums.
+    pub fn gather(&self, x_bsd: Tensor<3>) -> Tensor<3> {
+        self.cp.gather(self.tp.gather(x_bsd))
+    }
+
+    /// This rank's rows, along dimension `dim`, of whole sequences.
+    pub fn own<const D: usize, K: Kind>(&self, x: Tensor<D, K>, dim: usize) -> Tensor<D, K> {
+        let of_context = self.cp.own(x, dim);
+        let rows = self.tp.part(of_context.dims()[dim]);
+        if self.tp.is_alone() { of_context } else { of_context.slice_dim(dim, rows) }
+    }
+
+    /// Where in their sequences the `s` rows of each lie that are here, as ranges in the order of the rows.
+    pub fn rows(&self, s: usize) -> Vec<Range<usize>> {
+        let of_context = s * self.tp.size();
+        let mine = self.tp.part(of_context);
+        let mut before = 0;
+        let overlap = |chunk: Range<usize>| {
+            let [from, to] = [mine.start, mine.end].map(|row| row.clamp(before, before + chunk.len()) - before);
+            before += chunk.len();
+            chunk.start + from..chunk.start + to
+        };
+        let rows = self.cp.chunks(of_context * self.cp.size()).into_iter().map(overlap);
+        rows.filter(|rows| !rows.is_empty()).collect()
+    }
+}

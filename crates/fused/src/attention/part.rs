@@ -1,0 +1,69 @@
+//! Attention of some queries to some keys, to be put together with that of the same queries to other keys.
+//!
+//! ```text
+//! forward    (y_1, l_1) of keys 1, (y_2, l_2) of keys 2:   l = log(exp(l_1) + exp(l_2)),   y = exp(l_1 - l) y_1 + exp(l_2 - l) y_2
+//! backward   of either, with the y and the l of all keys: p = exp(scale q k - l) is a probability among all of them
+//! ```
+
+use super::{AttentionRule, ScoreDropout};
+use crate::dropout::DropoutKey;
+use crate::ops::FusedOps;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+
+/// Attention of the queries and the keys at some places of a sequence, in no graph.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionPart {
+    /// First positions of the queries, and of the keys, in the sequence. Where they are one, the queries are those of the keys, and each sees the keys up to its own;
+    /// else all see all.
+    pub first: [usize; 2],
+    /// Of scores.
+    pub scale: f64,
+    /// Dropout of probabilities, with the first of the heads that are here, and the length of the whole sequence.
+    pub dropout: Option<(f64, DropoutKey, usize, usize)>,
+}
+
+impl AttentionPart {
+    fn rule(&self, keys: usize) -> AttentionRule {
+        let [query, key] = self.first;
+        let dropout =
+            self.dropout.map(|(p, of, head, t)| ScoreDropout::new((p, of.at_index((head * t + query) * t + key)), t));
+        AttentionRule { scale: self.scale as f32, offset: if query == key { 0 } else { keys }, dropout }
+    }
+
+    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the log-sum-exps of scores, `l_bht`, in f32.
+    ///
+    /// # Panics
+    /// If the shapes are not these.
+    pub fn forward(&self, [q, k, v]: [Tensor<4>; 3]) -> (Tensor<4>, Tensor<3>) {
+        let rule = self.rule(self.check([&q, &k, &v]));
+        let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
+        let (y, l) = Dispatch::fused_attention(q, k, v, rule);
+        (Tensor::from_dispatch(y), Tensor::from_dispatch(l))
+    }
+
+    /// The gradients of `q_bhtd`, `k_bhsd` and `v_bhsv`, with `y_bthv` and `l_bht` of all keys and the gradient of `y`.
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
+    pub fn backward(&self, [q, k, v]: [Tensor<4>; 3], [y, d_y]: [Tensor<4>; 2], l: Tensor<3>) -> [Tensor<4>; 3] {
+        let rule = self.rule(self.check([&q, &k, &v]));
+        assert_eq!(l.dtype(), DType::F32, "log-sum-exps are statistics");
+        let [q, k, v, y, d_y] = [q, k, v, y, d_y].map(Tensor::into_dispatch);
+        let (d_q, d_k, d_v) = Dispatch::fused_attention_backward(q, k, v, y, l.into_dispatch(), d_y, rule);
+        [d_q, d_k, d_v].map(Tensor::from_dispatch)
+    }
+
+    /// How many keys there are.
+    fn check(&self, [q, k, v]: [&Tensor<4>; 3]) -> usize {
+        let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
+        assert_eq!(
+            [k.dims(), v.dims()],
+            [[b, heads, s, d], [b, heads, s, dv]],
+            "attention of a part: q is {:?}",
+            q.dims()
+        );
+        assert!(self.first[0] != self.first[1] || s == t, "attention of a part: {t} queries of {s} keys");
+        s
+    }
+}

@@ -1,0 +1,184 @@
+//! Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2, equations 21 to 25): at each position the model also predicts the tokens
+//! behind the next one, one further with each module, all with the model's own embedding and output matrix.
+//!
+//! ```text
+//! h^0_i = norm(blocks(x)_i)                                             what the head predicts x_{i+1} from
+//! h^k_i = norm_k(block_k([enorm_k(Emb(x_{i+k})) | hnorm_k(h^{k-1}_i)] eh_proj_k)_i)            k = 1 .. depth
+//! L_k   = -1/T sum_i log P(x_{i+k+1} | h^k_i)                           over the i of T that have a target; the others count as 0
+//! L     = L_main + coef / depth sum_k L_k
+//! ```
+//!
+//! The paper writes `[hidden | embedding]`; the published weights have the embedding's columns first, as here, and `h^k` is what `norm_k`
+//! (`shared_head.norm`) has made, for the head and for the next module.
+
+use super::{Block, BlockOutput, OutputMatrix};
+use crate::cache::{Chunk, LayerCache};
+use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope};
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use fused::linear;
+use moe::MoeConfig;
+use std::ops::Range;
+
+/// One module of multi-token prediction.
+#[derive(Module, Debug)]
+pub struct Mtp {
+    /// Norm of the embedding of the token that is new.
+    pub enorm: RmsNorm,
+    /// Norm of what the model, or the module before, has made.
+    pub hnorm: RmsNorm,
+    /// Both side by side to one, `[2 d, d]`.
+    pub eh_proj: Linear,
+    /// As the model's own; of its numbers it has those behind the last.
+    pub block: Block,
+    /// Norm before the output matrix (`shared_head.norm`).
+    pub norm: RmsNorm,
+}
+
+/// What one module of multi-token prediction reads of a batch, and what it is to predict.
+///
+/// Positions without a target are computed as all others, and count in the loads of experts.
+#[derive(Debug, Clone)]
+pub struct MtpBatch {
+    /// `x_{i+k}` at position `i`, `[b, t]`; 0 where the row has none.
+    pub tokens_bt: Tensor<2, Int>,
+    /// The positions that have a target, `i + row t`, and their targets `x_{i+k+1}`, `[n]` each; None where `n` is 0.
+    pub targets_n: Option<[Tensor<1, Int>; 2]>,
+    /// `n / (b t)`.
+    pub share: f64,
+}
+
+impl Mtp {
+    /// Number `k` from 0 on.
+    pub(super) fn new(config: &DeepSeekConfig, moe: &MoeConfig, positions: &Rope, k: usize, device: &Device) -> Self {
+        let d = config.hidden_size;
+        let norm = || RmsNorm::new(d, config.rms_norm_eps, device);
+        Self {
+            enorm: norm(),
+            hnorm: norm(),
+            eh_proj: LinearConfig::new(2 * d, d).with_bias(false).init(device),
+            block: Block::new(config, moe, positions, config.num_hidden_layers + k, device),
+            norm: norm(),
+        }
+    }
+
+    /// From `h^{k-1}` and the embeddings of `x_{i+k}` to `h^k`, `[b, t, d]` each.
+    pub fn forward(&self, h_btd: Tensor<3>, embeddings_btd: Tensor<3>) -> Tensor<3> {
+        self.forward_over(h_btd, embeddings_btd, None, &Parallel::default()).x_btd
+    }
+
+    /// The same as [`Block::forward_over`] is to [`Block::forward`].
+    pub fn forward_over(
+        &self,
+        h_bsd: Tensor<3>,
+        embeddings_bsd: Tensor<3>,
+        place: Option<MicroBatch>,
+        parallel: &Parallel,
+    ) -> BlockOutput {
+        let output = self.block.forward_over(self.joined(h_bsd, embeddings_bsd), place, parallel);
+        BlockOutput { x_btd: self.norm.forward(output.x_btd), ..output }
+    }
+
+    /// [`forward`](Self::forward) of positions that follow those in the cache.
+    pub(crate) fn forward_cached(
+        &self,
+        h_btd: Tensor<3>,
+        embeddings_btd: Tensor<3>,
+        layer: &mut LayerCache,
+        chunk: &Chunk,
+    ) -> Tensor<3> {
+        self.norm.forward(self.block.forward_cached(self.joined(h_btd, embeddings_btd), layer, chunk))
+    }
+
+    fn joined(&self, h_btd: Tensor<3>, embeddings_btd: Tensor<3>) -> Tensor<3> {
+        let parts = vec![self.enorm.forward(embeddings_btd), self.hnorm.forward(h_btd)];
+        linear(Tensor::cat(parts, 2), self.eh_proj.weight.val(), None)
+    }
+}
+
+impl MtpBatch {
+    /// Those of the modules 1 to `depth` for the positions in these `chunks` of rows of `t` tokens, `inputs` and the token that follows each, `targets`.
+    ///
+    /// A position has a target if the row goes as far, and if none of the tokens between them ends a document (`end_of_text`): what comes in a
+    /// document after the next is nothing to be guessed. At the end itself a document begins, as it does for the next token.
+    pub fn of_rows(
+        [inputs, targets]: [&[i32]; 2],
+        t: usize,
+        chunks: &[Range<usize>],
+        depth: usize,
+        end_of_text: Option<i32>,
+        device: &Device,
+    ) -> Vec<Self> {
+        let (b, here) = (inputs.len() / t, chunks.iter().map(Range::len).sum::<usize>());
+        (1..=depth)
+            .map(|k| {
+                let (mut tokens, mut places, mut wanted) = (vec![], vec![], vec![]);
+                for (row, next) in targets.chunks_exact(t).enumerate() {
+                    for (at, i) in chunks.iter().cloned().flatten().enumerate() {
+                        tokens.push(next.get(i + k - 1).copied().unwrap_or(0));
+                        let Some(target) = next.get(i + k) else { continue };
+                        if end_of_text.is_none_or(|end| !next[i..i + k].contains(&end)) {
+                            places.push((row * here + at) as i32);
+                            wanted.push(*target);
+                        }
+                    }
+                }
+                let n = places.len();
+                let of = |values| Tensor::from_data(TensorData::new(values, [n]), device);
+                Self {
+                    tokens_bt: Tensor::from_data(TensorData::new(tokens, [b, here]), device),
+                    targets_n: (n > 0).then(|| [places, wanted].map(of)),
+                    share: n as f64 / (b * here) as f64,
+                }
+            })
+            .collect()
+    }
+
+    /// `L_k` of the `h^k` that module `k` has made, the rank's share of it from its rows `[b, s, d]`: `[1]`; None where no position has a target.
+    pub fn loss(&self, output: &OutputMatrix, h_bsd: Tensor<3>) -> Option<Tensor<1>> {
+        let [places, wanted] = self.targets_n.clone()?;
+        Some(output.head().losses_at(output.tp, h_bsd, Some(places), wanted, 0.0).cross_entropy * self.share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ints<const D: usize>(tensor: &Tensor<D, Int>) -> Vec<i32> {
+        tensor.clone().into_data().iter::<i32>().collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Of a row `x_0 .. x_t`, module `k` reads `x_{i+k}` and predicts `x_{i+k+1}` if no document ends in `x_{i+1} .. x_{i+k}`.
+        #[test]
+        fn targets_stay_in_their_row_and_cross_no_end_of_a_document(
+            rows in prop::collection::vec(prop::collection::vec(0..4i32, 7), 1..4), depth in 0..8usize, end in prop::option::of(0..4i32),
+        ) {
+            let t = 6;
+            let inputs: Vec<i32> = rows.iter().flat_map(|row| row[..t].to_vec()).collect();
+            let targets: Vec<i32> = rows.iter().flat_map(|row| row[1..].to_vec()).collect();
+            let batches = MtpBatch::of_rows([&inputs, &targets], t, &[0..t], depth, end, &Device::flex());
+            prop_assert_eq!(batches.len(), depth);
+            for (k, batch) in (1..).zip(&batches) {
+                let places = (0..rows.len()).flat_map(|row| (0..t).map(move |i| (row, i)));
+                let read = places.clone().map(|(row, i)| rows[row].get(i + k).copied().unwrap_or(0)).collect::<Vec<_>>();
+                prop_assert_eq!(ints(&batch.tokens_bt), read);
+                let has_target = |(row, i): &(usize, usize)| {
+                    i + k < t && rows[*row][i + 1..=i + k].iter().all(|token| Some(*token) != end)
+                };
+                let expected: Vec<_> = places.filter(has_target).collect();
+                prop_assert_eq!(batch.share, expected.len() as f64 / (rows.len() * t) as f64);
+                prop_assert_eq!(batch.targets_n.is_some(), !expected.is_empty());
+                if let Some([at, wanted]) = &batch.targets_n {
+                    prop_assert_eq!(ints(at), expected.iter().map(|(row, i)| (row * t + i) as i32).collect::<Vec<_>>());
+                    prop_assert_eq!(ints(wanted), expected.iter().map(|(row, i)| rows[*row][i + k + 1]).collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+}
