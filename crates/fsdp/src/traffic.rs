@@ -79,7 +79,12 @@ impl<B: 'static> Units<B> {
         let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
         let mut step = Step { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes, shares: vec![] };
         for (i, unit) in shapes.units.iter().enumerate().filter(|(_, unit)| unit.is_here) {
-            unit.classes.iter().for_each(|class| step.parameters(i, class));
+            let calls: Vec<usize> = (0..shapes.calls.len()).filter(|call| shapes.calls[*call].unit == i).collect();
+            for class in &unit.classes {
+                step.rest(class);
+                step.parameters(&calls, class);
+                step.gradients(&calls, class);
+            }
         }
         match config.strategy {
             Strategy::Block => step.between_blocks(),
@@ -100,34 +105,38 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    /// What rests of a class of a unit's parameters, and how these and their gradients move.
-    fn parameters(&mut self, unit: usize, class: &Class) {
+    /// What rests of a class of a unit's parameters: theirs whom it is spread over, first as shards.
+    fn rest(&mut self, class: &Class) {
         let [shard, copies, parts] = axes_of(class.of, self.config.strategy);
-        let at_rest = class.parameters_at_rest(self.config, self.run.on_cpu) + class.moments();
         let groups = [&shard, &copies, &parts, &vec![Axis::Pp]];
-        if let Some(shared_over) = groups.into_iter().find(|axes| self.mesh.ranks(axes) > 1) {
-            self.share(shared_over).at_rest += at_rest;
+        if let Some(axes) = groups.into_iter().find(|axes| self.mesh.ranks(axes) > 1) {
+            let bytes = class.parameters_at_rest(self.config, self.run.on_cpu) + class.moments();
+            self.share(axes).at_rest += bytes;
         }
+    }
 
-        let n = class.shard / size_of::<f32>();
-        let (p, r) = (class.whole / (n * class.shards), self.config.precision.reduce.dtype().size());
-        let others = class.shards - 1;
-        let calls: Vec<usize> = (0..self.shapes.calls.len()).filter(|i| self.shapes.calls[*i].unit == unit).collect();
-        if others > 0 {
-            let (gathered, reduced) = (others * n * p, others * n * r);
-            match self.config.strategy {
-                Strategy::Block => {
-                    let (mine, elsewhere): (Vec<usize>, Vec<usize>) =
-                        calls.iter().partition(|i| self.shapes.calls[**i].is_mine);
-                    self.receive(&shard, "gather", self.gathers(&mine) * gathered);
-                    self.receive(&shard, "scatter", elsewhere.len() * self.run.micro_batches * n * r);
-                }
-                _ => {
-                    let gathers = if class.replicates(self.config) { 1 } else { self.gathers(&calls) };
-                    self.receive(&shard, "all_gather", gathers * gathered);
-                    self.receive(&shard, "reduce_scatter", self.reductions() * reduced);
-                }
-            }
+    /// How a class of the parameters of these calls' unit comes, before it is computed with or after it has stepped.
+    fn parameters(&mut self, calls: &[usize], class: &Class) {
+        let [shard, ..] = axes_of(class.of, self.config.strategy);
+        let others = class.whole / class.shards * (class.shards - 1);
+        if self.config.strategy == Strategy::Block {
+            let mine: Vec<usize> = calls.iter().copied().filter(|i| self.shapes.calls[*i].is_mine).collect();
+            self.receive(&shard, "gather", self.gathers(&mine) * others);
+        } else {
+            let times = if class.replicates(self.config) { 1 } else { self.gathers(calls) };
+            self.receive(&shard, "all_gather", times * others);
+        }
+    }
+
+    /// How its gradients come: to their shards, to copies of these, and to other stages that have the unit too.
+    fn gradients(&mut self, calls: &[usize], class: &Class) {
+        let [shard, copies, _] = axes_of(class.of, self.config.strategy);
+        let (n, r) = (class.shard / size_of::<f32>(), self.config.precision.reduce.dtype().size());
+        if self.config.strategy == Strategy::Block {
+            let elsewhere = calls.iter().filter(|i| !self.shapes.calls[**i].is_mine).count();
+            self.receive(&shard, "scatter", elsewhere * self.run.micro_batches * n * r);
+        } else {
+            self.receive(&shard, "reduce_scatter", self.reductions() * (class.shards - 1) * n * r);
         }
         self.receive(&copies, "all_reduce", all_reduce_bytes(n, r, self.mesh.ranks(&copies)));
         let stages: BTreeSet<usize> = calls.iter().map(|i| self.shapes.stages.of_call(*i)).collect();
