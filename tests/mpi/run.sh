@@ -146,6 +146,8 @@ same_losses deepseek 5 --set parallel.ep=4
 same_losses deepseek 5 --set parallel.pp=2 --set parallel.ep=2
 same_losses gpt2 5 --set parallel.tp=4
 same_losses deepseek 5 --set parallel.tp=2 --set parallel.ep=4
+same_losses gpt2 5 --set parallel.cp=4
+same_losses deepseek 5 --set parallel.cp=2 --set parallel.tp=2
 data_that_is_late
 a_wrong_number_of_ranks
 a_panic

@@ -200,7 +200,7 @@ impl Config {
         let of = if strategy == Strategy::HybridShard { "the ranks of a replica" } else { "the ranks of a stage" };
         let length = self.train.seq_len;
         divides("cp", cp, &[(of, ranks)])?;
-        require(length.is_multiple_of(2 * cp), || {
+        require(cp == 1 || length.is_multiple_of(2 * cp), || {
             let fits = length.next_multiple_of(2 * cp);
             format!(
                 "parallel.cp is {cp}: each rank has two chunks of a sequence, and {} do not divide train.seq_len, {length}: give --set \

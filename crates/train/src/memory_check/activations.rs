@@ -6,7 +6,7 @@
 //! GPT-2 block     8 S + 2 n inner + P       x, norm, q, k, v, y, x + y, norm; the MLP before and after its GELU
 //! MLA             4 S + n (2 rank + rope + heads (2 nope + rope + 2 v)) + P + the projection cut in two; with a compressed query 2 n q_lora more
 //! dense SwiGLU    3 n inner                 gate, up, and their product
-//! several tp ranks: of all that 1/tp each; of all rows the rotated key and the scores of experts
+//! several ranks:   of all that 1/(tp cp) each; of all rows the rotated key (tp) and the scores of experts (tp and cp)
 //! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
 //!                                           ranks r d more, what came back, and r rows only where all ranks' experts get as many
 //! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward makes
@@ -39,6 +39,8 @@ struct Shape {
     spread: bool,
     /// Ranks that have parts of a sequence's rows, of heads and of columns.
     tp: f64,
+    /// Ranks that have parts of a sequence's rows through all layers.
+    cp: f64,
 }
 
 /// The calls of the model in their order, for micro-batches of so many sequences.
@@ -46,7 +48,7 @@ pub fn calls(config: &Config, sequences: usize) -> Vec<CallBytes> {
     let size = config.parallel.precision.param.dtype().size() as f64;
     let (b, t, spread) = (sequences as f64, config.train.seq_len as f64, config.parallel.ep > 1);
     let on_cpu = device::meant(&config.train.device) == "cpu";
-    let shape = Shape { b, t, size, on_cpu, spread, tp: config.parallel.tp as f64 };
+    let shape = Shape { b, t, size, on_cpu, spread, tp: config.parallel.tp as f64, cp: config.parallel.cp as f64 };
     match &config.model {
         ModelConfig::Gpt2(model) => shape.gpt2(model),
         ModelConfig::DeepSeek(model) => shape.deepseek(model, &config.moe.clone().unwrap_or_default()),
@@ -58,7 +60,11 @@ impl Shape {
         let (d, heads) = (model.n_embd as f64, model.n_head as f64);
         let inner = model.n_inner.map_or(4.0 * d, |inner| inner as f64);
         let kept = self.kept(7.0 * d + 2.0 * inner) + self.wide(heads);
-        let block = self.call(d, kept, self.scores(heads).max(self.kept(2.0 * inner)) + self.gathered(2.0 * d));
+        let block = self.call(
+            d,
+            kept,
+            (self.scores(heads) + self.ring(2.0 * d)).max(self.kept(2.0 * inner)) + self.gathered(2.0 * d),
+        );
         let mut calls = vec![CallBytes { input: 0, graph: 0, backward: 0 }];
         calls.extend(vec![block; model.n_layer]);
         calls.push(self.head(d, model.vocab_size as f64));
@@ -69,8 +75,10 @@ impl Shape {
         let (d, heads) = (model.hidden_size as f64, model.num_attention_heads as f64);
         let attention = self.kept(3.0 * d) + self.latent_attention(model);
         let rotated = self.wide(heads * model.qk_rope_head_dim as f64);
+        let keys = (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim) as f64;
+        let ring = self.ring(heads * keys);
         let block = |mlp: f64, backward: f64| {
-            self.call(d, attention + mlp, (self.scores(heads) + rotated).max(backward) + self.gathered(2.0 * d))
+            self.call(d, attention + mlp, (self.scores(heads) + rotated + ring).max(backward) + self.gathered(2.0 * d))
         };
         let inner = model.intermediate_size as f64;
         let dense = block(self.kept(3.0 * inner), self.kept(3.0 * inner));
@@ -110,17 +118,27 @@ impl Shape {
 
     /// What is kept as it was computed, so many elements a token.
     fn kept(&self, width: f64) -> f64 {
-        self.b * self.t / self.tp * width * self.size
+        self.tokens() / self.tp * width * self.size
     }
 
     /// What is kept in fp32.
     fn wide(&self, width: f64) -> f64 {
-        self.b * self.t / self.tp * width * FP32
+        self.tokens() / self.tp * width * FP32
     }
 
     /// What each of several ranks has of all rows.
     fn gathered(&self, width: f64) -> f64 {
-        if self.tp > 1.0 { self.b * self.t * width * self.size } else { 0.0 }
+        if self.tp > 1.0 { self.tokens() * width * self.size } else { 0.0 }
+    }
+
+    /// Those of the sequences' parts that are here.
+    fn tokens(&self) -> f64 {
+        self.b * self.t / self.cp
+    }
+
+    /// What the backward of an attention over ranks has of messages, keys, values and their gradients, so many elements a token.
+    fn ring(&self, width: f64) -> f64 {
+        if self.cp > 1.0 { self.wide(3.0 * width) } else { 0.0 }
     }
 
     /// The copy in fp32 of what is kept anyway.
@@ -142,7 +160,8 @@ impl Shape {
         let (e, k) = (moe.num_experts as f64, moe.top_k as f64);
         let shared = moe.n_shared_experts as f64 * moe.moe_intermediate_size as f64;
         let router = self.widened(d) + self.wide(3.0 * e + 5.0 * k);
-        let of_all = self.gathered((2.0 * e + k) * FP32 / self.size);
+        let shared_rows = self.tp * self.cp > 1.0;
+        let of_all = if shared_rows { self.b * self.t * (2.0 * e + k) * FP32 } else { 0.0 };
         router + self.rows(d, moe) + self.kept(3.0 * shared) + of_all
     }
 
@@ -156,14 +175,14 @@ impl Shape {
 
     /// Probabilities and the gradients of scores, in tiles of at most 128 queries for each head that is computed at a time, 16 say.
     fn scores(&self, heads: f64) -> f64 {
-        2.0 * FP32 * (self.b * heads / self.tp).min(16.0) * self.t.min(128.0) * self.t
+        2.0 * FP32 * (self.b * heads / self.tp).min(16.0) * self.t.min(128.0) * self.t / self.cp
     }
 
     /// The gradients that the forward makes, and what their multiplication by the cotangent takes.
     fn head(&self, d: f64, vocab: f64) -> CallBytes {
         if self.tp > 1.0 {
             // Here the backward makes the gradients, and logits are in fp32: they, their probabilities and what marks the targets.
-            let (rows, vocab) = ((self.b * self.t).min(256.0), vocab / self.tp);
+            let (rows, vocab) = (self.tokens().min(256.0), vocab / self.tp);
             let gradients = self.gathered(d) / self.size * FP32 + 2.0 * d * vocab * FP32;
             return self.call(d, self.kept(d), 2.0 * gradients + 4.0 * rows * vocab * FP32);
         }
@@ -171,7 +190,7 @@ impl Shape {
         // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a product of its own, and a matrix of other than multiples of 128
         // columns is copied.
         let (rows, parts) = if self.on_cpu { (256.0, 1.0) } else { ((256 << 20) as f64 / (vocab * self.size), 2.0) };
-        let logits = (self.b * self.t).min(rows) * vocab * self.size;
+        let logits = self.tokens().min(rows) * vocab * self.size;
         let padded = if self.on_cpu || vocab % 128.0 == 0.0 { 0.0 } else { d * vocab * self.size };
         self.call(d, self.kept(d) + gradients, gradients.max(logits + padded + (parts - 1.0) * d * vocab * FP32))
     }

@@ -229,8 +229,8 @@ fn every_gradient_of_deepseek_v3_is_one_ranks() {
     );
 }
 
-/// Bytes that a rank receives in a step by `all_gather` and by `reduce_scatter`; nothing is sharded, so they are of tensor parallelism alone.
-fn received(config: &Config) -> [u64; 2] {
+/// Bytes that a rank receives in a step by `all_gather`, `reduce_scatter` and `recv`; nothing is sharded, so they are of the ranks of a sequence alone.
+fn received(config: &Config) -> [u64; 3] {
     let config = config.clone();
     let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
         let of_fsdp = config.fsdp();
@@ -239,12 +239,12 @@ fn received(config: &Config) -> [u64; 2] {
         let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
         let count = |fsdp: &Fsdp<Batch>| {
             let table = fsdp.traffic().0;
-            ["all_gather", "reduce_scatter"].map(|name| table.get(name).map_or(0, |traffic| traffic.bytes))
+            ["all_gather", "reduce_scatter", "recv"].map(|name| table.get(name).map_or(0, |traffic| traffic.bytes))
         };
         let before = count(&fsdp);
         fsdp.train_step(&[batch(&(0..3), 0, &config, &parallel.sequences.cp)], 1e-3)?;
         let after = count(&fsdp);
-        Ok::<_, FsdpError>([0, 1].map(|i| after[i] - before[i]))
+        Ok::<_, FsdpError>([0, 1, 2].map(|i| after[i] - before[i]))
     });
     of_ranks.unwrap()[0]
 }
@@ -262,7 +262,7 @@ fn what_tensor_parallel_ranks_communicate_is_as_documented() {
 
         let found = received(&config("gpt2", &[GPT2, &layout]));
         let (gathers, scatters) = (2 * blocks + 1, 2 * blocks + 1);
-        assert_eq!(found, [(2 * gathers + scatters) * of(d), (gathers + scatters) * of(d)], "gpt2, tp {tp}");
+        assert_eq!(found, [(2 * gathers + scatters) * of(d), (gathers + scatters) * of(d), 0], "gpt2, tp {tp}");
 
         let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];
         let found = received(&config("deepseek", &[DEEPSEEK, &dropless, &layout]));
@@ -270,6 +270,24 @@ fn what_tensor_parallel_ranks_communicate_is_as_documented() {
         // Of each block what attention and MLP read, and the head; and the router's scores and the rotated key, which are kept.
         let (read, kept) = (blocks * of(2 * d + rank) + of(d), blocks * of(rope) + of(experts));
         let scattered = (2 * blocks + 1) * of(d);
-        assert_eq!(found, [2 * read + kept + scattered, read + kept + scattered], "deepseek, tp {tp}");
+        assert_eq!(found, [2 * read + kept + scattered, read + kept + scattered, 0], "deepseek, tp {tp}");
+    }
+}
+
+#[test]
+fn what_ranks_of_a_context_communicate_is_as_documented() {
+    let (b, d, blocks) = (3, 16, 2);
+    for cp in [2, 4] {
+        let layout = [format!("parallel.gpus={cp}"), format!("parallel.cp={cp}")];
+        let layout = [&layout[0], &layout[1], "parallel.strategy=ddp"];
+        // A message of `width` numbers of each token of a rank goes on N - 1 times in the forward, as often in the backward, and its gradient N times.
+        let ring = |width: usize| (blocks * (3 * cp - 2) * b * T / cp * width * 4) as u64;
+        assert_eq!(received(&config("gpt2", &[GPT2, &layout])), [0, 0, ring(2 * d)], "gpt2, cp {cp}");
+
+        let (rank, rope, experts) = (8, 4, 4);
+        let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];
+        let found = received(&config("deepseek", &[DEEPSEEK, &dropless, &layout]));
+        let scores = (b * T * experts * 4 * (cp - 1) / cp) as u64;
+        assert_eq!(found, [scores, scores, ring(rank + rope)], "deepseek, cp {cp}");
     }
 }

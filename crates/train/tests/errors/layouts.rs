@@ -142,6 +142,31 @@ const LAYOUTS: &[Mistake] = &[
         "--model deepseek --gpus 2 --set parallel.tp=2 --set moe.n_shared_experts=1 --set moe.moe_intermediate_size=33",
         &["parallel.tp is 2, which does not divide moe.moe_intermediate_size, 33"],
     ),
+    ("rows over no rank", &[], "--model gpt2 --set parallel.cp=0", &["parallel.cp is 0", "at least 1"]),
+    (
+        "rows over ranks that they do not divide",
+        &[],
+        "--model gpt2 --gpus 6 --set parallel.cp=4",
+        &["parallel.cp is 4, which does not divide the ranks of a stage, 6", "give 3 (--set parallel.cp=3)"],
+    ),
+    (
+        "chunks of a sequence that do not come out even",
+        &[],
+        "--model gpt2 --gpus 4 --set parallel.cp=4 --set train.seq_len=60",
+        &["parallel.cp is 4: each rank has two chunks", "8 do not divide train.seq_len, 60", "train.seq_len=64"],
+    ),
+    (
+        "rows over ranks, and blocks on ranks",
+        &[],
+        "--model gpt2 --gpus 2 --strategy block --set parallel.cp=2",
+        &["cp 2 with strategy block", "take full_shard"],
+    ),
+    (
+        "heads over ranks that the context leaves too few of",
+        &[],
+        "--model gpt2 --gpus 4 --set parallel.cp=2 --set parallel.tp=4",
+        &["parallel.tp is 4, which does not divide the ranks of a stage or replica over parallel.cp, 2", "give 2"],
+    ),
     (
         "a vocabulary smaller than the ranks",
         &[("a.txt", b"abababababababababababababababababababababababababababababababababababababababababab")],

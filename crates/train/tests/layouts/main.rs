@@ -58,6 +58,16 @@ fn deepseek_has_the_losses_of_one_rank_over_tensor_parallel_ranks() {
 }
 
 #[test]
+fn gpt2_has_the_losses_of_one_rank_over_ranks_of_a_context() {
+    every_layout_has_the_losses_of_one_rank(GPT2, GPT2_CONTEXT);
+}
+
+#[test]
+fn deepseek_has_the_losses_of_one_rank_over_ranks_of_a_context() {
+    every_layout_has_the_losses_of_one_rank(DEEPSEEK, DEEPSEEK_CONTEXT);
+}
+
+#[test]
 fn sixteen_experts_on_sixteen_ranks_have_the_losses_of_one_rank() {
     let model = ["--set=moe.num_experts=16", "--set=model.num_hidden_layers=4", "--set=train.micro_batch_size=1"];
     every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, &model[..]].concat(), GUIDE);

@@ -202,3 +202,29 @@ pub const DEEPSEEK_TENSOR: &[Row] = &[
     ("pp 2 x tp 2 x ep 2", &["gpus=4", "pp=2", "tp=2", "ep=2"]),
     ("pp 2 x tp 2 x ep 2 in dp_shard 2", &["gpus=8", "pp=2", "tp=2", "ep=2", "dp_shard=2"]),
 ];
+
+/// Ranks that have a part of each sequence's rows each, in all layers.
+pub const GPT2_CONTEXT: &[Row] = &[
+    ("cp 2", &["gpus=2", "cp=2"]),
+    ("cp 4", &["gpus=4", "cp=4"]),
+    ("cp 2 x tp 2", &["gpus=4", "cp=2", "tp=2"]),
+    ("cp 2 x full_shard 2, recomputes", &["gpus=4", "cp=2", "activation_checkpointing=full"]),
+    ("cp 2 x dp_replicate 2", &["gpus=4", "cp=2", "strategy=hybrid_shard"]),
+    ("cp 2 in ddp 4", &["gpus=4", "cp=2", "strategy=ddp"]),
+    ("pp 2 x cp 2, zero_bubble", &["gpus=4", "pp=2", "cp=2", "schedule=zero_bubble"]),
+];
+
+pub const DEEPSEEK_CONTEXT: &[Row] = &[
+    ("cp 2", &["gpus=2", "cp=2"]),
+    ("cp 4", &["gpus=4", "cp=4"]),
+    ("cp 2 x tp 2", &["gpus=4", "cp=2", "tp=2"]),
+    ("cp 2 x dp_replicate 2", &["gpus=4", "cp=2", "strategy=hybrid_shard"]),
+    ("cp 2 x ep 2", &["gpus=2", "cp=2", "ep=2"]),
+    ("cp 2 x ep 4, recomputes", &["gpus=4", "cp=2", "ep=4", "activation_checkpointing=full"]),
+    ("pp 2 x cp 2", &["gpus=4", "pp=2", "cp=2"]),
+    ("pp 2 x full_shard 2 x cp 2 x tp 2", &["gpus=16", "pp=2", "cp=2", "tp=2", "train.micro_batch_size=2"]),
+    (
+        "pp 2 x full_shard 2 x cp 2 x tp 2 x ep 4",
+        &["gpus=16", "pp=2", "cp=2", "tp=2", "ep=4", "train.micro_batch_size=2"],
+    ),
+];

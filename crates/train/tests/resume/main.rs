@@ -79,6 +79,12 @@ fn a_run_goes_on_at_other_ranks_and_under_another_strategy() {
             &["--gpus=4", "--set=parallel.tp=2", "--set=parallel.pp=2"],
             &["--gpus=4", "--set=parallel.pp=1", "--set=parallel.strategy=ddp"],
         ),
+        (
+            "cp 2 x tp 2 -> cp 4",
+            &["--gpus=4", "--set=parallel.cp=2", "--set=parallel.tp=2"],
+            &["--gpus=4", "--set=parallel.cp=4", "--set=parallel.tp=1"],
+        ),
+        ("cp 2 -> 1", &["--gpus=2", "--set=parallel.cp=2"], &["--gpus=1", "--set=parallel.cp=1"]),
         ("wrapped", &["--gpus=2", "--set=parallel.wrap=size:5000"], &["--gpus=3", "--set=parallel.wrap=block"]),
     ];
     for (i, (name, before, after)) in moves.iter().enumerate() {

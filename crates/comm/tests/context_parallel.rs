@@ -1,0 +1,74 @@
+//! A context's rows over ranks: dealt out so that each has as much causal attention, gathered in their order, and passed round.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use comm::{ContextParallel, FirstError, SequenceRanks, TensorParallel, run_ranks};
+
+const T: usize = 16;
+
+/// `[2, T, 3]`, each element another number.
+fn sequences() -> Tensor<3> {
+    let values: Vec<f32> = (0..2 * T * 3).map(|i| i as f32).collect();
+    Tensor::from_data(TensorData::new(values, [2, T, 3]), &Device::flex())
+}
+
+fn floats(tensor: Tensor<3>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+#[test]
+fn ranks_have_every_row_once_and_as_many_pairs_of_a_query_and_a_key() {
+    let found = run_ranks(vec![Device::flex(); 4], comm::TIMEOUT, |comm| {
+        let cp = ContextParallel::new(comm, FirstError::default());
+        Ok::<_, comm::CommError>(cp.chunks(T).into_iter().flatten().collect::<Vec<_>>())
+    });
+    let found = found.unwrap();
+    assert_eq!(found, [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]);
+    let pairs = |rows: &Vec<usize>| rows.iter().map(|row| row + 1).sum::<usize>();
+    assert!(found.iter().all(|rows| pairs(rows) == T * (T + 1) / 2 / 4));
+}
+
+#[test]
+fn what_is_own_of_all_ranks_is_gathered_in_order_and_its_gradient_is_the_sum_of_the_ranks() {
+    for (of_context, of_rows) in [(1, 1), (2, 1), (4, 1), (2, 2), (1, 4)] {
+        let ranks = of_context * of_rows;
+        run_ranks(vec![Device::flex(); ranks], comm::TIMEOUT, move |comm| {
+            let first_error = FirstError::default();
+            let rank = comm.rank();
+            // Ranks of a context are `of_rows` apart, those of its rows beside each other.
+            let tp = TensorParallel::new(comm.split(rank / of_rows)?, first_error.clone());
+            let cp = ContextParallel::new(comm.split(rank % of_rows)?, first_error.clone());
+            let of = SequenceRanks { tp, cp };
+            let own = of.own(sequences(), 1);
+            assert_eq!((of.whole(own.dims()[1]), of.is_alone()), (T, ranks == 1));
+            let rows: Vec<usize> = of.rows(own.dims()[1]).into_iter().flatten().collect();
+            let by_row: Vec<Tensor<3>> = rows.iter().map(|row| sequences().slice_dim(1, *row..row + 1)).collect();
+            assert_eq!(floats(Tensor::cat(by_row, 1)), floats(own.clone()), "rank {rank}");
+
+            let own = own.autodiff().require_grad();
+            let all = of.gather(own.clone());
+            assert_eq!(floats(all.clone().inner()), floats(sequences()), "rank {rank}");
+            // Each rank's cotangent is its number more than 1 times the values.
+            let cotangent = Tensor::from_inner(sequences() * (rank + 1) as f32);
+            let gradient = own.grad(&(all * cotangent).sum().backward()).unwrap();
+            let times = (1..=ranks).sum::<usize>() as f32;
+            assert_eq!(floats(gradient), floats(own.inner() * times), "rank {rank}");
+            first_error.check()
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn what_is_passed_on_goes_round() {
+    run_ranks(vec![Device::flex(); 3], comm::TIMEOUT, |comm| {
+        let (rank, first_error) = (comm.rank(), FirstError::default());
+        let cp = ContextParallel::new(comm, first_error.clone());
+        let mut x = Tensor::<1>::full([2], rank as f32, &Device::flex());
+        for step in 1..=3 {
+            (x, _) = cp.pass(x, || ());
+            assert_eq!(x.clone().into_data().iter::<f32>().collect::<Vec<_>>(), [((rank + 3 - step) % 3) as f32; 2]);
+        }
+        first_error.check()
+    })
+    .unwrap();
+}
