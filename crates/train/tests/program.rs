@@ -96,7 +96,7 @@ fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
     let step = "aux_loss checkpoint_seconds data_wait_seconds elapsed_seconds grad_norm grad_norm_z loss loss_z lr mfu skipped step \
                 step_seconds tflops tokens tokens_per_second";
     let kinds: Vec<String> = first.iter().map(keys).collect();
-    let process = "bytes_per_token cores cpu data device global_batch_size host micro_batch_size parameters ranks seq_len started step \
+    let process = "bytes_per_token cores cpu data device global_batch_size host layout micro_batch_size parameters ranks seq_len started step \
                    strategy train_tokens val_tokens version";
     let (usage, validation, sample_of, event) = ("memory step traffic", "step val_loss", "sample step", "event step");
     // A checkpoint is complete when it is.
