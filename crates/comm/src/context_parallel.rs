@@ -70,7 +70,7 @@ impl ContextParallel {
         with_gradient(x_btd, y.reshape([b, t * n, d]), back)
     }
 
-    /// Gives `x` to the next rank, the first one being the last one's, while `work` runs, and returns what came of the one before; zeros where that fails.
+    /// Gives `x` to the next rank, the first one being the last one's, runs `work`, and returns what came of the one before; zeros where that fails.
     pub fn pass<T>(&self, x_n: Tensor<1>, work: impl FnOnce() -> T) -> (Tensor<1>, T) {
         let Some((comm, first_error)) = &self.ranks else { return (x_n, work()) };
         let (rank, n) = (comm.rank(), comm.world_size());

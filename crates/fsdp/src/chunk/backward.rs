@@ -117,7 +117,9 @@ impl<B> Runner<'_, B> {
     pub fn backward_of_weights(&mut self, all: Vec<PutOff>, micro: &Micro<B>) -> Result<(), FsdpError> {
         let mut reduction = None::<Reduction>;
         for PutOff { call, bound, now, later, weights, held } in all {
-            let later = bound.take_gradients(&mut later.backward());
+            let mut gradients = later.backward();
+            self.first_error.check()?;
+            let later = bound.take_gradients(&mut gradients);
             drop((bound, weights));
             let of_unit = now.into_iter().zip(later).map(|(now, later)| add(now, later)).collect();
             drop(held);

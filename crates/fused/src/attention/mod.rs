@@ -124,7 +124,7 @@ pub struct AttentionRule {
 /// Dropout of the probabilities of some queries and keys of a sequence, each by its place in `[heads, t, s]` of all of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoreDropout {
-    /// Its key has the place of the first query's with the first key, in the first head that is here.
+    /// Its key has the place of the first query's with the first key, in the first head that is here; its row's length is not asked for.
     pub rule: DropoutRule,
     /// Scores of a query, s: from a query to the next.
     pub of_query: usize,
@@ -135,7 +135,7 @@ pub struct ScoreDropout {
 impl ScoreDropout {
     /// Of sequences of `t` rows.
     fn new((p, key): (f64, DropoutKey), t: usize) -> Self {
-        Self { rule: DropoutRule::new(p, key, t * t), of_query: t, of_head: t * t }
+        Self { rule: DropoutRule::new(p, key, 1), of_query: t, of_head: t * t }
     }
 }
 

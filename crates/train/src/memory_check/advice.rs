@@ -132,7 +132,8 @@ fn devices_that_do(config: &Config) -> String {
     config.train.device = "cuda".into();
     config.train.micro_batch_size = Some(1);
     config.train.sample_tokens = 0;
-    config.parallel = ParallelConfig { strategy: Strategy::FullShard, ep: 1, ..config.parallel.without_pipeline() };
+    let plain = config.parallel.without_pipeline();
+    config.parallel = ParallelConfig { strategy: Strategy::FullShard, ep: 1, tp: 1, cp: 1, ..plain };
     (config.parallel.dp_replicate, config.parallel.dp_shard) = (None, None);
     config.parallel.wrap = Wrap::Block;
     config.parallel.cpu_offload = false;

@@ -105,7 +105,7 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
         true => (0..config.parallel.gpus).map(|rank| of_rank(config, rank)).collect(),
         // The ranks of a stage are alike, but for rank 0, which puts the model together at the end.
         false => {
-            let of_stage = config.parallel.data_parallel_size();
+            let of_stage = config.parallel.gpus / config.parallel.pp;
             let stage = |stage: usize| vec![of_rank(config, stage * of_stage + of_stage - 1); of_stage];
             let mut all: Vec<Rows> = (0..config.parallel.pp).flat_map(stage).collect();
             all[0] = of_rank(config, 0);
@@ -168,11 +168,11 @@ fn rows(config: &Config, rank: usize) -> Rows {
 }
 
 /// The ranks of a device. Threads of a stage share what an `all_gather` makes for all of them, where all are on one device; on others each
-/// has a copy. Of experts over ranks each part of the ranks has its own: then nothing is counted as shared.
+/// has a copy. Of experts or columns over ranks each part of the ranks has its own: then nothing is counted as shared.
 fn together(config: &Config, ranks: &[Rows], shares: bool) -> Rows {
     let of_stage = (config.parallel.gpus / config.parallel.pp).max(1);
     let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
-    if shares && config.parallel.ep == 1 {
+    if shares && config.parallel.ep * config.parallel.tp == 1 {
         let most_of = |ranks: &[Rows], row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
         // Each stage has its own.
         let most = |row: Row| ranks.chunks(of_stage).map(|stage| most_of(stage, row)).sum::<f64>();

@@ -160,6 +160,8 @@ fn a_pipeline_that_does_not_fit_is_refused_with_advice() {
         &["parallel.gpus=4", "parallel.pp=2"][..],
         &["parallel.gpus=6", "parallel.pp=3", "parallel.schedule=interleaved_1f1b", "train.global_batch_size=48"],
         &["parallel.gpus=4", "parallel.pp=4", "parallel.stages=[12, 12, 12, 12]"],
+        &["parallel.gpus=5", "parallel.tp=5", "train.seq_len=100"],
+        &["parallel.gpus=12", "parallel.pp=2", "parallel.cp=3", "train.seq_len=96"],
     ] {
         let config = config("gpt2-1558m", overrides);
         let message = judge(&config, cpu(config.parallel.gpus), 1, &has(2.0), false).unwrap_err();

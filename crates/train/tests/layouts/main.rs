@@ -1,6 +1,6 @@
 //! A run has the losses of one rank however it is laid out: model x strategy x ranks x accumulation x recompute x wrap x prefetch.
 //!
-//! Some 50 runs of 20 steps, 2 to 4 seconds each on two cores in the dev profile, and some of the presets as they are.
+//! Some 170 runs of 20 steps, 2 to 4 seconds each on two cores in the dev profile, and some of the presets as they are.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -131,8 +131,10 @@ fn a_selection_bias_that_follows_loads_evens_them_out() {
 
 #[test]
 fn bf16_ends_within_a_percent_of_fp32_after_a_hundred_steps() {
-    let (experts, heads) =
-        ([DEEPSEEK, &["--set=parallel.ep=4"]].concat(), [DEEPSEEK, &["--set=parallel.tp=2"]].concat());
+    let (experts, heads) = (
+        [DEEPSEEK, &["--set=parallel.ep=4"]].concat(),
+        [DEEPSEEK, &["--set=parallel.tp=2", "--set=parallel.cp=2"]].concat(),
+    );
     for model in [GPT2, DEEPSEEK, &experts, &heads] {
         let last = |precision| {
             let metrics = train(&[model, &["--gpus=4", precision]].concat(), 100);
