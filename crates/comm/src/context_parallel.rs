@@ -42,7 +42,7 @@ impl ContextParallel {
     /// Which rows of sequences of `t` rank `rank` has, in the order in which it has them: one range on a rank alone, else two.
     pub fn chunks_of(&self, rank: usize, t: usize) -> Vec<Range<usize>> {
         match self.size() {
-            1 => vec![0..t],
+            1 => std::iter::once(0..t).collect(),
             n => [rank, 2 * n - 1 - rank].map(|chunk| chunk * t / (2 * n)..(chunk + 1) * t / (2 * n)).into(),
         }
     }

@@ -79,7 +79,14 @@ fn multi_token_prediction_of_one_and_two_modules() {
         let rows = |tokens: &Tensor<2, Int>| tokens.clone().into_data().iter::<i32>().collect::<Vec<_>>();
         let Pretrained::DeepSeek(config, moe, model) = common::load(&path) else { unreachable!("{name}") };
         let (depth, t) = (config.mtp_depth, tokens.dims()[1]);
-        let batches = MtpBatch::of_rows([&rows(&tokens), &rows(&targets)], t, &[0..t], depth, Some(1), &device);
+        let batches = MtpBatch::of_rows(
+            [&rows(&tokens), &rows(&targets)],
+            t,
+            std::slice::from_ref(&(0..t)),
+            depth,
+            Some(1),
+            &device,
+        );
         let moe = MoeConfig { selection_bias: false, ..moe };
         compare_gradients(model, gradients(DeepSeek::new(&config, &moe, &device), &path), |model| {
             let (main, further) = model.mtp_losses(tokens.clone(), targets.clone(), &batches);

@@ -162,7 +162,7 @@ mod tests {
             let t = 6;
             let inputs: Vec<i32> = rows.iter().flat_map(|row| row[..t].to_vec()).collect();
             let targets: Vec<i32> = rows.iter().flat_map(|row| row[1..].to_vec()).collect();
-            let batches = MtpBatch::of_rows([&inputs, &targets], t, &[0..t], depth, end, &Device::flex());
+            let batches = MtpBatch::of_rows([&inputs, &targets], t, std::slice::from_ref(&(0..t)), depth, end, &Device::flex());
             prop_assert_eq!(batches.len(), depth);
             for (k, batch) in (1..).zip(&batches) {
                 let places = (0..rows.len()).flat_map(|row| (0..t).map(move |i| (row, i)));
