@@ -184,7 +184,9 @@ impl<B: 'static> Fsdp<B> {
     ) -> Result<StepReport, FsdpError> {
         // Of the largest weight, so that full micro-batches are not scaled: their gradients are those without weights to the last bit.
         let most = self.agree_on(micro_batches.len(), weights)?;
-        let shares: Vec<f64> = weights.iter().map(|weight| weight / most).collect();
+        // A rank of a context has the mean over its part of the rows: as many times larger gradients than of all, which fp16 might not hold.
+        let parts = self.config.cp as f64;
+        let shares: Vec<f64> = weights.iter().map(|weight| weight / most / parts).collect();
         let scales: Vec<f64> = shares.iter().map(|share| share * self.loss_scale.factor).collect();
         let pipeline = self.config.pipeline.of(micro_batches.len())?;
         let (losses, mut times) = self.interpreter(pipeline).train(micro_batches, &scales)?;
