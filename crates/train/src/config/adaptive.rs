@@ -93,8 +93,12 @@ impl Adaptive {
         for (i, row) in rows.iter().enumerate() {
             let AdaptiveRow { up_to, micro_batches, global_batch_size, tp, .. } = row;
             let invalid = |what: String| format!("row {} of parallel.adaptive: {what}", i + 1);
-            let counts =
-                [("up_to", up_to), ("micro_batches", micro_batches), ("global_batch_size", global_batch_size), ("tp", tp)];
+            let counts = [
+                ("up_to", up_to),
+                ("micro_batches", micro_batches),
+                ("global_batch_size", global_batch_size),
+                ("tp", tp),
+            ];
             for (key, value) in counts {
                 require(*value > 0, || invalid(format!("{key} is 0: give at least 1")))?;
             }
@@ -186,10 +190,15 @@ impl Config {
         let differing = [
             (micro_batches != row.micro_batches).then(|| {
                 let share = count(self.share(), "sequence");
-                format!("{} instead of {}, of a share of {share}", count(micro_batches, "micro-batch"), row.micro_batches)
+                format!(
+                    "{} instead of {}, of a share of {share}",
+                    count(micro_batches, "micro-batch"),
+                    row.micro_batches
+                )
             }),
-            (train.global_batch_size != row.global_batch_size)
-                .then(|| format!("train.global_batch_size {} instead of {}", train.global_batch_size, row.global_batch_size)),
+            (train.global_batch_size != row.global_batch_size).then(|| {
+                format!("train.global_batch_size {} instead of {}", train.global_batch_size, row.global_batch_size)
+            }),
             (parallel.tp != row.tp).then(|| format!("parallel.tp {} instead of {}", parallel.tp, row.tp)),
             (recompute != row.activation_checkpointing).then(|| {
                 let row = String::from(row.activation_checkpointing);
@@ -197,13 +206,15 @@ impl Config {
             }),
         ];
         let differing: Vec<String> = differing.into_iter().flatten().collect();
-        let other = (!differing.is_empty()).then(|| format!("adaptive: other than in the table: {}", differing.join("; ")));
+        let other =
+            (!differing.is_empty()).then(|| format!("adaptive: other than in the table: {}", differing.join("; ")));
         [chosen].into_iter().chain(other).collect()
     }
 
     /// Says of what does not fit that the table chose it.
     pub(super) fn name_adaptive(&self, error: ConfigError) -> ConfigError {
-        let (ConfigError::Invalid(message), Some((row, _))) = (&error, self.parallel.adaptive.row(self.train.seq_len)) else {
+        let (ConfigError::Invalid(message), Some((row, _))) = (&error, self.parallel.adaptive.row(self.train.seq_len))
+        else {
             return error;
         };
         let chosen = [

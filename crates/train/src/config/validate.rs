@@ -394,7 +394,7 @@ const A_WEEK: u64 = 7 * 24 * 60 * 60;
 fn divides(axis: &str, ranks: usize, sizes: &[(&str, usize)]) -> Result<(), ConfigError> {
     let Some((what, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(ranks)) else { return Ok(()) };
     let fit = |ranks: usize| sizes.iter().all(|(_, size)| size.is_multiple_of(ranks));
-    let fits = (1..ranks).rev().find(|fits| fit(*fits)).unwrap_or(1);
+    let fits = (1..ranks.min(size + 1)).rev().find(|fits| fit(*fits)).unwrap_or(1);
     Err(ConfigError::Invalid(format!(
         "parallel.{axis} is {ranks}, which does not divide {what}, {size}: give {fits} (--set parallel.{axis}={fits})"
     )))
