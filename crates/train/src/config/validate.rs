@@ -394,7 +394,8 @@ const A_WEEK: u64 = 7 * 24 * 60 * 60;
 fn divides(axis: &str, ranks: usize, sizes: &[(&str, usize)]) -> Result<(), ConfigError> {
     let Some((what, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(ranks)) else { return Ok(()) };
     let fit = |ranks: usize| sizes.iter().all(|(_, size)| size.is_multiple_of(ranks));
-    let fits = (1..ranks.min(size + 1)).rev().find(|fits| fit(*fits)).unwrap_or(1);
+    let most = sizes.iter().map(|(_, size)| *size).min().unwrap_or(1).clamp(1, MAX_RANKS);
+    let fits = (1..ranks.min(most + 1)).rev().find(|fits| fit(*fits)).unwrap_or(1);
     Err(ConfigError::Invalid(format!(
         "parallel.{axis} is {ranks}, which does not divide {what}, {size}: give {fits} (--set parallel.{axis}={fits})"
     )))
