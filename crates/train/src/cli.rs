@@ -271,25 +271,15 @@ impl TrainArgs {
                 return Err(ConfigError::Invalid(message).into());
             }
         };
-        let mut config = Config::load(source, &self.set)?;
-        let set = |target: &mut usize, value: Option<usize>| *target = value.unwrap_or(*target);
-        set(&mut config.parallel.gpus, self.gpus);
-        if let Some(processes) = processes {
-            let asked = self.gpus.is_some() || self.sets("parallel.gpus");
-            if asked && config.parallel.gpus != processes {
-                let gpus = config.parallel.gpus;
-                return Err(ConfigError::Invalid(format!(
-                    "parallel.gpus is {gpus}, but `mpirun -n {processes}` has started the ranks, a process each: leave the \
-                     number of ranks out, or give `mpirun -n {gpus}`"
-                ))
-                .into());
-            }
-            config.parallel.gpus = processes;
+        let mut config = Config::load(source, &self.overrides(processes))?;
+        let gpus = config.parallel.gpus;
+        if let Some(processes) = processes.filter(|processes| *processes != gpus) {
+            return Err(ConfigError::Invalid(format!(
+                "parallel.gpus is {gpus}, but `mpirun -n {processes}` has started the ranks, a process each: leave the \
+                 number of ranks out, or give `mpirun -n {gpus}`"
+            ))
+            .into());
         }
-        set(&mut config.train.steps, self.steps);
-        set(&mut config.train.global_batch_size, self.batch_size);
-        set(&mut config.train.seq_len, self.seq_len);
-        config.parallel.strategy = self.strategy.unwrap_or(config.parallel.strategy);
         self.set_lr(&mut config);
         config.train.seed = self.seed.map_or(config.train.seed, |seed| seed as u64);
         self.data.iter().for_each(|data| config.data.source.clone_from(data));
@@ -303,6 +293,20 @@ impl TrainArgs {
         let newest = run.map(|run| Folder::of_run(run).latest()).transpose()?.flatten();
         let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
         Ok((config, Place { name, out, again, resume, newest, new_tokenizer, force: self.force }))
+    }
+
+    /// `--set`, and over it the flags that `parallel.adaptive` looks at. Processes that are there are the ranks, where none are asked for.
+    fn overrides(&self, processes: Option<usize>) -> Vec<String> {
+        let asked = self.gpus.is_some() || self.sets("parallel.gpus");
+        let flags = [
+            ("parallel.gpus", if asked { self.gpus } else { processes }),
+            ("train.steps", self.steps),
+            ("train.global_batch_size", self.batch_size),
+            ("train.seq_len", self.seq_len),
+        ];
+        let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
+        let strategy = self.strategy.map(|strategy| format!("parallel.strategy={}", strategy.name()));
+        self.set.iter().cloned().chain(flags).chain(strategy).collect()
     }
 
     /// Whether `--set` gives this key.

@@ -101,6 +101,7 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         human(dataset.val_tokens() as usize),
         config.model.vocab_size(),
     ));
+    config.describe_adaptive().iter().for_each(|line| progress.say(line));
     let ParallelConfig { pp, schedule, .. } = &config.parallel;
     if *pp > 1 {
         let (micro_batches, sequences) = (config.micro_batches(), config.micro_batch_size());

@@ -45,10 +45,17 @@ pub(super) fn shown(value: &Value) -> String {
     let yaml = yaml_serde::to_string(value).unwrap_or_default();
     match value {
         Value::Mapping(_) => "a mapping".into(),
-        Value::Sequence(values) => format!("[{}]", values.iter().map(shown).collect::<Vec<_>>().join(", ")),
+        Value::Sequence(values) => format!("[{}]", values.iter().map(shown_within).collect::<Vec<_>>().join(", ")),
         Value::String(text) => format!("\"{text}\""),
         _ => yaml.trim().into(),
     }
+}
+
+/// The same within a list: a mapping with its keys.
+fn shown_within(value: &Value) -> String {
+    let Value::Mapping(keys) = value else { return shown(value) };
+    let key = |(key, value): (&Value, &Value)| format!("{}: {}", key.as_str().unwrap_or_default(), shown(value));
+    format!("{{{}}}", keys.iter().map(key).collect::<Vec<_>>().join(", "))
 }
 
 /// The nearest of `names`, if one is near.
@@ -123,6 +130,7 @@ fn takes(model_type: &str, path: &[&str], value: &Value) -> String {
         "string" => "a string",
         "object" => "a section, with keys and values below it",
         "array" => "a list of whole numbers, such as [4, 4]",
+        "rows" => "a list of rows, such as [{up_to: 512, micro_batches: 16, global_batch_size: 32, tp: 1, activation_checkpointing: none}]",
         other => other,
     });
     let mut all: Vec<String> = match names.is_empty() {

@@ -104,6 +104,7 @@ fn words(schema: &Json, variants: &[(&str, &str)]) -> String {
         "string" => "text",
         "object" => "a section",
         "array" => "a list, [1, 2]",
+        "rows" => "a list of rows, [{up_to: 512, ..}]",
         other => other,
     };
     types(schema).into_iter().map(word).collect::<Vec<_>>().join(" or ")
@@ -114,6 +115,10 @@ fn scalar(value: &Value) -> String {
     let yaml = yaml_serde::to_string(value).expect("a value is YAML");
     match value {
         Value::String(text) if text.contains('\n') => serde_json::to_string(text).expect("a text is JSON"),
+        Value::Mapping(keys) => {
+            let key = |(key, value): (&Value, &Value)| format!("{}: {}", scalar(key), scalar(value));
+            format!("{{{}}}", keys.iter().map(key).collect::<Vec<_>>().join(", "))
+        }
         Value::Sequence(values) => format!("[{}]", values.iter().map(scalar).collect::<Vec<_>>().join(", ")),
         _ => yaml.trim_end().into(),
     }

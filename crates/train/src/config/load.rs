@@ -6,7 +6,7 @@ use std::{fmt, fs};
 
 use yaml_serde::{Mapping, Value};
 
-use super::{Config, ConfigError, check, preset};
+use super::{Config, ConfigError, adaptive, check, preset};
 
 /// Where a configuration comes from.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ impl fmt::Display for Source<'_> {
 
 impl Config {
     /// Reads a configuration with everything it inherits, lays `overrides` (`optim.lr=3e-4`; of two for one key the
-    /// later) over it. What is right key by key may still not fit together: [`Config::validate`] says.
+    /// later) over it, and lets `parallel.adaptive` choose what it is to choose. What is right key by key may still not fit together: [`Config::validate`] says.
     pub fn load(source: Source, overrides: &[String]) -> Result<Self, ConfigError> {
         let layer = read(source, "", &mut Vec::new())?;
         let set = parse_overrides(overrides)?;
@@ -37,8 +37,10 @@ impl Config {
         if check::model_type(&resolved).is_none() {
             return Err(ConfigError::NoModel { origin });
         }
-        yaml_serde::from_value(Value::Mapping(resolved))
-            .map_err(|error| ConfigError::Invalid(format!("{origin}: {error}")))
+        let mut config: Self = yaml_serde::from_value(Value::Mapping(resolved.clone()))
+            .map_err(|error| ConfigError::Invalid(format!("{origin}: {error}")))?;
+        config.adapt(&resolved)?;
+        Ok(config)
     }
 
     /// The whole configuration, defaults included, as YAML that [`Config::load`] reads back to an equal one.
@@ -105,6 +107,7 @@ fn inherit(mut base: Mapping, mut layer: Mapping, origin: &str) -> Result<Mappin
         base.remove("model");
         base.remove("moe");
     }
+    adaptive::forget(&mut base, &layer);
     merge(&mut base, layer);
     Ok(base)
 }

@@ -3,6 +3,7 @@
 //! A file may inherit from another (`base: other.yaml`, `base: preset:gpt2`), every key but `model.type` has a default,
 //! and a key that does not exist or a value of the wrong type is an error that names the key and where it stands.
 
+mod adaptive;
 mod check;
 mod describe;
 mod error;
@@ -26,6 +27,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use crate::learning_rate::LrSchedule;
+pub use adaptive::{Adaptive, AdaptiveRow};
 pub(crate) use check::{keys, last_part, nearest, whole};
 pub use describe::reference;
 pub use error::ConfigError;

@@ -1,6 +1,6 @@
 //! How a run is spread over ranks.
 
-use super::Config;
+use super::{Adaptive, Config};
 use crate::flops;
 use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Precision, Prefetch, Schedule, Strategy, Wrap};
 use schedule::deal;
@@ -56,6 +56,9 @@ pub struct ParallelConfig {
     /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole gradients until
     /// then. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
     pub no_sync: bool,
+    /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and `parallel.activation_checkpointing` follow `train.seq_len`: true
+    /// for the guide's table, or rows of one's own. Of these keys those count that are given beside this one, or later; see docs/parallelism.md.
+    pub adaptive: Adaptive,
 }
 
 impl Default for ParallelConfig {
@@ -81,6 +84,7 @@ impl Default for ParallelConfig {
             forward_prefetch: fsdp.forward_prefetch,
             backward_prefetch: fsdp.backward_prefetch,
             no_sync: fsdp.no_sync,
+            adaptive: Adaptive::Guide(false),
         }
     }
 }

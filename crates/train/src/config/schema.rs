@@ -43,10 +43,11 @@ pub(super) fn variants(schema: &Json) -> Vec<(&str, &str)> {
     choices(schema).filter_map(variant).collect()
 }
 
-/// The types that a value may have, as JSON calls them; of a section that may be null `object` and `null`.
+/// The types that a value may have, as JSON calls them; of a section that may be null `object` and `null`, of a list of sections `rows`.
 pub(super) fn types(schema: &Json) -> Vec<&str> {
     match &schema["type"] {
         Json::Array(types) => types.iter().filter_map(Json::as_str).collect(),
+        Json::String(list) if list == "array" && schema["items"]["type"] == "object" => vec!["rows"],
         Json::String(one) => vec![one],
         _ => choices(schema).flat_map(types).collect(),
     }

@@ -1,3 +1,4 @@
+mod adaptive;
 mod numbers;
 mod pages;
 

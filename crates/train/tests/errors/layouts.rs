@@ -7,6 +7,14 @@ fn layouts_that_make_no_sense_are_refused() {
     answered(LAYOUTS);
 }
 
+const ROWS_IN_ANOTHER_ORDER: &[u8] = b"
+base: preset:gpt2
+parallel:
+  adaptive:
+    - {up_to: 1024, micro_batches: 4, global_batch_size: 8}
+    - {up_to: 512, micro_batches: 4, global_batch_size: 8}
+";
+
 const LAYOUTS: &[Mistake] = &[
     ("no ranks", &[], "--model gpt2 --gpus 0", &["parallel.gpus is 0", "at least 1"]),
     ("no stages", &[], "--model gpt2 --set parallel.pp=0", &["parallel.pp is 0", "at least 1"]),
@@ -196,5 +204,38 @@ const LAYOUTS: &[Mistake] = &[
         &[],
         "--model gpt2 --gpus 8 --set parallel.tp=2 --batch-size 3",
         &["global_batch_size is 3", "the 4 ranks that share them"],
+    ),
+    (
+        "sequences longer than a table of layouts",
+        &[],
+        "--model deepseek --set parallel.adaptive=true --seq-len 20000",
+        &["train.seq_len is 20000", "the last row of parallel.adaptive is up to 10240", "--seq-len 10240"],
+    ),
+    (
+        "a table's heads over ranks that they do not divide",
+        &[],
+        "--model gpt2 --gpus 3 --set parallel.adaptive=true --set model.n_positions=4096 --seq-len 4096",
+        &[
+            "parallel.tp is 2, which does not divide the ranks of a stage, 3",
+            "parallel.adaptive's row up to 4096 for train.seq_len 4096",
+        ],
+    ),
+    (
+        "a table's batch of fewer sequences than ranks",
+        &[],
+        "--model gpt2 --gpus 64 --set parallel.adaptive=true",
+        &["global_batch_size is 32, fewer sequences than the 64 ranks", "parallel.adaptive's row up to 512"],
+    ),
+    (
+        "a table from long to short",
+        &[("a.yaml", ROWS_IN_ANOTHER_ORDER)],
+        "--config a.yaml",
+        &["row 2 of parallel.adaptive: up_to is 512, and 1024 in the row before", "from short to long"],
+    ),
+    (
+        "a table's row with a key that there is not",
+        &[("a.yaml", b"base: preset:gpt2\nparallel: {adaptive: [{up_to: 512, micro_batch: 4, global_batch_size: 8}]}")],
+        "--config a.yaml",
+        &["`parallel.adaptive` is [{up_to: 512, micro_batch: 4", "a.yaml", "{up_to: 512, micro_batches: 16"],
     ),
 ];

@@ -2,6 +2,7 @@
 //!
 //! Some 170 runs of 20 steps, 2 to 4 seconds each on two cores in the dev profile, and some of the presets as they are.
 
+mod adaptive;
 #[path = "../common/mod.rs"]
 mod common;
 mod mtp;
