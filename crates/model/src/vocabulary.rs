@@ -85,8 +85,8 @@ impl VocabularyHead {
         let sums = tp.all_reduce(Tensor::cat(vec![(own_lse_n - highest_n.clone()).exp(), target_n], 0), Reduce::Sum);
         let lse_n = sums.clone().slice(0..n).log() + highest_n;
         let share = 1.0 / (n * tp.size()) as f64;
-        let cross_entropy = (lse_n.clone() - sums.slice(n..2 * n)).sum() * share;
-        let z_loss = lse_n.clone().powi_scalar(2).sum() * (share * z_loss_coef);
+        let cross_entropy = sum_in_pieces(lse_n.clone() - sums.slice(n..2 * n)) * share;
+        let z_loss = sum_in_pieces(lse_n.clone().powi_scalar(2)) * (share * z_loss_coef);
 
         let scaled = move |gradient: Tensor<2>, d_y: Tensor<1>| {
             let len = gradient.shape().num_elements();
@@ -100,6 +100,12 @@ impl VocabularyHead {
         let by_head = with_gradient(head, none, move |d_y| scaled(of_head.take(1), d_y));
         Losses { cross_entropy: by_x + by_head, z_loss: Tensor::from_inner(z_loss) }
     }
+}
+
+/// The sum of many numbers in f32: of pieces, and then of those, so that none of them is much larger than what is added to it.
+fn sum_in_pieces(x_n: Tensor<1>) -> Tensor<1> {
+    let pieces: Vec<Tensor<1>> = x_n.split(ROWS, 0).into_iter().map(|piece| piece.sum()).collect();
+    Tensor::cat(pieces, 0).sum()
 }
 
 /// Rows whose logits are there at once.

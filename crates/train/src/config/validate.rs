@@ -1,9 +1,10 @@
+mod layout;
+
 use super::parallel::MOST_TRIED;
-use super::{Config, ConfigError, LrSchedule, ModelConfig, ParallelConfig, preset};
-use crate::device;
+use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
 use crate::learning_rate::learning_rate;
 use crate::words::count;
-use fsdp::{Schedule, Strategy};
+use fsdp::Schedule;
 use schedule::Pipeline;
 
 /// Ranks of the largest clusters, and more.
@@ -75,167 +76,6 @@ impl Config {
         warmup.into_iter().chain(bubble).chain(without).collect()
     }
 
-    fn validate_parallel(&self) -> Result<(), ConfigError> {
-        let parallel = &self.parallel;
-        require(parallel.gpus > 0, || "parallel.gpus is 0: give at least 1".into())?;
-        require(parallel.gpus <= MAX_RANKS, || {
-            format!("parallel.gpus is {}: give at most {MAX_RANKS}", parallel.gpus)
-        })?;
-        self.validate_pipeline()?;
-        self.validate_product()?;
-        self.validate_experts()?;
-        self.validate_sequence_ranks()?;
-        let fsdp = self.fsdp_of_chunks(vec![]);
-        fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
-        require(!(parallel.cpu_offload && device::meant(&self.train.device) == "cpu"), || {
-            format!(
-                "parallel.cpu_offload is true, but the ranks compute on the CPU (train.device {}) already: leave it out",
-                self.train.device
-            )
-        })
-    }
-
-    fn validate_pipeline(&self) -> Result<(), ConfigError> {
-        let (parallel, blocks) = (&self.parallel, self.model.blocks());
-        let (gpus, pp, virtual_stages) = (parallel.gpus, parallel.pp, parallel.virtual_stages());
-        require(pp > 0, || "parallel.pp is 0: give at least 1, which is no pipeline".into())?;
-        require(gpus.is_multiple_of(pp), || {
-            let fits = gpus.checked_next_multiple_of(pp).unwrap_or(pp);
-            format!(
-                "parallel.pp is {pp}, which does not divide the {} (parallel.gpus): give a divisor (--set parallel.pp=1 for no \
-                 pipeline), or --gpus {fits}",
-                count(gpus, "rank")
-            )
-        })?;
-        let chunks = pp.saturating_mul(virtual_stages);
-        require(chunks <= blocks + 2, || {
-            format!(
-                "parallel.pp {pp} x virtual_stages {virtual_stages} are {chunks} chunks of the model, which has {} beside \
-                 embedding and head: give fewer stages",
-                count(blocks, "block")
-            )
-        })?;
-        let Some(stages) = parallel.stages.as_ref().filter(|_| pp > 1) else { return Ok(()) };
-        let all = stages.iter().fold(0usize, |all, blocks| all.saturating_add(*blocks));
-        let empty = stages.iter().enumerate().any(|(i, count)| *count == 0 && i > 0 && i + 1 < chunks);
-        require(stages.len() == chunks && all == blocks && !empty, || {
-            format!(
-                "parallel.stages is {stages:?}: give the numbers of blocks of {} (parallel.pp x virtual_stages), which are {blocks} \
-                 together, or null",
-                count(chunks, "chunk")
-            )
-        })
-    }
-
-    /// Sizes that are all given multiply to the number of ranks.
-    fn validate_product(&self) -> Result<(), ConfigError> {
-        let ParallelConfig { gpus, pp, tp, cp, strategy, dp_replicate, dp_shard, .. } = self.parallel;
-        let Some(dp_shard) = dp_shard else { return Ok(()) };
-        let replicas = match strategy {
-            Strategy::HybridShard => dp_replicate.unwrap_or(2),
-            Strategy::Ddp => gpus / pp / tp.max(1) / cp.max(1), // all of a stage, and nothing is sharded
-            _ => 1,
-        };
-        let product = pp.saturating_mul(replicas).saturating_mul(dp_shard).saturating_mul(cp).saturating_mul(tp);
-        require(product == gpus, || {
-            format!(
-                "parallel.pp {pp} x {replicas} {} of {} x parallel.dp_shard {dp_shard}{} = {product}, but there are {} (parallel.gpus): give sizes \
-                 that multiply to it, or --set parallel.dp_shard=null for what the others leave",
-                if replicas == 1 { "replica" } else { "replicas" },
-                strategy.name(),
-                [("cp", cp), ("tp", tp)]
-                    .into_iter()
-                    .filter(|(_, size)| *size > 1)
-                    .map(|(axis, size)| format!(" x parallel.{axis} {size}"))
-                    .collect::<String>(),
-                count(gpus, "rank")
-            )
-        })
-    }
-
-    fn validate_experts(&self) -> Result<(), ConfigError> {
-        let (ep, layers) = (self.parallel.ep, self.expert_layers());
-        require(ep > 0, || "parallel.ep is 0: give at least 1, which is all experts on every rank".into())?;
-        if ep == 1 {
-            return Ok(());
-        }
-        let Some((_, experts)) = layers.filter(|(layers, _)| !layers.is_empty()) else {
-            let why = match &self.model {
-                ModelConfig::Gpt2(_) => "model.type gpt2 has no experts",
-                ModelConfig::DeepSeek(_) => "all layers are dense (model.first_k_dense_replace)",
-            };
-            return Err(ConfigError::Invalid(format!(
-                "parallel.ep is {ep}, but {why}: leave it out (--set parallel.ep=1)"
-            )));
-        };
-        let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(self.parallel.gpus);
-        let divides = |ep: usize| experts.is_multiple_of(ep) && ranks.is_multiple_of(ep);
-        require(divides(ep) || self.parallel.strategy == Strategy::Block, || {
-            let fits = (1..=ep.min(experts)).rev().find(|fits| divides(*fits)).unwrap_or(1);
-            let of = if self.parallel.strategy == Strategy::HybridShard { "of a replica" } else { "of a stage" };
-            format!(
-                "parallel.ep is {ep}: it must divide the {experts} experts (moe.num_experts) and the number of ranks {of}, which is {ranks}: give \
-                 {fits} (--set parallel.ep={fits})"
-            )
-        })
-    }
-
-    /// Each of several ranks has a token of its own. A vocabulary of 0 is not known yet.
-    pub(crate) fn validate_vocabulary(&self) -> Result<(), ConfigError> {
-        let (vocab, tp) = (self.model.vocab_size(), self.parallel.tp);
-        require(vocab == 0 || vocab >= tp, || {
-            format!(
-                "parallel.tp is {tp}, more than the vocabulary's {} (model.vocab_size): give fewer (--set parallel.tp=1)",
-                count(vocab, "token")
-            )
-        })
-    }
-
-    /// Heads, columns, rows of a sequence and ranks are dealt out evenly.
-    fn validate_sequence_ranks(&self) -> Result<(), ConfigError> {
-        let ParallelConfig { tp, cp, strategy, .. } = self.parallel;
-        require(tp > 0, || "parallel.tp is 0: give at least 1, which is all heads and columns on every rank".into())?;
-        require(cp > 0, || "parallel.cp is 0: give at least 1, which is whole sequences on every rank".into())?;
-        if tp.saturating_mul(cp) == 1 || strategy == Strategy::Block {
-            return Ok(());
-        }
-        self.validate_vocabulary()?;
-        let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(self.parallel.gpus);
-        let of = if strategy == Strategy::HybridShard { "the ranks of a replica" } else { "the ranks of a stage" };
-        let length = self.train.seq_len;
-        divides("cp", cp, &[(of, ranks)])?;
-        require(cp == 1 || length.is_multiple_of(2 * cp), || {
-            let fits = length.next_multiple_of(2 * cp);
-            format!(
-                "parallel.cp is {cp}: each rank has two chunks of a sequence, and {} do not divide train.seq_len, {length}: give --set \
-                 train.seq_len={fits}, or fewer ranks (--set parallel.cp=1)",
-                2 * cp
-            )
-        })?;
-        let mut sizes = vec![(of, ranks / cp), ("train.seq_len", length / cp)];
-        if cp > 1 {
-            sizes[0].0 = "the ranks of a stage or replica over parallel.cp";
-            sizes[1].0 = "train.seq_len over parallel.cp";
-        }
-        match &self.model {
-            ModelConfig::Gpt2(model) => {
-                let inner = model.n_inner.unwrap_or(4 * model.n_embd);
-                sizes.extend([("model.n_head", model.n_head), ("model.n_inner", inner)]);
-            }
-            ModelConfig::DeepSeek(model) => {
-                sizes.push(("model.num_attention_heads", model.num_attention_heads));
-                if model.first_k_dense_replace > 0 {
-                    sizes.push(("model.intermediate_size", model.intermediate_size));
-                }
-                let moe = self.moe.as_ref().filter(|moe| moe.n_shared_experts > 0);
-                sizes.extend(
-                    moe.map(|moe| ("moe.moe_intermediate_size", moe.n_shared_experts * moe.moe_intermediate_size)),
-                );
-            }
-        }
-        divides("tp", tp, &sizes)
-    }
-
     fn validate_comm(&self) -> Result<(), ConfigError> {
         let comm = &self.comm;
         let keys = [("timeout_seconds", comm.timeout_seconds), ("init_timeout_seconds", comm.init_timeout_seconds)];
@@ -268,10 +108,12 @@ impl Config {
                         "model.first_k_dense_replace is {dense} of {layers} layers: give at most as many as there are"
                     )
                 })?;
+                let modules = if shape.mtp_depth > 0 { ", those of model.mtp_depth among them," } else { "" };
                 require(self.moe.is_some() || dense >= layers, || {
                     format!(
-                        "model.first_k_dense_replace is {dense} of {layers} layers and the others have experts, but \
-                         there is no `moe` section: add one (`moe: {{num_experts: 8}}`), or make all layers dense"
+                        "model.first_k_dense_replace is {dense} of {layers} layers{modules} and the others have experts, but \
+                         there is no `moe` section: add one (`moe: {{num_experts: 8}}`), or make all dense (--set \
+                         model.first_k_dense_replace={layers})"
                     )
                 })?;
                 self.moe.as_ref().map_or(Ok(()), |moe| moe.validate().map_err(ConfigError::Invalid))
@@ -309,9 +151,11 @@ impl Config {
             )
         })?;
         let batch = train.global_batch_size;
+        let alone = self.parallel.tp.saturating_mul(self.parallel.cp) == 1;
+        let who = if alone { "ranks" } else { "groups of ranks" };
         require(batch >= gpus, || {
             format!(
-                "train.global_batch_size is {batch}, fewer sequences than the {gpus} ranks that share them (parallel.gpus): give at \
+                "train.global_batch_size is {batch}, fewer sequences than the {gpus} {who} that share them (parallel.gpus): give at \
                  least {gpus} (--batch-size {gpus}), or fewer ranks"
             )
         })?;
@@ -389,17 +233,6 @@ impl Config {
 
 /// In seconds.
 const A_WEEK: u64 = 7 * 24 * 60 * 60;
-
-/// Refuses ranks of an axis that do not divide one of these sizes.
-fn divides(axis: &str, ranks: usize, sizes: &[(&str, usize)]) -> Result<(), ConfigError> {
-    let Some((what, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(ranks)) else { return Ok(()) };
-    let fit = |ranks: usize| sizes.iter().all(|(_, size)| size.is_multiple_of(ranks));
-    let most = sizes.iter().map(|(_, size)| *size).min().unwrap_or(1).clamp(1, MAX_RANKS);
-    let fits = (1..ranks.min(most + 1)).rev().find(|fits| fit(*fits)).unwrap_or(1);
-    Err(ConfigError::Invalid(format!(
-        "parallel.{axis} is {ranks}, which does not divide {what}, {size}: give {fits} (--set parallel.{axis}={fits})"
-    )))
-}
 
 pub(super) fn require(fits: bool, message: impl FnOnce() -> String) -> Result<(), ConfigError> {
     if fits { Ok(()) } else { Err(ConfigError::Invalid(message())) }

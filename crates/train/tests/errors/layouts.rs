@@ -118,7 +118,7 @@ const LAYOUTS: &[Mistake] = &[
         "heads over ranks that they do not divide",
         &[],
         "--model gpt2 --gpus 6 --set parallel.tp=4",
-        &["parallel.tp is 4, which does not divide the ranks of a stage, 6", "give 2 (--set parallel.tp=2)"],
+        &["parallel.tp 4: 4 does not divide the ranks of a stage, 6", "give --gpus 8, or fewer ranks"],
     ),
     (
         "heads that ranks do not divide",
@@ -136,7 +136,7 @@ const LAYOUTS: &[Mistake] = &[
         "rows of a sequence that ranks do not divide",
         &[],
         "--model gpt2 --gpus 2 --set parallel.tp=2 --set train.seq_len=63",
-        &["parallel.tp is 2, which does not divide train.seq_len, 63", "give 1"],
+        &["a multiple of 2 tokens", "train.seq_len is 63", "give 64 (--seq-len 64)"],
     ),
     (
         "columns that ranks do not divide",
@@ -148,20 +148,20 @@ const LAYOUTS: &[Mistake] = &[
         "columns of shared experts that ranks do not divide",
         &[],
         "--model deepseek --gpus 2 --set parallel.tp=2 --set moe.n_shared_experts=1 --set moe.moe_intermediate_size=33",
-        &["parallel.tp is 2, which does not divide moe.moe_intermediate_size, 33"],
+        &["parallel.tp is 2, which does not divide moe.n_shared_experts x moe.moe_intermediate_size, 33"],
     ),
     ("rows over no rank", &[], "--model gpt2 --set parallel.cp=0", &["parallel.cp is 0", "at least 1"]),
     (
         "rows over ranks that they do not divide",
         &[],
         "--model gpt2 --gpus 6 --set parallel.cp=4",
-        &["parallel.cp is 4, which does not divide the ranks of a stage, 6", "give 3 (--set parallel.cp=3)"],
+        &["parallel.cp 4: 4 does not divide the ranks of a stage, 6", "give --gpus 8, or fewer ranks"],
     ),
     (
         "chunks of a sequence that do not come out even",
         &[],
         "--model gpt2 --gpus 4 --set parallel.cp=4 --set train.seq_len=60",
-        &["parallel.cp is 4: each rank has two chunks", "8 do not divide train.seq_len, 60", "train.seq_len=64"],
+        &["parallel.cp 4 x parallel.tp 1", "a multiple of 8 tokens, two chunks", "train.seq_len is 60", "--seq-len 64"],
     ),
     (
         "rows over ranks, and blocks on ranks",
@@ -173,7 +173,7 @@ const LAYOUTS: &[Mistake] = &[
         "heads over ranks that the context leaves too few of",
         &[],
         "--model gpt2 --gpus 4 --set parallel.cp=2 --set parallel.tp=4",
-        &["parallel.tp is 4, which does not divide the ranks of a stage or replica over parallel.cp, 2", "give 2"],
+        &["parallel.cp 2 x parallel.tp 4: 8 does not divide the ranks of a stage, 4", "--gpus 8"],
     ),
     (
         "a vocabulary smaller than the ranks",
@@ -191,7 +191,7 @@ const LAYOUTS: &[Mistake] = &[
         "heads over ranks of a replica",
         &[],
         "--model gpt2 --gpus 6 --strategy hybrid_shard --set parallel.tp=2",
-        &["parallel.tp is 2, which does not divide the ranks of a replica, 3"],
+        &["parallel.tp 2: 2 does not divide the ranks of a replica, 3", "--gpus 8"],
     ),
     (
         "sizes with heads over ranks that do not multiply to them",
@@ -203,7 +203,7 @@ const LAYOUTS: &[Mistake] = &[
         "fewer sequences than groups of ranks",
         &[],
         "--model gpt2 --gpus 8 --set parallel.tp=2 --batch-size 3",
-        &["global_batch_size is 3", "the 4 ranks that share them"],
+        &["global_batch_size is 3", "the 4 groups of ranks that share them"],
     ),
     (
         "sequences longer than a table of layouts",
@@ -216,7 +216,7 @@ const LAYOUTS: &[Mistake] = &[
         &[],
         "--model gpt2 --gpus 3 --set parallel.adaptive=true --set model.n_positions=4096 --seq-len 4096",
         &[
-            "parallel.tp is 2, which does not divide the ranks of a stage, 3",
+            "parallel.tp 2: 2 does not divide the ranks of a stage, 3",
             "parallel.adaptive's row up to 4096 for train.seq_len 4096",
         ],
     ),

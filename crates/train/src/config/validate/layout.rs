@@ -1,0 +1,200 @@
+//! Sizes of a layout that fit each other and the model.
+
+use super::{MAX_RANKS, require};
+use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
+use crate::device;
+use crate::words::count;
+use fsdp::Strategy;
+use moe::MoeConfig;
+
+impl Config {
+    pub(super) fn validate_parallel(&self) -> Result<(), ConfigError> {
+        let parallel = &self.parallel;
+        require(parallel.gpus > 0, || "parallel.gpus is 0: give at least 1".into())?;
+        require(parallel.gpus <= MAX_RANKS, || {
+            format!("parallel.gpus is {}: give at most {MAX_RANKS}", parallel.gpus)
+        })?;
+        self.validate_pipeline()?;
+        self.validate_product()?;
+        self.validate_experts()?;
+        self.validate_sequence_ranks()?;
+        let fsdp = self.fsdp_of_chunks(vec![]);
+        fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
+        require(!(parallel.cpu_offload && device::meant(&self.train.device) == "cpu"), || {
+            format!(
+                "parallel.cpu_offload is true, but the ranks compute on the CPU (train.device {}) already: leave it out",
+                self.train.device
+            )
+        })
+    }
+
+    fn validate_pipeline(&self) -> Result<(), ConfigError> {
+        let (parallel, blocks) = (&self.parallel, self.model.blocks());
+        let (gpus, pp, virtual_stages) = (parallel.gpus, parallel.pp, parallel.virtual_stages());
+        require(pp > 0, || "parallel.pp is 0: give at least 1, which is no pipeline".into())?;
+        require(gpus.is_multiple_of(pp), || {
+            let fits = gpus.checked_next_multiple_of(pp).unwrap_or(pp);
+            format!(
+                "parallel.pp is {pp}, which does not divide the {} (parallel.gpus): give a divisor (--set parallel.pp=1 for no \
+                 pipeline), or --gpus {fits}",
+                count(gpus, "rank")
+            )
+        })?;
+        let chunks = pp.saturating_mul(virtual_stages);
+        require(chunks <= blocks + 2, || {
+            format!(
+                "parallel.pp {pp} x virtual_stages {virtual_stages} are {chunks} chunks of the model, which has {} beside \
+                 embedding and head: give fewer stages",
+                count(blocks, "block")
+            )
+        })?;
+        let Some(stages) = parallel.stages.as_ref().filter(|_| pp > 1) else { return Ok(()) };
+        let all = stages.iter().fold(0usize, |all, blocks| all.saturating_add(*blocks));
+        let empty = stages.iter().enumerate().any(|(i, count)| *count == 0 && i > 0 && i + 1 < chunks);
+        require(stages.len() == chunks && all == blocks && !empty, || {
+            format!(
+                "parallel.stages is {stages:?}: give the numbers of blocks of {} (parallel.pp x virtual_stages), which are {blocks} \
+                 together, or null",
+                count(chunks, "chunk")
+            )
+        })
+    }
+
+    /// Sizes that are all given multiply to the number of ranks.
+    fn validate_product(&self) -> Result<(), ConfigError> {
+        let ParallelConfig { gpus, pp, tp, cp, strategy, dp_replicate, dp_shard, .. } = self.parallel;
+        let Some(dp_shard) = dp_shard else { return Ok(()) };
+        let replicas = match strategy {
+            Strategy::HybridShard => dp_replicate.unwrap_or(2),
+            Strategy::Ddp => gpus / pp / tp.max(1) / cp.max(1), // all of a stage, and nothing is sharded
+            _ => 1,
+        };
+        let product = pp.saturating_mul(replicas).saturating_mul(dp_shard).saturating_mul(cp).saturating_mul(tp);
+        require(product == gpus, || {
+            format!(
+                "parallel.pp {pp} x {replicas} {} of {} x parallel.dp_shard {dp_shard}{} = {product}, but there are {} (parallel.gpus): give sizes \
+                 that multiply to it, or --set parallel.dp_shard=null for what the others leave",
+                if replicas == 1 { "replica" } else { "replicas" },
+                strategy.name(),
+                [("cp", cp), ("tp", tp)]
+                    .into_iter()
+                    .filter(|(_, size)| *size > 1)
+                    .map(|(axis, size)| format!(" x parallel.{axis} {size}"))
+                    .collect::<String>(),
+                count(gpus, "rank")
+            )
+        })
+    }
+
+    fn validate_experts(&self) -> Result<(), ConfigError> {
+        let (ep, layers) = (self.parallel.ep, self.expert_layers());
+        require(ep > 0, || "parallel.ep is 0: give at least 1, which is all experts on every rank".into())?;
+        if ep == 1 {
+            return Ok(());
+        }
+        let Some((_, experts)) = layers.filter(|(layers, _)| !layers.is_empty()) else {
+            let why = match &self.model {
+                ModelConfig::Gpt2(_) => "model.type gpt2 has no experts",
+                ModelConfig::DeepSeek(_) => "all layers are dense (model.first_k_dense_replace)",
+            };
+            return Err(ConfigError::Invalid(format!(
+                "parallel.ep is {ep}, but {why}: leave it out (--set parallel.ep=1)"
+            )));
+        };
+        let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(self.parallel.gpus);
+        let divides = |ep: usize| experts.is_multiple_of(ep) && ranks.is_multiple_of(ep);
+        require(divides(ep) || self.parallel.strategy == Strategy::Block, || {
+            let fits = (1..=ep.min(experts)).rev().find(|fits| divides(*fits)).unwrap_or(1);
+            let of = if self.parallel.strategy == Strategy::HybridShard { "of a replica" } else { "of a stage" };
+            format!(
+                "parallel.ep is {ep}: it must divide the {experts} experts (moe.num_experts) and the number of ranks {of}, which is {ranks}: give \
+                 {fits} (--set parallel.ep={fits})"
+            )
+        })
+    }
+
+    /// Each of several ranks has a token of its own. A vocabulary of 0 is not known yet.
+    pub(crate) fn validate_vocabulary(&self) -> Result<(), ConfigError> {
+        let (vocab, tp) = (self.model.vocab_size(), self.parallel.tp);
+        require(vocab == 0 || vocab >= tp, || {
+            format!(
+                "parallel.tp is {tp}, more than the vocabulary's {} (model.vocab_size): give fewer (--set parallel.tp=1)",
+                count(vocab, "token")
+            )
+        })
+    }
+
+    /// Heads, columns, rows of a sequence and ranks are dealt out evenly.
+    fn validate_sequence_ranks(&self) -> Result<(), ConfigError> {
+        let ParallelConfig { gpus, pp, tp, cp, strategy, .. } = self.parallel;
+        require(tp > 0, || "parallel.tp is 0: give at least 1, which is all heads and columns on every rank".into())?;
+        require(cp > 0, || "parallel.cp is 0: give at least 1, which is whole sequences on every rank".into())?;
+        let together = tp.saturating_mul(cp);
+        if together == 1 || strategy == Strategy::Block {
+            return Ok(());
+        }
+        self.validate_vocabulary()?;
+        let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(gpus);
+        let of = if strategy == Strategy::HybridShard { "the ranks of a replica" } else { "the ranks of a stage" };
+        require(ranks.is_multiple_of(together), || {
+            let given = [("cp", cp), ("tp", tp)].into_iter().filter(|(_, size)| *size > 1);
+            let given: Vec<String> = given.map(|(axis, size)| format!("parallel.{axis} {size}")).collect();
+            let others = (gpus / ranks.max(1)).max(pp);
+            let enough = others.checked_mul(together).filter(|ranks| *ranks <= MAX_RANKS);
+            let more = enough.map_or(String::new(), |least| format!("--gpus {}, or ", gpus.next_multiple_of(least)));
+            format!(
+                "{}: {together} does not divide {of}, {ranks}: give {more}fewer ranks a sequence",
+                given.join(" x ")
+            )
+        })?;
+        self.validate_rows()?;
+        self.validate_heads(ranks / cp)
+    }
+
+    /// Each rank has as many rows of a sequence, and of a context two chunks.
+    fn validate_rows(&self) -> Result<(), ConfigError> {
+        let (ParallelConfig { tp, cp, .. }, length) = (&self.parallel, self.train.seq_len);
+        let rows = if *cp > 1 && !tp.is_multiple_of(2) { 2 * tp } else { *tp };
+        let unit = cp * rows;
+        require(length.is_multiple_of(unit), || {
+            let less = (length / unit * unit).max(unit);
+            let more = length.checked_next_multiple_of(unit).filter(|more| *more <= self.model.context().1);
+            let chunks = if *cp > 1 { ", two chunks of a sequence on each rank of a context" } else { "" };
+            format!(
+                "parallel.cp {cp} x parallel.tp {tp} take sequences of a multiple of {unit} tokens{chunks}, and train.seq_len is {length}: \
+                 give {} (--seq-len {}), or fewer ranks",
+                more.unwrap_or(less),
+                more.unwrap_or(less)
+            )
+        })
+    }
+
+    /// Each rank has as many heads, and as many columns; `ranks` are those that `tp` must divide too.
+    fn validate_heads(&self, ranks: usize) -> Result<(), ConfigError> {
+        let tp = self.parallel.tp;
+        let mut sizes = vec![];
+        match &self.model {
+            ModelConfig::Gpt2(model) => {
+                let inner = model.n_inner.unwrap_or(model.n_embd.saturating_mul(4));
+                sizes.extend([("model.n_head", model.n_head), ("model.n_inner", inner)]);
+            }
+            ModelConfig::DeepSeek(model) => {
+                sizes.push(("model.num_attention_heads", model.num_attention_heads));
+                if model.first_k_dense_replace > 0 {
+                    sizes.push(("model.intermediate_size", model.intermediate_size));
+                }
+                let shared = self.moe.as_ref().filter(|moe| moe.n_shared_experts > 0);
+                let width = |moe: &MoeConfig| moe.n_shared_experts.saturating_mul(moe.moe_intermediate_size);
+                let what = "moe.n_shared_experts x moe.moe_intermediate_size";
+                sizes.extend(shared.map(|moe| (what, width(moe))));
+            }
+        }
+        let Some((what, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(tp)) else { return Ok(()) };
+        let all = |tp: usize| sizes.iter().all(|(_, size)| size.is_multiple_of(tp));
+        let divides = |tp: usize| ranks.is_multiple_of(tp) && all(tp);
+        let fits = (1..tp).rev().find(|fits| divides(*fits)).unwrap_or(1);
+        Err(ConfigError::Invalid(format!(
+            "parallel.tp is {tp}, which does not divide {what}, {size}: give {fits} (--set parallel.tp={fits})"
+        )))
+    }
+}
