@@ -1,6 +1,8 @@
 //! Logits, loss and every parameter's gradient against Hugging Face transformers (`tests/reference/make_fixtures.py`).
 
+#[path = "../common/mod.rs"]
 mod common;
+mod ranks;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};

@@ -1,0 +1,136 @@
+//! The same over ranks that have parts of the heads, of the columns and of the rows.
+
+use super::common::{load, reference};
+use super::{Collect, GRADIENTS, LOGITS, Track, assert_close, floats, floats_of, gradients, ints};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+use comm::{CommError, Communicator, ContextParallel, Reduce, SequenceRanks, TensorParallel, run_ranks};
+use model::hf::Pretrained;
+use model::{DeepSeek, Gpt2, Parallel, cut};
+use moe::MoeConfig;
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::fs;
+
+/// Sizes of `cp` and `tp`.
+const LAYOUTS: [[usize; 2]; 3] = [[1, 2], [2, 1], [2, 2]];
+
+#[test]
+fn parts_of_models_on_ranks_equal_transformers() {
+    for name in
+        ["gpt2-a", "gpt2-b", "deepseek-v3-q-lora", "deepseek-v3-no-q-lora", "deepseek-v3-yarn", "deepseek-v2-greedy"]
+    {
+        for [cp, tp] in LAYOUTS {
+            run_ranks(vec![Device::flex(); cp * tp], comm::TIMEOUT, move |comm| equals_transformers(name, &comm, tp))
+                .unwrap_or_else(|failure| panic!("{name}, cp {cp}, tp {tp}: {failure}"));
+        }
+    }
+}
+
+fn equals_transformers(name: &str, comm: &Communicator, tp: usize) -> Result<(), CommError> {
+    let (device, path) = (Device::flex(), reference(name));
+    let file = fs::read(path.join("expected.safetensors")).unwrap();
+    let expected = SafeTensors::deserialize(&file).unwrap();
+
+    let mut parallel = Parallel::default();
+    let [context, rows] = [comm.rank() % tp, tp + comm.rank() / tp].map(|color| comm.split(color));
+    let (context, rows) = (context?, rows?);
+    parallel.sequences = SequenceRanks {
+        tp: TensorParallel::new(rows, parallel.first_error.clone()),
+        cp: ContextParallel::new(context.clone(), parallel.first_error.clone()),
+    };
+    let own = |of: &str| parallel.sequences.cp.own(ints(&expected, of, &device), 1);
+    let (tokens, targets) = (own("tokens"), own("targets"));
+    let sums = Sums { world: comm.clone(), context };
+    match load(&path) {
+        Pretrained::Gpt2(config, model) => {
+            let expected_gradients = gradients(Gpt2::new(&config, &device), &path);
+            compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
+                let x = model.ends.embed(tokens.clone(), None, parallel);
+                let x = model.blocks.iter().fold(x, |x, block| block.forward(x, None, parallel));
+                model.ends.losses(x, targets.clone(), 0.0, parallel).cross_entropy
+            })
+        }
+        Pretrained::DeepSeek(config, moe, model) => {
+            let without_bias = MoeConfig { selection_bias: false, ..moe };
+            let expected_gradients = gradients(DeepSeek::new(&config, &without_bias, &device), &path);
+            compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
+                let tp = &parallel.sequences.tp;
+                let x = model::deepseek::embed(&model.embed, tokens.clone(), config.vocab_size, tp);
+                let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, None, parallel).x_btd);
+                model.head.losses(x, targets.clone(), 0.0, tp).cross_entropy
+            })
+        }
+    }
+}
+
+/// Gradients of what every rank has are summed over all of them, those of parts over the ranks with the same part.
+struct Sums {
+    world: Communicator,
+    context: Communicator,
+}
+
+fn compare<M: Module>(
+    parallel: &Parallel,
+    sums: &Sums,
+    model: M,
+    expected_gradients: M,
+    expected_loss: &[f32],
+    loss: impl Fn(&M, &Parallel) -> Tensor<1>,
+) -> Result<(), CommError> {
+    let tp = &parallel.sequences.tp;
+    let part = |module: M| module.map(&mut Part { path: vec![], tp: tp.clone() });
+    let (model, expected_gradients) = (part(model).map(&mut Track), part(expected_gradients));
+    // Ranks of a context have means of as many rows each.
+    let loss = loss(&model, parallel) / sums.context.world_size() as f64;
+    let mut found_gradients = loss.clone().backward();
+    parallel.first_error.check()?;
+    let sum = |of: &Communicator, values: Vec<f32>| {
+        let len = values.len();
+        let values = Tensor::<1>::from_data(TensorData::new(values, [len]), &Device::flex());
+        of.all_reduce(values, Reduce::Sum).map(floats_of)
+    };
+    assert_close("loss", &sum(&sums.world, floats_of(loss.inner()))?, expected_loss, LOGITS);
+
+    let mut found = Collect { gradients: Some(&mut found_gradients), ..Default::default() };
+    model.visit(&mut found);
+    let mut expected = Collect::default();
+    expected_gradients.visit(&mut expected);
+    let found: BTreeMap<String, Vec<f32>> = found.values;
+    for (path, values) in found {
+        let of = if cut(&path).is_some() { &sums.context } else { &sums.world };
+        let values = sum(of, values)?;
+        let Some(expected) = expected.values.get(&path) else {
+            assert!(path.ends_with("router.bias"), "without reference: {path}");
+            continue;
+        };
+        let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+        assert_close(&path, &values, expected, GRADIENTS * largest);
+    }
+    Ok(())
+}
+
+/// Leaves of each parameter a rank's part.
+struct Part {
+    path: Vec<String>,
+    tp: TensorParallel,
+}
+
+impl ModuleMapper for Part {
+    fn enter_module(&mut self, name: &str, _container: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(cut) = cut(&self.path.join(".")) else { return param };
+        let (whole, width) = (param.val(), param.dims()[cut.dim] / cut.blocks);
+        let mine = self.tp.part(width);
+        let of_block =
+            |block: usize| whole.clone().slice_dim(cut.dim, block * width + mine.start..block * width + mine.end);
+        Param::initialized(param.id, Tensor::cat((0..cut.blocks).map(of_block).collect(), cut.dim))
+    }
+}
