@@ -15,6 +15,9 @@
 //! all_to_all     abc      def      ghi      ->       adg           beh           cfi
 //! ```
 //!
+//! Above the collectives stand those with gradients, which a graph's forward and backward run through ([`ops`]): ranks that have heads and columns together
+//! ([`TensorParallel`]), and ranks that have parts of a context ([`ContextParallel`]); both together are [`SequenceRanks`].
+//!
 //! Four laws hold for every engine:
 //! * Sums run in rank order, so a result is bitwise the same every time and with every engine.
 //! * Every rank calls the same collectives in the same order. Where shapes, dtypes or collectives disagree, every rank gets

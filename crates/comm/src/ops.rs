@@ -7,7 +7,7 @@
 //! ```
 //!
 //! They run here and now, on the rank's thread, and every rank runs each of them, forward and backward. They return no error, nor do they panic if a rank is
-//! lost: what failed is in a [`FirstError`], and the numbers of the graph mean nothing then.
+//! lost: what failed is in a [`FirstError`](crate::FirstError), and the numbers of the graph mean nothing then.
 
 use burn::backend::autodiff::{
     Autodiff,

@@ -1,12 +1,12 @@
 //! GPT-2 and DeepSeek (MLA + MoE) as Burn modules, and their weights in Hugging Face's format.
 //!
-//! A model is a module with public parts and a forward on one device; how its parts are spread over ranks is nobody's
-//! business here. `model.logits(tokens)` needs no communicator.
+//! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. A part whose parameters are a
+//! rank's part of them, with a rank's rows of the sequences, computes the same together with the ranks in its [`Parallel`]; [`cut`] says which parameters are cut how.
 //!
 //! Parameters may be f32, bf16 or f16, all of one dtype, which is then that of the residual stream and of the gradients. Norms,
 //! softmax, rotations, routing and the loss are computed in f32, and the loss is f32.
 //!
-//! Shape suffixes: `b` sequences, `t` positions, `d` width of the residual stream, `h` heads, `v` vocabulary (in
+//! Shape suffixes: `b` sequences, `t` positions, `s` those of them that are here, `d` width of the residual stream, `h` heads, `v` vocabulary (in
 //! attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a rotated key.
 
 mod cache;
