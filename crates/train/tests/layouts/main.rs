@@ -1,6 +1,6 @@
 //! A run has the losses of one rank however it is laid out: model x strategy x ranks x accumulation x recompute x wrap x prefetch.
 //!
-//! Some 170 runs of 20 steps, 2 to 4 seconds each on two cores in the dev profile, and some of the presets as they are.
+//! Some 150 runs of 20 steps, 2 to 4 seconds each on two cores in the dev profile, and some of the presets as they are.
 
 mod adaptive;
 #[path = "../common/mod.rs"]
@@ -55,7 +55,7 @@ fn gpt2_has_the_losses_of_one_rank_over_tensor_parallel_ranks() {
 fn deepseek_has_the_losses_of_one_rank_over_tensor_parallel_ranks() {
     every_layout_has_the_losses_of_one_rank(DEEPSEEK, DEEPSEEK_TENSOR);
     let shared = ["--set=moe.n_shared_experts=1", "--set=model.first_k_dense_replace=1", "--set=model.q_lora_rank=32"];
-    every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, V3, &shared[..]].concat(), DEEPSEEK_TENSOR);
+    every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, V3, &shared[..]].concat(), &DEEPSEEK_TENSOR[..2]);
 }
 
 #[test]

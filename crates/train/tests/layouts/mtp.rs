@@ -6,15 +6,10 @@ const MTP: &[&str] = &["--set=model.mtp_depth=2", "--set=model.num_hidden_layers
 
 const MTP_ROWS: &[Row] = &[
     ("tp 2 in full_shard 4", &["gpus=4", "tp=2"]),
-    ("ddp, 4 ranks", &["gpus=4", "strategy=ddp"]),
-    ("full_shard, 2 ranks, recomputes", &["gpus=2", "activation_checkpointing=full"]),
     ("full_shard, 3 ranks, four micro-batches", &["gpus=3"]),
-    ("zero1, 2 ranks, wrapped by size", &["gpus=2", "strategy=zero1", "wrap=size:200000"]),
     ("block, 3 ranks", &["gpus=3", "strategy=block"]),
-    ("pp 2", &["gpus=2", "pp=2"]),
     ("pp 3, uneven stages", &["gpus=3", "pp=3", "stages=[1,1,0]"]),
     ("pp 2, zb_v", &["gpus=2", "pp=2", "schedule=zb_v"]),
-    ("ep 2", &["gpus=2", "ep=2"]),
     ("ep 2 on 6 ranks that share 16 sequences", &["gpus=6", "ep=2", "train.micro_batch_size=null"]),
     ("pp 2 x ep 2, zero_bubble", &["gpus=4", "pp=2", "ep=2", "schedule=zero_bubble"]),
 ];
