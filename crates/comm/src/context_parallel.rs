@@ -1,5 +1,4 @@
-use crate::ops::{flat, with_gradient};
-use crate::tensor_parallel::run;
+use crate::ops::move_rows;
 use crate::{CommError, Communicator, FirstError, Kind};
 use burn::tensor::Tensor;
 use std::ops::Range;
@@ -64,10 +63,8 @@ impl ContextParallel {
     /// All rows of the sequences, in their order: `[b, t / N, d]` to `[b, t, d]`. Gradients of the result are taken for partial sums.
     pub fn gather(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let Some((comm, first_error)) = self.ranks.clone() else { return x_btd };
-        let ([b, t, d], n) = (x_btd.dims(), comm.world_size());
-        let y = run(&first_error, flat(x_btd.clone().inner()), b * t * n * d, |x| gather(&comm, x, b));
-        let back = move |d_y| run(&first_error, d_y, b * t * d, |d_y| scatter(&comm, d_y, b));
-        with_gradient(x_btd, y.reshape([b, t * n, d]), back)
+        let t = x_btd.dims()[1] * comm.world_size();
+        move_rows(comm, first_error, x_btd, t, gather, scatter)
     }
 
     /// Gives `x` to the next rank, the first one being the last one's, runs `work`, and returns what came of the one before; zeros where that fails.

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! They run here and now, on the rank's thread, and every rank runs each of them, forward and backward. They return no error, nor do they panic if a rank is
-//! lost: what failed is in a [`FirstError`](crate::FirstError), and the numbers of the graph mean nothing then.
+//! lost: what failed is in a [`FirstError`], and the numbers of the graph mean nothing then.
 
+use crate::{CommError, Communicator, FirstError};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -124,4 +125,33 @@ where
             OpsKind::UnTracked(step) => step.finish(y.into_primitive()),
         }
     }
+}
+
+/// What a collective makes of `x`, or zeros where it fails.
+pub(crate) fn run(
+    first_error: &FirstError,
+    x: Tensor<1>,
+    len: usize,
+    collective: impl FnOnce(Tensor<1>) -> Result<Tensor<1>, CommError>,
+) -> Tensor<1> {
+    let (device, dtype) = (x.device(), x.dtype());
+    first_error.run(|| collective(x), || Tensor::zeros([len], (&device, dtype)))
+}
+
+/// What a collective makes of this rank's rows of `b` sequences, in one dimension.
+type Move = fn(&Communicator, Tensor<1>, usize) -> Result<Tensor<1>, CommError>;
+
+/// Rows in a graph, `[b, s, d]` to `[b, t, d]`: what `forward` makes of them, and of their gradient `backward`, its transpose; zeros where either fails.
+pub(crate) fn move_rows(
+    comm: Communicator,
+    first_error: FirstError,
+    x_bsd: Tensor<3>,
+    t: usize,
+    forward: Move,
+    backward: Move,
+) -> Tensor<3> {
+    let [b, s, d] = x_bsd.dims();
+    let y = run(&first_error, flat(x_bsd.clone().inner()), b * t * d, |x| forward(&comm, x, b));
+    let back = move |d_y| run(&first_error, d_y, b * s * d, |d_y| backward(&comm, d_y, b));
+    with_gradient(x_bsd, y.reshape([b, t, d]), back)
 }

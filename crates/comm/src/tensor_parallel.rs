@@ -1,4 +1,4 @@
-use crate::ops::{flat, with_gradient};
+use crate::ops::{flat, move_rows, run};
 use crate::{CommError, Communicator, FirstError, Reduce};
 use burn::tensor::Tensor;
 use std::ops::Range;
@@ -51,10 +51,8 @@ impl TensorParallel {
     /// Rows of all ranks: `[b, s, d]` to `[b, t, d]`. Gradients of the result are taken for partial sums.
     pub fn gather(&self, x_bsd: Tensor<3>) -> Tensor<3> {
         let Some((comm, first_error)) = self.ranks.clone() else { return x_bsd };
-        let ([b, s, d], n) = (x_bsd.dims(), comm.world_size());
-        let y = run(&first_error, flat(x_bsd.clone().inner()), b * s * n * d, |x| gather(&comm, x, b));
-        let back = move |d_y| run(&first_error, d_y, b * s * d, |d_y| scatter(&comm, d_y, b));
-        with_gradient(x_bsd, y.reshape([b, s * n, d]), back)
+        let t = x_bsd.dims()[1] * comm.world_size();
+        move_rows(comm, first_error, x_bsd, t, gather, scatter)
     }
 
     /// [`gather`](Self::gather), and how to have the rows again: what reads them need not keep them.
@@ -70,11 +68,9 @@ impl TensorParallel {
     /// If the ranks do not divide `t`.
     pub fn scatter(&self, y_btd: Tensor<3>) -> Tensor<3> {
         let Some((comm, first_error)) = self.ranks.clone() else { return y_btd };
-        let ([b, t, d], n) = (y_btd.dims(), comm.world_size());
+        let (t, n) = (y_btd.dims()[1], comm.world_size());
         assert!(t.is_multiple_of(n), "tensor parallelism: {t} rows of a sequence on {n} ranks");
-        let y = run(&first_error, flat(y_btd.clone().inner()), b * t / n * d, |y| scatter(&comm, y, b));
-        let back = move |d_y| run(&first_error, d_y, b * t * d, |d_y| gather(&comm, d_y, b));
-        with_gradient(y_btd, y.reshape([b, t / n, d]), back)
+        move_rows(comm, first_error, y_btd, t / n, scatter, gather)
     }
 
     /// The combination of the ranks' numbers, in no graph.
@@ -165,17 +161,6 @@ impl Cut {
 /// Part `rank` of `n` things that are dealt out to `ranks` ranks in order.
 pub fn part(n: usize, rank: usize, ranks: usize) -> Range<usize> {
     rank * n / ranks..(rank + 1) * n / ranks
-}
-
-/// What a collective makes of `x`, or zeros where it fails.
-pub(crate) fn run(
-    first_error: &FirstError,
-    x: Tensor<1>,
-    len: usize,
-    collective: impl FnOnce(Tensor<1>) -> Result<Tensor<1>, CommError>,
-) -> Tensor<1> {
-    let (device, dtype) = (x.device(), x.dtype());
-    first_error.run(|| collective(x), || Tensor::zeros([len], (&device, dtype)))
 }
 
 /// Each rank's rows of `b` sequences to all rows of each.

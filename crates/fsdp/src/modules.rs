@@ -5,8 +5,7 @@ use crate::plan::Class;
 use crate::unit::{AnyUnit, Bound, Draw, Marks, ShapeOf, Units, Value};
 use crate::{FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
-use comm::Cut;
-use comm::FirstError;
+use comm::{Cut, FirstError};
 use std::any::Any;
 
 /// The modules that are kept, gathered and freed together: one, or more by [`Wrap::Size`].

@@ -1,4 +1,4 @@
-//! Every parameter's gradient, gathered, is one rank's on any layout of tensor-parallel ranks.
+//! Every parameter's gradient, gathered, is one rank's on any layout of tensor-parallel and context-parallel ranks.
 
 use super::*;
 use crate::config::Source;
