@@ -1,9 +1,9 @@
 //! Attention as CubeCL kernels, on CubeCL's CPU runtime with one and two units a cube, against the plain Rust.
 #![cfg(feature = "cpu-jit")]
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::cube::launch::set_cpu_units;
-use fused::{DropoutKey, RopeTable, causal_attention, causal_self_attention, latent_attention};
+use fused::{AttentionPart, DropoutKey, RopeTable, causal_attention, causal_self_attention, latent_attention};
 
 type Outputs = Vec<Vec<f32>>;
 
@@ -114,7 +114,7 @@ fn one_product_agrees_with_and_without_dropout() {
         agree(&format!("qkv {dtype:?} dropout {dropout}"), dtype, |device| {
             let qkv = input([b, t, 3 * heads * d], 1, dtype, &device.clone().autodiff()).require_grad();
             let dropout = dropout.then(|| (0.3, DropoutKey::derive(1, 2, 3, 4).at_row(5)));
-            let y = causal_self_attention(qkv.clone(), heads, 0.8, dropout);
+            let y = causal_self_attention(qkv.clone(), heads, 0.8, dropout, None);
             gradients(y, [qkv.clone(), qkv.clone(), qkv])
         });
     }
@@ -131,8 +131,54 @@ fn latent_attention_agrees() {
             let kv = input([b, t, heads * (nope + v)], 2, dtype, &device).require_grad();
             let k_rope = input([b, t, rope], 3, dtype, &device).require_grad();
             let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &device);
-            let y = latent_attention(q.clone(), kv.clone(), k_rope.clone(), &table, heads, 0.4);
+            let y = latent_attention(q.clone(), kv.clone(), k_rope.clone(), &table, heads, 0.4, None);
             gradients(y, [q, kv, k_rope])
         });
     }
+}
+
+/// Of three documents in each of two rows of 39.
+fn starts(device: &Device) -> Tensor<2, Int> {
+    let rows = [[0..13, 13..14, 14..39], [0..17, 17..35, 35..39]];
+    let starts: Vec<i32> = rows.into_iter().flatten().flat_map(|place| vec![place.start; place.len()]).collect();
+    Tensor::from_data(TensorData::new(starts, [2, 39]), (device, DType::I32))
+}
+
+#[test]
+fn documents_agree() {
+    let [b, t, heads, d] = [2, 39, 3, 8];
+    for (dtype, dropout) in [(DType::F32, None), (DType::BF16, Some((0.3, DropoutKey::derive(1, 2, 3, 4))))] {
+        agree(&format!("documents, qkv {dtype:?}"), dtype, |device| {
+            let qkv = input([b, t, 3 * heads * d], 1, dtype, &device.clone().autodiff()).require_grad();
+            let y = causal_self_attention(qkv.clone(), heads, 0.8, dropout, Some(&starts(device)));
+            gradients(y, [qkv.clone(), qkv.clone(), qkv])
+        });
+    }
+    let [nope, rope, v] = [8, 4, 6];
+    agree("documents, latent", DType::F32, |device| {
+        let tracked = device.clone().autodiff();
+        let q = input([b, t, heads * (nope + rope)], 1, DType::F32, &tracked).require_grad();
+        let kv = input([b, t, heads * (nope + v)], 2, DType::F32, &tracked).require_grad();
+        let k_rope = input([b, t, rope], 3, DType::F32, &tracked).require_grad();
+        let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &tracked);
+        let y = latent_attention(q.clone(), kv.clone(), k_rope.clone(), &table, heads, 0.4, Some(&starts(device)));
+        gradients(y, [q, kv, k_rope])
+    });
+}
+
+/// Of the later queries some see none of the earlier keys.
+#[test]
+fn parts_of_documents_agree() {
+    let [b, heads, t, d] = [2, 2, 39, 8];
+    agree("a part of documents", DType::F32, |device| {
+        let [q, k, v] = [1, 2, 3].map(|seed| input([b, heads, t, d], seed, DType::F32, device));
+        let starts = starts(device).slice_dim(1, 20..t);
+        let part = AttentionPart { first: [20, 0], scale: 0.8, dropout: None };
+        let [q, k, v] = [q.slice_dim(2, 20..t), k.slice_dim(2, 0..20), v.slice_dim(2, 0..20)];
+        let (y, l) = part.forward([q.clone(), k.clone(), v.clone()], Some(starts.clone()));
+        // As if there were no other keys; where there is none here, whatever comes of the others.
+        let (d_y, l) = (input([b, t - 20, heads, d], 4, DType::F32, device), l.clamp_min(-5.0));
+        let [d_q, d_k, d_v] = part.backward([q, k, v], [y.clone(), d_y], l.clone(), Some(starts));
+        [y, l.unsqueeze_dim(3), d_q, d_k, d_v].map(floats).to_vec()
+    });
 }

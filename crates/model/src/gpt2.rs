@@ -229,7 +229,7 @@ impl Gpt2Attention {
         let scale = (head as f64).powf(-0.5);
         if parallel.sequences.cp.is_alone() {
             let dropped = dropped.map(|(p, key)| (p, key.at_index(heads.start * t * t)));
-            return causal_self_attention(qkv, n, scale, dropped);
+            return causal_self_attention(qkv, n, scale, dropped, None);
         }
         let dropout = dropped.map(|(p, key)| (p, key, heads.start));
         let q_bhtd = qkv.clone().slice_dim(2, 0..n * head).reshape([b, t, n, head]).swap_dims(1, 2);

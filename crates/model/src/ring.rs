@@ -85,7 +85,7 @@ impl Ring {
             let work = || {
                 let [k, v] = self.keys.of(here);
                 for (chunks, part) in self.parts(step, shape[1]) {
-                    let sum = part.forward(chunk(q, [&k, &v], &chunks));
+                    let sum = part.forward(chunk(q, [&k, &v], &chunks), None);
                     sums[chunks[0].0] = Some(merged(sums[chunks[0].0].take(), sum));
                 }
             };
@@ -113,7 +113,7 @@ impl Ring {
                     let [(i, queries), (j, _)] = chunks.clone();
                     let [y, d_y] = [y, d_y].map(|rows| rows.clone().slice_dim(1, queries.clone()));
                     let l = l.clone().slice_dim(2, queries);
-                    let gradients = part.backward(chunk(q, [&k, &v], &chunks), [y, d_y], l);
+                    let gradients = part.backward(chunk(q, [&k, &v], &chunks), [y, d_y], l, None);
                     let [of_q, of_k, of_v] = gradients.map(|gradient| gradient.cast(DType::F32));
                     for (sum, gradient) in [(&mut d_q[i], of_q), (&mut d_k[j], of_k), (&mut d_v[j], of_v)] {
                         *sum = Some(sum.take().map_or(gradient.clone(), |sum| sum + gradient));

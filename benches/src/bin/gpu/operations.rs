@@ -243,7 +243,7 @@ fn gpt2(sizes: &Gpt2, device: &Device) -> Vec<Operation> {
         })
         .less(n * d),
         Operation::new(["causal_self_attention", model], n, vec![n * 3 * d], n * d, move |x| {
-            flat(fused::causal_self_attention(x[0].clone().reshape([b, t, 3 * d]), heads, scale, None))
+            flat(fused::causal_self_attention(x[0].clone().reshape([b, t, 3 * d]), heads, scale, None, None))
         })
         .attention(scores, d / heads, d / heads, n * d),
         Operation::new(["causal_attention", model], n, vec![n * d; 3], n * d, move |x| {
@@ -287,7 +287,7 @@ fn deepseek(sizes: &DeepSeek, device: &Device) -> Vec<Operation> {
         .less(n * heads * rope),
         Operation::new(["latent_attention", model], n, latent, n * heads * v, move |x| {
             let (q, kv) = (x[0].clone().reshape([b, t, heads * qk]), x[1].clone().reshape([b, t, heads * (nope + v)]));
-            flat(fused::latent_attention(q, kv, x[2].clone().reshape([b, t, rope]), &same_table, heads, scale))
+            flat(fused::latent_attention(q, kv, x[2].clone().reshape([b, t, rope]), &same_table, heads, scale, None))
         })
         .attention(scores, qk, v, n * heads * v),
         Operation::new(["linear_cross_entropy", model], n, vec![n * d, d * vocab], 1, move |x| {

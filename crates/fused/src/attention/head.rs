@@ -1,9 +1,10 @@
 //! One head of one sequence, on one thread.
 
-use super::{AttentionRule, ScoreDropout};
+use super::{AttentionRule, NO_KEY, ScoreDropout};
 use crate::gemm::{Matrix, product_here};
 use crate::math::{exp, max, sum, sum2};
 use multiversion::multiversion;
+use std::ops::Range;
 
 /// What a head reads: queries and keys in parts whose products are added, such as an unrotated and a rotated one.
 pub(super) struct Head<'a, const P: usize> {
@@ -16,6 +17,8 @@ pub(super) struct Head<'a, const P: usize> {
     pub v: Matrix<'a, f32>,
     pub dv: usize,
     pub rule: AttentionRule,
+    /// The first key that each query sees, of this sequence; of no elements: all see from the first on.
+    pub starts: &'a [i32],
     /// Numbers of the sequence and of the head, of which dropout depends.
     pub place: [usize; 2],
 }
@@ -35,9 +38,10 @@ impl<const P: usize> Head<'_, P> {
         (0..t.div_ceil(rows)).rev().map(move |i| (i * rows, ((i + 1) * rows).min(t)))
     }
 
-    /// Keys that a tile of queries before `end` sees.
-    fn keys(&self, end: usize) -> usize {
-        (end + self.rule.offset).min(self.s)
+    /// Keys that the tile of queries `first..end` sees: its first one sees the earliest of them.
+    fn keys(&self, first: usize, end: usize) -> Range<usize> {
+        let last = (end + self.rule.offset).min(self.s);
+        self.starts.get(first).map_or(0, |start| *start as usize).min(last)..last
     }
 
     /// Room for a tile's scores.
@@ -49,16 +53,18 @@ impl<const P: usize> Head<'_, P> {
     ///
     /// # Safety
     /// `scores` has room for it.
-    unsafe fn product(&self, first: usize, rows: usize, keys: usize, scores: *mut f32) {
+    unsafe fn product(&self, tile: Tile<'_>, rows: usize, scores: *mut f32) {
+        let n = tile.keys.len();
         for part in 0..P {
-            let (q, k_t) = (from_row(self.q[part], first), self.k[part].transposed());
+            let (q, k) = (from_row(self.q[part], tile.first), from_row(self.k[part], tile.keys.start));
             // SAFETY: the caller's promise.
-            unsafe { product_here([rows, keys, self.d[part]], q, k_t, scores, keys, part > 0) }
+            unsafe { product_here([rows, n, self.d[part]], q, k.transposed(), scores, n, part > 0) }
         }
     }
 
-    fn tile(&self, first: usize, keys: usize) -> Tile {
-        Tile { first, keys, rule: self.rule, place: self.place }
+    fn tile(&self, first: usize, end: usize) -> Tile<'_> {
+        let starts = self.starts.get(first..end).unwrap_or_default();
+        Tile { first, keys: self.keys(first, end), rule: self.rule, starts, place: self.place }
     }
 
     /// # Safety
@@ -66,13 +72,20 @@ impl<const P: usize> Head<'_, P> {
     pub unsafe fn forward(&self, y: To, l: &mut [f32]) {
         let mut scores = self.scores();
         for (first, end) in self.tiles() {
-            let (rows, keys) = (end - first, self.keys(end));
+            let (rows, tile) = (end - first, self.tile(first, end));
+            let n = tile.keys.len();
+            if n == 0 {
+                l[first..end].fill(NO_KEY);
+                // SAFETY: there are rows for these.
+                unsafe { clear(y, first..end, self.dv) };
+                continue;
+            }
             // SAFETY: a tile has room in the scores, and its rows in `y`.
             unsafe {
-                self.product(first, rows, keys, scores.as_mut_ptr());
-                softmax(self.tile(first, keys), &mut scores[..rows * keys], &mut l[first..end]);
-                let p = Matrix::new(&scores, keys);
-                product_here([rows, self.dv, keys], p, self.v, y.0.add(first * y.1), y.1, false);
+                self.product(tile.clone(), rows, scores.as_mut_ptr());
+                let v = from_row(self.v, tile.keys.start);
+                softmax(tile, &mut scores[..rows * n], &mut l[first..end]);
+                product_here([rows, self.dv, n], Matrix::new(&scores, n), v, y.0.add(first * y.1), y.1, false);
             }
         }
     }
@@ -83,26 +96,40 @@ impl<const P: usize> Head<'_, P> {
     /// They have room for them.
     pub unsafe fn backward(&self, [y, dy]: [Matrix<'_, f32>; 2], l: &[f32], to_q: [To; P], to_k: [To; P], to_v: To) {
         let (mut p, mut ds) = (self.scores(), self.scores());
-        // The last tile first: it sees all keys, so it sets their gradients, and the others add to them.
+        if !self.starts.is_empty() {
+            // SAFETY: there are rows for all keys.
+            to_k.iter().zip(self.d).for_each(|(to, width)| unsafe { clear(*to, 0..self.s, width) });
+            unsafe { clear(to_v, 0..self.s, self.dv) };
+        }
+        // The last tile first: it sees all keys, unless there are starts, so it sets their gradients, and the others add to them.
         for (first, end) in self.tiles() {
-            let (rows, keys, add) = (end - first, self.keys(end), end < self.t);
+            let (rows, tile, add) = (end - first, self.tile(first, end), end < self.t || !self.starts.is_empty());
+            let (n, keys) = (tile.keys.len(), tile.keys.clone());
+            if n == 0 {
+                // SAFETY: there are rows for these queries.
+                to_q.iter().zip(self.d).for_each(|(to, width)| unsafe { clear(*to, first..end, width) });
+                continue;
+            }
             let dy_rows = from_row(dy, first);
             let mean: Vec<f32> =
                 (first..end).map(|i| sum2(row(&y, i, self.dv), row(&dy, i, self.dv), |y, dy| y * dy)).collect();
             // SAFETY: a tile has room in the scores, and its rows in the gradients.
             unsafe {
-                self.product(first, rows, keys, p.as_mut_ptr());
-                product_here([rows, keys, self.dv], dy_rows, self.v.transposed(), ds.as_mut_ptr(), keys, false);
-                let (p, ds) = (&mut p[..rows * keys], &mut ds[..rows * keys]);
-                probabilities(self.tile(first, keys), p, ds, [&l[first..end], &mean]);
-                let (p, ds) = (Matrix::new(p, keys), Matrix::new(ds, keys));
+                self.product(tile.clone(), rows, p.as_mut_ptr());
+                let v_t = from_row(self.v, keys.start).transposed();
+                product_here([rows, n, self.dv], dy_rows, v_t, ds.as_mut_ptr(), n, false);
+                let (p, ds) = (&mut p[..rows * n], &mut ds[..rows * n]);
+                probabilities(tile, p, ds, [&l[first..end], &mean]);
+                let (p, ds) = (Matrix::new(p, n), Matrix::new(ds, n));
                 for part in 0..P {
                     let (d, (q, q_stride), (k, k_stride)) = (self.d[part], to_q[part], to_k[part]);
-                    product_here([rows, d, keys], ds, self.k[part], q.add(first * q_stride), q_stride, false);
-                    let q_rows = from_row(self.q[part], first);
-                    product_here([keys, d, rows], ds.transposed(), q_rows, k, k_stride, add);
+                    let k_rows = from_row(self.k[part], keys.start);
+                    product_here([rows, d, n], ds, k_rows, q.add(first * q_stride), q_stride, false);
+                    let (q_rows, k) = (from_row(self.q[part], first), k.add(keys.start * k_stride));
+                    product_here([n, d, rows], ds.transposed(), q_rows, k, k_stride, add);
                 }
-                product_here([keys, self.dv, rows], p.transposed(), dy_rows, to_v.0, to_v.1, add);
+                let to_v = (to_v.0.add(keys.start * to_v.1), to_v.1);
+                product_here([n, self.dv, rows], p.transposed(), dy_rows, to_v.0, to_v.1, add);
             }
         }
     }
@@ -112,42 +139,71 @@ fn from_row(matrix: Matrix<'_, f32>, row: usize) -> Matrix<'_, f32> {
     Matrix { data: &matrix.data[row * matrix.row_stride..], ..matrix }
 }
 
+/// Sets rows of this width to 0.
+///
+/// # Safety
+/// There is room for them.
+unsafe fn clear((to, stride): To, rows: Range<usize>, width: usize) {
+    for row in rows {
+        // SAFETY: the caller's promise.
+        unsafe { to.add(row * stride).write_bytes(0, width) };
+    }
+}
+
 fn row<'a>(matrix: &Matrix<'a, f32>, row: usize, width: usize) -> &'a [f32] {
     &matrix.data[row * matrix.row_stride..][..width]
 }
 
 /// A tile of scores, `[rows, keys]`.
-#[derive(Clone, Copy)]
-struct Tile {
+#[derive(Clone)]
+struct Tile<'a> {
     /// Its first query.
     first: usize,
-    keys: usize,
+    keys: Range<usize>,
     rule: AttentionRule,
+    /// Of its rows.
+    starts: &'a [i32],
     place: [usize; 2],
 }
 
-impl Tile {
-    /// Keys that row `i` sees.
+impl Tile<'_> {
+    /// Which of the tile's keys row `i` sees.
     #[inline(always)]
-    fn seen(&self, i: usize) -> usize {
-        (self.first + i + self.rule.offset + 1).min(self.keys)
+    fn seen(&self, i: usize) -> Range<usize> {
+        let end = (self.first + i + self.rule.offset + 1).clamp(self.keys.start, self.keys.end) - self.keys.start;
+        let start = self.starts.get(i).map_or(0, |start| (*start as usize).max(self.keys.start) - self.keys.start);
+        start.min(end)..end
     }
 
-    /// What dropout makes of the scores of row `i`.
+    /// What dropout makes of the scores of row `i` from key `from` of the tile on.
     #[inline(always)]
-    fn factors(&self, dropout: &ScoreDropout, i: usize) -> impl Fn(usize) -> f32 {
-        let index = self.place[1] * dropout.of_head + (self.first + i) * dropout.of_query;
-        dropout.rule.factors(self.place[0], index)
+    fn factors(&self, dropout: &ScoreDropout, i: usize, from: usize) -> impl Fn(usize) -> f32 {
+        let query = self.place[1] * dropout.of_head + (self.first + i) * dropout.of_query;
+        dropout.rule.factors(self.place[0], query + self.keys.start + from)
     }
+}
+
+/// The scores of a row that it sees; the others become 0.
+#[inline(always)]
+fn seen_of(row: &mut [f32], seen: Range<usize>) -> &mut [f32] {
+    let (past, rest) = row.split_at_mut(seen.start);
+    let (seen, future) = rest.split_at_mut(seen.len());
+    past.fill(0.0);
+    future.fill(0.0);
+    seen
 }
 
 /// Scores become probabilities, and what is dropped of them 0; `l` gets their log-sum-exp.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn softmax(tile: Tile, scores: &mut [f32], l: &mut [f32]) {
+fn softmax(tile: Tile<'_>, scores: &mut [f32], l: &mut [f32]) {
     let scale = tile.rule.scale;
-    for (i, (row, l)) in scores.chunks_exact_mut(tile.keys).zip(l).enumerate() {
-        let (row, future) = row.split_at_mut(tile.seen(i));
-        future.fill(0.0);
+    for (i, (row, l)) in scores.chunks_exact_mut(tile.keys.len()).zip(l).enumerate() {
+        let seen = tile.seen(i);
+        let row = seen_of(row, seen.clone());
+        if seen.is_empty() {
+            *l = NO_KEY;
+            continue;
+        }
         let largest = max(row);
         row.iter_mut().for_each(|s| *s = exp(scale * (*s - largest)));
         let total = sum(row, |p| p);
@@ -155,7 +211,7 @@ fn softmax(tile: Tile, scores: &mut [f32], l: &mut [f32]) {
         match tile.rule.dropout {
             None => row.iter_mut().for_each(|p| *p *= inverse),
             Some(dropout) => {
-                let factor = tile.factors(&dropout, i);
+                let factor = tile.factors(&dropout, i, seen.start);
                 row.iter_mut().enumerate().for_each(|(j, p)| *p *= inverse * factor(j));
             }
         }
@@ -166,13 +222,11 @@ fn softmax(tile: Tile, scores: &mut [f32], l: &mut [f32]) {
 /// Scores become probabilities `p`, and the gradients of probabilities those of scores: `scale p (dp - mean)`. With dropout's factors `f`, `p f` and
 /// `scale p (f dp - mean)`.
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn probabilities(tile: Tile, p: &mut [f32], ds: &mut [f32], [l, mean]: [&[f32]; 2]) {
-    let scale = tile.rule.scale;
-    for (i, (p, ds)) in p.chunks_exact_mut(tile.keys).zip(ds.chunks_exact_mut(tile.keys)).enumerate() {
-        let (p, p_future) = p.split_at_mut(tile.seen(i));
-        let (ds, ds_future) = ds.split_at_mut(tile.seen(i));
-        p_future.fill(0.0);
-        ds_future.fill(0.0);
+fn probabilities(tile: Tile<'_>, p: &mut [f32], ds: &mut [f32], [l, mean]: [&[f32]; 2]) {
+    let (scale, n) = (tile.rule.scale, tile.keys.len());
+    for (i, (p, ds)) in p.chunks_exact_mut(n).zip(ds.chunks_exact_mut(n)).enumerate() {
+        let seen = tile.seen(i);
+        let (p, ds) = (seen_of(p, seen.clone()), seen_of(ds, seen.clone()));
         match tile.rule.dropout {
             None => {
                 for (p, ds) in p.iter_mut().zip(ds) {
@@ -181,7 +235,7 @@ fn probabilities(tile: Tile, p: &mut [f32], ds: &mut [f32], [l, mean]: [&[f32]; 
                 }
             }
             Some(dropout) => {
-                let factor = tile.factors(&dropout, i);
+                let factor = tile.factors(&dropout, i, seen.start);
                 for (j, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
                     let (whole, factor) = (exp(scale * *p - l[i]), factor(j));
                     *ds = scale * whole * (factor * *ds - mean[i]);

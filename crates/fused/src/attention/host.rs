@@ -23,13 +23,28 @@ pub(crate) struct Sizes {
     pub dv: usize,
 }
 
+/// Which keys a query sees, and the scale of scores.
+#[derive(Clone, Copy)]
+pub(crate) struct Mask<'a> {
+    pub rule: AttentionRule,
+    /// The first key that each query sees, `[b, t]`; of no elements: all see from the first on.
+    pub starts: &'a [i32],
+}
+
+impl<'a> Mask<'a> {
+    /// The starts of a sequence of `t` queries.
+    fn starts(&self, sequence: usize, t: usize) -> &'a [i32] {
+        self.starts.get(sequence * t..(sequence + 1) * t).unwrap_or_default()
+    }
+}
+
 /// A tensor's elements, and from a sequence, a head, a position to the next.
 pub(crate) type Lying<'a, T> = (&'a [T], [usize; 3]);
 
 impl Sizes {
-    fn head<'a>(&self, [q, k, v]: [Matrix<'a, f32>; 3], rule: AttentionRule, [b, head]: [usize; 2]) -> Head<'a, 1> {
+    fn head<'a>(&self, [q, k, v]: [Matrix<'a, f32>; 3], mask: Mask<'a>, place: [usize; 2]) -> Head<'a, 1> {
         let Self { t, s, d, dv, .. } = *self;
-        Head { t, s, q: [q], k: [k], d: [d], v, dv, rule, place: [b, head] }
+        Head { t, s, q: [q], k: [k], d: [d], v, dv, rule: mask.rule, starts: mask.starts(place[0], t), place }
     }
 
     fn by_position(&self, width: usize, t: usize) -> [usize; 3] {
@@ -41,7 +56,7 @@ impl Sizes {
 pub(crate) fn attention_host<T: Element>(
     sizes: Sizes,
     [q, k, v]: [Lying<'_, T>; 3],
-    rule: AttentionRule,
+    mask: Mask<'_>,
 ) -> (Vec<T>, Vec<f32>) {
     let Sizes { b, heads, t, s, d, dv } = sizes;
     let (q, k, v) = (View::new(q.0, q.1, d), View::new(k.0, k.1, d), View::new(v.0, v.1, dv));
@@ -56,7 +71,7 @@ pub(crate) fn attention_host<T: Element>(
             // SAFETY: each task has its head's.
             let l = unsafe { l.part(i, t) };
             let rows = [q.rows(place, t, wide_q), k.rows(place, s, wide_k), v.rows(place, s, wide_v)];
-            let head = sizes.head(rows, rule, place);
+            let head = sizes.head(rows, mask, place);
             // SAFETY: there are `t` rows of `dv`.
             unsafe { head.forward(to_y.rows(place, t, wide_y), l) };
             to_y.put(place, wide_y);
@@ -73,7 +88,7 @@ pub(crate) fn attention_backward_host<T: Element>(
     inputs: [Lying<'_, T>; 3],
     outputs: [Lying<'_, T>; 2],
     l: &[f32],
-    rule: AttentionRule,
+    mask: Mask<'_>,
 ) -> [Vec<T>; 3] {
     let Sizes { b, heads, t, s, d, dv } = sizes;
     let mut gradients: [Vec<T>; 3] =
@@ -84,7 +99,7 @@ pub(crate) fn attention_backward_host<T: Element>(
         // SAFETY: rows by position and head in memory of just these.
         unsafe { Target::new(gradient.as_mut_ptr(), sizes.by_position(width, rows), width) }
     });
-    backward(sizes, inputs, outputs, l, rule, targets);
+    backward(sizes, inputs, outputs, l, mask, targets);
     for (gradient, (rows, width)) in gradients.iter_mut().zip([(t, d), (s, d), (s, dv)]) {
         // SAFETY: each head has set its rows.
         unsafe { gradient.set_len(b * rows * heads * width) };
@@ -93,8 +108,8 @@ pub(crate) fn attention_backward_host<T: Element>(
 }
 
 /// `[b, t, 3 heads d]` to `y`, `[b, t, heads, d]`, and `l_bht`.
-pub(crate) fn self_attention_host<T: Element>(sizes: Sizes, qkv: &[T], rule: AttentionRule) -> (Vec<T>, Vec<f32>) {
-    attention_host(sizes, three(sizes, qkv), rule)
+pub(crate) fn self_attention_host<T: Element>(sizes: Sizes, qkv: &[T], mask: Mask<'_>) -> (Vec<T>, Vec<f32>) {
+    attention_host(sizes, three(sizes, qkv), mask)
 }
 
 /// The gradient of `qkv`, `[b, t, 3 heads d]`.
@@ -103,7 +118,7 @@ pub(crate) fn self_attention_backward_host<T: Element>(
     qkv: &[T],
     [y, dy]: [&[T]; 2],
     l: &[f32],
-    rule: AttentionRule,
+    mask: Mask<'_>,
 ) -> Vec<T> {
     let Sizes { heads, t, d, .. } = sizes;
     let by_position = sizes.by_position(d, t);
@@ -112,7 +127,7 @@ pub(crate) fn self_attention_backward_host<T: Element>(
         let strides = [3 * by_position[0], d, 3 * by_position[2]];
         // SAFETY: in each row of `3 heads d` the three lie side by side.
         let targets = [0, 1, 2].map(|i| unsafe { Target::new(first.wrapping_add(i * heads * d), strides, d) });
-        backward(sizes, three(sizes, qkv), [(y, by_position), (dy, by_position)], l, rule, targets);
+        backward(sizes, three(sizes, qkv), [(y, by_position), (dy, by_position)], l, mask, targets);
     };
     // SAFETY: each head sets its rows of the three.
     unsafe { written(qkv.len(), write) }
@@ -130,7 +145,7 @@ fn backward<T: Element>(
     [q, k, v]: [Lying<'_, T>; 3],
     [y, dy]: [Lying<'_, T>; 2],
     l: &[f32],
-    rule: AttentionRule,
+    mask: Mask<'_>,
     [to_q, to_k, to_v]: [Target<T>; 3],
 ) {
     let Sizes { b, heads, t, s, d, dv } = sizes;
@@ -144,7 +159,7 @@ fn backward<T: Element>(
         let outputs = [y.rows(place, t, wide_y), dy.rows(place, t, wide_dy)];
         let targets = [to_q.rows(place, t, to_wide_q), to_k.rows(place, s, to_wide_k), to_v.rows(place, s, to_wide_v)];
         // SAFETY: there are rows for all of them.
-        unsafe { sizes.head(rows, rule, place).backward(outputs, l, [targets[0]], [targets[1]], targets[2]) };
+        unsafe { sizes.head(rows, mask, place).backward(outputs, l, [targets[0]], [targets[1]], targets[2]) };
         to_q.put(place, to_wide_q);
         to_k.put(place, to_wide_k);
         to_v.put(place, to_wide_v);
@@ -161,6 +176,8 @@ pub(crate) struct Latent<'a, T> {
     pub kv: &'a [T],
     pub k_rope: &'a [T],
     pub table: [&'a [f32]; 2],
+    /// As [`Mask`]'s.
+    pub starts: &'a [i32],
     pub rule: LatentRule,
 }
 
@@ -215,11 +232,14 @@ impl<'a, T: Element> Latent<'a, T> {
         q: [Matrix<'m, f32>; 2],
         k: [Matrix<'m, f32>; 2],
         v: Matrix<'m, f32>,
-        [b, head]: [usize; 2],
-    ) -> Head<'m, 2> {
+        place: [usize; 2],
+    ) -> Head<'m, 2>
+    where
+        'a: 'm,
+    {
         let LatentRule { nope, rope, v: dv, attention: rule, .. } = self.rule;
-        let t = self.t;
-        Head { t, s: t, q, k, d: [nope, rope], v, dv, rule, place: [b, head] }
+        let (t, mask) = (self.t, Mask { rule, starts: self.starts });
+        Head { t, s: t, q, k, d: [nope, rope], v, dv, rule, starts: mask.starts(place[0], t), place }
     }
 }
 

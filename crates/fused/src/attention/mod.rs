@@ -14,7 +14,17 @@
 //! ```
 //!
 //! Kept for the backward are the inputs, the output and `l`, the log-sum-exp of each row (FlashAttention, arXiv 2205.14135 and 2307.08691). A row's result
-//! depends on its own query and the keys up to it, whatever else is in the batch, to the last bit. Dropout multiplies each `p` in `y` with its factor, a function of
+//! depends on its own query and the keys up to it, whatever else is in the batch, to the last bit.
+//!
+//! Where a row holds several documents, none of which sees another, `starts`, `[b, t]`, are the first keys that queries see: `j >= starts[i]` is asked too.
+//! They never fall along a sequence; tiles of keys that come before those of all queries of a tile are skipped, so that the work is the sum of the documents'
+//! squares. A query that sees no key has the result 0, and an `l` of -1e30.
+//!
+//! ```text
+//! starts     0 0 0 3 3 5 5 5         three documents in a row of 8
+//! ```
+//!
+//! Dropout multiplies each `p` in `y` with its factor, a function of
 //! the score's place (see [`dropout`](crate::dropout)), made where it is used. All is computed in f32, results are rounded once.
 //!
 //! Three ways to lay out what goes in, with one algorithm, none of them copied together:
@@ -37,10 +47,10 @@ mod views;
 use crate::dropout::{DropoutKey, DropoutRule};
 use crate::ops::FusedOps;
 use crate::rope::RopeTable;
-use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 pub(crate) use host::{
-    Latent, Lying, Sizes, attention_backward_host, attention_host, latent_attention_backward_host,
+    Latent, Lying, Mask, Sizes, attention_backward_host, attention_host, latent_attention_backward_host,
     latent_attention_host, self_attention_backward_host, self_attention_host,
 };
 pub use part::AttentionPart;
@@ -59,23 +69,29 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, of
     assert!(s <= t + offset && (s > 0) == (t > 0), "causal_attention: {t} queries, {s} keys, offset {offset}");
     assert!(d > 0 && dv > 0, "causal_attention: widths of {d} and {dv}");
     let rule = AttentionRule { scale: scale as f32, offset, dropout: None };
+    let starts = checked(None, [b, t], &q.device());
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, rule).0)
+    Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, starts, rule).0)
 }
 
 /// Attention of queries, keys and values that are one product: in `qkv`, `[b, t, 3 heads d]`, the three lie side by side, and in each the heads (GPT-2's `c_attn`).
-/// Returns `[b, t, heads d]`. A `dropout` has a probability and a key.
+/// Returns `[b, t, heads d]`. A `dropout` has a probability and a key; for `starts` see the module's page.
+///
+/// # Panics
+/// If the shapes are not these.
 pub fn causal_self_attention(
     qkv: Tensor<3>,
     heads: usize,
     scale: f64,
     dropout: Option<(f64, DropoutKey)>,
+    starts: Option<&Tensor<2, Int>>,
 ) -> Tensor<3> {
-    let [_, t, width] = qkv.dims();
+    let [b, t, width] = qkv.dims();
     assert!(width % (3 * heads) == 0, "causal_self_attention: {width} is not 3 times {heads} heads");
     let dropout = dropout.map(|dropout| ScoreDropout::new(dropout, t));
     let rule = AttentionRule { scale: scale as f32, offset: 0, dropout };
-    Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), heads, rule).0)
+    let starts = checked(starts, [b, t], &qkv.device());
+    Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), starts, heads, rule).0)
 }
 
 /// Multi-head latent attention's own (DeepSeek-V2, arXiv 2405.04434, section 2.1): a head's query and key have a part without positions and a rotated one, and the
@@ -83,7 +99,7 @@ pub fn causal_self_attention(
 ///
 /// # Shapes
 /// `q`: `[b, t, heads (nope + rope)]`, in each head the unrotated part first; `kv`: `[b, t, heads (nope + v)]`, in each head the key first; `k_rope`: `[b, t, rope]`; the
-/// table: `[t, rope / 2]`; the result: `[b, t, heads v]`.
+/// table: `[t, rope / 2]`; the result: `[b, t, heads v]`. For `starts` see the module's page.
 ///
 /// # Panics
 /// If the shapes are not these.
@@ -94,6 +110,7 @@ pub fn latent_attention(
     table: &RopeTable,
     heads: usize,
     scale: f64,
+    starts: Option<&Tensor<2, Int>>,
 ) -> Tensor<3> {
     let ([b, t, q_width], [_, _, kv_width], [_, _, rope]) = (q.dims(), kv.dims(), k_rope.dims());
     let nope =
@@ -106,9 +123,24 @@ pub fn latent_attention(
     assert_eq!(table.shape(), [t, rope / 2], "latent_attention: the table's positions and pairs");
     let attention = AttentionRule { scale: scale as f32, offset: 0, dropout: None };
     let rule = LatentRule { heads, nope, rope, v, attention };
+    let starts = checked(starts, [b, t], &q.device());
     let ([cos, sin], q, kv) = (table.clone().into_dispatch(), q.into_dispatch(), kv.into_dispatch());
-    Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, rule).0)
+    Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, starts, rule).0)
 }
+
+/// The starts of all queries, or of no elements where there are none.
+fn checked(starts: Option<&Tensor<2, Int>>, [b, t]: [usize; 2], device: &Device) -> DispatchTensor {
+    match starts {
+        Some(starts) => {
+            assert_eq!(starts.dims(), [b, t], "attention: the queries' first keys");
+            starts.clone().cast(DType::I32).into_dispatch()
+        }
+        None => Tensor::<1, Int>::empty([0], (&device.clone().inner(), DType::I32)).into_dispatch(),
+    }
+}
+
+/// The log-sum-exp of a query that sees no key: finite, so that it can be compared, and less than any other.
+pub(crate) const NO_KEY: f32 = -1e30;
 
 /// What attention is the same for all heads in.
 #[derive(Debug, Clone, Copy, PartialEq)]

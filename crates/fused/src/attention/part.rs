@@ -5,11 +5,11 @@
 //! backward   of either, with the y and the l of all keys: p = exp(scale q k - l) is a probability among all of them
 //! ```
 
-use super::{AttentionRule, ScoreDropout};
+use super::{AttentionRule, ScoreDropout, checked};
 use crate::dropout::DropoutKey;
 use crate::ops::FusedOps;
-use burn::backend::Dispatch;
-use burn::tensor::{DType, Tensor};
+use burn::backend::{Dispatch, DispatchTensor};
+use burn::tensor::{DType, Int, Tensor};
 
 /// Attention of the queries and the keys at some places of a sequence, in no graph.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,14 +31,16 @@ impl AttentionPart {
         AttentionRule { scale: self.scale as f32, offset: if query == key { 0 } else { keys }, dropout }
     }
 
-    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the log-sum-exps of scores, `l_bht`, in f32.
+    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the log-sum-exps of scores, `l_bht`, in f32: -1e30 where a query sees no key. `starts_bt` are the positions in
+    /// the sequence of the first keys that queries see, as [`causal_self_attention`](crate::causal_self_attention) takes them.
     ///
     /// # Panics
     /// If the shapes are not these.
-    pub fn forward(&self, [q, k, v]: [Tensor<4>; 3]) -> (Tensor<4>, Tensor<3>) {
+    pub fn forward(&self, [q, k, v]: [Tensor<4>; 3], starts_bt: Option<Tensor<2, Int>>) -> (Tensor<4>, Tensor<3>) {
         let rule = self.rule(self.check([&q, &k, &v]));
+        let starts = self.starts(&q, starts_bt);
         let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
-        let (y, l) = Dispatch::fused_attention(q, k, v, rule);
+        let (y, l) = Dispatch::fused_attention(q, k, v, starts, rule);
         (Tensor::from_dispatch(y), Tensor::from_dispatch(l))
     }
 
@@ -46,12 +48,26 @@ impl AttentionPart {
     ///
     /// # Panics
     /// As [`forward`](Self::forward).
-    pub fn backward(&self, [q, k, v]: [Tensor<4>; 3], [y, d_y]: [Tensor<4>; 2], l: Tensor<3>) -> [Tensor<4>; 3] {
+    pub fn backward(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        [y, d_y]: [Tensor<4>; 2],
+        l: Tensor<3>,
+        starts_bt: Option<Tensor<2, Int>>,
+    ) -> [Tensor<4>; 3] {
         let rule = self.rule(self.check([&q, &k, &v]));
+        let starts = self.starts(&q, starts_bt);
         assert_eq!(l.dtype(), DType::F32, "log-sum-exps are statistics");
         let [q, k, v, y, d_y] = [q, k, v, y, d_y].map(Tensor::into_dispatch);
-        let (d_q, d_k, d_v) = Dispatch::fused_attention_backward(q, k, v, y, l.into_dispatch(), d_y, rule);
+        let (d_q, d_k, d_v) = Dispatch::fused_attention_backward(q, k, v, y, l.into_dispatch(), d_y, starts, rule);
         [d_q, d_k, d_v].map(Tensor::from_dispatch)
+    }
+
+    /// The starts of these queries among the keys at hand.
+    fn starts(&self, q: &Tensor<4>, starts_bt: Option<Tensor<2, Int>>) -> DispatchTensor {
+        let [b, _, t, _] = q.dims();
+        let here = starts_bt.map(|starts| (starts - self.first[1] as i64).clamp_min(0));
+        checked(here.as_ref(), [b, t], &q.device())
     }
 
     /// How many keys there are.

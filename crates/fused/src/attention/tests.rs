@@ -155,7 +155,7 @@ fn attention_of_one_product_is_that_of_its_three_parts() {
         let qkv = qkv.reshape([b, t, 3 * heads, d]).swap_dims(1, 2);
         [0, 1, 2].map(|i| qkv.clone().slice([0..b, i * heads..(i + 1) * heads]))
     };
-    let together = gradients(|[qkv, ..]| causal_self_attention(qkv, heads, 0.3, None), &inputs, &dy);
+    let together = gradients(|[qkv, ..]| causal_self_attention(qkv, heads, 0.3, None, None), &inputs, &dy);
     let three = |[qkv, ..]: [Tensor<3>; 3]| {
         let [q, k, v] = parts(qkv);
         causal_attention(q, k, v, 0.3, 0).reshape([b, t, heads * d])
@@ -163,7 +163,7 @@ fn attention_of_one_product_is_that_of_its_three_parts() {
     assert_eq!(together, gradients(three, &inputs, &dy), "the same numbers, added up in the same order");
 
     let key = DropoutKey::derive(1, 2, 3, 4).at_row(5);
-    let found = gradients(|[qkv, ..]| causal_self_attention(qkv, heads, 0.3, Some((0.2, key))), &inputs, &dy);
+    let found = gradients(|[qkv, ..]| causal_self_attention(qkv, heads, 0.3, Some((0.2, key)), None), &inputs, &dy);
     let composed = |[qkv, ..]: [Tensor<3>; 3]| {
         let [q, k, v] = parts(qkv);
         let future = Tensor::<2, burn::tensor::Bool>::tril_mask([t, t], 0, &q.device()).unsqueeze();
@@ -191,7 +191,7 @@ fn latent_attention_is_that_of_whole_queries_and_keys() {
     let inputs = [random3([b, t, heads * (nope + rope)]), random3([b, t, heads * (nope + dv)]), random3([b, t, rope])];
     let dy = random3([b, t, heads * dv]);
     let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &Device::flex());
-    let latent = |[q, kv, k_rope]: [Tensor<3>; 3]| latent_attention(q, kv, k_rope, &table, heads, 0.3);
+    let latent = |[q, kv, k_rope]: [Tensor<3>; 3]| latent_attention(q, kv, k_rope, &table, heads, 0.3, None);
     let whole = |[q, kv, k_rope]: [Tensor<3>; 3]| {
         let cut = |x: &Tensor<3>, width: usize, columns: std::ops::Range<usize>| {
             x.clone().reshape([b, t, heads, width]).slice([0..b, 0..t, 0..heads, columns]).swap_dims(1, 2)
@@ -208,4 +208,113 @@ fn latent_attention_is_that_of_whole_queries_and_keys() {
     let inputs = inputs.map(|input| input.cast(DType::BF16));
     let found = gradients(latent, &inputs, &dy.cast(DType::BF16));
     near(&found, &expected, 0.03);
+}
+
+/// The starts of rows of documents of these lengths, `[b, t]`.
+fn starts_of(rows: &[Vec<usize>]) -> Tensor<2, Int> {
+    let of_row = |row: &Vec<usize>| {
+        let mut start = 0;
+        let document = |len: &usize| {
+            start += len;
+            vec![(start - len) as i32; *len]
+        };
+        row.iter().flat_map(document).collect::<Vec<i32>>()
+    };
+    let starts: Vec<i32> = rows.iter().flat_map(of_row).collect();
+    let shape = [rows.len(), starts.len() / rows.len()];
+    Tensor::from_data(burn::tensor::TensorData::new(starts, shape), (&Device::flex(), DType::I32))
+}
+
+/// `op` of each document by itself, `[1, len, width]` and its first position, put together.
+fn apart(
+    rows: &[Vec<usize>],
+    inputs: [Tensor<3>; 3],
+    op: impl Fn([Tensor<3>; 3], std::ops::Range<usize>) -> Tensor<3>,
+) -> Tensor<3> {
+    let of_row = |(i, row): (usize, &Vec<usize>)| {
+        let mut end = 0;
+        let documents = row.iter().map(|len| {
+            end += len;
+            let positions = end - len..end;
+            op(inputs.each_ref().map(|x| x.clone().slice([i..i + 1, positions.clone()])), positions)
+        });
+        Tensor::cat(documents.collect(), 1)
+    };
+    Tensor::cat(rows.iter().enumerate().map(of_row).collect(), 0)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+    #[test]
+    fn documents_in_a_row_are_as_each_by_itself(lens in prop::collection::vec(1..150usize, 1..7)) {
+        // The same documents in both rows, the other way round in one.
+        let rows = [lens.clone(), lens.iter().rev().copied().collect()];
+        let (t, starts) = (lens.iter().sum::<usize>(), starts_of(&rows));
+        let [heads, d] = [2, 8];
+        let (inputs, dy) = ([3 * heads * d, 1, 1].map(|width| random3([2, t, width])), random3([2, t, heads * d]));
+        let together = |[qkv, ..]: [Tensor<3>; 3]| causal_self_attention(qkv, heads, 0.3, None, Some(&starts));
+        let alone = |inputs| apart(&rows, inputs, |[qkv, ..], _| causal_self_attention(qkv, heads, 0.3, None, None));
+        near(&gradients(together, &inputs, &dy), &gradients(alone, &inputs, &dy), 1e-5);
+
+        let [nope, rope, dv] = [6, 4, 5];
+        let inputs = [heads * (nope + rope), heads * (nope + dv), rope].map(|width| random3([2, t, width]));
+        let dy = random3([2, t, heads * dv]);
+        let table = RopeTable::new((0..t * rope / 2).map(|i| i as f64 * 0.37), 1.1, rope / 2, &Device::flex());
+        let together = |[q, kv, k_rope]: [Tensor<3>; 3]| latent_attention(q, kv, k_rope, &table, heads, 0.3, Some(&starts));
+        let alone = |inputs| apart(&rows, inputs, |[q, kv, k_rope], positions| {
+            latent_attention(q, kv, k_rope, &table.at(&positions.collect::<Vec<_>>()), heads, 0.3, None)
+        });
+        near(&gradients(together, &inputs, &dy), &gradients(alone, &inputs, &dy), 1e-5);
+
+        // What is dropped depends on a score's place in the whole row.
+        let key = DropoutKey::derive(1, 2, 3, 4);
+        let qkv = random3([2, t, 3 * heads * d]);
+        let whole = causal_self_attention(qkv.clone(), heads, 0.3, Some((0.3, key)), None);
+        let masked = causal_self_attention(qkv, heads, 0.3, Some((0.3, key)), Some(&starts));
+        let first = lens[0].min(lens[lens.len() - 1]);
+        let of_first = |y: Tensor<3>| flat(y.slice([0..2, 0..first]));
+        prop_assert_eq!(of_first(whole), of_first(masked));
+    }
+
+    /// Of keys in two parts, some of which no query of a later document sees.
+    #[test]
+    fn parts_of_documents_make_the_whole(lens in prop::collection::vec(1..60usize, 1..6), at in 0.1..0.9f64) {
+        let t = lens.iter().sum::<usize>() + 1;
+        let rows = [[lens.clone(), vec![1]].concat(), [vec![1], lens].concat()];
+        let (starts, middle) = (starts_of(&rows), ((t as f64 * at) as usize).clamp(1, t - 1));
+        let [q, k, v] = [8, 8, 6].map(|width| random([2, 3, t, width]));
+        let d_y = random([2, t, 3, 6]);
+        let of = |x: &Tensor<4>, rows: std::ops::Range<usize>| x.clone().slice_dim(2, rows);
+        let all = AttentionPart { first: [0, 0], scale: 0.4, dropout: None };
+        let (y, l) = all.forward([q.clone(), k.clone(), v.clone()], Some(starts.clone()));
+        let expected = all.backward([q.clone(), k.clone(), v.clone()], [y.clone(), d_y.clone()], l.clone(), Some(starts.clone()));
+
+        // The later queries, with the earlier keys and with their own.
+        let later = middle..t;
+        let parts = [(0, 0..middle), (middle, later.clone())].map(|(first, keys)| {
+            (AttentionPart { first: [middle, first], ..all }, [of(&q, later.clone()), of(&k, keys.clone()), of(&v, keys)])
+        });
+        let starts = starts.slice_dim(1, later.clone());
+        let [(y_0, l_0), (y_1, l_1)] = parts.clone().map(|(part, qkv)| part.forward(qkv, Some(starts.clone())));
+        let weight = burn::tensor::activation::sigmoid(l_1.clone() - l_0.clone()).swap_dims(1, 2).unsqueeze_dim(3);
+        let merged = y_0.clone() + (y_1 - y_0) * weight;
+        let close = |found: Vec<f32>, expected: Vec<f32>| {
+            found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 2e-5 * (1.0 + b.abs()))
+        };
+        prop_assert!(close(floats(merged), floats(y.clone().slice_dim(1, later.clone()))));
+        let (ahead, l_later) = ((l_1.clone() - l_0.clone()).abs(), l.slice_dim(2, later.clone()));
+        let of_both = l_0.max_pair(l_1) + (-ahead).exp().log1p();
+        prop_assert!(close(flat(of_both), flat(l_later.clone())));
+
+        let outputs = [y, d_y].map(|x| x.slice_dim(1, later.clone()));
+        let [mut found_q, mut found_keys] = [vec![], vec![]];
+        for (part, qkv) in parts {
+            let [d_q, d_k, _] = part.backward(qkv, outputs.clone(), l_later.clone(), Some(starts.clone()));
+            found_q.push(d_q);
+            found_keys.push(d_k);
+        }
+        let d_q = found_q.into_iter().reduce(|sum, d_q| sum + d_q).unwrap();
+        prop_assert!(close(floats(d_q), floats(of(&expected[0], later.clone()))));
+        prop_assert!(close(floats(found_keys.remove(1)), floats(of(&expected[1], later))));
+    }
 }

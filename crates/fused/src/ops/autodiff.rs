@@ -88,25 +88,27 @@ where
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let tracked = [&q, &k, &v];
         let inputs = tracked.map(|input| input.primitive().clone());
         let [q, k, v] = inputs.clone();
-        let (y, l) = B::fused_attention(q, k, v, rule);
+        let (y, l) = B::fused_attention(q, k, v, starts.clone(), rule);
         let outputs = [y.clone(), l.clone()];
-        (step::<B, C, _, 3>(tracked, y, || Attention::<B> { inputs, outputs, rule }), constant::<B, C>(l))
+        (step::<B, C, _, 3>(tracked, y, || Attention::<B> { inputs, outputs, starts, rule }), constant::<B, C>(l))
     }
 
     fn fused_self_attention(
         qkv: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let plain = qkv.primitive().clone();
-        let (y, l) = B::fused_self_attention(plain.clone(), heads, rule);
+        let (y, l) = B::fused_self_attention(plain.clone(), starts.clone(), heads, rule);
         let outputs = [y.clone(), l.clone()];
-        let gradient = || SelfAttention::<B> { qkv: plain, outputs, heads, rule };
+        let gradient = || SelfAttention::<B> { qkv: plain, outputs, starts, heads, rule };
         (step::<B, C, _, 1>([&qkv], y, gradient), constant::<B, C>(l))
     }
 
@@ -116,15 +118,19 @@ where
         k_rope: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let tracked = [&q, &kv, &k_rope];
         let inputs = tracked.map(|input| input.primitive().clone());
         let table = [cos.into_primitive(), sin.into_primitive()];
         let ([q, kv, k_rope], [cos, sin]) = (inputs.clone(), table.clone());
-        let (y, l) = B::fused_latent_attention(q, kv, k_rope, cos, sin, rule);
+        let (y, l) = B::fused_latent_attention(q, kv, k_rope, cos, sin, starts.clone(), rule);
         let outputs = [y.clone(), l.clone()];
-        (step::<B, C, _, 3>(tracked, y, || LatentAttention::<B> { inputs, table, outputs, rule }), constant::<B, C>(l))
+        (
+            step::<B, C, _, 3>(tracked, y, || LatentAttention::<B> { inputs, table, outputs, starts, rule }),
+            constant::<B, C>(l),
+        )
     }
 
     fn fused_linear(
@@ -236,6 +242,7 @@ where
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
+        _: IntTensor<Self>,
         _: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         unreachable!("{NO_SECOND_ORDER}")
@@ -246,6 +253,7 @@ where
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
+        _: IntTensor<Self>,
         _: usize,
         _: AttentionRule,
     ) -> FloatTensor<Self> {
@@ -261,6 +269,7 @@ where
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
+        _: IntTensor<Self>,
         _: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         unreachable!("{NO_SECOND_ORDER}")

@@ -67,9 +67,10 @@ impl FusedOps for CubeBackend {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        attention::cube::attention(q, k, v, rule)
+        attention::cube::attention([q, k, v], starts, rule)
     }
 
     fn fused_attention_backward(
@@ -79,17 +80,19 @@ impl FusedOps for CubeBackend {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        attention::cube::attention_backward([q, k, v], [y, d_y], l, rule)
+        attention::cube::attention_backward([q, k, v], [y, d_y], l, starts, rule)
     }
 
     fn fused_self_attention(
         qkv: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        attention::cube::self_attention(qkv, heads, rule)
+        attention::cube::self_attention(qkv, starts, heads, rule)
     }
 
     fn fused_self_attention_backward(
@@ -97,10 +100,11 @@ impl FusedOps for CubeBackend {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> FloatTensor<Self> {
-        attention::cube::self_attention_backward(qkv, [y, d_y], l, heads, rule)
+        attention::cube::self_attention_backward(qkv, [y, d_y], l, starts, heads, rule)
     }
 
     fn fused_latent_attention(
@@ -109,9 +113,10 @@ impl FusedOps for CubeBackend {
         k_rope: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        attention::cube::latent_attention([q, kv, k_rope], [cos, sin], rule)
+        attention::cube::latent_attention([q, kv, k_rope], [cos, sin], starts, rule)
     }
 
     fn fused_latent_attention_backward(
@@ -123,9 +128,10 @@ impl FusedOps for CubeBackend {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        attention::cube::latent_attention_backward([q, kv, k_rope], [cos, sin], [y, d_y], l, rule)
+        attention::cube::latent_attention_backward([q, kv, k_rope], [cos, sin], [y, d_y], l, starts, rule)
     }
 
     fn fused_linear_add_norm(

@@ -2,7 +2,7 @@
 
 use super::FusedOps;
 use crate::adamw::{Rates, adamw_host};
-use crate::attention::{self, AttentionRule, Latent, LatentRule, Lying, Sizes};
+use crate::attention::{self, AttentionRule, Latent, LatentRule, Lying, Mask, Sizes};
 use crate::cross_entropy::{CrossEntropyRule, cross_entropy_host};
 use crate::dropout::{DropoutRule, dropout_host};
 use crate::linear::{Again, Weighted};
@@ -90,12 +90,13 @@ impl FusedOps for Flex {
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let [q, k, v] = [q, k, v].map(rows_together);
+        let ([q, k, v], starts) = ([q, k, v].map(rows_together), contiguous(&starts));
         let sizes = sizes(&q, &v);
         with_float!(q.dtype(), T => {
-            let (y, l) = attention::attention_host::<T>(sizes, [&q, &k, &v].map(lying), rule);
+            let (y, l) = attention::attention_host::<T>(sizes, [&q, &k, &v].map(lying), Mask { rule, starts: slice(&starts) });
             (float(y, [sizes.b, sizes.t, sizes.heads, sizes.dv]), float(l, [sizes.b, sizes.heads, sizes.t]))
         })
     }
@@ -107,14 +108,16 @@ impl FusedOps for Flex {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let ([q, k, v], l) = ([q, k, v].map(rows_together), contiguous(&l));
+        let ([q, k, v], l, starts) = ([q, k, v].map(rows_together), contiguous(&l), contiguous(&starts));
         let [y, d_y] = [y, d_y].map(|by_position| rows_together(by_position.permute(&[0, 2, 1, 3])));
         let sizes = sizes(&q, &v);
         with_float!(q.dtype(), T => {
             let (inputs, outputs) = ([&q, &k, &v].map(lying), [&y, &d_y].map(lying));
-            let [d_q, d_k, d_v] = attention::attention_backward_host::<T>(sizes, inputs, outputs, slice(&l), rule);
+            let mask = Mask { rule, starts: slice(&starts) };
+            let [d_q, d_k, d_v] = attention::attention_backward_host::<T>(sizes, inputs, outputs, slice(&l), mask);
             let Sizes { b, heads, t, s, d, dv } = sizes;
             let by_head = |values, rows, width| float(values, [b, rows, heads, width]).permute(&[0, 2, 1, 3]);
             (by_head(d_q, t, d), by_head(d_k, s, d), by_head(d_v, s, dv))
@@ -123,12 +126,13 @@ impl FusedOps for Flex {
 
     fn fused_self_attention(
         qkv: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (qkv, sizes) = (contiguous(&qkv), sizes_of_three(&qkv, heads));
+        let (qkv, starts, sizes) = (contiguous(&qkv), contiguous(&starts), sizes_of_three(&qkv, heads));
         with_float!(qkv.dtype(), T => {
-            let (y, l) = attention::self_attention_host::<T>(sizes, slice(&qkv), rule);
+            let (y, l) = attention::self_attention_host::<T>(sizes, slice(&qkv), Mask { rule, starts: slice(&starts) });
             (float(y, [sizes.b, sizes.t, heads * sizes.d]), float(l, [sizes.b, heads, sizes.t]))
         })
     }
@@ -138,14 +142,15 @@ impl FusedOps for Flex {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> FloatTensor<Self> {
-        let [qkv, y, l, d_y] = [&qkv, &y, &l, &d_y].map(contiguous);
+        let [qkv, y, l, d_y, starts] = [&qkv, &y, &l, &d_y, &starts].map(contiguous);
         let sizes = sizes_of_three(&qkv, heads);
         with_float!(qkv.dtype(), T => {
-            let outputs = [slice(&y), slice(&d_y)];
-            float(attention::self_attention_backward_host::<T>(sizes, slice(&qkv), outputs, slice(&l), rule), qkv.shape())
+            let (outputs, mask) = ([slice(&y), slice(&d_y)], Mask { rule, starts: slice(&starts) });
+            float(attention::self_attention_backward_host::<T>(sizes, slice(&qkv), outputs, slice(&l), mask), qkv.shape())
         })
     }
 
@@ -155,9 +160,10 @@ impl FusedOps for Flex {
         k_rope: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let inputs = [&q, &kv, &k_rope, &cos, &sin].map(contiguous);
+        let inputs = [&q, &kv, &k_rope, &cos, &sin, &starts].map(contiguous);
         with_float!(q.dtype(), T => {
             let latent = latent::<T>(&inputs, rule);
             let (y, l) = attention::latent_attention_host(latent);
@@ -174,9 +180,10 @@ impl FusedOps for Flex {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        let inputs = [&q, &kv, &k_rope, &cos, &sin].map(contiguous);
+        let inputs = [&q, &kv, &k_rope, &cos, &sin, &starts].map(contiguous);
         let [y, l, d_y] = [&y, &l, &d_y].map(contiguous);
         with_float!(q.dtype(), T => {
             let outputs = [slice(&y), slice(&d_y)];
@@ -367,9 +374,10 @@ fn sizes_of_three(qkv: &FloatTensor<Flex>, heads: usize) -> Sizes {
     Sizes { b, heads, t, s: t, d, dv: d }
 }
 
-fn latent<T: Element>([q, kv, k_rope, cos, sin]: &[FloatTensor<Flex>; 5], rule: LatentRule) -> Latent<'_, T> {
-    let [b, t, _] = q.shape().dims();
-    Latent { b, t, q: slice(q), kv: slice(kv), k_rope: slice(k_rope), table: [slice(cos), slice(sin)], rule }
+fn latent<T: Element>(inputs: &[FloatTensor<Flex>; 6], rule: LatentRule) -> Latent<'_, T> {
+    let ([q, kv, k_rope, cos, sin, starts], [b, t, _]) = (inputs, inputs[0].shape().dims());
+    let table = [slice(cos), slice(sin)];
+    Latent { b, t, q: slice(q), kv: slice(kv), k_rope: slice(k_rope), table, starts: slice(starts), rule }
 }
 
 fn indices(tensor: &IntTensor<Flex>) -> Vec<usize> {

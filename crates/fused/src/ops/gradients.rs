@@ -70,13 +70,14 @@ impl<B: FusedOps> Gradient<B, 1> for Dropout {
 pub(super) struct Attention<B: FusedOps> {
     pub inputs: [FloatTensor<B>; 3],
     pub outputs: [FloatTensor<B>; 2],
+    pub starts: IntTensor<B>,
     pub rule: AttentionRule,
 }
 
 impl<B: FusedOps> Gradient<B, 3> for Attention<B> {
     fn of(self, d_y: FloatTensor<B>, _: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
         let ([q, k, v], [y, l]) = (self.inputs, self.outputs);
-        let (d_q, d_k, d_v) = B::fused_attention_backward(q, k, v, y, l, d_y, self.rule);
+        let (d_q, d_k, d_v) = B::fused_attention_backward(q, k, v, y, l, d_y, self.starts, self.rule);
         [d_q, d_k, d_v].map(Some)
     }
 }
@@ -85,6 +86,7 @@ impl<B: FusedOps> Gradient<B, 3> for Attention<B> {
 pub(super) struct SelfAttention<B: FusedOps> {
     pub qkv: FloatTensor<B>,
     pub outputs: [FloatTensor<B>; 2],
+    pub starts: IntTensor<B>,
     pub heads: usize,
     pub rule: AttentionRule,
 }
@@ -92,7 +94,7 @@ pub(super) struct SelfAttention<B: FusedOps> {
 impl<B: FusedOps> Gradient<B, 1> for SelfAttention<B> {
     fn of(self, d_y: FloatTensor<B>, _: [bool; 1]) -> [Option<FloatTensor<B>>; 1] {
         let [y, l] = self.outputs;
-        [Some(B::fused_self_attention_backward(self.qkv, y, l, d_y, self.heads, self.rule))]
+        [Some(B::fused_self_attention_backward(self.qkv, y, l, d_y, self.starts, self.heads, self.rule))]
     }
 }
 
@@ -101,13 +103,14 @@ pub(super) struct LatentAttention<B: FusedOps> {
     pub inputs: [FloatTensor<B>; 3],
     pub table: [FloatTensor<B>; 2],
     pub outputs: [FloatTensor<B>; 2],
+    pub starts: IntTensor<B>,
     pub rule: LatentRule,
 }
 
 impl<B: FusedOps> Gradient<B, 3> for LatentAttention<B> {
     fn of(self, d_y: FloatTensor<B>, _: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
         let ([q, kv, k_rope], [cos, sin], [y, l]) = (self.inputs, self.table, self.outputs);
-        let gradients = B::fused_latent_attention_backward(q, kv, k_rope, cos, sin, y, l, d_y, self.rule);
+        let gradients = B::fused_latent_attention_backward(q, kv, k_rope, cos, sin, y, l, d_y, self.starts, self.rule);
         <[_; 3]>::from(gradients).map(Some)
     }
 }

@@ -76,12 +76,13 @@ pub trait FusedOps: Backend {
     #[fusion(meta = specs::dropout)]
     fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self>;
 
-    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the statistic `l_bht`.
+    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the statistic `l_bht`. `starts_bt`, here and below, are the first keys that queries see; of no elements: the first.
     #[fusion(meta = specs::attention)]
     fn fused_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,
         v: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
@@ -94,6 +95,7 @@ pub trait FusedOps: Backend {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
@@ -101,6 +103,7 @@ pub trait FusedOps: Backend {
     #[fusion(meta = specs::self_attention)]
     fn fused_self_attention(
         qkv: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
@@ -112,6 +115,7 @@ pub trait FusedOps: Backend {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         heads: usize,
         rule: AttentionRule,
     ) -> FloatTensor<Self>;
@@ -125,6 +129,7 @@ pub trait FusedOps: Backend {
         k_rope: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
@@ -139,6 +144,7 @@ pub trait FusedOps: Backend {
         y: FloatTensor<Self>,
         l: FloatTensor<Self>,
         d_y: FloatTensor<Self>,
+        starts: IntTensor<Self>,
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 

@@ -64,7 +64,13 @@ pub(super) fn dropout(x: &TensorSpec, _: &DropoutRule) -> TensorSpec {
     x.clone()
 }
 
-pub(super) fn attention(q: &TensorSpec, _: &TensorSpec, v: &TensorSpec, _: &AttentionRule) -> (TensorSpec, TensorSpec) {
+pub(super) fn attention(
+    q: &TensorSpec,
+    _: &TensorSpec,
+    v: &TensorSpec,
+    _: &TensorSpec,
+    _: &AttentionRule,
+) -> (TensorSpec, TensorSpec) {
     let [b, heads, t] = [0, 1, 2].map(|dim| q.shape[dim]);
     (spec([b, t, heads, v.shape[3]], q.dtype), statistic([b, heads, t]))
 }
@@ -76,18 +82,25 @@ pub(super) fn attention_backward(
     _: &TensorSpec,
     _: &TensorSpec,
     _: &TensorSpec,
+    _: &TensorSpec,
     _: &AttentionRule,
 ) -> (TensorSpec, TensorSpec, TensorSpec) {
     (q.clone(), k.clone(), v.clone())
 }
 
-pub(super) fn self_attention(qkv: &TensorSpec, heads: &usize, _: &AttentionRule) -> (TensorSpec, TensorSpec) {
+pub(super) fn self_attention(
+    qkv: &TensorSpec,
+    _: &TensorSpec,
+    heads: &usize,
+    _: &AttentionRule,
+) -> (TensorSpec, TensorSpec) {
     let [b, t, width] = [0, 1, 2].map(|dim| qkv.shape[dim]);
     (spec([b, t, width / 3], qkv.dtype), statistic([b, *heads, t]))
 }
 
 pub(super) fn self_attention_backward(
     qkv: &TensorSpec,
+    _: &TensorSpec,
     _: &TensorSpec,
     _: &TensorSpec,
     _: &TensorSpec,
@@ -103,6 +116,7 @@ pub(super) fn latent_attention(
     _: &TensorSpec,
     _: &TensorSpec,
     _: &TensorSpec,
+    _: &TensorSpec,
     rule: &LatentRule,
 ) -> (TensorSpec, TensorSpec) {
     let [b, t] = [0, 1].map(|dim| q.shape[dim]);
@@ -114,6 +128,7 @@ pub(super) fn latent_attention_backward(
     q: &TensorSpec,
     kv: &TensorSpec,
     k_rope: &TensorSpec,
+    _: &TensorSpec,
     _: &TensorSpec,
     _: &TensorSpec,
     _: &TensorSpec,

@@ -79,7 +79,7 @@ impl Mla {
         let (weight, device) = (self.kv_b_proj.weight.val(), k_rope.device());
         if cp.is_alone() {
             let kv = linear(gathered_rows(&latent), weight, None);
-            return latent_attention(q, kv, k_rope, &self.rope.first(t, &device), heads, scale);
+            return latent_attention(q, kv, k_rope, &self.rope.first(t, &device), heads, scale, None);
         }
         let positions: Vec<usize> = cp.chunks(t * cp.size()).into_iter().flatten().collect();
         let positions = self.rope.at(&positions, &device);

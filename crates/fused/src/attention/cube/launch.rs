@@ -2,8 +2,9 @@
 
 use super::rows::{Rows, rule_launch};
 use super::{Backward, Problem, mma, simt};
-use crate::cube::launch::{address_type, units};
+use crate::cube::launch::{address_type, empty, units};
 use burn::backend::cubecl::dtype_to_elem_type;
+use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
@@ -28,7 +29,8 @@ impl Body {
         let (properties, dtype) = (problem.q.tensor.client.properties(), problem.q.tensor.dtype);
         let (hardware, matmul) = (&properties.hardware, &properties.features.matmul);
         let (element, dropout) = (dtype_to_elem_type(dtype), problem.rule.dropout.is_some());
-        let shape = mma::Shape { widths, dropout };
+        let documents = problem.documents();
+        let shape = mma::Shape { widths, dropout, documents };
         let wanted =
             MmaConfig { a_type: element, b_type: element, cd_type: f32::elem_type_native(), m: 16, n: 8, k: 16 };
         if vector == mma::VECTOR
@@ -44,7 +46,7 @@ impl Body {
         }
         // CubeCL's CPU runtime has little use for large tiles.
         let tiles = if hardware.num_cpu_cores.is_some() { [16, 8, 4].as_slice() } else { &[64, 32, 16, 8, 4] };
-        let shapes = tiles.iter().map(|tile| simt::Shape { widths, tile: *tile, dropout });
+        let shapes = tiles.iter().map(|tile| simt::Shape { widths, tile: *tile, dropout, documents });
         let shape = shapes.into_iter().find(|shape| shape.shared_memory() <= hardware.max_shared_memory_size);
         let shape = shape.unwrap_or_else(|| panic!("attention: {widths:?} do not fit into the device's shared memory"));
         Self::Simt(shape, vector)
@@ -64,7 +66,8 @@ impl Body {
 /// Launches the kernel of this name of the body. The two kernels take the same, but for the size of vectors, which tensor cores do not leave open.
 macro_rules! launch {
     ($kernel:ident, $body:expr, $problem:expr, $rows:expr, buffers: [$($buffer:expr),*], rows: [$($lies:expr),*]) => {{
-        let Problem { q, k, v, k_rope, table: [cos, sin], t, s, rule, .. } = $problem;
+        let Problem { q, k, v, k_rope, table: [cos, sin], starts, t, s, rule, .. } = $problem;
+        let starts = if $problem.documents() { starts.clone() } else { empty(starts, [1], DType::I32) };
         let (count, dim) = $body.grid($problem, $rows);
         let addresses = address_type([&q.tensor, &k.tensor, &v.tensor]);
         let dtype = dtype_to_elem_type(q.tensor.dtype);
@@ -75,6 +78,7 @@ macro_rules! launch {
                 Body::Simt(shape, vector) => simt::$kernel::$kernel::launch_unchecked(
                     &q.tensor.client, count, dim, addresses, *vector,
                     q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().into_buffer_arg(), sin.clone().into_buffer_arg(),
+                    starts.into_buffer_arg(),
                     $($buffer.clone().into_buffer_arg(),)*
                     q.lies(), k.lies(), v.lies(), k_rope.lies(), $($lies.lies(),)*
                     rule_launch([*t, *s], *rule), *shape, dtype,
@@ -82,6 +86,7 @@ macro_rules! launch {
                 Body::Mma(shape) => mma::$kernel::$kernel::launch_unchecked(
                     &q.tensor.client, count, dim, addresses,
                     q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().into_buffer_arg(), sin.clone().into_buffer_arg(),
+                    starts.into_buffer_arg(),
                     $($buffer.clone().into_buffer_arg(),)*
                     q.lies(), k.lies(), v.lies(), k_rope.lies(), $($lies.lies(),)*
                     rule_launch([*t, *s], *rule), *shape, dtype,

@@ -46,6 +46,8 @@ struct Problem {
     /// Any rows, and any table, where nothing is rotated.
     k_rope: Rows,
     table: [CubeTensor; 2],
+    /// The first key that each query sees, `[b, t]`, i32; of no elements: all see from the first on.
+    starts: CubeTensor,
 }
 
 /// What the backward gets besides, and the gradients that it sets.
@@ -61,6 +63,11 @@ struct Backward {
 }
 
 impl Problem {
+    /// Whether queries do not see all keys before them.
+    fn documents(&self) -> bool {
+        self.starts.meta.num_elements() > 0
+    }
+
     fn is_empty(&self) -> bool {
         self.b * self.heads * self.t == 0
     }
@@ -99,26 +106,27 @@ impl Problem {
 fn unrotated(
     [b, heads, t, s]: [usize; 4],
     [nope, width]: [usize; 2],
-    rule: AttentionRule,
     [q, k, v]: [Rows; 3],
+    starts: CubeTensor,
+    rule: AttentionRule,
 ) -> Problem {
     let none = empty(&q.tensor, [1], DType::F32);
     let (k_rope, table) = (k.clone(), [none.clone(), none]);
-    Problem { b, heads, t, s, widths: Widths { nope, rope: 0, v: width }, rule, q, k, v, k_rope, table }
+    Problem { b, heads, t, s, widths: Widths { nope, rope: 0, v: width }, rule, q, k, v, k_rope, table, starts }
 }
 
 /// Separate queries, keys and values, as they lie where the elements of their rows lie together.
-fn separate([q, k, v]: [CubeTensor; 3], rule: AttentionRule) -> Problem {
+fn separate([q, k, v]: [CubeTensor; 3], starts: CubeTensor, rule: AttentionRule) -> Problem {
     let ([b, heads, t, nope], [_, _, s, width]) = (q.shape().dims(), v.shape().dims());
     let [q, k, v] = [q, k, v].map(|x| {
         let x = if x.meta.strides()[3] == 1 { x } else { into_contiguous(x) };
         Rows::by_head(x)
     });
-    unrotated([b, heads, t, s], [nope, width], rule, [q, k, v])
+    unrotated([b, heads, t, s], [nope, width], [q, k, v], starts, rule)
 }
 
-pub(crate) fn attention(q: CubeTensor, k: CubeTensor, v: CubeTensor, rule: AttentionRule) -> (CubeTensor, CubeTensor) {
-    separate([q, k, v], rule).forward()
+pub(crate) fn attention(qkv: [CubeTensor; 3], starts: CubeTensor, rule: AttentionRule) -> (CubeTensor, CubeTensor) {
+    separate(qkv, starts, rule).forward()
 }
 
 /// The gradients lie by position, as the projections want them that made queries, keys and values.
@@ -126,9 +134,10 @@ pub(crate) fn attention_backward(
     qkv: [CubeTensor; 3],
     outputs: [CubeTensor; 2],
     l: CubeTensor,
+    starts: CubeTensor,
     rule: AttentionRule,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
-    let problem = separate(qkv, rule);
+    let problem = separate(qkv, starts, rule);
     let Problem { b, heads, t, s, widths, .. } = problem;
     let sizes = [(t, widths.nope), (s, widths.nope), (s, widths.v)];
     let gradients = sizes.map(|(rows, width)| {
@@ -148,15 +157,20 @@ fn three(qkv: &CubeTensor, heads: usize) -> [Rows; 3] {
     [0, 1, 2].map(|i| Rows { tensor: qkv.clone(), first: i * heads * d, strides: [t * width, d, width] })
 }
 
-fn of_one_product(qkv: CubeTensor, heads: usize, rule: AttentionRule) -> Problem {
+fn of_one_product(qkv: CubeTensor, starts: CubeTensor, heads: usize, rule: AttentionRule) -> Problem {
     let [b, t, width] = qkv.shape().dims();
     let d = width / 3 / heads;
-    unrotated([b, heads, t, t], [d, d], rule, three(&into_contiguous(qkv), heads))
+    unrotated([b, heads, t, t], [d, d], three(&into_contiguous(qkv), heads), starts, rule)
 }
 
-pub(crate) fn self_attention(qkv: CubeTensor, heads: usize, rule: AttentionRule) -> (CubeTensor, CubeTensor) {
+pub(crate) fn self_attention(
+    qkv: CubeTensor,
+    starts: CubeTensor,
+    heads: usize,
+    rule: AttentionRule,
+) -> (CubeTensor, CubeTensor) {
     let [b, t, width] = qkv.shape().dims();
-    let (y, l) = of_one_product(qkv, heads, rule).forward();
+    let (y, l) = of_one_product(qkv, starts, heads, rule).forward();
     (reshaped(y, [b, t, width / 3]), l)
 }
 
@@ -164,11 +178,12 @@ pub(crate) fn self_attention_backward(
     qkv: CubeTensor,
     outputs: [CubeTensor; 2],
     l: CubeTensor,
+    starts: CubeTensor,
     heads: usize,
     rule: AttentionRule,
 ) -> CubeTensor {
     let gradient = empty::<3>(&qkv, qkv.shape().dims(), qkv.dtype);
-    of_one_product(qkv, heads, rule).backward(outputs, l, three(&gradient, heads));
+    of_one_product(qkv, starts, heads, rule).backward(outputs, l, three(&gradient, heads));
     gradient
 }
 
@@ -177,7 +192,7 @@ fn two(kv: &CubeTensor, t: usize, rule: LatentRule) -> [Rows; 2] {
     [0, rule.nope].map(|column| Rows::by_position(kv, [t, rule.heads, rule.nope + rule.v], column))
 }
 
-fn latent([q, kv, k_rope]: [CubeTensor; 3], table: [CubeTensor; 2], rule: LatentRule) -> Problem {
+fn latent([q, kv, k_rope]: [CubeTensor; 3], table: [CubeTensor; 2], starts: CubeTensor, rule: LatentRule) -> Problem {
     let [b, t, _] = q.shape().dims();
     let [q, kv, k_rope] = [q, kv, k_rope].map(into_contiguous);
     let LatentRule { heads, nope, rope, v: width, attention } = rule;
@@ -185,16 +200,18 @@ fn latent([q, kv, k_rope]: [CubeTensor; 3], table: [CubeTensor; 2], rule: Latent
     let q = Rows::by_position(&q, [t, heads, nope + rope], 0);
     let k_rope = Rows { tensor: k_rope, first: 0, strides: [t * rope, 0, rope] };
     let table = table.map(|table| contiguous(table, DType::F32));
-    Problem { b, heads, t, s: t, widths: Widths { nope, rope, v: width }, rule: attention, q, k, v, k_rope, table }
+    let widths = Widths { nope, rope, v: width };
+    Problem { b, heads, t, s: t, widths, rule: attention, q, k, v, k_rope, table, starts }
 }
 
 pub(crate) fn latent_attention(
     inputs: [CubeTensor; 3],
     table: [CubeTensor; 2],
+    starts: CubeTensor,
     rule: LatentRule,
 ) -> (CubeTensor, CubeTensor) {
     let [b, t, _] = inputs[0].shape().dims();
-    let (y, l) = latent(inputs, table, rule).forward();
+    let (y, l) = latent(inputs, table, starts, rule).forward();
     (reshaped(y, [b, t, rule.heads * rule.v]), l)
 }
 
@@ -203,10 +220,11 @@ pub(crate) fn latent_attention_backward(
     table: [CubeTensor; 2],
     outputs: [CubeTensor; 2],
     l: CubeTensor,
+    starts: CubeTensor,
     rule: LatentRule,
 ) -> (CubeTensor, CubeTensor, CubeTensor) {
     let [d_q, d_kv] = [&inputs[0], &inputs[1]].map(|x| empty::<3>(x, x.shape().dims(), x.dtype));
-    let problem = latent(inputs, table, rule);
+    let problem = latent(inputs, table, starts, rule);
     let [d_k, d_v] = two(&d_kv, problem.t, rule);
     let to_q = Rows::by_position(&d_q, [problem.t, rule.heads, rule.nope + rule.rope], 0);
     let of_heads = problem.backward(outputs, l, [to_q, d_k, d_v]);

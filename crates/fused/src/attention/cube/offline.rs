@@ -48,11 +48,11 @@ macro_rules! cases {
     ($body:ident, $name:expr, $dim:expr, $($known:expr),*) => {
         [
             case!($body, forward, Forward, $name, $dim,
-                [q k v k_rope cos sin y l], [q k v k_rope y], $($known),*),
+                [q k v k_rope cos sin starts y l], [q k v k_rope y], $($known),*),
             case!($body, keys, Keys, $name, $dim,
-                [q k v k_rope cos sin d_y l mean d_k d_v d_k_rope], [q k v k_rope y d_k d_v], $($known),*),
+                [q k v k_rope cos sin starts d_y l mean d_k d_v d_k_rope], [q k v k_rope y d_k d_v], $($known),*),
             case!($body, queries, Queries, $name, $dim,
-                [q k v k_rope cos sin d_y l mean d_q], [q k v k_rope y d_q], $($known),*),
+                [q k v k_rope cos sin starts d_y l mean d_q], [q k v k_rope y d_q], $($known),*),
         ]
     };
 }
@@ -61,17 +61,17 @@ fn simt_cases(
     name: &str,
     widths: Widths,
     tile: usize,
-    dropout: bool,
+    [dropout, documents]: [bool; 2],
     vector: usize,
     dtype: ElemType,
 ) -> [KernelCase; 3] {
-    let shape = simt::Shape { widths, tile, dropout };
+    let shape = simt::Shape { widths, tile, dropout, documents };
     let dim = CubeDim::new_1d(shape.units() as u32);
     cases!(simt, name, dim, vector, shape, dtype)
 }
 
-fn mma_cases(name: &str, widths: Widths, dropout: bool, dtype: ElemType) -> [KernelCase; 3] {
-    let shape = mma::Shape { widths, dropout };
+fn mma_cases(name: &str, widths: Widths, [dropout, documents]: [bool; 2], dtype: ElemType) -> [KernelCase; 3] {
+    let shape = mma::Shape { widths, dropout, documents };
     let dim = CubeDim::new_1d(mma::UNITS as u32);
     cases!(mma, name, dim, shape, dtype).map(|case| case.instructions(&["HMMA", "LDSM"]))
 }
@@ -79,12 +79,16 @@ fn mma_cases(name: &str, widths: Widths, dropout: bool, dtype: ElemType) -> [Ker
 pub(crate) fn cases() -> Vec<KernelCase> {
     let (single, brain, half) = (f32::elem_type_native(), bf16::elem_type_native(), f16::elem_type_native());
     let mut cases = vec![];
-    cases.extend(simt_cases("64 f32", GPT2, 64, false, 4, single));
-    cases.extend(simt_cases("64 bf16 dropout", GPT2, 64, true, 8, brain));
-    cases.extend(simt_cases("latent f32", LATENT, 32, false, 4, single));
-    cases.extend(mma_cases("64 bf16", GPT2, false, brain));
-    cases.extend(mma_cases("64 f16 dropout", GPT2, true, half));
-    cases.extend(mma_cases("latent bf16", LATENT, false, brain));
+    let [none, dropout, documents] = [[false; 2], [true, false], [false, true]];
+    cases.extend(simt_cases("64 f32", GPT2, 64, none, 4, single));
+    cases.extend(simt_cases("64 f32 documents", GPT2, 64, documents, 4, single));
+    cases.extend(simt_cases("64 bf16 dropout", GPT2, 64, dropout, 8, brain));
+    cases.extend(simt_cases("latent f32", LATENT, 32, none, 4, single));
+    cases.extend(mma_cases("64 bf16", GPT2, none, brain));
+    cases.extend(mma_cases("64 f16 dropout", GPT2, dropout, half));
+    cases.extend(mma_cases("64 bf16 documents", GPT2, documents, brain));
+    cases.extend(mma_cases("latent bf16", LATENT, none, brain));
+    cases.extend(mma_cases("latent bf16 documents", LATENT, documents, brain));
     cases.push(KernelCase::new("attention mean bf16", move |gpu| {
         let (s, d, t) = (gpu.unchecked(CubeDim::new_1d(256)), gpu.device(), gpu.target());
         mean_kernel::MeanKernel::new(s, d, t, buffer(), buffer(), buffer(), (), (), 8, brain)

@@ -1,6 +1,6 @@
 //! Where the rows of a head lie, and what a kernel knows of a problem.
 
-use super::super::{AttentionRule, ScoreDropout};
+use super::super::{AttentionRule, NO_KEY, ScoreDropout};
 use crate::cube::launch::vector_size;
 use crate::dropout::cube::mix;
 use crate::dropout::{DropoutKey, DropoutRule, GAMMA};
@@ -89,6 +89,18 @@ pub(super) fn stage_statistics(
     }
 }
 
+/// `log(sum(exp))` of scores of which this is the largest and these exponentials' total.
+#[cube]
+pub(super) fn log_sum(largest: f32, total: f32, rule: &Rule) -> f32 {
+    select(total > 0.0f32, rule.scale * largest + total.ln(), comptime!(NO_KEY))
+}
+
+/// Of a total of exponentials; 0 where there are none.
+#[cube]
+pub(super) fn inverse(total: f32) -> f32 {
+    select(total > 0.0f32, 1.0f32 / total, 0.0f32)
+}
+
 /// Widths of a query and a key, in front of the rotated part and of that, and of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Widths {
@@ -102,6 +114,16 @@ impl Widths {
     pub fn qk(self) -> usize {
         self.nope + self.rope
     }
+}
+
+/// The first key that query `i` sees.
+#[cube]
+pub(super) fn first_key(starts: &[i32], i: usize, rule: &Rule, #[comptime] documents: bool) -> usize {
+    let mut first = 0usize.runtime();
+    if comptime!(documents) {
+        first = u32::cast_from(starts[CUBE_POS_Z as usize * rule.t + min(i, rule.t - 1)]) as usize;
+    }
+    first
 }
 
 /// [`AttentionRule`] as an argument of a kernel, and how many queries and keys there are.
@@ -134,10 +156,10 @@ pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch
 
 #[cube]
 impl Rule {
-    /// How many of the keys from `key` on query `i` sees: none if there is no such query.
-    pub fn seen(&self, i: usize, key: usize) -> usize {
+    /// Of the keys from `key` on, the first that query `i` sees, whose first of all is `first`, and one behind the last: no more than the first if there is no such query.
+    pub fn seen(&self, i: usize, first: usize, key: usize) -> (usize, usize) {
         let all = min(i + self.offset + 1, self.s);
-        select(i < self.t, max(all, key) - key, 0)
+        (max(first, key) - key, select(i < self.t, max(all, key) - key, 0))
     }
 
     /// Of the queries from `query` on, the first that sees key `j`, and one behind the last: the same if there is no such key.

@@ -1,6 +1,6 @@
 //! The forward of [`simt`](super::super::simt), on tensor cores: scores, probabilities and sums stay in registers.
 
-use super::super::rows::{Lies, Rule, head_here};
+use super::super::rows::{Lies, Rule, first_key, head_here, inverse, log_sum};
 use super::{Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -13,6 +13,7 @@ pub fn forward<F: Float>(
     k_rope: &[Eight<F>],
     cos: &[f32],
     sin: &[f32],
+    starts: &[i32],
     y: &mut [Two<F>],
     l: &mut [f32],
     q_lies: Lies,
@@ -50,7 +51,7 @@ pub fn forward<F: Float>(
 
     let start = rule.start();
     let keys = rule.keys(query + TILE);
-    let mut key = 0usize.runtime();
+    let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / TILE * TILE;
     while key < keys {
         stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
         stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
@@ -65,13 +66,14 @@ pub fn forward<F: Float>(
         #[unroll]
         for half in 0..2usize {
             let row = query + plane_row() + lane_row + comptime!(8 * half);
-            let seen = rule.seen(row, key + lane_column);
+            let first = first_key(starts, row, &rule, comptime!(shape.documents));
+            let (first, behind) = rule.seen(row, first, key + lane_column);
             let mut most = largest[half];
             #[unroll]
             for n in 0..comptime!(TILE / 8) {
                 #[unroll]
                 for e in 0..2usize {
-                    if seen > comptime!(8 * n + e) {
+                    if first <= comptime!(8 * n + e) && behind > comptime!(8 * n + e) {
                         most = max(most, s[comptime!(2 * n + half)].extract(e));
                     }
                 }
@@ -86,7 +88,7 @@ pub fn forward<F: Float>(
                 let mut of_pair = Two::<f32>::new(0.0f32);
                 #[unroll]
                 for e in 0..2usize {
-                    if seen > comptime!(8 * n + e) {
+                    if first <= comptime!(8 * n + e) && behind > comptime!(8 * n + e) {
                         let mut of_score = (rule.scale * (s[comptime!(2 * n + half)].extract(e) - most)).exp();
                         sum += of_score;
                         if comptime!(shape.dropout) {
@@ -115,14 +117,14 @@ pub fn forward<F: Float>(
         sum += plane_shuffle_xor(sum, 1u32);
         sum += plane_shuffle_xor(sum, 2u32);
         if row < rule.t {
-            let inverse = 1.0f32 / sum;
+            let inverse = inverse(sum);
             let to = (y_lies.here() + row * y_lies.row + lane_column) / 2;
             #[unroll]
             for n in 0..comptime!(widths.v / 8) {
                 y[to + comptime!(4 * n)] = rounded(sums[comptime!(2 * n + half)] * Vector::new(inverse));
             }
             if lane_column == 0 {
-                l[head_here() * rule.t + row] = rule.scale * largest[half] + sum.ln();
+                l[head_here() * rule.t + row] = log_sum(largest[half], sum, &rule);
             }
         }
     }

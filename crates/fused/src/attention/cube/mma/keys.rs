@@ -1,6 +1,6 @@
 //! The gradients of keys and values on tensor cores; see [`simt`](super::super::simt). Scores have a row for each key here.
 
-use super::super::rows::{Lies, Rule, head_here, probability, stage_statistics};
+use super::super::rows::{Lies, Rule, first_key, head_here, probability, stage_statistics};
 use super::{CHUNK, Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -13,6 +13,7 @@ pub fn keys<F: Float>(
     k_rope: &[Eight<F>],
     cos: &[f32],
     sin: &[f32],
+    starts: &[i32],
     d_y: &[Eight<F>],
     l: &[f32],
     mean: &[f32],
@@ -55,7 +56,7 @@ pub fn keys<F: Float>(
 
     let start = rule.start();
     let mut query = rule.first_query(key) / TILE * TILE;
-    while query < rule.t {
+    while query < rule.t && first_key(starts, query, &rule, comptime!(shape.documents)) < key + TILE {
         stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole()));
         stage(d_y, y_lies.here(), y_lies.row, query, rule.t, &mut d_y_tile, comptime!(shape.values()));
         stage_statistics(l, mean, &mut statistics, query, &rule, TILE);
@@ -79,10 +80,13 @@ pub fn keys<F: Float>(
                 #[unroll]
                 for e in 0..2usize {
                     let column = from + lane_column + comptime!(i / 2 * 8 + e);
+                    let first_key = first_key(starts, query + column, &rule, comptime!(shape.documents));
                     let (of_p, of_d_s) = probability(
                         s[i].extract(e),
                         d_p[i].extract(e),
-                        first <= comptime!(i / 2 * 8 + e) && behind > comptime!(i / 2 * 8 + e),
+                        first <= comptime!(i / 2 * 8 + e)
+                            && behind > comptime!(i / 2 * 8 + e)
+                            && first_key <= row + comptime!(i % 2 * 8),
                         query + column,
                         row + comptime!(i % 2 * 8),
                         statistics[column],

@@ -52,6 +52,8 @@ pub(super) const VECTOR: usize = 8;
 pub(super) struct Shape {
     pub widths: Widths,
     pub dropout: bool,
+    /// Whether queries do not see all keys before them.
+    pub documents: bool,
 }
 
 impl Shape {

@@ -1,6 +1,6 @@
 //! The gradient of queries on tensor cores; see [`simt`](super::super::simt).
 
-use super::super::rows::{Lies, Rule, head_here, probability};
+use super::super::rows::{Lies, Rule, first_key, head_here, probability};
 use super::{
     CHUNK, Eight, Operand, SIDE, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros,
 };
@@ -15,6 +15,7 @@ pub fn queries<F: Float>(
     k_rope: &[Eight<F>],
     cos: &[f32],
     sin: &[f32],
+    starts: &[i32],
     d_y: &[Eight<F>],
     l: &[f32],
     mean: &[f32],
@@ -61,7 +62,7 @@ pub fn queries<F: Float>(
 
     let start = rule.start();
     let keys = rule.keys(query + TILE);
-    let mut key = 0usize.runtime();
+    let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / TILE * TILE;
     while key < keys {
         stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
         stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.values()));
@@ -81,7 +82,8 @@ pub fn queries<F: Float>(
             #[unroll]
             for i in 0..comptime!(CHUNK / 4) {
                 let half = comptime!(i % 2);
-                let seen = rule.seen(row + comptime!(8 * half), key + from + lane_column);
+                let first = first_key(starts, row + comptime!(8 * half), &rule, comptime!(shape.documents));
+                let (first, behind) = rule.seen(row + comptime!(8 * half), first, key + from + lane_column);
                 let mut of_pair = Two::<f32>::empty();
                 #[unroll]
                 for e in 0..2usize {
@@ -89,7 +91,7 @@ pub fn queries<F: Float>(
                     let (_, of_score) = probability(
                         s[i].extract(e),
                         d_p[i].extract(e),
-                        seen > comptime!(i / 2 * 8 + e),
+                        first <= comptime!(i / 2 * 8 + e) && behind > comptime!(i / 2 * 8 + e),
                         row + comptime!(8 * half),
                         column,
                         statistics[half],

@@ -9,7 +9,7 @@
 //!
 //! (FlashAttention-2, arXiv 2307.08691, algorithm 1.) With dropout `p` is multiplied with its factor in `p v`, and not in the sum.
 
-use super::super::rows::{Lies, Rule, head_here};
+use super::super::rows::{Lies, Rule, first_key, head_here, inverse, log_sum};
 use super::{Corner, PARTS, Shape, Sum, clear, multiply, pitch, put, stage, turn};
 use cubecl::prelude::*;
 
@@ -32,6 +32,7 @@ pub fn forward<F: Float, N: Size>(
     k_rope: &[Vector<F, N>],
     cos: &[f32],
     sin: &[f32],
+    starts: &[i32],
     y: &mut [Vector<F, N>],
     l: &mut [f32],
     q_lies: Lies,
@@ -74,7 +75,7 @@ pub fn forward<F: Float, N: Size>(
 
     let start = rule.start();
     let keys = rule.keys(query + tile);
-    let mut key = 0usize.runtime();
+    let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / tile * tile;
     while key < keys {
         stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
         stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
@@ -86,7 +87,7 @@ pub fn forward<F: Float, N: Size>(
         sync_cube();
         multiply(&q_tile, &k_tile, &mut scores, &q_tile, comptime!(shape.scores_of(widths.qk())));
         sync_cube();
-        softmax(&mut scores, &mut statistics, Corner { query, key }, &rule, start, shape);
+        softmax(&mut scores, &mut statistics, Corner { query, key }, starts, &rule, start, shape);
         multiply(
             &scores,
             &v_tile,
@@ -101,9 +102,9 @@ pub fn forward<F: Float, N: Size>(
     let mut i = UNIT_POS as usize;
     while i < tile {
         if query + i < rule.t {
-            l[head_here() * rule.t + query + i] = rule.scale * statistics.largest[i] + statistics.total[i].ln();
+            l[head_here() * rule.t + query + i] = log_sum(statistics.largest[i], statistics.total[i], &rule);
         }
-        statistics.factor[i] = 1.0f32 / statistics.total[i];
+        statistics.factor[i] = inverse(statistics.total[i]);
         i += CUBE_DIM as usize;
     }
     sync_cube();
@@ -123,6 +124,7 @@ fn softmax(
     scores: &mut [f32],
     statistics: &mut Statistics,
     corner: Corner,
+    starts: &[i32],
     rule: &Rule,
     start: u64,
     #[comptime] shape: Shape,
@@ -131,11 +133,12 @@ fn softmax(
     let mut i = UNIT_POS as usize;
     while i < comptime!(tile * PARTS) {
         let (r, part) = (i / PARTS, i % PARTS);
-        let seen = rule.seen(corner.query + r, corner.key + part);
+        let first = first_key(starts, corner.query + r, rule, comptime!(shape.documents));
+        let (first, behind) = rule.seen(corner.query + r, first, corner.key + part);
         let mut largest = f32::min_value();
         for step in 0..comptime!(tile / PARTS) {
             let c = step * PARTS + part;
-            if step * PARTS < seen {
+            if first <= step * PARTS && step * PARTS < behind {
                 largest = max(largest, scores[r * comptime!(shape.scores()) + c]);
             }
         }
@@ -148,13 +151,14 @@ fn softmax(
     while i < comptime!(tile * PARTS) {
         let (r, part) = (i / PARTS, i % PARTS);
         let largest = largest(&*statistics, r);
-        let seen = rule.seen(corner.query + r, corner.key + part);
+        let first = first_key(starts, corner.query + r, rule, comptime!(shape.documents));
+        let (first, behind) = rule.seen(corner.query + r, first, corner.key + part);
         let mut total = 0.0f32;
         for step in 0..comptime!(tile / PARTS) {
             let c = step * PARTS + part;
             let at = r * comptime!(shape.scores()) + c;
             let mut p = 0.0f32;
-            if step * PARTS < seen {
+            if first <= step * PARTS && step * PARTS < behind {
                 p = (rule.scale * (scores[at] - largest)).exp();
                 total += p;
                 if comptime!(shape.dropout) {

@@ -7,7 +7,7 @@
 //! Each gradient is one cube's whole sum: nothing is added up between cubes. The rotated key is one for all heads: its gradient leaves head by
 //! head, [`small`](super::super::small) adds it up.
 
-use super::super::rows::{Lies, Rule, head_here, stage_statistics};
+use super::super::rows::{Lies, Rule, first_key, head_here, stage_statistics};
 use super::{Corner, Shape, Sum, clear, multiply, pitch, probabilities, put, stage, turn};
 use cubecl::prelude::*;
 
@@ -19,6 +19,7 @@ pub fn keys<F: Float, N: Size>(
     k_rope: &[Vector<F, N>],
     cos: &[f32],
     sin: &[f32],
+    starts: &[i32],
     d_y: &[Vector<F, N>],
     l: &[f32],
     mean: &[f32],
@@ -61,7 +62,7 @@ pub fn keys<F: Float, N: Size>(
 
     let start = rule.start();
     let mut query = rule.first_query(key) / tile * tile;
-    while query < rule.t {
+    while query < rule.t && first_key(starts, query, &rule, comptime!(shape.documents)) < key + tile {
         stage(q, q_lies.here(), q_lies.row, query, rule.t, &mut q_tile, comptime!(shape.whole(widths.qk())));
         stage(d_y, y_lies.here(), y_lies.row, query, rule.t, &mut d_y_tile, comptime!(shape.whole(widths.v)));
         stage_statistics(l, mean, &mut statistics, query, &rule, tile);
@@ -73,7 +74,7 @@ pub fn keys<F: Float, N: Size>(
         multiply(&q_tile, &k_tile, &mut p, &q_tile, comptime!(shape.scores_of(widths.qk())));
         multiply(&d_y_tile, &v_tile, &mut d_s, &d_y_tile, comptime!(shape.scores_of(widths.v)));
         sync_cube();
-        probabilities(&mut p, &mut d_s, &statistics, Corner { query, key }, &rule, start, shape);
+        probabilities(&mut p, &mut d_s, &statistics, Corner { query, key }, starts, &rule, start, shape);
         sync_cube();
         multiply(&p, &d_y_tile, &mut d_v_tile, &p, comptime!(shape.times_scores(widths.v, true, Sum::Add)));
         multiply(&d_s, &q_tile, &mut d_k_tile, &p, comptime!(shape.times_scores(widths.qk(), true, Sum::Add)));

@@ -22,7 +22,7 @@ pub(super) mod forward;
 pub(super) mod keys;
 pub(super) mod queries;
 
-use super::rows::{Rule, Widths, probability};
+use super::rows::{Rule, Widths, first_key, probability};
 use crate::cube::launch::UNITS;
 use crate::cube::rounded;
 use cubecl::prelude::*;
@@ -39,6 +39,8 @@ pub(super) struct Shape {
     /// Queries and keys of a tile.
     pub tile: usize,
     pub dropout: bool,
+    /// Whether queries do not see all keys before them.
+    pub documents: bool,
 }
 
 impl Shape {
@@ -293,6 +295,7 @@ fn probabilities(
     gradients: &mut [f32],
     statistics: &[f32],
     corner: Corner,
+    starts: &[i32],
     rule: &Rule,
     start: u64,
     #[comptime] shape: Shape,
@@ -301,7 +304,8 @@ fn probabilities(
     let mut i = UNIT_POS as usize;
     while i < comptime!(tile * PARTS) {
         let (r, part) = (i / PARTS, i % PARTS);
-        let seen = rule.seen(corner.query + r, corner.key + part);
+        let first = first_key(starts, corner.query + r, rule, comptime!(shape.documents));
+        let (first, behind) = rule.seen(corner.query + r, first, corner.key + part);
         let (l, mean) = (statistics[r], statistics[tile + r]);
         for step in 0..comptime!(tile / PARTS) {
             let c = step * PARTS + part;
@@ -309,7 +313,7 @@ fn probabilities(
             let (p, ds) = probability(
                 scores[at],
                 gradients[at],
-                step * PARTS < seen,
+                first <= step * PARTS && step * PARTS < behind,
                 corner.query + r,
                 corner.key + c,
                 l,

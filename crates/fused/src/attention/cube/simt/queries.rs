@@ -4,7 +4,7 @@
 //!  for each tile of keys:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - mean)       dq += ds k
 //! ```
 
-use super::super::rows::{Lies, Rule, stage_statistics};
+use super::super::rows::{Lies, Rule, first_key, stage_statistics};
 use super::{Corner, Shape, Sum, clear, multiply, probabilities, put, stage, turn};
 use cubecl::prelude::*;
 
@@ -16,6 +16,7 @@ pub fn queries<F: Float, N: Size>(
     k_rope: &[Vector<F, N>],
     cos: &[f32],
     sin: &[f32],
+    starts: &[i32],
     d_y: &[Vector<F, N>],
     l: &[f32],
     mean: &[f32],
@@ -53,7 +54,7 @@ pub fn queries<F: Float, N: Size>(
 
     let start = rule.start();
     let keys = rule.keys(query + tile);
-    let mut key = 0usize.runtime();
+    let mut key = first_key(starts, query, &rule, comptime!(shape.documents)) / tile * tile;
     while key < keys {
         stage(k, k_lies.here(), k_lies.row, key, rule.s, &mut k_tile, comptime!(shape.nope()));
         stage(v, v_lies.here(), v_lies.row, key, rule.s, &mut v_tile, comptime!(shape.whole(widths.v)));
@@ -66,13 +67,14 @@ pub fn queries<F: Float, N: Size>(
         multiply(&q_tile, &k_tile, &mut p, &q_tile, comptime!(shape.scores_of(widths.qk())));
         multiply(&d_y_tile, &v_tile, &mut d_s, &d_y_tile, comptime!(shape.scores_of(widths.v)));
         sync_cube();
-        probabilities(&mut p, &mut d_s, &statistics, Corner { query, key }, &rule, start, shape);
+        probabilities(&mut p, &mut d_s, &statistics, Corner { query, key }, starts, &rule, start, shape);
         sync_cube();
         multiply(&d_s, &k_tile, &mut d_q_tile, &p, comptime!(shape.times_scores(widths.qk(), false, Sum::Add)));
         sync_cube();
         key += tile;
     }
 
+    sync_cube(); // where there was no tile of keys
     if comptime!(widths.rope > 0) {
         turn(&mut d_q_tile, cos, sin, query, rule.t, comptime!(shape.rope()), true);
         sync_cube();
