@@ -23,7 +23,7 @@ pub enum Split {
 /// Two streams of tokens: one trains, one validates.
 #[derive(Debug, Clone)]
 pub struct Dataset {
-    train: Tokens,
+    pub(crate) train: Tokens,
     val: Tokens,
 }
 
@@ -38,6 +38,15 @@ pub struct Batch {
     pub sequences: usize,
     /// Tokens per sequence (columns).
     pub seq_len: usize,
+}
+
+impl Batch {
+    /// Adds a sequence: the first `seq_len` of `seq_len + 1` tokens are its inputs, the last its targets.
+    pub(crate) fn push(&mut self, tokens: &[i32]) {
+        self.inputs.extend_from_slice(&tokens[..self.seq_len]);
+        self.targets.extend_from_slice(&tokens[1..]);
+        self.sequences += 1;
+    }
 }
 
 /// How many of `total` tokens, at the end, validate: the given share, or a tenth but at most 10 million.
@@ -172,9 +181,7 @@ fn cut(tokens: &Tokens, starts: impl Iterator<Item = u64>, seq_len: usize) -> Ba
     for start in starts {
         window.clear();
         tokens.read(start..start + seq_len as u64 + 1, &mut window);
-        batch.inputs.extend_from_slice(&window[..seq_len]);
-        batch.targets.extend_from_slice(&window[1..]);
-        batch.sequences += 1;
+        batch.push(&window);
     }
     batch
 }

@@ -131,6 +131,13 @@ pub enum DataError {
         count(*found, "token")
     )]
     TooShort { split: &'static str, found: u64, needed: u64, total: u64 },
+
+    #[error(
+        "the training split has {}, whose documents do not fill one row of {needed} (the shortest length + 1): give a \
+         longer text, or shorter lengths",
+        count(*found, "token")
+    )]
+    NoRow { found: u64, needed: usize },
 }
 
 impl DataError {

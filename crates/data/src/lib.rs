@@ -1,15 +1,18 @@
 //! The data of a run: from text to tokens to the batches that ranks train on.
 //!
 //! ```text
-//!  rust-crates, shakespeare       prepare                    Dataset                  Loader
-//!  FILE.txt, .jsonl, .parquet  ──────────────>  FOLDER      ─────────>  train, val  ─────────>  micro-batches of a step,
-//!  .gz, .zst, a folder of them    Tokenizer     meta.json    (mapped)                (thread)   read ahead
+//!  rust-crates, shakespeare       prepare                    Dataset                   Loader
+//!  FILE.txt, .jsonl, .parquet  ──────────────>  FOLDER      ─────────>  train, val   ─────────>  micro-batches of a step,
+//!  .gz, .zst, a folder of them    Tokenizer     meta.json    (mapped)    or Buckets    (thread)   read ahead
 //!                                               train-*.bin     │
 //!  .bin of llm.c or nanoGPT  ───────────────────────────────────┘
 //! ```
 //!
 //! [`open`] takes whatever `--data` takes: it prepares text into a cache folder, once, and maps tokens as they are.
 //! [`prepare`] does the same into a folder of the user's, to be copied to other machines.
+//!
+//! [`Buckets`] packs the documents of a dataset by length into rows of several lengths, without padding, so that few are
+//! cut and short ones are not trained on in long rows; [`Batch::document_starts`] says where they begin in rows.
 //!
 //! ```
 //! # fn main() -> Result<(), data::DataError> {
@@ -25,16 +28,20 @@
 //! ```
 //!
 //! Nothing here keeps a position or knows a rank. A training sequence is a function of (seed, its number since the start
-//! of the run), so a rank asks for its part of the global batch, a resumed run asks for the step it stopped at, and both
-//! see the tokens that one undisturbed rank would have seen.
+//! of the run), and the rows of buckets that a step trains on are one of (seed, step). So a rank asks for its part of the
+//! global batch, a resumed run asks for the step it stopped at, and both see the tokens that one undisturbed rank would
+//! have seen.
 
+mod buckets;
 mod cache;
 mod dataset;
+mod documents;
 mod error;
 mod loader;
 mod meta;
 mod open;
 mod order;
+mod packing;
 mod prepare;
 mod progress;
 mod quiet;
@@ -42,6 +49,7 @@ mod source;
 mod tokenizer;
 mod tokens;
 
+pub use buckets::{Buckets, Step};
 pub use dataset::{Batch, Dataset, Split};
 pub use error::DataError;
 pub use loader::Loader;

@@ -1,12 +1,11 @@
 //! Reading ahead: a thread cuts the batches of the next steps while the ranks compute this one.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::{Batch, Dataset};
+use crate::Batch;
 
 /// Steps that are ready before they are asked for.
 const AHEAD: usize = 2;
@@ -25,19 +24,13 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts to cut the batches of `steps`; `micro_batches` says which sequences of the run those of a step are.
-    pub fn start(
-        dataset: Arc<Dataset>,
-        seed: u64,
-        seq_len: usize,
-        steps: Range<u64>,
-        micro_batches: impl Fn(u64) -> Vec<Range<u64>> + Send + 'static,
-    ) -> Self {
+    /// Starts to read ahead: `cut` is called in the thread for each of `steps`, in order, and gives the step's
+    /// micro-batches.
+    pub fn start(steps: Range<u64>, mut cut: impl FnMut(u64) -> Vec<Batch> + Send + 'static) -> Self {
         let (sender, batches) = sync_channel(AHEAD);
         let thread = std::thread::Builder::new().name("data loader".into()).spawn(move || {
             for step in steps {
-                let cut = |sequences| dataset.train_batch(seed, sequences, seq_len);
-                if sender.send(micro_batches(step).into_iter().map(cut).collect()).is_err() {
+                if sender.send(cut(step)).is_err() {
                     return; // the receiver is dropped
                 }
             }
@@ -69,17 +62,22 @@ impl Drop for Loader {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::Dataset;
 
     #[test]
-    fn the_loader_yields_what_the_dataset_cuts_from_any_step_on_and_stops_when_dropped() {
+    fn the_loader_yields_what_is_cut_for_each_step_from_any_on_and_stops_when_dropped() {
         let dataset = Arc::new(Dataset::new((0..1000).collect(), 8).unwrap());
-        let micro_batches = |step| vec![step * 4..step * 4 + 2, step * 4 + 2..step * 4 + 4];
-        let mut loader = Loader::start(dataset.clone(), 7, 8, 5..1_000_000, micro_batches);
+        let cut = |dataset: &Dataset, step| {
+            let micro_batch = |first| dataset.train_batch(7, first..first + 2, 8);
+            vec![micro_batch(step * 4), micro_batch(step * 4 + 2)]
+        };
+        let shared = dataset.clone();
+        let mut loader = Loader::start(5..1_000_000, move |step| cut(&shared, step));
         for step in 5..9 {
-            let (batches, _) = loader.next();
-            let expected = micro_batches(step).into_iter().map(|range| dataset.train_batch(7, range, 8));
-            assert!(batches.into_iter().eq(expected));
+            assert_eq!(loader.next().0, cut(&dataset, step));
         }
         drop(loader);
         assert_eq!(Arc::strong_count(&dataset), 1);

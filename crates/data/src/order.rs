@@ -1,4 +1,4 @@
-//! The order in which an epoch visits the windows of the training split: a permutation that is computed, not stored.
+//! The order in which an epoch visits the windows of the training split, or the rows of a bucket: a permutation that is computed, not stored.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -58,7 +58,7 @@ impl Epoch {
 }
 
 /// Spreads each bit of `value` over all bits (the finalizer of SplitMix64).
-fn mix(mut value: u64) -> u64 {
+pub fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     value ^ (value >> 31)

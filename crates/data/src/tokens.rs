@@ -94,6 +94,11 @@ impl Tokens {
         self.parts.last().map_or(0, Part::end)
     }
 
+    /// Number of bytes that these tokens take.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| (part.range.len() * part.file.width()) as u64).sum()
+    }
+
     /// The tokens before and from `at` on.
     pub fn split(self, at: u64) -> (Self, Self) {
         let [mut before, mut after] = [vec![], vec![]];
@@ -129,6 +134,14 @@ impl Bytes {
         match self {
             Self::Mapped { map, offset, width } => (map.len() - offset) / width,
             Self::Memory(tokens) => tokens.len(),
+        }
+    }
+
+    /// Bytes of a token.
+    fn width(&self) -> usize {
+        match self {
+            Self::Mapped { width, .. } => *width,
+            Self::Memory(_) => size_of::<u32>(),
         }
     }
 

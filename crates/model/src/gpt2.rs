@@ -1,11 +1,11 @@
 //! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
 
 use crate::cache::{Chunk, LayerCache};
-use crate::dropout::{LayerDropout, MicroBatch, Place};
+use crate::dropout::{LayerDropout, Site};
 use crate::norm::project;
 use crate::ring::{Keys, Ring};
 use crate::vocabulary::{self, VocabularyHead};
-use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm, Parallel};
+use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm, MicroBatch, Parallel, Targets};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -94,9 +94,10 @@ impl Gpt2 {
 }
 
 impl LanguageModel for Gpt2 {
-    fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-        let x_btd = self.ends.embed(tokens_bt, None, &Parallel::default());
-        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, None, &Parallel::default()))
+    fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        let alone = Parallel::default();
+        let x_btd = self.ends.embed(tokens_bt, batch, &alone);
+        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, batch, &alone))
     }
 
     fn context(&self) -> usize {
@@ -118,8 +119,8 @@ impl LanguageModel for Gpt2 {
         self.ends.logits(x_btd)
     }
 
-    fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        self.ends.losses(x_btd, targets_bt, 0.0, &Parallel::default()).cross_entropy
+    fn head_loss(&self, x_btd: Tensor<3>, targets: Targets) -> Tensor<1> {
+        self.ends.losses(x_btd, targets, 0.0, &Parallel::default()).cross_entropy
     }
 }
 
@@ -134,16 +135,19 @@ impl Gpt2Ends {
         }
     }
 
-    /// `wte[token] + wpe[position]`: `[b, t]` to the rank's rows `[b, s, d]`. Training passes a `dropout`.
-    pub fn embed(&self, tokens_bt: Tensor<2, Int>, dropout: Option<MicroBatch>, parallel: &Parallel) -> Tensor<3> {
-        let x_bsd = vocabulary::embed(&parallel.sequences.tp, self.wte.weight.val(), tokens_bt, self.vocab_size);
+    /// `wte[token] + wpe[position]`: `[b, t]` to the rank's rows `[b, s, d]`.
+    pub fn embed(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch, parallel: &Parallel) -> Tensor<3> {
+        let (tp, wpe) = (&parallel.sequences.tp, self.wpe.weight.val());
+        let t = tokens_bt.dims()[1];
+        let x_bsd = vocabulary::embed(tp, self.wte.weight.val(), tokens_bt, self.vocab_size);
         let rows = parallel.sequences.rows(x_bsd.dims()[1]);
-        let positions_sd = match &rows[..] {
-            [rows] => self.wpe.weight.val().slice(rows.clone()),
-            _ => Tensor::cat(rows.iter().map(|rows| self.wpe.weight.val().slice(rows.clone())).collect(), 0),
+        let positions = match (&batch.documents, &rows[..]) {
+            (Some(documents), _) => embedding(wpe, documents.positions_bt.clone().slice_dim(1, tp.part(t))),
+            (None, [rows]) => wpe.slice(rows.clone()).unsqueeze(),
+            (None, _) => Tensor::cat(rows.iter().map(|rows| wpe.clone().slice(rows.clone())).collect(), 0).unsqueeze(),
         };
-        let x_bsd = x_bsd + positions_sd.unsqueeze();
-        LayerDropout { dropout, p: self.dropout, layer: 0 }.apply(x_bsd, Place::Embedding, &rows)
+        let x_bsd = x_bsd + positions;
+        LayerDropout { dropout: batch.place, p: self.dropout, layer: 0 }.apply(x_bsd, Site::Embedding, &rows)
     }
 
     /// The same without dropout, for tokens at these positions.
@@ -160,15 +164,9 @@ impl Gpt2Ends {
     }
 
     /// Cross entropy of the next tokens, and their z-loss: the rank's share of them, from its rows.
-    pub fn losses(
-        &self,
-        x_bsd: Tensor<3>,
-        targets_bt: Tensor<2, Int>,
-        z_loss_coef: f64,
-        parallel: &Parallel,
-    ) -> Losses {
+    pub fn losses(&self, x_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64, parallel: &Parallel) -> Losses {
         let head = VocabularyHead { weight: self.wte.weight.val(), transposed: true, vocab: self.vocab_size };
-        head.losses(&parallel.sequences.tp, self.ln_f.forward(x_bsd), targets_bt, z_loss_coef)
+        head.losses(&parallel.sequences.tp, self.ln_f.forward(x_bsd), targets, z_loss_coef)
     }
 }
 
@@ -187,11 +185,11 @@ impl Gpt2Block {
         }
     }
 
-    /// The rank's rows, `[b, s, d]` to `[b, s, d]`. Training passes a `dropout`.
-    pub fn forward(&self, x_bsd: Tensor<3>, dropout: Option<MicroBatch>, parallel: &Parallel) -> Tensor<3> {
-        let dropout = LayerDropout { dropout, p: self.dropout, layer: self.layer };
-        let y =
-            self.attn.forward(parallel.sequences.tp.gather_again(self.ln_1.forward(x_bsd.clone())), dropout, parallel);
+    /// The rank's rows, `[b, s, d]` to `[b, s, d]`.
+    pub fn forward(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> Tensor<3> {
+        let dropout = LayerDropout { dropout: batch.place, p: self.dropout, layer: self.layer };
+        let normed = parallel.sequences.tp.gather_again(self.ln_1.forward(x_bsd.clone()));
+        let y = self.attn.forward(normed, batch.starts(), dropout, parallel);
         self.mlp(y, x_bsd, dropout, parallel)
     }
 
@@ -208,32 +206,39 @@ impl Gpt2Block {
         let [x_bsd, normed] = match dropout.is_none() {
             true => self.ln_2.forward_sum(&self.attn.c_proj, y, x_bsd, tp),
             false => {
-                let x_bsd = x_bsd + dropped(project(tp, &self.attn.c_proj, y), Place::AttentionOutput);
+                let x_bsd = x_bsd + dropped(project(tp, &self.attn.c_proj, y), Site::AttentionOutput);
                 [x_bsd.clone(), self.ln_2.forward(x_bsd)]
             }
         };
         let (h, projection) = (self.mlp.forward(tp.gather_again(normed)), &self.mlp.c_proj);
         match dropout.is_none() && tp.is_alone() {
             true => linear_add(h, projection.weight.val(), projection.bias.as_ref().map(Param::val), x_bsd),
-            false => x_bsd + dropped(project(tp, projection, h), Place::MlpOutput),
+            false => x_bsd + dropped(project(tp, projection, h), Site::MlpOutput),
         }
     }
 }
 
 impl Gpt2Attention {
     /// Up to the projection, of the heads that are here.
-    fn forward(&self, x: Gathered, dropout: LayerDropout, parallel: &Parallel) -> Tensor<3> {
+    fn forward(
+        &self,
+        x: Gathered,
+        starts: Option<&Tensor<2, Int>>,
+        dropout: LayerDropout,
+        parallel: &Parallel,
+    ) -> Tensor<3> {
         let ([b, t, d], heads) = (x.x_btd.dims(), parallel.sequences.tp.part(self.n_head));
-        let (qkv, dropped) = (apply(&self.c_attn, gathered_rows(&x)), dropout.key(Place::Attention));
+        let (qkv, dropped) = (apply(&self.c_attn, gathered_rows(&x)), dropout.key(Site::Attention));
         let (head, n) = (d / self.n_head, heads.len());
         let scale = (head as f64).powf(-0.5);
         if parallel.sequences.cp.is_alone() {
             let dropped = dropped.map(|(p, key)| (p, key.at_index(heads.start * t * t)));
-            return causal_self_attention(qkv, n, scale, dropped, None);
+            return causal_self_attention(qkv, n, scale, dropped, starts);
         }
         let dropout = dropped.map(|(p, key)| (p, key, heads.start));
         let q_bhtd = qkv.clone().slice_dim(2, 0..n * head).reshape([b, t, n, head]).swap_dims(1, 2);
-        let ring = Ring { cp: parallel.sequences.cp.clone(), keys: Keys::Whole { heads: n }, scale, dropout };
+        let (cp, starts) = (parallel.sequences.cp.clone(), starts.cloned());
+        let ring = Ring { cp, keys: Keys::Whole { heads: n }, scale, starts, dropout };
         ring.forward(q_bhtd, qkv.slice_dim(2, n * head..3 * n * head), None)
     }
 

@@ -18,25 +18,28 @@ mod generate;
 pub mod gpt2;
 pub mod hf;
 mod init;
+mod micro_batch;
 mod norm;
 mod parallel;
 mod parameters;
 mod ring;
 mod rope;
+mod targets;
 mod vocabulary;
 
 pub use cache::Cache;
 pub use config::{DeepSeekConfig, Gpt2Config, YarnConfig};
 pub use cut::cut;
 pub use deepseek::DeepSeek;
-pub use dropout::MicroBatch;
 pub use generate::{Drafts, GenerateError, Generation, Sampling, generate, generate_speculative};
 pub use gpt2::Gpt2;
 pub use init::Initial;
+pub use micro_batch::{Documents, MicroBatch, RunPlace};
 pub use norm::{LayerNorm, RmsNorm};
 pub use parallel::Parallel;
 pub use parameters::{fill, parameter_count};
 pub use rope::{Rope, softmax_scale};
+pub use targets::{Targets, TokenRows};
 
 use burn::tensor::{Int, Tensor, TensorData};
 
@@ -55,11 +58,16 @@ pub trait LanguageModel {
     /// # Panics
     /// As [`logits`](Self::logits).
     fn loss(&self, tokens_bt: Tensor<2, Int>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        self.head_loss(self.hidden(tokens_bt), targets_bt)
+        self.head_loss(self.hidden(tokens_bt), Targets::all(targets_bt))
     }
 
     /// What the last block makes of tokens: `[b, t]` to `[b, t, d]`.
-    fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3>;
+    fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
+        self.hidden_of(tokens_bt, &MicroBatch::default())
+    }
+
+    /// The same of a micro-batch of which more is known.
+    fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3>;
 
     /// The longest sequence the model takes.
     fn context(&self) -> usize;
@@ -80,8 +88,8 @@ pub trait LanguageModel {
     /// Logits of what the last block made: `[b, t, d]` to `[b, t, vocab]`.
     fn head(&self, x_btd: Tensor<3>) -> Tensor<3>;
 
-    /// [`loss`](Self::loss) of what the last block made.
-    fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1>;
+    /// [`loss`](Self::loss) of what the last block made, of these targets.
+    fn head_loss(&self, x_btd: Tensor<3>, targets: Targets) -> Tensor<1>;
 
     /// [`logits`](Self::logits) of new tokens, `[b, t]` to `[b, t, vocab]`: a whole prompt, or one token at a time.
     ///

@@ -9,10 +9,10 @@
 //! ```
 //!
 //! A message is what keys and values are made of: they themselves, or the latents and the rotated key. What its keys add to a query is put together by
-//! log-sum-exp: of parts `(y, l)` and `(y', l')` with `w = sigmoid(l' - l)`, `y + w (y' - y)` and `log(exp l + exp l')`, in f32. In the backward each part's
+//! log-sum-exp, those of queries among them that see none of its keys: of parts `(y, l)` and `(y', l')` with `w = sigmoid(l' - l)`, `y + w (y' - y)` and `log(exp l + exp l')`, in f32. In the backward each part's
 //! probabilities are of the final `l`. Of causal attention a rank does as much as any other; see [`ContextParallel`].
 
-use burn::tensor::{DType, Tensor, activation};
+use burn::tensor::{DType, Int, Tensor, activation};
 use comm::ContextParallel;
 use comm::ops::{flat, with_gradients};
 use fused::{AttentionPart, DropoutKey, linear, linear_transposed};
@@ -43,6 +43,8 @@ pub(crate) struct Ring {
     pub keys: Keys,
     /// Of scores.
     pub scale: f64,
+    /// The first position of the whole sequence that each query sees, `[b, t]`; None: 0.
+    pub starts: Option<Tensor<2, Int>>,
     /// Of probabilities, with the first of the heads that are here.
     pub dropout: Option<(f64, DropoutKey, usize)>,
 }
@@ -85,7 +87,7 @@ impl Ring {
             let work = || {
                 let [k, v] = self.keys.of(here);
                 for (chunks, part) in self.parts(step, shape[1]) {
-                    let sum = part.forward(chunk(q, [&k, &v], &chunks), None);
+                    let sum = part.forward(chunk(q, [&k, &v], &chunks), self.starts(&chunks[0].1));
                     sums[chunks[0].0] = Some(merged(sums[chunks[0].0].take(), sum));
                 }
             };
@@ -112,8 +114,9 @@ impl Ring {
                 for (chunks, part) in self.parts(step, shape[1]) {
                     let [(i, queries), (j, _)] = chunks.clone();
                     let [y, d_y] = [y, d_y].map(|rows| rows.clone().slice_dim(1, queries.clone()));
-                    let l = l.clone().slice_dim(2, queries);
-                    let gradients = part.backward(chunk(q, [&k, &v], &chunks), [y, d_y], l, None);
+                    let l = l.clone().slice_dim(2, queries.clone());
+                    let starts = self.starts(&queries);
+                    let gradients = part.backward(chunk(q, [&k, &v], &chunks), [y, d_y], l, starts);
                     let [of_q, of_k, of_v] = gradients.map(|gradient| gradient.cast(DType::F32));
                     for (sum, gradient) in [(&mut d_q[i], of_q), (&mut d_k[j], of_k), (&mut d_v[j], of_v)] {
                         *sum = Some(sum.take().map_or(gradient.clone(), |sum| sum + gradient));
@@ -141,6 +144,11 @@ impl Ring {
         let d_q = Tensor::cat(d_q.into_iter().map(|half| half.expect("a query sees itself")).collect(), 2);
         let d_weight = d_weight.map_or_else(|| Tensor::zeros([0], &q.device()), flat);
         [flat(d_q), d_message.expect("there is a step"), d_weight]
+    }
+
+    /// Those of these queries.
+    fn starts(&self, queries: &Range<usize>) -> Option<Tensor<2, Int>> {
+        self.starts.as_ref().map(|starts| starts.clone().slice_dim(1, queries.clone()))
     }
 
     /// The chunks of queries and of the keys of the message at hand in a step, with their number and rows here, of which the queries see something.

@@ -1,5 +1,6 @@
 //! Embedding and loss where each rank has a part of the vocabulary (Megatron, arXiv 1909.08053, section 3).
 
+use crate::Targets;
 use burn::tensor::{Bool, DType, Int, Tensor};
 use comm::ops::with_gradient;
 use comm::{Reduce, TensorParallel};
@@ -37,21 +38,19 @@ pub(crate) struct VocabularyHead {
 }
 
 impl VocabularyHead {
-    /// This rank's share of the losses of the next tokens, `[b, t]`, from its rows `[b, s, d]`; shares add up to the losses.
-    pub fn losses(self, tp: &TensorParallel, x_bsd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
-        let [b, t] = targets_bt.dims();
-        self.losses_at(tp, x_bsd, None, targets_bt.reshape([b * t]), z_loss_coef)
+    /// This rank's share of the losses of these tokens, from its rows `[b, s, d]`; shares add up to the losses.
+    pub fn losses(self, tp: &TensorParallel, x_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64) -> Losses {
+        let share = targets.share;
+        let losses = self.means(tp, x_bsd, targets, z_loss_coef);
+        match share == 1.0 {
+            true => losses,
+            false => Losses { cross_entropy: losses.cross_entropy * share, z_loss: losses.z_loss * share },
+        }
     }
 
-    /// The same at some places only, `[n]`, which count through all rows of all sequences; None for all. Of each the token behind it.
-    pub fn losses_at(
-        self,
-        tp: &TensorParallel,
-        x_bsd: Tensor<3>,
-        places_n: Option<Tensor<1, Int>>,
-        targets_n: Tensor<1, Int>,
-        z_loss_coef: f64,
-    ) -> Losses {
+    /// The same of means over the targets.
+    fn means(self, tp: &TensorParallel, x_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64) -> Losses {
+        let Targets { places_n, tokens_n: targets_n, .. } = targets;
         let x = tp.gather_again(x_bsd);
         let [b, t, d] = x.x_btd.dims();
         let chosen = move |x_btd: Tensor<3>| {

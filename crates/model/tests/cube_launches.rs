@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Int, Tensor};
 use fused::cube::{launches, unreadable};
 use fused::embedding;
-use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel};
+use model::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, RunPlace, Targets};
 use moe::MoeConfig;
 use std::collections::BTreeMap;
 
@@ -30,14 +30,14 @@ impl Trained for Gpt2 {
 impl Trained for DeepSeek {
     /// As training computes it: experts have capacities and a loss of their balance.
     fn loss(&self, tokens_bt: Tensor<2, Int>) -> Tensor<1> {
-        let (place, alone) = (MicroBatch { seed: 1, step: 2, first_row: 0 }, Parallel::default());
+        let (batch, alone) = (MicroBatch::from(RunPlace { seed: 1, step: 2, first_row: 0 }), Parallel::default());
         let (mut x_btd, mut of_balance) = (embedding(self.embed.weight.val(), tokens_bt.clone()), vec![]);
         for block in &self.blocks {
-            let output = block.forward_over(x_btd, Some(place), &alone);
+            let output = block.forward_over(x_btd, &batch, &alone);
             x_btd = output.x_btd;
             of_balance.extend(output.aux_loss);
         }
-        of_balance.into_iter().fold(self.head_loss(x_btd, tokens_bt), |sum, loss| sum + loss)
+        of_balance.into_iter().fold(self.head_loss(x_btd, Targets::all(tokens_bt)), |sum, loss| sum + loss)
     }
 
     fn table(&mut self) -> &mut Param<Tensor<2>> {

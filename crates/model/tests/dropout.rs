@@ -1,7 +1,7 @@
 //! GPT-2's dropout: none in evaluation, the same for a sequence wherever and however often it is computed, other at each step.
 
 use burn::tensor::{Device, Int, Tensor};
-use model::{Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel};
+use model::{Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, RunPlace};
 
 const T: usize = 6;
 
@@ -16,11 +16,8 @@ fn tokens(sequences: usize) -> Tensor<2, Int> {
 }
 
 /// Logits of a training forward.
-fn train(model: &Gpt2, tokens_bt: Tensor<2, Int>, dropout: MicroBatch) -> Vec<f32> {
-    let alone = Parallel::default();
-    let x_btd = model.ends.embed(tokens_bt, Some(dropout), &alone);
-    let x_btd = model.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, Some(dropout), &alone));
-    floats(model.ends.logits(x_btd))
+fn train(model: &Gpt2, tokens_bt: Tensor<2, Int>, place: RunPlace) -> Vec<f32> {
+    floats(model.head(model.hidden_of(tokens_bt, &place.into())))
 }
 
 fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
@@ -34,14 +31,14 @@ fn close(a: &[f32], b: &[f32]) -> bool {
 
 #[test]
 fn a_sequence_is_trained_alike_in_any_micro_batch_and_otherwise_at_another_step_or_place() {
-    let (model, dropout) = (model(0.2), MicroBatch { seed: 5, step: 3, first_row: 8 });
+    let (model, dropout) = (model(0.2), RunPlace { seed: 5, step: 3, first_row: 8 });
     let whole = train(&model, tokens(4), dropout);
     assert_eq!(whole, train(&model, tokens(4), dropout), "run again");
     let part = |rows: std::ops::Range<usize>, dropout| train(&model, tokens(4).slice([rows, 0..T]), dropout);
     let second_half = &whole[whole.len() / 2..];
-    assert!(close(&part(2..4, MicroBatch { first_row: 10, ..dropout }), second_half), "in another micro-batch");
+    assert!(close(&part(2..4, RunPlace { first_row: 10, ..dropout }), second_half), "in another micro-batch");
     for other in
-        [dropout, MicroBatch { first_row: 10, step: 4, ..dropout }, MicroBatch { first_row: 10, seed: 6, ..dropout }]
+        [dropout, RunPlace { first_row: 10, step: 4, ..dropout }, RunPlace { first_row: 10, seed: 6, ..dropout }]
     {
         assert!(!close(&part(2..4, other), second_half), "{other:?}");
     }
@@ -49,7 +46,7 @@ fn a_sequence_is_trained_alike_in_any_micro_batch_and_otherwise_at_another_step_
 
 #[test]
 fn evaluation_and_a_probability_of_0_drop_nothing() {
-    let dropout = MicroBatch { seed: 5, step: 3, first_row: 0 };
+    let dropout = RunPlace { seed: 5, step: 3, first_row: 0 };
     let evaluated = floats(model(0.2).logits(tokens(2)));
     assert_eq!(evaluated, floats(model(0.0).logits(tokens(2))));
     assert_eq!(evaluated, train(&model(0.0), tokens(2), dropout));
@@ -61,11 +58,11 @@ fn evaluation_and_a_probability_of_0_drop_nothing() {
 fn embeddings_keep_their_mean_over_steps() {
     let model = model(0.5);
     let steps = 4000;
-    let expected = floats(model.ends.embed(tokens(1), None, &Parallel::default()));
+    let expected = floats(model.ends.embed(tokens(1), &MicroBatch::default(), &Parallel::default()));
     let mut mean = vec![0.0; expected.len()];
     for step in 0..steps {
-        let dropped =
-            floats(model.ends.embed(tokens(1), Some(MicroBatch { seed: 1, step, first_row: 0 }), &Parallel::default()));
+        let batch = RunPlace { seed: 1, step, first_row: 0 }.into();
+        let dropped = floats(model.ends.embed(tokens(1), &batch, &Parallel::default()));
         mean.iter_mut().zip(dropped).for_each(|(mean, x)| *mean += x / steps as f32);
     }
     for (mean, expected) in mean.iter().zip(&expected) {

@@ -4,14 +4,14 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor};
 use model::{
-    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, YarnConfig, deepseek::Head,
+    DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, Parallel, RunPlace, Targets, YarnConfig, deepseek::Head,
 };
 use moe::{MoeConfig, ScoreFunc};
 use std::collections::BTreeMap;
 
 const VOCAB: usize = 37;
 const T: usize = 12;
-const PLACE: MicroBatch = MicroBatch { seed: 1, step: 2, first_row: 3 };
+const PLACE: RunPlace = RunPlace { seed: 1, step: 2, first_row: 3 };
 
 /// Loss and gradients of a model of either kind.
 trait Trained: LanguageModel + Module {
@@ -21,9 +21,7 @@ trait Trained: LanguageModel + Module {
 
 impl Trained for Gpt2 {
     fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>) {
-        let (dropout, alone) = (Some(PLACE), Parallel::default());
-        let x_btd = self.ends.embed(tokens_bt, dropout, &alone);
-        (self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd, dropout, &alone)), vec![])
+        (self.hidden_of(tokens_bt, &PLACE.into()), vec![])
     }
 }
 
@@ -32,7 +30,7 @@ impl Trained for DeepSeek {
         let mut x_btd = fused::embedding(self.embed.weight.val(), tokens_bt);
         let mut balance_losses = vec![];
         for block in &self.blocks {
-            let output = block.forward_over(x_btd, Some(PLACE), &Parallel::default());
+            let output = block.forward_over(x_btd, &PLACE.into(), &Parallel::default());
             x_btd = output.x_btd;
             balance_losses.extend(output.aux_loss);
         }
@@ -129,7 +127,8 @@ fn train<M: Trained>(model: M, dtype: DType) -> (f64, BTreeMap<String, Vec<f64>>
     };
     let (x_btd, balance_losses) = model.trained(ids(5));
     assert_eq!(x_btd.dtype(), dtype, "the residual stream keeps its dtype");
-    let loss = balance_losses.into_iter().fold(model.head_loss(x_btd, ids(11)), |loss, balance| loss + balance);
+    let loss =
+        balance_losses.into_iter().fold(model.head_loss(x_btd, Targets::all(ids(11))), |loss, balance| loss + balance);
     assert_eq!(loss.dtype(), DType::F32);
     let mut gradients = loss.backward();
     let mut found = Collect { dtype, gradients: &mut gradients, path: vec![], values: BTreeMap::new() };

@@ -1,18 +1,30 @@
-use crate::config::{Config, TrainConfig};
+use crate::config::Config;
 use checkpoint::Index;
+use data::{Buckets, Dataset, Step};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Which sequences of the data a rank computes in which step. Steps go through the data's order one global batch after another,
-/// whatever the number of ranks; a run that goes on with another batch size goes on at the same sequence.
-#[derive(Debug, Clone, Copy)]
+/// whatever the number of ranks; a run that goes on with another batch size goes on at the same sequence. Where documents are packed into rows of several
+/// lengths, what a step has follows from its number, the seed and the batch sizes alone.
+#[derive(Debug, Clone)]
 pub(crate) struct Batches {
-    global_batch_size: usize,
-    micro_batch_size: usize,
-    seq_len: usize,
+    /// One for each length of rows.
+    portions: Vec<Portion>,
+    buckets: Option<Arc<Buckets>>,
+    seed: u64,
     rank: usize,
     ranks: usize,
     /// The step after which this run goes on, and the tokens trained on until then.
     done: (usize, u64),
+}
+
+/// In what portions rows of a length are trained on.
+#[derive(Debug, Clone, Copy)]
+struct Portion {
+    global_batch_size: usize,
+    micro_batch_size: usize,
+    seq_len: usize,
 }
 
 /// A micro-batch: rows of a global batch, and whether they count.
@@ -24,34 +36,43 @@ pub(crate) struct Rows {
 
 impl Batches {
     /// Of a rank among those that share the batch.
-    pub fn new(config: &Config, (rank, ranks): (usize, usize), resumed: Option<&Index>) -> Self {
-        let TrainConfig { global_batch_size, seq_len, .. } = config.train;
-        let micro_batch_size = config.micro_batch_size();
+    pub fn new(
+        config: &Config,
+        (rank, ranks): (usize, usize),
+        resumed: Option<&Index>,
+        buckets: Option<Arc<Buckets>>,
+    ) -> Self {
+        let portion = |config: Config| Portion {
+            global_batch_size: config.train.global_batch_size,
+            micro_batch_size: config.micro_batch_size(),
+            seq_len: config.train.seq_len,
+        };
+        let portions = config.by_length().into_iter().map(portion).collect();
         let done = resumed.map_or((0, 0), |index| (index.step as usize, index.tokens));
-        Self { global_batch_size, micro_batch_size, seq_len, rank, ranks, done }
+        Self { portions, buckets, seed: config.train.seed, rank, ranks, done }
     }
 
-    /// Sequences that a rank computes at once.
+    /// Sequences of the longest rows that a rank computes at once.
     pub fn micro_batch_size(&self) -> usize {
-        self.micro_batch_size
+        self.portions.last().expect("there is a length").micro_batch_size
     }
 
-    /// Tokens trained on after `steps` steps.
-    pub fn tokens(&self, steps: usize) -> u64 {
-        let (steps_done, tokens_done) = self.done;
-        tokens_done + ((steps - steps_done) * self.step_tokens()) as u64
+    /// Which of the lengths of rows, from the shortest on, the step after `steps` steps has.
+    pub fn length(&self, steps: usize) -> usize {
+        self.step(steps).map_or(0, |step| step.bucket)
     }
 
-    /// Tokens of a step, on all ranks.
-    pub fn step_tokens(&self) -> usize {
-        self.global_batch_size * self.seq_len
+    /// Tokens of the step after `steps` steps, on all ranks.
+    pub fn step_tokens(&self, steps: usize) -> usize {
+        let Portion { global_batch_size, seq_len, .. } = self.portions[self.length(steps)];
+        global_batch_size * seq_len
     }
 
     /// The rows of a step's global batch that the rank computes, a micro-batch at a time. Micro-batches go round the ranks: their
     /// gradients are then added in the same order on any number of ranks. Where they do not come out even, the last one is smaller, and
     /// ranks that have one fewer than others compute a first row again, which does not count: all take part in all collectives.
-    pub fn rows(&self) -> Vec<Rows> {
-        let (micro, batch) = (self.micro_batch_size, self.global_batch_size);
+    pub fn rows(&self, steps: usize) -> Vec<Rows> {
+        let Portion { micro_batch_size: micro, global_batch_size: batch, .. } = self.portions[self.length(steps)];
         let micro_batch = |round: usize| match (round * self.ranks + self.rank) * micro {
             first if first < batch => Rows { rows: first as u64..(first + micro).min(batch) as u64, count: true },
             _ => Rows { rows: 0..1, count: false },
@@ -59,25 +80,51 @@ impl Batches {
         (0..batch.div_ceil(micro * self.ranks)).map(micro_batch).collect()
     }
 
-    /// The same rows as numbers of sequences in the data's order, in the step after `steps` steps.
-    pub fn sequences(&self, steps: usize) -> Vec<Range<u64>> {
-        let first = self.tokens(steps) / self.seq_len as u64;
-        self.rows().into_iter().map(|Rows { rows, .. }| first + rows.start..first + rows.end).collect()
+    /// The tokens of these rows.
+    pub fn cut(&self, dataset: &Dataset, steps: usize) -> Vec<data::Batch> {
+        let step = self.step(steps);
+        let cut = |rows: Range<u64>| match (&self.buckets, &step) {
+            (Some(buckets), Some(step)) => buckets.batch(step, rows.start as usize..rows.end as usize),
+            _ => {
+                let first = self.first_sequence(steps);
+                dataset.train_batch(self.seed, first + rows.start..first + rows.end, self.portions[0].seq_len)
+            }
+        };
+        self.rows(steps).into_iter().map(|Rows { rows, .. }| cut(rows)).collect()
+    }
+
+    fn step(&self, steps: usize) -> Option<Step> {
+        let batch: Vec<usize> = self.portions.iter().map(|portion| portion.global_batch_size).collect();
+        Some(self.buckets.as_ref()?.step(self.seed, steps as u64, &batch))
+    }
+
+    /// The first one of the step after `steps` steps, in the data's order.
+    fn first_sequence(&self, steps: usize) -> u64 {
+        let (steps_done, tokens_done) = self.done;
+        let Portion { global_batch_size, seq_len, .. } = self.portions[0];
+        tokens_done / seq_len as u64 + ((steps - steps_done) * global_batch_size) as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::TrainConfig;
 
     fn batches(global_batch_size: usize, rank: (usize, usize), resumed: Option<&Index>) -> Batches {
         let train = TrainConfig { global_batch_size, micro_batch_size: Some(2), seq_len: 16, ..TrainConfig::default() };
-        Batches::new(&Config { train, ..Config::default() }, rank, resumed)
+        Batches::new(&Config { train, ..Config::default() }, rank, resumed, None)
+    }
+
+    /// The same rows as numbers of sequences in the data's order.
+    fn sequences(batches: &Batches, steps: usize) -> Vec<Range<u64>> {
+        let first = batches.first_sequence(steps);
+        batches.rows(steps).into_iter().map(|Rows { rows, .. }| first + rows.start..first + rows.end).collect()
     }
 
     #[test]
     fn ranks_share_each_step_and_miss_no_sequence() {
-        let of_rank = |rank, step| batches(8, (rank, 2), None).sequences(step);
+        let of_rank = |rank, step| sequences(&batches(8, (rank, 2), None), step);
         assert_eq!(of_rank(0, 0), [0..2, 4..6]);
         assert_eq!(of_rank(1, 0), [2..4, 6..8]);
         assert_eq!(of_rank(0, 1), [8..10, 12..14]);
@@ -87,7 +134,7 @@ mod tests {
     fn every_row_counts_once_and_all_ranks_have_as_many_micro_batches() {
         for batch in 1..20 {
             for ranks in 1..6 {
-                let of_rank = |rank| batches(batch, (rank, ranks), None).rows();
+                let of_rank = |rank| batches(batch, (rank, ranks), None).rows(0);
                 let all: Vec<Vec<Rows>> = (0..ranks).map(of_rank).collect();
                 assert!(all.iter().all(|rows| rows.len() == all[0].len()), "{batch} on {ranks}");
                 let counting = all.iter().flatten().filter(|rows| rows.count);
@@ -101,10 +148,41 @@ mod tests {
     #[test]
     fn another_batch_size_goes_on_where_the_checkpoint_was() {
         let before = batches(8, (0, 1), None);
-        let index = Index { step: 3, tokens: before.tokens(3), ..Index::default() };
+        let index = Index { step: 3, tokens: 3 * before.step_tokens(0) as u64, ..Index::default() };
         let after = batches(4, (0, 1), Some(&index));
-        assert_eq!(after.sequences(3), [24..26, 26..28]);
-        assert_eq!(after.sequences(4), [28..30, 30..32]);
-        assert_eq!(after.tokens(4), (3 * 8 + 4) * 16);
+        assert_eq!(sequences(&after, 3), [24..26, 26..28]);
+        assert_eq!(sequences(&after, 4), [28..30, 30..32]);
+    }
+
+    /// Lengths 4 and 8 with 6 and 3 sequences a step, whatever the ranks.
+    #[test]
+    fn ranks_share_steps_of_rows_of_several_lengths() {
+        // Documents of 3 and of 9 tokens.
+        let tokens = (0..2000).map(|i| if i % 12 == 2 || i % 12 == 11 { 1 } else { i + 2 }).collect();
+        let dataset = Dataset::new(tokens, 8).unwrap();
+        let buckets = Arc::new(Buckets::new(&dataset, &[4, 8], 1, false).unwrap());
+        let train =
+            TrainConfig { global_batch_size: 3, micro_batch_size: Some(1), seq_len: 8, ..TrainConfig::default() };
+        let mut config = Config { train, ..Config::default() };
+        config.data.buckets = Some(vec![4, 8]);
+        let batches = |rank| Batches::new(&config, rank, None, Some(buckets.clone()));
+        let mut lengths = [false; 2];
+        for step in 0..30 {
+            let alone = batches((0, 1));
+            let whole = alone.cut(&dataset, step);
+            let (length, all) = (whole[0].seq_len, whole.iter().flat_map(|batch| batch.inputs.clone()));
+            lengths[usize::from(length == 8)] = true;
+            assert_eq!(whole.iter().map(|batch| batch.sequences).sum::<usize>(), if length == 8 { 3 } else { 6 });
+            assert_eq!(alone.step_tokens(step), 24);
+            let mut shared: Vec<(u64, Vec<i32>)> = vec![];
+            for rank in 0..2 {
+                let of_rank = batches((rank, 2));
+                let rows = of_rank.rows(step).into_iter().zip(of_rank.cut(&dataset, step));
+                shared.extend(rows.filter(|(rows, _)| rows.count).map(|(rows, cut)| (rows.rows.start, cut.inputs)));
+            }
+            shared.sort_unstable();
+            assert_eq!(shared.into_iter().flat_map(|(_, inputs)| inputs).collect::<Vec<_>>(), all.collect::<Vec<_>>());
+        }
+        assert_eq!(lengths, [true; 2], "both lengths come");
     }
 }

@@ -50,6 +50,12 @@ pub enum TrainError {
     Token { token: u32, vocab_size: usize },
 
     #[error(
+        "{key} is set, but nothing says where documents of {data} end: give the tokenizer that made its tokens (data.tokenizer), one that has an \
+         end-of-text token, or remove the key"
+    )]
+    NoEndOfText { key: &'static str, data: String },
+
+    #[error(
         "{} has no tokenizer that can be used, as a run on tokens alone has none: give the one that made the tokens with \
          --tokenizer FILE (in training with --set data.tokenizer=FILE)",
         path.display()

@@ -11,10 +11,39 @@ use crate::units::parameters;
 ///                              L, H, Q, V, T  layers, heads, widths of a head's query and value, tokens of a sequence
 /// ```
 ///
-/// `2 N` multiplications and additions forward, twice that backward; attention's two products are counted as if there were no mask, as
-/// is the custom. Recomputed activations are not counted: it is model FLOPs, not hardware FLOPs.
-pub(crate) fn per_token(config: &Config) -> f64 {
-    per_call(config).iter().sum()
+/// `2 N` multiplications and additions forward, twice that backward; attention's two products are counted as if there were no causal mask, as
+/// is the custom; where documents of a row are apart, T is theirs. Recomputed activations are not counted: it is model FLOPs, not hardware FLOPs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Flops {
+    products: f64,
+    /// Of each token that a token attends to.
+    attention: f64,
+}
+
+impl Flops {
+    pub fn new(config: &Config) -> Self {
+        let (attention, calls) = attention(config);
+        let (attention, all) = (attention * calls.len() as f64, per_call(config).iter().sum::<f64>());
+        Self { products: all - attention * config.train.seq_len as f64, attention }
+    }
+
+    /// Of tokens of sequences, or documents, of mean length `t` (of the mean over tokens).
+    pub fn per_token(&self, t: f64) -> f64 {
+        self.products + self.attention * t
+    }
+}
+
+/// What a call's attention costs for each token that a token attends to, and which calls have one.
+fn attention(config: &Config) -> (f64, Vec<usize>) {
+    let (blocks, widths) = match &config.model {
+        ModelConfig::Gpt2(shape) => (shape.n_layer, 2 * shape.n_embd),
+        ModelConfig::DeepSeek(shape) => {
+            let widths = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim;
+            (shape.num_hidden_layers, shape.num_attention_heads * widths)
+        }
+    };
+    let last = blocks + config.model.calls_behind_blocks();
+    (6.0 * widths as f64, (1..=blocks).chain(last - config.model.mtp_depth()..last).collect())
 }
 
 /// The same of each call of the model: the embedding, every block, and what is behind them. The output matrix counts once for each token that a
@@ -22,18 +51,10 @@ pub(crate) fn per_token(config: &Config) -> f64 {
 pub(crate) fn per_call(config: &Config) -> Vec<f64> {
     let t = config.train.seq_len as f64;
     let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.num_experts as f64);
-    let (blocks, attention) = match &config.model {
-        ModelConfig::Gpt2(shape) => (shape.n_layer, 2 * shape.n_embd),
-        ModelConfig::DeepSeek(shape) => {
-            let widths = shape.qk_nope_head_dim + shape.qk_rope_head_dim + shape.v_head_dim;
-            (shape.num_hidden_layers, shape.num_attention_heads * widths)
-        }
-    };
-    let (depth, behind) = (config.model.mtp_depth(), config.model.calls_behind_blocks());
-    let mut flops = vec![0.0; 1 + blocks + behind];
-    let last = flops.len() - 1;
-    let attentions = (1..=blocks).chain(last - depth..last);
-    attentions.for_each(|call| flops[call] = 6.0 * attention as f64 * t);
+    let (depth, last) = (config.model.mtp_depth(), config.model.blocks() + config.model.calls_behind_blocks());
+    let mut flops = vec![0.0; 1 + last];
+    let (attention, calls) = attention(config);
+    calls.into_iter().for_each(|call| flops[call] = attention * t);
     for parameter in parameters(config) {
         let len = parameter.len().unwrap_or_default() as f64;
         let active = match parameter.name.as_str() {
@@ -62,7 +83,7 @@ mod tests {
         if let ModelConfig::DeepSeek(shape) = &mut config.model {
             shape.vocab_size = shape.vocab_size.max(256);
         }
-        per_token(&config)
+        Flops::new(&config).per_token(config.train.seq_len as f64)
     }
 
     #[test]

@@ -16,6 +16,7 @@
 //! ```
 
 pub mod allocator;
+mod batch;
 mod batches;
 pub mod cli;
 mod commands;

@@ -24,6 +24,9 @@ pub(crate) struct StepMetrics {
     pub skipped: bool,
     /// Tokens trained on so far.
     pub tokens: u64,
+    /// Of a row in this step, where there are rows of several lengths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seq_len: Option<usize>,
     pub tokens_per_second: f64,
     /// 10^12 floating-point operations of the model a second and device; see [`flops`](crate::flops).
     pub tflops: f64,

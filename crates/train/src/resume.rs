@@ -1,11 +1,12 @@
 //! Going on from a checkpoint, whichever ranks and strategy it was written by.
 
-use crate::config::{self, Config, Source};
+use crate::batch::Batch;
+use crate::config::{self, Config, DataConfig, Source};
 use crate::error::TrainError;
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
-use crate::units::{Batch, parameters};
+use crate::units::parameters;
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Region};
 use data::{OpenOptions, Prepared, TokenizerSpec};
 use fsdp::{Fsdp, Part, PartValues};
@@ -97,7 +98,11 @@ impl Resume {
 /// Whether the run before a checkpoint was validated on the same sequences.
 fn validates_on_the_same(checkpoint: &Path, config: &Config) -> bool {
     let validated_on = |Config { data, train, .. }: &Config| {
-        (data.clone(), train.seq_len, train.val_batches.saturating_mul(train.global_batch_size))
+        (
+            DataConfig { buckets: None, ..data.clone() },
+            train.seq_len,
+            train.val_batches.saturating_mul(train.global_batch_size),
+        )
     };
     config_in(checkpoint).is_ok_and(|before| validated_on(&before) == validated_on(config))
 }

@@ -1,4 +1,5 @@
 use crate::allocator::count_for;
+use crate::batch::check_documents;
 use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
 use crate::device::Devices;
 use crate::error::TrainError;
@@ -13,6 +14,7 @@ use crate::units::parameter_count;
 use crate::words::{count, human};
 use checkpoint::{Checkpoint, Folder, Index};
 use comm::RankFailure;
+use data::Buckets;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize};
 
@@ -52,16 +54,23 @@ pub(crate) fn train_launched(
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
     set_vocabulary(&mut config, prepared.vocab_size())?;
+    check_documents(&config, &prepared)?;
     let scarce = if known { scarce } else { check(&config)? };
     config.data = config.data.with_absolute_paths();
     let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
     let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
 
+    let buckets = match (&config.data.buckets, prepared.end_of_text()) {
+        (Some(lengths), Some(end)) => Some(Arc::new(Buckets::new(&dataset, lengths, end, launch.has_rank_0())?)),
+        _ => None,
+    };
+
     let done = resume.as_ref().map_or(0, Resume::step);
     let progress = if launch.has_rank_0() { Progress::new(config.train.steps, done) } else { Progress::silent() };
     let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
     let stop = stop();
-    let job = Arc::new(Job { config, dataset, data: prepared, folder, resume, progress, devices: count, stop });
+    let job =
+        Arc::new(Job { config, dataset, buckets, data: prepared, folder, resume, progress, devices: count, stop });
     say_what_begins(&job, &devices);
     scarce.iter().for_each(|line| job.progress.say(line));
     let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());

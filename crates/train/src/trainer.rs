@@ -3,12 +3,13 @@
 mod telling;
 
 use crate::allocator::allocated;
+use crate::batch::{Batch, BatchMaker, RowCounts};
 use crate::batches::{Batches, Rows};
 use crate::config::{CheckpointConfig, Config, OnNonFinite};
 use crate::device;
 use crate::error::TrainError;
 use crate::expert_loads::ExpertLoads;
-use crate::flops;
+use crate::flops::Flops;
 use crate::learning_rate::learning_rate;
 use crate::metrics::SampleMetrics;
 use crate::progress::Progress;
@@ -17,23 +18,36 @@ use crate::resume::Resume;
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::spikes::Recent;
-use crate::units::{Batch, Parts, parallel, units};
+use crate::units::{Parts, parallel, units};
 use burn::tensor::Device;
 use checkpoint::{Best, Folder, Index};
-use comm::{Communicator, ContextParallel};
-use data::{Dataset, Loader, Prepared, Tokenizer};
+use comm::Communicator;
+use data::{Buckets, Dataset, Loader, Prepared, Tokenizer};
 use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport};
-use model::{Generation, MicroBatch, Sampling, generate};
+use model::{Generation, RunPlace, Sampling, generate};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// A rank's part of a step.
+struct Next {
+    micro_batches: Vec<Batch>,
+    /// The sequences that count in each.
+    weights: Vec<f64>,
+    /// Of the whole step, or of this rank's part: in the same proportions.
+    counts: RowCounts,
+    /// How long it had to be waited for.
+    waited: Duration,
+}
+
 /// What all ranks share.
 pub(crate) struct Job {
     pub config: Config,
     pub dataset: Arc<Dataset>,
+    /// Its documents, where they are packed into rows of several lengths.
+    pub buckets: Option<Arc<Buckets>>,
     /// What the dataset is of, and its tokenizer, where that is known.
     pub data: Prepared,
     /// The run's; None in a process without rank 0, which is told.
@@ -107,14 +121,16 @@ struct Trainer<'a> {
     folder: RunFolder,
     fsdp: Fsdp<Batch>,
     parts: Parts,
-    /// The ranks that have parts of the same sequences' rows.
-    context: ContextParallel,
+    maker: BatchMaker,
     loads: ExpertLoads,
     batches: Batches,
     loader: Loader,
+    /// Trained on so far, by all ranks.
+    tokens: u64,
     saver: Saver,
     recorder: Recorder<'a>,
-    flops_per_token: f64,
+    /// Of each length of rows.
+    flops: Vec<Flops>,
     losses: Recent,
     grad_norms: Recent,
     /// What the last step has spent on a checkpoint.
@@ -141,21 +157,23 @@ impl<'a> Trainer<'a> {
                 resume.take_over(&folder, &job.config, &job.progress)?;
             }
         }
-        let batches = Batches::new(&job.config, fsdp.data_parallel(), job.resume.as_ref().map(|from| &from.index));
+        let (resumed, buckets) = (job.resume.as_ref().map(|from| &from.index), job.buckets.clone());
+        let batches = Batches::new(&job.config, fsdp.data_parallel(), resumed, buckets);
         Ok(Self {
             job,
             rank,
             saver: saver(job, &folder, rank)?,
             recorder: telling::recorder(job, &folder, rank, batches.micro_batch_size())?,
+            maker: BatchMaker::new(&job.config, job.data.end_of_text(), parallel.sequences.cp, &device),
             device,
             folder,
             fsdp,
             parts,
-            context: parallel.sequences.cp,
             loads,
+            loader: start_loader(job, batches.clone()),
             batches,
-            loader: start_loader(job, batches),
-            flops_per_token: flops::per_token(&job.config),
+            tokens: resumed.map_or(0, |index| index.tokens),
+            flops: job.config.by_length().iter().map(Flops::new).collect(),
             losses: Recent::default(),
             grad_norms: Recent::default(),
             checkpoint_seconds: 0.0,
@@ -170,7 +188,7 @@ impl<'a> Trainer<'a> {
         let Config { train, optim, .. } = &self.job.config;
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
-        let (micro_batches, weights, waited) = self.next_batches(step)?;
+        let Next { micro_batches, weights, counts, waited } = self.next_batches(step)?;
         let (config, parts, loads) = (&self.job.config, &self.parts, &self.loads);
         let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
         let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, update)?;
@@ -185,23 +203,36 @@ impl<'a> Trainer<'a> {
             None if report.skipped => self.recorder.skipped(done, "gradients beyond fp16, the loss scale is halved")?,
             None => {}
         }
-        let metrics = self.step_metrics(done, lr, &report, started.elapsed(), waited);
+        self.tokens += self.batches.step_tokens(step) as u64;
+        let metrics = self.step_metrics(done, lr, &report, counts, [started.elapsed(), waited]);
         self.recorder.step(&metrics, tell, self.job.stop.load(Ordering::Relaxed))?;
         Ok(report.loss)
     }
 
-    /// This rank's micro-batches of a step, the sequences that count in each, and how long they had to be waited for.
-    fn next_batches(&mut self, step: usize) -> Result<(Vec<Batch>, Vec<f64>, Duration), TrainError> {
+    /// This rank's micro-batches of a step.
+    fn next_batches(&mut self, step: usize) -> Result<Next, TrainError> {
         let (tokens, waited) = self.loader.next();
-        let (mut batches, mut weights) = (vec![], vec![]);
-        for (Rows { rows, count }, tokens) in self.batches.rows().into_iter().zip(tokens) {
-            let place = MicroBatch { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
+        let rows: Vec<_> = self.batches.rows(step).into_iter().zip(tokens).collect();
+        let mut counts = RowCounts::default();
+        rows.iter().filter(|(rows, _)| rows.count).for_each(|(_, tokens)| counts += self.maker.count(tokens));
+        let counts = self.over_ranks(counts)?;
+        let (mut micro_batches, mut weights) = (vec![], vec![]);
+        for (Rows { rows, count }, tokens) in rows {
+            let place = RunPlace { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
             let place = Some(place).filter(|_| count); // what does not count leaves no trace
-            let (model, end_of_text) = (&self.job.config.model, self.job.data.end_of_text());
-            batches.push(Batch::for_training(tokens, place, model, end_of_text, &self.context, &self.device)?);
+            micro_batches.push(self.maker.make(tokens, place, counts.scale())?);
             weights.push(if count { (rows.end - rows.start) as f64 } else { 0.0 });
         }
-        Ok((batches, weights, waited))
+        Ok(Next { micro_batches, weights, counts, waited })
+    }
+
+    /// The counts of all ranks, each as often as ranks compute it; this rank's where every position has a label, for then its shares are those of all.
+    fn over_ranks(&self, counts: RowCounts) -> Result<RowCounts, TrainError> {
+        if !self.maker.documents_apart() {
+            return Ok(counts);
+        }
+        let sums = self.fsdp.all_reduce(&[counts.positions, counts.labels, counts.squares])?;
+        Ok(RowCounts { positions: sums[0], labels: sums[1], squares: sums[2] })
     }
 
     fn not_finite(&self, step: usize, report: &StepReport, at: &NonFinite) -> TrainError {
@@ -225,7 +256,7 @@ impl<'a> Trainer<'a> {
         let index = Index {
             step: step as u64,
             seed: train.seed,
-            tokens: self.batches.tokens(step),
+            tokens: self.tokens,
             loss: Some(loss).filter(|loss| loss.is_finite()),
             val_loss: val_loss.filter(|loss| loss.is_finite()),
             best: self.best,
@@ -274,7 +305,7 @@ impl<'a> Trainer<'a> {
         let windows = self.job.dataset.val_indices(count, train.seq_len);
         let (rank, ranks) = self.fsdp.data_parallel();
         let micro = self.batches.micro_batch_size();
-        let (mut sum, mut count) = (0.0, 0.0);
+        let (mut sum, mut count, mut counts) = (0.0, 0.0, RowCounts::default());
         // As many at a time as keep the stages of a pipeline busy.
         let (_, stages) = self.fsdp.stage();
         let at_once = if stages > 1 { 4 * stages } else { 1 };
@@ -289,7 +320,10 @@ impl<'a> Trainer<'a> {
                 // A rank without a window takes part in the collectives with one that does not count.
                 let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
                 let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);
-                batches.push(Batch::new(batch, None, &self.job.config.model, &self.context, &self.device)?);
+                if weight > 0 {
+                    counts += self.maker.count(&batch);
+                }
+                batches.push(self.maker.make(batch, None, 1.0)?);
                 weights.push(weight as f64);
             }
             for (loss, weight) in self.fsdp.evaluate(&batches, &weights)? {
@@ -297,7 +331,7 @@ impl<'a> Trainer<'a> {
                 count += weight;
             }
         }
-        let val_loss = sum / count;
+        let val_loss = sum / count * self.over_ranks(counts)?.scale();
         self.recorder.validation(step, val_loss)?;
         Ok(Some(val_loss))
     }
@@ -368,10 +402,9 @@ fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError
 
 /// Reads ahead, from the step that the run goes on with.
 fn start_loader(job: &Job, batches: Batches) -> Loader {
-    let train = &job.config.train;
     let first = job.resume.as_ref().map_or(0, |resume| resume.index.step);
-    let sequences = move |step| batches.sequences(step as usize);
-    Loader::start(job.dataset.clone(), train.seed, train.seq_len, first..train.steps as u64, sequences)
+    let dataset = job.dataset.clone();
+    Loader::start(first..job.config.train.steps as u64, move |step| batches.cut(&dataset, step as usize))
 }
 
 /// What was not finite, and where.

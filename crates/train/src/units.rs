@@ -1,76 +1,21 @@
 mod tail;
 
+use crate::batch::Batch;
 use crate::config::{Config, ModelConfig};
-use crate::error::TrainError;
 use crate::expert_loads::{ExpertLoads, LayerLoad, bias_update, layer_loads};
 use burn::module::Module;
 use burn::nn::Embedding;
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use checkpoint::Parameter;
 use comm::{Axis, Communicator, ContextParallel, Mesh, TensorParallel};
 use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, Loss, ParamLayout, UnitId, Units};
 use fused::Losses;
-use model::deepseek::{Block, MtpBatch};
+use model::deepseek::Block;
 use model::gpt2::{Gpt2Block, Gpt2Ends};
-use model::{DeepSeek, Gpt2, LanguageModel, MicroBatch, Parallel, cut};
+use model::{DeepSeek, Gpt2, LanguageModel, Parallel, Targets, cut};
 use moe::{ExpertParallel, Experts, Router};
 use std::ops::Deref;
 use tail::{Coefs, Tail};
-
-/// A micro-batch on a device.
-pub(crate) struct Batch {
-    pub inputs_bt: Tensor<2, Int>,
-    pub targets_bt: Tensor<2, Int>,
-    /// Where it stands in the run; none in evaluation.
-    place: Option<MicroBatch>,
-    /// Of each module of multi-token prediction; none in evaluation, which has the main loss only.
-    mtp: Vec<MtpBatch>,
-}
-
-impl Batch {
-    /// One to train on; `end_of_text`: the token that ends a document, if there is one.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn for_training(
-        batch: data::Batch,
-        place: Option<MicroBatch>,
-        model: &ModelConfig,
-        end_of_text: Option<u32>,
-        context: &ContextParallel,
-        device: &Device,
-    ) -> Result<Self, TrainError> {
-        let (depth, end) = (model.mtp_depth(), end_of_text.map(|token| token as i32));
-        let chunks = context.chunks(batch.seq_len);
-        let mtp = MtpBatch::of_rows([&batch.inputs, &batch.targets], batch.seq_len, &chunks, depth, end, device);
-        Ok(Self { mtp, ..Self::new(batch, place, model, context, device)? })
-    }
-
-    /// The rank's part of the sequences' rows, which are those of a `context`.
-    ///
-    /// # Errors
-    /// If a token is beyond the model's vocabulary: files of tokens alone do not say how many different ones there are.
-    pub fn new(
-        batch: data::Batch,
-        place: Option<MicroBatch>,
-        model: &ModelConfig,
-        context: &ContextParallel,
-        device: &Device,
-    ) -> Result<Self, TrainError> {
-        check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), model.vocab_size())?;
-        let shape = [batch.sequences, batch.seq_len];
-        let tensor = |tokens| context.own(Tensor::<2, Int>::from_data(TensorData::new(tokens, shape), device), 1);
-        Ok(Self { inputs_bt: tensor(batch.inputs), targets_bt: tensor(batch.targets), place, mtp: vec![] })
-    }
-}
-
-/// Whether all tokens are in a vocabulary.
-pub(crate) fn check_tokens(tokens: impl Iterator<Item = u32>, vocab_size: usize) -> Result<(), TrainError> {
-    match tokens.max() {
-        Some(token) if token as usize >= vocab_size => Err(TrainError::Token { token, vocab_size }),
-        _ => Ok(()),
-    }
-}
 
 /// Which units a model was cut into, so that it can be put together again.
 pub(crate) enum Parts {
@@ -124,10 +69,10 @@ pub(crate) fn units(
             let model = Gpt2::new(shape, device);
             let ends = units.add("ends", model.ends);
             let of = all();
-            units.first(ends, move |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), batch.place, &of));
+            units.first(ends, move |ends, batch: &Batch| ends.embed(batch.inputs_bt.clone(), &batch.micro, &of));
             let blocks = add_blocks(&mut units, model.blocks, |_| {
                 let of = all();
-                move |block: &Gpt2Block, x_bsd, batch: &Batch| block.forward(x_bsd, batch.place, &of)
+                move |block: &Gpt2Block, x_bsd, batch: &Batch| block.forward(x_bsd, &batch.micro, &of)
             });
             let of = all();
             units.last(ends, move |ends, x_bsd, batch| {
@@ -146,8 +91,8 @@ pub(crate) fn units(
             let blocks = add_blocks(&mut units, model.blocks, |layer| {
                 let (loads, parallel) = (loads.clone(), parallel.clone());
                 move |block: &Block, x_bsd, batch: &Batch| {
-                    let output = block.forward_over(x_bsd, batch.place, &parallel);
-                    if let (Some(stats), Some(place)) = (&output.stats, batch.place) {
+                    let output = block.forward_over(x_bsd, &batch.micro, &parallel);
+                    if let (Some(stats), Some(place)) = (&output.stats, batch.micro.place) {
                         loads.record(layer, place.first_row, stats);
                     }
                     (output.x_btd, output.aux_loss)
@@ -162,9 +107,9 @@ pub(crate) fn units(
 }
 
 /// A batch's loss, and in training its z-loss, where there is one.
-fn main_loss(batch: &Batch, coef: f64, losses: impl FnOnce(Tensor<2, Int>, f64) -> Losses) -> Loss {
-    let coef = if batch.place.is_some() { coef } else { 0.0 };
-    let losses = losses(batch.targets_bt.clone(), coef);
+fn main_loss(batch: &Batch, coef: f64, losses: impl FnOnce(Targets, f64) -> Losses) -> Loss {
+    let coef = if batch.micro.place.is_some() { coef } else { 0.0 };
+    let losses = losses(batch.targets.clone(), coef);
     Loss { loss: losses.cross_entropy, aux: (coef > 0.0).then_some(losses.z_loss) }
 }
 

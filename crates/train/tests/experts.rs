@@ -9,7 +9,7 @@ use fsdp::{
     Schedule, Strategy, UnitId, Units, Wrap,
 };
 use model::deepseek::{Block, Head};
-use model::{DeepSeek, DeepSeekConfig, MicroBatch, Parallel};
+use model::{DeepSeek, DeepSeekConfig, Parallel, RunPlace, Targets};
 use moe::{ExpertParallel, Experts, MoeConfig, Router, ScoreFunc};
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const MICRO_BATCHES: [Range<usize>; 4] = [0..3, 3..4, 4..7, 7..8];
 
 struct Batch {
     tokens_bt: Tensor<2, Int>,
-    place: MicroBatch,
+    place: RunPlace,
 }
 
 impl Batch {
@@ -36,7 +36,7 @@ impl Batch {
         let token = |i: usize| ((i * i + 3 * i) % VOCAB) as i64;
         let tokens: Vec<i64> = (rows.start * T..rows.end * T).map(token).collect();
         let tokens_bt = Tensor::from_data(TensorData::new(tokens, [rows.len(), T]), &Device::flex());
-        Self { tokens_bt, place: MicroBatch { seed: 1, step: 0, first_row: rows.start as u64 } }
+        Self { tokens_bt, place: RunPlace { seed: 1, step: 0, first_row: rows.start as u64 } }
     }
 }
 
@@ -138,14 +138,14 @@ impl Case {
                 if fault == Some((rank, calls.fetch_add(1, Ordering::Relaxed))) {
                     std::panic::panic_any(FAULT);
                 }
-                let output = block.forward_over(x_btd, Some(batch.place), &parallel);
+                let output = block.forward_over(x_btd, &batch.place.into(), &parallel);
                 (output.x_btd, output.aux_loss)
             });
             blocks.push(block);
         }
         let head = units.add("head", model.head);
         units.last(head, |head, x_btd, batch| {
-            head.losses(x_btd, batch.tokens_bt.clone(), 0.0, &TensorParallel::default()).cross_entropy
+            head.losses(x_btd, Targets::all(batch.tokens_bt.clone()), 0.0, &TensorParallel::default()).cross_entropy
         });
         Ok(Built { fsdp: Fsdp::new(units, comm, self.config.clone())?, embed, blocks, head })
     }

@@ -1,6 +1,6 @@
 use super::Mla;
 use crate::cache::{Chunk, LayerCache};
-use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope};
+use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope, RunPlace};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use moe::{MoeConfig, MoeLayer, MoeStats, NoiseKey, SwiGlu};
@@ -63,14 +63,14 @@ impl Block {
 
     /// `[b, t, d]` to `[b, t, d]`, as in evaluation and generation: without noise, and no expert is ever full; see [`MoeLayer::evaluate`].
     pub fn forward(&self, x_btd: Tensor<3>) -> BlockOutput {
-        self.forward_over(x_btd, None, &Parallel::default())
+        self.forward_over(x_btd, &MicroBatch::default(), &Parallel::default())
     }
 
     /// The same of its rows on one of several ranks, `[b, s, d]` to `[b, s, d]`; and in training, where there is a `place`, with the router's noise and the experts' capacity where the
     /// configuration has some.
-    pub fn forward_over(&self, x_bsd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
-        let y = self.self_attn.forward(self.input_layernorm.forward(x_bsd.clone()), parallel);
-        self.mlp(y, x_bsd, place, parallel)
+    pub fn forward_over(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> BlockOutput {
+        let y = self.self_attn.forward(self.input_layernorm.forward(x_bsd.clone()), batch, parallel);
+        self.mlp(y, x_bsd, batch.place, parallel)
     }
 
     /// [`forward`](Self::forward) of tokens that follow those in the cache.
@@ -80,7 +80,7 @@ impl Block {
     }
 
     /// From the attention of the heads, `y`, on.
-    fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, place: Option<MicroBatch>, parallel: &Parallel) -> BlockOutput {
+    fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, place: Option<RunPlace>, parallel: &Parallel) -> BlockOutput {
         let (ranks, tp) = (&parallel.sequences, &parallel.sequences.tp);
         let [x_bsd, normed] = self.post_attention_layernorm.forward_sum(&self.self_attn.o_proj, y, x_bsd, tp);
         match &self.mlp {
@@ -88,7 +88,7 @@ impl Block {
                 BlockOutput { x_btd: mlp.forward_add_over(normed, x_bsd, tp), aux_loss: None, stats: None }
             }
             Mlp::Moe(moe) => {
-                let noise = place.map(|MicroBatch { seed, step, first_row }| {
+                let noise = place.map(|RunPlace { seed, step, first_row }| {
                     Some(NoiseKey::derive(seed, step, self.layer as u64, first_row))
                 });
                 let output = match (noise, &parallel.experts) {

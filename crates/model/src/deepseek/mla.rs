@@ -1,6 +1,6 @@
 use crate::ring::{Keys, Ring};
 use crate::rope::{Rope, softmax_scale};
-use crate::{DeepSeekConfig, Parallel, RmsNorm};
+use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
@@ -66,7 +66,7 @@ impl Mla {
     /// Causal attention of the rank's rows by its heads, up to the projection: `[b, s, d]` to `[b, t, heads * v]`.
     ///
     /// Several ranks compress their own rows, and gather what is compressed: latent and rotated key, which all heads share, and the query's compression.
-    pub fn forward(&self, x_bsd: Tensor<3>, parallel: &Parallel) -> Tensor<3> {
+    pub fn forward(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> Tensor<3> {
         let (rank, rope) = (self.config.kv_lora_rank, self.config.qk_rope_head_dim);
         let (query_input, query) = self.query(x_bsd.clone());
         let [latent_bsr, k_rope] = parts(x_bsd, &self.kv_a_proj_with_mqa, [rank, rope]);
@@ -79,7 +79,7 @@ impl Mla {
         let (weight, device) = (self.kv_b_proj.weight.val(), k_rope.device());
         if cp.is_alone() {
             let kv = linear(gathered_rows(&latent), weight, None);
-            return latent_attention(q, kv, k_rope, &self.rope.first(t, &device), heads, scale, None);
+            return latent_attention(q, kv, k_rope, &self.rope.first(t, &device), heads, scale, batch.starts());
         }
         let positions: Vec<usize> = cp.chunks(t * cp.size()).into_iter().flatten().collect();
         let positions = self.rope.at(&positions, &device);
@@ -89,7 +89,7 @@ impl Mla {
         let q_bhtw = Tensor::cat(vec![q_bhtw.slice_dim(3, 0..nope), q_rope], 3);
         let k_rope = fused::rope(k_rope.reshape([b, 1, t, rope]), &positions).reshape([b, t, rope]);
         let keys = Keys::Latent { weight: weight.clone().inner(), heads, nope, rope };
-        let ring = Ring { cp: cp.clone(), keys, scale, dropout: None };
+        let ring = Ring { cp: cp.clone(), keys, scale, starts: batch.starts().cloned(), dropout: None };
         ring.forward(q_bhtw, Tensor::cat(vec![latent.x_btd, k_rope], 2), Some(weight))
     }
 

@@ -10,7 +10,7 @@ pub use mla::Mla;
 pub use mtp::{Mtp, MtpBatch};
 
 use crate::vocabulary::{self, VocabularyHead};
-use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, RmsNorm, Rope};
+use crate::{Cache, DeepSeekConfig, Initial, LanguageModel, MicroBatch, Parallel, RmsNorm, Rope, Targets};
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor};
@@ -86,7 +86,7 @@ impl DeepSeek {
         let mut h_btd = self.head.norm.forward(self.hidden(tokens_bt));
         let alone = TensorParallel::default();
         let output = self.head.output(&alone);
-        let main = output.losses(h_btd.clone(), targets_bt, 0.0).cross_entropy;
+        let main = output.losses(h_btd.clone(), Targets::all(targets_bt), 0.0).cross_entropy;
         let further = self.mtp.iter().zip(batches).map(|(mtp, batch)| {
             let embeddings_btd = embedding(self.embed.weight.val(), batch.tokens_bt.clone());
             h_btd = mtp.forward(h_btd.clone(), embeddings_btd);
@@ -97,9 +97,9 @@ impl DeepSeek {
 }
 
 impl LanguageModel for DeepSeek {
-    fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-        let x_btd = embedding(self.embed.weight.val(), tokens_bt);
-        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward(x_btd).x_btd)
+    fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3> {
+        let (x_btd, alone) = (embedding(self.embed.weight.val(), tokens_bt), Parallel::default());
+        self.blocks.iter().fold(x_btd, |x_btd, block| block.forward_over(x_btd, batch, &alone).x_btd)
     }
 
     fn context(&self) -> usize {
@@ -121,8 +121,8 @@ impl LanguageModel for DeepSeek {
         self.head.logits(x_btd)
     }
 
-    fn head_loss(&self, x_btd: Tensor<3>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
-        self.head.losses(x_btd, targets_bt, 0.0, &TensorParallel::default()).cross_entropy
+    fn head_loss(&self, x_btd: Tensor<3>, targets: Targets) -> Tensor<1> {
+        self.head.losses(x_btd, targets, 0.0, &TensorParallel::default()).cross_entropy
     }
 }
 
@@ -138,14 +138,8 @@ impl Head {
     }
 
     /// Cross entropy of the next tokens, and their z-loss: the rank's share of them, from its rows.
-    pub fn losses(
-        &self,
-        x_bsd: Tensor<3>,
-        targets_bt: Tensor<2, Int>,
-        z_loss_coef: f64,
-        tp: &TensorParallel,
-    ) -> Losses {
-        self.output(tp).losses(self.norm.forward(x_bsd), targets_bt, z_loss_coef)
+    pub fn losses(&self, x_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64, tp: &TensorParallel) -> Losses {
+        self.output(tp).losses(self.norm.forward(x_bsd), targets, z_loss_coef)
     }
 
     fn output<'a>(&'a self, tp: &'a TensorParallel) -> OutputMatrix<'a> {
@@ -165,8 +159,8 @@ pub struct OutputMatrix<'a> {
 
 impl OutputMatrix<'_> {
     /// [`Head::losses`] of what the final norm made, `[b, s, d]`.
-    pub fn losses(&self, normed_bsd: Tensor<3>, targets_bt: Tensor<2, Int>, z_loss_coef: f64) -> Losses {
-        self.head().losses(self.tp, normed_bsd, targets_bt, z_loss_coef)
+    pub fn losses(&self, normed_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64) -> Losses {
+        self.head().losses(self.tp, normed_bsd, targets, z_loss_coef)
     }
 
     fn head(&self) -> VocabularyHead {

@@ -13,7 +13,7 @@
 
 use super::{Block, BlockOutput, OutputMatrix};
 use crate::cache::{Chunk, LayerCache};
-use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope};
+use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope, Targets, TokenRows};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -43,10 +43,8 @@ pub struct Mtp {
 pub struct MtpBatch {
     /// `x_{i+k}` at position `i`, `[b, t]`; 0 where the row has none.
     pub tokens_bt: Tensor<2, Int>,
-    /// The positions that have a target, `i + row t`, and their targets `x_{i+k+1}`, `[n]` each; None where `n` is 0.
-    pub targets_n: Option<[Tensor<1, Int>; 2]>,
-    /// `n / (b t)`.
-    pub share: f64,
+    /// The targets `x_{i+k+1}`, where there are any.
+    pub targets: Option<Targets>,
 }
 
 impl Mtp {
@@ -65,7 +63,7 @@ impl Mtp {
 
     /// From `h^{k-1}` and the embeddings of `x_{i+k}` to `h^k`, `[b, t, d]` each.
     pub fn forward(&self, h_btd: Tensor<3>, embeddings_btd: Tensor<3>) -> Tensor<3> {
-        self.forward_over(h_btd, embeddings_btd, None, &Parallel::default()).x_btd
+        self.forward_over(h_btd, embeddings_btd, &MicroBatch::default(), &Parallel::default()).x_btd
     }
 
     /// The same as [`Block::forward_over`] is to [`Block::forward`].
@@ -73,10 +71,10 @@ impl Mtp {
         &self,
         h_bsd: Tensor<3>,
         embeddings_bsd: Tensor<3>,
-        place: Option<MicroBatch>,
+        batch: &MicroBatch,
         parallel: &Parallel,
     ) -> BlockOutput {
-        let output = self.block.forward_over(self.joined(h_bsd, embeddings_bsd), place, parallel);
+        let output = self.block.forward_over(self.joined(h_bsd, embeddings_bsd), batch, parallel);
         BlockOutput { x_btd: self.norm.forward(output.x_btd), ..output }
     }
 
@@ -98,47 +96,25 @@ impl Mtp {
 }
 
 impl MtpBatch {
-    /// Those of the modules 1 to `depth` for the positions in these `chunks` of rows of `t` tokens, `inputs` and the token that follows each, `targets`.
-    ///
-    /// A position has a target if the row goes as far, and if none of the tokens between them ends a document (`end_of_text`): what comes in a
-    /// document after the next is nothing to be guessed. At the end itself a document begins, as it does for the next token.
-    pub fn of_rows(
-        [inputs, targets]: [&[i32]; 2],
-        t: usize,
-        chunks: &[Range<usize>],
-        depth: usize,
-        end_of_text: Option<i32>,
-        device: &Device,
-    ) -> Vec<Self> {
-        let (b, here) = (inputs.len() / t, chunks.iter().map(Range::len).sum::<usize>());
+    /// Those of the modules 1 to `depth` for some positions of rows.
+    pub fn of_rows(rows: &TokenRows<'_>, depth: usize, device: &Device) -> Vec<Self> {
+        let (b, here) = (rows.targets.len() / rows.t, rows.here.iter().map(Range::len).sum::<usize>());
         (1..=depth)
             .map(|k| {
-                let (mut tokens, mut places, mut wanted) = (vec![], vec![], vec![]);
-                for (row, next) in targets.chunks_exact(t).enumerate() {
-                    for (at, i) in chunks.iter().cloned().flatten().enumerate() {
-                        tokens.push(next.get(i + k - 1).copied().unwrap_or(0));
-                        let Some(target) = next.get(i + k) else { continue };
-                        if end_of_text.is_none_or(|end| !next[i..i + k].contains(&end)) {
-                            places.push((row * here + at) as i32);
-                            wanted.push(*target);
-                        }
-                    }
-                }
-                let n = places.len();
-                let of = |values| Tensor::from_data(TensorData::new(values, [n]), device);
-                Self {
-                    tokens_bt: Tensor::from_data(TensorData::new(tokens, [b, here]), device),
-                    targets_n: (n > 0).then(|| [places, wanted].map(of)),
-                    share: n as f64 / (b * here) as f64,
-                }
+                let of_row = |next: &'_ [i32]| {
+                    let ahead = |i: usize| next.get(i + k - 1).copied().unwrap_or(0);
+                    rows.here.iter().cloned().flatten().map(ahead).collect::<Vec<_>>()
+                };
+                let tokens: Vec<i32> = rows.targets.chunks_exact(rows.t).flat_map(of_row).collect();
+                let tokens_bt = Tensor::from_data(TensorData::new(tokens, [b, here]), device);
+                Self { tokens_bt, targets: Targets::ahead(rows, k, device) }
             })
             .collect()
     }
 
     /// `L_k` of the `h^k` that module `k` has made, the rank's share of it from its rows `[b, s, d]`: `[1]`; None where no position has a target.
     pub fn loss(&self, output: &OutputMatrix, h_bsd: Tensor<3>) -> Option<Tensor<1>> {
-        let [places, wanted] = self.targets_n.clone()?;
-        Some(output.head().losses_at(output.tp, h_bsd, Some(places), wanted, 0.0).cross_entropy * self.share)
+        Some(output.losses(h_bsd, self.targets.clone()?, 0.0).cross_entropy)
     }
 }
 
@@ -157,24 +133,28 @@ mod tests {
         /// Of a row `x_0 .. x_t`, module `k` reads `x_{i+k}` and predicts `x_{i+k+1}` if no document ends in `x_{i+1} .. x_{i+k}`.
         #[test]
         fn targets_stay_in_their_row_and_cross_no_end_of_a_document(
-            rows in prop::collection::vec(prop::collection::vec(0..4i32, 7), 1..4), depth in 0..8usize, end in prop::option::of(0..4i32),
+            rows in prop::collection::vec(prop::collection::vec(0..4i32, 7), 1..4), depth in 0..8usize, end in prop::option::of(0..4i32), apart: bool,
         ) {
             let t = 6;
             let inputs: Vec<i32> = rows.iter().flat_map(|row| row[..t].to_vec()).collect();
             let targets: Vec<i32> = rows.iter().flat_map(|row| row[1..].to_vec()).collect();
-            let batches = MtpBatch::of_rows([&inputs, &targets], t, std::slice::from_ref(&(0..t)), depth, end, &Device::flex());
+            let here = std::iter::once(0..t).collect();
+            let documents_apart = apart && end.is_some();
+            let of_rows = TokenRows { inputs: &inputs, targets: &targets, t, here, end_of_text: end, documents_apart, scale: 1.0 };
+            let batches = MtpBatch::of_rows(&of_rows, depth, &Device::flex());
             prop_assert_eq!(batches.len(), depth);
             for (k, batch) in (1..).zip(&batches) {
                 let places = (0..rows.len()).flat_map(|row| (0..t).map(move |i| (row, i)));
                 let read = places.clone().map(|(row, i)| rows[row].get(i + k).copied().unwrap_or(0)).collect::<Vec<_>>();
                 prop_assert_eq!(ints(&batch.tokens_bt), read);
                 let has_target = |(row, i): &(usize, usize)| {
-                    i + k < t && rows[*row][i + 1..=i + k].iter().all(|token| Some(*token) != end)
+                    let from = if documents_apart { *i } else { i + 1 };
+                    i + k < t && rows[*row][from..=i + k].iter().all(|token| Some(*token) != end)
                 };
                 let expected: Vec<_> = places.filter(has_target).collect();
-                prop_assert_eq!(batch.share, expected.len() as f64 / (rows.len() * t) as f64);
-                prop_assert_eq!(batch.targets_n.is_some(), !expected.is_empty());
-                if let Some([at, wanted]) = &batch.targets_n {
+                prop_assert_eq!(batch.targets.is_some(), !expected.is_empty());
+                if let Some(Targets { places_n: Some(at), tokens_n: wanted, share }) = &batch.targets {
+                    prop_assert_eq!(*share, expected.len() as f64 / (rows.len() * t) as f64);
                     prop_assert_eq!(ints(at), expected.iter().map(|(row, i)| (row * t + i) as i32).collect::<Vec<_>>());
                     prop_assert_eq!(ints(wanted), expected.iter().map(|(row, i)| rows[*row][i + k + 1]).collect::<Vec<_>>());
                 }

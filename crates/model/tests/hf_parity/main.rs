@@ -6,10 +6,11 @@ mod ranks;
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+use comm::ContextParallel;
 use common::reference;
 use model::deepseek::MtpBatch;
 use model::hf::{Folder, Pretrained, Source, bind, names};
-use model::{DeepSeek, Gpt2, LanguageModel};
+use model::{DeepSeek, Documents, Gpt2, LanguageModel, MicroBatch, Targets, TokenRows};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -52,19 +53,62 @@ fn equals_transformers(name: &str) {
     let found = floats_of(pretrained.logits(tokens.clone()));
     assert_close("logits", &found, &floats(&expected, "logits"), LOGITS);
 
+    train_as_transformers(pretrained, &path, &expected, |model| model.loss(tokens.clone(), targets.clone()));
+}
+
+/// All sequences of a fixture as documents of one row.
+#[test]
+fn documents_in_one_row_equal_transformers() {
+    for name in ["gpt2-a", "deepseek-v3-q-lora", "deepseek-v3-yarn", "deepseek-v2-greedy"] {
+        let device = Device::flex();
+        let path = reference(name);
+        let file = fs::read(path.join("expected.safetensors")).unwrap();
+        let expected = SafeTensors::deserialize(&file).unwrap();
+        let (tokens, batch) = in_one_row(ints(&expected, "tokens", &device), &ContextParallel::default());
+        let targets = in_one_row(ints(&expected, "targets", &device), &ContextParallel::default()).0;
+        let pretrained = common::load(&path);
+        let model: &dyn LanguageModel = match &pretrained {
+            Pretrained::Gpt2(_, model) => model,
+            Pretrained::DeepSeek(_, _, model) => model,
+        };
+        let logits = model.head(model.hidden_of(tokens.clone(), &batch));
+        assert_close(name, &floats_of(logits), &floats(&expected, "logits"), LOGITS);
+        train_as_transformers(pretrained, &path, &expected, |model| {
+            model.head_loss(model.hidden_of(tokens.clone(), &batch), Targets::all(targets.clone()))
+        });
+    }
+}
+
+/// Tokens `[b, t]` as one row of b documents, of which a rank of a context has its part.
+fn in_one_row(tokens_bt: Tensor<2, Int>, context: &ContextParallel) -> (Tensor<2, Int>, MicroBatch) {
+    let [b, t] = tokens_bt.dims();
+    let starts = (0..b * t).map(|i| (i / t * t) as i32).collect();
+    let documents = Documents::new(starts, b * t, context, &tokens_bt.device());
+    let batch = MicroBatch { place: None, documents: Some(documents) };
+    (context.own(tokens_bt.reshape([1, b * t]), 1), batch)
+}
+
+/// Loss and gradients.
+fn train_as_transformers(
+    pretrained: Pretrained,
+    path: &Path,
+    expected: &SafeTensors,
+    loss: impl Fn(&dyn LanguageModel) -> Tensor<1>,
+) {
+    let device = Device::flex();
     let loss = |model: &dyn LanguageModel| {
-        let loss = model.loss(tokens.clone(), targets.clone());
-        assert_close("loss", &floats_of(loss.clone()), &floats(&expected, "loss"), LOGITS);
+        let loss = loss(model);
+        assert_close("loss", &floats_of(loss.clone()), &floats(expected, "loss"), LOGITS);
         loss
     };
     match pretrained {
         Pretrained::Gpt2(config, model) => {
-            compare_gradients(model, gradients(Gpt2::new(&config, &device), &path), |model| loss(model));
+            compare_gradients(model, gradients(Gpt2::new(&config, &device), path), |model| loss(model));
         }
         Pretrained::DeepSeek(config, moe, model) => {
             // The selection bias has no gradient: leave it out of the model of gradients.
             let moe = MoeConfig { selection_bias: false, ..moe };
-            compare_gradients(model, gradients(DeepSeek::new(&config, &moe, &device), &path), |model| loss(model));
+            compare_gradients(model, gradients(DeepSeek::new(&config, &moe, &device), path), |model| loss(model));
         }
     }
 }
@@ -81,14 +125,16 @@ fn multi_token_prediction_of_one_and_two_modules() {
         let rows = |tokens: &Tensor<2, Int>| tokens.clone().into_data().iter::<i32>().collect::<Vec<_>>();
         let Pretrained::DeepSeek(config, moe, model) = common::load(&path) else { unreachable!("{name}") };
         let (depth, t) = (config.mtp_depth, tokens.dims()[1]);
-        let batches = MtpBatch::of_rows(
-            [&rows(&tokens), &rows(&targets)],
+        let rows = TokenRows {
+            inputs: &rows(&tokens),
+            targets: &rows(&targets),
             t,
-            std::slice::from_ref(&(0..t)),
-            depth,
-            Some(1),
-            &device,
-        );
+            here: std::iter::once(0..t).collect(),
+            end_of_text: Some(1),
+            documents_apart: false,
+            scale: 1.0,
+        };
+        let batches = MtpBatch::of_rows(&rows, depth, &device);
         let moe = MoeConfig { selection_bias: false, ..moe };
         compare_gradients(model, gradients(DeepSeek::new(&config, &moe, &device), &path), |model| {
             let (main, further) = model.mtp_losses(tokens.clone(), targets.clone(), &batches);

@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use comm::{CommError, Communicator, ContextParallel, Reduce, SequenceRanks, TensorParallel, run_ranks};
 use model::hf::Pretrained;
-use model::{DeepSeek, Gpt2, Parallel, cut};
+use model::{DeepSeek, Gpt2, MicroBatch, Parallel, Targets, cut};
 use moe::MoeConfig;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -16,18 +16,32 @@ use std::fs;
 const LAYOUTS: [[usize; 2]; 3] = [[1, 2], [2, 1], [2, 2]];
 
 #[test]
+fn documents_in_one_row_over_ranks_equal_transformers() {
+    for name in ["gpt2-a", "deepseek-v3-q-lora"] {
+        for [cp, tp] in LAYOUTS.into_iter().chain([[4, 1]]) {
+            run_ranks(vec![Device::flex(); cp * tp], comm::TIMEOUT, move |comm| {
+                equals_transformers(name, &comm, tp, true)
+            })
+            .unwrap_or_else(|failure| panic!("{name}, cp {cp}, tp {tp}: {failure}"));
+        }
+    }
+}
+
+#[test]
 fn parts_of_models_on_ranks_equal_transformers() {
     for name in
         ["gpt2-a", "gpt2-b", "deepseek-v3-q-lora", "deepseek-v3-no-q-lora", "deepseek-v3-yarn", "deepseek-v2-greedy"]
     {
         for [cp, tp] in LAYOUTS {
-            run_ranks(vec![Device::flex(); cp * tp], comm::TIMEOUT, move |comm| equals_transformers(name, &comm, tp))
-                .unwrap_or_else(|failure| panic!("{name}, cp {cp}, tp {tp}: {failure}"));
+            run_ranks(vec![Device::flex(); cp * tp], comm::TIMEOUT, move |comm| {
+                equals_transformers(name, &comm, tp, false)
+            })
+            .unwrap_or_else(|failure| panic!("{name}, cp {cp}, tp {tp}: {failure}"));
         }
     }
 }
 
-fn equals_transformers(name: &str, comm: &Communicator, tp: usize) -> Result<(), CommError> {
+fn equals_transformers(name: &str, comm: &Communicator, tp: usize, in_one_row: bool) -> Result<(), CommError> {
     let (device, path) = (Device::flex(), reference(name));
     let file = fs::read(path.join("expected.safetensors")).unwrap();
     let expected = SafeTensors::deserialize(&file).unwrap();
@@ -39,16 +53,19 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize) -> Result<(),
         tp: TensorParallel::new(rows, parallel.first_error.clone()),
         cp: ContextParallel::new(context.clone(), parallel.first_error.clone()),
     };
-    let own = |of: &str| parallel.sequences.cp.own(ints(&expected, of, &device), 1);
-    let (tokens, targets) = (own("tokens"), own("targets"));
+    let own = |of: &str| {
+        let (tokens, cp) = (ints(&expected, of, &device), &parallel.sequences.cp);
+        if in_one_row { super::in_one_row(tokens, cp) } else { (cp.own(tokens, 1), MicroBatch::default()) }
+    };
+    let ((tokens, batch), (targets, _)) = (own("tokens"), own("targets"));
     let sums = Sums { world: comm.clone(), context };
     match load(&path) {
         Pretrained::Gpt2(config, model) => {
             let expected_gradients = gradients(Gpt2::new(&config, &device), &path);
             compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
-                let x = model.ends.embed(tokens.clone(), None, parallel);
-                let x = model.blocks.iter().fold(x, |x, block| block.forward(x, None, parallel));
-                model.ends.losses(x, targets.clone(), 0.0, parallel).cross_entropy
+                let x = model.ends.embed(tokens.clone(), &batch, parallel);
+                let x = model.blocks.iter().fold(x, |x, block| block.forward(x, &batch, parallel));
+                model.ends.losses(x, Targets::all(targets.clone()), 0.0, parallel).cross_entropy
             })
         }
         Pretrained::DeepSeek(config, moe, model) => {
@@ -57,8 +74,8 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize) -> Result<(),
             compare(&parallel, &sums, model, expected_gradients, &floats(&expected, "loss"), |model, parallel| {
                 let tp = &parallel.sequences.tp;
                 let x = model::deepseek::embed(&model.embed, tokens.clone(), config.vocab_size, tp);
-                let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, None, parallel).x_btd);
-                model.head.losses(x, targets.clone(), 0.0, tp).cross_entropy
+                let x = model.blocks.iter().fold(x, |x, block| block.forward_over(x, &batch, parallel).x_btd);
+                model.head.losses(x, Targets::all(targets.clone()), 0.0, tp).cross_entropy
             })
         }
     }

@@ -1,10 +1,10 @@
 mod choices;
 
+use crate::batch::{BatchMaker, check_documents};
 use crate::cli::say;
 use crate::commands::at_least_1;
 use crate::error::TrainError;
 use crate::saved::{Saved, SavedError};
-use crate::units::Batch;
 use crate::words::count;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
@@ -110,9 +110,10 @@ fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
             count(dataset.val_tokens() as usize, "token")
         )));
     }
+    check_documents(&saved.config, &prepared)?;
     let bytes = prepared.tokenizer.as_ref().map(TextBytes::new);
-    let (nats, bytes) = measure(saved, &dataset, seq_len, args.batch, bytes)?;
-    let predicted = windows * seq_len;
+    let Measured { nats, predicted, bytes } =
+        measure(saved, &dataset, seq_len, args.batch, (prepared.end_of_text(), bytes))?;
     let loss = nats / predicted as f64;
     say(&format!("{what}: {} predicted, in windows of {seq_len}", count(predicted, "token")));
     say(&format!("loss {loss:.4} nats per token"));
@@ -123,29 +124,37 @@ fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
     Ok(())
 }
 
-/// The cross entropy of all windows together, in nats, and the bytes of text that were predicted.
+/// The cross entropy of all windows together, in nats, of so many tokens, and the bytes of text that these are.
+struct Measured {
+    nats: f64,
+    predicted: usize,
+    bytes: Option<usize>,
+}
+
 fn measure(
     saved: &Saved,
     dataset: &Dataset,
     seq_len: usize,
     batch: usize,
-    mut bytes: Option<TextBytes>,
-) -> Result<(f64, Option<usize>), TrainError> {
+    (end_of_text, mut bytes): (Option<u32>, Option<TextBytes>),
+) -> Result<Measured, TrainError> {
     let device = Device::flex();
     let (model, windows) = (saved.model(&device)?, dataset.val_windows(seq_len));
+    let maker = BatchMaker::new(&saved.config, end_of_text, ContextParallel::default(), &device);
     let bar = progress(windows as u64);
-    let mut nats = 0.0;
+    let (mut nats, mut predicted) = (0.0, 0.0);
     for first in (0..windows).step_by(batch) {
         let window = dataset.val_batch(first..windows.min(first + batch), seq_len);
-        let sequences = window.sequences;
-        bytes.iter_mut().for_each(|bytes| bytes.add(&window.targets));
-        let window = Batch::new(window, None, &saved.config.model, &ContextParallel::default(), &device)?;
-        let loss = model.loss(window.inputs_bt, window.targets_bt);
-        nats += f64::from(loss.into_scalar::<f32>()) * (sequences * seq_len) as f64;
+        let (sequences, counts) = (window.sequences, maker.count(&window));
+        bytes.iter_mut().for_each(|bytes| bytes.add(maker.predicted(&window)));
+        let window = maker.make(window, None, 1.0)?;
+        let loss = model.head_loss(model.hidden_of(window.inputs_bt, &window.micro), window.targets);
+        nats += f64::from(loss.into_scalar::<f32>()) * counts.positions;
+        predicted += counts.labels;
         bar.inc(sequences as u64);
     }
     bar.finish_and_clear();
-    Ok((nats, bytes.map(TextBytes::finish)))
+    Ok(Measured { nats, predicted: predicted as usize, bytes: bytes.map(TextBytes::finish) })
 }
 
 /// Whether both name the same data.
@@ -166,8 +175,8 @@ impl TextBytes {
         Self { decoder: tokenizer.decoder(), end: tokenizer.eot(), bytes: 0 }
     }
 
-    fn add(&mut self, tokens: &[i32]) {
-        let of_text = tokens.iter().map(|token| *token as u32).filter(|token| Some(*token) != self.end);
+    fn add(&mut self, tokens: impl Iterator<Item = i32>) {
+        let of_text = tokens.map(|token| token as u32).filter(|token| Some(*token) != self.end);
         self.bytes += of_text.map(|token| self.decoder.push(token).len()).sum::<usize>();
     }
 

@@ -1,8 +1,9 @@
+use crate::batch::check_tokens;
 use crate::cli::say;
 use crate::commands::at_least_1;
 use crate::error::TrainError;
 use crate::saved::{self, Saved, SavedError};
-use crate::units::{Whole, check_tokens};
+use crate::units::Whole;
 use crate::words::count;
 use burn::tensor::Device;
 use clap::Args;

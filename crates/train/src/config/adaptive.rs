@@ -78,7 +78,7 @@ impl Adaptive {
     }
 
     /// The row for sequences of so many tokens, and the shortest it is for.
-    fn row(&self, seq_len: usize) -> Option<(&AdaptiveRow, usize)> {
+    pub(super) fn row(&self, seq_len: usize) -> Option<(&AdaptiveRow, usize)> {
         let rows = self.rows();
         let i = rows.iter().position(|row| seq_len <= row.up_to)?;
         Some((&rows[i], if i == 0 { 1 } else { rows[i - 1].up_to + 1 }))

@@ -4,6 +4,7 @@
 //! and a key that does not exist or a value of the wrong type is an error that names the key and where it stands.
 
 mod adaptive;
+mod buckets;
 mod check;
 mod describe;
 mod error;
@@ -172,11 +173,24 @@ pub struct DataConfig {
     pub text_field: String,
     /// The share of the tokens, at the end, that validates; null for a tenth, but at most 10 million tokens.
     pub val_fraction: Option<f64>,
+    /// Whether documents that share a row are apart: none attends to another, positions begin anew in each, and nothing is predicted across their border. The data
+    /// must have an end-of-text token.
+    pub document_mask: bool,
+    /// Lengths of rows, from short to `train.seq_len`, into which documents are packed, each into the shortest that holds it; every step has rows of one length, and as
+    /// many tokens as at `train.seq_len`, or the batch that `parallel.adaptive` has for it. Null: windows of `train.seq_len`, wherever documents end.
+    pub buckets: Option<Vec<usize>>,
 }
 
 impl Default for DataConfig {
     fn default() -> Self {
-        Self { source: data::DEFAULT_SOURCE.into(), tokenizer: None, text_field: "text".into(), val_fraction: None }
+        Self {
+            source: data::DEFAULT_SOURCE.into(),
+            tokenizer: None,
+            text_field: "text".into(),
+            val_fraction: None,
+            document_mask: false,
+            buckets: None,
+        }
     }
 }
 

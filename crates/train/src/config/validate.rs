@@ -16,10 +16,11 @@ const MAX_SAMPLE: usize = 1_000_000;
 impl Config {
     /// Refuses what cannot be trained: values out of range, and values that do not fit each other.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        self.validate_keys().map_err(|error| self.name_adaptive(error))
+        self.validate_keys().map_err(|error| self.name_adaptive(error))?;
+        self.validate_buckets()
     }
 
-    fn validate_keys(&self) -> Result<(), ConfigError> {
+    pub(super) fn validate_keys(&self) -> Result<(), ConfigError> {
         self.preset.as_deref().map(preset).transpose()?;
         self.validate_model()?;
         self.validate_optim()?;

@@ -1,14 +1,15 @@
 //! What ranks meter in a step, by axis, is what the table says, to the byte; and so is what rests on them.
 
 use super::{LayoutTable, shares};
+use crate::batch::{Batch, BatchMaker};
 use crate::config::{Config, Source};
 use crate::expert_loads::ExpertLoads;
 use crate::run::set_vocabulary;
-use crate::units::{Batch, parallel, units};
+use crate::units::{parallel, units};
 use burn::tensor::Device;
 use comm::{TrafficTable, run_ranks};
 use fsdp::{Category, Fsdp, FsdpError};
-use model::MicroBatch;
+use model::RunPlace;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -55,7 +56,8 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
     let config = config.clone();
     run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
         let (loads, parallel) = (ExpertLoads::new(&config), parallel(&config.fsdp(), &comm)?);
-        let (context, device) = (parallel.sequences.cp.clone(), Device::flex());
+        let device = Device::flex();
+        let maker = BatchMaker::new(&config, None, parallel.sequences.cp.clone(), &device);
         let (units, _) = units(&config, &loads, &parallel, &device);
         let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
         let (sequences, count) = (config.micro_batch_size(), config.micro_batches());
@@ -63,8 +65,8 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
             let first_row = (fsdp.data_parallel().0 * count + i) * sequences;
             let tokens = |ahead| (0..sequences * T).map(|at| ((at + first_row) * 5 + ahead) as i32 % 11).collect();
             let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences, seq_len: T };
-            let place = MicroBatch { seed: 1, step: 0, first_row: first_row as u64 };
-            Batch::for_training(batch, Some(place), &config.model, None, &context, &device).unwrap()
+            let place = RunPlace { seed: 1, step: 0, first_row: first_row as u64 };
+            maker.make(batch, Some(place), 1.0).unwrap()
         };
         let batches: Vec<Batch> = (0..count).map(batch).collect();
         fsdp.train_step(&batches, 1e-3)?;

@@ -1,6 +1,7 @@
 //! What a rank tells of the run.
 
 use super::{Job, Trainer};
+use crate::batch::RowCounts;
 use crate::config::Config;
 use crate::device;
 use crate::error::TrainError;
@@ -51,12 +52,14 @@ impl Trainer<'_> {
         step: usize,
         lr: f64,
         report: &StepReport,
-        took: Duration,
-        waited: Duration,
+        counts: RowCounts,
+        [took, waited]: [Duration; 2],
     ) -> StepMetrics {
-        let step_seconds = took.as_secs_f64();
-        let tokens_per_second = self.batches.step_tokens() as f64 / step_seconds;
-        let tflops = self.flops_per_token * tokens_per_second / self.job.devices as f64 / 1e12;
+        let (step_seconds, length) = (took.as_secs_f64(), self.batches.length(step - 1));
+        let tokens_per_second = self.batches.step_tokens(step - 1) as f64 / step_seconds;
+        let tflops = self.flops[length].per_token(counts.squares / counts.positions.max(1.0)) * tokens_per_second
+            / self.job.devices as f64
+            / 1e12;
         StepMetrics {
             step,
             loss: report.loss,
@@ -64,7 +67,8 @@ impl Trainer<'_> {
             aux_loss: report.aux_loss,
             grad_norm: report.grad_norm,
             skipped: report.skipped,
-            tokens: self.batches.tokens(step),
+            tokens: self.tokens,
+            seq_len: self.job.config.data.buckets.as_ref().map(|lengths| lengths[length]),
             tokens_per_second,
             tflops,
             mfu: self.job.config.metrics.peak_tflops.map(|peak| tflops / peak),

@@ -9,7 +9,8 @@
 //! A call has one unit, and what it hands on is one tensor: so `embed`, which is called a second time, puts the embeddings `e^k` of the tokens `k`
 //! further beside what the blocks have made, and each module puts its `h^k` in the place of `e^k`. In evaluation all of them hand on `h^0`.
 
-use super::{Batch, gather_all, gather_into, main_loss};
+use super::{gather_all, gather_into, main_loss};
+use crate::batch::Batch;
 use crate::expert_loads::ExpertLoads;
 use burn::nn::{Embedding, Linear};
 use burn::tensor::Tensor;
@@ -66,8 +67,8 @@ impl Tail {
                 }
                 let mut parts = x_bsw.chunk(batch.mtp.len() + 1, 2);
                 let (h_bsd, embeddings_bsd) = (parts[k].clone(), parts[k + 1].clone());
-                let output = module.forward_over(h_bsd, embeddings_bsd, batch.place, &parallel);
-                if let (Some(stats), Some(place)) = (&output.stats, batch.place) {
+                let output = module.forward_over(h_bsd, embeddings_bsd, &batch.micro, &parallel);
+                if let (Some(stats), Some(place)) = (&output.stats, batch.micro.place) {
                     loads.record(layers + k, place.first_row, stats);
                 }
                 parts[k + 1] = output.x_btd;

@@ -1,11 +1,13 @@
 //! Every parameter's gradient, gathered, is one rank's on any layout of tensor-parallel and context-parallel ranks.
 
 use super::*;
+use crate::batch::{BatchMaker, RowCounts};
 use crate::config::Source;
 use crate::run::set_vocabulary;
 use burn::module::{ModuleVisitor, Param};
 use comm::run_ranks;
 use fsdp::AdamW;
+use model::RunPlace;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -65,13 +67,18 @@ fn config(preset: &str, settings: &[&[&str]]) -> Config {
     config
 }
 
-fn batch(rows: &Range<usize>, step: u64, config: &Config, context: &ContextParallel) -> Batch {
+/// Of some rows, in training, with a scale of the losses that all rows have together.
+fn batch(rows: &Range<usize>, step: u64, maker: &BatchMaker) -> Batch {
+    let place = RunPlace { seed: 1, step, first_row: rows.start as u64 };
+    let mut counts = RowCounts::default();
+    MICRO_BATCHES.iter().for_each(|rows| counts += maker.count(&tokens(rows, step)));
+    maker.make(tokens(rows, step), Some(place), counts.scale()).unwrap()
+}
+
+fn tokens(rows: &Range<usize>, step: u64) -> data::Batch {
     let token = |i: usize| ((i * i + 3 * i + step as usize) % VOCAB) as i32;
     let tokens = |ahead| (rows.start * T..rows.end * T).map(|i| token(i + ahead)).collect();
-    let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len: T };
-    let place = MicroBatch { seed: 1, step, first_row: rows.start as u64 };
-    // One of the tokens ends a document.
-    Batch::for_training(batch, Some(place), &config.model, Some(4), context, &Device::flex()).unwrap()
+    data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len: T }
 }
 
 /// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
@@ -82,7 +89,8 @@ fn moves(config: &Config) -> Moves {
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
         let of_fsdp = FsdpConfig { adamw, ..config.fsdp() };
         let (loads, parallel) = (ExpertLoads::new(&config), parallel(&of_fsdp, &comm)?);
-        let context = parallel.sequences.cp.clone();
+        // One of the tokens ends a document.
+        let maker = BatchMaker::new(&config, Some(4), parallel.sequences.cp.clone(), &Device::flex());
         let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
         let (rank, ranks) = fsdp.data_parallel();
@@ -99,7 +107,7 @@ fn moves(config: &Config) -> Moves {
         };
         let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
         for step in 0..3 {
-            let batches: Vec<Batch> = mine.iter().map(|rows| batch(rows, step, &config, &context)).collect();
+            let batches: Vec<Batch> = mine.iter().map(|rows| batch(rows, step, &maker)).collect();
             let report = fsdp.train_step_with(&batches, &weights, 1e3, |_| Ok(()))?;
             numbers.push([report.grad_norm, report.loss, report.aux_loss]);
             let after = parameters(&fsdp)?;
@@ -108,8 +116,7 @@ fn moves(config: &Config) -> Moves {
             moves.push(before.iter().zip(&after).map(moved).collect::<Vec<Vec<f32>>>());
             before = after;
         }
-        let batches: Vec<Batch> =
-            mine.iter().map(|rows| Batch { place: None, mtp: vec![], ..batch(rows, 0, &config, &context) }).collect();
+        let batches: Vec<Batch> = mine.iter().map(|rows| maker.make(tokens(rows, 0), None, 1.0).unwrap()).collect();
         let (loss, of) = fsdp.evaluate(&batches, &weights)?[0];
         numbers.push([of, loss, 0.0]);
         fsdp.check_copies()?;
@@ -226,6 +233,19 @@ fn every_gradient_of_multi_token_prediction_is_one_ranks() {
     moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
 }
 
+/// Ranks have unequal numbers of labels, and some of the messages of a context keys that no query of a rank sees.
+#[test]
+fn every_gradient_of_documents_apart_is_one_ranks() {
+    const APART: &[&str] = &["data.document_mask=true"];
+    moves_as_on_one_rank("gpt2", &[GPT2, APART], &[LAYOUTS, CONTEXT].concat());
+    let model = &[DEEPSEEK, &["model.mtp_depth=2", "model.q_lora_rank=6"], APART];
+    let layouts = [&LAYOUTS[..3], &LAYOUTS[10..], WITH_EXPERTS, &CONTEXT[..6], CONTEXT_WITH_EXPERTS];
+    moves_as_on_one_rank("deepseek", model, &layouts.concat());
+    let without_tensors = ["parallel.gpus=2", "parallel.ep=2"];
+    let blocks = ["parallel.gpus=3", "parallel.strategy=block"];
+    moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
+}
+
 #[test]
 fn every_gradient_of_deepseek_v3_is_one_ranks() {
     moves_as_on_one_rank("deepseek", &[DEEPSEEK, V3], &[LAYOUTS, WITH_EXPERTS, CONTEXT, CONTEXT_WITH_EXPERTS].concat());
@@ -243,6 +263,7 @@ fn received(config: &Config) -> [u64; 3] {
     let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
         let of_fsdp = config.fsdp();
         let (loads, parallel) = (ExpertLoads::new(&config), parallel(&of_fsdp, &comm)?);
+        let maker = BatchMaker::new(&config, Some(4), parallel.sequences.cp.clone(), &Device::flex());
         let (units, _) = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
         let count = |fsdp: &Fsdp<Batch>| {
@@ -250,7 +271,7 @@ fn received(config: &Config) -> [u64; 3] {
             ["all_gather", "reduce_scatter", "recv"].map(|name| table.get(name).map_or(0, |traffic| traffic.bytes))
         };
         let before = count(&fsdp);
-        fsdp.train_step(&[batch(&(0..3), 0, &config, &parallel.sequences.cp)], 1e-3)?;
+        fsdp.train_step(&[batch(&(0..3), 0, &maker)], 1e-3)?;
         let after = count(&fsdp);
         Ok::<_, FsdpError>([0, 1, 2].map(|i| after[i] - before[i]))
     });

@@ -1,9 +1,9 @@
 //! Multiple choice: which ending of a text does the model find likeliest?
 
 use super::{EvalError, progress};
+use crate::batch::check_tokens;
 use crate::cli::say;
 use crate::saved::Saved;
-use crate::units::check_tokens;
 use crate::words::count;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use data::TokenizerSpec;

@@ -169,8 +169,8 @@ proptest! {
             let last = learning_rate(&config.optim, config.train.steps - 1, config.train.steps);
             prop_assert!((0.0..=config.optim.lr * 1.000001).contains(&last), "{last}");
             let ranks = config.parallel.data_parallel_size();
-            let batches = Batches::new(&config, (ranks - 1, ranks), None);
-            prop_assert!(batches.tokens(config.train.steps) > 0);
+            let batches = Batches::new(&config, (ranks - 1, ranks), None, None);
+            prop_assert!(batches.step_tokens(config.train.steps) > 0);
         }
     }
 }

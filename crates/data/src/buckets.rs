@@ -1,0 +1,277 @@
+//! Rows of several lengths, and which of them a step trains on.
+
+use std::ops::Range;
+
+use crate::order::{Epoch, mix};
+use crate::packing::{self, Rows};
+use crate::tokens::Tokens;
+use crate::{Batch, DataError, Dataset};
+
+/// The documents of the training split, packed by length into rows of several lengths: a bucket has the rows of one.
+///
+/// ```text
+/// documents      eeeeeeeeeeee.  aaaaaaa.  bbb.  cc.  d.       . is the end-of-text token
+///
+/// bucket of 8    eeeeeeeee  aaaaaaa.d                         a row has length + 1 tokens:
+/// bucket of 4    eeee.  bbb.d  cc.d.                          all but the last are inputs, all but the first targets
+/// ```
+///
+/// A document longer than the longest row is cut into such rows, and its rest is packed as one. Then, from the longest
+/// document to the shortest, each opens a row of the shortest length that has room for it, and the longest that fit fill
+/// the row (best fit decreasing, as in [Fewer Truncations](https://arxiv.org/abs/2404.10830)). A gap that no document
+/// fits is filled with the begin of the shortest one, whose rest is packed later and begins with the last token used.
+///
+/// So there is no padding, and every token that has a next one in its document is an input once, in the row of one
+/// bucket. Left out are, if they fill no row, the last of the shortest documents, and the last tokens of a split that
+/// ends amid a document. Which rows there are depends on tokens and lengths alone.
+#[derive(Debug, Clone)]
+pub struct Buckets {
+    tokens: Tokens,
+    lengths: Vec<usize>,
+    rows: Vec<Rows>,
+}
+
+/// The sequences of a step: its global batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// The bucket that the rows are of.
+    pub bucket: usize,
+    /// The rows, by number in their bucket.
+    pub rows: Vec<usize>,
+}
+
+impl Buckets {
+    /// Packs the training split of `dataset` into rows of `lengths` inputs, after one pass over it.
+    ///
+    /// # Errors
+    /// A split that does not fill one row of the shortest length.
+    ///
+    /// # Panics
+    /// If `lengths` are none, or not positive and strictly ascending.
+    pub fn new(dataset: &Dataset, lengths: &[usize], end_of_text: u32, progress: bool) -> Result<Self, DataError> {
+        assert!(lengths.is_sorted_by(|a, b| a < b) && lengths.first().is_some_and(|&length| length > 0), "{lengths:?}");
+        let tokens = dataset.train.clone();
+        let rows = packing::pack(&tokens, lengths, end_of_text as i32, progress);
+        if rows.iter().all(|rows| rows.len() == 0) {
+            return Err(DataError::NoRow { found: tokens.len(), needed: lengths[0] + 1 });
+        }
+        Ok(Self { tokens, lengths: lengths.into(), rows })
+    }
+
+    /// Inputs of a row of each bucket, ascending.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// Number of rows in a bucket.
+    pub fn rows(&self, bucket: usize) -> usize {
+        self.rows[bucket].len()
+    }
+
+    /// How many documents lie whole in rows of a bucket.
+    pub fn documents(&self, bucket: usize) -> usize {
+        self.rows[bucket].pieces().iter().filter(|piece| piece.whole).count()
+    }
+
+    /// How many pieces of cut documents lie in rows of a bucket, and single tokens that fill a row's last place.
+    pub fn cut_pieces(&self, bucket: usize) -> usize {
+        self.rows[bucket].pieces().len() - self.documents(bucket)
+    }
+
+    /// Number of inputs in all rows.
+    pub fn tokens(&self) -> u64 {
+        self.lengths.iter().zip(&self.rows).map(|(&length, rows)| length as u64 * rows.len() as u64).sum()
+    }
+
+    /// How many steps an epoch has where a step of bucket `i` has `batch[i]` sequences: as many of each bucket as its
+    /// rows fill, at least one of a bucket that has any.
+    ///
+    /// # Panics
+    /// See [`step`](Self::step).
+    pub fn epoch_steps(&self, batch: &[usize]) -> u64 {
+        self.steps_of_buckets(batch).sum()
+    }
+
+    /// What step `step`, counted from the start of the run with this seed, trains on, where a step of bucket `i` has
+    /// `batch[i]` sequences.
+    ///
+    /// ```text
+    /// epoch 0   step 0 = bucket 1, rows 7 2   1 = bucket 0, rows 5 0 3 9   2 = bucket 1, rows 4 1   ...
+    /// ```
+    ///
+    /// Buckets come mixed, and so do the rows of a bucket, in an order that is a function of (`seed`, epoch) alone. A row
+    /// comes at most once in an epoch, unless its bucket has fewer rows than a step.
+    ///
+    /// # Panics
+    /// If `batch` does not have a number for each bucket, at least 1 for each that has rows.
+    pub fn step(&self, seed: u64, step: u64, batch: &[usize]) -> Step {
+        let all = self.epoch_steps(batch);
+        let epoch = step / all;
+        let mut number = Epoch::new(seed, epoch, all, 1).window(step % all);
+        let (mut bucket, mut steps) = (0, self.steps_of_buckets(batch));
+        while let Some(before) = steps.next().filter(|&steps| steps <= number) {
+            number -= before;
+            bucket += 1;
+        }
+        let (rows, sequences) = (self.rows(bucket) as u64, batch[bucket] as u64);
+        let order = Epoch::new(mix(seed ^ mix(bucket as u64 + 1)), epoch, rows, 1);
+        let rows = (number * sequences..(number + 1) * sequences).map(|index| order.window(index % rows) as usize);
+        Step { bucket, rows: rows.collect() }
+    }
+
+    /// Part `sequences` of the batch of `step`: what a rank computes, or a micro-batch.
+    ///
+    /// # Panics
+    /// If the step does not have these sequences, or is not of these buckets.
+    pub fn batch(&self, step: &Step, sequences: Range<usize>) -> Batch {
+        let seq_len = self.lengths[step.bucket];
+        let mut batch = Batch { seq_len, ..Batch::default() };
+        let mut row = Vec::with_capacity(seq_len + 1);
+        for &number in &step.rows[sequences] {
+            row.clear();
+            self.rows[step.bucket].row(number).iter().for_each(|piece| self.tokens.read(piece.range(), &mut row));
+            batch.push(&row);
+        }
+        batch
+    }
+
+    /// Steps that an epoch has of each bucket.
+    fn steps_of_buckets(&self, batch: &[usize]) -> impl Iterator<Item = u64> {
+        assert_eq!(batch.len(), self.lengths.len(), "a batch size for each bucket");
+        let steps = |(rows, &sequences): (&Rows, &usize)| match rows.len() {
+            0 => 0,
+            rows => (rows / sequences).max(1) as u64,
+        };
+        self.rows.iter().zip(batch).map(steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LENGTHS: [usize; 3] = [4, 9, 16];
+
+    /// The letters of `text` as tokens, all of which train; documents end in full stops.
+    fn buckets(text: &str, lengths: &[usize]) -> Result<Buckets, DataError> {
+        let tokens = Tokens::from_vec(text.bytes().map(u32::from).collect());
+        Buckets::new(&Dataset::split(tokens, 0), lengths, u32::from(b'.'), false)
+    }
+
+    /// Documents with so many letters.
+    fn documents(lens: &[usize]) -> String {
+        let letters = ('a'..='z').cycle();
+        lens.iter().zip(letters).map(|(&len, letter)| String::from(letter).repeat(len) + ".").collect()
+    }
+
+    fn join(mut whole: Batch, part: Batch) -> Batch {
+        whole.inputs.extend(part.inputs);
+        whole.targets.extend(part.targets);
+        Batch { sequences: whole.sequences + part.sequences, ..whole }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn an_epoch_has_every_batch_of_every_bucket_once(
+            lens in prop::collection::vec(0usize..40, 5..80), seed: u64, epoch in 0u64..1 << 40,
+            batch in [1usize..6, 1usize..6, 1usize..6],
+        ) {
+            let buckets = buckets(&(documents(&lens) + "zzzz."), &LENGTHS).unwrap();
+            let mut visited = vec![vec![]; 3];
+            let steps = buckets.epoch_steps(&batch);
+            for step in epoch * steps..(epoch + 1) * steps {
+                let step = buckets.step(seed, step, &batch);
+                prop_assert_eq!(step.rows.len(), batch[step.bucket]);
+                visited[step.bucket].extend(step.rows);
+            }
+            for (bucket, mut visited) in visited.into_iter().enumerate() {
+                let (rows, sequences, visits) = (buckets.rows(bucket), batch[bucket], visited.len());
+                visited.sort_unstable();
+                visited.dedup();
+                prop_assert_eq!(visits, if rows < sequences { sequences * rows.min(1) } else { rows - rows % sequences });
+                prop_assert_eq!(visited.len(), visits.min(rows));
+                prop_assert!(visited.into_iter().all(|row| row < rows));
+            }
+        }
+
+        #[test]
+        fn the_parts_of_ranks_concatenate_to_the_global_batch(
+            lens in prop::collection::vec(1usize..40, 20..80), seed: u64, step in 0..u64::MAX, global in 1usize..12,
+            ranks in 1usize..6,
+        ) {
+            let buckets = buckets(&documents(&lens), &LENGTHS).unwrap();
+            let step = buckets.step(seed, step, &[global; 3]);
+            let whole = buckets.batch(&step, 0..global);
+            let parts = (0..ranks).map(|rank| buckets.batch(&step, rank * global / ranks..(rank + 1) * global / ranks));
+            let empty = Batch { seq_len: LENGTHS[step.bucket], ..Batch::default() };
+            prop_assert_eq!(&parts.fold(empty, join), &whole);
+            prop_assert_eq!((whole.sequences, whole.inputs.len()), (global, global * whole.seq_len));
+            for (inputs, targets) in whole.inputs.chunks(whole.seq_len).zip(whole.targets.chunks(whole.seq_len)) {
+                prop_assert_eq!(&inputs[1..], &targets[..whole.seq_len - 1]);
+            }
+        }
+
+        #[test]
+        fn the_order_depends_on_seed_and_epoch(seed: u64, epoch in 0u64..1 << 40) {
+            let text = documents(&Vec::from_iter((0..1000).map(|i| i * i % 37)));
+            let [one, other] = [buckets(&text, &LENGTHS).unwrap(), buckets(&text, &LENGTHS).unwrap()];
+            let batch = [4, 2, 1];
+            let order = |buckets: &Buckets, seed: u64, epoch| {
+                let first = epoch * buckets.epoch_steps(&batch);
+                Vec::from_iter((first..first + 30).map(|step| buckets.step(seed, step, &batch)))
+            };
+            prop_assert_eq!(order(&one, seed, epoch), order(&other, seed, epoch));
+            prop_assert_ne!(order(&one, seed, epoch), order(&one, seed, epoch + 1));
+            prop_assert_ne!(order(&one, seed, epoch), order(&one, seed.wrapping_add(1), epoch));
+        }
+    }
+
+    #[test]
+    fn documents_become_the_rows_of_the_picture() {
+        let buckets = buckets("eeeeeeeeeeee.aaaaaaa.bbb.cc.d.", &[4, 8, 100]).unwrap();
+        let rows = |bucket| {
+            let text = |row| {
+                let batch = buckets.batch(&Step { bucket, rows: vec![row] }, 0..1);
+                let tokens = batch.inputs.iter().chain(batch.targets.last());
+                tokens.map(|&token| char::from(token as u8)).collect::<String>()
+            };
+            Vec::from_iter((0..buckets.rows(bucket)).map(text))
+        };
+        assert_eq!(rows(1), ["eeeeeeeee", "aaaaaaa.d"]);
+        assert_eq!(rows(0), ["eeee.", "bbb.d", "cc.d."]);
+        assert_eq!([0, 1, 2].map(|bucket| buckets.documents(bucket)), [3, 1, 0]);
+        assert_eq!([0, 1, 2].map(|bucket| buckets.cut_pieces(bucket)), [2, 2, 0]);
+        assert_eq!((buckets.tokens(), buckets.rows(2)), (28, 0));
+    }
+
+    #[test]
+    fn a_corpus_without_borders_is_one_document() {
+        let buckets = buckets("abcdefghij", &[2, 4]).unwrap();
+        let batch = buckets.batch(&Step { bucket: 1, rows: vec![0, 1] }, 0..2);
+        assert!(batch.inputs.iter().copied().eq(i32::from(b'a')..=i32::from(b'h')));
+        assert_eq!((buckets.rows(0), buckets.rows(1)), (0, 2));
+    }
+
+    #[test]
+    fn a_corpus_that_fills_no_row_is_an_error_with_its_length() {
+        let error = buckets("a.bc.......", &[5, 9]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the training split has 11 tokens, whose documents do not fill one row of 6 (the shortest length + 1): give \
+             a longer text, or shorter lengths"
+        );
+        assert_eq!(buckets("a.bcd.......", &[5, 9]).unwrap().rows(0), 1);
+    }
+
+    #[test]
+    fn the_order_of_a_seed_never_changes() {
+        let buckets = buckets(&documents(&Vec::from_iter((0..1000).map(|i| i * i % 37))), &LENGTHS).unwrap();
+        let steps = [0, 1, 1002].map(|step| buckets.step(1337, step, &[1, 2, 4]));
+        assert_eq!(
+            steps.map(|step| (step.bucket, step.rows)),
+            [(1, vec![35, 90]), (2, vec![227, 386, 270, 82]), (2, vec![854, 719, 596, 442])]
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! A micro-batch on a device.
+
+use crate::config::Config;
+use crate::error::TrainError;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use comm::ContextParallel;
+use data::Prepared;
+use model::deepseek::MtpBatch;
+use model::{Documents, MicroBatch, RunPlace, Targets, TokenRows};
+
+/// A micro-batch on a device: the rank's part of its rows, where ranks have parts of them.
+pub(crate) struct Batch {
+    pub inputs_bt: Tensor<2, Int>,
+    pub targets: Targets,
+    /// Where it stands in the run, if it is of training, and its documents, if they are apart.
+    pub micro: MicroBatch,
+    /// Of each module of multi-token prediction; none in evaluation, which has the main loss only.
+    pub mtp: Vec<MtpBatch>,
+}
+
+/// Makes [`Batch`]es of tokens.
+pub(crate) struct BatchMaker {
+    vocab_size: usize,
+    mtp_depth: usize,
+    /// The token that ends a document, if there is one.
+    end_of_text: Option<i32>,
+    /// Whether documents have nothing to do with each other; see `data.document_mask`.
+    apart: bool,
+    context: ContextParallel,
+    device: Device,
+}
+
+/// Numbers of some rows, by which a step or a validation counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct RowCounts {
+    pub positions: f64,
+    /// Positions that have a next token in their document.
+    pub labels: f64,
+    /// The sum of squares of the documents' lengths, to which the work of attention is proportional.
+    pub squares: f64,
+}
+
+impl BatchMaker {
+    /// For a model with such data, of whose rows this rank has what is its own of a `context`.
+    pub fn new(config: &Config, end_of_text: Option<u32>, context: ContextParallel, device: &Device) -> Self {
+        Self {
+            vocab_size: config.model.vocab_size(),
+            mtp_depth: config.model.mtp_depth(),
+            end_of_text: end_of_text.map(|token| token as i32),
+            apart: config.data.document_mask,
+            context,
+            device: device.clone(),
+        }
+    }
+
+    /// Whether documents are apart, so that not all positions have a next token.
+    pub fn documents_apart(&self) -> bool {
+        self.apart
+    }
+
+    /// What is to be counted of some rows.
+    pub fn count(&self, batch: &data::Batch) -> RowCounts {
+        let positions = batch.inputs.len() as f64;
+        match self.end_of_text.filter(|_| self.apart) {
+            None => RowCounts { positions, labels: positions, squares: positions * batch.seq_len as f64 },
+            Some(end) => {
+                // 1 + 3 + 5 + .. of each document.
+                let starts = batch.document_starts(end);
+                let ahead = starts.iter().enumerate().map(|(i, start)| i % batch.seq_len - *start as usize);
+                let squares = ahead.map(|ahead| (2 * ahead + 1) as f64).sum();
+                RowCounts { positions, labels: batch.labels(end) as f64, squares }
+            }
+        }
+    }
+
+    /// The tokens of some rows that are predicted.
+    pub fn predicted(&self, batch: &data::Batch) -> impl Iterator<Item = i32> {
+        let end = self.end_of_text.filter(|_| self.apart);
+        let both = batch.inputs.iter().zip(&batch.targets);
+        both.filter(move |(input, _)| Some(**input) != end).map(|(_, target)| *target)
+    }
+
+    /// One to train on, or at no `place` to evaluate. Losses are multiplied with `scale`: see [`TokenRows::scale`].
+    ///
+    /// # Errors
+    /// If a token is beyond the model's vocabulary: files of tokens alone do not say how many different ones there are.
+    pub fn make(&self, batch: data::Batch, place: Option<RunPlace>, scale: f64) -> Result<Batch, TrainError> {
+        check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), self.vocab_size)?;
+        let (t, device) = (batch.seq_len, &self.device);
+        let starts = self.end_of_text.filter(|_| self.apart).map(|end| batch.document_starts(end));
+        let documents = starts.map(|starts| Documents::new(starts, t, &self.context, device));
+        let rows = TokenRows {
+            inputs: &batch.inputs,
+            targets: &batch.targets,
+            t,
+            here: self.context.chunks(t),
+            end_of_text: self.end_of_text,
+            documents_apart: self.apart,
+            scale,
+        };
+        let depth = if place.is_some() { self.mtp_depth } else { 0 };
+        let (targets, mtp) = (Targets::next(&rows, device), MtpBatch::of_rows(&rows, depth, device));
+        let inputs_bt = Tensor::<2, Int>::from_data(TensorData::new(batch.inputs, [batch.sequences, t]), device);
+        Ok(Batch { inputs_bt: self.context.own(inputs_bt, 1), targets, micro: MicroBatch { place, documents }, mtp })
+    }
+}
+
+impl RowCounts {
+    /// What the mean over positions is multiplied with to be that over labels.
+    pub fn scale(&self) -> f64 {
+        // On a rank without rows neither counts.
+        if self.labels == self.positions { 1.0 } else { self.positions / self.labels.max(1.0) }
+    }
+}
+
+impl std::ops::AddAssign for RowCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.positions += other.positions;
+        self.labels += other.labels;
+        self.squares += other.squares;
+    }
+}
+
+/// Whether all tokens are in a vocabulary.
+pub(crate) fn check_tokens(tokens: impl Iterator<Item = u32>, vocab_size: usize) -> Result<(), TrainError> {
+    match tokens.max() {
+        Some(token) if token as usize >= vocab_size => Err(TrainError::Token { token, vocab_size }),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses to keep documents apart, or to pack them, where nothing says where they end.
+pub(crate) fn check_documents(config: &Config, data: &Prepared) -> Result<(), TrainError> {
+    let key = match (config.data.document_mask, &config.data.buckets) {
+        (true, _) => "data.document_mask",
+        (false, Some(_)) => "data.buckets",
+        (false, None) => return Ok(()),
+    };
+    match data.end_of_text() {
+        Some(_) => Ok(()),
+        None => Err(TrainError::NoEndOfText { key, data: data.name.clone() }),
+    }
+}

@@ -1,0 +1,76 @@
+//! Rows of several lengths: a run's configuration at each of them.
+//!
+//! ```text
+//! data.buckets [512, 2048], train.seq_len 2048, global_batch_size 8, micro_batch_size 2
+//!
+//! rows of 2,048    as configured                                                     8 sequences a step, 2 at once
+//! rows of 512      as many tokens, or what parallel.adaptive's table says of 512     32 sequences a step, 8 at once
+//! ```
+//!
+//! The layout is that of the longest rows.
+
+use super::validate::require;
+use super::{Config, ConfigError};
+
+impl Config {
+    /// The configuration of each length of rows, from the shortest on; the last is this one, and without `data.buckets` the only one.
+    pub(crate) fn by_length(&self) -> Vec<Self> {
+        let shorter = self.data.buckets.iter().flatten().filter(|length| **length < self.train.seq_len);
+        shorter.map(|length| self.at_length(*length)).chain([self.clone()]).collect()
+    }
+
+    fn at_length(&self, length: usize) -> Self {
+        let mut config = self.clone();
+        config.data.buckets = None;
+        let (own, table) = (&self.train, &self.parallel.adaptive);
+        let times = own.seq_len / length;
+        config.train.seq_len = length;
+        config.train.global_batch_size = own.global_batch_size.saturating_mul(times);
+        config.train.micro_batch_size = own.micro_batch_size.map(|micro| micro.saturating_mul(times));
+        let (longest, row) = (table.row(own.seq_len), table.row(length));
+        // What was given instead of the table's counts more than the table, at all lengths.
+        let (Some((longest, _)), Some((row, _))) = (longest, row) else { return config };
+        if own.global_batch_size == longest.global_batch_size {
+            config.train.global_batch_size = row.global_batch_size;
+            if own.micro_batch_size == Some(self.share().div_ceil(longest.micro_batches)) {
+                config.train.micro_batch_size = Some(config.share().div_ceil(row.micro_batches));
+            }
+        }
+        config
+    }
+
+    /// Refuses lengths in another order, and those at which something else does not fit.
+    pub(super) fn validate_buckets(&self) -> Result<(), ConfigError> {
+        let (Some(lengths), longest) = (&self.data.buckets, self.train.seq_len) else { return Ok(()) };
+        require(
+            lengths.iter().is_sorted_by(|a, b| a < b) && lengths.first().is_some_and(|length| *length > 0),
+            || {
+                format!(
+                    "data.buckets is {lengths:?}: give lengths of rows from short to long, each once, such as [512, 2048], or null"
+                )
+            },
+        )?;
+        require(lengths.last() == Some(&longest), || {
+            let last = lengths.last().copied().unwrap_or_default();
+            format!(
+                "data.buckets {lengths:?} end at {last}, and train.seq_len is {longest}: the last is the longest row, give --seq-len {last}, or \
+                 end the list with {longest}"
+            )
+        })?;
+        let mut shorter = self.by_length();
+        shorter.pop();
+        shorter
+            .iter()
+            .try_for_each(|config| config.validate_keys().map_err(|error| at_length(config.train.seq_len, error)))
+    }
+}
+
+/// Says of what does not fit at which length.
+fn at_length(length: usize, error: ConfigError) -> ConfigError {
+    match error {
+        ConfigError::Invalid(message) => {
+            ConfigError::Invalid(format!("of data.buckets, at rows of {length} tokens: {message}"))
+        }
+        other => other,
+    }
+}
