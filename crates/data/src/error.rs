@@ -134,7 +134,7 @@ pub enum DataError {
 
     #[error(
         "the training split has {}, whose documents do not fill one row of {needed} (the shortest length + 1): give a \
-         longer text, or shorter lengths",
+         longer text, or shorter rows (data.buckets)",
         count(*found, "token")
     )]
     NoRow { found: u64, needed: usize },

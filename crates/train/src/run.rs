@@ -11,7 +11,7 @@ use crate::resume::{self, Resume};
 use crate::run_folder::RunFolder;
 use crate::trainer::{self, Job, Outcome};
 use crate::units::parameter_count;
-use crate::words::{count, human};
+use crate::words::{count, human, human_count};
 use checkpoint::{Checkpoint, Folder, Index};
 use comm::RankFailure;
 use data::Buckets;
@@ -41,8 +41,18 @@ pub(crate) fn train_launched(
     }
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
-    let check =
-        |config: &Config| memory_check::check(config, launch, &devices, place.force).map_err(TrainError::Memory);
+    let check = |config: &Config| {
+        let mut scarce = None;
+        for at in config.by_length().iter().rev() {
+            let of_rows = |error| match (&config.data.buckets, at.train.seq_len) {
+                (Some(_), length) => format!("with rows of {length} tokens (data.buckets) {error}"),
+                (None, _) => error,
+            };
+            let line = memory_check::check(at, launch, &devices, place.force);
+            scarce = scarce.or(line.map_err(|error| TrainError::Memory(of_rows(error)))?);
+        }
+        Ok::<_, TrainError>(scarce)
+    };
     // Where the size is known, before a large text is made tokens.
     let known = config.model.vocab_size() > 0;
     let scarce = if known { check(&config)? } else { None };
@@ -111,6 +121,7 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         config.model.vocab_size(),
     ));
     config.describe_adaptive().iter().for_each(|line| progress.say(line));
+    say_buckets(job);
     let ParallelConfig { pp, schedule, .. } = &config.parallel;
     if *pp > 1 {
         let (micro_batches, sequences) = (config.micro_batches(), config.micro_batch_size());
@@ -139,6 +150,34 @@ fn say_what_begins(job: &Job, devices: &Devices) {
     }
     if parameters >= LARGE {
         progress.say(&format!("making the parameters on {}", count(config.parallel.gpus, "rank")));
+    }
+}
+
+/// The rows of each length, and how they are trained on.
+fn say_buckets(job: &Job) {
+    let data = &job.config.data;
+    if (data.document_mask || data.buckets.is_some()) && job.data.meta.as_ref().is_some_and(|meta| meta.documents == 1)
+    {
+        let keys = "data.document_mask and data.buckets are for several documents";
+        job.progress
+            .say(&format!("warning: {} is one document: {keys} (JSONL, Parquet, a folder of files)", job.data.name));
+    }
+    let Some(buckets) = &job.buckets else { return };
+    for (i, config) in job.config.by_length().into_iter().enumerate() {
+        let (length, rows) = (config.train.seq_len, buckets.rows(i));
+        let of = match rows {
+            0 => "none, no document is left for them".into(),
+            _ => format!(
+                "{} of {} and {}; {} a step, in {} of {} a rank",
+                human(rows),
+                human_count(buckets.documents(i), "document"),
+                human_count(buckets.cut_pieces(i), "part"),
+                config.train.global_batch_size,
+                count(config.micro_batches(), "micro-batch"),
+                config.micro_batch_size(),
+            ),
+        };
+        job.progress.say(&format!("rows of {length} tokens: {of}"));
     }
 }
 

@@ -1,4 +1,5 @@
 mod adaptive;
+mod buckets;
 mod numbers;
 mod pages;
 

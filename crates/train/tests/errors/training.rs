@@ -14,6 +14,18 @@ const CONFIGURATION: &[Mistake] = &[
         "--model gpt2 --config a.yaml",
         &["--model", "--config", "cannot be used"],
     ),
+    (
+        "documents apart in tokens that do not say where they end",
+        &[("tokens.bin", &[0; 900])],
+        "--model gpt2 --data tokens.bin --seq-len 16 --set model.vocab_size=256 --set data.document_mask=true",
+        &["data.document_mask is set, but nothing says where documents of tokens.bin end", "data.tokenizer"],
+    ),
+    (
+        "no row of the longest length",
+        &[("a.jsonl", b"{\"text\": \"abcdefghijklmnopqrstuvwxyz\"}\n{\"text\": \"abcdefghijklmnopqrstuvwxyz\"}")],
+        "--model gpt2 --data a.jsonl --seq-len 4 --set data.buckets=[64]",
+        &["data.buckets [64] end at 64, and train.seq_len is 4", "--seq-len 64"],
+    ),
     ("no such config", &[], "--config none.yaml", &["cannot read none.yaml", "check the path"]),
     ("a folder for a config", &[("a/", b"")], "--config a", &["cannot read a: Is a directory"]),
     (

@@ -5,6 +5,7 @@
 mod adaptive;
 #[path = "../common/mod.rs"]
 mod common;
+mod documents;
 mod mtp;
 mod rows;
 

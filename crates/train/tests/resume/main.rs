@@ -101,6 +101,26 @@ fn a_run_goes_on_at_other_ranks_and_under_another_strategy() {
 }
 
 #[test]
+fn a_run_of_documents_in_rows_of_several_lengths_goes_on_at_other_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let document = |i: usize| format!("{{\"text\": \"{}\"}}\n", "to be or not ".repeat(1 + i * i % 5));
+    fs::write(folder.path().join("documents.jsonl"), (0..200).map(document).collect::<String>()).unwrap();
+    let data = |arg: &&'static str| if *arg == "--data=text.txt" { "--data=documents.jsonl" } else { arg };
+    let tiny: Vec<&str> = TINY.iter().map(data).collect();
+    let documents = ["--set=data.document_mask=true", "--set=data.buckets=[8,16]", "--steps=12"];
+    let common = [&tiny, EVERY_THREE, &documents].concat();
+    let undisturbed = losses(folder.path(), &[&common], "undisturbed");
+    losses(folder.path(), &[&common, &["--gpus=2", "--set=parallel.cp=2"]], "a");
+    succeed(folder.path(), &["--resume=a/checkpoints/step-9", "--out=b", "--gpus=4", "--set=parallel.tp=2"]);
+    let all = metrics(&folder.path().join("b"));
+    for (found, expected) in values(&all, "loss").iter().zip(&undisturbed[9..]) {
+        assert!((found - expected).abs() <= 1e-5 * expected, "{found}, not {expected}");
+    }
+    let tokens = values(&all, "tokens");
+    assert_eq!((tokens.len(), tokens[2]), (3, 12.0 * 4.0 * 16.0), "each step has as many");
+}
+
+#[test]
 fn a_run_that_went_back_to_an_older_checkpoint_replaces_what_came_after_it() {
     let folder = folder_with_text();
     let first = losses(folder.path(), &[TINY, EVERY_THREE, &["--steps=8"]], "run");
