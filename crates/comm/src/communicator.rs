@@ -1,8 +1,11 @@
+use crate::error::panic_message;
 use crate::meter::Meter;
 use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, TrafficTable};
 use burn::tensor::{Device, Float, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::thread;
 use std::time::Instant;
 
 /// Tensors up to this many bytes are all-reduced in one round: N times the traffic of the long way, and half the waiting.
@@ -178,6 +181,34 @@ impl Communicator {
             return Err(self.bad_argument(collective, reason));
         }
         Ok(K::remember(payload))
+    }
+
+    /// The next `count` tensors from rank `from`, which are on their way while `work` runs.
+    ///
+    /// ```text
+    /// this thread    | work                      | join |
+    /// another one    | recv, recv, ..  |                       where messages only move while somebody asks for them
+    /// ```
+    pub fn recv_during<K: Kind, T>(
+        &self,
+        from: usize,
+        count: usize,
+        work: impl FnOnce() -> T,
+    ) -> (Result<Vec<Tensor<1, K>>, CommError>, T) {
+        let receive = || (0..count).map(|_| self.recv(from)).collect();
+        if count == 0 || self.engine.receives_unasked() {
+            let done = work();
+            return (receive(), done);
+        }
+        thread::scope(|scope| {
+            let receiving = scope.spawn(receive);
+            // A panic is not to wait here until the other thread's time is up.
+            let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+                self.abort(&format!("panicked: {}", panic_message(&*panic)));
+                resume_unwind(panic)
+            });
+            (receiving.join().unwrap_or_else(|panic| resume_unwind(panic)), done)
+        })
     }
 
     /// Returns when every rank has called it.

@@ -67,15 +67,27 @@ impl ContextParallel {
         move_rows(comm, first_error, x_btd, t, gather, scatter)
     }
 
-    /// Gives `x` to the next rank, the first one being the last one's, runs `work`, and returns what came of the one before; zeros where that fails.
-    pub fn pass<T>(&self, x_n: Tensor<1>, work: impl FnOnce() -> T) -> (Tensor<1>, T) {
-        let Some((comm, first_error)) = &self.ranks else { return (x_n, work()) };
-        let (rank, n) = (comm.rank(), comm.world_size());
-        let (shape, options) = (x_n.dims(), (x_n.device(), x_n.dtype()));
-        let zeros = || Tensor::zeros(shape, (&options.0, options.1));
-        let sent = first_error.run(|| comm.send(x_n, (rank + 1) % n).map(|()| true), || false);
-        let done = work();
-        let came = if sent { first_error.run(|| comm.recv((rank + n - 1) % n), zeros) } else { zeros() };
+    /// Gives `x` to the next rank, the first one being the last one's; returns at once.
+    pub fn send(&self, x_n: Tensor<1>) {
+        if let Some((comm, first_error)) = &self.ranks {
+            first_error.run(|| comm.send(x_n, (comm.rank() + 1) % comm.world_size()), || ());
+        }
+    }
+
+    /// Runs `work`, and returns what the rank before [`send`](Self::send)s meanwhile, in its order: as many as there are in `like`, whose zeros they are where
+    /// that fails. Nothing on a rank alone.
+    pub fn recv_during<T>(&self, like: &[&Tensor<1>], work: impl FnOnce() -> T) -> (Vec<Tensor<1>>, T) {
+        let Some((comm, first_error)) = &self.ranks else { return (vec![], work()) };
+        let (from, mut work) = ((comm.rank() + comm.world_size() - 1) % comm.world_size(), Some(work));
+        let mut done = None;
+        let receive = || {
+            let (came, of_work) = comm.recv_during(from, like.len(), work.take().expect("it runs once"));
+            done = Some(of_work);
+            came
+        };
+        let came = first_error.run(receive, || like.iter().map(|like| like.zeros_like()).collect());
+        // After a failure nothing is received, and the work is done all the same.
+        let done = done.unwrap_or_else(|| work.take().expect("it has not run")());
         (came, done)
     }
 }

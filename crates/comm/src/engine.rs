@@ -36,6 +36,11 @@ pub trait Engine: Send + Sync {
     /// The next payload from rank `from`.
     fn recv(&self, from: usize) -> Result<Payload, CommError>;
 
+    /// Whether messages come while no thread of this rank asks for them.
+    fn receives_unasked(&self) -> bool {
+        true
+    }
+
     /// A group of some of this group's ranks, given in ascending order, of which this rank is one. Every rank of the group calls it,
     /// each with its own new group; the new groups are disjoint.
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError>;

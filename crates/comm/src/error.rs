@@ -1,4 +1,5 @@
 use crate::Collective;
+use std::any::Any;
 use std::time::Duration;
 
 /// Why a collective did not happen. Ranks are numbered as in the world, also by a communicator that was split off; only the root
@@ -58,4 +59,10 @@ pub enum CommError {
 pub(crate) fn ranks(numbers: &[usize]) -> String {
     let list: Vec<String> = numbers.iter().map(ToString::to_string).collect();
     format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, list.join(", "))
+}
+
+/// What a panic that was caught says.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }

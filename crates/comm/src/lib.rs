@@ -62,7 +62,7 @@ mod timeouts;
 pub use communicator::{Communicator, all_reduce_bytes};
 pub use context_parallel::ContextParallel;
 pub use engine::{Collective, Engine, Signature};
-pub use error::CommError;
+pub use error::{CommError, panic_message};
 pub use first_error::FirstError;
 pub use local::LocalEngine;
 pub use mesh::{Axis, Mesh, MeshShape};
@@ -70,7 +70,7 @@ pub use meter::{Traffic, TrafficTable};
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
-pub use ranks::{RankFailure, panic_message, run_ranks};
+pub use ranks::{RankFailure, run_ranks};
 pub use sequence_ranks::SequenceRanks;
 pub use tensor_parallel::{Cut, Gathered, TensorParallel, part};
 pub use timeouts::{TIMEOUT, Timeouts};

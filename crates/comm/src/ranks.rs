@@ -1,7 +1,6 @@
-use crate::error::ranks;
+use crate::error::{panic_message, ranks};
 use crate::{Communicator, LocalEngine, Timeouts};
 use burn::tensor::Device;
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -132,10 +131,4 @@ pub(crate) fn run_rank<T, E: Error + 'static>(
     };
     comm.abort(&reason);
     Err(failure)
-}
-
-/// What a panic that was caught says.
-pub fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
 }

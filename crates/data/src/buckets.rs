@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(
             error,
             "the training split has 11 tokens, whose documents do not fill one row of 6 (the shortest length + 1): give \
-             a longer text, or shorter lengths"
+             a longer text, or shorter rows (data.buckets)"
         );
         assert_eq!(buckets("a.bcd.......", &[5, 9]).unwrap().rows(0), 1);
     }

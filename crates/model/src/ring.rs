@@ -1,11 +1,11 @@
 //! Attention whose keys and values are spread over ranks (Ring Attention, arXiv 2310.01889).
 //!
 //! ```text
-//! step        rank 0                rank 1                rank 2             messages go to the next rank while a rank computes with the one it has
+//! step        rank 0                rank 1                rank 2             a message goes to the next rank while this one computes with it
 //! 0           q0 with message 0     q1 with message 1     q2 with message 2
 //! 1           q0 with message 2     q1 with message 0     q2 with message 1
 //! 2           q0 with message 1     q1 with message 2     q2 with message 0
-//! backward    the same, and with each message goes its gradient, one step more: home
+//! backward    the same, and behind each message goes its gradient, while the next step is computed, and one step more: home
 //! ```
 //!
 //! A message is what keys and values are made of: they themselves, or the latents and the rotated key. What its keys add to a query is put together by
@@ -91,10 +91,12 @@ impl Ring {
                     sums[chunks[0].0] = Some(merged(sums[chunks[0].0].take(), sum));
                 }
             };
-            match step + 1 < n {
-                true => message = self.cp.pass(message, work).0,
-                false => work(),
+            let others = usize::from(step + 1 < n);
+            if others > 0 {
+                self.cp.send(message.clone());
             }
+            let came = self.cp.recv_during(&[&message][..others], work).0;
+            message = came.into_iter().next().unwrap_or(message);
         }
         let (y, l): (Vec<_>, Vec<_>) = sums.into_iter().map(|sum| sum.expect("a query sees itself")).unzip();
         (Tensor::cat(y, 1), Tensor::cat(l, 2))
@@ -105,10 +107,11 @@ impl Ring {
         let (shape, n) = (own.dims(), self.cp.size());
         let mut d_q: Vec<Option<Tensor<4>>> = vec![None; 2];
         let mut d_weight = None::<Tensor<2>>;
-        let (mut message, mut d_message) = (flat(own.clone()), None::<Tensor<1>>);
+        let mut message = flat(own.clone());
+        let mut d_message = message.clone(); // of which only shape and dtype count before the first step
         for step in 0..n {
             let here = message.clone().reshape(shape);
-            let mut work = || {
+            let work = || {
                 let [k, v] = self.keys.of(here.clone());
                 let (mut d_k, mut d_v) = (vec![None::<Tensor<4>>; 2], vec![None::<Tensor<4>>; 2]);
                 for (chunks, part) in self.parts(step, shape[1]) {
@@ -130,20 +133,26 @@ impl Ring {
                 let gradients = [whole(d_k, &k), whole(d_v, &v)].map(|gradient| gradient.cast(k.dtype()));
                 self.keys.back(here.clone(), gradients)
             };
-            let (of_message, of_weight);
-            (message, (of_message, of_weight)) = match step + 1 < n {
-                true => self.cp.pass(message, work),
-                false => (message, work()),
-            };
+            // The gradient of the message at hand, as far as the ranks before have added to it, and the next message.
+            let likes = [(step > 0).then_some(&d_message), (step + 1 < n).then_some(&message)];
+            if step + 1 < n {
+                self.cp.send(message.clone());
+            }
+            let likes: Vec<&Tensor<1>> = likes.into_iter().flatten().collect();
+            let (came, (of_message, of_weight)) = self.cp.recv_during(&likes, work);
+            let mut came = came.into_iter();
             if let Some(of_weight) = of_weight {
                 d_weight = Some(d_weight.map_or(of_weight.clone(), |sum| sum + of_weight));
             }
-            let sum = d_message.map_or(flat(of_message.clone()), |sum| sum + flat(of_message));
-            d_message = Some(self.cp.pass(sum, || ()).0);
+            let of_message = flat(of_message);
+            d_message = if step > 0 { came.next().expect("it was waited for") + of_message } else { of_message };
+            message = came.next().unwrap_or(message);
+            self.cp.send(d_message.clone());
         }
+        let home = self.cp.recv_during(&[&d_message], || ()).0.remove(0);
         let d_q = Tensor::cat(d_q.into_iter().map(|half| half.expect("a query sees itself")).collect(), 2);
         let d_weight = d_weight.map_or_else(|| Tensor::zeros([0], &q.device()), flat);
-        [flat(d_q), d_message.expect("there is a step"), d_weight]
+        [flat(d_q), home, d_weight]
     }
 
     /// Those of these queries.

@@ -278,6 +278,11 @@ impl Engine for MpiEngine {
         Ok(self.payload(bytes, len, dtype))
     }
 
+    /// MPI moves large messages inside of its calls only.
+    fn receives_unasked(&self) -> bool {
+        false
+    }
+
     /// The new groups share the first number that is free on all ranks: they are disjoint, so no two ranks have it in common twice.
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
         let headers = self.meet(&Signature { collective: Collective::Barrier, len: None, dtype: None }, &[])?;
