@@ -38,12 +38,25 @@ install_tools() {
     echo "${packages[*]}" >"$tools/packages"
 }
 
+# As many of the tests' programs at once as there are cores: most of their time CubeCL compiles kernels, on one thread, and cargo runs one program
+# after another. What one prints is shown when it has ended.
+run_tests() {
+    local built=(cargo test "${both[@]}" --test 'cube*' --no-run) executables
+    "${built[@]}"
+    executables='import json, sys
+lines = map(json.loads, sys.stdin)
+print(*(line["executable"] for line in lines if "test" in line.get("target", {}).get("kind", []) and line.get("executable")), sep="\n")'
+    "${built[@]}" --quiet --message-format=json | python3 -c "$executables" >"$work/programs"
+    [[ -s $work/programs ]] || fail "there are no tests of kernels"
+    xargs --max-procs="$(nproc)" --max-args=1 bash -c 'out=$("$0" 2>&1); code=$?; printf "%s: %s\n" "${0##*/}" "$out"; exit "$code"' <"$work/programs"
+}
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 bash scripts/install-llvm.sh
 install_tools
 say "testing the kernels on the CPU"
-cargo test "${both[@]}" --test 'cube*'
+run_tests
 say "compiling the kernels"
 cargo build --quiet "${both[@]}" --example compile_kernels
 # In CUDA_PATH, LLVM finds `exp` and its like.

@@ -22,7 +22,7 @@ use crate::{Batch, DataError, Dataset};
 /// fits is filled with the begin of the shortest one, whose rest is packed later and begins with the last token used.
 ///
 /// So there is no padding, and every token that has a next one in its document is an input once, in the row of one
-/// bucket. Left out are, if they fill no row, the last of the shortest documents, and the last tokens of a split that
+/// bucket. Short documents fill up rows of longer ones first. Left out are documents of an end-of-text token alone, and, if they fill no row, the last of the shortest documents, and the last tokens of a split that
 /// ends amid a document. Which rows there are depends on tokens and lengths alone.
 #[derive(Debug, Clone)]
 pub struct Buckets {
@@ -58,11 +58,6 @@ impl Buckets {
         Ok(Self { tokens, lengths: lengths.into(), rows })
     }
 
-    /// Inputs of a row of each bucket, ascending.
-    pub fn lengths(&self) -> &[usize] {
-        &self.lengths
-    }
-
     /// Number of rows in a bucket.
     pub fn rows(&self, bucket: usize) -> usize {
         self.rows[bucket].len()
@@ -78,45 +73,70 @@ impl Buckets {
         self.rows[bucket].pieces().len() - self.documents(bucket)
     }
 
-    /// Number of inputs in all rows.
-    pub fn tokens(&self) -> u64 {
-        self.lengths.iter().zip(&self.rows).map(|(&length, rows)| length as u64 * rows.len() as u64).sum()
-    }
-
-    /// How many steps an epoch has where a step of bucket `i` has `batch[i]` sequences: as many of each bucket as its
-    /// rows fill, at least one of a bucket that has any.
-    ///
-    /// # Panics
-    /// See [`step`](Self::step).
-    pub fn epoch_steps(&self, batch: &[usize]) -> u64 {
-        self.steps_of_buckets(batch).sum()
-    }
-
     /// What step `step`, counted from the start of the run with this seed, trains on, where a step of bucket `i` has
     /// `batch[i]` sequences.
     ///
     /// ```text
-    /// epoch 0   step 0 = bucket 1, rows 7 2   1 = bucket 0, rows 5 0 3 9   2 = bucket 1, rows 4 1   ...
+    /// bucket 0   rows 5 0 3 | 9 1 7 | 2 8 6 | 4 .         each time in another order, and without a gap from one to the next
+    /// bucket 1   rows 7 2 | 4 1 | 0 .
+    /// step       0 = bucket 1, rows 7 2    1 = bucket 0, rows 5 0 3    2 = bucket 0, rows 9 1 7    3 = bucket 1, rows 4 1   ...
     /// ```
     ///
-    /// Buckets come mixed, and so do the rows of a bucket, in an order that is a function of (`seed`, epoch) alone. A row
-    /// comes at most once in an epoch, unless its bucket has fewer rows than a step.
+    /// A bucket's rows come one after another, all of them before one comes again, whatever the sizes of batches. In the time of an
+    /// epoch each bucket has so many steps as its rows fill, and where they fill a part of one, it waits for the next epochs' rows.
+    /// The steps of an epoch come mixed. All orders are functions of (`seed`, epoch) alone.
     ///
     /// # Panics
     /// If `batch` does not have a number for each bucket, at least 1 for each that has rows.
     pub fn step(&self, seed: u64, step: u64, batch: &[usize]) -> Step {
-        let all = self.epoch_steps(batch);
-        let epoch = step / all;
-        let mut number = Epoch::new(seed, epoch, all, 1).window(step % all);
-        let (mut bucket, mut steps) = (0, self.steps_of_buckets(batch));
-        while let Some(before) = steps.next().filter(|&steps| steps <= number) {
-            number -= before;
+        let epoch = self.epoch(step, batch);
+        let (first, all) = (self.steps(epoch, batch), self.steps(epoch + 1, batch));
+        let steps = (all - first) as u64;
+        let mut number = u128::from(Epoch::new(seed, epoch as u64, steps, 1).window((u128::from(step) - first) as u64));
+        let mut bucket = 0;
+        // The steps that each bucket has in this epoch, and those that it had before.
+        let (before, sequences) = loop {
+            let before = self.steps_of_bucket(bucket, epoch, batch);
+            let here = self.steps_of_bucket(bucket, epoch + 1, batch) - before;
+            if number < here {
+                break (before, batch[bucket] as u128);
+            }
+            number -= here;
             bucket += 1;
+        };
+        let (rows, seed) = (self.rows(bucket) as u128, mix(seed ^ mix(bucket as u64 + 1)));
+        let first = (before + number) * sequences;
+        let row = |index: u128| {
+            Epoch::new(seed, (index / rows) as u64, rows as u64, 1).window((index % rows) as u64) as usize
+        };
+        Step { bucket, rows: (first..first + sequences).map(row).collect() }
+    }
+
+    /// The epoch that a step is of.
+    fn epoch(&self, step: u64, batch: &[usize]) -> u128 {
+        assert_eq!(batch.len(), self.lengths.len(), "a batch size for each bucket");
+        let (step, mut low, mut high) = (u128::from(step), 0, 1);
+        while self.steps(high, batch) <= step {
+            (low, high) = (high, high * 2);
         }
-        let (rows, sequences) = (self.rows(bucket) as u64, batch[bucket] as u64);
-        let order = Epoch::new(mix(seed ^ mix(bucket as u64 + 1)), epoch, rows, 1);
-        let rows = (number * sequences..(number + 1) * sequences).map(|index| order.window(index % rows) as usize);
-        Step { bucket, rows: rows.collect() }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if self.steps(middle, batch) <= step { low = middle } else { high = middle }
+        }
+        low
+    }
+
+    /// Steps of all buckets before an epoch.
+    fn steps(&self, epoch: u128, batch: &[usize]) -> u128 {
+        (0..self.lengths.len()).map(|bucket| self.steps_of_bucket(bucket, epoch, batch)).sum()
+    }
+
+    /// Steps of a bucket before an epoch.
+    fn steps_of_bucket(&self, bucket: usize, epoch: u128, batch: &[usize]) -> u128 {
+        match self.rows(bucket) {
+            0 => 0,
+            rows => epoch * rows as u128 / batch[bucket] as u128,
+        }
     }
 
     /// Part `sequences` of the batch of `step`: what a rank computes, or a micro-batch.
@@ -133,16 +153,6 @@ impl Buckets {
             batch.push(&row);
         }
         batch
-    }
-
-    /// Steps that an epoch has of each bucket.
-    fn steps_of_buckets(&self, batch: &[usize]) -> impl Iterator<Item = u64> {
-        assert_eq!(batch.len(), self.lengths.len(), "a batch size for each bucket");
-        let steps = |(rows, &sequences): (&Rows, &usize)| match rows.len() {
-            0 => 0,
-            rows => (rows / sequences).max(1) as u64,
-        };
-        self.rows.iter().zip(batch).map(steps)
     }
 }
 
@@ -174,25 +184,21 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn an_epoch_has_every_batch_of_every_bucket_once(
-            lens in prop::collection::vec(0usize..40, 5..80), seed: u64, epoch in 0u64..1 << 40,
-            batch in [1usize..6, 1usize..6, 1usize..6],
+        fn each_row_comes_before_any_of_its_bucket_comes_again_and_buckets_by_what_they_have(
+            lens in prop::collection::vec(0usize..40, 5..80), seed: u64, epochs in 1u128..9,
+            batch in [1usize..12, 1usize..12, 1usize..12],
         ) {
             let buckets = buckets(&(documents(&lens) + "zzzz."), &LENGTHS).unwrap();
-            let mut visited = vec![vec![]; 3];
-            let steps = buckets.epoch_steps(&batch);
-            for step in epoch * steps..(epoch + 1) * steps {
-                let step = buckets.step(seed, step, &batch);
+            let mut visits = [0, 1, 2].map(|bucket| vec![0usize; buckets.rows(bucket)]);
+            for step in 0..buckets.steps(epochs, &batch) {
+                let step = buckets.step(seed, step as u64, &batch);
                 prop_assert_eq!(step.rows.len(), batch[step.bucket]);
-                visited[step.bucket].extend(step.rows);
+                step.rows.into_iter().for_each(|row| visits[step.bucket][row] += 1);
             }
-            for (bucket, mut visited) in visited.into_iter().enumerate() {
-                let (rows, sequences, visits) = (buckets.rows(bucket), batch[bucket], visited.len());
-                visited.sort_unstable();
-                visited.dedup();
-                prop_assert_eq!(visits, if rows < sequences { sequences * rows.min(1) } else { rows - rows % sequences });
-                prop_assert_eq!(visited.len(), visits.min(rows));
-                prop_assert!(visited.into_iter().all(|row| row < rows));
+            for (bucket, visits) in visits.into_iter().enumerate() {
+                let (rows, all) = (buckets.rows(bucket), visits.iter().sum::<usize>());
+                prop_assert_eq!(all, epochs as usize * rows / batch[bucket] * batch[bucket]);
+                prop_assert!(visits.iter().all(|&times| times == all / rows || times == all.div_ceil(rows)));
             }
         }
 
@@ -218,8 +224,8 @@ mod tests {
             let text = documents(&Vec::from_iter((0..1000).map(|i| i * i % 37)));
             let [one, other] = [buckets(&text, &LENGTHS).unwrap(), buckets(&text, &LENGTHS).unwrap()];
             let batch = [4, 2, 1];
-            let order = |buckets: &Buckets, seed: u64, epoch| {
-                let first = epoch * buckets.epoch_steps(&batch);
+            let order = |buckets: &Buckets, seed: u64, epoch: u64| {
+                let first = buckets.steps(epoch.into(), &batch) as u64;
                 Vec::from_iter((first..first + 30).map(|step| buckets.step(seed, step, &batch)))
             };
             prop_assert_eq!(order(&one, seed, epoch), order(&other, seed, epoch));
@@ -243,7 +249,7 @@ mod tests {
         assert_eq!(rows(0), ["eeee.", "bbb.d", "cc.d."]);
         assert_eq!([0, 1, 2].map(|bucket| buckets.documents(bucket)), [3, 1, 0]);
         assert_eq!([0, 1, 2].map(|bucket| buckets.cut_pieces(bucket)), [2, 2, 0]);
-        assert_eq!((buckets.tokens(), buckets.rows(2)), (28, 0));
+        assert_eq!(buckets.rows(2), 0);
     }
 
     #[test]

@@ -49,6 +49,12 @@ impl Rows {
         &self.pieces[start..self.ends[row]]
     }
 
+    /// Gives back memory that is not used.
+    fn shrink(&mut self) {
+        self.pieces.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+
     fn push(&mut self, row: &[Piece]) {
         self.pieces.extend_from_slice(row);
         self.ends.push(self.pieces.len());
@@ -65,6 +71,7 @@ pub fn pack(tokens: &Tokens, lengths: &[usize], end_of_text: i32, progress: bool
     for bucket in (0..lengths.len()).rev() {
         tail = packing.cut_rows(bucket, tail, false);
     }
+    packing.rows.iter_mut().for_each(Rows::shrink);
     packing.rows
 }
 

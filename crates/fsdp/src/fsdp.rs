@@ -154,8 +154,8 @@ impl<B: 'static> Fsdp<B> {
         self.train_step_with(micro_batches, &vec![1.0; micro_batches.len()], lr, |_| Ok(()))
     }
 
-    /// [`train_step`](Self::train_step) of micro-batches that count by `weights`, the numbers of their labels: the loss is the mean over all
-    /// labels of all ranks, and a rank with fewer micro-batches than others gives some of weight 0. Calls `before_step` when all gradients
+    /// [`train_step`](Self::train_step) of micro-batches that count by `weights`, such as the numbers of their sequences: the loss is the weighted mean over
+    /// all ranks, and a rank with fewer micro-batches than others gives some of weight 0. Calls `before_step` when all gradients
     /// are there, unless the step is skipped: the place for [`add_to_parameter`](Self::add_to_parameter).
     ///
     /// # Errors

@@ -40,11 +40,13 @@ impl Targets {
 
     /// The next tokens of these rows. Where there is none, a loss is 0, whatever of.
     pub fn next(rows: &TokenRows<'_>, device: &Device) -> Self {
-        let all = !rows.documents_apart;
-        Self::ahead(rows, 0, device).map_or_else(
-            || Self { places_n: Some(ints(vec![0], device)), tokens_n: ints(vec![0], device), share: 0.0 },
-            |targets| if all { Self { places_n: None, ..targets } } else { targets },
-        )
+        if !rows.documents_apart {
+            let of_row = |targets: &[i32]| rows.here.iter().cloned().flatten().map(|i| targets[i]).collect::<Vec<_>>();
+            let tokens = rows.targets.chunks_exact(rows.t).flat_map(of_row).collect();
+            return Self { places_n: None, tokens_n: ints(tokens, device), share: 1.0 };
+        }
+        let none = || Self { places_n: Some(ints(vec![0], device)), tokens_n: ints(vec![0], device), share: 0.0 };
+        Self::ahead(rows, 0, device).unwrap_or_else(none)
     }
 
     /// The tokens `k` behind the next ones, None where no position has one: `x_{i+k+1}` at position `i`, if the row goes as far, and none of the tokens between

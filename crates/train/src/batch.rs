@@ -73,18 +73,36 @@ impl BatchMaker {
         }
     }
 
-    /// The tokens of some rows that are predicted.
-    pub fn predicted(&self, batch: &data::Batch) -> impl Iterator<Item = i32> {
+    /// The targets of some rows, and whether each is one to be predicted.
+    pub fn targets(&self, batch: &data::Batch) -> impl Iterator<Item = (i32, bool)> {
         let end = self.end_of_text.filter(|_| self.apart);
         let both = batch.inputs.iter().zip(&batch.targets);
-        both.filter(move |(input, _)| Some(**input) != end).map(|(_, target)| *target)
+        both.map(move |(input, target)| (*target, Some(*input) != end))
     }
 
-    /// One to train on, or at no `place` to evaluate. Losses are multiplied with `scale`: see [`TokenRows::scale`].
+    /// One to train on, which leaves no trace where it has no `place`. Losses are multiplied with `scale`: see [`TokenRows::scale`].
     ///
     /// # Errors
     /// If a token is beyond the model's vocabulary: files of tokens alone do not say how many different ones there are.
-    pub fn make(&self, batch: data::Batch, place: Option<RunPlace>, scale: f64) -> Result<Batch, TrainError> {
+    pub fn for_training(&self, batch: data::Batch, place: Option<RunPlace>, scale: f64) -> Result<Batch, TrainError> {
+        self.make(batch, place, scale, self.mtp_depth)
+    }
+
+    /// One to evaluate.
+    ///
+    /// # Errors
+    /// As [`for_training`](Self::for_training).
+    pub fn for_evaluation(&self, batch: data::Batch) -> Result<Batch, TrainError> {
+        self.make(batch, None, 1.0, 0)
+    }
+
+    fn make(
+        &self,
+        batch: data::Batch,
+        place: Option<RunPlace>,
+        scale: f64,
+        mtp_depth: usize,
+    ) -> Result<Batch, TrainError> {
         check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), self.vocab_size)?;
         let (t, device) = (batch.seq_len, &self.device);
         let starts = self.end_of_text.filter(|_| self.apart).map(|end| batch.document_starts(end));
@@ -98,8 +116,7 @@ impl BatchMaker {
             documents_apart: self.apart,
             scale,
         };
-        let depth = if place.is_some() { self.mtp_depth } else { 0 };
-        let (targets, mtp) = (Targets::next(&rows, device), MtpBatch::of_rows(&rows, depth, device));
+        let (targets, mtp) = (Targets::next(&rows, device), MtpBatch::of_rows(&rows, mtp_depth, device));
         let inputs_bt = Tensor::<2, Int>::from_data(TensorData::new(batch.inputs, [batch.sequences, t]), device);
         Ok(Batch { inputs_bt: self.context.own(inputs_bt, 1), targets, micro: MicroBatch { place, documents }, mtp })
     }

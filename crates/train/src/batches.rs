@@ -57,14 +57,14 @@ impl Batches {
         self.portions.last().expect("there is a length").micro_batch_size
     }
 
-    /// Which of the lengths of rows, from the shortest on, the step after `steps` steps has.
-    pub fn length(&self, steps: usize) -> usize {
-        self.step(steps).map_or(0, |step| step.bucket)
+    /// Which of the lengths of rows, counted from the shortest on, the step after `steps` steps has.
+    pub fn bucket(&self, steps: usize) -> usize {
+        self.buckets.as_ref().map_or(0, |buckets| buckets.step(self.seed, steps as u64, &self.batch_sizes()).bucket)
     }
 
     /// Tokens of the step after `steps` steps, on all ranks.
     pub fn step_tokens(&self, steps: usize) -> usize {
-        let Portion { global_batch_size, seq_len, .. } = self.portions[self.length(steps)];
+        let Portion { global_batch_size, seq_len, .. } = self.portions[self.bucket(steps)];
         global_batch_size * seq_len
     }
 
@@ -72,7 +72,7 @@ impl Batches {
     /// gradients are then added in the same order on any number of ranks. Where they do not come out even, the last one is smaller, and
     /// ranks that have one fewer than others compute a first row again, which does not count: all take part in all collectives.
     pub fn rows(&self, steps: usize) -> Vec<Rows> {
-        let Portion { micro_batch_size: micro, global_batch_size: batch, .. } = self.portions[self.length(steps)];
+        let Portion { micro_batch_size: micro, global_batch_size: batch, .. } = self.portions[self.bucket(steps)];
         let micro_batch = |round: usize| match (round * self.ranks + self.rank) * micro {
             first if first < batch => Rows { rows: first as u64..(first + micro).min(batch) as u64, count: true },
             _ => Rows { rows: 0..1, count: false },
@@ -94,8 +94,11 @@ impl Batches {
     }
 
     fn step(&self, steps: usize) -> Option<Step> {
-        let batch: Vec<usize> = self.portions.iter().map(|portion| portion.global_batch_size).collect();
-        Some(self.buckets.as_ref()?.step(self.seed, steps as u64, &batch))
+        Some(self.buckets.as_ref()?.step(self.seed, steps as u64, &self.batch_sizes()))
+    }
+
+    fn batch_sizes(&self) -> Vec<usize> {
+        self.portions.iter().map(|portion| portion.global_batch_size).collect()
     }
 
     /// The first one of the step after `steps` steps, in the data's order.

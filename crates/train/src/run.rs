@@ -68,12 +68,11 @@ pub(crate) fn train_launched(
     let scarce = if known { scarce } else { check(&config)? };
     config.data = config.data.with_absolute_paths();
     let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
-    let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
-
     let buckets = match (&config.data.buckets, prepared.end_of_text()) {
         (Some(lengths), Some(end)) => Some(Arc::new(Buckets::new(&dataset, lengths, end, launch.has_rank_0())?)),
         _ => None,
     };
+    let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
 
     let done = resume.as_ref().map_or(0, Resume::step);
     let progress = if launch.has_rank_0() { Progress::new(config.train.steps, done) } else { Progress::silent() };
@@ -156,28 +155,29 @@ fn say_what_begins(job: &Job, devices: &Devices) {
 /// The rows of each length, and how they are trained on.
 fn say_buckets(job: &Job) {
     let data = &job.config.data;
-    if (data.document_mask || data.buckets.is_some()) && job.data.meta.as_ref().is_some_and(|meta| meta.documents == 1)
-    {
-        let keys = "data.document_mask and data.buckets are for several documents";
-        job.progress
-            .say(&format!("warning: {} is one document: {keys} (JSONL, Parquet, a folder of files)", job.data.name));
+    let keys = [("data.document_mask", data.document_mask), ("data.buckets", data.buckets.is_some())];
+    let keys: Vec<&str> = keys.into_iter().filter_map(|(key, given)| given.then_some(key)).collect();
+    if !keys.is_empty() && job.data.meta.as_ref().is_some_and(|meta| meta.documents == 1) {
+        let (name, keys) = (&job.data.name, keys.join(" and "));
+        job.progress.say(&format!(
+            "warning: {name} is one document, and {keys} for several (JSONL, Parquet, a folder of files)"
+        ));
     }
     let Some(buckets) = &job.buckets else { return };
     for (i, config) in job.config.by_length().into_iter().enumerate() {
         let (length, rows) = (config.train.seq_len, buckets.rows(i));
         let of = match rows {
-            0 => "none, no document is left for them".into(),
+            0 => "no document is left for them".into(),
             _ => format!(
-                "{} of {} and {}; {} a step, in {} of {} a rank",
-                human(rows),
+                "{} whole and {} of others; {} a step, in {} of {} a rank",
                 human_count(buckets.documents(i), "document"),
                 human_count(buckets.cut_pieces(i), "part"),
-                config.train.global_batch_size,
+                count(config.train.global_batch_size, "row"),
                 count(config.micro_batches(), "micro-batch"),
                 config.micro_batch_size(),
             ),
         };
-        job.progress.say(&format!("rows of {length} tokens: {of}"));
+        job.progress.say(&format!("{} of {}: {of}", human_count(rows, "row"), count(length, "token")));
     }
 }
 

@@ -221,7 +221,7 @@ impl<'a> Trainer<'a> {
         for (Rows { rows, count }, tokens) in rows {
             let place = RunPlace { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
             let place = Some(place).filter(|_| count); // what does not count leaves no trace
-            micro_batches.push(self.maker.make(tokens, place, counts.scale())?);
+            micro_batches.push(self.maker.for_training(tokens, place, counts.scale())?);
             weights.push(if count { (rows.end - rows.start) as f64 } else { 0.0 });
         }
         Ok(Next { micro_batches, weights, counts, waited })

@@ -18,7 +18,7 @@
 //!
 //! Where a row holds several documents, none of which sees another, `starts`, `[b, t]`, are the first keys that queries see: `j >= starts[i]` is asked too.
 //! They never fall along a sequence; tiles of keys that come before those of all queries of a tile are skipped, so that the work is the sum of the documents'
-//! squares. A query that sees no key has the result 0, and an `l` of -1e30.
+//! squares; rows then have the same bits where the same documents lie before them. A query that sees no key has the result 0, and an `l` of -1e30.
 //!
 //! ```text
 //! starts     0 0 0 3 3 5 5 5         three documents in a row of 8

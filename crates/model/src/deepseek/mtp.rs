@@ -4,7 +4,7 @@
 //! ```text
 //! h^0_i = norm(blocks(x)_i)                                             what the head predicts x_{i+1} from
 //! h^k_i = norm_k(block_k([enorm_k(Emb(x_{i+k})) | hnorm_k(h^{k-1}_i)] eh_proj_k)_i)            k = 1 .. depth
-//! L_k   = -1/T sum_i log P(x_{i+k+1} | h^k_i)                           over the i of T that have a target; the others count as 0
+//! L_k   = -1/T sum_i log P(x_{i+k+1} | h^k_i)                           over the i that have a target; T: those that have a next token, x_{i+1}
 //! L     = L_main + coef / depth sum_k L_k
 //! ```
 //!

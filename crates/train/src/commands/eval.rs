@@ -114,6 +114,11 @@ fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
     let bytes = prepared.tokenizer.as_ref().map(TextBytes::new);
     let Measured { nats, predicted, bytes } =
         measure(saved, &dataset, seq_len, args.batch, (prepared.end_of_text(), bytes))?;
+    if predicted == 0 {
+        let problem =
+            "no position has a token to predict in its document (data.document_mask of the run): give other text";
+        return Err(EvalError::Invalid(format!("{what}: {problem}")));
+    }
     let loss = nats / predicted as f64;
     say(&format!("{what}: {} predicted, in windows of {seq_len}", count(predicted, "token")));
     say(&format!("loss {loss:.4} nats per token"));
@@ -146,8 +151,8 @@ fn measure(
     for first in (0..windows).step_by(batch) {
         let window = dataset.val_batch(first..windows.min(first + batch), seq_len);
         let (sequences, counts) = (window.sequences, maker.count(&window));
-        bytes.iter_mut().for_each(|bytes| bytes.add(maker.predicted(&window)));
-        let window = maker.make(window, None, 1.0)?;
+        bytes.iter_mut().for_each(|bytes| bytes.add(maker.targets(&window)));
+        let window = maker.for_evaluation(window)?;
         let loss = model.head_loss(model.hidden_of(window.inputs_bt, &window.micro), window.targets);
         nats += f64::from(loss.into_scalar::<f32>()) * counts.positions;
         predicted += counts.labels;
@@ -163,29 +168,59 @@ fn is_same(a: &str, b: &str) -> bool {
     a == b || matches!((real(a), real(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Counts the bytes of text that tokens stand for; the end of a text is none.
+/// Counts the bytes of text that tokens stand for; the end of a text is none. Of a character those tokens count that are predicted.
 struct TextBytes {
     decoder: Decoder,
     end: Option<u32>,
-    bytes: usize,
+    /// Tokens of the character that is not whole yet, and how many of them are predicted.
+    waiting: [usize; 2],
+    bytes: f64,
 }
 
 impl TextBytes {
     fn new(tokenizer: &Tokenizer) -> Self {
-        Self { decoder: tokenizer.decoder(), end: tokenizer.eot(), bytes: 0 }
+        Self { decoder: tokenizer.decoder(), end: tokenizer.eot(), waiting: [0; 2], bytes: 0.0 }
     }
 
-    fn add(&mut self, tokens: impl Iterator<Item = i32>) {
-        let of_text = tokens.map(|token| token as u32).filter(|token| Some(*token) != self.end);
-        self.bytes += of_text.map(|token| self.decoder.push(token).len()).sum::<usize>();
+    /// Tokens that follow those before, each with whether it is predicted.
+    fn add(&mut self, tokens: impl Iterator<Item = (i32, bool)>) {
+        for (token, predicted) in tokens.filter(|(token, _)| Some(*token as u32) != self.end) {
+            self.waiting = [self.waiting[0] + 1, self.waiting[1] + usize::from(predicted)];
+            let text = self.decoder.push(token as u32);
+            if !text.is_empty() {
+                self.bytes += text.len() as f64 * self.share();
+                self.waiting = [0; 2];
+            }
+        }
+    }
+
+    fn share(&self) -> f64 {
+        self.waiting[1] as f64 / self.waiting[0].max(1) as f64
     }
 
     fn finish(self) -> usize {
-        self.bytes + self.decoder.finish().len()
+        let share = self.share();
+        (self.bytes + self.decoder.finish().len() as f64 * share).round() as usize
     }
 }
 
 fn progress(len: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  eta {eta}").expect("a valid template");
     ProgressBar::new(len).with_style(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_count_by_what_is_predicted_of_a_character() {
+        let mut bytes = TextBytes::new(&Tokenizer::byte());
+        // "aé.é€": of the second "é" the first byte begins a document, and is not predicted; 0 ends one.
+        let unpredicted = [(0xC3, false)];
+        let all = |tokens: &'static [i32]| tokens.iter().map(|token| (*token, true));
+        bytes.add(all(&[0x61, 0xC3, 0xA9, 0]).chain(unpredicted).chain(all(&[0xA9, 0xE2, 0x82])));
+        bytes.add(all(&[0xAC]));
+        assert_eq!(bytes.finish(), 1 + 2 + 1 + 3);
+    }
 }

@@ -23,10 +23,12 @@ impl Config {
         let mut config = self.clone();
         config.data.buckets = None;
         let (own, table) = (&self.train, &self.parallel.adaptive);
-        let times = own.seq_len / length;
+        // As many tokens, to half a row.
+        let rows =
+            |of_longest: usize| ((of_longest as f64 * own.seq_len as f64 / length as f64).round() as usize).max(1);
         config.train.seq_len = length;
-        config.train.global_batch_size = own.global_batch_size.saturating_mul(times);
-        config.train.micro_batch_size = own.micro_batch_size.map(|micro| micro.saturating_mul(times));
+        config.train.global_batch_size = rows(own.global_batch_size);
+        config.train.micro_batch_size = own.micro_batch_size.map(rows);
         let (longest, row) = (table.row(own.seq_len), table.row(length));
         // What was given instead of the table's counts more than the table, at all lengths.
         let (Some((longest, _)), Some((row, _))) = (longest, row) else { return config };
@@ -69,6 +71,7 @@ impl Config {
 fn at_length(length: usize, error: ConfigError) -> ConfigError {
     match error {
         ConfigError::Invalid(message) => {
+            let message = message.replace("train.seq_len", "the length").replace("--seq-len", "in data.buckets");
             ConfigError::Invalid(format!("of data.buckets, at rows of {length} tokens: {message}"))
         }
         other => other,

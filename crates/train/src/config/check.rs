@@ -129,7 +129,7 @@ fn takes(model_type: &str, path: &[&str], value: &Value) -> String {
         "boolean" => "true or false",
         "string" => "a string",
         "object" => "a section, with keys and values below it",
-        "array" => "a list of whole numbers, such as [4, 4]",
+        "array" => "a list of whole numbers, such as [2, 4]",
         "rows" => "a list of rows, such as [{up_to: 512, micro_batches: 16, global_batch_size: 32, tp: 1, activation_checkpointing: none}]",
         other => other,
     });

@@ -176,8 +176,9 @@ pub struct DataConfig {
     /// Whether documents that share a row are apart: none attends to another, positions begin anew in each, and nothing is predicted across their border. The data
     /// must have an end-of-text token.
     pub document_mask: bool,
-    /// Lengths of rows, from short to `train.seq_len`, into which documents are packed, each into the shortest that holds it; every step has rows of one length, and as
-    /// many tokens as at `train.seq_len`, or the batch that `parallel.adaptive` has for it. Null: windows of `train.seq_len`, wherever documents end.
+    /// Lengths of rows, from short to `train.seq_len`, into which documents are packed: the longest left opens the shortest row that holds it, and shorter ones fill it up.
+    /// Every step has rows of one length, and about as many tokens as at `train.seq_len`, or the batch that `parallel.adaptive` has for it. Null: windows of `train.seq_len`,
+    /// wherever documents end.
     pub buckets: Option<Vec<usize>>,
 }
 
@@ -227,7 +228,7 @@ impl DataConfig {
 pub struct TrainConfig {
     /// Optimizer steps. Flag: `--steps`.
     pub steps: usize,
-    /// Sequences per optimizer step, over all ranks, which share them as evenly as can be. Flag: `--batch-size`.
+    /// Sequences per optimizer step, over all ranks, which take its micro-batches in turn. Flag: `--batch-size`.
     pub global_batch_size: usize,
     /// Sequences a rank computes at once of its share of the global batch, over which gradients are accumulated; the whole share if that
     /// is smaller, or if this is null, but in a pipeline as many as make four micro-batches a stage.

@@ -66,7 +66,7 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
             let tokens = |ahead| (0..sequences * T).map(|at| ((at + first_row) * 5 + ahead) as i32 % 11).collect();
             let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences, seq_len: T };
             let place = RunPlace { seed: 1, step: 0, first_row: first_row as u64 };
-            maker.make(batch, Some(place), 1.0).unwrap()
+            maker.for_training(batch, Some(place), 1.0).unwrap()
         };
         let batches: Vec<Batch> = (0..count).map(batch).collect();
         fsdp.train_step(&batches, 1e-3)?;

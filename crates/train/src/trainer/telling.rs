@@ -55,9 +55,9 @@ impl Trainer<'_> {
         counts: RowCounts,
         [took, waited]: [Duration; 2],
     ) -> StepMetrics {
-        let (step_seconds, length) = (took.as_secs_f64(), self.batches.length(step - 1));
+        let (step_seconds, bucket) = (took.as_secs_f64(), self.batches.bucket(step - 1));
         let tokens_per_second = self.batches.step_tokens(step - 1) as f64 / step_seconds;
-        let tflops = self.flops[length].per_token(counts.squares / counts.positions.max(1.0)) * tokens_per_second
+        let tflops = self.flops[bucket].per_token(counts.squares / counts.positions.max(1.0)) * tokens_per_second
             / self.job.devices as f64
             / 1e12;
         StepMetrics {
@@ -68,7 +68,7 @@ impl Trainer<'_> {
             grad_norm: report.grad_norm,
             skipped: report.skipped,
             tokens: self.tokens,
-            seq_len: self.job.config.data.buckets.as_ref().map(|lengths| lengths[length]),
+            seq_len: self.job.config.data.buckets.as_ref().map(|lengths| lengths[bucket]),
             tokens_per_second,
             tflops,
             mfu: self.job.config.metrics.peak_tflops.map(|peak| tflops / peak),
@@ -121,6 +121,9 @@ pub(super) fn recorder<'a>(
     if rank == 0 {
         let process = process(job, micro_batch_size);
         if !process.layout.is_empty() {
+            if job.buckets.is_some() {
+                recorder.say(&format!("of steps with rows of {} tokens:", job.config.train.seq_len));
+            }
             recorder.say(&process.layout.to_string());
         }
         recorder.metrics(&process)?;

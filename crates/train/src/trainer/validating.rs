@@ -8,7 +8,7 @@ use checkpoint::Best;
 
 impl Trainer<'_> {
     /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks. None if it is
-    /// asked to stop before the last of them.
+    /// asked to stop before the last of them, or none has a label.
     pub fn validate(&mut self, step: usize) -> Result<Option<f64>, TrainError> {
         self.job.progress.doing("validating");
         let train = &self.job.config.train;
@@ -34,7 +34,7 @@ impl Trainer<'_> {
                 if weight > 0 {
                     counts += self.maker.count(&batch);
                 }
-                batches.push(self.maker.make(batch, None, 1.0)?);
+                batches.push(self.maker.for_evaluation(batch)?);
                 weights.push(weight as f64);
             }
             for (loss, weight) in self.fsdp.evaluate(&batches, &weights)? {
@@ -42,7 +42,13 @@ impl Trainer<'_> {
                 count += weight;
             }
         }
-        let val_loss = sum / count * self.over_ranks(counts)?.scale();
+        let counts = self.over_ranks(counts)?;
+        if counts.labels == 0.0 {
+            self.recorder
+                .say(&format!("step {step}: no position of the validation has a token to predict in its document"));
+            return Ok(None);
+        }
+        let val_loss = sum / count * counts.scale();
         self.recorder.validation(step, val_loss)?;
         Ok(Some(val_loss))
     }

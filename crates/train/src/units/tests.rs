@@ -5,6 +5,7 @@ use crate::batch::{BatchMaker, RowCounts};
 use crate::config::Source;
 use crate::run::set_vocabulary;
 use burn::module::{ModuleVisitor, Param};
+use burn::tensor::{Int, TensorData};
 use comm::run_ranks;
 use fsdp::AdamW;
 use model::RunPlace;
@@ -72,7 +73,7 @@ fn batch(rows: &Range<usize>, step: u64, maker: &BatchMaker) -> Batch {
     let place = RunPlace { seed: 1, step, first_row: rows.start as u64 };
     let mut counts = RowCounts::default();
     MICRO_BATCHES.iter().for_each(|rows| counts += maker.count(&tokens(rows, step)));
-    maker.make(tokens(rows, step), Some(place), counts.scale()).unwrap()
+    maker.for_training(tokens(rows, step), Some(place), counts.scale()).unwrap()
 }
 
 fn tokens(rows: &Range<usize>, step: u64) -> data::Batch {
@@ -116,7 +117,7 @@ fn moves(config: &Config) -> Moves {
             moves.push(before.iter().zip(&after).map(moved).collect::<Vec<Vec<f32>>>());
             before = after;
         }
-        let batches: Vec<Batch> = mine.iter().map(|rows| maker.make(tokens(rows, 0), None, 1.0).unwrap()).collect();
+        let batches: Vec<Batch> = mine.iter().map(|rows| maker.for_evaluation(tokens(rows, 0)).unwrap()).collect();
         let (loss, of) = fsdp.evaluate(&batches, &weights)?[0];
         numbers.push([of, loss, 0.0]);
         fsdp.check_copies()?;
@@ -244,6 +245,43 @@ fn every_gradient_of_documents_apart_is_one_ranks() {
     let without_tensors = ["parallel.gpus=2", "parallel.ep=2"];
     let blocks = ["parallel.gpus=3", "parallel.strategy=block"];
     moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
+}
+
+/// The losses of the model itself on each document alone, added up and divided by the number of tokens that are predicted.
+#[test]
+fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
+    let config = config("gpt2", &[GPT2, &["model.dropout=0", "data.document_mask=true"]]);
+    let of_ranks = run_ranks(vec![Device::flex()], Duration::from_secs(60), move |comm| {
+        let (loads, parallel) = (ExpertLoads::new(&config), Parallel::default());
+        let maker = BatchMaker::new(&config, Some(4), parallel.sequences.cp.clone(), &Device::flex());
+        let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
+        let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
+        let model = parts.gather(&config, &fsdp, true, &Device::flex())?.expect("it is kept");
+        let (mut nats, mut labels) = (0.0, 0.0);
+        for data::Batch { inputs, targets, .. } in MICRO_BATCHES.iter().map(|rows| tokens(rows, 0)) {
+            for (inputs, targets) in inputs.chunks(T).zip(targets.chunks(T)) {
+                let mut start = 0;
+                while start < T {
+                    let len = inputs[start..].iter().take_while(|token| **token != 4).count();
+                    if len > 0 {
+                        let [inputs, targets] = [inputs, targets].map(|tokens| {
+                            let tokens = TensorData::new(tokens[start..start + len].to_vec(), [1, len]);
+                            Tensor::<2, Int>::from_data(tokens, &Device::flex())
+                        });
+                        nats += f64::from(model.loss(inputs, targets).into_scalar::<f32>()) * len as f64;
+                        labels += len as f64;
+                    }
+                    start += len + 1;
+                }
+            }
+        }
+        let batches: Vec<Batch> = MICRO_BATCHES.iter().map(|rows| batch(rows, 0, &maker)).collect();
+        let weights: Vec<f64> = MICRO_BATCHES.iter().map(|rows| rows.len() as f64).collect();
+        Ok::<_, FsdpError>((fsdp.train_step_with(&batches, &weights, 1e-3, |_| Ok(()))?.loss, nats / labels, labels))
+    });
+    let (found, expected, labels) = of_ranks.unwrap()[0];
+    assert!(labels < 0.9 * (8 * T) as f64, "{labels} of {} positions predict", 8 * T);
+    assert!((found - expected).abs() < 1e-6 * expected, "{found}, not {expected}");
 }
 
 #[test]

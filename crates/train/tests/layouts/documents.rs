@@ -47,10 +47,10 @@ fn documents(folder: &Path) -> String {
     let words =
         "a mathematical theory of communication must take into account the statistical structure of its sources";
     let words: Vec<&str> = words.split(' ').collect();
-    // Two thirds are a word or two.
-    let len = |i: usize| if i.is_multiple_of(3) { 1 + i * i % 8 } else { 1 + i % 2 };
+    // Most are a word.
+    let len = |i: usize| if i.is_multiple_of(7) { 1 + i * i % 8 } else { 1 };
     let document = |i: usize| words.iter().cycle().skip(7 * i % 11).take(len(i)).copied().collect::<Vec<_>>();
-    let lines = (0..600).map(|i| format!("{{\"text\": \"{}\"}}\n", document(i).join(" ")));
+    let lines = (0..900).map(|i| format!("{{\"text\": \"{}\"}}\n", document(i).join(" ")));
     let path = folder.join("documents.jsonl");
     fs::write(&path, lines.collect::<String>()).unwrap();
     format!("--data={}", path.display())

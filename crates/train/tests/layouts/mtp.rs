@@ -11,6 +11,8 @@ const MTP_ROWS: &[Row] = &[
     ("pp 3, uneven stages", &["gpus=3", "pp=3", "stages=[1,1,0]"]),
     ("pp 2, zb_v", &["gpus=2", "pp=2", "schedule=zb_v"]),
     ("ep 2 on 6 ranks that share 16 sequences", &["gpus=6", "ep=2", "train.micro_batch_size=null"]),
+    ("ep 2, of micro-batches that do not count", &["gpus=2", "ep=2", "train.micro_batch_size=6"]),
+    ("pp 2 in 4, zb_v, the same", &["gpus=4", "pp=2", "schedule=zb_v", "train.micro_batch_size=6"]),
     ("pp 2 x ep 2, zero_bubble", &["gpus=4", "pp=2", "ep=2", "schedule=zero_bubble"]),
 ];
 

@@ -102,6 +102,11 @@ impl Problem {
     }
 }
 
+/// Kernels number starts through all sequences, whose rows a device may lay out apart.
+fn lying_together(starts: CubeTensor) -> CubeTensor {
+    if starts.meta.num_elements() == 0 { starts } else { contiguous(starts, DType::I32) }
+}
+
 /// Queries, keys and values of these widths without a rotated part.
 fn unrotated(
     [b, heads, t, s]: [usize; 4],
@@ -112,7 +117,20 @@ fn unrotated(
 ) -> Problem {
     let none = empty(&q.tensor, [1], DType::F32);
     let (k_rope, table) = (k.clone(), [none.clone(), none]);
-    Problem { b, heads, t, s, widths: Widths { nope, rope: 0, v: width }, rule, q, k, v, k_rope, table, starts }
+    Problem {
+        b,
+        heads,
+        t,
+        s,
+        widths: Widths { nope, rope: 0, v: width },
+        rule,
+        q,
+        k,
+        v,
+        k_rope,
+        table,
+        starts: lying_together(starts),
+    }
 }
 
 /// Separate queries, keys and values, as they lie where the elements of their rows lie together.
@@ -201,7 +219,7 @@ fn latent([q, kv, k_rope]: [CubeTensor; 3], table: [CubeTensor; 2], starts: Cube
     let k_rope = Rows { tensor: k_rope, first: 0, strides: [t * rope, 0, rope] };
     let table = table.map(|table| contiguous(table, DType::F32));
     let widths = Widths { nope, rope, v: width };
-    Problem { b, heads, t, s: t, widths, rule: attention, q, k, v, k_rope, table, starts }
+    Problem { b, heads, t, s: t, widths, rule: attention, q, k, v, k_rope, table, starts: lying_together(starts) }
 }
 
 pub(crate) fn latent_attention(

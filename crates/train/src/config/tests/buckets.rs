@@ -14,10 +14,10 @@ fn shorter_rows_come_in_as_many_tokens_as_the_longest() {
     let base =
         ["train.seq_len=256", "train.global_batch_size=8", "train.micro_batch_size=2", "data.buckets=[64,100,256]"];
     let config = preset_with("deepseek", &base).unwrap();
-    assert_eq!(lengths(&config), [[64, 32, 8], [100, 16, 4], [256, 8, 2]]);
+    assert_eq!(lengths(&config), [[64, 32, 8], [100, 20, 5], [256, 8, 2]]);
     let four =
         preset_with("deepseek", &[&base[..], &["parallel.gpus=4", "train.micro_batch_size=null"]].concat()).unwrap();
-    assert_eq!(lengths(&four), [[64, 32, 8], [100, 16, 4], [256, 8, 2]]);
+    assert_eq!(lengths(&four), [[64, 32, 8], [100, 20, 5], [256, 8, 2]]);
     assert_eq!(lengths(&preset_with("deepseek", &["data.buckets=null"]).unwrap()), [[128, 32, 8]]);
 }
 
