@@ -52,14 +52,16 @@ print(*(line["executable"] for line in lines if "test" in line.get("target", {})
 }
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+compiling=
+trap '[[ -z $compiling ]] || kill "$compiling" 2>/dev/null || true; rm -rf "$work"' EXIT
 bash scripts/install-llvm.sh
 install_tools
-say "testing the kernels on the CPU"
-run_tests
-say "compiling the kernels"
 cargo build --quiet "${both[@]}" --example compile_kernels
+say "testing the kernels on the CPU, and compiling them"
 # In CUDA_PATH, LLVM finds `exp` and its like.
-CUDA_PATH=$tools/nvidia/cuda_nvcc "${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels" "$work/code"
+CUDA_PATH=$tools/nvidia/cuda_nvcc "${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels" "$work/code" >"$work/compiled" 2>&1 &
+compiling=$!
+run_tests
+wait "$compiling" || { cat "$work/compiled" >&2; fail "a kernel does not compile"; }
 say "assembling the kernels"
 python3 scripts/check_kernels.py "$tools" "$work/code"

@@ -122,7 +122,7 @@ fn a_selection_bias_that_follows_loads_evens_them_out() {
         let layers = metrics.iter().rev().find_map(|line| line.get("experts")).unwrap().as_array().unwrap().clone();
         for layer in &layers {
             let assigned: f64 = layer["assigned"].as_array().unwrap().iter().map(|count| count.as_f64().unwrap()).sum();
-            assert_eq!(assigned, 16.0 * 64.0 * 2.0, "each token of the global batch is counted once for each choice");
+            assert_eq!(assigned, 16.0 * 32.0 * 2.0, "each token of the global batch is counted once for each choice");
         }
         layers.iter().map(|layer| layer["cv"].as_f64().unwrap()).sum::<f64>() / layers.len() as f64
     };

@@ -6,7 +6,7 @@ pub const GPT2: &[&str] = &[
     "--set=model.n_layer=3",
     "--set=model.n_embd=64",
     "--set=model.dropout=0.1",
-    "--set=train.seq_len=64",
+    "--set=train.seq_len=32",
     "--set=train.global_batch_size=16",
     "--set=train.micro_batch_size=4",
 ];
@@ -17,7 +17,7 @@ pub const DEEPSEEK: &[&str] = &[
     "--set=model.num_hidden_layers=3",
     "--set=model.hidden_size=64",
     "--set=moe.moe_intermediate_size=64",
-    "--set=train.seq_len=64",
+    "--set=train.seq_len=32",
     "--set=train.global_batch_size=16",
     "--set=train.micro_batch_size=4",
     "--set=train.z_loss_coef=0.01",
