@@ -155,7 +155,7 @@ impl Ring {
         [flat(d_q), home, d_weight]
     }
 
-    /// Those of these queries.
+    /// The starts of these queries.
     fn starts(&self, queries: &Range<usize>) -> Option<Tensor<2, Int>> {
         self.starts.as_ref().map(|starts| starts.clone().slice_dim(1, queries.clone()))
     }

@@ -24,8 +24,8 @@ pub(crate) struct BatchMaker {
     mtp_depth: usize,
     /// The token that ends a document, if there is one.
     end_of_text: Option<i32>,
-    /// Whether documents have nothing to do with each other; see `data.document_mask`.
-    apart: bool,
+    /// The same where documents are apart; see `data.document_mask`.
+    border: Option<i32>,
     context: ContextParallel,
     device: Device,
 }
@@ -43,11 +43,12 @@ pub(crate) struct RowCounts {
 impl BatchMaker {
     /// For a model with such data, of whose rows this rank has what is its own of a `context`.
     pub fn new(config: &Config, end_of_text: Option<u32>, context: ContextParallel, device: &Device) -> Self {
+        let end_of_text = end_of_text.map(|token| token as i32);
         Self {
             vocab_size: config.model.vocab_size(),
             mtp_depth: config.model.mtp_depth(),
-            end_of_text: end_of_text.map(|token| token as i32),
-            apart: config.data.document_mask,
+            end_of_text,
+            border: end_of_text.filter(|_| config.data.document_mask),
             context,
             device: device.clone(),
         }
@@ -55,13 +56,13 @@ impl BatchMaker {
 
     /// Whether documents are apart, so that not all positions have a next token.
     pub fn documents_apart(&self) -> bool {
-        self.apart
+        self.border.is_some()
     }
 
     /// What is to be counted of some rows.
     pub fn count(&self, batch: &data::Batch) -> RowCounts {
         let positions = batch.inputs.len() as f64;
-        match self.end_of_text.filter(|_| self.apart) {
+        match self.border {
             None => RowCounts { positions, labels: positions, squares: positions * batch.seq_len as f64 },
             Some(end) => {
                 // 1 + 3 + 5 + .. of each document.
@@ -75,9 +76,8 @@ impl BatchMaker {
 
     /// The targets of some rows, and whether each is one to be predicted.
     pub fn targets(&self, batch: &data::Batch) -> impl Iterator<Item = (i32, bool)> {
-        let end = self.end_of_text.filter(|_| self.apart);
         let both = batch.inputs.iter().zip(&batch.targets);
-        both.map(move |(input, target)| (*target, Some(*input) != end))
+        both.map(|(input, target)| (*target, Some(*input) != self.border))
     }
 
     /// One to train on, which leaves no trace where it has no `place`. Losses are multiplied with `scale`: see [`TokenRows::scale`].
@@ -105,7 +105,7 @@ impl BatchMaker {
     ) -> Result<Batch, TrainError> {
         check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), self.vocab_size)?;
         let (t, device) = (batch.seq_len, &self.device);
-        let starts = self.end_of_text.filter(|_| self.apart).map(|end| batch.document_starts(end));
+        let starts = self.border.map(|end| batch.document_starts(end));
         let documents = starts.map(|starts| Documents::new(starts, t, &self.context, device));
         let rows = TokenRows {
             inputs: &batch.inputs,
@@ -113,7 +113,7 @@ impl BatchMaker {
             t,
             here: self.context.chunks(t),
             end_of_text: self.end_of_text,
-            documents_apart: self.apart,
+            documents_apart: self.documents_apart(),
             scale,
         };
         let (targets, mtp) = (Targets::next(&rows, device), MtpBatch::of_rows(&rows, mtp_depth, device));

@@ -120,7 +120,7 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         config.model.vocab_size(),
     ));
     config.describe_adaptive().iter().for_each(|line| progress.say(line));
-    say_buckets(job);
+    say_documents(job);
     let ParallelConfig { pp, schedule, .. } = &config.parallel;
     if *pp > 1 {
         let (micro_batches, sequences) = (config.micro_batches(), config.micro_batch_size());
@@ -152,8 +152,8 @@ fn say_what_begins(job: &Job, devices: &Devices) {
     }
 }
 
-/// The rows of each length, and how they are trained on.
-fn say_buckets(job: &Job) {
+/// The rows of each length, where documents are packed, and how they are trained on.
+fn say_documents(job: &Job) {
     let data = &job.config.data;
     let keys = [("data.document_mask", data.document_mask), ("data.buckets", data.buckets.is_some())];
     let keys: Vec<&str> = keys.into_iter().filter_map(|(key, given)| given.then_some(key)).collect();

@@ -269,10 +269,10 @@ fn a_run_measures_what_was_estimated() {
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as f64;
         let (found, expected) =
             (memory["activations"]["peak"].as_f64().unwrap(), forecast.memory.peak[fsdp::Category::Activations] as f64);
-        // Of ranks that compute the same sequences one frees what another has allocated, and may count less than it holds.
-        let least = if config.parallel.tp * config.parallel.cp > 1 { 1.5 } else { 1.3 };
+        // Of ranks that compute the same sequences one frees what another has allocated, and counts less or more than it holds, as it comes.
+        let (least, most) = if config.parallel.tp * config.parallel.cp > 1 { (1.8, 1.5) } else { (1.3, 1.0) };
         assert!(
-            (expected / least..=expected + threads * WORKSPACE).contains(&found),
+            (expected / least..=expected * most + threads * WORKSPACE).contains(&found),
             "{overrides:?}: {found} bytes of activations, {expected} estimated for {:?}",
             activations::calls(&config, micro_batches(&config).0)
         );
