@@ -75,6 +75,7 @@ pub(super) fn attention(
     (spec([b, t, heads, v.shape[3]], q.dtype), statistic([b, heads, t]))
 }
 
+#[allow(clippy::too_many_arguments)]
 pub(super) fn attention_backward(
     q: &TensorSpec,
     k: &TensorSpec,

@@ -17,7 +17,7 @@ pub enum ConfigError {
         error: io::Error,
     },
     /// A file or an override is not YAML.
-    #[error("{origin} is not valid YAML: {error}")]
+    #[error("{origin} {}", what_is_wrong(error))]
     Syntax {
         /// The file, preset or override.
         origin: String,
@@ -78,4 +78,14 @@ pub enum ConfigError {
     /// Values that do not fit each other or their range.
     #[error("{0}")]
     Invalid(String),
+}
+
+/// The parser reads whole numbers beyond 64 bits, and then has no use for them.
+fn what_is_wrong(error: &yaml_serde::Error) -> String {
+    match error.to_string() {
+        message if message.contains("128") && message.contains("integer") => {
+            format!("has a whole number that is too large: give at most {}", u64::MAX)
+        }
+        message => format!("is not valid YAML: {message}"),
+    }
 }

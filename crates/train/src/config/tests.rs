@@ -205,6 +205,11 @@ fn values_that_do_not_fit_each_other_are_refused() {
     for (preset, overrides, message) in [
         ("gpt2", &["parallel.gpus=33"] as &[_], "is 32, fewer sequences than the 33 ranks"),
         ("gpt2", &["parallel.gpus=6", "parallel.pp=4"], "does not divide the 6 ranks"),
+        (
+            "gpt2",
+            &["train.seed=18446744073709551616"],
+            "a whole number that is too large: give at most 18446744073709551615",
+        ),
         ("gpt2", &["parallel.gpus=0"], "parallel.gpus is 0"),
         ("gpt2", &["train.seq_len=257"], "model.n_positions, which is 256"),
         ("gpt2", &["model.n_head=3"], "model.n_head 3"),
