@@ -14,9 +14,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
 packages=(nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79
     nvidia-cuda-cccl-cu12==12.9.27 nvidia-cuda-nvdisasm==13.5.37)
-# The tests, and what compiles the kernels: built at once. (`cargo run` takes one package, and other features of what lies below Burn.)
-build=(cargo test --package moe --package fused --package model --features moe/cpu-jit,moe/offline,fused/cpu-jit,fused/offline,model/cpu-jit
-    --test 'cube*' --example compile_kernels --no-run)
+# Both commands build these, so that Burn is compiled once. (`cargo run` takes one package, and other features of what lies below Burn.)
+both=(--package moe --package fused --package model --features moe/cpu-jit,moe/offline,fused/cpu-jit,fused/offline,model/cpu-jit)
+tests=(cargo test "${both[@]}" --test 'cube*' --no-run)
 
 say() { printf 'check-kernels: %s\n' "$*"; }
 
@@ -46,7 +46,7 @@ run_tests() {
     executables='import json, sys
 lines = map(json.loads, sys.stdin)
 print(*(line["executable"] for line in lines if "test" in line.get("target", {}).get("kind", []) and line.get("executable")), sep="\n")'
-    "${build[@]}" --quiet --message-format=json | python3 -c "$executables" >"$work/programs"
+    "${tests[@]}" --quiet --message-format=json | python3 -c "$executables" >"$work/programs"
     [[ -s $work/programs ]] || fail "there are no tests of kernels"
     xargs --max-procs="$(nproc)" --max-args=1 bash -c 'out=$("$0" 2>&1); code=$?; printf "%s: %s\n" "${0##*/}" "$out"; exit "$code"' <"$work/programs"
 }
@@ -56,7 +56,8 @@ compiling=
 trap '[[ -z $compiling ]] || kill "$compiling" 2>/dev/null || true; rm -rf "$work"' EXIT
 bash scripts/install-llvm.sh
 install_tools
-"${build[@]}"
+cargo build --quiet "${both[@]}" --example compile_kernels
+"${tests[@]}"
 say "testing the kernels on the CPU, and compiling them"
 # In CUDA_PATH, LLVM finds `exp` and its like.
 CUDA_PATH=$tools/nvidia/cuda_nvcc "${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels" "$work/code" >"$work/compiled" 2>&1 &
