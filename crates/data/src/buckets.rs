@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::order::{Epoch, mix};
+use crate::order::{Epoch, Epochs, mix};
 use crate::packing::{self, Rows};
 use crate::tokens::Tokens;
 use crate::{Batch, DataError, Dataset};
@@ -89,27 +89,36 @@ impl Buckets {
     /// # Panics
     /// If `batch` does not have a number for each bucket, at least 1 for each that has rows.
     pub fn step(&self, seed: u64, step: u64, batch: &[usize]) -> Step {
+        let (bucket, number) = self.place(seed, step, batch);
+        let mut epochs = Epochs::new(mix(seed ^ mix(bucket as u64 + 1)), self.rows(bucket) as u64, 1);
+        let first = number * batch[bucket] as u128;
+        Step { bucket, rows: (first..first + batch[bucket] as u128).map(|index| epochs.at(index).0 as usize).collect() }
+    }
+
+    /// The bucket of [`step`](Self::step), without its rows.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn bucket(&self, seed: u64, step: u64, batch: &[usize]) -> usize {
+        self.place(seed, step, batch).0
+    }
+
+    /// The bucket of a step, and how many of the run's steps this bucket had before.
+    fn place(&self, seed: u64, step: u64, batch: &[usize]) -> (usize, u128) {
         let epoch = self.epoch(step, batch);
         let (first, all) = (self.steps(epoch, batch), self.steps(epoch + 1, batch));
         let steps = (all - first) as u64;
         let mut number = u128::from(Epoch::new(seed, epoch as u64, steps, 1).window((u128::from(step) - first) as u64));
-        let mut bucket = 0;
-        // The steps that each bucket has in this epoch, and those that it had before.
-        let (before, sequences) = loop {
+        for bucket in 0..self.lengths.len() {
+            // The steps that it had before this epoch, and those that it has in it.
             let before = self.steps_of_bucket(bucket, epoch, batch);
             let here = self.steps_of_bucket(bucket, epoch + 1, batch) - before;
             if number < here {
-                break (before, batch[bucket] as u128);
+                return (bucket, before + number);
             }
             number -= here;
-            bucket += 1;
-        };
-        let (rows, seed) = (self.rows(bucket) as u128, mix(seed ^ mix(bucket as u64 + 1)));
-        let first = (before + number) * sequences;
-        let row = |index: u128| {
-            Epoch::new(seed, (index / rows) as u64, rows as u64, 1).window((index % rows) as u64) as usize
-        };
-        Step { bucket, rows: (first..first + sequences).map(row).collect() }
+        }
+        unreachable!("the steps of an epoch are those of its buckets")
     }
 
     /// The epoch that a step is of.

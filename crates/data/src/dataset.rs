@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::DataError;
-use crate::order::Epoch;
+use crate::order::Epochs;
 use crate::tokens::Tokens;
 
 /// The validation split is at most this long unless a share is given.
@@ -141,14 +141,10 @@ impl Dataset {
         assert!(self.train.len() > seq_len as u64, "{} training tokens for a seq_len of {seq_len}", self.train.len());
         let windows = self.epoch_sequences(seq_len);
         let spare = self.train.len() - windows * seq_len as u64; // one of these is the last target
-        let mut epoch = None;
+        let mut epochs = Epochs::new(seed, windows, spare.min(seq_len as u64));
         let starts = sequences.map(|sequence| {
-            let number = sequence / windows;
-            let (_, order) = match epoch.take() {
-                Some((cached, order)) if cached == number => epoch.insert((cached, order)),
-                _ => epoch.insert((number, Epoch::new(seed, number, windows, spare.min(seq_len as u64)))),
-            };
-            order.offset + order.window(sequence % windows) * seq_len as u64
+            let (window, offset) = epochs.at(sequence.into());
+            offset + window * seq_len as u64
         });
         cut(&self.train, starts, seq_len)
     }

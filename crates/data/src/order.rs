@@ -57,6 +57,33 @@ impl Epoch {
     }
 }
 
+/// Epochs without end, each in an order of its own.
+#[derive(Debug, Clone)]
+pub struct Epochs {
+    seed: u64,
+    windows: u64,
+    offsets: u64,
+    /// The last one that was asked for: the next number is mostly of it too.
+    last: Option<(u64, Epoch)>,
+}
+
+impl Epochs {
+    /// Of a run with `seed`; see [`Epoch::new`].
+    pub fn new(seed: u64, windows: u64, offsets: u64) -> Self {
+        Self { seed, windows, offsets, last: None }
+    }
+
+    /// The window that is visited as number `index` since the start of the run, and the offset of its epoch.
+    pub fn at(&mut self, index: u128) -> (u64, u64) {
+        let (number, index) = ((index / u128::from(self.windows)) as u64, (index % u128::from(self.windows)) as u64);
+        let (_, epoch) = match self.last.take() {
+            Some((last, epoch)) if last == number => self.last.insert((last, epoch)),
+            _ => self.last.insert((number, Epoch::new(self.seed, number, self.windows, self.offsets))),
+        };
+        (epoch.window(index), epoch.offset)
+    }
+}
+
 /// Spreads each bit of `value` over all bits (the finalizer of SplitMix64).
 pub fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -108,7 +108,7 @@ impl Ring {
         let mut d_q: Vec<Option<Tensor<4>>> = vec![None; 2];
         let mut d_weight = None::<Tensor<2>>;
         let mut message = flat(own.clone());
-        let mut d_message = message.clone(); // of which only shape and dtype count before the first step
+        let mut d_message = None::<Tensor<1>>;
         for step in 0..n {
             let here = message.clone().reshape(shape);
             let work = || {
@@ -134,7 +134,7 @@ impl Ring {
                 self.keys.back(here.clone(), gradients)
             };
             // The gradient of the message at hand, as far as the ranks before have added to it, and the next message.
-            let likes = [(step > 0).then_some(&d_message), (step + 1 < n).then_some(&message)];
+            let likes = [d_message.as_ref(), (step + 1 < n).then_some(&message)];
             if step + 1 < n {
                 self.cp.send(message.clone());
             }
@@ -144,12 +144,14 @@ impl Ring {
             if let Some(of_weight) = of_weight {
                 d_weight = Some(d_weight.map_or(of_weight.clone(), |sum| sum + of_weight));
             }
-            let of_message = flat(of_message);
-            d_message = if step > 0 { came.next().expect("it was waited for") + of_message } else { of_message };
+            let before = d_message.and_then(|_| came.next());
+            let sum = before.map_or(flat(of_message.clone()), |before| before + flat(of_message));
             message = came.next().unwrap_or(message);
-            self.cp.send(d_message.clone());
+            self.cp.send(sum.clone());
+            d_message = Some(sum);
         }
-        let home = self.cp.recv_during(&[&d_message], || ()).0.remove(0);
+        let sum = d_message.expect("there is a step");
+        let home = self.cp.recv_during(&[&sum], || ()).0.remove(0);
         let d_q = Tensor::cat(d_q.into_iter().map(|half| half.expect("a query sees itself")).collect(), 2);
         let d_weight = d_weight.map_or_else(|| Tensor::zeros([0], &q.device()), flat);
         [flat(d_q), home, d_weight]

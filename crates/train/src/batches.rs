@@ -1,6 +1,6 @@
 use crate::config::Config;
 use checkpoint::Index;
-use data::{Buckets, Dataset, Step};
+use data::{Buckets, Dataset};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ impl Batches {
 
     /// Which of the lengths of rows, counted from the shortest on, the step after `steps` steps has.
     pub fn bucket(&self, steps: usize) -> usize {
-        self.buckets.as_ref().map_or(0, |buckets| buckets.step(self.seed, steps as u64, &self.batch_sizes()).bucket)
+        self.buckets.as_ref().map_or(0, |buckets| buckets.bucket(self.seed, steps as u64, &self.batch_sizes()))
     }
 
     /// Tokens of the step after `steps` steps, on all ranks.
@@ -82,19 +82,15 @@ impl Batches {
 
     /// The tokens of these rows.
     pub fn cut(&self, dataset: &Dataset, steps: usize) -> Vec<data::Batch> {
-        let step = self.step(steps);
-        let cut = |rows: Range<u64>| match (&self.buckets, &step) {
-            (Some(buckets), Some(step)) => buckets.batch(step, rows.start as usize..rows.end as usize),
-            _ => {
-                let first = self.first_sequence(steps);
-                dataset.train_batch(self.seed, first + rows.start..first + rows.end, self.portions[0].seq_len)
-            }
+        let rows = self.rows(steps).into_iter().map(|Rows { rows, .. }| rows);
+        let Some(buckets) = &self.buckets else {
+            let (first, seq_len) = (self.first_sequence(steps), self.portions[0].seq_len);
+            return rows
+                .map(|rows| dataset.train_batch(self.seed, first + rows.start..first + rows.end, seq_len))
+                .collect();
         };
-        self.rows(steps).into_iter().map(|Rows { rows, .. }| cut(rows)).collect()
-    }
-
-    fn step(&self, steps: usize) -> Option<Step> {
-        Some(self.buckets.as_ref()?.step(self.seed, steps as u64, &self.batch_sizes()))
+        let step = buckets.step(self.seed, steps as u64, &self.batch_sizes());
+        rows.map(|rows| buckets.batch(&step, rows.start as usize..rows.end as usize)).collect()
     }
 
     fn batch_sizes(&self) -> Vec<usize> {
