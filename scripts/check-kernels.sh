@@ -12,11 +12,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
-packages=(nvidia-cuda-nvcc-cu12==12.9.86 nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79
-    nvidia-cuda-cccl-cu12==12.9.27 nvidia-cuda-nvdisasm==13.5.37)
+packages=scripts/kernel-tools.txt # with the digest of every archive
 # Both commands build these, so that Burn is compiled once. (`cargo run` takes one package, and other features of what lies below Burn.)
 both=(--package moe --package fused --package model --features moe/cpu-jit,moe/offline,fused/cpu-jit,fused/offline,model/cpu-jit)
-tests=(cargo test "${both[@]}" --test 'cube*' --no-run)
+tests=(cargo test --locked "${both[@]}" --test 'cube*' --no-run)
 
 say() { printf 'check-kernels: %s\n' "$*"; }
 
@@ -27,16 +26,17 @@ fail() {
 
 # The list of packages lies beside them last: what is half there is not taken for whole.
 install_tools() {
-    if [[ "$(cat "$tools/packages" 2>/dev/null)" == "${packages[*]}" ]]; then
+    if cmp --quiet "$packages" "$tools/packages"; then
         say "NVIDIA's tools are in $tools"
         return
     fi
-    say "installing ${packages[*]} into $tools"
+    say "installing $packages into $tools"
     bash scripts/make-venv.sh "$work/venv"
     rm -rf "$tools"
-    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --target "$tools" "${packages[@]}" ||
+    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --target "$tools" \
+        --require-hashes --requirement "$packages" ||
         fail "pip cannot install NVIDIA's tools, and without them nothing is checked"
-    echo "${packages[*]}" >"$tools/packages"
+    cp "$packages" "$tools/packages"
 }
 
 # As many of the tests' programs at once as there are cores: most of their time CubeCL compiles kernels, on one thread, and cargo runs one program
@@ -56,7 +56,7 @@ compiling=
 trap '[[ -z $compiling ]] || kill "$compiling" 2>/dev/null || true; rm -rf "$work"' EXIT
 bash scripts/install-llvm.sh
 install_tools
-cargo build --quiet "${both[@]}" --example compile_kernels
+cargo build --locked --quiet "${both[@]}" --example compile_kernels
 "${tests[@]}"
 say "testing the kernels on the CPU, and compiling them"
 # In CUDA_PATH, LLVM finds `exp` and its like.

@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 model=${1:-deepseek} steps=${2:-5}
 [[ $(id -u) == 0 ]] || { echo "network namespaces need root" >&2; exit 1; }
 
-cargo build --workspace --features mpi --bin train
+cargo build --locked --workspace --features mpi --bin train
 bin=$(realpath "${CARGO_TARGET_DIR:-target}/debug/train")
 work=$(mktemp -d)
 hosts=(kiln-a kiln-b) addresses=(10.213.77.1 10.213.77.2) subnet=10.213.77.0/24

@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-cargo build --workspace --features mpi --bin train --example mpi_laws
+cargo build --locked --workspace --features mpi --bin train --example mpi_laws
 bin=${CARGO_TARGET_DIR:-target}/debug
 out=$(mktemp -d)
 job=

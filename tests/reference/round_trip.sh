@@ -14,7 +14,7 @@ bin=${CARGO_TARGET_DIR:-target}/debug
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 
-cargo build --package train
+cargo build --locked --package train
 for _ in {1..60}; do printf 'The five boxing wizards jump quickly. '; done >"$out/text.txt"
 short=(--set optim.warmup_steps=1 --set train.seq_len=16 --set train.global_batch_size=4 --set train.sample_tokens=0)
 tokens="1,2,3,4,5,6,7,8;9,10,11,12,13,14,15,16"
@@ -39,6 +39,6 @@ there_and_back() {
 there_and_back gpt2-a
 there_and_back deepseek-v3-q-lora
 mkdir "$out/exported"
-EXPORT_DIR=$out/exported cargo test --workspace --test hf_export -- --ignored
+EXPORT_DIR=$out/exported cargo test --locked --workspace --test hf_export -- --ignored
 "$python" tests/reference/check_export.py "$out"/exported/*/
 echo "transformers: all is well"
