@@ -3,6 +3,7 @@ use crate::meter::Meter;
 use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, TrafficTable};
 use burn::tensor::{Device, Float, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::thread;
@@ -231,6 +232,23 @@ impl Communicator {
     /// Tells the other ranks that this one has failed: their calls under way and to come return an error with `reason`.
     pub fn abort(&self, reason: &str) {
         self.engine.abort(reason);
+    }
+
+    /// What `work` returns. If it fails or panics, the other ranks are told ([`abort`](Self::abort)) at once, before the caller drops what it
+    /// holds: state that takes minutes to drop, because it joins a thread that writes to a slow disk, say, must not keep them waiting.
+    ///
+    /// ```text
+    /// let mut state = State::new();                        // outside of `work`: it is still there when the others are told
+    /// comm.abort_on_failure(|| state.train())?;
+    /// ```
+    pub fn abort_on_failure<T, E: Display>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let result = catch_unwind(AssertUnwindSafe(work));
+        match &result {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => self.abort(&error.to_string()),
+            Err(panic) => self.abort(&format!("panicked: {}", panic_message(&**panic))),
+        }
+        result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// What this rank has communicated so far, through this communicator and those split off from it.

@@ -46,7 +46,8 @@ pub enum RankFailure<E: Error + 'static> {
 ///
 /// # Errors
 /// When a rank returns an error or panics, the others are told ([`Communicator::abort`]), all threads are joined, and the
-/// failure that came first is returned. A thread that has not come back after the time of a call and five seconds more is left behind
+/// failure that came first is returned. The others are told once `work` has dropped its state; where that takes long, `work` wraps what
+/// may fail in [`Communicator::abort_on_failure`]. A thread that has not come back after the time of a call and five seconds more is left behind
 /// ([`RankFailure::Stuck`]), for nothing can end it from outside: it keeps what it holds until it comes back or the process ends.
 pub fn run_ranks<T, E, F>(
     devices: Vec<Device>,
@@ -117,18 +118,8 @@ pub(crate) fn run_rank<T, E: Error + 'static>(
     work: impl FnOnce(Communicator) -> Result<T, E>,
 ) -> Result<T, RankFailure<E>> {
     let rank = comm.rank();
-    let (failure, reason) = match catch_unwind(AssertUnwindSafe(|| work(comm.clone()))) {
-        Ok(Ok(result)) => return Ok(result),
-        Ok(Err(source)) => {
-            let reason = source.to_string();
-            (RankFailure::Failed { rank, source }, reason)
-        }
-        Err(panic) => {
-            let message = panic_message(&*panic);
-            let reason = format!("panicked: {message}");
-            (RankFailure::Panicked { rank, message }, reason)
-        }
-    };
-    comm.abort(&reason);
-    Err(failure)
+    match catch_unwind(AssertUnwindSafe(|| comm.abort_on_failure(|| work(comm.clone())))) {
+        Ok(result) => result.map_err(|source| RankFailure::Failed { rank, source }),
+        Err(panic) => Err(RankFailure::Panicked { rank, message: panic_message(&*panic) }),
+    }
 }

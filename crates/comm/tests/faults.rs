@@ -6,6 +6,7 @@ use burn::tensor::{DType, Float, Int, Tensor};
 use comm::{Collective, CommError, Communicator, RankFailure, Reduce, TIMEOUT, Timeouts, run_ranks};
 use common::*;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -117,6 +118,53 @@ fn a_rank_that_is_stuck_outside_of_a_call_is_left_behind_and_named() {
     let failure = caller.recv_timeout(HANG).expect("run_ranks waits for ever for rank 2");
     assert_eq!(failure, "rank 1: disk full; rank 2 did not come back within 5.2s");
     release.send(()).unwrap();
+}
+
+/// State that is dropped once all others have been told, and not before. `in_time`: they were told.
+struct SlowToDrop {
+    told: Arc<Mutex<Vec<(usize, CommError)>>>,
+    in_time: Arc<AtomicBool>,
+}
+
+impl Drop for SlowToDrop {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        let told = || self.told.lock().unwrap().len() == 3;
+        while !told() && start.elapsed() < HANG {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.in_time.store(told(), Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_failure_is_told_before_the_rank_drops_what_it_holds() {
+    for panics in [false, true] {
+        let (all_told, in_time) = (Arc::new(Mutex::new(vec![])), Arc::new(AtomicBool::new(false)));
+        let (told, told_in_time) = (all_told.clone(), in_time.clone());
+        let result = run_ranks(ranks(4), HANG, move |comm| {
+            if comm.rank() == 2 {
+                let _state = SlowToDrop { told: told.clone(), in_time: told_in_time.clone() };
+                return comm.abort_on_failure(|| match panics {
+                    true => panic!("out of paper"),
+                    false => Err(io::Error::other("disk full")),
+                });
+            }
+            let error = comm.barrier().unwrap_err();
+            told.lock().unwrap().push((comm.rank(), error));
+            Ok(())
+        });
+        assert!(in_time.load(Ordering::Relaxed), "the others waited for the state to be dropped");
+        let (reason, failure) = match panics {
+            true => ("failed: panicked: out of paper", "rank 2 panicked: out of paper"),
+            false => ("failed: disk full", "rank 2: disk full"),
+        };
+        assert_eq!(result.unwrap_err().to_string(), failure);
+        for (rank, error) in std::mem::take(&mut *all_told.lock().unwrap()) {
+            let (collective, reason) = (Collective::Barrier, reason.to_string());
+            assert_eq!(error, CommError::RankFailed { rank, collective, failed: 2, reason });
+        }
+    }
 }
 
 #[test]

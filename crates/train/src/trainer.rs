@@ -80,8 +80,15 @@ pub struct Outcome {
 
 /// Trains, validates and samples; every rank returns the same, but for the sample, which rank 0 makes.
 pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> {
-    let mut trainer = Trainer::new(job, comm)?;
+    let mut trainer = Trainer::new(job, comm.clone())?;
     trainer.say_placement();
+    // The other ranks learn of a failure before this one drops the trainer, which waits for a checkpoint that is being written.
+    comm.abort_on_failure(|| train(&mut trainer))
+}
+
+/// The steps, and what follows on them.
+fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
+    let job = trainer.job;
     let steps = job.config.train.steps;
     let first = job.resume.as_ref().map_or(0, Resume::step);
     let mut val_loss = job.resume.as_ref().and_then(|resume| resume.index.val_loss);
