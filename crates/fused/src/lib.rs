@@ -21,6 +21,7 @@
 
 mod adamw;
 mod attention;
+pub mod check;
 mod cross_entropy;
 #[cfg(feature = "cubecl")]
 pub mod cube;
@@ -60,4 +61,4 @@ pub use precision::widened;
 pub use rope::{RopeTable, rope};
 pub use silu_mul::silu_mul;
 pub use sum_of_squares::sum_of_squares;
-pub use uninit::{overwritten, written};
+pub use uninit::{overwritten, poison_uninitialised, written};

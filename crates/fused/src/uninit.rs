@@ -1,16 +1,59 @@
-use std::mem::MaybeUninit;
+//! Memory that is about to be overwritten and so is not cleared first: large results are written once and not twice.
 
-/// `len` elements, each of which `write` writes. Memory that is about to be overwritten is not cleared first: large results are written
-/// once and not twice.
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static POISON: AtomicBool = AtomicBool::new(false);
+
+/// Whether new memory is filled with ones from now on, which as floats are NaN: a test sees what an operation has not written.
+#[doc(hidden)]
+pub fn poison_uninitialised(on: bool) {
+    POISON.store(on, Ordering::Relaxed);
+}
+
+/// Whether [`poison_uninitialised`] is on.
+pub(crate) fn poisoned() -> bool {
+    POISON.load(Ordering::Relaxed)
+}
+
+/// Room for elements, none of which is set.
+pub(crate) struct Room<T> {
+    values: Vec<T>,
+    len: usize,
+}
+
+impl<T> Room<T> {
+    pub fn new(len: usize) -> Self {
+        let mut room = Self { values: Vec::with_capacity(len), len };
+        if poisoned() {
+            // SAFETY: there is room for `len` elements.
+            unsafe { room.elements().as_mut_ptr().write_bytes(0xff, len) };
+        }
+        room
+    }
+
+    pub fn elements(&mut self) -> &mut [MaybeUninit<T>] {
+        &mut self.values.spare_capacity_mut()[..self.len]
+    }
+
+    /// # Safety
+    /// All elements are set.
+    pub unsafe fn set(mut self) -> Vec<T> {
+        // SAFETY: there is room for `len` elements, and the caller promises that they are set.
+        unsafe { self.values.set_len(self.len) };
+        self.values
+    }
+}
+
+/// `len` elements, each of which `write` writes.
 ///
 /// # Safety
 /// `write` must set every element.
 pub unsafe fn written<T>(len: usize, write: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
-    let mut values = Vec::with_capacity(len);
-    write(&mut values.spare_capacity_mut()[..len]);
-    // SAFETY: there is room for `len` elements, and the caller promises that they are set.
-    unsafe { values.set_len(len) };
-    values
+    let mut room = Room::new(len);
+    write(room.elements());
+    // SAFETY: the caller's promise.
+    unsafe { room.set() }
 }
 
 /// Elements that are set, as elements to be written over.
@@ -20,4 +63,18 @@ pub unsafe fn written<T>(len: usize, write: impl FnOnce(&mut [MaybeUninit<T>])) 
 pub unsafe fn overwritten<T: Copy>(values: &mut [T]) -> &mut [MaybeUninit<T>] {
     // SAFETY: the layout is the same, and the caller promises that all elements stay set.
     unsafe { &mut *(values as *mut [T] as *mut [MaybeUninit<T>]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_written_is_nan_where_memory_is_poisoned() {
+        poison_uninitialised(true);
+        // SAFETY: `new` has set all elements: it poisons them.
+        let values = unsafe { Room::<f32>::new(9).set() };
+        poison_uninitialised(false);
+        assert!(values.len() == 9 && values.iter().all(|value| value.is_nan()));
+    }
 }

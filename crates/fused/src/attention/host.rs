@@ -9,7 +9,7 @@ use crate::math::accumulate;
 use crate::pieces::Pieces;
 use crate::rope::{turn, turn_back};
 use crate::team;
-use crate::uninit::{overwritten, written};
+use crate::uninit::{Room, overwritten, written};
 use std::mem::MaybeUninit;
 
 /// Sizes of separate queries, keys and values, or of those of one product.
@@ -91,20 +91,20 @@ pub(crate) fn attention_backward_host<T: Element>(
     mask: Mask<'_>,
 ) -> [Vec<T>; 3] {
     let Sizes { b, heads, t, s, d, dv } = sizes;
-    let mut gradients: [Vec<T>; 3] =
-        [(t, d), (s, d), (s, dv)].map(|(rows, width)| Vec::with_capacity(b * rows * heads * width));
-    let mut shapes = [(t, d), (s, d), (s, dv)].into_iter();
-    let targets = gradients.each_mut().map(|gradient| {
-        let (rows, width) = shapes.next().expect("three of both");
-        // SAFETY: rows by position and head in memory of just these.
-        unsafe { Target::new(gradient.as_mut_ptr(), sizes.by_position(width, rows), width) }
-    });
-    backward(sizes, inputs, outputs, l, mask, targets);
-    for (gradient, (rows, width)) in gradients.iter_mut().zip([(t, d), (s, d), (s, dv)]) {
-        // SAFETY: each head has set its rows.
-        unsafe { gradient.set_len(b * rows * heads * width) };
+    let shapes = [(t, d), (s, d), (s, dv)];
+    if t == 0 {
+        // No query, no task; what no query sees has gradients of 0.
+        return shapes.map(|(rows, width)| vec![T::from_f32(0.0); b * rows * heads * width]);
     }
-    gradients
+    let [mut d_q, mut d_k, mut d_v] = shapes.map(|(rows, width)| Room::<T>::new(b * rows * heads * width));
+    let to = |room: &mut Room<T>, (rows, width)| {
+        // SAFETY: rows by position and head in memory of just these.
+        unsafe { Target::new(room.elements().as_mut_ptr().cast(), sizes.by_position(width, rows), width) }
+    };
+    let targets = [to(&mut d_q, shapes[0]), to(&mut d_k, shapes[1]), to(&mut d_v, shapes[2])];
+    backward(sizes, inputs, outputs, l, mask, targets);
+    // SAFETY: each head has set its rows.
+    unsafe { [d_q.set(), d_k.set(), d_v.set()] }
 }
 
 /// `[b, t, 3 heads d]` to `y`, `[b, t, heads, d]`, and `l_bht`.
@@ -281,12 +281,12 @@ pub(crate) fn latent_attention_backward_host<T: Element>(
     let (parts, k_rope) = (latent.parts(), View::new(latent.k_rope, [t * rope, 0, rope], rope));
     let [y, dy] = [y, dy].map(|rows| View::new(rows, latent.strides(v), v));
     let (q_strides, kv_strides) = (latent.strides(nope + rope), latent.strides(nope + v));
-    let (mut dq, mut dkv) = (Vec::<T>::with_capacity(latent.q.len()), Vec::<T>::with_capacity(latent.kv.len()));
+    let (mut dq, mut dkv) = (Room::<T>::new(latent.q.len()), Room::<T>::new(latent.kv.len()));
     // The rotated key's gradient of each head, which are summed afterwards, in the order of heads.
     let mut of_heads = vec![0.0f32; l.len() * rope];
     // SAFETY: in each row the parts of a head lie side by side.
     let to = unsafe {
-        let (q, kv) = (dq.as_mut_ptr(), dkv.as_mut_ptr());
+        let (q, kv) = (dq.elements().as_mut_ptr().cast::<T>(), dkv.elements().as_mut_ptr().cast::<T>());
         Parts {
             q_nope: Target::new(q, q_strides, nope),
             q_rope: Target::new(q.wrapping_add(nope), q_strides, rope),
@@ -318,10 +318,7 @@ pub(crate) fn latent_attention_backward_host<T: Element>(
         }
     });
     // SAFETY: each head has set its rows.
-    unsafe {
-        dq.set_len(latent.q.len());
-        dkv.set_len(latent.kv.len());
-    }
+    let (dq, dkv) = unsafe { (dq.set(), dkv.set()) };
     [dq, dkv, over_heads(latent, &of_heads)]
 }
 

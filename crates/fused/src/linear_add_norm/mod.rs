@@ -13,6 +13,7 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::check::Call;
 use crate::norm::NormRule;
 use crate::ops::FusedOps;
 use crate::precision::widened;
@@ -22,7 +23,7 @@ use burn::tensor::{DType, Tensor};
 /// `h = residual + x W + b` and [`layer_norm`](crate::layer_norm)`(h)`: `[.., from]`, `[from, to]`, `[to]`, `[.., to]`, `[to]` and `[to]` to `[.., to]` twice.
 ///
 /// # Panics
-/// If the widths differ, or the residual is not as the result.
+/// If the arguments are not of these shapes.
 pub fn linear_add_layer_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -33,13 +34,13 @@ pub fn linear_add_layer_norm<const D: usize>(
     epsilon: f64,
 ) -> [Tensor<D>; 2] {
     let rule = NormRule { epsilon: epsilon as f32, centred: true };
-    linear_add_norm([x, residual], weight, bias, (gain, norm_bias, rule))
+    linear_add_norm(Call("linear_add_layer_norm"), [x, residual], weight, bias, (gain, norm_bias, rule))
 }
 
 /// `h = residual + x W` and [`rms_norm`](crate::rms_norm)`(h)`: `[.., from]`, `[from, to]`, `[.., to]` and `[to]` to `[.., to]` twice.
 ///
 /// # Panics
-/// If the widths differ, or the residual is not as the result.
+/// If the arguments are not of these shapes.
 pub fn linear_add_rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -48,24 +49,26 @@ pub fn linear_add_rms_norm<const D: usize>(
     epsilon: f64,
 ) -> [Tensor<D>; 2] {
     let rule = NormRule { epsilon: epsilon as f32, centred: false };
-    linear_add_norm([x, residual], weight, None, (gain, None, rule))
+    linear_add_norm(Call("linear_add_rms_norm"), [x, residual], weight, None, (gain, None, rule))
 }
 
 fn linear_add_norm<const D: usize>(
+    call: Call,
     [x, residual]: [Tensor<D>; 2],
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
     (gain, norm_bias, rule): (Tensor<1>, Option<Tensor<1>>, NormRule),
 ) -> [Tensor<D>; 2] {
-    let ([from, to], from_shape, shape) = (weight.dims(), x.dims(), residual.dims());
-    assert_eq!(
-        from_shape[D - 1],
-        from,
-        "linear_add_norm: rows of {} by a matrix for rows of {from}",
-        from_shape[D - 1]
-    );
-    assert_eq!(shape[..D - 1], from_shape[..D - 1], "linear_add_norm: rows of the residual");
-    assert_eq!([shape[D - 1], gain.dims()[0]], [to; 2], "linear_add_norm: widths of the residual and the gain");
+    let ([from, to], mut shape) = (weight.dims(), x.dims());
+    call.width("x", shape, from);
+    shape[D - 1] = to;
+    call.shape("residual", residual.dims(), shape);
+    call.shape("gain", gain.dims(), [to]);
+    for (name, bias) in [("bias", &bias), ("norm_bias", &norm_bias)] {
+        if let Some(bias) = bias {
+            call.shape(name, bias.dims(), [to]);
+        }
+    }
     let rows = shape[..D - 1].iter().product::<usize>();
     let none = |dtype| Tensor::empty([0], (&x.device(), dtype));
     let bias = bias.unwrap_or_else(|| none(x.dtype())).into_dispatch();

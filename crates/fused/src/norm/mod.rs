@@ -12,6 +12,7 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::check::Call;
 use crate::element::Element;
 use crate::math::{accumulate, over_rows, sum, sum2, sum3, task_len};
 use crate::ops::FusedOps;
@@ -25,19 +26,35 @@ use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
 /// `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension: `[.., d]` and `[d]` to `[.., d]`.
+///
+/// # Panics
+/// If the gain is not of the width of `x`.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, epsilon: f64) -> Tensor<D> {
-    norm(x, gain, None, NormRule { epsilon: epsilon as f32, centred: false })
+    norm(Call("rms_norm"), x, gain, None, NormRule { epsilon: epsilon as f32, centred: false })
 }
 
 /// `(x - mean(x)) / sqrt(var(x) + epsilon) * gain + bias` over the last dimension: `[.., d]`, `[d]` and `[d]` to `[.., d]`.
+///
+/// # Panics
+/// If the gain or the bias is not of the width of `x`.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, bias: Option<Tensor<1>>, epsilon: f64) -> Tensor<D> {
-    norm(x, gain, bias, NormRule { epsilon: epsilon as f32, centred: true })
+    norm(Call("layer_norm"), x, gain, bias, NormRule { epsilon: epsilon as f32, centred: true })
 }
 
-fn norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, bias: Option<Tensor<1>>, rule: NormRule) -> Tensor<D> {
-    let (shape, [d], gain) = (x.dims(), gain.dims(), widened(gain));
-    assert_eq!(shape[D - 1], d, "norm: rows of {} with a gain of {d}", shape[D - 1]);
-    let rows = shape[..D - 1].iter().product::<usize>();
+fn norm<const D: usize>(
+    call: Call,
+    x: Tensor<D>,
+    gain: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    rule: NormRule,
+) -> Tensor<D> {
+    let shape = x.dims();
+    let d = shape[D - 1];
+    call.shape("gain", gain.dims(), [d]);
+    if let Some(bias) = &bias {
+        call.shape("bias", bias.dims(), [d]);
+    }
+    let (rows, gain) = (shape[..D - 1].iter().product::<usize>(), widened(gain));
     let bias = bias.map_or_else(|| Tensor::empty([0], (&gain.device(), DType::F32)), widened);
     let (x, gain, bias) = (x.reshape([rows, d]).into_dispatch(), gain.into_dispatch(), bias.into_dispatch());
     Tensor::<2>::from_dispatch(Dispatch::fused_norm(x, gain, bias, rule)).reshape(shape)
@@ -100,7 +117,11 @@ fn forward<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule: NormRule, y: &
         if bias.is_empty() {
             y.iter_mut().zip(normed).for_each(|(y, n)| _ = y.write(T::from_f32(n)));
         } else {
-            y.iter_mut().zip(normed).zip(bias).for_each(|((y, n), bias)| _ = y.write(T::from_f32(n + bias)));
+            // As long as a row: none of its elements is left out.
+            y.iter_mut()
+                .zip(normed)
+                .zip(&bias[..gain.len()])
+                .for_each(|((y, n), bias)| _ = y.write(T::from_f32(n + bias)));
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::cube::launch::{contiguous, empty};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "offline")]
@@ -159,8 +160,12 @@ pub(crate) fn attention_backward(
     let Problem { b, heads, t, s, widths, .. } = problem;
     let sizes = [(t, widths.nope), (s, widths.nope), (s, widths.v)];
     let gradients = sizes.map(|(rows, width)| {
-        let like = &problem.q.tensor;
-        let gradient = empty(like, [b, rows, heads, width], like.dtype);
+        let (like, shape) = (&problem.q.tensor, [b, rows, heads, width]);
+        // What no query sees has gradients of 0, which no kernel writes.
+        let gradient = match t {
+            0 => zeros_client(like.client.clone(), like.device.clone(), shape.into(), like.dtype),
+            _ => empty(like, shape, like.dtype),
+        };
         Rows::by_position(&gradient, [rows, heads, width], 0)
     });
     problem.backward(outputs, l, gradients.clone());
