@@ -1,7 +1,15 @@
 //! Interleaved 1F1B: a stage holds v chunks, p apart, so that a micro-batch is back at a stage after a v-th of the time.
 //!
-//! Narayanan et al., [2104.04473](https://arxiv.org/abs/2104.04473), section 2.2.2; Megatron-Core's order. Micro-batches go in rounds of p: those of a
+//! Narayanan et al., [2104.04473](https://arxiv.org/abs/2104.04473), section 2.2.2; Megatron-Core's order. Micro-batches go in rounds: those of a
 //! round through a stage's first chunk, then through its second one, and so on. It sends v times as much as 1F1B.
+//!
+//! Any number m of micro-batches will do. They are dealt to as many rounds as have p of them, at least one, and the first rounds take one more
+//! each where that does not come out even: m = 7 on three stages are rounds of 4 and 3. A round of p or more keeps every stage busy until
+//! the next chunk's first micro-batch is back; a round of fewer, which there is only if m < p, leaves gaps between chunks. PyTorch deals rounds
+//! alike, but refuses those that are not equal; Megatron-Core has a last one that may be larger or smaller.
+//!
+//! From the last stage a micro-batch is back at the first one p turns after it went out there. In a larger round it is received then, and not when its
+//! turn comes: a stage that sends does not wait for a turn that depends on its own next one.
 //!
 //! ```
 //! # use schedule::*;
@@ -15,36 +23,73 @@
 //! 3  .  .  .  F0 F1 F2 F3 f0 b0 =  f1 b1 =  f2 b2 =  f3 b3 =  B0 =  B1 =  B2 =  B3 =  .  .  .  .  .  .
 //! # ");
 //! ```
+//!
+//! Five micro-batches on two stages, in rounds of 3 and 2:
+//!
+//! ```
+//! # use schedule::*;
+//! # let pipeline = Pipeline::new(Schedule::Interleaved1F1B, 2, 2, 5).unwrap();
+//! # let ticks = Ticks { forward: 1, input: 1, weights: 1 };
+//! # let timeline = simulate(&pipeline, &pipeline.program(), &|_, action| ticks.of(action), Links::FREE).unwrap();
+//! # assert_eq!(timeline.picture(), "\
+//! 0  F0 F1 F2 f0 f1 f2 .  b0 =  F3 b1 =  F4 b2 =  f3 B0 =  f4 B1 =  .  B2 =  .  b3 =  b4 =  B3 =  B4 =
+//! 1  .  F0 F1 F2 f0 b0 =  f1 b1 =  f2 b2 =  F3 B0 =  F4 B1 =  f3 B2 =  f4 b3 =  b4 =  B3 =  B4 =  .  .
+//! # ");
+//! ```
 
 use crate::one_f_one_b::alternate;
-use crate::{Action, Cell, Pipeline, Ticks};
+use crate::{Action, Cell, Direction, Pipeline, Ticks};
+use std::ops::Range;
 
 pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
     let (p, v) = (pipeline.stages(), pipeline.virtual_stages());
-    let all = pipeline.micro_batches() * v;
-    // The k-th turn: which of the stage's chunks, and which micro-batch.
-    let turn = |k: usize| (k % (p * v) / p, k / (p * v) * p + k % p);
+    // The turns: which of the stage's chunks, and which micro-batch.
+    let mut turns = vec![];
+    for round in rounds(pipeline) {
+        turns.extend((0..v).flat_map(|chunk| round.clone().map(move |micro_batch| (chunk, micro_batch))));
+    }
     let cell = |chunk: usize, micro_batch: usize| Cell { chunk: chunk * p + stage, micro_batch };
-    let forward = |k| {
-        let (chunk, micro_batch) = turn(k);
+    let forward = |k: usize| {
+        let (chunk, micro_batch) = turns[k];
         Action::Forward(cell(chunk, micro_batch))
     };
-    let backward = |k| {
-        let (chunk, micro_batch) = turn(k);
+    let backward = |k: usize| {
+        let (chunk, micro_batch) = turns[k];
         Action::Backward(cell(v - 1 - chunk, micro_batch))
     };
-    alternate(warm_up(pipeline, stage), all, forward, backward)
+    alternate(warm_up(pipeline, stage), turns.len(), forward, backward)
+}
+
+/// The micro-batches of each round: at least p, and no round has more than one before it.
+fn rounds(pipeline: &Pipeline) -> impl Iterator<Item = Range<usize>> {
+    let (m, rounds) = (pipeline.micro_batches(), (pipeline.micro_batches() / pipeline.stages()).max(1));
+    let (each, more) = (m / rounds, m % rounds);
+    let start = move |round: usize| round * each + round.min(more);
+    (0..rounds).map(move |round| start(round)..start(round + 1))
+}
+
+/// How many turns before its own a cell's input is received: between the last stage and the first, as many as its round has beyond p.
+pub(crate) fn early(pipeline: &Pipeline, stage: usize, way: Direction, cell: Cell) -> usize {
+    let goes_round = match way {
+        Direction::Forward => stage == 0,
+        Direction::Backward => stage + 1 == pipeline.stages(),
+    };
+    let round = rounds(pipeline).find(|round| goes_round && round.contains(&cell.micro_batch));
+    round.map_or(0, |round| round.len().saturating_sub(pipeline.stages()))
 }
 
 /// Forwards before the first backward can be there: a round through all chunks but the last, and the way to the last stage and back.
 fn warm_up(pipeline: &Pipeline, stage: usize) -> usize {
     let (p, v) = (pipeline.stages(), pipeline.virtual_stages());
-    (v - 1) * p + 2 * (p - 1 - stage)
+    let first = rounds(pipeline).next().map_or(0, |round| round.len());
+    (v - 1) * first + 2 * (p - 1 - stage)
 }
 
-/// As that of 1F1B, but of chunks, which cost a v-th.
+/// As that of 1F1B, but of chunks, which cost a v-th; with fewer micro-batches than stages a stage waits in each chunk for those that are missing.
 pub(crate) fn bubble(pipeline: &Pipeline, ticks: Ticks) -> Option<u64> {
-    Some((pipeline.stages() as u64 - 1) * ticks.all())
+    let (p, v, m) = (pipeline.stages(), pipeline.virtual_stages(), pipeline.micro_batches());
+    let chunks = v * p.saturating_sub(m) + p.min(m) - 1;
+    Some(chunks as u64 * ticks.all())
 }
 
 pub(crate) fn live(pipeline: &Pipeline, stage: usize) -> usize {

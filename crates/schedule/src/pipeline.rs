@@ -56,12 +56,6 @@ pub enum PipelineError {
 
     #[error("interleaved_1f1b has at least two chunks a stage, not {virtual_stages}: 1f1b has one")]
     FewChunks { virtual_stages: usize },
-
-    #[error(
-        "interleaved_1f1b goes through the stages in rounds of as many micro-batches as there are stages, and {micro_batches} are no \
-         multiple of {stages}: give {fits} of them, say, or take 1f1b"
-    )]
-    Rounds { micro_batches: usize, stages: usize, fits: usize },
 }
 
 impl Schedule {
@@ -131,10 +125,6 @@ impl Pipeline {
             }
             Schedule::ZbV if virtual_stages != 2 => Err(PipelineError::TwoChunks { virtual_stages }),
             Schedule::Interleaved1F1B if virtual_stages < 2 => Err(PipelineError::FewChunks { virtual_stages }),
-            Schedule::Interleaved1F1B if !micro_batches.is_multiple_of(stages) => {
-                let fits = micro_batches.next_multiple_of(stages);
-                Err(PipelineError::Rounds { micro_batches, stages, fits })
-            }
             _ => Ok(Self { schedule, stages, virtual_stages, micro_batches }),
         }
     }
@@ -184,7 +174,11 @@ impl Pipeline {
 
     /// What a stage does in a step.
     pub fn program_of(&self, stage: usize) -> Vec<Action> {
-        program::with_messages(self, stage, self.order(stage))
+        let early = |way, cell| match self.schedule {
+            Schedule::Interleaved1F1B => interleaved::early(self, stage, way, cell),
+            _ => 0,
+        };
+        program::with_messages(self, stage, self.order(stage), &early)
     }
 
     /// What a stage does of so many micro-batches' forward, without a backward to come: in rounds of as many as there are stages, those of a
@@ -196,7 +190,7 @@ impl Pipeline {
             self.chunks_of(stage).flat_map(chunk)
         };
         let order = (0..micro_batches).step_by(self.stages).flat_map(round).collect();
-        program::with_messages(self, stage, order)
+        program::with_messages(self, stage, order, &|_, _| 0)
     }
 
     /// The bubble in closed form, where there is one: stages that cost the same, messages that take no time, and enough micro-batches.

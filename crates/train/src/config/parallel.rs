@@ -89,9 +89,6 @@ impl Default for ParallelConfig {
     }
 }
 
-/// Numbers of micro-batches that are tried.
-pub(super) const MOST_TRIED: usize = 1000;
-
 impl ParallelConfig {
     /// Ranks, or groups of `cp` x `tp` ranks, that share a batch: of each stage all, but under `block` each computes a part of the model for all of it.
     pub fn data_parallel_size(&self) -> usize {
@@ -191,28 +188,15 @@ impl Config {
         }
     }
 
-    /// Sequences that a rank computes at once of its share of the batch. In a pipeline there are four micro-batches a stage, or as few more as
-    /// the schedule wants, where nobody says how large they are and the share has as many sequences: then a fifth of the time or less is the
-    /// pipeline's bubble.
+    /// Sequences that a rank computes at once of its share of the batch. In a pipeline there are four micro-batches a stage where nobody says how
+    /// large they are and the share has as many sequences: then a fifth of the time or less is the pipeline's bubble.
     pub(crate) fn micro_batch_size(&self) -> usize {
         let (share, pp) = (self.share(), self.parallel.pp);
         match self.train.micro_batch_size {
             Some(micro) => micro.clamp(1, share),
             None if pp == 1 => share,
-            None => {
-                let least = pp.saturating_mul(4).min(share);
-                self.size_of((least..=share).take(least.min(MOST_TRIED))).unwrap_or(1)
-            }
+            None => share.div_ceil(pp.saturating_mul(4).min(share)),
         }
-    }
-
-    /// The size of micro-batches that the schedule takes as many of as there are then, for the first of these numbers for which there is one.
-    pub(super) fn size_of(&self, mut micro_batches: impl Iterator<Item = usize>) -> Option<usize> {
-        let rounds = if self.parallel.schedule == Schedule::Interleaved1F1B { self.parallel.pp } else { 1 };
-        micro_batches.find_map(|count| {
-            let size = self.share().div_ceil(count);
-            self.micro_batches_of(size).is_multiple_of(rounds).then_some(size)
-        })
     }
 
     /// Sequences of a step that a rank computes at most.

@@ -1,6 +1,5 @@
 mod layout;
 
-use super::parallel::MOST_TRIED;
 use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
 use crate::learning_rate::learning_rate;
 use crate::words::count;
@@ -61,11 +60,15 @@ impl Config {
         let waits = stages > 1 && micro_batches < 2 * stages;
         let bubble = waits.then(|| {
             let virtual_stages = self.parallel.virtual_stages();
+            // In each chunk of interleaved_1f1b a stage waits for the micro-batches that are missing.
+            let chunks = if self.parallel.schedule == Schedule::Interleaved1F1B { virtual_stages } else { 1 };
+            let missing = stages.saturating_sub(micro_batches);
+            let idle = chunks * missing + stages - missing - 1;
             format!(
                 "{} a step for {stages} stages: these wait for {:.0}% of the time; more and smaller ones (train.micro_batch_size, \
                  null for four a stage where the batch has as many sequences) shorten it",
                 count(micro_batches, "micro-batch"),
-                100.0 * (stages - 1) as f64 / (stages - 1 + virtual_stages * micro_batches) as f64
+                100.0 * idle as f64 / (idle + virtual_stages * micro_batches) as f64
             )
         });
         let Self { parallel, .. } = self;
@@ -165,22 +168,9 @@ impl Config {
             return Ok(());
         }
         let micro_batches = self.micro_batches();
-        Pipeline::new(parallel.schedule, parallel.pp, parallel.virtual_stages(), micro_batches).map(drop).map_err(
-            |error| {
-                let rounds = (micro_batches.div_ceil(parallel.pp)..=self.share()).take(MOST_TRIED);
-                let how = match self.size_of(rounds.map(|rounds| rounds.saturating_mul(parallel.pp))) {
-                    Some(size) => format!(" (--set train.micro_batch_size={size})"),
-                    None => {
-                        let rounds = micro_batches.div_ceil(parallel.pp) * parallel.pp;
-                        let batch = rounds
-                            .saturating_mul(self.micro_batch_size())
-                            .saturating_mul(parallel.data_parallel_size());
-                        format!(" (--batch-size {batch})")
-                    }
-                };
-                ConfigError::Invalid(format!("parallel: {error}{how}"))
-            },
-        )
+        Pipeline::new(parallel.schedule, parallel.pp, parallel.virtual_stages(), micro_batches)
+            .map(drop)
+            .map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))
     }
 
     fn validate_optim(&self) -> Result<(), ConfigError> {

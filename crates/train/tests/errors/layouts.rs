@@ -43,12 +43,6 @@ const LAYOUTS: &[Mistake] = &[
         &["parallel.stages is [2, 0, 2]", "3 chunks"],
     ),
     (
-        "micro-batches that are no rounds",
-        &[],
-        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.schedule=interleaved_1f1b --set train.micro_batch_size=32",
-        &["interleaved_1f1b", "1 are no multiple of 2", "give 2", "--set train.micro_batch_size=16"],
-    ),
-    (
         "stages that are no numbers",
         &[],
         "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.stages=[5,-1]",

@@ -80,6 +80,14 @@ pub const GPT2_PIPELINES: &[Row] = &[
     ("pp 2, its own micro-batches", &["gpus=2", "pp=2", "train.micro_batch_size=null"]),
     ("pp 2, gpipe", &["gpus=2", "pp=2", "schedule=gpipe", "train.micro_batch_size=2"]),
     ("pp 2, interleaved", &["gpus=2", "pp=2", "schedule=interleaved_1f1b", "train.micro_batch_size=2"]),
+    (
+        "pp 2, interleaved, 3 micro-batches",
+        &["gpus=2", "pp=2", "schedule=interleaved_1f1b", "train.micro_batch_size=6"],
+    ),
+    (
+        "pp 2, interleaved, fewer micro-batches than stages",
+        &["gpus=2", "pp=2", "schedule=interleaved_1f1b", "train.micro_batch_size=16"],
+    ),
     ("pp 2, zero_bubble", &["gpus=2", "pp=2", "schedule=zero_bubble"]),
     ("pp 4, zero_bubble, 8 micro-batches", &["gpus=4", "pp=4", "schedule=zero_bubble", "train.micro_batch_size=2"]),
     ("pp 2, zb_v", &["gpus=2", "pp=2", "schedule=zb_v"]),
@@ -124,6 +132,10 @@ pub const DEEPSEEK_PIPELINES: &[Row] = &[
     ("pp 4", &["gpus=4", "pp=4"]),
     ("pp 4, gpipe", &["gpus=4", "pp=4", "schedule=gpipe"]),
     ("pp 2, interleaved", &["gpus=2", "pp=2", "schedule=interleaved_1f1b"]),
+    (
+        "pp 2 x full_shard 3, interleaved, 3 micro-batches",
+        &["gpus=6", "pp=2", "schedule=interleaved_1f1b", "train.micro_batch_size=2"],
+    ),
     ("pp 2, zero_bubble", &["gpus=2", "pp=2", "schedule=zero_bubble"]),
     ("pp 4, zero_bubble", &["gpus=4", "pp=4", "schedule=zero_bubble"]),
     ("pp 2, zb_v", &["gpus=2", "pp=2", "schedule=zb_v"]),
