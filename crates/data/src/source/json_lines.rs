@@ -1,17 +1,24 @@
 //! JSON lines: an object per line, one field of which is a document.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::io::Read;
 use std::sync::atomic::AtomicU64;
 
-use serde_json::Value;
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::files::TextFile;
 use super::pieces::{self, Emit};
 use super::text;
 use crate::DataError;
 
-/// A line is held in memory, so it has a limit.
-const MAX_LINE: u64 = 256 << 20;
+/// A line is held in memory, and its document once more, so it has a limit.
+const MAX_LINE: u64 = 64 << 20;
+
+/// Fields that an error names, and characters of each.
+const NAMED_FIELDS: usize = 8;
+const NAMED_CHARS: usize = 40;
 
 /// What is wrong with a file that is one list of objects.
 const ARRAY: &str = "is an array, not an object (`jq -c '.[]' FILE > FILE.jsonl` makes it a line for each)";
@@ -29,26 +36,171 @@ pub fn read(file: &TextFile, field: &str, count: &AtomicU64, emit: Emit<'_>) -> 
             break;
         }
         if bytes.len() as u64 == MAX_LINE {
-            return Err(wrong(format!("is longer than {MAX_LINE} bytes")));
+            let problem = format!("is longer than {MAX_LINE} bytes (cut this document into several lines)");
+            return Err(wrong(problem));
         }
-        if bytes.trim_ascii().is_empty() {
-            continue;
+        let object = bytes.trim_ascii();
+        match object.first() {
+            None => continue,
+            Some(b'[') => return Err(wrong(ARRAY.into())),
+            Some(_) => {}
         }
-        let document = match serde_json::from_slice(&bytes) {
-            Ok(Value::Object(object)) => object,
-            Ok(Value::Array(_)) => return Err(wrong(ARRAY.into())),
-            Ok(_) => return Err(wrong("is not an object".into())),
-            Err(_) if line == 1 && bytes.trim_ascii().starts_with(b"[") => return Err(wrong(ARRAY.into())),
-            Err(error) => return Err(wrong(format!("is not JSON ({error})"))),
-        };
-        match document.get(field) {
-            Some(Value::String(text)) => pieces::document(text, emit)?,
-            Some(_) => return Err(wrong(format!("{field:?} is not a string"))),
-            None => {
-                let fields = document.keys().take(8).map(|key| &key[..]).collect::<Vec<_>>().join(", ");
+        match parse(object, field).map_err(|error| wrong(format!("is not JSON ({error})")))? {
+            Found::Text(text) => pieces::document(&text, emit)?,
+            Found::OtherType => return Err(wrong(format!("{field:?} is not a string"))),
+            Found::NoObject => return Err(wrong("is not an object".into())),
+            Found::OtherFields(fields) => {
+                let fields = fields.join(", ");
                 return Err(DataError::JsonField { path: file.path.clone(), line, field: field.into(), fields });
             }
         }
     }
     Ok(())
+}
+
+/// What a line has in the wanted field.
+#[derive(Debug, PartialEq, Eq)]
+enum Found<'a> {
+    Text(Cow<'a, str>),
+    OtherType,
+    /// Names of the first fields of an object without the wanted one.
+    OtherFields(Vec<String>),
+    NoObject,
+}
+
+/// Reads `line` and keeps the string in `field` alone: a list of numbers as a value tree takes 16 times its text.
+fn parse<'a>(line: &'a [u8], field: &str) -> serde_json::Result<Found<'a>> {
+    let mut json = serde_json::Deserializer::from_slice(line);
+    let found = match line.first() {
+        Some(b'{') => json.deserialize_map(Object { field })?,
+        _ => {
+            json.deserialize_ignored_any(IgnoredAny)?;
+            Found::NoObject
+        }
+    };
+    json.end()?;
+    Ok(found)
+}
+
+struct Object<'f> {
+    field: &'f str,
+}
+
+impl<'de> Visitor<'de> for Object<'_> {
+    type Value = Found<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Found<'de>, A::Error> {
+        let (mut found, mut names) = (None, Vec::new());
+        while let Some(Content::Text(name)) = map.next_key_seed(Value)? {
+            if name == self.field {
+                // The last one counts where there are several.
+                found = Some(map.next_value_seed(Value)?);
+                continue;
+            }
+            if names.len() < NAMED_FIELDS {
+                names.push(name.chars().take(NAMED_CHARS).flat_map(char::escape_debug).collect());
+            }
+            map.next_value::<IgnoredAny>()?;
+        }
+        Ok(match found {
+            Some(Content::Text(text)) => Found::Text(text),
+            Some(Content::Other) => Found::OtherType,
+            None => Found::OtherFields(names),
+        })
+    }
+}
+
+/// A string, borrowed from the line where nothing in it is escaped; of anything else nothing is kept.
+#[derive(Debug, PartialEq, Eq)]
+enum Content<'a> {
+    Text(Cow<'a, str>),
+    Other,
+}
+
+/// Reads a [`Content`].
+struct Value;
+
+impl<'de> DeserializeSeed<'de> for Value {
+    type Value = Content<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Content<'de>, D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Value {
+    type Value = Content<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Content<'de>, E> {
+        Ok(Content::Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Content<'de>, E> {
+        Ok(Content::Text(Cow::Owned(text.into())))
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Content<'de>, E> {
+        Ok(Content::Other)
+    }
+
+    fn visit_i64<E: Error>(self, _: i64) -> Result<Content<'de>, E> {
+        Ok(Content::Other)
+    }
+
+    fn visit_u64<E: Error>(self, _: u64) -> Result<Content<'de>, E> {
+        Ok(Content::Other)
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Content<'de>, E> {
+        Ok(Content::Other)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Content<'de>, E> {
+        Ok(Content::Other)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Content<'de>, A::Error> {
+        IgnoredAny.visit_seq(list).map(|_| Content::Other)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Content<'de>, A::Error> {
+        IgnoredAny.visit_map(map).map(|_| Content::Other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_line_only_the_wanted_string_is_kept() {
+        let text = |text: &'static str| Found::Text(text.into());
+        let cases = [
+            (r#"{"text": "a\tb", "n": [1, {"text": 2}]}"#, text("a\tb")),
+            (r#"{"n": {"text": "inner"}, "text": "outer"}"#, text("outer")),
+            (r#"{"text": "first", "text": "last"}"#, text("last")),
+            (r#"{"te\u0078t": "a", "n": null}"#, text("a")),
+            (r#"{"text": [1, "a"]}"#, Found::OtherType),
+            (r#"{"text": null}"#, Found::OtherType),
+            (r#"{"body": "a", "a\u001bb": 1}"#, Found::OtherFields(vec!["body".into(), "a\\u{1b}b".into()])),
+            ("{}", Found::OtherFields(vec![])),
+            ("3", Found::NoObject),
+            ("\"a\"", Found::NoObject),
+        ];
+        for (line, expected) in cases {
+            assert_eq!(parse(line.as_bytes(), "text").unwrap(), expected, "{line}");
+        }
+        for torn in [r#"{"text": "a"} 1"#, r#"{"text": "a""#, r#"{"text": "\ud800"}"#, "nul", "{\"text\": \"\n\"}"] {
+            assert!(parse(torn.as_bytes(), "text").is_err(), "{torn}");
+        }
+        assert!(parse(b"{\"text\": \"\xff\"}", "text").is_err());
+    }
 }

@@ -1,0 +1,73 @@
+//! What an enemy's file may cost: memory is counted while it is read.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use data::{OpenOptions, open};
+
+/// Counts the bytes that are held, and the most that ever were.
+struct Counting;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+fn took(bytes: usize) {
+    MOST.fetch_max(HELD.fetch_add(bytes, Ordering::Relaxed) + bytes, Ordering::Relaxed);
+}
+
+// SAFETY: all requests go to the system's allocator as they are.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        took(layout.size());
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        took(size);
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One test at a time, or each would count the others' memory.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// What came of opening a source, and the most bytes that were held meanwhile beyond those before.
+fn opened(source: &Path) -> (String, usize) {
+    let cache = tempfile::tempdir().unwrap();
+    let options = OpenOptions { cache: Some(cache.path().into()), ..OpenOptions::default() };
+    let before = HELD.load(Ordering::Relaxed);
+    MOST.store(before, Ordering::Relaxed);
+    let result = open(source.to_str().unwrap(), &options);
+    let most = MOST.load(Ordering::Relaxed) - before;
+    (result.map_or_else(|error| error.to_string(), |prepared| prepared.dataset.train_tokens().to_string()), most)
+}
+
+#[test]
+fn a_long_line_costs_its_own_length_and_not_a_tree_of_its_values() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.jsonl");
+    let (number, nested) = ("1,".repeat(4 << 20), "[".repeat(4 << 20) + &"]".repeat(4 << 20));
+    for values in [&format!("[{number}1]"), &nested] {
+        fs::write(&path, format!("{{\"n\": {values}, \"text\": \"to be or not to be\"}}\n")).unwrap();
+        let (result, most) = opened(&path);
+        assert_eq!(result, "17", "of 19 tokens, the last two validate");
+        assert!(most < 5 * values.len(), "{most} bytes for a line of {}", values.len());
+    }
+    fs::write(&path, format!("{{\"n\": \"{}\"}}\n", "a".repeat(70 << 20))).unwrap();
+    let (result, most) = opened(&path);
+    assert!(result.contains("a.jsonl, line 1: is longer than 67108864 bytes"), "{result}");
+    assert!(most < 200 << 20, "{most}");
+}
