@@ -45,6 +45,13 @@ pub enum DataError {
     #[error("{} is not whole {format} data ({problem}): copy or compress it again", path.display())]
     Compressed { path: PathBuf, format: &'static str, problem: String },
 
+    #[error(
+        "{} unpacks to far more than text does ({bytes} bytes out of {packed}; the limits are 200 times its size and 1 TiB): if \
+         you trust it, {advice}",
+        path.display()
+    )]
+    Bomb { path: PathBuf, packed: u64, bytes: u64, advice: String },
+
     #[error("{}, line {line}: {problem}; each line is an object with the text in \"{field}\"", path.display())]
     Json { path: PathBuf, line: u64, field: String, problem: String },
 

@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -70,4 +71,27 @@ fn a_long_line_costs_its_own_length_and_not_a_tree_of_its_values() {
     let (result, most) = opened(&path);
     assert!(result.contains("a.jsonl, line 1: is longer than 67108864 bytes"), "{result}");
     assert!(most < 200 << 20, "{most}");
+}
+
+#[test]
+fn a_file_that_unpacks_to_far_more_than_text_is_an_error_that_says_how_to_insist() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let gzip = |bytes| {
+        let (text, mut packed) = (std::io::repeat(b'a').take(bytes), Vec::new());
+        flate2::read::GzEncoder::new(text, flate2::Compression::best()).read_to_end(&mut packed).unwrap();
+        packed
+    };
+    let (gz, small) = (gzip(70 << 20), gzip(10 << 20));
+    let zst = zstd::encode_all(std::io::repeat(b'a').take(70 << 20), 1).unwrap();
+    for (name, bytes, command) in [("a.txt.gz", &gz, "gzip -dk"), ("a.txt.zst", &zst, "zstd -dk")] {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let (result, most) = opened(&path);
+        let expected = format!("if you trust it, unpack it yourself (`{command} {}`)", path.display());
+        assert!(result.contains("unpacks to far more than text does (67") && result.contains(&expected), "{result}");
+        assert!(most < 300 << 20, "{most}");
+    }
+    fs::write(folder.path().join("b.txt.gz"), small).unwrap();
+    assert_eq!(opened(&folder.path().join("b.txt.gz")).0, ((10 << 20) * 9 / 10).to_string());
 }

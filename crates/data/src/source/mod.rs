@@ -4,6 +4,7 @@ mod crates;
 mod files;
 mod json_lines;
 mod missing;
+mod pages;
 mod parquet;
 mod pieces;
 mod shakespeare;

@@ -2,15 +2,18 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parquet::basic::Type;
-use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
+use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
+use super::pages;
 use super::pieces::{self, Emit};
+use super::text;
 use crate::{DataError, quiet};
 
 /// Rows that are decoded at once.
@@ -18,16 +21,14 @@ const ROWS: usize = 256;
 
 /// Emits the documents of a file, row group by row group; nulls are skipped.
 pub fn read(path: &Path, field: &str, count: &AtomicU64, emit: Emit<'_>) -> Result<(), DataError> {
-    let file = File::open(path).map_err(|error| DataError::read(path, error))?;
-    let reader = guard(path, || SerializedFileReader::new(file))?;
+    let file = Arc::new(File::open(path).map_err(|error| DataError::read(path, error))?);
+    let reader = guard(path, || SerializedFileReader::new(file.try_clone()?))?;
     let column = find_column(path, field, &reader)?;
     let nullable = reader.metadata().file_metadata().schema_descr().column(column).max_def_level() > 0;
-    let mut row = 0;
+    let size = file.metadata().map_err(|error| DataError::read(path, error))?.len();
+    let (mut row, mut unpacked) = (0, 0);
     for group in 0..reader.num_row_groups() {
-        let mut rows = guard(path, || match reader.get_row_group(group)?.get_column_reader(column)? {
-            ColumnReader::ByteArrayColumnReader(rows) => Ok(rows),
-            _ => Err(ParquetError::General("the column is not of its type".into())),
-        })?;
+        let mut rows = guard(path, || pages::column(&file, reader.metadata().row_group(group), column))?;
         loop {
             let (documents, read) = guard(path, || next_rows(&mut rows, nullable))?;
             if read == 0 {
@@ -39,6 +40,12 @@ pub fn read(path: &Path, field: &str, count: &AtomicU64, emit: Emit<'_>) -> Resu
                 let Ok(text) = std::str::from_utf8(document.data()) else {
                     return Err(DataError::ParquetText { path: path.into(), row, field: field.into() });
                 };
+                // A few bytes may name a long document of the dictionary again and again.
+                unpacked += text.len() as u64;
+                if unpacked > text::limit(size) {
+                    let (path, advice) = (path.into(), "write it as JSON lines and give those".into());
+                    return Err(DataError::Bomb { path, packed: size, bytes: unpacked, advice });
+                }
                 pieces::document(text, emit)?;
             }
         }

@@ -1,8 +1,10 @@
 //! Text files, plain or compressed.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flate2::read::MultiGzDecoder;
@@ -10,6 +12,15 @@ use flate2::read::MultiGzDecoder;
 use super::files::{Compression, TextFile};
 use super::pieces::{self, Emit, Piece};
 use crate::DataError;
+
+/// How many times its size a compressed file may unpack to: text shrinks to a third or a tenth, logs to a fiftieth.
+const MOST_TIMES: u64 = 200;
+
+/// What any file may unpack to, however small it is: text that repeats itself.
+const FREE_BYTES: u64 = 64 << 20;
+
+/// What no file may unpack to.
+const MOST_BYTES: u64 = 1 << 40;
 
 /// Emits a text file as one document.
 pub fn read(file: &TextFile, count: &AtomicU64, emit: Emit<'_>) -> Result<(), DataError> {
@@ -39,44 +50,82 @@ pub fn read(file: &TextFile, count: &AtomicU64, emit: Emit<'_>) -> Result<(), Da
     }
 }
 
-/// Opens a file, through its decompression; `count` grows by the bytes that are read from the disk.
+/// Opens a file, through its decompression, which ends in an error where it unpacks to far more than text does; `count` grows by the
+/// bytes that are read from the disk.
 pub fn open<'a>(file: &TextFile, count: &'a AtomicU64) -> Result<Box<dyn BufRead + 'a>, DataError> {
     let failed = |error| DataError::read(&file.path, error);
-    let raw = BufReader::with_capacity(1 << 18, Counting { file: File::open(&file.path).map_err(failed)?, count });
-    Ok(match file.compression {
-        None => Box::new(raw),
-        Some(Compression::Gzip) => Box::new(BufReader::with_capacity(1 << 18, MultiGzDecoder::new(raw))),
-        Some(Compression::Zstd) => {
-            let decoder = zstd::Decoder::with_buffer(raw).map_err(failed)?;
-            Box::new(BufReader::with_capacity(1 << 18, decoder))
-        }
-    })
+    let packed = Rc::new(Cell::new(0));
+    let counting = Counting { file: File::open(&file.path).map_err(failed)?, count, packed: packed.clone() };
+    let raw = BufReader::with_capacity(1 << 18, counting);
+    let unpacked: Box<dyn Read + 'a> = match file.compression {
+        None => return Ok(Box::new(raw)),
+        Some(Compression::Gzip) => Box::new(MultiGzDecoder::new(raw)),
+        // It takes at most 128 MiB itself, whatever the file says.
+        Some(Compression::Zstd) => Box::new(zstd::Decoder::with_buffer(raw).map_err(failed)?),
+    };
+    Ok(Box::new(BufReader::with_capacity(1 << 18, Limited { unpacked, packed, bytes: 0 })))
 }
 
 /// The error of reading from [`open`]'s reader.
 pub fn failed(file: &TextFile, error: io::Error) -> DataError {
     let path: &Path = &file.path;
-    match file.compression {
-        None => DataError::read(path, error),
-        Some(compression) => {
-            let format = match compression {
-                Compression::Gzip => "gzip",
-                Compression::Zstd => "zstd",
-            };
-            DataError::Compressed { path: path.into(), format, problem: error.to_string() }
+    let (format, command) = match file.compression {
+        None => return DataError::read(path, error),
+        Some(Compression::Gzip) => ("gzip", "gzip -dk"),
+        Some(Compression::Zstd) => ("zstd", "zstd -dk"),
+    };
+    match error.get_ref().and_then(|error| error.downcast_ref::<Bomb>()) {
+        Some(&Bomb { packed, bytes }) => {
+            let advice = format!("unpack it yourself (`{command} {}`) and give what comes out", path.display());
+            DataError::Bomb { path: path.into(), packed, bytes, advice }
         }
+        None => DataError::Compressed { path: path.into(), format, problem: error.to_string() },
     }
+}
+
+/// What so many bytes may unpack to.
+pub fn limit(packed: u64) -> u64 {
+    FREE_BYTES.max(packed.saturating_mul(MOST_TIMES)).min(MOST_BYTES)
 }
 
 struct Counting<'a> {
     file: File,
     count: &'a AtomicU64,
+    packed: Rc<Cell<u64>>,
 }
 
 impl Read for Counting<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.file.read(buffer)?;
         self.count.fetch_add(read as u64, Ordering::Relaxed);
+        self.packed.set(self.packed.get() + read as u64);
         Ok(read)
     }
+}
+
+/// Ends in an error where a file unpacks to more than [`MOST_TIMES`] its size, or to more than [`MOST_BYTES`].
+struct Limited<R> {
+    unpacked: R,
+    packed: Rc<Cell<u64>>,
+    bytes: u64,
+}
+
+impl<R: Read> Read for Limited<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.unpacked.read(buffer)?;
+        self.bytes += read as u64;
+        let (packed, bytes) = (self.packed.get(), self.bytes);
+        if bytes > limit(packed) {
+            return Err(io::Error::other(Bomb { packed, bytes }));
+        }
+        Ok(read)
+    }
+}
+
+/// A file that unpacks to too much: bytes that were read of it, and what came out.
+#[derive(Debug, thiserror::Error)]
+#[error("{bytes} bytes out of {packed}")]
+struct Bomb {
+    packed: u64,
+    bytes: u64,
 }
