@@ -71,15 +71,27 @@ impl Communicator {
     /// Chunk `rank` of the sum of the ranks' tensors: `[N * n]` becomes `[n]`.
     pub fn reduce_scatter<K: Kind>(&self, full: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
         let collective = Collective::ReduceScatter;
-        let call = || self.reduce_scatter_as(collective, K::forget(full), None, Reduce::Sum);
+        let call = || self.reduce_scatter_as(collective, K::forget(full), Reduce::Sum);
         self.metered(collective, call).map(K::remember)
     }
 
     /// [`reduce_scatter`](Self::reduce_scatter) that goes on with a sum: chunk `rank` of `((onto + t_0) + t_1) + ...`, `onto` being this
     /// rank's chunk so far. Gradients of many micro-batches so have one order of addition, however many ranks computed them.
+    ///
+    /// Of tensors of 16 bits the sum is f32, and `onto` too: fp16 overflows over no number of ranks.
     pub fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError> {
         let (collective, full, onto) = (Collective::ReduceScatter, Payload::Float(full), onto.map(Payload::Float));
-        let call = || self.reduce_scatter_as(collective, full, onto, Reduce::Sum);
+        let call = || {
+            let (n, len) = (self.world_size(), full.len());
+            let (chunk, dtype) = (len / n, full.sum_dtype());
+            if let Some(onto) = onto.as_ref().filter(|onto| (onto.len(), onto.dtype()) != (chunk, dtype)) {
+                let (chunk, sum) = (format!("[{chunk}] {dtype:?}"), format!("[{}] {:?}", onto.len(), onto.dtype()));
+                let reason = format!("chunks of {chunk} cannot be added to a sum of {sum}");
+                return Err(self.bad_argument(collective, reason));
+            }
+            let (parts, bytes) = self.chunks(collective, full)?;
+            Ok((Payload::sum_onto(onto, &parts, 0..chunk), bytes))
+        };
         self.metered(collective, call).map(Float::remember)
     }
 
@@ -266,7 +278,7 @@ impl Communicator {
         let len = tensor.len();
         let (all, bytes) = self.all_gather_as(Collective::AllReduce(how), tensor)?;
         let parts = (0..self.world_size()).map(|rank| all.clone().slice(rank * len..(rank + 1) * len));
-        Ok((Payload::reduce(parts, how), bytes))
+        Ok((Payload::reduce(&parts.collect::<Vec<_>>(), 0..len, how), bytes))
     }
 
     /// [`all_reduce`](Self::all_reduce) of many bytes: each rank reduces a chunk, padded so that there are N.
@@ -276,7 +288,7 @@ impl Communicator {
             0 => tensor,
             missing => Payload::cat(vec![tensor.clone(), tensor.zeros_like(missing)]),
         };
-        let (chunk, scattered) = self.reduce_scatter_as(collective, padded, None, how)?;
+        let (chunk, scattered) = self.reduce_scatter_as(collective, padded, how)?;
         let (all, gathered) = self.all_gather_as(collective, chunk)?;
         Ok((all.slice(0..len), scattered + gathered))
     }
@@ -298,22 +310,22 @@ impl Communicator {
         &self,
         collective: Collective,
         full: Payload,
-        onto: Option<Payload>,
         how: Reduce,
     ) -> Result<(Payload, usize), CommError> {
+        let (parts, bytes) = self.chunks(collective, full)?;
+        Ok((Payload::reduce(&parts, 0..parts[0].len(), how), bytes))
+    }
+
+    /// The ranks' parts of this rank's chunk, and the bytes received.
+    fn chunks(&self, collective: Collective, full: Payload) -> Result<(Vec<Payload>, usize), CommError> {
         let (n, len) = (self.world_size(), full.len());
         if len % n != 0 {
             return Err(self.bad_argument(collective, format!("{len} elements cannot be split over {n} ranks")));
         }
-        if let Some(onto) = onto.as_ref().filter(|onto| (onto.len(), onto.dtype()) != (len / n, full.dtype())) {
-            let (chunk, sum) =
-                (format!("[{}] {:?}", len / n, full.dtype()), format!("[{}] {:?}", onto.len(), onto.dtype()));
-            return Err(self.bad_argument(collective, format!("chunks of {chunk} cannot be added to a sum of {sum}")));
-        }
         let signature = whole(collective, &full);
         let parts = (0..n).map(|to| Some(full.clone().slice(to * len / n..(to + 1) * len / n))).collect();
         let (parts, bytes) = self.exchange(&signature, parts)?;
-        Ok((Payload::reduce(onto.into_iter().chain(parts.into_iter().flatten()), how), bytes))
+        Ok((parts.into_iter().flatten().collect(), bytes))
     }
 
     /// A collective that is one exchange.

@@ -19,7 +19,8 @@
 //! ([`TensorParallel`]), and ranks that have parts of a context ([`ContextParallel`]); both together are [`SequenceRanks`].
 //!
 //! Four laws hold for every engine:
-//! * Sums run in rank order, so a result is bitwise the same every time and with every engine.
+//! * Sums run in rank order, so a result is bitwise the same every time and with every engine. Floats of 16 bits are added in f32 and rounded
+//!   once.
 //! * Every rank calls the same collectives in the same order. Where shapes, dtypes or collectives disagree, every rank gets
 //!   an error that names both sides.
 //! * No wait is for ever: when a rank fails, leaves or is late, the others get a [`CommError`] that names it, also those that wait
@@ -56,6 +57,7 @@ pub mod ops;
 mod payload;
 mod ranks;
 mod sequence_ranks;
+mod sums;
 mod tensor_parallel;
 mod timeouts;
 

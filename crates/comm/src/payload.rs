@@ -1,4 +1,3 @@
-use burn::backend::Flex;
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData, kind::Basic};
 use std::ops::Range;
 
@@ -14,7 +13,7 @@ pub enum Payload {
 /// How [`Communicator::all_reduce`](crate::Communicator::all_reduce) combines the ranks' tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduce {
-    /// Their sum, added in rank order.
+    /// Their sum, added in rank order; floats of 16 bits are added in f32, and the sum is rounded once.
     Sum,
     /// The sum divided by the number of ranks; for integers rounded towards zero.
     Mean,
@@ -135,26 +134,6 @@ impl Payload {
         }
     }
 
-    /// Combined element by element, in this order. At least one, all of one dtype and length.
-    pub(crate) fn reduce(payloads: impl IntoIterator<Item = Self>, how: Reduce) -> Self {
-        let payloads: Vec<Self> = payloads.into_iter().collect();
-        let count = payloads.len();
-        let one_pass = if how == Reduce::Max { None } else { sum_in_one_pass(&payloads) };
-        let combine = |a: Self, b: Self| match (a, b, how) {
-            (Self::Float(a), Self::Float(b), Reduce::Max) => Self::Float(a.max_pair(b)),
-            (Self::Int(a), Self::Int(b), Reduce::Max) => Self::Int(a.max_pair(b)),
-            (Self::Float(a), Self::Float(b), _) => Self::Float(a + b),
-            (Self::Int(a), Self::Int(b), _) => Self::Int(a + b),
-            _ => unreachable!("ranks agree on the dtype"),
-        };
-        let total = one_pass.or_else(|| payloads.into_iter().reduce(combine)).expect("a group has ranks");
-        match (total, how) {
-            (Self::Float(sum), Reduce::Mean) => Self::Float(sum / count as f64),
-            (Self::Int(sum), Reduce::Mean) => Self::Int(sum / count as i64),
-            (total, _) => total,
-        }
-    }
-
     pub(crate) fn device(&self) -> Device {
         match self {
             Self::Float(tensor) => tensor.device(),
@@ -177,27 +156,4 @@ impl Payload {
     pub(crate) fn is_tracked(&self) -> bool {
         matches!(self, Self::Float(tensor) if tensor.is_tracked())
     }
-}
-
-/// The sum of f32 tensors on the CPU; None of others. Burn adds two at a time, and writes and reads the sum again for each: here every
-/// tensor passes through the cache once.
-fn sum_in_one_pass(payloads: &[Payload]) -> Option<Payload> {
-    const BLOCK: usize = 4096;
-    let flex = |payload: &Payload| match payload {
-        Payload::Float(tensor) if tensor.dtype() == DType::F32 => tensor.clone().try_into_primitive::<Flex>().ok(),
-        _ => None,
-    };
-    let tensors = payloads.iter().map(flex).collect::<Option<Vec<_>>>()?;
-    let slices = tensors.iter().map(|tensor| tensor.as_slice::<f32>()).collect::<Option<Vec<_>>>()?;
-    let (first, others) = slices.split_first()?;
-    let mut sum = Vec::with_capacity(first.len());
-    for start in (0..first.len()).step_by(BLOCK) {
-        let end = first.len().min(start + BLOCK);
-        sum.extend_from_slice(&first[start..end]);
-        for other in others {
-            sum[start..].iter_mut().zip(&other[start..end]).for_each(|(sum, value)| *sum += value);
-        }
-    }
-    let len = sum.len();
-    Some(Payload::from_data(TensorData::new(sum, [len]), &payloads[0].device()))
 }

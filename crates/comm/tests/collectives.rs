@@ -250,6 +250,45 @@ fn results_keep_the_dtype() {
     }
 }
 
+/// In bf16, 256 + 1 is 256, and fp16 ends at 65504.
+#[test]
+fn sums_of_16_bits_are_added_in_32_and_rounded_once() {
+    let n = 16;
+    let values = |tensor: Tensor<1>| tensor.into_data().iter::<f64>().collect::<Vec<f64>>();
+    // Short and long: in one round and in chunks.
+    for (len, dtype, term) in [(n, DType::BF16, 257.0), (1 << 15, DType::BF16, 0.001), (n, DType::F16, 0.3)] {
+        for found in on_ranks(n, |comm| {
+            let mine = || Tensor::<1>::full([len], term, comm.device()).cast(dtype);
+            let found = [
+                comm.all_reduce(mine(), Reduce::Sum).unwrap(),
+                comm.reduce_scatter(mine()).unwrap(),
+                comm.all_reduce(mine(), Reduce::Mean).unwrap(),
+            ];
+            assert!(found.iter().all(|sum| sum.dtype() == dtype));
+            (values(mine())[0], found.map(values))
+        }) {
+            let (term, [sum, chunk, mean]) = found;
+            // A sum of sixteen equal terms is exact.
+            assert!(sum.iter().chain(&chunk).all(|sum| *sum == 16.0 * term), "{dtype:?}: {} and {}", sum[0], chunk[0]);
+            assert!(mean.iter().all(|mean| *mean == term), "{dtype:?}: {}", mean[0]);
+        }
+    }
+}
+
+#[test]
+fn sums_of_fp16_that_go_on_are_f32_and_have_its_range() {
+    let n = 16;
+    on_ranks(n, |comm| {
+        let mine = || Tensor::<1>::full([n], 60_000.0, comm.device()).cast(DType::F16);
+        let sum = comm.reduce_scatter_onto(mine(), None).unwrap();
+        let sum = comm.reduce_scatter_onto(mine(), Some(sum)).unwrap();
+        assert_eq!(sum.dtype(), DType::F32);
+        assert_eq!(sum.into_data().try_to_vec::<f32>().unwrap(), [2.0 * 16.0 * 60_000.0]);
+        let mean = comm.all_reduce(mine(), Reduce::Mean).unwrap().into_data();
+        assert!(mean.iter::<f32>().all(|mean| mean == 60_000.0));
+    });
+}
+
 #[test]
 fn hundreds_of_rounds_stay_in_step_whoever_is_late() {
     let n = 4;

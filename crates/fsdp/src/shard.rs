@@ -10,7 +10,7 @@ use crate::unit::Value;
 use crate::weights::Flat;
 use crate::{FsdpConfig, Layout, ParamLayout, Strategy};
 use burn::tensor::{DType, Device, Tensor};
-use comm::Reduce;
+use comm::{CommError, Communicator, Reduce};
 use std::ops::Range;
 
 /// A class of a unit's parameters at rest: this rank's share of them, of their gradients and optimizer state; nothing of a unit that its stage
@@ -201,16 +201,16 @@ impl FlatShard {
         Some(lanes.reduce.submit(move |groups| {
             let (gradient, groups) = (in_flight.tensor.clone(), groups.of(plan.class));
             let mut earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone());
-            let part = match (plan.shards, plan.reduce) {
-                (1, _) => gradient,
-                (_, FloatType::Fp32) if !plan.offloads => {
-                    groups.shard.reduce_scatter_onto(gradient.cast(DType::F32), earlier.take())?
+            let part = match plan.shards {
+                1 => gradient,
+                _ => {
+                    let onto = if plan.offloads { None } else { earlier.take() };
+                    groups.shard.reduce_scatter_onto(gradient.cast(plan.reduce.dtype()), onto)?
                 }
-                (_, reduce) => groups.shard.reduce_scatter(gradient.cast(reduce.dtype()))?,
             };
             let sum = if last && plan.replicas > 1 {
                 let sum = add(earlier.map(|earlier| earlier.to_device(&plan.device)), part.cast(DType::F32));
-                plan.to_rest(groups.replicate.all_reduce(sum.cast(plan.reduce.dtype()), Reduce::Sum)?)
+                sum_over_replicas(&plan, &groups.replicate, sum)?
             } else {
                 add(earlier, plan.to_rest(part))
             };
@@ -356,6 +356,17 @@ fn concatenate(
         pieces.push(zeros(len - end));
     }
     Tensor::cat(pieces, 0)
+}
+
+/// The sum of the copies' gradients, where it rests. In fp16 the mean over all ranks is what crosses: no number of ranks takes it beyond
+/// fp16's range.
+fn sum_over_replicas(plan: &Plan, replicate: &Communicator, sum: Tensor<1>) -> Result<Tensor<1>, CommError> {
+    let dtype = plan.reduce.dtype();
+    if plan.reduce != FloatType::Fp16 {
+        return Ok(plan.to_rest(replicate.all_reduce(sum.cast(dtype), Reduce::Sum)?));
+    }
+    let mean = replicate.all_reduce((sum / plan.shards as f64).cast(dtype), Reduce::Mean)?;
+    Ok(plan.to_rest(mean) * (plan.shards * plan.replicas) as f64)
 }
 
 /// The same values in memory of their own: a slice may be a view that keeps the whole buffer alive.

@@ -46,6 +46,39 @@ fn a_gradient_that_is_no_number_at_scale_one_is_not_finite() {
     }
 }
 
+/// Each rank's gradient is 0.6 x 65536, and within fp16's range; the sum over the ranks is beyond it.
+#[test]
+fn a_sum_over_ranks_beyond_fp16_is_no_overflow() {
+    for (strategy, dp_replicate, cpu_offload) in [
+        (Strategy::Ddp, None, false),
+        (Strategy::Zero1, None, false),
+        (Strategy::ShardGradOp, None, false),
+        (Strategy::FullShard, None, false),
+        (Strategy::FullShard, None, true),
+        (Strategy::HybridShard, Some(2), false),
+        (Strategy::HybridShard, Some(4), false),
+    ] {
+        let precision = Precision { param: FloatType::Fp32, reduce: FloatType::Fp16 };
+        let config = FsdpConfig { strategy, precision, dp_replicate, cpu_offload, ..FsdpConfig::default() };
+        let reports = run_ranks(vec![Device::flex(); 8], Duration::from_secs(60), move |comm| {
+            let (mut units, device) = (Units::new(), Device::flex());
+            let constant = Initializer::Constant { value: 0.1 };
+            let linear = || LinearConfig::new(8, 8).with_bias(false).with_initializer(constant.clone()).init(&device);
+            let first = units.add("first", linear());
+            units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()) * 0.0);
+            let last = units.add("last", linear());
+            units.last(last, |of: &Linear, x, _| x.mean() + of.weight.val().sum() * 0.6);
+            let mut fsdp = Fsdp::new(units, comm, config.clone())?;
+            fsdp.train_step(&[Tensor::<3>::ones([1, 2, 8], &device)], 1e-3)
+        })
+        .unwrap();
+        // Of 64 gradients of 0.6, the mean over ranks.
+        let (report, norm) = (&reports[0], 0.6 * 8.0);
+        let case = format!("{strategy:?}, copies: {dp_replicate:?}, offloaded: {cpu_offload}");
+        assert!(!report.skipped && (report.grad_norm / norm - 1.0).abs() < 1e-3, "{case}: {report:?}");
+    }
+}
+
 #[derive(Module, Debug)]
 struct Biased {
     linear: Linear,
