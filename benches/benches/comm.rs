@@ -1,16 +1,20 @@
 //! Collectives between four ranks that are threads, next to a copy of what each rank must at least write.
 //!
 //! A payload is the full tensor of one rank, in bytes: what `all_gather` returns, what `reduce_scatter` takes, what `all_to_all` takes and
-//! returns. `peers/comm_gloo.py` measures the same in PyTorch's gloo, and `peers/compare.py` divides the two.
+//! returns. Between 16 to 256 ranks, with little to move, the time of a call is that of meeting. `peers/comm_gloo.py` measures the same in PyTorch's gloo, and `peers/compare.py` divides the two.
 
 use benches::RankThreads;
 use burn::tensor::Tensor;
-use comm::Communicator;
+use comm::{Communicator, Reduce};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use std::hint::black_box;
 use std::time::Duration;
 
 const RANKS: usize = 4;
+
+/// Numbers of ranks, and what each of them gives: for the time of meeting.
+const MANY: [usize; 4] = [16, 64, 128, 256];
+const LITTLE: usize = 256 * size_of::<f32>();
 
 const PAYLOADS: [(&str, usize); 5] =
     [("1 KB", 1 << 10), ("16 KB", 16 << 10), ("256 KB", 256 << 10), ("4 MB", 4 << 20), ("64 MB", 64 << 20)];
@@ -41,6 +45,31 @@ fn main() {
             };
             bench("collective", work, payload);
             bench("memcpy", memcpy, payload / part);
+        }
+    }
+    drop(ranks);
+    for ranks in MANY {
+        let threads = RankThreads::start(ranks);
+        let calls: [(&str, Work); 4] = [
+            ("barrier", |comm, _| {
+                let comm = comm.clone();
+                Box::new(move || comm.barrier().unwrap())
+            }),
+            ("all_reduce", |comm, bytes| {
+                let (comm, tensor) = (comm.clone(), ones(comm, bytes));
+                Box::new(move || drop(black_box(comm.all_reduce(tensor.clone(), Reduce::Sum).unwrap())))
+            }),
+            ("all_gather", |comm, bytes| {
+                let (comm, shard) = (comm.clone(), ones(comm, bytes));
+                Box::new(move || drop(black_box(comm.all_gather(shard.clone()).unwrap())))
+            }),
+            ("reduce_scatter", reduce_scatter),
+        ];
+        let mut group = criterion.benchmark_group("comm/many");
+        for (name, work) in calls {
+            group.bench_function(BenchmarkId::new(name, ranks), |bencher| {
+                bencher.iter_custom(|rounds| threads.time(rounds, move |comm| work(comm, LITTLE)));
+            });
         }
     }
     criterion.final_summary();

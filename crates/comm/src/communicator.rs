@@ -1,6 +1,6 @@
 use crate::error::panic_message;
-use crate::meter::Meter;
-use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, TrafficTable};
+use crate::meter::{Cost, Meter};
+use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, Summands, TrafficTable};
 use burn::tensor::{Device, Float, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -71,7 +71,7 @@ impl Communicator {
     /// Chunk `rank` of the sum of the ranks' tensors: `[N * n]` becomes `[n]`.
     pub fn reduce_scatter<K: Kind>(&self, full: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
         let collective = Collective::ReduceScatter;
-        let call = || self.reduce_scatter_as(collective, K::forget(full), Reduce::Sum);
+        let call = || self.chunks(collective, K::forget(full)).map(|(chunks, cost)| (chunks.reduce(Reduce::Sum), cost));
         self.metered(collective, call).map(K::remember)
     }
 
@@ -82,15 +82,14 @@ impl Communicator {
     pub fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError> {
         let (collective, full, onto) = (Collective::ReduceScatter, Payload::Float(full), onto.map(Payload::Float));
         let call = || {
-            let (n, len) = (self.world_size(), full.len());
-            let (chunk, dtype) = (len / n, full.sum_dtype());
+            let (chunk, dtype) = (full.len() / self.world_size(), full.sum_dtype());
             if let Some(onto) = onto.as_ref().filter(|onto| (onto.len(), onto.dtype()) != (chunk, dtype)) {
                 let (chunk, sum) = (format!("[{chunk}] {dtype:?}"), format!("[{}] {:?}", onto.len(), onto.dtype()));
                 let reason = format!("chunks of {chunk} cannot be added to a sum of {sum}");
                 return Err(self.bad_argument(collective, reason));
             }
-            let (parts, bytes) = self.chunks(collective, full)?;
-            Ok((Payload::sum_onto(onto, &parts, 0..chunk), bytes))
+            let (chunks, cost) = self.chunks(collective, full)?;
+            Ok((chunks.sum_onto(onto), cost))
         };
         self.metered(collective, call).map(Float::remember)
     }
@@ -174,7 +173,7 @@ impl Communicator {
         let (collective, tensor) = (Collective::Send(to), K::forget(tensor));
         self.check_root(collective, to)?;
         self.check_tracked(collective, &tensor)?;
-        self.metered(collective, || self.engine.send(tensor, to).map(|()| ((), 0)))
+        self.metered(collective, || self.engine.send(tensor, to).map(|()| ((), Cost::default())))
     }
 
     /// The next tensor from rank `from`.
@@ -187,7 +186,7 @@ impl Communicator {
         let payload = self.metered(collective, || {
             let payload = self.engine.recv(from)?;
             let bytes = if from == self.rank() { 0 } else { payload.bytes() };
-            Ok((payload, bytes))
+            Ok((payload, Cost { bytes, control: 0 }))
         })?;
         if !K::is(&payload) {
             let reason = format!("rank {from} sent [{}] {:?}, another kind", payload.len(), payload.dtype());
@@ -227,7 +226,10 @@ impl Communicator {
     /// Returns when every rank has called it.
     pub fn barrier(&self) -> Result<(), CommError> {
         let signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
-        self.call(&signature, self.nothing()).map(drop)
+        self.metered(signature.collective, || match self.world_size() {
+            1 => Ok(((), Cost::default())),
+            _ => self.engine.barrier(&signature).map(|()| ((), self.cost(0))),
+        })
     }
 
     /// The group of those ranks that give the same `color`, numbered in the order of their ranks here. Metered as
@@ -274,58 +276,53 @@ impl Communicator {
     }
 
     /// [`all_reduce`](Self::all_reduce) of few bytes: everyone gets everything.
-    fn reduce_at_once(&self, tensor: Payload, how: Reduce) -> Result<(Payload, usize), CommError> {
-        let len = tensor.len();
-        let (all, bytes) = self.all_gather_as(Collective::AllReduce(how), tensor)?;
-        let parts = (0..self.world_size()).map(|rank| all.clone().slice(rank * len..(rank + 1) * len));
-        Ok((Payload::reduce(&parts.collect::<Vec<_>>(), 0..len, how), bytes))
+    fn reduce_at_once(&self, tensor: Payload, how: Reduce) -> Result<(Payload, Cost), CommError> {
+        let (collective, others, bytes) = (Collective::AllReduce(how), self.world_size() - 1, tensor.bytes());
+        self.check_tracked(collective, &tensor)?;
+        if others == 0 {
+            return Ok((tensor, Cost::default()));
+        }
+        let total = self.engine.all_reduce(&whole(collective, &tensor), tensor, how)?;
+        Ok((total, self.cost(others * bytes)))
     }
 
     /// [`all_reduce`](Self::all_reduce) of many bytes: each rank reduces a chunk, padded so that there are N.
-    fn reduce_in_chunks(&self, tensor: Payload, how: Reduce) -> Result<(Payload, usize), CommError> {
+    fn reduce_in_chunks(&self, tensor: Payload, how: Reduce) -> Result<(Payload, Cost), CommError> {
         let (collective, n, len) = (Collective::AllReduce(how), self.world_size(), tensor.len());
         let padded = match len.next_multiple_of(n) - len {
             0 => tensor,
             missing => Payload::cat(vec![tensor.clone(), tensor.zeros_like(missing)]),
         };
-        let (chunk, scattered) = self.reduce_scatter_as(collective, padded, how)?;
-        let (all, gathered) = self.all_gather_as(collective, chunk)?;
-        Ok((all.slice(0..len), scattered + gathered))
+        let (chunks, scattered) = self.chunks(collective, padded)?;
+        let (all, gathered) = self.all_gather_as(collective, chunks.reduce(how))?;
+        let cost = Cost { bytes: scattered.bytes + gathered.bytes, control: scattered.control + gathered.control };
+        Ok((all.slice(0..len), cost))
     }
 
-    /// The gathered tensor, and the bytes received.
-    fn all_gather_as(&self, collective: Collective, shard: Payload) -> Result<(Payload, usize), CommError> {
+    /// The gathered tensor.
+    fn all_gather_as(&self, collective: Collective, shard: Payload) -> Result<(Payload, Cost), CommError> {
         self.check_tracked(collective, &shard)?;
         if self.world_size() == 1 {
-            return Ok((shard, 0));
+            return Ok((shard, Cost::default()));
         }
         let (signature, own) = (whole(collective, &shard), shard.bytes());
         let full = self.engine.all_gather(&signature, shard)?;
         let bytes = full.bytes() - own;
-        Ok((full, bytes))
+        Ok((full, self.cost(bytes)))
     }
 
-    /// This rank's chunk, and the bytes received.
-    fn reduce_scatter_as(
-        &self,
-        collective: Collective,
-        full: Payload,
-        how: Reduce,
-    ) -> Result<(Payload, usize), CommError> {
-        let (parts, bytes) = self.chunks(collective, full)?;
-        Ok((Payload::reduce(&parts, 0..parts[0].len(), how), bytes))
-    }
-
-    /// The ranks' parts of this rank's chunk, and the bytes received.
-    fn chunks(&self, collective: Collective, full: Payload) -> Result<(Vec<Payload>, usize), CommError> {
-        let (n, len) = (self.world_size(), full.len());
+    /// What all ranks give of this rank's chunk.
+    fn chunks(&self, collective: Collective, full: Payload) -> Result<(Summands, Cost), CommError> {
+        let (n, len, bytes) = (self.world_size(), full.len(), full.bytes());
         if len % n != 0 {
             return Err(self.bad_argument(collective, format!("{len} elements cannot be split over {n} ranks")));
         }
-        let signature = whole(collective, &full);
-        let parts = (0..n).map(|to| Some(full.clone().slice(to * len / n..(to + 1) * len / n))).collect();
-        let (parts, bytes) = self.exchange(&signature, parts)?;
-        Ok((parts.into_iter().flatten().collect(), bytes))
+        self.check_tracked(collective, &full)?;
+        if n == 1 {
+            return Ok((Summands::new(vec![full]), Cost::default()));
+        }
+        let chunks = self.engine.chunks(&whole(collective, &full), full)?;
+        Ok((chunks, self.cost(bytes / n * (n - 1))))
     }
 
     /// A collective that is one exchange.
@@ -333,32 +330,37 @@ impl Communicator {
         self.metered(signature.collective, || self.exchange(signature, parts))
     }
 
-    /// What the ranks gave this one, and the bytes received.
+    /// What the ranks gave this one.
     fn exchange(
         &self,
         signature: &Signature,
         parts: Vec<Option<Payload>>,
-    ) -> Result<(Vec<Option<Payload>>, usize), CommError> {
+    ) -> Result<(Vec<Option<Payload>>, Cost), CommError> {
         parts.iter().flatten().try_for_each(|part| self.check_tracked(signature.collective, part))?;
         if self.world_size() == 1 {
-            return Ok((parts, 0));
+            return Ok((parts, Cost::default()));
         }
         let found = self.engine.exchange(signature, parts)?;
         let others = found.iter().enumerate().filter(|(from, _)| *from != self.rank());
         let bytes = others.filter_map(|(_, part)| part.as_ref()).map(Payload::bytes).sum();
-        Ok((found, bytes))
+        Ok((found, self.cost(bytes)))
     }
 
-    /// The result of `call`, which also says how many bytes it received. A rank alone communicates nothing.
+    /// Of one round in which so many bytes came.
+    fn cost(&self, bytes: usize) -> Cost {
+        Cost { bytes, control: self.engine.control_messages() }
+    }
+
+    /// The result of `call`, which also says what it cost. A rank alone communicates nothing.
     fn metered<T>(
         &self,
         collective: Collective,
-        call: impl FnOnce() -> Result<(T, usize), CommError>,
+        call: impl FnOnce() -> Result<(T, Cost), CommError>,
     ) -> Result<T, CommError> {
         let started = Instant::now();
-        let (result, bytes) = call()?;
+        let (result, cost) = call()?;
         if self.world_size() > 1 {
-            self.meter.add(&self.axes, collective, bytes, started.elapsed());
+            self.meter.add(&self.axes, collective, cost, started.elapsed());
         }
         Ok(result)
     }

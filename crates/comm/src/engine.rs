@@ -1,12 +1,12 @@
-use crate::{CommError, Payload, Reduce};
+use crate::{CommError, Payload, Reduce, Summands};
 use burn::tensor::{DType, Device};
 use std::fmt;
 use std::sync::Arc;
 
 /// What moves tensors between the ranks of a group: threads ([`local`](crate::run_ranks)), or processes (`mpi`).
 ///
-/// [`Communicator`](crate::Communicator) makes every collective of [`exchange`](Self::exchange); an engine may know a shorter way for
-/// [`all_gather`](Self::all_gather). Every call blocks until all ranks have made it, and fails on all ranks if one does not.
+/// [`Communicator`](crate::Communicator) can make every collective of [`exchange`](Self::exchange); an engine may know a shorter way for those
+/// that have a default here. Every call blocks until all ranks have made it, and fails on all ranks if one does not.
 pub trait Engine: Send + Sync {
     /// This rank's number in the group.
     fn rank(&self) -> usize;
@@ -28,6 +28,31 @@ pub trait Engine: Send + Sync {
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
         let shards = self.exchange(signature, vec![Some(shard); self.world_size()])?;
         Ok(Payload::cat(shards.into_iter().flatten().collect()))
+    }
+
+    /// What all ranks give of this rank's chunk, of the N equal ones of `full`.
+    fn chunks(&self, signature: &Signature, full: Payload) -> Result<Summands, CommError> {
+        let (n, len) = (self.world_size(), full.len());
+        let parts = (0..n).map(|to| Some(full.clone().slice(to * len / n..(to + 1) * len / n))).collect();
+        Ok(Summands::new(self.exchange(signature, parts)?.into_iter().flatten().collect()))
+    }
+
+    /// All ranks' tensors combined, in one round: for few bytes.
+    fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
+        let len = tensor.len();
+        let all = self.all_gather(signature, tensor)?;
+        let parts = (0..self.world_size()).map(|rank| all.clone().slice(rank * len..(rank + 1) * len));
+        Ok(Summands::new(parts.collect()).reduce(how))
+    }
+
+    /// Returns when every rank has called it.
+    fn barrier(&self, signature: &Signature) -> Result<(), CommError> {
+        self.exchange(signature, vec![None; self.world_size()]).map(drop)
+    }
+
+    /// How many messages beside tensors this rank sends in a call, so that all agree on it: one to each other rank, or fewer.
+    fn control_messages(&self) -> usize {
+        self.world_size() - 1
     }
 
     /// Hands a payload to rank `to`, which [`recv`](Self::recv)s in the order of sending. May return before it is received.

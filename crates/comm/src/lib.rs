@@ -31,6 +31,9 @@
 //! `all_reduce` twice that, or in one round (N - 1) F up to 32 KiB; `broadcast` F and `scatter` n on all but the root, `gather` (N - 1) n
 //! on the root alone; `all_to_all` and `recv` what the others send.
 //!
+//! Control messages that a rank sends in a round, so that all agree on the call: threads 1, to all, and a round wakes each rank once; processes N - 1.
+//! A call is one round, but for an `all_reduce` of more than 32 KiB, which is two; `send` between threads needs none.
+//!
 //! ```
 //! use burn::tensor::{Device, Tensor};
 //! use comm::Reduce;
@@ -74,5 +77,6 @@ pub use mpi::{MpiEngine, MpiWorld};
 pub use payload::{Kind, Payload, Reduce};
 pub use ranks::{RankFailure, run_ranks};
 pub use sequence_ranks::SequenceRanks;
+pub use sums::Summands;
 pub use tensor_parallel::{Cut, Gathered, TensorParallel, part};
 pub use timeouts::{TIMEOUT, Timeouts};

@@ -10,6 +10,15 @@ pub(crate) struct Meter(Arc<Mutex<Table>>);
 
 type Table = BTreeMap<(Arc<str>, &'static str), Traffic>;
 
+/// What a call has cost this rank.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cost {
+    /// Bytes that came from other ranks.
+    pub bytes: usize,
+    /// Messages beside tensors that it sent.
+    pub control: usize,
+}
+
 /// Calls of one collective on one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -17,6 +26,8 @@ pub struct Traffic {
     pub calls: u64,
     /// Bytes that came from other ranks.
     pub bytes: u64,
+    /// Messages beside tensors that this rank sent, so that all agree on the calls ([`Engine::control_messages`](crate::Engine)).
+    pub control: u64,
     /// Time in the calls, waiting for others included.
     pub time: Duration,
 }
@@ -26,9 +37,9 @@ pub struct Traffic {
 pub struct TrafficTable(pub BTreeMap<&'static str, Traffic>);
 
 impl Meter {
-    pub fn add(&self, axes: &Arc<str>, collective: Collective, bytes: usize, time: Duration) {
+    pub fn add(&self, axes: &Arc<str>, collective: Collective, cost: Cost, time: Duration) {
         let mut table = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let traffic = Traffic { calls: 1, bytes: bytes as u64, time };
+        let traffic = Traffic { calls: 1, bytes: cost.bytes as u64, control: cost.control as u64, time };
         table.entry((axes.clone(), collective.name())).or_default().add(traffic);
     }
 
@@ -54,6 +65,7 @@ impl Traffic {
     fn add(&mut self, more: Self) {
         self.calls += more.calls;
         self.bytes += more.bytes;
+        self.control += more.control;
         self.time += more.time;
     }
 }

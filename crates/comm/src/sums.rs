@@ -5,60 +5,168 @@
 
 use crate::{Payload, Reduce};
 use burn::backend::Flex;
-use burn::tensor::{DType, Element, TensorData};
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Device, Element, TensorData};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Elements whose sum stays in the cache while all ranks' are added to it.
 const BLOCK: usize = 4096;
 
-impl Payload {
-    /// This range of the ranks' tensors, combined element by element in this order. They are at least one, all of one dtype and length; the
-    /// result has their dtype.
-    pub(crate) fn reduce(parts: &[Self], range: Range<usize>, how: Reduce) -> Self {
-        if how == Reduce::Max {
-            return in_turn(parts.iter().map(|part| part.part(&range)), max);
+/// The same range of each rank's tensor, to be combined in rank order. The tensors are at least one, all of one dtype and length. Clones and
+/// other ranges share them.
+#[derive(Clone)]
+pub struct Summands {
+    tensors: Arc<Tensors>,
+    range: Range<usize>,
+}
+
+struct Tensors {
+    payloads: Vec<Payload>,
+    /// The same, if they are floats and the CPU has them.
+    on_cpu: Option<Vec<FloatTensor<Flex>>>,
+}
+
+impl Summands {
+    /// The whole of these.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn new(payloads: Vec<Payload>) -> Self {
+        let flex = |payload: &Payload| match payload {
+            Payload::Float(tensor) => tensor.clone().try_into_primitive::<Flex>().ok(),
+            Payload::Int(_) => None,
+        };
+        let (range, on_cpu) = (0..payloads[0].len(), payloads.iter().map(flex).collect());
+        Self { tensors: Arc::new(Tensors { payloads, on_cpu }), range }
+    }
+
+    /// This range of these.
+    pub(crate) fn part(&self, range: Range<usize>) -> Self {
+        let start = self.range.start;
+        Self { tensors: self.tensors.clone(), range: start + range.start..start + range.end }
+    }
+
+    /// Each rank's, in rank order.
+    pub(crate) fn payloads(&self) -> impl Iterator<Item = Payload> {
+        let range = |payload: &Payload| match self.range == (0..payload.len()) {
+            true => payload.clone(),
+            false => payload.clone().slice(self.range.clone()),
+        };
+        self.tensors.payloads.iter().map(range)
+    }
+
+    /// Whether this device has all of them.
+    pub(crate) fn are_on(&self, device: &Device) -> bool {
+        let here = |payload: &Payload| payload.device() == *device;
+        match self.tensors.on_cpu {
+            Some(_) => here(self.first()), // there is one CPU
+            None => self.tensors.payloads.iter().all(here),
         }
-        let divisor = if how == Reduce::Mean { parts.len() } else { 1 };
-        let dtype = parts[0].dtype();
+    }
+
+    /// Combined element by element, in their dtype.
+    pub(crate) fn reduce(&self, how: Reduce) -> Payload {
+        if how == Reduce::Max {
+            return in_turn(self.payloads(), max);
+        }
+        let divisor = if how == Reduce::Mean { self.tensors.payloads.len() } else { 1 };
+        let dtype = self.first().dtype();
         let one_pass = match dtype {
-            DType::BF16 => rounded_in_one_pass::<bf16>(parts, &range, divisor),
-            DType::F16 => rounded_in_one_pass::<f16>(parts, &range, divisor),
+            DType::BF16 => self.rounded_in_one_pass::<bf16>(divisor),
+            DType::F16 => self.rounded_in_one_pass::<f16>(divisor),
             _ => None,
         };
-        one_pass.unwrap_or_else(|| match (Self::sum_onto(None, parts, range), divisor) {
-            (Self::Float(sum), 1) => Self::Float(sum.cast(dtype)),
-            (Self::Float(sum), count) => Self::Float((sum / count as f64).cast(dtype)),
+        one_pass.unwrap_or_else(|| match (self.sum_onto(None), divisor) {
+            (Payload::Float(sum), 1) => Payload::Float(sum.cast(dtype)),
+            (Payload::Float(sum), count) => Payload::Float((sum / count as f64).cast(dtype)),
             (sum, 1) => sum,
-            (Self::Int(sum), count) => Self::Int(sum / count as i64),
+            (Payload::Int(sum), count) => Payload::Int(sum / count as i64),
         })
     }
 
-    /// `((onto + p_0) + p_1) + ...` of this range of the ranks' tensors, and of all of `onto`. Its dtype is their [`sum_dtype`](Self::sum_dtype),
-    /// which `onto` has too: however many ranks there are, a sum of fp16 does not overflow.
-    pub(crate) fn sum_onto(onto: Option<Self>, parts: &[Self], range: Range<usize>) -> Self {
-        let one_pass = match parts[0].dtype() {
-            DType::F32 => in_one_pass::<f32>(onto.as_ref(), parts, &range),
-            DType::BF16 => in_one_pass::<bf16>(onto.as_ref(), parts, &range),
-            DType::F16 => in_one_pass::<f16>(onto.as_ref(), parts, &range),
+    /// `((onto + p_0) + p_1) + ...`, in [`Payload::sum_dtype`], which `onto` has too: however many ranks there are, a sum of fp16 does not
+    /// overflow.
+    pub(crate) fn sum_onto(&self, onto: Option<Payload>) -> Payload {
+        let dtype = self.first().sum_dtype();
+        let one_pass = match self.first().dtype() {
+            DType::F32 => self.in_one_pass::<f32>(onto.as_ref()),
+            DType::BF16 => self.in_one_pass::<bf16>(onto.as_ref()),
+            DType::F16 => self.in_one_pass::<f16>(onto.as_ref()),
             _ => None,
         };
-        let widened = |part: &Self| match part.part(&range) {
-            Self::Float(tensor) => Self::Float(tensor.cast(part.sum_dtype())),
+        let widened = |payload| match payload {
+            Payload::Float(tensor) => Payload::Float(tensor.cast(dtype)),
             ints => ints,
         };
-        one_pass.unwrap_or_else(|| in_turn(onto.into_iter().chain(parts.iter().map(widened)), add))
+        one_pass.unwrap_or_else(|| in_turn(onto.into_iter().chain(self.payloads().map(widened)), add))
     }
 
+    fn first(&self) -> &Payload {
+        &self.tensors.payloads[0]
+    }
+
+    fn in_one_pass<E: Addend>(&self, onto: Option<&Payload>) -> Option<Payload> {
+        let mut sums = Vec::with_capacity(self.range.len());
+        self.blocks::<E>(onto, |sum| sums.extend_from_slice(sum))?;
+        Some(Payload::from_data(TensorData::new(sums, [self.range.len()]), &self.first().device()))
+    }
+
+    fn rounded_in_one_pass<E: Addend>(&self, divisor: usize) -> Option<Payload>
+    where
+        [E]: HalfFloatSliceExt,
+    {
+        let mut sums: Vec<E> = Vec::with_capacity(self.range.len());
+        self.blocks::<E>(None, |sum| {
+            if divisor > 1 {
+                sum.iter_mut().for_each(|sum| *sum /= divisor as f32);
+            }
+            let start = sums.len();
+            sums.resize(start + sum.len(), E::zeroed());
+            sums[start..].convert_from_f32_slice(sum);
+        })?;
+        Some(Payload::from_data(TensorData::new(sums, [self.range.len()]), &self.first().device()))
+    }
+
+    /// Gives `take` the sum block by block, if all tensors are of `E`, `onto` is of f32, and the CPU has them; None otherwise.
+    fn blocks<E: Addend>(&self, onto: Option<&Payload>, mut take: impl FnMut(&mut [f32])) -> Option<()> {
+        let onto = onto.map(|onto| Self::new(vec![onto.clone()]));
+        let onto = match &onto {
+            Some(onto) => Some(onto.tensors.on_cpu.as_ref()?[0].as_slice::<f32>()?),
+            None => None,
+        };
+        let tensors = self.tensors.on_cpu.as_ref()?;
+        let slices = tensors.iter().map(|tensor| Some(&tensor.as_slice::<E>()?[self.range.clone()]));
+        let slices = slices.collect::<Option<Vec<_>>>()?;
+        let (len, mut sum) = (self.range.len(), Vec::with_capacity(BLOCK.min(self.range.len())));
+        let mut room = [0.0; BLOCK];
+        for start in (0..len).step_by(BLOCK) {
+            let block = start..len.min(start + BLOCK);
+            let room = &mut room[..block.len()];
+            sum.clear();
+            // The first is copied: to add it to zeros would turn -0 into 0.
+            sum.extend_from_slice(onto.map_or(&[], |onto| &onto[block.clone()]));
+            for slice in &slices {
+                let values = E::widened(&slice[block.clone()], room);
+                if sum.is_empty() {
+                    sum.extend_from_slice(values);
+                } else {
+                    sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+                }
+            }
+            take(&mut sum);
+        }
+        Some(())
+    }
+}
+
+impl Payload {
     /// The dtype in which its like are added.
     pub(crate) fn sum_dtype(&self) -> DType {
         if matches!(self.dtype(), DType::BF16 | DType::F16) { DType::F32 } else { self.dtype() }
-    }
-
-    fn part(&self, range: &Range<usize>) -> Self {
-        if *range == (0..self.len()) { self.clone() } else { self.clone().slice(range.clone()) }
     }
 }
 
@@ -108,71 +216,6 @@ impl Addend for f16 {
     }
 }
 
-/// Gives `take` the sum block by block, if all tensors are of `E`, `onto` is of f32, and the CPU has them; None otherwise.
-fn blocks<E: Addend>(
-    onto: Option<&Payload>,
-    parts: &[Payload],
-    range: &Range<usize>,
-    mut take: impl FnMut(&mut [f32]),
-) -> Option<()> {
-    let on_cpu = |payload: &Payload| match payload {
-        Payload::Float(tensor) => tensor.clone().try_into_primitive::<Flex>().ok(),
-        Payload::Int(_) => None,
-    };
-    let onto = match onto {
-        Some(onto) => Some(on_cpu(onto)?),
-        None => None,
-    };
-    let onto = match &onto {
-        Some(onto) => Some(onto.as_slice::<f32>()?),
-        None => None,
-    };
-    let tensors = parts.iter().map(on_cpu).collect::<Option<Vec<_>>>()?;
-    let slices = tensors.iter().map(|tensor| Some(&tensor.as_slice::<E>()?[range.clone()]));
-    let slices = slices.collect::<Option<Vec<_>>>()?;
-    let (mut sum, mut room) = (Vec::with_capacity(BLOCK), [0.0; BLOCK]);
-    for start in (0..range.len()).step_by(BLOCK) {
-        let block = start..range.len().min(start + BLOCK);
-        let room = &mut room[..block.len()];
-        sum.clear();
-        // The first is copied: to add it to zeros would turn -0 into 0.
-        sum.extend_from_slice(onto.map_or(&[], |onto| &onto[block.clone()]));
-        for slice in &slices {
-            let values = E::widened(&slice[block.clone()], room);
-            if sum.is_empty() {
-                sum.extend_from_slice(values);
-            } else {
-                sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-            }
-        }
-        take(&mut sum);
-    }
-    Some(())
-}
-
-fn in_one_pass<E: Addend>(onto: Option<&Payload>, parts: &[Payload], range: &Range<usize>) -> Option<Payload> {
-    let mut sums = Vec::with_capacity(range.len());
-    blocks::<E>(onto, parts, range, |sum| sums.extend_from_slice(sum))?;
-    Some(Payload::from_data(TensorData::new(sums, [range.len()]), &parts[0].device()))
-}
-
-fn rounded_in_one_pass<E>(parts: &[Payload], range: &Range<usize>, divisor: usize) -> Option<Payload>
-where
-    E: Addend,
-    [E]: HalfFloatSliceExt,
-{
-    let mut sums: Vec<E> = Vec::with_capacity(range.len());
-    blocks::<E>(None, parts, range, |sum| {
-        if divisor > 1 {
-            sum.iter_mut().for_each(|sum| *sum /= divisor as f32);
-        }
-        let start = sums.len();
-        sums.resize(start + sum.len(), E::zeroed());
-        sums[start..].convert_from_f32_slice(sum);
-    })?;
-    Some(Payload::from_data(TensorData::new(sums, [range.len()]), &parts[0].device()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,7 +258,7 @@ mod tests {
             for (range, how, exact) in
                 [(0..len, Reduce::Sum, &exact), (5..len, Reduce::Sum, &exact), (0..len, Reduce::Mean, &mean)]
             {
-                let found = Payload::reduce(&parts, range.clone(), how);
+                let found = Summands::new(parts.clone()).part(range.clone()).reduce(how);
                 assert_eq!((found.dtype(), found.len()), (dtype, range.len()));
                 let pairs = values(found).into_iter().zip(&exact[range]);
                 pairs.for_each(|(sum, exact)| within_one_rounding(sum, *exact, bits));
@@ -226,37 +269,37 @@ mod tests {
     #[test]
     fn a_thousand_equal_terms_give_a_thousand_times_the_term() {
         for (dtype, term) in [(DType::BF16, 1.0), (DType::BF16, 0.75), (DType::F16, 1.0), (DType::F16, 0.0625)] {
-            let parts = vec![payload(vec![term; 3], dtype); RANKS];
-            let sum = values(Payload::reduce(&parts, 0..3, Reduce::Sum));
+            let parts = Summands::new(vec![payload(vec![term; 3], dtype); RANKS]);
+            let sum = values(parts.reduce(Reduce::Sum));
             assert_eq!(sum, [RANKS as f64 * f64::from(term); 3]);
-            assert_eq!(values(Payload::reduce(&parts, 0..3, Reduce::Mean)), [f64::from(term); 3]);
+            assert_eq!(values(parts.reduce(Reduce::Mean)), [f64::from(term); 3]);
         }
     }
 
     #[test]
     fn a_sum_of_fp16_beyond_its_range_is_finite_in_f32_and_so_is_a_mean() {
-        let parts = vec![payload(vec![60_000.0; 2], DType::F16); RANKS];
-        let term = values(parts[0].clone())[0];
+        let parts = Summands::new(vec![payload(vec![60_000.0; 2], DType::F16); RANKS]);
+        let term = values(parts.first().clone())[0];
         for onto in [None, Some(payload(vec![1.0; 2], DType::F32))] {
             let start = if onto.is_some() { 1.0 } else { 0.0 };
-            let sum = Payload::sum_onto(onto, &parts, 0..2);
+            let sum = parts.sum_onto(onto);
             assert_eq!(sum.dtype(), DType::F32);
             values(sum).into_iter().for_each(|sum| within_one_rounding(sum, start + RANKS as f64 * term, 24));
         }
-        assert_eq!(values(Payload::reduce(&parts, 0..2, Reduce::Mean)), [term; 2]);
+        assert_eq!(values(parts.reduce(Reduce::Mean)), [term; 2]);
     }
 
     #[test]
     fn sums_tensor_by_tensor_are_those_in_one_pass_to_the_bit() {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            let parts = &parts(50, dtype)[..16];
+            let parts = Summands::new(parts(50, dtype)[..16].to_vec()).part(10..50);
             let onto = Some(payload(vec![-0.0; 40], DType::F32));
-            let wide = |part: &Payload| match part.part(&(10..50)) {
+            let wide = |part| match part {
                 Payload::Float(tensor) => Payload::Float(tensor.cast(DType::F32)),
                 ints => ints,
             };
-            let by_tensor = in_turn(onto.clone().into_iter().chain(parts.iter().map(wide)), add);
-            assert_eq!(values(Payload::sum_onto(onto, parts, 10..50)), values(by_tensor), "{dtype:?}");
+            let by_tensor = in_turn(onto.clone().into_iter().chain(parts.payloads().map(wide)), add);
+            assert_eq!(values(parts.sum_onto(onto)), values(by_tensor), "{dtype:?}");
         }
     }
 }

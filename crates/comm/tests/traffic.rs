@@ -13,6 +13,11 @@ fn metered(comm: &Communicator) -> Vec<(&'static str, u64, u64)> {
     comm.traffic().0.into_iter().map(count).collect()
 }
 
+/// Control messages of everything that was metered.
+fn control(comm: &Communicator) -> Vec<(&'static str, u64)> {
+    comm.traffic().0.into_iter().map(|(name, traffic)| (name, traffic.control)).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -44,11 +49,11 @@ proptest! {
                 comm.recv::<Float>(me).unwrap();
                 comm.barrier().unwrap();
             }
-            metered(comm)
+            (metered(comm), control(comm))
         });
         let others = (n - 1) as u64;
         let (shard, whole) = (bytes(len), bytes(full));
-        for (rank, found) in found.into_iter().enumerate() {
+        for (rank, (found, control)) in found.into_iter().enumerate() {
             let (on_root, elsewhere) = if rank == root { (1, 0) } else { (0, 1) };
             let came = (0..n).filter(|from| *from != rank).map(|from| bytes(count(from, rank))).sum();
             let all_reduce = if whole <= 32 * 1024 { others * whole } else { 2 * others * whole / n as u64 };
@@ -66,6 +71,13 @@ proptest! {
             ];
             let expected = expected.map(|(name, each, bytes)| (name, each * calls as u64, bytes * calls as u64));
             prop_assert_eq!(found, expected);
+            // A post a round, however many ranks there are; messages from rank to rank need none.
+            let rounds = |name| match name {
+                "send" | "recv" => 0,
+                "all_reduce" if whole > 32 * 1024 => 2,
+                _ => 1,
+            };
+            prop_assert_eq!(control, expected.map(|(name, ..)| (name, rounds(name) * calls as u64)));
         }
     }
 }

@@ -1,0 +1,360 @@
+//! The engine whose ranks are threads of one process.
+//!
+//! Each call is one *round* of its group: every rank posts its tensors, the last one to arrive publishes what all get, all leave with
+//! the result. A rank cannot start round `i + 1` before round `i` is complete, so at most two rounds of a group are alive.
+//!
+//! ```text
+//! rank 0  post ......................... wait | take
+//! rank 1      post ..................... wait | take
+//! rank 2          post, combine, publish      | take
+//! ```
+//!
+//! A rank posts once, to all, and is woken once: a round of N ranks costs N posts and N - 1 wakes, whatever other groups do meanwhile. What all ranks get is
+//! made once.
+//!
+//! A world and all groups that are split off from it share one [`World`]: the first failure in any of them ends them all.
+
+mod group;
+mod world;
+
+use crate::{Collective, CommError, Engine, Payload, Reduce, Signature, Summands, Timeouts};
+use burn::tensor::Device;
+use group::{Group, GroupState, Outcome, Post, Wait};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use world::{Failure, GroupId, World};
+
+/// A rank of the engine whose ranks are threads of one process; made by [`LocalEngine::world`].
+///
+/// Dropping it, and all that were split off from it, tells the others that the rank has left: a call that still needs it fails at
+/// once, instead of at the timeout.
+pub struct LocalEngine {
+    /// This rank's number in the group.
+    rank: usize,
+    device: Device,
+    round: AtomicU64,
+    splits: AtomicU64,
+    group: Arc<Group>,
+    world: Arc<World>,
+}
+
+/// Copies between devices in opposite directions at once may each wait for the other's stream: they are made one after another.
+static COPIES: Mutex<()> = Mutex::new(());
+
+impl LocalEngine {
+    /// One engine per device, in rank order; a rank waits at most so long for the others.
+    pub fn world(devices: Vec<Device>, timeouts: impl Into<Timeouts>) -> Vec<Self> {
+        let (n, world) = (devices.len(), World::new(timeouts.into()));
+        let rank = |(rank, device)| Self::new(rank, rank, device, vec![], || (0..n).collect(), world.clone());
+        devices.into_iter().enumerate().map(rank).collect()
+    }
+
+    fn new(
+        rank: usize,
+        world_rank: usize,
+        device: Device,
+        id: GroupId,
+        members: impl FnOnce() -> Vec<usize>,
+        world: Arc<World>,
+    ) -> Self {
+        let group = world.join(id, world_rank, members);
+        Self { rank, device, round: AtomicU64::new(0), splits: AtomicU64::new(0), group, world }
+    }
+
+    /// This rank's number in the world.
+    fn world_rank(&self) -> usize {
+        self.group.members[self.rank]
+    }
+
+    /// Meets the other ranks: posts `mine`, and returns what the last rank to come made of all posts with `combine`.
+    fn meet<T: Send + Sync + 'static>(
+        &self,
+        signature: &Signature,
+        mine: Post,
+        combine: impl FnOnce(Vec<Post>) -> T,
+    ) -> Result<Arc<T>, CommError> {
+        let (n, id) = (self.group.members.len(), self.round.fetch_add(1, Ordering::Relaxed));
+        let mut state = self.group.lock();
+        self.check_failure(&state, signature.collective)?;
+        if let Some((signatures, posts)) = state.post(id, n, self.rank, (signature.clone(), mine)) {
+            drop(state);
+            let outcome = Signature::agree(&signatures).map(|()| Arc::new(combine(posts)) as Outcome);
+            state = self.group.lock();
+            // If the world failed meanwhile, the round is gone and fails for all: never for some.
+            if let Some(round) = state.rounds.get_mut(&id) {
+                round.outcome = Some(outcome);
+            }
+            let taken = state.take(id, n);
+            drop(state); // or those that are woken would wait for it
+            self.group.met.notify_all();
+            match taken {
+                Some(outcome) => return outcome.map(of_this_call),
+                None => state = self.group.lock(),
+            }
+        }
+        self.wait(state, Wait::Round(id), signature.collective, |state| state.take(id, n)).map(of_this_call)
+    }
+
+    /// Waits until `done` gives something.
+    fn wait<'a, T>(
+        &'a self,
+        mut state: MutexGuard<'a, GroupState>,
+        what: Wait,
+        collective: Collective,
+        mut done: impl FnMut(&mut GroupState) -> Option<Result<T, CommError>>,
+    ) -> Result<T, CommError> {
+        let (start, timeout) = (Instant::now(), self.timeout(what));
+        let arrival = match what {
+            Wait::Round(_) => None,
+            Wait::Peer(from) => Some(state.arrival(from, self.rank)),
+        };
+        state.waits.insert(self.rank, what);
+        let result = loop {
+            if let Some(outcome) = done(&mut state) {
+                break outcome;
+            }
+            if let Err(error) = self.check_failure(&state, collective) {
+                break Err(error);
+            }
+            if let Some(lost) = state.lost(self.rank, what) {
+                drop(state);
+                self.fail(self.group.members[lost], LEFT.into());
+                state = self.group.lock();
+                continue;
+            }
+            let patience = timeout.saturating_sub(start.elapsed());
+            if patience.is_zero() {
+                drop(state);
+                let late = self.fail_late(what, collective, timeout);
+                state = self.group.lock();
+                match late {
+                    Some(missing) => {
+                        break Err(CommError::Timeout { rank: self.world_rank(), collective, missing, timeout });
+                    }
+                    None => continue,
+                }
+            }
+            let condition = arrival.as_deref().unwrap_or(&self.group.met);
+            state = condition.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
+            state.wakes += 1;
+        };
+        state.waits.remove(&self.rank);
+        result
+    }
+
+    /// How long that is waited for.
+    fn timeout(&self, what: Wait) -> Duration {
+        let met = match what {
+            Wait::Round(id) => id,
+            Wait::Peer(_) => self.round.load(Ordering::Relaxed),
+        };
+        let Timeouts { init, call } = self.world.timeouts;
+        if self.group.id.is_empty() && met == 0 { init } else { call }
+    }
+
+    /// An error if the world has failed.
+    fn check_failure(&self, state: &GroupState, collective: Collective) -> Result<(), CommError> {
+        match state.failure.as_deref() {
+            Some(Failure { failed, reason, .. }) => {
+                let (rank, failed, reason) = (self.world_rank(), *failed, reason.clone());
+                Err(CommError::RankFailed { rank, collective, failed, reason })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn fail(&self, failed: usize, reason: String) {
+        self.world.fail(Failure { reporter: self.world_rank(), failed, reason });
+    }
+
+    /// The time is up: the ranks that are to blame, unless it ended otherwise at the last moment.
+    fn fail_late(&self, what: Wait, collective: Collective, timeout: Duration) -> Option<Vec<usize>> {
+        let has_come = |state: &GroupState| match what {
+            Wait::Round(id) => state.rounds.get(&id).is_some_and(|round| round.outcome.is_some()),
+            Wait::Peer(from) => state.has_mail(from, self.rank),
+        };
+        let reason = format!("kept {collective} waiting for {timeout:?}");
+        self.world.fail_late(&self.group, self.rank, what, has_come, reason)
+    }
+
+    /// Whether the world has ended and this rank was the first to notice.
+    pub(crate) fn failed_first(&self) -> bool {
+        self.world.first_to_notice(self.world_rank())
+    }
+
+    fn here(&self, payload: &Payload) -> Payload {
+        if payload.device() == self.device {
+            return payload.clone();
+        }
+        let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+        payload.to_device(&self.device)
+    }
+
+    /// One tensor for all ranks, which the last rank to come makes of theirs, in rank order. Ranks that share a device share its memory.
+    fn same_for_all(
+        &self,
+        signature: &Signature,
+        mine: Payload,
+        make: impl FnOnce(Vec<Payload>) -> Payload,
+    ) -> Result<Payload, CommError> {
+        let make = |posts: Vec<Post>| make(tensors(posts).map(|payload| self.here(&payload)).collect());
+        Ok(self.here(&*self.meet(signature, vec![Some(mine)], make)?))
+    }
+}
+
+/// What the ranks, which agree on the call, combine alike.
+fn of_this_call<T: Send + Sync + 'static>(outcome: Outcome) -> Arc<T> {
+    outcome.downcast().unwrap_or_else(|_| unreachable!("one call makes one thing"))
+}
+
+/// Of posts of one tensor each.
+fn tensors(posts: Vec<Post>) -> impl Iterator<Item = Payload> {
+    posts.into_iter().flatten().flatten()
+}
+
+/// Why a rank is lost.
+const LEFT: &str = "left before the call was complete";
+
+impl Engine for LocalEngine {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.group.members.len()
+    }
+
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError> {
+        let posts = self.meet(signature, parts, |posts| posts)?;
+        Ok(posts.iter().map(|parts| parts[self.rank].as_ref().map(|part| self.here(part))).collect())
+    }
+
+    fn barrier(&self, signature: &Signature) -> Result<(), CommError> {
+        self.meet(signature, vec![], drop).map(drop)
+    }
+
+    /// Ranks that share a device share the gathered buffer: it is made once.
+    fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
+        self.same_for_all(signature, shard, Payload::cat)
+    }
+
+    /// The last rank to come adds, for all.
+    fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
+        self.same_for_all(signature, tensor, |tensors| Summands::new(tensors).reduce(how))
+    }
+
+    /// Each rank reads its chunk out of all ranks' tensors.
+    fn chunks(&self, signature: &Signature, full: Payload) -> Result<Summands, CommError> {
+        let chunk = full.len() / self.world_size();
+        let all = self.meet(signature, vec![Some(full)], |posts| Summands::new(tensors(posts).collect()))?;
+        let mine = all.part(self.rank * chunk..(self.rank + 1) * chunk);
+        if mine.are_on(&self.device) {
+            return Ok(mine);
+        }
+        Ok(Summands::new(mine.payloads().map(|part| self.here(&part)).collect()))
+    }
+
+    /// Its post.
+    fn control_messages(&self) -> usize {
+        1
+    }
+
+    /// Returns at once.
+    fn send(&self, payload: Payload, to: usize) -> Result<(), CommError> {
+        let (what, collective) = (Wait::Peer(to), Collective::Send(to));
+        let mut state = self.group.lock();
+        self.check_failure(&state, collective)?;
+        if state.lost(self.rank, what).is_some() {
+            drop(state);
+            self.fail(self.group.members[to], LEFT.into());
+            return self.check_failure(&self.group.lock(), collective);
+        }
+        state.send(self.rank, to, payload);
+        Ok(())
+    }
+
+    fn recv(&self, from: usize) -> Result<Payload, CommError> {
+        let take = |state: &mut GroupState| state.receive(from, self.rank).map(Ok);
+        let payload = self.wait(self.group.lock(), Wait::Peer(from), Collective::Recv(from), take)?;
+        Ok(self.here(&payload))
+    }
+
+    fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
+        let rank = members.iter().position(|rank| *rank == self.rank).expect("this rank is a member");
+        let split = (self.splits.fetch_add(1, Ordering::Relaxed), members[0]);
+        let id = self.group.id.iter().copied().chain([split]).collect();
+        let in_world = || members.iter().map(|rank| self.group.members[*rank]).collect();
+        Ok(Arc::new(Self::new(rank, self.world_rank(), self.device.clone(), id, in_world, self.world.clone())))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.fail(self.world_rank(), format!("failed: {reason}"));
+    }
+}
+
+impl Drop for LocalEngine {
+    fn drop(&mut self) {
+        self.world.leave(&self.group, self.world_rank());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    const BARRIER: Signature = Signature { collective: Collective::Barrier, len: None, dtype: None };
+
+    #[test]
+    fn groups_and_rounds_that_are_done_leave_nothing_behind() {
+        let ranks = LocalEngine::world(vec![Device::flex(); 3], Duration::from_secs(60));
+        std::thread::scope(|scope| {
+            for rank in &ranks {
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        let pair = if rank.rank == 1 { vec![1] } else { vec![0, 2] };
+                        let group = rank.split(&pair).unwrap();
+                        let nested = group.split(&[group.rank()]).unwrap();
+                        for engine in [rank, &*group, &*nested] as [&dyn Engine; 3] {
+                            engine.exchange(&BARRIER, vec![None; engine.world_size()]).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        let (groups, engines) = ranks[0].world.inventory();
+        assert_eq!(engines, HashMap::from([(0, 1), (1, 1), (2, 1)]));
+        assert_eq!(groups.len(), 1);
+        let world = groups[0].lock();
+        assert_eq!((world.rounds.len(), world.waits.len()), (0, 0));
+    }
+
+    /// Ranks meet in the world and in pairs, each at a pace of its own.
+    #[test]
+    fn a_rank_is_woken_by_its_own_calls_only() {
+        const N: usize = 8;
+        const ROUNDS: u64 = 200;
+        let ranks = LocalEngine::world(vec![Device::flex(); N], Duration::from_secs(60));
+        let pairs: Vec<_> =
+            ranks.iter().map(|rank| rank.split(&[rank.rank / 2 * 2, rank.rank / 2 * 2 + 1]).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for (rank, pair) in ranks.iter().zip(&pairs) {
+                scope.spawn(|| (0..ROUNDS).for_each(|_| rank.barrier(&BARRIER).unwrap()));
+                scope.spawn(|| (0..10 * ROUNDS).for_each(|_| pair.barrier(&BARRIER).unwrap()));
+            }
+        });
+        let (groups, _) = ranks[0].world.inventory();
+        for group in groups {
+            let n = group.members.len() as u64;
+            let rounds = if n == N as u64 { ROUNDS } else { 10 * ROUNDS };
+            // All but the last to come are woken once. The system may wake a thread for nothing now and then.
+            let (wakes, most) = (group.lock().wakes, rounds * (n - 1));
+            assert!(wakes <= most + most / 100, "{wakes} wakes in {rounds} rounds of {n} ranks");
+        }
+    }
+}
