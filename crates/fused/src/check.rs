@@ -20,6 +20,13 @@ impl Call {
     }
 
     /// # Panics
+    /// If a dimension of the argument is 0.
+    #[track_caller]
+    pub fn not_empty(self, argument: &str, found: &[usize]) {
+        assert!(!found.contains(&0), "{}: {argument} has shape {found:?}, expected no dimension of 0", self.0);
+    }
+
+    /// # Panics
     /// If the last dimension of the argument, its width, is not the expected one.
     #[track_caller]
     pub fn width<const D: usize>(self, argument: &str, found: [usize; D], expected: usize) {

@@ -36,7 +36,9 @@ pub struct Deferred(Vec<Job>);
 /// Runs the backward of a loss, but puts off the gradients of weights: those of [`linear`](crate::linear), and of other operations that
 /// ask [`defers`]; not that of the head of a loss, which its forward makes. Only of weights that are leaves: what a weight is a part or a function of waits for its gradient.
 pub fn backward_of_inputs(loss: &Tensor<1>) -> (Gradients, Deferred) {
-    JOBS.with_borrow_mut(|jobs| assert!(jobs.replace(vec![]).is_none(), "one backward at a time on a thread"));
+    JOBS.with_borrow_mut(|jobs| {
+        assert!(jobs.replace(vec![]).is_none(), "backward_of_inputs: one backward at a time on a thread")
+    });
     // Also if the backward panics.
     struct Off;
     impl Drop for Off {
@@ -77,7 +79,9 @@ pub fn defers(parents: usize) -> bool {
 /// # Panics
 /// If it is not put off; see [`defers`].
 pub fn defer(job: impl FnOnce(&mut Tape) + Send + 'static) {
-    JOBS.with_borrow_mut(|jobs| jobs.as_mut().expect("the backward puts gradients off").push(Box::new(job)));
+    JOBS.with_borrow_mut(|jobs| {
+        jobs.as_mut().expect("defer: no backward of this thread puts gradients off").push(Box::new(job))
+    });
 }
 
 /// What the step of [`DeferredOps`] does.

@@ -39,6 +39,7 @@ mod ops;
 mod pieces;
 mod precision;
 mod rope;
+mod rows;
 mod silu_mul;
 pub mod slices;
 pub mod step;

@@ -37,10 +37,15 @@ pub fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
 /// # Panics
 /// If the tensor is not contiguous, or of another dtype.
 pub fn slice<T: Element + Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
-    contiguous.as_slice().expect("the operations get contiguous tensors of the dtypes that they ask for")
+    contiguous.as_slice().expect("slice: the tensor is contiguous, and of the type that is asked for")
 }
 
 /// A tensor of these elements, without a copy.
+///
+/// # Panics
+/// If there are more or fewer than the shape has.
 pub fn float<T: Element>(values: Vec<T>, shape: impl Into<Shape>) -> FloatTensor<Flex> {
-    Flex::float_from_data(TensorData::new(values, shape.into()), &Default::default())
+    let (len, shape) = (values.len(), shape.into());
+    assert!(len == shape.num_elements(), "float: {len} values, expected those of {shape:?}");
+    Flex::float_from_data(TensorData::new(values, shape), &Default::default())
 }

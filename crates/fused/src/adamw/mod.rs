@@ -10,6 +10,7 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::check::Call;
 use crate::element::Element;
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
@@ -73,7 +74,7 @@ pub struct AdamWStep {
 /// tracked.
 ///
 /// # Panics
-/// If the copy is to be of another type than f32, bf16 or f16, or the lengths differ.
+/// If the lengths differ, gradient or copy are of another type than f32, bf16 or f16, or parameter and state not f32. The state is then as it was.
 pub fn adamw(
     config: &AdamW,
     step: &AdamWStep,
@@ -81,6 +82,14 @@ pub fn adamw(
     gradient: Tensor<1>,
     state: &mut AdamWState,
 ) -> (Tensor<1>, Option<Tensor<1>>) {
+    let (call, len) = (Call("adamw"), parameter.dims());
+    for (name, tensor) in [("parameter", &parameter), ("state.mean", &state.mean), ("state.square", &state.square)] {
+        call.dtype(name, tensor.dtype(), DType::F32);
+        call.shape(name, tensor.dims(), len);
+    }
+    call.float("gradient", gradient.dtype());
+    call.shape("gradient", gradient.dims(), len);
+    step.copy.into_iter().for_each(|copy| call.float("step.copy", copy));
     state.steps += 1;
     let (rates, device) = (Rates::new(config, step, state.steps), parameter.device());
     let take = |tensor: &mut Tensor<1>| std::mem::replace(tensor, Tensor::empty([0], &device)).into_dispatch();

@@ -44,6 +44,7 @@ mod part;
 mod tests;
 mod views;
 
+use crate::check::Call;
 use crate::dropout::{DropoutKey, DropoutRule};
 use crate::ops::FusedOps;
 use crate::rope::RopeTable;
@@ -62,14 +63,14 @@ pub use part::AttentionPart;
 /// dimension lies together.
 ///
 /// # Panics
-/// If the shapes are not these, a query would see no key, or no query a key.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width is 0, a query would see no key, or no query a key.
 pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, offset: usize) -> Tensor<4> {
-    let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
-    assert_eq!([k.dims(), v.dims()], [[b, heads, s, d], [b, heads, s, dv]], "causal_attention: q is {:?}", q.dims());
-    assert!(s <= t + offset && (s > 0) == (t > 0), "causal_attention: {t} queries, {s} keys, offset {offset}");
-    assert!(d > 0 && dv > 0, "causal_attention: widths of {d} and {dv}");
+    let call = Call("causal_attention");
+    let ([b, t], s) = check(call, [&q, &k, &v]);
+    let seen = s <= t.saturating_add(offset) && (s > 0) == (t > 0);
+    call.that(seen, format_args!("{t} queries, {s} keys and an offset of {offset}: each is to see or be seen"));
     let rule = AttentionRule { scale: scale as f32, offset, dropout: None };
-    let starts = checked(None, [b, t], &q.device());
+    let starts = checked(call, None, [b, t], &q.device());
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, starts, rule).0)
 }
@@ -78,7 +79,7 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, of
 /// Returns `[b, t, heads d]`. A `dropout` has a probability and a key; for `starts` see the module's page.
 ///
 /// # Panics
-/// If the shapes are not these.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width or `heads` is 0, or the starts not i32 or i64.
 pub fn causal_self_attention(
     qkv: Tensor<3>,
     heads: usize,
@@ -86,11 +87,13 @@ pub fn causal_self_attention(
     dropout: Option<(f64, DropoutKey)>,
     starts: Option<&Tensor<2, Int>>,
 ) -> Tensor<3> {
-    let [b, t, width] = qkv.dims();
-    assert!(width % (3 * heads) == 0, "causal_self_attention: {width} is not 3 times {heads} heads");
-    let dropout = dropout.map(|dropout| ScoreDropout::new(dropout, t));
+    let (call, [b, t, width]) = (Call("causal_self_attention"), qkv.dims());
+    call.float("qkv", qkv.dtype());
+    let whole = heads > 0 && width > 0 && width.is_multiple_of(3 * heads);
+    call.that(whole, format_args!("qkv has shape {:?}, expected a width of 3 times {heads} heads", qkv.dims()));
+    let dropout = dropout.map(|dropout| ScoreDropout::new(call, dropout, t));
     let rule = AttentionRule { scale: scale as f32, offset: 0, dropout };
-    let starts = checked(starts, [b, t], &qkv.device());
+    let starts = checked(call, starts, [b, t], &qkv.device());
     Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), starts, heads, rule).0)
 }
 
@@ -102,7 +105,7 @@ pub fn causal_self_attention(
 /// table: `[t, rope / 2]`; the result: `[b, t, heads v]`. For `starts` see the module's page.
 ///
 /// # Panics
-/// If the shapes are not these.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width or `heads` is 0, or the starts not i32 or i64.
 pub fn latent_attention(
     q: Tensor<3>,
     kv: Tensor<3>,
@@ -112,27 +115,54 @@ pub fn latent_attention(
     scale: f64,
     starts: Option<&Tensor<2, Int>>,
 ) -> Tensor<3> {
+    let call = Call("latent_attention");
     let ([b, t, q_width], [_, _, kv_width], [_, _, rope]) = (q.dims(), kv.dims(), k_rope.dims());
-    let nope =
-        (q_width / heads).checked_sub(rope).expect("latent_attention: queries are wider than their rotated part");
-    let v = (kv_width / heads).checked_sub(nope).expect("latent_attention: keys and values are wider than keys");
-    assert_eq!([b, t, heads * (nope + rope)], q.dims(), "latent_attention: q");
-    assert_eq!([b, t, heads * (nope + v)], kv.dims(), "latent_attention: kv");
-    assert_eq!([b, t, rope], k_rope.dims(), "latent_attention: k_rope");
-    assert!(nope > 0 && v > 0 && rope > 0 && rope % 2 == 0, "latent_attention: widths of {nope}, {rope} and {v}");
-    assert_eq!(table.shape(), [t, rope / 2], "latent_attention: the table's positions and pairs");
+    call.float("q", q.dtype());
+    call.dtype("kv", kv.dtype(), q.dtype());
+    call.dtype("k_rope", k_rope.dtype(), q.dtype());
+    call.that(heads > 0, "heads is 0, expected at least 1");
+    call.that(
+        rope > 0 && rope % 2 == 0,
+        format_args!("k_rope has shape {:?}, expected a width of pairs", k_rope.dims()),
+    );
+    let (nope, keys) = ((q_width / heads).saturating_sub(rope), kv_width / heads);
+    let v = keys.saturating_sub(nope);
+    call.that(
+        nope > 0 && v > 0,
+        format_args!(
+            "q and kv have widths of {q_width} and {kv_width}, expected \
+        {heads} heads of nope + {rope} and of nope + v"
+        ),
+    );
+    call.shape("q", q.dims(), [b, t, heads * (nope + rope)]);
+    call.shape("kv", kv.dims(), [b, t, heads * (nope + v)]);
+    call.shape("k_rope", k_rope.dims(), [b, t, rope]);
+    call.shape("table", table.shape(), [t, rope / 2]);
     let attention = AttentionRule { scale: scale as f32, offset: 0, dropout: None };
     let rule = LatentRule { heads, nope, rope, v, attention };
-    let starts = checked(starts, [b, t], &q.device());
+    let starts = checked(call, starts, [b, t], &q.device());
     let ([cos, sin], q, kv) = (table.clone().into_dispatch(), q.into_dispatch(), kv.into_dispatch());
     Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, starts, rule).0)
 }
 
+/// The sequences and positions of queries and the number of keys, where `q_bhtd`, `k_bhsd` and `v_bhsv` are as they should be.
+fn check(call: Call, [q, k, v]: [&Tensor<4>; 3]) -> ([usize; 2], usize) {
+    let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
+    call.float("q", q.dtype());
+    call.dtype("k", k.dtype(), q.dtype());
+    call.dtype("v", v.dtype(), q.dtype());
+    call.shape("k", k.dims(), [b, heads, s, d]);
+    call.shape("v", v.dims(), [b, heads, s, dv]);
+    call.that(d > 0 && dv > 0, format_args!("q and v have widths of {d} and {dv}, expected at least 1"));
+    ([b, t], s)
+}
+
 /// The starts of all queries, or of no elements where there are none.
-fn checked(starts: Option<&Tensor<2, Int>>, [b, t]: [usize; 2], device: &Device) -> DispatchTensor {
+fn checked(call: Call, starts: Option<&Tensor<2, Int>>, [b, t]: [usize; 2], device: &Device) -> DispatchTensor {
     match starts {
         Some(starts) => {
-            assert_eq!(starts.dims(), [b, t], "attention: the queries' first keys");
+            call.index("starts", starts.dtype());
+            call.shape("starts", starts.dims(), [b, t]);
             starts.clone().cast(DType::I32).into_dispatch()
         }
         None => Tensor::<1, Int>::empty([0], (&device.clone().inner(), DType::I32)).into_dispatch(),
@@ -166,8 +196,8 @@ pub struct ScoreDropout {
 
 impl ScoreDropout {
     /// Of sequences of `t` rows.
-    fn new((p, key): (f64, DropoutKey), t: usize) -> Self {
-        Self { rule: DropoutRule::new(p, key, 1), of_query: t, of_head: t * t }
+    fn new(call: Call, (p, key): (f64, DropoutKey), t: usize) -> Self {
+        Self { rule: DropoutRule::new(call, p, key, 1), of_query: t, of_head: t * t }
     }
 }
 

@@ -5,7 +5,8 @@
 //! backward   of either, with the y and the l of all keys: p = exp(scale q k - l) is a probability among all of them
 //! ```
 
-use super::{AttentionRule, ScoreDropout, checked};
+use super::{AttentionRule, ScoreDropout, check, checked};
+use crate::check::Call;
 use crate::dropout::DropoutKey;
 use crate::ops::FusedOps;
 use burn::backend::{Dispatch, DispatchTensor};
@@ -24,10 +25,11 @@ pub struct AttentionPart {
 }
 
 impl AttentionPart {
-    fn rule(&self, keys: usize) -> AttentionRule {
+    fn rule(&self, call: Call, keys: usize) -> AttentionRule {
         let [query, key] = self.first;
-        let dropout =
-            self.dropout.map(|(p, of, head, t)| ScoreDropout::new((p, of.at_index((head * t + query) * t + key)), t));
+        let dropout = self
+            .dropout
+            .map(|(p, of, head, t)| ScoreDropout::new(call, (p, of.at_index((head * t + query) * t + key)), t));
         AttentionRule { scale: self.scale as f32, offset: if query == key { 0 } else { keys }, dropout }
     }
 
@@ -35,10 +37,12 @@ impl AttentionPart {
     /// the sequence of the first keys that queries see, as [`causal_self_attention`](crate::causal_self_attention) takes them.
     ///
     /// # Panics
-    /// If the shapes are not these.
+    /// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width is 0, the starts are not i32 or i64, or queries and keys that are one
+    /// are not as many.
     pub fn forward(&self, [q, k, v]: [Tensor<4>; 3], starts_bt: Option<Tensor<2, Int>>) -> (Tensor<4>, Tensor<3>) {
-        let rule = self.rule(self.check([&q, &k, &v]));
-        let starts = self.starts(&q, starts_bt);
+        let call = Call("AttentionPart::forward");
+        let rule = self.rule(call, self.check(call, [&q, &k, &v]));
+        let starts = self.starts(call, &q, starts_bt);
         let [q, k, v] = [q, k, v].map(Tensor::into_dispatch);
         let (y, l) = Dispatch::fused_attention(q, k, v, starts, rule);
         (Tensor::from_dispatch(y), Tensor::from_dispatch(l))
@@ -55,31 +59,33 @@ impl AttentionPart {
         l: Tensor<3>,
         starts_bt: Option<Tensor<2, Int>>,
     ) -> [Tensor<4>; 3] {
-        let rule = self.rule(self.check([&q, &k, &v]));
-        let starts = self.starts(&q, starts_bt);
-        assert_eq!(l.dtype(), DType::F32, "log-sum-exps are statistics");
+        let call = Call("AttentionPart::backward");
+        let rule = self.rule(call, self.check(call, [&q, &k, &v]));
+        let starts = self.starts(call, &q, starts_bt);
+        let ([b, heads, t, _], [_, _, _, dv]) = (q.dims(), v.dims());
+        for (name, rows) in [("y", &y), ("d_y", &d_y)] {
+            call.dtype(name, rows.dtype(), q.dtype());
+            call.shape(name, rows.dims(), [b, t, heads, dv]);
+        }
+        call.dtype("l", l.dtype(), DType::F32);
+        call.shape("l", l.dims(), [b, heads, t]);
         let [q, k, v, y, d_y] = [q, k, v, y, d_y].map(Tensor::into_dispatch);
         let (d_q, d_k, d_v) = Dispatch::fused_attention_backward(q, k, v, y, l.into_dispatch(), d_y, starts, rule);
         [d_q, d_k, d_v].map(Tensor::from_dispatch)
     }
 
     /// The starts of these queries among the keys at hand.
-    fn starts(&self, q: &Tensor<4>, starts_bt: Option<Tensor<2, Int>>) -> DispatchTensor {
+    fn starts(&self, call: Call, q: &Tensor<4>, starts_bt: Option<Tensor<2, Int>>) -> DispatchTensor {
         let [b, _, t, _] = q.dims();
         let here = starts_bt.map(|starts| (starts - self.first[1] as i64).clamp_min(0));
-        checked(here.as_ref(), [b, t], &q.device())
+        checked(call, here.as_ref(), [b, t], &q.device())
     }
 
     /// How many keys there are.
-    fn check(&self, [q, k, v]: [&Tensor<4>; 3]) -> usize {
-        let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
-        assert_eq!(
-            [k.dims(), v.dims()],
-            [[b, heads, s, d], [b, heads, s, dv]],
-            "attention of a part: q is {:?}",
-            q.dims()
-        );
-        assert!(self.first[0] != self.first[1] || s == t, "attention of a part: {t} queries of {s} keys");
+    fn check(&self, call: Call, qkv: [&Tensor<4>; 3]) -> usize {
+        let ([_, t], s) = check(call, qkv);
+        let fits = self.first[0] != self.first[1] || s == t;
+        call.that(fits, format_args!("{t} queries and {s} keys from one position on, expected as many of both"));
         s
     }
 }

@@ -24,7 +24,10 @@ pub(crate) fn cross_entropy_host<T: Element>(
     wanted: bool,
 ) -> ([f32; 2], Vec<T>, Vec<f32>) {
     let (vocab, n) = (head.len() / d, targets.len());
-    assert!(targets.iter().all(|target| *target < vocab), "a target is not in the vocabulary of {vocab}");
+    assert!(
+        targets.iter().all(|target| *target < vocab),
+        "linear_cross_entropy: a target is not in the vocabulary of {vocab}"
+    );
     let head_dv = match rule.transposed {
         false => Matrix::new(head, vocab),
         true => Matrix::new(head, d).transposed(),

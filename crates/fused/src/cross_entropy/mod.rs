@@ -16,6 +16,7 @@
 pub(crate) mod cube;
 mod host;
 
+use crate::check::Call;
 use crate::ops::FusedOps;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
@@ -38,14 +39,20 @@ pub struct Losses {
 /// `x`: `[n, d]`; `targets`: `[n]`, each below `vocab`.
 ///
 /// # Panics
-/// If the widths differ, there are no rows, or, on the CPU, a target is not in the vocabulary.
+/// If `x` and `W` are not of one type, f32, bf16 or f16, the targets not i32 or i64, the shapes not these or empty, or, on the CPU, a target is not in the vocabulary.
 pub fn linear_cross_entropy(
     x_nd: Tensor<2>,
     head_dv: Tensor<2>,
     targets_n: Tensor<1, Int>,
     z_loss_coef: f64,
 ) -> Losses {
-    losses(x_nd, head_dv, targets_n, CrossEntropyRule { transposed: false, z_loss_coef: z_loss_coef as f32 })
+    losses(
+        Call("linear_cross_entropy"),
+        x_nd,
+        head_dv,
+        targets_n,
+        CrossEntropyRule { transposed: false, z_loss_coef: z_loss_coef as f32 },
+    )
 }
 
 /// The same with a `W` of `[vocab, d]`, such as a token embedding.
@@ -58,13 +65,24 @@ pub fn linear_cross_entropy_transposed(
     targets_n: Tensor<1, Int>,
     z_loss_coef: f64,
 ) -> Losses {
-    losses(x_nd, head_vd, targets_n, CrossEntropyRule { transposed: true, z_loss_coef: z_loss_coef as f32 })
+    losses(
+        Call("linear_cross_entropy_transposed"),
+        x_nd,
+        head_vd,
+        targets_n,
+        CrossEntropyRule { transposed: true, z_loss_coef: z_loss_coef as f32 },
+    )
 }
 
-fn losses(x_nd: Tensor<2>, head: Tensor<2>, targets_n: Tensor<1, Int>, rule: CrossEntropyRule) -> Losses {
-    let ([n, d], shape, [targets]) = (x_nd.dims(), head.dims(), targets_n.dims());
-    assert_eq!(shape[usize::from(rule.transposed)], d, "cross entropy: rows of {d} by a head of {shape:?}");
-    assert!(n == targets && n > 0, "cross entropy: {n} rows and {targets} targets");
+fn losses(call: Call, x_nd: Tensor<2>, head: Tensor<2>, targets_n: Tensor<1, Int>, rule: CrossEntropyRule) -> Losses {
+    let ([n, d], [first, second]) = (x_nd.dims(), head.dims());
+    call.float("x", x_nd.dtype());
+    call.dtype("head", head.dtype(), x_nd.dtype());
+    call.index("targets", targets_n.dtype());
+    call.not_empty("x", &[n, d]);
+    call.not_empty("head", &[first, second]);
+    call.shape("head", [first, second], if rule.transposed { [first, d] } else { [d, second] });
+    call.shape("targets", targets_n.dims(), [n]);
     let (x, head, targets) = (x_nd.into_dispatch(), head.into_dispatch(), targets_n.into_dispatch());
     let (cross_entropy, z_loss) = Dispatch::fused_cross_entropy(x, head, targets, rule);
     Losses { cross_entropy: Tensor::from_dispatch(cross_entropy), z_loss: Tensor::from_dispatch(z_loss) }

@@ -10,6 +10,7 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::check::Call;
 use crate::element::Element;
 use crate::math::over_rows;
 use crate::ops::FusedOps;
@@ -63,13 +64,15 @@ impl DropoutKey {
 /// Any, sequences of the batch first, to the same.
 ///
 /// # Panics
-/// If `p` is not in `0..1`.
+/// If `x` is of another type than f32, bf16 and f16, or `p` is not in `0..1`.
 pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {
+    let (call, row_len) = (Call("dropout"), x.dims()[1..].iter().product::<usize>().max(1));
+    call.float("x", x.dtype());
+    let rule = DropoutRule::new(call, p, key, row_len);
     if p == 0.0 {
         return x;
     }
-    let row_len = x.dims()[1..].iter().product::<usize>().max(1);
-    Tensor::from_dispatch(Dispatch::fused_dropout(x.into_dispatch(), DropoutRule::new(p, key, row_len)))
+    Tensor::from_dispatch(Dispatch::fused_dropout(x.into_dispatch(), rule))
 }
 
 /// What is dropped.
@@ -88,8 +91,8 @@ pub struct DropoutRule {
 impl DropoutRule {
     /// # Panics
     /// If `p` is not in `0..1`.
-    pub(crate) fn new(p: f64, key: DropoutKey, row_len: usize) -> Self {
-        assert!((0.0..1.0).contains(&p), "dropout: p is {p}, not in 0..1");
+    pub(crate) fn new(call: Call, p: f64, key: DropoutKey, row_len: usize) -> Self {
+        call.that((0.0..1.0).contains(&p), format_args!("p is {p}, not in 0..1"));
         Self { key, row_len, threshold: (p * 2f64.powi(32)) as u32, scale: (1.0 / (1.0 - p)) as f32 }
     }
 

@@ -10,10 +10,12 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::check::Call;
 use crate::element::Element;
 use crate::math::accumulate;
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
+use crate::rows::from_rows;
 use crate::team;
 use crate::uninit::written;
 use burn::backend::Dispatch;
@@ -23,16 +25,23 @@ use std::mem::MaybeUninit;
 /// The tokens' rows of a table `[vocab, d]`: `[b, t]` to `[b, t, d]`.
 ///
 /// # Panics
-/// On the CPU, if a token is not in the vocabulary.
+/// If the table is of another type than f32, bf16 and f16, or of width 0, or the tokens not i32 or i64; on the CPU, if a token is not in the vocabulary.
 pub fn embedding(weight_vd: Tensor<2>, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
-    let ([b, t], [_, d]) = (tokens_bt.dims(), weight_vd.dims());
-    let tokens = tokens_bt.reshape([b * t]).into_dispatch();
-    Tensor::<2>::from_dispatch(Dispatch::fused_embedding(weight_vd.into_dispatch(), tokens)).reshape([b, t, d])
+    let (call, [b, t], [v, d]) = (Call("embedding"), tokens_bt.dims(), weight_vd.dims());
+    call.float("weight", weight_vd.dtype());
+    call.index("tokens", tokens_bt.dtype());
+    call.that(d > 0, format_args!("weight has shape [{v}, 0], expected a width"));
+    let tokens = match b * t {
+        0 => Tensor::<1, Int>::empty([0], (&tokens_bt.device(), tokens_bt.dtype())),
+        n => tokens_bt.reshape([n]),
+    };
+    let rows = Dispatch::fused_embedding(weight_vd.into_dispatch(), tokens.into_dispatch());
+    from_rows(Tensor::from_dispatch(rows), [b, t, d])
 }
 
 pub(crate) fn forward_host<T: Element>(weight: &[T], tokens: &[usize], d: usize) -> Vec<T> {
     let rows = weight.len() / d.max(1);
-    assert!(tokens.iter().all(|token| *token < rows), "a token is not in the vocabulary of {rows}");
+    assert!(tokens.iter().all(|token| *token < rows), "embedding: a token is not in the vocabulary of {rows}");
     tokens.iter().flat_map(|token| &weight[token * d..(token + 1) * d]).copied().collect()
 }
 

@@ -10,6 +10,7 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::check::Call;
 use crate::element::Element;
 use crate::math::{over_rows, sigmoid};
 use crate::ops::FusedOps;
@@ -19,7 +20,11 @@ use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
 /// GELU in its tanh form: any shape to the same.
+///
+/// # Panics
+/// If `x` is of another type than f32, bf16 and f16.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Call("gelu").float("x", x.dtype());
     Tensor::from_dispatch(Dispatch::fused_gelu(x.into_dispatch()))
 }
 

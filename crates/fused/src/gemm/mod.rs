@@ -153,12 +153,14 @@ pub fn products<T: Element>(list: Vec<Product<'_, T>>) {
 pub fn products_with<T: Element>(mut list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
     for (product, epilogue) in &list {
         let (m, n, k) = (product.m, product.n, product.k);
-        assert!(product.a.holds(m, k), "A [{m}, {k}] is larger than its data");
-        assert!(product.b.holds(k, n), "B [{k}, {n}] is larger than its data");
+        assert!(product.a.holds(m, k), "products: A [{m}, {k}] is larger than its data");
+        assert!(product.b.holds(k, n), "products: B [{k}, {n}] is larger than its data");
         let len = product.c.len();
-        assert_eq!(Some(len), m.checked_mul(n), "C must be [{m}, {n}]");
-        assert!(epilogue.bias.is_none_or(|bias| bias.len() == n), "the bias must be [{n}]");
-        let as_c = |other: Option<usize>, name| assert!(other.is_none_or(|other| other == len), "{name} must be as C");
+        assert!(Some(len) == m.checked_mul(n), "products: C must be [{m}, {n}], not {len} elements");
+        assert!(epilogue.bias.is_none_or(|bias| bias.len() == n), "products: the bias must be [{n}]");
+        let as_c = |other: Option<usize>, name| {
+            assert!(other.is_none_or(|other| other == len), "products: {name} must be as C")
+        };
         as_c(epilogue.pre_activation.as_ref().map(|to| to.len()), "the pre-activation");
         as_c(epilogue.residual.map(<[T]>::len), "the residual");
     }

@@ -17,6 +17,7 @@ use super::pack::{PANEL_A, pack_a, pack_b, panel_b};
 use super::task::even;
 use super::{Epilogue, Matrix, Product};
 use crate::Element;
+use crate::uninit::poisoned;
 use std::any::TypeId;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -96,6 +97,9 @@ impl Aligned {
         let lines = len.div_ceil(16);
         if self.0.len() < lines {
             self.0.resize(lines, Line([0.0; 16]));
+        }
+        if poisoned() {
+            self.0.fill(Line([f32::from_bits(u32::MAX); 16]));
         }
         // SAFETY: a `Line` is 16 `f32` without padding.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }

@@ -11,7 +11,9 @@
 mod host;
 mod rows;
 
+use crate::check::Call;
 use crate::ops::FusedOps;
+use crate::rows::{from_rows, to_rows};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
@@ -21,62 +23,84 @@ pub use rows::{Again, Rows};
 /// `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU a row's result has the same bits whatever other rows there are.
 ///
 /// # Panics
-/// If the widths differ.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, or a width is 0.
 pub fn linear<const D: usize>(x: impl Into<Rows<D>>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     let Rows { x, again } = x.into();
-    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear(x, weight, bias, false, again))
+    let op = |x, weight, bias| Dispatch::fused_linear(x, weight, bias, false, again);
+    by_rows(Call("linear"), x, weight, bias, false, op)
 }
 
 /// `x W^T`: `[.., from]` to `[.., to]`, with `W: [to, from]`, such as a head that is the token embedding. `W` is read as it lies.
 ///
 /// # Panics
-/// If the widths differ.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, or a width is 0.
 pub fn linear_transposed<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
-    by_rows(x, weight, None, true, |x, weight, bias| Dispatch::fused_linear(x, weight, bias, true, None))
+    let op = |x, weight, bias| Dispatch::fused_linear(x, weight, bias, true, None);
+    by_rows(Call("linear_transposed"), x, weight, None, true, op)
 }
 
 /// `gelu(x W + b)` in one pass, shapes as of [`linear`]; see [`gelu`](crate::gelu). Kept are `x`, `W` and `x W + b`.
 ///
 /// # Panics
-/// If the widths differ.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, or a width is 0.
 pub fn linear_gelu<const D: usize>(x: impl Into<Rows<D>>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     let Rows { x, again } = x.into();
-    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear_gelu(x, weight, bias, again).0)
+    let op = |x, weight, bias| Dispatch::fused_linear_gelu(x, weight, bias, again).0;
+    by_rows(Call("linear_gelu"), x, weight, bias, false, op)
 }
 
 /// `residual + x W + b` in one pass, shapes as of [`linear`].
 ///
 /// # Panics
-/// If the widths differ, or the residual is not as the result.
+/// As [`linear`], or if the residual is not as the result.
 pub fn linear_add<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
     residual: Tensor<D>,
 ) -> Tensor<D> {
-    let [_, to] = weight.dims();
-    let rows = residual.dims()[..D - 1].iter().product::<usize>();
-    assert_eq!(rows, x.dims()[..D - 1].iter().product::<usize>(), "linear_add: rows of the residual");
-    let residual = residual.reshape([rows, to]).into_dispatch();
-    by_rows(x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear_add(x, weight, bias, residual))
+    let call = Call("linear_add");
+    call.dtype("residual", residual.dtype(), x.dtype());
+    call.shape("residual", residual.dims(), check(call, &x, &weight, bias.as_ref(), false));
+    let residual = to_rows(residual).into_dispatch();
+    by_rows(call, x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear_add(x, weight, bias, residual))
 }
 
 /// `op` of all rows of `x`, with the matrix, `[to, from]` where `transposed`, and the bias.
 fn by_rows<const D: usize>(
+    call: Call,
     x: Tensor<D>,
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
     transposed: bool,
     op: impl FnOnce(DispatchTensor, DispatchTensor, DispatchTensor) -> DispatchTensor,
 ) -> Tensor<D> {
-    let (mut shape, of_weight) = (x.dims(), weight.dims());
-    let (from, to) = if transposed { (of_weight[1], of_weight[0]) } else { (of_weight[0], of_weight[1]) };
-    let rows = shape[..D - 1].iter().product::<usize>();
-    assert_eq!(shape[D - 1], from, "linear: rows of {} by a matrix for rows of {from}", shape[D - 1]);
-    shape[D - 1] = to;
+    let shape = check(call, &x, &weight, bias.as_ref(), transposed);
     let bias = bias.unwrap_or_else(|| Tensor::empty([0], (&x.device(), x.dtype())));
-    let y = op(x.reshape([rows, from]).into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
-    Tensor::<2>::from_dispatch(y).reshape(shape)
+    let y = op(to_rows(x).into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
+    from_rows(Tensor::from_dispatch(y), shape)
+}
+
+/// The shape of `x W + b`, where all are as they should be.
+pub(crate) fn check<const D: usize>(
+    call: Call,
+    x: &Tensor<D>,
+    weight: &Tensor<2>,
+    bias: Option<&Tensor<1>>,
+    transposed: bool,
+) -> [usize; D] {
+    let (mut shape, [from, to]) = (x.dims(), weight.dims());
+    let (from, to) = if transposed { (to, from) } else { (from, to) };
+    call.float("x", x.dtype());
+    call.dtype("weight", weight.dtype(), x.dtype());
+    call.not_empty("weight", &weight.dims());
+    call.width("x", shape, from);
+    if let Some(bias) = bias {
+        call.dtype("bias", bias.dtype(), x.dtype());
+        call.shape("bias", bias.dims(), [to]);
+    }
+    shape[D - 1] = to;
+    shape
 }
 
 /// The product by the backend's own operations.

@@ -1,5 +1,7 @@
 //! What a product reads: rows, and where they are not to be kept for its backward, how to have them again.
 
+use crate::check::Call;
+use crate::rows::to_rows;
 use burn::tensor::Tensor;
 use std::fmt;
 use std::sync::Arc;
@@ -34,11 +36,17 @@ impl<const D: usize> From<Tensor<D>> for Rows<D> {
 
 impl<const D: usize> Rows<D> {
     /// Rows that are not kept: the backward that needs them for the gradient of a matrix calls `again`, once.
+    ///
+    /// # Panics
+    /// In the backward, if `again` returns a tensor of another shape or type.
     pub fn not_kept(x: Tensor<D>, again: impl Fn() -> Tensor<D> + Send + Sync + 'static) -> Self {
+        let (shape, dtype) = (x.dims(), x.dtype());
         let again = move || {
             let x = again();
-            let (shape, len) = (x.dims(), x.shape().num_elements());
-            x.reshape([len / shape[D - 1].max(1), shape[D - 1]])
+            let call = Call("Rows::not_kept");
+            call.shape("what `again` returns", x.dims(), shape);
+            call.dtype("what `again` returns", x.dtype(), dtype);
+            to_rows(x)
         };
         Self { x, again: Some(Again(Arc::new(again))) }
     }

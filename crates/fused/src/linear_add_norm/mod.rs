@@ -14,16 +14,18 @@
 pub(crate) mod cube;
 
 use crate::check::Call;
-use crate::norm::NormRule;
+use crate::linear;
+use crate::norm::{self, NormRule};
 use crate::ops::FusedOps;
 use crate::precision::widened;
+use crate::rows::{from_rows, to_rows};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
 /// `h = residual + x W + b` and [`layer_norm`](crate::layer_norm)`(h)`: `[.., from]`, `[from, to]`, `[to]`, `[.., to]`, `[to]` and `[to]` to `[.., to]` twice.
 ///
 /// # Panics
-/// If the arguments are not of these shapes.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16 (which gain and norm bias may be of on their own), or a width is 0.
 pub fn linear_add_layer_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -40,7 +42,7 @@ pub fn linear_add_layer_norm<const D: usize>(
 /// `h = residual + x W` and [`rms_norm`](crate::rms_norm)`(h)`: `[.., from]`, `[from, to]`, `[.., to]` and `[to]` to `[.., to]` twice.
 ///
 /// # Panics
-/// If the arguments are not of these shapes.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16 (which gain and norm bias may be of on their own), or a width is 0.
 pub fn linear_add_rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -59,22 +61,15 @@ fn linear_add_norm<const D: usize>(
     bias: Option<Tensor<1>>,
     (gain, norm_bias, rule): (Tensor<1>, Option<Tensor<1>>, NormRule),
 ) -> [Tensor<D>; 2] {
-    let ([from, to], mut shape) = (weight.dims(), x.dims());
-    call.width("x", shape, from);
-    shape[D - 1] = to;
+    let shape = linear::check(call, &x, &weight, bias.as_ref(), false);
+    call.dtype("residual", residual.dtype(), x.dtype());
     call.shape("residual", residual.dims(), shape);
-    call.shape("gain", gain.dims(), [to]);
-    for (name, bias) in [("bias", &bias), ("norm_bias", &norm_bias)] {
-        if let Some(bias) = bias {
-            call.shape(name, bias.dims(), [to]);
-        }
-    }
-    let rows = shape[..D - 1].iter().product::<usize>();
+    norm::check(call, shape[D - 1], &gain, ("norm_bias", norm_bias.as_ref()));
     let none = |dtype| Tensor::empty([0], (&x.device(), dtype));
     let bias = bias.unwrap_or_else(|| none(x.dtype())).into_dispatch();
     let norm_bias = norm_bias.map_or_else(|| none(DType::F32), widened).into_dispatch();
-    let (x, residual) = (x.reshape([rows, from]).into_dispatch(), residual.reshape([rows, to]).into_dispatch());
+    let (x, residual) = (to_rows(x).into_dispatch(), to_rows(residual).into_dispatch());
     let (weight, gain) = (weight.into_dispatch(), widened(gain).into_dispatch());
     let (h, y) = Dispatch::fused_linear_add_norm(x, weight, bias, residual, gain, norm_bias, rule);
-    [h, y].map(|rows| Tensor::<2>::from_dispatch(rows).reshape(shape))
+    [h, y].map(|rows| from_rows(Tensor::from_dispatch(rows), shape))
 }

@@ -18,6 +18,7 @@ use crate::math::{accumulate, over_rows, sum, sum2, sum3, task_len};
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
 use crate::precision::widened;
+use crate::rows::{from_rows, to_rows};
 use crate::team;
 use crate::uninit::written;
 use burn::backend::Dispatch;
@@ -28,7 +29,7 @@ use std::mem::MaybeUninit;
 /// `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension: `[.., d]` and `[d]` to `[.., d]`.
 ///
 /// # Panics
-/// If the gain is not of the width of `x`.
+/// If `x` or the gain is of another type than f32, bf16 and f16, or the gain is not of the width of `x`, which is not 0.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, epsilon: f64) -> Tensor<D> {
     norm(Call("rms_norm"), x, gain, None, NormRule { epsilon: epsilon as f32, centred: false })
 }
@@ -36,7 +37,7 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, epsilon: f64) -> 
 /// `(x - mean(x)) / sqrt(var(x) + epsilon) * gain + bias` over the last dimension: `[.., d]`, `[d]` and `[d]` to `[.., d]`.
 ///
 /// # Panics
-/// If the gain or the bias is not of the width of `x`.
+/// If one of them is of another type than f32, bf16 and f16, or gain or bias is not of the width of `x`, which is not 0.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, bias: Option<Tensor<1>>, epsilon: f64) -> Tensor<D> {
     norm(Call("layer_norm"), x, gain, bias, NormRule { epsilon: epsilon as f32, centred: true })
 }
@@ -49,15 +50,21 @@ fn norm<const D: usize>(
     rule: NormRule,
 ) -> Tensor<D> {
     let shape = x.dims();
-    let d = shape[D - 1];
-    call.shape("gain", gain.dims(), [d]);
-    if let Some(bias) = &bias {
-        call.shape("bias", bias.dims(), [d]);
-    }
-    let (rows, gain) = (shape[..D - 1].iter().product::<usize>(), widened(gain));
+    call.float("x", x.dtype());
+    check(call, shape[D - 1], &gain, ("bias", bias.as_ref()));
+    let gain = widened(gain);
     let bias = bias.map_or_else(|| Tensor::empty([0], (&gain.device(), DType::F32)), widened);
-    let (x, gain, bias) = (x.reshape([rows, d]).into_dispatch(), gain.into_dispatch(), bias.into_dispatch());
-    Tensor::<2>::from_dispatch(Dispatch::fused_norm(x, gain, bias, rule)).reshape(shape)
+    let (x, gain, bias) = (to_rows(x).into_dispatch(), gain.into_dispatch(), bias.into_dispatch());
+    from_rows(Tensor::from_dispatch(Dispatch::fused_norm(x, gain, bias, rule)), shape)
+}
+
+/// Gain and bias, which has this name, of rows of width `d`.
+pub(crate) fn check(call: Call, d: usize, gain: &Tensor<1>, (name, bias): (&str, Option<&Tensor<1>>)) {
+    call.that(d > 0, "rows of width 0 have no mean");
+    for (name, factors) in std::iter::once(("gain", gain)).chain(bias.map(|bias| (name, bias))) {
+        call.float(name, factors.dtype());
+        call.shape(name, factors.dims(), [d]);
+    }
 }
 
 /// Which norm.

@@ -11,6 +11,7 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::check::Call;
 use crate::element::Element;
 use crate::math::over_rows;
 use crate::ops::FusedOps;
@@ -28,9 +29,14 @@ pub struct RopeTable {
 
 impl RopeTable {
     /// Of angles `[t, pairs]`, row by row, in radians; both are multiplied by `amplitude`.
+    ///
+    /// # Panics
+    /// If `pairs` is 0 or does not divide the number of angles.
     pub fn new(angles: impl Iterator<Item = f64>, amplitude: f64, pairs: usize, device: &Device) -> Self {
         let (cos, sin): (Vec<f32>, Vec<f32>) =
             angles.map(|angle| ((angle.cos() * amplitude) as f32, (angle.sin() * amplitude) as f32)).unzip();
+        let whole = pairs > 0 && cos.len().is_multiple_of(pairs);
+        Call("RopeTable::new").that(whole, format_args!("{} angles are not positions of {pairs} pairs", cos.len()));
         let device = device.clone().inner();
         let table = |values: Vec<f32>| {
             let shape = [values.len() / pairs, pairs];
@@ -55,13 +61,24 @@ impl RopeTable {
     }
 
     /// Its first `t` positions, in the same memory.
+    ///
+    /// # Panics
+    /// If it has fewer.
     pub fn first(&self, t: usize) -> Self {
-        let first = |table: &Tensor<2>| table.clone().narrow(0, 0, t);
+        let has = self.positions();
+        Call("RopeTable::first").that(t <= has, format_args!("{t} positions of a table of {has}"));
+        let first = |table: &Tensor<2>| table.clone().slice_dim(0, 0..t);
         Self { cos_tp: first(&self.cos_tp), sin_tp: first(&self.sin_tp) }
     }
 
     /// Its rows at these positions.
+    ///
+    /// # Panics
+    /// If it does not have one of them.
     pub fn at(&self, positions: &[usize]) -> Self {
+        if let Some(beyond) = positions.iter().find(|position| **position >= self.positions()) {
+            panic!("RopeTable::at: position {beyond} of a table of {}", self.positions());
+        }
         let rows: Vec<i64> = positions.iter().map(|position| *position as i64).collect();
         let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, [positions.len()]), &self.cos_tp.device());
         let at = |table: &Tensor<2>| table.clone().select(0, rows.clone());
@@ -75,11 +92,13 @@ impl RopeTable {
 /// `x` and the result: `[b, heads, t, d]`; the table: `[t, d / 2]`.
 ///
 /// # Panics
-/// If the table is of another shape.
+/// If `x` is of another type than f32, bf16 and f16, or the table of another shape.
 pub fn rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
     let [_, _, t, d] = x.dims();
-    let of = table.shape();
-    assert!(of == [t, d / 2] && d % 2 == 0, "rope: a table of {of:?} for {t} positions and {d} / 2 pairs");
+    let call = Call("rope");
+    call.float("x", x.dtype());
+    call.that(d > 0 && d % 2 == 0, format_args!("x has shape {:?}, expected a last dimension of pairs", x.dims()));
+    call.shape("table", table.shape(), [t, d / 2]);
     let [cos, sin] = table.clone().into_dispatch();
     Tensor::from_dispatch(Dispatch::fused_rope(x.into_dispatch(), cos, sin, false))
 }

@@ -10,6 +10,7 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::check::Call;
 use crate::element::Element;
 use crate::math::{TASK, over_rows, sigmoid};
 use crate::ops::FusedOps;
@@ -24,9 +25,12 @@ use std::mem::MaybeUninit;
 /// `silu(gate) * up` of two tensors of one shape and dtype.
 ///
 /// # Panics
-/// If their shapes or dtypes differ.
+/// If their shapes or types differ, or are not f32, bf16 or f16.
 pub fn silu_mul<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
-    assert_eq!((gate.dims(), gate.dtype()), (up.dims(), up.dtype()), "silu_mul: gate and up are alike");
+    let call = Call("silu_mul");
+    call.float("gate", gate.dtype());
+    call.dtype("up", up.dtype(), gate.dtype());
+    call.shape("up", up.dims(), gate.dims());
     Tensor::from_dispatch(Dispatch::fused_silu_mul(gate.into_dispatch(), up.into_dispatch()))
 }
 

@@ -5,6 +5,7 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use crate::check::Call;
 use crate::element::Element;
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
@@ -23,7 +24,11 @@ pub(crate) fn parts(len: usize) -> usize {
 }
 
 /// The sum of `x^2` in f64. To f32's precision it does not depend on how the elements are divided over tensors.
+///
+/// # Panics
+/// If `x` is of another type than f32, bf16 and f16.
 pub fn sum_of_squares(x: Tensor<1>) -> f64 {
+    Call("sum_of_squares").float("x", x.dtype());
     let parts = Tensor::<1>::from_dispatch(Dispatch::fused_sum_of_squares(x.inner().into_dispatch()));
     parts.into_data().iter::<f64>().sum()
 }

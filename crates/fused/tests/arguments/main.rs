@@ -1,7 +1,36 @@
-//! What operations say of arguments that do not fit, and what they return of empty ones.
+//! What every public function says of arguments that do not fit, and returns of empty ones.
+
+mod cases;
+mod draw;
+mod exports;
 
 use burn::tensor::{Device, Tensor};
 use fused::{AttentionPart, layer_norm, linear_add_layer_norm};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+fn exported() -> BTreeSet<String> {
+    exports::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
+}
+
+#[test]
+fn every_public_function_has_a_case_or_a_reason() {
+    let known = cases::CASES.iter().map(|case| case.0).chain(cases::WITHOUT.iter().map(|without| without.0));
+    assert_eq!(exported(), known.map(String::from).collect(), "left: exported; right: in tests/arguments/cases.rs");
+}
+
+proptest! {
+    // A seed has no smaller one.
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 0, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn arguments_are_refused_by_name_or_every_result_is_written(seed: u64) {
+        let names = exported();
+        let wrong: Vec<String> = cases::CASES.iter().filter_map(|case| draw::check(*case, seed, &names).err()).collect();
+        prop_assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
 
 fn ones<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::ones(shape, &Device::flex())
@@ -23,9 +52,9 @@ fn a_bias_of_the_norm_behind_a_product_that_is_shorter_is_refused() {
 /// No query, no task: nothing wrote the gradients of the keys.
 #[test]
 fn keys_that_no_query_sees_have_gradients_of_0() {
+    fused::poison_uninitialised(true);
     let part = AttentionPart { first: [4, 0], scale: 1.0, dropout: None };
     let (b, heads, s, d, dv) = (3, 2, 64, 32, 16);
-    drop((0..64).map(|_| ones([b, heads, s, d])).collect::<Vec<_>>()); // what is allocated next was ones
     let (q, k, v) = (ones([b, heads, 0, d]), ones([b, heads, s, d]), ones([b, heads, s, dv]));
     let outputs = [ones([b, 0, heads, dv]), ones([b, 0, heads, dv])];
     let [d_q, d_k, d_v] = part.backward([q, k, v], outputs, ones([b, heads, 0]), None);
