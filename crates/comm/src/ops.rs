@@ -46,18 +46,18 @@ pub fn with_gradient<const D: usize, const E: usize>(
     with_gradients([flat(x)], y, move |d_y| [back(d_y)])
 }
 
-/// The same of up to three inputs, which are flat.
+/// The same of up to four inputs, which are flat.
 pub fn with_gradients<const N: usize, const E: usize>(
     inputs: [Tensor<1>; N],
     y: Tensor<E>,
     back: impl Fn(Tensor<1>) -> [Tensor<1>; N] + Send + Sync + 'static,
 ) -> Tensor<E> {
-    const { assert!(0 < N && N <= 3, "one to three inputs") };
+    const { assert!(0 < N && N <= 4, "one to four inputs") };
     let (shape, y) = (y.dims(), Tensor::from_inner(flat(y)).into_dispatch());
     let none = || Tensor::<1>::empty([0], &inputs[0].device());
-    let [a, b, c] = [0, 1, 2].map(|i| inputs.get(i).cloned().unwrap_or_else(none).into_dispatch());
+    let [a, b, c, d] = [0, 1, 2, 3].map(|i| inputs.get(i).cloned().unwrap_or_else(none).into_dispatch());
     let back = Back(Arc::new(move |d_y| back(d_y).into()));
-    Tensor::<1>::from_dispatch(<Dispatch as WithGradient>::comm_with_gradient(a, b, c, y, back)).reshape(shape)
+    Tensor::<1>::from_dispatch(<Dispatch as WithGradient>::comm_with_gradient(a, b, c, d, y, back)).reshape(shape)
 }
 
 /// All elements in a row.
@@ -75,10 +75,11 @@ pub trait WithGradient: Backend {
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
         c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
         y: FloatTensor<Self>,
         back: Back,
     ) -> FloatTensor<Self> {
-        let _ = (a, b, c, back);
+        let _ = (a, b, c, d, back);
         y
     }
 }
@@ -96,19 +97,20 @@ where
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
         c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
         y: FloatTensor<Self>,
         back: Back,
     ) -> FloatTensor<Self> {
         #[derive(Debug)]
         struct Step;
 
-        impl<B: Backend> Backward<B, 3> for Step
+        impl<B: Backend> Backward<B, 4> for Step
         where
             DispatchTensor: DispatchKindConversion<B>,
         {
             type State = Back;
 
-            fn backward(self, ops: Ops<Self::State, 3>, gradients: &mut Gradients, _: &mut Checkpointer) {
+            fn backward(self, ops: Ops<Self::State, 4>, gradients: &mut Gradients, _: &mut Checkpointer) {
                 let d_y = Tensor::<1>::from_primitive::<B>(gradients.consume::<B>(&ops.node));
                 for (input, gradient) in ops.parents.iter().zip((ops.state.0)(d_y)) {
                     if let Some(input) = input {
@@ -120,7 +122,7 @@ where
             }
         }
 
-        match Step.prepare::<C>([a.node(), b.node(), c.node()]).compute_bound().stateful() {
+        match Step.prepare::<C>([a.node(), b.node(), c.node(), d.node()]).compute_bound().stateful() {
             OpsKind::Tracked(step) => step.finish(back, y.into_primitive()),
             OpsKind::UnTracked(step) => step.finish(y.into_primitive()),
         }

@@ -64,12 +64,17 @@ pub struct MoeConfig {
     /// Factor on the weights of the chosen experts.
     pub routed_scaling_factor: f64,
     /// In training an expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one sequence,
-    /// the first ones in order; null for dropless, as evaluation and generation always are.
+    /// the first ones in order; null for dropless, as evaluation and generation always are: what they make of a token must not depend on
+    /// how many follow it.
     pub capacity_factor: Option<f64>,
     /// What happens to an assignment whose expert is full.
     pub overflow: Overflow,
     /// Whose assignments come first where capacity is limited.
     pub order: Order,
+    /// With `parallel.ep`, the most rows of experts that a rank takes at once, as a multiple of the mean of the ranks that have the experts together.
+    /// Where one would get more, the rows go in rounds, whose products are computed again in the backward: the same numbers, more slowly, in
+    /// the memory that is counted before the start. At least 1; a number above `parallel.ep` is never reached.
+    pub max_rank_load: f64,
     /// Coefficient of the balance loss per sequence (DeepSeek-V3, arXiv 2412.19437, eq. 17); 0 for none.
     pub aux_loss_coef: f64,
     /// Coefficient of the router z-loss, the mean of `log(sum(exp(logits)))^2` (ST-MoE, arXiv 2202.08906, eq. 5); 0 for none.
@@ -97,6 +102,7 @@ impl Default for MoeConfig {
             capacity_factor: None,
             overflow: Overflow::Drop,
             order: Order::Choice,
+            max_rank_load: 2.0,
             aux_loss_coef: 0.0,
             z_loss_coef: 0.0,
             bias_update_speed: 0.0,
@@ -140,6 +146,9 @@ impl MoeConfig {
             return Err(format!(
                 "moe.capacity_factor is {f:?}: give a number above 0, such as 1.25, or null for a dropless layer"
             ));
+        }
+        if !(self.max_rank_load >= 1.0 && self.max_rank_load.is_finite()) {
+            return Err(format!("moe.max_rank_load is {:?}: give a number from 1 on, such as 2", self.max_rank_load));
         }
         let scale = self.routed_scaling_factor;
         if !(scale > 0.0 && (scale as f32).is_finite()) {

@@ -1,7 +1,8 @@
-use crate::kernels::grouped_gemm::grouped_gemm;
+use crate::kernels::grouped_gemm::{grouped_gemm, rows_gradient, weight_gradient};
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Int, Tensor};
+use comm::ops::{flat, with_gradient};
 use fused::silu_mul;
 
 /// The weights of all routed experts, each a SwiGLU, stacked by expert.
@@ -32,8 +33,42 @@ impl Experts {
     /// Each row of `x_rd` through its expert, `down(silu(gate(x)) * up(x))`; of `segments`, see
     /// [`dispatch`](crate::kernels::dispatch).
     pub fn forward(&self, x_rd: Tensor<2>, segments: &Tensor<1, Int>) -> Tensor<2> {
-        let gate_rh = grouped_gemm(x_rd.clone(), self.gate_proj.val(), segments);
-        let up_rh = grouped_gemm(x_rd, self.up_proj.val(), segments);
-        grouped_gemm(silu_mul(gate_rh, up_rh), self.down_proj.val(), segments)
+        experts(x_rd, &self.weights(), segments)
     }
+
+    /// Gate, up and down.
+    pub(crate) fn weights(&self) -> [Tensor<3>; 3] {
+        [&self.gate_proj, &self.up_proj, &self.down_proj].map(|weight| weight.val())
+    }
+}
+
+/// [`Experts::forward`] with these weights: gate, up and down.
+pub(crate) fn experts(x_rd: Tensor<2>, [gate, up, down]: &[Tensor<3>; 3], segments: &Tensor<1, Int>) -> Tensor<2> {
+    let gate_rh = grouped_gemm(x_rd.clone(), gate.clone(), segments);
+    let up_rh = grouped_gemm(x_rd, up.clone(), segments);
+    grouped_gemm(silu_mul(gate_rh, up_rh), down.clone(), segments)
+}
+
+/// The backward of [`experts`] by itself, from its input and the gradient of its output to those of the input and of the weights. All are in no graph.
+pub(crate) fn experts_backward(
+    x_rd: Tensor<2>,
+    d_y_rd: Tensor<2>,
+    [gate, up, down]: &[Tensor<3>; 3],
+    segments: &Tensor<1, Int>,
+) -> (Tensor<2>, [Tensor<3>; 3]) {
+    let half =
+        |weight: &Tensor<3>| Tensor::from_inner(grouped_gemm(x_rd.clone(), weight.clone(), segments)).require_grad();
+    let (gate_rh, up_rh) = (half(gate), half(up));
+    let hidden_rh = silu_mul(gate_rh.clone(), up_rh.clone());
+    let d_down = weight_gradient(hidden_rh.clone().inner(), d_y_rd.clone(), segments);
+    let d_hidden_rh = rows_gradient(d_y_rd, down.clone(), segments);
+    // A number that has this gradient.
+    let number = Tensor::<1>::zeros([1], (&x_rd.device(), x_rd.dtype()));
+    let mut gradients = with_gradient(hidden_rh, number, move |_| flat(d_hidden_rh.clone())).backward();
+    let [d_gate_rh, d_up_rh] =
+        [gate_rh, up_rh].map(|half| half.grad_remove(&mut gradients).expect("it is a leaf of this graph"));
+    let d_x_rd =
+        rows_gradient(d_gate_rh.clone(), gate.clone(), segments) + rows_gradient(d_up_rh.clone(), up.clone(), segments);
+    let [d_gate, d_up] = [d_gate_rh, d_up_rh].map(|d_half| weight_gradient(x_rd.clone(), d_half, segments));
+    (d_x_rd, [d_gate, d_up, d_down])
 }

@@ -1,7 +1,9 @@
 use crate::exchange::Exchange;
+use crate::in_rounds::InRounds;
 use crate::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
 use crate::kernels::grouped_gemm;
 use crate::kernels::permute::{permute, unpermute};
+use crate::rounds::Rounds;
 use crate::{MoeLayer, MoeOutput, NoiseKey};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use comm::{CommError, Communicator, FirstError, Gathered, SequenceRanks};
@@ -12,7 +14,7 @@ use fused::Rows;
 /// ```text
 ///           rank 0: experts 0 1                      rank 1: experts 2 3
 /// route     rows  | 0 0 1 | 2 3 3 |                  rows  | 1 | 2 2 3 |           sorted by expert, no padding
-/// counts    of rows, a number an expert, to its rank, first
+/// counts    of rows, a number an expert, to all ranks, first
 /// rows      |0 0 1|---'      `----------------.      |1|---'   `-------.
 ///           all_to_all                         `---------------------. |
 /// arrive    | 0 0 1 | 1 |  of rank 0, of rank 1      | 2 3 3 | 2 2 3 |
@@ -22,7 +24,11 @@ use fused::Rows;
 ///
 /// Rank i of N has the experts from `i e / N` to `(i + 1) e / N`, and a layer on it has no others: `layer.experts` are these, while its
 /// configuration counts all. The counts are read back to the host, which the sizes of the exchange need; a layer on one rank reads nothing. A
-/// rank sends and receives at most `k n d` elements each way, and the backward as much again.
+/// rank sends at most `k n d` elements each way, and the backward as much again.
+///
+/// What comes is as uneven as the choices are. A rank takes at most [`MoeConfig::max_rank_load`](crate::MoeConfig::max_rank_load) times the mean of
+/// all ranks at once, in training and in evaluation. Where one would get more, all of them go in rounds, which have the same numbers and less speed:
+/// the backward then exchanges the rows again, and computes their products again.
 ///
 /// [`forward`](Self::forward) and [`evaluate`](Self::evaluate) are collectives: every rank calls them, if need be with no sequence, and runs
 /// the backward. They return no error, nor do they panic if a rank is lost: what failed is in the `first_error`, and the
@@ -72,18 +78,19 @@ impl ExpertParallel {
 
     /// The rows of `x_rd` through their experts, wherever those are.
     fn experts(&self, layer: &MoeLayer, x_rd: Tensor<2>, placed: &Dispatched) -> Result<Tensor<2>, CommError> {
-        let r = x_rd.dims()[0];
-        let kept: Vec<i32> = placed.kept_e.clone().into_data().iter::<i32>().collect();
-        let mine = kept.len() / self.comm.world_size();
-        let arriving = self.exchange_counts(&kept, mine)?;
-        let rows = |counts: &[i32]| counts.iter().map(|count| *count as usize).sum::<usize>();
-        let [sent, arrived] = [&kept, &arriving].map(|counts| counts.chunks(mine).map(rows).collect::<Vec<_>>());
-
+        let (comm, first_error, r) = (self.comm.clone(), self.first_error.clone(), x_rd.dims()[0]);
+        let counts = self.gather_counts(placed.kept_e.clone())?;
+        let rounds = Rounds::new(comm.rank(), comm.world_size(), counts, layer.config.max_rank_load);
+        if rounds.len() > 1 {
+            return InRounds { comm, first_error, rounds }.forward(x_rd, &layer.experts);
+        }
+        let sent = rounds.sent(0).into_iter().map(|rows| rows.len()).collect();
         // Rows that nothing fills lie behind all others and stay.
-        let exchange = Exchange::new(self.comm.clone(), self.first_error.clone(), r, sent, arrived);
+        let exchange = Exchange::new(comm, first_error, r, sent, rounds.arriving(0));
         let x_ad = exchange.forward(x_rd)?;
 
-        let by_expert = arrived_by_expert(&arriving, mine, &x_ad);
+        let arriving = rounds.arriving_by_expert(0);
+        let by_expert = by_expert(&arriving, arriving.len() / self.comm.world_size(), &x_ad);
         let gates = Tensor::ones([1, x_ad.dims()[0]], &x_ad.device());
         let y_rd = layer.experts.forward(permute(x_ad, &by_expert), &by_expert.segments);
         let y_ad = unpermute(y_rd, gates, &by_expert);
@@ -91,20 +98,19 @@ impl ExpertParallel {
         exchange.reversed().forward(y_ad)
     }
 
-    /// From how many rows each expert gets of this rank to how many each of this rank's experts gets of each rank, in the order of ranks.
-    fn exchange_counts(&self, kept: &[i32], mine: usize) -> Result<Vec<i32>, CommError> {
-        let counts = TensorData::new(kept.to_vec(), [kept.len()]);
-        let counts = Tensor::<1, Int>::from_data(counts, (self.comm.device(), DType::I32));
-        let (found, _) = self.comm.all_to_all(counts, &vec![mine; self.comm.world_size()])?;
-        Ok(found.into_data().iter::<i32>().collect())
+    /// From how many rows each expert gets of this rank to how many it gets of each rank, by rank and then by expert.
+    fn gather_counts(&self, kept_e: Tensor<1, Int>) -> Result<Vec<usize>, CommError> {
+        let kept: Vec<i32> = kept_e.into_data().iter::<i32>().collect();
+        let len = kept.len();
+        let counts = Tensor::<1, Int>::from_data(TensorData::new(kept, [len]), (self.comm.device(), DType::I32));
+        Ok(self.comm.all_gather(counts)?.into_data().iter::<i32>().map(|count| count as usize).collect())
     }
 }
 
-/// Where rows that came by rank and then by expert go to lie by expert alone.
-fn arrived_by_expert(arriving: &[i32], experts: usize, x_ad: &Tensor<2>) -> Dispatched {
+/// Where rows that came by rank and then by expert, as many of each as `arriving` says, go to lie by expert alone.
+pub(crate) fn by_expert(arriving: &[usize], experts: usize, x_ad: &Tensor<2>) -> Dispatched {
     let places = arriving.iter().enumerate();
-    let experts_of_rows: Vec<i32> =
-        places.flat_map(|(place, count)| vec![(place % experts) as i32; *count as usize]).collect();
+    let experts_of_rows: Vec<i32> = places.flat_map(|(place, count)| vec![(place % experts) as i32; *count]).collect();
     let rows = experts_of_rows.len();
     let experts_1a = Tensor::from_data(TensorData::new(experts_of_rows, [1, rows]), (&x_ad.device(), DType::I32));
     let layout = Layout::Sorted { tile: grouped_gemm::tile_rows(x_ad) };

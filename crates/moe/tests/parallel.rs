@@ -164,14 +164,34 @@ fn capacity_is_counted_in_sequences_on_any_number_of_ranks() {
     equals_the_local_layer(&MoeConfig { capacity_factor: Some(0.0), ..config() }, None, &[1, 1]);
 }
 
+/// One rank would get all rows, but takes at most the mean at once.
+#[test]
+fn rows_that_go_in_rounds_become_the_same() {
+    for max_rank_load in [1.0, 1.3] {
+        let skewed = MoeConfig { max_rank_load, ..config() };
+        for favourite in [0, 3, 5] {
+            for shares in [&[2, 1][..], &[2, 0, 1], &[1; 6]] {
+                equals_the_local_layer(&MoeConfig { top_k: 1, ..skewed.clone() }, Some(favourite), shares);
+                equals_the_local_layer(&skewed, Some(favourite), shares);
+            }
+        }
+        // Of the rows of a layer with a capacity some are not filled.
+        let limited = MoeConfig { capacity_factor: Some(1.5), ..skewed.clone() };
+        equals_the_local_layer(&limited, Some(0), &[2, 0, 1]);
+    }
+}
+
 #[test]
 fn a_lost_rank_is_a_failure_that_is_kept_in_forward_and_backward() {
-    for lost_in_backward in [false, true] {
+    // With a favourite the rows go in rounds.
+    for (lost_in_backward, favourite) in [(false, None), (true, None), (false, Some(0)), (true, Some(0))] {
         let found = run_ranks(vec![Device::flex(); 2], TIMEOUT, move |comm| {
             let rank = comm.rank();
             let first_error = FirstError::default();
             let spread = ExpertParallel::new(comm.clone(), first_error.clone());
-            let mut layer = layer(&config(), None);
+            let skewed = MoeConfig { top_k: 1, max_rank_load: 1.0, ..config() };
+            let config = if favourite.is_some() { skewed } else { config() };
+            let mut layer = layer(&config, favourite);
             keep_experts(&mut layer, rank, 2);
             if rank == 1 && !lost_in_backward {
                 return Err(CommError::Engine("it is lost".into()));

@@ -283,6 +283,26 @@ fn experts_without_rows_get_gradients_of_zero_and_their_copies_stay_the_same() {
     }
 }
 
+/// All rows are one rank's, which takes no more at once than the mean.
+#[test]
+fn every_parameter_moves_as_on_one_rank_where_rows_go_in_rounds() {
+    let moe = MoeConfig { max_rank_load: 1.0, ..v3() };
+    let favoured = |config, ranks| Case { favourite: Some(3), ..Case::new(moe.clone(), config, ranks) };
+    let alone = favoured(config(Strategy::Ddp, 1, 1), 1).moves();
+    let full_shard = config(Strategy::FullShard, 1, 2);
+    let zero_bubble = PipelineConfig { stages: 2, schedule: Schedule::ZeroBubble, ..PipelineConfig::default() };
+    for (config, ranks) in [
+        (full_shard.clone(), 4),
+        (FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..full_shard.clone() }, 4),
+        (FsdpConfig { reshard_after_forward: false, ..full_shard.clone() }, 2),
+        (FsdpConfig { pipeline: zero_bubble, ..full_shard }, 4),
+        (config(Strategy::Zero1, 1, 4), 4),
+        (config(Strategy::Ddp, 2, 2), 4),
+    ] {
+        favoured(config, ranks).moves_as_on_one_rank(&alone);
+    }
+}
+
 #[test]
 fn of_experts_over_four_ranks_each_holds_a_fourth_and_keeps_it_once() {
     let experts_of = |case: Case| {

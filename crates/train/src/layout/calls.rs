@@ -24,7 +24,8 @@
 //! scores of experts are gathered, kept, over these ranks too.
 //!
 //! And over N expert-parallel ranks, whose loads are taken for even, (N - 1)/N of r rows of d there and back, in the forward and in the backward; r is
-//! the `top_k` a token, or as many as the capacity lets in. The numbers of rows come first: e (N - 1)/N of 4 bytes.
+//! the `top_k` a token, or as many as the capacity lets in. The numbers of rows come first, an `all_gather` of e (N - 1) of 4 bytes. (Where loads are so
+//! uneven that rows go in rounds, the backward has those of the forward again.)
 
 use crate::config::{Config, ModelConfig};
 use comm::{Axis, all_reduce_bytes};
@@ -121,8 +122,8 @@ impl Shape {
         self.pass_round(&mut call, latent + rope);
         if let Some(moe) = moe {
             let exchanged = 2 * self.rows_of_experts(moe) * (self.ep - 1) / self.ep * d * self.size;
-            let counts = moe.num_experts / self.ep * (self.ep - 1) * FP32;
-            add(&mut call.forward, Axis::Ep, "all_to_all", counts + exchanged);
+            add(&mut call.forward, Axis::Ep, "all_gather", moe.num_experts * (self.ep - 1) * FP32);
+            add(&mut call.forward, Axis::Ep, "all_to_all", exchanged);
             add(&mut call.backward, Axis::Ep, "all_to_all", exchanged);
             let of_context = (self.cp - 1) * self.tokens() * moe.num_experts * FP32;
             for (axis, scores) in [(Axis::Tp, self.rows(moe.num_experts, FP32)), (Axis::Cp, of_context)] {

@@ -8,7 +8,8 @@
 //! dense SwiGLU    3 n inner                 gate, up, and their product
 //! several ranks:   of all that 1/(tp cp) each; of all rows the rotated key (tp) and the scores of experts (tp and cp)
 //! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
-//!                                           ranks r d more, what came back, and r rows only where all ranks' experts get as many
+//!                                           ranks r d more, what came back, and in the first term as many times r as one of them may get at
+//!                                           once (`moe.max_rank_load`), or its capacity
 //! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward makes
 //! modules of multi-token prediction         a block, and (1 + depth) S + 7 S; the head's of each loss
 //! ```
@@ -35,8 +36,8 @@ struct Shape {
     size: f64,
     /// Whether it is computed on the CPU.
     on_cpu: bool,
-    /// Whether experts are spread over ranks.
-    spread: bool,
+    /// Ranks over which experts are spread.
+    ep: f64,
     /// Ranks that have parts of a sequence's rows, of heads and of columns.
     tp: f64,
     /// Ranks that have parts of a sequence's rows through all layers.
@@ -46,9 +47,10 @@ struct Shape {
 /// The calls of the model in their order, for micro-batches of so many sequences.
 pub fn calls(config: &Config, sequences: usize) -> Vec<CallBytes> {
     let size = config.parallel.precision.param.dtype().size() as f64;
-    let (b, t, spread) = (sequences as f64, config.train.seq_len as f64, config.parallel.ep > 1);
+    let (b, t) = (sequences as f64, config.train.seq_len as f64);
+    let [ep, tp, cp] = [config.parallel.ep, config.parallel.tp, config.parallel.cp].map(|ranks| ranks as f64);
     let on_cpu = device::meant(&config.train.device) == "cpu";
-    let shape = Shape { b, t, size, on_cpu, spread, tp: config.parallel.tp as f64, cp: config.parallel.cp as f64 };
+    let shape = Shape { b, t, size, on_cpu, ep, tp, cp };
     match &config.model {
         ModelConfig::Gpt2(model) => shape.gpt2(model),
         ModelConfig::DeepSeek(model) => shape.deepseek(model, &config.moe.clone().unwrap_or_default()),
@@ -168,9 +170,12 @@ impl Shape {
     /// Rows of experts: `x`, gate, up, their product, and `y`, there and back where it was computed.
     fn rows(&self, d: f64, moe: &MoeConfig) -> f64 {
         let capacity = moe.capacity(self.t as usize).map_or(f64::INFINITY, |c| (c * moe.num_experts) as f64);
-        let rows = (self.t * moe.top_k as f64).min(capacity); // of a sequence
-        let widths = if self.spread { 3.0 } else { 2.0 };
-        self.kept(rows / self.t * (widths * d + 3.0 * moe.moe_intermediate_size as f64))
+        let own = (self.t * moe.top_k as f64).min(capacity); // of a sequence
+        let came_back = if self.ep > 1.0 { own * d } else { 0.0 };
+        // A full expert has as many of each sequence, so a rank whose experts are all full has as many as there is capacity on each.
+        let here = own * self.ep.min(moe.max_rank_load);
+        let rows = here.min(capacity) * (2.0 * d + 3.0 * moe.moe_intermediate_size as f64);
+        self.kept((rows + came_back) / self.t)
     }
 
     /// Probabilities and the gradients of scores, in tiles of at most 128 queries for each head that is computed at a time, 16 say.

@@ -68,7 +68,7 @@ impl Patient<'_> {
     }
 
     fn remedies(&self) -> Vec<Remedy> {
-        let Config { parallel, train, .. } = self.config;
+        let Config { parallel, train, moe, .. } = self.config;
         let on_cpu = device::meant(&train.device) == "cpu";
         let mut remedies: Vec<Remedy> = vec![];
         let mut set = |applies: bool, flag: &str, change: fn(&mut Config)| {
@@ -93,6 +93,10 @@ impl Patient<'_> {
         set(parallel.no_sync, "parallel.no_sync=false", |config| config.parallel.no_sync = false);
         set(parallel.precision.param == FloatType::Fp32, "parallel.precision.param=bf16", |config| {
             config.parallel.precision.param = FloatType::Bf16;
+        });
+        let load = moe.as_ref().map_or(1.0, |moe| moe.max_rank_load);
+        set(parallel.ep > 1 && load > 1.0, "moe.max_rank_load=1", |config| {
+            config.moe.iter_mut().for_each(|moe| moe.max_rank_load = 1.0);
         });
         set(!on_cpu && !parallel.cpu_offload, "parallel.cpu_offload=true", |config| config.parallel.cpu_offload = true);
         let best = if train.val_every > 0 { " --set checkpoint.keep_best=false" } else { "" };

@@ -133,6 +133,29 @@ fn experts_over_ranks_are_a_part_on_each() {
     close(all[Row::Optimizer] - fourth[Row::Optimizer], 1.5 * bytes, 1e-3);
 }
 
+/// Of uneven loads a rank holds as many rows as it may take at once, and as many as capacity lets in.
+#[test]
+fn experts_over_ranks_are_counted_with_the_load_that_one_rank_may_get() {
+    let of = |overrides: &[&str]| {
+        let common = ["parallel.gpus=4", "parallel.ep=4", "moe.capacity_factor=null"];
+        let config = config("deepseek", &[&common[..], overrides].concat());
+        activations::calls(&config, 2)[1].graph as f64
+    };
+    let (even, preset) = (of(&["moe.max_rank_load=1"]), of(&[]));
+    // 2 sequences of 128 tokens with 2 experts each: x, gate, up, product and y, all 128 wide, in fp32.
+    let rows = 1.02 * 4.0 * (2.0 * 128.0 * 2.0) * (5.0 * 128.0);
+    close(preset - even, rows, 1e-6);
+    close(of(&["moe.max_rank_load=3.5"]) - even, 2.5 * rows, 1e-6);
+    // No more than all rows of four ranks, and than full experts have.
+    close(of(&["moe.max_rank_load=100"]) - even, 3.0 * rows, 1e-6);
+    close(of(&["moe.capacity_factor=1.5"]) - even, 0.5 * rows, 1e-6);
+    close(of(&["moe.capacity_factor=1.0"]), even, 1e-6);
+
+    let run = config("deepseek", &["parallel.gpus=4", "parallel.ep=4", "moe.capacity_factor=null"]);
+    let message = judge(&run, cpu(4), 1, &has(0.1), false).unwrap_err();
+    assert!(message.contains("--set moe.max_rank_load=1 "), "{message}");
+}
+
 /// Each stage has its own parameters, and the last one the logits.
 #[test]
 fn every_stage_of_a_pipeline_counts() {
@@ -252,6 +275,8 @@ fn a_run_measures_what_was_estimated() {
         let outcome = train(config.clone(), &place, Default::default()).unwrap();
 
         crate::run::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();
+        // Loads of a first step are about even.
+        config.moe.iter_mut().for_each(|moe| moe.max_rank_load = 1.0);
         let (forecast, text) =
             (forecast(&config, 0), fs::read_to_string(outcome.folder.join("metrics.jsonl")).unwrap());
         let memory =
