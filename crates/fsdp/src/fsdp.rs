@@ -1,5 +1,8 @@
 mod copies;
+mod kept;
 mod sums;
+
+pub use kept::Unloaded;
 
 use crate::call::{Call, Output};
 use crate::chunk::Runner;
@@ -11,9 +14,8 @@ use crate::placement::{Groups, Placement, Stages, block_owners};
 use crate::plan::{Class, Holders, Plan};
 use crate::precision::LossScale;
 use crate::sharded_unit::ShardedUnit;
-use crate::state::{Progress, ReadPart, State};
 use crate::storage::Storage;
-use crate::unit::ShapeOf;
+use crate::unit::{ShapeOf, ValuesFrom};
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -86,6 +88,11 @@ impl<B: 'static> Fsdp<B> {
     /// If the calls are not one first, any others, one last, or the first one's unit has no parameters; if options do not go together; if
     /// the ranks' values differ; if a rank fails.
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
+        Self::sharded(units, comm, config, true)
+    }
+
+    /// The sharded units; with their initial values, or without any.
+    fn sharded(units: Units<B>, comm: Communicator, config: FsdpConfig, valued: bool) -> Result<Self, FsdpError> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
         let Wrapped { units: modules, calls, places, draw, marks, first_error, shape } = wrap(units, config.wrap)?;
@@ -106,8 +113,12 @@ impl<B: 'static> Fsdp<B> {
         let plans: Vec<Plan> = classes.map(|class| plan.of(class, &communicators)).collect();
         let made = {
             let class_of = marks.class_of(&config);
-            let make =
-                |(modules, holders)| ShardedUnit::new(modules, &config, &plans, &class_of, draw.as_deref(), holders);
+            let values = match draw.as_deref() {
+                _ if !valued => ValuesFrom::State,
+                Some(draw) => ValuesFrom::Draw(draw),
+                None => ValuesFrom::Modules,
+            };
+            let make = |(modules, holders)| ShardedUnit::new(modules, &config, &plans, &class_of, values, holders);
             modules.into_iter().zip(holders).map(make).collect::<Result<Vec<_>, _>>()?
         };
         let (units, squares): (Vec<_>, Vec<Option<f64>>) = made.into_iter().unzip();
@@ -118,6 +129,7 @@ impl<B: 'static> Fsdp<B> {
             )));
         }
         let frees = Storage::new(Tensor::empty([1], &plan.device)).is_some();
+        let squares = if valued { squares } else { vec![] };
         let frees_kept_memory = agree(&communicators.world, &units, &squares, frees)?;
         let replicas = plans.iter().map(|plan| (plan.class, plan.replicas)).collect();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
@@ -244,28 +256,6 @@ impl<B: 'static> Fsdp<B> {
         self.units[unit].add_to_parameter(member, path, delta);
     }
 
-    /// This rank's part of the run's state between steps. It costs no copy: the tensors share memory until the next step.
-    pub fn state(&self) -> State {
-        let optimizer_steps = self.units.iter().map(ShardedUnit::optimizer_steps).max().unwrap_or(0);
-        let (loss_scale, good_steps) = (self.loss_scale.factor, self.loss_scale.good_steps as u64);
-        let progress = Progress { optimizer_steps, loss_scale, good_steps };
-        State { parts: self.units.iter().flat_map(ShardedUnit::state).collect(), progress }
-    }
-
-    /// Goes on from a [`state`](Self::state) that any number of ranks has kept under any strategy: `read` is asked for the parts that
-    /// this rank holds. A collective: every rank calls it with the same `progress`.
-    pub fn load_state(&mut self, progress: Progress, read: &mut ReadPart) -> Result<(), FsdpError> {
-        for unit in &mut self.units {
-            unit.load_state(progress.optimizer_steps, read)?;
-        }
-        for i in 0..self.units.len() {
-            let replicas = self.units[i].replicate(&self.lanes).wait()?;
-            self.units[i].set_replicas(replicas);
-        }
-        self.loss_scale.resume(progress.loss_scale, progress.good_steps as usize);
-        Ok(())
-    }
-
     /// A unit's module with its whole parameters, in fp32. A collective: every rank calls it.
     pub fn gather<M: Module + 'static>(&self, unit: UnitId<M>) -> Result<M, FsdpError> {
         let (unit, member) = self.places[unit.index];
@@ -381,7 +371,7 @@ fn all_reduce(world: &Communicator, values: Vec<f64>, how: Reduce) -> Result<Vec
     Ok(world.all_reduce(tensor, how)?.into_data().iter::<f64>().collect())
 }
 
-/// An error unless all ranks were given the same values. Returns whether all of them can free memory that graphs hold.
+/// An error unless all ranks were given the same values, by sums of their squares, if there are any. Returns whether all of them can free memory that graphs hold.
 fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[Option<f64>], frees: bool) -> Result<bool, FsdpError> {
     // The highest of each square, of its negative, and of whether a rank cannot free; of units that other stages hold nothing.
     let highest =

@@ -60,7 +60,7 @@ mod wire;
 pub use config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, Strategy, Wrap};
 pub use error::FsdpError;
 pub use forecast::{CallBytes, Forecast, ForecastRun};
-pub use fsdp::{Fsdp, NonFinite, StepReport};
+pub use fsdp::{Fsdp, NonFinite, StepReport, Unloaded};
 pub use fused::AdamW;
 pub use interpreter::StageTimes;
 pub use layout::{Layout, ParamLayout};

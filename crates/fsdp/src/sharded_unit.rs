@@ -6,10 +6,10 @@ use crate::modules::{BoundModules, Classes, Modules};
 use crate::plan::{Class, Holders, Plan};
 use crate::shard::{FlatShard, owned_copy};
 use crate::state::{ReadPart, StatePart};
-use crate::unit::{Draw, Value};
+use crate::unit::{Draw, Value, ValuesFrom};
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use comm::Cut;
 use std::ops::Range;
 
@@ -28,14 +28,14 @@ pub(crate) struct ShardedUnit {
 const PROBE: usize = 64;
 
 impl ShardedUnit {
-    /// Takes this rank's share of the unit's values, from the modules or of what is drawn; of a unit that the rank's stage does not hold, none are
-    /// made. Also returns a sum of squares of values that does not depend on the share, so that ranks can be compared by it.
+    /// Takes this rank's share of the unit's values; of a unit that the rank's stage does not hold, and where a state has them, none are made. Also
+    /// returns a sum of squares of values that does not depend on the share, so that ranks can be compared by it.
     pub fn new(
         modules: Modules,
         config: &FsdpConfig,
         plans: &[Plan],
         class_of: &dyn Fn(&str) -> (Class, Option<Cut>),
-        draw: Option<&Draw>,
+        values: ValuesFrom,
         holders: Holders,
     ) -> Result<(Self, Option<f64>), FsdpError> {
         let plan = |class| plans.iter().find(|plan| plan.class == class).expect("a plan for each class");
@@ -43,47 +43,49 @@ impl ShardedUnit {
         let classes = params.into_iter().map(|(class, params)| FlatShard::new(params, config, plan(class), holders));
         let (classes, len) = (classes.collect(), modules.len());
         let mut unit = Self { modules, classes, places, len };
-        let square = match holders.is_here {
-            true => Some(unit.take_values(plans, draw)),
-            false => {
-                unit.modules.release();
-                None
-            }
+        let device = &plans[0].device;
+        let square = match values {
+            ValuesFrom::Modules if holders.is_here => Some(unit.take_values(device)),
+            ValuesFrom::Draw(draw) if holders.is_here => Some(unit.draw_values(draw, device)),
+            _ => None,
         };
+        unit.modules.release();
         Ok((unit, square))
     }
 
-    fn take_values(&mut self, plans: &[Plan], draw: Option<&Draw>) -> f64 {
+    fn take_values(&mut self, device: &Device) -> f64 {
         let Self { modules, classes, places, .. } = self;
-        let device = &plans[0].device;
+        let mut values: Vec<Vec<Option<Tensor<1>>>> = classes.iter().map(|_| vec![]).collect();
+        let (mut square, mut places) = (0.0, places.iter());
+        modules.take_values(&mut |value| {
+            let (class, i) = places.next().expect("a place for each parameter");
+            let value = value.to_device(device);
+            square += fused::sum_of_squares(value.clone());
+            let (mut runs, len) = (classes[*class].wanted(*i), value.dims()[0]);
+            values[*class].push(match runs.len() {
+                0 => None,
+                1 if runs[0].len() == len => Some(value),
+                1 => Some(owned_copy(value.slice(runs.remove(0)))),
+                _ => Some(Tensor::cat(runs.into_iter().map(|run| value.clone().slice(run)).collect(), 0)),
+            });
+        });
+        classes.iter_mut().zip(values).for_each(|(class, values)| class.set_initial(values));
+        square
+    }
+
+    fn draw_values(&mut self, draw: &Draw, device: &Device) -> f64 {
+        let Self { modules, classes, places, .. } = self;
         let mut values: Vec<Vec<Option<Tensor<1>>>> = classes.iter().map(|_| vec![]).collect();
         let mut square = 0.0;
-        if let Some(draw) = draw {
-            for ((name, shape), (class, i)) in modules.params().iter().zip(places.iter()) {
-                let runs = classes[*class].wanted(*i);
-                let floats = |values: Vec<f32>| {
-                    let len = values.len();
-                    Tensor::<1>::from_data(TensorData::new(values, [len]), device)
-                };
-                let probe = shape.iter().product::<usize>().min(PROBE);
-                square += fused::sum_of_squares(floats(draw(name, shape.len(), 0..probe)));
-                values[*class].push(drawn(runs, |range| draw(name, shape.len(), range)).map(floats));
-            }
-            modules.release();
-        } else {
-            let mut places = places.iter();
-            modules.take_values(&mut |value| {
-                let (class, i) = places.next().expect("a place for each parameter");
-                let value = value.to_device(device);
-                square += fused::sum_of_squares(value.clone());
-                let (mut runs, len) = (classes[*class].wanted(*i), value.dims()[0]);
-                values[*class].push(match runs.len() {
-                    0 => None,
-                    1 if runs[0].len() == len => Some(value),
-                    1 => Some(owned_copy(value.slice(runs.remove(0)))),
-                    _ => Some(Tensor::cat(runs.into_iter().map(|run| value.clone().slice(run)).collect(), 0)),
-                });
-            });
+        for ((name, shape), (class, i)) in modules.params().iter().zip(places.iter()) {
+            let drawn = |runs: &[Range<usize>]| {
+                let values = draw(name, shape.len(), runs);
+                let len = values.len();
+                Tensor::<1>::from_data(TensorData::new(values, [len]), device)
+            };
+            let (probe, runs) = (shape.iter().product::<usize>().min(PROBE), classes[*class].wanted(*i));
+            square += fused::sum_of_squares(drawn(&[0..probe]));
+            values[*class].push((!runs.is_empty()).then(|| drawn(&runs)));
         }
         classes.iter_mut().zip(values).for_each(|(class, values)| class.set_initial(values));
         square
@@ -236,19 +238,4 @@ impl ShardedUnit {
             }
         }
     }
-}
-
-/// The elements of these runs, in order, of a parameter of which any range can be drawn; None of none. What lies between them is drawn too.
-fn drawn(runs: Vec<Range<usize>>, draw: impl Fn(Range<usize>) -> Vec<f32>) -> Option<Vec<f32>> {
-    let (first, end) = (runs.first()?.start, runs.last()?.end);
-    let mut values = draw(first..end);
-    if runs.len() > 1 {
-        let mut to = 0;
-        for run in runs {
-            values.copy_within(run.start - first..run.end - first, to);
-            to += run.len();
-        }
-        values.truncate(to);
-    }
-    Some(values)
 }

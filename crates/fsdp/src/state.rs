@@ -63,7 +63,7 @@ pub struct PartValues {
     pub moments: Option<[Vec<f32>; 2]>,
 }
 
-/// Where [`Fsdp::load_state`](crate::Fsdp::load_state) gets values from. An error is a message for the user.
+/// Where [`Unloaded::load_state`](crate::Unloaded::load_state) gets values from. An error is a message for the user.
 pub type ReadPart<'a> = dyn FnMut(&Part) -> Result<PartValues, String> + 'a;
 
 /// Values of a whole shard, put together from parts.

@@ -65,8 +65,19 @@ impl Marks {
     }
 }
 
-/// The values of a range of a parameter's elements, flat, from its name (the unit's, a dot, the path of fields) and number of dimensions.
-pub(crate) type Draw = dyn Fn(&str, usize, Range<usize>) -> Vec<f32>;
+/// The values of runs of a parameter's elements, flat, one after another, from its name (the unit's, a dot, the path of fields) and number of dimensions.
+pub(crate) type Draw = dyn Fn(&str, usize, &[Range<usize>]) -> Vec<f32>;
+
+/// Where the values of a model's parameters come from.
+#[derive(Clone, Copy)]
+pub(crate) enum ValuesFrom<'a> {
+    /// The modules have them, or make them.
+    Modules,
+    /// Each rank makes those that it holds.
+    Draw(&'a Draw),
+    /// A state that is loaded later, so none are made.
+    State,
+}
 
 /// Names a unit of [`Units`] and the type of its module.
 pub struct UnitId<M> {
@@ -136,8 +147,8 @@ impl<B: 'static> Units<B> {
     }
 
     /// Values come from `draw` instead of the modules, on each rank those that it holds: of a parameter, by its name (the unit's, a dot, the path
-    /// of fields) and number of dimensions, those of a range of its elements, flat.
-    pub fn draw(&mut self, draw: impl Fn(&str, usize, Range<usize>) -> Vec<f32> + 'static) {
+    /// of fields) and number of dimensions, those of runs of its elements, flat, one run after another.
+    pub fn draw(&mut self, draw: impl Fn(&str, usize, &[Range<usize>]) -> Vec<f32> + 'static) {
         self.draw = Some(Box::new(draw));
     }
 

@@ -1,8 +1,10 @@
+//! The values that parameters begin with.
+
+mod normals;
+
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
-use rand_distr::{Distribution, Normal};
+use normals::Normals;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 
@@ -12,8 +14,9 @@ const STD: f32 = 0.02;
 /// The initial values of a model's parameters.
 ///
 /// A value is a function of the seed, the parameter's name and its place in the parameter alone, so it is the same in any layout, on
-/// any number of ranks, and a rank makes those that it holds. Matrices (and stacks of them) are normal with standard deviation 0.02, the
-/// last ones of a residual branch with `residual_scale` times as much (GPT-2: `1/sqrt(2 * layers)`); gains of norms are 1, biases 0.
+/// any number of ranks and any machine, and a rank makes those that it holds, which costs it nothing for the others. Matrices (and stacks of
+/// them) are normal with standard deviation 0.02, the last ones of a residual branch with `residual_scale` times as much (GPT-2:
+/// `1/sqrt(2 * layers)`); gains of norms are 1, biases 0.
 #[derive(Debug, Clone)]
 pub struct Initial {
     /// Of the model, before the paths of fields.
@@ -25,21 +28,25 @@ pub struct Initial {
 }
 
 impl Initial {
-    /// The values of these elements, flat, of a parameter of so many dimensions, given by the path of its fields in the model. Those of
-    /// a matrix that are before them are drawn as well, and forgotten.
-    pub fn values(&self, path: &str, dims: usize, range: Range<usize>) -> Vec<f32> {
+    /// The values of these runs of elements, flat, one after another, of a parameter of so many dimensions, given by the path of its fields in
+    /// the model. What lies outside the runs costs nothing.
+    pub fn values(&self, path: &str, dims: usize, runs: &[Range<usize>]) -> Vec<f32> {
+        let len = runs.iter().map(Range::len).sum();
         if dims == 1 {
             let of_norm = path.rsplit('.').next() == Some("gamma");
-            return vec![if of_norm { 1.0 } else { 0.0 }; range.len()];
+            return vec![if of_norm { 1.0 } else { 0.0 }; len];
         }
         let is_residual = path.split('.').any(|field| self.residual.contains(&field));
         let std = if is_residual { STD * self.residual_scale } else { STD };
-        let digest = Sha256::new()
-            .chain_update(self.seed.to_le_bytes())
-            .chain_update(format!("{}.{path}", self.prefix))
-            .finalize();
-        let draws = Normal::new(0.0, std).expect("the deviation is finite");
-        draws.sample_iter(ChaCha8Rng::from_seed(digest.into())).skip(range.start).take(range.len()).collect()
+        let (mut normals, mut values) = (Normals::new(self.key(path)), Vec::with_capacity(len));
+        runs.iter().for_each(|run| normals.append(run.clone(), std, &mut values));
+        values
+    }
+
+    /// What a parameter's sequence of numbers is known by; no other parameter has it, nor the same one under another seed.
+    fn key(&self, path: &str) -> [u8; 32] {
+        let name = format!("{}.{path}", self.prefix);
+        Sha256::new().chain_update(self.seed.to_le_bytes()).chain_update(name).finalize().into()
     }
 
     /// Gives every parameter of a model its values, which are made when they are first read.
@@ -66,9 +73,46 @@ impl ModuleMapper for Give {
         let (shape, device, id) = (param.lazy_shape(), param.lazy_device(), param.id);
         let (path, initial, of) = (self.path.join("."), self.initial.clone(), shape.clone());
         let value = move |device: &Device, _tracked: bool| {
-            let values = initial.values(&path, D, 0..of.num_elements());
+            let values = initial.values(&path, D, std::slice::from_ref(&(0..of.num_elements())));
             Tensor::from_data(TensorData::new(values, of), device)
         };
         Param::uninitialized(id, value, device, false, shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn no_two_parameters_have_the_same_values() {
+        let mut firsts = HashSet::new();
+        for (prefix, seed) in [("gpt2", 1), ("gpt2", 2), ("deepseek", 1)] {
+            let initial = Initial { prefix, seed, residual: &[], residual_scale: 1.0 };
+            let names =
+                (0..100).flat_map(|i| ["attn.c_attn", "attn.c_proj"].map(|of| format!("blocks.{i}.{of}.weight")));
+            for name in names.chain(["ends.wte.weight".into()]) {
+                let bits: Vec<u32> = initial.values(&name, 2, &[0..4]).into_iter().map(f32::to_bits).collect();
+                assert!(firsts.insert(bits), "{prefix}.{name} of seed {seed} begins as another one");
+            }
+        }
+        assert_eq!(firsts.len(), 3 * 201);
+    }
+
+    #[test]
+    fn runs_are_parts_of_the_whole_and_residual_branches_end_smaller() {
+        let initial = Initial { prefix: "gpt2", seed: 1, residual: &["c_proj"], residual_scale: 0.5 };
+        let whole = initial.values("attn.c_attn.weight", 2, &[0..1000]);
+        let runs = [3..10, 10..11, 500..700, 998..1000];
+        let parts: Vec<f32> = runs.iter().flat_map(|run| whole[run.clone()].to_vec()).collect();
+        assert_eq!(initial.values("attn.c_attn.weight", 2, &runs), parts);
+        let deviation = |values: Vec<f32>| {
+            (values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>() / values.len() as f64).sqrt()
+        };
+        assert!((deviation(whole) - 0.02).abs() < 0.002);
+        assert!((deviation(initial.values("attn.c_proj.weight", 2, &[0..1000])) - 0.01).abs() < 0.001);
+        assert_eq!(initial.values("ln_1.gamma", 1, &[0..2, 7..8]), [1.0; 3]);
+        assert_eq!(initial.values("attn.c_attn.bias", 1, &[0..2, 7..8]), [0.0; 3]);
     }
 }

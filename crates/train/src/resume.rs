@@ -9,7 +9,7 @@ use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
 use crate::units::parameters;
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Region};
 use data::{OpenOptions, Prepared, TokenizerSpec};
-use fsdp::{Fsdp, Part, PartValues};
+use fsdp::{Fsdp, Part, PartValues, Unloaded};
 use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,7 +66,7 @@ impl Resume {
     }
 
     /// Checks and reads this rank's share; returns when all ranks have theirs. A collective.
-    pub fn load(&self, fsdp: &mut Fsdp<Batch>, rank: usize, world_size: usize) -> Result<(), TrainError> {
+    pub fn load(&self, fsdp: Unloaded<Batch>, rank: usize, world_size: usize) -> Result<Fsdp<Batch>, TrainError> {
         // Processes look for the newest one each by itself.
         let digest =
             self.index.digest.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or_default();
@@ -80,9 +80,9 @@ impl Resume {
         let progress =
             fsdp::Progress { optimizer_steps, loss_scale: loss_scale.factor, good_steps: loss_scale.good_steps };
         let mut values = |wanted: &Part| read(&checkpoint, wanted).map_err(|error| error.to_string());
-        fsdp.load_state(progress, &mut values)?;
+        let fsdp = fsdp.load_state(progress, &mut values)?;
         fsdp.all_reduce(&[0.0])?;
-        Ok(())
+        Ok(fsdp)
     }
 
     /// Takes away what the run wrote after this checkpoint, in whose folder it goes on; its later checkpoints are set aside.

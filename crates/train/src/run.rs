@@ -148,7 +148,8 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         progress.say(&format!("writing {}", folder.path().display()));
     }
     if parameters >= LARGE {
-        progress.say(&format!("making the parameters on {}", count(config.parallel.gpus, "rank")));
+        let what = if job.resume.is_some() { "reading" } else { "making" };
+        progress.say(&format!("{what} the parameters on {}", count(config.parallel.gpus, "rank")));
     }
 }
 

@@ -24,7 +24,7 @@ use burn::tensor::Device;
 use checkpoint::{Best, Folder, Index};
 use comm::Communicator;
 use data::{Buckets, Dataset, Loader, Prepared, Tokenizer};
-use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport};
+use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
 use model::{Generation, RunPlace, Sampling, generate};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -158,12 +158,13 @@ impl<'a> Trainer<'a> {
         let parallel = parallel(&config, &comm)?;
         let (units, parts) = units(&job.config, &loads, &parallel, &device);
         let allocated = (device::meant(&job.config.train.device) == "cpu").then_some(allocated as fn() -> isize);
-        let mut fsdp = Fsdp::new(units, comm, FsdpConfig { allocated, ..config })?;
-        if let Some(resume) = &job.resume {
-            resume.load(&mut fsdp, rank, world_size)?;
-            if rank == 0 && resume.in_place {
-                resume.take_over(&folder, &job.config, &job.progress)?;
-            }
+        let config = FsdpConfig { allocated, ..config };
+        let fsdp = match &job.resume {
+            None => Fsdp::new(units, comm, config)?,
+            Some(resume) => resume.load(Unloaded::new(units, comm, config)?, rank, world_size)?,
+        };
+        if let Some(resume) = job.resume.as_ref().filter(|resume| rank == 0 && resume.in_place) {
+            resume.take_over(&folder, &job.config, &job.progress)?;
         }
         let (resumed, buckets) = (job.resume.as_ref().map(|from| &from.index), job.buckets.clone());
         let batches = Batches::new(&job.config, fsdp.data_parallel(), resumed, buckets);

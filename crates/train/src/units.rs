@@ -63,7 +63,7 @@ pub(crate) fn units(
         ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),
     };
     let z_loss_coef = config.train.z_loss_coef;
-    units.draw(move |name, dims, range| initial.values(name, dims, range));
+    units.draw(move |name, dims, runs| initial.values(name, dims, runs));
     let parts = match &config.model {
         ModelConfig::Gpt2(shape) => {
             let model = Gpt2::new(shape, device);

@@ -115,13 +115,13 @@ impl Case {
         }
         units.keep_fp32(Router::holds_bias);
         let (initial, favourite) = (DeepSeek::initial(7), self.favourite);
-        units.draw(move |name, dims, range| match favourite {
+        units.draw(move |name, dims, runs| match favourite {
             Some(expert) if name.ends_with("router.bias") => {
-                range.map(|i| if i == expert { 10.0 } else { 0.0 }).collect()
+                runs.iter().cloned().flatten().map(|i| if i == expert { 10.0 } else { 0.0 }).collect()
             }
             // Larger than usual, so that experts differ.
             _ => initial
-                .values(name, dims, range)
+                .values(name, dims, runs)
                 .into_iter()
                 .map(|value| if dims > 1 { 5.0 * value } else { value })
                 .collect(),

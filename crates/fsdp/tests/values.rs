@@ -1,0 +1,137 @@
+//! Which values a rank makes of a model: those that it holds, and none where it goes on from a state.
+
+mod common;
+
+use burn::tensor::Device;
+use comm::{Communicator, Cut, run_ranks};
+use common::{Batch, LR, Model, STRATEGIES, config, global_batch, model, units};
+use fsdp::{Fsdp, FsdpConfig, FsdpError, Part, PartValues, State, Strategy, Units, Unloaded};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Elements by which ranks are compared, of each parameter.
+const PROBE: usize = 64;
+
+/// Units whose values are drawn, and how many have been.
+fn drawn(model: &Model) -> (Units<Batch>, Arc<AtomicUsize>) {
+    let (mut units, count) = (units(model.clone()), Arc::new(AtomicUsize::new(0)));
+    let counted = count.clone();
+    units.draw(move |name, _, runs| {
+        let seed: usize = name.bytes().map(usize::from).sum();
+        let value = |i: usize| ((i * 7919 + seed * 104_729) % 1000) as f32 / 2500.0 - 0.2;
+        let values: Vec<f32> = runs.iter().cloned().flatten().map(value).collect();
+        counted.fetch_add(values.len(), Ordering::Relaxed);
+        values
+    });
+    (units, count)
+}
+
+/// Elements of each parameter, and of all.
+fn sizes(model: &Model) -> (Vec<usize>, usize) {
+    let layout = fsdp::Layout::of(model, 1);
+    (layout.params().iter().map(|param| param.shape.iter().product()).collect(), layout.len())
+}
+
+fn on_ranks<T: Send + 'static>(
+    ranks: usize,
+    run: impl Fn(Communicator) -> Result<T, FsdpError> + Send + Sync + 'static,
+) -> Vec<T> {
+    run_ranks(vec![Device::flex(); ranks], Duration::from_secs(60), run).unwrap()
+}
+
+#[test]
+fn all_ranks_together_draw_what_they_hold_once() {
+    let model = model(&Device::flex());
+    let (params, len) = sizes(&model);
+    let probes: usize = params.iter().map(|size| PROBE.min(*size)).sum();
+    let drawn_by = |config: FsdpConfig| {
+        let model = model.clone();
+        on_ranks(4, move |comm| {
+            let (mut units, count) = drawn(&model);
+            units.tensor_parallel(|name| name.ends_with("up.weight").then_some(Cut::COLUMNS));
+            Fsdp::new(units, comm, config.clone())?;
+            Ok(count.load(Ordering::Relaxed))
+        })
+    };
+    for (strategy, copies) in
+        [(Strategy::Ddp, 4), (Strategy::Zero1, 4), (Strategy::FullShard, 1), (Strategy::HybridShard, 2)]
+    {
+        let total: usize = drawn_by(config(strategy)).into_iter().sum();
+        assert_eq!(total, copies * len + 4 * probes, "{strategy:?}");
+    }
+    // Columns of a matrix, of which a rank holds a part of every row.
+    let total: usize = drawn_by(FsdpConfig { tp: 4, ..config(Strategy::FullShard) }).into_iter().sum();
+    assert_eq!(total, len + 4 * probes, "columns over four ranks");
+}
+
+/// Whole parameters and moments of all ranks' states, none of which is cut.
+#[derive(Default)]
+struct Kept(HashMap<String, [Vec<f32>; 3]>);
+
+impl Kept {
+    fn put(&mut self, state: &State) {
+        for part in &state.parts {
+            let len = part.of.shape.iter().product();
+            let kept = self.0.entry(part.of.name.clone()).or_insert_with(|| [(); 3].map(|()| vec![f32::NAN; len]));
+            let [mean, square] = part.moments.clone().expect("steps were made");
+            for (kept, tensor) in kept.iter_mut().zip([part.param.clone(), mean, square]) {
+                kept[part.of.range.clone()].copy_from_slice(&tensor.into_data().try_into_vec::<f32>().unwrap());
+            }
+        }
+    }
+
+    fn read(&self, wanted: &Part) -> Result<PartValues, String> {
+        let kept = self.0.get(&wanted.name).ok_or_else(|| format!("{} is not there", wanted.name))?;
+        let [param, mean, square] = [0, 1, 2].map(|i| kept[i][wanted.range.clone()].to_vec());
+        Ok(PartValues { param, moments: Some([mean, square]) })
+    }
+}
+
+#[test]
+fn a_model_that_is_loaded_draws_nothing_and_goes_on_as_if_it_had_not_stopped() {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    for strategy in STRATEGIES {
+        let (model, batch, kept) = (model.clone(), batch.clone(), Arc::new(Mutex::new(Kept::default())));
+        let runs = on_ranks(4, move |comm| {
+            let mut fsdp = Fsdp::new(drawn(&model).0, comm.clone(), config(strategy))?;
+            let (rank, ranks) = fsdp.data_parallel();
+            let mine = [batch.part(8 * rank / ranks..8 * (rank + 1) / ranks)];
+            let step = |fsdp: &mut Fsdp<Batch>| fsdp.train_step(&mine, LR).map(|report| report.loss.to_bits());
+            step(&mut fsdp)?;
+            let state = fsdp.state();
+            kept.lock().unwrap().put(&state);
+            fsdp.all_reduce(&[0.0])?;
+            let on = [step(&mut fsdp)?, step(&mut fsdp)?];
+            let (units, count) = drawn(&model);
+            let unloaded = Unloaded::new(units, comm, config(strategy))?;
+            let mut again = unloaded.load_state(state.progress, &mut |wanted| kept.lock().unwrap().read(wanted))?;
+            Ok((on, [step(&mut again)?, step(&mut again)?], count.load(Ordering::Relaxed)))
+        });
+        for (on, again, count) in runs {
+            assert_eq!((on, count), (again, 0), "{strategy:?}");
+        }
+    }
+}
+
+#[test]
+fn a_part_that_is_not_there_is_an_error() {
+    let model = model(&Device::flex());
+    let errors = on_ranks(1, move |comm| {
+        let progress = fsdp::Progress { optimizer_steps: 0, loss_scale: 1.0, good_steps: 0 };
+        let load = |read: &mut fsdp::ReadPart| {
+            let unloaded = Unloaded::new(drawn(&model).0, comm.clone(), config(Strategy::FullShard))?;
+            Ok::<_, FsdpError>(unloaded.load_state(progress, read).err().map(|error| error.to_string()))
+        };
+        let missing = load(&mut |wanted| match wanted.name.contains("block 1") {
+            true => Err(format!("{} is not there", wanted.name)),
+            false => Ok(PartValues { param: vec![0.0; wanted.range.len()], moments: None }),
+        })?;
+        let short = load(&mut |_| Ok(PartValues { param: vec![0.0; 1], moments: None }))?;
+        Ok([missing, short].map(Option::unwrap))
+    });
+    assert!(errors[0][0].contains("block 1.") && errors[0][0].contains("is not there"), "{errors:?}");
+    assert!(errors[0][1].contains("1 values for a part of"), "{errors:?}");
+}
