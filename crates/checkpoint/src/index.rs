@@ -30,8 +30,9 @@ pub struct Index {
     pub kept: Vec<u64>,
     /// Steps of AdamW, without those that were skipped; 0: there are no moments.
     pub optimizer_steps: u64,
-    /// The factor on fp16 losses.
-    pub loss_scale: LossScale,
+    /// The factor on fp16 losses; none without fp16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
     /// Ranks that wrote it.
     pub world_size: usize,
     /// Their strategy.
@@ -54,7 +55,7 @@ pub struct Best {
     pub val_loss: f64,
 }
 
-/// The factor on fp16 losses; 1 without fp16.
+/// The factor on fp16 losses.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScale {
@@ -62,12 +63,6 @@ pub struct LossScale {
     pub factor: f64,
     /// Steps since it was last changed.
     pub good_steps: u64,
-}
-
-impl Default for LossScale {
-    fn default() -> Self {
-        Self { factor: 1.0, good_steps: 0 }
-    }
 }
 
 /// A parameter of the model.

@@ -12,7 +12,7 @@ use crate::memory::Memory;
 use crate::modules::{Wrapped, wrap};
 use crate::placement::{Groups, Placement, Stages, block_owners};
 use crate::plan::{Class, Holders, Plan};
-use crate::precision::LossScale;
+use crate::precision::LossScaling;
 use crate::sharded_unit::ShardedUnit;
 use crate::storage::Storage;
 use crate::unit::{ShapeOf, ValuesFrom};
@@ -50,7 +50,7 @@ pub struct Fsdp<B> {
     /// What activations of a batch are like.
     shape: Option<Box<ShapeOf<B>>>,
     config: FsdpConfig,
-    loss_scale: LossScale,
+    loss_scale: LossScaling,
 }
 
 /// What a step did, but for its [`times`](Self::times) the same on every rank.
@@ -134,7 +134,7 @@ impl<B: 'static> Fsdp<B> {
         let replicas = plans.iter().map(|plan| (plan.class, plan.replicas)).collect();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let lanes = Lanes::start(communicators)?;
-        let loss_scale = LossScale::new(config.precision);
+        let loss_scale = LossScaling::new(config.precision);
         Ok(Self {
             units,
             calls,
@@ -199,7 +199,7 @@ impl<B: 'static> Fsdp<B> {
         // A rank of a context has the mean over its part of the rows: as many times larger gradients than of all, which fp16 might not hold.
         let parts = self.config.cp as f64;
         let shares: Vec<f64> = weights.iter().map(|weight| weight / most / parts).collect();
-        let scales: Vec<f64> = shares.iter().map(|share| share * self.loss_scale.factor).collect();
+        let scales: Vec<f64> = shares.iter().map(|share| share * self.loss_scale.factor()).collect();
         let pipeline = self.config.pipeline.of(micro_batches.len())?;
         let (losses, mut times) = self.interpreter(pipeline).train(micro_batches, &scales)?;
         let through = Instant::now();
@@ -208,7 +208,7 @@ impl<B: 'static> Fsdp<B> {
         let ([loss, aux_loss], sum) = self.mean(&losses, &shares)?;
         times.waiting += through.elapsed(); // for the stages that are through last
         // Gradients were summed over ranks and micro-batches; the loss is a mean over both.
-        let count = sum * self.loss_scale.factor;
+        let count = sum * self.loss_scale.factor();
         let grad_norm = self.gradient_norm()? / count;
         let clip = match self.config.clip_grad_norm {
             Some(limit) if grad_norm > limit => limit / (grad_norm + 1e-6),

@@ -68,7 +68,7 @@ pub use memory::{Bytes, Category, Memory};
 pub use placement::Placement;
 pub use precision::{FloatType, Precision};
 pub use schedule::Schedule;
-pub use state::{Part, PartValues, Progress, ReadPart, State, StatePart};
+pub use state::{LossScale, Part, PartValues, Progress, ReadPart, State, StatePart};
 pub use traffic::{CallTraffic, Received, Share, SharesRun};
 pub use unit::{Activation, Loss, UnitId, Units};
 pub use vjp::vjp_seed;

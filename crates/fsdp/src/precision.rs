@@ -1,3 +1,4 @@
+use crate::state::LossScale;
 use burn::tensor::DType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -40,42 +41,46 @@ pub struct Precision {
     pub reduce: FloatType,
 }
 
-/// The factor by which losses are scaled so that fp16 gradients do not vanish, as PyTorch's `GradScaler`: halved, and the step skipped,
+/// Scales the losses of a run that computes or reduces in fp16, as PyTorch's `GradScaler`: the factor is halved, and the step skipped,
 /// when a gradient overflows; doubled after 2000 steps without. It is 1 at least: what is not finite at 1 is no matter of scale.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct LossScale {
-    pub factor: f64,
-    pub good_steps: usize,
-    dynamic: bool,
-}
+pub(crate) struct LossScaling(Option<LossScale>);
 
-impl LossScale {
-    const GROWTH_INTERVAL: usize = 2000;
+impl LossScaling {
+    const GROWTH_INTERVAL: u64 = 2000;
 
     pub fn new(precision: Precision) -> Self {
-        let dynamic = precision.param == FloatType::Fp16 || precision.reduce == FloatType::Fp16;
-        Self { factor: if dynamic { 65536.0 } else { 1.0 }, good_steps: 0, dynamic }
+        let scales = precision.param == FloatType::Fp16 || precision.reduce == FloatType::Fp16;
+        Self(scales.then_some(LossScale { factor: 65536.0, good_steps: 0 }))
     }
 
-    /// Goes on from these values, where losses are scaled, and were: a run without scaling has a factor of 1 and counts no steps.
-    pub fn resume(&mut self, factor: f64, good_steps: usize) {
-        if self.dynamic && (factor, good_steps) != (1.0, 0) {
-            (self.factor, self.good_steps) = (factor, good_steps);
+    /// By what losses are multiplied: 1 where they are not scaled.
+    pub fn factor(&self) -> f64 {
+        self.0.map_or(1.0, |scale| scale.factor)
+    }
+
+    /// What a run goes on from; none where losses are not scaled.
+    pub fn state(&self) -> Option<LossScale> {
+        self.0
+    }
+
+    /// Goes on from this scale, where losses are scaled, and were.
+    pub fn resume(&mut self, state: Option<LossScale>) {
+        if let (Some(scale), Some(state)) = (&mut self.0, state) {
+            *scale = state;
         }
     }
 
     /// Whether the gradients of a step, with this norm, have overflown; then the next one's are half as large. A gradient that is no
     /// number may be an overflow as well (infinite less infinite): it is one until the factor is 1.
     pub fn update(&mut self, grad_norm: f64) -> bool {
-        if !self.dynamic {
-            return false;
-        }
-        let overflown = !grad_norm.is_finite() && self.factor > 1.0;
-        self.good_steps = if grad_norm.is_finite() { self.good_steps + 1 } else { 0 };
+        let Some(scale) = &mut self.0 else { return false };
+        let overflown = !grad_norm.is_finite() && scale.factor > 1.0;
+        scale.good_steps = if grad_norm.is_finite() { scale.good_steps + 1 } else { 0 };
         if overflown {
-            self.factor = (self.factor / 2.0).max(1.0);
-        } else if self.good_steps == Self::GROWTH_INTERVAL {
-            (self.factor, self.good_steps) = (self.factor * 2.0, 0);
+            scale.factor = (scale.factor / 2.0).max(1.0);
+        } else if scale.good_steps == Self::GROWTH_INTERVAL {
+            *scale = LossScale { factor: scale.factor * 2.0, good_steps: 0 };
         }
         overflown
     }
@@ -85,20 +90,34 @@ impl LossScale {
 mod tests {
     use super::*;
 
+    const FP16: Precision = Precision { param: FloatType::Fp16, reduce: FloatType::Fp32 };
+
     #[test]
     fn the_scale_is_halved_by_an_overflow_and_doubled_after_two_thousand_good_steps() {
-        let mut scale = LossScale::new(Precision { param: FloatType::Fp16, reduce: FloatType::Fp32 });
+        let mut scale = LossScaling::new(FP16);
         assert!(scale.update(f64::INFINITY) && scale.update(f64::NAN));
-        assert_eq!(scale.factor, 16384.0);
+        assert_eq!(scale.factor(), 16384.0);
         assert!((0..1999).all(|_| !scale.update(1.0)));
-        assert_eq!(scale.factor, 16384.0);
+        assert_eq!(scale.factor(), 16384.0);
         scale.update(1.0);
-        assert_eq!(scale.factor, 32768.0);
-        scale.resume(1.0, 0);
-        assert_eq!(scale.factor, 32768.0, "a run without scaling says nothing");
-        scale.resume(4.0, 7);
-        assert_eq!((scale.factor, scale.good_steps), (4.0, 7));
-        let mut none = LossScale::new(Precision { param: FloatType::Bf16, reduce: FloatType::Fp32 });
-        assert!(!none.update(f64::NAN) && none.factor == 1.0, "bf16 has the range of fp32");
+        assert_eq!(scale.factor(), 32768.0);
+    }
+
+    #[test]
+    fn a_run_goes_on_with_its_scale_whatever_it_is() {
+        let mut before = LossScaling::new(FP16);
+        (0..20).for_each(|_| _ = before.update(f64::INFINITY));
+        assert_eq!(before.state(), Some(LossScale { factor: 1.0, good_steps: 0 }), "halved until it is 1");
+        for state in [before.state().unwrap(), LossScale { factor: 4.0, good_steps: 7 }] {
+            let mut scale = LossScaling::new(FP16);
+            scale.resume(Some(state));
+            assert_eq!(scale.state(), Some(state));
+        }
+        let mut none = LossScaling::new(Precision { param: FloatType::Bf16, reduce: FloatType::Fp32 });
+        none.resume(before.state());
+        assert!(!none.update(f64::NAN) && none.factor() == 1.0, "bf16 has the range of fp32");
+        let mut scale = LossScaling::new(FP16);
+        scale.resume(none.state());
+        assert_eq!(scale.factor(), 65536.0, "a run without scaling says nothing");
     }
 }

@@ -18,9 +18,16 @@ pub struct State {
 pub struct Progress {
     /// Steps of AdamW, without those that were skipped.
     pub optimizer_steps: u64,
-    /// The factor on fp16 losses; 1 without fp16.
-    pub loss_scale: f64,
-    /// Steps since the factor was last changed.
+    /// Of fp16 losses; none without fp16.
+    pub loss_scale: Option<LossScale>,
+}
+
+/// The factor by which losses are multiplied so that fp16 gradients do not vanish.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossScale {
+    /// The factor.
+    pub factor: f64,
+    /// Steps since it was last changed.
     pub good_steps: u64,
 }
 

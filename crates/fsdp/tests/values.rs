@@ -120,7 +120,7 @@ fn a_model_that_is_loaded_draws_nothing_and_goes_on_as_if_it_had_not_stopped() {
 fn a_part_that_is_not_there_is_an_error() {
     let model = model(&Device::flex());
     let errors = on_ranks(1, move |comm| {
-        let progress = fsdp::Progress { optimizer_steps: 0, loss_scale: 1.0, good_steps: 0 };
+        let progress = fsdp::Progress { optimizer_steps: 0, loss_scale: None };
         let load = |read: &mut fsdp::ReadPart| {
             let unloaded = Unloaded::new(drawn(&model).0, comm.clone(), config(Strategy::FullShard))?;
             Ok::<_, FsdpError>(unloaded.load_state(progress, read).err().map(|error| error.to_string()))

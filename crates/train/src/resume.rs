@@ -76,9 +76,12 @@ impl Resume {
         }
         let checkpoint = Checkpoint::open(&self.path)?;
         checkpoint.verify(rank, world_size)?;
-        let (optimizer_steps, loss_scale) = (self.index.optimizer_steps, &self.index.loss_scale);
-        let progress =
-            fsdp::Progress { optimizer_steps, loss_scale: loss_scale.factor, good_steps: loss_scale.good_steps };
+        let scale =
+            |scale: checkpoint::LossScale| fsdp::LossScale { factor: scale.factor, good_steps: scale.good_steps };
+        let progress = fsdp::Progress {
+            optimizer_steps: self.index.optimizer_steps,
+            loss_scale: self.index.loss_scale.map(scale),
+        };
         let mut values = |wanted: &Part| read(&checkpoint, wanted).map_err(|error| error.to_string());
         let fsdp = fsdp.load_state(progress, &mut values)?;
         fsdp.all_reduce(&[0.0])?;

@@ -50,7 +50,9 @@ impl Saver {
         let State { parts, progress } = state;
         let index = Index {
             optimizer_steps: progress.optimizer_steps,
-            loss_scale: LossScale { factor: progress.loss_scale, good_steps: progress.good_steps },
+            loss_scale: progress
+                .loss_scale
+                .map(|scale| LossScale { factor: scale.factor, good_steps: scale.good_steps }),
             ..index
         };
         let (partial, rank) = (self.folder.partial(index.step), self.rank);
@@ -161,7 +163,7 @@ mod tests {
                 let (view, size) = (shape.clone(), shape.clone());
                 let of = Part { name, start: vec![0], view, size, shape, range: offset..offset + len };
                 let parts = vec![StatePart { of, param, moments: None }];
-                let progress = fsdp::Progress { optimizer_steps: 3, loss_scale: 1.0, good_steps: 0 };
+                let progress = fsdp::Progress { optimizer_steps: 3, loss_scale: None };
                 saver.start(State { parts, progress }, Index { step: 3, world_size: 4, ..Index::default() });
             }
             for saver in &mut savers {

@@ -33,7 +33,7 @@ impl<B: 'static> Unloaded<B> {
             let replicas = unit.replicate(&fsdp.lanes).wait()?;
             unit.set_replicas(replicas);
         }
-        fsdp.loss_scale.resume(progress.loss_scale, progress.good_steps as usize);
+        fsdp.loss_scale.resume(progress.loss_scale);
         Ok(fsdp)
     }
 
@@ -47,8 +47,7 @@ impl<B: 'static> Fsdp<B> {
     /// This rank's part of the run's state between steps. It costs no copy: the tensors share memory until the next step.
     pub fn state(&self) -> State {
         let optimizer_steps = self.units.iter().map(ShardedUnit::optimizer_steps).max().unwrap_or(0);
-        let (loss_scale, good_steps) = (self.loss_scale.factor, self.loss_scale.good_steps as u64);
-        let progress = Progress { optimizer_steps, loss_scale, good_steps };
+        let progress = Progress { optimizer_steps, loss_scale: self.loss_scale.state() };
         State { parts: self.units.iter().flat_map(ShardedUnit::state).collect(), progress }
     }
 }
