@@ -95,12 +95,12 @@ impl<B: 'static> Fsdp<B> {
     fn sharded(units: Units<B>, comm: Communicator, config: FsdpConfig, valued: bool) -> Result<Self, FsdpError> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
-        let Wrapped { units: modules, calls, places, draw, marks, first_error, shape } = wrap(units, config.wrap)?;
+        let Wrapped { units: modules, calls, calls_of_chunks, places, draw, marks, first_error, shape } =
+            wrap(units, &config)?;
         let world = comm.split(0)?;
         let (mut communicators, stage) = Groups::new(comm, &config)?;
         let wires = Wires::new(&communicators.stages)?;
-        let of_calls: Vec<usize> = calls.iter().map(|call| modules[call.unit].len()).collect();
-        let stages = Stages::new(&config.pipeline, &of_calls, stage)?;
+        let stages = Stages::new(&config.pipeline, &calls_of_chunks, stage)?;
         let of_unit = |unit: usize| calls.iter().enumerate().filter(move |(_, call)| call.unit == unit).map(|(i, _)| i);
         let mut holders_of = |unit: usize| communicators.holders(&stages, of_unit(unit));
         let holders: Vec<Holders> = (0..modules.len()).map(&mut holders_of).collect::<Result<_, _>>()?;

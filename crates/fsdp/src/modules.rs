@@ -1,12 +1,14 @@
 use crate::call::{Call, Role};
 use crate::cut::Sliced;
 use crate::layout::NamedShape;
+use crate::placement::Stages;
 use crate::plan::Class;
 use crate::unit::{AnyUnit, Bound, Draw, Marks, ShapeOf, Units, Value};
-use crate::{FsdpError, Wrap};
+use crate::{FsdpConfig, FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
 use comm::{Cut, FirstError};
 use std::any::Any;
+use std::collections::BTreeSet;
 
 /// The modules that are kept, gathered and freed together: one, or more by [`Wrap::Size`].
 pub(crate) struct Modules {
@@ -28,6 +30,8 @@ pub(crate) struct BoundModules(Vec<Box<dyn Bound>>);
 pub(crate) struct Wrapped<B> {
     pub units: Vec<Modules>,
     pub calls: Vec<Call<B>>,
+    /// How many of the calls each chunk of the pipeline has.
+    pub calls_of_chunks: Vec<usize>,
     pub places: Vec<(usize, usize)>,
     /// As [`Units`] have them.
     pub draw: Option<Box<Draw>>,
@@ -36,39 +40,54 @@ pub(crate) struct Wrapped<B> {
     pub shape: Option<Box<ShapeOf<B>>>,
 }
 
-/// Puts modules that follow each other into units, and calls of one unit that follow each other into one.
-pub(crate) fn wrap<B>(mut model: Units<B>, wrap: Wrap) -> Result<Wrapped<B>, FsdpError> {
+/// Puts modules that follow each other into units, and calls of one unit that follow each other into one; in a pipeline only those that are in the
+/// same chunk, or in the same chunks.
+pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrapped<B>, FsdpError> {
     check_roles(&model.roles)?;
-    let (mut units, mut places) = (Vec::<Modules>::new(), vec![]);
-    let min_params = match wrap {
+    let min_params = match config.wrap {
         Wrap::Block => 0,
         Wrap::Size(min_params) => min_params,
     };
-    let mut params = usize::MAX; // of the last unit; there is none yet, so the first unit begins one
-    for module in std::mem::take(&mut model.units) {
-        if params >= min_params {
+    let len = |module: &dyn AnyUnit| module.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    let lens: Vec<usize> = model.units.iter().map(|module| len(&**module)).collect();
+    let of_calls: Vec<usize> = model.calls.iter().map(|call| lens[call.unit]).collect();
+    let mut calls_of_chunks = Stages::calls_of_chunks(&config.pipeline, &of_calls)?;
+    let chunk_of_call = |(chunk, calls): (usize, &usize)| std::iter::repeat_n(chunk, *calls);
+    let chunk_of_call: Vec<usize> = calls_of_chunks.iter().enumerate().flat_map(chunk_of_call).collect();
+    let mut chunks = vec![BTreeSet::new(); lens.len()];
+    for (call, chunk) in model.calls.iter().zip(&chunk_of_call) {
+        chunks[call.unit].insert(*chunk);
+    }
+
+    let (mut units, mut places, mut params) = (Vec::<Modules>::new(), vec![], 0);
+    for (i, module) in std::mem::take(&mut model.units).into_iter().enumerate() {
+        if i == 0 || params >= min_params || chunks[i] != chunks[i - 1] {
             units.push(Modules { members: vec![] });
             params = 0;
         }
         let last = units.len() - 1;
-        params += module.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum::<usize>();
+        params += lens[i];
         units[last].members.push(module);
         places.push((last, units[last].members.len() - 1));
     }
-    let mut calls = Vec::<Call<B>>::new();
-    for call in std::mem::take(&mut model.calls) {
+    let (mut calls, mut before) = (Vec::<Call<B>>::new(), None);
+    for (call, chunk) in std::mem::take(&mut model.calls).into_iter().zip(chunk_of_call) {
         let (unit, member) = places[call.unit];
         let call = call.moved(unit, member);
         match calls.last_mut() {
-            Some(before) if before.unit == unit && matches!(wrap, Wrap::Size(_)) => before.and_then(call),
+            Some(last) if matches!(config.wrap, Wrap::Size(_)) && before == Some((unit, chunk)) => {
+                last.and_then(call);
+                calls_of_chunks[chunk] -= 1;
+            }
             _ => calls.push(call),
         }
+        before = Some((unit, chunk));
     }
     match (0..units.len()).find(|unit| calls.iter().all(|call| call.unit != *unit)) {
         Some(unused) => Err(FsdpError::Calls(format!("none is of the unit {}", units[unused].name()))),
         None => {
             let Units { draw, marks, first_error, shape, .. } = model;
-            Ok(Wrapped { units, calls, places, draw, marks, first_error, shape })
+            Ok(Wrapped { units, calls, calls_of_chunks, places, draw, marks, first_error, shape })
         }
     }
 }

@@ -125,10 +125,21 @@ pub(crate) struct Stages {
 }
 
 impl Stages {
-    /// Of a rank in `stage`, for calls of units with so many parameters each.
-    pub fn new(config: &PipelineConfig, parameters: &[usize], stage: usize) -> Result<Self, FsdpError> {
+    /// Of a rank in `stage`, for chunks of so many calls each.
+    pub fn new(config: &PipelineConfig, calls: &[usize], stage: usize) -> Result<Self, FsdpError> {
         let pipeline = config.of_a_round()?;
-        let (calls, chunks) = (parameters.len(), pipeline.chunks());
+        let mut end = 0;
+        let mut range = |count| {
+            end += count;
+            end - count..end
+        };
+        let chunk = |(chunk, count): (usize, &usize)| (range(*count), pipeline.stage_of(chunk));
+        Ok(Self { stage, chunks: calls.iter().enumerate().map(chunk).collect() })
+    }
+
+    /// How many calls each chunk has, of calls of modules with so many parameters each.
+    pub fn calls_of_chunks(config: &PipelineConfig, parameters: &[usize]) -> Result<Vec<usize>, FsdpError> {
+        let (calls, chunks) = (parameters.len(), config.of_a_round()?.chunks());
         if calls < chunks {
             return Err(FsdpError::Config(format!(
                 "a pipeline of {} stages of {} chunks each, but only {calls} calls: take fewer stages",
@@ -144,13 +155,7 @@ impl Stages {
                 "{calls} calls in {chunks} chunks, but their numbers of calls are given as {counts:?}"
             )));
         }
-        let mut end = 0;
-        let mut range = |count| {
-            end += count;
-            end - count..end
-        };
-        let chunk = |(chunk, count)| (range(count), pipeline.stage_of(chunk));
-        Ok(Self { stage, chunks: counts.into_iter().enumerate().map(chunk).collect() })
+        Ok(counts)
     }
 
     /// The calls of a chunk.

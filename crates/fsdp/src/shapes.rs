@@ -52,9 +52,8 @@ impl Shapes {
     ) -> Result<Self, FsdpError> {
         config.validate(world_size)?;
         let mesh = config.mesh(world_size)?;
-        let Wrapped { units: modules, calls, marks, .. } = wrap(units, config.wrap)?;
-        let of_calls: Vec<usize> = calls.iter().map(|call| modules[call.unit].len()).collect();
-        let stages = Stages::new(&config.pipeline, &of_calls, mesh.coordinate(rank, Axis::Pp))?;
+        let Wrapped { units: modules, calls, calls_of_chunks, marks, .. } = wrap(units, config)?;
+        let stages = Stages::new(&config.pipeline, &calls_of_chunks, mesh.coordinate(rank, Axis::Pp))?;
         let is_here = |unit: usize| (0..calls.len()).any(|i| calls[i].unit == unit && stages.is_here(i));
         let axes = |class| axes_of(class, config.strategy);
         let parts = |class| mesh.ranks(&axes(class)[2]);

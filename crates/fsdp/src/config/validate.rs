@@ -65,9 +65,6 @@ impl FsdpConfig {
                 "{what} with strategy block, which places blocks on ranks by itself: take full_shard"
             ));
         }
-        if cut && self.wrap != Wrap::Block {
-            return refuse(format!("{what} with wrap {}: stages are cut between blocks; take wrap block", self.wrap));
-        }
         Ok(world_size / stages)
     }
 

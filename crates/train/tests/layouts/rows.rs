@@ -173,6 +173,10 @@ pub const DEEPSEEK_EXPERTS: &[Row] = &[
     ),
     ("pp 2 x ep 2, gpipe, recomputes", &["gpus=4", "pp=2", "ep=2", "schedule=gpipe", "activation_checkpointing=full"]),
     ("pp 2 x ep 2, zero_bubble", &["gpus=4", "pp=2", "ep=2", "schedule=zero_bubble"]),
+    (
+        "pp 2 x ep 2, zero_bubble, wrapped by size",
+        &["gpus=4", "pp=2", "ep=2", "schedule=zero_bubble", "wrap=size:200000"],
+    ),
     ("pp 2 x ep 2, zb_v", &["gpus=4", "pp=2", "ep=2", "schedule=zb_v"]),
     ("pp 2 x ep 2 in zero1 2", &["gpus=4", "pp=2", "ep=2", "strategy=zero1"]),
     ("pp 2 x ep 2 in ddp 4", &["gpus=8", "pp=2", "ep=2", "strategy=ddp", "train.micro_batch_size=2"]),
