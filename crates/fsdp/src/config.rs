@@ -179,8 +179,9 @@ pub struct FsdpConfig {
     /// When the backward sends for parameters.
     pub backward_prefetch: Prefetch,
     /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole gradients until
-    /// then. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
-    pub no_sync: bool,
+    /// then. None: where whole parameters are kept as long, which is `full_shard` and `hybrid_shard` in a pipeline. `ddp` and `zero1`, which
+    /// keep whole gradients anyway, always do so.
+    pub no_sync: Option<bool>,
     /// The optimizer. Its weight decay is for matrices; vectors (norm gains, biases) do not decay.
     pub adamw: AdamW,
     /// Gradients whose global norm is above this are scaled down to it.
@@ -206,7 +207,7 @@ impl Default for FsdpConfig {
             cpu_offload: false,
             forward_prefetch: Prefetch::Pre,
             backward_prefetch: Prefetch::Pre,
-            no_sync: false,
+            no_sync: None,
             adamw: AdamW::default(),
             clip_grad_norm: None,
             allocated: None,
@@ -240,6 +241,12 @@ impl FsdpConfig {
             && !is_last
             && !self.keeps_gathered()
             && (self.recomputes(i, calls) || frees_kept_memory)
+    }
+
+    /// Whether gradients go to their shards with a step's last micro-batch only.
+    pub(crate) fn reduces_once(&self) -> bool {
+        let shards = self.strategy.shards();
+        !shards.gradients || self.no_sync.unwrap_or(shards.parameters && self.keeps_gathered())
     }
 
     /// Whether what is gathered stays until the last micro-batch's backward: in a pipeline some micro-batch needs it most of the time.

@@ -301,7 +301,7 @@ impl Step<'_> {
         if last {
             self.kept[u] = None;
         }
-        let waits = (self.config.no_sync || !self.config.strategy.shards().gradients) && !last;
+        let waits = self.config.reduces_once() && !last;
         let mut there: Vec<Held> = before.into_iter().collect();
         for (class, [shard, whole]) in self.units[u].classes.iter().zip(&mut self.gradients[u]) {
             if waits && class.shards > 1 {

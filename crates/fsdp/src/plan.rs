@@ -71,7 +71,7 @@ impl Plan {
             strategy: config.strategy,
             param: config.precision.param,
             reduce: config.precision.reduce,
-            no_sync: config.no_sync || !config.strategy.shards().gradients,
+            no_sync: config.reduces_once(),
             shards: 1,
             shard: 0,
             parts: 1,

@@ -52,9 +52,9 @@ fn every_policy_trains_as_one_graph() {
         FsdpConfig { forward_prefetch: Prefetch::None, backward_prefetch: Prefetch::None, ..full.clone() },
         FsdpConfig { forward_prefetch: Prefetch::Post, backward_prefetch: Prefetch::Post, ..full.clone() },
         FsdpConfig { forward_prefetch: Prefetch::Post, backward_prefetch: Prefetch::None, ..config(Strategy::Block) },
-        FsdpConfig { no_sync: true, ..full.clone() },
-        FsdpConfig { no_sync: true, ..config(Strategy::ShardGradOp) },
-        FsdpConfig { no_sync: true, ..config(Strategy::HybridShard) },
+        FsdpConfig { no_sync: Some(true), ..full.clone() },
+        FsdpConfig { no_sync: Some(true), ..config(Strategy::ShardGradOp) },
+        FsdpConfig { no_sync: Some(true), ..config(Strategy::HybridShard) },
         FsdpConfig { reshard_after_forward: false, ..config(Strategy::Block) },
     ];
     let table: Vec<_> = policies.into_iter().map(|config| (config, 4, 2)).collect();
@@ -182,7 +182,7 @@ fn options_that_make_no_sense_together_are_refused() {
     refused(FsdpConfig { dp_replicate: Some(1), ..hybrid }, 4, "at least 2 replicas");
     refused(FsdpConfig { dp_replicate: Some(2), ..config(Strategy::Ddp) }, 4, "without strategy hybrid_shard");
     refused(FsdpConfig { wrap: Wrap::Size(5), ..config(Strategy::Block) }, 4, "wrap size:5 with strategy block");
-    refused(FsdpConfig { no_sync: true, ..config(Strategy::Block) }, 4, "no_sync with strategy block");
+    refused(FsdpConfig { no_sync: Some(true), ..config(Strategy::Block) }, 4, "no_sync with strategy block");
     refused(FsdpConfig { reshard_after_forward: false, ..config(Strategy::Zero1) }, 4, "never gathers");
     let every_0 = ActivationCheckpointing::Every(0);
     refused(FsdpConfig { activation_checkpointing: every_0, ..config(Strategy::Ddp) }, 4, "every:0");

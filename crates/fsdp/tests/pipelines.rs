@@ -12,6 +12,7 @@ use common::{
 };
 use fsdp::{
     ActivationCheckpointing, AdamW, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Prefetch, Schedule, Strategy, Units,
+    Wrap,
 };
 use std::time::Duration;
 
@@ -87,8 +88,10 @@ fn every_pipeline_trains_as_one_graph() {
         FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..full.clone() },
         FsdpConfig { activation_checkpointing: ActivationCheckpointing::Every(2), ..full.clone() },
         FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..split.clone() },
-        FsdpConfig { no_sync: true, ..split },
-        FsdpConfig { no_sync: true, ..full.clone() },
+        FsdpConfig { no_sync: Some(false), ..split.clone() },
+        FsdpConfig { no_sync: Some(false), ..full.clone() },
+        FsdpConfig { wrap: Wrap::Size(3000), ..full.clone() },
+        FsdpConfig { wrap: Wrap::Size(3000), ..split.clone() },
         FsdpConfig { forward_prefetch: Prefetch::None, backward_prefetch: Prefetch::Post, ..full },
         uneven,
     ] {

@@ -255,7 +255,7 @@ fn every_parameter_moves_as_on_one_rank_wherever_experts_are() {
         };
         for config in [
             FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..full_shard(1) },
-            FsdpConfig { no_sync: true, ..full_shard(1) },
+            FsdpConfig { no_sync: Some(true), ..full_shard(1) },
             FsdpConfig { wrap: Wrap::Size(2000), ..full_shard(1) },
             FsdpConfig { reshard_after_forward: false, ..full_shard(1) },
             scheduled(Schedule::ZeroBubble, 1),

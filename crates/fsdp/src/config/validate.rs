@@ -108,7 +108,7 @@ impl FsdpConfig {
                     self.wrap
                 ));
             }
-            if self.no_sync {
+            if self.no_sync == Some(true) {
                 return refuse(
                     "no_sync with strategy block: the rank that computes a block keeps none of its gradients; leave it out"
                         .into(),

@@ -54,8 +54,9 @@ pub struct ParallelConfig {
     /// When the backward sends for the next block's parameters.
     pub backward_prefetch: Prefetch,
     /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole gradients until
-    /// then. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
-    pub no_sync: bool,
+    /// then. null: where whole parameters are kept as long, which is `full_shard` and `hybrid_shard` in a pipeline. `ddp` and `zero1`, which
+    /// keep whole gradients anyway, always do so.
+    pub no_sync: Option<bool>,
     /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and `parallel.activation_checkpointing` follow `train.seq_len`: true
     /// for the guide's table, or rows of one's own. Of these keys those count that are given beside this one, or later; see docs/parallelism.md.
     pub adaptive: Adaptive,

@@ -90,7 +90,8 @@ impl Patient<'_> {
             config.parallel.reshard_after_forward = true;
         });
         set(parallel.wrap != Wrap::Block, "parallel.wrap=block", |config| config.parallel.wrap = Wrap::Block);
-        set(parallel.no_sync, "parallel.no_sync=false", |config| config.parallel.no_sync = false);
+        let waits = parallel.no_sync.unwrap_or(parallel.pp > 1);
+        set(waits, "parallel.no_sync=false", |config| config.parallel.no_sync = Some(false));
         set(parallel.precision.param == FloatType::Fp32, "parallel.precision.param=bf16", |config| {
             config.parallel.precision.param = FloatType::Bf16;
         });
