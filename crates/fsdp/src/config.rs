@@ -151,7 +151,8 @@ pub struct FsdpConfig {
     pub pipeline: PipelineConfig,
     /// What is sharded.
     pub strategy: Strategy,
-    /// Replicas of `hybrid_shard`, 2 if None; each consists of `world_size / dp_replicate` ranks. For the others it must be None.
+    /// Replicas within a stage, each of as many ranks, over which `strategy` shards: with more than one it is hybrid, and `full_shard` is
+    /// `hybrid_shard`. None: 2 for `hybrid_shard`, and 1 for the others. Under `ddp` the number of copies, if it is given.
     pub dp_replicate: Option<usize>,
     /// Ranks over which stacks of experts ([`Units::experts`](crate::Units::experts)) are spread, each group of them having all; they are sharded
     /// over the ranks with the same experts. 1 for none.
@@ -216,9 +217,13 @@ impl Default for FsdpConfig {
 }
 
 impl FsdpConfig {
-    /// Replicas of `hybrid_shard`.
-    pub(crate) fn replicas(&self) -> usize {
-        self.dp_replicate.unwrap_or(2)
+    /// Replicas of what a stage shards; 1 under `ddp`, which shards nothing.
+    pub fn replicas(&self) -> usize {
+        match self.strategy {
+            Strategy::Ddp => 1,
+            Strategy::HybridShard => self.dp_replicate.unwrap_or(2),
+            _ => self.dp_replicate.unwrap_or(1),
+        }
     }
 
     /// Whether the backward runs the forward of call `i` of so many again.

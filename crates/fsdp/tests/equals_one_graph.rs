@@ -178,9 +178,14 @@ fn options_that_make_no_sense_together_are_refused() {
     };
     let hybrid = config(Strategy::HybridShard);
     refused(hybrid.clone(), 3, "on 3 ranks");
-    refused(hybrid.clone(), 2, "such as 4");
-    refused(FsdpConfig { dp_replicate: Some(1), ..hybrid }, 4, "at least 2 replicas");
-    refused(FsdpConfig { dp_replicate: Some(2), ..config(Strategy::Ddp) }, 4, "without strategy hybrid_shard");
+    refused(hybrid, 3, "take dp_replicate 1, a world size of 4, or full_shard");
+    let replicas = |strategy, replicas| FsdpConfig { dp_replicate: Some(replicas), ..config(strategy) };
+    refused(replicas(Strategy::Zero1, 4), 6, "zero1 with dp_replicate 4 on 6 ranks");
+    refused(replicas(Strategy::Zero1, 4), 6, "take dp_replicate 3, a world size of 8");
+    refused(replicas(Strategy::FullShard, 0), 4, "take dp_replicate 1");
+    refused(replicas(Strategy::Ddp, 2), 4, "ddp, which has 4 copies");
+    refused(replicas(Strategy::Block, 2), 4, "dp_replicate 2 with strategy block");
+    assert!(replicas(Strategy::Ddp, 4).validate(4).is_ok());
     refused(FsdpConfig { wrap: Wrap::Size(5), ..config(Strategy::Block) }, 4, "wrap size:5 with strategy block");
     refused(FsdpConfig { no_sync: Some(true), ..config(Strategy::Block) }, 4, "no_sync with strategy block");
     refused(FsdpConfig { reshard_after_forward: false, ..config(Strategy::Zero1) }, 4, "never gathers");

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 use comm::{Communicator, run_ranks};
 use fsdp::{
     ActivationCheckpointing, CallBytes, Category, FloatType, ForecastRun, Fsdp, FsdpConfig, FsdpError, Memory,
-    PipelineConfig, Precision, Strategy, Units,
+    PipelineConfig, Precision, Strategy, Units, Wrap,
 };
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
@@ -117,6 +117,7 @@ fn train(config: &FsdpConfig, ranks: usize) -> (Vec<Memory>, isize) {
 #[test]
 fn memory_is_what_the_allocator_says() {
     let parameters = LAYERS * (WIDTH * WIDTH + WIDTH) * 4;
+    let two_layers = Wrap::Size(WIDTH * WIDTH + WIDTH + 1);
     let bf16 = Precision { param: FloatType::Bf16, ..Precision::default() };
     // Of the parameters two thirds are experts'.
     for row in [
@@ -144,7 +145,7 @@ fn memory_is_what_the_allocator_says() {
         ]
         .map(|(stages, strategy, ranks, parts)| (stages, 1, strategy, ranks, parts)),
     )
-    .map(|row| (row, Precision::default()))
+    .map(|row| (row, FsdpConfig::default()))
     .chain(
         // What is not sharded has a copy in 16 bits.
         [
@@ -153,11 +154,24 @@ fn memory_is_what_the_allocator_says() {
             (1, 1, Strategy::FullShard, 4, [0.25, 0.25]),
             (LAYERS, 1, Strategy::Ddp, LAYERS, [1.5 / LAYERS as f64, 1.0 / LAYERS as f64]),
         ]
-        .map(|row| (row, bf16)),
+        .map(|row| (row, FsdpConfig { precision: bf16, ..FsdpConfig::default() })),
+    )
+    .chain(
+        // Replicas, and in a pipeline units of two calls and gradients that go to their shards in every micro-batch.
+        [
+            ((1, 1, Strategy::FullShard, 4, [0.5, 0.5]), FsdpConfig { dp_replicate: Some(2), ..FsdpConfig::default() }),
+            ((1, 1, Strategy::Zero1, 4, [1.0, 0.5]), FsdpConfig { dp_replicate: Some(2), ..FsdpConfig::default() }),
+            ((1, 1, Strategy::HybridShard, 2, [1.0, 1.0]), FsdpConfig::default()),
+            ((2, 1, Strategy::FullShard, 4, [0.25, 0.25]), FsdpConfig { wrap: two_layers, ..FsdpConfig::default() }),
+            (
+                (2, 1, Strategy::FullShard, 4, [0.25, 0.25]),
+                FsdpConfig { no_sync: Some(false), ..FsdpConfig::default() },
+            ),
+        ],
     ) {
-        let ((stages, ep, strategy, ranks, [of_parameters, of_moments]), precision) = row;
+        let ((stages, ep, strategy, ranks, [of_parameters, of_moments]), rest) = row;
         let pipeline = PipelineConfig { stages, ..PipelineConfig::default() };
-        let config = FsdpConfig { pipeline, strategy, ep, precision, ..FsdpConfig::default() };
+        let config = FsdpConfig { pipeline, strategy, ep, ..rest };
         let (memories, grown) = train(&config, ranks);
         for (rank, memory) in memories.iter().enumerate() {
             let calls = [CallBytes::default(); LAYERS];
@@ -184,7 +198,9 @@ fn memory_is_what_the_allocator_says() {
                 let (dense, experts) = (2 * (WIDTH * WIDTH + WIDTH) * 4, 4 * WIDTH * WIDTH * 4 / ep);
                 (ranks - 1) * dense + (ranks - ep) * experts
             }
-            Strategy::Zero1 | Strategy::ShardGradOp => (ranks - stages) * memories[0].now[Category::Parameters],
+            Strategy::Zero1 | Strategy::ShardGradOp => {
+                (ranks - stages * config.replicas()) * memories[0].now[Category::Parameters]
+            }
             _ => 0,
         };
         let counted = counted - shared;

@@ -12,8 +12,8 @@ impl FsdpConfig {
     pub fn mesh(&self, world_size: usize) -> Result<MeshShape, FsdpError> {
         let ranks = self.validate_pipeline(world_size)?;
         let shared = self.ranks_for_experts(world_size);
+        let of = if self.replicas() > 1 { "of a replica" } else { "of a stage" };
         if self.ep == 0 || !shared.is_multiple_of(self.ep) {
-            let of = if self.strategy == Strategy::HybridShard { "of a replica" } else { "of a stage" };
             let fits = (1..=shared.min(self.ep)).rev().find(|fits| shared.is_multiple_of(*fits)).unwrap_or(1);
             return Err(FsdpError::Config(format!(
                 "ep {} does not divide the number of ranks {of}, which is {shared}: take ep {fits}, say",
@@ -23,7 +23,6 @@ impl FsdpConfig {
         let (pp, ep, tp, cp) = (self.pipeline.stages, self.ep, self.tp, self.cp);
         let together = tp.saturating_mul(cp);
         if together == 0 || !shared.is_multiple_of(together) {
-            let of = if self.strategy == Strategy::HybridShard { "of a replica" } else { "of a stage" };
             return Err(FsdpError::Config(format!(
                 "tp {tp} x cp {cp} does not divide the number of ranks {of}, which is {shared}: take a divisor"
             )));
@@ -46,7 +45,7 @@ impl FsdpConfig {
     /// Of how many ranks [`ep`](Self::ep) is a divisor: those of a stage, or of a replica.
     pub fn ranks_for_experts(&self, world_size: usize) -> usize {
         let ranks = world_size / self.pipeline.stages.max(1);
-        if self.strategy == Strategy::HybridShard { ranks / self.replicas().max(1) } else { ranks }
+        ranks / self.replicas().max(1)
     }
 
     /// Refuses a pipeline that so many ranks cannot make; returns the ranks of a stage.
@@ -68,28 +67,41 @@ impl FsdpConfig {
         Ok(world_size / stages)
     }
 
+    /// Refuses replicas that so many ranks of a stage cannot make.
+    fn validate_replicas(&self, ranks: usize) -> Result<(), FsdpError> {
+        let (replicas, strategy) = (self.replicas(), self.strategy.name());
+        if self.strategy == Strategy::Block && replicas != 1 {
+            return Err(FsdpError::Config(format!(
+                "dp_replicate {replicas} with strategy block, where one rank computes a block for all: take full_shard"
+            )));
+        }
+        if replicas > 0 && ranks.is_multiple_of(replicas) {
+            return Ok(());
+        }
+        let fits = (1..=replicas.min(ranks)).rev().find(|fits| ranks.is_multiple_of(*fits)).unwrap_or(1);
+        let more = ranks.checked_next_multiple_of(replicas).and_then(|more| more.checked_mul(self.pipeline.stages));
+        Err(FsdpError::Config(format!(
+            "{strategy} with dp_replicate {replicas} on {}{}: each replica has as many ranks; take dp_replicate {fits}{}{}",
+            if ranks == 1 { "1 rank".into() } else { format!("{ranks} ranks") },
+            if self.pipeline.stages > 1 { " of a stage" } else { "" },
+            more.map_or(String::new(), |more| format!(", a world size of {more}")),
+            if self.strategy == Strategy::HybridShard { ", or full_shard" } else { "" },
+        )))
+    }
+
     /// Refuses what makes no sense on so many ranks, or together.
     pub fn validate(&self, world_size: usize) -> Result<(), FsdpError> {
         let refuse = |reason: String| Err(FsdpError::Config(reason));
-        let world_size = self.validate_pipeline(world_size)?;
-        let replicas = self.replicas();
-        if let (Some(replicas), false) = (self.dp_replicate, self.strategy == Strategy::HybridShard) {
-            return refuse(format!("dp_replicate {replicas} without strategy hybrid_shard: leave it out"));
-        }
-        if self.strategy == Strategy::HybridShard
-            && (replicas < 2 || !world_size.is_multiple_of(replicas) || world_size / replicas < 2)
-        {
-            let fits = replicas.max(2).checked_mul(world_size.div_ceil(replicas.max(2)).max(2));
+        let ranks = self.validate_pipeline(world_size)?;
+        self.validate_replicas(ranks)?;
+        let mesh = self.mesh(world_size)?;
+        let copies = mesh.ranks(&[Axis::DpReplicate]);
+        if let Some(given) = self.dp_replicate.filter(|given| self.strategy == Strategy::Ddp && *given != copies) {
             return refuse(format!(
-                "hybrid_shard with dp_replicate {replicas} on {}{}: it needs at least 2 replicas of at least 2 ranks each, and as \
-                 many ranks in each; take a world size that is a multiple of dp_replicate{}, or full_shard",
-                if world_size == 1 { "1 rank".into() } else { format!("{world_size} ranks") },
-                if self.pipeline.stages > 1 { " of a stage" } else { "" },
-                fits.and_then(|fits| fits.checked_mul(self.pipeline.stages))
-                    .map_or(String::new(), |fits| format!(" (such as {fits})")),
+                "dp_replicate {given} with strategy ddp, which has {} here: leave it out, or take full_shard",
+                if copies == 1 { "1 copy".into() } else { format!("{copies} copies") }
             ));
         }
-        self.mesh(world_size * self.pipeline.stages)?;
         if self.strategy == Strategy::Block {
             if self.ep > 1 {
                 return refuse(format!(

@@ -2,6 +2,7 @@
 
 use super::{Adaptive, Config};
 use crate::flops;
+use crate::words::count;
 use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Precision, Prefetch, Schedule, Strategy, Wrap};
 use schedule::deal;
 use schemars::JsonSchema;
@@ -24,7 +25,8 @@ pub struct ParallelConfig {
     pub stages: Option<Vec<usize>>,
     /// What each of N ranks holds of parameters, gradients and optimizer state. Flag: `--strategy`.
     pub strategy: Strategy,
-    /// Replicas of `hybrid_shard` within a stage, each of `gpus / pp / dp_replicate` ranks; null for 2. No other strategy has any.
+    /// Replicas within a stage, each of `gpus / pp / dp_replicate` ranks, over which `strategy` shards. With more than one it is hybrid, and
+    /// `full_shard` is `hybrid_shard`. null for 2 with `hybrid_shard`, and else 1. Under `ddp` the number of copies, if it is given.
     pub dp_replicate: Option<usize>,
     /// Ranks that share what is sharded, of each replica; null for what `pp` and the replicas leave. Given, `pp`, replicas and this multiply to `gpus`.
     pub dp_shard: Option<usize>,
@@ -110,7 +112,8 @@ impl ParallelConfig {
 
     /// In a word or two: `full_shard`, `pp 4 x ep 4 x zero1`.
     pub(crate) fn describe(&self) -> String {
-        let axes = [("pp", self.pp), ("cp", self.cp), ("tp", self.tp), ("ep", self.ep)]
+        let replicas = self.dp_replicate.filter(|_| self.strategy != Strategy::Ddp).unwrap_or(1);
+        let axes = [("pp", self.pp), ("dp_replicate", replicas), ("cp", self.cp), ("tp", self.tp), ("ep", self.ep)]
             .into_iter()
             .filter(|(_, size)| *size > 1);
         axes.map(|(name, size)| format!("{name} {size} x ")).chain([self.strategy.name().into()]).collect()
@@ -162,6 +165,17 @@ impl Config {
             clip_grad_norm: (optim.clip_grad_norm > 0.0).then_some(optim.clip_grad_norm),
             allocated: None,
         }
+    }
+
+    /// A line on the replicas of what a stage shards, where there are several.
+    pub(crate) fn describe_replicas(&self) -> Option<String> {
+        let (fsdp, ranks) = (self.fsdp_of_chunks(vec![]), self.parallel.gpus / self.parallel.pp);
+        let (replicas, hybrid) = (fsdp.replicas(), self.parallel.strategy == Strategy::HybridShard);
+        let within = if hybrid { Strategy::FullShard } else { self.parallel.strategy };
+        (replicas > 1).then(|| {
+            let of = count(ranks / replicas, "rank");
+            format!("hybrid: {replicas} replicas of {of} each, {} within a replica (dp_replicate)", within.name())
+        })
     }
 
     /// How many of the model's calls (embedding, blocks, head) each chunk has; nothing without a pipeline. What is behind the blocks is all in the

@@ -236,7 +236,8 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("gpt2", &["parallel.strategy=hybrid_shard"], "hybrid_shard with dp_replicate 2 on 1 rank:"),
         ("gpt2", &["parallel.strategy=hybrid_shard", "parallel.dp_replicate=18446744073709551615"], "or full_shard"),
         ("gpt2", &["parallel.strategy=block", "parallel.wrap=size:9"], "wrap size:9 with strategy block"),
-        ("gpt2", &["parallel.dp_replicate=2"], "dp_replicate 2 without strategy hybrid_shard"),
+        ("gpt2", &["parallel.dp_replicate=2"], "full_shard with dp_replicate 2 on 1 rank: each replica has as many"),
+        ("gpt2", &["parallel.dp_replicate=2", "parallel.strategy=ddp"], "ddp, which has 1 copy here"),
         ("gpt2", &["parallel.cpu_offload=true"], "the ranks compute on the CPU"),
         ("gpt2", &["comm.timeout_seconds=0"], "comm.timeout_seconds is 0: give a whole number from 1 to 604800"),
         (

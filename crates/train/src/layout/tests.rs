@@ -8,7 +8,7 @@ use crate::run::set_vocabulary;
 use crate::units::{parallel, units};
 use burn::tensor::Device;
 use comm::{TrafficTable, run_ranks};
-use fsdp::{Category, Fsdp, FsdpError};
+use fsdp::{Category, Fsdp, FsdpError, Share};
 use model::RunPlace;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -119,7 +119,11 @@ const LAYOUTS: &[&[&str]] = &[
     &["parallel.gpus=2", "parallel.reshard_after_forward=false"],
     &["parallel.gpus=2", "parallel.wrap=size:4000", "parallel.activation_checkpointing=full"],
     &["parallel.gpus=4", "parallel.strategy=hybrid_shard"],
+    &["parallel.gpus=4", "parallel.dp_replicate=2", "parallel.strategy=zero1", "parallel.precision.param=bf16"],
+    &["parallel.gpus=2", "parallel.dp_replicate=2"],
     &["parallel.gpus=2", "parallel.pp=2"],
+    &["parallel.gpus=4", "parallel.pp=2"],
+    &["parallel.gpus=4", "parallel.pp=2", "parallel.no_sync=false", "parallel.wrap=size:4000"],
     &["parallel.gpus=4", "parallel.pp=2", "parallel.precision.param=bf16", "parallel.strategy=zero1"],
     &["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=zb_v"],
     &["parallel.gpus=2", "parallel.pp=2", "parallel.schedule=interleaved_1f1b"],
@@ -160,6 +164,25 @@ fn a_step_of_deepseek_receives_what_the_table_says() {
     as_metered("deepseek", DEEPSEEK, with_experts);
     let settings = ["model.q_lora_rank=null", "moe.capacity_factor=null", "moe.aux_loss_coef=0"];
     as_metered("deepseek", &[DEEPSEEK, &settings].concat(), &[&["parallel.gpus=2", "parallel.tp=2"]]);
+}
+
+/// As torchtitan's, unless it is said otherwise.
+#[test]
+fn a_pipelines_gradients_are_reduced_once_a_step() {
+    let received = |setting: &str| {
+        let config = config("gpt2", &[GPT2, &["parallel.gpus=4", "parallel.pp=2", setting]].concat());
+        let reduced = |share: Share| share.received.get("reduce_scatter").copied().unwrap_or(0);
+        (shares(&config, 0).into_iter().map(reduced).sum::<usize>(), config.micro_batches())
+    };
+    let ((once, micro_batches), (each, _)) = (received("parallel.no_sync=null"), received("parallel.no_sync=false"));
+    assert!(once > 0 && micro_batches > 1);
+    assert_eq!(each, micro_batches * once);
+    // Gradients of `shard_grad_op` rest in shards.
+    let [by_default, each] = ["parallel.no_sync=null", "parallel.no_sync=false"].map(|setting| {
+        let strategy = "parallel.strategy=shard_grad_op";
+        shares(&config("gpt2", &[GPT2, &["parallel.gpus=4", "parallel.pp=2", strategy, setting]].concat()), 0)
+    });
+    assert_eq!(by_default, each);
 }
 
 #[test]

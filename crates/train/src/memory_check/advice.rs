@@ -79,7 +79,8 @@ impl Patient<'_> {
         };
         let replicas = if parallel.dp_replicate.is_some() { " --set parallel.dp_replicate=null" } else { "" };
         let strategy = format!("--strategy full_shard{replicas}");
-        set(parallel.strategy != Strategy::FullShard && parallel.gpus > 1, &strategy, |config| {
+        let is_shared = parallel.strategy == Strategy::FullShard && self.config.fsdp().replicas() == 1;
+        set(!is_shared && parallel.gpus > 1, &strategy, |config| {
             (config.parallel.strategy, config.parallel.dp_replicate) = (Strategy::FullShard, None);
         });
         let recomputes = parallel.activation_checkpointing == ActivationCheckpointing::Full;

@@ -167,15 +167,15 @@ fn rows(config: &Config, rank: usize) -> Rows {
     rows
 }
 
-/// The ranks of a device. Threads of a stage share what an `all_gather` makes for all of them, where all are on one device; on others each
+/// The ranks of a device. Threads of a replica share what an `all_gather` makes for all of them, where all are on one device; on others each
 /// has a copy. Of experts or columns over ranks each part of the ranks has its own: then nothing is counted as shared.
 fn together(config: &Config, ranks: &[Rows], shares: bool) -> Rows {
-    let of_stage = (config.parallel.gpus / config.parallel.pp).max(1);
+    let of_replica = (config.parallel.gpus / config.parallel.pp / config.fsdp().replicas()).max(1);
     let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
     if shares && config.parallel.ep * config.parallel.tp == 1 {
         let most_of = |ranks: &[Rows], row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
-        // Each stage has its own.
-        let most = |row: Row| ranks.chunks(of_stage).map(|stage| most_of(stage, row)).sum::<f64>();
+        // Each stage, and each replica, has its own.
+        let most = |row: Row| ranks.chunks(of_replica).map(|replica| most_of(replica, row)).sum::<f64>();
         all[Row::Gathered] = most(Row::Gathered);
         if matches!(config.parallel.strategy, Strategy::Zero1 | Strategy::ShardGradOp) {
             // Each rank has its own copy until the first step has made one for all, and moments.

@@ -68,6 +68,14 @@ pub const GPT2_ROWS: &[Row] = &[
         "hybrid_shard, 4 ranks, accumulates, no_sync",
         &["gpus=4", "strategy=hybrid_shard", "no_sync=true", "train.micro_batch_size=2"],
     ),
+    ("full_shard 2 x dp_replicate 2", &["gpus=4", "dp_replicate=2"]),
+    ("full_shard 1 x dp_replicate 2, accumulates", &["gpus=2", "dp_replicate=2"]),
+    ("hybrid_shard, 2 replicas of one rank", &["gpus=2", "strategy=hybrid_shard"]),
+    ("zero1 2 x dp_replicate 2", &["gpus=4", "strategy=zero1", "dp_replicate=2"]),
+    (
+        "shard_grad_op 2 x dp_replicate 2, accumulates",
+        &["gpus=4", "strategy=shard_grad_op", "dp_replicate=2", "train.micro_batch_size=2"],
+    ),
     ("block, 2 ranks", &["gpus=2", "strategy=block"]),
     ("block, 3 ranks, recomputes", &["gpus=3", "strategy=block", "activation_checkpointing=full"]),
     ("block, 4 ranks", &["gpus=4", "strategy=block"]),
@@ -112,6 +120,10 @@ pub const GPT2_PIPELINES: &[Row] = &[
     ("pp 2 x shard_grad_op 2", &["gpus=4", "pp=2", "strategy=shard_grad_op"]),
     ("pp 2 x ddp 2", &["gpus=4", "pp=2", "strategy=ddp"]),
     ("pp 2 x full_shard 3, 16 sequences", &["gpus=6", "pp=2", "train.micro_batch_size=2"]),
+    (
+        "pp 2 x zero1 2 x dp_replicate 2",
+        &["gpus=8", "pp=2", "strategy=zero1", "dp_replicate=2", "train.micro_batch_size=2"],
+    ),
     ("pp 2 x hybrid_shard 4", &["gpus=8", "pp=2", "strategy=hybrid_shard", "train.micro_batch_size=2"]),
 ];
 
@@ -164,6 +176,10 @@ pub const DEEPSEEK_EXPERTS: &[Row] = &[
     ("ep 2 in zero1 4", &["gpus=4", "ep=2", "strategy=zero1"]),
     ("ep 4 in shard_grad_op 4", &["gpus=4", "ep=4", "strategy=shard_grad_op"]),
     ("ep 2 x dp_replicate 2", &["gpus=4", "ep=2", "strategy=hybrid_shard"]),
+    (
+        "ep 2 in zero1 2 x dp_replicate 4",
+        &["gpus=8", "ep=2", "strategy=zero1", "dp_replicate=4", "train.micro_batch_size=2"],
+    ),
     (
         "ep 2 x dp_replicate 4",
         &["gpus=8", "ep=2", "strategy=hybrid_shard", "dp_replicate=4", "train.micro_batch_size=2"],

@@ -62,12 +62,11 @@ impl Config {
 
     /// Sizes that are all given multiply to the number of ranks.
     fn validate_product(&self) -> Result<(), ConfigError> {
-        let ParallelConfig { gpus, pp, tp, cp, strategy, dp_replicate, dp_shard, .. } = self.parallel;
+        let ParallelConfig { gpus, pp, tp, cp, strategy, dp_shard, .. } = self.parallel;
         let Some(dp_shard) = dp_shard else { return Ok(()) };
         let replicas = match strategy {
-            Strategy::HybridShard => dp_replicate.unwrap_or(2),
             Strategy::Ddp => gpus / pp / tp.max(1) / cp.max(1), // all of a stage, and nothing is sharded
-            _ => 1,
+            _ => self.fsdp_of_chunks(vec![]).replicas(),
         };
         let product = pp.saturating_mul(replicas).saturating_mul(dp_shard).saturating_mul(cp).saturating_mul(tp);
         require(product == gpus, || {
@@ -101,11 +100,12 @@ impl Config {
                 "parallel.ep is {ep}, but {why}: leave it out (--set parallel.ep=1)"
             )));
         };
-        let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(self.parallel.gpus);
+        let fsdp = self.fsdp_of_chunks(vec![]);
+        let ranks = fsdp.ranks_for_experts(self.parallel.gpus);
         let divides = |ep: usize| experts.is_multiple_of(ep) && ranks.is_multiple_of(ep);
         require(divides(ep) || self.parallel.strategy == Strategy::Block, || {
             let fits = (1..=ep.min(experts)).rev().find(|fits| divides(*fits)).unwrap_or(1);
-            let of = if self.parallel.strategy == Strategy::HybridShard { "of a replica" } else { "of a stage" };
+            let of = if fsdp.replicas() > 1 { "of a replica" } else { "of a stage" };
             format!(
                 "parallel.ep is {ep}: it must divide the {experts} experts (moe.num_experts) and the number of ranks {of}, which is {ranks}: give \
                  {fits} (--set parallel.ep={fits})"
@@ -134,8 +134,9 @@ impl Config {
             return Ok(());
         }
         self.validate_vocabulary()?;
-        let ranks = self.fsdp_of_chunks(vec![]).ranks_for_experts(gpus);
-        let of = if strategy == Strategy::HybridShard { "the ranks of a replica" } else { "the ranks of a stage" };
+        let fsdp = self.fsdp_of_chunks(vec![]);
+        let ranks = fsdp.ranks_for_experts(gpus);
+        let of = if fsdp.replicas() > 1 { "the ranks of a replica" } else { "the ranks of a stage" };
         require(ranks.is_multiple_of(together), || {
             let given = [("cp", cp), ("tp", tp)].into_iter().filter(|(_, size)| *size > 1);
             let given: Vec<String> = given.map(|(axis, size)| format!("parallel.{axis} {size}")).collect();
