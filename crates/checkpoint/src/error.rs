@@ -1,3 +1,5 @@
+//! What can be wrong with a checkpoint.
+
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +29,27 @@ pub enum CheckpointError {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// The checkpoint was written in another format.
+    #[error(
+        "{}: has format {format}, and this program reads {}: use the version of Kiln that wrote it, or with that version \
+         `train export --out DIR` and with this one `train import --hf DIR`, which takes the weights but not AdamW's moments",
+        path.display(), crate::Index::FORMAT
+    )]
+    OtherFormat {
+        /// The index.
+        path: PathBuf,
+        /// The version of its format.
+        format: u32,
+    },
+    /// A folder of a run that is a link to elsewhere.
+    #[error(
+        "{}: is a symbolic link, and Kiln writes and removes files in it: put a folder in its place (a link to the whole run is fine)",
+        path.display()
+    )]
+    Linked {
+        /// The link.
+        path: PathBuf,
     },
     /// The checkpoint is of another model.
     #[error("{}: {reason}: this is a checkpoint of another model", path.display())]

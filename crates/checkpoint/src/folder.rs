@@ -1,5 +1,6 @@
-use crate::write::{digest, entry_file, write_synced};
-use crate::{CheckpointError, FileEntry, Index};
+//! The folder of a run's checkpoints.
+
+use crate::CheckpointError;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -45,25 +46,57 @@ impl Folder {
         self.0.join(format!(".step-{step}.partial"))
     }
 
-    /// Removes what a process that was killed has left half-written or half-removed.
-    pub fn clean(&self) -> Result<(), CheckpointError> {
+    /// Whether [`mend`](Self::mend) would find something to do.
+    pub fn needs_mending(&self) -> Result<bool, CheckpointError> {
+        let replaced = self.entries(".step-", ".replaced")?.into_iter().any(|(step, _)| !self.step(step).exists());
+        Ok(replaced || self.entries(".step-", ".partial")?.into_iter().any(|(step, _)| self.is_complete(step)))
+    }
+
+    /// Makes whole what a process that was killed has left so that nothing but a name is missing: a checkpoint that all ranks have written,
+    /// and one that was to be replaced. Returns those that are new. The run must not be trained meanwhile.
+    pub fn mend(&self) -> Result<Vec<PathBuf>, CheckpointError> {
+        self.expect_own()?;
         for (step, replaced) in self.entries(".step-", ".replaced")? {
             if !self.step(step).exists() {
                 rename(&replaced, &self.step(step))?;
+                sync_folder(&self.0)?;
             }
         }
+        let mut adopted = vec![];
+        for (step, _) in self.entries(".step-", ".partial")? {
+            if self.is_complete(step) {
+                match self.complete(step) {
+                    // It only seemed to be whole.
+                    Err(CheckpointError::Broken { .. } | CheckpointError::OtherFormat { .. }) => {}
+                    other => adopted.push(other?),
+                }
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// [`mend`](Self::mend)s, and removes what a process that was killed has left half-written or half-removed.
+    pub fn clean(&self) -> Result<Vec<PathBuf>, CheckpointError> {
+        let adopted = self.mend()?;
+        let mut removed = false;
         for suffix in [".partial", ".removed", ".replaced"] {
             for (_, path) in self.entries(".step-", suffix)? {
                 fs::remove_dir_all(&path).map_err(CheckpointError::write(&path))?;
+                removed = true;
             }
         }
-        Ok(())
+        if removed {
+            sync_folder(&self.0)?;
+        }
+        Ok(adopted)
     }
 
     /// Moves the checkpoints after `step` into the folder `abandoned/`, where they no longer count, and returns where they are: a run that
     /// goes on from an older checkpoint is not to take them for its own.
     pub fn set_aside(&self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+        self.expect_own()?;
         let abandoned = self.0.join("abandoned");
+        expect_no_link(&abandoned)?;
         let mut moved = vec![];
         for (of, path) in self.list()?.into_iter().filter(|(of, _)| *of > step) {
             let target = abandoned.join(format!("step-{of}"));
@@ -74,52 +107,39 @@ impl Folder {
             rename(&path, &target)?;
             moved.push(target);
         }
+        if !moved.is_empty() {
+            // Where they are first, so that none is lost in between.
+            sync_folder(&abandoned)?;
+            sync_folder(&self.0)?;
+        }
         Ok(moved)
     }
 
-    /// Completes the checkpoint of `index.step`, whose ranks' files are all written, and returns its folder. `extra` files (name and
-    /// bytes) belong to it too. Of `index`, parameters, files and digest are filled in here.
-    pub fn commit(&self, index: Index, extra: &[(String, Vec<u8>)]) -> Result<PathBuf, CheckpointError> {
-        let (partial, whole) = (self.partial(index.step), self.step(index.step));
-        let mut files = vec![];
-        let mut sidecars = vec![];
-        for rank in 0..index.world_size {
-            let path = partial.join(entry_file(rank));
-            let text = fs::read(&path).map_err(CheckpointError::read(&path))?;
-            let entry: FileEntry = serde_json::from_slice(&text)
-                .map_err(|error| CheckpointError::broken(&path, format!("not an entry: {error}")))?;
-            files.push(entry);
-            sidecars.push(path);
-        }
-        let parameters = Index::parameters_of(&files);
-        for (name, bytes) in extra {
-            assert!(files.iter().all(|file| file.name != *name), "{name} is there already");
-            let path = partial.join(name);
-            write_synced(&path, bytes)?;
-            let (bytes, sha256) = File::open(&path).and_then(digest).map_err(CheckpointError::read(&path))?;
-            files.push(FileEntry { name: name.clone(), bytes, sha256, pieces: vec![] });
-        }
-        let index = Index { format: Index::FORMAT, parameters, files, ..index };
-        index.check(&partial)?;
-        write_synced(&partial.join("index.json"), index.to_json().as_bytes())?;
-        sidecars.iter().try_for_each(|path| fs::remove_file(path).map_err(CheckpointError::write(path)))?;
-        sync_folder(&partial)?;
-        // One of the same step, written at the end of a shorter run, is there until the new one is.
-        let replaced = self.0.join(format!(".step-{}.replaced", index.step));
+    /// Gives the whole checkpoint in `partial` its name. One of the same step, written at the end of a shorter run, is there until the new
+    /// one is.
+    pub(crate) fn replace(&self, partial: &Path, whole: &Path, step: u64) -> Result<(), CheckpointError> {
+        sync_folder(partial)?;
+        let replaced = self.0.join(format!(".step-{step}.replaced"));
         let again = whole.exists();
         if again {
-            rename(&whole, &replaced)?;
+            rename(whole, &replaced)?;
         }
-        rename(&partial, &whole)?;
+        rename(partial, whole)?;
         sync_folder(&self.0)?;
         if again {
             fs::remove_dir_all(&replaced).map_err(CheckpointError::write(&replaced))?;
         }
-        Ok(whole)
+        Ok(())
+    }
+
+    /// An error if the folder is a link: what is removed in it would be elsewhere.
+    pub(crate) fn expect_own(&self) -> Result<(), CheckpointError> {
+        expect_no_link(&self.0)
     }
 
     /// Removes all checkpoints but the newest `keep`, and those of the steps `also`.
     pub fn prune(&self, keep: usize, also: &[u64]) -> Result<(), CheckpointError> {
+        self.expect_own()?;
         let all = self.list()?;
         let older = all[..all.len().saturating_sub(keep)].iter().map(|(step, _)| *step);
         older.filter(|step| !also.contains(step)).try_for_each(|step| self.remove(step))
@@ -129,6 +149,7 @@ impl Folder {
     fn remove(&self, step: u64) -> Result<(), CheckpointError> {
         let removed = self.0.join(format!(".step-{step}.removed"));
         rename(&self.step(step), &removed)?;
+        sync_folder(&self.0)?;
         fs::remove_dir_all(&removed).map_err(CheckpointError::write(&removed))
     }
 
@@ -140,7 +161,8 @@ impl Folder {
         };
         let step = |path: &Path| {
             let name = path.file_name()?.to_str()?;
-            name.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
+            let number = name.strip_prefix(prefix)?.strip_suffix(suffix)?;
+            number.parse().ok().filter(|step: &u64| step.to_string() == number) // not 007 nor +7
         };
         Ok(entries.flatten().filter_map(|entry| Some((step(&entry.path())?, entry.path()))).collect())
     }
@@ -150,7 +172,14 @@ fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     fs::rename(from, to).map_err(CheckpointError::write(from))
 }
 
+fn expect_no_link(path: &Path) -> Result<(), CheckpointError> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => Err(CheckpointError::Linked { path: path.into() }),
+        _ => Ok(()),
+    }
+}
+
 /// Waits until a folder's names are on the disk.
-fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
+pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
     File::open(path).and_then(|folder| folder.sync_all()).map_err(CheckpointError::write(path))
 }

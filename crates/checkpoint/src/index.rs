@@ -1,9 +1,10 @@
-use crate::write::hex;
-use crate::{CheckpointError, Kind, Region};
+//! What `index.json` holds.
+
+use crate::blocks::{Digest, hex, root};
+use crate::region::elements;
+use crate::table::TABLE;
+use crate::{CheckpointError, Kind};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::Path;
 
 /// What `index.json` holds.
@@ -37,11 +38,13 @@ pub struct Index {
     pub world_size: usize,
     /// Their strategy.
     pub strategy: String,
-    /// All parameters.
+    /// All parameters, in the order of their names.
     pub parameters: Vec<Parameter>,
-    /// All files but this one.
+    /// The files of the ranks, in their order, and those that the run has added.
     pub files: Vec<FileEntry>,
-    /// SHA-256 of this file with these digits left out.
+    /// The file that says where the pieces of all parameters are in those of the ranks.
+    pub table: FileEntry,
+    /// BLAKE3 of this file with these digits left out.
     pub digest: String,
 }
 
@@ -78,7 +81,7 @@ pub struct Parameter {
 impl Parameter {
     /// Number of elements; none if it is beyond what a computer can count.
     pub fn len(&self) -> Option<usize> {
-        self.shape.iter().try_fold(1usize, |len, width| len.checked_mul(*width))
+        elements(&self.shape)
     }
 
     /// Whether it has no elements.
@@ -95,37 +98,20 @@ pub struct FileEntry {
     pub name: String,
     /// Its length.
     pub bytes: u64,
-    /// Its digest.
-    pub sha256: String,
-    /// What is in it, of parameters.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub pieces: Vec<PieceEntry>,
+    /// Its BLAKE3 digest, the one that `b3sum` prints.
+    pub blake3: String,
 }
 
-/// A part of a parameter: elements `offset..offset + len`, flat, of it or of a box of it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct PieceEntry {
-    /// The parameter.
-    pub name: String,
-    /// Its whole shape.
-    pub shape: Vec<usize>,
-    /// The box; none: all of the parameter.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub region: Option<Region>,
-    /// Where the piece begins.
-    pub offset: usize,
-    /// Its length.
-    pub len: usize,
-}
-
-impl PieceEntry {
-    /// The piece as ranges of the parameter's elements, in its order; none if it cannot be.
-    pub(crate) fn runs(&self) -> Option<Vec<Range<usize>>> {
-        let region = self.region.clone().unwrap_or_else(|| Region::whole(&self.shape));
-        let end = self.offset.checked_add(self.len)?;
-        (region.fits(&self.shape) && end <= region.len()).then(|| region.runs(&self.shape, self.offset..end))
+impl FileEntry {
+    pub(crate) fn new(name: impl Into<String>, bytes: u64, blocks: &[Digest]) -> Self {
+        Self { name: name.into(), bytes, blake3: hex(&root(blocks)) }
     }
+}
+
+/// The part of an index that all formats have.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
 }
 
 const DIGEST_KEY: &str = "\"digest\": \"";
@@ -142,63 +128,49 @@ impl Index {
     }
 
     /// The version that this crate writes and reads.
-    pub const FORMAT: u32 = 1;
+    pub const FORMAT: u32 = 2;
 
     /// As JSON, with its digest.
     pub(crate) fn to_json(&self) -> String {
         let text = serde_json::to_string_pretty(&Self { digest: String::new(), ..self.clone() });
         let text = text.expect("an index is plain data") + "\n";
-        let digest = hex(&Sha256::digest(&text));
+        let digest = hex(blake3::hash(text.as_bytes()).as_bytes());
         text.replacen(DIGEST_KEY, &format!("{DIGEST_KEY}{digest}"), 1)
     }
 
     /// Reads JSON; refuses what was changed since.
     pub(crate) fn from_json(text: &str, path: &Path) -> Result<Self, CheckpointError> {
         let broken = |reason: String| CheckpointError::broken(path, reason);
-        let index: Self = serde_json::from_str(text).map_err(|error| broken(format!("not an index: {error}")))?;
-        if index.format != Self::FORMAT {
-            return Err(broken(format!("has format {}, and this program reads {}", index.format, Self::FORMAT)));
+        if let Ok(Version { format }) = serde_json::from_str(text)
+            && format != Self::FORMAT
+        {
+            return Err(CheckpointError::OtherFormat { path: path.into(), format });
         }
+        let index: Self = serde_json::from_str(text).map_err(|error| broken(format!("not an index: {error}")))?;
         let plain = text.replacen(&format!("{DIGEST_KEY}{}", index.digest), DIGEST_KEY, 1);
-        if hex(&Sha256::digest(plain)) != index.digest {
+        if hex(blake3::hash(plain.as_bytes()).as_bytes()) != index.digest {
             return Err(broken("was changed after it was written".into()));
         }
         index.check(path)?;
         Ok(index)
     }
 
-    /// All parameters that the files' pieces are of, in the order of their names.
-    pub(crate) fn parameters_of(files: &[FileEntry]) -> Vec<Parameter> {
-        let pieces = files.iter().flat_map(|file| &file.pieces);
-        let shapes: BTreeMap<&str, &[usize]> = pieces.map(|piece| (piece.name.as_str(), &piece.shape[..])).collect();
-        shapes.into_iter().map(|(name, shape)| Parameter { name: name.into(), shape: shape.into() }).collect()
-    }
-
-    /// An error unless the pieces of each parameter are the whole of it, once.
-    pub(crate) fn check(&self, path: &Path) -> Result<(), CheckpointError> {
+    /// An error unless names are those of files beside it, each once, and of different parameters.
+    fn check(&self, path: &Path) -> Result<(), CheckpointError> {
         let broken = |reason: String| Err(CheckpointError::broken(path, reason));
-        let mut pieces: BTreeMap<&str, Vec<&PieceEntry>> = BTreeMap::new();
-        for file in &self.files {
-            if Path::new(&file.name).file_name().is_none_or(|base| base != file.name.as_str()) {
-                return broken(format!("`{}` is not the name of a file beside it", file.name));
-            }
-            file.pieces.iter().for_each(|piece| pieces.entry(&piece.name).or_default().push(piece));
+        let mut names: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
+        if let Some(name) = names.iter().find(|name| Path::new(name).file_name().is_none_or(|base| base != **name)) {
+            return broken(format!("`{name}` is not the name of a file beside it"));
         }
-        for parameter in &self.parameters {
-            let Some(pieces) = pieces.remove(parameter.name.as_str()) else {
-                return broken(format!("parameter {} is in no file", parameter.name));
-            };
-            let fit = |piece: &&PieceEntry| piece.shape == parameter.shape;
-            let runs: Option<Vec<_>> = pieces.iter().map(|piece| piece.runs().filter(|_| fit(piece))).collect();
-            let mut runs: Vec<Range<usize>> = runs.unwrap_or_default().into_iter().flatten().collect();
-            runs.sort_by_key(|run| run.start);
-            let end = runs.iter().try_fold(0, |end, run| (run.start == end).then_some(run.end));
-            if end.is_none() || end != parameter.len() {
-                return broken(format!("the pieces of parameter {} are not the whole of it", parameter.name));
-            }
+        names.sort_unstable();
+        if self.files.len() < self.world_size || names.windows(2).any(|pair| pair[0] == pair[1]) {
+            return broken("its files are not one a rank and others beside them".into());
         }
-        match pieces.into_keys().next() {
-            Some(name) => broken(format!("`{name}` is in a file, but not among the parameters")),
+        if self.table.name != TABLE {
+            return broken(format!("`{}` is not {TABLE}", self.table.name));
+        }
+        match self.parameters.windows(2).find(|pair| pair[0].name >= pair[1].name) {
+            Some(pair) => broken(format!("parameter {} is not in its place", pair[1].name)),
             None => Ok(()),
         }
     }

@@ -3,20 +3,28 @@
 //! ```text
 //! checkpoints/
 //!   step-200/                  a checkpoint
-//!     index.json               step, where every piece of every parameter is, a digest of each file and of itself
+//!     index.json               step, parameters, a digest of each file and of itself
+//!     pieces.bin               where every piece of every parameter is, a section a parameter
+//!     blocks.bin               digests of the files' blocks
 //!     config.yaml ...          files that the run adds
 //!     rank-0.safetensors       rank 0's pieces: param.NAME, exp_avg.NAME, exp_avg_sq.NAME, each a flat list of f32
 //!     rank-1.safetensors
 //!   .step-300.partial/         one that is being written
+//!     head.json                what will be the index
+//!     rank-1.safetensors
+//!     rank-1.blocks            digests of its blocks
+//!     rank-1.json              its pieces: this rank is done
 //!   abandoned/                 those after one that the run went back to
 //! ```
 //!
-//! Each rank calls [`write_rank`], one of them [`Folder::commit`] when all have returned: what was written is synced and then renamed, so
-//! that a folder `step-N` is complete whatever happens to the process or the machine. [`Checkpoint`] reads ranges of parameters from
-//! memory-mapped files, whoever wrote them. This crate knows no tensor, no rank's communicator and no model.
+//! One process calls [`Folder::begin`], each rank [`write_rank`], and when no rank is [missing](Folder::missing) any more, one calls
+//! [`Folder::complete`]: what was written is synced and then renamed, so that a folder `step-N` is complete whatever happens to the process
+//! or the machine. A checkpoint of which nothing but the last step is missing is made whole by [`Folder::mend`].
+//! [`Checkpoint`] reads ranges of parameters, whoever wrote them, and compares the digest of every block that it reads. This crate
+//! knows no tensor, no rank's communicator and no model.
 //!
 //! ```
-//! use checkpoint::{Checkpoint, Folder, Index, Kind, Piece, write_rank};
+//! use checkpoint::{Checkpoint, Folder, Index, Kind, Piece, Written, write_rank};
 //!
 //! let run = tempfile::tempdir()?;
 //! let folder = Folder::of_run(run.path());
@@ -24,7 +32,7 @@
 //! for rank in 0..2 {
 //!     let values = move |_: Kind| vec![rank as f32; 3];
 //!     let piece = Piece { name: "w".into(), shape: vec![2, 3], region: None, offset: 3 * rank, len: 3, has_moments: false };
-//!     write_rank(&folder.partial(200), rank, vec![(piece, Box::new(values))])?;
+//!     write_rank(&folder.partial(200), rank, vec![(piece, Box::new(values))], &Written::default())?;
 //! }
 //! folder.commit(Index { step: 200, world_size: 2, ..Index::default() }, &[("config.yaml".into(), b"model: ...".to_vec())])?;
 //!
@@ -33,19 +41,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod blocks;
+mod commit;
 mod error;
+mod files;
 mod folder;
 mod index;
 mod read;
 mod region;
+#[cfg(test)]
+mod scale;
+mod table;
 mod write;
 
 pub use error::CheckpointError;
 pub use folder::Folder;
-pub use index::{Best, FileEntry, Index, LossScale, Parameter, PieceEntry};
-pub use read::Checkpoint;
+pub use index::{Best, FileEntry, Index, LossScale, Parameter};
+pub use read::{Checkpoint, Elements};
 pub use region::Region;
-pub use write::{Piece, Values, write_rank};
+pub use write::{Piece, Values, Written, write_rank};
 
 use serde::{Deserialize, Serialize};
 

@@ -1,45 +1,34 @@
-use crate::write::digest;
+//! Reading a checkpoint.
+
+use crate::blocks::{self, BLOCK};
+use crate::files::{Files, Recent};
+use crate::table::{NONE, Row, Section, Segment, not_whole};
 use crate::{CheckpointError, Index, Kind, Parameter, Region};
-use memmap2::Mmap;
-use safetensors::{Dtype, SafeTensors};
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
+use std::num::NonZero;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::thread;
 
-/// A checkpoint that is open for reading.
+/// A checkpoint that is open for reading, by any number of threads.
+///
+/// Every byte comes with its digest: a block of 2 MiB is compared when it is first read, and is used from the descriptor that it was
+/// read from. Of the places of pieces only those of the parameter that is read are in memory.
 pub struct Checkpoint {
     path: PathBuf,
     index: Index,
-    /// Memory-mapped files with pieces, by their place in the index.
-    maps: HashMap<usize, Mmap>,
-    /// Where each parameter's elements are, in their order.
-    runs: HashMap<String, Vec<Run>>,
-}
-
-/// Elements of a parameter that lie together in a file.
-struct Run {
-    elements: Range<usize>,
-    file: usize,
-    /// The first byte of each kind; none where there are no moments.
-    starts: [Option<usize>; 3],
+    files: Files,
 }
 
 impl Checkpoint {
-    /// Opens a folder `step-N`. Index, lengths and headers of its files are checked; [`verify`](Self::verify) checks all bytes.
-    ///
-    /// # Errors
-    /// If a file is missing, cut off, or not what the index says.
+    /// Opens a folder `step-N`. The index is checked; the other files are when they are read, or by [`verify`](Self::verify).
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let index_path = path.join("index.json");
         let text = fs::read_to_string(&index_path).map_err(CheckpointError::read(&index_path))?;
         let index = Index::from_json(&text, &index_path)?;
-        let mut checkpoint = Self { path: path.into(), index, maps: HashMap::new(), runs: HashMap::new() };
-        for file in 0..checkpoint.index.files.len() {
-            checkpoint.open_file(file)?;
-        }
-        checkpoint.runs.values_mut().for_each(|runs| runs.sort_by_key(|run| run.elements.start));
-        Ok(checkpoint)
+        let files = Files::new(path, &index)?;
+        Ok(Self { path: path.into(), index, files })
     }
 
     /// Its folder.
@@ -52,17 +41,73 @@ impl Checkpoint {
         &self.index
     }
 
-    /// Reads every byte of this rank's share of the files and compares digests; all of `world_size` ranks together read each file once.
+    /// Reads every byte of this rank's share of the files and compares digests; all of `world_size` ranks together read each byte once, and
+    /// none reads more than a block of 2 MiB above another, however many files there are.
     pub fn verify(&self, rank: usize, world_size: usize) -> Result<(), CheckpointError> {
-        for entry in self.index.files.iter().skip(rank).step_by(world_size) {
-            let path = self.path.join(&entry.name);
-            let (_, sha256) = File::open(&path).and_then(digest).map_err(CheckpointError::read(&path))?;
-            if sha256 != entry.sha256 {
-                let reason = format!("has digest {sha256}, not {}: it was changed after it was written", entry.sha256);
-                return Err(CheckpointError::broken(&path, reason));
-            }
+        self.files.verify(rank, world_size)
+    }
+
+    /// [`verify`](Self::verify)s all, on all cores.
+    pub fn verify_all(&self) -> Result<(), CheckpointError> {
+        let threads = thread::available_parallelism().map_or(1, NonZero::get);
+        thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..threads).map(|part| scope.spawn(move || self.files.verify(part, threads))).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("reading does not panic"))
+        })
+    }
+
+    /// Closes its files, which are opened again when they are read. A checkpoint that is removed keeps its place on the disk until then.
+    pub fn close(&self) {
+        self.files.close();
+    }
+
+    /// The bytes of a file that the run has added.
+    ///
+    /// # Errors
+    /// If there is none of that name.
+    pub fn read_file(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
+        let extra = self.index.extra().iter().position(|file| file.name == name);
+        let number = self.index.world_size + extra.ok_or_else(|| self.other(format!("it has no file {name}")))?;
+        self.bytes(number, 0..self.files.entries()[number].bytes)
+    }
+
+    /// A parameter, for reading it.
+    ///
+    /// # Errors
+    /// If there is none of that name, or its pieces are not the whole of it.
+    pub fn parameter(&self, name: &str) -> Result<Elements<'_>, CheckpointError> {
+        let all = &self.index.parameters;
+        let number = all.binary_search_by(|of| of.name.as_str().cmp(name));
+        let number = number.map_err(|_| self.other(format!("there is no parameter {name}")))?;
+        let table = self.files.entries().len() - 1;
+        let broken = || CheckpointError::broken(&self.path.join(&self.index.table.name), not_whole(name));
+        // The head, and in it where the section before ends, and this one.
+        let head = all.len() as u64 * 8;
+        let ends = number.saturating_sub(1) as u64 * 8..(number as u64 + 1) * 8;
+        let ends = self.bytes_if(table, ends)?.ok_or_else(broken)?;
+        let mut ends = ends.as_chunks().0.iter().map(|end| u64::from_le_bytes(*end));
+        let start = if number == 0 { 0 } else { ends.next().unwrap_or_default() };
+        let end = ends.next().unwrap_or_default();
+        let section = match (head.checked_add(start), head.checked_add(end)) {
+            (Some(start), Some(end)) if start <= end => self.bytes_if(table, start..end)?.ok_or_else(broken)?,
+            _ => return Err(broken()),
+        };
+        let section = Section::parse(&section, &all[number].shape).map_err(|_| broken())?;
+        if section.rows().any(|row| !self.is_in_its_file(row)) {
+            return Err(broken());
         }
-        Ok(())
+        Ok(Elements { checkpoint: self, parameter: &all[number], section, recent: Recent::default() })
+    }
+
+    fn is_in_its_file(&self, row: &Row) -> bool {
+        let Some(file) = self.index.files.get(row.file).filter(|_| row.file < self.index.world_size) else {
+            return false;
+        };
+        row.at.iter().filter(|at| **at != NONE).all(|at| {
+            let end = (row.len as u64).checked_mul(4).and_then(|bytes| at.checked_add(bytes));
+            at.is_multiple_of(4) && end.is_some_and(|end| end <= file.bytes)
+        })
     }
 
     /// Elements `range` of a parameter, flat, or of its moments.
@@ -70,23 +115,7 @@ impl Checkpoint {
     /// # Errors
     /// If there is no such parameter, it is shorter, or it has no moments.
     pub fn read(&self, name: &str, kind: Kind, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
-        let other = |reason: String| CheckpointError::OtherModel { path: self.path.clone(), reason };
-        let runs = self.runs.get(name).ok_or_else(|| other(format!("there is no parameter {name}")))?;
-        let len = runs.last().map_or(0, |run| run.elements.end);
-        if range.end > len {
-            return Err(other(format!("parameter {name} has {len} elements, fewer than {}", range.end)));
-        }
-        let mut values = Vec::with_capacity(range.len());
-        let first = runs.partition_point(|run| run.elements.end <= range.start);
-        for Run { elements, file, starts } in runs[first..].iter().take_while(|run| run.elements.start < range.end) {
-            let start =
-                starts[kind as usize].ok_or_else(|| other(format!("parameter {name} has no {}", kind.tensor(name))))?;
-            let [from, to] = [range.start.max(elements.start), range.end.min(elements.end)]
-                .map(|at| start + (at - elements.start) * size_of::<f32>());
-            let (numbers, _) = self.maps[file][from..to].as_chunks();
-            values.extend(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)));
-        }
-        Ok(values)
+        self.parameter(name)?.read(kind, range)
     }
 
     /// [`read`](Self::read) of a range of a box's elements.
@@ -100,77 +129,132 @@ impl Checkpoint {
         region: &Region,
         range: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
-        let other = |reason: String| CheckpointError::OtherModel { path: self.path.clone(), reason };
-        let parameter = self.index.parameters.iter().find(|parameter| parameter.name == name);
-        let parameter = parameter.ok_or_else(|| other(format!("there is no parameter {name}")))?;
-        if !region.fits(&parameter.shape) || range.end > region.len() {
-            let shape = &parameter.shape;
-            return Err(other(format!("parameter {name} of shape {shape:?} has no elements {range:?} of {region:?}")));
-        }
-        let mut values = Vec::with_capacity(range.len());
-        for run in region.runs(&parameter.shape, range) {
-            values.extend(self.read(name, kind, run)?);
-        }
-        Ok(values)
+        self.parameter(name)?.read_region(kind, region, range)
     }
 
     /// An error unless the parameters are these, in any order.
     pub fn expect(&self, model: &[Parameter]) -> Result<(), CheckpointError> {
-        let other = |reason: String| CheckpointError::OtherModel { path: self.path.clone(), reason };
         let mut kept: HashMap<&str, &[usize]> =
             self.index.parameters.iter().map(|parameter| (parameter.name.as_str(), &parameter.shape[..])).collect();
         for Parameter { name, shape } in model {
             match kept.remove(name.as_str()) {
-                None => return Err(other(format!("it has no parameter {name}"))),
+                None => return Err(self.other(format!("it has no parameter {name}"))),
                 Some(found) if found != shape => {
-                    return Err(other(format!("its parameter {name} has shape {found:?}, the model's {shape:?}")));
+                    return Err(self.other(format!("its parameter {name} has shape {found:?}, the model's {shape:?}")));
                 }
                 Some(_) => {}
             }
         }
         match kept.into_keys().min() {
-            Some(name) => Err(other(format!("it has a parameter {name}, and the model has none of that name"))),
+            Some(name) => Err(self.other(format!("it has a parameter {name}, and the model has none of that name"))),
             None => Ok(()),
         }
     }
 
-    fn open_file(&mut self, number: usize) -> Result<(), CheckpointError> {
-        let entry = &self.index.files[number];
-        let path = self.path.join(&entry.name);
-        let broken = |reason: String| CheckpointError::broken(&path, reason);
-        let file = File::open(&path).map_err(CheckpointError::read(&path))?;
-        let bytes = file.metadata().map_err(CheckpointError::read(&path))?.len();
-        if bytes != entry.bytes {
-            return Err(broken(format!("has {bytes} bytes, not {}", entry.bytes)));
+    fn other(&self, reason: String) -> CheckpointError {
+        CheckpointError::OtherModel { path: self.path.clone(), reason }
+    }
+
+    /// Bytes of a file; none if it is shorter.
+    fn bytes_if(&self, file: usize, range: Range<u64>) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let is_there = range.end <= self.files.entries()[file].bytes;
+        is_there.then(|| self.bytes(file, range)).transpose()
+    }
+
+    fn bytes(&self, file: usize, range: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
+        let file = self.files.get(file)?;
+        let (mut bytes, mut block) = (vec![], vec![]);
+        for number in range.start / BLOCK..blocks::count(range.end) {
+            file.read_block(number, &mut block)?;
+            let of = blocks::range(file.bytes(), number);
+            let within = range.start.max(of.start) - of.start..range.end.min(of.end) - of.start;
+            bytes.extend_from_slice(&block[within.start as usize..within.end as usize]);
         }
-        if entry.pieces.is_empty() {
-            return Ok(());
+        Ok(bytes)
+    }
+}
+
+/// A parameter of a checkpoint, and its moments.
+pub struct Elements<'a> {
+    checkpoint: &'a Checkpoint,
+    parameter: &'a Parameter,
+    section: Section,
+    recent: Recent,
+}
+
+impl Elements<'_> {
+    /// Elements `range`, flat, of one kind.
+    ///
+    /// # Errors
+    /// If it is shorter, has no such kind, or a file was changed.
+    pub fn read(&mut self, kind: Kind, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        let (name, len) = (&self.parameter.name, self.section.len());
+        if range.end > len {
+            return Err(self
+                .checkpoint
+                .other(format!("parameter {name} has {len} elements, fewer than {}", range.end)));
         }
-        // SAFETY: the map is only read; nobody writes into a checkpoint once it is complete.
-        let map = unsafe { Mmap::map(&file) }.map_err(CheckpointError::read(&path))?;
-        let (header, metadata) =
-            SafeTensors::read_metadata(&map).map_err(|error| broken(format!("not a safetensors file: {error}")))?;
-        let first = header + size_of::<u64>();
-        for piece in &entry.pieces {
-            let mut starts = [None; 3];
-            for (start, kind) in starts.iter_mut().zip(Kind::ALL) {
-                let Some(info) = metadata.info(&kind.tensor(&piece.name)) else { continue };
-                if info.dtype != Dtype::F32 || info.shape != [piece.len] {
-                    return Err(broken(format!("{} is not as the index says", kind.tensor(&piece.name))));
-                }
-                *start = Some(first + info.data_offsets.0);
+        let mut values = vec![];
+        self.push(kind, range, &mut values)?;
+        Ok(values)
+    }
+
+    /// [`read`](Self::read) of a range of a box's elements.
+    ///
+    /// # Errors
+    /// As there, and if the box is not one of the parameter.
+    pub fn read_region(
+        &mut self,
+        kind: Kind,
+        region: &Region,
+        range: Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let Parameter { name, shape } = self.parameter;
+        if !region.fits(shape) || range.end > region.len() {
+            let reason = format!("parameter {name} of shape {shape:?} has no elements {range:?} of {region:?}");
+            return Err(self.checkpoint.other(reason));
+        }
+        let mut values = Vec::with_capacity(range.len());
+        region.runs(shape, range).try_for_each(|run| self.push(kind, run, &mut values))?;
+        Ok(values)
+    }
+
+    /// The files that elements `range`, flat, of one kind lie in, by their numbers, and their bytes there, in order.
+    pub fn places(&self, kind: Kind, range: Range<usize>) -> impl Iterator<Item = (usize, Range<u64>)> {
+        let mut at = range.start;
+        let segments = std::iter::from_fn(move || {
+            let segment = (at < range.end).then(|| self.section.segment(at, range.end))?;
+            at += segment.len;
+            Some(segment)
+        });
+        segments.filter(move |segment| segment.row.at[kind as usize] != NONE).map(
+            move |Segment { row, within, len }| {
+                let start = row.at[kind as usize] + 4 * within as u64;
+                (row.file, start..start + 4 * len as u64)
+            },
+        )
+    }
+
+    fn push(&mut self, kind: Kind, range: Range<usize>, values: &mut Vec<f32>) -> Result<(), CheckpointError> {
+        let mut from = range.start;
+        while from < range.end {
+            let Segment { row, within, len } = self.section.segment(from, range.end);
+            from += len;
+            if row.at[kind as usize] == NONE {
+                let name = &self.parameter.name;
+                return Err(self.checkpoint.other(format!("parameter {name} has no {}", kind.tensor(name))));
             }
-            if starts[0].is_none() {
-                return Err(broken(format!("there is no {}", Kind::Param.tensor(&piece.name))));
-            }
-            let mut before = 0;
-            for elements in piece.runs().ok_or_else(|| broken(format!("{} is not as its shape says", piece.name)))? {
-                let starts = starts.map(|start| start.map(|start| start + before * size_of::<f32>()));
-                before += elements.len();
-                self.runs.entry(piece.name.clone()).or_default().push(Run { elements, file: number, starts });
+            let mut at = row.at[kind as usize] + 4 * within as u64;
+            let end = at + 4 * len as u64;
+            while at < end {
+                let number = at / BLOCK;
+                let block = self.recent.block(&self.checkpoint.files, row.file, number)?;
+                let until = end.min((number + 1) * BLOCK);
+                let (numbers, _) = block[(at - number * BLOCK) as usize..(until - number * BLOCK) as usize].as_chunks();
+                values.extend(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+                at = until;
             }
         }
-        self.maps.insert(number, map);
         Ok(())
     }
 }

@@ -1,3 +1,5 @@
+//! Boxes of tensors.
+
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -27,7 +29,7 @@ impl Region {
         Self { view: None, start: vec![0; shape.len()], size: shape.to_vec() }
     }
 
-    fn seen<'a>(&'a self, shape: &'a [usize]) -> &'a [usize] {
+    pub(crate) fn seen<'a>(&'a self, shape: &'a [usize]) -> &'a [usize] {
         self.view.as_deref().unwrap_or(shape)
     }
 
@@ -36,9 +38,8 @@ impl Region {
         let (own, shape) = (shape, self.seen(shape));
         let inside =
             |(start, (size, all)): (&usize, (&usize, &usize))| start.checked_add(*size).is_some_and(|end| end <= *all);
-        let len = |shape: &[usize]| shape.iter().try_fold(1usize, |len, width| len.checked_mul(*width));
         (self.start.len(), self.size.len()) == (shape.len(), shape.len())
-            && len(own).is_some_and(|all| len(shape) == Some(all))
+            && elements(own).is_some_and(|all| elements(shape) == Some(all))
             && self.start.iter().zip(self.size.iter().zip(shape)).all(inside)
     }
 
@@ -52,21 +53,22 @@ impl Region {
         self.len() == 0
     }
 
-    /// Elements `range` of it, flat, as ranges of the tensor's elements, flat, in their order.
+    /// Elements `range` of it, flat, as ranges of the tensor's elements, flat, in their order. They are made one by one, so that a box of
+    /// any size takes no memory.
     ///
     /// # Panics
     /// If it does not [fit](Self::fits) the shape.
-    pub fn runs(&self, shape: &[usize], range: Range<usize>) -> Vec<Range<usize>> {
+    pub fn runs(&self, shape: &[usize], range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         assert!(self.fits(shape), "{self:?} of a tensor of shape {shape:?}");
         let shape = self.seen(shape);
-        // What follows the last dimension that is cut lies together in the tensor, and so does that dimension's part.
-        let cut = self.size.iter().zip(shape).rposition(|(size, all)| size != all).unwrap_or(0);
-        let strides: Vec<usize> = (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect();
-        let together: usize = self.size.get(cut..).map_or(1, |sizes| sizes.iter().product());
+        let (cut, together) = together(&self.size, shape);
+        let strides = strides(shape);
         let first: usize = self.start.iter().zip(&strides).map(|(start, stride)| start * stride).sum();
-        let mut runs = vec![];
         let mut at = range.start;
-        while at < range.end {
+        std::iter::from_fn(move || {
+            if at >= range.end {
+                return None;
+            }
             let (mut row, within) = (at / together, at % together);
             let mut begin = first + within;
             for d in (0..cut).rev() {
@@ -74,11 +76,28 @@ impl Region {
                 row /= self.size[d];
             }
             let len = (together - within).min(range.end - at);
-            runs.push(begin..begin + len);
             at += len;
-        }
-        runs
+            Some(begin..begin + len)
+        })
     }
+}
+
+/// The last dimension that is cut, and how many elements of a box of this size lie together in a tensor of this shape: what follows that
+/// dimension does, and so does its part.
+pub(crate) fn together(size: &[usize], shape: &[usize]) -> (usize, usize) {
+    let cut = size.iter().zip(shape).rposition(|(size, all)| size != all).unwrap_or(0);
+    (cut, size.get(cut..).map_or(1, |sizes| sizes.iter().product()))
+}
+
+/// How many elements a tensor of this shape has; none if they, or those of any of its dimensions, are beyond what a computer can count.
+pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
+    let at_most = shape.iter().try_fold(1usize, |len, width| len.checked_mul((*width).max(1)))?;
+    Some(if shape.contains(&0) { 0 } else { at_most })
+}
+
+/// Of each dimension how many elements lie between neighbours.
+pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
+    (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect()
 }
 
 #[cfg(test)]
@@ -89,14 +108,16 @@ mod tests {
     #[test]
     fn the_picture() {
         let region = Region { view: None, start: vec![1, 2], size: vec![2, 3] };
-        assert_eq!(region.runs(&[4, 5], 1..5), [8..10, 12..14]);
-        let one = |runs: Vec<Range<usize>>| runs.iter().map(|run| (run.start, run.end)).collect::<Vec<_>>();
-        assert_eq!(one(Region::whole(&[4, 5]).runs(&[4, 5], 3..17)), [(3, 17)]);
+        assert_eq!(region.runs(&[4, 5], 1..5).collect::<Vec<_>>(), [8..10, 12..14]);
+        let one = |region: &Region, shape: &[usize], range| {
+            region.runs(shape, range).map(|run| (run.start, run.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(one(&Region::whole(&[4, 5]), &[4, 5], 3..17), [(3, 17)]);
         let rows = Region { view: None, start: vec![1, 0], size: vec![2, 5] };
-        assert_eq!(one(rows.runs(&[4, 5], 0..10)), [(5, 15)], "rows that follow each other lie together");
+        assert_eq!(one(&rows, &[4, 5], 0..10), [(5, 15)], "rows that follow each other lie together");
         let of_blocks = Region { view: Some(vec![2, 2, 3]), start: vec![0, 0, 1], size: vec![2, 2, 1] };
         assert_eq!(
-            one(of_blocks.runs(&[2, 6], 0..4)),
+            one(&of_blocks, &[2, 6], 0..4),
             [(1, 2), (4, 5), (7, 8), (10, 11)],
             "a column of each of two blocks"
         );
@@ -128,7 +149,7 @@ mod tests {
             }
             let [a, b] = cut.map(|index| index.index(all.len() + 1));
             let (from, to) = (a.min(b), a.max(b));
-            let found: Vec<usize> = region.runs(&shape, from..to).into_iter().flatten().collect();
+            let found: Vec<usize> = region.runs(&shape, from..to).flatten().collect();
             prop_assert_eq!(found, all[from..to].to_vec());
         }
     }

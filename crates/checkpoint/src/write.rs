@@ -1,10 +1,14 @@
-use crate::{CheckpointError, FileEntry, Kind, PieceEntry, Region};
-use safetensors::{Dtype, SafeTensorError, View, serialize_to_file};
-use sha2::{Digest, Sha256};
-use std::borrow::Cow;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+//! Writing a rank's part.
+
+use crate::blocks::{Blocks, Digest, root};
+use crate::table::{NONE, PieceEntry};
+use crate::{CheckpointError, FileEntry, Kind, Region};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A part of a parameter that a rank writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,7 +17,7 @@ pub struct Piece {
     pub name: String,
     /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// The box of the parameter that it is a part of; none: the whole parameter.
+    /// The box of the parameter that it is a part of; none: the whole parameter. All boxes of a parameter are cells of one grid.
     pub region: Option<Region>,
     /// Where the part begins in that, flat.
     pub offset: usize,
@@ -26,98 +30,146 @@ pub struct Piece {
 /// Gives the values of a piece when they are about to be written, so that only one piece at a time is in memory.
 pub type Values<'a> = Box<dyn Fn(Kind) -> Vec<f32> + Send + 'a>;
 
-/// Writes and syncs a rank's file in a [`partial`](crate::Folder::partial) folder, which it makes where it is not there.
-pub fn write_rank(partial: &Path, rank: usize, pieces: Vec<(Piece, Values)>) -> Result<(), CheckpointError> {
+/// How far a rank is with its file, for whoever waits for it.
+#[derive(Debug, Default)]
+pub struct Written {
+    bytes: AtomicU64,
+    of: AtomicU64,
+}
+
+impl Written {
+    /// Bytes written, and of how many; 0 of 0 before it begins.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.bytes.load(Ordering::Relaxed), self.of.load(Ordering::Relaxed))
+    }
+}
+
+/// What is written at a time.
+const AT_ONCE: usize = 4 << 20;
+
+/// Writes and syncs a rank's file in a [`partial`](crate::Folder::partial) folder, which it makes where it is not there. What says that it
+/// is whole, `rank-N.json`, comes last.
+pub fn write_rank(
+    partial: &Path,
+    rank: usize,
+    pieces: Vec<(Piece, Values)>,
+    written: &Written,
+) -> Result<(), CheckpointError> {
     fs::create_dir_all(partial).map_err(CheckpointError::write(partial))?;
     let name = format!("rank-{rank}.safetensors");
     let path = partial.join(&name);
-    let tensors = pieces.iter().flat_map(|(piece, values)| {
-        let kinds = if piece.has_moments { &Kind::ALL[..] } else { &Kind::ALL[..1] };
-        kinds.iter().map(|kind| (kind.tensor(&piece.name), Lazy { values, kind: *kind, len: [piece.len] }))
-    });
-    serialize_to_file(tensors, None, &path).map_err(|error| {
-        let source = match error {
-            SafeTensorError::IoError(error) => error,
-            other => io::Error::other(other),
+    let (entries, header) = layout(&pieces);
+    let write = || {
+        let bytes = header.len() as u64 + pieces.iter().map(|(piece, _)| data_len(piece)).sum::<u64>();
+        written.of.store(bytes, Ordering::Relaxed);
+        let (mut file, mut blocks) = (File::create(&path)?, Blocks::new(bytes));
+        let mut put = |bytes: &[u8]| {
+            blocks.update(bytes);
+            written.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            file.write_all(bytes)
         };
-        CheckpointError::Write { path: path.clone(), source }
-    })?;
-    let (bytes, sha256) = File::open(&path).and_then(sync_and_digest).map_err(CheckpointError::write(&path))?;
-    let entry = |(piece, _): (Piece, Values)| PieceEntry {
-        name: piece.name,
-        shape: piece.shape,
-        region: piece.region,
-        offset: piece.offset,
-        len: piece.len,
+        put(&header)?;
+        for kind in Kind::ALL {
+            for (piece, values) in pieces.iter().filter(|(piece, _)| kinds(piece).contains(&kind)) {
+                let values = values(kind);
+                assert_eq!(values.len(), piece.len, "a piece has as many values as it says");
+                // The format is little-endian, as are the machines that this runs on.
+                bytemuck::cast_slice(&values).chunks(AT_ONCE).try_for_each(&mut put)?;
+            }
+        }
+        file.sync_all()?;
+        Ok((bytes, blocks.finish()))
     };
-    let entry = FileEntry { name, bytes, sha256, pieces: pieces.into_iter().map(entry).collect() };
+    let (bytes, blocks) = write().map_err(CheckpointError::write(&path))?;
+    write_synced(&partial.join(blocks_file(rank)), blocks.as_flattened())?;
+    let entry = RankEntry { file: FileEntry::new(name, bytes, &blocks), pieces: entries };
     let json = serde_json::to_vec(&entry).expect("a file's entry is plain data");
     write_synced(&partial.join(entry_file(rank)), &json)
 }
 
-/// Where a rank's [`FileEntry`] waits for the commit.
+/// What a rank says of its file, until the commit.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct RankEntry {
+    pub file: FileEntry,
+    pub pieces: Vec<PieceEntry>,
+}
+
+/// Where a rank's [`RankEntry`] waits for the commit. That it is there says that the rank is done.
 pub(crate) fn entry_file(rank: usize) -> String {
     format!("rank-{rank}.json")
 }
 
-/// Writes a file, and waits for the disk.
-pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
-    let write = || {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(CheckpointError::write(path))
+/// The digests of a rank's file, until the commit.
+pub(crate) fn blocks_file(rank: usize) -> String {
+    format!("rank-{rank}.blocks")
 }
 
-/// Length and SHA-256 of a file whose bytes are on the disk afterwards.
-fn sync_and_digest(file: File) -> io::Result<(u64, String)> {
-    file.sync_all()?;
-    digest(file)
+fn kinds(piece: &Piece) -> &'static [Kind] {
+    if piece.has_moments { &Kind::ALL } else { &Kind::ALL[..1] }
 }
 
-pub(crate) fn digest(mut file: File) -> io::Result<(u64, String)> {
-    let (mut hasher, mut bytes) = (Sha256::new(), 0);
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok((bytes, hex(&hasher.finalize()))),
-            read => {
-                hasher.update(&buffer[..read]);
-                bytes += read as u64;
-            }
+fn data_len(piece: &Piece) -> u64 {
+    (piece.len * size_of::<f32>() * kinds(piece).len()) as u64
+}
+
+/// Where each piece will be, and the header of the safetensors file: all values, then all means, then all squares, so that what is read
+/// together lies together.
+fn layout(pieces: &[(Piece, Values)]) -> (Vec<PieceEntry>, Vec<u8>) {
+    let (mut tensors, mut at) = (serde_json::Map::new(), 0);
+    let mut entries: Vec<PieceEntry> = pieces.iter().map(|(piece, _)| entry(piece)).collect();
+    for kind in Kind::ALL {
+        for ((piece, _), entry) in
+            pieces.iter().zip(&mut entries).filter(|((piece, _), _)| kinds(piece).contains(&kind))
+        {
+            let end = at + (piece.len * size_of::<f32>()) as u64;
+            let info = serde_json::json!({ "dtype": "F32", "shape": [piece.len], "data_offsets": [at, end] });
+            tensors.insert(kind.tensor(&piece.name), info);
+            entry.at[kind as usize] = at;
+            at = end;
         }
     }
+    let mut json = serde_json::to_vec(&tensors).expect("a header is plain data");
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let header = [&(json.len() as u64).to_le_bytes()[..], &json].concat();
+    let places = entries.iter_mut().flat_map(|entry| &mut entry.at);
+    places.filter(|at| **at != NONE).for_each(|at| *at += header.len() as u64);
+    (entries, header)
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+fn entry(piece: &Piece) -> PieceEntry {
+    let Piece { name, shape, region, offset, len, .. } = piece.clone();
+    PieceEntry { name, shape, region, offset, len, at: [NONE; 3] }
 }
 
-/// A tensor that is made when it is written.
-struct Lazy<'a, 'b> {
-    values: &'a Values<'b>,
-    kind: Kind,
-    len: [usize; 1],
+/// Writes a file beside its place, waits for the disk, and renames it: whoever looks finds nothing, or all of it. A link is not followed.
+pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    write_synced_with(path, |file| file.write_all(bytes))
 }
 
-impl View for Lazy<'_, '_> {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
+pub(crate) fn write_synced_with(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+) -> Result<(), CheckpointError> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let whole = || {
+        let mut open = OpenOptions::new();
+        let mut file = open.write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(&beside)?;
+        write(&mut file)?;
+        file.sync_all()?;
+        fs::rename(&beside, path)
+    };
+    whole().map_err(CheckpointError::write(path))
+}
 
-    fn shape(&self) -> &[usize] {
-        &self.len
-    }
+/// The digests in a file of them.
+pub(crate) fn digests(path: &Path) -> Result<Vec<Digest>, CheckpointError> {
+    let bytes = fs::read(path).map_err(CheckpointError::read(path))?;
+    let (digests, _) = bytes.as_chunks();
+    Ok(digests.to_vec())
+}
 
-    fn data(&self) -> Cow<'_, [u8]> {
-        let values = (self.values)(self.kind);
-        assert_eq!(values.len(), self.len[0], "a piece has as many values as it says");
-        // The format is little-endian, as are the machines that this runs on.
-        bytemuck::cast_slice(&values).to_vec().into()
-    }
-
-    fn data_len(&self) -> usize {
-        self.len[0] * size_of::<f32>()
-    }
+/// Whether these are the digests of the file that an entry is of.
+pub(crate) fn is_of(blocks: &[Digest], entry: &FileEntry) -> bool {
+    blocks.len() as u64 == crate::blocks::count(entry.bytes) && crate::blocks::hex(&root(blocks)) == entry.blake3
 }

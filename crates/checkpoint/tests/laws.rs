@@ -1,6 +1,6 @@
 //! What is written by any ranks is read by any, or refused.
 
-use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind, Piece, Region, Values, write_rank};
+use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind, Piece, Region, Values, Written, write_rank};
 use proptest::prelude::*;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ fn write(run: &Path, step: u64, cuts: &[usize]) -> Result<PathBuf, CheckpointErr
                 pieces.push((piece, Box::new(move |kind| (offset..end).map(|i| value(name, kind, i)).collect())));
             }
         }
-        write_rank(&folder.partial(step), rank, pieces)?;
+        write_rank(&folder.partial(step), rank, pieces, &Written::default())?;
     }
     let index = Index { step, world_size: cuts.len() + 1, optimizer_steps: step, ..Index::default() };
     folder.commit(index, &[("config.yaml".into(), b"model: {}\n".to_vec())])
@@ -84,7 +84,7 @@ proptest! {
 
     #[test]
     fn a_file_of_which_any_byte_is_changed_or_missing_is_refused(
-        file in 0usize..4, at in 0usize..1_000_000, change in 1u8.., cut: bool,
+        file in 0usize..6, at in 0usize..1_000_000, change in 1u8.., cut: bool,
     ) {
         let run = tempfile::tempdir().unwrap();
         let path = write(run.path(), 3, &[500]).unwrap();
@@ -106,12 +106,78 @@ proptest! {
     }
 }
 
+/// Two ranks' files of several blocks.
+#[test]
+fn a_byte_that_was_changed_anywhere_in_large_files_is_found_by_the_rank_that_has_it_and_its_file_named() {
+    const LEN: usize = 1_500_000;
+    let run = tempfile::tempdir().unwrap();
+    let folder = Folder::of_run(run.path());
+    for rank in 0..2 {
+        let (offset, len) = (rank * LEN, LEN);
+        let piece = Piece { name: "w".into(), shape: vec![2 * LEN], region: None, offset, len, has_moments: false };
+        let values = move |_: Kind| (offset..offset + len).map(|i| i as f32).collect();
+        write_rank(&folder.partial(1), rank, vec![(piece, Box::new(values))], &Written::default()).unwrap();
+    }
+    let path = folder.commit(Index { step: 1, world_size: 2, ..Index::default() }, &[]).unwrap();
+    let read = |range| Checkpoint::open(&path).unwrap().read("w", Kind::Param, range);
+    assert_eq!(read(LEN - 9..LEN + 9).unwrap(), (LEN - 9..LEN + 9).map(|i| i as f32).collect::<Vec<_>>());
+    for (file, at) in [(0, 100), (0, 3_000_000), (0, 5_999_999), (1, 2 << 20), (1, 4_194_303), (1, 10)] {
+        let name = format!("rank-{file}.safetensors");
+        let mut bytes = fs::read(path.join(&name)).unwrap();
+        bytes[at] ^= 4;
+        fs::write(path.join(&name), &bytes).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let found: Vec<String> =
+            (0..5).filter_map(|rank| Some(checkpoint.verify(rank, 5).err()?.to_string())).collect();
+        assert!(found.len() == 1 && found[0].contains(&format!("{name}: has digest ")), "{found:?}");
+        assert!(checkpoint.verify_all().is_err());
+        // Who does not verify finds it as soon as the block is read.
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let wrong = file * LEN + at.saturating_sub(header) / 4;
+        assert!(read(wrong..wrong + 1).is_err(), "{name} {at}");
+        bytes[at] ^= 4;
+        fs::write(path.join(&name), &bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_off_while_it_is_read_is_an_error() {
+    let run = tempfile::tempdir().unwrap();
+    let path = write(run.path(), 3, &[500]).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    checkpoint.verify_all().unwrap();
+    fs::OpenOptions::new().write(true).open(path.join("rank-1.safetensors")).unwrap().set_len(200).unwrap();
+    let error = checkpoint.read("a", Kind::ExpAvg, 0..77).unwrap_err().to_string();
+    assert!(error.contains("rank-1.safetensors: was cut off while it was read"), "{error}");
+}
+
+#[test]
+fn files_are_those_that_other_programs_read() {
+    let run = tempfile::tempdir().unwrap();
+    let path = write(run.path(), 3, &[500]).unwrap();
+    let bytes = fs::read(path.join("rank-0.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = tensors.tensor("exp_avg.a").unwrap();
+    let values: Vec<f32> = tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    assert_eq!(values, (0..38).map(|i| value("a", Kind::ExpAvg, i)).collect::<Vec<_>>());
+    assert_eq!(tensor.dtype(), safetensors::Dtype::F32);
+}
+
+#[test]
+fn an_older_format_is_named_with_what_to_do() {
+    let run = tempfile::tempdir().unwrap();
+    let path = write(run.path(), 3, &[]).unwrap();
+    fs::write(path.join("index.json"), "{\"format\": 1, \"step\": 3, \"parameters\": []}").unwrap();
+    let error = read_all(&path).unwrap_err().to_string();
+    assert!(error.contains("has format 1, and this program reads 2: use the version of Kiln that wrote it"), "{error}");
+}
+
 #[test]
 fn what_is_not_committed_does_not_count_and_is_cleaned_away() {
     let run = tempfile::tempdir().unwrap();
     let folder = Folder::of_run(run.path());
     write(run.path(), 3, &[]).unwrap();
-    write_rank(&folder.partial(6), 0, vec![]).unwrap();
+    write_rank(&folder.partial(6), 0, vec![], &Written::default()).unwrap();
     assert_eq!(folder.latest().unwrap(), Some(folder.step(3)));
     folder.clean().unwrap();
     assert_eq!(files(&run.path().join("checkpoints")), [folder.step(3)]);
@@ -122,7 +188,7 @@ fn a_commit_without_all_ranks_or_with_a_gap_is_refused() {
     let run = tempfile::tempdir().unwrap();
     let folder = Folder::of_run(run.path());
     let piece = Piece { name: "a".into(), shape: vec![4], region: None, offset: 0, len: 3, has_moments: false };
-    write_rank(&folder.partial(1), 0, vec![(piece, Box::new(|_| vec![0.0; 3]))]).unwrap();
+    write_rank(&folder.partial(1), 0, vec![(piece, Box::new(|_| vec![0.0; 3]))], &Written::default()).unwrap();
     let error =
         |world_size| folder.commit(Index { step: 1, world_size, ..Index::default() }, &[]).unwrap_err().to_string();
     assert!(error(2).contains("rank-1.json"), "{}", error(2));
@@ -168,6 +234,115 @@ fn a_checkpoint_whose_replacement_was_killed_comes_back() {
     read_all(&folder.step(3)).unwrap();
 }
 
+/// A process may be killed at any moment from the last rank's last byte on.
+#[test]
+fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
+    let config = || vec![("config.yaml".to_string(), b"model: {}\n".to_vec())];
+    let index = Index { step: 6, world_size: 1, optimizer_steps: 6, ..Index::default() };
+    let written = |run: &Path, begun: bool| {
+        write(run, 3, &[]).unwrap();
+        let folder = Folder::of_run(run);
+        if begun {
+            folder.begin(&index, &config()).unwrap();
+        }
+        let shape = vec![9];
+        let piece = Piece { name: "a".into(), shape, region: None, offset: 0, len: 9, has_moments: true };
+        let values: Values = Box::new(|kind| (0..9).map(|i| value("a", kind, i)).collect());
+        write_rank(&folder.partial(6), 0, vec![(piece, values)], &Written::default()).unwrap();
+        folder
+    };
+    // Before anything was made of it; with the index, under its own name already; and with a rest of what the ranks had said.
+    for moment in 0..3 {
+        let run = tempfile::tempdir().unwrap();
+        let folder = written(run.path(), true);
+        if moment > 0 {
+            let said = fs::read(folder.partial(6).join("rank-0.json")).unwrap();
+            fs::rename(folder.complete(6).unwrap(), folder.partial(6)).unwrap();
+            if moment == 2 {
+                fs::write(folder.partial(6).join("rank-0.json"), said).unwrap();
+            }
+        }
+        assert!(folder.needs_mending().unwrap());
+        assert_eq!(folder.clean().unwrap(), [folder.step(6)]);
+        assert!(!folder.needs_mending().unwrap());
+        read_all(&folder.latest().unwrap().unwrap()).unwrap();
+        let names = files(&folder.step(6)).into_iter().map(|path| path.file_name().unwrap().to_owned());
+        let expected = ["blocks.bin", "config.yaml", "index.json", "pieces.bin", "rank-0.safetensors"];
+        assert_eq!(names.collect::<Vec<_>>(), expected, "moment {moment}");
+    }
+    // What was never begun, or has lost a part since, is not whole.
+    for begun in [false, true] {
+        let run = tempfile::tempdir().unwrap();
+        let folder = written(run.path(), begun);
+        if begun {
+            fs::write(folder.partial(6).join("rank-0.safetensors"), "cut").unwrap();
+        }
+        assert_eq!(folder.clean().unwrap(), [""; 0].map(PathBuf::from));
+        assert_eq!(files(&run.path().join("checkpoints")), [folder.step(3)]);
+    }
+}
+
+#[test]
+fn the_ranks_that_are_missing_are_known() {
+    let run = tempfile::tempdir().unwrap();
+    let folder = Folder::of_run(run.path());
+    assert_eq!(folder.missing(3, 3), [0, 1, 2]);
+    write_rank(&folder.partial(3), 1, vec![], &Written::default()).unwrap();
+    assert_eq!(folder.missing(3, 3), [0, 2]);
+}
+
+#[test]
+fn only_names_that_it_writes_are_checkpoints() {
+    let run = tempfile::tempdir().unwrap();
+    let step = write(run.path(), 7, &[]).unwrap();
+    ["step-007", "step-+8", "step-9x", ".step-05.partial"]
+        .iter()
+        .for_each(|name| fs::create_dir(step.with_file_name(name)).unwrap());
+    let folder = Folder::of_run(run.path());
+    assert_eq!(folder.list().unwrap(), [(7, step)]);
+    folder.prune(0, &[]).unwrap();
+    assert_eq!(files(&run.path().join("checkpoints")).len(), 4);
+}
+
+#[test]
+fn links_are_not_followed_to_what_would_be_written_or_removed() {
+    use std::os::unix::fs::symlink;
+    let elsewhere = tempfile::tempdir().unwrap();
+    write(elsewhere.path(), 3, &[]).unwrap();
+    let own = elsewhere.path().join("checkpoints");
+    let run = tempfile::tempdir().unwrap();
+    let folder = Folder::of_run(run.path());
+    symlink(&own, run.path().join("checkpoints")).unwrap();
+    let refused = |result: Result<(), CheckpointError>| {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("checkpoints: is a symbolic link, and Kiln writes and removes files in it"), "{error}");
+    };
+    refused(folder.clean().map(drop));
+    refused(folder.prune(0, &[]));
+    refused(folder.set_aside(0).map(drop));
+    refused(folder.commit(Index::default(), &[]).map(drop));
+    fs::remove_file(run.path().join("checkpoints")).unwrap();
+
+    // A folder that was half written, and files in it.
+    write(run.path(), 3, &[]).unwrap();
+    symlink(&own, folder.partial(6)).unwrap();
+    assert_eq!(folder.clean().unwrap(), [""; 0].map(PathBuf::from));
+    assert!(own.join("step-3").exists() && !folder.partial(6).exists());
+    let mine = elsewhere.path().join("mine");
+    fs::write(&mine, "mine").unwrap();
+    fs::create_dir(folder.partial(6)).unwrap();
+    symlink(&mine, folder.partial(6).join("head.json.new")).unwrap();
+    symlink(&mine, folder.partial(6).join("config.yaml")).unwrap();
+    let error = write(run.path(), 6, &[]).unwrap_err().to_string();
+    assert!(error.contains("head.json"), "{error}");
+    assert_eq!(fs::read_to_string(&mine).unwrap(), "mine");
+    assert!(folder.partial(6).join("config.yaml").symlink_metadata().unwrap().is_file(), "a link is replaced");
+
+    symlink(&own, run.path().join("checkpoints/abandoned")).unwrap();
+    let error = folder.set_aside(0).unwrap_err().to_string();
+    assert!(error.contains("abandoned: is a symbolic link"), "{error}");
+}
+
 /// Linux has a file on which the disk is always full.
 #[cfg(target_os = "linux")]
 #[test]
@@ -193,18 +368,18 @@ fn columns_of_ranks_are_read_as_any_other_part() {
     let number = |flat: usize| flat as f32 + 0.5;
     for (rank, columns) in [0..3, 3..4, 4..7].into_iter().enumerate() {
         let region = Region { view: None, start: vec![0, columns.start], size: vec![5, columns.len()] };
-        let flat: Vec<usize> = region.runs(&shape, 0..region.len()).into_iter().flatten().collect();
+        let flat: Vec<usize> = region.runs(&shape, 0..region.len()).flatten().collect();
         let values = move |_: Kind| flat.iter().map(|i| number(*i)).collect();
         let (len, region) = (region.len(), Some(region));
         let piece = Piece { name: "w".into(), shape: shape.clone(), region, offset: 0, len, has_moments: false };
-        write_rank(&folder.partial(1), rank, vec![(piece, Box::new(values))]).unwrap();
+        write_rank(&folder.partial(1), rank, vec![(piece, Box::new(values))], &Written::default()).unwrap();
     }
     folder.commit(Index { step: 1, world_size: 3, ..Index::default() }, &[]).unwrap();
     let checkpoint = Checkpoint::open(&folder.latest().unwrap().unwrap()).unwrap();
     let expected = |flat: Vec<usize>| flat.into_iter().map(number).collect::<Vec<f32>>();
     assert_eq!(checkpoint.read("w", Kind::Param, 2..33).unwrap(), expected((2..33).collect()));
     let others = Region { view: None, start: vec![1, 2], size: vec![3, 4] };
-    let flat = others.runs(&shape, 1..11).into_iter().flatten().collect();
+    let flat = others.runs(&shape, 1..11).flatten().collect();
     assert_eq!(checkpoint.read_region("w", Kind::Param, &others, 1..11).unwrap(), expected(flat));
     let beyond = Region { view: None, start: vec![1, 2], size: vec![3, 6] };
     let error = checkpoint.read_region("w", Kind::Param, &beyond, 0..1).unwrap_err().to_string();

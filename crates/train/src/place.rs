@@ -41,13 +41,14 @@ impl Place {
             }
             (None, out) => RunFolder::create(out.as_deref(), &self.name, config)?,
         };
-        Folder::of_run(folder.path()).clean()?;
         Ok(folder)
     }
 
-    /// A run's folder, which is this process's from here on. To open the data may have taken long: it must be as it was found.
+    /// A run's folder, which is this process's from here on. To open the data may have taken long: it must be as it was found, but for
+    /// what a process that was killed has left.
     fn reopen(&self, run: &Path) -> Result<RunFolder, TrainError> {
         let folder = RunFolder::reopen(run)?;
+        Folder::of_run(run).clean()?;
         match Folder::of_run(run).latest()? == self.newest {
             true => Ok(folder),
             false => Err(TrainError::WentOn { path: run.into() }),

@@ -13,19 +13,23 @@ use fsdp::{Fsdp, Part, PartValues, Unloaded};
 use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 /// The word for the newest checkpoint of the newest run.
 pub(crate) const LATEST: &str = "latest";
 /// The word for the same, or a new run where there is none: what a script that starts a run again and again gives.
 pub(crate) const AUTO: &str = "auto";
 
-/// What a run goes on from. Each rank opens the checkpoint for as long as it reads: files that stay mapped would keep their place on the
-/// disk when it is removed.
-#[derive(Debug)]
+/// What a run goes on from.
 pub(crate) struct Resume {
     /// The checkpoint's folder.
     pub path: PathBuf,
     pub index: Index,
+    /// Read by all ranks of this process, and then closed: files that stay open would keep their place on the disk when it is removed.
+    checkpoint: Checkpoint,
+    /// Whether all ranks are of this process.
+    ranks_are_here: bool,
     /// Whether the run goes on in the folder that it has.
     pub in_place: bool,
     /// The tokenizer's files as they are, if the checkpoint's is kept.
@@ -40,13 +44,19 @@ pub(crate) struct Resume {
 
 impl Resume {
     /// From a checkpoint of the configured model.
-    pub fn new(checkpoint: &Checkpoint, place: &Place, config: &Config) -> Result<Self, TrainError> {
+    pub fn new(
+        checkpoint: Checkpoint,
+        place: &Place,
+        config: &Config,
+        ranks_are_here: bool,
+    ) -> Result<Self, TrainError> {
         checkpoint.expect(&parameters(config))?;
         let (path, index) = (checkpoint.path().to_path_buf(), checkpoint.index().clone());
-        let has_tokenizer = tokenizer_names(checkpoint).next().is_some();
+        let has_tokenizer = tokenizer_names(&checkpoint).next().is_some();
         let (keeps_tokenizer, new_tokenizer) =
             (has_tokenizer && !place.new_tokenizer, has_tokenizer && place.new_tokenizer);
-        let tokenizer = keeps_tokenizer.then(|| tokenizer_files(checkpoint)).transpose()?;
+        let tokenizer = keeps_tokenizer.then(|| tokenizer_files(&checkpoint)).transpose()?;
+        checkpoint.read_file(CONFIG)?; // it is the one that was written
         let in_place = place.same_run().is_some();
         let keeps = |step: &u64| {
             let kept = || run_of(&path).is_some_and(|run| Folder::of_run(run).step(*step).exists());
@@ -57,7 +67,7 @@ impl Resume {
         if !validates_on_the_same(&path, config) {
             kept.extend(best.take().map(|best| best.step));
         }
-        Ok(Self { path, index, in_place, tokenizer, new_tokenizer, best, kept })
+        Ok(Self { path, index, checkpoint, ranks_are_here, in_place, tokenizer, new_tokenizer, best, kept })
     }
 
     /// Steps made before.
@@ -74,17 +84,21 @@ impl Resume {
         if fsdp.all_reduce(&mine)? != mine.map(|value| value * world_size as f64) {
             return Err(TrainError::OtherCheckpoint { path: self.path.clone() });
         }
-        let checkpoint = Checkpoint::open(&self.path)?;
-        checkpoint.verify(rank, world_size)?;
+        // A process compares the digest of every byte that it uses, once: its ranks share that work; a rank by itself does it as it reads.
+        if self.ranks_are_here {
+            self.checkpoint.verify(rank, world_size)?;
+            fsdp.all_reduce(&[0.0])?;
+        }
         let scale =
             |scale: checkpoint::LossScale| fsdp::LossScale { factor: scale.factor, good_steps: scale.good_steps };
         let progress = fsdp::Progress {
             optimizer_steps: self.index.optimizer_steps,
             loss_scale: self.index.loss_scale.map(scale),
         };
-        let mut values = |wanted: &Part| read(&checkpoint, wanted).map_err(|error| error.to_string());
+        let mut values = |wanted: &Part| read(&self.checkpoint, wanted).map_err(|error| error.to_string());
         let fsdp = fsdp.load_state(progress, &mut values)?;
         fsdp.all_reduce(&[0.0])?;
+        self.checkpoint.close();
         Ok(fsdp)
     }
 
@@ -155,10 +169,7 @@ pub(crate) fn open_data(
 
 /// Names and bytes of the tokenizer's files.
 pub(crate) fn tokenizer_files(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<u8>)>, CheckpointError> {
-    let read = |name: &String| {
-        let path = checkpoint.path().join(name);
-        fs::read(&path).map(|bytes| (name.clone(), bytes)).map_err(|source| CheckpointError::Read { path, source })
-    };
+    let read = |name: &String| Ok((name.clone(), checkpoint.read_file(name)?));
     tokenizer_names(checkpoint).map(read).collect()
 }
 
@@ -175,6 +186,7 @@ pub(crate) enum Start {
 /// or else of the run in `runs/` that was last trained (of those of a preset, if one is given). `auto` begins anew where there is none.
 pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Result<Start, TrainError> {
     if !is_word(which) {
+        mend(run_of(which).unwrap_or(which));
         return match is_run(which) && Folder::of_run(which).latest()?.is_none() {
             true => Err(TrainError::NoCheckpointYet { path: which.into() }),
             false => Ok(Start::From(Folder::find(which)?)),
@@ -198,12 +210,33 @@ pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Re
     {
         return Err(TrainError::OtherModel { path: run, preset: preset.into() });
     }
+    mend(&run);
     match Folder::of_run(&run).latest()? {
         Some(checkpoint) => Ok(Start::From(checkpoint)),
         None if auto => Ok(Start::Anew { again_in: Some(run) }),
         None => Err(TrainError::NoCheckpointYet { path: run }),
     }
 }
+
+/// Makes whole what a process that was killed has left of a run's checkpoints, before the newest of them is looked for. Where another
+/// process has the run, that may be one of this start, which does the same; or it trains there, which is told later.
+fn mend(run: &Path) {
+    let folder = Folder::of_run(run);
+    for _ in 0..MENDING_LOOKS {
+        if !folder.needs_mending().is_ok_and(|needs| needs) {
+            return;
+        }
+        match RunFolder::reopen(run) {
+            Err(TrainError::RunInUse { .. }) => thread::sleep(MENDING_LOOK),
+            Ok(_locked) => return drop(folder.mend()), // what is wrong is told where the folder is needed
+            Err(_) => return,
+        }
+    }
+}
+
+/// How often it is looked whether another process has mended a run, and how long in between.
+const MENDING_LOOKS: usize = 300;
+const MENDING_LOOK: Duration = Duration::from_millis(100);
 
 /// Whether `--resume WHICH` is a word rather than a path.
 pub(crate) fn is_word(which: &Path) -> bool {
@@ -237,7 +270,8 @@ fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
 fn read(checkpoint: &Checkpoint, wanted: &Part) -> Result<PartValues, CheckpointError> {
     let view = (wanted.view != wanted.shape).then(|| wanted.view.clone());
     let region = Region { view, start: wanted.start.clone(), size: wanted.size.clone() };
-    let kind = |kind| checkpoint.read_region(&wanted.name, kind, &region, wanted.range.clone());
+    let mut parameter = checkpoint.parameter(&wanted.name)?;
+    let mut kind = |kind| parameter.read_region(kind, &region, wanted.range.clone());
     let moments = if checkpoint.index().kinds().contains(&Kind::ExpAvg) {
         Some([kind(Kind::ExpAvg)?, kind(Kind::ExpAvgSq)?])
     } else {

@@ -67,7 +67,8 @@ pub(crate) fn train_launched(
     check_documents(&config, &prepared)?;
     let scarce = if known { scarce } else { check(&config)? };
     config.data = config.data.with_absolute_paths();
-    let resume = checkpoint.map(|checkpoint| Resume::new(&checkpoint, place, &config)).transpose()?;
+    let resume = checkpoint.map(|checkpoint| Resume::new(checkpoint, place, &config, launch.processes().is_none()));
+    let resume = resume.transpose()?;
     let buckets = match (&config.data.buckets, prepared.end_of_text()) {
         (Some(lengths), Some(end)) => Some(Arc::new(Buckets::new(&dataset, lengths, end, launch.has_rank_0())?)),
         _ => None,

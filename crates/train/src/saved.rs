@@ -67,7 +67,7 @@ impl Saved {
         let config = config_in(checkpoint.path())?;
         config.validate()?;
         checkpoint.expect(&crate::units::parameters(&config))?;
-        checkpoint.verify(0, 1)?;
+        checkpoint.verify_all()?;
         Ok(Self { checkpoint, config })
     }
 

@@ -12,7 +12,7 @@
 
 use crate::error::TrainError;
 use burn::tensor::Tensor;
-use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Region, Values, write_rank};
+use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Region, Values, Written, write_rank};
 use fsdp::{Part, State, StatePart};
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
@@ -57,7 +57,7 @@ impl Saver {
         };
         let (partial, rank) = (self.folder.partial(index.step), self.rank);
         // A failure leaves all as it is: other ranks still write beside it. The run's end cleans up.
-        let write = move || write_rank(&partial, rank, parts.into_iter().map(piece).collect());
+        let write = move || write_rank(&partial, rank, parts.into_iter().map(piece).collect(), &Written::default());
         self.under_way = Some(Save { index, thread: Some(thread::spawn(write)) });
     }
 

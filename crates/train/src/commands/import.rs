@@ -6,7 +6,7 @@ use crate::run_folder::{CONFIG, RunFolder};
 use crate::words::{count, human_count};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor};
-use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, write_rank};
+use checkpoint::{CheckpointError, Folder as Checkpoints, Index, Kind, Piece, Values, Written, write_rank};
 use clap::Args;
 use data::{DataError, Tokenizer, TokenizerSpec};
 use model::hf::{HfError, Pretrained};
@@ -119,7 +119,7 @@ fn write(
     }
     files.push((CONFIG.into(), config.to_yaml().into_bytes()));
     let checkpoints = Checkpoints::of_run(run.path());
-    write_rank(&checkpoints.partial(0), 0, pieces.pieces)?;
+    write_rank(&checkpoints.partial(0), 0, pieces.pieces, &Written::default())?;
     let index = Index { world_size: 1, strategy: "imported".into(), seed: config.train.seed, ..Index::default() };
     Ok(checkpoints.commit(index, &files)?)
 }

@@ -2,7 +2,7 @@ use crate::cli::say;
 use crate::error::TrainError;
 use crate::saved::{self, SavedError};
 use crate::words::{count, human_count};
-use checkpoint::{Checkpoint, CheckpointError, Index, Kind};
+use checkpoint::{Checkpoint, CheckpointError, Elements, Index, Kind};
 use clap::Args;
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ pub fn run(args: &InspectArgs) -> Result<(), SavedError> {
 }
 
 fn print(checkpoint: &Checkpoint) -> Result<(), TrainError> {
-    checkpoint.verify(0, 1)?;
+    checkpoint.verify_all()?;
     let index = checkpoint.index();
     let loss = |loss: Option<f64>| loss.map_or("-".into(), |loss| format!("{loss:.4}"));
     let Index { step, tokens, world_size, strategy, optimizer_steps, .. } = index;
@@ -35,28 +35,30 @@ fn print(checkpoint: &Checkpoint) -> Result<(), TrainError> {
     for parameter in &index.parameters {
         let len = parameter.len().unwrap_or_default();
         total += len;
-        let norm = |kind: Kind| norm(checkpoint, &parameter.name, kind, len);
-        let moment = |kind| match index.kinds().contains(&kind) {
+        let mut elements = checkpoint.parameter(&parameter.name)?;
+        let mut norm = |kind: Kind| norm(&mut elements, kind, len);
+        let values = norm(Kind::Param)?;
+        let mut moment = |kind| match index.kinds().contains(&kind) {
             true => norm(kind).map(|norm| format!("{norm:.4e}")),
             false => Ok("-".into()),
         };
-        let (values, mean, square) = (norm(Kind::Param)?, moment(Kind::ExpAvg)?, moment(Kind::ExpAvgSq)?);
+        let (mean, square) = (moment(Kind::ExpAvg)?, moment(Kind::ExpAvgSq)?);
         let shape = format!("{:?}", parameter.shape);
         say(&format!("{:<width$}  {shape:>18}  {values:>10.4}  {mean:>10}  {square:>10}", parameter.name));
     }
     say(&format!("\n{} in {}", human_count(total, "parameter"), count(index.parameters.len(), "tensor")));
-    for file in &index.files {
-        say(&format!("{:<24} {:>14} bytes  sha256 {}", file.name, file.bytes, file.sha256));
+    for file in index.files.iter().chain([&index.table]) {
+        say(&format!("{:<24} {:>14} bytes  blake3 {}", file.name, file.bytes, file.blake3));
     }
     Ok(())
 }
 
 /// Square root of the sum of squares, a million values at a time.
-fn norm(checkpoint: &Checkpoint, name: &str, kind: Kind, len: usize) -> Result<f64, CheckpointError> {
+fn norm(elements: &mut Elements, kind: Kind, len: usize) -> Result<f64, CheckpointError> {
     const AT_ONCE: usize = 1 << 20;
     let mut square = 0.0;
     for start in (0..len).step_by(AT_ONCE) {
-        let values = checkpoint.read(name, kind, start..len.min(start + AT_ONCE))?;
+        let values = elements.read(kind, start..len.min(start + AT_ONCE))?;
         square += values.into_iter().map(|value| f64::from(value).powi(2)).sum::<f64>();
     }
     Ok(square.sqrt())

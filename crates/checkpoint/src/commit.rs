@@ -1,0 +1,168 @@
+//! How a checkpoint that is being written becomes whole.
+//!
+//! ```text
+//! rank 0     begin: head.json, extra files ─ its file ─┐
+//! rank 1               its file, rank-1.json ──────────┼─ complete: pieces.bin, blocks.bin, index.json, then the rename
+//! rank 2     its file, rank-2.json ────────────────────┘
+//! ```
+//!
+//! All that the last step needs is in the folder, so that it can be made by a later process, where this one has ended before it.
+
+use crate::blocks::{self, Digest};
+use crate::files::BLOCKS;
+use crate::table::{Builder, TABLE};
+use crate::write::{RankEntry, blocks_file, digests, entry_file, is_of, write_synced, write_synced_with};
+use crate::{CheckpointError, FileEntry, Folder, Index};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// What is known of the run, until the index has it.
+const HEAD: &str = "head.json";
+
+impl Folder {
+    /// Begins the checkpoint of `index.step`, which has these `extra` files (name and bytes). Of `index`, what is known of the run counts;
+    /// parameters, files and digest are filled in when it is [completed](Self::complete).
+    pub fn begin(&self, index: &Index, extra: &[(String, Vec<u8>)]) -> Result<(), CheckpointError> {
+        self.expect_own()?;
+        let partial = self.partial(index.step);
+        fs::create_dir_all(&partial).map_err(CheckpointError::write(&partial))?;
+        let mut head = Index { format: Index::FORMAT, parameters: vec![], files: vec![], ..index.clone() };
+        for (name, bytes) in extra {
+            write_synced(&partial.join(name), bytes)?;
+            head.files.push(FileEntry::new(name, bytes.len() as u64, &blocks::of(bytes)));
+        }
+        write_synced(&partial.join(HEAD), &serde_json::to_vec(&head).expect("an index is plain data"))
+    }
+
+    /// The ranks that have not written their part of a checkpoint yet.
+    pub fn missing(&self, step: u64, world_size: usize) -> Vec<usize> {
+        let partial = self.partial(step);
+        (0..world_size).filter(|rank| !partial.join(entry_file(*rank)).is_file()).collect()
+    }
+
+    /// Completes a checkpoint that was [begun](Self::begin), and whose ranks' files are all written; returns its folder.
+    pub fn complete(&self, step: u64) -> Result<PathBuf, CheckpointError> {
+        self.expect_own()?;
+        let (partial, whole) = (self.partial(step), self.step(step));
+        let index_path = partial.join("index.json");
+        // One that is there was written last, by a process that ended before it could rename the folder.
+        let index = if index_path.is_file() { read_index(&index_path)? } else { write_index(&partial)? };
+        let ranks = (0..index.world_size).flat_map(|rank| [entry_file(rank), blocks_file(rank)]);
+        for name in ranks.chain([HEAD.into()]) {
+            let path = partial.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(CheckpointError::write(&path)(error));
+                }
+                _ => {}
+            }
+        }
+        self.replace(&partial, &whole, step)?;
+        Ok(whole)
+    }
+
+    /// [`begin`](Self::begin)s and [`complete`](Self::complete)s the checkpoint of `index.step`, whose ranks' files are all written.
+    pub fn commit(&self, index: Index, extra: &[(String, Vec<u8>)]) -> Result<PathBuf, CheckpointError> {
+        self.begin(&index, extra)?;
+        self.complete(index.step)
+    }
+
+    /// Whether all of a checkpoint that is being written is there.
+    pub(crate) fn is_complete(&self, step: u64) -> bool {
+        let partial = self.partial(step);
+        let has_index = || read_index(&partial.join("index.json")).is_ok();
+        let has_parts = || read_head(&partial).is_ok_and(|head| self.missing(step, head.world_size).is_empty());
+        fs::symlink_metadata(&partial).is_ok_and(|folder| folder.is_dir()) && (has_index() || has_parts())
+    }
+}
+
+fn read_index(path: &Path) -> Result<Index, CheckpointError> {
+    let text = fs::read_to_string(path).map_err(CheckpointError::read(path))?;
+    Index::from_json(&text, path)
+}
+
+fn read_head(partial: &Path) -> Result<Index, CheckpointError> {
+    let path = partial.join(HEAD);
+    let text = fs::read(&path).map_err(CheckpointError::read(&path))?;
+    let head: Index = serde_json::from_slice(&text)
+        .map_err(|error| CheckpointError::broken(&path, format!("not what begins a checkpoint: {error}")))?;
+    match head.format == Index::FORMAT {
+        true => Ok(head),
+        false => Err(CheckpointError::OtherFormat { path, format: head.format }),
+    }
+}
+
+/// Writes what the ranks have said of their files as the checkpoint's table, digests and index.
+fn write_index(partial: &Path) -> Result<Index, CheckpointError> {
+    let head = read_head(partial)?;
+    let broken = |reason: String| CheckpointError::broken(partial, reason);
+    let (mut files, mut table) = (vec![], Builder::default());
+    for rank in 0..head.world_size {
+        let RankEntry { file, pieces } = read_entry(&partial.join(entry_file(rank)))?;
+        expect_length(&partial.join(&file.name), file.bytes)?;
+        pieces.into_iter().try_for_each(|piece| table.add(rank, piece)).map_err(broken)?;
+        files.push(file);
+    }
+    let (parameters, table) = table.finish().map_err(broken)?;
+    let of_table = blocks::of(&table);
+    write_synced(&partial.join(TABLE), &table)?;
+    let table = FileEntry::new(TABLE, table.len() as u64, &of_table);
+    let mut of_extra = vec![];
+    for file in &head.files {
+        let path = partial.join(&file.name);
+        let of = blocks::of(&fs::read(&path).map_err(CheckpointError::read(&path))?);
+        if !is_of(&of, file) || files.iter().any(|other| other.name == file.name) {
+            return Err(CheckpointError::broken(&path, "is not what the checkpoint was begun with"));
+        }
+        of_extra.push(of);
+    }
+    write_blocks(partial, &files, of_extra.iter().chain([&of_table]))?;
+    files.extend(head.files);
+    let mut index = Index { parameters, files, table, ..head };
+    let text = index.to_json();
+    let path = partial.join("index.json");
+    index = Index::from_json(&text, &path)?;
+    crate::folder::sync_folder(partial)?;
+    write_synced(&path, text.as_bytes())?;
+    Ok(index)
+}
+
+/// Writes the digests of the ranks' files, which lie beside them, and of the others.
+fn write_blocks<'a>(
+    partial: &Path,
+    ranks: &[FileEntry],
+    others: impl Iterator<Item = &'a Vec<Digest>>,
+) -> Result<(), CheckpointError> {
+    let mut failure = None;
+    let written = write_synced_with(&partial.join(BLOCKS), |file| {
+        let mut file = std::io::BufWriter::new(file);
+        for (rank, entry) in ranks.iter().enumerate() {
+            let path = partial.join(blocks_file(rank));
+            match digests(&path) {
+                Ok(blocks) if is_of(&blocks, entry) => file.write_all(blocks.as_flattened())?,
+                Ok(_) => {
+                    failure = Some(CheckpointError::broken(&path, format!("has not the digests of {}", entry.name)));
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        for blocks in others {
+            file.write_all(blocks.as_flattened())?;
+        }
+        file.flush()
+    });
+    failure.map_or(written, Err)
+}
+
+fn read_entry(path: &Path) -> Result<RankEntry, CheckpointError> {
+    let text = fs::read(path).map_err(CheckpointError::read(path))?;
+    serde_json::from_slice(&text).map_err(|error| CheckpointError::broken(path, format!("not an entry: {error}")))
+}
+
+fn expect_length(path: &Path, bytes: u64) -> Result<(), CheckpointError> {
+    match fs::metadata(path).map_err(CheckpointError::read(path))?.len() {
+        found if found == bytes => Ok(()),
+        found => Err(CheckpointError::broken(path, format!("has {found} bytes, not {bytes}"))),
+    }
+}

@@ -1,0 +1,190 @@
+//! Files of a checkpoint, read block by block; no block is used before its digest is that of the index.
+
+use crate::blocks::{self, Digest, hex};
+use crate::{CheckpointError, FileEntry, Index};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Digests of all blocks of all files, in the order of the index, the table's last.
+pub(crate) const BLOCKS: &str = "blocks.bin";
+
+/// Files that are open at once; more of them would meet the limit that systems set a process, 1,024.
+const OPEN: usize = 256;
+
+/// The files of a checkpoint, opened when they are needed. The table comes after those of the index.
+pub(crate) struct Files {
+    folder: PathBuf,
+    entries: Vec<FileEntry>,
+    /// Of each file the number of its first block, and that of all at the end.
+    first: Vec<u64>,
+    /// The one used last is the last one.
+    open: Mutex<Vec<(usize, Arc<Open>)>>,
+}
+
+impl Files {
+    /// # Errors
+    /// If the lengths in the index cannot be those of files.
+    pub fn new(folder: &Path, index: &Index) -> Result<Self, CheckpointError> {
+        let entries: Vec<FileEntry> = index.files.iter().chain([&index.table]).cloned().collect();
+        let mut first = vec![0u64];
+        for entry in &entries {
+            let next = first[first.len() - 1].checked_add(blocks::count(entry.bytes));
+            let next = next.filter(|next| next.checked_mul(size_of::<Digest>() as u64).is_some());
+            first.push(next.ok_or_else(|| CheckpointError::broken(&folder.join(&entry.name), "is too long"))?);
+        }
+        Ok(Self { folder: folder.into(), entries, first, open: Mutex::default() })
+    }
+
+    pub fn entries(&self) -> &[FileEntry] {
+        &self.entries
+    }
+
+    /// All blocks of all files.
+    pub fn blocks(&self) -> u64 {
+        self.first[self.entries.len()]
+    }
+
+    /// A file, which stays open for as long as it is used now and then.
+    ///
+    /// # Errors
+    /// If it is missing, or not as long as the index says, or the list of its blocks is not that of the index.
+    pub fn get(&self, number: usize) -> Result<Arc<Open>, CheckpointError> {
+        if let Some(open) = self.used(number) {
+            return Ok(open);
+        }
+        let open = Arc::new(self.open(number)?);
+        let mut all = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() == OPEN {
+            all.remove(0);
+        }
+        all.push((number, open.clone()));
+        Ok(open)
+    }
+
+    fn used(&self, number: usize) -> Option<Arc<Open>> {
+        let mut all = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = all.iter().rposition(|(of, _)| *of == number)?;
+        let used = all.remove(at);
+        all.push(used);
+        Some(all[all.len() - 1].1.clone())
+    }
+
+    fn open(&self, number: usize) -> Result<Open, CheckpointError> {
+        let entry = &self.entries[number];
+        let path = self.folder.join(&entry.name);
+        let file = open_with_length(&path, entry.bytes)?;
+        let list = self.folder.join(BLOCKS);
+        let of_list = open_with_length(&list, self.blocks() * size_of::<Digest>() as u64)?;
+        let mut digests = vec![[0; 32]; blocks::count(entry.bytes) as usize];
+        let at = self.first[number] * size_of::<Digest>() as u64;
+        let bytes = digests.as_flattened_mut();
+        of_list.read_exact_at(bytes, at).map_err(CheckpointError::read(&list))?;
+        if hex(&blocks::root(&digests)) != entry.blake3 {
+            let reason = format!("its digests of {} are not what the index says", entry.name);
+            return Err(CheckpointError::broken(&list, reason));
+        }
+        let checked = digests.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Open { path, file, bytes: entry.bytes, digests, checked })
+    }
+
+    /// Checks the blocks of a share of all bytes, which may be of several files.
+    pub fn verify(&self, part: usize, parts: usize) -> Result<(), CheckpointError> {
+        let share = blocks::share(self.blocks(), part, parts);
+        let mut buffer = vec![];
+        for (number, range) in self.first.windows(2).enumerate() {
+            let within = share.start.max(range[0])..share.end.min(range[1]);
+            if !within.is_empty() {
+                let file = self.get(number)?;
+                within.clone().try_for_each(|block| file.read_block(block - range[0], &mut buffer))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Closes all, so that a checkpoint that is removed frees its place.
+    pub fn close(&self) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Opens what has to be a file of this length; a pipe would never be opened.
+fn open_with_length(path: &Path, bytes: u64) -> Result<File, CheckpointError> {
+    if !fs::metadata(path).map_err(CheckpointError::read(path))?.is_file() {
+        return Err(CheckpointError::broken(path, "is not a file"));
+    }
+    let file = File::open(path).map_err(CheckpointError::read(path))?;
+    match file.metadata().map_err(CheckpointError::read(path))?.len() {
+        found if found == bytes => Ok(file),
+        found => Err(CheckpointError::broken(path, format!("has {found} bytes, not {bytes}"))),
+    }
+}
+
+/// A file of a checkpoint. What is checked is what is used: both come from one descriptor.
+pub(crate) struct Open {
+    pub path: PathBuf,
+    file: File,
+    bytes: u64,
+    digests: Vec<Digest>,
+    /// Whether a block has been read once and had its digest.
+    checked: Vec<AtomicBool>,
+}
+
+impl Open {
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Reads a block.
+    ///
+    /// # Errors
+    /// If it cannot be read, or has another digest.
+    pub fn read_block(&self, number: u64, into: &mut Vec<u8>) -> Result<(), CheckpointError> {
+        let range = blocks::range(self.bytes, number);
+        into.resize((range.end - range.start) as usize, 0);
+        self.file.read_exact_at(into, range.start).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => CheckpointError::broken(&self.path, "was cut off while it was read"),
+            _ => CheckpointError::read(&self.path)(error),
+        })?;
+        let (expected, checked) = (&self.digests[number as usize], &self.checked[number as usize]);
+        if checked.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let found = blocks::digest(self.bytes, number, into);
+        if found != *expected {
+            let (found, expected) = (hex(&found), hex(expected));
+            let reason =
+                format!("has digest {found} in bytes {range:?}, not {expected}: it was changed after it was written");
+            return Err(CheckpointError::broken(&self.path, reason));
+        }
+        checked.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// The blocks that were used last, so that reading some columns of a matrix reads each block once.
+#[derive(Default)]
+pub(crate) struct Recent(Vec<((usize, u64), Vec<u8>)>);
+
+impl Recent {
+    /// As many as there are ranks in most machines, whose columns make a row.
+    const KEPT: usize = 16;
+
+    /// A block of a file.
+    pub fn block(&mut self, files: &Files, number: usize, block: u64) -> Result<&[u8], CheckpointError> {
+        let key = (number, block);
+        let last = match self.0.iter().rposition(|(of, _)| *of == key) {
+            Some(at) => self.0.remove(at),
+            None => {
+                let mut buffer = if self.0.len() == Self::KEPT { self.0.remove(0).1 } else { vec![] };
+                files.get(number)?.read_block(block, &mut buffer)?;
+                (key, buffer)
+            }
+        };
+        self.0.push(last);
+        Ok(&self.0[self.0.len() - 1].1)
+    }
+}
