@@ -5,6 +5,7 @@ use data::DataError;
 use fsdp::FsdpError;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Why a run did not come to its end; each message names the file, key or rank and says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +65,12 @@ pub enum TrainError {
 
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+
+    #[error(
+        "the checkpoint {} is not complete after {limit:?} (checkpoint.timeout): {what}: look at that disk, or give more time with \
+         --set checkpoint.timeout=SECONDS; what all ranks have written is completed by --resume", path.display()
+    )]
+    SlowDisk { path: PathBuf, limit: Duration, what: String },
 
     #[error("{} is at step {step}, beyond train.steps, which is {steps}: give more with --steps", path.display())]
     Beyond { path: PathBuf, step: u64, steps: usize },

@@ -97,7 +97,10 @@ pub(crate) fn train_launched(
     if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
         && !matches!(failure, RankFailure::Stuck { .. })
     {
-        let _ = Folder::of_run(folder.path()).clean(); // or else the next start does it
+        let completed = Folder::of_run(folder.path()).clean().unwrap_or_default(); // or else the next start does it
+        completed
+            .iter()
+            .for_each(|path| job.progress.say(&format!("saved {}, which all ranks had written", path.display())));
     }
     let outcomes = outcomes.map_err(|failure| match failure {
         // A single rank's own error needs no rank; with several it says where to look.

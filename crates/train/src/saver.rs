@@ -1,44 +1,64 @@
 //! Checkpoints of a run, written while it goes on.
 //!
 //! ```text
-//! rank 0   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ all done? ─ commit: index, rename, prune
-//!                                   └─ thread: copy, write, sync, digest ──┘
-//! rank 1   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ all done?
-//!                                   └─ thread: ... ─────────┘
+//! rank 0   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ step 103: saved ─┬─ step 104
+//!                                   └─ thread: write ─ all written? complete ─┘└─ thread: remove older ones
+//! rank 1   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ step 103
+//!                                   └─ thread: write, sync ─┘
 //! ```
 //!
-//! What is kept costs no copy: a tensor that is written down is a tensor that the optimizer's next step does not overwrite. Whether all
-//! ranks are done is part of the one small sum that every step ends with.
+//! What is kept costs no copy: a tensor that is written down is a tensor that the optimizer's next step does not overwrite. That a rank is
+//! done stands in the checkpoint's folder, where rank 0's thread looks for it; no step and no collective waits for a disk. Only the next
+//! checkpoint does, and the end of the run, in rounds of one small sum each, so that a rank that fails is noticed at once.
 
 use crate::error::TrainError;
+use crate::words::{bytes, ranks};
 use burn::tensor::Tensor;
 use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Region, Values, Written, write_rank};
-use fsdp::{Part, State, StatePart};
+use fsdp::{FsdpError, Part, State, StatePart};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-/// Writes one rank's part of checkpoints, one at a time.
+/// How often it is looked whether others are done: at first, and at last.
+const LOOK: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
+/// How long a wait is not told, and then how often it is.
+const TELL: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
+
+/// Writes one rank's part of checkpoints, one at a time; rank 0's completes them.
 pub(crate) struct Saver {
     folder: Folder,
     rank: usize,
     keep: usize,
+    /// What a checkpoint may take, from its first byte to its name.
+    timeout: Duration,
     /// Files that belong to every checkpoint: name and bytes.
     extra: Vec<(String, Vec<u8>)>,
-    /// Steps whose checkpoints stay, by what the newest complete one knows: of the best validation, and of those before.
-    kept: Vec<u64>,
     under_way: Option<Save>,
+    /// Removes older checkpoints; returns what was wrong.
+    pruning: Option<JoinHandle<Option<CheckpointError>>>,
 }
 
 /// A checkpoint on its way to the disk.
 struct Save {
-    index: Index,
-    thread: Option<JoinHandle<Result<(), CheckpointError>>>,
+    step: u64,
+    world_size: usize,
+    /// Steps whose checkpoints stay once this one is complete: of the best validation, and of those before.
+    kept: Vec<u64>,
+    started: Instant,
+    written: Arc<Written>,
+    /// Set when nobody waits for the others any more.
+    given_up: Arc<AtomicBool>,
+    /// Returns the folder on rank 0, unless that has given up.
+    thread: Option<JoinHandle<Result<Option<PathBuf>, CheckpointError>>>,
 }
 
 impl Saver {
     /// Keeps the newest `keep` checkpoints in `folder`.
-    pub fn new(folder: Folder, rank: usize, keep: usize, extra: Vec<(String, Vec<u8>)>) -> Self {
-        Self { folder, rank, keep, extra, kept: vec![], under_way: None }
+    pub fn new(folder: Folder, rank: usize, keep: usize, timeout: Duration, extra: Vec<(String, Vec<u8>)>) -> Self {
+        Self { folder, rank, keep, timeout, extra, under_way: None, pruning: None }
     }
 
     /// Begins a checkpoint; `index` holds what is known of the run.
@@ -46,7 +66,6 @@ impl Saver {
     /// # Panics
     /// If another one is under way.
     pub fn start(&mut self, state: State, index: Index) {
-        assert!(self.under_way.is_none(), "one checkpoint is written at a time");
         let State { parts, progress } = state;
         let index = Index {
             optimizer_steps: progress.optimizer_steps,
@@ -55,10 +74,37 @@ impl Saver {
                 .map(|scale| LossScale { factor: scale.factor, good_steps: scale.good_steps }),
             ..index
         };
-        let (partial, rank) = (self.folder.partial(index.step), self.rank);
+        self.write(index, move || parts.into_iter().map(piece).collect());
+    }
+
+    fn write(&mut self, index: Index, pieces: impl FnOnce() -> Vec<(Piece, Values<'static>)> + Send + 'static) {
+        assert!(self.under_way.is_none(), "one checkpoint is written at a time");
+        let (step, world_size) = (index.step, index.world_size);
+        let kept = index.kept.iter().copied().chain(index.best.map(|best| best.step)).collect();
+        let (written, given_up) = (Arc::<Written>::default(), Arc::<AtomicBool>::default());
+        let (of_thread, is_given_up) = (written.clone(), given_up.clone());
+        let (folder, rank, extra) = (self.folder.clone(), self.rank, self.extra.clone());
         // A failure leaves all as it is: other ranks still write beside it. The run's end cleans up.
-        let write = move || write_rank(&partial, rank, parts.into_iter().map(piece).collect(), &Written::default());
-        self.under_way = Some(Save { index, thread: Some(thread::spawn(write)) });
+        let write = move || {
+            if rank == 0 {
+                folder.begin(&index, &extra)?;
+            }
+            write_rank(&folder.partial(step), rank, pieces(), &of_thread)?;
+            if rank > 0 {
+                return Ok(None);
+            }
+            let mut pause = LOOK[0];
+            while !folder.missing(step, world_size).is_empty() {
+                if is_given_up.load(Ordering::Relaxed) {
+                    return Ok(None);
+                }
+                thread::sleep(pause);
+                pause = (2 * pause).min(LOOK[1]);
+            }
+            folder.complete(step).map(Some)
+        };
+        let (thread, started) = (Some(thread::spawn(write)), Instant::now());
+        self.under_way = Some(Save { step, world_size, kept, started, written, given_up, thread });
     }
 
     /// The newest complete checkpoint.
@@ -66,62 +112,89 @@ impl Saver {
         self.folder.latest().ok().flatten()
     }
 
-    /// Whether a checkpoint is under way.
-    pub fn is_busy(&self) -> bool {
-        self.under_way.is_some()
-    }
-
-    /// Whether this rank's part of the one under way is written.
+    /// Rank 0 gets step and folder of the checkpoint under way, once it is complete; then older ones are removed in the background.
     ///
     /// # Errors
-    /// If it could not be.
-    pub fn is_written(&mut self) -> Result<bool, TrainError> {
-        match &mut self.under_way {
-            None => Ok(false),
-            Some(save) => {
-                if save.thread.as_ref().is_some_and(JoinHandle::is_finished) {
-                    save.finish()?;
-                }
-                Ok(save.thread.is_none())
+    /// If this rank's part of it cannot be written, or on rank 0 if it takes too long.
+    pub fn completed(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
+        let Some(save) = &mut self.under_way else { return Ok(None) };
+        if let Some(thread) = save.thread.take_if(|thread| thread.is_finished()) {
+            let path = thread.join().expect("writing does not panic")?;
+            let (step, kept) = (save.step, std::mem::take(&mut save.kept));
+            return Ok(path.map(|path| {
+                self.prune(kept);
+                (step, path)
+            }));
+        }
+        if self.rank == 0 && save.thread.is_some() && save.started.elapsed() > self.timeout {
+            let missing = self.folder.missing(save.step, save.world_size);
+            let what = match missing.is_empty() {
+                true => "all parts are written, but not the index".into(),
+                false => format!("not written yet is that of {}", ranks(&missing)),
+            };
+            return Err(TrainError::SlowDisk { path: self.folder.partial(save.step), limit: self.timeout, what });
+        }
+        Ok(None)
+    }
+
+    /// Waits until all ranks are done with the one under way, if there is one; returns as [`completed`](Self::completed). A collective:
+    /// `sum` adds up the values of all ranks. `tell` gets a line of a long wait, on rank 0.
+    pub fn finish(
+        &mut self,
+        sum: impl Fn(&[f64]) -> Result<Vec<f64>, FsdpError>,
+        mut tell: impl FnMut(&str),
+    ) -> Result<Option<(u64, PathBuf)>, TrainError> {
+        let (mut saved, mut pause, began, mut next) = (None, LOOK[0], Instant::now(), TELL[0]);
+        while self.under_way.is_some() {
+            saved = saved.or(self.completed()?);
+            let Some(save) = &self.under_way else { break };
+            let (bytes_written, of) = save.written.bytes();
+            let pending = if save.thread.is_some() { 1.0 } else { 0.0 };
+            let sums = sum(&[pending, bytes_written as f64, of as f64])?;
+            if sums[0] == 0.0 {
+                self.under_way = None;
+                break;
             }
+            if self.rank == 0 && began.elapsed() > next {
+                next = began.elapsed() + TELL[1].min(next);
+                let (bytes_written, of) = (bytes(sums[1] as usize), bytes(sums[2] as usize));
+                let missing = match self.folder.missing(save.step, save.world_size) {
+                    missing if missing.is_empty() => "to be completed".into(),
+                    missing => format!("not done: {}", ranks(&missing)),
+                };
+                tell(&format!(
+                    "waiting for the checkpoint of step {}: {bytes_written} of {of} written, {missing}",
+                    save.step
+                ));
+            }
+            thread::sleep(pause);
+            pause = (2 * pause).min(LOOK[1]);
         }
+        Ok(saved)
     }
 
-    /// Waits until this rank's part of the one under way is written.
-    pub fn wait(&mut self) -> Result<(), TrainError> {
-        self.under_way.as_mut().map_or(Ok(()), Save::finish)
+    /// Removes all but the newest checkpoints and the best ones, after whatever is being removed.
+    fn prune(&mut self, kept: Vec<u64>) {
+        let (folder, keep, before) = (self.folder.clone(), self.keep, self.pruning.take());
+        self.pruning = Some(thread::spawn(move || {
+            let before = before.and_then(|thread| thread.join().ok().flatten());
+            before.or(folder.prune(keep, &kept).err())
+        }));
     }
 
-    /// Completes the one under way, which all ranks have written; rank 0 returns its step and folder.
-    pub fn commit(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
-        let Some(save) = self.under_way.take().filter(|_| self.rank == 0) else { return Ok(None) };
-        let best = save.index.best.map(|best| best.step);
-        let (step, kept) = (save.index.step, save.index.kept.iter().copied().chain(best).collect());
-        let path = self.folder.commit(save.index, &self.extra)?;
-        self.kept = kept;
-        Ok(Some((step, path)))
-    }
-
-    /// Removes all but the newest checkpoints, and the best ones that are complete.
-    pub fn prune(&self) -> Result<(), CheckpointError> {
-        self.folder.prune(self.keep, &self.kept)
-    }
-}
-
-impl Save {
-    fn finish(&mut self) -> Result<(), TrainError> {
-        match self.thread.take() {
-            None => Ok(()),
-            Some(thread) => thread.join().expect("writing does not panic").map_err(TrainError::from),
-        }
+    /// Why older checkpoints could not be removed, once that is known; `wait`: until it is.
+    pub fn pruned(&mut self, wait: bool) -> Option<CheckpointError> {
+        let thread = self.pruning.take_if(|thread| wait || thread.is_finished())?;
+        thread.join().expect("removing does not panic")
     }
 }
 
 impl Drop for Saver {
-    /// A run that ends early leaves no thread that still writes.
+    /// A run that ends early leaves no thread that still writes; what all have written, the run's end completes.
     fn drop(&mut self) {
-        if let Some(thread) = self.under_way.take().and_then(|save| save.thread) {
-            let _ = thread.join();
+        if let Some(save) = self.under_way.take() {
+            save.given_up.store(true, Ordering::Relaxed);
+            save.thread.map(JoinHandle::join);
         }
     }
 }
@@ -148,6 +221,70 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
+    /// As many elements of `w` as there are ranks, each rank one; rank 1 takes `delay` to come by its own.
+    fn write_slowly(saver: &mut Saver, step: u64, world_size: usize, delay: Duration) {
+        let rank = saver.rank;
+        let index = Index { step, world_size, ..Index::default() };
+        saver.write(index, move || {
+            let (name, shape) = ("w".into(), vec![world_size]);
+            let piece = Piece { name, shape, region: None, offset: rank, len: 1, has_moments: false };
+            let values: Values = Box::new(move |_| {
+                thread::sleep(if rank == 1 { delay } else { Duration::ZERO });
+                vec![1.0]
+            });
+            vec![(piece, values)]
+        });
+    }
+
+    /// Three ranks whose calls may take a second write checkpoints one after another; what each of them came to, and what rank 0 told.
+    fn on_three_ranks(
+        run: &std::path::Path,
+        timeout: Duration,
+        delay: Duration,
+    ) -> Result<Vec<Vec<String>>, comm::RankFailure<TrainError>> {
+        let folder = Folder::of_run(run);
+        comm::run_ranks(vec![Device::flex(); 3], Duration::from_secs(1), move |comm| {
+            let mut saver = Saver::new(folder.clone(), comm.rank(), 1, timeout, vec![]);
+            let sum = |values: &[f64]| {
+                let values = burn::tensor::TensorData::new(values.to_vec(), [values.len()]);
+                let tensor = Tensor::<1>::from_data(values, (comm.device(), burn::tensor::DType::F64));
+                Ok(comm.all_reduce(tensor, comm::Reduce::Sum)?.into_data().iter::<f64>().collect())
+            };
+            let mut told = vec![];
+            for step in [3, 6] {
+                write_slowly(&mut saver, step, 3, delay);
+                let saved = saver.finish(sum, |line| told.push(line.to_string()))?;
+                assert_eq!(saved, (comm.rank() == 0).then(|| (step, folder.step(step))));
+            }
+            assert!(saver.pruned(true).is_none());
+            Ok(told)
+        })
+    }
+
+    #[test]
+    fn a_disk_that_takes_longer_than_a_call_may_is_waited_for_and_the_wait_is_told() {
+        let run = tempfile::tempdir().unwrap();
+        let told = on_three_ranks(run.path(), Duration::from_secs(600), Duration::from_secs(3)).unwrap();
+        assert!(told[1..].iter().all(Vec::is_empty), "{told:?}");
+        let line = told[0].join("\n");
+        assert!(line.contains("waiting for the checkpoint of step 3: ") && line.contains("not done: rank 1"), "{line}");
+        let checkpoints = Folder::of_run(run.path());
+        assert_eq!(checkpoints.list().unwrap(), [(6, checkpoints.step(6))]);
+        checkpoint::Checkpoint::open(&checkpoints.step(6)).unwrap().verify_all().unwrap();
+    }
+
+    #[test]
+    fn a_disk_that_takes_longer_than_a_checkpoint_may_ends_the_run_and_its_rank_is_named() {
+        let run = tempfile::tempdir().unwrap();
+        let answer =
+            on_three_ranks(run.path(), Duration::from_secs(1), Duration::from_secs(4)).unwrap_err().to_string();
+        for part in ["rank 0: ", ".step-3.partial", "not written yet is that of rank 1", "checkpoint.timeout"] {
+            assert!(answer.contains(part), "no `{part}` in: {answer}");
+        }
+        // It is whole by now.
+        assert_eq!(Folder::of_run(run.path()).clean().unwrap(), [Folder::of_run(run.path()).step(3)]);
+    }
+
     #[test]
     fn a_rank_whose_disk_is_full_says_so_and_the_others_write_on() {
         for _ in 0..3 {
@@ -155,7 +292,8 @@ mod tests {
             let folder = Folder::of_run(run.path());
             fs::create_dir_all(folder.partial(3)).unwrap();
             symlink("/dev/full", folder.partial(3).join("rank-1.safetensors")).unwrap();
-            let mut savers: Vec<Saver> = (0..4).map(|rank| Saver::new(folder.clone(), rank, 1, vec![])).collect();
+            let mut savers: Vec<Saver> =
+                (0..4).map(|rank| Saver::new(folder.clone(), rank, 1, Duration::MAX, vec![])).collect();
             for saver in &mut savers {
                 // Large enough that the others still write when the full disk is found.
                 let (len, offset, param) = (1 << 20, saver.rank << 20, Tensor::zeros([1 << 20], &Device::flex()));
@@ -167,7 +305,10 @@ mod tests {
                 saver.start(State { parts, progress }, Index { step: 3, world_size: 4, ..Index::default() });
             }
             for saver in &mut savers {
-                let answer = saver.wait().err().map(|error| error.to_string()).unwrap_or_default();
+                let save = saver.under_way.as_mut().unwrap();
+                save.given_up.store(true, Ordering::Relaxed); // rank 0 would wait for rank 1
+                let written = save.thread.take().unwrap().join().unwrap();
+                let answer = written.err().map(|error| error.to_string()).unwrap_or_default();
                 match saver.rank {
                     1 => assert!(answer.contains("rank-1.safetensors: No space left on device"), "{answer}"),
                     rank => assert_eq!(answer, "", "rank {rank}"),

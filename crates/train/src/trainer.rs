@@ -6,7 +6,7 @@ mod validating;
 use crate::allocator::allocated;
 use crate::batch::{Batch, BatchMaker, RowCounts};
 use crate::batches::{Batches, Rows};
-use crate::config::{Config, OnNonFinite};
+use crate::config::{CheckpointConfig, Config, OnNonFinite};
 use crate::device;
 use crate::error::TrainError;
 use crate::expert_loads::ExpertLoads;
@@ -108,17 +108,21 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
             val_loss = Some(loss);
             is_best = trainer.is_best(done, loss);
         }
+        let saved = trainer.saver.completed()?;
+        trainer.tell_saved(saved)?;
         let stop = trainer.should_stop()?;
         if done == steps || stop || is_best || every(job.config.checkpoint.every) {
             trainer.save(done, loss, val_loss)?;
         }
         if stop {
             trainer.finish_saving()?;
+            trainer.tell_pruned(true);
             return Ok(trainer.outcome(done, true, val_loss, None));
         }
     }
     trainer.finish_saving()?;
     let sample = trainer.sample(steps)?;
+    trainer.tell_pruned(true);
     Ok(trainer.outcome(steps, false, val_loss, sample))
 }
 
@@ -281,28 +285,26 @@ impl<'a> Trainer<'a> {
 
     /// Waits until the checkpoint under way is complete, if there is one.
     fn finish_saving(&mut self) -> Result<(), TrainError> {
-        if !self.saver.is_busy() {
-            return Ok(());
-        }
-        self.saver.wait()?;
-        self.fsdp.all_reduce(&[0.0])?; // all ranks have waited
-        self.commit()?;
-        self.fsdp.all_reduce(&[0.0])?; // and rank 0 has committed
-        Ok(())
+        let saved = self.saver.finish(|values| self.fsdp.all_reduce(values), |line| self.recorder.say(line))?;
+        self.tell_saved(saved)
     }
 
-    fn commit(&mut self) -> Result<(), TrainError> {
-        let started = Instant::now();
-        if let Some((step, path)) = self.saver.commit()? {
+    /// Tells of a checkpoint that is complete by now, and of older ones that could not be removed.
+    fn tell_saved(&mut self, saved: Option<(u64, PathBuf)>) -> Result<(), TrainError> {
+        if let Some((step, path)) = saved {
             let event = format!("saved {}", path.display());
             self.job.progress.say(&event);
             self.recorder.event(step as usize, &event)?;
-            if let Err(error) = self.saver.prune() {
-                self.recorder.say(&format!("older checkpoints stay: {error}")); // no reason to end a run that has just been saved
-            }
         }
-        self.checkpoint_seconds += started.elapsed().as_secs_f64();
+        self.tell_pruned(false);
         Ok(())
+    }
+
+    /// Tells of older checkpoints that could not be removed, which is no reason to end a run; `wait`: until they are removed.
+    fn tell_pruned(&mut self, wait: bool) {
+        if let Some(error) = self.saver.pruned(wait) {
+            self.recorder.say(&format!("older checkpoints stay: {error}"));
+        }
     }
 
     /// Some text from the trained model, on rank 0.
@@ -326,15 +328,10 @@ impl<'a> Trainer<'a> {
         Ok(Some(sample))
     }
 
-    /// Whether any rank was asked to stop; all ranks get the same answer. Completes a checkpoint that all ranks have written by now.
+    /// Whether any rank was asked to stop; all ranks get the same answer.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
-        let one_if = |yes: bool| if yes { 1.0 } else { 0.0 };
-        let written = self.saver.is_written()?;
-        let sums = self.fsdp.all_reduce(&[one_if(self.job.stop.load(Ordering::Relaxed)), one_if(written)])?;
-        if sums[1] == self.job.config.parallel.gpus as f64 {
-            self.commit()?;
-        }
-        Ok(sums[0] > 0.0)
+        let asked = if self.job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 };
+        Ok(self.fsdp.all_reduce(&[asked])?[0] > 0.0)
     }
 
     fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {
@@ -355,7 +352,8 @@ fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError
         }
         files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
     }
-    Ok(Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.keep, files))
+    let CheckpointConfig { keep, timeout, .. } = job.config.checkpoint;
+    Ok(Saver::new(Folder::of_run(folder.path()), rank, keep, Duration::from_secs(timeout), files))
 }
 
 /// Reads ahead, from the step that the run goes on with.

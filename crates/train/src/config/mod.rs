@@ -362,11 +362,14 @@ pub struct CheckpointConfig {
     pub keep: usize,
     /// Whether a validation that is better than all before it makes a checkpoint, and the best one is kept beside the newest.
     pub keep_best: bool,
+    /// Seconds until a checkpoint that is being written is complete on all disks; one that takes longer ends the run, with an error that
+    /// names the ranks. Training goes on meanwhile, until the next checkpoint.
+    pub timeout: u64,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every: 100, keep: 2, keep_best: true }
+        Self { every: 100, keep: 2, keep_best: true, timeout: 3600 }
     }
 }
 

@@ -14,7 +14,7 @@ impl Config {
     /// Whether checkpoints are written while steps follow: every so many steps, and of the best validations, of which the first is one.
     pub(crate) fn saves_on_the_way(&self) -> bool {
         let before_the_end = |every: usize| every > 0 && every < self.train.steps;
-        let CheckpointConfig { every, keep, keep_best } = self.checkpoint;
+        let CheckpointConfig { every, keep, keep_best, .. } = self.checkpoint;
         keep > 0 && (before_the_end(every) || keep_best && before_the_end(self.train.val_every))
     }
 

@@ -240,6 +240,7 @@ fn values_that_do_not_fit_each_other_are_refused() {
         ("gpt2", &["parallel.dp_replicate=2", "parallel.strategy=ddp"], "ddp, which has 1 copy here"),
         ("gpt2", &["parallel.cpu_offload=true"], "the ranks compute on the CPU"),
         ("gpt2", &["comm.timeout_seconds=0"], "comm.timeout_seconds is 0: give a whole number from 1 to 604800"),
+        ("gpt2", &["checkpoint.timeout=0"], "checkpoint.timeout is 0: give a whole number from 1 to 604800"),
         (
             "gpt2",
             &["comm.init_timeout_seconds=18446744073709551615"],

@@ -82,10 +82,14 @@ impl Config {
 
     fn validate_comm(&self) -> Result<(), ConfigError> {
         let comm = &self.comm;
-        let keys = [("timeout_seconds", comm.timeout_seconds), ("init_timeout_seconds", comm.init_timeout_seconds)];
+        let keys = [
+            ("comm.timeout_seconds", comm.timeout_seconds),
+            ("comm.init_timeout_seconds", comm.init_timeout_seconds),
+            ("checkpoint.timeout", self.checkpoint.timeout),
+        ];
         for (key, seconds) in keys {
             require((1..=A_WEEK).contains(&seconds), || {
-                format!("comm.{key} is {seconds}: give a whole number from 1 to {A_WEEK}, a week")
+                format!("{key} is {seconds}: give a whole number from 1 to {A_WEEK}, a week")
             })?;
         }
         Ok(())

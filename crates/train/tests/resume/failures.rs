@@ -203,6 +203,24 @@ fn a_spoilt_checkpoint_is_answered_with_its_file_and_what_is_wrong_and_is_left_a
     assert!(wrong.is_empty(), "{} wrong answers:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// Killed after all ranks had written it, and before it had its name.
+#[test]
+fn a_checkpoint_that_only_lacks_its_name_is_gone_on_from() {
+    let folder = folder_with_text();
+    let undisturbed = losses(folder.path(), &[TINY, EVERY_THREE, &["--steps=8"]], "undisturbed");
+    for (how, said) in [("--resume=run", "going on after step 6"), ("--resume=auto", "going on after step 6")] {
+        let run = folder.path().join("run");
+        let _ = fs::remove_dir_all(&run);
+        losses(folder.path(), &[TINY, EVERY_THREE, &["--steps=6"]], "run");
+        fs::rename(run.join("checkpoints/step-6"), run.join("checkpoints/.step-6.partial")).unwrap();
+        let config: Vec<&str> = if how == "--resume=auto" { [TINY, EVERY_THREE].concat() } else { vec![] };
+        let (_, told) = succeed(folder.path(), &[&config[..], &[how, "--out=run", "--steps=8"]].concat());
+        assert!(told.contains(said), "{told}");
+        assert_eq!(step_losses(&run)[..6], undisturbed[..6]);
+        assert_eq!(checkpoints(&run), ["step-6", "step-8"]);
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_ends_the_run_with_its_name_and_is_not_kept_full() {
