@@ -2,6 +2,7 @@ use crate::error::TrainError;
 use crate::metrics::{EventMetrics, ExpertMetrics, StageMetrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::progress::Progress;
 use crate::run_folder::RunFolder;
+use crate::whole_file::open_own;
 use report::tensorboard::EventWriter;
 use serde::Serialize;
 use std::fs::{self, File, OpenOptions};
@@ -168,5 +169,5 @@ impl<'a> Rank0<'a> {
 }
 
 fn append(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
+    open_own(path, OpenOptions::new().create(true).append(true))
 }

@@ -151,6 +151,7 @@ fn say_what_begins(job: &Job, devices: &Devices) {
     }
     if let Some(folder) = &job.folder {
         progress.say(&format!("writing {}", folder.path().display()));
+        folder.warning().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
     }
     if parameters >= LARGE {
         let what = if job.resume.is_some() { "reading" } else { "making" };

@@ -1,10 +1,13 @@
+//! The folder of a run.
+
 use crate::config::{Config, ConfigError, Source};
 use crate::error::TrainError;
-use crate::whole_file::write_whole;
+use crate::whole_file::{open_own, write_whole};
 use burn::tensor::{DType, Int, Tensor, TensorData};
+use checkpoint::CheckpointError;
 use comm::Communicator;
 use fsdp::FsdpError;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -21,8 +24,18 @@ const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
-    /// Held as long as this process trains in the folder.
-    _lock: Option<File>,
+    lock: Lock,
+}
+
+/// What keeps other processes from training in a folder.
+#[derive(Debug)]
+enum Lock {
+    /// Held as long as this process trains there.
+    Held { _file: File },
+    /// The file system gives none.
+    Refused { why: io::Error },
+    /// None is needed.
+    None,
 }
 
 impl RunFolder {
@@ -51,17 +64,32 @@ impl RunFolder {
             }
             file => file.map_err(unwritable)?,
         };
-        fs::write(path.join(CONFIG), config.to_yaml()).map_err(unwritable)?;
-        folder._lock = lock(&path)?;
+        write_whole(&path.join(CONFIG), |file| fs::write(file, config.to_yaml())).map_err(unwritable)?;
+        folder.lock = lock(&path)?;
         Ok(folder)
     }
 
     /// Opens the folder of a run that is to go on.
     ///
     /// # Errors
-    /// If the folder cannot be written, or another process trains there.
+    /// If the folder cannot be written, another process trains there, or a folder in it is a link to elsewhere.
     pub fn reopen(path: &Path) -> Result<Self, TrainError> {
-        Ok(Self { path: path.into(), _lock: lock(path)? })
+        let folder = Self { lock: lock(path)?, ..Self::at(path) };
+        let own = [folder.path.join("checkpoints"), folder.logs(), folder.tokenizer(), folder.tensorboard()];
+        let is_link = |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+        match own.into_iter().find(is_link) {
+            Some(path) => Err(CheckpointError::Linked { path }.into()),
+            None => Ok(folder),
+        }
+    }
+
+    /// What the user should know, where the folder could not be locked.
+    pub fn warning(&self) -> Option<String> {
+        let Lock::Refused { why } = &self.lock else { return None };
+        Some(format!(
+            "{} could not be locked ({why}): nothing keeps another process from training there at the same time, which would spoil the run",
+            self.path.display()
+        ))
     }
 
     /// Makes the folder that of a run which goes on after `step` steps: the metrics of later ones, and half a line, are taken away.
@@ -99,7 +127,7 @@ impl RunFolder {
 
     /// A folder that [`create`](Self::create) or [`reopen`](Self::reopen) has opened, or will.
     pub fn at(path: &Path) -> Self {
-        Self { path: path.into(), _lock: None }
+        Self { path: path.into(), lock: Lock::None }
     }
 
     /// The folder of rank 0's process, on all ranks. A collective.
@@ -156,14 +184,19 @@ impl RunFolder {
     }
 }
 
-/// Keeps other processes from training in the folder. None where the file system knows no locks.
-fn lock(folder: &Path) -> Result<Option<File>, TrainError> {
+/// Keeps other processes from training in the folder.
+fn lock(folder: &Path) -> Result<Lock, TrainError> {
+    lock_with(folder, File::try_lock)
+}
+
+fn lock_with(folder: &Path, try_lock: impl Fn(&File) -> Result<(), TryLockError>) -> Result<Lock, TrainError> {
     let path = folder.join(LOCK);
-    let file = File::create(&path).map_err(|source| TrainError::RunFolder { path, source })?;
-    match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
+    let file = open_own(&path, OpenOptions::new().create(true).write(true).truncate(false));
+    let file = file.map_err(|source| TrainError::RunFolder { path, source })?;
+    match try_lock(&file) {
+        Ok(()) => Ok(Lock::Held { _file: file }),
         Err(TryLockError::WouldBlock) => Err(TrainError::RunInUse { path: folder.into() }),
-        Err(TryLockError::Error(_)) => Ok(None),
+        Err(TryLockError::Error(why)) => Ok(Lock::Refused { why }),
     }
 }
 
@@ -195,4 +228,23 @@ pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
     let folder = checkpoint.parent()?;
     let run = (folder.file_name()? == "checkpoints").then(|| folder.parent())??;
     Some(if run == Path::new("") { Path::new(".") } else { run })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_locked_is_used_with_a_warning_and_one_that_is_in_use_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = lock_with(folder.path(), |_| Err(TryLockError::Error(io::Error::other("No locks available"))));
+        let warning = RunFolder { lock: refused.unwrap(), ..RunFolder::at(folder.path()) }.warning().unwrap();
+        assert!(
+            warning.contains("could not be locked (No locks available): nothing keeps another process"),
+            "{warning}"
+        );
+        let held = RunFolder::reopen(folder.path()).unwrap();
+        assert!(held.warning().is_none());
+        assert!(matches!(RunFolder::reopen(folder.path()), Err(TrainError::RunInUse { .. })));
+    }
 }

@@ -1,17 +1,35 @@
+//! Files of a folder that may come from somebody else: written whole, and never through a link.
+
 use safetensors::SafeTensorError;
 use safetensors::tensor::View;
 use std::collections::HashMap;
 use std::fmt::Display;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Has `write` write beside `path`, then renames: whoever looks finds the file as it was, or whole.
+/// Opens a file for writing, unless it is a symbolic link: what that points to is not the run's.
+pub(crate) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
+    options.open(path).map_err(|error| match fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => {
+            io::Error::other("it is a symbolic link, and Kiln writes to no other place: remove it")
+        }
+        _ => error,
+    })
+}
+
+/// Has `write` write beside `path`, then renames: whoever looks finds the file as it was, or whole. A link at either place is replaced, and
+/// what it points to is left alone.
 pub(crate) fn write_whole(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".partial");
     let beside = PathBuf::from(beside);
-    let written = write(&beside).and_then(|()| File::open(&beside)?.sync_all());
+    // What lies there, of a process that was killed or a link, goes; then only a new file will do.
+    let _ = fs::remove_file(&beside);
+    let created = File::create_new(&beside).map(drop);
+    let written = created.and_then(|()| write(&beside)).and_then(|()| File::open(&beside)?.sync_all());
     written.and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
         let _ = fs::remove_file(&beside);
     })

@@ -221,6 +221,60 @@ fn a_checkpoint_that_only_lacks_its_name_is_gone_on_from() {
     }
 }
 
+/// Somebody else's run folder, with links to files of whoever unpacks it.
+#[cfg(unix)]
+#[test]
+fn links_in_a_run_folder_are_not_followed_to_files_that_are_not_the_runs() {
+    use std::os::unix::fs::symlink;
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--steps=3", "--set=data.tokenizer=char"]], "original");
+    let [mine, mine_too] = ["mine.txt", "mine"].map(|name| folder.path().join(name));
+    fs::create_dir(&mine_too).unwrap();
+    fs::write(mine_too.join("rank-0.txt"), "mine").unwrap();
+    let run_folder = folder.path().join("run");
+    // The name of the link, where it points to, and a part of the answer; none: the run goes on, and the link is replaced.
+    let links: &[(&str, &Path, Option<&str>)] = &[
+        (".lock", &mine, Some(".lock: it is a symbolic link, and Kiln writes to no other place: remove it")),
+        ("logs/rank-0.txt", &mine, Some("logs/rank-0.txt: it is a symbolic link")),
+        ("metrics.jsonl", &mine, None),
+        ("metrics.jsonl.partial", &mine, None),
+        ("config.yaml.partial", &mine, None),
+        ("tokenizer/tokenizer.json", &mine, None),
+        ("tokenizer/tokenizer.json.partial", &mine, None),
+        ("logs", &mine_too, Some("run/logs: is a symbolic link, and Kiln writes and removes files in it")),
+        ("tokenizer", &mine_too, Some("run/tokenizer: is a symbolic link")),
+        ("tb", &mine_too, Some("run/tb: is a symbolic link")),
+        ("checkpoints/abandoned", &mine_too, None),
+    ];
+    for (name, target, answer) in links {
+        let _ = fs::remove_dir_all(&run_folder);
+        copy(&folder.path().join("original"), &run_folder);
+        fs::write(&mine, "{\"step\":1}\n").unwrap();
+        let link = run_folder.join(name);
+        let _ = if link.is_dir() { fs::remove_dir_all(&link) } else { fs::remove_file(&link) };
+        symlink(target, &link).unwrap();
+        let output = run(folder.path(), &["--resume=run", "--steps=4"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        match answer {
+            Some(answer) => assert!(output.status.code() == Some(1) && said.contains(answer), "{name}: {said}"),
+            None => assert!(output.status.success(), "{name}: {said}"),
+        }
+        assert_eq!(fs::read_to_string(&mine).unwrap(), "{\"step\":1}\n", "{name}");
+        assert_eq!(contents(&mine_too), [(mine_too.join("rank-0.txt"), b"mine".to_vec())], "{name}");
+    }
+    // Checkpoints elsewhere; and the run itself may be reached through a link.
+    let _ = fs::remove_dir_all(&run_folder);
+    copy(&folder.path().join("original"), &run_folder);
+    fs::rename(run_folder.join("checkpoints"), folder.path().join("elsewhere")).unwrap();
+    symlink(folder.path().join("elsewhere"), run_folder.join("checkpoints")).unwrap();
+    let output = run(folder.path(), &["--resume=run", "--steps=4"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("run/checkpoints: is a symbolic link, and Kiln writes and removes files in it"), "{said}");
+    symlink(folder.path().join("original"), folder.path().join("linked")).unwrap();
+    succeed(folder.path(), &["--resume=linked", "--steps=4"]);
+    assert!(folder.path().join("original/checkpoints/step-4").is_dir());
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_ends_the_run_with_its_name_and_is_not_kept_full() {
