@@ -101,6 +101,10 @@ struct TrainArgs {
     /// begins anew where there is no checkpoint
     #[arg(long, value_name = "auto|latest|DIR")]
     resume: Option<PathBuf>,
+    /// With --resume, for a model with other parameters than the checkpoint's: take those that fit by name and shape, and begin with new
+    /// ones for the others
+    #[arg(long, requires = "resume")]
+    partial: bool,
     /// Seed of the initial parameters and of the order of the data
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     seed: Option<usize>,
@@ -292,7 +296,10 @@ impl TrainArgs {
         let run = resume.as_deref().and_then(run_of).or(again_in.as_deref());
         let newest = run.map(|run| Folder::of_run(run).latest()).transpose()?.flatten();
         let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
-        Ok((config, Place { name, out, again, resume, newest, new_tokenizer, force: self.force }))
+        Ok((
+            config,
+            Place { name, out, again, resume, newest, partial: self.partial, new_tokenizer, force: self.force },
+        ))
     }
 
     /// `--set`, and over it the flags that `parallel.adaptive` looks at. Processes that are there are the ranks, where none are asked for.

@@ -72,6 +72,11 @@ pub enum TrainError {
     )]
     SlowDisk { path: PathBuf, limit: Duration, what: String },
 
+    #[error(
+        "{0}; with --partial the run takes the parameters that fit, by name and shape, and begins with new ones for the others"
+    )]
+    OtherParameters(CheckpointError),
+
     #[error("{} is at step {step}, beyond train.steps, which is {steps}: give more with --steps", path.display())]
     Beyond { path: PathBuf, step: u64, steps: usize },
 

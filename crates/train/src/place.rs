@@ -17,6 +17,8 @@ pub struct Place {
     pub resume: Option<PathBuf>,
     /// The newest checkpoint of the run that goes on, when it was looked for.
     pub newest: Option<PathBuf>,
+    /// Whether parameters are taken of a checkpoint of another model, those that fit.
+    pub partial: bool,
     /// Whether the configuration's tokenizer takes the place of the checkpoint's.
     pub new_tokenizer: bool,
     /// Whether a run is tried for which there is not enough memory.

@@ -1,5 +1,7 @@
 //! Going on from a checkpoint, whichever ranks and strategy it was written by.
 
+mod partial;
+
 use crate::batch::Batch;
 use crate::config::{self, Config, DataConfig, Source};
 use crate::error::TrainError;
@@ -10,6 +12,8 @@ use crate::units::parameters;
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Region};
 use data::{OpenOptions, Prepared, TokenizerSpec};
 use fsdp::{Fsdp, Part, PartValues, Unloaded};
+use model::Initial;
+use partial::{Partial, drawn};
 use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,6 +34,8 @@ pub(crate) struct Resume {
     checkpoint: Checkpoint,
     /// Whether all ranks are of this process.
     ranks_are_here: bool,
+    /// What of it is taken; none: all, for they are the model's.
+    pub partial: Option<Partial>,
     /// Whether the run goes on in the folder that it has.
     pub in_place: bool,
     /// The tokenizer's files as they are, if the checkpoint's is kept.
@@ -43,14 +49,21 @@ pub(crate) struct Resume {
 }
 
 impl Resume {
-    /// From a checkpoint of the configured model.
+    /// From a checkpoint of the configured model, or of one that has some of its parameters, if that is asked for.
     pub fn new(
         checkpoint: Checkpoint,
         place: &Place,
         config: &Config,
         ranks_are_here: bool,
     ) -> Result<Self, TrainError> {
-        checkpoint.expect(&parameters(config))?;
+        let model = parameters(config);
+        let partial = match checkpoint.expect(&model) {
+            Err(CheckpointError::OtherModel { .. }) if place.partial => Some(Partial::new(&checkpoint, &model)?),
+            other => {
+                other.map_err(TrainError::OtherParameters)?;
+                None
+            }
+        };
         let (path, index) = (checkpoint.path().to_path_buf(), checkpoint.index().clone());
         let has_tokenizer = tokenizer_names(&checkpoint).next().is_some();
         let (keeps_tokenizer, new_tokenizer) =
@@ -64,10 +77,10 @@ impl Resume {
         };
         let mut kept: Vec<u64> = index.kept.iter().copied().filter(keeps).collect();
         let mut best = index.best.filter(|best| keeps(&best.step));
-        if !validates_on_the_same(&path, config) {
+        if partial.is_some() || !validates_on_the_same(&path, config) {
             kept.extend(best.take().map(|best| best.step));
         }
-        Ok(Self { path, index, checkpoint, ranks_are_here, in_place, tokenizer, new_tokenizer, best, kept })
+        Ok(Self { path, index, checkpoint, ranks_are_here, partial, in_place, tokenizer, new_tokenizer, best, kept })
     }
 
     /// Steps made before.
@@ -76,7 +89,14 @@ impl Resume {
     }
 
     /// Checks and reads this rank's share; returns when all ranks have theirs. A collective.
-    pub fn load(&self, fsdp: Unloaded<Batch>, rank: usize, world_size: usize) -> Result<Fsdp<Batch>, TrainError> {
+    /// Parameters that the checkpoint does not have get their values of `initial`.
+    pub fn load(
+        &self,
+        fsdp: Unloaded<Batch>,
+        initial: &Initial,
+        rank: usize,
+        world_size: usize,
+    ) -> Result<Fsdp<Batch>, TrainError> {
         // Processes look for the newest one each by itself.
         let digest =
             self.index.digest.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or_default();
@@ -95,7 +115,11 @@ impl Resume {
             optimizer_steps: self.index.optimizer_steps,
             loss_scale: self.index.loss_scale.map(scale),
         };
-        let mut values = |wanted: &Part| read(&self.checkpoint, wanted).map_err(|error| error.to_string());
+        let has_moments = progress.optimizer_steps > 0;
+        let mut values = |wanted: &Part| match &self.partial {
+            Some(partial) if !partial.takes(&wanted.name) => Ok(drawn(initial, wanted, has_moments)),
+            _ => read(&self.checkpoint, wanted).map_err(|error| error.to_string()),
+        };
         let fsdp = fsdp.load_state(progress, &mut values)?;
         fsdp.all_reduce(&[0.0])?;
         self.checkpoint.close();
@@ -266,10 +290,15 @@ fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
     config.preset.as_deref().map_or_else(|| !surely && family(), |of| of == preset)
 }
 
+/// The box that a rank asks for a range of.
+fn region_of(wanted: &Part) -> Region {
+    let view = (wanted.view != wanted.shape).then(|| wanted.view.clone());
+    Region { view, start: wanted.start.clone(), size: wanted.size.clone() }
+}
+
 /// The values that a rank asks for.
 fn read(checkpoint: &Checkpoint, wanted: &Part) -> Result<PartValues, CheckpointError> {
-    let view = (wanted.view != wanted.shape).then(|| wanted.view.clone());
-    let region = Region { view, start: wanted.start.clone(), size: wanted.size.clone() };
+    let region = region_of(wanted);
     let mut parameter = checkpoint.parameter(&wanted.name)?;
     let mut kind = |kind| parameter.read_region(kind, &region, wanted.range.clone());
     let moments = if checkpoint.index().kinds().contains(&Kind::ExpAvg) {

@@ -142,9 +142,12 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         ));
     }
     config.warnings().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
-    if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, new_tokenizer, .. }) = &job.resume {
+    if let Some(Resume { index: Index { step, world_size, strategy, .. }, path, new_tokenizer, partial, .. }) =
+        &job.resume
+    {
         let (path, ranks) = (path.display(), count(*world_size, "rank"));
         progress.say(&format!("going on after step {step} from {path}, of {ranks} with {strategy}"));
+        partial.iter().flat_map(|partial| partial.lines(false)).for_each(|line| progress.say(&line));
         if *new_tokenizer {
             progress.say("warning: data.tokenizer is given anew: tokens no longer mean what the model has learned, unless it is the same");
         }

@@ -19,7 +19,7 @@ use crate::resume::Resume;
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::spikes::Recent;
-use crate::units::{Parts, parallel, units};
+use crate::units::{Parts, initial, parallel, units};
 use burn::tensor::Device;
 use checkpoint::{Best, Folder, Index};
 use comm::Communicator;
@@ -165,7 +165,9 @@ impl<'a> Trainer<'a> {
         let config = FsdpConfig { allocated, ..config };
         let fsdp = match &job.resume {
             None => Fsdp::new(units, comm, config)?,
-            Some(resume) => resume.load(Unloaded::new(units, comm, config)?, rank, world_size)?,
+            Some(resume) => {
+                resume.load(Unloaded::new(units, comm, config)?, &initial(&job.config), rank, world_size)?
+            }
         };
         if let Some(resume) = job.resume.as_ref().filter(|resume| rank == 0 && resume.in_place) {
             resume.take_over(&folder, &job.config, &job.progress)?;

@@ -12,7 +12,7 @@ use fsdp::{Activation, Fsdp, FsdpConfig, FsdpError, Layout, Loss, ParamLayout, U
 use fused::Losses;
 use model::deepseek::Block;
 use model::gpt2::{Gpt2Block, Gpt2Ends};
-use model::{DeepSeek, Gpt2, LanguageModel, Parallel, Targets, cut};
+use model::{DeepSeek, Gpt2, Initial, LanguageModel, Parallel, Targets, cut};
 use moe::{ExpertParallel, Experts, Router};
 use std::ops::Deref;
 use tail::{Coefs, Tail};
@@ -58,10 +58,7 @@ pub(crate) fn units(
         [b, tp.part(t).len()]
     });
     let (tp, all) = (|| parallel.sequences.tp.clone(), || parallel.clone());
-    let initial = match &config.model {
-        ModelConfig::Gpt2(shape) => Gpt2::initial(shape, config.train.seed),
-        ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),
-    };
+    let initial = initial(config);
     let z_loss_coef = config.train.z_loss_coef;
     units.draw(move |name, dims, runs| initial.values(name, dims, runs));
     let parts = match &config.model {
@@ -104,6 +101,14 @@ pub(crate) fn units(
         }
     };
     (units, parts)
+}
+
+/// The initial values of the configured model.
+pub(crate) fn initial(config: &Config) -> Initial {
+    match &config.model {
+        ModelConfig::Gpt2(shape) => Gpt2::initial(shape, config.train.seed),
+        ModelConfig::DeepSeek(_) => DeepSeek::initial(config.train.seed),
+    }
 }
 
 /// A batch's loss, and in training its z-loss, where there is one.

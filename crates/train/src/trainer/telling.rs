@@ -131,6 +131,9 @@ pub(super) fn recorder<'a>(
     if let Some(resume) = &job.resume {
         let event = format!("resumed from {} on {}", resume.path.display(), count(world_size, "rank"));
         recorder.event(resume.step(), &event)?;
+        if let Some(partial) = resume.partial.as_ref().filter(|_| rank == 0) {
+            partial.lines(true).iter().for_each(|line| recorder.log(line));
+        }
     }
     Ok(recorder)
 }

@@ -4,6 +4,7 @@
 mod common;
 mod failures;
 
+use checkpoint::{Checkpoint, Folder, Kind, Parameter};
 use common::{TINY, metrics, run, succeed, values};
 use serde_json::Value;
 use std::fs;
@@ -140,6 +141,57 @@ fn a_run_that_went_back_to_an_older_checkpoint_replaces_what_came_after_it() {
         events.iter().filter(|(_, bytes)| bytes.windows(start.len()).any(|part| part == start)).count()
     };
     assert_eq!((events.len(), starts(7), starts(8)), (3, 1, 1));
+}
+
+/// A parameter's values or moments in a run's newest checkpoint.
+fn values_of(run: &Path, name: &str, kind: Kind) -> Vec<f32> {
+    let checkpoint = Checkpoint::open(&Folder::find(run).unwrap()).unwrap();
+    let len = checkpoint.index().parameters.iter().find(|of| of.name == name).and_then(Parameter::len).unwrap();
+    checkpoint.read(name, kind, 0..len).unwrap()
+}
+
+#[test]
+fn a_model_with_other_parameters_takes_those_that_fit_and_says_which() {
+    let folder = folder_with_text();
+    let still = ["--set=optim.lr=1e-30", "--set=optim.min_lr=1e-30"];
+    losses(folder.path(), &[TINY, &["--steps=3", "--gpus=2"]], "small");
+    let deeper = ["--set=model.n_layer=3", "--seed=7", "--steps=4"];
+    let refused = run(folder.path(), &[&["--resume=small", "--out=no"], &deeper[..]].concat());
+    let answer = String::from_utf8_lossy(&refused.stderr);
+    assert!(answer.contains("no parameter blocks.2.") && answer.contains("with --partial the run takes"), "{answer}");
+
+    // Steps that change no matrix; what a new model begins with; ranks that hold columns, shards and copies.
+    losses(folder.path(), &[TINY, &still, &deeper], "fresh");
+    let layouts: [&[&str]; 3] = [&["--gpus=1"], &["--gpus=4", "--set=parallel.tp=2"], &["--gpus=2", "--strategy=ddp"]];
+    for (i, layout) in layouts.into_iter().enumerate() {
+        let out = format!("deeper-{i}");
+        let args = [&["--resume=small", "--partial", "--out", &out][..], &still, &deeper, layout].concat();
+        let (_, said) = succeed(folder.path(), &args);
+        for part in ["28 parameters of the checkpoint fit", "new, with initial values", "blocks.2.ln_1.gamma [16]"] {
+            assert!(said.contains(part), "no `{part}` in {said}");
+        }
+        let (old, new) = ("blocks.1.attn.c_attn.weight", "blocks.2.attn.c_attn.weight");
+        let of = |run: &str, name: &str, kind| values_of(&folder.path().join(run), name, kind);
+        assert_eq!(of(&out, old, Kind::Param), of("small", old, Kind::Param));
+        assert_eq!(of(&out, new, Kind::Param), of("fresh", new, Kind::Param));
+        // A step of AdamW makes a tenth of the mean new: the rest of it was there before, or was 0.
+        let norm = |values: Vec<f32>| values.iter().map(|value| value * value).sum::<f32>().sqrt();
+        assert!(norm(of(&out, old, Kind::ExpAvg)) > 0.0 && norm(of(&out, new, Kind::ExpAvg)) > 0.0);
+        assert_eq!(metrics(&folder.path().join(&out)).iter().filter(|line| line.get("loss").is_some()).count(), 1);
+        let log = fs::read_to_string(folder.path().join(&out).join("logs/rank-0.txt")).unwrap();
+        assert!(log.contains("blocks.2.mlp.c_proj.bias"), "{log}");
+    }
+
+    // Another vocabulary: what is of another shape is new, and the old one left.
+    let vocabulary = ["--set=model.vocab_size=300", "--steps=4", "--partial", "--out=wider"];
+    let (_, said) = succeed(folder.path(), &[&["--resume=small"], &vocabulary[..]].concat());
+    assert!(
+        said.contains("but not taken: ends.wte.weight [256, 16]") && said.contains("wte.weight [300, 16]"),
+        "{said}"
+    );
+    let none = run(folder.path(), &["--resume=small", "--partial", "--set=model.n_embd=32", "--out=none", "--steps=4"]);
+    let answer = String::from_utf8_lossy(&none.stderr);
+    assert!(answer.contains("none of its parameters has name and shape of one of the model's"), "{answer}");
 }
 
 #[test]
