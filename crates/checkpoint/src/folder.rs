@@ -96,9 +96,9 @@ impl Folder {
     pub fn set_aside(&self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
         self.expect_own()?;
         let abandoned = self.0.join("abandoned");
-        expect_no_link(&abandoned)?;
         let mut moved = vec![];
         for (of, path) in self.list()?.into_iter().filter(|(of, _)| *of > step) {
+            expect_no_link(&abandoned)?;
             let target = abandoned.join(format!("step-{of}"));
             if target.exists() {
                 fs::remove_dir_all(&target).map_err(CheckpointError::write(&target))?;
