@@ -1,4 +1,3 @@
-mod copies;
 mod kept;
 mod sums;
 

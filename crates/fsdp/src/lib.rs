@@ -34,6 +34,7 @@ mod call;
 mod chunk;
 mod comm_thread;
 mod config;
+mod copies;
 mod cut;
 mod error;
 mod forecast;
@@ -58,6 +59,7 @@ mod weights;
 mod wire;
 
 pub use config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, Strategy, Wrap};
+pub use copies::{Copies, CopyDigest, compare_copies};
 pub use error::FsdpError;
 pub use forecast::{CallBytes, Forecast, ForecastRun};
 pub use fsdp::{Fsdp, NonFinite, StepReport, Unloaded};

@@ -5,6 +5,7 @@ use crate::placement::{Groups, Keepers};
 use crate::precision::FloatType;
 use crate::{FsdpConfig, Strategy};
 use burn::tensor::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
 
 /// The stages of a pipeline that hold a unit, seen from one of them.
 #[derive(Debug, Clone, Copy, Default)]
@@ -20,7 +21,7 @@ pub(crate) struct Holders {
 }
 
 /// Parameters that are kept alike.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Class {
     /// All but those of the other classes.
     Dense,

@@ -284,7 +284,7 @@ impl FlatShard {
     }
 
     /// The group of stages that hold the unit too, if there are any.
-    pub fn tie(&self) -> Option<usize> {
+    fn tie(&self) -> Option<usize> {
         self.holders.tie.filter(|_| self.holders.is_here)
     }
 

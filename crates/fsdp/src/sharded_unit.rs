@@ -1,6 +1,7 @@
 //! A unit at rest: its parameters by class, each with ranks of its own that keep them.
 
 use crate::comm_thread::{Lanes, Pending};
+use crate::copies::ShardCopy;
 use crate::memory::Counted;
 use crate::modules::{BoundModules, Classes, Modules};
 use crate::plan::{Class, Holders, Plan};
@@ -192,14 +193,10 @@ impl ShardedUnit {
         self.classes[class].add_to_parameter(i, delta);
     }
 
-    /// [`FlatShard::digest`] of each class.
-    pub fn digests(&self) -> impl Iterator<Item = (Class, u64)> {
-        self.classes.iter().filter_map(|class| Some((class.class(), class.digest()?)))
-    }
-
-    /// The group of stages that hold the unit too, if there are any.
-    pub fn tie(&self) -> Option<usize> {
-        self.classes[0].tie()
+    /// [`FlatShard::copy`] of each class.
+    pub fn copies(&self) -> impl Iterator<Item = ShardCopy> {
+        let copies = self.classes.iter().filter_map(FlatShard::copy);
+        copies.map(|(of, tensors)| ShardCopy { unit: self.name(), of, tensors })
     }
 
     /// The parts of parameters that this rank is to keep.

@@ -1,6 +1,6 @@
 //! What a run keeps of a model: parameters and the optimizer's moments, each rank its part.
 
-use crate::FsdpError;
+use crate::{Copies, FsdpError};
 use burn::tensor::Tensor;
 use std::ops::Range;
 
@@ -11,6 +11,8 @@ pub struct State {
     pub parts: Vec<StatePart>,
     /// What is the same on every rank.
     pub progress: Progress,
+    /// What other ranks hold too: to be compared before the state counts as kept.
+    pub copies: Copies,
 }
 
 /// How far the optimizer is, the same on every rank.

@@ -21,6 +21,7 @@ mod batches;
 pub mod cli;
 mod commands;
 pub mod config;
+mod copies;
 mod device;
 mod error;
 mod expert_loads;

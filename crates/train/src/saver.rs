@@ -1,22 +1,23 @@
 //! Checkpoints of a run, written while it goes on.
 //!
 //! ```text
-//! rank 0   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ step 103: saved ─┬─ step 104
-//!                                   └─ thread: write ─ all written? complete ─┘└─ thread: remove older ones
+//! rank 0   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ step 103: saved ───┬─ step 104
+//!                                   └─ thread: write ─ all alike? ─ complete it ─┘└─ thread: remove older ones
 //! rank 1   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ step 103
-//!                                   └─ thread: write, sync ─┘
+//!                                   └─ thread: digest copies, write, sync ─┘
 //! ```
 //!
 //! What is kept costs no copy: a tensor that is written down is a tensor that the optimizer's next step does not overwrite. That a rank is
 //! done stands in the checkpoint's folder, where rank 0's thread looks for it; no step and no collective waits for a disk. Only the next
 //! checkpoint does, and the end of the run, in rounds of one small sum each, so that a rank that fails is noticed at once.
 
+use crate::copies;
 use crate::error::TrainError;
 use crate::words::{bytes, ranks};
 use burn::tensor::Tensor;
 use checkpoint::{CheckpointError, Folder, Index, Kind, LossScale, Piece, Region, Values, Written, write_rank};
 use fsdp::{FsdpError, Part, State, StatePart};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -52,7 +53,7 @@ struct Save {
     /// Set when nobody waits for the others any more.
     given_up: Arc<AtomicBool>,
     /// Returns the folder on rank 0, unless that has given up.
-    thread: Option<JoinHandle<Result<Option<PathBuf>, CheckpointError>>>,
+    thread: Option<JoinHandle<Result<Option<PathBuf>, TrainError>>>,
 }
 
 impl Saver {
@@ -66,7 +67,7 @@ impl Saver {
     /// # Panics
     /// If another one is under way.
     pub fn start(&mut self, state: State, index: Index) {
-        let State { parts, progress } = state;
+        let State { parts, progress, copies } = state;
         let index = Index {
             optimizer_steps: progress.optimizer_steps,
             loss_scale: progress
@@ -74,10 +75,19 @@ impl Saver {
                 .map(|scale| LossScale { factor: scale.factor, good_steps: scale.good_steps }),
             ..index
         };
-        self.write(index, move || parts.into_iter().map(piece).collect());
+        let rank = self.rank;
+        self.write(index, move |partial| {
+            copies::write(partial, rank, &copies.digests())?;
+            Ok(parts.into_iter().map(piece).collect())
+        });
     }
 
-    fn write(&mut self, index: Index, pieces: impl FnOnce() -> Vec<(Piece, Values<'static>)> + Send + 'static) {
+    /// `pieces` are this rank's, which has the folder that is written in; what is to be there before the rank's part counts as written, it writes.
+    fn write(
+        &mut self,
+        index: Index,
+        pieces: impl FnOnce(&Path) -> Result<Vec<(Piece, Values<'static>)>, CheckpointError> + Send + 'static,
+    ) {
         assert!(self.under_way.is_none(), "one checkpoint is written at a time");
         let (step, world_size) = (index.step, index.world_size);
         let kept = index.kept.iter().copied().chain(index.best.map(|best| best.step)).collect();
@@ -89,7 +99,8 @@ impl Saver {
             if rank == 0 {
                 folder.begin(&index, &extra)?;
             }
-            write_rank(&folder.partial(step), rank, pieces(), &of_thread)?;
+            let partial = folder.partial(step);
+            write_rank(&partial, rank, pieces(&partial)?, &of_thread)?;
             if rank > 0 {
                 return Ok(None);
             }
@@ -101,7 +112,8 @@ impl Saver {
                 thread::sleep(pause);
                 pause = (2 * pause).min(LOOK[1]);
             }
-            folder.complete(step).map(Some)
+            copies::compare(&partial, world_size)?;
+            Ok(Some(folder.complete(step)?))
         };
         let (thread, started) = (Some(thread::spawn(write)), Instant::now());
         self.under_way = Some(Save { step, world_size, kept, started, written, given_up, thread });
@@ -115,7 +127,8 @@ impl Saver {
     /// Rank 0 gets step and folder of the checkpoint under way, once it is complete; then older ones are removed in the background.
     ///
     /// # Errors
-    /// If this rank's part of it cannot be written, or on rank 0 if it takes too long.
+    /// If this rank's part of it cannot be written, or on rank 0 if it takes too long, or if ranks do not have the same copies of what several
+    /// hold: then it is removed.
     pub fn completed(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let Some(save) = &mut self.under_way else { return Ok(None) };
         if let Some(thread) = save.thread.take_if(|thread| thread.is_finished()) {
@@ -217,28 +230,77 @@ fn piece(part: StatePart) -> (Piece, Values<'static>) {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+    use burn::nn::{Initializer, Linear, LinearConfig};
     use burn::tensor::Device;
+    use comm::run_ranks;
+    use fsdp::{Copies, Fsdp, FsdpConfig, Strategy, Units};
     use std::fs;
     use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_checkpoint_of_ranks_whose_copies_differ_is_not_completed() {
+        let device = Device::flex();
+        let constant = Initializer::Constant { value: 0.1 };
+        let linear: Linear = LinearConfig::new(4, 4).with_initializer(constant).init(&device);
+        for spoilt in [None, Some(1)] {
+            let run = tempfile::tempdir().unwrap();
+            let (folder, linear) = (Folder::of_run(run.path()), linear.clone());
+            let of_rank = folder.clone();
+            let found = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
+                let (rank, mut units) = (comm.rank(), Units::<Tensor<3>>::new());
+                let first = units.add("first", linear.clone());
+                units.first(first, |linear: &Linear, x: &Tensor<3>| linear.forward(x.clone()));
+                units.last(first, |linear: &Linear, x, _| linear.forward(x).powi_scalar(2).mean());
+                let config = FsdpConfig { strategy: Strategy::Ddp, ..FsdpConfig::default() };
+                let mut fsdp = Fsdp::new(units, comm, config)?;
+                fsdp.train_step(&[Tensor::ones([1, 2, 4], &Device::flex())], 0.1)?;
+                if spoilt == Some(rank) {
+                    fsdp.add_to_parameter(first, "bias", &[1e-6; 4]);
+                }
+                let mut saver = Saver::new(of_rank.clone(), rank, 1, Duration::MAX, vec![]);
+                saver.start(fsdp.state(), Index { step: 1, world_size: 2, ..Index::default() });
+                // The next step changes nothing of what is written and compared.
+                fsdp.train_step(&[Tensor::ones([1, 2, 4], &Device::flex())], 0.1)?;
+                let written = saver.under_way.as_mut().and_then(|save| save.thread.take()).unwrap().join().unwrap();
+                fsdp.all_reduce(&[0.0])?;
+                Ok::<_, TrainError>(written.err().map(|error| error.to_string()))
+            })
+            .unwrap();
+            let names: Vec<_> = fs::read_dir(folder.step(1).parent().unwrap()).unwrap().flatten().collect();
+            match spoilt {
+                None => {
+                    assert_eq!(found, [None, None]);
+                    let mut files: Vec<_> = fs::read_dir(folder.step(1)).unwrap().flatten().collect();
+                    files.retain(|file| file.path().extension().is_some_and(|kind| kind == "copies"));
+                    assert!(files.is_empty(), "{files:?}");
+                }
+                Some(_) => {
+                    let error = found[0].as_ref().expect("rank 0 completes it");
+                    assert!(error.contains("unit first is not the same on ranks 0 and 1"), "{error}");
+                    assert!(names.is_empty(), "there is nothing that could be taken for a checkpoint: {names:?}");
+                }
+            }
+        }
+    }
 
     /// As many elements of `w` as there are ranks, each rank one; rank 1 takes `delay` to come by its own.
     fn write_slowly(saver: &mut Saver, step: u64, world_size: usize, delay: Duration) {
         let rank = saver.rank;
         let index = Index { step, world_size, ..Index::default() };
-        saver.write(index, move || {
+        saver.write(index, move |_| {
             let (name, shape) = ("w".into(), vec![world_size]);
             let piece = Piece { name, shape, region: None, offset: rank, len: 1, has_moments: false };
             let values: Values = Box::new(move |_| {
                 thread::sleep(if rank == 1 { delay } else { Duration::ZERO });
                 vec![1.0]
             });
-            vec![(piece, values)]
+            Ok(vec![(piece, values)])
         });
     }
 
     /// Three ranks whose calls may take a second write checkpoints one after another; what each of them came to, and what rank 0 told.
     fn on_three_ranks(
-        run: &std::path::Path,
+        run: &Path,
         timeout: Duration,
         delay: Duration,
     ) -> Result<Vec<Vec<String>>, comm::RankFailure<TrainError>> {
@@ -302,7 +364,8 @@ mod tests {
                 let of = Part { name, start: vec![0], view, size, shape, range: offset..offset + len };
                 let parts = vec![StatePart { of, param, moments: None }];
                 let progress = fsdp::Progress { optimizer_steps: 3, loss_scale: None };
-                saver.start(State { parts, progress }, Index { step: 3, world_size: 4, ..Index::default() });
+                let index = Index { step: 3, world_size: 4, ..Index::default() };
+                saver.start(State { parts, progress, copies: Copies::default() }, index);
             }
             for saver in &mut savers {
                 let save = saver.under_way.as_mut().unwrap();

@@ -267,7 +267,6 @@ impl<'a> Trainer<'a> {
         let started = Instant::now();
         self.job.progress.doing("saving");
         self.finish_saving()?;
-        self.fsdp.check_copies()?;
         let index = Index {
             step: step as u64,
             seed: train.seed,

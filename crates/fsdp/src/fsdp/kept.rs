@@ -3,7 +3,7 @@
 use super::Fsdp;
 use crate::sharded_unit::ShardedUnit;
 use crate::state::{Progress, ReadPart, State};
-use crate::{FsdpConfig, FsdpError, Units};
+use crate::{Copies, FsdpConfig, FsdpError, Units};
 use comm::Communicator;
 
 /// One rank's part of a model that goes on from a kept state: sharded, and not a value made. It can only be [loaded](Self::load_state).
@@ -48,6 +48,11 @@ impl<B: 'static> Fsdp<B> {
     pub fn state(&self) -> State {
         let optimizer_steps = self.units.iter().map(ShardedUnit::optimizer_steps).max().unwrap_or(0);
         let progress = Progress { optimizer_steps, loss_scale: self.loss_scale.state() };
-        State { parts: self.units.iter().flat_map(ShardedUnit::state).collect(), progress }
+        State { parts: self.units.iter().flat_map(ShardedUnit::state).collect(), progress, copies: self.copies() }
+    }
+
+    /// What this rank holds that others hold too, without a copy.
+    fn copies(&self) -> Copies {
+        Copies(self.units.iter().flat_map(ShardedUnit::copies).collect())
     }
 }

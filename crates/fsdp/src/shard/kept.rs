@@ -2,10 +2,10 @@
 
 use super::{FlatShard, overlap};
 use crate::FsdpError;
+use crate::copies::ShardOf;
 use crate::cut::Slice;
 use crate::state::{Part, ReadPart, ShardValues, StatePart};
 use burn::tensor::{Tensor, TensorData};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 impl FlatShard {
@@ -73,17 +73,14 @@ impl FlatShard {
         }
     }
 
-    /// A digest of this rank's part of the parameters and their moments, to be compared with that of its copies; None where there is no part,
-    /// or no copy of it.
-    pub fn digest(&self) -> Option<u64> {
-        let has_copies = self.holders.is_here && (self.plan.replicas > 1 || self.holders.tie.is_some());
+    /// This rank's part of the parameters and their moments, to be compared with its copies; None where there is no part, or no copy of it.
+    pub fn copy(&self) -> Option<(ShardOf, Vec<Tensor<1>>)> {
+        let plan = &self.plan;
+        let has_copies = self.holders.is_here && (plan.replicas > 1 || self.holders.tie.is_some());
         has_copies.then(|| {
-            let mut hasher = DefaultHasher::new();
             let moments = self.optimizer.all_moments().into_iter().flatten();
-            for tensor in std::iter::once(self.master.tensor.clone()).chain(moments) {
-                tensor.into_data().as_bytes().hash(&mut hasher);
-            }
-            hasher.finish()
+            let tensors = std::iter::once(self.master.tensor.clone()).chain(moments).collect();
+            (ShardOf { class: plan.class, part: plan.part, shard: plan.shard }, tensors)
         })
     }
 }

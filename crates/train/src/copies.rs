@@ -1,0 +1,67 @@
+//! Digests of copies of the model's parts, on their way from the threads that write a checkpoint to the one that completes it.
+//!
+//! They go through files beside the ranks' own, `rank-N.copies`: that all ranks have written theirs is known before it is completed, and
+//! no rank waits for another one's digests.
+
+use crate::error::TrainError;
+use checkpoint::CheckpointError;
+use fsdp::{CopyDigest, compare_copies};
+use std::fs::{self, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+fn file(partial: &Path, rank: usize) -> PathBuf {
+    partial.join(format!("rank-{rank}.copies"))
+}
+
+/// Writes a rank's digests into the folder of a checkpoint that is being written, which is made where it is not there. To be called before the
+/// rank's part counts as written.
+pub(crate) fn write(partial: &Path, rank: usize, digests: &[CopyDigest]) -> Result<(), CheckpointError> {
+    if digests.is_empty() {
+        return Ok(());
+    }
+    let path = file(partial, rank);
+    let write = || {
+        fs::create_dir_all(partial)?;
+        let _ = fs::remove_file(&path); // of an attempt before; a new file follows no link
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+        file.write_all(&serde_json::to_vec(digests).expect("digests are plain data"))?;
+        file.sync_all()
+    };
+    write().map_err(|source| CheckpointError::Write { path: path.clone(), source })
+}
+
+/// Compares the copies of all ranks, whose parts are written, and forgets their digests. A checkpoint of ranks that differ is removed.
+///
+/// # Errors
+/// If they differ; if a file cannot be read.
+pub(crate) fn compare(partial: &Path, ranks: usize) -> Result<(), TrainError> {
+    let of_ranks = (0..ranks).map(|rank| read(&file(partial, rank))).collect::<Result<Vec<_>, _>>()?;
+    let same = compare_copies(of_ranks.iter().map(Vec::as_slice));
+    if same.is_err() {
+        let _ = fs::remove_dir_all(partial); // or else the run's end does it
+        return Ok(same?);
+    }
+    for path in (0..ranks).map(|rank| file(partial, rank)) {
+        match fs::remove_file(&path) {
+            Err(source) if source.kind() != ErrorKind::NotFound => {
+                return Err(CheckpointError::Write { path, source }.into());
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// A rank's digests; none where it has no copies.
+fn read(path: &Path) -> Result<Vec<CopyDigest>, CheckpointError> {
+    let path = path.to_path_buf();
+    match fs::read(&path) {
+        Ok(json) => serde_json::from_slice(&json).map_err(|error| CheckpointError::Broken {
+            path,
+            reason: format!("these are no digests of copies: {error}"),
+        }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(vec![]),
+        Err(source) => Err(CheckpointError::Read { path, source }),
+    }
+}
