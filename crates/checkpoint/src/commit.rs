@@ -68,12 +68,13 @@ impl Folder {
         self.complete(index.step)
     }
 
-    /// Whether all of a checkpoint that is being written is there.
-    pub(crate) fn is_complete(&self, step: u64) -> bool {
+    /// The number of ranks that have written a checkpoint of which nothing but the last step is missing.
+    pub(crate) fn ranks_of_complete(&self, step: u64) -> Option<usize> {
         let partial = self.partial(step);
-        let has_index = || read_index(&partial.join("index.json")).is_ok();
-        let has_parts = || read_head(&partial).is_ok_and(|head| self.missing(step, head.world_size).is_empty());
-        fs::symlink_metadata(&partial).is_ok_and(|folder| folder.is_dir()) && (has_index() || has_parts())
+        fs::symlink_metadata(&partial).ok().filter(fs::Metadata::is_dir)?;
+        let with_index = read_index(&partial.join("index.json")).ok();
+        let with_parts = || read_head(&partial).ok().filter(|head| self.missing(step, head.world_size).is_empty());
+        Some(with_index.or_else(with_parts)?.world_size)
     }
 }
 

@@ -49,12 +49,14 @@ impl Folder {
     /// Whether [`mend`](Self::mend) would find something to do.
     pub fn needs_mending(&self) -> Result<bool, CheckpointError> {
         let replaced = self.entries(".step-", ".replaced")?.into_iter().any(|(step, _)| !self.step(step).exists());
-        Ok(replaced || self.entries(".step-", ".partial")?.into_iter().any(|(step, _)| self.is_complete(step)))
+        Ok(replaced
+            || self.entries(".step-", ".partial")?.into_iter().any(|(step, _)| self.ranks_of_complete(step).is_some()))
     }
 
     /// Makes whole what a process that was killed has left so that nothing but a name is missing: a checkpoint that all ranks have written,
-    /// and one that was to be replaced. Returns those that are new. The run must not be trained meanwhile.
-    pub fn mend(&self) -> Result<Vec<PathBuf>, CheckpointError> {
+    /// and one that was to be replaced. Returns those that are new. The run must not be trained meanwhile. `may_be` is asked whether
+    /// what so many ranks have written in a folder may be a checkpoint.
+    pub fn mend(&self, may_be: &dyn Fn(&Path, usize) -> bool) -> Result<Vec<PathBuf>, CheckpointError> {
         self.expect_own()?;
         for (step, replaced) in self.entries(".step-", ".replaced")? {
             if !self.step(step).exists() {
@@ -64,7 +66,7 @@ impl Folder {
         }
         let mut adopted = vec![];
         for (step, _) in self.entries(".step-", ".partial")? {
-            if self.is_complete(step) {
+            if self.ranks_of_complete(step).is_some_and(|ranks| may_be(&self.partial(step), ranks)) {
                 match self.complete(step) {
                     // It only seemed to be whole.
                     Err(CheckpointError::Broken { .. } | CheckpointError::OtherFormat { .. }) => {}
@@ -76,8 +78,8 @@ impl Folder {
     }
 
     /// [`mend`](Self::mend)s, and removes what a process that was killed has left half-written or half-removed.
-    pub fn clean(&self) -> Result<Vec<PathBuf>, CheckpointError> {
-        let adopted = self.mend()?;
+    pub fn clean(&self, may_be: &dyn Fn(&Path, usize) -> bool) -> Result<Vec<PathBuf>, CheckpointError> {
+        let adopted = self.mend(may_be)?;
         let mut removed = false;
         for suffix in [".partial", ".removed", ".replaced"] {
             for (_, path) in self.entries(".step-", suffix)? {

@@ -179,7 +179,7 @@ fn what_is_not_committed_does_not_count_and_is_cleaned_away() {
     write(run.path(), 3, &[]).unwrap();
     write_rank(&folder.partial(6), 0, vec![], &Written::default()).unwrap();
     assert_eq!(folder.latest().unwrap(), Some(folder.step(3)));
-    folder.clean().unwrap();
+    folder.clean(&|_, _| true).unwrap();
     assert_eq!(files(&run.path().join("checkpoints")), [folder.step(3)]);
 }
 
@@ -230,7 +230,7 @@ fn a_checkpoint_whose_replacement_was_killed_comes_back() {
     write(run.path(), 3, &[]).unwrap();
     write(run.path(), 3, &[]).unwrap();
     fs::rename(folder.step(3), run.path().join("checkpoints/.step-3.replaced")).unwrap();
-    folder.clean().unwrap();
+    folder.clean(&|_, _| true).unwrap();
     read_all(&folder.step(3)).unwrap();
 }
 
@@ -263,13 +263,19 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
             }
         }
         assert!(folder.needs_mending().unwrap());
-        assert_eq!(folder.clean().unwrap(), [folder.step(6)]);
+        assert_eq!(folder.clean(&|_, _| true).unwrap(), [folder.step(6)]);
         assert!(!folder.needs_mending().unwrap());
         read_all(&folder.latest().unwrap().unwrap()).unwrap();
         let names = files(&folder.step(6)).into_iter().map(|path| path.file_name().unwrap().to_owned());
         let expected = ["blocks.bin", "config.yaml", "index.json", "pieces.bin", "rank-0.safetensors"];
         assert_eq!(names.collect::<Vec<_>>(), expected, "moment {moment}");
     }
+    // Whoever asks may know better.
+    let run = tempfile::tempdir().unwrap();
+    let folder = written(run.path(), true);
+    let refused = |partial: &Path, ranks: usize| (partial, ranks) != (&folder.partial(6), 1);
+    assert_eq!(folder.clean(&refused).unwrap(), [""; 0].map(PathBuf::from));
+    assert!(!folder.partial(6).exists());
     // What was never begun, or has lost a part since, is not whole.
     for begun in [false, true] {
         let run = tempfile::tempdir().unwrap();
@@ -277,7 +283,7 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
         if begun {
             fs::write(folder.partial(6).join("rank-0.safetensors"), "cut").unwrap();
         }
-        assert_eq!(folder.clean().unwrap(), [""; 0].map(PathBuf::from));
+        assert_eq!(folder.clean(&|_, _| true).unwrap(), [""; 0].map(PathBuf::from));
         assert_eq!(files(&run.path().join("checkpoints")), [folder.step(3)]);
     }
 }
@@ -317,7 +323,7 @@ fn links_are_not_followed_to_what_would_be_written_or_removed() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("checkpoints: is a symbolic link, and Kiln writes and removes files in it"), "{error}");
     };
-    refused(folder.clean().map(drop));
+    refused(folder.clean(&|_, _| true).map(drop));
     refused(folder.prune(0, &[]));
     refused(folder.set_aside(0).map(drop));
     refused(folder.commit(Index::default(), &[]).map(drop));
@@ -326,7 +332,7 @@ fn links_are_not_followed_to_what_would_be_written_or_removed() {
     // A folder that was half written, and files in it.
     write(run.path(), 3, &[]).unwrap();
     symlink(&own, folder.partial(6)).unwrap();
-    assert_eq!(folder.clean().unwrap(), [""; 0].map(PathBuf::from));
+    assert_eq!(folder.clean(&|_, _| true).unwrap(), [""; 0].map(PathBuf::from));
     assert!(own.join("step-3").exists() && !folder.partial(6).exists());
     let mine = elsewhere.path().join("mine");
     fs::write(&mine, "mine").unwrap();

@@ -53,6 +53,11 @@ pub(crate) fn compare(partial: &Path, ranks: usize) -> Result<(), TrainError> {
     Ok(())
 }
 
+/// Whether the copies of all ranks, whose parts are written, are the same; for what a process that has ended did not compare any more.
+pub(crate) fn are_same(partial: &Path, ranks: usize) -> bool {
+    compare(partial, ranks).is_ok()
+}
+
 /// A rank's digests; none where it has no copies.
 fn read(path: &Path) -> Result<Vec<CopyDigest>, CheckpointError> {
     let path = path.to_path_buf();
@@ -63,5 +68,32 @@ fn read(path: &Path) -> Result<Vec<CopyDigest>, CheckpointError> {
         }),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(vec![]),
         Err(source) => Err(CheckpointError::Read { path, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use checkpoint::{Folder, Index, Piece, Values, Written, write_rank};
+
+    #[test]
+    fn what_ranks_have_written_whose_copies_differ_is_not_completed_later_either() {
+        for second in [7, 8] {
+            let run = tempfile::tempdir().unwrap();
+            let folder = Folder::of_run(run.path());
+            folder.begin(&Index { step: 3, world_size: 2, ..Index::default() }, &[]).unwrap();
+            for (rank, digest) in [7, second].into_iter().enumerate() {
+                let of = r#"{"class": "Dense", "part": 0, "shard": 0}"#;
+                let json = format!(r#"[{{"unit": "ends", "of": {of}, "digest": {digest}}}]"#);
+                write(&folder.partial(3), rank, &serde_json::from_str::<Vec<CopyDigest>>(&json).unwrap()).unwrap();
+                let (name, shape) = ("w".into(), vec![2]);
+                let piece = Piece { name, shape, region: None, offset: rank, len: 1, has_moments: false };
+                let values: Values = Box::new(|_| vec![1.0]);
+                write_rank(&folder.partial(3), rank, vec![(piece, values)], &Written::default()).unwrap();
+            }
+            assert_eq!(folder.clean(&are_same).unwrap().len(), if second == 7 { 1 } else { 0 });
+            assert_eq!(folder.step(3).is_dir(), second == 7);
+            assert!(!folder.partial(3).exists());
+        }
     }
 }

@@ -1,4 +1,5 @@
 use crate::config::Config;
+use crate::copies;
 use crate::error::TrainError;
 use crate::run_folder::{RunFolder, run_of};
 use checkpoint::Folder;
@@ -50,7 +51,7 @@ impl Place {
     /// what a process that was killed has left.
     fn reopen(&self, run: &Path) -> Result<RunFolder, TrainError> {
         let folder = RunFolder::reopen(run)?;
-        Folder::of_run(run).clean()?;
+        Folder::of_run(run).clean(&copies::are_same)?;
         match Folder::of_run(run).latest()? == self.newest {
             true => Ok(folder),
             false => Err(TrainError::WentOn { path: run.into() }),

@@ -4,6 +4,7 @@ mod partial;
 
 use crate::batch::Batch;
 use crate::config::{self, Config, DataConfig, Source};
+use crate::copies;
 use crate::error::TrainError;
 use crate::place::Place;
 use crate::progress::Progress;
@@ -252,7 +253,7 @@ fn mend(run: &Path) {
         }
         match RunFolder::reopen(run) {
             Err(TrainError::RunInUse { .. }) => thread::sleep(MENDING_LOOK),
-            Ok(_locked) => return drop(folder.mend()), // what is wrong is told where the folder is needed
+            Ok(_locked) => return drop(folder.mend(&copies::are_same)), // what is wrong is told where the folder is needed
             Err(_) => return,
         }
     }

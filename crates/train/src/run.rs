@@ -1,6 +1,7 @@
 use crate::allocator::count_for;
 use crate::batch::check_documents;
 use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
+use crate::copies;
 use crate::device::Devices;
 use crate::error::TrainError;
 use crate::launch::Launch;
@@ -97,7 +98,7 @@ pub(crate) fn train_launched(
     if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
         && !matches!(failure, RankFailure::Stuck { .. })
     {
-        let completed = Folder::of_run(folder.path()).clean().unwrap_or_default(); // or else the next start does it
+        let completed = Folder::of_run(folder.path()).clean(&copies::are_same).unwrap_or_default(); // or else the next start does it
         completed
             .iter()
             .for_each(|path| job.progress.say(&format!("saved {}, which all ranks had written", path.display())));

@@ -344,7 +344,7 @@ mod tests {
             assert!(answer.contains(part), "no `{part}` in: {answer}");
         }
         // It is whole by now.
-        assert_eq!(Folder::of_run(run.path()).clean().unwrap(), [Folder::of_run(run.path()).step(3)]);
+        assert_eq!(Folder::of_run(run.path()).clean(&copies::are_same).unwrap(), [Folder::of_run(run.path()).step(3)]);
     }
 
     #[test]
