@@ -1,9 +1,11 @@
+//! Memory that graphs hold, and that is not always there.
+
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Tensor, TensorData};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
 /// A tensor whose memory can be taken away and given back while graphs hold it: PyTorch's FSDP does the same to a gathered parameter
@@ -38,19 +40,27 @@ impl Storage {
     }
 
     /// Gives up the memory. Whoever reads the tensor now panics, and so does, at any time, who reads it on another thread.
-    pub fn free(&mut self) {
-        self.set(None);
+    ///
+    /// # Safety
+    /// Nobody has a slice of the memory of the tensor, or of what shares it, any more. The type system cannot tell: to a slice that Burn
+    /// gives (`FlexTensor::storage`) the memory lives as long as a tensor does, and the graph's live on. Burn's operations have theirs only
+    /// while they run.
+    pub unsafe fn free(&mut self) {
+        assert_eq!(std::thread::current().id(), self.owner, "freed on its own thread");
+        *self.memory() = None;
     }
 
-    /// Takes this tensor's memory, of the same length and type, instead.
+    /// Takes this tensor's memory, of the same length and type, in the place of what was [`free`](Self::free)d.
     pub fn refill(&mut self, flat: Tensor<1>) {
         assert_eq!((flat.shape(), flat.dtype()), (self.tensor.shape(), self.tensor.dtype()), "refilled with the same");
-        self.set(contents(flat));
+        assert_eq!(std::thread::current().id(), self.owner, "refilled on its own thread");
+        let mut memory = self.memory();
+        assert!(memory.is_none(), "what is there may be read, and is not replaced");
+        *memory = contents(flat);
     }
 
-    fn set(&self, memory: Option<FloatTensor<Flex>>) {
-        assert_eq!(std::thread::current().id(), self.owner, "on its own thread");
-        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = memory;
+    fn memory(&self) -> MutexGuard<'_, Option<FloatTensor<Flex>>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -91,9 +101,9 @@ impl AllocationController for Controller {
             return Err(AccessError::Read("a unit's parameters are read while they are not gathered".into()));
         };
         let bytes = tensor.bytes();
-        // SAFETY: the bytes outlive this lock. They go when `Storage` frees or refills, which it does on this thread only: the operation that
-        // reads them is over by then. Until then they are neither moved nor written, for the tensor that holds them is
-        // never handed out.
+        // SAFETY: the bytes outlive this lock. They go by `Storage::free` only, whose caller knows that nobody has this slice any more, or with
+        // this controller, whose borrow the slice is. Until then they are neither moved nor written, for the tensor that holds them is
+        // never handed out. `free` is called on this thread, the only one that gets the slice.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 
@@ -117,7 +127,8 @@ mod tests {
             let w = storage.tensor().clone().reshape([3, 4]).autodiff().require_grad();
             let loss = x.clone().matmul(w.clone()).powi_scalar(2).sum();
             if refill {
-                storage.free();
+                // SAFETY: the operations of the forward are over.
+                unsafe { storage.free() };
                 storage.refill(flat.clone());
             }
             let gradients = loss.backward();
@@ -138,10 +149,18 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "is not replaced")]
+    fn memory_that_is_there_is_not_replaced() {
+        let mut storage = Storage::new(Tensor::<1>::ones([4], &Device::flex())).unwrap();
+        storage.refill(Tensor::<1>::zeros([4], &Device::flex()));
+    }
+
+    #[test]
     #[should_panic(expected = "not gathered")]
     fn reading_what_is_not_there_panics() {
         let mut storage = Storage::new(Tensor::<1>::ones([4], &Device::flex())).unwrap();
-        storage.free();
+        // SAFETY: nothing has read it.
+        unsafe { storage.free() };
         let _ = storage.tensor().clone() + 1.0;
     }
 }

@@ -13,7 +13,8 @@ use std::ops::Range;
 /// A model as units and the calls a forward makes of them; `B` is the batch, which only the calls look into.
 ///
 /// A call's function gets a module whose parameters are there for as long as it runs: it returns what it has computed of them, not one
-/// of them or a view of it, and hands none to another thread.
+/// of them or a view of it, hands none to another thread, and keeps no slice of their memory (`try_into_primitive`), which is freed when it
+/// has returned.
 ///
 /// A unit may be called more than once (tied embeddings): it is gathered for each call, and its gradients are added before
 /// they are communicated.

@@ -1,3 +1,5 @@
+//! A unit's parameters while they are computed with.
+
 use crate::memory::{Category, Held, Ledger, bytes};
 use crate::storage::Storage;
 use burn::tensor::Tensor;
@@ -25,16 +27,20 @@ impl Weights {
     }
 
     /// Gives up the memory; a graph that holds it must not run until it is [`refill`](Self::refill)ed.
-    pub fn free(&mut self) {
+    ///
+    /// # Safety
+    /// As of [`Storage::free`]: nobody has a slice of the parameters' memory any more.
+    pub unsafe fn free(&mut self) {
         for flat in &mut self.0 {
             if let Some(storage) = &mut flat.storage {
-                storage.free();
+                // SAFETY: as the caller says.
+                unsafe { storage.free() };
                 flat.held = None;
             }
         }
     }
 
-    /// Takes the memory of the same unit gathered again.
+    /// Takes the memory of the same unit gathered again, in the place of what was freed.
     pub fn refill(&mut self, again: Self) {
         for (flat, again) in self.0.iter_mut().zip(again.0) {
             if let Some(storage) = &mut flat.storage {
