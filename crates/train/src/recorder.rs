@@ -13,9 +13,17 @@ use std::time::Instant;
 /// All that a rank tells of a run on the way: its log, `logs/rank-N.txt`, and from rank 0 what the user sees, `metrics.jsonl`, and
 /// TensorBoard's events in `tb/`, under torchtitan's tags where it has them.
 pub(crate) struct Recorder<'a> {
-    log: File,
+    log: Log,
     rank_0: Option<Rank0<'a>>,
     started: Instant,
+}
+
+/// A rank's log.
+struct Log {
+    path: PathBuf,
+    file: Option<File>,
+    /// Then there is a file once there is a warning.
+    warnings_only: bool,
 }
 
 struct Rank0<'a> {
@@ -25,11 +33,19 @@ struct Rank0<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// In the folder of a run, of which `done` steps are made; a run that goes on appends.
-    pub fn open(folder: &RunFolder, rank: usize, done: usize, progress: &'a Progress) -> Result<Self, TrainError> {
-        let path = folder.logs().join(format!("rank-{rank}.txt"));
-        let log = fs::create_dir_all(folder.logs()).and_then(|()| append(&path));
-        let log = log.map_err(|source| TrainError::Metrics { path, source })?;
+    /// In the folder of a run, of which `done` steps are made; a run that goes on appends. `warnings_only`: nothing else is logged.
+    pub fn open(
+        folder: &RunFolder,
+        rank: usize,
+        done: usize,
+        warnings_only: bool,
+        progress: &'a Progress,
+    ) -> Result<Self, TrainError> {
+        let mut log = Log { path: folder.logs().join(format!("rank-{rank}.txt")), file: None, warnings_only };
+        if !warnings_only {
+            let path = log.path.clone();
+            log.open().map_err(|source| TrainError::Metrics { path, source })?;
+        }
         let rank_0 = if rank == 0 { Some(Rank0::open(folder, done, progress)?) } else { None };
         Ok(Self { log, rank_0, started: Instant::now() })
     }
@@ -51,11 +67,17 @@ impl<'a> Recorder<'a> {
         self.log(line);
     }
 
-    /// A line of the log. A log that cannot be written is no reason to end a run.
+    /// A line of the log.
     pub fn log(&mut self, line: &str) {
+        if !self.log.warnings_only {
+            self.warn(line);
+        }
+    }
+
+    /// A line of the log that every rank keeps.
+    pub fn warn(&mut self, line: &str) {
         let elapsed = self.elapsed();
-        let text: String = line.lines().map(|line| format!("[{elapsed:9.2} s] {line}\n")).collect();
-        let _ = self.log.write_all(text.as_bytes());
+        self.log.write(&line.lines().map(|line| format!("[{elapsed:9.2} s] {line}\n")).collect::<String>());
     }
 
     /// A line of `metrics.jsonl`, whole, so that a run that is stopped leaves whole lines.
@@ -146,6 +168,26 @@ impl<'a> Recorder<'a> {
             self.scalars(m.step, &values.each_ref().map(|(tag, value)| (tag.as_str(), *value)))?;
         }
         Ok(())
+    }
+}
+
+impl Log {
+    fn open(&mut self) -> io::Result<()> {
+        if let Some(folder) = self.path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        self.file = Some(append(&self.path)?);
+        Ok(())
+    }
+
+    /// A log that cannot be written is no reason to end a run.
+    fn write(&mut self, text: &str) {
+        if self.file.is_none() {
+            let _ = self.open();
+        }
+        if let Some(file) = &mut self.file {
+            let _ = file.write_all(text.as_bytes());
+        }
     }
 }
 

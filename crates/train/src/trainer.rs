@@ -83,7 +83,11 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
     let mut trainer = Trainer::new(job, comm.clone())?;
     trainer.say_placement();
     // The other ranks learn of a failure before this one drops the trainer, which waits for a checkpoint that is being written.
-    comm.abort_on_failure(|| train(&mut trainer))
+    let outcome = comm.abort_on_failure(|| train(&mut trainer));
+    if let Err(error) = &outcome {
+        trainer.recorder.warn(&format!("failed: {error}"));
+    }
+    outcome
 }
 
 /// The steps, and what follows on them.

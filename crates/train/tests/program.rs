@@ -306,6 +306,23 @@ fn a_ranks_log_tells_its_own_figures() {
     assert!(log.contains("rank 1, MB at most: ") && !log.contains("rank 0"), "{log}");
 }
 
+#[test]
+fn above_16_ranks_only_rank_0_logs_each_step() {
+    let folder = folder_with_text();
+    let run = |ranks: &str, more: &[&str]| {
+        let args = [ranks, "--steps=1", "--out=run", "--set=train.global_batch_size=17", "--set=checkpoint.keep=0"];
+        succeed(folder.path(), &[TINY, &args, more].concat());
+        let logs = fs::read_dir(folder.path().join("run/logs")).unwrap().count();
+        let first = fs::read_to_string(folder.path().join("run/logs/rank-0.txt")).unwrap();
+        assert!(first.contains("step 1 loss "), "{first}");
+        fs::remove_dir_all(folder.path().join("run")).unwrap();
+        logs
+    };
+    assert_eq!(run("--gpus=16", &["--set=train.global_batch_size=16"]), 16);
+    assert_eq!(run("--gpus=17", &[]), 1);
+    assert_eq!(run("--gpus=17", &["--set=metrics.all_logs=true"]), 17);
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupted_validation_ends_too() {

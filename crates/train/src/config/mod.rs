@@ -382,10 +382,12 @@ pub struct MetricsConfig {
     pub every: usize,
     /// 10^12 floating-point operations a second that a device can do in the type of the parameters; null: no MFU is reported.
     pub peak_tflops: Option<f64>,
+    /// Whether every rank of a run of more than 16 logs each step, and not rank 0 alone; warnings are always logged.
+    pub all_logs: bool,
 }
 
 impl Default for MetricsConfig {
     fn default() -> Self {
-        Self { every: 10, peak_tflops: None }
+        Self { every: 10, peak_tflops: None, all_logs: false }
     }
 }

@@ -108,6 +108,9 @@ impl Trainer<'_> {
     }
 }
 
+/// In runs of more ranks than that only rank 0 logs each step, unless all are asked to.
+const MOST_LOGS: usize = 16;
+
 /// What tells of the run, with its first lines.
 pub(super) fn recorder<'a>(
     job: &'a Job,
@@ -115,8 +118,9 @@ pub(super) fn recorder<'a>(
     rank: usize,
     micro_batch_size: usize,
 ) -> Result<Recorder<'a>, TrainError> {
-    let world_size = job.config.parallel.gpus;
-    let mut recorder = Recorder::open(folder, rank, job.resume.as_ref().map_or(0, Resume::step), &job.progress)?;
+    let (world_size, done) = (job.config.parallel.gpus, job.resume.as_ref().map_or(0, Resume::step));
+    let warnings_only = rank > 0 && world_size > MOST_LOGS && !job.config.metrics.all_logs;
+    let mut recorder = Recorder::open(folder, rank, done, warnings_only, &job.progress)?;
     recorder.log(&format!("rank {rank} of {world_size} on {}", job.config.train.device));
     if rank == 0 {
         let process = process(job, micro_batch_size);
