@@ -1,4 +1,4 @@
-use crate::ops::move_rows;
+use crate::ops::{self, move_rows};
 use crate::{CommError, Communicator, FirstError, Kind};
 use burn::tensor::Tensor;
 use std::ops::Range;
@@ -65,6 +65,14 @@ impl ContextParallel {
         let Some((comm, first_error)) = self.ranks.clone() else { return x_btd };
         let t = x_btd.dims()[1] * comm.world_size();
         move_rows(comm, first_error, x_btd, t, gather, scatter)
+    }
+
+    /// The sum over the ranks, on each of them. Gradients of the result are taken for partial sums.
+    pub fn sum<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match self.ranks.clone() {
+            Some((comm, first_error)) => ops::sum(comm, first_error, x),
+            None => x,
+        }
     }
 
     /// Gives `x` to the next rank, the first one being the last one's; returns at once.

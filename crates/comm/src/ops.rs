@@ -4,12 +4,13 @@
 //! forward           backward
 //! gather            reduce_scatter      rows of all ranks, whose gradients are partial sums, a part on each rank
 //! reduce_scatter    gather
+//! all_reduce        all_reduce          a sum, of which each rank's gradient is a part
 //! ```
 //!
 //! They run here and now, on the rank's thread, and every rank runs each of them, forward and backward. They return no error, nor do they panic if a rank is
 //! lost: what failed is in a [`FirstError`], and the numbers of the graph mean nothing then.
 
-use crate::{CommError, Communicator, FirstError};
+use crate::{CommError, Communicator, FirstError, Reduce};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -156,4 +157,12 @@ pub(crate) fn move_rows(
     let y = run(&first_error, flat(x_bsd.clone().inner()), b * t * d, |x| forward(&comm, x, b));
     let back = move |d_y| run(&first_error, d_y, b * s * d, |d_y| backward(&comm, d_y, b));
     with_gradient(x_bsd, y.reshape([b, t, d]), back)
+}
+
+/// The sum over ranks in a graph, on each of them, and of the gradients of it; zeros where either fails.
+pub(crate) fn sum<const D: usize>(comm: Communicator, first_error: FirstError, x: Tensor<D>) -> Tensor<D> {
+    let (shape, len) = (x.dims(), x.shape().num_elements());
+    let of_ranks = move |x| run(&first_error, x, len, |x| comm.all_reduce(x, Reduce::Sum));
+    let y = of_ranks(flat(x.clone().inner())).reshape(shape);
+    with_gradient(x, y, of_ranks)
 }

@@ -27,6 +27,11 @@ impl SequenceRanks {
         self.cp.gather(self.tp.gather(x_bsd))
     }
 
+    /// The sum over the ranks, on each of them. Gradients of the result are taken for partial sums.
+    pub fn sum<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.cp.sum(self.tp.sum(x))
+    }
+
     /// This rank's rows, along dimension `dim`, of whole sequences.
     pub fn own<const D: usize, K: Kind>(&self, x: Tensor<D, K>, dim: usize) -> Tensor<D, K> {
         let of_context = self.cp.own(x, dim);

@@ -1,4 +1,4 @@
-use crate::ops::{flat, move_rows, run};
+use crate::ops::{self, flat, move_rows, run};
 use crate::{CommError, Communicator, FirstError, Reduce};
 use burn::tensor::Tensor;
 use std::ops::Range;
@@ -71,6 +71,14 @@ impl TensorParallel {
         let (t, n) = (y_btd.dims()[1], comm.world_size());
         assert!(t.is_multiple_of(n), "tensor parallelism: {t} rows of a sequence on {n} ranks");
         move_rows(comm, first_error, y_btd, t / n, scatter, gather)
+    }
+
+    /// The sum over the ranks, on each of them. Gradients of the result are taken for partial sums.
+    pub fn sum<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match self.ranks.clone() {
+            Some((comm, first_error)) => ops::sum(comm, first_error, x),
+            None => x,
+        }
     }
 
     /// The combination of the ranks' numbers, in no graph.

@@ -1,4 +1,5 @@
 use burn::tensor::{Int, Tensor};
+use comm::SequenceRanks;
 
 /// The balance loss of each sequence, averaged over sequences: `[1]`, without its coefficient.
 ///
@@ -9,14 +10,41 @@ use burn::tensor::{Int, Tensor};
 /// `scores_ne` are of `b` sequences, one after another; `assigned_be` counts each sequence's choices of each expert.
 pub fn sequence_balance_loss(scores_ne: Tensor<2>, assigned_be: Tensor<2, Int>) -> Tensor<1> {
     let ([n, e], [b, _]) = (scores_ne.dims(), assigned_be.dims());
-    let t = n / b;
-    let assigned_be = assigned_be.float();
+    let score_b1e = normalised(scores_ne).reshape([b, n / b, e]).mean_dim(1);
+    loss(score_b1e, assigned_be.float())
+}
+
+/// [`sequence_balance_loss`] of sequences of which this rank has some rows, and others the rest: of each sequence the ranks add up their
+/// rows' normalised scores and choices, 2 E numbers, and no rank sees others' scores.
+pub(crate) fn sequence_balance_loss_over(
+    scores_ne: Tensor<2>,
+    assigned_be: Tensor<2, Int>,
+    ranks: &SequenceRanks,
+) -> Tensor<1> {
+    if ranks.is_alone() {
+        return sequence_balance_loss(scores_ne, assigned_be);
+    }
+    let ([n, e], [b, _]) = (scores_ne.dims(), assigned_be.dims());
+    let s = n / b;
+    let score_b1e = normalised(scores_ne).reshape([b, s, e]).sum_dim(1);
+    let assigned_b1e = Tensor::from_inner(assigned_be.float().unsqueeze_dim::<3>(1));
+    let sums_b2e = ranks.sum(Tensor::cat(vec![score_b1e, assigned_b1e], 1));
+    let score_b1e = sums_b2e.clone().slice_dim(1, 0..1) / ranks.whole(s) as f64;
+    loss(score_b1e, sums_b2e.inner().slice_dim(1, 1..2).squeeze_dim(1))
+}
+
+/// Each token's scores over their sum.
+fn normalised(scores_ne: Tensor<2>) -> Tensor<2> {
+    let total_n1 = scores_ne.clone().sum_dim(1);
+    scores_ne / total_n1
+}
+
+/// From the mean normalised scores and the choices of each sequence.
+fn loss(score_b1e: Tensor<3>, assigned_be: Tensor<2>) -> Tensor<1> {
+    let [b, e] = assigned_be.dims();
     // Each of the T tokens has chosen k experts.
     let share_be = assigned_be.clone() / assigned_be.sum_dim(1) * e as f64;
     let load_b1e = share_be.unsqueeze_dim::<3>(1);
-
-    let total_n1 = scores_ne.clone().sum_dim(1);
-    let score_b1e = (scores_ne / total_n1).reshape([b, t, e]).mean_dim(1);
     (Tensor::from_inner(load_b1e) * score_b1e).sum() / b as f64
 }
 

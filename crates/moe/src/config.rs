@@ -193,7 +193,7 @@ impl MoeConfig {
 
     /// Experts that a token can go to: its choices, and where it may be rerouted, as many of the next as there are, up to
     /// [`MAX_CANDIDATES`] in all.
-    fn candidates(&self) -> usize {
+    pub fn candidates(&self) -> usize {
         let open = self.topk_group * (self.num_experts / self.n_group);
         match self.overflow {
             Overflow::Drop => self.top_k,

@@ -1,9 +1,11 @@
+use crate::balance::sequence_balance_loss_over;
 use crate::kernels::dispatch::{Dispatched, dispatch};
 use crate::kernels::permute::{permute, unpermute};
 use crate::kernels::reroute::{RerouteRule, reroute};
 use crate::kernels::{grouped_gemm, route};
+use crate::router::{all_rows, rows_here};
+use crate::router_z_loss;
 use crate::{Experts, MoeConfig, MoeStats, NoiseKey, Overflow, Router, Routing, SwiGlu};
-use crate::{router_z_loss, sequence_balance_loss};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use comm::SequenceRanks;
@@ -40,8 +42,7 @@ pub(crate) struct Plan {
     pub gates_kn: Tensor<2>,
     pub placed: Dispatched,
     pub stats: MoeStats,
-    /// Of all rows of the sequences, whether they are here or not.
-    pub choices_of_all_kn: Tensor<2, Int>,
+    pub choices_kn: Tensor<2, Int>,
 }
 
 impl MoeLayer {
@@ -112,7 +113,7 @@ impl MoeLayer {
         }
         let x_nd = x_bsd.clone().reshape([b * s, d]);
         let routing = self.router.forward_over(x_nd.clone(), ranks.whole(s), noise, ranks);
-        let Plan { gates_kn, placed, stats, choices_of_all_kn } = self.plan(&routing, [b, s], capacity, tile, ranks);
+        let Plan { gates_kn, placed, stats, choices_kn } = self.plan(&routing, [b, s], capacity, tile, ranks);
 
         let x_rd = permute(x_nd, &placed);
         let y_rd = experts(x_rd, &placed);
@@ -120,13 +121,13 @@ impl MoeLayer {
         if let Some(shared) = &self.shared_experts {
             y_bsd = shared.forward_add_over(x_bsd, y_bsd, &ranks.tp);
         }
-        MoeOutput { y_btd: y_bsd, aux_loss: self.aux_loss(routing, choices_of_all_kn, b, ranks), stats }
+        MoeOutput { y_btd: y_bsd, aux_loss: self.aux_loss(routing, choices_kn, b, ranks), stats }
     }
 
-    /// From what the router thinks of all rows to rows of experts, of the tokens that are here.
+    /// From what the router thinks of the tokens to rows of experts.
     ///
-    /// Where a rank has a part of the rows, capacity is counted in whole sequences nevertheless: every rank places all of them, and what found no room has no
-    /// expert when each places its own.
+    /// Where a rank has a part of the rows, capacity is counted in whole sequences nevertheless: every rank knows the choices of all of them and places them, and what
+    /// found no room has no expert when each places its own.
     fn plan(
         &self,
         routing: &Routing,
@@ -135,36 +136,39 @@ impl MoeLayer {
         tile: usize,
         ranks: &SequenceRanks,
     ) -> Plan {
-        let MoeConfig { top_k, num_experts, order, .. } = self.config;
+        let MoeConfig { top_k, num_experts, order, overflow, .. } = self.config;
         let candidates_cn = routing.candidates_cn.clone();
-        let all = b * ranks.whole(s);
-        let choices_of_all_kn = candidates_cn.clone().slice([0..top_k, 0..all]);
-        let experts_kn = match (self.config.overflow, capacity) {
-            (Overflow::Reroute, Some(capacity)) => {
-                reroute(candidates_cn, RerouteRule { top_k, experts: num_experts, groups: b, capacity, order })
-            }
-            _ => choices_of_all_kn.clone(),
+        let choices_kn = candidates_cn.clone().slice([0..top_k, 0..b * s]);
+        let rerouted = |candidates_cn, capacity| {
+            reroute(candidates_cn, RerouteRule { top_k, experts: num_experts, groups: b, capacity, order })
         };
-        let here = |of_all_kn: Tensor<2, Int>| rows_here(of_all_kn, [b, s], ranks);
-        let (choices_kn, mine_kn) = (here(choices_of_all_kn.clone()), here(experts_kn.clone()));
-        let gates_kn = route::gates(routing.scores_ne.clone(), mine_kn.clone(), self.config.gate_rule());
-        let placed = match capacity {
-            Some(_) if !ranks.is_alone() => {
-                let of_all = dispatch(experts_kn.clone(), self.config.dispatch_rule(b, capacity, 1));
-                let with_room_kn = experts_kn.mask_fill(of_all.slot_kn.lower_elem(0), -1);
-                dispatch(here(with_room_kn), self.config.dispatch_rule(b, None, tile))
+        let (experts_kn, placed) = match capacity {
+            Some(capacity) if !ranks.is_alone() => {
+                let all_cn = all_rows(candidates_cn, [b, s], ranks);
+                let all_kn = if overflow == Overflow::Reroute { rerouted(all_cn, capacity) } else { all_cn };
+                let of_all = dispatch(all_kn.clone(), self.config.dispatch_rule(b, Some(capacity), 1));
+                let with_room_kn = all_kn.clone().mask_fill(of_all.slot_kn.lower_elem(0), -1);
+                let here = |of_all_kn| rows_here(of_all_kn, [b, s], ranks);
+                (here(all_kn), dispatch(here(with_room_kn), self.config.dispatch_rule(b, None, tile)))
             }
-            _ => dispatch(mine_kn.clone(), self.config.dispatch_rule(b, capacity, tile)),
+            _ => {
+                let experts_kn = match (overflow, capacity) {
+                    (Overflow::Reroute, Some(capacity)) => rerouted(candidates_cn, capacity),
+                    _ => choices_kn.clone(),
+                };
+                (experts_kn.clone(), dispatch(experts_kn, self.config.dispatch_rule(b, capacity, tile)))
+            }
         };
-        let stats = MoeStats::new(choices_kn, mine_kn, gates_kn.clone().inner(), &placed, b);
-        Plan { gates_kn, placed, stats, choices_of_all_kn }
+        let gates_kn = route::gates(routing.scores_ne.clone(), experts_kn.clone(), self.config.gate_rule());
+        let stats = MoeStats::new(choices_kn.clone(), experts_kn, gates_kn.clone().inner(), &placed, b);
+        Plan { gates_kn, placed, stats, choices_kn }
     }
 
     /// This rank's share, where several have parts of the rows.
     fn aux_loss(
         &self,
         routing: Routing,
-        choices_of_all_kn: Tensor<2, Int>,
+        choices_kn: Tensor<2, Int>,
         sequences: usize,
         ranks: &SequenceRanks,
     ) -> Option<Tensor<1>> {
@@ -174,8 +178,8 @@ impl MoeLayer {
         }
         let share = 1.0 / ranks.tp.size() as f64; // ranks of a context have losses of their own, whose mean is taken
         let balance = (aux_loss_coef != 0.0).then(|| {
-            let assigned_be = route::count(choices_of_all_kn, sequences, num_experts);
-            sequence_balance_loss(routing.scores_of_all_ne, assigned_be) * (aux_loss_coef * share)
+            let assigned_be = route::count(choices_kn, sequences, num_experts);
+            sequence_balance_loss_over(routing.scores_ne, assigned_be, ranks) * (aux_loss_coef * share)
         });
         let z = (z_loss_coef != 0.0).then(|| router_z_loss(routing.logits_ne) * (z_loss_coef * share));
         match (balance, z) {
@@ -183,13 +187,4 @@ impl MoeLayer {
             (balance, z) => balance.or(z),
         }
     }
-}
-
-/// Of `[k, n]` of all rows of `b` sequences this rank's `s` of each.
-fn rows_here(of_all_kn: Tensor<2, Int>, [b, s]: [usize; 2], ranks: &SequenceRanks) -> Tensor<2, Int> {
-    if ranks.is_alone() {
-        return of_all_kn;
-    }
-    let (k, t) = (of_all_kn.dims()[0], ranks.whole(s));
-    ranks.own(of_all_kn.reshape([k, b, t]), 2).reshape([k, b * s])
 }

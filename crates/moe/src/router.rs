@@ -26,9 +26,7 @@ pub struct Routing {
     pub logits_ne: Tensor<2>,
     /// Score of every expert, before choice and scaling.
     pub scores_ne: Tensor<2>,
-    /// The same of all rows of the sequences, where a rank has a part of them.
-    pub scores_of_all_ne: Tensor<2>,
-    /// The best experts of each token of all rows, best first: the first `top_k` are its choices, others the reserves of a reroute.
+    /// The best experts of each token, best first: the first `top_k` are its choices, others the reserves of a reroute.
     pub candidates_cn: Tensor<2, Int>,
 }
 
@@ -63,7 +61,10 @@ impl Router {
         self.forward_over(x_nd, seq_len, noise, &SequenceRanks::default())
     }
 
-    /// The same of a rank's rows of sequences of `seq_len` tokens; every rank chooses for all rows.
+    /// The same of a rank's rows of sequences of `seq_len` tokens.
+    ///
+    /// What a token chooses follows from its own scores, so no rank needs others'. Noise is a hash of a token's place in its sequence: there all ranks choose for whole
+    /// sequences, of which the scores are gathered a block at a time.
     pub(crate) fn forward_over(
         &self,
         x_nd: Tensor<2>,
@@ -73,29 +74,66 @@ impl Router {
     ) -> Routing {
         let logits_ne = linear(widened(x_nd), widened(self.proj.weight.val()), None);
         let scores_ne = route::scores(logits_ne.clone(), self.config.score_func);
-        let scores_of_all_ne = of_all(ranks, scores_ne.clone(), seq_len);
+        let plain_ne = scores_ne.clone().inner();
         let bias_e = match &self.bias {
             Some(bias) => widened(bias.val().inner()),
-            None => Tensor::zeros([self.config.num_experts], &scores_ne.clone().inner().device()),
+            None => Tensor::zeros([self.config.num_experts], &plain_ne.device()),
         };
-        let mut rule = self.config.select_rule();
-        let amplitude = self.config.router_noise as f32;
-        rule.noise = noise.filter(|_| amplitude > 0.0).map(|NoiseKey { key, first_row }| Noise {
-            amplitude,
-            key,
-            first_row,
-            seq_len,
-        });
-        let candidates_cn = route::select(scores_of_all_ne.clone(), bias_e, rule);
-        Routing { candidates_cn, logits_ne, scores_ne, scores_of_all_ne }
+        let select = |scores_ne: Tensor<2>, noise: Option<NoiseKey>| {
+            let mut rule = self.config.select_rule();
+            let amplitude = self.config.router_noise as f32;
+            rule.noise = noise.map(|NoiseKey { key, first_row }| Noise { amplitude, key, first_row, seq_len });
+            route::select(scores_ne, bias_e.clone(), rule)
+        };
+        let candidates_cn = match noise.filter(|_| self.config.router_noise > 0.0) {
+            Some(noise) if !ranks.is_alone() => {
+                let ([n, e], s) = (plain_ne.dims(), seq_len / ranks.whole(1));
+                let of_block = |(block_bse, first): (Tensor<3>, usize)| {
+                    let b = block_bse.dims()[0];
+                    let all_ne = ranks.gather(block_bse).reshape([b * seq_len, e]);
+                    let first_row = noise.first_row.wrapping_add(first as u32);
+                    rows_here(select(all_ne, Some(NoiseKey { first_row, ..noise })), [b, s], ranks)
+                };
+                let blocks = blocks(plain_ne.reshape([n / s, s, e]), sequences_at_once(seq_len, e));
+                Tensor::cat(blocks.into_iter().map(of_block).collect(), 1)
+            }
+            noise => select(plain_ne, noise),
+        };
+        Routing { candidates_cn, logits_ne, scores_ne }
     }
 }
 
-/// Of each row of sequences of `seq_len` rows what a rank has of its own.
-fn of_all(ranks: &SequenceRanks, own_ne: Tensor<2>, seq_len: usize) -> Tensor<2> {
+/// Scores that are gathered at once, 64 MB of them; those of one sequence may be more.
+const SCORES: usize = 16 << 20;
+
+/// Of how many sequences scores of `e` experts are gathered at once.
+fn sequences_at_once(seq_len: usize, e: usize) -> usize {
+    (SCORES / (seq_len * e).max(1)).max(1)
+}
+
+/// Blocks of at most so many sequences, each with the number of its first.
+fn blocks(x_bse: Tensor<3>, sequences: usize) -> Vec<(Tensor<3>, usize)> {
+    let b = x_bse.dims()[0];
+    let block = |first: usize| (x_bse.clone().slice_dim(0, first..b.min(first + sequences)), first);
+    (0..b).step_by(sequences).map(block).collect()
+}
+
+/// Of `[k, n]` of all rows of `b` sequences this rank's `s` of each.
+pub(crate) fn rows_here(of_all_kn: Tensor<2, Int>, [b, s]: [usize; 2], ranks: &SequenceRanks) -> Tensor<2, Int> {
     if ranks.is_alone() {
-        return own_ne;
+        return of_all_kn;
     }
-    let ([n, e], s) = (own_ne.dims(), seq_len / ranks.whole(1));
-    ranks.gather(own_ne.reshape([n / s, s, e])).reshape([n / s * seq_len, e])
+    let (k, t) = (of_all_kn.dims()[0], ranks.whole(s));
+    ranks.own(of_all_kn.reshape([k, b, t]), 2).reshape([k, b * s])
+}
+
+/// Of `[k, n]` of this rank's `s` rows of each of `b` sequences those of all rows.
+pub(crate) fn all_rows(own_kn: Tensor<2, Int>, [b, s]: [usize; 2], ranks: &SequenceRanks) -> Tensor<2, Int> {
+    if ranks.is_alone() {
+        return own_kn;
+    }
+    let (k, dtype) = (own_kn.dims()[0], own_kn.dtype());
+    // Numbers of experts are exact in f32.
+    let own_bsk = own_kn.float().transpose().reshape([b, s, k]);
+    ranks.gather(own_bsk).inner().reshape([b * ranks.whole(s), k]).transpose().int().cast(dtype)
 }

@@ -1,9 +1,9 @@
-//! However uneven the choices are, no rank holds more rows of others at once than it was told to.
+//! No rank holds more rows of others at once than it was told to, however uneven the choices are, and none holds others' scores.
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor};
-use comm::{CommError, FirstError, SequenceRanks, run_ranks};
-use moe::{ExpertParallel, MoeConfig, MoeLayer};
+use comm::{CommError, Communicator, FirstError, SequenceRanks, TensorParallel, run_ranks};
+use moe::{ExpertParallel, MoeConfig, MoeLayer, Overflow};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -61,6 +61,18 @@ struct Peak {
     block: usize,
 }
 
+/// Of what all ranks do at the same time.
+fn peak_of(comm: &Communicator, pass: impl FnOnce()) -> Result<Peak, CommError> {
+    comm.barrier()?;
+    let before = NOW.load(Relaxed);
+    MOST.store(before, Relaxed);
+    BLOCK.store(0, Relaxed);
+    comm.barrier()?;
+    pass();
+    comm.barrier()?;
+    Ok(Peak { bytes: MOST.load(Relaxed) - before, block: BLOCK.load(Relaxed) })
+}
+
 /// Of a pass in training, with its backward, or in evaluation. All tokens want the expert of rank 0 if that is the favourite.
 fn peak(training: bool, favourite: bool, max_rank_load: f64) -> Peak {
     let config = MoeConfig {
@@ -91,23 +103,15 @@ fn peak(training: bool, favourite: bool, max_rank_load: f64) -> Peak {
         let first_error = FirstError::default();
         let (spread, alone) = (ExpertParallel::new(comm.clone(), first_error.clone()), SequenceRanks::default());
 
-        comm.barrier()?;
-        let before = NOW.load(Relaxed);
-        MOST.store(before, Relaxed);
-        BLOCK.store(0, Relaxed);
-        comm.barrier()?;
-        match training {
+        let peak = peak_of(&comm, || match training {
             true => drop(spread.forward(&layer, x_btd, None, &alone).y_btd.sum().backward()),
             false => drop(spread.evaluate(&layer, x_btd, &alone)),
-        }
-        comm.barrier()?;
-        let peak = Peak { bytes: MOST.load(Relaxed) - before, block: BLOCK.load(Relaxed) };
+        })?;
         first_error.check().map(|()| peak)
     });
     of_ranks.unwrap_or_else(|failure: comm::RankFailure<CommError>| panic!("{failure}"))[0]
 }
 
-#[test]
 fn of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once() {
     // The widest of what there is a row of.
     let block = |rows: usize| rows * H * size_of::<f32>();
@@ -123,4 +127,48 @@ fn of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once() {
             assert!(in_rounds.bytes + saved / 2 < at_once.bytes, "{in_rounds:?} and not {at_once:?}");
         }
     }
+}
+
+/// The largest block of a pass in training over `t` rows of each of two sequences, of which each of the ranks has a part.
+fn block_of_routing(config: &MoeConfig, t: usize) -> usize {
+    let config = config.clone();
+    let of_ranks = run_ranks(vec![Device::flex(); RANKS], Duration::from_secs(60), move |comm| {
+        let device = Device::flex().autodiff();
+        let mut layer = MoeLayer::new(8, &config, &device);
+        let likes: Vec<f32> = (0..8 * config.num_experts).map(|i| ((i * i) % 17) as f32 / 17.0).collect();
+        let likes = Tensor::<1>::from_floats(likes.as_slice(), &device).reshape([8, config.num_experts]);
+        layer.router.proj.weight = Param::initialized(ParamId::new(), likes.require_grad());
+        let first_error = FirstError::default();
+        let tp = TensorParallel::new(comm.clone(), first_error.clone());
+        let ranks = SequenceRanks { tp, ..SequenceRanks::default() };
+        let rows: Vec<f32> = (0..2 * t / RANKS * 8).map(|i| ((i * 7 + comm.rank()) % 23) as f32 / 23.0).collect();
+        let x_bsd = Tensor::<1>::from_floats(rows.as_slice(), &device).reshape([2, t / RANKS, 8]).require_grad();
+        let peak = peak_of(&comm, || {
+            let output = layer.forward_over(x_bsd, None, &ranks);
+            drop((output.y_btd.sum() + output.aux_loss.expect("it has a coefficient")).backward());
+        })?;
+        first_error.check().map(|()| peak.block)
+    });
+    of_ranks.unwrap_or_else(|failure: comm::RankFailure<CommError>| panic!("{failure}"))[0]
+}
+
+fn no_rank_holds_scores_of_rows_that_it_does_not_have() {
+    let balanced =
+        MoeConfig { num_experts: 256, top_k: 2, moe_intermediate_size: 1, aux_loss_coef: 0.1, ..MoeConfig::default() };
+    let capped = MoeConfig { capacity_factor: Some(1.0), ..balanced.clone() };
+    let rerouted = MoeConfig { overflow: Overflow::Reroute, ..capped.clone() };
+    for config in [balanced, capped, rerouted] {
+        for t in [2048, 4096, 8192] {
+            let (block, of_rank) = (block_of_routing(&config, t), 2 * t / RANKS * 256 * size_of::<f32>());
+            println!("{t} rows: {block} bytes in a block, {of_rank} of scores of a rank's rows");
+            assert!(block <= of_rank, "{block} bytes of {t} rows, {of_rank} of a rank's scores");
+        }
+    }
+}
+
+/// One after another: the allocator counts for the whole process.
+#[test]
+fn what_one_rank_holds_of_others_is_bounded() {
+    of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once();
+    no_rank_holds_scores_of_rows_that_it_does_not_have();
 }

@@ -6,7 +6,7 @@
 //! ```text
 //!                forward                            backward
 //! read           all_gather                         all_gather again, reduce_scatter      what products of columns read
-//! kept           all_gather                         reduce_scatter                        the rotated key, the scores of experts
+//! kept           all_gather                         reduce_scatter                        the rotated key
 //! summed         reduce_scatter                     all_gather                            partial sums
 //!
 //!                read                               kept              summed
@@ -14,14 +14,17 @@
 //! GPT-2 block    2 R(d)                                               2 R(d)
 //! MLA            R(query) + R(latent)               R(rope)           R(d)          query: its compression, or without that d
 //! dense SwiGLU   R(d)                                                 R(d)
-//! experts        R(d) if some are shared            R(e), fp32        R(d) if some are shared      R(e): back with a balance loss only
+//! experts        R(d) if some are shared                              R(d) if some are shared      of several ranks see below
 //! head           R(d), and an all_reduce of n and one of 2 n fp32 of n tokens; with multi-token prediction once more for each module, of the
 //!                tokens that have a target if no document ends
 //! ```
 //!
 //! Over N ranks of a context messages of m numbers a token of the rank's part go round, in GPT-2 keys and values of the rank's heads, m = 2 d / tp, in MLA
-//! latent and rotated key (the latent is then kept, not read again): N - 1 in a forward, and in its backward N - 1 with N gradients in fp32. The
-//! scores of experts are gathered, kept, over these ranks too.
+//! latent and rotated key (the latent is then kept, not read again): N - 1 in a forward, and in its backward N - 1 with N gradients in fp32.
+//!
+//! Of a layer of e experts the ranks of both kinds know of each other's tokens, in fp32: with a balance loss in an all_reduce the sums of 2 e numbers of each sequence, and of their
+//! gradients in the backward; with a capacity the top_k choices of each token, or all its candidates where it may be rerouted, and with noise, for which ranks choose for
+//! whole sequences, e scores of each token.
 //!
 //! And over N expert-parallel ranks, whose loads are taken for even, (N - 1)/N of r rows of d there and back, in the forward and in the backward; r is
 //! the `top_k` a token, or as many as the capacity lets in. The numbers of rows come first, an `all_gather` of e (N - 1) of 4 bytes. (Where loads are so
@@ -125,15 +128,23 @@ impl Shape {
             add(&mut call.forward, Axis::Ep, "all_gather", moe.num_experts * (self.ep - 1) * FP32);
             add(&mut call.forward, Axis::Ep, "all_to_all", exchanged);
             add(&mut call.backward, Axis::Ep, "all_to_all", exchanged);
-            let of_context = (self.cp - 1) * self.tokens() * moe.num_experts * FP32;
-            for (axis, scores) in [(Axis::Tp, self.rows(moe.num_experts, FP32)), (Axis::Cp, of_context)] {
-                add(&mut call.forward, axis, "all_gather", scores);
-                // Of other ranks' scores only the balance loss has gradients.
-                let has_gradient = moe.aux_loss_coef != 0.0;
-                add(&mut call.backward, axis, "reduce_scatter", if has_gradient { scores } else { 0 });
-            }
+            self.route(&mut call, moe);
         }
         call
+    }
+
+    /// What ranks with parts of the same sequences tell each other of their tokens' experts.
+    fn route(&self, call: &mut CallTraffic, moe: &MoeConfig) {
+        let scores = if moe.router_noise > 0.0 { moe.num_experts } else { 0 };
+        let gathered = scores + moe.capacity_factor.map_or(0, |_| moe.candidates());
+        let of_context = (self.cp - 1) * self.tokens() * gathered * FP32;
+        add(&mut call.forward, Axis::Tp, "all_gather", self.rows(gathered, FP32));
+        add(&mut call.forward, Axis::Cp, "all_gather", of_context);
+        let numbers = if moe.aux_loss_coef != 0.0 { 2 * self.b * moe.num_experts } else { 0 };
+        for (axis, ranks) in [(Axis::Tp, self.tp), (Axis::Cp, self.cp)] {
+            add(&mut call.forward, axis, "all_reduce", all_reduce_bytes(numbers, FP32, ranks));
+            add(&mut call.backward, axis, "all_reduce", all_reduce_bytes(numbers, FP32, ranks));
+        }
     }
 
     /// Rows of experts of this rank's tokens.

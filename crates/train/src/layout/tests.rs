@@ -164,6 +164,10 @@ fn a_step_of_deepseek_receives_what_the_table_says() {
     as_metered("deepseek", DEEPSEEK, with_experts);
     let settings = ["model.q_lora_rank=null", "moe.capacity_factor=null", "moe.aux_loss_coef=0"];
     as_metered("deepseek", &[DEEPSEEK, &settings].concat(), &[&["parallel.gpus=2", "parallel.tp=2"]]);
+    let over: &[&[&str]] =
+        &[&["parallel.gpus=2", "parallel.tp=2"], &["parallel.gpus=4", "parallel.tp=2", "parallel.cp=2"]];
+    as_metered("deepseek", &[DEEPSEEK, &["moe.overflow=reroute"]].concat(), over);
+    as_metered("deepseek", &[DEEPSEEK, &["moe.router_noise=0.1", "moe.aux_loss_coef=0"]].concat(), over);
 }
 
 /// As torchtitan's, unless it is said otherwise.

@@ -6,7 +6,7 @@
 //! GPT-2 block     8 S + 2 n inner + P       x, norm, q, k, v, y, x + y, norm; the MLP before and after its GELU
 //! MLA             4 S + n (2 rank + rope + heads (2 nope + rope + 2 v)) + P + the projection cut in two; with a compressed query 2 n q_lora more
 //! dense SwiGLU    3 n inner                 gate, up, and their product
-//! several ranks:   of all that 1/(tp cp) each; of all rows the rotated key (tp) and the scores of experts (tp and cp)
+//! several ranks:   of all that 1/(tp cp) each; of all rows the rotated key (tp)
 //! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
 //!                                           ranks r d more, what came back, and in the first term as many times r as one of them may get at
 //!                                           once (`moe.max_rank_load`), or its capacity
@@ -162,9 +162,7 @@ impl Shape {
         let (e, k) = (moe.num_experts as f64, moe.top_k as f64);
         let shared = moe.n_shared_experts as f64 * moe.moe_intermediate_size as f64;
         let router = self.widened(d) + self.wide(3.0 * e + 5.0 * k);
-        let shared_rows = self.tp * self.cp > 1.0;
-        let of_all = if shared_rows { self.b * self.t * (2.0 * e + k) * FP32 } else { 0.0 };
-        router + self.rows(d, moe) + self.kept(3.0 * shared) + of_all
+        router + self.rows(d, moe) + self.kept(3.0 * shared)
     }
 
     /// Rows of experts: `x`, gate, up, their product, and `y`, there and back where it was computed.

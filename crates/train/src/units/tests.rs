@@ -334,9 +334,9 @@ fn what_tensor_parallel_ranks_communicate_is_as_documented() {
 
         let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];
         let found = received(&config("deepseek", &[DEEPSEEK, &dropless, &layout]));
-        let (rank, rope, experts) = (8, 4, 4);
-        // Of each block what attention and MLP read, and the head; and the router's scores and the rotated key, which are kept.
-        let (read, kept) = (blocks * of(2 * d + rank) + of(d), blocks * of(rope) + of(experts));
+        let (rank, rope) = (8, 4);
+        // Of each block what attention and MLP read, and the head; and the rotated key, which is kept. A token's experts are its rank's business.
+        let (read, kept) = (blocks * of(2 * d + rank) + of(d), blocks * of(rope));
         let scattered = (2 * blocks + 1) * of(d);
         assert_eq!(found, [2 * read + kept + scattered, read + kept + scattered, 0], "deepseek, tp {tp}");
     }
@@ -352,10 +352,14 @@ fn what_ranks_of_a_context_communicate_is_as_documented() {
         let ring = |width: usize| (blocks * (3 * cp - 2) * b * T / cp * width * 4) as u64;
         assert_eq!(received(&config("gpt2", &[GPT2, &layout])), [0, 0, ring(2 * d)], "gpt2, cp {cp}");
 
-        let (rank, rope, experts) = (8, 4, 4);
+        let (rank, rope, top_k) = (8, 4, 2);
         let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];
         let found = received(&config("deepseek", &[DEEPSEEK, &dropless, &layout]));
-        let scores = (b * T * experts * 4 * (cp - 1) / cp) as u64;
-        assert_eq!(found, [scores, scores, ring(rank + rope)], "deepseek, cp {cp}");
+        assert_eq!(found, [0, 0, ring(rank + rope)], "deepseek, cp {cp}");
+        // Capacity is a whole sequence's: all ranks know the choices of all of its tokens.
+        let capped = ["moe.capacity_factor=1", "moe.router_noise=0", &format!("moe.top_k={top_k}")];
+        let found = received(&config("deepseek", &[DEEPSEEK, &capped, &layout]));
+        let choices = (b * T * top_k * 4 * (cp - 1) / cp) as u64;
+        assert_eq!(found, [choices, 0, ring(rank + rope)], "deepseek with a capacity, cp {cp}");
     }
 }
