@@ -98,7 +98,7 @@ impl Trainer<'_> {
             return Ok(());
         }
         let mut seconds = vec![0.0; 2 * stages];
-        let ranks = self.fsdp.data_parallel().1 as f64;
+        let ranks = (self.job.config.parallel.gpus / stages) as f64;
         seconds[2 * stage] = self.times.computing.as_secs_f64() / ranks;
         seconds[2 * stage + 1] = self.times.waiting.as_secs_f64() / ranks;
         let sums = self.fsdp.all_reduce(&seconds)?;
@@ -162,5 +162,46 @@ fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
         micro_batch_size,
         seq_len: train.seq_len,
         layout: LayoutTable::new(&job.config),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Config, Source};
+    use crate::{Place, train};
+    use serde_json::Value;
+    use std::fs;
+
+    /// Computing and waiting are parts of a step, however many ranks a stage has, and by whatever axes.
+    #[test]
+    fn seconds_of_a_stage_are_those_of_one_of_its_ranks() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(300)).unwrap();
+        let source = format!("data.source={}", folder.path().join("text.txt").display());
+        let common = ["train.steps=2", "train.val_every=0", "train.sample_tokens=0", "checkpoint.keep=0", &source];
+        let sizes = ["train.seq_len=64", "train.global_batch_size=4", "train.micro_batch_size=1", "parallel.pp=2"];
+        for (i, layout) in [
+            &["parallel.gpus=4"][..],
+            &["parallel.gpus=4", "parallel.tp=2"],
+            &["parallel.gpus=8", "parallel.tp=2", "parallel.cp=2"],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let overrides = [&common[..], &sizes, layout].concat().into_iter().map(String::from).collect::<Vec<_>>();
+            let config = Config::load(Source::Preset("gpt2"), &overrides).unwrap();
+            let place = Place { name: "gpt2".into(), out: Some(folder.path().join(i.to_string())), ..Place::default() };
+            let outcome = train(config, &place, Default::default()).unwrap();
+            let text = fs::read_to_string(outcome.folder.join("metrics.jsonl")).unwrap();
+            let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            let of_stages = lines.iter().rfind(|line| line["stages"].is_array()).expect("there are two stages");
+            let step = lines.iter().find(|line| line["step_seconds"].is_f64() && line["step"] == of_stages["step"]);
+            let step = step.expect("the step has a line")["step_seconds"].as_f64().unwrap();
+            for stage in of_stages["stages"].as_array().unwrap() {
+                let seconds = stage["compute_seconds"].as_f64().unwrap() + stage["wait_seconds"].as_f64().unwrap();
+                // Ranks do not begin a step at the same moment.
+                assert!(0.0 < seconds && seconds <= 1.5 * step, "{layout:?}: {seconds} s of {step} in {stage}");
+            }
+        }
     }
 }
