@@ -51,10 +51,34 @@ fn one() -> usize {
     1
 }
 
-const BATCH: [&str; 2] = ["train", "global_batch_size"];
-const MICRO: [&str; 2] = ["train", "micro_batch_size"];
-const TP: [&str; 2] = ["parallel", "tp"];
-const RECOMPUTE: [&str; 2] = ["parallel", "activation_checkpointing"];
+/// A key that a table may decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AdaptedKey {
+    /// `train.global_batch_size`
+    GlobalBatchSize,
+    /// `train.micro_batch_size`
+    MicroBatchSize,
+    /// `parallel.tp`
+    Tp,
+    /// `parallel.activation_checkpointing`
+    ActivationCheckpointing,
+}
+
+impl AdaptedKey {
+    /// A rank's share, and with it the micro-batch size, follows from those before it.
+    const ALL: [Self; 4] = [Self::GlobalBatchSize, Self::Tp, Self::ActivationCheckpointing, Self::MicroBatchSize];
+
+    /// Its section and name.
+    fn path(self) -> [&'static str; 2] {
+        match self {
+            Self::GlobalBatchSize => ["train", "global_batch_size"],
+            Self::MicroBatchSize => ["train", "micro_batch_size"],
+            Self::Tp => ["parallel", "tp"],
+            Self::ActivationCheckpointing => ["parallel", "activation_checkpointing"],
+        }
+    }
+}
 
 impl Adaptive {
     /// The guide's table, made for 16 ranks: `pp` 4 x `ep` 4.
@@ -127,15 +151,25 @@ const fn row(
     AdaptiveRow { up_to, micro_batches, global_batch_size, tp, activation_checkpointing }
 }
 
-/// Drops what a table decides from `base`, if `layer` asks for one.
+/// Drops what a table decides from `base`, if `layer` asks for one; of keys that `layer` gives no table has decided.
 pub(super) fn forget(base: &mut Mapping, layer: &Mapping) {
     let asks = at(layer, ["parallel", "adaptive"]).is_some_and(|value| *value != Value::Bool(false));
-    for [section, key] in [BATCH, MICRO, TP, RECOMPUTE].into_iter().filter(|_| asks) {
-        if let Some(Value::Mapping(section)) = base.get_mut(section) {
-            section.remove(key);
+    if asks {
+        for [section, key] in AdaptedKey::ALL.map(AdaptedKey::path).into_iter().chain([ADAPTED]) {
+            if let Some(Value::Mapping(section)) = base.get_mut(section) {
+                section.remove(key);
+            }
         }
     }
+    let [section, key] = ADAPTED;
+    let adapted = base.get_mut(section).and_then(|section| section.get_mut(key));
+    if let Some(Value::Sequence(adapted)) = adapted {
+        let given = AdaptedKey::ALL.map(AdaptedKey::path).map(|path| at(layer, path).map(|_| Value::from(path[1])));
+        adapted.retain(|name| !given.iter().flatten().any(|given| given == name));
+    }
 }
+
+const ADAPTED: [&str; 2] = ["parallel", "adapted"];
 
 fn at<'a>(layer: &'a Mapping, [section, key]: [&str; 2]) -> Option<&'a Value> {
     layer.get(section)?.get(key)
@@ -146,6 +180,9 @@ impl Config {
     pub(super) fn adapt(&mut self, layers: &Mapping) -> Result<(), ConfigError> {
         let adaptive = self.parallel.adaptive.clone();
         adaptive.validate()?;
+        if !adaptive.is_on() {
+            self.parallel.adapted.clear();
+        }
         let length = self.train.seq_len;
         let Some((row, _)) = adaptive.row(length) else {
             let Some(last) = adaptive.rows().last() else { return Ok(()) }; // it is false
@@ -155,21 +192,27 @@ impl Config {
                 last = last.up_to
             )));
         };
-        let free = |key| at(layers, key).is_none();
-        if free(BATCH) {
-            self.train.global_batch_size = row.global_batch_size;
-        }
-        if free(TP) {
-            self.parallel.tp = row.tp;
-        }
-        if free(RECOMPUTE) {
-            self.parallel.activation_checkpointing = row.activation_checkpointing;
-        }
-        // Last, for a rank's share follows from the others.
-        if free(MICRO) {
-            self.train.micro_batch_size = Some(self.share().div_ceil(row.micro_batches));
+        for key in AdaptedKey::ALL.into_iter().filter(|key| at(layers, key.path()).is_none()) {
+            match key {
+                AdaptedKey::GlobalBatchSize => self.train.global_batch_size = row.global_batch_size,
+                AdaptedKey::Tp => self.parallel.tp = row.tp,
+                AdaptedKey::ActivationCheckpointing => {
+                    self.parallel.activation_checkpointing = row.activation_checkpointing;
+                }
+                AdaptedKey::MicroBatchSize => {
+                    self.train.micro_batch_size = Some(self.share().div_ceil(row.micro_batches))
+                }
+            }
+            if !self.is_adapted(key) {
+                self.parallel.adapted.push(key);
+            }
         }
         Ok(())
+    }
+
+    /// Whether the table decided this key.
+    pub(super) fn is_adapted(&self, key: AdaptedKey) -> bool {
+        self.parallel.adapted.contains(&key)
     }
 
     /// What the table chose and why, and what was given instead: lines for the user, none without a table.
@@ -218,11 +261,11 @@ impl Config {
             return error;
         };
         let chosen = [
-            ("tp ", self.parallel.tp == row.tp && row.tp > 1),
-            ("global_batch_size", self.train.global_batch_size == row.global_batch_size),
-            ("micro_batch_size", self.micro_batches() <= row.micro_batches),
+            ("tp ", AdaptedKey::Tp, self.parallel.tp == row.tp && row.tp > 1),
+            ("global_batch_size", AdaptedKey::GlobalBatchSize, self.train.global_batch_size == row.global_batch_size),
+            ("micro_batch_size", AdaptedKey::MicroBatchSize, self.micro_batches() <= row.micro_batches),
         ];
-        if !chosen.iter().any(|(key, chosen)| *chosen && message.contains(key)) {
+        if !chosen.iter().any(|(name, key, fits)| *fits && self.is_adapted(*key) && message.contains(name)) {
             return error;
         }
         let length = self.train.seq_len;

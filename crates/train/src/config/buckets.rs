@@ -9,6 +9,7 @@
 //!
 //! The layout is that of the longest rows.
 
+use super::adaptive::AdaptedKey;
 use super::validate::require;
 use super::{Config, ConfigError};
 
@@ -30,11 +31,11 @@ impl Config {
         config.train.global_batch_size = rows(own.global_batch_size);
         config.train.micro_batch_size = own.micro_batch_size.map(rows);
         let (longest, row) = (table.row(own.seq_len), table.row(length));
-        // What was given instead of the table's counts more than the table, at all lengths.
+        // What was given instead of the table's counts more than the table, at all lengths, also if it is the same.
         let (Some((longest, _)), Some((row, _))) = (longest, row) else { return config };
-        if own.global_batch_size == longest.global_batch_size {
+        if self.is_adapted(AdaptedKey::GlobalBatchSize) && own.global_batch_size == longest.global_batch_size {
             config.train.global_batch_size = row.global_batch_size;
-            if own.micro_batch_size == Some(self.share().div_ceil(longest.micro_batches)) {
+            if self.is_adapted(AdaptedKey::MicroBatchSize) {
                 config.train.micro_batch_size = Some(config.share().div_ceil(row.micro_batches));
             }
         }

@@ -130,6 +130,7 @@ fn takes(model_type: &str, path: &[&str], value: &Value) -> String {
         "string" => "a string",
         "object" => "a section, with keys and values below it",
         "array" => "a list of whole numbers, such as [2, 4]",
+        "names" => "a list of names, such as [tp]",
         "rows" => "a list of rows, such as [{up_to: 512, micro_batches: 16, global_batch_size: 32, tp: 1, activation_checkpointing: none}]",
         other => other,
     });

@@ -104,6 +104,7 @@ fn words(schema: &Json, variants: &[(&str, &str)]) -> String {
         "string" => "text",
         "object" => "a section",
         "array" => "a list, [1, 2]",
+        "names" => "a list of names",
         "rows" => "a list of rows, [{up_to: 512, ..}]",
         other => other,
     };

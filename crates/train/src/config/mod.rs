@@ -28,7 +28,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use crate::learning_rate::LrSchedule;
-pub use adaptive::{Adaptive, AdaptiveRow};
+pub use adaptive::{AdaptedKey, Adaptive, AdaptiveRow};
 pub(crate) use check::{keys, last_part, nearest, whole};
 pub use describe::reference;
 pub use error::ConfigError;

@@ -1,6 +1,6 @@
 //! How a run is spread over ranks.
 
-use super::{Adaptive, Config};
+use super::{AdaptedKey, Adaptive, Config};
 use crate::flops;
 use crate::words::count;
 use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Precision, Prefetch, Schedule, Strategy, Wrap};
@@ -62,6 +62,9 @@ pub struct ParallelConfig {
     /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and `parallel.activation_checkpointing` follow `train.seq_len`: true
     /// for the guide's table, or rows of one's own. Of these keys those count that are given beside this one, or later; see docs/parallelism.md.
     pub adaptive: Adaptive,
+    /// Which keys the table of `adaptive` has decided; it is filled in. A shorter row (`data.buckets`) takes these from the table too. A key that is given later
+    /// is left out from then on.
+    pub adapted: Vec<AdaptedKey>,
 }
 
 impl Default for ParallelConfig {
@@ -88,6 +91,7 @@ impl Default for ParallelConfig {
             backward_prefetch: fsdp.backward_prefetch,
             no_sync: fsdp.no_sync,
             adaptive: Adaptive::Guide(false),
+            adapted: vec![],
         }
     }
 }

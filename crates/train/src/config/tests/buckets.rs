@@ -32,6 +32,20 @@ fn a_table_by_length_decides_batch_and_micro_batches_of_each() {
     // A batch that is given counts more than the table, at all lengths.
     let given = preset_with("deepseek", &[&guide[..], &layout, &["train.global_batch_size=8"]].concat()).unwrap();
     assert_eq!(lengths(&given).into_iter().map(|[_, batch, _]| batch).collect::<Vec<_>>(), [64, 16, 8]);
+    // Also if it is the table's, and in a run that goes on.
+    let given = preset_with("deepseek", &[&guide[..], &layout, &["train.global_batch_size=16"]].concat()).unwrap();
+    let batches = |config: &Config| lengths(config).into_iter().map(|[_, batch, _]| batch).collect::<Vec<_>>();
+    assert_eq!(batches(&given), [128, 32, 16]);
+    let again = |config: &Config, sets: &[&str]| {
+        let folder = TempDir::new().unwrap();
+        fs::write(folder.path().join("a.yaml"), config.to_yaml()).unwrap();
+        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+        Config::load(Source::File(&folder.path().join("a.yaml")), &sets).unwrap()
+    };
+    assert_eq!(again(&given, &[]), given);
+    assert_eq!(lengths(&again(&config, &[])), lengths(&config));
+    assert_eq!(batches(&again(&config, &["train.global_batch_size=16"])), [128, 32, 16]);
+    assert_eq!(lengths(&again(&given, &["parallel.adaptive=true"])), lengths(&config));
 }
 
 #[test]
