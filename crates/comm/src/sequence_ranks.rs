@@ -9,6 +9,8 @@ pub struct SequenceRanks {
     pub tp: TensorParallel,
     /// Those that have the context together.
     pub cp: ContextParallel,
+    /// Rows at the end of each sequence that only make it one that the ranks divide; see [`divisor`](Self::divisor).
+    pub padding: usize,
 }
 
 impl SequenceRanks {
@@ -17,14 +19,36 @@ impl SequenceRanks {
         self.tp.is_alone() && self.cp.is_alone()
     }
 
-    /// Length of sequences of which `s` rows each are here.
-    pub fn whole(&self, s: usize) -> usize {
-        s * self.tp.size() * self.cp.size()
+    /// What divides the length of sequences, padding included, that `tp` x `cp` ranks share: each has as many rows, and of a context two chunks.
+    pub fn divisor(tp: usize, cp: usize) -> usize {
+        cp * if cp > 1 && !tp.is_multiple_of(2) { 2 * tp } else { tp }
     }
 
-    /// All rows of the sequences, in their order: `[b, s, d]` to `[b, t, d]`. Gradients of the result are taken for partial sums.
+    /// The same ranks, for sequences with so much padding.
+    pub fn padded(&self, padding: usize) -> Self {
+        Self { padding, ..self.clone() }
+    }
+
+    /// Length, without padding, of sequences of which `s` rows each are here.
+    pub fn whole(&self, s: usize) -> usize {
+        s * self.tp.size() * self.cp.size() - self.padding
+    }
+
+    /// How many rows are here of each sequence of `t`.
+    pub fn here(&self, t: usize) -> usize {
+        (t + self.padding) / (self.tp.size() * self.cp.size())
+    }
+
+    /// How many of the `s` rows of each sequence that are here are no padding: they are the first ones.
+    pub fn filled(&self, s: usize) -> usize {
+        let t = self.whole(s);
+        self.rows(s).into_iter().map(|rows| rows.end.min(t).saturating_sub(rows.start)).sum()
+    }
+
+    /// All rows of the sequences but padding, in their order: `[b, s, d]` to `[b, t, d]`. Gradients of the result are taken for partial sums.
     pub fn gather(&self, x_bsd: Tensor<3>) -> Tensor<3> {
-        self.cp.gather(self.tp.gather(x_bsd))
+        let (t, all) = (self.whole(x_bsd.dims()[1]), self.cp.gather(self.tp.gather(x_bsd)));
+        if self.padding == 0 { all } else { all.slice_dim(1, 0..t) }
     }
 
     /// The sum over the ranks, on each of them. Gradients of the result are taken for partial sums.
@@ -32,7 +56,7 @@ impl SequenceRanks {
         self.cp.sum(self.tp.sum(x))
     }
 
-    /// This rank's rows, along dimension `dim`, of whole sequences.
+    /// This rank's rows, along dimension `dim`, of whole sequences with their padding.
     pub fn own<const D: usize, K: Kind>(&self, x: Tensor<D, K>, dim: usize) -> Tensor<D, K> {
         let of_context = self.cp.own(x, dim);
         let rows = self.tp.part(of_context.dims()[dim]);

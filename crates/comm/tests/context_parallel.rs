@@ -37,12 +37,21 @@ fn what_is_own_of_all_ranks_is_gathered_in_order_and_its_gradient_is_the_sum_of_
             // Ranks of a context are `of_rows` apart, those of its rows beside each other.
             let tp = TensorParallel::new(comm.split(rank / of_rows)?, first_error.clone());
             let cp = ContextParallel::new(comm.split(rank % of_rows)?, first_error.clone());
-            let of = SequenceRanks { tp, cp };
+            let of = SequenceRanks { tp, cp, padding: 0 };
             let own = of.own(sequences(), 1);
             assert_eq!((of.whole(own.dims()[1]), of.is_alone()), (T, ranks == 1));
             let rows: Vec<usize> = of.rows(own.dims()[1]).into_iter().flatten().collect();
             let by_row: Vec<Tensor<3>> = rows.iter().map(|row| sequences().slice_dim(1, *row..row + 1)).collect();
             assert_eq!(floats(Tensor::cat(by_row, 1)), floats(own.clone()), "rank {rank}");
+
+            // The last rows are padding, of which some ranks have nothing else.
+            for padding in 1..T {
+                let (of, t, s) = (of.padded(padding), T - padding, own.dims()[1]);
+                assert_eq!((of.whole(s), of.here(t)), (t, s));
+                assert_eq!(floats(of.gather(own.clone())), floats(sequences().slice_dim(1, 0..t)), "rank {rank}");
+                let (filled, padding) = rows.split_at(of.filled(s));
+                assert!(filled.iter().all(|row| *row < t) && padding.iter().all(|row| *row >= t), "rank {rank}");
+            }
 
             let own = own.autodiff().require_grad();
             let all = of.gather(own.clone());

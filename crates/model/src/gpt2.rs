@@ -12,6 +12,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use comm::Gathered;
 use fused::{Losses, Rows, causal_self_attention, embedding, linear, linear_add, linear_gelu, linear_transposed};
 use moe::gathered_rows;
+use std::ops::Range;
 
 /// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
 #[derive(Module, Debug)]
@@ -143,8 +144,17 @@ impl Gpt2Ends {
         let rows = parallel.sequences.rows(x_bsd.dims()[1]);
         let positions = match (&batch.documents, &rows[..]) {
             (Some(documents), _) => embedding(wpe, documents.positions_bt.clone().slice_dim(1, tp.part(t))),
-            (None, [rows]) => wpe.slice(rows.clone()).unsqueeze(),
-            (None, _) => Tensor::cat(rows.iter().map(|rows| wpe.clone().slice(rows.clone())).collect(), 0).unsqueeze(),
+            (None, [rows]) if batch.padding == 0 => wpe.slice(rows.clone()).unsqueeze(),
+            (None, _) => {
+                // Padding has no position, and there may be none for it.
+                let ([_, s, d], end) = (x_bsd.dims(), parallel.sequences.padded(batch.padding).whole(x_bsd.dims()[1]));
+                let filled = rows.iter().map(|rows| rows.start.min(end)..rows.end.min(end));
+                let filled: Vec<_> = filled.filter(|rows| !rows.is_empty()).collect();
+                let missing = s - filled.iter().map(Range::len).sum::<usize>();
+                let none = (missing > 0).then(|| Tensor::zeros([missing, d], (&wpe.device(), wpe.dtype())));
+                let rows = filled.into_iter().map(|rows| wpe.clone().slice(rows)).chain(none);
+                Tensor::cat(rows.collect(), 0).unsqueeze()
+            }
         };
         let x_bsd = x_bsd + positions;
         LayerDropout { dropout: batch.place, p: self.dropout, layer: 0 }.apply(x_bsd, Site::Embedding, &rows)
@@ -189,7 +199,7 @@ impl Gpt2Block {
     pub fn forward(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> Tensor<3> {
         let dropout = LayerDropout { dropout: batch.place, p: self.dropout, layer: self.layer };
         let normed = parallel.sequences.tp.gather_again(self.ln_1.forward(x_bsd.clone()));
-        let y = self.attn.forward(normed, batch.starts(), dropout, parallel);
+        let y = self.attn.forward(normed, batch, dropout, parallel);
         self.mlp(y, x_bsd, dropout, parallel)
     }
 
@@ -220,22 +230,24 @@ impl Gpt2Block {
 
 impl Gpt2Attention {
     /// Up to the projection, of the heads that are here.
-    fn forward(
-        &self,
-        x: Gathered,
-        starts: Option<&Tensor<2, Int>>,
-        dropout: LayerDropout,
-        parallel: &Parallel,
-    ) -> Tensor<3> {
+    fn forward(&self, x: Gathered, batch: &MicroBatch, dropout: LayerDropout, parallel: &Parallel) -> Tensor<3> {
         let ([b, t, d], heads) = (x.x_btd.dims(), parallel.sequences.tp.part(self.n_head));
         let (qkv, dropped) = (apply(&self.c_attn, gathered_rows(&x)), dropout.key(Site::Attention));
         let (head, n) = (d / self.n_head, heads.len());
         let scale = (head as f64).powf(-0.5);
+        // Which probabilities are dropped depends on the length without padding.
+        let (starts, length) = (batch.starts(), t * parallel.sequences.cp.size() - batch.padding);
         if parallel.sequences.cp.is_alone() {
-            let dropped = dropped.map(|(p, key)| (p, key.at_index(heads.start * t * t)));
-            return causal_self_attention(qkv, n, scale, dropped, starts);
+            let dropped = dropped.map(|(p, key)| (p, key.at_index(heads.start * length * length)));
+            if batch.padding == 0 {
+                return causal_self_attention(qkv, n, scale, dropped, starts);
+            }
+            let starts = starts.map(|starts_bt| starts_bt.clone().slice_dim(1, 0..length));
+            let none = Tensor::zeros([b, batch.padding, n * head], (&qkv.device(), qkv.dtype()));
+            let y = causal_self_attention(qkv.slice_dim(1, 0..length), n, scale, dropped, starts.as_ref());
+            return Tensor::cat(vec![y, none], 1);
         }
-        let dropout = dropped.map(|(p, key)| (p, key, heads.start));
+        let dropout = dropped.map(|(p, key)| (p, key, heads.start, length));
         let q_bhtd = qkv.clone().slice_dim(2, 0..n * head).reshape([b, t, n, head]).swap_dims(1, 2);
         let (cp, starts) = (parallel.sequences.cp.clone(), starts.cloned());
         let ring = Ring { cp, keys: Keys::Whole { heads: n }, scale, starts, dropout };

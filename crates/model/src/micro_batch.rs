@@ -9,6 +9,9 @@ pub struct MicroBatch {
     pub place: Option<RunPlace>,
     /// The documents of its rows; without them a row is one.
     pub documents: Option<Documents>,
+    /// Positions at the end of each row that only make it one that the ranks of its sequences divide. No other attends to them, they have no target,
+    /// and routing does not see them.
+    pub padding: usize,
 }
 
 /// Where a micro-batch stands in a run.
@@ -44,7 +47,7 @@ pub struct Documents {
 impl From<RunPlace> for MicroBatch {
     /// Of training, of whole rows.
     fn from(place: RunPlace) -> Self {
-        Self { place: Some(place), documents: None }
+        Self { place: Some(place), ..Self::default() }
     }
 }
 

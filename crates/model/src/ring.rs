@@ -45,8 +45,8 @@ pub(crate) struct Ring {
     pub scale: f64,
     /// The first position of the whole sequence that each query sees, `[b, t]`; None: 0.
     pub starts: Option<Tensor<2, Int>>,
-    /// Of probabilities, with the first of the heads that are here.
-    pub dropout: Option<(f64, DropoutKey, usize)>,
+    /// Of probabilities, with the first of the heads that are here, and the length of sequences without padding.
+    pub dropout: Option<(f64, DropoutKey, usize, usize)>,
 }
 
 /// Of a chunk of queries: `[b, c, heads, v]` and `[b, heads, c]`, f32.
@@ -168,7 +168,7 @@ impl Ring {
         let from = (self.cp.rank() + n - step) % n;
         let (queries, keys) = (self.cp.chunks(t * n), self.cp.chunks_of(from, t * n));
         let all = [(0, 0), (0, 1), (1, 0), (1, 1)].into_iter();
-        let (scale, dropout) = (self.scale, self.dropout.map(|(p, key, head)| (p, key, head, t * n)));
+        let (scale, dropout) = (self.scale, self.dropout);
         all.filter_map(move |(i, j)| {
             let first = [queries[i].start, keys[j].start];
             let rows = |chunk| (chunk, chunk * half..(chunk + 1) * half);

@@ -21,13 +21,13 @@ pub struct TokenRows<'a> {
     pub targets: &'a [i32],
     /// Positions of a row.
     pub t: usize,
-    /// Those of them that are here.
+    /// Those of them that are here; from `t` on they are padding, which has no target.
     pub here: Vec<Range<usize>>,
     /// The token that ends a document, if there is one.
     pub end_of_text: Option<i32>,
     /// Whether documents have nothing to do with each other: then nothing follows the end of one.
     pub documents_apart: bool,
-    /// Positions of the step, divided by those of them that have a next token: of the latter a loss is the mean.
+    /// Positions of the step, padding included, divided by those of them that have a next token: of the latter a loss is the mean.
     pub scale: f64,
 }
 
@@ -40,10 +40,10 @@ impl Targets {
 
     /// The next tokens of these rows. Where there is none, a loss is 0, whatever of.
     pub fn next(rows: &TokenRows<'_>, device: &Device) -> Self {
-        if !rows.documents_apart {
+        if !rows.documents_apart && rows.here.iter().all(|here| here.end <= rows.t) {
             let of_row = |targets: &[i32]| rows.here.iter().cloned().flatten().map(|i| targets[i]).collect::<Vec<_>>();
             let tokens = rows.targets.chunks_exact(rows.t).flat_map(of_row).collect();
-            return Self { places_n: None, tokens_n: ints(tokens, device), share: 1.0 };
+            return Self { places_n: None, tokens_n: ints(tokens, device), share: rows.scale };
         }
         let none = || Self { places_n: Some(ints(vec![0], device)), tokens_n: ints(vec![0], device), share: 0.0 };
         Self::ahead(rows, 0, device).unwrap_or_else(none)

@@ -26,7 +26,13 @@ pub(crate) fn sequence_balance_loss_over(
     }
     let ([n, e], [b, _]) = (scores_ne.dims(), assigned_be.dims());
     let s = n / b;
-    let score_b1e = normalised(scores_ne).reshape([b, s, e]).sum_dim(1);
+    let mut scores_bse = normalised(scores_ne).reshape([b, s, e]);
+    if ranks.padding > 0 {
+        let rows_s = Tensor::<1, Int>::arange(0..s as i64, &scores_bse.device());
+        let is_token_s = rows_s.lower_elem(ranks.filled(s) as i64).float();
+        scores_bse = scores_bse * is_token_s.reshape([1, s, 1]);
+    }
+    let score_b1e = scores_bse.sum_dim(1);
     let assigned_b1e = Tensor::from_inner(assigned_be.float().unsqueeze_dim::<3>(1));
     let sums_b2e = ranks.sum(Tensor::cat(vec![score_b1e, assigned_b1e], 1));
     let score_b1e = sums_b2e.clone().slice_dim(1, 0..1) / ranks.whole(s) as f64;

@@ -181,10 +181,26 @@ impl MoeLayer {
             let assigned_be = route::count(choices_kn, sequences, num_experts);
             sequence_balance_loss_over(routing.scores_ne, assigned_be, ranks) * (aux_loss_coef * share)
         });
-        let z = (z_loss_coef != 0.0).then(|| router_z_loss(routing.logits_ne) * (z_loss_coef * share));
+        let z = (z_loss_coef != 0.0).then(|| z_loss_here(routing.logits_ne, sequences, ranks) * (z_loss_coef * share));
         match (balance, z) {
             (Some(balance), Some(z)) => Some(balance + z),
             (balance, z) => balance.or(z),
+        }
+    }
+}
+
+/// The z-loss of this rank's rows of `b` sequences, without padding, such that the mean over ranks is that of all rows.
+fn z_loss_here(logits_ne: Tensor<2>, b: usize, ranks: &SequenceRanks) -> Tensor<1> {
+    let [n, e] = logits_ne.dims();
+    let (s, filled) = (n / b, ranks.filled(n / b));
+    match filled {
+        0 => logits_ne.slice_dim(0, 0..1).sum() * 0.0,
+        _ if ranks.padding == 0 => router_z_loss(logits_ne),
+        _ => {
+            let rows = logits_ne.reshape([b, s, e]).slice_dim(1, 0..filled).reshape([b * filled, e]);
+            // Rows that are no padding are so many of a rank's on average.
+            let mean = (ranks.whole(s) * s) as f64 / (ranks.whole(s) + ranks.padding) as f64;
+            router_z_loss(rows) * (filled as f64 / mean)
         }
     }
 }

@@ -87,7 +87,7 @@ impl Router {
         };
         let candidates_cn = match noise.filter(|_| self.config.router_noise > 0.0) {
             Some(noise) if !ranks.is_alone() => {
-                let ([n, e], s) = (plain_ne.dims(), seq_len / ranks.whole(1));
+                let ([n, e], s) = (plain_ne.dims(), ranks.here(seq_len));
                 let of_block = |(block_bse, first): (Tensor<3>, usize)| {
                     let b = block_bse.dims()[0];
                     let all_ne = ranks.gather(block_bse).reshape([b * seq_len, e]);
@@ -97,7 +97,7 @@ impl Router {
                 let blocks = blocks(plain_ne.reshape([n / s, s, e]), sequences_at_once(seq_len, e));
                 Tensor::cat(blocks.into_iter().map(of_block).collect(), 1)
             }
-            noise => select(plain_ne, noise),
+            noise => without_padding(select(plain_ne, noise), ranks.here(seq_len), ranks),
         };
         Routing { candidates_cn, logits_ne, scores_ne }
     }
@@ -118,13 +118,30 @@ fn blocks(x_bse: Tensor<3>, sequences: usize) -> Vec<(Tensor<3>, usize)> {
     (0..b).step_by(sequences).map(block).collect()
 }
 
-/// Of `[k, n]` of all rows of `b` sequences this rank's `s` of each.
+/// Of `[k, n]` of all rows of `b` sequences this rank's `s` of each; padding has no expert.
 pub(crate) fn rows_here(of_all_kn: Tensor<2, Int>, [b, s]: [usize; 2], ranks: &SequenceRanks) -> Tensor<2, Int> {
     if ranks.is_alone() {
         return of_all_kn;
     }
     let (k, t) = (of_all_kn.dims()[0], ranks.whole(s));
-    ranks.own(of_all_kn.reshape([k, b, t]), 2).reshape([k, b * s])
+    let mut of_all_kbt = of_all_kn.reshape([k, b, t]);
+    if ranks.padding > 0 {
+        let none = Tensor::<3, Int>::full([k, b, ranks.padding], -1, &of_all_kbt.device()).cast(of_all_kbt.dtype());
+        of_all_kbt = Tensor::cat(vec![of_all_kbt, none], 2);
+    }
+    ranks.own(of_all_kbt, 2).reshape([k, b * s])
+}
+
+/// `[k, n]` of this rank's `s` rows of each sequence, with no expert for padding.
+fn without_padding(experts_kn: Tensor<2, Int>, s: usize, ranks: &SequenceRanks) -> Tensor<2, Int> {
+    if ranks.padding == 0 {
+        return experts_kn;
+    }
+    let [k, n] = experts_kn.dims();
+    let is_padding_s =
+        Tensor::<1, Int>::arange(0..s as i64, &experts_kn.device()).greater_equal_elem(ranks.filled(s) as i64);
+    let is_padding_kbs = is_padding_s.reshape([1, 1, s]).expand([k, n / s, s]);
+    experts_kn.reshape([k, n / s, s]).mask_fill(is_padding_kbs, -1).reshape([k, n])
 }
 
 /// Of `[k, n]` of this rank's `s` rows of each of `b` sequences those of all rows.

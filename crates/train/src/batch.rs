@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::error::TrainError;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use comm::ContextParallel;
+use comm::SequenceRanks;
 use data::Prepared;
 use model::deepseek::MtpBatch;
 use model::{Documents, MicroBatch, RunPlace, Targets, TokenRows};
@@ -26,7 +26,8 @@ pub(crate) struct BatchMaker {
     end_of_text: Option<i32>,
     /// The same where documents are apart; see `data.document_mask`.
     border: Option<i32>,
-    context: ContextParallel,
+    /// Those that have parts of the rows.
+    ranks: SequenceRanks,
     device: Device,
 }
 
@@ -41,15 +42,15 @@ pub(crate) struct RowCounts {
 }
 
 impl BatchMaker {
-    /// For a model with such data, of whose rows this rank has what is its own of a `context`.
-    pub fn new(config: &Config, end_of_text: Option<u32>, context: ContextParallel, device: &Device) -> Self {
+    /// For a model with such data, whose rows these ranks share.
+    pub fn new(config: &Config, end_of_text: Option<u32>, ranks: SequenceRanks, device: &Device) -> Self {
         let end_of_text = end_of_text.map(|token| token as i32);
         Self {
             vocab_size: config.model.vocab_size(),
             mtp_depth: config.model.mtp_depth(),
             end_of_text,
             border: end_of_text.filter(|_| config.data.document_mask),
-            context,
+            ranks,
             device: device.clone(),
         }
     }
@@ -104,21 +105,25 @@ impl BatchMaker {
         mtp_depth: usize,
     ) -> Result<Batch, TrainError> {
         check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), self.vocab_size)?;
-        let (t, device) = (batch.seq_len, &self.device);
-        let starts = self.border.map(|end| batch.document_starts(end));
-        let documents = starts.map(|starts| Documents::new(starts, t, &self.context, device));
+        let (t, device, context) = (batch.seq_len, &self.device, &self.ranks.cp);
+        let padded = t.next_multiple_of(SequenceRanks::divisor(self.ranks.tp.size(), context.size()));
+        // A document of its own, each.
+        let starts = self.border.map(|end| pad(batch.document_starts(end), t, padded, |place| place as i32));
+        let documents = starts.map(|starts| Documents::new(starts, padded, context, device));
         let rows = TokenRows {
             inputs: &batch.inputs,
             targets: &batch.targets,
             t,
-            here: self.context.chunks(t),
+            here: context.chunks(padded),
             end_of_text: self.end_of_text,
             documents_apart: self.documents_apart(),
-            scale,
+            scale: scale * padded as f64 / t as f64,
         };
         let (targets, mtp) = (Targets::next(&rows, device), MtpBatch::of_rows(&rows, mtp_depth, device));
-        let inputs_bt = Tensor::<2, Int>::from_data(TensorData::new(batch.inputs, [batch.sequences, t]), device);
-        Ok(Batch { inputs_bt: self.context.own(inputs_bt, 1), targets, micro: MicroBatch { place, documents }, mtp })
+        let inputs = TensorData::new(pad(batch.inputs, t, padded, |_| 0), [batch.sequences, padded]);
+        let inputs_bt = context.own(Tensor::<2, Int>::from_data(inputs, device), 1);
+        let micro = MicroBatch { place, documents, padding: padded - t };
+        Ok(Batch { inputs_bt, targets, micro, mtp })
     }
 }
 
@@ -136,6 +141,14 @@ impl std::ops::AddAssign for RowCounts {
         self.labels += other.labels;
         self.squares += other.squares;
     }
+}
+
+/// Rows of `t` values, each followed by as many of `with`, which is given the place, as make it `padded` long.
+fn pad(values: Vec<i32>, t: usize, padded: usize, with: impl Fn(usize) -> i32) -> Vec<i32> {
+    if t == padded {
+        return values;
+    }
+    values.chunks_exact(t).flat_map(|row| row.iter().copied().chain((t..padded).map(&with))).collect()
 }
 
 /// Whether all tokens are in a vocabulary.

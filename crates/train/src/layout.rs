@@ -84,7 +84,7 @@ impl Row {
 /// What one rank shares with others.
 fn shares(config: &Config, rank: usize) -> Vec<Share> {
     let (units, _) = units(config, &ExpertLoads::new(config), &Parallel::default(), &Device::flex());
-    let (calls, on_cpu) = (calls::calls(config), device::meant(&config.train.device) == "cpu");
+    let (calls, on_cpu) = (calls::calls(config, rank), device::meant(&config.train.device) == "cpu");
     let micro_batches = config.micro_batches();
     let run = SharesRun { world_size: config.parallel.gpus, rank, micro_batches, calls: &calls, on_cpu };
     units.shares(&config.fsdp(), run).expect("the configuration is validated")

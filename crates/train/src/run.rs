@@ -132,6 +132,7 @@ fn say_what_begins(job: &Job, devices: &Devices) {
         let (name, batches) = (schedule.name(), count(micro_batches, "micro-batch"));
         progress.say(&format!("{pp} stages ({name}), {batches} of {} a step and rank", count(sequences, "sequence")));
     }
+    config.describe_padding().iter().for_each(|line| progress.say(line));
     config.describe_replicas().iter().for_each(|line| progress.say(line));
     devices.tell().into_iter().for_each(|line| progress.say(&line));
     if let (Some(tokens), size) = (data.vocab_size(), config.model.vocab_size())

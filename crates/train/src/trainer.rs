@@ -183,7 +183,7 @@ impl<'a> Trainer<'a> {
             rank,
             saver: saver(job, &folder, rank)?,
             recorder: telling::recorder(job, &folder, rank, batches.micro_batch_size())?,
-            maker: BatchMaker::new(&job.config, job.data.end_of_text(), parallel.sequences.cp, &device),
+            maker: BatchMaker::new(&job.config, job.data.end_of_text(), parallel.sequences, &device),
             device,
             folder,
             fsdp,

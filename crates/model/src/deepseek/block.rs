@@ -70,25 +70,25 @@ impl Block {
     /// configuration has some.
     pub fn forward_over(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> BlockOutput {
         let y = self.self_attn.forward(self.input_layernorm.forward(x_bsd.clone()), batch, parallel);
-        self.mlp(y, x_bsd, batch.place, parallel)
+        self.mlp(y, x_bsd, batch, parallel)
     }
 
     /// [`forward`](Self::forward) of tokens that follow those in the cache.
     pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let y = self.self_attn.forward_cached(self.input_layernorm.forward(x_btd.clone()), layer, chunk);
-        self.mlp(y, x_btd, None, &Parallel::default()).x_btd
+        self.mlp(y, x_btd, &MicroBatch::default(), &Parallel::default()).x_btd
     }
 
     /// From the attention of the heads, `y`, on.
-    fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, place: Option<RunPlace>, parallel: &Parallel) -> BlockOutput {
-        let (ranks, tp) = (&parallel.sequences, &parallel.sequences.tp);
+    fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> BlockOutput {
+        let (ranks, tp) = (&parallel.sequences.padded(batch.padding), &parallel.sequences.tp);
         let [x_bsd, normed] = self.post_attention_layernorm.forward_sum(&self.self_attn.o_proj, y, x_bsd, tp);
         match &self.mlp {
             Mlp::Dense(mlp) => {
                 BlockOutput { x_btd: mlp.forward_add_over(normed, x_bsd, tp), aux_loss: None, stats: None }
             }
             Mlp::Moe(moe) => {
-                let noise = place.map(|RunPlace { seed, step, first_row }| {
+                let noise = batch.place.map(|RunPlace { seed, step, first_row }| {
                     Some(NoiseKey::derive(seed, step, self.layer as u64, first_row))
                 });
                 let output = match (noise, &parallel.experts) {

@@ -84,7 +84,7 @@ fn in_one_row(tokens_bt: Tensor<2, Int>, context: &ContextParallel) -> (Tensor<2
     let [b, t] = tokens_bt.dims();
     let starts = (0..b * t).map(|i| (i / t * t) as i32).collect();
     let documents = Documents::new(starts, b * t, context, &tokens_bt.device());
-    let batch = MicroBatch { place: None, documents: Some(documents) };
+    let batch = MicroBatch { documents: Some(documents), ..MicroBatch::default() };
     (context.own(tokens_bt.reshape([1, b * t]), 1), batch)
 }
 

@@ -52,6 +52,7 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize, in_one_row: b
     parallel.sequences = SequenceRanks {
         tp: TensorParallel::new(rows, parallel.first_error.clone()),
         cp: ContextParallel::new(context.clone(), parallel.first_error.clone()),
+        padding: 0,
     };
     let own = |of: &str| {
         let (tokens, cp) = (ints(&expected, of, &device), &parallel.sequences.cp);

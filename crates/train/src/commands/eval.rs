@@ -8,7 +8,7 @@ use crate::saved::{Saved, SavedError};
 use crate::words::count;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
-use comm::ContextParallel;
+use comm::SequenceRanks;
 use data::{DataError, Dataset, Decoder, OpenOptions, Split, Tokenizer, TokenizerSpec};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::f64::consts::LN_2;
@@ -145,7 +145,7 @@ fn measure(
 ) -> Result<Measured, TrainError> {
     let device = Device::flex();
     let (model, windows) = (saved.model(&device)?, dataset.val_windows(seq_len));
-    let maker = BatchMaker::new(&saved.config, end_of_text, ContextParallel::default(), &device);
+    let maker = BatchMaker::new(&saved.config, end_of_text, SequenceRanks::default(), &device);
     let bar = progress(windows as u64);
     let (mut nats, mut predicted) = (0.0, 0.0);
     for first in (0..windows).step_by(batch) {

@@ -3,6 +3,7 @@
 use super::{AdaptedKey, Adaptive, Config};
 use crate::flops;
 use crate::words::count;
+use comm::SequenceRanks;
 use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Precision, Prefetch, Schedule, Strategy, Wrap};
 use schedule::deal;
 use schemars::JsonSchema;
@@ -34,11 +35,11 @@ pub struct ParallelConfig {
     /// experts and the ranks of a stage, or of a replica. An expert's parameters are then sharded by `strategy` over the ranks that have it.
     pub ep: usize,
     /// Ranks that compute the same sequences together: each has a part of the heads, of the MLPs' columns and of the vocabulary, and between them
-    /// a part of each sequence's rows (tensor and sequence parallelism); 1 for none. It divides the ranks of a stage, or of a replica, the heads,
-    /// the MLPs' widths and `train.seq_len`. What is not cut is sharded by `strategy` over these ranks too.
+    /// a part of each sequence's rows (tensor and sequence parallelism); 1 for none. It divides the ranks of a stage, or of a replica, the heads
+    /// and the MLPs' widths. What is not cut is sharded by `strategy` over these ranks too.
     pub tp: usize,
-    /// Ranks that have a part of each sequence's rows each, through all layers, keys and values going round them (context parallelism); 1 for none. Twice
-    /// this divides `train.seq_len`, and this the ranks of a stage, or of a replica.
+    /// Ranks that have a part of each sequence's rows each, through all layers, keys and values going round them (context parallelism); 1 for none. It
+    /// divides the ranks of a stage, or of a replica.
     pub cp: usize,
     /// What is kept, gathered and freed together.
     pub wrap: Wrap,
@@ -179,6 +180,24 @@ impl Config {
         (replicas > 1).then(|| {
             let of = count(ranks / replicas, "rank");
             format!("hybrid: {replicas} replicas of {of} each, {} within a replica (dp_replicate)", within.name())
+        })
+    }
+
+    /// The length of sequences, with the padding that makes it one that `tp` and `cp` divide.
+    pub(crate) fn padded_length(&self) -> usize {
+        let (length, ParallelConfig { tp, cp, .. }) = (self.train.seq_len, &self.parallel);
+        length.next_multiple_of(SequenceRanks::divisor(*tp, *cp))
+    }
+
+    /// A line on that padding, where there is some.
+    pub(crate) fn describe_padding(&self) -> Option<String> {
+        let (length, padded, ParallelConfig { tp, cp, .. }) =
+            (self.train.seq_len, self.padded_length(), &self.parallel);
+        (padded > length).then(|| {
+            format!(
+                "sequences of {length} tokens are padded to {padded}, of which tp {tp} x cp {cp} take a multiple of {}",
+                SequenceRanks::divisor(*tp, *cp)
+            )
         })
     }
 

@@ -41,13 +41,16 @@ const FP32: usize = 4;
 /// A full micro-batch, and the ranks that share it.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
-    /// Sequences, and tokens of one.
+    /// Sequences, and positions of one, of which `length` are no padding.
     b: usize,
     t: usize,
+    length: usize,
     /// Bytes of an element.
     size: usize,
     tp: usize,
     cp: usize,
+    /// The rank's number among those of its context.
+    of_context: usize,
     ep: usize,
 }
 
@@ -59,11 +62,13 @@ struct Rows {
     summed: usize,
 }
 
-/// The calls of the model in their order.
-pub fn calls(config: &Config) -> Vec<CallTraffic> {
+/// The calls of the model in their order, on a rank.
+pub fn calls(config: &Config, rank: usize) -> Vec<CallTraffic> {
     let (size, parallel) = (config.parallel.precision.param.dtype().size(), &config.parallel);
-    let (b, t) = (config.micro_batch_size(), config.train.seq_len);
-    let shape = Shape { b, t, size, tp: parallel.tp, cp: parallel.cp, ep: parallel.ep };
+    let (b, t, length) = (config.micro_batch_size(), config.padded_length(), config.train.seq_len);
+    let mesh = config.fsdp().mesh(parallel.gpus).expect("the configuration is validated");
+    let of_context = mesh.coordinate(rank, Axis::Cp);
+    let shape = Shape { b, t, length, size, tp: parallel.tp, cp: parallel.cp, of_context, ep: parallel.ep };
     match &config.model {
         ModelConfig::Gpt2(model) => {
             let (d, rows) = (model.n_embd, 2 * shape.rows(model.n_embd, size));
@@ -93,7 +98,8 @@ impl Shape {
     fn head(&self, d: usize, modules: usize) -> CallTraffic {
         let mut head = self.call(d, Rows { read: (1 + modules) * self.rows(d, self.size), ..Rows::default() });
         for ahead in 0..=modules {
-            let n = self.b * self.t.saturating_sub(ahead) / self.cp;
+            // Where none predicts the next token there is one all the same, which does not count.
+            let n = (self.b * self.labels(ahead)).max(usize::from(ahead == 0));
             let numbers = all_reduce_bytes(n, FP32, self.tp) + all_reduce_bytes(2 * n, FP32, self.tp);
             add(&mut head.forward, Axis::Tp, "all_reduce", numbers);
         }
@@ -147,10 +153,17 @@ impl Shape {
         }
     }
 
+    /// Positions of a sequence that are here and have a token so far behind the next one.
+    fn labels(&self, ahead: usize) -> usize {
+        let (end, chunks) = (self.length.saturating_sub(ahead), 2 * self.cp);
+        let border = |chunk: usize| (chunk * self.t / chunks).min(end);
+        [self.of_context, chunks - 1 - self.of_context].map(|chunk| border(chunk + 1) - border(chunk)).iter().sum()
+    }
+
     /// Rows of experts of this rank's tokens.
     fn rows_of_experts(&self, moe: &MoeConfig) -> usize {
-        let choices = self.t * moe.top_k;
-        let of_sequence = moe.capacity(self.t).map_or(choices, |capacity| choices.min(capacity * moe.num_experts));
+        let choices = self.length * moe.top_k;
+        let of_sequence = moe.capacity(self.length).map_or(choices, |capacity| choices.min(capacity * moe.num_experts));
         self.b * of_sequence / self.tp / self.cp
     }
 

@@ -57,14 +57,16 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
     run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
         let (loads, parallel) = (ExpertLoads::new(&config), parallel(&config.fsdp(), &comm)?);
         let device = Device::flex();
-        let maker = BatchMaker::new(&config, None, parallel.sequences.cp.clone(), &device);
+        let maker = BatchMaker::new(&config, None, parallel.sequences.clone(), &device);
         let (units, _) = units(&config, &loads, &parallel, &device);
         let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
         let (sequences, count) = (config.micro_batch_size(), config.micro_batches());
         let batch = |i: usize| {
             let first_row = (fsdp.data_parallel().0 * count + i) * sequences;
-            let tokens = |ahead| (0..sequences * T).map(|at| ((at + first_row) * 5 + ahead) as i32 % 11).collect();
-            let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences, seq_len: T };
+            let seq_len = config.train.seq_len;
+            let tokens =
+                |ahead| (0..sequences * seq_len).map(|at| ((at + first_row) * 5 + ahead) as i32 % 11).collect();
+            let batch = data::Batch { inputs: tokens(0), targets: tokens(1), sequences, seq_len };
             let place = RunPlace { seed: 1, step: 0, first_row: first_row as u64 };
             maker.for_training(batch, Some(place), 1.0).unwrap()
         };
@@ -133,6 +135,8 @@ const LAYOUTS: &[&[&str]] = &[
     &["parallel.gpus=2", "parallel.cp=2", "parallel.activation_checkpointing=full"],
     &["parallel.gpus=4", "parallel.cp=2", "parallel.tp=2", "parallel.precision.param=bf16"],
     &["parallel.gpus=4", "parallel.cp=2", "parallel.pp=2", "parallel.strategy=zero1"],
+    &["parallel.gpus=4", "parallel.tp=4", "train.seq_len=5"],
+    &["parallel.gpus=8", "parallel.cp=4", "parallel.tp=2", "train.seq_len=7"],
     &[
         "parallel.gpus=4",
         "parallel.tp=2",

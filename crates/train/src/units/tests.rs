@@ -69,17 +69,17 @@ fn config(preset: &str, settings: &[&[&str]]) -> Config {
 }
 
 /// Of some rows, in training, with a scale of the losses that all rows have together.
-fn batch(rows: &Range<usize>, step: u64, maker: &BatchMaker) -> Batch {
+fn batch(rows: &Range<usize>, step: u64, seq_len: usize, maker: &BatchMaker) -> Batch {
     let place = RunPlace { seed: 1, step, first_row: rows.start as u64 };
     let mut counts = RowCounts::default();
-    MICRO_BATCHES.iter().for_each(|rows| counts += maker.count(&tokens(rows, step)));
-    maker.for_training(tokens(rows, step), Some(place), counts.scale()).unwrap()
+    MICRO_BATCHES.iter().for_each(|rows| counts += maker.count(&tokens(rows, step, seq_len)));
+    maker.for_training(tokens(rows, step, seq_len), Some(place), counts.scale()).unwrap()
 }
 
-fn tokens(rows: &Range<usize>, step: u64) -> data::Batch {
+fn tokens(rows: &Range<usize>, step: u64, seq_len: usize) -> data::Batch {
     let token = |i: usize| ((i * i + 3 * i + step as usize) % VOCAB) as i32;
-    let tokens = |ahead| (rows.start * T..rows.end * T).map(|i| token(i + ahead)).collect();
-    data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len: T }
+    let tokens = |ahead| (rows.start * seq_len..rows.end * seq_len).map(|i| token(i + ahead)).collect();
+    data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len }
 }
 
 /// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
@@ -91,7 +91,7 @@ fn moves(config: &Config) -> Moves {
         let of_fsdp = FsdpConfig { adamw, ..config.fsdp() };
         let (loads, parallel) = (ExpertLoads::new(&config), parallel(&of_fsdp, &comm)?);
         // One of the tokens ends a document.
-        let maker = BatchMaker::new(&config, Some(4), parallel.sequences.cp.clone(), &Device::flex());
+        let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
         let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
         let (rank, ranks) = fsdp.data_parallel();
@@ -108,7 +108,7 @@ fn moves(config: &Config) -> Moves {
         };
         let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
         for step in 0..3 {
-            let batches: Vec<Batch> = mine.iter().map(|rows| batch(rows, step, &maker)).collect();
+            let batches: Vec<Batch> = mine.iter().map(|rows| batch(rows, step, config.train.seq_len, &maker)).collect();
             let report = fsdp.train_step_with(&batches, &weights, 1e3, |_| Ok(()))?;
             numbers.push([report.grad_norm, report.loss, report.aux_loss]);
             let after = parameters(&fsdp)?;
@@ -117,7 +117,8 @@ fn moves(config: &Config) -> Moves {
             moves.push(before.iter().zip(&after).map(moved).collect::<Vec<Vec<f32>>>());
             before = after;
         }
-        let batches: Vec<Batch> = mine.iter().map(|rows| maker.for_evaluation(tokens(rows, 0)).unwrap()).collect();
+        let batches: Vec<Batch> =
+            mine.iter().map(|rows| maker.for_evaluation(tokens(rows, 0, config.train.seq_len)).unwrap()).collect();
         let (loss, of) = fsdp.evaluate(&batches, &weights)?[0];
         numbers.push([of, loss, 0.0]);
         Ok::<_, FsdpError>(((moves, numbers), fsdp.state().copies.digests()))
@@ -248,18 +249,37 @@ fn every_gradient_of_documents_apart_is_one_ranks() {
     moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
 }
 
+/// Rows that the ranks do not divide, up to such that some ranks of a context have nothing but padding, of a model that has no more positions.
+#[test]
+fn every_gradient_of_padded_rows_is_one_ranks() {
+    let layouts = [&LAYOUTS[..2], &LAYOUTS[11..12], &CONTEXT[..3], &CONTEXT[7..8], &CONTEXT[10..11]].concat();
+    for length in [["train.seq_len=7", "model.n_positions=7"], ["train.seq_len=3", "model.n_positions=3"]] {
+        moves_as_on_one_rank("gpt2", &[GPT2, &length], &layouts);
+    }
+    moves_as_on_one_rank("gpt2", &[GPT2, &["train.seq_len=5", "data.document_mask=true"]], &layouts[1..5]);
+    let layouts = [&WITH_EXPERTS[..1], &WITH_EXPERTS[3..4], &CONTEXT[1..2], &CONTEXT_WITH_EXPERTS[2..4]].concat();
+    for changes in [
+        &["train.seq_len=7"][..],
+        &["train.seq_len=3", "model.mtp_depth=2"],
+        &["train.seq_len=5", "model.mtp_depth=1", "data.document_mask=true"],
+        &["train.seq_len=6", "moe.overflow=reroute"],
+    ] {
+        moves_as_on_one_rank("deepseek", &[DEEPSEEK, changes], &layouts);
+    }
+}
+
 /// The losses of the model itself on each document alone, added up and divided by the number of tokens that are predicted.
 #[test]
 fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
     let config = config("gpt2", &[GPT2, &["model.dropout=0", "data.document_mask=true"]]);
     let of_ranks = run_ranks(vec![Device::flex()], Duration::from_secs(60), move |comm| {
         let (loads, parallel) = (ExpertLoads::new(&config), Parallel::default());
-        let maker = BatchMaker::new(&config, Some(4), parallel.sequences.cp.clone(), &Device::flex());
+        let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
         let (units, parts) = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, config.fsdp())?;
         let model = parts.gather(&config, &fsdp, true, &Device::flex())?.expect("it is kept");
         let (mut nats, mut labels) = (0.0, 0.0);
-        for data::Batch { inputs, targets, .. } in MICRO_BATCHES.iter().map(|rows| tokens(rows, 0)) {
+        for data::Batch { inputs, targets, .. } in MICRO_BATCHES.iter().map(|rows| tokens(rows, 0, T)) {
             for (inputs, targets) in inputs.chunks(T).zip(targets.chunks(T)) {
                 let mut start = 0;
                 while start < T {
@@ -276,7 +296,7 @@ fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
                 }
             }
         }
-        let batches: Vec<Batch> = MICRO_BATCHES.iter().map(|rows| batch(rows, 0, &maker)).collect();
+        let batches: Vec<Batch> = MICRO_BATCHES.iter().map(|rows| batch(rows, 0, T, &maker)).collect();
         let weights: Vec<f64> = MICRO_BATCHES.iter().map(|rows| rows.len() as f64).collect();
         Ok::<_, FsdpError>((fsdp.train_step_with(&batches, &weights, 1e-3, |_| Ok(()))?.loss, nats / labels, labels))
     });
@@ -302,7 +322,7 @@ fn received(config: &Config) -> [u64; 3] {
     let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
         let of_fsdp = config.fsdp();
         let (loads, parallel) = (ExpertLoads::new(&config), parallel(&of_fsdp, &comm)?);
-        let maker = BatchMaker::new(&config, Some(4), parallel.sequences.cp.clone(), &Device::flex());
+        let maker = BatchMaker::new(&config, Some(4), parallel.sequences.clone(), &Device::flex());
         let (units, _) = units(&config, &loads, &parallel, &Device::flex());
         let mut fsdp = Fsdp::new(units, comm, of_fsdp)?;
         let count = |fsdp: &Fsdp<Batch>| {
@@ -310,7 +330,7 @@ fn received(config: &Config) -> [u64; 3] {
             ["all_gather", "reduce_scatter", "recv"].map(|name| table.get(name).map_or(0, |traffic| traffic.bytes))
         };
         let before = count(&fsdp);
-        fsdp.train_step(&[batch(&(0..3), 0, &maker)], 1e-3)?;
+        fsdp.train_step(&[batch(&(0..3), 0, T, &maker)], 1e-3)?;
         let after = count(&fsdp);
         Ok::<_, FsdpError>([0, 1, 2].map(|i| after[i] - before[i]))
     });

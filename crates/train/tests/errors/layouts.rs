@@ -127,12 +127,6 @@ const LAYOUTS: &[Mistake] = &[
         &["parallel.tp is 8, which does not divide model.num_attention_heads, 4", "give 4"],
     ),
     (
-        "rows of a sequence that ranks do not divide",
-        &[],
-        "--model gpt2 --gpus 2 --set parallel.tp=2 --set train.seq_len=63",
-        &["a multiple of 2 tokens", "train.seq_len is 63", "give 64 (--seq-len 64)"],
-    ),
-    (
         "columns that ranks do not divide",
         &[],
         "--model deepseek --gpus 2 --set parallel.tp=2 --set model.first_k_dense_replace=1 --set model.intermediate_size=101",
@@ -150,12 +144,6 @@ const LAYOUTS: &[Mistake] = &[
         &[],
         "--model gpt2 --gpus 6 --set parallel.cp=4",
         &["parallel.cp 4: 4 does not divide the ranks of a stage, 6", "give --gpus 8, or fewer ranks"],
-    ),
-    (
-        "chunks of a sequence that do not come out even",
-        &[],
-        "--model gpt2 --gpus 4 --set parallel.cp=4 --set train.seq_len=60",
-        &["parallel.cp 4 x parallel.tp 1", "a multiple of 8 tokens, two chunks", "train.seq_len is 60", "--seq-len 64"],
     ),
     (
         "rows over ranks, and blocks on ranks",

@@ -74,6 +74,9 @@ fn rows_of_several_lengths_have_the_losses_of_one_rank_in_every_layout() {
     let apart: &[Row] =
         &[("ep 2 x tp 2", &["gpus=4", "ep=2", "tp=2"]), ("pp 2, zb_v", &["gpus=2", "pp=2", "schedule=zb_v"])];
     every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, DOCUMENTS, lengths, &with_experts].concat(), apart);
+    let odd = ["--set=data.buckets=[7,15,31]", "--set=train.seq_len=31", &data];
+    let padded: &[Row] = &[("cp 2 x tp 2, rows of 7, 15 and 31", &["gpus=4", "cp=2", "tp=2"])];
+    every_layout_has_the_losses_of_one_rank(&[GPT2, DOCUMENTS, &odd].concat(), padded);
     let metrics = train(&[GPT2, DOCUMENTS, lengths].concat(), STEPS);
     let steps: Vec<Value> = metrics.into_iter().filter(|line| line.get("loss").is_some()).collect();
     let mut lengths = values(&steps, "seq_len");

@@ -70,6 +70,14 @@ fn deepseek_has_the_losses_of_one_rank_over_ranks_of_a_context() {
 }
 
 #[test]
+fn padded_sequences_have_the_losses_of_one_rank() {
+    let gpt2 = [GPT2, &["--set=train.seq_len=29", "--set=model.n_positions=29"]].concat();
+    every_layout_has_the_losses_of_one_rank(&gpt2, PADDED);
+    let deepseek = [DEEPSEEK, &["--set=train.seq_len=29", "--set=moe.router_noise=0.01"]].concat();
+    every_layout_has_the_losses_of_one_rank(&deepseek, &[PADDED, PADDED_EXPERTS].concat());
+}
+
+#[test]
 fn sixteen_experts_on_sixteen_ranks_have_the_losses_of_one_rank() {
     let model = ["--set=moe.num_experts=16", "--set=model.num_hidden_layers=4", "--set=train.micro_batch_size=1"];
     every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, &model[..]].concat(), GUIDE);

@@ -234,6 +234,17 @@ pub const DEEPSEEK_TENSOR: &[Row] = &[
     ("pp 2 x tp 2 x ep 2 in dp_shard 2", &["gpus=8", "pp=2", "tp=2", "ep=2", "dp_shard=2"]),
 ];
 
+/// Ranks that do not divide sequences of 29 tokens.
+pub const PADDED: &[Row] = &[
+    ("tp 2, 29 tokens", &["gpus=2", "tp=2"]),
+    ("cp 2 x tp 2, 29 tokens", &["gpus=4", "cp=2", "tp=2"]),
+    ("pp 2 x cp 4, 29 tokens", &["gpus=8", "pp=2", "cp=4"]),
+];
+pub const PADDED_EXPERTS: &[Row] = &[
+    ("tp 2 x ep 2, 29 tokens", &["gpus=2", "tp=2", "ep=2"]),
+    ("cp 2 x ep 4, recomputes, 29 tokens", &["gpus=4", "cp=2", "ep=4", "activation_checkpointing=full"]),
+];
+
 /// Ranks that have a part of each sequence's rows each, in all layers.
 pub const GPT2_CONTEXT: &[Row] = &[
     ("cp 2", &["gpus=2", "cp=2"]),

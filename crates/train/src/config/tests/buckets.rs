@@ -60,10 +60,6 @@ fn lengths_that_make_no_sense_are_refused() {
             "end at 128, and train.seq_len is 256: the last is the longest row, give --seq-len 128",
         ),
         (&["data.buckets=[64,512]"], "end at 512"),
-        (
-            &["data.buckets=[66,256]", "parallel.gpus=2", "parallel.cp=2"],
-            "of data.buckets, at rows of 66 tokens: parallel.cp 2",
-        ),
         (&["data.buckets=[2,256]", "model.mtp_depth=2"], "at rows of 2 tokens: model.mtp_depth is 2"),
         (&["data.buckets=64"], "`data.buckets` is 64"),
     ] {

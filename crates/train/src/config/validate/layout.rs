@@ -124,7 +124,7 @@ impl Config {
         })
     }
 
-    /// Heads, columns, rows of a sequence and ranks are dealt out evenly.
+    /// Heads, columns and ranks are dealt out evenly.
     fn validate_sequence_ranks(&self) -> Result<(), ConfigError> {
         let ParallelConfig { gpus, pp, tp, cp, strategy, .. } = self.parallel;
         require(tp > 0, || "parallel.tp is 0: give at least 1, which is all heads and columns on every rank".into())?;
@@ -148,26 +148,7 @@ impl Config {
                 given.join(" x ")
             )
         })?;
-        self.validate_rows()?;
         self.validate_heads(ranks / cp)
-    }
-
-    /// Each rank has as many rows of a sequence, and of a context two chunks.
-    fn validate_rows(&self) -> Result<(), ConfigError> {
-        let (ParallelConfig { tp, cp, .. }, length) = (&self.parallel, self.train.seq_len);
-        let rows = if *cp > 1 && !tp.is_multiple_of(2) { 2 * tp } else { *tp };
-        let unit = cp * rows;
-        require(length.is_multiple_of(unit), || {
-            let less = (length / unit * unit).max(unit);
-            let more = length.checked_next_multiple_of(unit).filter(|more| *more <= self.model.context().1);
-            let chunks = if *cp > 1 { ", two chunks of a sequence on each rank of a context" } else { "" };
-            format!(
-                "parallel.cp {cp} x parallel.tp {tp} take sequences of a multiple of {unit} tokens{chunks}, and train.seq_len is {length}: \
-                 give {} (--seq-len {}), or fewer ranks",
-                more.unwrap_or(less),
-                more.unwrap_or(less)
-            )
-        })
     }
 
     /// Each rank has as many heads, and as many columns; `ranks` are those that `tp` must divide too.
