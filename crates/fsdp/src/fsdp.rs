@@ -23,6 +23,7 @@ use schedule::Pipeline;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::time::Instant;
+use sums::Totals;
 
 /// One rank's part of a model in training.
 ///
@@ -66,6 +67,8 @@ pub struct StepReport {
     pub skipped: bool,
     /// Where the first number came up that is infinite or none, but for fp16 gradients that a smaller scale of the loss may mend.
     pub non_finite: Option<NonFinite>,
+    /// The sums over the ranks of the numbers that the caller gave.
+    pub sums: Vec<f64>,
     /// What its forwards and backwards took of this rank; the others report their own.
     pub times: StageTimes,
 }
@@ -162,12 +165,18 @@ impl<B: 'static> Fsdp<B> {
 
     /// One optimizer step on this rank's micro-batches of the global batch, which all count alike; every rank has as many.
     pub fn train_step(&mut self, micro_batches: &[B], lr: f64) -> Result<StepReport, FsdpError> {
-        self.train_step_with(micro_batches, &vec![1.0; micro_batches.len()], lr, |_| Ok(()))
+        self.train_step_with(micro_batches, &vec![1.0; micro_batches.len()], lr, Vec::new, |_, _| Ok(()))
     }
 
     /// [`train_step`](Self::train_step) of micro-batches that count by `weights`, such as the numbers of their sequences: the loss is the weighted mean over
-    /// all ranks, and a rank with fewer micro-batches than others gives some of weight 0. Calls `before_step` when all gradients
-    /// are there, unless the step is skipped: the place for [`add_to_parameter`](Self::add_to_parameter).
+    /// all ranks, and a rank with fewer micro-batches than others gives some of weight 0.
+    ///
+    /// `numbers` are asked for after the last backward; they are as many on every rank, and their sums over the ranks, which travel with
+    /// the losses, are given to `before_step` and reported. `before_step` is called when all gradients are there, unless the step is
+    /// skipped: the place for [`add_to_parameter`](Self::add_to_parameter).
+    ///
+    /// Besides parameters, gradients and activations, the ranks exchange two small messages a step: one before the first forward, that they
+    /// have as many micro-batches, and one after the last backward, with losses, norms and `numbers`.
     ///
     /// # Errors
     /// If the ranks do not have as many micro-batches, before they compute; if all weights are 0; if a rank fails. Nothing of this step is in
@@ -177,9 +186,10 @@ impl<B: 'static> Fsdp<B> {
         micro_batches: &[B],
         weights: &[f64],
         lr: f64,
-        before_step: impl FnOnce(&mut Self) -> Result<(), FsdpError>,
+        numbers: impl FnOnce() -> Vec<f64>,
+        before_step: impl FnOnce(&mut Self, &[f64]) -> Result<(), FsdpError>,
     ) -> Result<StepReport, FsdpError> {
-        let report = self.step(micro_batches, weights, lr, before_step);
+        let report = self.step(micro_batches, weights, lr, numbers, before_step);
         if report.is_err() {
             self.units.iter_mut().for_each(ShardedUnit::skip);
         }
@@ -191,7 +201,8 @@ impl<B: 'static> Fsdp<B> {
         micro_batches: &[B],
         weights: &[f64],
         lr: f64,
-        before_step: impl FnOnce(&mut Self) -> Result<(), FsdpError>,
+        numbers: impl FnOnce() -> Vec<f64>,
+        before_step: impl FnOnce(&mut Self, &[f64]) -> Result<(), FsdpError>,
     ) -> Result<StepReport, FsdpError> {
         // Of the largest weight, so that full micro-batches are not scaled: their gradients are those without weights to the last bit.
         let most = self.agree_on(micro_batches.len(), weights)?;
@@ -204,11 +215,11 @@ impl<B: 'static> Fsdp<B> {
         let through = Instant::now();
         // Each stage has the gradient of its own calls.
         self.units.iter_mut().try_for_each(|unit| unit.sum_over_holders(&self.lanes))?;
-        let ([loss, aux_loss], sum) = self.mean(&losses, &shares)?;
+        let Totals { losses: [loss, aux_loss], weight, norm, sums } = self.totals(&losses, &shares, numbers())?;
         times.waiting += through.elapsed(); // for the stages that are through last
         // Gradients were summed over ranks and micro-batches; the loss is a mean over both.
-        let count = sum * self.loss_scale.factor();
-        let grad_norm = self.gradient_norm()? / count;
+        let count = weight * self.loss_scale.factor();
+        let grad_norm = norm / count;
         let clip = match self.config.clip_grad_norm {
             Some(limit) if grad_norm > limit => limit / (grad_norm + 1e-6),
             _ => 1.0,
@@ -223,10 +234,10 @@ impl<B: 'static> Fsdp<B> {
         if skipped {
             self.units.iter_mut().for_each(ShardedUnit::skip);
         } else {
-            before_step(self)?;
+            before_step(self, &sums)?;
             self.step_units(lr, clip / count)?;
         }
-        Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, times })
+        Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, sums, times })
     }
 
     /// Of each batch the mean over ranks of the last call's loss, each rank's counted by its weight, and the sum of weights. All ranks have as

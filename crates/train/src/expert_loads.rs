@@ -83,6 +83,15 @@ impl ExpertLoads {
         all
     }
 
+    /// What all ranks are to add up in this step: the [`sums`](Self::sums) of all layers with experts, or nothing where the step is not
+    /// reported and no selection bias follows it.
+    pub fn numbers(&self, config: &Config) -> Vec<f64> {
+        match config.expert_layers() {
+            Some((layers, experts)) if self.follows || self.lock().report => self.sums(&layers, experts),
+            _ => vec![],
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Step> {
         self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -114,7 +114,7 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
         }
         let saved = trainer.saver.completed()?;
         trainer.tell_saved(saved)?;
-        let stop = trainer.should_stop()?;
+        let stop = trainer.stop;
         if done == steps || stop || is_best || every(job.config.checkpoint.every) {
             trainer.save(done, loss, val_loss)?;
         }
@@ -139,6 +139,10 @@ struct Trainer<'a> {
     parts: Parts,
     maker: BatchMaker,
     loads: ExpertLoads,
+    /// Where all ranks' tokens went in the last step, as far as that is asked for.
+    load_sums: Vec<f64>,
+    /// Whether a rank was asked to stop, as all ranks know.
+    stop: bool,
     batches: Batches,
     loader: Loader,
     /// Trained on so far, by all ranks.
@@ -189,6 +193,8 @@ impl<'a> Trainer<'a> {
             fsdp,
             parts,
             loads,
+            load_sums: vec![],
+            stop: false,
             loader: start_loader(job, batches.clone()),
             batches,
             tokens: resumed.map_or(0, |index| index.tokens),
@@ -208,10 +214,14 @@ impl<'a> Trainer<'a> {
         let started = Instant::now();
         let lr = learning_rate(optim, step, train.steps);
         let Next { micro_batches, weights, counts, waited } = self.next_batches(step)?;
-        let (config, parts, loads) = (&self.job.config, &self.parts, &self.loads);
-        let update = |fsdp: &mut Fsdp<Batch>| parts.update_selection_biases(config, fsdp, loads);
-        let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, update)?;
+        let (job, parts, loads) = (self.job, &self.parts, &self.loads);
+        let numbers = || [&[asked_to_stop(job)][..], &loads.numbers(&job.config)].concat();
+        let update =
+            |fsdp: &mut Fsdp<Batch>, sums: &[f64]| parts.update_selection_biases(&job.config, fsdp, &sums[1..]);
+        let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, numbers, update)?;
         self.times = report.times;
+        self.stop |= report.sums[0] > 0.0;
+        self.load_sums = report.sums[1..].to_vec();
         let done = step + 1;
         match &report.non_finite {
             Some(at) if train.on_non_finite == OnNonFinite::Stop => {
@@ -333,16 +343,21 @@ impl<'a> Trainer<'a> {
         Ok(Some(sample))
     }
 
-    /// Whether any rank was asked to stop; all ranks get the same answer.
+    /// Whether any rank was asked to stop; all ranks get the same answer. For a while without steps, whose messages say it too.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
-        let asked = if self.job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 };
-        Ok(self.fsdp.all_reduce(&[asked])?[0] > 0.0)
+        self.stop |= self.fsdp.all_reduce(&[asked_to_stop(self.job)])?[0] > 0.0;
+        Ok(self.stop)
     }
 
     fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {
         let best = self.best.map(|best| (best.step as usize, best.val_loss));
         Outcome { folder: self.folder.path().to_path_buf(), steps, stopped, val_loss, best, sample }
     }
+}
+
+/// What a rank says in every step: 1 if it was asked to stop.
+fn asked_to_stop(job: &Job) -> f64 {
+    if job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 }
 }
 
 /// What writes the checkpoints; rank 0, which completes them, adds configuration and tokenizer, and writes the tokenizer into the run's

@@ -133,12 +133,13 @@ fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static, F: Fn(&M, Tens
 }
 
 impl Parts {
-    /// Moves the selection biases against the loads of the step, where the configuration says so.
+    /// Moves the selection biases against the loads of the step, the sums over all ranks of [`ExpertLoads::numbers`], where the configuration
+    /// says so.
     pub fn update_selection_biases(
         &self,
         config: &Config,
         fsdp: &mut Fsdp<Batch>,
-        loads: &ExpertLoads,
+        sums: &[f64],
     ) -> Result<(), FsdpError> {
         let speed = config.moe.as_ref().map_or(0.0, |moe| moe.bias_update_speed);
         let (Self::DeepSeek { blocks, tail, .. }, Some((layers, experts))) = (self, config.expert_layers()) else {
@@ -147,8 +148,7 @@ impl Parts {
         if speed == 0.0 {
             return Ok(());
         }
-        let sums = fsdp.all_reduce(&loads.sums(&layers, experts))?;
-        for LayerLoad { layer, assigned, .. } in layer_loads(&sums, &layers, experts) {
+        for LayerLoad { layer, assigned, .. } in layer_loads(sums, &layers, experts) {
             let update = bias_update(&assigned, speed);
             match blocks.get(layer) {
                 Some(block) => fsdp.add_to_parameter(*block, "mlp.Moe.router.bias", &update),

@@ -8,6 +8,18 @@ use crate::{FsdpConfig, FsdpError};
 use burn::tensor::Tensor;
 use comm::Reduce;
 
+/// What all ranks together have after a step's last backward.
+pub(super) struct Totals {
+    /// Means over micro-batches and ranks, by their shares, of the loss and of the sum of the other losses.
+    pub losses: [f64; 2],
+    /// The sum of all shares.
+    pub weight: f64,
+    /// Of the summed gradient.
+    pub norm: f64,
+    /// Of the caller's numbers.
+    pub sums: Vec<f64>,
+}
+
 impl<B: 'static> Fsdp<B> {
     /// The sum of each value over the ranks.
     pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
@@ -38,24 +50,27 @@ impl<B: 'static> Fsdp<B> {
         }
     }
 
-    /// Means over micro-batches and ranks, by their shares, of the loss and of the sum of the other losses; and the sum of all shares.
-    pub(super) fn mean(&self, losses: &[Losses], shares: &[f64]) -> Result<([f64; 2], f64), FsdpError> {
+    /// What all ranks together have after a step's last backward, by one message; `numbers` are the caller's.
+    pub(super) fn totals(&self, losses: &[Losses], shares: &[f64], numbers: Vec<f64>) -> Result<Totals, FsdpError> {
         let sum = |pick: fn(&Losses) -> &Option<Tensor<1>>| {
             let values = losses.iter().zip(shares).filter_map(|(losses, share)| Some((pick(losses).clone()?, share)));
             let values = values.map(|(tensor, share)| f64::from(tensor.into_scalar::<f32>()) * share);
             values.fold(0.0, |sum, value| sum + value) // `sum` of nothing would be -0.0
         };
+        let squares = self.gradient_squares();
         let mine = [sum(|losses| &losses.loss), sum(|losses| &losses.aux), shares.iter().sum()];
-        let sums = self.all_reduce(&mine)?;
+        let mut sums = self.all_reduce(&[&mine[..], &squares, &numbers].concat())?.into_iter();
+        let mut next = || sums.next().expect("as many sums as there were numbers");
+        let ([loss, aux, weight], of_squares) = ([next(), next(), next()], [next(), next(), next()]);
         // Every stage, and under `block` every rank, has the same micro-batches.
         let counting = self.data_parallel().1 * self.config.cp; // ranks with losses of their own, or shares of one
-        let count = sums[2] * counting as f64 / self.world.world_size() as f64;
-        Ok(([sums[0] / count, sums[1] / count], count))
+        let weight = weight * counting as f64 / self.world.world_size() as f64;
+        let norm = self.norm(squares, of_squares);
+        Ok(Totals { losses: [loss / weight, aux / weight], weight, norm, sums: sums.collect() })
     }
 
-    /// Norm of the summed gradient over all units, and over all ranks that have different parts of it.
-    pub(super) fn gradient_norm(&self) -> Result<f64, FsdpError> {
-        // Of experts over ranks, parts of matrices, and all others, each of whose replicas counts the whole.
+    /// Of this rank's gradient: of experts over ranks, of parts of matrices, and of all else, each of whose replicas counts the whole.
+    fn gradient_squares(&self) -> [f64; 3] {
         let mut squares = [0.0; 3];
         for (class, square) in self.units.iter().flat_map(ShardedUnit::gradient_squares) {
             match class {
@@ -64,13 +79,17 @@ impl<B: 'static> Fsdp<B> {
                 Class::Dense | Class::Fp32 => squares[2] += square,
             }
         }
+        squares
+    }
+
+    /// Norm of the summed gradient over all units, and over all ranks that have different parts of it, of this rank's squares and all ranks'.
+    fn norm(&self, mine: [f64; 3], sums: [f64; 3]) -> f64 {
         let FsdpConfig { pipeline, ep, tp, .. } = &self.config;
         if self.plan.shards * pipeline.stages * ep * tp == 1 {
-            return Ok(squares[2].sqrt());
+            return mine[2].sqrt();
         }
-        let sums = self.all_reduce(&squares)?;
         let of = |square: usize, class| sums[square] / self.replicas(class) as f64;
-        Ok((of(0, Class::Expert) + of(1, Class::Tensor) + of(2, Class::Dense)).sqrt())
+        (of(0, Class::Expert) + of(1, Class::Tensor) + of(2, Class::Dense)).sqrt()
     }
 
     /// How many ranks hold a shard of a class.

@@ -87,8 +87,8 @@ impl Trainer<'_> {
         self.recorder.usage(&usage, tell)?;
         self.report_stages(step, tell)?;
         let Some((layers, experts)) = self.job.config.expert_layers() else { return Ok(()) };
-        let sums = self.fsdp.all_reduce(&self.loads.sums(&layers, experts))?;
-        self.recorder.experts(&ExpertMetrics::new(step, expert_loads::layer_loads(&sums, &layers, experts)), tell)
+        let loads = expert_loads::layer_loads(&self.load_sums, &layers, experts);
+        self.recorder.experts(&ExpertMetrics::new(step, loads), tell)
     }
 
     /// What the step took of each stage, where there are several.
