@@ -1,5 +1,6 @@
 use crate::{Collective, Reduce, Signature};
 use burn::tensor::{Bytes, DType};
+use std::fmt;
 
 /// What a rank tells each other rank of the group when it enters a call, before any tensor is moved: eight words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -7,7 +8,7 @@ pub struct Header {
     /// None: the rank has left the group and enters no more calls.
     pub signature: Option<Signature>,
     /// Length and dtype of the part that follows, if one does.
-    pub part: Option<(usize, DType)>,
+    pub part: Option<Part>,
     /// A number that no group has yet, as far as this rank knows.
     pub free_group: u64,
 }
@@ -71,6 +72,67 @@ impl Header {
     }
 }
 
+/// Length and dtype of a part.
+pub type Part = (usize, DType);
+
+/// What may follow from another rank in a call.
+enum Due {
+    Nothing,
+    /// Of this length and dtype; None: of any.
+    Part(Option<usize>, Option<DType>),
+}
+
+impl fmt::Display for Due {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("nothing"),
+            Self::Part(len, dtype) => {
+                let len = len.map_or("any number of".into(), |len| len.to_string());
+                let dtype = dtype.map_or("any type".into(), |dtype| format!("{dtype:?}"));
+                write!(f, "{len} elements of {dtype}")
+            }
+        }
+    }
+}
+
+/// The part of `header` that follows from rank `from` to rank `to` of a group of `n`, which agree on `signature`.
+///
+/// # Errors
+/// What the rank has announced, if the call has no such part, or if it is too large for this machine's memory.
+pub fn due_part(
+    signature: &Signature,
+    header: &Header,
+    [from, to]: [usize; 2],
+    n: usize,
+) -> Result<Option<Part>, String> {
+    let Signature { collective, len, dtype } = *signature;
+    let due = match collective {
+        Collective::ReduceScatter | Collective::AllReduce(_) => Due::Part(len.map(|len| len / n), dtype),
+        Collective::Broadcast(root) if from == root => Due::Part(len, dtype),
+        Collective::Gather(root) if to == root => Due::Part(None, dtype),
+        Collective::Scatter(root) if from == root => Due::Part(None, None),
+        Collective::AllToAll => Due::Part(None, dtype),
+        Collective::Send(_) | Collective::Recv(_) => Due::Part(None, None),
+        _ => Due::Nothing,
+    };
+    let fits = match (&due, header.part) {
+        (Due::Nothing, None) => true,
+        (Due::Part(len, dtype), Some(part)) => {
+            len.is_none_or(|len| len == part.0) && dtype.is_none_or(|dtype| dtype == part.1)
+        }
+        _ => false,
+    };
+    let found = header.part.map_or("nothing".into(), |(len, dtype)| format!("{len} elements of {dtype:?}"));
+    if !fits {
+        return Err(format!("announces {found} in {collective}, where {due} must come"));
+    }
+    let bytes = header.part.map_or(Some(0), |(len, dtype)| len.checked_mul(dtype.size()));
+    match bytes.is_some_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok()) {
+        true => Ok(header.part),
+        false => Err(format!("announces {found} in {collective}, for which there is no memory")),
+    }
+}
+
 /// # Panics
 /// For a dtype that no payload has.
 fn dtype_code(dtype: Option<DType>) -> u64 {
@@ -107,4 +169,56 @@ fn collective_of(code: u64, rank: usize) -> Option<Collective> {
         10 => Collective::Barrier,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(collective: Collective, part: Option<Part>, between: [usize; 2]) -> Result<Option<Part>, String> {
+        let signature = Signature { collective, len: Some(12), dtype: Some(DType::F32) };
+        let header = Header { signature: Some(signature.clone()), part, free_group: 0 };
+        assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header.clone()));
+        due_part(&signature, &header, between, 4)
+    }
+
+    #[test]
+    fn parts_that_a_call_has_are_taken() {
+        let (chunk, whole) = (Some((3, DType::F32)), Some((12, DType::F32)));
+        for (collective, part, between) in [
+            (Collective::ReduceScatter, chunk, [2, 0]),
+            (Collective::AllReduce(Reduce::Max), chunk, [2, 0]),
+            (Collective::Broadcast(2), whole, [2, 0]),
+            (Collective::Broadcast(2), None, [1, 0]),
+            (Collective::Gather(0), Some((7, DType::F32)), [1, 0]),
+            (Collective::Gather(3), None, [1, 0]),
+            (Collective::Scatter(1), Some((7, DType::I8)), [1, 0]),
+            (Collective::AllToAll, Some((0, DType::F32)), [1, 0]),
+            (Collective::Recv(1), Some((5, DType::BF16)), [1, 0]),
+            (Collective::Barrier, None, [1, 0]),
+        ] {
+            assert_eq!(due(collective, part, between), Ok(part), "{collective}");
+        }
+    }
+
+    #[test]
+    fn parts_that_a_call_cannot_have_are_errors() {
+        let (huge, overflow) = (usize::MAX / 8, usize::MAX / 2);
+        for (collective, part, reason) in [
+            (
+                Collective::ReduceScatter,
+                Some((4, DType::F32)),
+                "announces 4 elements of F32 in reduce_scatter, where 3",
+            ),
+            (Collective::ReduceScatter, None, "announces nothing in reduce_scatter, where 3 elements of F32 must come"),
+            (Collective::Broadcast(1), Some((12, DType::F64)), "where 12 elements of F32 must come"),
+            (Collective::Broadcast(2), Some((12, DType::F32)), "where nothing must come"),
+            (Collective::Barrier, Some((1, DType::F32)), "in barrier, where nothing must come"),
+            (Collective::AllToAll, Some((huge, DType::F32)), "for which there is no memory"),
+            (Collective::Recv(1), Some((overflow, DType::F64)), "for which there is no memory"),
+        ] {
+            let found = due(collective, part, [1, 0]).unwrap_err();
+            assert!(found.contains(reason), "{found}");
+        }
+    }
 }

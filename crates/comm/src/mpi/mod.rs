@@ -11,7 +11,11 @@
 //!
 //! Every rank sees the same headers, so all come to the same error where they disagree. Messages between two ranks with one tag arrive
 //! in the order of sending, which keeps rounds apart; groups that are split off have tags of their own. A wait looks for a third kind
-//! of message too, the mark of a rank that has failed. A call under way at that moment may fail on some ranks and succeed on others.
+//! of message too, the mark of a rank that has failed.
+//!
+//! A call that is under way at that moment succeeds on the ranks that have received all their parts, and fails on the others. No rank is further than that
+//! one call: nobody completes the next, for which the failed rank sends no header. A process that is killed cannot send a mark. `mpirun` ends the
+//! others then, and their calls return nothing.
 
 mod header;
 mod transfers;
@@ -21,7 +25,7 @@ pub use world::MpiWorld;
 
 use crate::{Collective, CommError, Engine, Payload, Signature, Timeouts};
 use burn::tensor::{Bytes, DType, Device, TensorData};
-use header::Header;
+use header::{Header, Part, due_part};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -117,9 +121,14 @@ impl MpiEngine {
                     return Step::Lost(world_rank, LEFT);
                 }
             }
-            let done = sending.done();
-            missing.extend(sending.waiting_for());
-            if done && missing.is_empty() { Step::Done(()) } else { Step::Missing(missing) }
+            match sending.done() {
+                Err(rank) => Step::Lost(rank, REFUSED),
+                Ok(true) if missing.is_empty() => Step::Done(()),
+                Ok(_) => {
+                    missing.extend(sending.waiting_for());
+                    Step::Missing(missing)
+                }
+            }
         })?;
         self.met.store(true, Ordering::Relaxed);
         let headers: Vec<Header> = found.into_iter().flatten().collect();
@@ -128,11 +137,31 @@ impl MpiEngine {
         Ok(headers)
     }
 
+    /// The parts that the ranks have announced to this one.
+    fn coming(&self, signature: &Signature, headers: &[Header]) -> Result<Vec<Option<Part>>, CommError> {
+        let n = self.members.len();
+        let part = |(from, header)| match due_part(signature, header, [from, self.rank], n) {
+            _ if from == self.rank => Ok(None),
+            Ok(part) => Ok(part),
+            Err(reason) => Err(self.lost(signature.collective, from, reason)),
+        };
+        headers.iter().enumerate().map(part).collect()
+    }
+
+    /// Ends the world because of a rank of this group.
+    fn lost(&self, collective: Collective, rank: usize, reason: String) -> CommError {
+        let failed = self.members[rank];
+        self.world.fail(failed, reason.clone());
+        let named = CommError::RankFailed { rank: self.world.rank, collective, failed, reason };
+        self.check_failure(collective).err().unwrap_or(named)
+    }
+
     /// Waits for messages, and returns those received.
     fn finish(&self, collective: Collective, mut transfers: Transfers) -> Result<Vec<Bytes>, CommError> {
         self.wait(collective, || match transfers.done() {
-            true => Step::Done(()),
-            false => Step::Missing(transfers.waiting_for().collect()),
+            Ok(true) => Step::Done(()),
+            Ok(false) => Step::Missing(transfers.waiting_for().collect()),
+            Err(rank) => Step::Lost(rank, REFUSED),
         })?;
         Ok(transfers.into_received())
     }
@@ -175,6 +204,7 @@ impl MpiEngine {
 
 /// Why a rank is lost.
 const LEFT: &str = "left before the call was complete";
+const REFUSED: &str = "cannot be reached: MPI has returned an error";
 const NOT_A_HEADER: &str = "sent what is no header: do all processes run the same build?";
 
 /// A wait first gives way to other processes, for what comes soon; then it sleeps, for where there are fewer cores than processes.
@@ -214,9 +244,10 @@ impl Engine for MpiEngine {
         mut parts: Vec<Option<Payload>>,
     ) -> Result<Vec<Option<Payload>>, CommError> {
         let headers = self.meet(signature, &parts)?;
+        let coming = self.coming(signature, &headers)?;
         let (mut transfers, tag) = (Transfers::default(), self.tag(Tag::Part));
         for (rank, world_rank) in self.others() {
-            if let Some((len, dtype)) = headers[rank].part {
+            if let Some((len, dtype)) = coming[rank] {
                 transfers.receive(buffer(len, dtype), [(world_rank, 0..len * dtype.size())], tag);
             }
         }
@@ -227,9 +258,8 @@ impl Engine for MpiEngine {
         }
         let mut received = self.finish(signature.collective, transfers)?.into_iter();
         for (rank, _) in self.others() {
-            parts[rank] = headers[rank]
-                .part
-                .map(|(len, dtype)| self.payload(received.next().expect("one for each part"), len, dtype));
+            parts[rank] =
+                coming[rank].map(|(len, dtype)| self.payload(received.next().expect("one for each part"), len, dtype));
         }
         Ok(parts)
     }
@@ -257,7 +287,7 @@ impl Engine for MpiEngine {
         mail.send(header.to_bytes(), [self.members[to]], self.tag(Tag::MailHeader));
         mail.send(bytes_of(payload), [self.members[to]], self.tag(Tag::Mail));
         let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
-        outbox.retain_mut(|mail| !mail.done());
+        outbox.retain_mut(|mail| mail.done() != Ok(true));
         outbox.push(mail);
         Ok(())
     }
@@ -265,13 +295,17 @@ impl Engine for MpiEngine {
     fn recv(&self, from: usize) -> Result<Payload, CommError> {
         let (collective, world_rank) = (Collective::Recv(from), self.members[from]);
         self.check_failure(collective)?;
-        let (len, dtype) =
+        let header =
             self.wait(collective, || match self.world.receive_header(world_rank, self.tag(Tag::MailHeader)) {
-                Some(Some(Header { part: Some(part), .. })) => Step::Done(part),
+                Some(Some(header)) if header.signature.is_some() => Step::Done(header),
                 Some(Some(_)) => Step::Lost(world_rank, LEFT),
                 Some(None) => Step::Lost(world_rank, NOT_A_HEADER),
                 None => Step::Missing(vec![world_rank]),
             })?;
+        let any = Signature { collective, len: None, dtype: None };
+        let part = due_part(&any, &header, [from, self.rank], self.members.len());
+        let part = part.map_err(|reason| self.lost(collective, from, reason))?;
+        let (len, dtype) = part.expect("mail is a part");
         let mut transfers = Transfers::default();
         transfers.receive(buffer(len, dtype), [(world_rank, 0..len * dtype.size())], self.tag(Tag::Mail));
         let bytes = self.finish(collective, transfers)?.remove(0);
@@ -315,6 +349,6 @@ impl Drop for MpiEngine {
         for tag in [Tag::Header, Tag::MailHeader] {
             marks.send(Header::LEFT.to_bytes(), self.others().map(|(_, to)| to), self.tag(tag));
         }
-        marks.done(); // that short, they are gone; if they are not, dropping the rest only leaks 64 bytes
+        let _ = marks.done(); // that short, they are gone; if they are not, dropping the rest only leaks 64 bytes
     }
 }

@@ -9,12 +9,15 @@ const CHUNK: usize = 1 << 30;
 
 /// Messages under way, with the memory that MPI reads and writes for them. The only place that hands memory to MPI.
 ///
-/// Where they are dropped before they are done, a rank has failed: their memory is leaked, for MPI may still use it.
+/// Where they are dropped before they are done, a rank has failed: their memory is leaked, for MPI may still use it. So the memory is here
+/// before MPI hears of it, and so is room for the request: nothing in between can panic and free what MPI will write.
 #[derive(Default)]
 pub struct Transfers {
     pending: Vec<Pending>,
     outgoing: Vec<Bytes>,
     incoming: Vec<Bytes>,
+    /// A rank with which MPI refused to exchange messages.
+    refused: Option<usize>,
 }
 
 struct Pending {
@@ -29,10 +32,13 @@ unsafe impl Send for Transfers {}
 impl Transfers {
     /// Sends the same bytes to some ranks.
     pub fn send(&mut self, bytes: Bytes, to: impl IntoIterator<Item = usize>, tag: i32) {
+        self.outgoing.push(bytes);
+        let Self { outgoing, pending, refused, .. } = self;
+        let bytes: &[u8] = &outgoing[outgoing.len() - 1];
         for rank in to {
             for chunk in bytes.chunks(CHUNK) {
-                let request = start(|request| {
-                    let (count, to) = (chunk.len() as i32, rank as Rank);
+                let (count, to) = (chunk.len() as i32, rank as Rank);
+                start(pending, refused, rank, |request| {
                     // SAFETY: `outgoing` keeps the memory of `chunk`, unchanged and where it is, until the request is done.
                     unsafe {
                         ffi::MPI_Isend(
@@ -46,15 +52,19 @@ impl Transfers {
                         )
                     }
                 });
-                self.pending.push(Pending { rank, request });
             }
         }
-        self.outgoing.push(bytes);
     }
 
     /// Receives into pieces of `bytes`, each from a rank; they ascend and are disjoint.
-    pub fn receive(&mut self, mut bytes: Bytes, pieces: impl IntoIterator<Item = (usize, Range<usize>)>, tag: i32) {
-        let mut rest: &mut [u8] = &mut bytes;
+    ///
+    /// # Panics
+    /// If they do not, or are longer than `bytes`.
+    pub fn receive(&mut self, bytes: Bytes, pieces: impl IntoIterator<Item = (usize, Range<usize>)>, tag: i32) {
+        self.incoming.push(bytes);
+        let Self { incoming, pending, refused, .. } = self;
+        let last = incoming.len() - 1;
+        let mut rest: &mut [u8] = &mut incoming[last];
         let mut start_of_rest = 0;
         for (rank, piece) in pieces {
             // Cut off from the front, so that no two requests are given the same bytes.
@@ -62,8 +72,8 @@ impl Transfers {
             let (this, after) = from_piece.split_at_mut(piece.len());
             (rest, start_of_rest) = (after, piece.end);
             for chunk in this.chunks_mut(CHUNK) {
-                let request = start(|request| {
-                    let (count, from) = (chunk.len() as i32, rank as Rank);
+                let (count, from) = (chunk.len() as i32, rank as Rank);
+                start(pending, refused, rank, |request| {
                     // SAFETY: `incoming` keeps the memory of `chunk`, untouched and where it is, until the request is done.
                     unsafe {
                         ffi::MPI_Irecv(
@@ -77,21 +87,29 @@ impl Transfers {
                         )
                     }
                 });
-                self.pending.push(Pending { rank, request });
             }
         }
-        self.incoming.push(bytes);
     }
 
     /// Whether all are done.
-    pub fn done(&mut self) -> bool {
+    ///
+    /// # Errors
+    /// A rank with which MPI could not exchange messages. What is under way with it never ends, and its memory stays with MPI.
+    pub fn done(&mut self) -> Result<bool, usize> {
+        let refused = &mut self.refused;
         self.pending.retain_mut(|pending| {
             let mut flag = 0;
             // SAFETY: the request was started and is not done: where it is, `retain_mut` forgets it.
-            unsafe { ffi::MPI_Test(&mut pending.request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
-            flag == 0
+            let code = unsafe { ffi::MPI_Test(&mut pending.request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
+            if code != SUCCESS {
+                refused.get_or_insert(pending.rank);
+            }
+            flag == 0 || code != SUCCESS
         });
-        self.pending.is_empty()
+        match self.refused {
+            Some(rank) => Err(rank),
+            None => Ok(self.pending.is_empty()),
+        }
     }
 
     /// The other ends of those that are not done.
@@ -109,11 +127,24 @@ impl Transfers {
     }
 }
 
-fn start(call: impl FnOnce(*mut ffi::MPI_Request) -> i32) -> ffi::MPI_Request {
+/// Open MPI ends the process where there is another code (`MPI_ERRORS_ARE_FATAL`), unless it is told not to.
+const SUCCESS: i32 = ffi::MPI_SUCCESS as i32;
+
+/// Starts a request with a rank, and keeps it.
+fn start(
+    pending: &mut Vec<Pending>,
+    refused: &mut Option<usize>,
+    rank: usize,
+    call: impl FnOnce(*mut ffi::MPI_Request) -> i32,
+) {
+    pending.reserve(1); // `push` must not panic once the request is started
     let mut request = MaybeUninit::uninit();
-    call(request.as_mut_ptr()); // an error ends the process: the world has MPI_ERRORS_ARE_FATAL
+    if call(request.as_mut_ptr()) != SUCCESS {
+        refused.get_or_insert(rank);
+        return;
+    }
     // SAFETY: MPI has written it.
-    unsafe { request.assume_init() }
+    pending.push(Pending { rank, request: unsafe { request.assume_init() } });
 }
 
 impl Drop for Transfers {
