@@ -33,7 +33,7 @@ now() { date +%s%3N; }
 
 laws() {
     local law
-    for law in collectives mismatch abort leave timeout; do
+    for law in collectives mismatch abort under_way slow_to_drop leave timeout; do
         timeout 300 "${mpirun[@]}" "$bin/examples/mpi_laws" "$law" || fail "the law of $law"
     done
 }

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 type Law = fn(&Communicator) -> Result<(), CommError>;
 
 /// Each with how long a rank waits for the others in a call; until all have met it is [`PATIENCE`].
-const LAWS: [(&str, Law, Duration); 6] = [
+const LAWS: [(&str, Law, Duration); 8] = [
     ("collectives", collectives, PATIENCE),
     ("mismatch", mismatch, PATIENCE),
     ("abort", abort, PATIENCE),
+    ("under_way", under_way, PATIENCE),
+    ("slow_to_drop", slow_to_drop, PATIENCE),
     ("leave", leave, PATIENCE),
     ("timeout", timeout, SHORT),
     ("panic", panics, PATIENCE),
@@ -178,6 +180,56 @@ fn abort(comm: &Communicator) -> Result<(), CommError> {
     let reason = "failed: out of paper".to_string();
     assert_eq!(found, Err(CommError::RankFailed { rank, collective, failed: GUILTY, reason }));
     assert!(started.elapsed() < PATIENCE / 4, "waited {:?}", started.elapsed());
+    Ok(())
+}
+
+/// Where a rank fails between two calls, all others get the error: in the call that is under way, which some may complete, or in the next,
+/// which nobody completes.
+fn under_way(comm: &Communicator) -> Result<(), CommError> {
+    const CALLS: usize = 50;
+    let rank = comm.rank();
+    // Parts of 4 MB take a while: ranks are in the midst of a call when the mark comes.
+    let gather = || comm.all_gather(Tensor::<1>::ones([1 << 20], comm.device())).map(drop);
+    if rank == GUILTY {
+        (0..CALLS).try_for_each(|_| gather())?;
+        comm.abort("out of paper");
+        return Ok(());
+    }
+    let mut done = 0;
+    let error = loop {
+        match gather() {
+            Ok(()) => done += 1,
+            Err(error) => break error,
+        }
+    };
+    let reason = "failed: out of paper".to_string();
+    let collective = Collective::AllGather;
+    assert_eq!(error, CommError::RankFailed { rank, collective, failed: GUILTY, reason });
+    assert!(done == CALLS || done == CALLS - 1, "rank {rank} has completed {done} calls of {CALLS}");
+    Ok(())
+}
+
+/// Takes a long time to drop, as what waits for a slow disk does.
+struct SlowToDrop;
+
+impl Drop for SlowToDrop {
+    fn drop(&mut self) {
+        thread::sleep(PATIENCE / 4);
+    }
+}
+
+/// A rank that fails tells the others before it drops what it holds.
+fn slow_to_drop(comm: &Communicator) -> Result<(), CommError> {
+    let (rank, started) = (comm.rank(), Instant::now());
+    if rank == GUILTY {
+        let _state = SlowToDrop;
+        let failed = comm.abort_on_failure(|| Err::<(), _>(CommError::Engine("disk full".into())));
+        assert!(failed.is_err());
+        return Ok(());
+    }
+    let (collective, reason) = (Collective::Barrier, "failed: disk full".to_string());
+    assert_eq!(comm.barrier(), Err(CommError::RankFailed { rank, collective, failed: GUILTY, reason }));
+    assert!(started.elapsed() < PATIENCE / 8, "waited {:?}", started.elapsed());
     Ok(())
 }
 

@@ -25,7 +25,7 @@ pub fn all_reduce_bytes(len: usize, size: usize, ranks: usize) -> usize {
 /// The collectives of one rank in a group of N ranks.
 ///
 /// Every method blocks until all ranks of the group have made the same call, and returns an error on every rank if one of them does
-/// not. Tensors are flat (reshaping is free), of any float or integer dtype, and not tracked by autodiff. Clones are the same rank.
+/// not; where a rank fails during a call of processes, see [the laws](crate). Tensors are flat (reshaping is free), of any float or integer dtype, and not tracked by autodiff. Clones are the same rank.
 #[derive(Clone)]
 pub struct Communicator {
     engine: Arc<dyn Engine>,

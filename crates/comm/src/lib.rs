@@ -25,6 +25,8 @@
 //!   an error that names both sides.
 //! * No wait is for ever: when a rank fails, leaves or is late, the others get a [`CommError`] that names it, also those that wait
 //!   for somebody else in a group that was split off. Nor does [`run_ranks`] wait for ever for a rank that is stuck outside of a call.
+//!   A call that is under way when a rank fails succeeds on all threads or on none. Of processes, some may have received all that they need, and
+//!   succeed; they get the error in the next call of that group. A process that is killed tells nobody, and `mpirun` ends the others.
 //! * Each rank meters what it receives: [`Communicator::traffic`], and by the axes of a mesh [`Communicator::traffic_by_axes`].
 //!
 //! Bytes that a rank receives, of N ranks: `all_gather` of shards of n bytes (N - 1) n; `reduce_scatter` of F bytes (N - 1)/N F;
