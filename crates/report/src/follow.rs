@@ -1,5 +1,6 @@
 //! A file of metrics that grows: each time, only what is new is read.
 
+use crate::file;
 use crate::lines::Line;
 use crate::log::Log;
 use std::fs::{File, Metadata};
@@ -8,6 +9,10 @@ use std::path::{Path, PathBuf};
 
 /// So many bytes before the place where reading goes on are to be the same as before.
 const TAIL: usize = 256;
+
+/// Bytes that are read at once, and the longest line; few in tests.
+const CHUNK: u64 = if cfg!(test) { 100 } else { 4 << 20 };
+const LINE: u64 = if cfg!(test) { 1000 } else { 16 << 20 };
 
 /// `metrics.jsonl` of a run, as far as it was read.
 #[derive(Debug, Default)]
@@ -33,7 +38,7 @@ impl Follower {
     /// Reads the lines that were appended, or all if the file was replaced or has become shorter, as a resumed run does with it. Returns
     /// whether anything has changed. A last line that is not whole yet is left for the next time.
     pub fn read_on(&mut self) -> io::Result<bool> {
-        let mut file = match File::open(&self.path) {
+        let mut file = match file::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.read > 0 => {
                 *self = Self::new(&self.path);
                 return Err(error);
@@ -46,14 +51,28 @@ impl Follower {
             *self = Self::new(&self.path);
         }
         self.identity = identity(&metadata);
-        let mut bytes = vec![];
+        let end = metadata.len();
+        let (mut bytes, mut new) = (vec![], self.read < before);
         file.seek(SeekFrom::Start(self.read))?;
-        file.take(metadata.len() - self.read).read_to_end(&mut bytes)?;
-        let read = self.take_lines(&bytes);
-        self.read += read as u64;
-        self.tail = [&self.tail[..], &bytes[..read]].concat();
-        self.tail.drain(..self.tail.len().saturating_sub(TAIL));
-        Ok(read > 0 || self.read < before)
+        loop {
+            let wanted = (end - self.read - bytes.len() as u64).min(CHUNK);
+            let got = (&mut file).take(wanted).read_to_end(&mut bytes)? as u64;
+            let last = got < CHUNK;
+            let rest = match (last, bytes.len() as u64 > LINE) {
+                (true, _) => Rest::IfJson,
+                (false, false) => Rest::Later,
+                (false, true) => Rest::Now,
+            };
+            let read = self.take_lines(&bytes, rest);
+            self.read += read as u64;
+            self.tail = [&self.tail[..], &bytes[..read][read.saturating_sub(TAIL)..]].concat();
+            self.tail.drain(..self.tail.len().saturating_sub(TAIL));
+            bytes.drain(..read);
+            new |= read > 0;
+            if last {
+                return Ok(new);
+            }
+        }
     }
 
     /// How many lines were read.
@@ -85,13 +104,18 @@ impl Follower {
         Ok(tail == self.tail)
     }
 
-    /// Adds the whole lines, and returns how many bytes they have.
-    fn take_lines(&mut self, bytes: &[u8]) -> usize {
+    /// Adds the whole lines, and the rest as it says, and returns how many bytes they have.
+    fn take_lines(&mut self, bytes: &[u8], rest: Rest) -> usize {
         let mut read = 0;
         for line in bytes.split_inclusive(|&byte| byte == b'\n') {
             let parsed = Line::parse(&String::from_utf8_lossy(line));
-            // The last line has no end yet: the run is writing it, or was stopped in it.
-            if parsed.is_err() && line.last() != Some(&b'\n') {
+            let taken = match rest {
+                _ if line.last() == Some(&b'\n') => true,
+                Rest::IfJson => parsed.is_ok(),
+                Rest::Later => false,
+                Rest::Now => true,
+            };
+            if !taken {
                 break;
             }
             read += line.len();
@@ -104,6 +128,17 @@ impl Follower {
         }
         read
     }
+}
+
+/// What to do with a last line that has no end.
+#[derive(Debug, Clone, Copy)]
+enum Rest {
+    /// The run is writing it, or was stopped in it.
+    IfJson,
+    /// More of it is read.
+    Later,
+    /// It is far too long, and as good as torn.
+    Now,
 }
 
 /// Tells a file from the one that takes its place, where the system numbers them.

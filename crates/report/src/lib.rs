@@ -36,7 +36,9 @@
 
 mod config;
 mod error;
+mod file;
 mod follow;
+mod http;
 mod lines;
 mod loads;
 mod log;

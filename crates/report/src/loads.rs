@@ -30,8 +30,15 @@ pub(crate) fn loads(lines: &[(u64, Vec<Layer>)]) -> Vec<Loads> {
     }
     let rows: usize =
         layers.values().filter_map(|lines| lines.iter().map(|(_, layer)| layer.assigned.len()).max()).sum();
-    let columns = (CELLS / rows.max(1)).clamp(8, COLUMNS);
-    layers.into_iter().map(|(layer, lines)| Loads::new(layer, &lines, columns)).collect()
+    let columns = (CELLS / rows.max(1)).clamp(1, COLUMNS);
+    let mut cells = CELLS;
+    // No run has so many experts: what is beyond is left out, layer by layer.
+    let fits = |(layer, lines): (u64, Vec<(u64, &Layer)>)| {
+        let experts = lines.iter().map(|(_, layer)| layer.assigned.len()).max().unwrap_or(0);
+        cells = cells.checked_sub(experts.max(1) * columns.min(lines.len()))?;
+        Some(Loads::new(layer, &lines, columns))
+    };
+    layers.into_iter().filter_map(fits).collect()
 }
 
 impl Loads {
@@ -91,5 +98,17 @@ mod tests {
         let loads = loads(&lines);
         assert_eq!((loads[0].step.len(), loads[0].step[1]), (COLUMNS, 5));
         assert!(loads[0].load.iter().flatten().all(|load| load.0.is_finite()));
+    }
+
+    #[test]
+    fn there_are_never_more_cells_than_the_limit() {
+        for (layers, experts, lines) in [(1, CELLS + 1, 3), (1000, 1, 3), (3, CELLS / 2, 1), (2000, 256, 2)] {
+            let layer = |layer| Layer { layer, assigned: vec![1.0; experts], max_ratio: 1.0, cv: 0.0, dropped: 0.0 };
+            let lines: Vec<(u64, Vec<Layer>)> =
+                (0..lines).map(|step| (step, (0..layers).map(layer).collect())).collect();
+            let loads = loads(&lines);
+            let cells: usize = loads.iter().flat_map(|loads| &loads.load).map(Vec::len).sum();
+            assert!(cells <= CELLS && (loads.len() as u64 == layers || cells + experts > CELLS / 2), "{cells}");
+        }
     }
 }

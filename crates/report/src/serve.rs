@@ -1,35 +1,42 @@
 //! The page of runs that go on, over HTTP: it asks for its numbers again and again.
 
 use crate::ReportError;
+use crate::http::{self, Answer, Request, TEXT};
 use crate::page::page;
 use crate::source::Sources;
-use oxhttp::Server;
-use oxhttp::model::{Body, Method, Request, Response, StatusCode, header};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 /// Serves the page of these run folders, which shows the runs while they go on, until the process ends; returns its URL. `address` is
 /// PORT (of 127.0.0.1) or HOST:PORT, where port 0 is a free one. A run that has not made its first step yet is shown as waiting.
 ///
-/// Nothing can be changed through it, and it asks nobody else for anything. A request whose `Host` is not the served address is refused:
-/// else a page of another site, whose name was made to mean this machine, could read the runs.
+/// The URL has a key, another one each time: whoever does not know it gets nothing, also on this machine. Nothing can be changed through
+/// the page, and it asks nobody else for anything. A request whose `Host` is not the served address is refused: else a page of another
+/// site, whose name was made to mean this machine, could try.
 ///
 /// # Errors
-/// If a folder does not exist, or the address is none or is taken.
+/// If a folder does not exist, the address is none or is taken, or the system has no random numbers.
 pub fn serve(runs: &[PathBuf], address: &str) -> Result<String, ReportError> {
     let (host, port) = parse(address).ok_or_else(|| ReportError::Address { address: address.into() })?;
     let runs = Sources::new(runs)?;
-    let page = page(&runs.title(), None);
-    let numbers = Numbers { runs, json: String::new(), version: String::new() };
-    let site = Arc::new(Site { page, numbers: Mutex::new(numbers) });
+    let page = page(&runs.title(), None).into();
+    let numbers = Numbers { runs, json: "".into(), version: String::new() };
     let failed = |source| ReportError::Listen { address: format!("{host}:{port}"), source };
+    let site = Site { key: key().map_err(failed)?, page, numbers: Mutex::new(numbers) };
+    let key = site.key.clone();
     let ip = resolve(&host).map_err(failed)?;
-    let port = listen(&site, &host, ip, port).map_err(failed)?;
+    let port = listen(site, &host, ip, port).map_err(failed)?;
     let shown = if ip.is_unspecified() { "127.0.0.1" } else { &host };
-    Ok(format!("http://{shown}:{port}/"))
+    Ok(format!("http://{shown}:{port}/{key}/"))
+}
+
+/// 128 random bits, as digits.
+fn key() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| io::Error::other(format!("no random numbers: {error}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// `8080` or `host:8080`, where the host may be `[::1]`.
@@ -48,28 +55,15 @@ fn resolve(host: &str) -> io::Result<IpAddr> {
 }
 
 /// Listens in threads of its own, and returns the port.
-fn listen(site: &Arc<Site>, host: &str, ip: IpAddr, port: u16) -> io::Result<u16> {
-    // The server is told its port, so a free one is found before; somebody else may take it in between.
-    for tries in 0.. {
-        let free = || Ok::<_, io::Error>(TcpListener::bind((ip, 0))?.local_addr()?.port());
-        let on = if port == 0 { free()? } else { port };
-        let hosts = ["localhost", "127.0.0.1", "[::1]", host].map(|host| format!("{host}:{on}"));
-        // All of the machine's addresses are served: a number cannot be made to mean another machine.
-        let served = Served { hosts, addresses: ip.is_unspecified().then_some(on) };
-        let site = site.clone();
-        let server = Server::new(move |request| site.answer(request, &served)).bind((ip, on));
-        let server = server.with_global_timeout(PATIENCE).with_max_concurrent_connections(CONNECTIONS).spawn();
-        match server {
-            Err(error) if error.kind() == ErrorKind::AddrInUse && port == 0 && tries < 10 => {}
-            server => return server.map(|_| on),
-        }
-    }
-    unreachable!("the last try returns")
+fn listen(site: Site, host: &str, ip: IpAddr, port: u16) -> io::Result<u16> {
+    let listener = TcpListener::bind((ip, port))?;
+    let on = listener.local_addr()?.port();
+    let hosts = ["localhost", "127.0.0.1", "[::1]", host].map(|host| format!("{host}:{on}"));
+    // All of the machine's addresses are served: a number cannot be made to mean another machine.
+    let served = Served { hosts, addresses: ip.is_unspecified().then_some(on) };
+    http::serve(listener, move |request| site.answer(request, &served));
+    Ok(on)
 }
-
-/// How long a connection may say nothing, and how many there may be.
-const PATIENCE: Duration = Duration::from_secs(60);
-const CONNECTIONS: usize = 64;
 
 /// What a request's `Host` may be.
 struct Served {
@@ -94,75 +88,71 @@ impl Served {
 
 /// What is served.
 struct Site {
-    page: String,
+    key: String,
+    page: Arc<str>,
     numbers: Mutex<Numbers>,
 }
 
 /// The page's numbers as they were told last.
 struct Numbers {
     runs: Sources,
-    json: String,
+    json: Arc<str>,
     /// Another one for other numbers.
     version: String,
 }
 
 impl Site {
-    fn answer(&self, request: &Request<Body>, served: &Served) -> Response<Body> {
-        let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-        if !served.has(host) {
+    fn answer(&self, request: &Request, served: &Served) -> Answer {
+        if !served.has(request.host.as_deref().unwrap_or_default()) {
             let name = &served.hosts[1];
             let text = format!("This page is served as {name} only; `--serve HOST:PORT` gives it another name.\n");
-            return response(StatusCode::FORBIDDEN, "text/plain; charset=utf-8", text);
+            return Answer::new("403 Forbidden", TEXT, text);
         }
-        if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let text = "There is nothing to write to.\n".into();
-            let mut refused = response(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", text);
-            refused.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET, HEAD"));
-            return refused;
+        if !["GET", "HEAD"].contains(&&request.method[..]) {
+            let refused = Answer::new("405 Method Not Allowed", TEXT, "There is nothing to write to.\n");
+            return Answer { header: Some(("allow", "GET, HEAD".into())), ..refused };
         }
-        let mut answer = match request.uri().path() {
-            "/" => response(StatusCode::OK, "text/html; charset=utf-8", self.page.clone()),
-            "/data" => self.numbers(request),
-            _ => response(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", "There is no such page.\n".into()),
-        };
-        if *request.method() == Method::HEAD {
-            *answer.body_mut() = Body::empty();
+        let (key, page) = request.path[1..].split_once('/').unwrap_or((&request.path[1..], "none"));
+        if !is_same(key, &self.key) {
+            let text =
+                "The address of this page has a key: take the whole URL that `train report --serve` has printed.\n";
+            return Answer::new("403 Forbidden", TEXT, text);
         }
-        answer
+        match page {
+            "" => Answer::new("200 OK", "text/html; charset=utf-8", self.page.clone()),
+            "data" => self.numbers(request),
+            _ => Answer::new("404 Not Found", TEXT, "There is no such page.\n"),
+        }
     }
 
-    fn numbers(&self, request: &Request<Body>) -> Response<Body> {
+    fn numbers(&self, request: &Request) -> Answer {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = numbers.read_on() {
-            return response(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", error.to_string());
+            return Answer::new("500 Internal Server Error", TEXT, error.to_string());
         }
-        let has = request.headers().get(header::IF_NONE_MATCH).and_then(|versions| versions.to_str().ok());
-        let mut answer = match has.is_some_and(|has| has == numbers.version) {
-            true => response(StatusCode::NOT_MODIFIED, "application/json", String::new()),
-            false => response(StatusCode::OK, "application/json", numbers.json.clone()),
+        let answer = match request.if_none_match.as_ref() == Some(&numbers.version) {
+            true => Answer::new("304 Not Modified", "application/json", ""),
+            false => Answer::new("200 OK", "application/json", numbers.json.clone()),
         };
-        let version = header::HeaderValue::from_str(&numbers.version).expect("digits in quotes");
-        answer.headers_mut().insert(header::ETAG, version);
-        answer
+        Answer { header: Some(("etag", numbers.version.clone())), ..answer }
     }
+}
+
+/// Compares in a time that does not depend on where they differ.
+fn is_same(given: &str, key: &str) -> bool {
+    let different = given.bytes().zip(key.bytes()).fold(0, |all, (a, b)| all | (a ^ b));
+    given.len() == key.len() && std::hint::black_box(different) == 0
 }
 
 impl Numbers {
     /// Reads what the runs have written since the last time.
     fn read_on(&mut self) -> serde_json::Result<()> {
         if self.runs.read_on() || self.json.is_empty() {
-            self.json = self.runs.data()?;
+            self.json = self.runs.data()?.into();
             self.version = format!("\"{:08x}-{}\"", crc32c::crc32c(self.json.as_bytes()), self.json.len());
         }
         Ok(())
     }
-}
-
-fn response(status: StatusCode, kind: &str, text: String) -> Response<Body> {
-    let response = Response::builder().status(status).header(header::CONTENT_TYPE, kind);
-    let response = response.header(header::CACHE_CONTROL, "no-store").header(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
-    let response = response.header(header::X_FRAME_OPTIONS, "DENY").header(header::REFERRER_POLICY, "no-referrer");
-    response.body(Body::from(text)).expect("these headers are valid")
 }
 
 #[cfg(test)]
@@ -200,5 +190,14 @@ mod tests {
         for none in ["runs/a", "", ":80", "host", "host:", "host:99999", "a/b:80", "x\r\ny:80", "-1"] {
             assert_eq!(parsed(none), None, "{none:?}");
         }
+    }
+
+    #[test]
+    fn a_key_is_the_same_or_is_not() {
+        let own = key().unwrap();
+        assert!(own.len() == 32 && own != key().unwrap());
+        assert!(
+            is_same(&own, &own) && !is_same("", &own) && !is_same(&own[1..], &own) && !is_same(&"0".repeat(32), &own)
+        );
     }
 }

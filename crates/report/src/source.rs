@@ -3,12 +3,15 @@
 use crate::config::{self, Entries};
 use crate::follow::Follower;
 use crate::run::Run;
-use crate::{ReportError, page};
+use crate::{ReportError, file, page};
 use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
+
+/// Far above what a configuration needs.
+const CONFIG_BYTES: u64 = 1 << 20;
 
 /// Run folders, each with what was read of it.
 #[derive(Debug)]
@@ -119,7 +122,7 @@ impl Source {
 
     /// A run without a configuration is still worth a page.
     fn read_config(&mut self) -> bool {
-        let text = fs::read_to_string(self.folder.join("config.yaml"));
+        let text = file::text(&self.folder.join("config.yaml"), CONFIG_BYTES);
         let (text, read) = text.map_or_else(|error| (error.to_string(), false), |text| (text, true));
         let new = text != self.config.0;
         if new {

@@ -11,9 +11,19 @@ use tempfile::TempDir;
 /// Status, headers in lower case, body.
 struct Answer(u16, String, String);
 
-/// Asks the server at `http://HOST:PORT/`.
+/// The `HOST:PORT` of `http://HOST:PORT/KEY/`, and `/KEY`.
+fn parts(url: &str) -> (&str, &str) {
+    let url = url.trim_start_matches("http://").trim_end_matches('/');
+    url.split_at(url.find('/').unwrap())
+}
+
+/// Asks the server at `http://HOST:PORT/KEY/`; the request's path is below the key.
 fn ask(url: &str, request: &str, headers: &str) -> Answer {
-    let address = url.trim_start_matches("http://").trim_end_matches('/');
+    let (address, key) = parts(url);
+    ask_at(address, &request.replacen('/', &format!("{key}/"), 1), headers)
+}
+
+fn ask_at(address: &str, request: &str, headers: &str) -> Answer {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     write!(stream, "{request} HTTP/1.1\r\nConnection: close\r\n{headers}\r\n").unwrap();
@@ -25,7 +35,7 @@ fn ask(url: &str, request: &str, headers: &str) -> Answer {
 }
 
 fn get(url: &str, path: &str, headers: &str) -> Answer {
-    let host = url.trim_start_matches("http://").trim_end_matches('/');
+    let (host, _) = parts(url);
     ask(url, &format!("GET {path}"), &format!("Host: {host}\r\n{headers}"))
 }
 
@@ -96,12 +106,12 @@ fn the_page_asks_its_own_server_and_nobody_else() {
     assert_eq!(status, 200);
     assert!(head.contains("content-type: text/html") && head.contains("cache-control: no-store"), "{head}");
     assert!(page.contains("<title>a, b</title>") && page.contains("fetch(\"data\""));
-    assert!(page.contains("default-src 'none'; connect-src 'self'; "));
+    assert!(page.contains("default-src 'none'; connect-src 'self'; ") && !page.contains("unsafe-inline"));
     let page = page.replace("http://www.w3.org/2000/svg", "");
     for outside in ["http:", "https:", "url(\"", "@import", "src=\"", "XMLHttpRequest", "innerHTML", "{{"] {
         assert!(!page.contains(outside), "{outside}");
     }
-    let Answer(status, head, body) = ask(&url, "HEAD /", &format!("Host: {}\r\n", &url[7..url.len() - 1]));
+    let Answer(status, head, body) = ask(&url, "HEAD /", &format!("Host: {}\r\n", parts(&url).0));
     assert_eq!((status, body.as_str()), (200, ""), "{head}");
     assert_eq!(get(&url, "/metrics.jsonl", "").0, 404);
     assert_eq!(get(&url, "/../a/config.yaml", "").0, 404);
@@ -111,7 +121,7 @@ fn the_page_asks_its_own_server_and_nobody_else() {
 fn other_hosts_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let url = serve(&[run(&folder, "a")]);
-    let port = url.trim_end_matches('/').rsplit_once(':').unwrap().1;
+    let port = parts(&url).0.rsplit_once(':').unwrap().1;
     let status = |path: &str, host: &str| ask(&url, &format!("GET {path}"), &format!("Host: {host}\r\n")).0;
     for host in ["localhost", "LOCALHOST", "127.0.0.1", "[::1]"] {
         assert_eq!(status("/data", &format!("{host}:{port}")), 200, "{host}");
@@ -126,10 +136,55 @@ fn other_hosts_are_refused() {
 }
 
 #[test]
+fn without_the_key_of_the_url_there_is_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = serve(&[run(&folder, "a")]);
+    let (host, key) = parts(&url);
+    assert!(key.len() == 33 && url.ends_with('/'), "{url}");
+    let status = |path: &str| ask_at(host, &format!("GET {path}"), &format!("Host: {host}\r\n")).0;
+    let other = format!("/{}", "0".repeat(32));
+    for path in ["/", "/data", "/none", &other, &format!("{other}/data"), &key[..32], &format!("{}/data", &key[..32])] {
+        assert_eq!(status(path), 403, "{path}");
+    }
+    assert_eq!((status(&format!("{key}/")), status(&format!("{key}/data?now"))), (200, 200));
+    assert_eq!(status(&format!("{key}/metrics.jsonl")), 404);
+    assert_ne!(parts(&serve(&[folder.path().join("a")])).1, key);
+}
+
+#[test]
+fn connections_that_say_little_end_and_do_not_keep_others_out_for_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = serve(&[run(&folder, "a")]);
+    // As many as there may be; each says a byte, and would say one more each second.
+    let slow: Vec<_> = (0..64).map(|_| TcpStream::connect(parts(&url).0).unwrap()).collect();
+    slow.iter().for_each(|mut stream| stream.write_all(b"G").unwrap());
+    let dripping = slow.iter().map(|stream| stream.try_clone().unwrap()).collect::<Vec<_>>();
+    std::thread::spawn(move || {
+        for _ in 0..60 {
+            std::thread::sleep(Duration::from_secs(1));
+            dripping.iter().for_each(|mut stream| _ = stream.write_all(b"E"));
+        }
+    });
+    assert_eq!(get(&url, "/data", "").0, 200);
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_blocks_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = run(&folder, "a");
+    fs::remove_file(run.join("config.yaml")).unwrap();
+    for name in ["metrics.jsonl", "config.yaml"] {
+        assert!(std::process::Command::new("mkfifo").arg(run.join(name)).status().unwrap().success());
+    }
+    let (numbers, _) = numbers(&serve(&[run]));
+    assert_eq!(numbers["runs"][0]["notes"], serde_json::json!(["metrics.jsonl: cannot be read: is no regular file"]));
+}
+
+#[test]
 fn nothing_can_be_written() {
     let folder = tempfile::tempdir().unwrap();
     let url = serve(&[run(&folder, "a")]);
-    let host = format!("Host: {}\r\n", &url[7..url.len() - 1]);
+    let host = format!("Host: {}\r\n", parts(&url).0);
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"] {
         let Answer(status, head, _) = ask(&url, &format!("{method} /data"), &format!("{host}Content-Length: 0\r\n"));
         assert_eq!(status, 405, "{method}");

@@ -1,9 +1,15 @@
 // Elements. Text always becomes a text node: what comes from files is never read as HTML.
 
+// The page's policy allows no style in an attribute, but a script may set it.
+function assign(node, name, value) {
+  if (name === "style") node.style.cssText = value;
+  else node.setAttribute(name, value);
+}
+
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== false) node.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== false) assign(node, name, value === true ? "" : value);
   }
   node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
@@ -55,6 +61,6 @@ function renewOne(node, fresh) {
   }
   const drawn = node.dataset.drawn !== undefined;
   for (const { name } of [...node.attributes]) if (!fresh.hasAttribute(name) && name !== "open" && !drawn) node.removeAttribute(name);
-  for (const { name, value } of fresh.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+  for (const { name, value } of fresh.attributes) if (node.getAttribute(name) !== value) assign(node, name, value);
   if (!drawn) renew(node, [...fresh.childNodes]);
 }
