@@ -1,5 +1,6 @@
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 use comm::SequenceRanks;
+use fused::check::Call;
 
 /// The balance loss of each sequence, averaged over sequences: `[1]`, without its coefficient.
 ///
@@ -8,8 +9,15 @@ use comm::SequenceRanks;
 /// Gradients flow through `P` only.
 ///
 /// `scores_ne` are of `b` sequences, one after another; `assigned_be` counts each sequence's choices of each expert.
+///
+/// # Panics
+/// If there are no scores, or they are not f32, or the sequences are not of one length or their counts of other experts.
 pub fn sequence_balance_loss(scores_ne: Tensor<2>, assigned_be: Tensor<2, Int>) -> Tensor<1> {
-    let ([n, e], [b, _]) = (scores_ne.dims(), assigned_be.dims());
+    let (call, [n, e], [b, _]) = (Call("sequence_balance_loss"), scores_ne.dims(), assigned_be.dims());
+    call.dtype("scores", scores_ne.dtype(), DType::F32);
+    call.not_empty("scores", &[n, e]);
+    call.shape("assigned", assigned_be.dims(), [b, e]);
+    call.that(b > 0 && n % b == 0, format_args!("{n} tokens in {b} sequences"));
     let score_b1e = normalised(scores_ne).reshape([b, n / b, e]).mean_dim(1);
     loss(score_b1e, assigned_be.float())
 }
@@ -56,7 +64,13 @@ fn loss(score_b1e: Tensor<3>, assigned_be: Tensor<2>) -> Tensor<1> {
 
 /// The router z-loss, `[1]`, without its coefficient: the mean over tokens of `log(sum over experts of exp(logit))^2`, which keeps logits
 /// small (ST-MoE, arXiv 2202.08906, eq. 5).
+///
+/// # Panics
+/// If there are no logits, or they are not f32.
 pub fn router_z_loss(logits_ne: Tensor<2>) -> Tensor<1> {
+    let call = Call("router_z_loss");
+    call.dtype("logits", logits_ne.dtype(), DType::F32);
+    call.not_empty("logits", &logits_ne.dims());
     let max_n1 = logits_ne.clone().detach().max_dim(1);
     let log_sum_n1 = (logits_ne - max_n1.clone()).exp().sum_dim(1).log() + max_n1;
     log_sum_n1.powi_scalar(2).mean()

@@ -9,6 +9,7 @@ use crate::{Experts, MoeConfig, MoeStats, NoiseKey, Overflow, Router, Routing, S
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use comm::SequenceRanks;
+use fused::check::Call;
 
 /// A mixture-of-experts layer: router, routed experts, and shared experts that every token passes.
 #[derive(Module, Debug)]
@@ -105,10 +106,13 @@ impl MoeLayer {
         ranks: &SequenceRanks,
         experts: Box<RunExperts<'_>>,
     ) -> MoeOutput {
-        let [b, s, d] = x_bsd.dims();
+        let (call, [b, s, d], router) = (Call("MoeLayer::forward"), x_bsd.dims(), self.router.proj.weight.dims());
+        call.not_empty("router.proj", &router);
+        call.width("x", [b, s, d], router[0]);
         if b > 0 && s == 0 {
             // In a new shape Burn takes a 0 for "as it was", so `[b, 0, d]` does not become `[0, d]`; `[0, b, d]` does.
-            let output = self.forward_with(x_bsd.swap_dims(0, 1), noise, capacity, tile, ranks, experts);
+            let mut output = self.forward_with(x_bsd.swap_dims(0, 1), noise, capacity, tile, ranks, experts);
+            output.stats.sequences = b;
             return MoeOutput { y_btd: output.y_btd.swap_dims(0, 1), ..output };
         }
         let x_nd = x_bsd.clone().reshape([b * s, d]);

@@ -10,7 +10,7 @@ pub struct MoeStats {
     gates_kn: Tensor<2>,
     slot_kn: Tensor<2, Int>,
     kept_e: Tensor<1, Int>,
-    sequences: usize,
+    pub(crate) sequences: usize,
 }
 
 impl MoeStats {
@@ -55,6 +55,9 @@ impl MoeStats {
     pub fn gate_mass_e(&self) -> Tensor<1> {
         let [k, n] = self.gates_kn.dims();
         let e = self.experts();
+        if n == 0 {
+            return Tensor::zeros([e], (&self.gates_kn.device(), self.gates_kn.dtype())); // Burn's reshape takes a 0 for "as it was"
+        }
         let expert_1e = Tensor::<1, Int>::arange(0..e as i64, &self.gates_kn.device()).reshape([1, e]);
         let expert_1e = expert_1e.cast(burn::tensor::IntDType::I32);
         let one_hot = self.experts_kn.clone().reshape([k * n, 1]).equal(expert_1e).float();

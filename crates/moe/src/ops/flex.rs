@@ -4,7 +4,7 @@ use super::MoeOps;
 use crate::ScoreFunc;
 use crate::kernels::dispatch::{DispatchRule, Placed, dispatch_host};
 use crate::kernels::grouped_gemm::{Shape as Matrices, grouped_gemm_host, grouped_gemm_weight_host};
-use crate::kernels::permute::{permute_host, unpermute_backward_host, unpermute_host};
+use crate::kernels::permute::{check_places, permute_host, unpermute_backward_host, unpermute_host};
 use crate::kernels::reroute::{RerouteRule, reroute_host};
 use crate::kernels::route::{GateRule, SelectRule};
 use crate::kernels::route::{
@@ -79,9 +79,10 @@ impl MoeOps for Flex {
         (int(slot, [k, n]), list(source), list(segments), list(kept))
     }
 
-    fn moe_permute(x: FloatTensor<Self>, source: IntTensor<Self>, _slot: IntTensor<Self>) -> FloatTensor<Self> {
+    fn moe_permute(x: FloatTensor<Self>, source: IntTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self> {
         let ([n, d], [r]) = (dims(&x), dims(&source));
-        let (x, source) = (contiguous(&x), contiguous(&source));
+        let (x, source, slot) = (contiguous(&x), contiguous(&source), contiguous(&slot));
+        check_places("permute", slice(&source), slice(&slot));
         with_float!(x.dtype(), T => float(permute_host::<T>(slice(&x), slice(&source), n, d), [r, d]))
     }
 
@@ -94,11 +95,12 @@ impl MoeOps for Flex {
     fn moe_unpermute(
         y: FloatTensor<Self>,
         gates: FloatTensor<Self>,
-        _source: IntTensor<Self>,
+        source: IntTensor<Self>,
         slot: IntTensor<Self>,
     ) -> FloatTensor<Self> {
         let ([_, d], [_, n]) = (dims(&y), dims(&slot));
-        let (y, gates, slot) = (contiguous(&y), contiguous(&gates), contiguous(&slot));
+        let (y, gates, source, slot) = (contiguous(&y), contiguous(&gates), contiguous(&source), contiguous(&slot));
+        check_places("unpermute", slice(&source), slice(&slot));
         with_float!(y.dtype(), T => {
             float(unpermute_host::<T>(slice(&y), Some(slice(&gates)), slice(&slot), n, d), [n, d])
         })

@@ -19,8 +19,10 @@
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
 
+use super::route::{check_assignments, check_indices};
 use crate::ops::MoeOps;
 use burn::tensor::{Int, Tensor};
+use fused::check::Call;
 
 /// Which assignments of a group come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -74,7 +76,7 @@ pub struct DispatchRule {
 impl DispatchRule {
     /// Rows of the layout for `n` tokens of `k` choices.
     pub fn rows(&self, n: usize, k: usize) -> usize {
-        let limit = self.capacity.map_or(usize::MAX, |capacity| self.experts * self.groups * capacity);
+        let limit = self.capacity.map_or(usize::MAX, |capacity| (self.experts * self.groups).saturating_mul(capacity));
         match self.layout {
             Layout::Capacity => limit,
             Layout::Sorted { tile } => {
@@ -101,14 +103,17 @@ pub struct Dispatched {
 /// Places the assignments of `experts_kn`; -1 there is no assignment.
 ///
 /// # Panics
-/// If the tokens cannot be divided into `rule.groups`, or `Layout::Capacity` has no capacity.
+/// If the experts are not i32, the tokens cannot be divided into `rule.groups`, `Layout::Capacity` has no capacity, a tile no rows, or the layout more rows than
+/// an i32 counts; on the CPU, if an expert is not there.
 pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
-    let [_, n] = experts_kn.dims();
-    assert!(rule.groups > 0 && n % rule.groups == 0, "dispatch: {n} tokens in {} groups", rule.groups);
-    assert!(
-        rule.layout != Layout::Capacity || rule.capacity.is_some(),
-        "dispatch: Layout::Capacity without a capacity"
-    );
+    let (call, [k, n]) = (Call("dispatch"), experts_kn.dims());
+    check_assignments(call, "experts", &experts_kn, rule.groups);
+    call.that(rule.groups > 0, "0 groups");
+    let capacity = rule.layout != Layout::Capacity || rule.capacity.is_some();
+    call.that(capacity, "Layout::Capacity without a capacity");
+    call.that(rule.layout != Layout::Sorted { tile: 0 }, "tiles of 0 rows");
+    let rows = rule.rows(n, k);
+    call.that(rows <= i32::MAX as usize, format_args!("a layout of {rows} rows, which an i32 does not count"));
     let experts = experts_kn.into_dispatch();
     let (slot, source, segments, kept) = burn::backend::Dispatch::moe_dispatch(experts, rule);
     Dispatched {
@@ -129,6 +134,7 @@ pub(crate) struct Placed {
 
 pub(crate) fn dispatch_host(experts: &[i32], n: usize, rule: &DispatchRule) -> Placed {
     let (e, groups) = (rule.experts, rule.groups);
+    check_indices("dispatch", "experts", experts, e);
     let (k, tokens) = (experts.len() / n.max(1), n / groups.max(1));
     let capacity = rule.capacity.unwrap_or(usize::MAX);
     // The next row of each (expert, group); at first how many assignments it keeps.

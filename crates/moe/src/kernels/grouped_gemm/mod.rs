@@ -25,32 +25,76 @@ pub use cube::{Tier, force_tier};
 
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
+use fused::check::Call;
 use fused::gemm::{Matrix, Product, products};
 use fused::{Element, written};
 use std::mem::MaybeUninit;
 
-/// `x_rp` times each segment's matrix of `weight_epq`: `[r, q]`. Of `segments`, see [`dispatch`](super::dispatch).
+/// `x_rp` times each segment's matrix of `weight_epq`: `[r, q]`. Of `segments`, see [`dispatch`](super::dispatch): they begin at 0, do not fall, and end at `r` or
+/// before. On a device nobody reads them back to check it: rows beyond the last one are then neither read nor written, and the result means nothing.
 ///
 /// # Panics
-/// If widths or the number of experts do not agree.
+/// If `x` and the matrices are not of one type, f32, bf16 or f16, the segments not i32, or widths or the number of experts do not agree or are 0; on the CPU, if the
+/// segments are not borders of rows.
 pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1, Int>) -> Tensor<2> {
-    let ([_, p], [e, w, _], [ends]) = (x_rp.dims(), weight_epq.dims(), segments.dims());
-    assert!(p == w && ends == e + 1, "grouped_gemm: rows of {p} by {e} matrices with {w} rows, {ends} segment borders");
+    let [_, p, _] = weight_epq.dims();
+    check(Call("grouped_gemm"), ("x", &x_rp, p), &weight_epq, segments);
     let segments = segments.clone().into_dispatch();
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(x_rp.into_dispatch(), weight_epq.into_dispatch(), segments, false))
 }
 
 /// The gradient of the rows, `[r, p]`: the product of [`grouped_gemm`]'s backward by itself. Carries no gradients on.
+///
+/// # Panics
+/// As [`grouped_gemm`].
 pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1, Int>) -> Tensor<2> {
+    let [_, _, q] = weight_epq.dims();
+    check(Call("rows_gradient"), ("d_y", &d_y_rq, q), &weight_epq, segments);
     let (d_y, weight) = (d_y_rq.inner().into_dispatch(), weight_epq.inner().into_dispatch());
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(d_y, weight, segments.clone().inner().into_dispatch(), true))
 }
 
 /// The gradient of the matrices, `[e, p, q]`: the sum of [`grouped_gemm`]'s backward by itself. Carries no gradients on.
+///
+/// # Panics
+/// As [`grouped_gemm`].
 pub fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, segments: &Tensor<1, Int>) -> Tensor<3> {
+    let (call, [r, p], [_, q]) = (Call("weight_gradient"), x_rp.dims(), d_y_rq.dims());
+    call.float("x", x_rp.dtype());
+    call.dtype("d_y", d_y_rq.dtype(), x_rp.dtype());
+    call.shape("d_y", d_y_rq.dims(), [r, q]);
+    call.that(p > 0 && q > 0, format_args!("x and d_y have widths of {p} and {q}, expected at least 1"));
+    call.dtype("segments", segments.dtype(), DType::I32);
+    call.that(segments.dims()[0] > 1, format_args!("segments has shape {:?}, expected experts", segments.dims()));
     let (x, d_y) = (x_rp.inner().into_dispatch(), d_y_rq.inner().into_dispatch());
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm_weight(x, d_y, segments.clone().inner().into_dispatch()))
+}
+
+/// Rows of this width, matrices and segments of one product.
+fn check(
+    call: Call,
+    (argument, rows, width): (&str, &Tensor<2>, usize),
+    weight_epq: &Tensor<3>,
+    segments: &Tensor<1, Int>,
+) {
+    let shape = weight_epq.dims();
+    call.float(argument, rows.dtype());
+    call.dtype("weight", weight_epq.dtype(), rows.dtype());
+    call.not_empty("weight", &shape);
+    call.width(argument, rows.dims(), width);
+    call.dtype("segments", segments.dtype(), DType::I32);
+    call.shape("segments", segments.dims(), [shape[0] + 1]);
+}
+
+/// On the CPU: that the segments are borders of `r` rows.
+fn check_segments(segments: &[i32], r: usize) {
+    let (first, last) = (segments.first(), segments.last());
+    let borders = first == Some(&0) && segments.is_sorted() && last.is_some_and(|last| *last as usize <= r);
+    assert!(
+        borders,
+        "grouped_gemm: segments go from {first:?} to {last:?}, expected borders of {r} rows that do not fall"
+    );
 }
 
 /// The number of rows to pad segments to on the device of `x`, so that no tile of a GPU's kernels is half empty.
@@ -80,7 +124,7 @@ pub(crate) fn grouped_gemm_host<T: Element>(
     Shape { p, q }: Shape,
     transposed: bool,
 ) -> Vec<T> {
-    assert_eq!(segments[0], 0, "grouped_gemm: the first segment begins at row 0");
+    check_segments(segments, x.len() / p);
     let write = |y: &mut [MaybeUninit<T>]| {
         let mut rest = y;
         let mut list = vec![];
@@ -106,6 +150,7 @@ pub(crate) fn grouped_gemm_weight_host<T: Element>(
     segments: &[i32],
     Shape { p, q }: Shape,
 ) -> Vec<T> {
+    check_segments(segments, x.len() / p);
     let write = |d_weight: &mut [MaybeUninit<T>]| {
         let list = segments.windows(2).zip(d_weight.chunks_mut(p * q)).map(|(borders, c)| {
             let (from, k) = (borders[0] as usize, (borders[1] - borders[0]) as usize);

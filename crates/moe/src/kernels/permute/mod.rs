@@ -20,23 +20,57 @@
 pub(crate) mod cube;
 
 use super::dispatch::Dispatched;
+use super::route::check_indices;
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
+use fused::check::Call;
 use fused::{Element, written};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
 /// `x_nd` to the rows `[r, d]` of `to`.
+///
+/// # Panics
+/// If `x` is of another type than f32, bf16 and f16, or of width 0, or `to` is of other tokens or not i32; on the CPU, if it leads to what is not there.
 pub fn permute(x_nd: Tensor<2>, to: &Dispatched) -> Tensor<2> {
+    let (call, [n, _], [k, _]) = (Call("permute"), x_nd.dims(), to.slot_kn.dims());
+    check(call, ("x", &x_nd), to);
+    call.shape("to.slot", to.slot_kn.dims(), [k, n]);
     let (source, slot) = (to.source_r.clone().into_dispatch(), to.slot_kn.clone().into_dispatch());
     Tensor::from_dispatch(Dispatch::moe_permute(x_nd.into_dispatch(), source, slot))
 }
 
 /// The rows `y_rd` of `from` to tokens `[n, d]`, weighted by `gates_kn`.
+///
+/// # Panics
+/// If `y` is of another type than f32, bf16 and f16, or of width 0, the gates are not f32, `from` not i32, or they are of other rows or tokens; on the CPU, if
+/// `from` leads to what is not there.
 pub fn unpermute(y_rd: Tensor<2>, gates_kn: Tensor<2>, from: &Dispatched) -> Tensor<2> {
+    let (call, [r, d]) = (Call("unpermute"), y_rd.dims());
+    check(call, ("y", &y_rd), from);
+    call.shape("y", [r, d], [from.source_r.dims()[0], d]);
+    call.dtype("gates", gates_kn.dtype(), DType::F32);
+    call.shape("gates", gates_kn.dims(), from.slot_kn.dims());
     let (source, slot) = (from.source_r.clone().into_dispatch(), from.slot_kn.clone().into_dispatch());
     Tensor::from_dispatch(Dispatch::moe_unpermute(y_rd.into_dispatch(), gates_kn.into_dispatch(), source, slot))
+}
+
+/// Rows of a width, and where they go.
+fn check(call: Call, (argument, rows): (&str, &Tensor<2>), places: &Dispatched) {
+    call.float(argument, rows.dtype());
+    call.that(rows.dims()[1] > 0, format_args!("{argument} has shape {:?}, expected a width", rows.dims()));
+    call.dtype("slot", places.slot_kn.dtype(), DType::I32);
+    call.dtype("source", places.source_r.dtype(), DType::I32);
+}
+
+/// On the CPU: that rows come from assignments, and assignments go to rows.
+///
+/// # Panics
+/// If one leads to what is not there.
+pub(crate) fn check_places(function: &str, source: &[i32], slot: &[i32]) {
+    check_indices(function, "source", source, slot.len());
+    check_indices(function, "slot", slot, source.len());
 }
 
 /// Elements that are worth a task of their own.

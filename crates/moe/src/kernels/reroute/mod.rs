@@ -15,9 +15,11 @@
 pub(crate) mod cube;
 
 use super::dispatch::Order;
+use super::route::check_assignments;
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
+use fused::check::Call;
 
 /// How [`reroute`] places assignments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,12 +37,22 @@ pub struct RerouteRule {
 }
 
 /// `candidates_cn`, best first, to `experts_kn`; -1 where nothing had room.
+///
+/// # Panics
+/// If the candidates are not i32, there are fewer of a token than its choices, or the tokens cannot be divided into `rule.groups`; on the CPU, if a
+/// candidate is not there.
 pub fn reroute(candidates_cn: Tensor<2, Int>, rule: RerouteRule) -> Tensor<2, Int> {
+    let (call, shape) = (Call("reroute"), candidates_cn.dims());
+    check_assignments(call, "candidates", &candidates_cn, rule.groups);
+    let enough = (1..=shape[0]).contains(&rule.top_k);
+    call.that(enough, format_args!("candidates has shape {shape:?}, expected {} choices of each token", rule.top_k));
     Tensor::from_dispatch(Dispatch::moe_reroute(candidates_cn.into_dispatch(), rule))
 }
 
 pub(crate) fn reroute_host(candidates: &[i32], n: usize, rule: &RerouteRule) -> Vec<i32> {
     let (k, c, tokens) = (rule.top_k, candidates.len() / n.max(1), n / rule.groups.max(1));
+    let wrong = candidates.iter().find(|expert| !(0..rule.experts as i32).contains(*expert));
+    assert!(wrong.is_none(), "reroute: candidates has a {wrong:?}, expected experts below {}", rule.experts);
     let mut experts = vec![-1; k * n];
     for group in 0..rule.groups {
         let mut load = vec![0; rule.experts];

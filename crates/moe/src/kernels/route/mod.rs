@@ -21,7 +21,8 @@ pub(crate) mod cube;
 use crate::ScoreFunc;
 use crate::ops::MoeOps;
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
+use fused::check::Call;
 use rayon::prelude::*;
 
 /// How experts are chosen by their scores.
@@ -67,24 +68,77 @@ pub struct GateRule {
 }
 
 /// `logits_ne` to `scores_ne`, in f32.
+///
+/// # Panics
+/// If the logits are not f32, or of no experts.
 pub fn scores(logits_ne: Tensor<2>, func: ScoreFunc) -> Tensor<2> {
+    check_scores(Call("scores"), "logits", &logits_ne);
     Tensor::from_dispatch(Dispatch::moe_scores(logits_ne.into_dispatch(), func))
 }
 
 /// The best `rule.candidates` experts of each token, `[c, n]` in i32, from `scores_ne` and `bias_e`.
+///
+/// # Panics
+/// If scores and bias are not f32 or not of these shapes, there are not so many candidates, or the rule's groups do not divide the experts.
 pub fn select(scores_ne: Tensor<2>, bias_e: Tensor<1>, rule: SelectRule) -> Tensor<2, Int> {
+    let (call, [n, e]) = (Call("select"), scores_ne.dims());
+    check_scores(call, "scores", &scores_ne);
+    call.dtype("bias", bias_e.dtype(), DType::F32);
+    call.shape("bias", bias_e.dims(), [e]);
+    let SelectRule { candidates, n_group, topk_group, .. } = rule;
+    let (found, most) = ((1..=MAX_CANDIDATES.min(e)).contains(&candidates), MAX_CANDIDATES.min(e));
+    call.that(found, format_args!("{candidates} candidates of {e} experts, expected 1 to {most}"));
+    let groups = n_group > 0 && e.is_multiple_of(n_group) && (1..=n_group).contains(&topk_group);
+    call.that(groups, format_args!("{topk_group} of {n_group} groups of {e} experts"));
+    let noise = n == 0 || rule.noise.is_none_or(|noise| noise.seq_len > 0);
+    call.that(noise, "noise in sequences of 0 tokens");
     let (scores, bias) = (scores_ne.inner().into_dispatch(), bias_e.inner().into_dispatch());
     Tensor::from_dispatch(Dispatch::moe_select(scores, bias, rule))
 }
 
 /// The weights `[k, n]` of the chosen experts; 0 where `experts_kn` is -1.
+///
+/// # Panics
+/// If the scores are not f32, the experts not i32, or of other tokens; on the CPU, if one of them is not there.
 pub fn gates(scores_ne: Tensor<2>, experts_kn: Tensor<2, Int>, rule: GateRule) -> Tensor<2> {
+    let (call, [n, _], [k, _]) = (Call("gates"), scores_ne.dims(), experts_kn.dims());
+    check_scores(call, "scores", &scores_ne);
+    call.dtype("experts", experts_kn.dtype(), DType::I32);
+    call.shape("experts", experts_kn.dims(), [k, n]);
     Tensor::from_dispatch(Dispatch::moe_gates(scores_ne.into_dispatch(), experts_kn.into_dispatch(), rule))
 }
 
 /// How many times each of `groups` sequences (one after another) chose each of `e` experts: `[groups, e]` in i32. -1 chooses none.
+///
+/// # Panics
+/// If the experts are not i32, or the tokens cannot be divided into `groups`; on the CPU, if an expert is not there.
 pub fn count(experts_kn: Tensor<2, Int>, groups: usize, e: usize) -> Tensor<2, Int> {
+    check_assignments(Call("count"), "experts", &experts_kn, groups);
     Tensor::from_dispatch(Dispatch::moe_count(experts_kn.into_dispatch(), groups, e))
+}
+
+/// Scores, or logits, of some experts.
+fn check_scores(call: Call, argument: &str, scores_ne: &Tensor<2>) {
+    call.dtype(argument, scores_ne.dtype(), DType::F32);
+    call.that(scores_ne.dims()[1] > 0, format_args!("{argument} has shape {:?}, expected experts", scores_ne.dims()));
+}
+
+/// Experts of the tokens of `groups` sequences.
+pub(crate) fn check_assignments(call: Call, argument: &str, experts_kn: &Tensor<2, Int>, groups: usize) {
+    let [_, n] = experts_kn.dims();
+    call.dtype(argument, experts_kn.dtype(), DType::I32);
+    call.that(n == 0 || (groups > 0 && n % groups == 0), format_args!("{n} tokens in {groups} groups"));
+}
+
+/// On the CPU: indices below `end`, or -1.
+///
+/// # Panics
+/// If one is something else.
+pub(crate) fn check_indices(function: &str, argument: &str, indices: &[i32], end: usize) {
+    let wrong = indices.iter().find(|index| **index < -1 || **index >= end as i32);
+    if let Some(wrong) = wrong {
+        panic!("{function}: {argument} has a {wrong}, expected -1 or an index below {end}");
+    }
 }
 
 /// Added to the sum of a token's scores before the division, as in DeepSeek's reference code.
@@ -209,6 +263,7 @@ fn largest(values: &[f32], places: &mut [i32]) {
 }
 
 pub(crate) fn count_host(experts: &[i32], n: usize, groups: usize, e: usize) -> Vec<i32> {
+    check_indices("count", "experts", experts, e);
     let mut counts = vec![0; groups * e];
     for (p, expert) in experts.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
         counts[p % n / (n / groups) * e + *expert as usize] += 1;
@@ -217,6 +272,7 @@ pub(crate) fn count_host(experts: &[i32], n: usize, groups: usize, e: usize) -> 
 }
 
 pub(crate) fn gates_host(scores: &[f32], experts: &[i32], e: usize, rule: &GateRule) -> Vec<f32> {
+    check_indices("gates", "experts", experts, e);
     let n = scores.len() / e;
     let mut gates = vec![0.0; experts.len()];
     for token in 0..n {

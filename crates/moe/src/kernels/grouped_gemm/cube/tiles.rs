@@ -37,6 +37,7 @@ pub(super) fn prepare<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let experts = segments.len() - 1;
+    let all = (y.len() * N::value() / q) as i32;
     let step = CUBE_COUNT * CUBE_DIM as usize;
 
     let mut tile = ABSOLUTE_POS;
@@ -55,7 +56,8 @@ pub(super) fn prepare<F: Float, N: Size>(
         let start = segments[low] as usize;
         tiles[tile * ENTRY] = low as i32;
         tiles[tile * ENTRY + 1] = (start + (tile - start / rows - low) * rows) as i32;
-        tiles[tile * ENTRY + 2] = segments[low + 1];
+        let end = segments[low + 1];
+        tiles[tile * ENTRY + 2] = select(end < all, end, all);
         tile += step;
     }
 

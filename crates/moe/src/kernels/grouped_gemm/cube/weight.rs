@@ -38,7 +38,8 @@ pub(super) fn sum<F: Float, N: Size>(
     let mut a = Shared::<[f32]>::new_aligned_slice(comptime!(DEPTH * (units.tile_rows() + PAD)), 16usize);
     let mut b = Shared::<[f32]>::new_aligned_slice(comptime!(DEPTH * (units.tile_columns() + PAD)), 16usize);
     let mut sums = zero_sums();
-    let end = segments[expert + 1] as usize;
+    let (end, all) = (segments[expert + 1] as usize, x.len() * N::value() / p);
+    let end = select(end < all, end, all);
     let left = Source { offset: 0usize.runtime(), stride: p, rows: end, columns: p };
     let right = Source { offset: 0usize.runtime(), stride: q, rows: end, columns: q };
     let mut k = segments[expert] as usize;

@@ -128,7 +128,8 @@ pub(super) fn sum<F: Float>(
         ));
     }
 
-    let end = segments[expert + 1] as usize;
+    let (end, all) = (segments[expert + 1] as usize, x.len() * VECTOR / p);
+    let end = select(end < all, end, all);
     let mut left = Step { row: segments[expert] as usize, end, column: row, stride: p };
     let mut right = Step { row: segments[expert] as usize, end, column, stride: q };
     let mut next_a = Array::<Vector<F, Const<VECTOR>>>::new(LOADS);

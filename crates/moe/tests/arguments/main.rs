@@ -1,0 +1,40 @@
+//! What every public function says of arguments that do not fit, and returns of empty ones.
+
+mod cases;
+#[allow(dead_code, reason = "the other crate has arguments of other kinds too")]
+#[path = "../../../fused/tests/arguments/draw.rs"]
+mod draw;
+#[path = "../../../fused/tests/arguments/exports.rs"]
+mod exports;
+
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// Of a crate beside this one, or of this one.
+fn exported(name: &str) -> BTreeSet<String> {
+    exports::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src"))
+}
+
+#[test]
+fn every_public_function_has_a_case_or_a_reason() {
+    let known = cases::CASES.iter().map(|case| case.0).chain(cases::WITHOUT.iter().map(|without| without.0));
+    assert_eq!(
+        exported("moe"),
+        known.map(String::from).collect(),
+        "left: exported; right: in tests/arguments/cases.rs"
+    );
+}
+
+proptest! {
+    // A seed has no smaller one.
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 0, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn arguments_are_refused_by_name_or_every_result_is_written(seed: u64) {
+        // A layer's products are those of the crate below, which say what does not fit.
+        let names = &exported("moe") | &exported("fused");
+        let wrong: Vec<String> = cases::CASES.iter().filter_map(|case| draw::check(*case, seed, &names).err()).collect();
+        prop_assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+}
