@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// How many rows each rank has for each expert, and the rounds in which they go so that no rank gets too many at once. All ranks know the
-/// same counts, so they agree on the rounds, and with them on their collectives, without asking each other again.
+/// same counts, so they agree on the rounds, and on the collectives that these take, without asking each other again.
 ///
 /// ```text
 /// rows for ranks 0 1 2 3      at most 8 at once: 3 rounds             arriving at rank 1 in rounds 0, 1, 2

@@ -22,9 +22,9 @@
 //! Over N ranks of a context messages of m numbers a token of the rank's part go round, in GPT-2 keys and values of the rank's heads, m = 2 d / tp, in MLA
 //! latent and rotated key (the latent is then kept, not read again): N - 1 in a forward, and in its backward N - 1 with N gradients in fp32.
 //!
-//! Of a layer of e experts the ranks of both kinds know of each other's tokens, in fp32: with a balance loss in an all_reduce the sums of 2 e numbers of each sequence, and of their
-//! gradients in the backward; with a capacity the top_k choices of each token, or all its candidates where it may be rerouted, and with noise, for which ranks choose for
-//! whole sequences, e scores of each token.
+//! In a layer of e experts the ranks of both kinds tell each other of their tokens, in fp32: with a balance loss 2 e numbers of each sequence in an `all_reduce`, and
+//! their gradients in the backward; with a capacity the `top_k` choices of each token, or all its candidates where it may be rerouted; with noise, for which ranks choose
+//! for whole sequences, e scores of each token.
 //!
 //! And over N expert-parallel ranks, whose loads are taken for even, (N - 1)/N of r rows of d there and back, in the forward and in the backward; r is
 //! the `top_k` a token, or as many as the capacity lets in. The numbers of rows come first, an `all_gather` of e (N - 1) of 4 bytes. (Where loads are so

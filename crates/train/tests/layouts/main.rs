@@ -47,6 +47,19 @@ fn deepseek_has_the_losses_of_one_rank_wherever_its_experts_are() {
     every_layout_has_the_losses_of_one_rank(DEEPSEEK, DEEPSEEK_EXPERTS);
 }
 
+/// Loads are far from even in the first steps, so rows go in rounds.
+#[test]
+fn a_dropless_deepseek_has_the_losses_of_one_rank_where_rows_go_in_rounds() {
+    let rows: &[Row] = &[
+        ("ep 2", &["gpus=2", "ep=2"]),
+        ("ep 4, recomputes", &["gpus=4", "ep=4", "activation_checkpointing=full"]),
+        ("pp 2 x ep 2, zero_bubble", &["gpus=4", "pp=2", "ep=2", "schedule=zero_bubble"]),
+        ("cp 2 x ep 4", &["gpus=4", "cp=2", "ep=4"]),
+    ];
+    let dropless = ["--set=moe.capacity_factor=null", "--set=moe.max_rank_load=1"];
+    every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, &dropless[..]].concat(), rows);
+}
+
 #[test]
 fn gpt2_has_the_losses_of_one_rank_over_tensor_parallel_ranks() {
     every_layout_has_the_losses_of_one_rank(GPT2, GPT2_TENSOR);
