@@ -22,8 +22,8 @@ pub fn sequence_balance_loss(scores_ne: Tensor<2>, assigned_be: Tensor<2, Int>) 
     loss(score_b1e, assigned_be.float())
 }
 
-/// [`sequence_balance_loss`] of sequences of which this rank has some rows, and others the rest. The ranks add up their rows' normalised
-/// scores and choices, 2 E numbers a sequence; no rank sees others' scores.
+/// [`sequence_balance_loss`] of sequences of which this rank has some rows, and others the rest. The ranks add up their
+/// rows' normalised scores and choices, 2 E numbers a sequence; no rank sees others' scores.
 pub(crate) fn sequence_balance_loss_over(
     scores_ne: Tensor<2>,
     assigned_be: Tensor<2, Int>,

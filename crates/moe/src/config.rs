@@ -63,17 +63,18 @@ pub struct MoeConfig {
     pub norm_topk_prob: bool,
     /// Factor on the weights of the chosen experts.
     pub routed_scaling_factor: f64,
-    /// In training an expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one sequence,
-    /// the first ones in order; null for dropless, as evaluation and generation always are: what they make of a token must not depend on
-    /// how many follow it.
+    /// In training an expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one
+    /// sequence, the first ones in order; null for dropless, as evaluation and generation always are: what they make of
+    /// a token must not depend on how many follow it.
     pub capacity_factor: Option<f64>,
     /// What happens to an assignment whose expert is full.
     pub overflow: Overflow,
     /// Whose assignments come first where capacity is limited.
     pub order: Order,
-    /// With `parallel.ep`, the most rows of experts that a rank takes at once, as a multiple of the mean of the ranks that have the experts together.
-    /// Where one would get more, the rows go in rounds, whose products are computed again in the backward: the same numbers, more slowly, in
-    /// the memory that is counted before the start. At least 1; a number above `parallel.ep` is never reached.
+    /// With `parallel.ep`, the most rows of experts that a rank takes at once, as a multiple of the mean of the ranks
+    /// that have the experts together. Where one would get more, the rows go in rounds, whose products are computed
+    /// again in the backward: the same numbers, more slowly, in the memory that is counted before the start. At least
+    /// 1; a number above `parallel.ep` is never reached.
     pub max_rank_load: f64,
     /// Coefficient of the balance loss per sequence (DeepSeek-V3, arXiv 2412.19437, eq. 17); 0 for none.
     pub aux_loss_coef: f64,

@@ -49,7 +49,8 @@ pub(crate) fn experts(x_rd: Tensor<2>, [gate, up, down]: &[Tensor<3>; 3], segmen
     grouped_gemm(silu_mul(gate_rh, up_rh), down.clone(), segments)
 }
 
-/// The backward of [`experts`] by itself, from its input and the gradient of its output to those of the input and of the weights. All are in no graph.
+/// The backward of [`experts`] by itself, from its input and the gradient of its output to those of the input and of
+/// the weights. All are in no graph.
 pub(crate) fn experts_backward(
     x_rd: Tensor<2>,
     d_y_rd: Tensor<2>,

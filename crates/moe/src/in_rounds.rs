@@ -19,9 +19,10 @@ use std::ops::Range;
 /// backward    of each round   x there, dy there, experts again and their backward, dx back
 /// ```
 ///
-/// Between the two a rank keeps its own tokens' rows and nothing of what came, so it never holds more of others' rows than one round has, whatever the loads are.
-/// A row's numbers are those of one round, to the last bit. Gradients of weights are added up round by round, of 16-bit weights in f32, and are
-/// there when the step's backward is over: they are not [put off](fused::deferred).
+/// Between the two a rank keeps its own tokens' rows and nothing of what came, so it never holds more of others' rows
+/// than one round has, whatever the loads are. A row's numbers are those of one round, to the last bit. Gradients of
+/// weights are added up round by round, of 16-bit weights in f32, and are there when the step's backward is over: they
+/// are not [put off](fused::deferred).
 #[derive(Clone)]
 pub(crate) struct InRounds {
     pub comm: Communicator,
@@ -31,7 +32,8 @@ pub(crate) struct InRounds {
 }
 
 impl InRounds {
-    /// `x_rd`, whose first rows lie expert by expert, through the experts that all ranks have together, a part here; the rows behind become 0.
+    /// `x_rd`, whose first rows lie expert by expert, through the experts that all ranks have together, a part here;
+    /// the rows behind become 0.
     pub fn forward(self, x_rd: Tensor<2>, experts: &Experts) -> Result<Tensor<2>, CommError> {
         let (weights, x) = (experts.weights(), x_rd.clone().inner());
         let plain = weights.clone().map(Tensor::inner);

@@ -130,8 +130,8 @@ impl MoeLayer {
 
     /// From what the router thinks of the tokens to rows of experts.
     ///
-    /// Where a rank has a part of the rows, capacity is counted in whole sequences nevertheless: every rank knows the choices of all of them and places them, and what
-    /// found no room has no expert when each places its own.
+    /// Where a rank has a part of the rows, capacity is counted in whole sequences nevertheless: every rank knows the
+    /// choices of all of them and places them, and what found no room has no expert when each places its own.
     fn plan(
         &self,
         routing: &Routing,

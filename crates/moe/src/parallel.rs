@@ -26,9 +26,10 @@ use fused::Rows;
 /// configuration counts all. The counts are read back to the host, which the sizes of the exchange need; a layer on one rank reads nothing. A
 /// rank sends at most `k n d` elements each way, and the backward as much again.
 ///
-/// What comes is as uneven as the choices are. A rank takes at most [`MoeConfig::max_rank_load`](crate::MoeConfig::max_rank_load) times the mean of
-/// all ranks at once, in training and in evaluation. Where one would get more, all of them go in rounds, which have the same numbers and less speed:
-/// the backward then exchanges the rows again, and computes their products again.
+/// What comes is as uneven as the choices are. A rank takes at most
+/// [`MoeConfig::max_rank_load`](crate::MoeConfig::max_rank_load) times the mean of all ranks at once, in training and
+/// in evaluation. Where one would get more, all of them go in rounds, which have the same numbers and less speed: the
+/// backward then exchanges the rows again, and computes their products again.
 ///
 /// [`forward`](Self::forward) and [`evaluate`](Self::evaluate) are collectives: every rank calls them, if need be with no sequence, and runs
 /// the backward. They return no error, nor do they panic if a rank is lost: what failed is in the `first_error`, and the

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-/// How many rows each rank has for each expert, and the rounds in which they go so that no rank gets too many at once. All ranks know the
-/// same counts, so they agree on the rounds, and on the collectives that these take, without asking each other again.
+/// How many rows each rank has for each expert, and the rounds in which they go so that no rank gets too many at once.
+/// All ranks know the same counts, so they agree on the rounds, and on the collectives that these take, without asking
+/// each other again.
 ///
 /// ```text
 /// rows for ranks 0 1 2 3      at most 8 at once: 3 rounds             arriving at rank 1 in rounds 0, 1, 2
@@ -24,8 +25,9 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// The fewest rounds in which no rank of `ranks` gets more than `max_load` times the mean of all at once, or one row of each rank where that is more.
-    /// `counts` are by rank, then by expert; rank i has the i-th part of the experts.
+    /// The fewest rounds in which no rank of `ranks` gets more than `max_load` times the mean of all at once, or one
+    /// row of each rank where that is more. `counts` are by rank, then by expert; rank i has the i-th part of the
+    /// experts.
     pub fn new(rank: usize, ranks: usize, counts: Vec<usize>, max_load: f64) -> Self {
         let experts = counts.len() / ranks / ranks;
         let rows: Vec<usize> = counts.chunks(experts).map(|of_rank| of_rank.iter().sum()).collect();
@@ -60,7 +62,8 @@ impl Rounds {
         (0..self.ranks).map(of_rank).collect()
     }
 
-    /// How many rows of each of this rank's experts come of each rank in a round: by rank, then by expert, the order in which they come.
+    /// How many rows of each of this rank's experts come of each rank in a round: by rank, then by expert, the order in
+    /// which they come.
     pub fn arriving_by_expert(&self, round: usize) -> Vec<usize> {
         let (all, mine) = (self.counts.len() / self.ranks, self.counts.len() / self.ranks / self.ranks);
         let of_rank = |from: usize| {

@@ -63,8 +63,8 @@ impl Router {
 
     /// The same of a rank's rows of sequences of `seq_len` tokens.
     ///
-    /// What a token chooses follows from its own scores, so no rank needs others'. Noise is a hash of a token's place in its sequence: there all ranks choose for whole
-    /// sequences, of which the scores are gathered a block at a time.
+    /// What a token chooses follows from its own scores, so no rank needs others'. Noise is a hash of a token's place
+    /// in its sequence: there all ranks choose for whole sequences, of which the scores are gathered a block at a time.
     pub(crate) fn forward_over(
         &self,
         x_nd: Tensor<2>,

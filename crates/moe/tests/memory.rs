@@ -1,4 +1,5 @@
-//! No rank holds more rows of others at once than it was told to, however uneven the choices are, and none holds others' scores.
+//! No rank holds more rows of others at once than it was told to, however uneven the choices are, and none holds
+//! others' scores.
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor};
@@ -73,7 +74,8 @@ fn peak_of(comm: &Communicator, pass: impl FnOnce()) -> Result<Peak, CommError> 
     Ok(Peak { bytes: MOST.load(Relaxed) - before, block: BLOCK.load(Relaxed) })
 }
 
-/// Of a pass in training, with its backward, or in evaluation. All tokens want the expert of rank 0 if that is the favourite.
+/// Of a pass in training, with its backward, or in evaluation. All tokens want the expert of rank 0 if that is the
+/// favourite.
 fn peak(training: bool, favourite: bool, max_rank_load: f64) -> Peak {
     let config = MoeConfig {
         num_experts: RANKS,
@@ -129,7 +131,8 @@ fn of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once() {
     }
 }
 
-/// The largest block of a pass in training over `t` rows of each of two sequences, of which each of the ranks has a part.
+/// The largest block of a pass in training over `t` rows of each of two sequences, of which each of the ranks has a
+/// part.
 fn block_of_routing(config: &MoeConfig, t: usize) -> usize {
     let config = config.clone();
     let of_ranks = run_ranks(vec![Device::flex(); RANKS], Duration::from_secs(60), move |comm| {

@@ -63,8 +63,8 @@ pub struct ParallelConfig {
     /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and `parallel.activation_checkpointing` follow `train.seq_len`: true
     /// for the guide's table, or rows of one's own. Of these keys those count that are given beside this one, or later; see docs/parallelism.md.
     pub adaptive: Adaptive,
-    /// Which keys the table of `adaptive` has decided; it is filled in. A shorter row (`data.buckets`) takes these from the table too. A key that is given later
-    /// is left out from then on.
+    /// Which keys the table of `adaptive` has decided; it is filled in. A shorter row (`data.buckets`) takes these from
+    /// the table too. A key that is given later is left out from then on.
     pub adapted: Vec<AdaptedKey>,
 }
 

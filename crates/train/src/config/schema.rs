@@ -43,8 +43,8 @@ pub(super) fn variants(schema: &Json) -> Vec<(&str, &str)> {
     choices(schema).filter_map(variant).collect()
 }
 
-/// The types that a value may have, as JSON calls them; of a section that may be null `object` and `null`, of a list of sections `rows`, of one of
-/// names `names`.
+/// The types that a value may have, as JSON calls them; of a section that may be null `object` and `null`, of a list of
+/// sections `rows`, of one of names `names`.
 pub(super) fn types(schema: &Json) -> Vec<&str> {
     match &schema["type"] {
         Json::Array(types) => types.iter().filter_map(Json::as_str).collect(),

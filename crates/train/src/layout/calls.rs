@@ -14,21 +14,24 @@
 //! GPT-2 block    2 R(d)                                               2 R(d)
 //! MLA            R(query) + R(latent)               R(rope)           R(d)          query: its compression, or without that d
 //! dense SwiGLU   R(d)                                                 R(d)
-//! experts        R(d) if some are shared                              R(d) if some are shared      of several ranks see below
+//! experts        R(d) if some are shared                              R(d) if some are shared      and see below
 //! head           R(d), and an all_reduce of n and one of 2 n fp32 of n tokens; with multi-token prediction once more for each module, of the
 //!                tokens that have a target if no document ends
 //! ```
 //!
-//! Over N ranks of a context messages of m numbers a token of the rank's part go round, in GPT-2 keys and values of the rank's heads, m = 2 d / tp, in MLA
-//! latent and rotated key (the latent is then kept, not read again): N - 1 in a forward, and in its backward N - 1 with N gradients in fp32.
+//! Over N ranks of a context messages of m numbers a token of the rank's part go round, in GPT-2 keys and values of the
+//! rank's heads, m = 2 d / tp, in MLA latent and rotated key (the latent is then kept, not read again): N - 1 in a
+//! forward, and in its backward N - 1 with N gradients in fp32.
 //!
-//! In a layer of e experts the ranks of both kinds tell each other of their tokens, in fp32: with a balance loss 2 e numbers of each sequence in an `all_reduce`, and
-//! their gradients in the backward; with a capacity the `top_k` choices of each token, or all its candidates where it may be rerouted; with noise, for which ranks choose
-//! for whole sequences, e scores of each token.
+//! In a layer of e experts the ranks of both kinds tell each other of their tokens, in fp32: with a balance loss 2 e
+//! numbers of each sequence in an `all_reduce`, and their gradients in the backward; with a capacity the `top_k`
+//! choices of each token, or all its candidates where it may be rerouted; with noise, for which ranks choose for whole
+//! sequences, e scores of each token.
 //!
-//! And over N expert-parallel ranks, whose loads are taken for even, (N - 1)/N of r rows of d there and back, in the forward and in the backward; r is
-//! the `top_k` a token, or as many as the capacity lets in. The numbers of rows come first, an `all_gather` of e (N - 1) of 4 bytes. (Where loads are so
-//! uneven that rows go in rounds, the backward has those of the forward again.)
+//! And over N expert-parallel ranks, whose loads are taken for even, (N - 1)/N of r rows of d there and back, in the
+//! forward and in the backward; r is the `top_k` a token, or as many as the capacity lets in. The numbers of rows come
+//! first, an `all_gather` of e (N - 1) of 4 bytes. (Where loads are so uneven that rows go in rounds, the backward has
+//! those of the forward again.)
 
 use crate::config::{Config, ModelConfig};
 use comm::{Axis, all_reduce_bytes};

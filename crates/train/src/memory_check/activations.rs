@@ -7,9 +7,9 @@
 //! MLA             4 S + n (2 rank + rope + heads (2 nope + rope + 2 v)) + P + the projection cut in two; with a compressed query 2 n q_lora more
 //! dense SwiGLU    3 n inner                 gate, up, and their product
 //! several ranks:   of all that 1/(tp cp) each; of all rows the rotated key (tp)
-//! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity lets in; over
-//!                                           ranks r d more, what came back, and in the first term as many times r as one of them may get at
-//!                                           once (`moe.max_rank_load`), or its capacity
+//! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity
+//!                                           lets in; over ranks r d more, what came back, and in the first term as many
+//!                                           times r as one of them may get at once (`moe.max_rank_load`), or its capacity
 //! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward makes
 //! modules of multi-token prediction         a block, and (1 + depth) S + 7 S; the head's of each loss
 //! ```
@@ -170,7 +170,8 @@ impl Shape {
         let capacity = moe.capacity(self.t as usize).map_or(f64::INFINITY, |c| (c * moe.num_experts) as f64);
         let own = (self.t * moe.top_k as f64).min(capacity); // of a sequence
         let came_back = if self.ep > 1.0 { own * d } else { 0.0 };
-        // A full expert has as many of each sequence, so a rank whose experts are all full has as many as there is capacity on each.
+        // A full expert has as many of each sequence, so a rank whose experts are all full has as many as there is
+        // capacity on each.
         let here = own * self.ep.min(moe.max_rank_load);
         let rows = here.min(capacity) * (2.0 * d + 3.0 * moe.moe_intermediate_size as f64);
         self.kept((rows + came_back) / self.t)

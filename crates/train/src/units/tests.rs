@@ -359,7 +359,8 @@ fn what_tensor_parallel_ranks_communicate_is_as_documented() {
         let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];
         let found = received(&config("deepseek", &[DEEPSEEK, &dropless, &layout]));
         let (rank, rope) = (8, 4);
-        // Of each block what attention and MLP read, and the head; and the rotated key, which is kept. A token's experts are its rank's business.
+        // Of each block what attention and MLP read, and the head; and the rotated key, which is kept. A token's
+        // experts are its rank's business.
         let (read, kept) = (blocks * of(2 * d + rank) + of(d), blocks * of(rope));
         let scattered = (2 * blocks + 1) * of(d);
         assert_eq!(found, [2 * read + kept + scattered, read + kept + scattered, 0], "deepseek, tp {tp}");
