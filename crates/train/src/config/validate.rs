@@ -1,4 +1,5 @@
 mod layout;
+mod nearest;
 
 use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
 use crate::learning_rate::learning_rate;

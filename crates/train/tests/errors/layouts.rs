@@ -25,6 +25,25 @@ const LAYOUTS: &[Mistake] = &[
         &["parallel.pp is 3, which does not divide the 4 ranks", "--gpus 6"],
     ),
     (
+        "several sizes that the ranks do not fit",
+        &[],
+        "--model deepseek --gpus 6 --set parallel.pp=4 --set parallel.tp=2 --set parallel.ep=4",
+        &[
+            "parallel.pp is 4, which does not divide the 6 ranks",
+            "With 6 ranks these sizes fit together: --set parallel.pp=3 --set parallel.ep=2",
+        ],
+    ),
+    (
+        "ranks that have become fewer",
+        &[],
+        "--model gpt2 --gpus 3 --set parallel.pp=2 --set parallel.tp=2 --set parallel.dp_shard=2",
+        &[
+            "parallel.pp is 2, which does not divide the 3 ranks",
+            "--set parallel.pp=1 --set parallel.tp=1",
+            "dp_shard=null",
+        ],
+    ),
+    (
         "more chunks than the model has parts",
         &[],
         "--model gpt2 --gpus 8 --set parallel.pp=8",

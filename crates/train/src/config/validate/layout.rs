@@ -8,7 +8,18 @@ use fsdp::Strategy;
 use moe::MoeConfig;
 
 impl Config {
+    /// Refuses a layout that makes no sense; where several sizes of it are to be others, with all of them at once.
     pub(super) fn validate_parallel(&self) -> Result<(), ConfigError> {
+        self.validate_layout().map_err(|error| match (error, self.nearest_layout()) {
+            (ConfigError::Invalid(why), Some(flags)) => {
+                let ranks = count(self.parallel.gpus, "rank");
+                ConfigError::Invalid(format!("{why}. With {ranks} these sizes fit together: {flags}"))
+            }
+            (error, _) => error,
+        })
+    }
+
+    pub(super) fn validate_layout(&self) -> Result<(), ConfigError> {
         let parallel = &self.parallel;
         require(parallel.gpus > 0, || "parallel.gpus is 0: give at least 1".into())?;
         require(parallel.gpus <= MAX_RANKS, || {
