@@ -13,11 +13,23 @@
 //! Waiting takes a core from others, so helpers wait only while there is a core for each leader that has helpers and for
 //! each of these.
 
-use std::any::Any;
+//! What threads share is [`shared`], which `loom/` runs in every order.
+
+mod shared;
+
+/// What [`shared`] is made of; its model in `loom/` has loom's.
+mod sync {
+    pub use std::hint::spin_loop;
+    pub use std::sync::atomic::AtomicUsize;
+    pub use std::sync::{Mutex, MutexGuard};
+    pub use std::thread::yield_now;
+}
+
+use shared::{Crew, Loop};
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -48,182 +60,86 @@ pub(crate) fn for_each(tasks: usize, f: impl Fn(usize) + Sync) {
     if helpers == 0 || HELPS.get() {
         return (0..tasks).for_each(f);
     }
-    let share = Loop { f: &f, tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) };
-    TEAM.with(|team| match team.publish(&share, helpers) {
+    let share = Loop::new(&f, tasks);
+    TEAM.with(|team| match team.crew.publish(&share, helpers) {
         Some(published) => {
+            team.ask_for(published.missing, published.first);
             share.work();
             drop(published);
         }
         None => share.work(),
     });
-    if let Some(panic) = share.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some(panic) = share.into_panic() {
         resume_unwind(panic);
     }
 }
 
-/// One loop: threads take the next task until none is left.
-struct Loop<'a> {
-    f: &'a (dyn Fn(usize) + Sync),
-    tasks: usize,
-    next: AtomicUsize,
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
-}
-
-impl Loop<'_> {
-    /// Does not unwind.
-    fn work(&self) {
-        let all = AssertUnwindSafe(|| {
-            loop {
-                match self.next.fetch_add(1, Ordering::Relaxed) {
-                    task if task < self.tasks => (self.f)(task),
-                    _ => return,
-                }
-            }
-        });
-        if let Err(panic) = catch_unwind(all) {
-            self.next.store(self.tasks, Ordering::Relaxed); // the others need not go on
-            lock(&self.panic).get_or_insert(panic);
-        }
-    }
-}
-
-/// What a leader and its helpers share.
+/// A leader and its helpers.
 struct Team {
     leader: ThreadId,
-    state: Mutex<State>,
-    /// The number of loops so far: helpers look here for a new one.
-    loops: AtomicUsize,
-    /// The helpers inside of the current loop.
-    inside: AtomicUsize,
+    crew: Crew,
 }
-
-#[derive(Default)]
-struct State {
-    /// The current loop, valid as long as it stands here or a helper is inside.
-    current: Option<*const Loop<'static>>,
-    /// The helpers that wait or work, or that the pool was asked for.
-    helpers: usize,
-}
-
-// SAFETY: the pointer is to a `Loop`, which is `Sync`.
-unsafe impl Send for State {}
-
-impl State {
-    /// One helper less.
-    fn leave(&mut self) {
-        self.helpers -= 1;
-        THREADS.fetch_sub(1 + usize::from(self.helpers == 0), Ordering::Relaxed);
-    }
-}
-
-/// The current loop until it is dropped: then no helper is inside.
-struct Published<'a>(&'a Team);
 
 impl Team {
     /// Of this thread.
     fn new() -> Arc<Self> {
-        let leader = thread::current().id();
-        Arc::new(Self { leader, state: Mutex::default(), loops: AtomicUsize::new(0), inside: AtomicUsize::new(0) })
+        Arc::new(Self { leader: thread::current().id(), crew: Crew::new() })
     }
 
-    /// Lets helpers, of which there shall be this many, into a loop; unless there is one already.
-    fn publish<'a>(self: &'a Arc<Self>, share: &'a Loop<'_>, helpers: usize) -> Option<Published<'a>> {
-        let mut state = lock(&self.state);
-        if state.current.is_some() {
-            return None;
-        }
-        state.current = Some(std::ptr::from_ref(share).cast());
-        let published = Published(self);
-        self.loops.fetch_add(1, Ordering::Release);
-        let missing = helpers.saturating_sub(state.helpers);
-        let leaders = usize::from(state.helpers == 0 && missing > 0);
-        THREADS.fetch_add(missing + leaders, Ordering::Relaxed);
-        state.helpers += missing;
-        drop(state);
+    /// Asks the pool for helpers, the `first` ones of this leader or more.
+    fn ask_for(self: &Arc<Self>, missing: usize, first: bool) {
+        THREADS.fetch_add(missing + usize::from(first), Ordering::Relaxed);
         for _ in 0..missing {
             let team = self.clone();
             rayon::spawn(move || team.help());
         }
-        Some(published)
     }
 
     /// What a helper does: the leader's loops, and the pool's jobs between them.
     fn help(&self) {
         // Whoever takes this job while waiting for something else would wait for the wrong thing.
-        if thread::current().id() != self.leader && !HELPS.replace(true) {
+        let last = if thread::current().id() != self.leader && !HELPS.replace(true) {
             let mut seen = 0;
-            while self.wait(&mut seen) {}
+            let last = loop {
+                if let Some(last) = self.wait(&mut seen) {
+                    break last;
+                }
+            };
             HELPS.set(false);
+            last
         } else {
-            lock(&self.state).leave();
-        }
+            self.crew.leave()
+        };
+        THREADS.fetch_sub(1 + usize::from(last), Ordering::Relaxed);
     }
 
-    /// Waits for a loop and helps; `false` if there was none for long, and then one helper less is counted.
-    fn wait(&self, seen: &mut usize) -> bool {
+    /// Waits for a loop and helps. If there was none for long, this helper has left: returns whether it was the last one.
+    fn wait(&self, seen: &mut usize) -> Option<bool> {
         let mut since = Instant::now();
         loop {
             for _ in 0..POLLS {
-                if self.enter(seen) {
-                    return true;
+                if self.crew.enter(seen) {
+                    return None;
                 }
                 if rayon::yield_now() == Some(rayon::Yield::Executed) {
                     since = Instant::now();
                 }
                 std::hint::spin_loop();
             }
-            if THREADS.load(Ordering::Relaxed) > *CORES || since.elapsed() > PATIENCE {
-                let mut state = lock(&self.state);
-                // A loop that was published meanwhile counts on this helper.
-                if self.loops.load(Ordering::Relaxed) == *seen {
-                    state.leave();
-                    return false;
-                }
+            if (THREADS.load(Ordering::Relaxed) > *CORES || since.elapsed() > PATIENCE)
+                && let Some(last) = self.crew.leave_unless_new(*seen)
+            {
+                return Some(last);
             }
             thread::yield_now();
         }
     }
-
-    /// Helps with a loop that is new, if there is one.
-    fn enter(&self, seen: &mut usize) -> bool {
-        let loops = self.loops.load(Ordering::Acquire);
-        if loops == *seen {
-            return false;
-        }
-        *seen = loops;
-        let state = lock(&self.state);
-        let Some(current) = state.current else { return false };
-        self.inside.fetch_add(1, Ordering::Relaxed);
-        drop(state);
-        // SAFETY: it was published, and whoever published it waits until nobody is inside.
-        unsafe { &*current }.work();
-        self.inside.fetch_sub(1, Ordering::Release);
-        true
-    }
-}
-
-impl Drop for Published<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.state).current = None;
-        let mut polls = 0;
-        while self.0.inside.load(Ordering::Acquire) > 0 {
-            polls += 1;
-            if polls % (64 * POLLS) == 0 {
-                thread::yield_now();
-            }
-            std::hint::spin_loop();
-        }
-    }
-}
-
-/// Nothing that holds one of these locks panics.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::catch_unwind;
 
     fn pool(threads: usize) -> rayon::ThreadPool {
         rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
