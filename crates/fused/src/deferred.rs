@@ -33,8 +33,8 @@ thread_local! {
 #[derive(Default)]
 pub struct Deferred(Vec<Job>);
 
-/// Runs the backward of a loss, but puts off the gradients of weights: those of [`linear`](crate::linear), and of other operations that
-/// ask [`defers`]; not that of the head of a loss, which its forward makes. Only of weights that are leaves: what a weight is a part or a function of waits for its gradient.
+/// Runs the backward of a loss, but puts off the gradients of weights, on every backend: those of [`linear`](crate::linear) and its kin, and of other
+/// operations that ask [`defers`]; not that of the head of a loss, which its forward makes. Only of weights that are leaves: what a weight is a part or a function of waits for its gradient.
 pub fn backward_of_inputs(loss: &Tensor<1>) -> (Gradients, Deferred) {
     JOBS.with_borrow_mut(|jobs| {
         assert!(jobs.replace(vec![]).is_none(), "backward_of_inputs: one backward at a time on a thread")

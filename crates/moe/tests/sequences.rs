@@ -36,7 +36,7 @@ fn layer(config: &MoeConfig, d: usize) -> MoeLayer {
 fn ranks(comm: &Communicator, tp: usize, first_error: &FirstError) -> Result<SequenceRanks, CommError> {
     let of_rows = TensorParallel::new(comm.split(comm.rank() / tp)?, first_error.clone());
     let of_context = ContextParallel::new(comm.split(comm.rank() % tp)?, first_error.clone());
-    Ok(SequenceRanks { tp: of_rows, cp: of_context })
+    Ok(SequenceRanks { tp: of_rows, cp: of_context, padding: 0 })
 }
 
 fn floats<const N: usize>(tensor: Tensor<N>) -> Vec<f32> {

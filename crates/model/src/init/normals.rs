@@ -88,7 +88,8 @@ fn doubled([sin, cos]: [f64; 2]) -> [f64; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+    use proptest::collection::vec;
+    use proptest::prelude::{prop_assert_eq, prop_oneof, proptest};
 
     fn drawn(key: u8, range: Range<usize>) -> Vec<f32> {
         let mut values = vec![];
@@ -129,7 +130,7 @@ mod tests {
         #[test]
         fn a_range_is_the_same_however_it_is_split(
             start in prop_oneof![0usize..2000, (1usize << 44)..(1 << 44) + 2000],
-            lens in prop::collection::vec(0usize..600, 1..6),
+            lens in vec(0usize..600, 1..6),
         ) {
             let mut parts = vec![];
             let mut end = start;

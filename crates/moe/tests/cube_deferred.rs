@@ -1,0 +1,102 @@
+//! Deferred gradients of weights: with those of a backward without them they are the whole backward's, on the CPU and on CubeCL's CPU runtime.
+
+use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
+use fused::deferred::backward_of_inputs;
+use fused::{Rows, linear, linear_add, linear_add_layer_norm, linear_add_rms_norm, linear_gelu, linear_transposed};
+use moe::kernels::grouped_gemm::grouped_gemm;
+
+const D: usize = 8;
+const ROWS: usize = 6;
+
+/// Leaves, and a loss of each product with a weight.
+struct Graph {
+    weights: Vec<Tensor<2>>,
+    experts: Tensor<3>,
+    /// Whose gradients are never put off.
+    others: Vec<Tensor<1>>,
+    x: Tensor<2>,
+    loss: Tensor<1>,
+}
+
+fn leaf<const N: usize>(seed: usize, shape: [usize; N], dtype: DType, device: &Device) -> Tensor<N> {
+    let len = shape.iter().product();
+    let values: Vec<f32> = (0..len).map(|i| ((i * 37 + seed * 11 + i / 7) % 17) as f32 / 16.0 - 0.5).collect();
+    Tensor::<N>::from_data(TensorData::new(values, shape), (device, DType::F32)).cast(dtype).autodiff().require_grad()
+}
+
+fn graph(dtype: DType, device: &Device) -> Graph {
+    let weights: Vec<Tensor<2>> = (0..7).map(|i| leaf(i, [D, D], dtype, device)).collect();
+    let others: Vec<Tensor<1>> = (0..3).map(|i| leaf(20 + i, [D], dtype, device)).collect();
+    let (x, experts) = (leaf(40, [ROWS, D], dtype, device), leaf(41, [2, D, D], dtype, device));
+    let segments = TensorData::new(vec![0i32, 2, ROWS as i32], [3]);
+    let segments = Tensor::<1, Int>::from_data(segments, (device, DType::I32)).autodiff();
+
+    // The first weight twice; of the second one the rows are not kept.
+    let y = linear(linear(x.clone(), weights[0].clone(), Some(others[0].clone())), weights[0].clone(), None);
+    let again = y.clone().inner();
+    let y = linear(Rows::not_kept(y, move || again.clone()), weights[1].clone(), None);
+    let y = linear_add(linear_gelu(y.clone(), weights[2].clone(), None), weights[3].clone(), None, y);
+    let y = linear_transposed(y, weights[4].clone());
+    let [h, y] = linear_add_rms_norm(y, weights[5].clone(), x.clone(), others[1].clone(), 1e-3);
+    let [h, y] = linear_add_layer_norm(y, weights[6].clone(), None, h, others[2].clone(), None, 1e-3);
+    let y = grouped_gemm(y, experts.clone(), &segments) + h;
+    let loss = y.cast(DType::F32).powi_scalar(2).mean();
+    Graph { weights, experts, others, x, loss }
+}
+
+fn values<const N: usize>(tensor: Tensor<N>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+impl Graph {
+    /// Of weights from `later`, of the others from `now`.
+    fn gradients(&self, now: &Gradients, later: &Gradients) -> Vec<Vec<f32>> {
+        let weights = self.weights.iter().map(|weight| values(weight.grad(later).expect("a weight's gradient")));
+        let experts = std::iter::once_with(|| values(self.experts.grad(later).expect("the experts' gradient")));
+        let others = self.others.iter().map(|other| values(other.grad(now).expect("a bias's or gain's gradient")));
+        let x = std::iter::once_with(|| values(self.x.grad(now).expect("the input's gradient")));
+        weights.chain(experts).chain(others).chain(x).collect()
+    }
+}
+
+fn whole(dtype: DType, device: &Device) -> Vec<Vec<f32>> {
+    let graph = graph(dtype, device);
+    let gradients = graph.loss.backward();
+    graph.gradients(&gradients, &gradients)
+}
+
+fn in_parts(dtype: DType, device: &Device) -> Vec<Vec<f32>> {
+    let graph = graph(dtype, device);
+    let (now, put_off) = backward_of_inputs(&graph.loss);
+    assert!(!put_off.is_empty());
+    assert!(graph.weights.iter().all(|weight| weight.grad(&now).is_none()) && graph.experts.grad(&now).is_none());
+    let later = put_off.backward();
+    assert!(graph.x.grad(&later).is_none());
+    graph.gradients(&now, &later)
+}
+
+#[test]
+fn both_parts_together_are_the_whole_backward_on_flex() {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        assert_eq!(in_parts(dtype, &Device::flex()), whole(dtype, &Device::flex()), "{dtype:?}");
+    }
+}
+
+/// Burn chooses among kernels for its products by trying them, so that two runs need not have the same bits.
+#[cfg(feature = "cpu-jit")]
+#[test]
+fn both_parts_together_are_the_whole_backward_on_the_cpu_runtime() {
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3)] {
+        let found = in_parts(dtype, &Device::cpu());
+        for (other, expected) in [("whole", whole(dtype, &Device::cpu())), ("flex", whole(dtype, &Device::flex()))] {
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let scale = expected.iter().fold(1e-3f32, |scale, value| scale.max(value.abs()));
+                let near = found.iter().zip(expected).all(|(x, y)| (x - y).abs() <= tolerance * scale);
+                assert!(
+                    near && found.len() == expected.len(),
+                    "{dtype:?}, gradient {i}: {found:?}, {other} {expected:?}"
+                );
+            }
+        }
+    }
+}
