@@ -358,8 +358,8 @@ fn concatenate(
     Tensor::cat(pieces, 0)
 }
 
-/// The sum of the copies' gradients, where it rests. In fp16 the mean over all ranks is what crosses: no number of ranks takes it beyond
-/// fp16's range.
+/// The sum of the copies' gradients, where it rests. In fp16 the mean over all ranks is what crosses: no number of
+/// ranks takes it beyond fp16's range.
 fn sum_over_replicas(plan: &Plan, replicate: &Communicator, sum: Tensor<1>) -> Result<Tensor<1>, CommError> {
     let dtype = plan.reduce.dtype();
     if plan.reduce != FloatType::Fp16 {
