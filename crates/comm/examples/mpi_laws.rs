@@ -183,8 +183,8 @@ fn abort(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// Where a rank fails between two calls, all others get the error: in the call that is under way, which some may complete, or in the next,
-/// which nobody completes.
+/// Where a rank fails between two calls, all others get the error: in the call that is under way, which some may
+/// complete, or in the next, which nobody completes.
 fn under_way(comm: &Communicator) -> Result<(), CommError> {
     const CALLS: usize = 50;
     let rank = comm.rank();

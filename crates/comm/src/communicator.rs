@@ -24,8 +24,9 @@ pub fn all_reduce_bytes(len: usize, size: usize, ranks: usize) -> usize {
 
 /// The collectives of one rank in a group of N ranks.
 ///
-/// Every method blocks until all ranks of the group have made the same call, and returns an error on every rank if one of them does
-/// not; where a rank fails during a call of processes, see [the laws](crate). Tensors are flat (reshaping is free), of any float or integer dtype, and not tracked by autodiff. Clones are the same rank.
+/// Every method blocks until all ranks of the group have made the same call, and returns an error on every rank if one
+/// of them does not; where a rank fails during a call of processes, see [the laws](crate). Tensors are flat (reshaping
+/// is free), of any float or integer dtype, and not tracked by autodiff. Clones are the same rank.
 #[derive(Clone)]
 pub struct Communicator {
     engine: Arc<dyn Engine>,
@@ -248,8 +249,9 @@ impl Communicator {
         self.engine.abort(reason);
     }
 
-    /// What `work` returns. If it fails or panics, the other ranks are told ([`abort`](Self::abort)) at once, before the caller drops what it
-    /// holds: state that takes minutes to drop, because it joins a thread that writes to a slow disk, say, must not keep them waiting.
+    /// What `work` returns. If it fails or panics, the other ranks are told ([`abort`](Self::abort)) at once, before
+    /// the caller drops what it holds: state that takes minutes to drop, because it joins a thread that writes to a
+    /// slow disk, say, must not keep them waiting.
     ///
     /// ```text
     /// let mut state = State::new();                        // outside of `work`: it is still there when the others are told

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 /// What moves tensors between the ranks of a group: threads ([`local`](crate::run_ranks)), or processes (`mpi`).
 ///
-/// [`Communicator`](crate::Communicator) can make every collective of [`exchange`](Self::exchange); an engine may know a shorter way for those
-/// that have a default here. Every call blocks until all ranks have made it, and fails on all ranks if one does not.
+/// [`Communicator`](crate::Communicator) can make every collective of [`exchange`](Self::exchange); an engine may know
+/// a shorter way for those that have a default here. Every call blocks until all ranks have made it, and fails on all
+/// ranks if one does not.
 pub trait Engine: Send + Sync {
     /// This rank's number in the group.
     fn rank(&self) -> usize;
@@ -50,7 +51,8 @@ pub trait Engine: Send + Sync {
         self.exchange(signature, vec![None; self.world_size()]).map(drop)
     }
 
-    /// How many messages beside tensors this rank sends in a call, so that all agree on it: one to each other rank, or fewer.
+    /// How many messages beside tensors this rank sends in a call, so that all agree on it: one to each other rank, or
+    /// fewer.
     fn control_messages(&self) -> usize {
         self.world_size() - 1
     }

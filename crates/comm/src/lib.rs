@@ -19,22 +19,24 @@
 //! ([`TensorParallel`]), and ranks that have parts of a context ([`ContextParallel`]); both together are [`SequenceRanks`].
 //!
 //! Four laws hold for every engine:
-//! * Sums run in rank order, so a result is bitwise the same every time and with every engine. Floats of 16 bits are added in f32 and rounded
-//!   once.
+//! * Sums run in rank order, so a result is bitwise the same every time and with every engine. Floats of 16 bits are
+//!   added in f32 and rounded once.
 //! * Every rank calls the same collectives in the same order. Where shapes, dtypes or collectives disagree, every rank gets
 //!   an error that names both sides.
-//! * No wait is for ever: when a rank fails, leaves or is late, the others get a [`CommError`] that names it, also those that wait
-//!   for somebody else in a group that was split off. Nor does [`run_ranks`] wait for ever for a rank that is stuck outside of a call.
-//!   A call that is under way when a rank fails succeeds on all threads or on none. Of processes, some may have received all that they need, and
-//!   succeed; they get the error in the next call of that group. A process that is killed tells nobody, and `mpirun` ends the others.
+//! * No wait is for ever: when a rank fails, leaves or is late, the others get a [`CommError`] that names it, also
+//!   those that wait for somebody else in a group that was split off. Nor does [`run_ranks`] wait for ever for a rank
+//!   that is stuck outside of a call. A call that is under way when a rank fails succeeds on all threads or on none. Of
+//!   processes, some may have received all that they need, and succeed; they get the error in the next call of that
+//!   group. A process that is killed tells nobody, and `mpirun` ends the others.
 //! * Each rank meters what it receives: [`Communicator::traffic`], and by the axes of a mesh [`Communicator::traffic_by_axes`].
 //!
 //! Bytes that a rank receives, of N ranks: `all_gather` of shards of n bytes (N - 1) n; `reduce_scatter` of F bytes (N - 1)/N F;
 //! `all_reduce` twice that, or in one round (N - 1) F up to 32 KiB; `broadcast` F and `scatter` n on all but the root, `gather` (N - 1) n
 //! on the root alone; `all_to_all` and `recv` what the others send.
 //!
-//! Control messages that a rank sends in a round, so that all agree on the call: threads 1, to all, and a round wakes each rank once; processes N - 1.
-//! A call is one round, but for an `all_reduce` of more than 32 KiB, which is two; `send` between threads needs none.
+//! Control messages that a rank sends in a round, so that all agree on the call: threads 1, to all, and a round wakes
+//! each rank once; processes N - 1. A call is one round, but for an `all_reduce` of more than 32 KiB, which is two;
+//! `send` between threads needs none.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};

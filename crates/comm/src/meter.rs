@@ -26,7 +26,8 @@ pub struct Traffic {
     pub calls: u64,
     /// Bytes that came from other ranks.
     pub bytes: u64,
-    /// Messages beside tensors that this rank sent, so that all agree on the calls ([`Engine::control_messages`](crate::Engine)).
+    /// Messages beside tensors that this rank sent, so that all agree on the calls
+    /// ([`Engine::control_messages`](crate::Engine)).
     pub control: u64,
     /// Time in the calls, waiting for others included.
     pub time: Duration,

@@ -1,7 +1,7 @@
 //! Sums of the ranks' tensors, in rank order.
 //!
-//! Floats of 16 bits are added in f32 and rounded once, at the end: in bf16, 256 + 1 is 256. On the CPU each tensor passes through the cache
-//! once; Burn adds two tensors at a time, and writes and reads the sum again for each.
+//! Floats of 16 bits are added in f32 and rounded once, at the end: in bf16, 256 + 1 is 256. On the CPU each tensor
+//! passes through the cache once; Burn adds two tensors at a time, and writes and reads the sum again for each.
 
 use crate::{Payload, Reduce};
 use burn::backend::Flex;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 /// Elements whose sum stays in the cache while all ranks' are added to it.
 const BLOCK: usize = 4096;
 
-/// The same range of each rank's tensor, to be combined in rank order. The tensors are at least one, all of one dtype and length. Clones and
-/// other ranges share them.
+/// The same range of each rank's tensor, to be combined in rank order. The tensors are at least one, all of one dtype
+/// and length. Clones and other ranges share them.
 #[derive(Clone)]
 pub struct Summands {
     tensors: Arc<Tensors>,
@@ -88,8 +88,8 @@ impl Summands {
         })
     }
 
-    /// `((onto + p_0) + p_1) + ...`, in [`Payload::sum_dtype`], which `onto` has too: however many ranks there are, a sum of fp16 does not
-    /// overflow.
+    /// `((onto + p_0) + p_1) + ...`, in [`Payload::sum_dtype`], which `onto` has too: however many ranks there are, a
+    /// sum of fp16 does not overflow.
     pub(crate) fn sum_onto(&self, onto: Option<Payload>) -> Payload {
         let dtype = self.first().sum_dtype();
         let one_pass = match self.first().dtype() {
@@ -131,7 +131,8 @@ impl Summands {
         Some(Payload::from_data(TensorData::new(sums, [self.range.len()]), &self.first().device()))
     }
 
-    /// Gives `take` the sum block by block, if all tensors are of `E`, `onto` is of f32, and the CPU has them; None otherwise.
+    /// Gives `take` the sum block by block, if all tensors are of `E`, `onto` is of f32, and the CPU has them; None
+    /// otherwise.
     fn blocks<E: Addend>(&self, onto: Option<&Payload>, mut take: impl FnMut(&mut [f32])) -> Option<()> {
         let onto = onto.map(|onto| Self::new(vec![onto.clone()]));
         let onto = match &onto {

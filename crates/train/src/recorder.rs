@@ -33,7 +33,8 @@ struct Rank0<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// In the folder of a run, of which `done` steps are made; a run that goes on appends. `warnings_only`: nothing else is logged.
+    /// In the folder of a run, of which `done` steps are made; a run that goes on appends. `warnings_only`: nothing
+    /// else is logged.
     pub fn open(
         folder: &RunFolder,
         rank: usize,

@@ -11,7 +11,8 @@ pub struct Group {
     /// Their numbers in the world, in ascending order.
     pub members: Vec<usize>,
     state: Mutex<GroupState>,
-    /// Wakes those that wait for a round: it is complete, a rank has left, or the world has failed. Who waits for mail is woken by its mailbox.
+    /// Wakes those that wait for a round: it is complete, a rank has left, or the world has failed. Who waits for mail
+    /// is woken by its mailbox.
     pub met: Condvar,
 }
 

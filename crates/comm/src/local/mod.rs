@@ -9,8 +9,8 @@
 //! rank 2          post, combine, publish      | take
 //! ```
 //!
-//! A rank posts once, to all, and is woken once: a round of N ranks costs N posts and N - 1 wakes, whatever other groups do meanwhile. What all ranks get is
-//! made once.
+//! A rank posts once, to all, and is woken once: a round of N ranks costs N posts and N - 1 wakes, whatever other
+//! groups do meanwhile. What all ranks get is made once.
 //!
 //! A world and all groups that are split off from it share one [`World`]: the first failure in any of them ends them all.
 
@@ -191,7 +191,8 @@ impl LocalEngine {
         payload.to_device(&self.device)
     }
 
-    /// One tensor for all ranks, which the last rank to come makes of theirs, in rank order. Ranks that share a device share its memory.
+    /// One tensor for all ranks, which the last rank to come makes of theirs, in rank order. Ranks that share a device
+    /// share its memory.
     fn same_for_all(
         &self,
         signature: &Signature,
@@ -199,7 +200,8 @@ impl LocalEngine {
         make: impl FnOnce(Vec<Payload>) -> Payload,
     ) -> Result<Payload, CommError> {
         let make = |posts: Vec<Post>| make(tensors(posts).map(|payload| self.here(&payload)).collect());
-        Ok(self.here(&*self.meet(signature, vec![Some(mine)], make)?))
+        let same = self.meet(signature, vec![Some(mine)], make)?;
+        Ok(self.here(&same))
     }
 }
 

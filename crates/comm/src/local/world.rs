@@ -18,8 +18,8 @@ pub struct World {
 struct WorldState {
     /// From the first rank's joining to the last one's leaving.
     groups: HashMap<GroupId, Arc<Group>>,
-    /// How many engines each rank has, in all groups; who has none left has left. Not one by one: a rank that fails drops those of its
-    /// groups before it can tell why.
+    /// How many engines each rank has, in all groups; who has none left has left. Not one by one: a rank that fails
+    /// drops those of its groups before it can tell why.
     engines: HashMap<usize, usize>,
     left: Vec<usize>,
     failure: Option<Arc<Failure>>,
@@ -43,7 +43,8 @@ impl World {
         Arc::new(Self { timeouts, state: Mutex::default() })
     }
 
-    /// The group, for an engine of its rank `rank`, whom the world has under number `world_rank`; the first to come makes it of `members`.
+    /// The group, for an engine of its rank `rank`, whom the world has under number `world_rank`; the first to come
+    /// makes it of `members`.
     pub fn join(&self, id: GroupId, world_rank: usize, members: impl FnOnce() -> Vec<usize>) -> Arc<Group> {
         let mut state = self.lock();
         let WorldState { groups, engines, left, failure } = &mut *state;
@@ -73,8 +74,8 @@ impl World {
         self.hold_still(|failed, groups| end(failed, groups, failure));
     }
 
-    /// Ends the world because of those who are late for this rank of the group: returns them, unless the world has ended before, or `done` says
-    /// that what the rank waits for has come at the last moment.
+    /// Ends the world because of those who are late for this rank of the group: returns them, unless the world has
+    /// ended before, or `done` says that what the rank waits for has come at the last moment.
     pub fn fail_late(
         &self,
         group: &Group,
@@ -124,8 +125,8 @@ fn end(failed: &mut Option<Arc<Failure>>, groups: &mut [Held], failure: Failure)
     groups.iter_mut().for_each(|(group, state)| group.fail(state, failure));
 }
 
-/// Who is to blame that `missing` are missing: they, unless they wait for others themselves, in any group, but then those. Ranks that wait for
-/// each other in a circle are all to blame.
+/// Who is to blame that `missing` are missing: they, unless they wait for others themselves, in any group, but then
+/// those. Ranks that wait for each other in a circle are all to blame.
 fn to_blame(groups: &[Held], missing: Vec<usize>) -> Vec<usize> {
     let mut waits = BTreeMap::<usize, Vec<usize>>::new();
     for (group, state) in groups {

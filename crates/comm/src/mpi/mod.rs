@@ -13,9 +13,9 @@
 //! in the order of sending, which keeps rounds apart; groups that are split off have tags of their own. A wait looks for a third kind
 //! of message too, the mark of a rank that has failed.
 //!
-//! A call that is under way at that moment succeeds on the ranks that have received all their parts, and fails on the others. No rank is further than that
-//! one call: nobody completes the next, for which the failed rank sends no header. A process that is killed cannot send a mark. `mpirun` ends the
-//! others then, and their calls return nothing.
+//! A call that is under way at that moment succeeds on the ranks that have received all their parts, and fails on the
+//! others. No rank is further than that one call: nobody completes the next, for which the failed rank sends no header.
+//! A process that is killed cannot send a mark. `mpirun` ends the others then, and their calls return nothing.
 
 mod header;
 mod transfers;

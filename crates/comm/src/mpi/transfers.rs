@@ -9,8 +9,9 @@ const CHUNK: usize = 1 << 30;
 
 /// Messages under way, with the memory that MPI reads and writes for them. The only place that hands memory to MPI.
 ///
-/// Where they are dropped before they are done, a rank has failed: their memory is leaked, for MPI may still use it. So the memory is here
-/// before MPI hears of it, and so is room for the request: nothing in between can panic and free what MPI will write.
+/// Where they are dropped before they are done, a rank has failed: their memory is leaked, for MPI may still use it. So
+/// the memory is here before MPI hears of it, and so is room for the request: nothing in between can panic and free
+/// what MPI will write.
 #[derive(Default)]
 pub struct Transfers {
     pending: Vec<Pending>,
@@ -149,7 +150,7 @@ fn start(
 
 impl Drop for Transfers {
     fn drop(&mut self) {
-        if !self.pending.is_empty() {
+        if !self.pending.is_empty() || self.refused.is_some() {
             forget((take(&mut self.outgoing), take(&mut self.incoming)));
         }
     }
