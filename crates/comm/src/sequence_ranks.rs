@@ -19,7 +19,8 @@ impl SequenceRanks {
         self.tp.is_alone() && self.cp.is_alone()
     }
 
-    /// What divides the length of sequences, padding included, that `tp` x `cp` ranks share: each has as many rows, and of a context two chunks.
+    /// What divides the length of sequences, padding included, that `tp` x `cp` ranks share: each has as many rows, and
+    /// of a context two chunks.
     pub fn divisor(tp: usize, cp: usize) -> usize {
         cp * if cp > 1 && !tp.is_multiple_of(2) { 2 * tp } else { tp }
     }
@@ -45,7 +46,8 @@ impl SequenceRanks {
         self.rows(s).into_iter().map(|rows| rows.end.min(t).saturating_sub(rows.start)).sum()
     }
 
-    /// All rows of the sequences but padding, in their order: `[b, s, d]` to `[b, t, d]`. Gradients of the result are taken for partial sums.
+    /// All rows of the sequences but padding, in their order: `[b, s, d]` to `[b, t, d]`. Gradients of the result are
+    /// taken for partial sums.
     pub fn gather(&self, x_bsd: Tensor<3>) -> Tensor<3> {
         let (t, all) = (self.whole(x_bsd.dims()[1]), self.cp.gather(self.tp.gather(x_bsd)));
         if self.padding == 0 { all } else { all.slice_dim(1, 0..t) }

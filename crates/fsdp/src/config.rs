@@ -151,8 +151,9 @@ pub struct FsdpConfig {
     pub pipeline: PipelineConfig,
     /// What is sharded.
     pub strategy: Strategy,
-    /// Replicas within a stage, each of as many ranks, over which `strategy` shards: with more than one it is hybrid, and `full_shard` is
-    /// `hybrid_shard`. None: 2 for `hybrid_shard`, and 1 for the others. Under `ddp` the number of copies, if it is given.
+    /// Replicas within a stage, each of as many ranks, over which `strategy` shards: with more than one it is hybrid,
+    /// and `full_shard` is `hybrid_shard`. None: 2 for `hybrid_shard`, and 1 for the others. Under `ddp` the number of
+    /// copies, if it is given.
     pub dp_replicate: Option<usize>,
     /// Ranks over which stacks of experts ([`Units::experts`](crate::Units::experts)) are spread, each group of them having all; they are sharded
     /// over the ranks with the same experts. 1 for none.
@@ -179,9 +180,9 @@ pub struct FsdpConfig {
     pub forward_prefetch: Prefetch,
     /// When the backward sends for parameters.
     pub backward_prefetch: Prefetch,
-    /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole gradients until
-    /// then. None: where whole parameters are kept as long, which is `full_shard` and `hybrid_shard` in a pipeline. `ddp` and `zero1`, which
-    /// keep whole gradients anyway, always do so.
+    /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole
+    /// gradients until then. None: where whole parameters are kept as long, which is `full_shard` and `hybrid_shard` in
+    /// a pipeline. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
     pub no_sync: Option<bool>,
     /// The optimizer. Its weight decay is for matrices; vectors (norm gains, biases) do not decay.
     pub adamw: AdamW,

@@ -40,8 +40,8 @@ pub(crate) struct Wrapped<B> {
     pub shape: Option<Box<ShapeOf<B>>>,
 }
 
-/// Puts modules that follow each other into units, and calls of one unit that follow each other into one; in a pipeline only those that are in the
-/// same chunk, or in the same chunks.
+/// Puts modules that follow each other into units, and calls of one unit that follow each other into one; in a pipeline
+/// only those that are in the same chunk, or in the same chunks.
 pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrapped<B>, FsdpError> {
     check_roles(&model.roles)?;
     let min_params = match config.wrap {

@@ -6,7 +6,7 @@
 //! ```text
 //! full_shard, hybrid_shard    all_gather       G (S - 1) n p    G: M for each call, 2 M where the backward gathers again; in a pipeline 1
 //! zero1, shard_grad_op        all_gather         (S - 1) n p    of stepped parameters
-//! all of these                reduce_scatter   M (S - 1) n r    with no_sync, of full_shard in a pipeline, and under zero1, once
+//! all of these                reduce_scatter   M (S - 1) n r    1 for M: no_sync, zero1, full_shard in a pipeline
 //! several copies              all_reduce       2 (R - 1) n r / R; of few bytes (R - 1) n r, see comm::all_reduce_bytes
 //! a unit on several stages    all_reduce       the same of n fp32, over these stages
 //! block                       gather           G (S - 1) n p    G as above, of the calls that it computes itself

@@ -9,8 +9,8 @@ pub struct MicroBatch {
     pub place: Option<RunPlace>,
     /// The documents of its rows; without them a row is one.
     pub documents: Option<Documents>,
-    /// Positions at the end of each row that only make it one that the ranks of its sequences divide. No other attends to them, they have no target,
-    /// and routing does not see them.
+    /// Positions at the end of each row that only make it one that the ranks of its sequences divide. No other attends
+    /// to them, they have no target, and routing does not see them.
     pub padding: usize,
 }
 

@@ -27,7 +27,8 @@ pub struct TokenRows<'a> {
     pub end_of_text: Option<i32>,
     /// Whether documents have nothing to do with each other: then nothing follows the end of one.
     pub documents_apart: bool,
-    /// Positions of the step, padding included, divided by those of them that have a next token: of the latter a loss is the mean.
+    /// Positions of the step, padding included, divided by those of them that have a next token: of the latter a loss
+    /// is the mean.
     pub scale: f64,
 }
 

@@ -1,15 +1,18 @@
 //! Interleaved 1F1B: a stage holds v chunks, p apart, so that a micro-batch is back at a stage after a v-th of the time.
 //!
-//! Narayanan et al., [2104.04473](https://arxiv.org/abs/2104.04473), section 2.2.2; Megatron-Core's order. Micro-batches go in rounds: those of a
-//! round through a stage's first chunk, then through its second one, and so on. It sends v times as much as 1F1B.
+//! Narayanan et al., [2104.04473](https://arxiv.org/abs/2104.04473), section 2.2.2; Megatron-Core's order.
+//! Micro-batches go in rounds: those of a round through a stage's first chunk, then through its second one, and so on.
+//! It sends v times as much as 1F1B.
 //!
-//! Any number m of micro-batches will do. They are dealt to as many rounds as have p of them, at least one, and the first rounds take one more
-//! each where that does not come out even: m = 7 on three stages are rounds of 4 and 3. A round of p or more keeps every stage busy until
-//! the next chunk's first micro-batch is back; a round of fewer, which there is only if m < p, leaves gaps between chunks. PyTorch deals rounds
-//! alike, but refuses those that are not equal; Megatron-Core has a last one that may be larger or smaller.
+//! Any number m of micro-batches will do. They are dealt to as many rounds as have p of them, at least one, and the
+//! first rounds take one more each where that does not come out even: m = 7 on three stages are rounds of 4 and 3. A
+//! round of p or more keeps every stage busy until the next chunk's first micro-batch is back; a round of fewer, which
+//! there is only if m < p, leaves gaps between chunks. PyTorch deals rounds alike, but refuses those that are not
+//! equal; Megatron-Core has a last one that may be larger or smaller.
 //!
-//! From the last stage a micro-batch is back at the first one p turns after it went out there. In a larger round it is received then, and not when its
-//! turn comes: a stage that sends does not wait for a turn that depends on its own next one.
+//! From the last stage a micro-batch is back at the first one p turns after it went out there. In a larger round it is
+//! received then, and not when its turn comes: a stage that sends does not wait for a turn that depends on its own next
+//! one.
 //!
 //! ```
 //! # use schedule::*;
@@ -68,7 +71,8 @@ fn rounds(pipeline: &Pipeline) -> impl Iterator<Item = Range<usize>> {
     (0..rounds).map(move |round| start(round)..start(round + 1))
 }
 
-/// How many turns before its own a cell's input is received: between the last stage and the first, as many as its round has beyond p.
+/// How many turns before its own a cell's input is received: between the last stage and the first, as many as its round
+/// has beyond p.
 pub(crate) fn early(pipeline: &Pipeline, stage: usize, way: Direction, cell: Cell) -> usize {
     let goes_round = match way {
         Direction::Forward => stage == 0,
@@ -85,7 +89,8 @@ fn warm_up(pipeline: &Pipeline, stage: usize) -> usize {
     (v - 1) * first + 2 * (p - 1 - stage)
 }
 
-/// As that of 1F1B, but of chunks, which cost a v-th; with fewer micro-batches than stages a stage waits in each chunk for those that are missing.
+/// As that of 1F1B, but of chunks, which cost a v-th; with fewer micro-batches than stages a stage waits in each chunk
+/// for those that are missing.
 pub(crate) fn bubble(pipeline: &Pipeline, ticks: Ticks) -> Option<u64> {
     let (p, v, m) = (pipeline.stages(), pipeline.virtual_stages(), pipeline.micro_batches());
     let chunks = v * p.saturating_sub(m) + p.min(m) - 1;

@@ -17,9 +17,11 @@
 //! | `zero_bubble` | 1 | (p - 1) max(f + i - w, f, i) | p |
 //! | `zb_v` | 2 | (p - 1) f, where f = i = w | 2 p |
 //!
-//! f, i, w: what a chunk's forward takes for a micro-batch, its backward to the input, and that to the weights; b = i + w; m micro-batches, in
-//! rounds of g = m / floor(m / p) at most, rounded up, which is p where p divides m. A chunk of v on a stage has 1 / v of the stage's layers, so v times as many chunks mean v times shorter bubbles. The *bubble* is the time in
-//! which a stage computes nothing, from the first action of any stage to the last one's end, for a step ends everywhere at once.
+//! f, i, w: what a chunk's forward takes for a micro-batch, its backward to the input, and that to the weights; and
+//! b = i + w. There are m micro-batches, in rounds of at most g = m / floor(m / p), rounded up, which is p where p
+//! divides m. A chunk of v on a stage has 1 / v of the stage's layers, so v times as many chunks mean v times shorter
+//! bubbles. The *bubble* is the time in which a stage computes nothing, from the first action of any stage to the last
+//! one's end, for a step ends everywhere at once.
 
 mod action;
 mod deal;

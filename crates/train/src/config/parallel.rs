@@ -26,20 +26,22 @@ pub struct ParallelConfig {
     pub stages: Option<Vec<usize>>,
     /// What each of N ranks holds of parameters, gradients and optimizer state. Flag: `--strategy`.
     pub strategy: Strategy,
-    /// Replicas within a stage, each of `gpus / pp / dp_replicate` ranks, over which `strategy` shards. With more than one it is hybrid, and
-    /// `full_shard` is `hybrid_shard`. null for 2 with `hybrid_shard`, and else 1. Under `ddp` the number of copies, if it is given.
+    /// Replicas within a stage, each of `gpus / pp / dp_replicate` ranks, over which `strategy` shards. With more than
+    /// one it is hybrid, and `full_shard` is `hybrid_shard`. null for 2 with `hybrid_shard`, and else 1. Under `ddp`
+    /// the number of copies, if it is given.
     pub dp_replicate: Option<usize>,
     /// Ranks that share what is sharded, of each replica; null for what `pp` and the replicas leave. Given, `pp`, replicas and this multiply to `gpus`.
     pub dp_shard: Option<usize>,
     /// Ranks that have a layer's experts together, a part each, for the tokens of all of them; 1 for all experts on every rank. It divides the
     /// experts and the ranks of a stage, or of a replica. An expert's parameters are then sharded by `strategy` over the ranks that have it.
     pub ep: usize,
-    /// Ranks that compute the same sequences together: each has a part of the heads, of the MLPs' columns and of the vocabulary, and between them
-    /// a part of each sequence's rows (tensor and sequence parallelism); 1 for none. It divides the ranks of a stage, or of a replica, the heads
-    /// and the MLPs' widths. What is not cut is sharded by `strategy` over these ranks too.
+    /// Ranks that compute the same sequences together: each has a part of the heads, of the MLPs' columns and of the
+    /// vocabulary, and between them a part of each sequence's rows (tensor and sequence parallelism); 1 for none. It
+    /// divides the ranks of a stage, or of a replica, the heads and the MLPs' widths. What is not cut is sharded by
+    /// `strategy` over these ranks too.
     pub tp: usize,
-    /// Ranks that have a part of each sequence's rows each, through all layers, keys and values going round them (context parallelism); 1 for none. It
-    /// divides the ranks of a stage, or of a replica.
+    /// Ranks that have a part of each sequence's rows each, through all layers, keys and values going round them
+    /// (context parallelism); 1 for none. It divides the ranks of a stage, or of a replica.
     pub cp: usize,
     /// What is kept, gathered and freed together.
     pub wrap: Wrap,
@@ -56,9 +58,9 @@ pub struct ParallelConfig {
     pub forward_prefetch: Prefetch,
     /// When the backward sends for the next block's parameters.
     pub backward_prefetch: Prefetch,
-    /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole gradients until
-    /// then. null: where whole parameters are kept as long, which is `full_shard` and `hybrid_shard` in a pipeline. `ddp` and `zero1`, which
-    /// keep whole gradients anyway, always do so.
+    /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole
+    /// gradients until then. null: where whole parameters are kept as long, which is `full_shard` and `hybrid_shard` in
+    /// a pipeline. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
     pub no_sync: Option<bool>,
     /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and `parallel.activation_checkpointing` follow `train.seq_len`: true
     /// for the guide's table, or rows of one's own. Of these keys those count that are given beside this one, or later; see docs/parallelism.md.
@@ -226,8 +228,9 @@ impl Config {
         }
     }
 
-    /// Sequences that a rank computes at once of its share of the batch. In a pipeline there are four micro-batches a stage where nobody says how
-    /// large they are and the share has as many sequences: then a fifth of the time or less is the pipeline's bubble.
+    /// Sequences that a rank computes at once of its share of the batch. In a pipeline there are four micro-batches a
+    /// stage where nobody says how large they are and the share has as many sequences: then a fifth of the time or less
+    /// is the pipeline's bubble.
     pub(crate) fn micro_batch_size(&self) -> usize {
         let (share, pp) = (self.share(), self.parallel.pp);
         match self.train.micro_batch_size {

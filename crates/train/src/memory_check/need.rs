@@ -167,8 +167,9 @@ fn rows(config: &Config, rank: usize) -> Rows {
     rows
 }
 
-/// The ranks of a device. Threads of a replica share what an `all_gather` makes for all of them, where all are on one device; on others each
-/// has a copy. Of experts or columns over ranks each part of the ranks has its own: then nothing is counted as shared.
+/// The ranks of a device. Threads of a replica share what an `all_gather` makes for all of them, where all are on one
+/// device; on others each has a copy. Of experts or columns over ranks each part of the ranks has its own: then nothing
+/// is counted as shared.
 fn together(config: &Config, ranks: &[Rows], shares: bool) -> Rows {
     let of_replica = (config.parallel.gpus / config.parallel.pp / config.fsdp().replicas()).max(1);
     let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));

@@ -249,7 +249,8 @@ fn every_gradient_of_documents_apart_is_one_ranks() {
     moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
 }
 
-/// Rows that the ranks do not divide, up to such that some ranks of a context have nothing but padding, of a model that has no more positions.
+/// Rows that the ranks do not divide, up to such that some ranks of a context have nothing but padding, of a model that
+/// has no more positions.
 #[test]
 fn every_gradient_of_padded_rows_is_one_ranks() {
     let layouts = [&LAYOUTS[..2], &LAYOUTS[11..12], &CONTEXT[..3], &CONTEXT[7..8], &CONTEXT[10..11]].concat();

@@ -1,6 +1,6 @@
 //! A run has the losses of one rank however it is laid out: model x strategy x ranks x accumulation x recompute x wrap x prefetch.
 //!
-//! Some 150 runs of 20 steps, 2 to 4 seconds each on two cores in the dev profile, and some of the presets as they are.
+//! Some 170 runs of 20 steps, 2 to 4 seconds each on two cores in the dev profile, and some of the presets as they are.
 
 mod adaptive;
 #[path = "../common/mod.rs"]

@@ -8,8 +8,9 @@ use fsdp::Strategy;
 type Size = (&'static str, usize, fn(&mut ParallelConfig, usize));
 
 impl Config {
-    /// The flags that make the layout one that fits its ranks: of layouts without a larger size that with the fewest others, and among these the
-    /// one that is least smaller. None if none is found, or if one flag will do, which the message on what is wrong names itself.
+    /// The flags that make the layout one that fits its ranks: of layouts without a larger size that with the fewest
+    /// others, and among these the one that is least smaller. None if none is found, or if one flag will do, which the
+    /// message on what is wrong names itself.
     pub(super) fn nearest_layout(&self) -> Option<String> {
         let ParallelConfig { gpus, pp, dp_replicate, ep, tp, cp, strategy, .. } = self.parallel;
         if gpus == 0 || gpus > MAX_RANKS {
@@ -58,7 +59,8 @@ const MOST_TRIED: usize = 1000;
 type Cost = (usize, f64);
 
 impl Search<'_> {
-    /// Tries all divisors of the ranks, up to what is given, for the sizes behind those that are `chosen`, as long as these cost less than the best.
+    /// Tries all divisors of the ranks, up to what is given, for the sizes behind those that are `chosen`, as long as
+    /// these cost less than the best.
     fn descend(&mut self, chosen: &mut Vec<usize>) {
         let cost = self.cost(chosen);
         if self.tried == MOST_TRIED || self.best.as_ref().is_some_and(|(best, _)| *best <= cost) {
