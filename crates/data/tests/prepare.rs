@@ -190,3 +190,23 @@ fn another_tokenizer_than_a_prepared_folders_is_an_error() {
     let message = open(TokenizerSpec::Char).unwrap_err().to_string();
     assert!(message.contains("were made with another tokenizer than char"), "{message}");
 }
+
+#[test]
+fn a_tokenizer_with_a_pattern_without_end_is_an_error_of_the_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = r#"{"type": "WordLevel", "vocab": {"a": 0, "<unk>": 1}, "unk_token": "<unk>"}"#;
+    let split = r#"{"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": false}"#;
+    let replace = r#"{"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": "a"}"#;
+    let path = folder.path().join("a.jsonl");
+    fs::write(&path, format!("{{\"text\": \"b\"}}\n{{\"text\": \"{}b\"}}\n", "a".repeat(5000))).unwrap();
+    for (part, problem) in [("pre_tokenizer", split), ("normalizer", replace), ("decoder", replace)] {
+        let json = format!(r#"{{"version": "1.0", "added_tokens": [], "model": {model}, "{part}": {problem}}}"#);
+        fs::write(folder.path().join("tokenizer.json"), json).unwrap();
+        let spec = TokenizerSpec::Path(folder.path().join("tokenizer.json"));
+        let out = folder.path().join(part);
+        let message = prepare(path.to_str().unwrap(), &spec, &out, &PrepareOptions::default()).unwrap_err().to_string();
+        let expected = if part == "decoder" { "which is not supported" } else { "take" };
+        assert!(message.contains(expected) && message.contains("long") != (part == "decoder"), "{part}: {message}");
+        assert!(part == "decoder" || message.contains("document 2"), "{part}: {message}");
+    }
+}

@@ -39,7 +39,9 @@ pub fn read(file: &TextFile, field: &str, count: &AtomicU64, emit: Emit<'_>) -> 
             let problem = format!("is longer than {MAX_LINE} bytes (cut this document into several lines)");
             return Err(wrong(problem));
         }
-        let object = bytes.trim_ascii();
+        // Some editors begin a file with a byte order mark.
+        let object = if line == 1 { bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes) } else { &bytes[..] };
+        let object = object.trim_ascii();
         match object.first() {
             None => continue,
             Some(b'[') => return Err(wrong(ARRAY.into())),

@@ -28,7 +28,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn a_folder_is_its_text_files_in_order_of_their_paths_of_every_kind() {
     let folder = tempfile::tempdir().unwrap();
-    let lines = b"{\"text\": \"e\", \"n\": 1}\n\n{\"text\": \"\"}\n{\"text\": \"f\"}";
+    let lines = b"\xef\xbb\xbf{\"text\": \"e\", \"n\": 1}\n\n{\"text\": \"\"}\n{\"text\": \"f\"}";
     let files: [(&str, Vec<u8>); 9] = [
         ("a.txt", b"a".into()),
         ("b/c.rs", b"b".into()),

@@ -11,9 +11,10 @@ use std::{fmt, fs};
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, ModelWrapper, PreTokenizerWrapper};
+use tokenizers::{AddedToken, Model, ModelWrapper, OffsetType, PreTokenizerWrapper};
 
 use super::export;
+use super::patterns::Patterns;
 use super::words::{self, Part};
 use crate::{DataError, quiet, source};
 
@@ -41,6 +42,8 @@ thread_local! {
 #[derive(Clone)]
 pub struct HuggingFace {
     tokenizer: Arc<tokenizers::Tokenizer>,
+    /// If the file brings regular expressions of its own.
+    patterns: Option<Arc<Patterns>>,
     /// If the tokenizer splits text as GPT-2's: a number of its own, and the names that must not be split.
     gpt2: Option<(u64, Vec<String>)>,
     pub vocab_size: usize,
@@ -113,11 +116,12 @@ impl HuggingFace {
             return Err(format!("token id {highest} is too large"));
         }
         let eot = end_of_text(&tokenizer, eos_token);
+        let patterns = Patterns::of(&tokenizer).map_err(|error| error.to_string())?.map(Arc::new);
         let gpt2 = gpt2_names(&tokenizer).map(|names| {
             static COUNTER: AtomicU64 = AtomicU64::new(1); // 0 is an empty cache
             (COUNTER.fetch_add(1, Ordering::Relaxed), names)
         });
-        Ok(Self { tokenizer: Arc::new(tokenizer), gpt2, vocab_size: highest as usize + 1, eot })
+        Ok(Self { tokenizer: Arc::new(tokenizer), patterns, gpt2, vocab_size: highest as usize + 1, eot })
     }
 
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
@@ -158,9 +162,22 @@ impl HuggingFace {
     }
 
     fn encode_whole(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), DataError> {
-        match self.tokenizer.encode_fast(text, false) {
-            Ok(encoding) => ids.extend_from_slice(encoding.get_ids()),
-            Err(error) => return Err(DataError::Encode { problem: error.to_string() }),
+        let encode = || match &self.patterns {
+            None => self.tokenizer.encode_fast(text, false),
+            Some(patterns) => {
+                let mut split = patterns.split(&self.tokenizer, text)?;
+                self.tokenizer.get_model().tokenize_in_pretokenized(&mut split, None)?;
+                let encoding = split.into_encoding(None, 0, OffsetType::None)?;
+                self.tokenizer.post_process(encoding, None, false)
+            }
+        };
+        // The crate panics on some files' rules.
+        match quiet::catch(encode) {
+            Some(Ok(encoding)) => ids.extend_from_slice(encoding.get_ids()),
+            Some(Err(error)) => return Err(DataError::Encode { problem: error.to_string() }),
+            None => {
+                return Err(DataError::Encode { problem: "its rules contradict each other, or take too long".into() });
+            }
         }
         Ok(())
     }
@@ -168,7 +185,10 @@ impl HuggingFace {
     pub fn decode(&self, tokens: &[u32]) -> String {
         let known = |token: &u32| self.tokenizer.id_to_token(*token).is_some();
         let replacement = char::REPLACEMENT_CHARACTER.to_string();
-        let decode = |tokens| self.tokenizer.decode(tokens, false).unwrap_or_else(|_| replacement.clone());
+        let decode = |tokens: &[u32]| {
+            let text = quiet::catch(|| self.tokenizer.decode(tokens, false)).and_then(Result::ok);
+            text.unwrap_or_else(|| replacement.clone())
+        };
         // The crate leaves out unknown ids.
         tokens.split(|token| !known(token)).map(decode).collect::<Vec<_>>().join(&replacement)
     }

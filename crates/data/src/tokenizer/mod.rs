@@ -3,6 +3,7 @@
 mod decoder;
 mod export;
 mod hugging_face;
+mod patterns;
 mod spec;
 mod words;
 
