@@ -135,3 +135,19 @@ fn numbers_of_config_json_that_no_tensor_has_are_refused_with_their_key() {
         assert!(error.contains("config.json") && error.contains(value), "{error}");
     }
 }
+
+#[test]
+fn a_file_that_is_cut_short_while_it_is_open_is_an_error_and_no_signal() {
+    let folder = tempfile::tempdir().unwrap();
+    files("gpt2-a").iter().for_each(|file| {
+        fs::copy(reference("gpt2-a").join(file), folder.path().join(file)).unwrap();
+    });
+    let open = Folder::open(folder.path()).unwrap();
+    let weights = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let weights =
+        weights.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "safetensors")).unwrap();
+    let length = fs::metadata(&weights).unwrap().len();
+    fs::File::options().write(true).open(&weights).unwrap().set_len(length / 2).unwrap();
+    let error = Pretrained::load(&open, &Device::flex()).err().unwrap().to_string();
+    assert!(error.contains(weights.to_str().unwrap()), "{error}");
+}

@@ -1,15 +1,17 @@
 use super::{HfError, fp8};
 use half::{bf16, f16};
-use memmap2::Mmap;
 use safetensors::tensor::Metadata;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// An opened Hugging Face folder; tensors are read from memory-mapped files when they are asked for.
+/// An opened Hugging Face folder. Its files stay open, and tensors are read when they are asked for: a file that is cut short meanwhile is an
+/// error.
 pub struct Folder {
     path: PathBuf,
     config: Value,
@@ -22,9 +24,9 @@ pub struct Folder {
 
 struct Shard {
     path: PathBuf,
-    map: Mmap,
+    file: File,
     /// Where the tensors begin.
-    start: usize,
+    start: u64,
     header: Metadata,
 }
 
@@ -33,7 +35,30 @@ struct Stored<'a> {
     path: &'a Path,
     dtype: Dtype,
     shape: &'a [usize],
-    bytes: &'a [u8],
+    file: &'a File,
+    /// Where in the file.
+    bytes: Range<u64>,
+}
+
+/// Bytes that are read at once: a whole number of values of any type.
+const AT_ONCE: u64 = 1 << 20;
+
+/// The longest header, which safetensors sets.
+const MAX_HEADER: u64 = 100_000_000;
+
+impl Stored<'_> {
+    /// The values, which `decode` makes of so many bytes at a time.
+    fn values(&self, decode: impl Fn(&[u8], &mut Vec<f32>)) -> Result<Vec<f32>, HfError> {
+        let mut values = Vec::with_capacity(self.shape.iter().product());
+        let mut buffer = vec![0; (self.bytes.end - self.bytes.start).min(AT_ONCE) as usize];
+        for start in self.bytes.clone().step_by(AT_ONCE as usize) {
+            let bytes = &mut buffer[..(self.bytes.end - start).min(AT_ONCE) as usize];
+            let failed = |source| HfError::Io { path: self.path.into(), source };
+            read_exact_at(self.file, bytes, start).map_err(failed)?;
+            decode(bytes, &mut values);
+        }
+        Ok(values)
+    }
 }
 
 /// Files of a tokenizer, of which a folder has some.
@@ -120,12 +145,17 @@ impl Folder {
     /// # Errors
     /// If it is missing, has not the shape `expected`, or is stored in another type.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, HfError> {
-        let Stored { path, dtype, bytes, .. } = self.stored_as(name, expected)?;
-        let halves = |decode: fn([u8; 2]) -> f32| bytes.as_chunks().0.iter().map(|b| decode(*b)).collect();
-        match dtype {
-            Dtype::F32 => Ok(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
-            Dtype::F16 => Ok(halves(|bytes| f16::from_le_bytes(bytes).to_f32())),
-            Dtype::BF16 => Ok(halves(|bytes| bf16::from_le_bytes(bytes).to_f32())),
+        let stored = self.stored_as(name, expected)?;
+        let halves = |decode: fn([u8; 2]) -> f32| {
+            stored.values(|bytes, values| values.extend(bytes.as_chunks().0.iter().map(|b| decode(*b))))
+        };
+        let path = stored.path;
+        match stored.dtype {
+            Dtype::F32 => stored.values(|bytes, values| {
+                values.extend(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+            }),
+            Dtype::F16 => halves(|bytes| f16::from_le_bytes(bytes).to_f32()),
+            Dtype::BF16 => halves(|bytes| bf16::from_le_bytes(bytes).to_f32()),
             Dtype::F8_E4M3 => {
                 let &[rows, columns] = expected else {
                     let reason = format!("tensor `{name}` is fp8, but its shape {expected:?} is not that of a matrix");
@@ -140,7 +170,7 @@ impl Folder {
                         format!("tensor `{scales_name}` is stored as {:?}; scales of fp8 are F32", scales.dtype);
                     return Err(HfError::Format { path: scales.path.into(), reason });
                 }
-                let mut values = fp8::decoded(bytes);
+                let mut values = stored.values(|bytes, values| values.extend(fp8::decoded(bytes)))?;
                 fp8::scale(&mut values, columns, &self.tensor(&scales_name, &blocks)?, self.fp8_block);
                 Ok(values)
             }
@@ -208,25 +238,78 @@ impl Folder {
             true => 0,
             false => *self.index.get(name).ok_or_else(|| missing(&self.path.join("model.safetensors.index.json")))?,
         };
-        let Shard { path, map, start, header } = &self.files[file];
+        let Shard { path, file, start, header } = &self.files[file];
         let info = header.info(name).ok_or_else(|| missing(path))?;
-        let bytes = &map[start + info.data_offsets.0..start + info.data_offsets.1];
-        Ok(Stored { path, dtype: info.dtype, shape: &info.shape, bytes })
+        let bytes = start + info.data_offsets.0 as u64..start + info.data_offsets.1 as u64;
+        Ok(Stored { path, dtype: info.dtype, shape: &info.shape, file, bytes })
     }
 
     fn add_file(&mut self, path: PathBuf) -> Result<usize, HfError> {
-        let io = |source| HfError::Io { path: path.clone(), source };
+        let io = |source: io::Error| HfError::Io { path: path.clone(), source };
         let file = File::open(&path).map_err(io)?;
-        // SAFETY: the map is only read; as with every memory-mapped weight file, it must not be changed while in use.
-        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-        // This makes sure that every tensor lies in the file and has the bytes of its shape.
-        let (length, header) = SafeTensors::read_metadata(&map).map_err(|error| HfError::Format {
-            path: path.clone(),
-            reason: format!("not a whole safetensors file ({} bytes): {error}", map.len()),
-        })?;
-        self.files.push(Shard { path, map, start: size_of::<u64>() + length, header });
+        let metadata = file.metadata().map_err(io)?;
+        let bad = |error: String| {
+            let reason = format!("not a whole safetensors file ({} bytes): {error}", metadata.len());
+            HfError::Format { path: path.clone(), reason }
+        };
+        if !metadata.is_file() {
+            return Err(bad("no regular file".into()));
+        }
+        let header = read_header(&file, metadata.len()).map_err(io)?;
+        let (start, header) = header.map_err(|error| bad(error.to_string()))?;
+        self.files.push(Shard { path, file, start, header });
         Ok(self.files.len() - 1)
     }
+}
+
+/// The length of a file's header with its own length before it, and what it says: that every tensor lies in the file and has the bytes of its
+/// shape is made sure.
+fn read_header(file: &File, length: u64) -> io::Result<Result<(u64, Metadata), SafeTensorError>> {
+    let mut first = [0; size_of::<u64>()];
+    if length < first.len() as u64 {
+        return Ok(Err(SafeTensorError::HeaderTooSmall));
+    }
+    read_exact_at(file, &mut first, 0)?;
+    let start = u64::from_le_bytes(first).saturating_add(first.len() as u64);
+    if start > length.min(MAX_HEADER) {
+        let too_large = start > MAX_HEADER;
+        return Ok(Err(if too_large { SafeTensorError::HeaderTooLarge } else { SafeTensorError::InvalidHeaderLength }));
+    }
+    let mut header = vec![0; start as usize];
+    read_exact_at(file, &mut header, 0)?;
+    // Of the header alone the crate finds fault with the length last, when all else is right.
+    match SafeTensors::read_metadata(&header) {
+        Ok(_) | Err(SafeTensorError::MetadataIncompleteBuffer) => {}
+        Err(error) => return Ok(Err(error)),
+    }
+    let metadata: Metadata = match serde_json::from_slice(&header[first.len()..]) {
+        Ok(metadata) => metadata,
+        Err(error) => return Ok(Err(SafeTensorError::InvalidHeaderDeserialization(error))),
+    };
+    let end = metadata.tensors().values().map(|tensor| tensor.data_offsets.1).max().unwrap_or(0);
+    match start + end as u64 == length {
+        true => Ok(Ok((start, metadata))),
+        false => Ok(Err(SafeTensorError::MetadataIncompleteBuffer)),
+    }
+}
+
+/// Fills `buffer` with the bytes of `file` from `offset` on.
+#[cfg(unix)]
+fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buffer.is_empty() {
+        let read = std::os::windows::fs::FileExt::seek_read(file, buffer, offset)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        buffer = &mut buffer[read..];
+        offset += read as u64;
+    }
+    Ok(())
 }
 
 /// Refuses a folder without `model.safetensors` whose weights are PyTorch's own files.
