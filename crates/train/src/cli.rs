@@ -17,6 +17,7 @@ use crate::place::Place;
 use crate::resume::{self, Start};
 use crate::run::train_launched;
 use crate::run_folder::{CONFIG, run_of};
+use crate::terminal::shown;
 use crate::trainer::Outcome;
 use crate::unknown_argument;
 use crate::words::count;
@@ -26,7 +27,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fsdp::Strategy;
 use std::env;
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -232,8 +233,9 @@ fn print(outcome: &Outcome, steps: usize) {
 }
 
 /// Prints a line on stdout. Where nobody reads it any more (`train ... | head`), `println!` would panic; where it cannot be written, as on
-/// a full disk, the process ends with an error.
+/// a full disk, the process ends with an error. A terminal obeys nothing that is in it.
 pub(crate) fn say(line: &str) {
+    let line = shown(line, io::stdout().is_terminal());
     match writeln!(io::stdout(), "{line}").and_then(|()| io::stdout().flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             let _ = writeln!(io::stderr(), "error: cannot write to stdout: {error}");

@@ -2,11 +2,12 @@
 
 use crate::device::Devices;
 use crate::error::TrainError;
+use crate::terminal::shown;
 #[cfg(feature = "mpi")]
 use comm::MpiWorld;
 use comm::{CommError, Communicator, RankFailure, Timeouts};
 use std::error::Error;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -72,7 +73,9 @@ impl Launch {
     /// Says what went wrong; with `mpirun` it ends all processes.
     pub fn fail(&self, error: &(dyn Error + 'static)) -> ExitCode {
         let say = |whose: String| {
-            let _ = writeln!(io::stderr(), "error: {whose}{error}");
+            // Its text may have names out of files.
+            let text = format!("error: {whose}{error}");
+            let _ = writeln!(io::stderr(), "{}", shown(&text, io::stderr().is_terminal()));
         };
         let Some(world) = &self.mpi else {
             say(String::new());

@@ -41,6 +41,7 @@ mod run_folder;
 mod saved;
 mod saver;
 mod spikes;
+mod terminal;
 mod trainer;
 mod units;
 mod unknown_argument;

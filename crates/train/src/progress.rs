@@ -1,4 +1,5 @@
 use crate::metrics::StepMetrics;
+use crate::terminal::shown;
 use indicatif::{FormattedDuration, ProgressBar, ProgressState, ProgressStyle};
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -91,6 +92,7 @@ impl Progress {
             return;
         }
         let print = || {
+            let line = shown(line, io::stderr().is_terminal());
             let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
         };
         match &self.bar {

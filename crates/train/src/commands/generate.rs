@@ -3,6 +3,7 @@ use crate::cli::say;
 use crate::commands::at_least_1;
 use crate::error::TrainError;
 use crate::saved::{self, Saved, SavedError};
+use crate::terminal::shown;
 use crate::units::Whole;
 use crate::words::count;
 use burn::tensor::Device;
@@ -182,5 +183,6 @@ impl Stream {
 /// Whether somebody still reads.
 fn print(text: &str) -> bool {
     let mut out = io::stdout();
+    let text = shown(text, out.is_terminal());
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }

@@ -1,12 +1,17 @@
 //! From YAML files, presets and overrides to a [`Config`]: each is a *layer*, a mapping that is checked, then laid over
 //! the one it inherits from.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
-use std::{fmt, fs};
+use std::{fmt, fs, io};
 
 use yaml_serde::{Mapping, Value};
 
 use super::{Config, ConfigError, adaptive, check, preset};
+
+/// Far above what a configuration needs.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// Where a configuration comes from.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +54,16 @@ impl Config {
     }
 }
 
+/// The text of a file of at most [`MAX_BYTES`].
+fn text_of(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let read = File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    match read as u64 > MAX_BYTES {
+        true => Err(io::Error::other(format!("it is longer than {MAX_BYTES} bytes"))),
+        false => Ok(text),
+    }
+}
+
 /// The layer of `source` laid over its bases. `role` says which file names it, `chain` which files led here.
 fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, ConfigError> {
     let (name, text) = match source {
@@ -57,7 +72,11 @@ fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, 
             let error = |error| ConfigError::Read { file: path.into(), role: role.into(), error };
             // Two spellings of one path are the same link of the chain.
             let name = path.canonicalize().unwrap_or_else(|_| path.into()).display().to_string(); // a pipe has no other
-            (name, fs::read_to_string(path).map_err(error)?)
+            // What was named may be a pipe of the shell; what a file names is not to be waited for.
+            if !role.is_empty() && !fs::metadata(path).map_err(error)?.is_file() {
+                return Err(error(io::Error::other("it is no regular file")));
+            }
+            (name, text_of(path).map_err(error)?)
         }
     };
     let known = chain.iter().position(|earlier| *earlier == name);

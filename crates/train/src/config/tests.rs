@@ -97,6 +97,15 @@ fn a_circle_of_bases_is_shown() {
 }
 
 #[test]
+fn a_base_is_a_regular_file_of_a_configurations_size() {
+    let long = format!("# {}", "a".repeat(1 << 20));
+    refuses(files(&[("a.yaml", "base: b.yaml"), ("b.yaml", &long)]), &["b.yaml", "longer than 1048576 bytes"]);
+    if Path::new("/dev/zero").exists() {
+        refuses(files(&[("a.yaml", "base: /dev/zero")]), &["/dev/zero, the base of", "no regular file"]);
+    }
+}
+
+#[test]
 fn another_model_type_drops_the_inherited_model_and_experts() {
     let config = files(&[("a.yaml", "base: preset:deepseek\nmodel: {type: gpt2, n_layer: 2}")]).unwrap();
     assert_eq!(config.model, ModelConfig::Gpt2(Gpt2Config { n_layer: 2, ..Gpt2Config::default() }));

@@ -4,9 +4,12 @@ use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::environment;
 
-/// Puts the results into the user's cache folder, unless a `cubecl.toml` says where. To be called before the first use of a device.
+/// Puts the results into the user's cache folder. To be called before the first use of a device.
+///
+/// CubeCL would take a `cubecl.toml` from the current folder and those above it, which may be a run's folder from anywhere: it says which
+/// files are written. Environment variables count.
 pub fn choose() {
-    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    let mut config = CubeClRuntimeConfig::default().override_from_env();
     // CubeCL's own default: `target` of the Cargo project around the current folder.
     if matches!(config.environment.path, CacheConfig::Target) {
         config.environment.path = CacheConfig::Global;
