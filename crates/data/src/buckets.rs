@@ -44,14 +44,14 @@ impl Buckets {
     /// Packs the training split of `dataset` into rows of `lengths` inputs, after one pass over it.
     ///
     /// # Errors
-    /// A split that does not fill one row of the shortest length.
+    /// A split that does not fill one row of the shortest length; a token file that cannot be read any more.
     ///
     /// # Panics
     /// If `lengths` are none, or not positive and strictly ascending.
     pub fn new(dataset: &Dataset, lengths: &[usize], end_of_text: u32, progress: bool) -> Result<Self, DataError> {
         assert!(lengths.is_sorted_by(|a, b| a < b) && lengths.first().is_some_and(|&length| length > 0), "{lengths:?}");
         let tokens = dataset.train.clone();
-        let rows = packing::pack(&tokens, lengths, end_of_text as i32, progress);
+        let rows = packing::pack(&tokens, lengths, end_of_text as i32, progress)?;
         if rows.iter().all(|rows| rows.len() == 0) {
             return Err(DataError::NoRow { found: tokens.len(), needed: lengths[0] + 1 });
         }
@@ -150,18 +150,22 @@ impl Buckets {
 
     /// Part `sequences` of the batch of `step`: what a rank computes, or a micro-batch.
     ///
+    /// # Errors
+    /// A token file that cannot be read any more.
+    ///
     /// # Panics
     /// If the step does not have these sequences, or is not of these buckets.
-    pub fn batch(&self, step: &Step, sequences: Range<usize>) -> Batch {
+    pub fn batch(&self, step: &Step, sequences: Range<usize>) -> Result<Batch, DataError> {
         let seq_len = self.lengths[step.bucket];
         let mut batch = Batch { seq_len, ..Batch::default() };
         let mut row = Vec::with_capacity(seq_len + 1);
         for &number in &step.rows[sequences] {
             row.clear();
-            self.rows[step.bucket].row(number).iter().for_each(|piece| self.tokens.read(piece.range(), &mut row));
+            let pieces = self.rows[step.bucket].row(number);
+            pieces.iter().try_for_each(|piece| self.tokens.read(piece.range(), &mut row))?;
             batch.push(&row);
         }
-        batch
+        Ok(batch)
     }
 }
 
@@ -218,8 +222,8 @@ mod tests {
         ) {
             let buckets = buckets(&documents(&lens), &LENGTHS).unwrap();
             let step = buckets.step(seed, step, &[global; 3]);
-            let whole = buckets.batch(&step, 0..global);
-            let parts = (0..ranks).map(|rank| buckets.batch(&step, rank * global / ranks..(rank + 1) * global / ranks));
+            let whole = buckets.batch(&step, 0..global).unwrap();
+            let parts = (0..ranks).map(|rank| buckets.batch(&step, rank * global / ranks..(rank + 1) * global / ranks).unwrap());
             let empty = Batch { seq_len: LENGTHS[step.bucket], ..Batch::default() };
             prop_assert_eq!(&parts.fold(empty, join), &whole);
             prop_assert_eq!((whole.sequences, whole.inputs.len()), (global, global * whole.seq_len));
@@ -248,7 +252,7 @@ mod tests {
         let buckets = buckets("eeeeeeeeeeee.aaaaaaa.bbb.cc.d.", &[4, 8, 100]).unwrap();
         let rows = |bucket| {
             let text = |row| {
-                let batch = buckets.batch(&Step { bucket, rows: vec![row] }, 0..1);
+                let batch = buckets.batch(&Step { bucket, rows: vec![row] }, 0..1).unwrap();
                 let tokens = batch.inputs.iter().chain(batch.targets.last());
                 tokens.map(|&token| char::from(token as u8)).collect::<String>()
             };
@@ -264,7 +268,7 @@ mod tests {
     #[test]
     fn a_corpus_without_borders_is_one_document() {
         let buckets = buckets("abcdefghij", &[2, 4]).unwrap();
-        let batch = buckets.batch(&Step { bucket: 1, rows: vec![0, 1] }, 0..2);
+        let batch = buckets.batch(&Step { bucket: 1, rows: vec![0, 1] }, 0..2).unwrap();
         assert!(batch.inputs.iter().copied().eq(i32::from(b'a')..=i32::from(b'h')));
         assert_eq!((buckets.rows(0), buckets.rows(1)), (0, 2));
     }

@@ -9,13 +9,40 @@ use std::{env, fs, io, process};
 use crate::DataError;
 
 /// The folder of prepared data: `$KILN_CACHE`, else `$XDG_CACHE_HOME/kiln`, else `$HOME/.cache/kiln`, else
-/// one below the system's folder for temporary files.
-pub fn root() -> PathBuf {
+/// one below the system's folder for temporary files, which is this user's alone.
+///
+/// # Errors
+/// A folder for temporary files in which another user has taken the name, or may write into what has it.
+pub fn root() -> Result<PathBuf, DataError> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("KILN_CACHE")
+    let own = set("KILN_CACHE")
         .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("kiln")))
-        .or_else(|| set("HOME").map(|folder| folder.join(".cache").join("kiln")))
-        .unwrap_or_else(|| env::temp_dir().join("kiln"))
+        .or_else(|| set("HOME").map(|folder| folder.join(".cache").join("kiln")));
+    own.map_or_else(|| private(&env::temp_dir()), Ok)
+}
+
+/// A folder for this user alone in one that all write into.
+#[cfg(unix)]
+fn private(shared: &Path) -> Result<PathBuf, DataError> {
+    use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+    // SAFETY: the call takes and changes nothing.
+    let user = unsafe { libc::geteuid() };
+    let folder = shared.join(format!("kiln-{user}"));
+    let failed = |error| DataError::write(&folder, error);
+    match fs::DirBuilder::new().mode(0o700).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(&folder).map_err(failed)?; // a link may lead anywhere
+    match found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
+        true => Ok(folder),
+        false => Err(DataError::SharedCache { path: folder }),
+    }
+}
+
+#[cfg(not(unix))]
+fn private(shared: &Path) -> Result<PathBuf, DataError> {
+    Ok(shared.join("kiln")) // each user has a folder for temporary files
 }
 
 /// A folder under a temporary name, which is deleted if it is not published.
@@ -171,5 +198,21 @@ mod tests {
             assert!(waits.join().unwrap());
         });
         assert_eq!(names(parent.path()), ["new"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_cache_among_temporary_files_is_this_users_alone() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let shared = tempfile::tempdir().unwrap();
+        let folder = private(shared.path()).unwrap();
+        assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(private(shared.path()).unwrap(), folder);
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o770)).unwrap();
+        let message = private(shared.path()).unwrap_err().to_string();
+        assert!(message.contains("others may write into it") && message.contains("KILN_CACHE"), "{message}");
+        fs::remove_dir(&folder).unwrap();
+        symlink(shared.path(), &folder).unwrap();
+        assert!(private(shared.path()).is_err(), "a link");
     }
 }

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use crate::DataError;
-use crate::order::Epochs;
 use crate::tokens::Tokens;
+use crate::{DataError, Windows};
 
 /// The validation split is at most this long unless a share is given.
 const MAX_VAL_TOKENS: u64 = 10_000_000;
@@ -135,18 +134,13 @@ impl Dataset {
     /// An epoch visits every window once, in an order that is a function of (`seed`, epoch) alone. So ranks and
     /// micro-batches cut their parts out of one and the same order, and the loader's state is one number.
     ///
+    /// # Errors
+    /// A token file that cannot be read any more.
+    ///
     /// # Panics
     /// If the training split has fewer than `seq_len + 1` tokens: see [`check`](Self::check).
-    pub fn train_batch(&self, seed: u64, sequences: Range<u64>, seq_len: usize) -> Batch {
-        assert!(self.train.len() > seq_len as u64, "{} training tokens for a seq_len of {seq_len}", self.train.len());
-        let windows = self.epoch_sequences(seq_len);
-        let spare = self.train.len() - windows * seq_len as u64; // one of these is the last target
-        let mut epochs = Epochs::new(seed, windows, spare.min(seq_len as u64));
-        let starts = sequences.map(|sequence| {
-            let (window, offset) = epochs.at(sequence.into());
-            offset + window * seq_len as u64
-        });
-        cut(&self.train, starts, seq_len)
+    pub fn train_batch(&self, seed: u64, sequences: Range<u64>, seq_len: usize) -> Result<Batch, DataError> {
+        Windows::new(self, &[], seed, seq_len).batch(sequences)
     }
 
     /// How many windows of `seq_len` tokens, side by side, the validation split has.
@@ -163,23 +157,26 @@ impl Dataset {
 
     /// The given windows of the validation split, in the given order; window `i` starts at token `i * seq_len`.
     ///
+    /// # Errors
+    /// A token file that cannot be read any more.
+    ///
     /// # Panics
     /// If a window is not below [`val_windows`](Self::val_windows).
-    pub fn val_batch(&self, windows: impl IntoIterator<Item = usize>, seq_len: usize) -> Batch {
+    pub fn val_batch(&self, windows: impl IntoIterator<Item = usize>, seq_len: usize) -> Result<Batch, DataError> {
         cut(&self.val, windows.into_iter().map(|window| (window * seq_len) as u64), seq_len)
     }
 }
 
 /// One sequence of `seq_len` tokens at each of `starts`, with its targets one token further.
-fn cut(tokens: &Tokens, starts: impl Iterator<Item = u64>, seq_len: usize) -> Batch {
+fn cut(tokens: &Tokens, starts: impl Iterator<Item = u64>, seq_len: usize) -> Result<Batch, DataError> {
     let mut batch = Batch { seq_len, ..Batch::default() };
     let mut window = Vec::with_capacity(seq_len + 1);
     for start in starts {
         window.clear();
-        tokens.read(start..start + seq_len as u64 + 1, &mut window);
+        tokens.read(start..start + seq_len as u64 + 1, &mut window)?;
         batch.push(&window);
     }
-    batch
+    Ok(batch)
 }
 
 #[cfg(test)]
@@ -205,12 +202,12 @@ mod tests {
             let mut joined = Batch { seq_len, ..Batch::default() };
             for rank in 0..ranks {
                 let part = first + rank * global / ranks..first + (rank + 1) * global / ranks;
-                let part = data.train_batch(seed, part, seq_len);
+                let part = data.train_batch(seed, part, seq_len).unwrap();
                 joined.inputs.extend(part.inputs);
                 joined.targets.extend(part.targets);
                 joined.sequences += part.sequences;
             }
-            prop_assert_eq!(joined, data.train_batch(seed, first..first + global, seq_len));
+            prop_assert_eq!(joined, data.train_batch(seed, first..first + global, seq_len).unwrap());
         }
 
         #[test]
@@ -219,7 +216,7 @@ mod tests {
         ) {
             let data = counting(tokens, seq_len);
             let n = data.epoch_sequences(seq_len);
-            let mut seen = data.train_batch(seed, epoch * n..(epoch + 1) * n, seq_len).inputs;
+            let mut seen = data.train_batch(seed, epoch * n..(epoch + 1) * n, seq_len).unwrap().inputs;
             seen.sort_unstable();
             let first = seen[0];
             prop_assert!((first as usize) < seq_len);
@@ -232,7 +229,7 @@ mod tests {
         fn the_order_depends_on_seed_and_epoch(seed: u64, epoch in 0u64..1 << 40) {
             let data = counting(10_000, 8);
             let n = data.epoch_sequences(8);
-            let order = |seed: u64, epoch| starts(&data.train_batch(seed, epoch * n..epoch * n + 20, 8));
+            let order = |seed: u64, epoch| starts(&data.train_batch(seed, epoch * n..epoch * n + 20, 8).unwrap());
             prop_assert_eq!(order(seed, epoch), order(seed, epoch));
             prop_assert_ne!(order(seed, epoch), order(seed, epoch + 1));
             prop_assert_ne!(order(seed, epoch), order(seed.wrapping_add(1), epoch));
@@ -241,7 +238,7 @@ mod tests {
         #[test]
         fn targets_are_the_inputs_shifted_by_one(seed: u64, first in 0..u64::MAX / 2, seq_len in 1usize..50) {
             let data = counting(1000, seq_len);
-            for batch in [data.train_batch(seed, first..first + 4, seq_len), data.val_batch(0..2, seq_len)] {
+            for batch in [data.train_batch(seed, first..first + 4, seq_len).unwrap(), data.val_batch(0..2, seq_len).unwrap()] {
                 prop_assert_eq!(batch.inputs.len(), batch.sequences * seq_len);
                 let next: Vec<i32> = batch.inputs.iter().map(|token| token + 1).collect();
                 prop_assert_eq!(batch.targets, next);
@@ -251,7 +248,7 @@ mod tests {
         #[test]
         fn validation_windows_lie_side_by_side_and_fill_the_split(tokens in 200u32..2000, seq_len in 1usize..20) {
             let data = counting(tokens, seq_len);
-            let batch = data.val_batch(data.val_indices(0, seq_len), seq_len);
+            let batch = data.val_batch(data.val_indices(0, seq_len), seq_len).unwrap();
             prop_assert_eq!(batch.sequences, data.val_windows(seq_len));
             let first = data.train_tokens() as i32;
             let inputs = (batch.sequences * seq_len) as i32;
@@ -266,7 +263,7 @@ mod tests {
         for (split, tokens) in [(Split::Train, 0..90), (Split::Val, 90..100), (Split::All, 0..100)] {
             let only = data.only(split);
             assert_eq!((only.train_tokens(), only.val_tokens()), (0, tokens.len() as u64));
-            let batch = only.val_batch(only.val_indices(0, 1), 1);
+            let batch = only.val_batch(only.val_indices(0, 1), 1).unwrap();
             assert!(batch.targets.into_iter().eq(tokens.skip(1)), "{split:?}");
         }
     }
@@ -275,7 +272,7 @@ mod tests {
     fn a_split_of_a_single_window_trains() {
         let data = counting(20, 1); // 18 training tokens
         assert_eq!(data.epoch_sequences(17), 1);
-        assert_eq!(data.train_batch(0, 5..6, 17).inputs, Vec::from_iter(0..17));
+        assert_eq!(data.train_batch(0, 5..6, 17).unwrap().inputs, Vec::from_iter(0..17));
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use crate::Batch;
 use crate::progress::Progress;
 use crate::tokens::Tokens;
+use crate::{Batch, DataError};
 
 /// Tokens that are read at once; few in tests, so that documents reach over the borders.
 const CHUNK: u64 = if cfg!(test) { 7 } else { 1 << 20 };
@@ -38,21 +38,29 @@ impl Batch {
 
 /// Calls `found` with the places of each document of `tokens`, in order, its end-of-text token included; returns what
 /// follows the last of those tokens, often nothing.
-pub fn scan(tokens: &Tokens, end_of_text: i32, progress: bool, mut found: impl FnMut(Range<u64>)) -> Range<u64> {
+///
+/// # Errors
+/// A token file that cannot be read any more.
+pub fn scan(
+    tokens: &Tokens,
+    end_of_text: i32,
+    progress: bool,
+    mut found: impl FnMut(Range<u64>),
+) -> Result<Range<u64>, DataError> {
     let (len, mut start) = (tokens.len(), 0);
     let mut progress = Progress::new("finding documents in", tokens.bytes(), !progress);
     let width = tokens.bytes() / len.max(1);
     let mut chunk = Vec::new();
     for first in (0..len).step_by(CHUNK as usize) {
         chunk.clear();
-        tokens.read(first..len.min(first + CHUNK), &mut chunk);
+        tokens.read(first..len.min(first + CHUNK), &mut chunk)?;
         for (place, _) in (first..).zip(&chunk).filter(|&(_, &token)| token == end_of_text) {
             found(start..place + 1);
             start = place + 1;
         }
         progress.set(first * width);
     }
-    start..len
+    Ok(start..len)
 }
 
 #[cfg(test)]
@@ -84,7 +92,7 @@ mod tests {
         fn documents_are_what_end_tokens_split(tokens in prop::collection::vec(0u32..4, 0..100)) {
             let mut documents = Vec::new();
             let stream = Tokens::from_vec(tokens.clone());
-            let rest = scan(&stream, END, false, |document| documents.push(document));
+            let rest = scan(&stream, END, false, |document| documents.push(document)).unwrap();
             documents.extend(Some(rest).filter(|rest| !rest.is_empty()));
             let documents: Vec<_> = documents.into_iter().map(|d| &tokens[d.start as usize..d.end as usize]).collect();
             let expected: Vec<_> = tokens.split_inclusive(|&token| token == END as u32).collect();

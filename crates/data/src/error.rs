@@ -86,6 +86,13 @@ pub enum DataError {
     )]
     DamagedCache { path: PathBuf, problem: String },
 
+    #[error(
+        "the cache {} is not this user's alone (others may write into it, or it is a link): name a folder for it with \
+         KILN_CACHE=FOLDER",
+        path.display()
+    )]
+    SharedCache { path: PathBuf },
+
     #[error("{} exists and is not empty: name a new folder, or delete this one", path.display())]
     Exists { path: PathBuf },
 

@@ -3,12 +3,12 @@
 //! ```text
 //!  rust-crates, shakespeare       prepare                    Dataset                   Loader
 //!  FILE.txt, .jsonl, .parquet  ──────────────>  FOLDER      ─────────>  train, val   ─────────>  micro-batches of a step,
-//!  .gz, .zst, a folder of them    Tokenizer     meta.json    (mapped)    or Buckets    (thread)   read ahead
+//!  .gz, .zst, a folder of them    Tokenizer     meta.json    (in place)  or Buckets    (thread)   read ahead
 //!                                               train-*.bin     │
 //!  .bin of llm.c or nanoGPT  ───────────────────────────────────┘
 //! ```
 //!
-//! [`open`] takes whatever `--data` takes: it prepares text into a cache folder, once, and maps tokens as they are.
+//! [`open`] takes whatever `--data` takes: it prepares text into a cache folder, once, and reads tokens where they are.
 //! [`prepare`] does the same into a folder of the user's, to be copied to other machines.
 //!
 //! [`Buckets`] packs the documents of a dataset by length into rows of several lengths, without padding, so that few are
@@ -22,7 +22,7 @@
 //! let options = data::OpenOptions { cache: Some(folder.path().join("cache")), ..Default::default() };
 //! let prepared = data::open(file.to_str().unwrap(), &options)?;
 //! prepared.dataset.check(16)?;
-//! let batch = prepared.dataset.train_batch(1337, 0..4, 16); // of the run with seed 1337, the first four sequences
+//! let batch = prepared.dataset.train_batch(1337, 0..4, 16)?; // of the run with seed 1337, the first four sequences
 //! assert_eq!((batch.sequences, batch.inputs.len()), (4, 64));
 //! # Ok(()) }
 //! ```
@@ -34,6 +34,7 @@
 
 mod buckets;
 mod cache;
+mod checked;
 mod dataset;
 mod documents;
 mod error;
@@ -48,6 +49,7 @@ mod quiet;
 mod source;
 mod tokenizer;
 mod tokens;
+mod windows;
 
 pub use buckets::{Buckets, Step};
 pub use dataset::{Batch, Dataset, Split};
@@ -58,3 +60,4 @@ pub use open::{OpenOptions, Prepared, open};
 pub use prepare::{PrepareOptions, prepare};
 pub use source::{DEFAULT_SOURCE, how_to_get, is_name};
 pub use tokenizer::{Decoder, Tokenizer, TokenizerSpec};
+pub use windows::{Trained, Windows};

@@ -5,13 +5,13 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::Batch;
+use crate::{Batch, DataError};
 
 /// Steps that are ready before they are asked for.
 const AHEAD: usize = 2;
 
-/// The micro-batches of a rank, step by step, cut ahead of time in a thread that also takes the page faults of the mapped
-/// files. Dropping it ends the thread.
+/// The micro-batches of a rank, step by step, cut ahead of time in a thread that also waits for the disk. Dropping it
+/// ends the thread.
 ///
 /// ```text
 /// thread   |cut 0|cut 1|cut 2|   waits   |cut 3|        |cut 4|
@@ -19,19 +19,24 @@ const AHEAD: usize = 2;
 /// ```
 #[derive(Debug)]
 pub struct Loader {
-    batches: Option<Receiver<Vec<Batch>>>,
+    batches: Option<Receiver<Result<Vec<Batch>, DataError>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Loader {
     /// Starts to read ahead: `cut` is called in the thread for each of `steps`, in order, and gives the step's
-    /// micro-batches.
-    pub fn start(steps: Range<u64>, mut cut: impl FnMut(u64) -> Vec<Batch> + Send + 'static) -> Self {
+    /// micro-batches. The first error is the last thing that it gives.
+    pub fn start(
+        steps: Range<u64>,
+        mut cut: impl FnMut(u64) -> Result<Vec<Batch>, DataError> + Send + 'static,
+    ) -> Self {
         let (sender, batches) = sync_channel(AHEAD);
         let thread = std::thread::Builder::new().name("data loader".into()).spawn(move || {
             for step in steps {
-                if sender.send(cut(step)).is_err() {
-                    return; // the receiver is dropped
+                let batches = cut(step);
+                let failed = batches.is_err();
+                if sender.send(batches).is_err() || failed {
+                    return; // the receiver is dropped, or nothing follows
                 }
             }
         });
@@ -40,14 +45,17 @@ impl Loader {
 
     /// The micro-batches of the next step, and how long they had to be waited for.
     ///
+    /// # Errors
+    /// Why they could not be cut; nothing follows.
+    ///
     /// # Panics
-    /// If all `steps` have been taken.
+    /// If all `steps` have been taken, or there was an error before.
     #[allow(clippy::should_implement_trait, reason = "a step without data is a bug of the trainer, not an end")]
-    pub fn next(&mut self) -> (Vec<Batch>, Duration) {
+    pub fn next(&mut self) -> Result<(Vec<Batch>, Duration), DataError> {
         let start = Instant::now();
         let batches = self.batches.as_ref().expect("only dropping takes the receiver");
-        let batches = batches.recv().expect("the loader was started for this step, and its thread did not panic");
-        (batches, start.elapsed())
+        let batches = batches.recv().expect("the loader was started for this step, and its thread did not panic")?;
+        Ok((batches, start.elapsed()))
     }
 }
 
@@ -71,15 +79,23 @@ mod tests {
     fn the_loader_yields_what_is_cut_for_each_step_from_any_on_and_stops_when_dropped() {
         let dataset = Arc::new(Dataset::new((0..1000).collect(), 8).unwrap());
         let cut = |dataset: &Dataset, step| {
-            let micro_batch = |first| dataset.train_batch(7, first..first + 2, 8);
+            let micro_batch = |first| dataset.train_batch(7, first..first + 2, 8).unwrap();
             vec![micro_batch(step * 4), micro_batch(step * 4 + 2)]
         };
         let shared = dataset.clone();
-        let mut loader = Loader::start(5..1_000_000, move |step| cut(&shared, step));
+        let mut loader = Loader::start(5..1_000_000, move |step| Ok(cut(&shared, step)));
         for step in 5..9 {
-            assert_eq!(loader.next().0, cut(&dataset, step));
+            assert_eq!(loader.next().unwrap().0, cut(&dataset, step));
         }
         drop(loader);
         assert_eq!(Arc::strong_count(&dataset), 1);
+    }
+
+    #[test]
+    fn an_error_comes_after_the_steps_before_it() {
+        let cut = |step| if step < 7 { Ok(vec![]) } else { Err(DataError::NoSource) };
+        let mut loader = Loader::start(5..1_000_000, cut);
+        assert!(loader.next().is_ok() && loader.next().is_ok());
+        assert!(matches!(loader.next(), Err(DataError::NoSource)));
     }
 }

@@ -49,6 +49,9 @@ pub struct Shard {
     pub file: String,
     /// Number of tokens.
     pub tokens: u64,
+    /// SHA-256 of the file, in hexadecimal digits; older folders do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
 }
 
 impl Shard {

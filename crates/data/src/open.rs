@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::cache::{self, NewFolder};
+use crate::checked;
 use crate::dataset::val_tokens;
 use crate::meta::VERSION;
 use crate::prepare::{self, PrepareOptions};
@@ -83,7 +84,7 @@ pub fn open(source: &str, options: &OpenOptions) -> Result<Prepared, DataError> 
 fn open_text(text: &TextSource, options: &OpenOptions) -> Result<Prepared, DataError> {
     let spec = options.tokenizer.clone().unwrap_or_default();
     let tokenizer = spec.open()?;
-    let cache = options.cache.clone().unwrap_or_else(cache::root);
+    let cache = options.cache.clone().map_or_else(cache::root, Ok)?;
     let folder = cache.join("prepared").join(key(text, options, &spec, tokenizer.as_ref())?);
     if !folder.is_dir() {
         let in_cache = |error| match error {
@@ -146,7 +147,8 @@ fn open_folder(folder: &Path, options: &OpenOptions, given: Option<&TokenizerSpe
         return Err(wrong(folder.join(Meta::FILE), problem));
     }
     let paths: Vec<PathBuf> = meta.shards.iter().map(|shard| folder.join(&shard.file)).collect();
-    let tokens = Tokens::map(&paths, Some(meta.vocab_size))?;
+    let tokens = Tokens::open(&paths, Some(meta.vocab_size))?;
+    checked::check(&tokens, &meta.shards, options)?;
     if tokens.len() != meta.tokens {
         let problem = format!("has {} tokens, the shards {}", meta.tokens, tokens.len());
         return Err(wrong(folder.join(Meta::FILE), problem));
@@ -170,13 +172,13 @@ fn open_tokens(files: TokenFiles, options: &OpenOptions) -> Result<Prepared, Dat
         })?),
     };
     let vocab_size = tokenizer.as_ref().map(Tokenizer::vocab_size);
-    let train = Tokens::map(&files.train, vocab_size)?;
+    let train = Tokens::open(&files.train, vocab_size)?;
     let has_split = !files.val.is_empty();
     let dataset = if files.val.is_empty() {
         let val = val_tokens(train.len(), options.val_fraction);
         Dataset::split(train, val)
     } else {
-        Dataset::pair(train, Tokens::map(&files.val, vocab_size)?)
+        Dataset::pair(train, Tokens::open(&files.val, vocab_size)?)
     };
     Ok(Prepared { dataset, tokenizer, name: files.name, has_split, meta: None })
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::documents;
 use crate::tokens::Tokens;
+use crate::{DataError, documents};
 
 /// Tokens of one document that follow each other in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,17 +62,20 @@ impl Rows {
 }
 
 /// Packs the documents of `tokens` into rows: for each of `lengths`, ascending, those of `length + 1` tokens.
-pub fn pack(tokens: &Tokens, lengths: &[usize], end_of_text: i32, progress: bool) -> Vec<Rows> {
+///
+/// # Errors
+/// A token file that cannot be read any more.
+pub fn pack(tokens: &Tokens, lengths: &[usize], end_of_text: i32, progress: bool) -> Result<Vec<Rows>, DataError> {
     let rows = vec![Rows::default(); lengths.len()];
     let mut packing = Packing { lengths, buckets: lengths.len(), rows, left: BTreeMap::new() };
-    let mut tail = documents::scan(tokens, end_of_text, progress, |document| packing.add(document, true));
+    let mut tail = documents::scan(tokens, end_of_text, progress, |document| packing.add(document, true))?;
     packing.fill_rows();
     // The split ends amid its last document. As no token ends it, no other document may follow it in a row.
     for bucket in (0..lengths.len()).rev() {
         tail = packing.cut_rows(bucket, tail, false);
     }
     packing.rows.iter_mut().for_each(Rows::shrink);
-    packing.rows
+    Ok(packing.rows)
 }
 
 struct Packing<'a> {
@@ -210,7 +213,7 @@ mod tests {
             tokens.resize(total as usize, 0);
             let tokens = Tokens::from_vec(tokens);
             let mut shorter = 0; // tokens of a row of the bucket before
-            for (rows, length) in pack(&tokens, &lengths, END, false).iter().zip(lengths) {
+            for (rows, length) in pack(&tokens, &lengths, END, false).unwrap().iter().zip(lengths) {
                 for row in (0..rows.len()).map(|row| rows.row(row)) {
                     prop_assert_eq!(row.iter().map(|piece| piece.len as usize).sum::<usize>(), length + 1);
                     prop_assert!(row[0].len > shorter);
@@ -235,7 +238,7 @@ mod tests {
             let (mut tokens, places) = documents(&lens);
             let ended = tokens.len();
             tokens.resize(ended + tail, 0);
-            let seen = inputs(&pack(&Tokens::from_vec(tokens), &lengths, END, false), ended + tail);
+            let seen = inputs(&pack(&Tokens::from_vec(tokens), &lengths, END, false).unwrap(), ended + tail);
             prop_assert!(seen.iter().all(|&times| times <= 1));
             let unseen = |range: Range<usize>| seen[range].iter().filter(|&&times| times == 0).count();
             let missing: usize = places.iter().map(|place| unseen(place.start as usize..place.end as usize - 1)).sum();
@@ -249,7 +252,7 @@ mod tests {
         ) {
             let pairs = [13, 4].repeat(pairs);
             let (tokens, places) = documents(&[lens.clone(), pairs.clone()].concat());
-            let rows = pack(&Tokens::from_vec(tokens), &[4, 9, 16], END, false);
+            let rows = pack(&Tokens::from_vec(tokens), &[4, 9, 16], END, false).unwrap();
             let pieces: Vec<_> = rows.iter().flat_map(Rows::pieces).collect();
             prop_assert_eq!(pieces.len(), places.len());
             prop_assert!(pieces.iter().all(|piece| piece.whole));

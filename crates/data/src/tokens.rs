@@ -1,23 +1,24 @@
-//! Token files: memory-mapped shards, and the writer of new ones.
+//! Token files: shards that are read in place, and the writer of new ones.
 //!
 //! ```text
 //! llm.c     256 x i32 header [20240520, 1, tokens, 0...] then u16 tokens; [20240801, 7, tokens, 0...] then u32 tokens
 //! nanoGPT   u16 tokens, no header
 //! ```
 //!
-//! All little-endian.
+//! All little-endian. Files stay open and are read where a batch lies, not mapped: one that is cut short while it is in use, or a disk
+//! that fails, is then an error and not the end of the process.
 
 use std::fs::File;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use sha2::{Digest, Sha256};
 
 use crate::{DataError, Shard};
 
-const HEADER_BYTES: usize = 1024;
+const HEADER_BYTES: u64 = 1024;
 /// Magic number and version of files with 16-bit tokens.
 const LLMC_U16: [u32; 2] = [20_240_520, 1];
 /// Magic number and version of files with 32-bit tokens.
@@ -25,7 +26,7 @@ const LLMC_U32: [u32; 2] = [20_240_801, 7];
 
 /// Tokens of a shard, at its start, that are compared with the vocabulary when it is opened: enough to find a wrong tokenizer,
 /// without reading a corpus of terabytes. The others are compared batch by batch, by whoever trains on them.
-const CHECKED_TOKENS: usize = 1_000_000;
+const CHECKED_TOKENS: u64 = 1_000_000;
 
 /// A stream of tokens that lies in several files or in memory. Cloning it shares the files.
 #[derive(Debug, Clone)]
@@ -38,24 +39,33 @@ pub struct Tokens {
 struct Part {
     start: u64,
     file: Arc<Bytes>,
-    range: Range<usize>,
+    range: Range<u64>,
 }
 
 impl Part {
+    fn len(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
     fn end(&self) -> u64 {
-        self.start + self.range.len() as u64
+        self.start + self.len()
     }
 }
 
 #[derive(Debug)]
 enum Bytes {
-    /// Tokens of 2 or 4 bytes that start at `offset`.
-    Mapped {
-        map: Mmap,
-        offset: usize,
-        width: usize,
-    },
+    File(TokenFile),
     Memory(Vec<u32>),
+}
+
+/// An open file of `len` tokens of `width` bytes, 2 or 4, that start at `offset`.
+#[derive(Debug)]
+struct TokenFile {
+    path: PathBuf,
+    file: File,
+    offset: u64,
+    width: u64,
+    len: u64,
 }
 
 impl Tokens {
@@ -65,13 +75,22 @@ impl Tokens {
     }
 
     /// The tokens of `paths` one after the other; the first of each file are below `vocab_size` if that is known.
-    pub fn map(paths: &[PathBuf], vocab_size: Option<usize>) -> Result<Self, DataError> {
+    pub fn open(paths: &[PathBuf], vocab_size: Option<usize>) -> Result<Self, DataError> {
+        allow_open_files(paths.len());
         let open = |path: &PathBuf| {
-            let bytes = map_file(path)?;
-            vocab_size.map_or(Ok(()), |vocab_size| bytes.check(path, vocab_size))?;
-            Ok(bytes)
+            let file = TokenFile::open(path)?;
+            vocab_size.map_or(Ok(()), |vocab_size| file.check(vocab_size))?;
+            Ok(Bytes::File(file))
         };
         Ok(Self::of_files(paths.iter().map(open).collect::<Result<Vec<_>, DataError>>()?))
+    }
+
+    /// The files that are open, with their paths.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, &File)> {
+        self.parts.iter().filter_map(|part| match &*part.file {
+            Bytes::File(file) => Some((&*file.path, &file.file)),
+            Bytes::Memory(_) => None,
+        })
     }
 
     fn of_files(files: impl IntoIterator<Item = Bytes>) -> Self {
@@ -79,9 +98,9 @@ impl Tokens {
         Self::of_parts(parts)
     }
 
-    fn of_parts(parts: impl IntoIterator<Item = (Range<usize>, Arc<Bytes>)>) -> Self {
+    fn of_parts(parts: impl IntoIterator<Item = (Range<u64>, Arc<Bytes>)>) -> Self {
         let mut start = 0;
-        let place = |(range, file): (Range<usize>, _)| {
+        let place = |(range, file): (Range<u64>, _)| {
             let part = Part { start, file, range };
             start = part.end();
             part
@@ -96,14 +115,14 @@ impl Tokens {
 
     /// Number of bytes that these tokens take.
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| (part.range.len() * part.file.width()) as u64).sum()
+        self.parts.iter().map(|part| part.len() * part.file.width()).sum()
     }
 
     /// The tokens before and from `at` on.
     pub fn split(self, at: u64) -> (Self, Self) {
         let [mut before, mut after] = [vec![], vec![]];
         for Part { start, file, range } in self.parts {
-            let middle = range.start + (at.saturating_sub(start) as usize).min(range.len());
+            let middle = range.start + at.saturating_sub(start).min(range.end - range.start);
             before.push((range.start..middle, file.clone()));
             after.push((middle..range.end, file));
         }
@@ -117,63 +136,123 @@ impl Tokens {
 
     /// Appends tokens `range` to `out`; a token above `i32::MAX` becomes that.
     ///
+    /// # Errors
+    /// A file that cannot be read any more, or was cut short since it was opened.
+    ///
     /// # Panics
     /// If the range does not lie in the stream.
-    pub fn read(&self, range: Range<u64>, out: &mut Vec<i32>) {
+    pub fn read(&self, range: Range<u64>, out: &mut Vec<i32>) -> Result<(), DataError> {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} tokens", self.len());
         let first = self.parts.partition_point(|part| part.end() <= range.start);
-        for part in self.parts[first..].iter().take_while(|part| part.start < range.end) {
-            let at = |token: u64| part.range.start + (token - part.start) as usize;
-            part.file.read(at(range.start.max(part.start))..at(range.end.min(part.end())), out);
-        }
+        self.parts[first..].iter().take_while(|part| part.start < range.end).try_for_each(|part| {
+            let at = |token: u64| part.range.start + (token - part.start);
+            part.file.read(at(range.start.max(part.start))..at(range.end.min(part.end())), out)
+        })
     }
 }
 
 impl Bytes {
-    fn len(&self) -> usize {
+    fn len(&self) -> u64 {
         match self {
-            Self::Mapped { map, offset, width } => (map.len() - offset) / width,
-            Self::Memory(tokens) => tokens.len(),
+            Self::File(file) => file.len,
+            Self::Memory(tokens) => tokens.len() as u64,
         }
     }
 
     /// Bytes of a token.
-    fn width(&self) -> usize {
+    fn width(&self) -> u64 {
         match self {
-            Self::Mapped { width, .. } => *width,
-            Self::Memory(_) => size_of::<u32>(),
+            Self::File(file) => file.width,
+            Self::Memory(_) => size_of::<u32>() as u64,
         }
     }
 
-    fn read(&self, range: Range<usize>, out: &mut Vec<i32>) {
+    fn read(&self, range: Range<u64>, out: &mut Vec<i32>) -> Result<(), DataError> {
         match self {
-            Self::Memory(tokens) => out.extend(tokens[range].iter().map(|&token| token as i32)),
-            Self::Mapped { map, offset, width } => {
-                let bytes = &map[offset + range.start * width..offset + range.end * width];
-                match width {
-                    2 => out.extend(u16s(bytes).map(|token| token as i32)),
+            Self::Memory(tokens) => {
+                let tokens = &tokens[range.start as usize..range.end as usize];
+                out.extend(tokens.iter().map(|&token| token as i32));
+                Ok(())
+            }
+            Self::File(file) => {
+                let bytes = file.bytes(range)?;
+                match file.width {
+                    2 => out.extend(u16s(&bytes).map(|token| token as i32)),
                     // No vocabulary is as large as that: whoever compares must not find negative numbers.
-                    _ => out.extend(u32s(bytes).map(|token| token.min(i32::MAX as u32) as i32)),
+                    _ => out.extend(u32s(&bytes).map(|token| token.min(i32::MAX as u32) as i32)),
                 }
+                Ok(())
             }
         }
     }
+}
+
+impl TokenFile {
+    fn open(path: &Path) -> Result<Self, DataError> {
+        let failed = |error| DataError::read(path, error);
+        let wrong = |problem: String| DataError::Tokens { path: path.into(), problem };
+        let file = File::open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            return Err(wrong("is no regular file".into()));
+        }
+        let bytes = metadata.len();
+        if bytes == 0 {
+            return Err(DataError::Empty { path: path.into() });
+        }
+        let mut words = [0; 12];
+        let words = &mut words[..bytes.min(12) as usize];
+        read_exact_at(&file, words, 0).map_err(failed)?;
+        let header: Vec<u32> = u32s(words).collect();
+        let of_width = |offset, width| Self { path: path.into(), file, offset, width, len: (bytes - offset) / width };
+        let width = match header.get(..2) {
+            Some(magic) if magic == LLMC_U16 => 2,
+            Some(magic) if magic == LLMC_U32 => 4,
+            Some(&[magic, version]) if [LLMC_U16[0], LLMC_U32[0]].contains(&magic) && bytes >= HEADER_BYTES => {
+                let expected = if magic == LLMC_U16[0] { LLMC_U16[1] } else { LLMC_U32[1] };
+                return Err(wrong(format!("its header has version {version} where {expected} is known")));
+            }
+            _ if bytes.is_multiple_of(2) => return Ok(of_width(0, 2)),
+            _ => return Err(wrong(format!("has no llm.c header, and {bytes} bytes are no 16-bit tokens"))),
+        };
+        let expected = HEADER_BYTES + header.get(2).map_or(0, |&tokens| u64::from(tokens)) * width;
+        if bytes != expected {
+            return Err(wrong(format!("its header says {expected} bytes, but it has {bytes}")));
+        }
+        Ok(of_width(HEADER_BYTES, width))
+    }
+
+    /// The bytes of a range of tokens.
+    fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, DataError> {
+        let mut bytes = vec![0; ((range.end - range.start) * self.width) as usize];
+        read_exact_at(&self.file, &mut bytes, self.offset + range.start * self.width).map_err(|error| {
+            match error.kind() {
+                ErrorKind::UnexpectedEof => {
+                    let problem = format!("was cut short while it is in use: it ends before token {}", range.end);
+                    DataError::Tokens { path: self.path.clone(), problem }
+                }
+                _ => DataError::read(&self.path, error),
+            }
+        })?;
+        Ok(bytes)
+    }
 
     /// Whether the first [`CHECKED_TOKENS`] tokens are below `vocab_size`.
-    fn check(&self, path: &Path, vocab_size: usize) -> Result<(), DataError> {
-        let Self::Mapped { map, offset, width } = self else { return Ok(()) };
-        if *width == 2 && vocab_size > usize::from(u16::MAX) {
+    fn check(&self, vocab_size: usize) -> Result<(), DataError> {
+        if self.width == 2 && vocab_size > usize::from(u16::MAX) {
             return Ok(());
         }
-        let bytes = &map[*offset..*offset + self.len().min(CHECKED_TOKENS) * width];
+        let bytes = self.bytes(0..self.len.min(CHECKED_TOKENS))?;
         let outside = |&(_, token): &(u64, u32)| token as usize >= vocab_size;
-        let found = match width {
-            2 => (0..).zip(u16s(bytes)).find(outside),
-            _ => (0..).zip(u32s(bytes)).find(outside),
+        let found = match self.width {
+            2 => (0..).zip(u16s(&bytes)).find(outside),
+            _ => (0..).zip(u32s(&bytes)).find(outside),
         };
         match found {
-            Some((position, token)) => Err(DataError::TokenRange { path: path.into(), token, position, vocab_size }),
             None => Ok(()),
+            Some((position, token)) => {
+                Err(DataError::TokenRange { path: self.path.clone(), token, position, vocab_size })
+            }
         }
     }
 }
@@ -186,32 +265,54 @@ fn u32s(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
     bytes.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes))
 }
 
-fn map_file(path: &Path) -> Result<Bytes, DataError> {
-    let failed = |error| DataError::read(path, error);
-    let wrong = |problem: String| DataError::Tokens { path: path.into(), problem };
-    let file = File::open(path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.len() == 0 {
-        return Err(DataError::Empty { path: path.into() });
-    }
-    // SAFETY: the map is read-only. That nobody truncates the file meanwhile cannot be assured by any program; as with
-    // every mapped file, the process then ends with SIGBUS, it does not compute with wrong memory.
-    let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
-    let header: Vec<u32> = u32s(&map).take(3).collect();
-    let width = match header.get(..2) {
-        Some(magic) if magic == LLMC_U16 => 2,
-        Some(magic) if magic == LLMC_U32 => 4,
-        Some(&[magic, version]) if [LLMC_U16[0], LLMC_U32[0]].contains(&magic) && map.len() >= HEADER_BYTES => {
-            let expected = if magic == LLMC_U16[0] { LLMC_U16[1] } else { LLMC_U32[1] };
-            return Err(wrong(format!("its header has version {version} where {expected} is known")));
+/// Fills `buffer` with the bytes of `file` from `offset` on.
+#[cfg(unix)]
+fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buffer.is_empty() {
+        let read = std::os::windows::fs::FileExt::seek_read(file, buffer, offset)?;
+        if read == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
         }
-        _ if map.len() % 2 == 0 => return Ok(Bytes::Mapped { map, offset: 0, width: 2 }),
-        _ => return Err(wrong(format!("has no llm.c header, and {} bytes are no 16-bit tokens", map.len()))),
-    };
-    let (found, expected) = (map.len(), HEADER_BYTES + header.get(2).map_or(0, |&tokens| tokens as usize) * width);
-    if found != expected {
-        return Err(wrong(format!("its header says {expected} bytes, but it has {found}")));
+        buffer = &mut buffer[read..];
+        offset += read as u64;
     }
-    Ok(Bytes::Mapped { map, offset: HEADER_BYTES, width })
+    Ok(())
+}
+
+/// Raises this process's limit of open files as far as the system lets it, where so many more may pass the usual 1024.
+fn allow_open_files(files: usize) {
+    #[cfg(unix)]
+    if files > 256 {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: both calls read or write `limit` alone. Where they fail, opening the files says what is wrong.
+        unsafe {
+            if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
+                limit.rlim_cur = limit.rlim_max;
+                libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+            }
+        }
+    }
+    #[cfg(not(unix))]
+    let _ = files;
+}
+
+/// SHA-256 of a file, in hexadecimal digits; `read` is told how many bytes were read.
+pub fn digest(file: &File, mut read: impl FnMut(u64)) -> io::Result<String> {
+    let (mut hash, mut buffer, mut at) = (Sha256::new(), vec![0; 1 << 20], 0);
+    let len = file.metadata()?.len();
+    while at < len {
+        let now = buffer.len().min((len - at) as usize);
+        read_exact_at(file, &mut buffer[..now], at)?;
+        hash.update(&buffer[..now]);
+        at += now as u64;
+        read(now as u64);
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// Writes a stream of tokens into shards `train-000000.bin`, `train-000001.bin`...
@@ -263,24 +364,29 @@ impl ShardWriter {
         let name = Shard::name(self.shards.len());
         let path = self.folder.join(&name);
         let failed = |error| DataError::write(&path, error);
-        let mut file = BufWriter::with_capacity(1 << 20, File::create_new(&path).map_err(failed)?);
-        file.write_all(&[0; HEADER_BYTES]).map_err(failed)?;
+        let mut file = BufWriter::with_capacity(
+            1 << 20,
+            File::options().read(true).write(true).create_new(true).open(&path).map_err(failed)?,
+        );
+        file.write_all(&[0; HEADER_BYTES as usize]).map_err(failed)?;
         self.open = Some(file);
-        self.shards.push(Shard { file: name, tokens: 0 });
+        self.shards.push(Shard { file: name, tokens: 0, sha256: None });
         Ok(())
     }
 
-    /// Writes the header, whose count is known now, and waits until the disk has it all.
+    /// Writes the header, whose count is known now, waits until the disk has it all, and keeps the file's digest.
     fn end(&mut self) -> Result<(), DataError> {
-        let (Some(file), Some(shard)) = (self.open.take(), self.shards.last()) else { return Ok(()) };
+        let (Some(file), Some(shard)) = (self.open.take(), self.shards.last_mut()) else { return Ok(()) };
         let words = [self.magic[0], self.magic[1], shard.tokens as u32];
         let header: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
         let written = file.into_inner().map_err(|error| error.into_error()).and_then(|mut file| {
             file.seek(SeekFrom::Start(0))?;
             file.write_all(&header)?;
-            file.sync_all()
+            file.sync_all()?;
+            digest(&file, |_| {})
         });
-        written.map_err(|error| DataError::write(&self.folder.join(&shard.file), error))
+        shard.sha256 = Some(written.map_err(|error| DataError::write(&self.folder.join(&shard.file), error))?);
+        Ok(())
     }
 }
 
@@ -303,10 +409,10 @@ mod tests {
             let paths: Vec<_> = shards.iter().map(|shard| folder.path().join(&shard.file)).collect();
             let read = |tokens: &Tokens| {
                 let mut read = Vec::new();
-                tokens.read(0..tokens.len(), &mut read);
+                tokens.read(0..tokens.len(), &mut read).unwrap();
                 read
             };
-            let (before, after) = Tokens::map(&paths, Some(vocab_size)).unwrap().split(at);
+            let (before, after) = Tokens::open(&paths, Some(vocab_size)).unwrap().split(at);
             let expected: Vec<i32> = tokens.iter().map(|&token| token as i32).collect();
             prop_assert_eq!([read(&before), read(&after)].concat(), &expected[..]);
             prop_assert_eq!(read(&before.then(after)), expected);
@@ -319,7 +425,7 @@ mod tests {
         let path = folder.path().join("x.bin");
         let header = |words: [u32; 3], rest: &[u8]| {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            bytes.resize(HEADER_BYTES, 0);
+            bytes.resize(HEADER_BYTES as usize, 0);
             [&bytes, rest].concat()
         };
         let cases = [
@@ -336,7 +442,7 @@ mod tests {
         ];
         for (bytes, expected) in cases {
             std::fs::write(&path, bytes).unwrap();
-            let message = Tokens::map(std::slice::from_ref(&path), Some(8)).unwrap_err().to_string();
+            let message = Tokens::open(std::slice::from_ref(&path), Some(8)).unwrap_err().to_string();
             assert!(message.contains(expected) && message.contains("x.bin"), "{message}");
         }
     }
@@ -346,17 +452,35 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let paths = [folder.path().join("x.bin")];
         let with = |at: usize| {
-            let mut tokens = vec![0; CHECKED_TOKENS + 1];
+            let mut tokens = vec![0; CHECKED_TOKENS as usize + 1];
             tokens[at] = u32::MAX;
             let mut writer = ShardWriter::new(folder.path(), 1 << 17, 1 << 21);
             writer.write(&tokens).unwrap();
             std::fs::rename(folder.path().join(&writer.finish().unwrap()[0].file), &paths[0]).unwrap();
-            Tokens::map(&paths, Some(1 << 17))
+            Tokens::open(&paths, Some(1 << 17))
         };
-        let message = with(CHECKED_TOKENS - 1).unwrap_err().to_string();
+        let message = with(CHECKED_TOKENS as usize - 1).unwrap_err().to_string();
         assert!(message.contains("token 4294967295 at position 999999 is not below"), "{message}");
         let mut read = Vec::new();
-        with(CHECKED_TOKENS).unwrap().read(999_999..1_000_001, &mut read);
+        with(CHECKED_TOKENS as usize).unwrap().read(999_999..1_000_001, &mut read).unwrap();
         assert_eq!(read, [0, i32::MAX]);
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_while_it_is_in_use_is_an_error_and_no_signal() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.bin");
+        std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let tokens = Tokens::open(std::slice::from_ref(&path), None).unwrap();
+        let (mut before, mut after) = (Vec::new(), Vec::new());
+        tokens.read(500_000..500_010, &mut before).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(1000).unwrap();
+        let message = tokens.read(500_000..500_010, &mut after).unwrap_err().to_string();
+        assert!(message.contains("x.bin: was cut short while it is in use: it ends before token 500010"), "{message}");
+        assert_eq!((before.len(), after.len()), (10, 0));
+        tokens.read(490..500, &mut after).unwrap();
+        std::fs::write(folder.path().join("new"), vec![2; 1 << 20]).unwrap();
+        std::fs::rename(folder.path().join("new"), &path).unwrap();
+        assert!(tokens.read(500_000..500_010, &mut after).is_err(), "the file that was opened is read, not its name");
     }
 }

@@ -55,8 +55,8 @@ fn try_source(source: &Path) {
         let options = OpenOptions { cache: Some(cache.path().into()), tokenizer, ..OpenOptions::default() };
         match open(source.to_str().unwrap(), &options) {
             Ok(prepared) if prepared.dataset.check(2).is_ok() => {
-                prepared.dataset.train_batch(1, 0..4, 2);
-                prepared.dataset.val_batch(prepared.dataset.val_indices(0, 2), 2);
+                prepared.dataset.train_batch(1, 0..4, 2).unwrap();
+                prepared.dataset.val_batch(prepared.dataset.val_indices(0, 2), 2).unwrap();
             }
             Ok(_) => {}
             Err(error) => assert!(error.to_string().len() > 20, "{error}"),

@@ -14,8 +14,8 @@ fn options(cache: &Path) -> OpenOptions {
 fn tokens(prepared: &Prepared) -> Vec<u32> {
     let dataset = &prepared.dataset;
     // Windows of one token; the last of a split is a target only.
-    let val = dataset.val_batch(dataset.val_indices(0, 1), 1);
-    let mut train = dataset.train_batch(0, 0..dataset.epoch_sequences(1), 1);
+    let val = dataset.val_batch(dataset.val_indices(0, 1), 1).unwrap();
+    let mut train = dataset.train_batch(0, 0..dataset.epoch_sequences(1), 1).unwrap();
     train.inputs.sort_unstable();
     [train.inputs, val.inputs].concat().into_iter().map(|token| token as u32).collect()
 }
@@ -61,7 +61,8 @@ fn a_bpe_is_learned_from_the_text_that_it_then_encodes() {
     let meta = prepare(path.to_str().unwrap(), &TokenizerSpec::Byte, &out, &prepare_options).unwrap();
     assert_eq!((meta.vocab_size, &meta.tokenizer[..]), (264, "bpe of 264 tokens, learned from the text"));
     assert!(meta.tokens < meta.text_bytes / 2);
-    let tokenizer = open(out.to_str().unwrap(), &options(folder.path())).unwrap().tokenizer.unwrap();
+    let tokenizer =
+        open(out.to_str().unwrap(), &options(tempfile::tempdir().unwrap().path())).unwrap().tokenizer.unwrap();
     assert_eq!(tokenizer.encode(&text).unwrap().len() as u64, meta.tokens);
     let mut left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
@@ -189,6 +190,35 @@ fn another_tokenizer_than_a_prepared_folders_is_an_error() {
     open(TokenizerSpec::Byte).unwrap();
     let message = open(TokenizerSpec::Char).unwrap_err().to_string();
     assert!(message.contains("were made with another tokenizer than char"), "{message}");
+}
+
+#[test]
+fn a_shard_that_is_not_what_was_written_is_an_error_until_it_is_put_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    fs::write(&path, "to be or not to be").unwrap();
+    let out = folder.path().join("out");
+    let prepare_options = PrepareOptions { shard_tokens: 8, ..PrepareOptions::default() };
+    let meta = prepare(path.to_str().unwrap(), &TokenizerSpec::Byte, &out, &prepare_options).unwrap();
+    assert_eq!(meta.shards.len(), 3);
+    let open = || open(out.to_str().unwrap(), &options(folder.path())).map(drop);
+    let checked = || fs::read_dir(folder.path().join("checked")).map_or(0, Iterator::count);
+    open().unwrap();
+    open().unwrap();
+    assert_eq!(checked(), 1, "once");
+    let shard = out.join(&meta.shards[1].file);
+    let bytes = fs::read(&shard).unwrap();
+    let mut damaged = bytes.clone();
+    damaged.swap(1024, 1026);
+    fs::write(&shard, damaged).unwrap();
+    for _ in 0..2 {
+        let message = open().unwrap_err().to_string();
+        assert!(message.contains("train-000001.bin: is not the file that was written: its SHA-256 is "), "{message}");
+        assert!(message.contains(meta.shards[1].sha256.as_ref().unwrap()), "{message}");
+    }
+    fs::write(&shard, bytes).unwrap();
+    open().unwrap();
+    assert_eq!(checked(), 2);
 }
 
 #[test]

@@ -1,22 +1,24 @@
 use crate::config::Config;
 use checkpoint::Index;
-use data::{Buckets, Dataset};
+use data::{Buckets, DataError, Windows};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Which sequences of the data a rank computes in which step. Steps go through the data's order one global batch after another,
-/// whatever the number of ranks; a run that goes on with another batch size goes on at the same sequence. Where documents are packed into rows of several
+/// whatever the number of ranks; a run that goes on with another batch size or length goes on with what it has not seen. Where documents are packed into rows of several
 /// lengths, what a step has follows from its number, the seed and the batch sizes alone.
 #[derive(Debug, Clone)]
 pub(crate) struct Batches {
     /// One for each length of rows.
     portions: Vec<Portion>,
     buckets: Option<Arc<Buckets>>,
+    /// The sequences that are left, where there are no buckets.
+    windows: Option<Arc<Windows>>,
     seed: u64,
     rank: usize,
     ranks: usize,
-    /// The step after which this run goes on, and the tokens trained on until then.
-    done: (usize, u64),
+    /// The step after which this run goes on.
+    first_step: usize,
 }
 
 /// In what portions rows of a length are trained on.
@@ -40,6 +42,7 @@ impl Batches {
         config: &Config,
         (rank, ranks): (usize, usize),
         resumed: Option<&Index>,
+        windows: Option<Arc<Windows>>,
         buckets: Option<Arc<Buckets>>,
     ) -> Self {
         let portion = |config: Config| Portion {
@@ -48,8 +51,8 @@ impl Batches {
             seq_len: config.train.seq_len,
         };
         let portions = config.by_length().into_iter().map(portion).collect();
-        let done = resumed.map_or((0, 0), |index| (index.step as usize, index.tokens));
-        Self { portions, buckets, seed: config.train.seed, rank, ranks, done }
+        let first_step = resumed.map_or(0, |index| index.step as usize);
+        Self { portions, buckets, windows, seed: config.train.seed, rank, ranks, first_step }
     }
 
     /// Sequences of the longest rows that a rank computes at once.
@@ -81,13 +84,15 @@ impl Batches {
     }
 
     /// The tokens of these rows.
-    pub fn cut(&self, dataset: &Dataset, steps: usize) -> Vec<data::Batch> {
+    ///
+    /// # Errors
+    /// A token file that cannot be read any more.
+    pub fn cut(&self, steps: usize) -> Result<Vec<data::Batch>, DataError> {
         let rows = self.rows(steps).into_iter().map(|Rows { rows, .. }| rows);
         let Some(buckets) = &self.buckets else {
-            let (first, seq_len) = (self.first_sequence(steps), self.portions[0].seq_len);
-            return rows
-                .map(|rows| dataset.train_batch(self.seed, first + rows.start..first + rows.end, seq_len))
-                .collect();
+            let first = self.first_sequence(steps);
+            let windows = self.windows.as_ref().expect("what has no buckets has windows");
+            return rows.map(|rows| windows.batch(first + rows.start..first + rows.end)).collect();
         };
         let step = buckets.step(self.seed, steps as u64, &self.batch_sizes());
         rows.map(|rows| buckets.batch(&step, rows.start as usize..rows.end as usize)).collect()
@@ -97,11 +102,9 @@ impl Batches {
         self.portions.iter().map(|portion| portion.global_batch_size).collect()
     }
 
-    /// The first one of the step after `steps` steps, in the data's order.
+    /// The first one of the step after `steps` steps, counted from where this run goes on.
     fn first_sequence(&self, steps: usize) -> u64 {
-        let (steps_done, tokens_done) = self.done;
-        let Portion { global_batch_size, seq_len, .. } = self.portions[0];
-        tokens_done / seq_len as u64 + ((steps - steps_done) * global_batch_size) as u64
+        ((steps - self.first_step) * self.portions[0].global_batch_size) as u64
     }
 }
 
@@ -109,10 +112,28 @@ impl Batches {
 mod tests {
     use super::*;
     use crate::config::TrainConfig;
+    use data::{Dataset, Trained};
 
-    fn batches(global_batch_size: usize, rank: (usize, usize), resumed: Option<&Index>) -> Batches {
-        let train = TrainConfig { global_batch_size, micro_batch_size: Some(2), seq_len: 16, ..TrainConfig::default() };
-        Batches::new(&Config { train, ..Config::default() }, rank, resumed, None)
+    fn dataset() -> Dataset {
+        Dataset::new((0..20_000).collect(), 16).unwrap()
+    }
+
+    /// Of a run that has trained in other batches or lengths before.
+    fn after(trained: &[Trained], (global_batch_size, seq_len): (usize, usize), rank: (usize, usize)) -> Batches {
+        let train = TrainConfig { global_batch_size, micro_batch_size: Some(2), seq_len, ..TrainConfig::default() };
+        let windows = Arc::new(Windows::new(&dataset(), trained, train.seed, seq_len));
+        let index = Index { step: 3, ..Index::default() };
+        let resumed = Some(&index).filter(|_| !trained.is_empty());
+        Batches::new(&Config { train, ..Config::default() }, rank, resumed, Some(windows), None)
+    }
+
+    fn batches(global_batch_size: usize, rank: (usize, usize)) -> Batches {
+        after(&[], (global_batch_size, 16), rank)
+    }
+
+    /// The tokens that a step predicts.
+    fn targets(batches: &Batches, step: usize) -> Vec<i32> {
+        batches.cut(step).unwrap().into_iter().flat_map(|batch| batch.targets).collect()
     }
 
     /// The same rows as numbers of sequences in the data's order.
@@ -123,7 +144,7 @@ mod tests {
 
     #[test]
     fn ranks_share_each_step_and_miss_no_sequence() {
-        let of_rank = |rank, step| sequences(&batches(8, (rank, 2), None), step);
+        let of_rank = |rank, step| sequences(&batches(8, (rank, 2)), step);
         assert_eq!(of_rank(0, 0), [0..2, 4..6]);
         assert_eq!(of_rank(1, 0), [2..4, 6..8]);
         assert_eq!(of_rank(0, 1), [8..10, 12..14]);
@@ -133,7 +154,7 @@ mod tests {
     fn every_row_counts_once_and_all_ranks_have_as_many_micro_batches() {
         for batch in 1..20 {
             for ranks in 1..6 {
-                let of_rank = |rank| batches(batch, (rank, ranks), None).rows(0);
+                let of_rank = |rank| batches(batch, (rank, ranks)).rows(0);
                 let all: Vec<Vec<Rows>> = (0..ranks).map(of_rank).collect();
                 assert!(all.iter().all(|rows| rows.len() == all[0].len()), "{batch} on {ranks}");
                 let counting = all.iter().flatten().filter(|rows| rows.count);
@@ -146,11 +167,28 @@ mod tests {
 
     #[test]
     fn another_batch_size_goes_on_where_the_checkpoint_was() {
-        let before = batches(8, (0, 1), None);
-        let index = Index { step: 3, tokens: 3 * before.step_tokens(0) as u64, ..Index::default() };
-        let after = batches(4, (0, 1), Some(&index));
-        assert_eq!(sequences(&after, 3), [24..26, 26..28]);
-        assert_eq!(sequences(&after, 4), [28..30, 30..32]);
+        let before = batches(8, (0, 1));
+        let seed = TrainConfig::default().seed;
+        let trained = [Trained { seed, seq_len: 16, tokens: 3 * before.step_tokens(0) as u64 }];
+        let after = after(&trained, (4, 16), (0, 1));
+        assert_eq!([targets(&after, 3), targets(&after, 4)].concat(), targets(&before, 3));
+    }
+
+    #[test]
+    fn another_length_goes_on_with_what_was_not_seen() {
+        let seed = TrainConfig::default().seed;
+        let (mut trained, mut seen) = (vec![], vec![]);
+        // 1,124 sequences of 16 in an epoch of 17,984 tokens or a few less.
+        for (seq_len, batch, steps) in [(16, 8, 40), (64, 4, 20), (24, 4, 30), (16, 2, 20)] {
+            let batches = after(&trained, (batch, seq_len), (0, 1));
+            let first = batches.first_step;
+            (first..first + steps).for_each(|step| seen.extend(targets(&batches, step)));
+            trained.push(Trained { seed, seq_len, tokens: (steps * batch * seq_len) as u64 });
+        }
+        let all = seen.len();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!((all, seen.len()), (13_760, 13_760), "no token is predicted twice");
     }
 
     /// Lengths 4 and 8 with 6 and 3 sequences a step, whatever the ranks.
@@ -164,11 +202,11 @@ mod tests {
             TrainConfig { global_batch_size: 3, micro_batch_size: Some(1), seq_len: 8, ..TrainConfig::default() };
         let mut config = Config { train, ..Config::default() };
         config.data.buckets = Some(vec![4, 8]);
-        let batches = |rank| Batches::new(&config, rank, None, Some(buckets.clone()));
+        let batches = |rank| Batches::new(&config, rank, None, None, Some(buckets.clone()));
         let mut lengths = [false; 2];
         for step in 0..30 {
             let alone = batches((0, 1));
-            let whole = alone.cut(&dataset, step);
+            let whole = alone.cut(step).unwrap();
             let (length, all) = (whole[0].seq_len, whole.iter().flat_map(|batch| batch.inputs.clone()));
             lengths[usize::from(length == 8)] = true;
             assert_eq!(whole.iter().map(|batch| batch.sequences).sum::<usize>(), if length == 8 { 3 } else { 6 });
@@ -176,7 +214,7 @@ mod tests {
             let mut shared: Vec<(u64, Vec<i32>)> = vec![];
             for rank in 0..2 {
                 let of_rank = batches((rank, 2));
-                let rows = of_rank.rows(step).into_iter().zip(of_rank.cut(&dataset, step));
+                let rows = of_rank.rows(step).into_iter().zip(of_rank.cut(step).unwrap());
                 shared.extend(rows.filter(|(rows, _)| rows.count).map(|(rows, cut)| (rows.rows.start, cut.inputs)));
             }
             shared.sort_unstable();

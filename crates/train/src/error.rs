@@ -17,6 +17,9 @@ pub enum TrainError {
     #[error(transparent)]
     Data(#[from] DataError),
 
+    #[error("{}: {problem}; resume from another checkpoint", path.display())]
+    Trained { path: PathBuf, problem: String },
+
     #[error("{0}")]
     Device(String),
 

@@ -42,6 +42,7 @@ mod saved;
 mod saver;
 mod spikes;
 mod terminal;
+mod trained;
 mod trainer;
 mod units;
 mod unknown_argument;

@@ -9,9 +9,10 @@ use crate::error::TrainError;
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
+use crate::trained;
 use crate::units::parameters;
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Region};
-use data::{OpenOptions, Prepared, TokenizerSpec};
+use data::{OpenOptions, Prepared, TokenizerSpec, Trained};
 use fsdp::{Fsdp, Part, PartValues, Unloaded};
 use model::Initial;
 use partial::{Partial, drawn};
@@ -47,6 +48,8 @@ pub(crate) struct Resume {
     pub best: Option<Best>,
     /// The steps of the best ones on other data, whose checkpoints the run keeps.
     pub kept: Vec<u64>,
+    /// What the run has trained on, part by part.
+    pub trained: Vec<Trained>,
 }
 
 impl Resume {
@@ -81,7 +84,20 @@ impl Resume {
         if partial.is_some() || !validates_on_the_same(&path, config) {
             kept.extend(best.take().map(|best| best.step));
         }
-        Ok(Self { path, index, checkpoint, ranks_are_here, partial, in_place, tokenizer, new_tokenizer, best, kept })
+        let trained = trained::of(&path, &index)?;
+        Ok(Self {
+            path,
+            index,
+            checkpoint,
+            ranks_are_here,
+            partial,
+            in_place,
+            tokenizer,
+            new_tokenizer,
+            best,
+            kept,
+            trained,
+        })
     }
 
     /// Steps made before.
@@ -162,7 +178,12 @@ pub(crate) fn expect_unfinished(checkpoint: &Checkpoint, steps: usize) -> Result
 
 /// Names of the files that belong to the tokenizer.
 fn tokenizer_names(checkpoint: &Checkpoint) -> impl Iterator<Item = &String> {
-    checkpoint.index().extra().iter().map(|file| &file.name).filter(|name| name.as_str() != CONFIG)
+    checkpoint
+        .index()
+        .extra()
+        .iter()
+        .map(|file| &file.name)
+        .filter(|name| ![CONFIG, trained::FILE].contains(&name.as_str()))
 }
 
 /// Whether a checkpoint has a tokenizer that can be opened; one of a run on tokens alone has none, and some of other programs cannot be.

@@ -15,7 +15,7 @@ use crate::units::parameter_count;
 use crate::words::{count, human, human_count};
 use checkpoint::{Checkpoint, Folder, Index};
 use comm::RankFailure;
-use data::Buckets;
+use data::{Buckets, Windows};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize};
 
@@ -74,14 +74,27 @@ pub(crate) fn train_launched(
         (Some(lengths), Some(end)) => Some(Arc::new(Buckets::new(&dataset, lengths, end, launch.has_rank_0())?)),
         _ => None,
     };
+    let trained = resume.as_ref().map_or(&[][..], |resume| &resume.trained);
+    let windows = || Arc::new(Windows::new(&dataset, trained, config.train.seed, config.train.seq_len));
+    let windows = buckets.is_none().then(windows);
     let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
 
     let done = resume.as_ref().map_or(0, Resume::step);
     let progress = if launch.has_rank_0() { Progress::new(config.train.steps, done) } else { Progress::silent() };
     let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
     let stop = stop();
-    let job =
-        Arc::new(Job { config, dataset, buckets, data: prepared, folder, resume, progress, devices: count, stop });
+    let job = Arc::new(Job {
+        config,
+        dataset,
+        windows,
+        buckets,
+        data: prepared,
+        folder,
+        resume,
+        progress,
+        devices: count,
+        stop,
+    });
     say_what_begins(&job, &devices);
     scarce.iter().for_each(|line| job.progress.say(line));
     let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());

@@ -19,11 +19,12 @@ use crate::resume::Resume;
 use crate::run_folder::{CONFIG, RunFolder};
 use crate::saver::Saver;
 use crate::spikes::Recent;
+use crate::trained;
 use crate::units::{Parts, initial, parallel, units};
 use burn::tensor::Device;
 use checkpoint::{Best, Folder, Index};
 use comm::Communicator;
-use data::{Buckets, Dataset, Loader, Prepared, Tokenizer};
+use data::{Buckets, Dataset, Loader, Prepared, Tokenizer, Windows};
 use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
 use model::{Generation, RunPlace, Sampling, generate};
 use std::ops::ControlFlow;
@@ -49,6 +50,8 @@ pub(crate) struct Job {
     pub dataset: Arc<Dataset>,
     /// Its documents, where they are packed into rows of several lengths.
     pub buckets: Option<Arc<Buckets>>,
+    /// The sequences that are left to train on, where there are no buckets.
+    pub windows: Option<Arc<Windows>>,
     /// What the dataset is of, and its tokenizer, where that is known.
     pub data: Prepared,
     /// The run's; None in a process without rank 0, which is told.
@@ -181,7 +184,7 @@ impl<'a> Trainer<'a> {
             resume.take_over(&folder, &job.config, &job.progress)?;
         }
         let (resumed, buckets) = (job.resume.as_ref().map(|from| &from.index), job.buckets.clone());
-        let batches = Batches::new(&job.config, fsdp.data_parallel(), resumed, buckets);
+        let batches = Batches::new(&job.config, fsdp.data_parallel(), resumed, job.windows.clone(), buckets);
         Ok(Self {
             job,
             rank,
@@ -240,7 +243,7 @@ impl<'a> Trainer<'a> {
 
     /// This rank's micro-batches of a step.
     fn next_batches(&mut self, step: usize) -> Result<Next, TrainError> {
-        let (tokens, waited) = self.loader.next();
+        let (tokens, waited) = self.loader.next()?;
         let rows: Vec<_> = self.batches.rows(step).into_iter().zip(tokens).collect();
         let mut counts = RowCounts::default();
         rows.iter().filter(|(rows, _)| rows.count).for_each(|(_, tokens)| counts += self.maker.count(tokens));
@@ -371,6 +374,7 @@ fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError
             folder.write_tokenizer(&files)?;
         }
         files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
+        files.extend(job.resume.as_ref().and_then(|resume| trained::file(&resume.trained, &job.config.train)));
     }
     let CheckpointConfig { keep, timeout, .. } = job.config.checkpoint;
     Ok(Saver::new(Folder::of_run(folder.path()), rank, keep, Duration::from_secs(timeout), files))
@@ -379,8 +383,7 @@ fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError
 /// Reads ahead, from the step that the run goes on with.
 fn start_loader(job: &Job, batches: Batches) -> Loader {
     let first = job.resume.as_ref().map_or(0, |resume| resume.index.step);
-    let dataset = job.dataset.clone();
-    Loader::start(first..job.config.train.steps as u64, move |step| batches.cut(&dataset, step as usize))
+    Loader::start(first..job.config.train.steps as u64, move |step| batches.cut(step as usize))
 }
 
 /// What was not finite, and where.

@@ -149,7 +149,7 @@ fn measure(
     let bar = progress(windows as u64);
     let (mut nats, mut predicted) = (0.0, 0.0);
     for first in (0..windows).step_by(batch) {
-        let window = dataset.val_batch(first..windows.min(first + batch), seq_len);
+        let window = dataset.val_batch(first..windows.min(first + batch), seq_len)?;
         let (sequences, counts) = (window.sequences, maker.count(&window));
         bytes.iter_mut().for_each(|bytes| bytes.add(maker.targets(&window)));
         let window = maker.for_evaluation(window)?;

@@ -30,7 +30,7 @@ impl Trainer<'_> {
                 let mine = round.chunks(micro).nth(rank).unwrap_or_default();
                 // A rank without a window takes part in the collectives with one that does not count.
                 let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
-                let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len);
+                let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len)?;
                 if weight > 0 {
                     counts += self.maker.count(&batch);
                 }

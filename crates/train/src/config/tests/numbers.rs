@@ -169,7 +169,7 @@ proptest! {
             let last = learning_rate(&config.optim, config.train.steps - 1, config.train.steps);
             prop_assert!((0.0..=config.optim.lr * 1.000001).contains(&last), "{last}");
             let ranks = config.parallel.data_parallel_size();
-            let batches = Batches::new(&config, (ranks - 1, ranks), None, None);
+            let batches = Batches::new(&config, (ranks - 1, ranks), None, None, None);
             prop_assert!(batches.step_tokens(config.train.steps) > 0);
         }
     }
