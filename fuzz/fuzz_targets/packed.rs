@@ -1,0 +1,8 @@
+//! Compressed text; the first byte says how.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let Some((&kind, bytes)) = bytes.split_first() else { return };
+    let name = ["a.txt.gz", "a.txt.zst", "a.jsonl.gz", "a.jsonl.zst"][usize::from(kind % 4)];
+    fuzz::prepare(name, bytes);
+});

@@ -1,0 +1,29 @@
+//! What the targets share.
+
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::{fs, process};
+
+use data::{PrepareOptions, TokenizerSpec};
+
+/// A folder in memory, where there is one.
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+    let memory = Path::new("/dev/shm");
+    let parent = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
+    let folder = parent.join(format!("kiln-fuzz-{}", process::id()));
+    fs::create_dir_all(&folder).expect("a temporary folder can be made");
+    folder
+});
+
+/// A path in it.
+pub fn path(name: &str) -> PathBuf {
+    FOLDER.join(name)
+}
+
+/// Prepares a source of this name with these bytes, and throws away what comes of it.
+pub fn prepare(name: &str, bytes: &[u8]) {
+    let (source, out) = (path(name), path("out"));
+    fs::write(&source, bytes).expect("memory has room");
+    let _ = data::prepare(source.to_str().expect("it is text"), &TokenizerSpec::Byte, &out, &PrepareOptions::default());
+    let _ = fs::remove_dir_all(&out);
+}
