@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Runs the unsafe code of crates/fused that needs no Burn (crates/fused/alone: memory that is not set, parts of it for tasks, the thread team, products on this
+# processor's vectors) under LLVM's sanitizers and valgrind.
+#
+#   bash scripts/check-sanitizers.sh                       # all that can run here
+#   bash scripts/check-sanitizers.sh address thread        # some: address, thread, memcheck
+#   bash scripts/check-sanitizers.sh address --all         # the tests of fused, moe and comm too: compiles Burn again, some ten minutes
+#
+# The stable toolchain has the sanitizers' runtimes. The standard library is not instrumented, which needs the component rust-src and a nightly Cargo
+# (-Zbuild-std): an error inside of its compiled code is not seen, and ThreadSanitizer knows its locks by their atomics, which are compiled into the tests.
+# memcheck needs valgrind, which has no AVX-512; it sees reads of memory that is not set, which no sanitizer here does.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf 'check-sanitizers: %s\n' "$*"; }
+
+all=
+tools=()
+for argument in "$@"; do
+    case $argument in
+        --all) all=yes ;;
+        address | thread | memcheck) tools+=("$argument") ;;
+        *) say "$argument is none of address, thread, memcheck and --all" >&2 && exit 2 ;;
+    esac
+done
+[[ ${#tools[@]} -gt 0 ]] || tools=(address thread memcheck)
+
+alone=(test --locked --lib --manifest-path crates/fused/alone/Cargo.toml)
+host=$(rustc -vV | sed -n 's/^host: //p')
+base=${CARGO_TARGET_DIR:-$PWD/target}/sanitizers
+
+# sanitized NAME CARGO-ARGUMENTS...
+sanitized() {
+    local name=$1
+    shift
+    say "$name: cargo $*"
+    RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=$base/$name RUSTFLAGS="-Zsanitizer=$name -Cunsafe-allow-abi-mismatch=sanitizer" \
+        TSAN_OPTIONS="halt_on_error=0 exitcode=66 ${TSAN_OPTIONS:-}" ASAN_OPTIONS="detect_leaks=0 ${ASAN_OPTIONS:-}" \
+        cargo "$@" --target "$host"
+}
+
+for tool in "${tools[@]}"; do
+    if [[ $tool == memcheck ]]; then
+        if ! command -v valgrind >/dev/null; then
+            say "valgrind is missing: memcheck has not run (apt-get install valgrind)" >&2
+            exit 1
+        fi
+        if grep -qw avx512f /proc/cpuinfo; then
+            say "this processor has AVX-512, which valgrind has not: it hides it from the program, which takes AVX2"
+        fi
+        CARGO_TARGET_DIR=$base/memcheck cargo "${alone[@]}" --no-run
+        program=$(CARGO_TARGET_DIR=$base/memcheck cargo "${alone[@]}" --no-run --message-format=json 2>/dev/null |
+            python3 -c 'import json, sys; print(next(filter(None, (json.loads(line).get("executable") for line in sys.stdin))))')
+        say "memcheck: $program"
+        valgrind --quiet --error-exitcode=99 --fair-sched=try "$program" --test-threads=1
+        continue
+    fi
+    sanitized "$tool" "${alone[@]}"
+    [[ -z $all ]] || sanitized "$tool" test --locked --package fused --package moe --package comm
+done
+say "no errors in ${tools[*]}"
