@@ -9,7 +9,7 @@
 //! All that the last step needs is in the folder, so that it can be made by a later process, where this one has ended before it.
 
 use crate::blocks::{self, Digest};
-use crate::files::BLOCKS;
+use crate::files::{BLOCKS, read_small};
 use crate::table::{Builder, TABLE};
 use crate::write::{RankEntry, blocks_file, digests, entry_file, is_of, write_synced, write_synced_with};
 use crate::{CheckpointError, FileEntry, Folder, Index};
@@ -47,7 +47,7 @@ impl Folder {
         let (partial, whole) = (self.partial(step), self.step(step));
         let index_path = partial.join("index.json");
         // One that is there was written last, by a process that ended before it could rename the folder.
-        let index = if index_path.is_file() { read_index(&index_path)? } else { write_index(&partial)? };
+        let index = if index_path.is_file() { Index::read(&index_path)? } else { write_index(&partial)? };
         let ranks = (0..index.world_size).flat_map(|rank| [entry_file(rank), blocks_file(rank)]);
         for name in ranks.chain([HEAD.into()]) {
             let path = partial.join(name);
@@ -72,20 +72,15 @@ impl Folder {
     pub(crate) fn ranks_of_complete(&self, step: u64) -> Option<usize> {
         let partial = self.partial(step);
         fs::symlink_metadata(&partial).ok().filter(fs::Metadata::is_dir)?;
-        let with_index = read_index(&partial.join("index.json")).ok();
+        let with_index = Index::read(&partial.join("index.json")).ok();
         let with_parts = || read_head(&partial).ok().filter(|head| self.missing(step, head.world_size).is_empty());
         Some(with_index.or_else(with_parts)?.world_size)
     }
 }
 
-fn read_index(path: &Path) -> Result<Index, CheckpointError> {
-    let text = fs::read_to_string(path).map_err(CheckpointError::read(path))?;
-    Index::from_json(&text, path)
-}
-
 fn read_head(partial: &Path) -> Result<Index, CheckpointError> {
     let path = partial.join(HEAD);
-    let text = fs::read(&path).map_err(CheckpointError::read(&path))?;
+    let text = read_small(&path)?;
     let head: Index = serde_json::from_slice(&text)
         .map_err(|error| CheckpointError::broken(&path, format!("not what begins a checkpoint: {error}")))?;
     match head.format == Index::FORMAT {
@@ -112,7 +107,7 @@ fn write_index(partial: &Path) -> Result<Index, CheckpointError> {
     let mut of_extra = vec![];
     for file in &head.files {
         let path = partial.join(&file.name);
-        let of = blocks::of(&fs::read(&path).map_err(CheckpointError::read(&path))?);
+        let of = blocks::of(&read_small(&path)?);
         if !is_of(&of, file) || files.iter().any(|other| other.name == file.name) {
             return Err(CheckpointError::broken(&path, "is not what the checkpoint was begun with"));
         }
@@ -157,7 +152,7 @@ fn write_blocks<'a>(
 }
 
 fn read_entry(path: &Path) -> Result<RankEntry, CheckpointError> {
-    let text = fs::read(path).map_err(CheckpointError::read(path))?;
+    let text = read_small(path)?;
     serde_json::from_slice(&text).map_err(|error| CheckpointError::broken(path, format!("not an entry: {error}")))
 }
 

@@ -3,7 +3,7 @@
 use crate::blocks::{self, Digest, hex};
 use crate::{CheckpointError, FileEntry, Index};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -111,11 +111,38 @@ impl Files {
     }
 }
 
-/// Opens what has to be a file of this length; a pipe would never be opened.
-fn open_with_length(path: &Path, bytes: u64) -> Result<File, CheckpointError> {
-    if !fs::metadata(path).map_err(CheckpointError::read(path))?.is_file() {
-        return Err(CheckpointError::broken(path, "is not a file"));
+/// Bytes that are read into memory at once at most, of files that are not those of the ranks. The index of 1,024 ranks has a million.
+const AT_ONCE: u64 = 1 << 30;
+
+/// A small file, whole.
+pub(crate) fn read_small(path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    expect_file(path)?;
+    let file = File::open(path).map_err(CheckpointError::read(path))?;
+    expect_small(path, file.metadata().map_err(CheckpointError::read(path))?.len())?;
+    let mut bytes = vec![];
+    file.take(AT_ONCE).read_to_end(&mut bytes).map_err(CheckpointError::read(path))?;
+    Ok(bytes)
+}
+
+/// An error if a file would take too much memory.
+pub(crate) fn expect_small(path: &Path, bytes: u64) -> Result<(), CheckpointError> {
+    match bytes <= AT_ONCE {
+        true => Ok(()),
+        false => Err(CheckpointError::broken(path, format!("has {bytes} bytes, which it cannot need"))),
     }
+}
+
+/// An error unless it is a file: a pipe would never be opened.
+fn expect_file(path: &Path) -> Result<(), CheckpointError> {
+    match fs::metadata(path).map_err(CheckpointError::read(path))?.is_file() {
+        true => Ok(()),
+        false => Err(CheckpointError::broken(path, "is not a file")),
+    }
+}
+
+/// Opens what has to be a file of this length.
+fn open_with_length(path: &Path, bytes: u64) -> Result<File, CheckpointError> {
+    expect_file(path)?;
     let file = File::open(path).map_err(CheckpointError::read(path))?;
     match file.metadata().map_err(CheckpointError::read(path))?.len() {
         found if found == bytes => Ok(file),

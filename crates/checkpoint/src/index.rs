@@ -1,6 +1,7 @@
 //! What `index.json` holds.
 
 use crate::blocks::{Digest, hex, root};
+use crate::files::read_small;
 use crate::region::elements;
 use crate::table::TABLE;
 use crate::{CheckpointError, Kind};
@@ -138,6 +139,12 @@ impl Index {
         text.replacen(DIGEST_KEY, &format!("{DIGEST_KEY}{digest}"), 1)
     }
 
+    /// Reads `index.json`.
+    pub(crate) fn read(path: &Path) -> Result<Self, CheckpointError> {
+        let text = String::from_utf8(read_small(path)?);
+        Self::from_json(&text.map_err(|_| CheckpointError::broken(path, "not an index: it is no text"))?, path)
+    }
+
     /// Reads JSON; refuses what was changed since.
     pub(crate) fn from_json(text: &str, path: &Path) -> Result<Self, CheckpointError> {
         let broken = |reason: String| CheckpointError::broken(path, reason);
@@ -161,6 +168,11 @@ impl Index {
         let mut names: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
         if let Some(name) = names.iter().find(|name| Path::new(name).file_name().is_none_or(|base| base != **name)) {
             return broken(format!("`{name}` is not the name of a file beside it"));
+        }
+        // They are printed, and a terminal obeys some.
+        let printed = names.iter().copied().chain(self.parameters.iter().map(|of| of.name.as_str()));
+        if let Some(name) = printed.chain([self.strategy.as_str()]).find(|name| name.chars().any(char::is_control)) {
+            return broken(format!("{name:?} has characters that no name has"));
         }
         names.sort_unstable();
         if self.files.len() < self.world_size || names.windows(2).any(|pair| pair[0] == pair[1]) {

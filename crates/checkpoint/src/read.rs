@@ -1,11 +1,10 @@
 //! Reading a checkpoint.
 
 use crate::blocks::{self, BLOCK};
-use crate::files::{Files, Recent};
+use crate::files::{Files, Recent, expect_small};
 use crate::table::{NONE, Row, Section, Segment, not_whole};
 use crate::{CheckpointError, Index, Kind, Parameter, Region};
 use std::collections::HashMap;
-use std::fs;
 use std::num::NonZero;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -25,8 +24,7 @@ impl Checkpoint {
     /// Opens a folder `step-N`. The index is checked; the other files are when they are read, or by [`verify`](Self::verify).
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let index_path = path.join("index.json");
-        let text = fs::read_to_string(&index_path).map_err(CheckpointError::read(&index_path))?;
-        let index = Index::from_json(&text, &index_path)?;
+        let index = Index::read(&index_path)?;
         let files = Files::new(path, &index)?;
         Ok(Self { path: path.into(), index, files })
     }
@@ -163,6 +161,7 @@ impl Checkpoint {
 
     fn bytes(&self, file: usize, range: Range<u64>) -> Result<Vec<u8>, CheckpointError> {
         let file = self.files.get(file)?;
+        expect_small(&file.path, range.end - range.start)?;
         let (mut bytes, mut block) = (vec![], vec![]);
         for number in range.start / BLOCK..blocks::count(range.end) {
             file.read_block(number, &mut block)?;
@@ -194,7 +193,7 @@ impl Elements<'_> {
                 .checkpoint
                 .other(format!("parameter {name} has {len} elements, fewer than {}", range.end)));
         }
-        let mut values = vec![];
+        let mut values = Vec::with_capacity(range.len());
         self.push(kind, range, &mut values)?;
         Ok(values)
     }
@@ -250,8 +249,12 @@ impl Elements<'_> {
                 let number = at / BLOCK;
                 let block = self.recent.block(&self.checkpoint.files, row.file, number)?;
                 let until = end.min((number + 1) * BLOCK);
-                let (numbers, _) = block[(at - number * BLOCK) as usize..(until - number * BLOCK) as usize].as_chunks();
-                values.extend(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+                let bytes = &block[(at - number * BLOCK) as usize..(until - number * BLOCK) as usize];
+                // The format is little-endian, as are the machines that this runs on.
+                match bytemuck::try_cast_slice(bytes) {
+                    Ok(floats) => values.extend_from_slice(floats),
+                    Err(_) => values.extend(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))),
+                }
                 at = until;
             }
         }

@@ -1,6 +1,7 @@
 //! Writing a rank's part.
 
 use crate::blocks::{Blocks, Digest, root};
+use crate::files::read_small;
 use crate::table::{NONE, PieceEntry};
 use crate::{CheckpointError, FileEntry, Kind, Region};
 use serde::{Deserialize, Serialize};
@@ -164,7 +165,7 @@ pub(crate) fn write_synced_with(
 
 /// The digests in a file of them.
 pub(crate) fn digests(path: &Path) -> Result<Vec<Digest>, CheckpointError> {
-    let bytes = fs::read(path).map_err(CheckpointError::read(path))?;
+    let bytes = read_small(path)?;
     let (digests, _) = bytes.as_chunks();
     Ok(digests.to_vec())
 }

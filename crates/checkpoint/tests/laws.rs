@@ -163,6 +163,28 @@ fn files_are_those_that_other_programs_read() {
     assert_eq!(tensor.dtype(), safetensors::Dtype::F32);
 }
 
+/// A checkpoint from somebody else may hold anything.
+#[test]
+fn pipes_endless_files_and_names_that_a_terminal_obeys_are_refused() {
+    let run = tempfile::tempdir().unwrap();
+    for (file, answer) in [("index.json", "is not a file"), ("rank-0.safetensors", "is not a file")] {
+        let path = write(run.path(), 3, &[]).unwrap();
+        fs::remove_file(path.join(file)).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(path.join(file)).status().unwrap().success());
+        let error = read_all(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("{file}: {answer}")), "{error}");
+    }
+    let path = write(run.path(), 3, &[]).unwrap();
+    fs::File::create(path.join("index.json")).unwrap().set_len(1 << 36).unwrap();
+    let error = read_all(&path).unwrap_err().to_string();
+    assert!(error.contains("which it cannot need"), "{error}");
+    let index = Index { step: 3, world_size: 1, strategy: "\u{1b}]0;owned\u{7}".into(), ..Index::default() };
+    let folder = Folder::of_run(run.path());
+    write_rank(&folder.partial(3), 0, vec![], &Written::default()).unwrap();
+    let error = folder.commit(index, &[]).unwrap_err().to_string();
+    assert!(error.contains(r#""\u{1b}]0;owned\u{7}" has characters that no name has"#), "{error}");
+}
+
 #[test]
 fn an_older_format_is_named_with_what_to_do() {
     let run = tempfile::tempdir().unwrap();

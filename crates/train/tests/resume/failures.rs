@@ -134,7 +134,12 @@ const SPOILT: &[Spoilt] = &[
         &[],
         &["rank-1.safetensors: has ", "older one"],
     ),
-    ("a byte changed", |step| flip(&step.join("rank-0.safetensors"), 40), &[], &["rank-0.safetensors: has digest "]),
+    (
+        "a byte changed",
+        |step| flip(&step.join("rank-0.safetensors"), 40),
+        &[],
+        &["error: rank ", "rank-0.safetensors: has digest "],
+    ),
     ("an index cut off", |step| cut(&step.join("index.json"), 10), &[], &["index.json: not an index"]),
     (
         "an index changed",
