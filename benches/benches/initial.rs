@@ -56,11 +56,14 @@ fn main() {
         shape.parameters(),
         RANKS - 1
     );
-    let first = fastest(100, || make(&[start..start + FIRST]));
+    let first = fastest(100, || make(&[Range { start, end: start + FIRST }]));
     println!("| the first {FIRST} values | {:.1} us |", first.as_secs_f64() * 1e6);
     let each = |time: Duration, count: usize| time.as_secs_f64() * 1e9 / count as f64;
     let bulk = 4 << 20;
-    println!("| one run of {bulk} values | {:.1} ns each |", each(fastest(5, || make(&[start..start + bulk])), bulk));
+    println!(
+        "| one run of {bulk} values | {:.1} ns each |",
+        each(fastest(5, || make(&[Range { start, end: start + bulk }])), bulk)
+    );
     let row = param.shape[1];
     let rows: Vec<Range<usize>> = (0..10_000).map(|i| i * row..i * row + COLUMNS).collect();
     let columns = rows.len() * COLUMNS;

@@ -84,8 +84,8 @@ impl ShardedUnit {
                 let len = values.len();
                 Tensor::<1>::from_data(TensorData::new(values, [len]), device)
             };
-            let (probe, runs) = (shape.iter().product::<usize>().min(PROBE), classes[*class].wanted(*i));
-            square += fused::sum_of_squares(drawn(&[0..probe]));
+            let (probe, runs) = (0..shape.iter().product::<usize>().min(PROBE), classes[*class].wanted(*i));
+            square += fused::sum_of_squares(drawn(&[probe]));
             values[*class].push((!runs.is_empty()).then(|| drawn(&runs)));
         }
         classes.iter_mut().zip(values).for_each(|(class, values)| class.set_initial(values));

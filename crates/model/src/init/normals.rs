@@ -154,7 +154,7 @@ mod tests {
             let moment = |power: i32| values.iter().map(|value| value.powi(power)).sum::<f64>() / n;
             // The variances of z, z^2, z^3 and z^4 are 1, 2, 15 and 96.
             for (power, expected, variance) in [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)] {
-                let error = (moment(power) - expected) / (variance / n as f64).sqrt();
+                let error = (moment(power) - expected) / (variance / n).sqrt();
                 assert!(error.abs() < 5.0, "moment {power}: {} is {error} standard errors off", moment(power));
             }
             for lag in [1, 2, 3, 16, 256] {
