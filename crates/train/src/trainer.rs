@@ -1,5 +1,6 @@
 //! What one rank does in a run.
 
+mod sampling;
 mod telling;
 mod validating;
 
@@ -12,7 +13,6 @@ use crate::error::TrainError;
 use crate::expert_loads::ExpertLoads;
 use crate::flops::Flops;
 use crate::learning_rate::learning_rate;
-use crate::metrics::SampleMetrics;
 use crate::progress::Progress;
 use crate::recorder::Recorder;
 use crate::resume::Resume;
@@ -26,8 +26,7 @@ use checkpoint::{Best, Folder, Index};
 use comm::Communicator;
 use data::{Buckets, Dataset, Loader, Prepared, Tokenizer, Windows};
 use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
-use model::{Generation, RunPlace, Sampling, generate};
-use std::ops::ControlFlow;
+use model::RunPlace;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -323,27 +322,6 @@ impl<'a> Trainer<'a> {
         if let Some(error) = self.saver.pruned(wait) {
             self.recorder.say(&format!("older checkpoints stay: {error}"));
         }
-    }
-
-    /// Some text from the trained model, on rank 0.
-    fn sample(&mut self, step: usize) -> Result<Option<String>, TrainError> {
-        self.job.progress.doing("writing a sample");
-        let train = &self.job.config.train;
-        let Some(tokenizer) = self.job.data.tokenizer.as_ref().filter(|_| train.sample_tokens > 0) else {
-            return Ok(None);
-        };
-        let Some(model) = self.parts.gather(&self.job.config, &self.fsdp, self.rank == 0, &self.device)? else {
-            return Ok(None);
-        };
-        let line = tokenizer.encode("\n").ok().filter(|tokens| !tokens.is_empty());
-        let prompt = line.unwrap_or_else(|| vec![0]);
-        let sampling = Sampling { temperature: 0.8, seed: train.seed, ..Sampling::default() };
-        let how = Generation { max_new_tokens: train.sample_tokens, window: train.seq_len, stop: None, sampling };
-        let tokens = generate(&*model, &[prompt], &how, &self.device, &mut |_, _| ControlFlow::Continue(()))
-            .expect("a prompt of at least one token, and a temperature");
-        let sample = tokenizer.decode(&tokens[0]);
-        self.recorder.metrics(&SampleMetrics { step, sample: &sample })?;
-        Ok(Some(sample))
     }
 
     /// Whether any rank was asked to stop; all ranks get the same answer. For a while without steps, whose messages say it too.

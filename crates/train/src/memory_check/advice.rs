@@ -105,7 +105,6 @@ impl Patient<'_> {
         set(self.config.saves_on_the_way(), &format!("checkpoint.every=0{best}"), |config| {
             (config.checkpoint.every, config.checkpoint.keep_best) = (0, false);
         });
-        set(train.sample_tokens > 0, "train.sample_tokens=0", |config| config.train.sample_tokens = 0);
 
         // More ranks where there are devices for them, fewer where they share one.
         let ranks = self.devices;
@@ -137,7 +136,6 @@ fn devices_that_do(config: &Config) -> String {
     let mut config = config.clone();
     config.train.device = "cuda".into();
     config.train.micro_batch_size = Some(1);
-    config.train.sample_tokens = 0;
     let plain = config.parallel.without_pipeline();
     config.parallel = ParallelConfig { strategy: Strategy::FullShard, ep: 1, tp: 1, cp: 1, ..plain };
     (config.parallel.dp_replicate, config.parallel.dp_shard) = (None, None);

@@ -31,6 +31,17 @@ fn of_cuda(_: usize) -> Option<u64> {
     None
 }
 
+/// The memory that is free where rank 0 of a run computes whose device has this name; None where it is not known.
+pub fn of_rank_0(device: &str) -> Option<Available> {
+    match crate::device::meant(device).split_once(':') {
+        None if crate::device::meant(device) == "cpu" => of_host(),
+        number => {
+            let number = number.map_or(Ok(0), |(_, number)| number.parse()).ok()?;
+            Some(Available { bytes: of_cuda(number)?, source: "the device has" })
+        }
+    }
+}
+
 /// The CPU's memory that is free or can be freed; None where the system does not say, which only Linux does.
 pub fn of_host() -> Option<Available> {
     of_linux(Path::new("/"))

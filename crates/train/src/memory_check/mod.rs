@@ -55,6 +55,25 @@ pub(crate) fn check_model(config: &Config) -> Result<(), String> {
     }
 }
 
+/// Refuses to put the whole model together on rank 0 for a text at the end, where that does not fit into the memory that is free by then.
+pub(crate) fn check_sample(config: &Config) -> Result<(), String> {
+    judge_sample(need::of_whole_model(config), available::of_rank_0(&config.train.device))
+}
+
+/// [`check_sample`] of a model of so many bytes, of which a tenth is left for what is made of it.
+fn judge_sample(needed: f64, available: Option<Available>) -> Result<(), String> {
+    match available.filter(|has| needed > NEARLY * has.bytes as f64) {
+        Some(has) => Err(format!(
+            "no sample is written: it takes the whole model on rank 0, {}, and {} {}: run `train generate` where the model fits, and set \
+             train.sample_tokens to 0",
+            gb(needed),
+            has.source,
+            gb(has.bytes as f64)
+        )),
+        None => Ok(()),
+    }
+}
+
 /// [`check`] of a machine with so many devices, where that much memory is available.
 fn judge(
     config: &Config,

@@ -103,13 +103,11 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
     }
     let all: Vec<Rows> = match is_block {
         true => (0..config.parallel.gpus).map(|rank| of_rank(config, rank)).collect(),
-        // The ranks of a stage are alike, but for rank 0, which puts the model together at the end.
+        // The ranks of a stage are alike.
         false => {
             let of_stage = config.parallel.gpus / config.parallel.pp;
             let stage = |stage: usize| vec![of_rank(config, stage * of_stage + of_stage - 1); of_stage];
-            let mut all: Vec<Rows> = (0..config.parallel.pp).flat_map(stage).collect();
-            all[0] = of_rank(config, 0);
-            all
+            (0..config.parallel.pp).flat_map(stage).collect()
         }
     };
     let of_device = |device| all.iter().skip(device).step_by(machine.devices).copied().collect();
@@ -161,10 +159,14 @@ fn rows(config: &Config, rank: usize) -> Rows {
     if config.saves_on_the_way() {
         rows[Row::Checkpoint] = 3.0 * rows.shard();
     }
-    if rank == 0 && config.train.sample_tokens > 0 && rows.shard() < forecast.model as f64 {
-        rows[Row::Sample] = forecast.model as f64;
-    }
     rows
+}
+
+/// What rank 0 needs to put the whole model together at the end, in fp32; nothing where it has all of it.
+pub fn of_whole_model(config: &Config) -> f64 {
+    let forecast = forecast(config, 0);
+    let shard = forecast.most[Category::Optimizer] / 2; // which has two moments
+    if shard < forecast.model { forecast.model as f64 } else { 0.0 }
 }
 
 /// The ranks of a device. Threads of a replica share what an `all_gather` makes for all of them, where all are on one

@@ -14,8 +14,6 @@ pub enum Row {
     Working,
     /// Parameters and moments as they were when the checkpoint was begun that is being written.
     Checkpoint,
-    /// The whole model, which rank 0 puts together at the end. (It adds to what the steps have freed: little of that fits it.)
-    Sample,
     /// The program, and what the allocator holds of freed memory that nothing else fits in.
     Allocator,
 }
@@ -25,7 +23,7 @@ pub enum Row {
 pub struct Rows([f64; Row::ALL.len()]);
 
 impl Row {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::Parameters,
         Self::Gradients,
         Self::Optimizer,
@@ -33,7 +31,6 @@ impl Row {
         Self::Activations,
         Self::Working,
         Self::Checkpoint,
-        Self::Sample,
         Self::Allocator,
     ];
 

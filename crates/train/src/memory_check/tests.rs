@@ -1,7 +1,7 @@
 use super::available::Available;
-use super::need::{Machine, Pool, forecast, micro_batches, of_run};
+use super::need::{Machine, Pool, forecast, micro_batches, of_run, of_whole_model};
 use super::rows::Row;
-use super::{activations, gb, judge};
+use super::{activations, gb, judge, judge_sample};
 use crate::config::{Config, ModelConfig, Source};
 use crate::{Place, train};
 use serde_json::Value;
@@ -310,4 +310,24 @@ fn a_run_measures_what_was_estimated() {
             activations::calls(&config, micro_batches(&config).0)
         );
     }
+}
+
+#[test]
+fn a_sample_takes_the_whole_model_and_is_left_out_where_that_does_not_fit() {
+    let of = |strategy: &str| {
+        let strategy = format!("parallel.strategy={strategy}");
+        of_whole_model(&config("gpt2-124m", &["parallel.gpus=4", &strategy]))
+    };
+    assert_eq!(of("ddp"), 0.0, "rank 0 has all of it");
+    let needed = of("full_shard");
+    close(needed, 4.0 * 124_439_808.0, 1e-3);
+    assert_eq!(judge_sample(needed, has(0.6)(Pool::Host)), Ok(()));
+    assert_eq!(judge_sample(needed, None), Ok(()), "it is not known");
+    assert_eq!(judge_sample(0.0, has(0.0)(Pool::Host)), Ok(()));
+    let refused = judge_sample(needed, has(0.4)(Pool::Host)).unwrap_err();
+    assert_eq!(
+        refused,
+        "no sample is written: it takes the whole model on rank 0, 0.50 GB, and this machine has 0.40 GB: run `train generate` where the \
+         model fits, and set train.sample_tokens to 0"
+    );
 }
