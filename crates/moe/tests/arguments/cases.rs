@@ -152,6 +152,7 @@ pub const WITHOUT: &[(&str, &str)] = &[
     ("gathered_rows", "rows that another rank's shape is checked with, in comm"),
     ("NoiseKey::derive", "numbers"),
     ("MoeConfig::validate", "numbers, with errors of their own"),
+    ("MoeConfig::candidates", "numbers"),
     ("MoeConfig::capacity", "numbers"),
     ("Experts::hold", "a path"),
     ("Experts::new", "numbers"),
