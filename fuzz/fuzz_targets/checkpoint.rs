@@ -1,18 +1,25 @@
-//! The `index.json` of a checkpoint, whose own digest is put right; behind a zero byte another file of it.
+//! A checkpoint of one rank whose lengths and digests are put right: JSON of `index.json`, a zero byte, the length of `pieces.bin` in two
+//! bytes, that file, and the rank's.
 #![no_main]
 
 use checkpoint::Checkpoint;
-use sha2::{Digest, Sha256};
+use serde_json::{Value, json};
 use std::fs;
+use std::path::Path;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     let (index, rest) = bytes.split_at(end);
+    let rest = rest.get(1..).unwrap_or_default();
+    let (len, rest) = rest.split_first_chunk().map_or((0, rest), |(len, rest)| (u16::from_le_bytes(*len), rest));
+    let (table, data) = rest.split_at(rest.len().min(len.into()));
     let folder = fuzz::path("step-3");
     let _ = fs::create_dir(&folder);
-    fs::write(folder.join("index.json"), digested(&String::from_utf8_lossy(index))).expect("memory has room");
-    for name in ["rank-0.safetensors", "pieces.bin", "blocks.bin"] {
-        fs::write(folder.join(name), rest.get(1..).unwrap_or_default()).expect("memory has room");
+    write(&folder, "rank-0.safetensors", data);
+    write(&folder, "pieces.bin", table);
+    match serde_json::from_slice(index) {
+        Ok(index) => write_index(&folder, index, table, data),
+        Err(_) => write(&folder, "index.json", index),
     }
     if let Ok(checkpoint) = Checkpoint::open(&folder) {
         let _ = checkpoint.verify(0, 1);
@@ -23,12 +30,32 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// The text with its digest, which is that of the text without it.
-fn digested(text: &str) -> String {
-    const KEY: &str = "\"digest\": \"";
-    let Some(start) = text.rfind(KEY).map(|at| at + KEY.len()) else { return text.into() };
-    let end = start + text[start..].find('"').unwrap_or(0);
-    let without = [&text[..start], &text[end..]].concat();
-    let digest: String = Sha256::digest(&without).iter().map(|byte| format!("{byte:02x}")).collect();
-    [&text[..start], &digest, &text[end..]].concat()
+/// Writes the index, and the list of blocks that it asks for: one for each file that is not empty.
+fn write_index(folder: &Path, mut index: Value, table: &[u8], data: &[u8]) {
+    let mut blocks = vec![];
+    let mut right = |entry: &mut Value, bytes: &[u8]| {
+        let digest = blake3::hash(bytes);
+        if !bytes.is_empty() {
+            blocks.extend(digest.as_bytes());
+        }
+        if let Value::Object(entry) = entry {
+            entry.insert("bytes".into(), json!(bytes.len()));
+            entry.insert("blake3".into(), json!(digest.to_hex().as_str()));
+        }
+    };
+    if !index.is_object() {
+        return write(folder, "index.json", index.to_string().as_bytes());
+    }
+    index["files"].as_array_mut().into_iter().flatten().for_each(|entry| right(entry, data));
+    right(&mut index["table"], table);
+    index["digest"] = json!("");
+    let text = serde_json::to_string_pretty(&index).expect("it was JSON") + "\n";
+    let key = "\"digest\": \"";
+    let digest = blake3::hash(text.as_bytes()).to_hex();
+    write(folder, "index.json", text.replacen(key, &format!("{key}{digest}"), 1).as_bytes());
+    write(folder, "blocks.bin", &blocks);
+}
+
+fn write(folder: &Path, name: &str, bytes: &[u8]) {
+    fs::write(folder.join(name), bytes).expect("memory has room");
 }

@@ -114,10 +114,10 @@ impl InRounds {
         let mut starts = vec![0; rounds.len()];
         let mut parts = vec![];
         for to in 0..self.comm.world_size() {
-            for (round, rows) in rounds.iter().enumerate() {
-                let len = sent[round][to].len();
-                parts.push((rows, starts[round]..starts[round] + len));
-                starts[round] += len;
+            for ((rows, sent), start) in rounds.iter().zip(&sent).zip(&mut starts) {
+                let end = *start + sent[to].len();
+                parts.push((rows, *start..end));
+                *start = end;
             }
         }
         let ([length, d], filled) = (x.dims(), starts.iter().sum::<usize>());
