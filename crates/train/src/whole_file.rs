@@ -14,7 +14,7 @@ pub(crate) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<Fil
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
     options.open(path).map_err(|error| match fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => {
-            io::Error::other("it is a symbolic link, and Kiln writes to no other place: remove it")
+            io::Error::other("it is a symbolic link, which Kiln does not follow; remove it")
         }
         _ => error,
     })

@@ -239,7 +239,7 @@ fn links_in_a_run_folder_are_not_followed_to_files_that_are_not_the_runs() {
     let run_folder = folder.path().join("run");
     // The name of the link, where it points to, and a part of the answer; none: the run goes on, and the link is replaced.
     let links: &[(&str, &Path, Option<&str>)] = &[
-        (".lock", &mine, Some(".lock: it is a symbolic link, and Kiln writes to no other place: remove it")),
+        (".lock", &mine, Some(".lock: it is a symbolic link, which Kiln does not follow; remove it")),
         ("logs/rank-0.txt", &mine, Some("logs/rank-0.txt: it is a symbolic link")),
         ("metrics.jsonl", &mine, None),
         ("metrics.jsonl.partial", &mine, None),
