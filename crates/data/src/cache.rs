@@ -22,7 +22,6 @@ pub fn root() -> Result<PathBuf, DataError> {
 }
 
 /// A folder for this user alone in one that all write into.
-#[cfg(unix)]
 fn private(shared: &Path) -> Result<PathBuf, DataError> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt};
     // SAFETY: the call takes and changes nothing.
@@ -38,11 +37,6 @@ fn private(shared: &Path) -> Result<PathBuf, DataError> {
         true => Ok(folder),
         false => Err(DataError::SharedCache { path: folder }),
     }
-}
-
-#[cfg(not(unix))]
-fn private(shared: &Path) -> Result<PathBuf, DataError> {
-    Ok(shared.join("kiln")) // each user has a folder for temporary files
 }
 
 /// A folder under a temporary name, which is deleted if it is not published.
@@ -200,7 +194,6 @@ mod tests {
         assert_eq!(names(parent.path()), ["new"]);
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_cache_among_temporary_files_is_this_users_alone() {
         use std::os::unix::fs::{PermissionsExt, symlink};

@@ -57,17 +57,11 @@ fn mark(path: &Path, file: &File, shard: &Shard) -> Result<String, DataError> {
     Ok(format!("{} {} {:?}", found.len(), times(&found), shard.sha256))
 }
 
-#[cfg(unix)]
 fn times(found: &Metadata) -> String {
     use std::os::unix::fs::MetadataExt;
     // The time of the last change of any kind cannot be set back.
     let (modified, changed) = ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()));
     format!("{} {} {modified:?} {changed:?}", found.dev(), found.ino())
-}
-
-#[cfg(not(unix))]
-fn times(found: &Metadata) -> String {
-    format!("{:?} {:?}", found.created().ok(), found.modified().ok())
 }
 
 /// Writes an empty file, whole or not at all.

@@ -11,6 +11,7 @@
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -202,7 +203,7 @@ impl TokenFile {
         }
         let mut words = [0; 12];
         let words = &mut words[..bytes.min(12) as usize];
-        read_exact_at(&file, words, 0).map_err(failed)?;
+        file.read_exact_at(words, 0).map_err(failed)?;
         let header: Vec<u32> = u32s(words).collect();
         let of_width = |offset, width| Self { path: path.into(), file, offset, width, len: (bytes - offset) / width };
         let width = match header.get(..2) {
@@ -225,7 +226,7 @@ impl TokenFile {
     /// The bytes of a range of tokens.
     fn bytes(&self, range: Range<u64>) -> Result<Vec<u8>, DataError> {
         let mut bytes = vec![0; ((range.end - range.start) * self.width) as usize];
-        read_exact_at(&self.file, &mut bytes, self.offset + range.start * self.width).map_err(|error| {
+        self.file.read_exact_at(&mut bytes, self.offset + range.start * self.width).map_err(|error| {
             match error.kind() {
                 ErrorKind::UnexpectedEof => {
                     let problem = format!("was cut short while it is in use: it ends before token {}", range.end);
@@ -265,28 +266,8 @@ fn u32s(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
     bytes.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes))
 }
 
-/// Fills `buffer` with the bytes of `file` from `offset` on.
-#[cfg(unix)]
-fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !buffer.is_empty() {
-        let read = std::os::windows::fs::FileExt::seek_read(file, buffer, offset)?;
-        if read == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        buffer = &mut buffer[read..];
-        offset += read as u64;
-    }
-    Ok(())
-}
-
 /// Raises this process's limit of open files as far as the system lets it, where so many more may pass the usual 1024.
 fn allow_open_files(files: usize) {
-    #[cfg(unix)]
     if files > 256 {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: both calls read or write `limit` alone. Where they fail, opening the files says what is wrong.
@@ -297,8 +278,6 @@ fn allow_open_files(files: usize) {
             }
         }
     }
-    #[cfg(not(unix))]
-    let _ = files;
 }
 
 /// SHA-256 of a file, in hexadecimal digits; `read` is told how many bytes were read.
@@ -307,7 +286,7 @@ pub fn digest(file: &File, mut read: impl FnMut(u64)) -> io::Result<String> {
     let len = file.metadata()?.len();
     while at < len {
         let now = buffer.len().min((len - at) as usize);
-        read_exact_at(file, &mut buffer[..now], at)?;
+        file.read_exact_at(&mut buffer[..now], at)?;
         hash.update(&buffer[..now]);
         at += now as u64;
         read(now as u64);

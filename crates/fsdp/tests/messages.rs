@@ -1,4 +1,4 @@
-//! How many small messages of all ranks a step takes, beside parameters, gradients and activations.
+//! How many messages a step takes beside parameters, gradients and activations, in closed form.
 
 mod common;
 
@@ -6,9 +6,10 @@ use burn::tensor::Device;
 use comm::run_ranks;
 use common::{LR, STRATEGIES, config, global_batch, model, units};
 use fsdp::{Fsdp, FsdpConfig, FsdpError, PipelineConfig, Strategy};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// One that all have as many micro-batches, and one with losses, norms and the caller's numbers.
+/// One tells all ranks how many micro-batches there are, the other carries losses, norms and the caller's numbers.
 const MESSAGES: u64 = 2;
 
 #[test]
@@ -35,6 +36,42 @@ fn a_step_takes_two_messages_of_all_ranks_whatever_the_layout() {
         .unwrap();
         for found in found {
             assert_eq!(found, (MESSAGES, vec![6.0, 4.0], vec![6.0, 4.0]), "{config:?}");
+        }
+    }
+}
+
+/// Calls and control messages of the second step on rank 0, by collective.
+fn of_a_step(ranks: usize, micro_batches: usize) -> BTreeMap<&'static str, [u64; 2]> {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    let found = run_ranks(vec![device; ranks], Duration::from_secs(60), move |comm| {
+        let mut fsdp = Fsdp::new(units(model.clone()), comm, config(Strategy::FullShard))?;
+        let mine = vec![batch.part(0..1); micro_batches];
+        fsdp.train_step(&mine, LR)?;
+        let before = fsdp.traffic().0;
+        fsdp.train_step(&mine, LR)?;
+        let since = |(name, now): (&'static str, comm::Traffic)| {
+            let before = before[name];
+            (name, [now.calls - before.calls, now.control - before.control])
+        };
+        let steps: BTreeMap<_, _> = fsdp.traffic().0.into_iter().map(since).collect();
+        Ok::<_, FsdpError>(steps.into_iter().filter(|(_, [calls, _])| *calls > 0).collect())
+    });
+    found.unwrap().swap_remove(0)
+}
+
+/// Of C calls of U units and M micro-batches under `full_shard`: each call gathers its unit in the forward and, but for
+/// the last, in the backward; each unit's gradient is scattered once a micro-batch; and two small sums tell all ranks
+/// how many micro-batches there are, and then losses and norm. Rank threads post once a round, however many they are.
+#[test]
+fn a_step_has_as_many_control_messages_as_calls_however_many_ranks_there_are() {
+    let (calls, units) = (5, 4);
+    for micro_batches in [1, 3] {
+        let m = micro_batches as u64;
+        let expected = [("all_gather", m * (2 * calls - 1)), ("all_reduce", 2), ("reduce_scatter", m * units)];
+        let expected: BTreeMap<_, _> = expected.into_iter().map(|(name, count)| (name, [count; 2])).collect();
+        for ranks in [2, 5, 16] {
+            assert_eq!(of_a_step(ranks, micro_batches), expected, "{ranks} ranks, {micro_batches} micro-batches");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Opens a file to read it; what is no regular file is an error, and is not waited for.
@@ -9,8 +10,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
     // A pipe that nobody writes to would block.
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    options.custom_flags(libc::O_NONBLOCK);
     let file = options.open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "is no regular file"));
@@ -41,12 +41,9 @@ mod tests {
         assert_eq!(text(&path, 4).unwrap(), "four");
         assert!(text(&path, 3).unwrap_err().to_string().contains("longer than 3 bytes"));
         assert!(open(folder.path()).is_err());
-        #[cfg(unix)]
-        {
-            let pipe = folder.path().join("pipe");
-            let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
-            assert!(made.success() && open(&pipe).unwrap_err().to_string().contains("no regular file"));
-            assert!(open(Path::new("/dev/zero")).is_err());
-        }
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        assert!(made.success() && open(&pipe).unwrap_err().to_string().contains("no regular file"));
+        assert!(open(Path::new("/dev/zero")).is_err());
     }
 }

@@ -5,6 +5,7 @@ use crate::lines::Line;
 use crate::log::Log;
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// So many bytes before the place where reading goes on are to be the same as before.
@@ -50,7 +51,7 @@ impl Follower {
         if before > 0 && !self.is_same(&mut file, &metadata)? {
             *self = Self::new(&self.path);
         }
-        self.identity = identity(&metadata);
+        self.identity = metadata.ino();
         let end = metadata.len();
         let (mut bytes, mut new) = (vec![], self.read < before);
         file.seek(SeekFrom::Start(self.read))?;
@@ -95,7 +96,7 @@ impl Follower {
 
     /// Whether the file still begins with what was read.
     fn is_same(&self, file: &mut File, metadata: &Metadata) -> io::Result<bool> {
-        if metadata.len() < self.read || identity(metadata) != self.identity {
+        if metadata.len() < self.read || metadata.ino() != self.identity {
             return Ok(false);
         }
         let mut tail = vec![0; self.tail.len()];
@@ -139,18 +140,6 @@ enum Rest {
     Later,
     /// It is far too long, and as good as torn.
     Now,
-}
-
-/// Tells a file from the one that takes its place, where the system numbers them.
-fn identity(metadata: &Metadata) -> u64 {
-    #[cfg(unix)]
-    let identity = std::os::unix::fs::MetadataExt::ino(metadata);
-    #[cfg(not(unix))]
-    let identity = {
-        let _ = metadata;
-        0
-    };
-    identity
 }
 
 #[cfg(test)]

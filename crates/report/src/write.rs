@@ -1,8 +1,8 @@
 use crate::ReportError;
 use crate::page::page;
 use crate::source::{Source, Sources};
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// What was written.
@@ -34,16 +34,17 @@ pub fn write(runs: &[PathBuf], out: &Path) -> Result<Summary, ReportError> {
     Ok(Summary { runs: runs.sources.len(), bytes: page.len(), notes })
 }
 
-/// Writes beside the file and renames, so that nobody reads half a page.
+/// Writes beside the file and renames, so that nobody reads half a page. The file beside it is always a new one: a link that somebody put
+/// in its place is not followed.
 fn replace(out: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = out.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
     let mut beside = name.to_owned();
     beside.push(format!(".{}.tmp", std::process::id()));
     let beside = out.with_file_name(beside);
-    let done = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, out));
-    if done.is_err() {
+    let _ = fs::remove_file(&beside);
+    let written = File::create_new(&beside).and_then(|mut file| file.write_all(bytes));
+    written.and_then(|()| fs::rename(&beside, out)).inspect_err(|_| {
         // What went wrong first is what is told.
         let _ = fs::remove_file(&beside);
-    }
-    done
+    })
 }

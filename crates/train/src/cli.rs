@@ -180,7 +180,6 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
 fn stop_after_a_step() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let handler = stop.clone();
-    #[cfg(unix)]
     let keep_ignored = ignored_hangup();
     let set = ctrlc::set_handler(move || {
         if handler.swap(true, Ordering::Relaxed) {
@@ -191,13 +190,11 @@ fn stop_after_a_step() -> Arc<AtomicBool> {
     if let Err(error) = set {
         let _ = writeln!(io::stderr(), "Ctrl-C will stop at once: {error}");
     }
-    #[cfg(unix)]
     keep_ignored();
     stop
 }
 
 /// What has SIGHUP ignored again, if it is ignored now: `nohup` means the run to go on when the terminal closes.
-#[cfg(unix)]
 fn ignored_hangup() -> impl FnOnce() {
     // SAFETY: SIG_IGN runs no code of ours, and the handler that was there is put back.
     let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };

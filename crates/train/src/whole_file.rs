@@ -6,13 +6,12 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Opens a file for writing, unless it is a symbolic link: what that points to is not the run's.
 pub(crate) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(options, libc::O_NOFOLLOW);
-    options.open(path).map_err(|error| match fs::symlink_metadata(path) {
+    options.custom_flags(libc::O_NOFOLLOW).open(path).map_err(|error| match fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => {
             io::Error::other("it is a symbolic link, which Kiln does not follow; remove it")
         }

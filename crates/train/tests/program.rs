@@ -243,7 +243,6 @@ fn a_run_goes_on_when_nobody_reads_what_it_prints() {
     assert_eq!(values(&metrics(&folder.path().join("run")), "loss").len(), 40);
 }
 
-#[cfg(unix)]
 #[test]
 fn an_interrupted_run_ends_after_its_step_with_whole_lines_of_metrics() {
     let folder = folder_with_text();
@@ -259,7 +258,6 @@ fn an_interrupted_run_ends_after_its_step_with_whole_lines_of_metrics() {
     assert_eq!(printed, format!("stopped after {steps} steps; metrics are in run\n"));
 }
 
-#[cfg(unix)]
 #[test]
 fn what_ends_a_job_or_a_terminal_is_the_first_ctrl_c_and_nohup_still_means_to_go_on() {
     let folder = folder_with_text();
@@ -323,7 +321,6 @@ fn above_16_ranks_only_rank_0_logs_each_step() {
     assert_eq!(run("--gpus=17", &["--set=metrics.all_logs=true"]), 17);
 }
 
-#[cfg(unix)]
 #[test]
 fn an_interrupted_validation_ends_too() {
     let folder = folder_with_text();

@@ -251,19 +251,11 @@ impl Clock {
 }
 
 /// Time of the processor that this thread has had.
-#[cfg(unix)]
 fn used() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes a time into `time`.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
-}
-
-#[cfg(not(unix))]
-fn used() -> Duration {
-    use std::sync::LazyLock;
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    START.elapsed()
 }
 
 #[cfg(test)]

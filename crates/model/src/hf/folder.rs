@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// An opened Hugging Face folder. Its files stay open, and tensors are read when they are asked for: a file that is cut short meanwhile is an
@@ -54,7 +55,7 @@ impl Stored<'_> {
         for start in self.bytes.clone().step_by(AT_ONCE as usize) {
             let bytes = &mut buffer[..(self.bytes.end - start).min(AT_ONCE) as usize];
             let failed = |source| HfError::Io { path: self.path.into(), source };
-            read_exact_at(self.file, bytes, start).map_err(failed)?;
+            self.file.read_exact_at(bytes, start).map_err(failed)?;
             decode(bytes, &mut values);
         }
         Ok(values)
@@ -269,14 +270,14 @@ fn read_header(file: &File, length: u64) -> io::Result<Result<(u64, Metadata), S
     if length < first.len() as u64 {
         return Ok(Err(SafeTensorError::HeaderTooSmall));
     }
-    read_exact_at(file, &mut first, 0)?;
+    file.read_exact_at(&mut first, 0)?;
     let start = u64::from_le_bytes(first).saturating_add(first.len() as u64);
     if start > length.min(MAX_HEADER) {
         let too_large = start > MAX_HEADER;
         return Ok(Err(if too_large { SafeTensorError::HeaderTooLarge } else { SafeTensorError::InvalidHeaderLength }));
     }
     let mut header = vec![0; start as usize];
-    read_exact_at(file, &mut header, 0)?;
+    file.read_exact_at(&mut header, 0)?;
     // Of the header alone the crate finds fault with the length last, when all else is right.
     match SafeTensors::read_metadata(&header) {
         Ok(_) | Err(SafeTensorError::MetadataIncompleteBuffer) => {}
@@ -291,25 +292,6 @@ fn read_header(file: &File, length: u64) -> io::Result<Result<(u64, Metadata), S
         true => Ok(Ok((start, metadata))),
         false => Ok(Err(SafeTensorError::MetadataIncompleteBuffer)),
     }
-}
-
-/// Fills `buffer` with the bytes of `file` from `offset` on.
-#[cfg(unix)]
-fn read_exact_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !buffer.is_empty() {
-        let read = std::os::windows::fs::FileExt::seek_read(file, buffer, offset)?;
-        if read == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        buffer = &mut buffer[read..];
-        offset += read as u64;
-    }
-    Ok(())
 }
 
 /// Refuses a folder without `model.safetensors` whose weights are PyTorch's own files.

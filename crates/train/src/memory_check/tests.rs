@@ -6,7 +6,6 @@ use crate::config::{Config, ModelConfig, Source};
 use crate::{Place, train};
 use serde_json::Value;
 use std::fs;
-use std::time::{Duration, Instant};
 
 /// Workspaces of matrix products, of one thread, which a rank's first graph counts too.
 const WORKSPACE: f64 = 2e6;
@@ -87,10 +86,8 @@ fn shards_that_rest_on_the_cpu_are_counted_there() {
 }
 
 #[test]
-fn deepseek_v3_is_refused_with_a_table_and_what_would_help_in_no_time() {
-    let started = Instant::now();
+fn deepseek_v3_is_refused_with_a_table_and_what_would_help() {
     let message = judge(&config("deepseek-v3", &[]), cpu(1), 1, &has(64.0), false).unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     // Of 671 billion parameters 4 bytes and a copy of 2, and while units step the new copies of two, 46 GB.
     for part in [
         "this machine has 64.0 GB",

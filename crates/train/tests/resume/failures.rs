@@ -227,7 +227,6 @@ fn a_checkpoint_that_only_lacks_its_name_is_gone_on_from() {
 }
 
 /// Somebody else's run folder, with links to files of whoever unpacks it.
-#[cfg(unix)]
 #[test]
 fn links_in_a_run_folder_are_not_followed_to_files_that_are_not_the_runs() {
     use std::os::unix::fs::symlink;
@@ -301,7 +300,6 @@ fn a_full_disk_ends_the_run_with_its_name_and_is_not_kept_full() {
     assert_eq!(checkpoints(&folder.path().join("run")), [""; 0]);
 }
 
-#[cfg(unix)]
 #[test]
 fn a_rank_that_is_stuck_is_named_and_does_not_keep_the_program_alive() {
     let folder = folder_with_text();
