@@ -1,15 +1,14 @@
 //! What the targets share.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::{fs, process};
 
 use data::{PrepareOptions, TokenizerSpec};
 
-/// A folder in memory, where there is one.
+/// A folder of this process in that of `scripts/fuzz.sh`, which removes it.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
-    let memory = Path::new("/dev/shm");
-    let parent = if memory.is_dir() { memory.into() } else { std::env::temp_dir() };
+    let parent = std::env::var_os("KILN_FUZZ_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
     let folder = parent.join(format!("kiln-fuzz-{}", process::id()));
     fs::create_dir_all(&folder).expect("a temporary folder can be made");
     folder

@@ -13,16 +13,21 @@ shift || true
 built=${CARGO_TARGET_DIR:-$PWD/target}/fuzz
 export RUSTC_BOOTSTRAP=1 CARGO_INCREMENTAL=0
 if ! cargo fuzz --version >/dev/null 2>&1; then
-    CARGO_TARGET_DIR=$built/cargo-fuzz cargo install --quiet --locked cargo-fuzz
+    CARGO_TARGET_DIR=$built/cargo-fuzz cargo install --quiet --locked --version 0.13.2 cargo-fuzz
 fi
 targets=("$@")
 ((${#targets[@]})) || mapfile -t targets < <(cargo fuzz list)
-trap 'rm -rf /dev/shm/kiln-fuzz-* "${TMPDIR:-/tmp}"/kiln-fuzz-*' EXIT
+cargo metadata --quiet --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null # cargo fuzz has no --locked
+folder=/dev/shm # in memory, where there is one
+[[ -d $folder ]] || folder=${TMPDIR:-/tmp}
+KILN_FUZZ_FOLDER=$(mktemp -d "$folder/kiln-fuzz-XXXXXX")
+export KILN_FUZZ_FOLDER
+trap 'rm -rf "$KILN_FUZZ_FOLDER"' EXIT
 for target in "${targets[@]}"; do
     mkdir -p "$built/corpus/$target" "fuzz/corpus/$target"
     printf '== fuzz %s for %s s\n' "$target" "$seconds"
     # What is found is kept outside of the tree; the small corpus in it is where it begins.
     cargo fuzz run --target-dir "$built" "$target" "$built/corpus/$target" "fuzz/corpus/$target" -- \
         -max_total_time="$seconds" -rss_limit_mb=2048 -malloc_limit_mb=1024 -timeout=60 -max_len=16384 -print_final_stats=1 2>&1 |
-        grep -E --line-buffered 'ERROR|SUMMARY|panicked|stat::|Test unit|DONE|error' || [[ ${PIPESTATUS[0]} == 0 ]]
+        grep -E --line-buffered '^(error|==[0-9]+==ERROR|SUMMARY|stat::|thread .* panicked)|Test unit|DONE' || [[ ${PIPESTATUS[0]} == 0 ]]
 done

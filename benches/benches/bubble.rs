@@ -1,7 +1,8 @@
-//! The bubble of a pipeline: a step of four stages whose chunks sleep for what they cost, against the closed form of each schedule.
+//! The bubble of a pipeline: a step of four stages whose chunks sleep for what they cost, against the closed form of
+//! each schedule.
 //!
-//! `cargo bench -p benches -- bubble`. Stages compute nothing, so two cores do for all of them; what a step takes beyond its naps and
-//! the closed form is messages, waking up and the engine itself.
+//! `cargo bench -p benches -- bubble`. Stages compute nothing, so two cores do for all of them; what a step takes
+//! beyond its naps and the closed form is messages, waking up and the engine itself.
 
 use benches::nap;
 use burn::module::{Module, Param};

@@ -1,7 +1,8 @@
 //! Collectives between four ranks that are threads, next to a copy of what each rank must at least write.
 //!
-//! A payload is the full tensor of one rank, in bytes: what `all_gather` returns, what `reduce_scatter` takes, what `all_to_all` takes and
-//! returns. Between 16 to 256 ranks, with little to move, the time of a call is that of meeting. `peers/comm_gloo.py` measures the same in PyTorch's gloo, and `peers/compare.py` divides the two.
+//! A payload is the full tensor of one rank, in bytes: what `all_gather` returns, what `reduce_scatter` takes, what
+//! `all_to_all` takes and returns. Between 16 to 256 ranks, with little to move, the time of a call is that of meeting.
+//! `peers/comm_gloo.py` measures the same in PyTorch's gloo, and `peers/compare.py` divides the two.
 
 use benches::RankThreads;
 use burn::tensor::Tensor;

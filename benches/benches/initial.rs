@@ -1,4 +1,5 @@
-//! Initial values: what the last of 1,000 ranks waits for its first ones, of a GPT-2 of 10^12 parameters that is never made.
+//! Initial values: what the last of 1,000 ranks waits for its first ones, of a GPT-2 of 10^12 parameters that is never
+//! made.
 //!
 //! `cargo bench -p benches -- initial`. Any range of values costs its length, and a rank makes those that it holds.
 

@@ -1,4 +1,5 @@
-//! A mixture-of-experts layer on the CPU, forward and backward, and each of its operations; next to a naive loop over tokens.
+//! A mixture-of-experts layer on the CPU, forward and backward, and each of its operations; next to a naive loop over
+//! tokens.
 //!
 //! `peers/moe_torch.py` measures the same layers in PyTorch, and `peers/compare.py moe` divides the two.
 
@@ -41,7 +42,8 @@ fn random<const N: usize>(shape: [usize; N], device: &Device) -> Tensor<N> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
-/// Forward and backward of a dropless layer, with the gradients of tokens and weights; the naive loop does a part of the tokens.
+/// Forward and backward of a dropless layer, with the gradients of tokens and weights; the naive loop does a part of
+/// the tokens.
 fn layer(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usize) {
     let device = Device::flex().autodiff();
     let layer = MoeLayer::new(D, &config(e, k, h), &device);

@@ -1,6 +1,8 @@
-//! What prefetch hides: one step of 24 equal units on two ranks whose network takes half as long as their computation, as long, or twice.
+//! What prefetch hides: one step of 24 equal units on two ranks whose network takes half as long as their computation,
+//! as long, or twice.
 //!
-//! `cargo bench -p benches -- prefetch`. With perfect overlap a step takes as long as the longer of the two; without any, as long as both.
+//! `cargo bench -p benches -- prefetch`. With perfect overlap a step takes as long as the longer of the two; without
+//! any, as long as both.
 
 use benches::SlowEngine;
 use burn::module::{Module, Param};

@@ -1,7 +1,8 @@
-//! Matrix products on the CPU, one a line, in GFLOP/s: the best of several rounds. `peers/products_torch.py` prints the same lines of PyTorch.
+//! Matrix products on the CPU, one a line, in GFLOP/s: the best of several rounds. `peers/products_torch.py` prints the
+//! same lines of PyTorch.
 //!
-//! `m x k x n` is `[m, k]` by `[k, n]`; `nn` is a forward product, `nt` reads the right matrix as it lies transposed (the gradient of an
-//! input), `tn` the left one (the gradient of a weight).
+//! `m x k x n` is `[m, k]` by `[k, n]`; `nn` is a forward product, `nt` reads the right matrix as it lies transposed
+//! (the gradient of an input), `tn` the left one (the gradient of a weight).
 
 use fused::gemm::{Matrix, Product, products};
 use fused::{Element, overwritten};

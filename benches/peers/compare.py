@@ -307,7 +307,12 @@ def main():
     p.add_argument("--runs", type=int, default=3)
     p.add_argument("--data", type=Path, help="the text that models train on")
     p.add_argument("--steps", type=int, help=f"steps of gpt2 and deepseek, of which the first {UNTIMED} are not timed")
+    p.add_argument("--simd", choices=["default", "avx2", "avx512"], help="take fewer vector instructions than the processor has, in Kiln and in PyTorch")
     options = p.parse_args()
+    if options.simd:
+        simd = {"KILN_SIMD": options.simd, "ATEN_CPU_CAPABILITY": options.simd}
+        # MKL has no word for less than AVX2 that processors of AMD heed.
+        os.environ.update(simd | ({"MKL_ENABLE_INSTRUCTIONS": options.simd.upper()} if options.simd != "default" else {}))
     job = JOBS[options.what](options)
     results, loads = {}, []
     for _ in range(options.runs):

@@ -1,4 +1,5 @@
-//! What the benchmarks of Kiln share: ranks that wait for orders, an engine with a slow network, computation that sleeps, and the allocator of `train`.
+//! What the benchmarks of Kiln share: ranks that wait for orders, an engine with a slow network, computation that
+//! sleeps, and the allocator of `train`.
 
 mod nap;
 mod rank_threads;

@@ -12,7 +12,8 @@ use fused::deferred;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// `x`, after a sleep; its backward sleeps too, as if for the gradients of an input and of weights, which may be put off. On the CPU.
+/// `x`, after a sleep; its backward sleeps too, as if for the gradients of an input and of weights, which may be put
+/// off. On the CPU.
 pub fn nap(x: Tensor<3>, forward: Duration, backward: [Duration; 2]) -> Tensor<3> {
     sleep(forward);
     Tensor::from_dispatch(<Dispatch as NapOps>::nap(x.into_dispatch(), backward))

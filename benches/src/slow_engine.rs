@@ -6,8 +6,9 @@ use std::time::Duration;
 
 /// An engine with a slow network: after each call it sleeps for every byte that came from another rank.
 ///
-/// Threads exchange tensors at the speed of memory, and what overlaps with computation would not show. A sleeping rank uses no CPU, as
-/// one that waits for a network card: so prefetch can be measured on a machine whose cores are all busy computing.
+/// Threads exchange tensors at the speed of memory, and what overlaps with computation would not show. A sleeping rank
+/// uses no CPU, as one that waits for a network card: so prefetch can be measured on a machine whose cores are all busy
+/// computing.
 pub struct SlowEngine {
     engine: Arc<dyn Engine>,
     /// Sleep per byte, in seconds.

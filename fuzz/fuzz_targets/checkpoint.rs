@@ -1,5 +1,5 @@
-//! A checkpoint of one rank whose lengths and digests are put right: JSON of `index.json`, a zero byte, the length of `pieces.bin` in two
-//! bytes, that file, and the rank's.
+//! A checkpoint of one rank whose lengths and digests are put right: JSON of `index.json`, a zero byte, the length of
+//! `pieces.bin` in two bytes, that file, and the rank's.
 #![no_main]
 
 use checkpoint::Checkpoint;

@@ -117,7 +117,8 @@ pub(crate) fn of(bytes: &[u8]) -> Vec<Digest> {
     blocks.finish()
 }
 
-/// What one of `parts` has of `total` blocks: each block is in one part, and no part has more than one block above another.
+/// What one of `parts` has of `total` blocks: each block is in one part, and no part has more than one block above
+/// another.
 pub(crate) fn share(total: u64, part: usize, parts: usize) -> Range<u64> {
     let cut = |part: usize| (u128::from(total) * part as u128 / parts as u128) as u64;
     cut(part)..cut(part + 1)

@@ -6,10 +6,12 @@
 //! rank 2     its file, rank-2.json ────────────────────┘
 //! ```
 //!
-//! All that the last step needs is in the folder, so that it can be made by a later process, where this one has ended before it.
+//! All that the last step needs is in the folder, so that it can be made by a later process, where this one has ended
+//! before it.
 
 use crate::blocks::{self, Digest};
 use crate::files::{BLOCKS, read_small};
+use crate::folder::sync_folder;
 use crate::table::{Builder, TABLE};
 use crate::write::{RankEntry, blocks_file, digests, entry_file, is_of, write_synced, write_synced_with};
 use crate::{CheckpointError, FileEntry, Folder, Index};
@@ -21,12 +23,14 @@ use std::path::{Path, PathBuf};
 const HEAD: &str = "head.json";
 
 impl Folder {
-    /// Begins the checkpoint of `index.step`, which has these `extra` files (name and bytes). Of `index`, what is known of the run counts;
-    /// parameters, files and digest are filled in when it is [completed](Self::complete).
+    /// Begins the checkpoint of `index.step`, which has these `extra` files (name and bytes). Of `index`, what is known
+    /// of the run counts; parameters, files and digest are filled in when it is [completed](Self::complete).
     pub fn begin(&self, index: &Index, extra: &[(String, Vec<u8>)]) -> Result<(), CheckpointError> {
         self.expect_own()?;
         let partial = self.partial(index.step);
         fs::create_dir_all(&partial).map_err(CheckpointError::write(&partial))?;
+        // Or else a power loss may take the folder that all checkpoints are in.
+        self.sync_parent()?;
         let mut head = Index { format: Index::FORMAT, parameters: vec![], files: vec![], ..index.clone() };
         for (name, bytes) in extra {
             write_synced(&partial.join(name), bytes)?;
@@ -41,7 +45,8 @@ impl Folder {
         (0..world_size).filter(|rank| !partial.join(entry_file(*rank)).is_file()).collect()
     }
 
-    /// Completes a checkpoint that was [begun](Self::begin), and whose ranks' files are all written; returns its folder.
+    /// Completes a checkpoint that was [begun](Self::begin), and whose ranks' files are all written; returns its
+    /// folder.
     pub fn complete(&self, step: u64) -> Result<PathBuf, CheckpointError> {
         self.expect_own()?;
         let (partial, whole) = (self.partial(step), self.step(step));
@@ -62,19 +67,52 @@ impl Folder {
         Ok(whole)
     }
 
-    /// [`begin`](Self::begin)s and [`complete`](Self::complete)s the checkpoint of `index.step`, whose ranks' files are all written.
+    /// [`begin`](Self::begin)s and [`complete`](Self::complete)s the checkpoint of `index.step`, whose ranks' files are
+    /// all written.
     pub fn commit(&self, index: Index, extra: &[(String, Vec<u8>)]) -> Result<PathBuf, CheckpointError> {
         self.begin(&index, extra)?;
         self.complete(index.step)
     }
 
     /// The number of ranks that have written a checkpoint of which nothing but the last step is missing.
-    pub(crate) fn ranks_of_complete(&self, step: u64) -> Option<usize> {
+    ///
+    /// # Errors
+    /// If that cannot be told, because of a disk that does not answer: then nothing is to be removed.
+    pub(crate) fn ranks_of_complete(&self, step: u64) -> Result<Option<usize>, CheckpointError> {
         let partial = self.partial(step);
-        fs::symlink_metadata(&partial).ok().filter(fs::Metadata::is_dir)?;
-        let with_index = Index::read(&partial.join("index.json")).ok();
-        let with_parts = || read_head(&partial).ok().filter(|head| self.missing(step, head.world_size).is_empty());
-        Some(with_index.or_else(with_parts)?.world_size)
+        if !is_there(&partial, fs::Metadata::is_dir)? {
+            return Ok(None);
+        }
+        if let Some(index) = if_whole(Index::read(&partial.join("index.json")))? {
+            return Ok(Some(index.world_size));
+        }
+        let Some(head) = if_whole(read_head(&partial))? else { return Ok(None) };
+        // The first that is missing will do: the head may speak of more ranks than there are names to look for.
+        for rank in 0..head.world_size {
+            if !is_there(&partial.join(entry_file(rank)), fs::Metadata::is_file)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(head.world_size))
+    }
+}
+
+/// None of a file that is not there, or is not what it should be.
+fn if_whole(index: Result<Index, CheckpointError>) -> Result<Option<Index>, CheckpointError> {
+    match index {
+        Ok(index) => Ok(Some(index)),
+        Err(CheckpointError::Broken { .. } | CheckpointError::OtherFormat { .. }) => Ok(None),
+        Err(CheckpointError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether there is something of this kind; a link is of another.
+fn is_there(path: &Path, is_kind: impl FnOnce(&fs::Metadata) -> bool) -> Result<bool, CheckpointError> {
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok(is_kind(&found)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(CheckpointError::read(path)(error)),
     }
 }
 
@@ -119,7 +157,7 @@ fn write_index(partial: &Path) -> Result<Index, CheckpointError> {
     let text = index.to_json();
     let path = partial.join("index.json");
     index = Index::from_json(&text, &path)?;
-    crate::folder::sync_folder(partial)?;
+    sync_folder(partial)?;
     write_synced(&path, text.as_bytes())?;
     Ok(index)
 }

@@ -1,5 +1,7 @@
 //! What can be wrong with a checkpoint.
 
+use crate::Folder;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -23,12 +25,22 @@ pub enum CheckpointError {
         source: io::Error,
     },
     /// A file that is not what was written: cut off, edited, or of something else.
-    #[error("{}: {reason}: the checkpoint cannot be trusted; take an older one (step-N beside it)", path.display())]
+    #[error("{}: {reason}: the checkpoint cannot be trusted; {}", path.display(), instead(path, ", as `--resume auto` does by itself"))]
     Broken {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// A parameter of a model that has diverged.
+    #[error("{}: parameter {parameter} is not finite (it has the value {value}); {}", path.display(), instead(path, ""))]
+    NotFinite {
+        /// The checkpoint, or the folder in which it is written.
+        path: PathBuf,
+        /// The parameter's name.
+        parameter: String,
+        /// One of its values that are not finite.
+        value: f32,
     },
     /// The checkpoint was written in another format.
     #[error(
@@ -60,11 +72,86 @@ pub enum CheckpointError {
         reason: String,
     },
     /// There is no checkpoint in a folder.
-    #[error("{}: there is no checkpoint: give a run's folder with checkpoints/step-N in it, or a folder step-N", path.display())]
+    #[error("{}: there is no checkpoint: {}", path.display(), runs_in(path))]
     None {
         /// The folder.
         path: PathBuf,
     },
+    /// There is no checkpoint of a step.
+    #[error("{}: there is no checkpoint of step {step}: {}", path.display(), steps(there))]
+    NoStep {
+        /// The folder of checkpoints.
+        path: PathBuf,
+        /// The step.
+        step: u64,
+        /// The steps that have one, the oldest first.
+        there: Vec<u64>,
+    },
+    /// What follows the `@` behind a run names no checkpoint.
+    #[error("{}: behind the @ give best, or a step: {}", path.display(), steps(there))]
+    NoWhich {
+        /// As it was given.
+        path: PathBuf,
+        /// The steps that have a checkpoint, the oldest first.
+        there: Vec<u64>,
+    },
+    /// No checkpoint is known to be the best.
+    #[error(
+        "{}: the checkpoint of step {newest} knows no best validation (train.val_every, checkpoint.keep_best): leave @best out for the newest, or \
+         name a step, as in RUN@{newest}", path.display()
+    )]
+    NoBest {
+        /// The folder of checkpoints.
+        path: PathBuf,
+        /// The newest checkpoint's step.
+        newest: u64,
+    },
+}
+
+/// The steps that there are, in words.
+fn steps(there: &[u64]) -> String {
+    let (last, before) = match there {
+        [] => return "there is none at all".into(),
+        [one] => return format!("there is that of step {one} (RUN@{one})"),
+        [before @ .., last] => (last, before),
+    };
+    let before: Vec<String> = before.iter().map(u64::to_string).collect();
+    format!("there are those of steps {} and {last} (RUN@{last})", before.join(", "))
+}
+
+/// Which checkpoint of the run to take instead of the one that `path` is or is in: the one before, or else the newest.
+/// `by_itself`: what is said of the one before.
+fn instead(path: &Path, by_itself: &str) -> String {
+    let step = |folder: &Path| folder.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
+    let found = path.ancestors().find_map(|folder| {
+        let run = folder.parent().filter(|parent| parent.ends_with("checkpoints"))?.parent()?;
+        Some((step(folder)?, run))
+    });
+    let Some((damaged, run)) = found else { return "take an older one".into() };
+    let there = Folder::of_run(run).list().unwrap_or_default().into_iter().map(|(step, _)| step);
+    let others: Vec<u64> = there.filter(|step| *step != damaged).collect();
+    let run = if run == Path::new("") { Path::new(".") } else { run }.display();
+    match (others.iter().rfind(|step| **step < damaged), others.last()) {
+        (Some(older), _) => format!("take the one before ({run}@{older}){by_itself}"),
+        (None, Some(newest)) => format!("take another one ({run}@{newest})"),
+        (None, None) => "the run has no other one: train it anew".into(),
+    }
+}
+
+/// What to give instead of a folder that has no checkpoint: one of the runs in it, if there are some.
+fn runs_in(folder: &Path) -> String {
+    const NAMED: usize = 8;
+    let folders = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut runs: Vec<PathBuf> =
+        folders.filter(|run| Folder::of_run(run).latest().is_ok_and(|newest| newest.is_some())).collect();
+    runs.sort();
+    let more = runs.len().saturating_sub(NAMED);
+    let names: Vec<String> = runs.iter().take(NAMED).map(|run| run.display().to_string()).collect();
+    match names[..] {
+        [] => "give a run's folder with checkpoints/step-N in it, or a folder step-N".into(),
+        _ if more > 0 => format!("name one of the runs in it: {} and {more} more", names.join(", ")),
+        _ => format!("name one of the runs in it: {}", names.join(", ")),
+    }
 }
 
 impl CheckpointError {
@@ -76,6 +163,14 @@ impl CheckpointError {
     pub(crate) fn read(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |source| Self::Read { path, source }
+    }
+
+    /// An error unless all values of a parameter are finite.
+    pub fn expect_finite(values: &[f32], path: &Path, parameter: &str) -> Result<(), Self> {
+        match values.iter().find(|value| !value.is_finite()) {
+            Some(value) => Err(Self::NotFinite { path: path.into(), parameter: parameter.into(), value: *value }),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn broken(path: &Path, reason: impl Into<String>) -> Self {

@@ -1,4 +1,5 @@
-//! Files of a checkpoint, read block by block; no block is used before its digest is that of the index.
+//! Files of a checkpoint, read block by block. The first use of a block in a process compares its digest with that of the
+//! index.
 
 use crate::blocks::{self, Digest, hex};
 use crate::{CheckpointError, FileEntry, Index};
@@ -111,7 +112,8 @@ impl Files {
     }
 }
 
-/// Bytes that are read into memory at once at most, of files that are not those of the ranks. The index of 1,024 ranks has a million.
+/// Bytes that are read into memory at once at most, of files that are not those of the ranks. The index of 1,024 ranks
+/// has a million.
 const AT_ONCE: u64 = 1 << 30;
 
 /// A small file, whole.
@@ -192,26 +194,30 @@ impl Open {
     }
 }
 
-/// The blocks that were used last, so that reading some columns of a matrix reads each block once.
-#[derive(Default)]
-pub(crate) struct Recent(Vec<((usize, u64), Vec<u8>)>);
+/// The blocks that were used last, so that reading a matrix whose columns lie in several files reads each block once.
+pub(crate) struct Recent {
+    kept: usize,
+    blocks: Vec<((usize, u64), Vec<u8>)>,
+}
 
 impl Recent {
-    /// As many as there are ranks in most machines, whose columns make a row.
-    const KEPT: usize = 16;
+    /// For a matrix whose rows go through so many files. Beyond 128 blocks, 256 MB, memory is dearer than reading again.
+    pub fn new(files: usize) -> Self {
+        Self { kept: files.clamp(4, 128), blocks: vec![] }
+    }
 
     /// A block of a file.
     pub fn block(&mut self, files: &Files, number: usize, block: u64) -> Result<&[u8], CheckpointError> {
         let key = (number, block);
-        let last = match self.0.iter().rposition(|(of, _)| *of == key) {
-            Some(at) => self.0.remove(at),
+        let last = match self.blocks.iter().rposition(|(of, _)| *of == key) {
+            Some(at) => self.blocks.remove(at),
             None => {
-                let mut buffer = if self.0.len() == Self::KEPT { self.0.remove(0).1 } else { vec![] };
+                let mut buffer = if self.blocks.len() == self.kept { self.blocks.remove(0).1 } else { vec![] };
                 files.get(number)?.read_block(block, &mut buffer)?;
                 (key, buffer)
             }
         };
-        self.0.push(last);
-        Ok(&self.0[self.0.len() - 1].1)
+        self.blocks.push(last);
+        Ok(&self.blocks[self.blocks.len() - 1].1)
     }
 }

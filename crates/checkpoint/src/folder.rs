@@ -8,20 +8,23 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone)]
 pub struct Folder(PathBuf);
 
+/// Says whether what so many ranks have written in a folder may be a checkpoint.
+pub type MayBe<'a> = dyn Fn(&Path, usize) -> Result<bool, CheckpointError> + 'a;
+
 impl Folder {
     /// Of a run; it need not be there yet.
     pub fn of_run(run: &Path) -> Self {
         Self(run.join("checkpoints"))
     }
 
-    /// The newest checkpoint at `path`, which is a checkpoint itself, a run's folder or its `checkpoints/`.
-    pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
-        if path.join("index.json").is_file() {
-            return Ok(path.into());
-        }
-        let folders = [Self::of_run(path), Self(path.into())];
-        let newest = folders.iter().find_map(|folder| folder.latest().transpose()).transpose()?;
-        newest.ok_or(CheckpointError::None { path: path.into() })
+    /// A folder of checkpoints, whatever its name.
+    pub(crate) fn at(path: &Path) -> Self {
+        Self(path.into())
+    }
+
+    /// The folder.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 
     /// Step and folder of each checkpoint, the oldest first.
@@ -49,14 +52,18 @@ impl Folder {
     /// Whether [`mend`](Self::mend) would find something to do.
     pub fn needs_mending(&self) -> Result<bool, CheckpointError> {
         let replaced = self.entries(".step-", ".replaced")?.into_iter().any(|(step, _)| !self.step(step).exists());
-        Ok(replaced
-            || self.entries(".step-", ".partial")?.into_iter().any(|(step, _)| self.ranks_of_complete(step).is_some()))
+        let partial = self.entries(".step-", ".partial")?;
+        let complete = partial.into_iter().map(|(step, _)| self.ranks_of_complete(step));
+        Ok(replaced || complete.collect::<Result<Vec<_>, _>>()?.into_iter().any(|ranks| ranks.is_some()))
     }
 
-    /// Makes whole what a process that was killed has left so that nothing but a name is missing: a checkpoint that all ranks have written,
-    /// and one that was to be replaced. Returns those that are new. The run must not be trained meanwhile. `may_be` is asked whether
-    /// what so many ranks have written in a folder may be a checkpoint.
-    pub fn mend(&self, may_be: &dyn Fn(&Path, usize) -> bool) -> Result<Vec<PathBuf>, CheckpointError> {
+    /// Makes whole what a process that was killed has left so that nothing but a name is missing: a checkpoint that all
+    /// ranks have written, and one that was to be replaced. Returns those that are new. The run must not be trained
+    /// meanwhile. `may_be` is asked before a checkpoint of ranks that have all written is completed.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written; nothing is lost then.
+    pub fn mend(&self, may_be: &MayBe<'_>) -> Result<Vec<PathBuf>, CheckpointError> {
         self.expect_own()?;
         for (step, replaced) in self.entries(".step-", ".replaced")? {
             if !self.step(step).exists() {
@@ -66,19 +73,21 @@ impl Folder {
         }
         let mut adopted = vec![];
         for (step, _) in self.entries(".step-", ".partial")? {
-            if self.ranks_of_complete(step).is_some_and(|ranks| may_be(&self.partial(step), ranks)) {
-                match self.complete(step) {
-                    // It only seemed to be whole.
-                    Err(CheckpointError::Broken { .. } | CheckpointError::OtherFormat { .. }) => {}
-                    other => adopted.push(other?),
-                }
+            let Some(ranks) = self.ranks_of_complete(step)? else { continue };
+            if !may_be(&self.partial(step), ranks)? {
+                continue;
+            }
+            match self.complete(step) {
+                // It only seemed to be whole.
+                Err(CheckpointError::Broken { .. } | CheckpointError::OtherFormat { .. }) => {}
+                other => adopted.push(other?),
             }
         }
         Ok(adopted)
     }
 
     /// [`mend`](Self::mend)s, and removes what a process that was killed has left half-written or half-removed.
-    pub fn clean(&self, may_be: &dyn Fn(&Path, usize) -> bool) -> Result<Vec<PathBuf>, CheckpointError> {
+    pub fn clean(&self, may_be: &MayBe<'_>) -> Result<Vec<PathBuf>, CheckpointError> {
         let adopted = self.mend(may_be)?;
         let mut removed = false;
         for suffix in [".partial", ".removed", ".replaced"] {
@@ -93,8 +102,8 @@ impl Folder {
         Ok(adopted)
     }
 
-    /// Moves the checkpoints after `step` into the folder `abandoned/`, where they no longer count, and returns where they are: a run that
-    /// goes on from an older checkpoint is not to take them for its own.
+    /// Moves the checkpoints after `step` into the folder `abandoned/`, where they no longer count, and returns where
+    /// they are: a run that goes on from an older checkpoint is not to take them for its own.
     pub fn set_aside(&self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
         self.expect_own()?;
         let abandoned = self.0.join("abandoned");
@@ -117,8 +126,8 @@ impl Folder {
         Ok(moved)
     }
 
-    /// Gives the whole checkpoint in `partial` its name. One of the same step, written at the end of a shorter run, is there until the new
-    /// one is.
+    /// Gives the whole checkpoint in `partial` its name. One of the same step, written at the end of a shorter run, is
+    /// there until the new one is.
     pub(crate) fn replace(&self, partial: &Path, whole: &Path, step: u64) -> Result<(), CheckpointError> {
         sync_folder(partial)?;
         let replaced = self.0.join(format!(".step-{step}.replaced"));
@@ -134,17 +143,36 @@ impl Folder {
         Ok(())
     }
 
+    /// Syncs the folder that this one is in.
+    pub(crate) fn sync_parent(&self) -> Result<(), CheckpointError> {
+        match self.0.parent() {
+            Some(parent) if parent == Path::new("") => sync_folder(Path::new(".")),
+            Some(parent) => sync_folder(parent),
+            None => Ok(()),
+        }
+    }
+
     /// An error if the folder is a link: what is removed in it would be elsewhere.
     pub(crate) fn expect_own(&self) -> Result<(), CheckpointError> {
         expect_no_link(&self.0)
     }
 
-    /// Removes all checkpoints but the newest `keep`, and those of the steps `also`.
-    pub fn prune(&self, keep: usize, also: &[u64]) -> Result<(), CheckpointError> {
+    /// Removes all checkpoints but the newest `keep`, those of multiples of `every` steps (0: none), those of the steps
+    /// `also`, and that of step 0: no training can make again the model that a run was begun with.
+    pub fn prune(&self, keep: usize, every: u64, also: &[u64]) -> Result<(), CheckpointError> {
         self.expect_own()?;
         let all = self.list()?;
         let older = all[..all.len().saturating_sub(keep)].iter().map(|(step, _)| *step);
-        older.filter(|step| !also.contains(step)).try_for_each(|step| self.remove(step))
+        let stays = |step: &u64| *step == 0 || every > 0 && step.is_multiple_of(every) || also.contains(step);
+        older.filter(|step| !stays(step)).try_for_each(|step| self.remove(step))
+    }
+
+    /// Removes what was written of a checkpoint; it is renamed first, so that no later process takes a part of it for
+    /// whole.
+    pub fn discard(&self, step: u64) -> Result<(), CheckpointError> {
+        let removed = self.0.join(format!(".step-{step}.removed"));
+        rename(&self.partial(step), &removed)?;
+        fs::remove_dir_all(&removed).map_err(CheckpointError::write(&removed))
     }
 
     /// Removes a checkpoint; it is renamed first, so that there is never a part of one under its name.

@@ -14,7 +14,8 @@ use std::path::Path;
 pub struct Index {
     /// Version of this layout; [`Index::FORMAT`].
     pub format: u32,
-    /// Optimizer steps of the run so far. With the seed it is all that the order of data and the random numbers of a run depend on.
+    /// Optimizer steps of the run so far. With the seed it is all that the order of data and the random numbers of a
+    /// run depend on.
     pub step: u64,
     /// The run's seed.
     pub seed: u64,
@@ -30,6 +31,9 @@ pub struct Index {
     /// Steps of the best validations on other data, before the run went on with this; their checkpoints stay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<u64>,
+    /// The lowest validation loss so far, of a run that ends once it has waited long enough for a lower one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lowest: Option<Lowest>,
     /// Steps of AdamW, without those that were skipped; 0: there are no moments.
     pub optimizer_steps: u64,
     /// The factor on fp16 losses; none without fp16.
@@ -57,6 +61,18 @@ pub struct Best {
     pub step: u64,
     /// Its loss, in nats per token.
     pub val_loss: f64,
+}
+
+/// The lowest validation loss, whether or not its checkpoint is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lowest {
+    /// The step of the validation.
+    pub step: u64,
+    /// Its loss, in nats per token.
+    pub val_loss: f64,
+    /// Validations since.
+    pub since: u64,
 }
 
 /// The factor on fp16 losses.

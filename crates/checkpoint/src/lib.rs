@@ -17,11 +17,13 @@
 //!   abandoned/                 those after one that the run went back to
 //! ```
 //!
-//! One process calls [`Folder::begin`], each rank [`write_rank`], and when no rank is [missing](Folder::missing) any more, one calls
+//! One process calls [`Folder::begin`], each rank [`write_rank`], and when no rank is [missing](Folder::missing) any
+//! more, one calls
 //! [`Folder::complete`]: what was written is synced and then renamed, so that a folder `step-N` is complete whatever happens to the process
 //! or the machine. A checkpoint of which nothing but the last step is missing is made whole by [`Folder::mend`].
-//! [`Checkpoint`] reads ranges of parameters, whoever wrote them, and compares the digest of every block that it reads. This crate
-//! knows no tensor, no rank's communicator and no model.
+//! [`Checkpoint`] reads ranges of parameters, whoever wrote them, and compares the digest of every block when
+//! the process first reads it.
+//! This crate knows no tensor, no rank's communicator and no model.
 //!
 //! ```
 //! use checkpoint::{Checkpoint, Folder, Index, Kind, Piece, Written, write_rank};
@@ -45,6 +47,7 @@ mod blocks;
 mod commit;
 mod error;
 mod files;
+mod find;
 mod folder;
 mod index;
 mod read;
@@ -55,8 +58,9 @@ mod table;
 mod write;
 
 pub use error::CheckpointError;
-pub use folder::Folder;
-pub use index::{Best, FileEntry, Index, LossScale, Parameter};
+pub use find::{Which, run_of_unknown, split_at};
+pub use folder::{Folder, MayBe};
+pub use index::{Best, FileEntry, Index, LossScale, Lowest, Parameter};
 pub use read::{Checkpoint, Elements};
 pub use region::Region;
 pub use write::{Piece, Values, Written, write_rank};

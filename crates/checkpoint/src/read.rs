@@ -12,8 +12,8 @@ use std::thread;
 
 /// A checkpoint that is open for reading, by any number of threads.
 ///
-/// Every byte comes with its digest: a block of 2 MiB is compared when it is first read, and is used from the descriptor that it was
-/// read from. Of the places of pieces only those of the parameter that is read are in memory.
+/// Every byte comes with its digest: a block of 2 MiB is compared when it is first read, and is used from the
+/// descriptor that it was read from. Of the places of pieces only those of the parameter that is read are in memory.
 pub struct Checkpoint {
     path: PathBuf,
     index: Index,
@@ -21,7 +21,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a folder `step-N`. The index is checked; the other files are when they are read, or by [`verify`](Self::verify).
+    /// Opens a folder `step-N`. The index is checked; the other files are when they are read, or by
+    /// [`verify`](Self::verify).
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let index_path = path.join("index.json");
         let index = Index::read(&index_path)?;
@@ -39,8 +40,8 @@ impl Checkpoint {
         &self.index
     }
 
-    /// Reads every byte of this rank's share of the files and compares digests; all of `world_size` ranks together read each byte once, and
-    /// none reads more than a block of 2 MiB above another, however many files there are.
+    /// Reads every byte of this rank's share of the files and compares digests; all of `world_size` ranks together read
+    /// each byte once, and none reads more than a block of 2 MiB above another, however many files there are.
     pub fn verify(&self, rank: usize, world_size: usize) -> Result<(), CheckpointError> {
         self.files.verify(rank, world_size)
     }
@@ -55,7 +56,8 @@ impl Checkpoint {
         })
     }
 
-    /// Closes its files, which are opened again when they are read. A checkpoint that is removed keeps its place on the disk until then.
+    /// Closes its files, which are opened again when they are read. A checkpoint that is removed keeps its place on the
+    /// disk until then.
     pub fn close(&self) {
         self.files.close();
     }
@@ -95,7 +97,8 @@ impl Checkpoint {
         if section.rows().any(|row| !self.is_in_its_file(row)) {
             return Err(broken());
         }
-        Ok(Elements { checkpoint: self, parameter: &all[number], section, recent: Recent::default() })
+        let recent = Recent::new(section.across());
+        Ok(Elements { checkpoint: self, parameter: &all[number], section, recent })
     }
 
     fn is_in_its_file(&self, row: &Row) -> bool {

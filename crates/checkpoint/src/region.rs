@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// A box of a tensor: where it begins, and how large it is, in each dimension. A rank's experts, columns or rows are one.
+/// A box of a tensor: where it begins, and how large it is, in each dimension. A rank's experts, columns or rows are
+/// one.
 ///
 /// ```text
 /// shape [4, 5], start [1, 2], size [2, 3]     . . . . .
@@ -14,7 +15,8 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Region {
-    /// A shape of as many elements in which the tensor is seen, `[8, 3, 4]` of `[8, 12]` for some columns of each of three blocks; none: its own.
+    /// A shape of as many elements in which the tensor is seen, `[8, 3, 4]` of `[8, 12]` for some columns of each of
+    /// three blocks; none: its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub view: Option<Vec<usize>>,
     /// Of each dimension the first index.
@@ -53,8 +55,8 @@ impl Region {
         self.len() == 0
     }
 
-    /// Elements `range` of it, flat, as ranges of the tensor's elements, flat, in their order. They are made one by one, so that a box of
-    /// any size takes no memory.
+    /// Elements `range` of it, flat, as ranges of the tensor's elements, flat, in their order. They are made one by
+    /// one, so that a box of any size takes no memory.
     ///
     /// # Panics
     /// If it does not [fit](Self::fits) the shape.
@@ -82,14 +84,15 @@ impl Region {
     }
 }
 
-/// The last dimension that is cut, and how many elements of a box of this size lie together in a tensor of this shape: what follows that
-/// dimension does, and so does its part.
+/// The last dimension that is cut, and how many elements of a box of this size lie together in a tensor of this shape:
+/// what follows that dimension does, and so does its part.
 pub(crate) fn together(size: &[usize], shape: &[usize]) -> (usize, usize) {
     let cut = size.iter().zip(shape).rposition(|(size, all)| size != all).unwrap_or(0);
     (cut, size.get(cut..).map_or(1, |sizes| sizes.iter().product()))
 }
 
-/// How many elements a tensor of this shape has; none if they, or those of any of its dimensions, are beyond what a computer can count.
+/// How many elements a tensor of this shape has; none if they, or those of any of its dimensions, are beyond what a
+/// computer can count.
 pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
     let at_most = shape.iter().try_fold(1usize, |len, width| len.checked_mul((*width).max(1)))?;
     Some(if shape.contains(&0) { 0 } else { at_most })

@@ -1,4 +1,5 @@
-//! What opening a checkpoint takes of a rank where model and ranks are many. Only the index is made: no rank's file is there.
+//! What opening a checkpoint takes of a rank where model and ranks are many. Only the index is made: no rank's file is
+//! there.
 
 use crate::blocks::{self, Digest, hex, root};
 use crate::files::BLOCKS;
@@ -24,7 +25,8 @@ fn add(bytes: isize) {
     HELD.set((held + bytes, most.max(held + bytes)));
 }
 
-// SAFETY: every call goes to the system's allocator as it came. The counter is a thread-local without a destructor and never allocates.
+// SAFETY: every call goes to the system's allocator as it came. The counter is a thread-local without a destructor and
+// never allocates.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);

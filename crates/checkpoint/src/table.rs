@@ -8,8 +8,8 @@
 //!                                                       1 2 2 2│4 5 5 5
 //! ```
 //!
-//! `pieces.bin` has a section a parameter, so that a rank reads those that it needs; what a section takes is a few numbers a box and a
-//! piece, however large they are. All numbers are u64, little-endian:
+//! `pieces.bin` has a section a parameter, so that a rank reads those that it needs; what a section takes is a few
+//! numbers a box and a piece, however large they are. All numbers are u64, little-endian:
 //!
 //! ```text
 //! head       per parameter, in the order of the index: where its section ends, in bytes from the head's end
@@ -167,6 +167,11 @@ pub(crate) struct Segment {
 pub(crate) struct NotASection;
 
 impl Section {
+    /// How many boxes a row of the first dimension goes through.
+    pub fn across(&self) -> usize {
+        self.cuts.iter().skip(1).map(Vec::len).product()
+    }
+
     /// Of a parameter of this shape; what it takes is bounded by the bytes that are there.
     pub fn parse(bytes: &[u8], shape: &[usize]) -> Result<Self, NotASection> {
         let (numbers, rest) = bytes.as_chunks();
@@ -316,7 +321,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each box is cut in two pieces, all in one file after another; against every element of every box, one by one.
+        /// Each box is cut in two pieces, all in one file after another; against every element of every box, one by
+        /// one.
         #[test]
         fn every_element_is_found_where_its_piece_has_it(
             dims in prop::collection::vec(prop::collection::vec(1usize..4, 1..4), 1..4),

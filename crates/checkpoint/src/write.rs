@@ -18,7 +18,8 @@ pub struct Piece {
     pub name: String,
     /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// The box of the parameter that it is a part of; none: the whole parameter. All boxes of a parameter are cells of one grid.
+    /// The box of the parameter that it is a part of; none: the whole parameter. All boxes of a parameter are cells of
+    /// one grid.
     pub region: Option<Region>,
     /// Where the part begins in that, flat.
     pub offset: usize,
@@ -48,8 +49,11 @@ impl Written {
 /// What is written at a time.
 const AT_ONCE: usize = 4 << 20;
 
-/// Writes and syncs a rank's file in a [`partial`](crate::Folder::partial) folder, which it makes where it is not there. What says that it
-/// is whole, `rank-N.json`, comes last.
+/// Writes and syncs a rank's file in a [`partial`](crate::Folder::partial) folder, which it makes where it is not
+/// there. What says that it is whole, `rank-N.json`, comes last.
+///
+/// # Errors
+/// If a file cannot be written, or a parameter has a value that is not finite: the rank's part is never whole then.
 pub fn write_rank(
     partial: &Path,
     rank: usize,
@@ -60,28 +64,32 @@ pub fn write_rank(
     let name = format!("rank-{rank}.safetensors");
     let path = partial.join(&name);
     let (entries, header) = layout(&pieces);
-    let write = || {
+    let failed = |source| CheckpointError::write(&path)(source);
+    let write = || -> Result<_, CheckpointError> {
         let bytes = header.len() as u64 + pieces.iter().map(|(piece, _)| data_len(piece)).sum::<u64>();
         written.of.store(bytes, Ordering::Relaxed);
-        let (mut file, mut blocks) = (File::create(&path)?, Blocks::new(bytes));
+        let (mut file, mut blocks) = (File::create(&path).map_err(failed)?, Blocks::new(bytes));
         let mut put = |bytes: &[u8]| {
             blocks.update(bytes);
             written.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
             file.write_all(bytes)
         };
-        put(&header)?;
+        put(&header).map_err(failed)?;
         for kind in Kind::ALL {
             for (piece, values) in pieces.iter().filter(|(piece, _)| kinds(piece).contains(&kind)) {
                 let values = values(kind);
                 assert_eq!(values.len(), piece.len, "a piece has as many values as it says");
+                if kind == Kind::Param {
+                    CheckpointError::expect_finite(&values, partial, &piece.name)?;
+                }
                 // The format is little-endian, as are the machines that this runs on.
-                bytemuck::cast_slice(&values).chunks(AT_ONCE).try_for_each(&mut put)?;
+                bytemuck::cast_slice(&values).chunks(AT_ONCE).try_for_each(&mut put).map_err(failed)?;
             }
         }
-        file.sync_all()?;
+        file.sync_all().map_err(failed)?;
         Ok((bytes, blocks.finish()))
     };
-    let (bytes, blocks) = write().map_err(CheckpointError::write(&path))?;
+    let (bytes, blocks) = write()?;
     write_synced(&partial.join(blocks_file(rank)), blocks.as_flattened())?;
     let entry = RankEntry { file: FileEntry::new(name, bytes, &blocks), pieces: entries };
     let json = serde_json::to_vec(&entry).expect("a file's entry is plain data");
@@ -113,8 +121,8 @@ fn data_len(piece: &Piece) -> u64 {
     (piece.len * size_of::<f32>() * kinds(piece).len()) as u64
 }
 
-/// Where each piece will be, and the header of the safetensors file: all values, then all means, then all squares, so that what is read
-/// together lies together.
+/// Where each piece will be, and the header of the safetensors file: all values, then all means, then all squares, so
+/// that what is read together lies together.
 fn layout(pieces: &[(Piece, Values)]) -> (Vec<PieceEntry>, Vec<u8>) {
     let (mut tensors, mut at) = (serde_json::Map::new(), 0);
     let mut entries: Vec<PieceEntry> = pieces.iter().map(|(piece, _)| entry(piece)).collect();
@@ -142,7 +150,8 @@ fn entry(piece: &Piece) -> PieceEntry {
     PieceEntry { name, shape, region, offset, len, at: [NONE; 3] }
 }
 
-/// Writes a file beside its place, waits for the disk, and renames it: whoever looks finds nothing, or all of it. A link is not followed.
+/// Writes a file beside its place, waits for the disk, and renames it: whoever looks finds nothing, or all of it. A
+/// link is not followed.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     write_synced_with(path, |file| file.write_all(bytes))
 }

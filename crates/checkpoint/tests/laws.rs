@@ -1,6 +1,6 @@
 //! What is written by any ranks is read by any, or refused.
 
-use checkpoint::{Checkpoint, CheckpointError, Folder, Index, Kind, Piece, Region, Values, Written, write_rank};
+use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Piece, Region, Values, Written, write_rank};
 use proptest::prelude::*;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -201,7 +201,7 @@ fn what_is_not_committed_does_not_count_and_is_cleaned_away() {
     write(run.path(), 3, &[]).unwrap();
     write_rank(&folder.partial(6), 0, vec![], &Written::default()).unwrap();
     assert_eq!(folder.latest().unwrap(), Some(folder.step(3)));
-    folder.clean(&|_, _| true).unwrap();
+    folder.clean(&|_, _| Ok(true)).unwrap();
     assert_eq!(files(&run.path().join("checkpoints")), [folder.step(3)]);
 }
 
@@ -221,14 +221,67 @@ fn a_commit_without_all_ranks_or_with_a_gap_is_refused() {
 #[test]
 fn the_newest_are_kept_and_those_that_are_named() {
     let run = tempfile::tempdir().unwrap();
-    (1..=12).for_each(|step| drop(write(run.path(), step * 5, &[]).unwrap()));
+    (0..=12).for_each(|step| drop(write(run.path(), step * 5, &[]).unwrap()));
     let folder = Folder::of_run(run.path());
     let steps = || folder.list().unwrap().into_iter().map(|(step, _)| step).collect::<Vec<u64>>();
-    folder.prune(2, &[25, 10]).unwrap();
-    assert_eq!(steps(), [10, 25, 55, 60]);
-    folder.prune(2, &[]).unwrap();
-    assert_eq!(steps(), [55, 60]);
-    assert_eq!(files(&run.path().join("checkpoints")).len(), 2);
+    folder.prune(2, 20, &[25, 10]).unwrap();
+    assert_eq!(steps(), [0, 10, 20, 25, 40, 55, 60]);
+    folder.prune(2, 0, &[25, 10]).unwrap();
+    assert_eq!(steps(), [0, 10, 25, 55, 60]);
+    folder.prune(2, 0, &[]).unwrap();
+    assert_eq!(steps(), [0, 55, 60]);
+    assert_eq!(files(&run.path().join("checkpoints")).len(), 3);
+}
+
+#[test]
+fn a_rank_with_a_parameter_that_is_not_finite_is_never_done_and_infinite_moments_are_written() {
+    for (spoilt, value) in [(Kind::Param, f32::NAN), (Kind::Param, f32::INFINITY), (Kind::ExpAvgSq, f32::INFINITY)] {
+        let run = tempfile::tempdir().unwrap();
+        let folder = Folder::of_run(run.path());
+        folder.begin(&Index { step: 3, world_size: 2, optimizer_steps: 3, ..Index::default() }, &[]).unwrap();
+        let written = [0, 1].map(|rank| {
+            let (name, shape) = ("w".into(), vec![4]);
+            let piece = Piece { name, shape, region: None, offset: 2 * rank, len: 2, has_moments: true };
+            let values: Values = Box::new(move |kind| vec![0.5, if rank == 1 && kind == spoilt { value } else { 1.0 }]);
+            write_rank(&folder.partial(3), rank, vec![(piece, values)], &Written::default())
+        });
+        assert!(written[0].is_ok());
+        if spoilt != Kind::Param {
+            assert!(folder.missing(3, 2).is_empty());
+            continue;
+        }
+        let error = written[1].as_ref().unwrap_err().to_string();
+        assert!(error.contains(&format!("parameter w is not finite (it has the value {value})")), "{error}");
+        assert_eq!(folder.missing(3, 2), [1]);
+        assert_eq!(folder.clean(&|_, _| Ok(true)).unwrap(), [""; 0].map(PathBuf::from));
+        assert_eq!(files(&run.path().join("checkpoints")).len(), 0);
+    }
+}
+
+#[test]
+fn a_missing_step_is_answered_with_those_that_there_are() {
+    let run = tempfile::tempdir().unwrap();
+    let at = |which: &str| run.path().with_file_name(format!("{}@{which}", run.path().file_name().unwrap().display()));
+    let error = |path: &Path| Folder::find(path).unwrap_err().to_string();
+    assert!(error(&at("6")).ends_with("checkpoints: there is no checkpoint of step 6: there is none at all"));
+    write(run.path(), 3, &[]).unwrap();
+    assert!(error(&at("6")).ends_with("there is that of step 3 (RUN@3)"));
+    write(run.path(), 9, &[]).unwrap();
+    write(run.path(), 12, &[]).unwrap();
+    let folder = Folder::of_run(run.path());
+    for path in [at("6"), folder.step(6)] {
+        let expected = "there is no checkpoint of step 6: there are those of steps 3, 9 and 12 (RUN@12)";
+        assert!(error(&path).ends_with(expected), "{}", error(&path));
+    }
+    assert_eq!(Folder::find(&at("9")).unwrap(), folder.step(9));
+    assert!(error(&at("best")).contains("the checkpoint of step 12 knows no best validation"));
+    // The newest one that can be read says which is the best.
+    write_rank(&folder.partial(15), 0, vec![], &Written::default()).unwrap();
+    let best = Some(Best { step: 9, val_loss: 1.5 });
+    folder.commit(Index { step: 15, world_size: 1, best, ..Index::default() }, &[]).unwrap();
+    write(run.path(), 18, &[]).unwrap();
+    fs::write(folder.step(18).join("index.json"), "{").unwrap();
+    assert_eq!(Folder::find(&at("best")).unwrap(), folder.step(9));
 }
 
 #[test]
@@ -252,7 +305,7 @@ fn a_checkpoint_whose_replacement_was_killed_comes_back() {
     write(run.path(), 3, &[]).unwrap();
     write(run.path(), 3, &[]).unwrap();
     fs::rename(folder.step(3), run.path().join("checkpoints/.step-3.replaced")).unwrap();
-    folder.clean(&|_, _| true).unwrap();
+    folder.clean(&|_, _| Ok(true)).unwrap();
     read_all(&folder.step(3)).unwrap();
 }
 
@@ -273,7 +326,8 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
         write_rank(&folder.partial(6), 0, vec![(piece, values)], &Written::default()).unwrap();
         folder
     };
-    // Before anything was made of it; with the index, under its own name already; and with a rest of what the ranks had said.
+    // Before anything was made of it; with the index, under its own name already; and with a rest of what the ranks had
+    // said.
     for moment in 0..3 {
         let run = tempfile::tempdir().unwrap();
         let folder = written(run.path(), true);
@@ -285,7 +339,7 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
             }
         }
         assert!(folder.needs_mending().unwrap());
-        assert_eq!(folder.clean(&|_, _| true).unwrap(), [folder.step(6)]);
+        assert_eq!(folder.clean(&|_, _| Ok(true)).unwrap(), [folder.step(6)]);
         assert!(!folder.needs_mending().unwrap());
         read_all(&folder.latest().unwrap().unwrap()).unwrap();
         let names = files(&folder.step(6)).into_iter().map(|path| path.file_name().unwrap().to_owned());
@@ -295,7 +349,7 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
     // Whoever asks may know better.
     let run = tempfile::tempdir().unwrap();
     let folder = written(run.path(), true);
-    let refused = |partial: &Path, ranks: usize| (partial, ranks) != (&folder.partial(6), 1);
+    let refused = |partial: &Path, ranks: usize| Ok((partial, ranks) != (&folder.partial(6), 1));
     assert_eq!(folder.clean(&refused).unwrap(), [""; 0].map(PathBuf::from));
     assert!(!folder.partial(6).exists());
     // What was never begun, or has lost a part since, is not whole.
@@ -305,9 +359,26 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
         if begun {
             fs::write(folder.partial(6).join("rank-0.safetensors"), "cut").unwrap();
         }
-        assert_eq!(folder.clean(&|_, _| true).unwrap(), [""; 0].map(PathBuf::from));
+        assert_eq!(folder.clean(&|_, _| Ok(true)).unwrap(), [""; 0].map(PathBuf::from));
         assert_eq!(files(&run.path().join("checkpoints")), [folder.step(3)]);
     }
+    // A head may speak of more ranks than anybody could look for.
+    let run = tempfile::tempdir().unwrap();
+    let folder = written(run.path(), true);
+    let head = folder.partial(6).join("head.json");
+    let text = fs::read_to_string(&head).unwrap().replace(r#""world_size":1,"#, r#""world_size":1000000000000000,"#);
+    assert!(text.contains("1000000000000000"), "{text}");
+    fs::write(&head, text).unwrap();
+    assert!(!folder.needs_mending().unwrap());
+    assert_eq!(folder.clean(&|_, _| Ok(true)).unwrap(), [""; 0].map(PathBuf::from));
+    // What nobody can judge, because it cannot be read, stays.
+    let run = tempfile::tempdir().unwrap();
+    let folder = written(run.path(), true);
+    let unreadable = |partial: &Path, _: usize| {
+        Err(CheckpointError::Read { path: partial.into(), source: std::io::ErrorKind::StaleNetworkFileHandle.into() })
+    };
+    assert!(matches!(folder.clean(&unreadable), Err(CheckpointError::Read { .. })));
+    assert!(folder.partial(6).is_dir());
 }
 
 #[test]
@@ -328,7 +399,7 @@ fn only_names_that_it_writes_are_checkpoints() {
         .for_each(|name| fs::create_dir(step.with_file_name(name)).unwrap());
     let folder = Folder::of_run(run.path());
     assert_eq!(folder.list().unwrap(), [(7, step)]);
-    folder.prune(0, &[]).unwrap();
+    folder.prune(0, 0, &[]).unwrap();
     assert_eq!(files(&run.path().join("checkpoints")).len(), 4);
 }
 
@@ -345,8 +416,8 @@ fn links_are_not_followed_to_what_would_be_written_or_removed() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("checkpoints: is a symbolic link, and Kiln writes and removes files in it"), "{error}");
     };
-    refused(folder.clean(&|_, _| true).map(drop));
-    refused(folder.prune(0, &[]));
+    refused(folder.clean(&|_, _| Ok(true)).map(drop));
+    refused(folder.prune(0, 0, &[]));
     refused(folder.set_aside(0).map(drop));
     refused(folder.commit(Index::default(), &[]).map(drop));
     fs::remove_file(run.path().join("checkpoints")).unwrap();
@@ -354,7 +425,7 @@ fn links_are_not_followed_to_what_would_be_written_or_removed() {
     // A folder that was half written, and files in it.
     write(run.path(), 3, &[]).unwrap();
     symlink(&own, folder.partial(6)).unwrap();
-    assert_eq!(folder.clean(&|_, _| true).unwrap(), [""; 0].map(PathBuf::from));
+    assert_eq!(folder.clean(&|_, _| Ok(true)).unwrap(), [""; 0].map(PathBuf::from));
     assert!(own.join("step-3").exists() && !folder.partial(6).exists());
     let mine = elsewhere.path().join("mine");
     fs::write(&mine, "mine").unwrap();

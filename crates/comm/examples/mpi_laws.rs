@@ -1,5 +1,5 @@
-//! What the laws of this crate say, checked on processes: `mpirun -n 4 mpi_laws LAW` fails where the law does not hold. Ranks that are
-//! threads say what is right. `tests/mpi/run.sh` runs all of them.
+//! What the laws of this crate say, checked on processes: `mpirun -n 4 mpi_laws LAW` fails where the law does not hold.
+//! Ranks that are threads say what is right. `tests/mpi/run.sh` runs all of them.
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
 use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, Timeouts, run_ranks};
@@ -55,8 +55,8 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Every collective gives on processes, bit by bit, what it gives on threads: for all dtypes and for short and long tensors, and in
-/// groups that are split off.
+/// Every collective gives on processes, bit by bit, what it gives on threads: for all dtypes and for short and long
+/// tensors, and in groups that are split off.
 fn collectives(comm: &Communicator) -> Result<(), CommError> {
     let (rank, n) = (comm.rank(), comm.world_size());
     let work = |comm: &Communicator| -> Result<Vec<TensorData>, CommError> {
@@ -160,7 +160,8 @@ fn mismatch(comm: &Communicator) -> Result<(), CommError> {
     in_step(comm)
 }
 
-/// A rank that fails is named to all others: to those that wait for it, and to those that wait in a group that it is not in.
+/// A rank that fails is named to all others: to those that wait for it, and to those that wait in a group that it is
+/// not in.
 fn abort(comm: &Communicator) -> Result<(), CommError> {
     let (rank, started) = (comm.rank(), Instant::now());
     let group = comm.split(usize::from(rank == GUILTY || rank == 0))?;

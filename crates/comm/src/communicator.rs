@@ -1,3 +1,5 @@
+//! The collectives of a rank, with typed tensors, over any engine.
+
 use crate::error::panic_message;
 use crate::meter::{Cost, Meter};
 use crate::{Collective, CommError, Engine, Kind, Payload, Reduce, Signature, Summands, TrafficTable};
@@ -9,14 +11,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Tensors up to this many bytes are all-reduced in one round: N times the traffic of the long way, and half the waiting.
+/// Tensors up to this many bytes are all-reduced in one round: N times the traffic of the long way, and half the
+/// waiting.
 const SMALL: usize = 32 * 1024;
 
 /// As what a group is metered that is not along axes of a mesh.
 const WORLD: &str = "world";
 
-/// The bytes that a rank receives of an `all_reduce` of `len` elements of `size` bytes over so many ranks: where these are few all of the others'
-/// elements, else in each of two rounds a chunk of each of the others, of as many chunks as there are ranks.
+/// The bytes that a rank receives of an `all_reduce` of `len` elements of `size` bytes over so many ranks: where these
+/// are few all of the others' elements, else in each of two rounds a chunk of each of the others, of as many chunks as
+/// there are ranks.
 pub fn all_reduce_bytes(len: usize, size: usize, ranks: usize) -> usize {
     let rounds = if len * size <= SMALL { len } else { 2 * len.div_ceil(ranks) };
     (ranks - 1) * rounds * size
@@ -76,8 +80,9 @@ impl Communicator {
         self.metered(collective, call).map(K::remember)
     }
 
-    /// [`reduce_scatter`](Self::reduce_scatter) that goes on with a sum: chunk `rank` of `((onto + t_0) + t_1) + ...`, `onto` being this
-    /// rank's chunk so far. Gradients of many micro-batches so have one order of addition, however many ranks computed them.
+    /// [`reduce_scatter`](Self::reduce_scatter) that goes on with a sum: chunk `rank` of `((onto + t_0) + t_1) + ...`,
+    /// `onto` being this rank's chunk so far. Gradients of many micro-batches so have one order of addition, however
+    /// many ranks computed them.
     ///
     /// Of tensors of 16 bits the sum is f32, and `onto` too: fp16 overflows over no number of ranks.
     pub fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError> {
@@ -143,8 +148,8 @@ impl Communicator {
         }
     }
 
-    /// Cuts `rows`, `[sum of send_counts]`, into parts, gives part i to rank i, and returns the parts that came, one after another in
-    /// rank order, with the count of each. Counts may be 0.
+    /// Cuts `rows`, `[sum of send_counts]`, into parts, gives part i to rank i, and returns the parts that came, one
+    /// after another in rank order, with the count of each. Counts may be 0.
     pub fn all_to_all<K: Kind>(
         &self,
         rows: Tensor<1, K>,
@@ -169,7 +174,8 @@ impl Communicator {
         Ok((K::remember(Payload::cat(parts)), counts))
     }
 
-    /// Hands a tensor to rank `to`, which [`recv`](Self::recv)s in the order of sending. May return before it is received.
+    /// Hands a tensor to rank `to`, which [`recv`](Self::recv)s in the order of sending. May return before it is
+    /// received.
     pub fn send<K: Kind>(&self, tensor: Tensor<1, K>, to: usize) -> Result<(), CommError> {
         let (collective, tensor) = (Collective::Send(to), K::forget(tensor));
         self.check_root(collective, to)?;
@@ -272,7 +278,8 @@ impl Communicator {
         self.meter.table()
     }
 
-    /// The same by the axes of the groups, as [`MeshShape::along`](crate::MeshShape::along) names them; `world` for those that are not of a mesh.
+    /// The same by the axes of the groups, as [`MeshShape::along`](crate::MeshShape::along) names them; `world` for
+    /// those that are not of a mesh.
     pub fn traffic_by_axes(&self) -> BTreeMap<String, TrafficTable> {
         self.meter.by_axes()
     }

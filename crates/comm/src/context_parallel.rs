@@ -1,12 +1,14 @@
+//! Context parallelism: which rows of a sequence each rank has, and how ranks exchange them.
+
 use crate::ops::{self, move_rows};
-use crate::{CommError, Communicator, FirstError, Kind};
+use crate::{CommError, Communicator, FirstError, Kind, Reduce};
 use burn::tensor::Tensor;
 use std::ops::Range;
 
 /// The ranks that have a part of each sequence's rows each, and through all layers; by default this rank alone.
 ///
-/// A sequence of `t` rows is 2 N chunks, of which rank i of N has chunks i and 2 N - 1 - i, in this order: causal attention then is as much work on each
-/// (Llama 3, arXiv 2407.21783, section 3.3).
+/// A sequence of `t` rows is 2 N chunks, of which rank i of N has chunks i and 2 N - 1 - i, in this order: causal
+/// attention then is as much work on each (Llama 3, arXiv 2407.21783, section 3.3).
 ///
 /// ```text
 /// N = 2     rows    0 1   2 3   4 5   6 7
@@ -38,7 +40,8 @@ impl ContextParallel {
         self.ranks.as_ref().map_or(0, |(comm, _)| comm.rank())
     }
 
-    /// Which rows of sequences of `t` rank `rank` has, in the order in which it has them: one range on a rank alone, else two.
+    /// Which rows of sequences of `t` rank `rank` has, in the order in which it has them: one range on a rank alone,
+    /// else two.
     pub fn chunks_of(&self, rank: usize, t: usize) -> Vec<Range<usize>> {
         match self.size() {
             1 => std::iter::once(0..t).collect(),
@@ -60,7 +63,8 @@ impl ContextParallel {
         Tensor::cat(chunks.collect(), dim)
     }
 
-    /// All rows of the sequences, in their order: `[b, t / N, d]` to `[b, t, d]`. Gradients of the result are taken for partial sums.
+    /// All rows of the sequences, in their order: `[b, t / N, d]` to `[b, t, d]`. Gradients of the result are taken for
+    /// partial sums.
     pub fn gather(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let Some((comm, first_error)) = self.ranks.clone() else { return x_btd };
         let t = x_btd.dims()[1] * comm.world_size();
@@ -75,6 +79,12 @@ impl ContextParallel {
         }
     }
 
+    /// The combination of the ranks' numbers, in no graph.
+    pub fn all_reduce(&self, x_n: Tensor<1>, how: Reduce) -> Tensor<1> {
+        let Some((comm, first_error)) = &self.ranks else { return x_n };
+        first_error.run(|| comm.all_reduce(x_n.clone(), how), || x_n.clone())
+    }
+
     /// Gives `x` to the next rank, the first one being the last one's; returns at once.
     pub fn send(&self, x_n: Tensor<1>) {
         if let Some((comm, first_error)) = &self.ranks {
@@ -82,8 +92,8 @@ impl ContextParallel {
         }
     }
 
-    /// Runs `work`, and returns what the rank before [`send`](Self::send)s meanwhile, in its order: as many as there are in `like`, whose zeros they are where
-    /// that fails. Nothing on a rank alone.
+    /// Runs `work`, and returns what the rank before [`send`](Self::send)s meanwhile, in its order: as many as there
+    /// are in `like`, whose zeros they are where that fails. Nothing on a rank alone.
     pub fn recv_during<T>(&self, like: &[&Tensor<1>], work: impl FnOnce() -> T) -> (Vec<Tensor<1>>, T) {
         let Some((comm, first_error)) = &self.ranks else { return (vec![], work()) };
         let (from, mut work) = ((comm.rank() + comm.world_size() - 1) % comm.world_size(), Some(work));

@@ -1,3 +1,5 @@
+//! What a transport of tensors between ranks provides, and what ranks must agree on when they enter a call.
+
 use crate::{CommError, Payload, Reduce, Summands};
 use burn::tensor::{DType, Device};
 use std::fmt;
@@ -18,8 +20,8 @@ pub trait Engine: Send + Sync {
     /// The device on which results arrive.
     fn device(&self) -> &Device;
 
-    /// Gives `parts[i]` to rank i and returns what each rank gave this one, in rank order. Where there is no part, nothing is sent;
-    /// both ends know of that.
+    /// Gives `parts[i]` to rank i and returns what each rank gave this one, in rank order. Where there is no part,
+    /// nothing is sent; both ends know of that.
     ///
     /// # Errors
     /// On every rank, if one of them fails, is late, or comes with another signature.
@@ -57,7 +59,8 @@ pub trait Engine: Send + Sync {
         self.world_size() - 1
     }
 
-    /// Hands a payload to rank `to`, which [`recv`](Self::recv)s in the order of sending. May return before it is received.
+    /// Hands a payload to rank `to`, which [`recv`](Self::recv)s in the order of sending. May return before it is
+    /// received.
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError>;
 
     /// The next payload from rank `from`.
@@ -68,8 +71,8 @@ pub trait Engine: Send + Sync {
         true
     }
 
-    /// A group of some of this group's ranks, given in ascending order, of which this rank is one. Every rank of the group calls it,
-    /// each with its own new group; the new groups are disjoint.
+    /// A group of some of this group's ranks, given in ascending order, of which this rank is one. Every rank of the
+    /// group calls it, each with its own new group; the new groups are disjoint.
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError>;
 
     /// Tells the other ranks that this one has failed: their calls under way and to come return an error with `reason`.

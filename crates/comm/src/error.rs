@@ -1,9 +1,11 @@
+//! Why a collective did not happen.
+
 use crate::Collective;
 use std::any::Any;
 use std::time::Duration;
 
-/// Why a collective did not happen. Ranks are numbered as in the world, also by a communicator that was split off; only the root
-/// in the name of a call is the number that the caller gave.
+/// Why a collective did not happen. Ranks are numbered as in the world, also by a communicator that was split off; only
+/// the root in the name of a call is the number that the caller gave.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
     /// Another rank failed, or left before it made the call.
@@ -30,7 +32,8 @@ pub enum CommError {
         /// How long they were waited for.
         timeout: Duration,
     },
-    /// The ranks called different collectives, or with tensors of different shape or dtype. Numbers are those of the group.
+    /// The ranks called different collectives, or with tensors of different shape or dtype. Numbers are those of the
+    /// group.
     #[error("ranks disagree: rank 0 calls {first}, rank {other_rank} calls {other}")]
     Mismatch {
         /// Rank 0's call.

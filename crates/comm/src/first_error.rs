@@ -1,8 +1,10 @@
+//! Keeps the first error of a collective that runs inside a graph, where none can be returned.
+
 use crate::CommError;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The first error of collectives that run where no error can be returned, inside a graph's forward or backward: it is kept until whoever
-/// runs the graph asks for it. Clones share it.
+/// The first error of collectives that run where no error can be returned, inside a graph's forward or backward: it is
+/// kept until whoever runs the graph asks for it. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct FirstError(Arc<Mutex<Option<CommError>>>);
 

@@ -1,8 +1,8 @@
 //! Ranks and the collectives between them: [`Communicator`], the [`Engine`]s below it, and the [`Mesh`] above.
 //!
 //! A *rank* is one thread, or with the feature `mpi` one process that `mpirun` has started (`MpiWorld`), with one
-//! [`Device`](burn::tensor::Device); several ranks may share a device. Tensors go in, tensors come out; this crate knows nothing of
-//! parameters, models or training.
+//! [`Device`](burn::tensor::Device); several ranks may share a device. Tensors go in, tensors come out; this crate
+//! knows nothing of parameters, models or training.
 //!
 //! ```text
 //!               rank 0   rank 1   rank 2           rank 0        rank 1        rank 2
@@ -15,8 +15,9 @@
 //! all_to_all     abc      def      ghi      ->       adg           beh           cfi
 //! ```
 //!
-//! Above the collectives stand those with gradients, which a graph's forward and backward run through ([`ops`]): ranks that have heads and columns together
-//! ([`TensorParallel`]), and ranks that have parts of a context ([`ContextParallel`]); both together are [`SequenceRanks`].
+//! Above the collectives stand those with gradients, which a graph's forward and backward run through ([`ops`]): ranks
+//! that have heads and columns together ([`TensorParallel`]), and ranks that have parts of a context
+//! ([`ContextParallel`]); both together are [`SequenceRanks`].
 //!
 //! Four laws hold for every engine:
 //! * Sums run in rank order, so a result is bitwise the same every time and with every engine. Floats of 16 bits are
@@ -30,9 +31,9 @@
 //!   group. A process that is killed tells nobody, and `mpirun` ends the others.
 //! * Each rank meters what it receives: [`Communicator::traffic`], and by the axes of a mesh [`Communicator::traffic_by_axes`].
 //!
-//! Bytes that a rank receives, of N ranks: `all_gather` of shards of n bytes (N - 1) n; `reduce_scatter` of F bytes (N - 1)/N F;
-//! `all_reduce` twice that, or in one round (N - 1) F up to 32 KiB; `broadcast` F and `scatter` n on all but the root, `gather` (N - 1) n
-//! on the root alone; `all_to_all` and `recv` what the others send.
+//! Bytes that a rank receives, of N ranks: `all_gather` of shards of n bytes (N - 1) n; `reduce_scatter` of F bytes
+//! (N - 1)/N F; `all_reduce` twice that, or in one round (N - 1) F up to 32 KiB; `broadcast` F and `scatter` n on all
+//! but the root, `gather` (N - 1) n on the root alone; `all_to_all` and `recv` what the others send.
 //!
 //! Control messages that a rank sends in a round, so that all agree on the call: threads 1, to all, and a round wakes
 //! each rank once; processes N - 1. A call is one round, but for an `all_reduce` of more than 32 KiB, which is two;

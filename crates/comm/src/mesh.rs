@@ -1,3 +1,5 @@
+//! Which ranks belong together: rank arithmetic along the axes of a mesh, and the communicators of its groups.
+
 use crate::{CommError, Communicator};
 use std::fmt;
 
@@ -33,10 +35,11 @@ impl Axis {
     }
 }
 
-/// How ranks are numbered along the axes: row-major, the innermost axis counts fastest. The only place with rank arithmetic.
+/// How ranks are numbered along the axes: row-major, the innermost axis counts fastest. The only place with rank
+/// arithmetic.
 ///
-/// The ranks of `dp_shard x cp x tp` are those of `efsdp x ep` too: a rank computes its own tokens, and has some of the experts for the tokens
-/// of all `ep` ranks (torchtitan's meshes).
+/// The ranks of `dp_shard x cp x tp` are those of `efsdp x ep` too: a rank computes its own tokens, and has some of the
+/// experts for the tokens of all `ep` ranks (torchtitan's meshes).
 ///
 /// ```text
 /// dp_shard 4, ep 2     rank    0   1   2   3
@@ -154,8 +157,8 @@ impl Mesh {
         &self.world
     }
 
-    /// A new communicator of the ranks that differ from this one on `axes` only, metered under these; on none: of this rank alone. A collective:
-    /// every rank asks for the same axes.
+    /// A new communicator of the ranks that differ from this one on `axes` only, metered under these; on none: of this
+    /// rank alone. A collective: every rank asks for the same axes.
     ///
     /// # Panics
     /// As [`MeshShape::group`].

@@ -1,10 +1,13 @@
+//! Counts the calls, bytes and seconds of a rank's communication.
+
 use crate::Collective;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a rank has communicated, by the axes of the group and the name of the call; shared by a communicator and all that are split off from it.
+/// What a rank has communicated, by the axes of the group and the name of the call; shared by a communicator and all
+/// that are split off from it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Table>>);
 

@@ -7,8 +7,9 @@
 //! all_reduce        all_reduce          a sum, of which each rank's gradient is a part
 //! ```
 //!
-//! They run here and now, on the rank's thread, and every rank runs each of them, forward and backward. They return no error, nor do they panic if a rank is
-//! lost: what failed is in a [`FirstError`], and the numbers of the graph mean nothing then.
+//! They run here and now, on the rank's thread, and every rank runs each of them, forward and backward. They return no
+//! error, nor do they panic if a rank is lost: what failed is in a [`FirstError`], and the numbers of the graph mean
+//! nothing then.
 
 use crate::{CommError, Communicator, FirstError, Reduce};
 use burn::backend::autodiff::{
@@ -37,8 +38,9 @@ impl fmt::Debug for Back {
     }
 }
 
-/// `y`, which was made of `x` outside of any graph, as a function of `x`: its gradient is `back` of that of `y`, both flat. `back` runs on the thread of the backward,
-/// once if the loss depends on `y` and `x` is tracked, whether `x` itself wants a gradient or not.
+/// `y`, which was made of `x` outside of any graph, as a function of `x`: its gradient is `back` of that of `y`, both
+/// flat. `back` runs on the thread of the backward, once if the loss depends on `y` and `x` is tracked, whether `x`
+/// itself wants a gradient or not.
 pub fn with_gradient<const D: usize, const E: usize>(
     x: Tensor<D>,
     y: Tensor<E>,
@@ -144,7 +146,8 @@ pub(crate) fn run(
 /// What a collective makes of this rank's rows of `b` sequences, in one dimension.
 type Move = fn(&Communicator, Tensor<1>, usize) -> Result<Tensor<1>, CommError>;
 
-/// Rows in a graph, `[b, s, d]` to `[b, t, d]`: what `forward` makes of them, and of their gradient `backward`, its transpose; zeros where either fails.
+/// Rows in a graph, `[b, s, d]` to `[b, t, d]`: what `forward` makes of them, and of their gradient `backward`, its
+/// transpose; zeros where either fails.
 pub(crate) fn move_rows(
     comm: Communicator,
     first_error: FirstError,

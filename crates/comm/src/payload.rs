@@ -1,3 +1,5 @@
+//! Tensors as engines move them: flat, with the kind forgotten.
+
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData, kind::Basic};
 use std::ops::Range;
 

@@ -1,3 +1,5 @@
+//! Runs ranks as threads of this process, and reports the failure that came first.
+
 use crate::error::{panic_message, ranks};
 use crate::{Communicator, LocalEngine, Timeouts};
 use burn::tensor::Device;
@@ -45,10 +47,11 @@ pub enum RankFailure<E: Error + 'static> {
 /// Runs `work` on one thread per device and returns the results in rank order.
 ///
 /// # Errors
-/// When a rank returns an error or panics, the others are told ([`Communicator::abort`]), all threads are joined, and the
-/// failure that came first is returned. The others are told once `work` has dropped its state; where that takes long, `work` wraps what
-/// may fail in [`Communicator::abort_on_failure`]. A thread that has not come back after the time of a call and five seconds more is left behind
-/// ([`RankFailure::Stuck`]), for nothing can end it from outside: it keeps what it holds until it comes back or the process ends.
+/// When a rank returns an error or panics, the others are told ([`Communicator::abort`]), all threads are joined, and
+/// the failure that came first is returned. The others are told once `work` has dropped its state; where that takes
+/// long, `work` wraps what may fail in [`Communicator::abort_on_failure`]. A thread that has not come back after the
+/// time of a call and five seconds more is left behind ([`RankFailure::Stuck`]), for nothing can end it from outside:
+/// it keeps what it holds until it comes back or the process ends.
 pub fn run_ranks<T, E, F>(
     devices: Vec<Device>,
     timeouts: impl Into<Timeouts>,

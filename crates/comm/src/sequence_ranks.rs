@@ -1,8 +1,13 @@
-use crate::{ContextParallel, Kind, TensorParallel};
-use burn::tensor::Tensor;
+//! The ranks that share sequences: where their rows lie, and what is padding.
+
 use std::ops::Range;
 
-/// The ranks that compute the same sequences: some have parts of the context, and of each of these some have parts of its rows between their layers.
+use burn::tensor::{Element, Tensor};
+
+use crate::{ContextParallel, Kind, Reduce, TensorParallel};
+
+/// The ranks that compute the same sequences: some have parts of the context, and of each of these some have parts of
+/// its rows between their layers.
 #[derive(Clone, Default)]
 pub struct SequenceRanks {
     /// Those that have heads, columns and the vocabulary together.
@@ -19,6 +24,11 @@ impl SequenceRanks {
         self.tp.is_alone() && self.cp.is_alone()
     }
 
+    /// How many ranks share a sequence.
+    pub fn size(&self) -> usize {
+        self.tp.size() * self.cp.size()
+    }
+
     /// What divides the length of sequences, padding included, that `tp` x `cp` ranks share: each has as many rows, and
     /// of a context two chunks.
     pub fn divisor(tp: usize, cp: usize) -> usize {
@@ -32,18 +42,30 @@ impl SequenceRanks {
 
     /// Length, without padding, of sequences of which `s` rows each are here.
     pub fn whole(&self, s: usize) -> usize {
-        s * self.tp.size() * self.cp.size() - self.padding
+        s * self.size() - self.padding
     }
 
     /// How many rows are here of each sequence of `t`.
     pub fn here(&self, t: usize) -> usize {
-        (t + self.padding) / (self.tp.size() * self.cp.size())
+        (t + self.padding) / self.size()
     }
 
-    /// How many of the `s` rows of each sequence that are here are no padding: they are the first ones.
+    /// How many of the `s` rows here of each sequence are real; padding comes behind them.
     pub fn filled(&self, s: usize) -> usize {
         let t = self.whole(s);
         self.rows(s).into_iter().map(|rows| rows.end.min(t).saturating_sub(rows.start)).sum()
+    }
+
+    /// The same with `value` in the rows that are padding. Dimension `dim` has this rank's rows of a sequence.
+    pub fn fill_padding<const D: usize, K: Kind>(
+        &self,
+        x: Tensor<D, K>,
+        dim: usize,
+        value: impl Element,
+    ) -> Tensor<D, K> {
+        let mut padding = x.dims().map(|length| 0..length);
+        padding[dim].start = self.filled(padding[dim].end);
+        if padding[dim].is_empty() { x } else { x.slice_fill(padding, value) }
     }
 
     /// All rows of the sequences but padding, in their order: `[b, s, d]` to `[b, t, d]`. Gradients of the result are
@@ -56,6 +78,11 @@ impl SequenceRanks {
     /// The sum over the ranks, on each of them. Gradients of the result are taken for partial sums.
     pub fn sum<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.cp.sum(self.tp.sum(x))
+    }
+
+    /// The largest of the ranks' numbers, in no graph.
+    pub fn max(&self, x_n: Tensor<1>) -> Tensor<1> {
+        self.cp.all_reduce(self.tp.all_reduce(x_n, Reduce::Max), Reduce::Max)
     }
 
     /// This rank's rows, along dimension `dim`, of whole sequences with their padding.

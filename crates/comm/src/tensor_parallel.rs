@@ -1,11 +1,14 @@
+//! Tensor and sequence parallelism: the collectives around layers whose heads or columns are spread over ranks.
+
 use crate::ops::{self, flat, move_rows, run};
 use crate::{CommError, Communicator, FirstError, Reduce};
 use burn::tensor::Tensor;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The ranks that compute a layer's heads or columns together, a part each, and keep of each sequence's rows a part each between such layers
-/// (Megatron, arXiv 1909.08053, with sequence parallelism, arXiv 2205.05198); by default this rank alone.
+/// The ranks that compute a layer's heads or columns together, a part each, and keep of each sequence's rows a part
+/// each between such layers (Megatron, arXiv 1909.08053, with sequence parallelism, arXiv 2205.05198); by default this
+/// rank alone.
 ///
 /// ```text
 ///              rank 0      rank 1
@@ -15,8 +18,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// scatter      rows 0 1    rows 2 3        their sum, [b, s, d]
 /// ```
 ///
-/// A rank receives (N - 1) / N of `b t d` numbers in each of both, and in the backward of each as much again. What every rank computes of its own rows alone
-/// (norms, routers, the bias behind a sum) has a gradient that is to be summed over the ranks, as in data parallelism.
+/// A rank receives (N - 1) / N of `b t d` numbers in each of both, and in the backward of each as much again. What
+/// every rank computes of its own rows alone (norms, routers, the bias behind a sum) has a gradient that is to be
+/// summed over the ranks, as in data parallelism.
 #[derive(Clone, Default)]
 pub struct TensorParallel {
     ranks: Option<(Communicator, FirstError)>,
@@ -43,7 +47,8 @@ impl TensorParallel {
         self.ranks.as_ref().map_or(0, |(comm, _)| comm.rank())
     }
 
-    /// This rank's part of `n` things that are dealt out in order, none of them to two ranks; parts differ by one at most.
+    /// This rank's part of `n` things that are dealt out in order, none of them to two ranks; parts differ by one at
+    /// most.
     pub fn part(&self, n: usize) -> Range<usize> {
         part(n, self.rank(), self.size())
     }
@@ -112,8 +117,9 @@ struct Held {
 }
 
 impl Gathered {
-    /// What gives the rows again, in no graph, when it is called, once: the first one that calls gathers them for all that were made. None on a rank alone, which has
-    /// them. Every rank makes and calls as many, in the same order among its other collectives.
+    /// What gives the rows again, in no graph, when it is called, once: the first one that calls gathers them for all
+    /// that were made. None on a rank alone, which has them. Every rank makes and calls as many, in the same order
+    /// among its other collectives.
     pub fn again(&self) -> Option<impl Fn() -> Tensor<3> + Send + Sync + 'static> {
         let again = self.again.clone()?;
         again.lock().askers += 1;

@@ -1,3 +1,5 @@
+//! How long ranks wait for each other.
+
 use std::time::Duration;
 
 /// How long a rank waits for the others by default. Ranks that share a CPU can be a whole step apart.

@@ -1,4 +1,5 @@
-//! A context's rows over ranks: dealt out so that each has as much causal attention, gathered in their order, and passed round.
+//! A context's rows over ranks: dealt out so that each has as much causal attention, gathered in their order, and
+//! passed round.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use comm::{ContextParallel, FirstError, SequenceRanks, TensorParallel, run_ranks};

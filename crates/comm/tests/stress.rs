@@ -75,7 +75,8 @@ impl Case {
         }
     }
 
-    /// Runs it. Who is late is a matter of time: where a busy machine holds up an innocent rank as well, only more patience tells.
+    /// Runs it. Who is late is a matter of time: where a busy machine holds up an innocent rank as well, only more
+    /// patience tells.
     fn run(&self) {
         let patience = match self.end {
             End::Sleep => &[Duration::from_millis(20), Duration::from_millis(500), Duration::from_secs(10)][..],

@@ -18,7 +18,8 @@ fn values(tensor: Option<Tensor<3>>) -> Vec<f32> {
     tensor.expect("a gradient").into_data().try_to_vec().expect("f32")
 }
 
-/// `sum of w (x W1)^2 W2`, and its gradients by `x`, `W1` and `W2`, of which `columns` are this rank's and `rows` of each sequence.
+/// `sum of w (x W1)^2 W2`, and its gradients by `x`, `W1` and `W2`, of which `columns` are this rank's and `rows` of
+/// each sequence.
 fn layer(tp: &TensorParallel, rows: std::ops::Range<usize>, columns: std::ops::Range<usize>) -> [Vec<f32>; 4] {
     let x = numbers(1, [B, T, D]).inner().slice([0..B, rows.clone()]).autodiff().require_grad();
     let w1 = numbers(2, [1, D, H]).inner().slice([0..1, 0..D, columns.clone()]).autodiff().require_grad();

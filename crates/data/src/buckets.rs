@@ -17,13 +17,15 @@ use crate::{Batch, DataError, Dataset};
 /// ```
 ///
 /// A document longer than the longest row is cut into such rows, and its rest is packed as one. Then, from the longest
-/// document to the shortest, each opens a row of the shortest length that has room for it, and the longest that fit fill
-/// the row (best fit decreasing, as in [Fewer Truncations](https://arxiv.org/abs/2404.10830)). A gap that no document
-/// fits is filled with the begin of the shortest one, whose rest is packed later and begins with the last token used.
+/// document to the shortest, each opens a row of the shortest length that has room for it, and the longest that fit
+/// fill the row (best fit decreasing, as in [Fewer Truncations](https://arxiv.org/abs/2404.10830)). A gap that no
+/// document fits is filled with the begin of the shortest one, whose rest is packed later and begins with the last
+/// token used.
 ///
 /// So there is no padding, and every token that has a next one in its document is an input once, in the row of one
-/// bucket. Short documents fill up rows of longer ones first. Left out are documents of an end-of-text token alone, and, if they fill no row, the last of the shortest documents, and the last tokens of a split that
-/// ends amid a document. Which rows there are depends on tokens and lengths alone.
+/// bucket. Short documents fill up rows of longer ones first. Left out are documents of an end-of-text token alone,
+/// and, if they fill no row, the last of the shortest documents, and the last tokens of a split that ends amid a
+/// document. Which rows there are depends on tokens and lengths alone.
 #[derive(Debug, Clone)]
 pub struct Buckets {
     tokens: Tokens,
@@ -73,6 +75,20 @@ impl Buckets {
         self.rows[bucket].pieces().len() - self.documents(bucket)
     }
 
+    /// Steps in which all rows of all buckets are trained on `epochs` times, where a step of bucket `i` has `batch[i]`
+    /// sequences; rows that do not fill a step count as the part of one that they fill.
+    ///
+    /// # Panics
+    /// If `batch` does not have a number for each bucket, at least 1 for each that has rows.
+    pub fn steps_in(&self, epochs: f64, batch: &[usize]) -> f64 {
+        assert_eq!(batch.len(), self.lengths.len(), "a batch size for each bucket");
+        let of_bucket = |bucket: usize| match self.rows(bucket) {
+            0 => 0.0,
+            rows => epochs * rows as f64 / batch[bucket] as f64,
+        };
+        (0..self.lengths.len()).map(of_bucket).sum()
+    }
+
     /// What step `step`, counted from the start of the run with this seed, trains on, where a step of bucket `i` has
     /// `batch[i]` sequences.
     ///
@@ -82,9 +98,9 @@ impl Buckets {
     /// step       0 = bucket 1, rows 7 2    1 = bucket 0, rows 5 0 3    2 = bucket 0, rows 9 1 7    3 = bucket 1, rows 4 1   ...
     /// ```
     ///
-    /// A bucket's rows come one after another, all of them before one comes again, whatever the sizes of batches. In the time of an
-    /// epoch each bucket has so many steps as its rows fill, and where they fill a part of one, it waits for the next epochs' rows.
-    /// The steps of an epoch come mixed. All orders are functions of (`seed`, epoch) alone.
+    /// A bucket's rows come one after another, all of them before one comes again, whatever the sizes of batches. In
+    /// the time of an epoch each bucket has so many steps as its rows fill, and where they fill a part of one, it waits
+    /// for the next epochs' rows. The steps of an epoch come mixed. All orders are functions of (`seed`, epoch) alone.
     ///
     /// # Panics
     /// If `batch` does not have a number for each bucket, at least 1 for each that has rows.

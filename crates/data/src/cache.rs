@@ -52,8 +52,8 @@ pub struct NewFolder {
 impl NewFolder {
     /// Creates an empty folder beside `target`; None if `target` exists.
     ///
-    /// One process at a time does so: others wait in here until it has published its folder, which they find then, or has
-    /// failed, and then try themselves. With `progress` they say on stderr that they wait.
+    /// One process at a time does so: others wait in here until it has published its folder, which they find then, or
+    /// has failed, and then try themselves. With `progress` they say on stderr that they wait.
     pub fn create(target: &Path, progress: bool) -> Result<Option<Self>, DataError> {
         let failed = |error| DataError::write(target, error);
         let name = target.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
@@ -94,8 +94,9 @@ impl NewFolder {
             Err(error) => return Err(failed(error)),
         };
         sync(parent(&self.target)).map_err(failed)?;
-        // Only now: whoever gets a lock from here on finds the target. Were the file deleted after a failure too, one that
-        // waits would get the lock of the deleted file while a newcomer gets that of a new one, and both would write.
+        // Only now: whoever gets a lock from here on finds the target. Were the file deleted after a failure too, one
+        // that waits would get the lock of the deleted file while a newcomer gets that of a new one, and both would
+        // write.
         _ = fs::remove_file(&self.lock);
         Ok(first)
     }
@@ -109,7 +110,8 @@ impl Drop for NewFolder {
     }
 }
 
-/// Locks the file, for as long as it is open, as soon as no other process has it; false where the file system has no locks.
+/// Locks the file, for as long as it is open, as soon as no other process has it; false where the file system has no
+/// locks.
 fn wait_for(file: &File, target: &Path, progress: bool) -> bool {
     match file.try_lock() {
         Ok(()) => true,

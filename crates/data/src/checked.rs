@@ -1,7 +1,8 @@
 //! Whether the token files of a prepared folder are those that were written, by their digests.
 //!
-//! Files are hashed when they are opened for the first time, and again when they have changed: which ones were found whole is kept in the
-//! cache, with all that changes when a file does. What is hashed is the open file that is read from then on.
+//! Files are hashed when they are opened for the first time, and again when they have changed: which ones were found
+//! whole is kept in the cache, with all that changes when a file does. What is hashed is the open file that is read
+//! from then on.
 
 use std::fs::{self, File, Metadata};
 use std::path::Path;

@@ -106,6 +106,22 @@ impl Dataset {
         Ok(())
     }
 
+    /// The largest token of both splits, after a pass over all of them; with `progress` it is shown on stderr.
+    ///
+    /// # Errors
+    /// A token file that cannot be read any more.
+    pub fn largest_token(&self, progress: bool) -> Result<Option<u32>, DataError> {
+        Ok(self.train.largest(progress)?.max(self.val.largest(progress)?))
+    }
+
+    /// The same tokens to train on, with those of `sets` to validate on, one set after another. The tokens that
+    /// validated before train too, unless `leave_out`.
+    pub(crate) fn validated_on(self, sets: &[Self], leave_out: bool) -> Self {
+        let train = if leave_out { self.train } else { self.train.then(self.val) };
+        let val = sets.iter().fold(Tokens::from_vec(vec![]), |all, set| all.then(set.val.clone()));
+        Self { train, val }
+    }
+
     /// Tokens to train on.
     pub fn train_tokens(&self) -> u64 {
         self.train.len()
@@ -116,8 +132,8 @@ impl Dataset {
         self.val.len()
     }
 
-    /// How many sequences an epoch has: as many windows of `seq_len` tokens side by side, and the last one's last target,
-    /// as fit into the training split whatever the epoch's offset.
+    /// How many sequences an epoch has: as many windows of `seq_len` tokens side by side, and the last one's last
+    /// target, as fit into the training split whatever the epoch's offset.
     pub fn epoch_sequences(&self, seq_len: usize) -> u64 {
         (self.train.len().saturating_sub(seq_len as u64) / seq_len as u64).max(1)
     }
@@ -295,7 +311,7 @@ mod tests {
         assert_eq!(
             error(109, 16),
             "the validation split has 11 tokens and needs at least seq_len + 1 = 17 (109 in all): give a longer \
-             text, or lower train.seq_len"
+             text, lower train.seq_len, or raise data.val_fraction, the fraction held out for validation"
         );
         assert!(error(10, 16).starts_with("the training split has 9 tokens"));
         assert_eq!(Dataset::new(vec![0; 109], 10).unwrap().val_tokens(), 11);

@@ -1,6 +1,6 @@
 //! What can be wrong with data.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 /// What to do where the text is in another field.
@@ -20,7 +20,7 @@ pub enum DataError {
     #[error("cannot read {}: {source}; check that it is there and may be read", path.display())]
     Unreadable { path: PathBuf, source: io::Error },
 
-    #[error("cannot write {}: {source}; free space, or choose another folder", path.display())]
+    #[error("cannot write {}: {source}; {}", path.display(), to_write(source))]
     Unwritable { path: PathBuf, source: io::Error },
 
     #[error("cannot write {} to the cache: {source}; name a folder for it with KILN_CACHE=FOLDER", path.display())]
@@ -30,7 +30,19 @@ pub enum DataError {
     Empty { path: PathBuf },
 
     #[error(
-        "folder {} holds no text, JSONL, Parquet or .bin files: give one that does, or name a file itself",
+        "data {} is a pipe or a device, not a regular file, and is read more than once: write the text to a file, and give that",
+        path.display()
+    )]
+    NotRegular { path: PathBuf },
+
+    #[error(
+        "data {} is the folder of a run, not data: give the text or the tokens that it trained on (data.source of its config.yaml)",
+        path.display()
+    )]
+    Run { path: PathBuf },
+
+    #[error(
+        "folder {} holds no text, JSONL, CSV, Parquet or .bin files: give one that does, or name a file itself",
         path.display()
     )]
     NoFiles { path: PathBuf },
@@ -63,6 +75,21 @@ pub enum DataError {
 
     #[error("{} has no column {field:?} of strings, but {columns}: {NAME_THE_FIELD}", path.display())]
     ParquetColumn { path: PathBuf, field: String, columns: String },
+
+    #[error("column {field:?} of {} holds {holds}, not strings: {NAME_THE_FIELD}", path.display())]
+    ParquetType { path: PathBuf, field: String, holds: String },
+
+    #[error(
+        "{} names no column {field:?} in its first line, but {columns}: {}",
+        path.display(),
+        other.map_or(NAME_THE_FIELD.into(), |other| format!(
+            "its columns are separated by {other:?}: write it again with commas (.csv) or tabs (.tsv) between them"
+        ))
+    )]
+    TableColumn { path: PathBuf, field: String, columns: String, other: Option<char> },
+
+    #[error("{}, {}: {problem}", path.display(), if *row == 0 { "header".into() } else { format!("row {row} below the header") })]
+    Row { path: PathBuf, row: u64, problem: String },
 
     #[error("{}, row {row}: the text in column {field:?} is not UTF-8: write it again as UTF-8", path.display())]
     ParquetText { path: PathBuf, row: u64, field: String },
@@ -99,16 +126,22 @@ pub enum DataError {
     #[error("{} holds tokens already: train on them as they are, or give text to prepare", path.display())]
     AlreadyTokens { path: PathBuf },
 
-    #[error("val_fraction is {value}: give a share above 0 and at most 1, such as 0.1 for a tenth")]
+    #[error(
+        "data.val_fraction (--val-fraction of `train prepare`) is {value}: give a share above 0 and at most 1, such as 0.1 for a tenth"
+    )]
     ValFraction { value: f64 },
 
     #[error(
-        "crate {name} {version} of the corpus rust-crates is not in {}: run cargo fetch, or give a text",
+        "crate {name} {version} of the corpus rust-crates is not in {}: run cargo fetch, give a text, or take the one that is built in \
+         (--data shakespeare)",
         folder.display()
     )]
     MissingCrate { name: String, version: String, folder: PathBuf },
 
-    #[error("crate {name} of the corpus rust-crates is not in Cargo.lock: give a text")]
+    #[error(
+        "crate {name} of the corpus rust-crates is not in Cargo.lock: give a text, or take the one that is built in \
+         (--data shakespeare)"
+    )]
     NotLocked { name: String },
 
     #[error(
@@ -140,11 +173,22 @@ pub enum DataError {
     OtherTokenizer { path: PathBuf, given: String },
 
     #[error(
-        "the {split} split has {} and needs at least seq_len + 1 = {needed} ({total} in all): give a longer text, or lower \
-         train.seq_len",
-        count(*found, "token")
+        "the {split} split has {} and needs at least seq_len + 1 = {needed} ({total} in all): give a longer text, {}",
+        count(*found, "token"),
+        match (*total >= 2 * needed, *split) {
+            (false, _) => "or lower train.seq_len",
+            (true, "training") => "lower train.seq_len, or lower data.val_fraction, the fraction held out for validation",
+            (true, _) => "lower train.seq_len, or raise data.val_fraction, the fraction held out for validation",
+        }
     )]
     TooShort { split: &'static str, found: u64, needed: u64, total: u64 },
+
+    #[error(
+        "validation data {} is text, and the data that trains are tokens without a tokenizer: give tokens to validate on, \
+         or the tokenizer that made those that train (data.tokenizer)",
+        path.display()
+    )]
+    ValidationText { path: PathBuf },
 
     #[error(
         "the training split has {}, whose documents do not fill one row of {needed} (the shortest length + 1): give a \
@@ -163,6 +207,15 @@ impl DataError {
     /// The error of writing `path`.
     pub(crate) fn write(path: &Path, source: io::Error) -> Self {
         Self::Unwritable { path: path.into(), source }
+    }
+}
+
+/// What to do where a file cannot be written.
+fn to_write(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "choose a folder that you may write into",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free space, or choose another folder",
+        _ => "choose another folder",
     }
 }
 

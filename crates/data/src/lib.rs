@@ -11,8 +11,8 @@
 //! [`open`] takes whatever `--data` takes: it prepares text into a cache folder, once, and reads tokens where they are.
 //! [`prepare`] does the same into a folder of the user's, to be copied to other machines.
 //!
-//! [`Buckets`] packs the documents of a dataset by length into rows of several lengths, without padding, so that few are
-//! cut and short ones are not trained on in long rows; [`Batch::document_starts`] says where they begin in rows.
+//! [`Buckets`] packs the documents of a dataset by length into rows of several lengths, without padding, so that few
+//! are cut and short ones are not trained on in long rows; [`Batch::document_starts`] says where they begin in rows.
 //!
 //! ```
 //! # fn main() -> Result<(), data::DataError> {
@@ -27,10 +27,10 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Nothing here keeps a position or knows a rank. A training sequence is a function of (seed, its number since the start
-//! of the run), and the rows of buckets that a step trains on are one of (seed, step). So a rank asks for its part of the
-//! global batch, a resumed run asks for the step it stopped at, and both see the tokens that one undisturbed rank would
-//! have seen.
+//! Nothing here keeps a position or knows a rank. A training sequence is a function of (seed, its number since the
+//! start of the run), and the rows of buckets that a step trains on are one of (seed, step). So a rank asks for its
+//! part of the global batch, a resumed run asks for the step it stopped at, and both see the tokens that one
+//! undisturbed rank would have seen.
 
 mod buckets;
 mod cache;

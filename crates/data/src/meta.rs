@@ -65,8 +65,8 @@ impl Meta {
     /// The name of the file.
     pub(crate) const FILE: &str = "meta.json";
 
-    /// Whether `folder` has a `meta.json` of ours, whole or damaged. Other programs have files of that name, but not beside token files
-    /// that are named as ours.
+    /// Whether `folder` has a `meta.json` of ours, whole or damaged. Other programs have files of that name, but not
+    /// beside token files that are named as ours.
     pub(crate) fn is_in(folder: &Path) -> bool {
         let path = folder.join(Self::FILE);
         let mut bytes = Vec::new();

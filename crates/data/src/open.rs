@@ -9,22 +9,24 @@ use crate::checked;
 use crate::dataset::val_tokens;
 use crate::meta::VERSION;
 use crate::prepare::{self, PrepareOptions};
+use crate::progress::say;
 use crate::source::{self, Source, TextSource, TokenFiles, hash_part};
 use crate::tokens::Tokens;
-use crate::{DataError, Dataset, Meta, Tokenizer, TokenizerSpec};
+use crate::{DataError, Dataset, Meta, Split, Tokenizer, TokenizerSpec};
 
 /// How a source is opened.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
     /// How text becomes tokens; None for bytes, or for the tokenizer of a prepared folder.
     pub tokenizer: Option<TokenizerSpec>,
-    /// The field of JSON lines, or column of Parquet, that holds the text.
+    /// The field of JSON lines, or column of CSV, TSV and Parquet, that holds the text.
     pub text_field: String,
-    /// The share of the tokens, at the end, that validates; None for a tenth but at most 10 million tokens.
+    /// The share of the tokens, at the end, that validates, unless the source has files for that; None for a tenth but
+    /// at most 10 million tokens.
     pub val_fraction: Option<f64>,
     /// Where text is prepared; None for `$KILN_CACHE`, else the user's cache.
     pub cache: Option<PathBuf>,
-    /// Whether to show progress on stderr.
+    /// Whether to show progress, and what is left out of a folder, on stderr.
     pub progress: bool,
 }
 
@@ -44,10 +46,13 @@ pub struct Prepared {
     pub tokenizer: Option<Tokenizer>,
     /// What the data is, for printing.
     pub name: String,
-    /// Whether the data itself says which of its tokens validate: a folder of [`prepare`](crate::prepare), or token files for both.
+    /// Whether the data itself says which of its tokens validate: a folder of [`prepare`](crate::prepare), or files for
+    /// both.
     pub has_split: bool,
     /// What is known of it; None for token files alone.
     pub meta: Option<Meta>,
+    /// The tokenizer, as it can be opened again.
+    spec: Option<TokenizerSpec>,
 }
 
 impl Prepared {
@@ -61,11 +66,49 @@ impl Prepared {
         let of_tokenizer = self.tokenizer.as_ref().and_then(Tokenizer::eot);
         of_tokenizer.or_else(|| self.meta.as_ref()?.eot)
     }
+
+    /// Opens data to validate on, with the tokenizer of these; `options` say the rest. As its validation split, the
+    /// dataset has that of `source` where it has one of its own, and else all of its tokens.
+    ///
+    /// # Errors
+    /// As of [`open`]; a text, where the tokenizer of these is not known.
+    pub fn open_validation(&self, source: &str, options: &OpenOptions) -> Result<Dataset, DataError> {
+        let options = OpenOptions { tokenizer: self.spec.clone(), val_fraction: None, ..options.clone() };
+        if options.tokenizer.is_none() && matches!(source::find(source)?, Source::Text(_)) {
+            return Err(DataError::ValidationText { path: source.into() });
+        }
+        let opened = open(source, &options)?;
+        Ok(opened.dataset.only(if opened.has_split { Split::Val } else { Split::All }))
+    }
+
+    /// Has the tokens of `sets` validate. Those that validated before train too, unless the data itself says that they
+    /// do not.
+    pub fn validate_on(&mut self, sets: &[Dataset]) {
+        self.dataset = self.dataset.clone().validated_on(sets, self.has_split);
+    }
+
+    /// What differs when other tokens train: 32 hexadecimal digits. Of prepared data it is made of the digests of the
+    /// files, else of the number of tokens and of 64 samples of them, so that it takes no time however many there are.
+    ///
+    /// # Errors
+    /// A token file that cannot be read any more.
+    pub fn fingerprint(&self) -> Result<String, DataError> {
+        let mut hash = Sha256::new();
+        self.dataset.train.hash_samples(&mut hash)?;
+        let shards = self.meta.iter().flat_map(|meta| &meta.shards);
+        shards.filter_map(|shard| shard.sha256.as_ref()).for_each(|digest| hash_part(&mut hash, digest.as_bytes()));
+        Ok(hex(hash))
+    }
+}
+
+/// The first 16 bytes of a digest.
+fn hex(hash: Sha256) -> String {
+    hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Opens what `--data` names: `rust-crates`, `shakespeare`, a file or folder of text, of tokens, or made by
-/// [`prepare`](crate::prepare). Text is prepared into the cache first, unless it is there: its place depends on the text
-/// and the tokenizer. Of several processes one does so, and the others wait for it.
+/// [`prepare`](crate::prepare). Text is prepared into the cache first, unless it is there: its place depends on the
+/// text and the tokenizer. Of several processes one does so, and the others wait for it.
 ///
 /// # Errors
 /// Whatever is wrong with the source, the tokenizer, or the cache; see [`DataError`].
@@ -82,6 +125,7 @@ pub fn open(source: &str, options: &OpenOptions) -> Result<Prepared, DataError> 
 }
 
 fn open_text(text: &TextSource, options: &OpenOptions) -> Result<Prepared, DataError> {
+    say(text.note.as_ref(), options.progress);
     let spec = options.tokenizer.clone().unwrap_or_default();
     let tokenizer = spec.open()?;
     let cache = options.cache.clone().map_or_else(cache::root, Ok)?;
@@ -103,8 +147,11 @@ fn open_text(text: &TextSource, options: &OpenOptions) -> Result<Prepared, DataE
         }
     }
     let damaged = |error: DataError| DataError::DamagedCache { path: folder.clone(), problem: error.to_string() };
+    let has_split = text.has_split();
+    let val_fraction = options.val_fraction.filter(|_| !has_split);
+    let opened = open_folder(&folder, &OpenOptions { val_fraction, ..options.clone() }, None).map_err(damaged)?;
     // The folder keeps the name of whoever made it.
-    Ok(Prepared { name: text.name.clone(), has_split: false, ..open_folder(&folder, options, None).map_err(damaged)? })
+    Ok(Prepared { name: text.name.clone(), has_split, ..opened })
 }
 
 /// The name of the folder for a text and its tokenizer.
@@ -126,7 +173,7 @@ fn key(
         None => hash_part(&mut hash, spec.to_string().as_bytes()),
     }
     text.hash(&mut hash, options.progress)?;
-    Ok(hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(hash))
 }
 
 fn open_folder(folder: &Path, options: &OpenOptions, given: Option<&TokenizerSpec>) -> Result<Prepared, DataError> {
@@ -159,10 +206,12 @@ fn open_folder(folder: &Path, options: &OpenOptions, given: Option<&TokenizerSpe
     };
     let dataset = Dataset::split(tokens, val);
     let name = folder.display().to_string();
-    Ok(Prepared { dataset, tokenizer: Some(tokenizer), name, has_split: true, meta: Some(meta) })
+    let spec = Some(TokenizerSpec::Path(folder.into()));
+    Ok(Prepared { dataset, tokenizer: Some(tokenizer), name, has_split: true, meta: Some(meta), spec })
 }
 
 fn open_tokens(files: TokenFiles, options: &OpenOptions) -> Result<Prepared, DataError> {
+    say(files.note.as_ref(), options.progress);
     let tokenizer = match &options.tokenizer {
         None => None,
         Some(spec) => Some(spec.open()?.ok_or_else(|| DataError::NoTokenizer {
@@ -180,5 +229,6 @@ fn open_tokens(files: TokenFiles, options: &OpenOptions) -> Result<Prepared, Dat
     } else {
         Dataset::pair(train, Tokens::open(&files.val, vocab_size)?)
     };
-    Ok(Prepared { dataset, tokenizer, name: files.name, has_split, meta: None })
+    let spec = options.tokenizer.clone();
+    Ok(Prepared { dataset, tokenizer, name: files.name, has_split, meta: None, spec })
 }

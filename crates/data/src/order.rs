@@ -1,4 +1,5 @@
-//! The order in which an epoch visits the windows of the training split, or the rows of a bucket: a permutation that is computed, not stored.
+//! The order in which an epoch visits the windows of the training split, or the rows of a bucket: a permutation that is
+//! computed, not stored.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};

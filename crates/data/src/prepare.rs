@@ -17,8 +17,9 @@ use rayon::prelude::*;
 
 use crate::cache::NewFolder;
 use crate::dataset::val_tokens;
+use crate::error::count;
 use crate::meta::VERSION;
-use crate::progress::Progress;
+use crate::progress::{Progress, say};
 use crate::source::{self, Piece, Source, TextSource};
 use crate::tokenizer::{CharSet, check_bpe};
 use crate::tokens::ShardWriter;
@@ -32,13 +33,14 @@ const BATCH_BYTES: usize = 16 << 20;
 pub struct PrepareOptions {
     /// Learn a byte-level BPE of so many tokens from the text, instead of taking the tokenizer that is given.
     pub train_bpe: Option<usize>,
-    /// The field of JSON lines, or column of Parquet, that holds the text.
+    /// The field of JSON lines, or column of CSV, TSV and Parquet, that holds the text.
     pub text_field: String,
-    /// The share of the tokens, at the end, that validates; None for a tenth but at most 10 million tokens.
+    /// The share of the tokens, at the end, that validates, unless the source has files for that; None for a tenth but
+    /// at most 10 million tokens.
     pub val_fraction: Option<f64>,
     /// Tokens of a shard.
     pub shard_tokens: u64,
-    /// Whether to show progress on stderr.
+    /// Whether to show progress, and what is left out of a folder, on stderr.
     pub progress: bool,
 }
 
@@ -58,8 +60,8 @@ impl Default for PrepareOptions {
 /// tokenizer's files. The folder appears when it is whole.
 ///
 /// # Errors
-/// A source that is missing, broken or not text; a tokenizer likewise; a vocabulary to learn that is too small; a folder `out`
-/// that is not empty.
+/// A source that is missing, broken or not text; a tokenizer likewise; a vocabulary to learn that is too small; a
+/// folder `out` that is not empty.
 pub fn prepare(
     source: &str,
     tokenizer: &TokenizerSpec,
@@ -81,6 +83,7 @@ pub fn prepare(
     if empty {
         fs::remove_dir(out).map_err(|error| DataError::write(out, error))?;
     }
+    say(text.note.as_ref(), options.progress);
     let folder = NewFolder::create(out, options.progress)?.ok_or_else(exists)?;
     let (name, opened) = match options.train_bpe {
         None => (tokenizer.to_string(), given),
@@ -93,12 +96,16 @@ pub fn prepare(
     if folder.publish()? { Ok(meta) } else { Err(exists()) }
 }
 
-/// Learns a byte-level BPE of at most `vocab_size` tokens from all of `source`.
+/// Learns a byte-level BPE of at most `vocab_size` tokens from all of `source` that is not kept to validate.
 fn learn_bpe(source: &TextSource, field: &str, vocab_size: usize) -> Result<Tokenizer, DataError> {
     thread::scope(|scope| {
         let (sender, pieces) = sync_channel(64);
-        let reader =
-            scope.spawn(move || source.read(field, &mut |piece| sender.send(piece.text).map_err(|_| stopped())));
+        let reader = scope.spawn(move || {
+            source.read(field, &mut |piece| match piece.validates {
+                true => Ok(()),
+                false => sender.send(piece.text).map_err(|_| stopped()),
+            })
+        });
         let tokenizer = Tokenizer::train_bpe(pieces.into_iter(), vocab_size)?;
         join(reader)?;
         Ok(tokenizer)
@@ -112,8 +119,8 @@ pub(crate) fn check_fraction(fraction: Option<f64>) -> Result<(), DataError> {
     }
 }
 
-/// Encodes all of `source` into `folder`; without a tokenizer, by the source's own characters. `name` is what `meta.json` calls
-/// the tokenizer.
+/// Encodes all of `source` into `folder`; without a tokenizer, by the source's own characters. `name` is what
+/// `meta.json` calls the tokenizer.
 pub(crate) fn write(
     source: &TextSource,
     name: &str,
@@ -128,8 +135,8 @@ pub(crate) fn write(
     let vocab_size = tokenizer.vocab_size();
     let eot = tokenizer.eot().filter(|_| source.many);
     let mut shards = ShardWriter::new(folder, vocab_size, options.shard_tokens);
-    let (mut documents, mut text_bytes, mut document_start) = (0, 0, 0);
-    let mut progress = Progress::new("tokens of", source.bytes(), !options.progress);
+    let (mut documents, mut text_bytes, mut document_start, mut validating) = (0, 0, 0, 0);
+    let mut progress = Progress::new("encoding", source.bytes(), !options.progress);
     in_batches(source, &options.text_field, |batch| {
         let encoded: Vec<_> = batch.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect();
         for (piece, tokens) in batch.iter().zip(encoded) {
@@ -142,10 +149,14 @@ pub(crate) fn write(
                 tokens.extend(eot);
             }
             shards.write(&tokens)?;
+            validating += if piece.validates { tokens.len() as u64 } else { 0 };
         }
-        progress.set(source.read.load(Ordering::Relaxed));
+        progress.set(source.counts.read.load(Ordering::Relaxed));
         Ok(())
     })?;
+    let nulls = source.counts.nulls.load(Ordering::Relaxed);
+    let note = format!("{}: {} with null in {:?} skipped", source.name, count(nulls, "row"), options.text_field);
+    say((nulls > 0).then_some(&note), options.progress);
     let shards = shards.finish()?;
     let tokens = shards.iter().map(|shard| shard.tokens).sum();
     if tokens == 0 {
@@ -160,7 +171,7 @@ pub(crate) fn write(
         documents,
         text_bytes,
         tokens,
-        val_tokens: val_tokens(tokens, options.val_fraction),
+        val_tokens: if source.has_split() { validating } else { val_tokens(tokens, options.val_fraction) },
         shards,
     };
     tokenizer.save(folder)?;
@@ -182,10 +193,10 @@ fn in_document(source: &str, number: u64, before: usize, error: DataError) -> Da
 /// The tokenizer of the characters that the source has.
 fn characters(source: &TextSource, options: &PrepareOptions) -> Result<Tokenizer, DataError> {
     let mut seen = CharSet::default();
-    let mut progress = Progress::new("characters of", source.bytes(), !options.progress);
+    let mut progress = Progress::new("finding characters in", source.bytes(), !options.progress);
     source.read(&options.text_field, &mut |piece| {
         seen.add(&piece.text);
-        progress.set(source.read.load(Ordering::Relaxed));
+        progress.set(source.counts.read.load(Ordering::Relaxed));
         Ok(())
     })?;
     if source.many {

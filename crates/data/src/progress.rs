@@ -16,6 +16,13 @@ pub struct Progress {
     quiet: bool,
 }
 
+/// A line for the user, where progress is shown.
+pub fn say(line: Option<&String>, progress: bool) {
+    if let Some(line) = line.filter(|_| progress) {
+        eprintln!("{line}");
+    }
+}
+
 impl Progress {
     pub fn new(what: &'static str, total: u64, quiet: bool) -> Self {
         let template = "{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";

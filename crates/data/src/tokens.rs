@@ -5,18 +5,21 @@
 //! nanoGPT   u16 tokens, no header
 //! ```
 //!
-//! All little-endian. Files stay open and are read where a batch lies, not mapped: one that is cut short while it is in use, or a disk
-//! that fails, is then an error and not the end of the process.
+//! All little-endian. Files stay open and are read where a batch lies, not mapped: one that is cut short while it is in
+//! use, or a disk that fails, is then an error and not the end of the process.
 
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use crate::progress::Progress;
+use crate::source::hash_part;
 use crate::{DataError, Shard};
 
 const HEADER_BYTES: u64 = 1024;
@@ -25,9 +28,16 @@ const LLMC_U16: [u32; 2] = [20_240_520, 1];
 /// Magic number and version of files with 32-bit tokens.
 const LLMC_U32: [u32; 2] = [20_240_801, 7];
 
-/// Tokens of a shard, at its start, that are compared with the vocabulary when it is opened: enough to find a wrong tokenizer,
-/// without reading a corpus of terabytes. The others are compared batch by batch, by whoever trains on them.
+/// Tokens of a shard, at its start, that are compared with the vocabulary when it is opened: enough to find a wrong
+/// tokenizer, without reading a corpus of terabytes. The others are compared batch by batch, by whoever trains on them.
 const CHECKED_TOKENS: u64 = 1_000_000;
+
+/// Tokens that a pass over all of them reads at once.
+const PASS_TOKENS: u64 = 1 << 20;
+
+/// Places of a stream whose tokens its fingerprint has, and tokens of each.
+const SAMPLES: u64 = 64;
+const SAMPLE_TOKENS: u64 = 1024;
 
 /// A stream of tokens that lies in several files or in memory. Cloning it shares the files.
 #[derive(Debug, Clone)]
@@ -133,6 +143,41 @@ impl Tokens {
     /// These tokens, then those of `other`.
     pub fn then(self, other: Self) -> Self {
         Self::of_parts(self.parts.into_iter().chain(other.parts).map(|part| (part.range, part.file)))
+    }
+
+    /// The largest token, at most `i32::MAX`, after a pass over all of them, by all threads; None of no tokens.
+    ///
+    /// # Errors
+    /// A file that cannot be read any more, or was cut short since it was opened.
+    pub fn largest(&self, progress: bool) -> Result<Option<u32>, DataError> {
+        let done = Mutex::new((Progress::new("looking for the largest token in", self.bytes(), !progress), 0));
+        let largest_of = |pass: u64| {
+            let range = pass * PASS_TOKENS..self.len().min((pass + 1) * PASS_TOKENS);
+            let mut tokens = Vec::with_capacity((range.end - range.start) as usize);
+            self.read(range, &mut tokens)?;
+            let (bar, read) = &mut *done.lock().unwrap_or_else(PoisonError::into_inner);
+            *read += tokens.len() as u64;
+            bar.set((self.bytes() as f64 * (*read as f64 / self.len() as f64)) as u64);
+            Ok(tokens.into_iter().max().map(|token| token as u32))
+        };
+        let passes = (0..self.len().div_ceil(PASS_TOKENS)).into_par_iter();
+        passes.map(largest_of).try_reduce(|| None, |a, b| Ok(a.max(b)))
+    }
+
+    /// Adds their number and a sample of them to a hash: 64 places from the first to the last, evenly spread.
+    ///
+    /// # Errors
+    /// A file that cannot be read any more, or was cut short since it was opened.
+    pub fn hash_samples(&self, hash: &mut Sha256) -> Result<(), DataError> {
+        hash_part(hash, &self.len().to_le_bytes());
+        let sample = self.len().min(SAMPLE_TOKENS);
+        for place in 0..SAMPLES {
+            let start = ((self.len() - sample) as u128 * u128::from(place) / u128::from(SAMPLES - 1)) as u64;
+            let mut tokens = vec![];
+            self.read(start..start + sample, &mut tokens)?;
+            tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        }
+        Ok(())
     }
 
     /// Appends tokens `range` to `out`; a token above `i32::MAX` becomes that.

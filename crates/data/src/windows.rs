@@ -7,9 +7,10 @@
 //! seq_len 6    sequences v1 v0 | next epoch: windows of 6 side by side again
 //! ```
 //!
-//! What an epoch has left goes on end to end, in the order of the text, and is cut into sequences of the new length, which come in an
-//! order of their own. So no token is predicted twice in an epoch, and none is left out but fewer than a sequence at its end. A sequence
-//! may join parts of the text; each of its targets is the token that follows in the text.
+//! What an epoch has left goes on end to end, in the order of the text, and is cut into sequences of the new length,
+//! which come in an order of their own. So no token is predicted twice in an epoch, and none is left out but fewer than
+//! a sequence at its end. A sequence may join parts of the text; each of its targets is the token that follows in the
+//! text.
 
 use std::ops::Range;
 
@@ -68,9 +69,11 @@ struct Cut {
 }
 
 impl Windows {
-    /// Of the training split of `dataset`, for a run that has `trained` on parts of it and goes on with sequences of `seq_len` tokens.
+    /// Of the training split of `dataset`, for a run that has `trained` on parts of it and goes on with sequences of
+    /// `seq_len` tokens.
     ///
-    /// It takes time and memory where a length changed amid an epoch: a bit, and the place of a window in the order, for each window.
+    /// It takes time and memory where a length changed amid an epoch: a bit, and the place of a window in the order,
+    /// for each window.
     ///
     /// # Panics
     /// If the training split has fewer than `seq_len + 1` tokens: see [`Dataset::check`].

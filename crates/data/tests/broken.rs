@@ -1,5 +1,5 @@
-//! Broken files of every kind end in an error (or are read, where the damage does no harm): no panic, and no memory asked for
-//! because a number in a file says so.
+//! Broken files of every kind end in an error (or are read, where the damage does no harm): no panic, and no memory
+//! asked for because a number in a file says so.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use data::{OpenOptions, PrepareOptions, Tokenizer, TokenizerSpec, open, prepare};
+use parquet::basic::Encoding;
 use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
@@ -66,11 +67,17 @@ fn try_source(source: &Path) {
     assert!(largest < MOST, "{largest} bytes asked for at once");
 }
 
-fn parquet(texts: &[&str]) -> Vec<u8> {
+fn parquet(texts: &[&str], encoding: Option<Encoding>) -> Vec<u8> {
     let schema = Arc::new(parse_message_type("message m { optional binary text (UTF8); required int32 n; }").unwrap());
     let mut bytes = Vec::new();
-    let mut writer =
-        SerializedFileWriter::new(&mut bytes, schema, Arc::new(WriterProperties::builder().build())).unwrap();
+    let properties = match encoding {
+        None => WriterProperties::builder().build(),
+        Some(encoding) => WriterProperties::builder()
+            .set_dictionary_enabled(false)
+            .set_column_encoding("text".into(), encoding)
+            .build(),
+    };
+    let mut writer = SerializedFileWriter::new(&mut bytes, schema, Arc::new(properties)).unwrap();
     for texts in texts.chunks(3) {
         let mut group = writer.next_row_group().unwrap();
         let mut column = group.next_column().unwrap().unwrap();
@@ -97,6 +104,8 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 const LINES: &[u8] = b"{\"text\": \"one \\u00e9 two\", \"n\": [1, {}]}\n{\"text\": \"three\\nfour\"}\n";
 
+const PARQUET: [&str; 5] = ["one two", "three", "", "four é", "five"];
+
 /// Whole files of every kind, which are then damaged.
 fn files() -> Vec<(&'static str, Vec<u8>)> {
     let tokens: Vec<u8> = (0..60u32).flat_map(u32::to_le_bytes).collect();
@@ -112,7 +121,9 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
         ("a.txt", "one é two\n三\n".repeat(9).into()),
         ("u16.bin", header([20_240_520, 1, 120])),
         ("u32.bin", header([20_240_801, 7, 60])),
-        ("a.parquet", parquet(&["one two", "three", "", "four é", "five"])),
+        ("a.parquet", parquet(&PARQUET, None)),
+        ("lengths.parquet", parquet(&PARQUET, Some(Encoding::DELTA_LENGTH_BYTE_ARRAY))),
+        ("prefixes.parquet", parquet(&PARQUET, Some(Encoding::DELTA_BYTE_ARRAY))),
     ]
 }
 
@@ -141,22 +152,40 @@ fn the_files_are_read_when_they_are_whole() {
         fs::write(&path, bytes).unwrap();
         let options = OpenOptions { cache: Some(folder.path().join("cache")), ..OpenOptions::default() };
         let prepared = open(path.to_str().unwrap(), &options).unwrap();
-        if name == "a.parquet" {
+        if name.ends_with(".parquet") {
             let meta = prepared.meta.unwrap();
             assert_eq!((meta.documents, meta.text_bytes), (4, 7 + 5 + 7 + 4));
         }
     }
     let path = folder.path().join("a.parquet");
-    let options = OpenOptions { text_field: "n".into(), ..OpenOptions::default() };
-    let message = open(path.to_str().unwrap(), &options).unwrap_err().to_string();
-    assert!(message.contains("a.parquet has no column \"n\" of strings, but text, n: name the one"), "{message}");
+    let refused = |field: &str| {
+        let options = OpenOptions { text_field: field.into(), ..OpenOptions::default() };
+        open(path.to_str().unwrap(), &options).unwrap_err().to_string()
+    };
+    let message = refused("body");
+    assert!(message.contains("a.parquet has no column \"body\" of strings, but text, n: name the one"), "{message}");
+    let message = refused("n");
+    assert!(
+        message.starts_with("column \"n\" of ") && message.contains(" holds INT32, not strings: name"),
+        "{message}"
+    );
+    // The name of the column, and its codec: 0 is none, and 4 Brotli, whose zigzag is 8.
+    let mut bytes = fs::read(&path).unwrap();
+    let codecs: Vec<usize> = (9..bytes.len()).filter(|&at| bytes[..at].ends_with(b"\x18\x04text\x15\x00")).collect();
+    codecs.iter().for_each(|at| bytes[at - 1] = 8);
+    fs::write(&path, bytes).unwrap();
+    let message = refused("text");
+    assert!(
+        message.contains("(Parquet error: its text is compressed by BROTLI, and Snappy, gzip, LZ4 and"),
+        "{message}"
+    );
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn damaged_sources_do_no_harm(damage in damage(), which in 0usize..7) {
+    fn damaged_sources_do_no_harm(damage in damage(), which in 0usize..9) {
         let folder = tempfile::tempdir().unwrap();
         let (name, bytes) = files().swap_remove(which);
         let path = folder.path().join(name);
@@ -165,7 +194,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_under_any_name_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..3000), which in 0usize..7) {
+    fn arbitrary_bytes_under_any_name_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..3000), which in 0usize..9) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(files()[which].0);
         fs::write(&path, bytes).unwrap();

@@ -173,8 +173,9 @@ fn token_files_are_used_as_they_are_and_checked_against_a_tokenizer() {
     assert!(with(TokenizerSpec::Byte, None).contains("token 256 at position 256 is not below the vocabulary of 256"));
     assert!(with(TokenizerSpec::Char, None).contains("which characters"));
     for fraction in [0.0, -0.1, 1.5, f64::NAN] {
-        let expected =
-            format!("val_fraction is {fraction}: give a share above 0 and at most 1, such as 0.1 for a tenth");
+        let expected = format!(
+            "data.val_fraction (--val-fraction of `train prepare`) is {fraction}: give a share above 0 and at most 1, such as 0.1 for a tenth"
+        );
         assert_eq!(with(TokenizerSpec::Byte, Some(fraction)), expected);
     }
 }
@@ -238,5 +239,100 @@ fn a_tokenizer_with_a_pattern_without_end_is_an_error_of_the_document() {
         let expected = if part == "decoder" { "which is not supported" } else { "take" };
         assert!(message.contains(expected) && message.contains("long") != (part == "decoder"), "{part}: {message}");
         assert!(part == "decoder" || message.contains("document 2"), "{part}: {message}");
+    }
+}
+
+#[test]
+fn a_folder_with_files_for_both_trains_on_one_and_validates_on_the_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("text");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("train.txt"), "abcabc").unwrap();
+    fs::write(source.join("val.txt"), "cab").unwrap();
+    fs::write(source.join("notes.md"), "xyz").unwrap();
+    let cache = folder.path().join("cache");
+    let spec = Some(TokenizerSpec::Char);
+    // A share would be of the end of all text: the files count.
+    for val_fraction in [None, Some(0.5)] {
+        let options = OpenOptions { tokenizer: spec.clone(), val_fraction, ..options(&cache) };
+        let prepared = open(source.to_str().unwrap(), &options).unwrap();
+        assert!(prepared.has_split);
+        assert_eq!((prepared.dataset.train_tokens(), prepared.dataset.val_tokens()), (7, 4), "each with its end");
+        assert_eq!(prepared.dataset.val_batch([0], 3).unwrap().inputs, [3, 1, 2]);
+        assert_eq!(prepared.vocab_size(), Some(4), "of both files, and an end");
+    }
+    let out = folder.path().join("out");
+    let prepare_options = PrepareOptions { val_fraction: Some(0.5), ..PrepareOptions::default() };
+    let meta = prepare(source.to_str().unwrap(), &TokenizerSpec::Char, &out, &prepare_options).unwrap();
+    assert_eq!((meta.tokens, meta.val_tokens), (11, 4));
+}
+
+#[test]
+fn data_of_their_own_validate_with_the_tokenizer_of_those_that_train() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let tokens = |tokens: &[u16]| tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>();
+    fs::write(path("text.txt"), "abcabcabcabcabcabcab").unwrap();
+    fs::write(path("wiki.txt"), "ccc").unwrap();
+    fs::write(path("other.txt"), "xyz").unwrap();
+    fs::create_dir(path("tokens")).unwrap();
+    fs::write(path("tokens/train.bin"), tokens(&[1; 9])).unwrap();
+    fs::write(path("tokens/val.bin"), tokens(&[2; 5])).unwrap();
+    let options = OpenOptions { tokenizer: Some(TokenizerSpec::Char), ..options(&folder.path().join("cache")) };
+    let mut prepared = open(&path("text.txt"), &options).unwrap();
+    assert_eq!((prepared.dataset.train_tokens(), prepared.dataset.val_tokens()), (18, 2));
+    let open_set = |name: &str| prepared.open_validation(&path(name), &options);
+    let sets = [open_set("wiki.txt").unwrap(), open_set("tokens").unwrap()];
+    assert_eq!(sets.each_ref().map(|set| (set.train_tokens(), set.val_tokens())), [(0, 3), (0, 5)]);
+    assert_eq!(sets[0].val_batch([0], 2).unwrap().inputs, [2, 2]);
+    let error = open_set("other.txt").unwrap_err().to_string();
+    assert!(error.contains("character 'x' at byte 0 is not one of the 3 characters"), "{error}");
+    let before = prepared.fingerprint().unwrap();
+    prepared.validate_on(&sets);
+    assert_eq!((prepared.dataset.train_tokens(), prepared.dataset.val_tokens()), (20, 8), "all of its own trains");
+    assert_ne!(prepared.fingerprint().unwrap(), before);
+
+    let mut blind = open(&path("tokens"), &self::options(folder.path())).unwrap();
+    let error = blind.open_validation(&path("wiki.txt"), &options).unwrap_err().to_string();
+    assert!(error.contains("wiki.txt is text, and the data that trains are tokens without a tokenizer"), "{error}");
+    blind.validate_on(&sets[..1]);
+    assert_eq!(
+        (blind.dataset.train_tokens(), blind.dataset.val_tokens()),
+        (9, 3),
+        "what validated still does not train"
+    );
+}
+
+#[test]
+fn a_fingerprint_is_of_the_tokens_wherever_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let text = "The five boxing wizards jump quickly. ".repeat(100);
+    let fingerprint =
+        |name: &str| open(&path(name), &options(&folder.path().join("cache"))).unwrap().fingerprint().unwrap();
+    fs::write(path("a.txt"), &text).unwrap();
+    fs::write(path("b.txt"), &text).unwrap();
+    fs::write(path("c.txt"), text.replacen("boxing", "foxing", 1)).unwrap();
+    fs::write(path("d.bin"), text.bytes().flat_map(|byte| [byte, 0]).collect::<Vec<u8>>()).unwrap();
+    fs::write(path("e.bin"), text[1..].bytes().flat_map(|byte| [byte, 0]).collect::<Vec<u8>>()).unwrap();
+    assert_eq!(fingerprint("a.txt"), fingerprint("b.txt"));
+    assert_eq!(fingerprint("a.txt").len(), 32);
+    let all: std::collections::BTreeSet<_> = ["a.txt", "c.txt", "d.bin", "e.bin"].map(fingerprint).into();
+    assert_eq!(all.len(), 4);
+}
+
+#[test]
+fn the_largest_token_is_found_in_either_split() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = |tokens: &[u16]| tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>();
+    let mut train = vec![3u16; 2_500_000];
+    for (at, token, val, expected) in [(0, 50256, 7, 50256), (2_499_999, 300, 7, 300), (1_048_576, 3, 65535, 65535)] {
+        train.fill(3);
+        train[at] = token;
+        fs::write(folder.path().join("train.bin"), bytes(&train)).unwrap();
+        fs::write(folder.path().join("val.bin"), bytes(&[val; 9])).unwrap();
+        let prepared = open(folder.path().to_str().unwrap(), &options(folder.path())).unwrap();
+        assert_eq!(prepared.vocab_size(), None);
+        assert_eq!(prepared.dataset.largest_token(false).unwrap(), Some(expected));
     }
 }

@@ -1,3 +1,5 @@
+//! One use of a unit in the forward, and what it returns.
+
 use crate::memory::bytes;
 use crate::modules::BoundModules;
 use crate::unit::{Activation, Loss};

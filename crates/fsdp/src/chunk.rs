@@ -1,18 +1,19 @@
-//! The forward of one micro-batch through calls that follow each other, and in `chunk/backward.rs` the backward: what is gathered, bound, run, reduced and freed, and
-//! when.
+//! The forward of one micro-batch through calls that follow each other, and in `chunk/backward.rs` the backward: what
+//! is gathered, bound, run, reduced and freed, and when.
 //!
 //! ```text
 //! communication   gather 0 | gather 1 | gather 2 |         gather 1 | reduce 2, gather 0 | reduce 1 | reduce 0
 //! computation              | run 0    | run 1    | run 2   vjp 2    | vjp 1              | vjp 0    |
 //! ```
 //!
-//! While a call computes, the next one's parameters are on their way: at most two units are gathered at a time. The last call's stay
-//! until its backward, which follows at once.
+//! While a call computes, the next one's parameters are on their way: at most two units are gathered at a time. The
+//! last call's stay until its backward, which follows at once.
 //!
-//! In a pipeline what is gathered stays until the last micro-batch's backward is through, for some micro-batch needs it most of the time.
+//! In a pipeline what is gathered stays until the last micro-batch's backward is through, for some micro-batch needs it
+//! most of the time.
 //!
-//! Under [`Strategy::Block`](crate::Strategy::Block) every rank goes through all calls, for it has a shard of each unit to give and a
-//! part of each gradient to take; it computes only its own, and hands the activation on.
+//! Under [`Strategy::Block`](crate::Strategy::Block) every rank goes through all calls, for it has a shard of each unit
+//! to give and a part of each gradient to take; it computes only its own, and hands the activation on.
 
 mod backward;
 
@@ -27,6 +28,7 @@ use crate::plan::Plan;
 use crate::sharded_unit::ShardedUnit;
 use crate::unit::{Activation, Loss};
 use crate::weights::Weights;
+use crate::work::Work;
 use crate::{FsdpConfig, FsdpError, Prefetch, wire};
 use burn::tensor::Tensor;
 use comm::{Communicator, FirstError};
@@ -63,10 +65,13 @@ pub(crate) struct Runner<'a, B> {
     pub kept: Vec<Option<Weights>>,
     /// Micro-batches of a step.
     pub micro_batches: usize,
-    /// Of units that the stage calls more than once, by unit and micro-batch: how many calls have given their gradients, and the sum of these.
+    /// Of units that the stage calls more than once, by unit and micro-batch: how many calls have given their
+    /// gradients, and the sum of these.
     pub partial: HashMap<(usize, usize), (usize, Vec<Counted>)>,
     /// Of each unit how many micro-batches have given all their gradients.
     pub reduced: Vec<usize>,
+    /// How far the step is.
+    pub work: Work<'a>,
 }
 
 /// A micro-batch on its way back.
@@ -130,6 +135,7 @@ impl<B> Runner<'_, B> {
         let x = self.run(calls, x, losses, |runner, i, weights, x| {
             let output;
             (saved[i - first], output) = runner.run_and_save(i, weights, x, batch);
+            runner.work.forward();
             output
         })?;
         Ok((saved, x))
@@ -183,8 +189,8 @@ impl<B> Runner<'_, B> {
         let graph = self.run_tracked(i, &weights, x, batch);
         let output = graph.output.detached();
         if self.regathers(i) {
-            // SAFETY: the call has returned. Operations have slices of parameters only while they run, and a call's function keeps none, as
-            // `Units` asks of it.
+            // SAFETY: the call has returned. Operations have slices of parameters only while they run, and a call's
+            // function keeps none, as `Units` asks of it.
             unsafe { weights.free() };
         }
         (Saved::Graph { graph, weights }, output)

@@ -1,3 +1,5 @@
+//! The threads on which a rank communicates while it computes.
+
 use crate::FsdpError;
 use crate::placement::Groups;
 use comm::{CommError, panic_message};
@@ -6,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// A rank's communication beside its computation, each kind in an order of its own: parameters that it waits for do not queue behind
-/// gradients, which nobody waits for.
+/// A rank's communication beside its computation, each kind in an order of its own: parameters that it waits for do not
+/// queue behind gradients, which nobody waits for.
 pub(crate) struct Lanes {
     /// Parameters, on their way to be computed with.
     pub gather: CommThread,
@@ -25,8 +27,8 @@ impl Lanes {
 
 /// A thread on which a rank communicates, so that collectives run while the rank computes.
 ///
-/// Jobs run one after another in the order they were submitted. Every rank submits the same collectives in the same order, which
-/// is all that an order of collectives needs.
+/// Jobs run one after another in the order they were submitted. Every rank submits the same collectives in the same
+/// order, which is all that an order of collectives needs.
 pub(crate) struct CommThread {
     rank: usize,
     jobs: Option<mpsc::Sender<Job>>,
@@ -98,8 +100,8 @@ impl<T: 'static> Pending<T> {
 }
 
 impl Drop for CommThread {
-    /// Ends the thread. Where a job still runs, the rank has failed, and the job waits for ranks that will learn of that only
-    /// after this returns: then the thread is left to end by itself.
+    /// Ends the thread. Where a job still runs, the rank has failed, and the job waits for ranks that will learn of
+    /// that only after this returns: then the thread is left to end by itself.
     fn drop(&mut self) {
         drop(self.jobs.take());
         if self.unfinished.load(Ordering::Acquire) == 0

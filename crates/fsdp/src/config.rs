@@ -1,3 +1,5 @@
+//! How a model is spread over ranks and trained: strategies, wrapping, recomputation, pipeline.
+
 mod validate;
 
 use crate::{FsdpError, Precision};
@@ -16,15 +18,16 @@ pub enum Strategy {
     Ddp,
     /// 1/N of the optimizer state (ZeRO-1).
     Zero1,
-    /// 1/N of gradients and optimizer state (ZeRO-2). PyTorch's `SHARD_GRAD_OP`, which also shards parameters between steps, is
-    /// `full_shard` with `reshard_after_forward: false`.
+    /// 1/N of gradients and optimizer state (ZeRO-2). PyTorch's `SHARD_GRAD_OP`, which also shards parameters between
+    /// steps, is `full_shard` with `reshard_after_forward: false`.
     ShardGradOp,
     /// 1/N of everything; parameters are gathered just before use (ZeRO-3, FSDP).
     #[default]
     FullShard,
     /// 1/S of everything inside groups of S ranks, and replicas across the groups (HSDP).
     HybridShard,
-    /// 1/N of everything; each block is computed by one rank only, to which it is gathered, and activations travel from rank to rank.
+    /// 1/N of everything; each block is computed by one rank only, to which it is gathered, and activations travel from
+    /// rank to rank.
     Block,
 }
 
@@ -90,8 +93,8 @@ pub enum ActivationCheckpointing {
     #[default]
     #[schemars(rename = "none")]
     None,
-    /// Every block's input; its backward runs the forward again. The last block, whose backward follows at once but under `gpipe`, is not run
-    /// twice.
+    /// Every block's input; its backward runs the forward again. The last block, whose backward follows at once but
+    /// under `gpipe`, is not run twice.
     #[schemars(rename = "full")]
     Full,
     /// As `full` for every K-th block, as `none` for the others.
@@ -155,26 +158,29 @@ pub struct FsdpConfig {
     /// and `full_shard` is `hybrid_shard`. None: 2 for `hybrid_shard`, and 1 for the others. Under `ddp` the number of
     /// copies, if it is given.
     pub dp_replicate: Option<usize>,
-    /// Ranks over which stacks of experts ([`Units::experts`](crate::Units::experts)) are spread, each group of them having all; they are sharded
-    /// over the ranks with the same experts. 1 for none.
+    /// Ranks over which stacks of experts ([`Units::experts`](crate::Units::experts)) are spread, each group of them
+    /// having all; they are sharded over the ranks with the same experts. 1 for none.
     pub ep: usize,
-    /// Ranks over which matrices are cut ([`Units::tensor_parallel`](crate::Units::tensor_parallel)), each group of them computing the same sequences.
-    /// What is not cut is sharded over them too, for each has rows of its own. 1 for none.
+    /// Ranks over which matrices are cut ([`Units::tensor_parallel`](crate::Units::tensor_parallel)), each group of
+    /// them computing the same sequences. What is not cut is sharded over them too, for each has rows of its own. 1 for
+    /// none.
     pub tp: usize,
-    /// Ranks that have a part of each sequence's rows each, through all layers; to parameters they are data ranks. 1 for none.
+    /// Ranks that have a part of each sequence's rows each, through all layers; to parameters they are data ranks. 1
+    /// for none.
     pub cp: usize,
     /// What is a unit.
     pub wrap: Wrap,
-    /// Whether gathered parameters are freed after the forward and gathered again for the backward. Where a graph is kept on a GPU they
-    /// stay nevertheless, for its memory cannot be taken away: recompute there. They stay in pipelines too, and with schedules that put
-    /// gradients of weights off.
+    /// Whether gathered parameters are freed after the forward and gathered again for the backward. Where a graph is
+    /// kept on a GPU they stay nevertheless, for its memory cannot be taken away: recompute there. They stay in
+    /// pipelines too, and with schedules that put gradients of weights off.
     pub reshard_after_forward: bool,
     /// What is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
     /// In which types parameters are gathered and gradients are reduced.
     pub precision: Precision,
-    /// Whether shards, gradients and optimizer state rest in the memory of the CPU, and the optimizer steps there. Gradients of
-    /// micro-batches are added up there too, with fp32 reductions over several ranks in another order than elsewhere.
+    /// Whether shards, gradients and optimizer state rest in the memory of the CPU, and the optimizer steps there.
+    /// Gradients of micro-batches are added up there too, with fp32 reductions over several ranks in another order than
+    /// elsewhere.
     pub cpu_offload: bool,
     /// When the forward sends for parameters.
     pub forward_prefetch: Prefetch,
@@ -188,8 +194,8 @@ pub struct FsdpConfig {
     pub adamw: AdamW,
     /// Gradients whose global norm is above this are scaled down to it.
     pub clip_grad_norm: Option<f64>,
-    /// Bytes that this rank's computing threads have allocated and not freed so far, where an allocator counts them: what a forward's
-    /// graph keeps is the difference. Without it a graph is counted by its input alone.
+    /// Bytes that this rank's computing threads have allocated and not freed so far, where an allocator counts them:
+    /// what a forward's graph keeps is the difference. Without it a graph is counted by its input alone.
     pub allocated: Option<fn() -> isize>,
 }
 
@@ -239,8 +245,9 @@ impl FsdpConfig {
             }
     }
 
-    /// Whether the backward gathers the parameters of call `i` again, where they are gathered at all; the same on all ranks. Not for the
-    /// last call, whose backward follows at once, nor where the memory that a graph holds cannot be taken away, nor in a pipeline.
+    /// Whether the backward gathers the parameters of call `i` again, where they are gathered at all; the same on all
+    /// ranks. Not for the last call, whose backward follows at once, nor where the memory that a graph holds cannot be
+    /// taken away, nor in a pipeline.
     pub(crate) fn regathers(&self, i: usize, calls: usize, frees_kept_memory: bool) -> bool {
         let is_last = i + 1 == calls;
         self.reshard_after_forward
@@ -249,13 +256,14 @@ impl FsdpConfig {
             && (self.recomputes(i, calls) || frees_kept_memory)
     }
 
-    /// Whether gradients go to their shards with a step's last micro-batch only.
-    pub(crate) fn reduces_once(&self) -> bool {
+    /// Whether gradients go to their shards with a step's last micro-batch only, and wait whole until then.
+    pub fn reduces_once(&self) -> bool {
         let shards = self.strategy.shards();
         !shards.gradients || self.no_sync.unwrap_or(shards.parameters && self.keeps_gathered())
     }
 
-    /// Whether what is gathered stays until the last micro-batch's backward: in a pipeline some micro-batch needs it most of the time.
+    /// Whether what is gathered stays until the last micro-batch's backward: in a pipeline some micro-batch needs it
+    /// most of the time.
     pub(crate) fn keeps_gathered(&self) -> bool {
         self.pipeline.stages > 1 || self.pipeline.schedule.splits_backward()
     }

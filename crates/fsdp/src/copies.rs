@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// What a rank holds that others hold too, parameters and moments, as it is between two steps: all under `ddp` (of experts over ranks
-/// those that several ranks have) and `hybrid_shard`, and what several stages hold.
+/// What a rank holds that others hold too, parameters and moments, as it is between two steps: all under `ddp` (of
+/// experts over ranks those that several ranks have) and `hybrid_shard`, and what several stages hold.
 ///
 /// It costs no copy: the tensors share memory with the model until its next step, which then makes new ones.
 #[derive(Debug, Clone, Default)]
@@ -51,8 +51,8 @@ impl Copies {
     }
 }
 
-/// Refuses ranks whose copies are not the same to the last bit, given by the digests of each rank, from rank 0 on: a device or its memory
-/// has failed then, or the ranks do not run the same program.
+/// Refuses ranks whose copies are not the same to the last bit, given by the digests of each rank, from rank 0 on: a
+/// device or its memory has failed then, or the ranks do not run the same program.
 ///
 /// # Errors
 /// [`FsdpError::Copies`] with a unit, and two ranks that differ in it.

@@ -1,3 +1,5 @@
+//! Why a step did not happen.
+
 use comm::CommError;
 
 /// Why a step did not happen.

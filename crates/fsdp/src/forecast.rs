@@ -73,7 +73,8 @@ struct Step<'a> {
 }
 
 impl<B: 'static> Units<B> {
-    /// What a rank will take once it has made a step, from shapes alone. What rests is exact; the activations are what `run` says.
+    /// What a rank will take once it has made a step, from shapes alone. What rests is exact; the activations are what
+    /// `run` says.
     ///
     /// # Errors
     /// Those of [`Fsdp::new`](crate::Fsdp::new) that need no values.
@@ -254,7 +255,8 @@ impl Step<'_> {
         self.note(0);
     }
 
-    /// What gradients of weights are computed of counts until they are; and those that are there already, all of them at most.
+    /// What gradients of weights are computed of counts until they are; and those that are there already, all of them
+    /// at most.
     fn backward_of_inputs(&mut self, calls: Range<usize>, saved: Vec<Saved>) -> Vec<(Saved, Held)> {
         let mut all = vec![];
         for (i, (weights, mut kept)) in calls.zip(saved).rev() {

@@ -1,5 +1,8 @@
+//! One rank's part of a model in training: steps and evaluations.
+
 mod kept;
 mod sums;
+mod watch;
 
 pub use kept::Unloaded;
 
@@ -15,6 +18,7 @@ use crate::precision::LossScaling;
 use crate::sharded_unit::ShardedUnit;
 use crate::storage::Storage;
 use crate::unit::{ShapeOf, ValuesFrom};
+use crate::work::{Watch, Work};
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -51,6 +55,7 @@ pub struct Fsdp<B> {
     shape: Option<Box<ShapeOf<B>>>,
     config: FsdpConfig,
     loss_scale: LossScaling,
+    watch: Option<Box<Watch>>,
 }
 
 /// What a step did, but for its [`times`](Self::times) the same on every rank.
@@ -62,10 +67,11 @@ pub struct StepReport {
     pub aux_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
-    /// Whether the step was not made, and the parameters are as they were: fp16 gradients have overflown (then the next step's loss is
-    /// scaled by half as much), or there is something [`non_finite`](Self::non_finite).
+    /// Whether the step was not made, and the parameters are as they were: fp16 gradients have overflown (then the next
+    /// step's loss is scaled by half as much), or there is something [`non_finite`](Self::non_finite).
     pub skipped: bool,
-    /// Where the first number came up that is infinite or none, but for fp16 gradients that a smaller scale of the loss may mend.
+    /// Where the first number came up that is infinite or none, but for fp16 gradients that a smaller scale of the loss
+    /// may mend.
     pub non_finite: Option<NonFinite>,
     /// The sums over the ranks of the numbers that the caller gave.
     pub sums: Vec<f64>,
@@ -83,12 +89,12 @@ pub struct NonFinite {
 }
 
 impl<B: 'static> Fsdp<B> {
-    /// Shards `units` over the ranks of `comm`. Units are made one at a time, and of each this rank keeps its share; every rank makes them
-    /// with the same values.
+    /// Shards `units` over the ranks of `comm`. Units are made one at a time, and of each this rank keeps its share;
+    /// every rank makes them with the same values.
     ///
     /// # Errors
-    /// If the calls are not one first, any others, one last, or the first one's unit has no parameters; if options do not go together; if
-    /// the ranks' values differ; if a rank fails.
+    /// If the calls are not one first, any others, one last, or the first one's unit has no parameters; if options do
+    /// not go together; if the ranks' values differ; if a rank fails.
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         Self::sharded(units, comm, config, true)
     }
@@ -153,34 +159,38 @@ impl<B: 'static> Fsdp<B> {
             shape,
             config,
             loss_scale,
+            watch: None,
         })
     }
 
-    /// This rank's place among those that share the batch, and their number: all ranks of its stage, of which those that compute the same sequences count
-    /// as one; but under `block` each computes every batch.
+    /// This rank's place among those that share the batch, and their number: all ranks of its stage, of which those
+    /// that compute the same sequences count as one; but under `block` each computes every batch.
     pub fn data_parallel(&self) -> (usize, usize) {
         let (Plan { shard, shards, replica, replicas, .. }, of) = (&self.plan, self.config.tp * self.config.cp);
         if self.owners.is_some() { (0, 1) } else { ((replica * shards + shard) / of, replicas * shards / of) }
     }
 
-    /// One optimizer step on this rank's micro-batches of the global batch, which all count alike; every rank has as many.
+    /// One optimizer step on this rank's micro-batches of the global batch, which all count alike; every rank has as
+    /// many.
     pub fn train_step(&mut self, micro_batches: &[B], lr: f64) -> Result<StepReport, FsdpError> {
         self.train_step_with(micro_batches, &vec![1.0; micro_batches.len()], lr, Vec::new, |_, _| Ok(()))
     }
 
-    /// [`train_step`](Self::train_step) of micro-batches that count by `weights`, such as the numbers of their sequences: the loss is the weighted mean over
-    /// all ranks, and a rank with fewer micro-batches than others gives some of weight 0.
+    /// [`train_step`](Self::train_step) of micro-batches that count by `weights`, such as the numbers of their
+    /// sequences: the loss is the weighted mean over all ranks, and a rank with fewer micro-batches than others gives
+    /// some of weight 0.
     ///
-    /// `numbers` are asked for after the last backward; they are as many on every rank, and their sums over the ranks, which travel with
-    /// the losses, are given to `before_step` and reported. `before_step` is called when all gradients are there, unless the step is
-    /// skipped: the place for [`add_to_parameter`](Self::add_to_parameter).
+    /// `numbers` are asked for after the last backward; they are as many on every rank, and their sums over the ranks,
+    /// which travel with the losses, are given to `before_step` and reported. `before_step` is called when all
+    /// gradients are there, unless the step is skipped: the place for [`add_to_parameter`](Self::add_to_parameter).
     ///
-    /// Besides parameters, gradients and activations, the ranks exchange two small messages a step: one before the first forward, that they
-    /// have as many micro-batches, and one after the last backward, with losses, norms and `numbers`.
+    /// Besides parameters, gradients and activations, the ranks exchange two small messages a step: one before the
+    /// first forward, that they have as many micro-batches, and one after the last backward, with losses, norms and
+    /// `numbers`.
     ///
     /// # Errors
-    /// If the ranks do not have as many micro-batches, before they compute; if all weights are 0; if a rank fails. Nothing of this step is in
-    /// the next one then.
+    /// If the ranks do not have as many micro-batches, before they compute; if all weights are 0; if a rank fails.
+    /// Nothing of this step is in the next one then.
     pub fn train_step_with(
         &mut self,
         micro_batches: &[B],
@@ -204,9 +214,11 @@ impl<B: 'static> Fsdp<B> {
         numbers: impl FnOnce() -> Vec<f64>,
         before_step: impl FnOnce(&mut Self, &[f64]) -> Result<(), FsdpError>,
     ) -> Result<StepReport, FsdpError> {
-        // Of the largest weight, so that full micro-batches are not scaled: their gradients are those without weights to the last bit.
+        // Of the largest weight, so that full micro-batches are not scaled: their gradients are those without weights
+        // to the last bit.
         let most = self.agree_on(micro_batches.len(), weights)?;
-        // A rank of a context has the mean over its part of the rows: as many times larger gradients than of all, which fp16 might not hold.
+        // A rank of a context has the mean over its part of the rows: as many times larger gradients than of all, which
+        // fp16 might not hold.
         let parts = self.config.cp as f64;
         let shares: Vec<f64> = weights.iter().map(|weight| weight / most / parts).collect();
         let scales: Vec<f64> = shares.iter().map(|share| share * self.loss_scale.factor()).collect();
@@ -240,8 +252,8 @@ impl<B: 'static> Fsdp<B> {
         Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, sums, times })
     }
 
-    /// Of each batch the mean over ranks of the last call's loss, each rank's counted by its weight, and the sum of weights. All ranks have as
-    /// many batches; in a pipeline stages work on several at a time.
+    /// Of each batch the mean over ranks of the last call's loss, each rank's counted by its weight, and the sum of
+    /// weights. All ranks have as many batches; in a pipeline stages work on several at a time.
     pub fn evaluate(&mut self, batches: &[B], weights: &[f64]) -> Result<Vec<(f64, f64)>, FsdpError> {
         let pipeline = self.config.pipeline.of_a_round()?;
         let losses = self.interpreter(pipeline).evaluate(batches, &mut |_, _| ())?;
@@ -256,8 +268,9 @@ impl<B: 'static> Fsdp<B> {
         Ok(sums.chunks(2).map(of).map(|(loss, weight)| (loss / weight, weight)).collect())
     }
 
-    /// Adds `delta` to a parameter, by its path in the unit's module, apart from its gradient; all ranks give the same. Copies of
-    /// parameters follow with the step, so this belongs into `before_step` of [`train_step_with`](Self::train_step_with).
+    /// Adds `delta` to a parameter, by its path in the unit's module, apart from its gradient; all ranks give the same.
+    /// Copies of parameters follow with the step, so this belongs into `before_step` of
+    /// [`train_step_with`](Self::train_step_with).
     ///
     /// # Panics
     /// If the unit has no such parameter, or it is of another length.
@@ -315,6 +328,7 @@ impl<B: 'static> Fsdp<B> {
 
     fn interpreter(&mut self, pipeline: Pipeline) -> Interpreter<'_, B> {
         let (kept, places) = (self.units.iter().map(|_| None).collect(), self.units.len());
+        let work = Work::new(self.watch.as_deref(), self.calls_here() * pipeline.micro_batches());
         let runner = Runner {
             units: &mut self.units,
             calls: &self.calls,
@@ -330,6 +344,7 @@ impl<B: 'static> Fsdp<B> {
             micro_batches: pipeline.micro_batches(),
             partial: HashMap::new(),
             reduced: vec![0; places],
+            work,
         };
         Interpreter { runner, wires: &self.wires, pipeline, shape: self.shape.as_deref() }
     }
@@ -381,9 +396,11 @@ fn all_reduce(world: &Communicator, values: Vec<f64>, how: Reduce) -> Result<Vec
     Ok(world.all_reduce(tensor, how)?.into_data().iter::<f64>().collect())
 }
 
-/// An error unless all ranks were given the same values, by sums of their squares, if there are any. Returns whether all of them can free memory that graphs hold.
+/// An error unless all ranks were given the same values, by sums of their squares, if there are any. Returns whether
+/// all of them can free memory that graphs hold.
 fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[Option<f64>], frees: bool) -> Result<bool, FsdpError> {
-    // The highest of each square, of its negative, and of whether a rank cannot free; of units that other stages hold nothing.
+    // The highest of each square, of its negative, and of whether a rank cannot free; of units that other stages hold
+    // nothing.
     let highest =
         |sign: f64| squares.iter().map(move |square| square.map_or(f64::NEG_INFINITY, |square| sign * square));
     let values = highest(1.0).chain(highest(-1.0)).chain([if frees { 0.0 } else { 1.0 }]);

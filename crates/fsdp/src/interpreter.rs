@@ -14,7 +14,8 @@ use schedule::{Action, Cell, Direction, Pipeline};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Communicators between stages: one for each direction, for what goes one way has one order, and both ways together have none.
+/// Communicators between stages: one for each direction, for what goes one way has one order, and both ways together
+/// have none.
 pub(crate) struct Wires {
     forward: Communicator,
     backward: Communicator,
@@ -47,7 +48,8 @@ pub(crate) struct Interpreter<'a, B> {
 pub struct StageTimes {
     /// In which it computed, and waited for the other ranks of its stage.
     pub computing: Duration,
-    /// In which it waited for another stage, and at the end for all: its part of the pipeline's bubble, and of messages.
+    /// In which it waited for another stage, and at the end for all: its part of the pipeline's bubble, and of
+    /// messages.
     pub waiting: Duration,
 }
 
@@ -55,8 +57,8 @@ pub struct StageTimes {
 type Inputs = HashMap<(Direction, Cell), Tensor<3>>;
 
 impl<B> Interpreter<'_, B> {
-    /// A step's micro-batches forward and backward: the gradients of their losses times `scales` are added to the units'. Returns each one's
-    /// losses, as far as this rank has computed them, and how long it took.
+    /// A step's micro-batches forward and backward: the gradients of their losses times `scales` are added to the
+    /// units'. Returns each one's losses, as far as this rank has computed them, and how long it took.
     pub fn train(&mut self, micro_batches: &[B], scales: &[f64]) -> Result<(Vec<Losses>, StageTimes), FsdpError> {
         let (started, mut waiting) = (Instant::now(), Duration::ZERO);
         let mut losses = vec![Losses::default(); micro_batches.len()];

@@ -1,8 +1,10 @@
+//! Where each parameter of a unit lies in the unit's flat buffer.
+
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
-/// Alignment of a parameter in its unit's buffer, in elements. CubeCL's slices alias their buffer only at multiples of 512 bytes:
-/// 256 elements of the narrowest type that parameters are gathered in, bf16.
+/// Alignment of a parameter in its unit's buffer, in elements. CubeCL's slices alias their buffer only at multiples of
+/// 512 bytes: 256 elements of the narrowest type that parameters are gathered in, bf16.
 const ALIGN: usize = 512 / 2;
 
 /// Where each parameter of a unit lies in its flat buffer. All numbers are elements.

@@ -1,3 +1,5 @@
+//! Counts the bytes that a rank holds, by what they are for.
+
 use burn::tensor::Tensor;
 use std::fmt;
 use std::ops::Index;
@@ -48,7 +50,8 @@ impl Bytes {
     }
 }
 
-/// A rank's memory, now and at its highest: of each category the bytes it had when that category was at its peak. Prints as a table.
+/// A rank's memory, now and at its highest: of each category the bytes it had when that category was at its peak.
+/// Prints as a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Between steps: what is at rest.

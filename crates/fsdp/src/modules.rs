@@ -1,3 +1,5 @@
+//! Puts modules that follow each other into units, and gives them values to compute with.
+
 use crate::call::{Call, Role};
 use crate::cut::Sliced;
 use crate::layout::NamedShape;
@@ -155,7 +157,8 @@ impl Modules {
         format!("{}.{path}", self.members[member].name())
     }
 
-    /// Gives the parameters' values to `take`, flat, one after another in the order of visits; the modules give them up.
+    /// Gives the parameters' values to `take`, flat, one after another in the order of visits; the modules give them
+    /// up.
     pub fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>)) {
         self.members.iter_mut().for_each(|member| member.take_values(take));
     }
@@ -171,7 +174,8 @@ impl Modules {
     }
 }
 
-/// Whether `width` experts or columns can be cut into so many parts. Parts of columns may differ by one: what is to be alike, such as heads, the model knows.
+/// Whether `width` experts or columns can be cut into so many parts. Parts of columns may differ by one: what is to be
+/// alike, such as heads, the model knows.
 fn check_cut(name: &str, class: Class, width: usize, parts: usize) -> Result<(), FsdpError> {
     let refused = match class {
         Class::Expert if !width.is_multiple_of(parts) => {

@@ -1,3 +1,5 @@
+//! AdamW on one shard.
+
 use crate::Layout;
 use crate::memory::{Category, Held, Ledger, bytes};
 use burn::tensor::{DType, Tensor};

@@ -1,3 +1,5 @@
+//! Which ranks keep which parameters, and which compute which calls.
+
 use crate::plan::{Class, Holders};
 use crate::{FsdpConfig, FsdpError, PipelineConfig, Strategy};
 use comm::{Axis, CommError, Communicator, Mesh};
@@ -19,8 +21,8 @@ pub(crate) struct Groups {
     pub ties: Vec<Communicator>,
 }
 
-/// The ranks of a stage that keep a class of parameters: a strategy is a number of replicas, each of a number of shards; only `block` has an
-/// order of its own.
+/// The ranks of a stage that keep a class of parameters: a strategy is a number of replicas, each of a number of
+/// shards; only `block` has an order of its own.
 pub(crate) struct Keepers {
     /// Ranks that hold different shards of the same replica, S of them.
     pub shard: Communicator,
@@ -89,7 +91,8 @@ impl Groups {
         }
     }
 
-    /// Which stages hold a unit that has these calls; all ranks ask for all units in turn, for those of several stages get a group.
+    /// Which stages hold a unit that has these calls; all ranks ask for all units in turn, for those of several stages
+    /// get a group.
     pub fn holders(&mut self, stages: &Stages, calls: impl Iterator<Item = usize>) -> Result<Holders, FsdpError> {
         let all: BTreeSet<usize> = calls.map(|call| stages.of_call(call)).collect();
         let first = *all.first().expect("a unit has a call");
@@ -174,8 +177,8 @@ impl Stages {
     }
 }
 
-/// Which rank computes which call under [`Strategy::Block`]: the first call on rank 0, the last on the last rank, and those between in
-/// as equal ranges as can be, the longer ones at the end. 61 blocks on 4 ranks: 15, 15, 15, 16.
+/// Which rank computes which call under [`Strategy::Block`]: the first call on rank 0, the last on the last rank, and
+/// those between in as equal ranges as can be, the longer ones at the end. 61 blocks on 4 ranks: 15, 15, 15, 16.
 pub fn block_owners(calls: usize, world_size: usize) -> Vec<usize> {
     let blocks = calls.saturating_sub(2);
     let end = |rank: usize| (rank + 1) * blocks / world_size;

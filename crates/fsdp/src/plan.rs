@@ -44,7 +44,7 @@ pub(crate) struct Plan {
     pub strategy: Strategy,
     pub param: FloatType,
     pub reduce: FloatType,
-    pub no_sync: bool,
+    pub reduces_once: bool,
     /// S, and which of the S shards is this rank's.
     pub shards: usize,
     pub shard: usize,
@@ -58,8 +58,8 @@ pub(crate) struct Plan {
     /// Where the rank computes, and where its share rests.
     pub device: Device,
     pub rest_device: Device,
-    /// Whether the share rests in the CPU's memory: then what crosses the bus has the type that it is computed with or reduced in, and
-    /// sums of micro-batches are made where they rest.
+    /// Whether the share rests in the CPU's memory: then what crosses the bus has the type that it is computed with or
+    /// reduced in, and sums of micro-batches are made where they rest.
     pub offloads: bool,
     pub ledger: Ledger,
 }
@@ -72,7 +72,7 @@ impl Plan {
             strategy: config.strategy,
             param: config.precision.param,
             reduce: config.precision.reduce,
-            no_sync: config.reduces_once(),
+            reduces_once: config.reduces_once(),
             shards: 1,
             shard: 0,
             parts: 1,
@@ -115,7 +115,8 @@ impl Plan {
         !at_hand && !self.replicates()
     }
 
-    /// Whether all parameters rest here in the type that they are computed with: other ranks' too, or a 16-bit copy of a rank's own.
+    /// Whether all parameters rest here in the type that they are computed with: other ranks' too, or a 16-bit copy of
+    /// a rank's own.
     pub fn replicates(&self) -> bool {
         match self.shards {
             1 => self.param != FloatType::Fp32 && !self.offloads,

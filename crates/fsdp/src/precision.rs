@@ -1,3 +1,5 @@
+//! Types of parameters and gradients, and the scale of fp16 losses.
+
 use crate::state::LossScale;
 use burn::tensor::DType;
 use schemars::JsonSchema;
@@ -29,9 +31,10 @@ impl FloatType {
     }
 }
 
-/// In which types parameters are gathered and computed with, and gradients are reduced. What rests (masters, gradients, the
-/// optimizer's moments) is fp32: in bf16 1.0 + 0.003 is 1.0. There is no type for buffers as in PyTorch's `MixedPrecision`: Burn's modules
-/// have none, and constants such as rotation tables are made in fp32 where they are used.
+/// In which types parameters are gathered and computed with, and gradients are reduced. What rests (masters, gradients,
+/// the optimizer's moments) is fp32: in bf16 1.0 + 0.003 is 1.0. There is no type for buffers as in PyTorch's
+/// `MixedPrecision`: Burn's modules have none, and constants such as rotation tables are made in fp32 where they are
+/// used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Precision {
@@ -41,8 +44,9 @@ pub struct Precision {
     pub reduce: FloatType,
 }
 
-/// Scales the losses of a run that computes or reduces in fp16, as PyTorch's `GradScaler`: the factor is halved, and the step skipped,
-/// when a gradient overflows; doubled after 2000 steps without. It is 1 at least: what is not finite at 1 is no matter of scale.
+/// Scales the losses of a run that computes or reduces in fp16, as PyTorch's `GradScaler`: the factor is halved, and
+/// the step skipped, when a gradient overflows; doubled after 2000 steps without. It is 1 at least: what is not finite
+/// at 1 is no matter of scale.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LossScaling(Option<LossScale>);
 
@@ -71,8 +75,8 @@ impl LossScaling {
         }
     }
 
-    /// Whether the gradients of a step, with this norm, have overflown; then the next one's are half as large. A gradient that is no
-    /// number may be an overflow as well (infinite less infinite): it is one until the factor is 1.
+    /// Whether the gradients of a step, with this norm, have overflown; then the next one's are half as large. A
+    /// gradient that is no number may be an overflow as well (infinite less infinite): it is one until the factor is 1.
     pub fn update(&mut self, grad_norm: f64) -> bool {
         let Some(scale) = &mut self.0 else { return false };
         let overflown = !grad_norm.is_finite() && scale.factor > 1.0;

@@ -1,4 +1,5 @@
-//! A model's units and calls as one rank of a layout has them, from shapes alone: what forecasts of memory and traffic are made of.
+//! A model's units and calls as one rank of a layout has them, from shapes alone: what forecasts of memory and traffic
+//! are made of.
 
 use crate::cut::{self, Sliced};
 use crate::modules::{Modules, Wrapped, wrap};
@@ -23,8 +24,8 @@ pub(crate) struct Unit {
     pub is_here: bool,
 }
 
-/// The bytes of a class of a unit's parameters: of the rank's shard in fp32, of all of them (of experts: of the rank's) in the type they are
-/// computed with, and in fp32.
+/// The bytes of a class of a unit's parameters: of the rank's shard in fp32, of all of them (of experts: of the rank's)
+/// in the type they are computed with, and in fp32.
 #[derive(Clone, Copy)]
 pub(crate) struct Class {
     pub of: plan::Class,
@@ -34,8 +35,8 @@ pub(crate) struct Class {
     pub whole_fp32: usize,
 }
 
-/// A call: its unit, which of the functions that the model was handed over as it consists of, and whether this rank computes it, but for
-/// what its stage says.
+/// A call: its unit, which of the functions that the model was handed over as it consists of, and whether this rank
+/// computes it, but for what its stage says.
 pub(crate) struct ShapeCall {
     pub unit: usize,
     pub functions: Range<usize>,

@@ -1,3 +1,5 @@
+//! One rank's share of a unit's parameters, with the gradients and the optimizer state that belong to it.
+
 mod kept;
 
 use crate::comm_thread::{Lanes, Pending};
@@ -13,8 +15,8 @@ use burn::tensor::{DType, Device, Tensor};
 use comm::{CommError, Communicator, Reduce};
 use std::ops::Range;
 
-/// A class of a unit's parameters at rest: this rank's share of them, of their gradients and optimizer state; nothing of a unit that its stage
-/// has no use for.
+/// A class of a unit's parameters at rest: this rank's share of them, of their gradients and optimizer state; nothing
+/// of a unit that its stage has no use for.
 pub(crate) struct FlatShard {
     params: Vec<Sliced>,
     /// Of this rank's part of each parameter.
@@ -23,7 +25,8 @@ pub(crate) struct FlatShard {
     holders: Holders,
     /// fp32: this rank's shard, or all if there is one shard only.
     master: Counted,
-    /// Where there is one shard in 16 bits, and under `zero1` and `shard_grad_op`: all parameters, in the type they are computed with.
+    /// Where there is one shard in 16 bits, and under `zero1` and `shard_grad_op`: all parameters, in the type they are
+    /// computed with.
     replica: Option<Counted>,
     /// The master in that type, from its step to the replica that is made of it.
     stepped: Option<Tensor<1>>,
@@ -180,15 +183,15 @@ impl FlatShard {
         })
     }
 
-    /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless that is put off to the `last`
-    /// micro-batch. What comes of it, [`set_gradient`](Self::set_gradient) takes.
+    /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless that is put off to
+    /// the `last` micro-batch. What comes of it, [`set_gradient`](Self::set_gradient) takes.
     pub fn reduce(&mut self, lanes: &Lanes, gradient: Tensor<1>, last: bool) -> Option<Pending<Counted>> {
         let plan = self.plan.clone();
         let gradient = match self.whole_gradient.take() {
             None => gradient,
             Some(earlier) => earlier.tensor + gradient.cast(DType::F32),
         };
-        if plan.no_sync && plan.shards > 1 && !last {
+        if plan.reduces_once && plan.shards > 1 && !last {
             self.whole_gradient = Some(plan.count(gradient.cast(DType::F32), Category::Gradients));
             return None;
         }
@@ -218,8 +221,8 @@ impl FlatShard {
         }))
     }
 
-    /// [`reduce`](Self::reduce) under `block`: the owner gives each rank its part of the gradient of one of the unit's calls; `done`: of
-    /// the last of them in this backward.
+    /// [`reduce`](Self::reduce) under `block`: the owner gives each rank its part of the gradient of one of the unit's
+    /// calls; `done`: of the last of them in this backward.
     pub fn scatter(
         &mut self,
         lanes: &Lanes,
@@ -244,7 +247,8 @@ impl FlatShard {
         })
     }
 
-    /// The sum of the gradient over the stages that hold the unit, if there are several: [`set_gradient`](Self::set_gradient) takes it.
+    /// The sum of the gradient over the stages that hold the unit, if there are several:
+    /// [`set_gradient`](Self::set_gradient) takes it.
     pub fn sum_over_holders(&mut self, lanes: &Lanes) -> Option<Pending<Counted>> {
         let tie = self.tie()?;
         let (gradient, plan) = (self.gradient.take()?, self.plan.clone());
@@ -264,8 +268,8 @@ impl FlatShard {
         }
     }
 
-    /// Sum of the squares of this rank's gradient, in f64: so it is the same however the gradient is sharded. Of several stages that hold
-    /// the unit the first one has it.
+    /// Sum of the squares of this rank's gradient, in f64: so it is the same however the gradient is sharded. Of
+    /// several stages that hold the unit the first one has it.
     pub fn gradient_square(&self) -> f64 {
         let gradient = self.gradient.as_ref().filter(|_| self.holders.is_first);
         gradient.map_or(0.0, |gradient| fused::sum_of_squares(gradient.tensor.clone()))
@@ -298,7 +302,8 @@ impl FlatShard {
         (self.gradient, self.whole_gradient, self.partial) = (None, None, None);
     }
 
-    /// Sends for the replica of the masters that the ranks have stepped, where there is one: [`set_replica`](Self::set_replica) takes it.
+    /// Sends for the replica of the masters that the ranks have stepped, where there is one:
+    /// [`set_replica`](Self::set_replica) takes it.
     pub fn replicate(&mut self, lanes: &Lanes) -> Option<Pending<Counted>> {
         (self.plan.replicates() && self.holders.is_here).then_some(())?;
         let plan = self.plan.clone();

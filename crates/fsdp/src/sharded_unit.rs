@@ -29,8 +29,9 @@ pub(crate) struct ShardedUnit {
 const PROBE: usize = 64;
 
 impl ShardedUnit {
-    /// Takes this rank's share of the unit's values; of a unit that the rank's stage does not hold, and where a state has them, none are made. Also
-    /// returns a sum of squares of values that does not depend on the share, so that ranks can be compared by it.
+    /// Takes this rank's share of the unit's values; of a unit that the rank's stage does not hold, and where a state
+    /// has them, none are made. Also returns a sum of squares of values that does not depend on the share, so that
+    /// ranks can be compared by it.
     pub fn new(
         modules: Modules,
         config: &FsdpConfig,
@@ -101,7 +102,8 @@ impl ShardedUnit {
         self.len
     }
 
-    /// The whole unit's parameters, or this rank's parts of them, in the type they are computed with; under `block` on rank `owner` only.
+    /// The whole unit's parameters, or this rank's parts of them, in the type they are computed with; under `block` on
+    /// rank `owner` only.
     pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Weights>> {
         let classes = self.classes.iter().map(|class| class.gather(lanes, owner)).collect();
         Pending::all(classes).then(|flats| flats.into_iter().collect::<Option<Vec<_>>>().map(Weights))
@@ -204,7 +206,8 @@ impl ShardedUnit {
         self.classes.iter().flat_map(FlatShard::state).collect()
     }
 
-    /// Takes this rank's share from `read`; with `steps` above 0 the optimizer's moments too. Replicas are still to follow.
+    /// Takes this rank's share from `read`; with `steps` above 0 the optimizer's moments too. Replicas are still to
+    /// follow.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
         self.classes.iter_mut().try_for_each(|class| class.load_state(steps, read))
     }
@@ -219,7 +222,8 @@ impl ShardedUnit {
         self.classes.iter_mut().for_each(FlatShard::skip);
     }
 
-    /// Sends for the replicas of the masters that the ranks have stepped, where there are any: [`set_replicas`](Self::set_replicas) takes them.
+    /// Sends for the replicas of the masters that the ranks have stepped, where there are any:
+    /// [`set_replicas`](Self::set_replicas) takes them.
     pub fn replicate(&mut self, lanes: &Lanes) -> Pending<Vec<Option<Counted>>> {
         let replicate = |class: &mut FlatShard| match class.replicate(lanes) {
             Some(pending) => pending.then(Some),

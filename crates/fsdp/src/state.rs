@@ -40,7 +40,8 @@ pub struct Part {
     pub name: String,
     /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// The shape, of as many elements, in which it is seen as one that has the box: its own, but where several blocks of columns are cut alike.
+    /// The shape, of as many elements, in which it is seen as one that has the box: its own, but where several blocks
+    /// of columns are cut alike.
     pub view: Vec<usize>,
     /// Where the box begins in each dimension: all of the parameter, or the experts or columns of a rank.
     pub start: Vec<usize>,

@@ -8,11 +8,11 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// A tensor whose memory can be taken away and given back while graphs hold it: PyTorch's FSDP does the same to a gathered parameter
-/// with `storage.resize_(0)`.
+/// A tensor whose memory can be taken away and given back while graphs hold it: PyTorch's FSDP does the same to a
+/// gathered parameter with `storage.resize_(0)`.
 ///
-/// The autodiff graph of a forward keeps the parameters that its backward will read, and with them, as views, the buffer they were
-/// gathered into. With this the graph stays, the buffer goes, and comes back before the backward.
+/// The autodiff graph of a forward keeps the parameters that its backward will read, and with them, as views, the
+/// buffer they were gathered into. With this the graph stays, the buffer goes, and comes back before the backward.
 pub(crate) struct Storage {
     memory: Arc<Mutex<Option<FloatTensor<Flex>>>>,
     tensor: Tensor<1>,
@@ -39,12 +39,13 @@ impl Storage {
         &self.tensor
     }
 
-    /// Gives up the memory. Whoever reads the tensor now panics, and so does, at any time, who reads it on another thread.
+    /// Gives up the memory. Whoever reads the tensor now panics, and so does, at any time, who reads it on another
+    /// thread.
     ///
     /// # Safety
-    /// Nobody has a slice of the memory of the tensor, or of what shares it, any more. The type system cannot tell: to a slice that Burn
-    /// gives (`FlexTensor::storage`) the memory lives as long as a tensor does, and the graph's live on. Burn's operations have theirs only
-    /// while they run.
+    /// Nobody has a slice of the memory of the tensor, or of what shares it, any more. The type system cannot tell: to
+    /// a slice that Burn gives (`FlexTensor::storage`) the memory lives as long as a tensor does, and the graph's live
+    /// on. Burn's operations have theirs only while they run.
     pub unsafe fn free(&mut self) {
         assert_eq!(std::thread::current().id(), self.owner, "freed on its own thread");
         *self.memory() = None;
@@ -101,13 +102,15 @@ impl AllocationController for Controller {
             return Err(AccessError::Read("a unit's parameters are read while they are not gathered".into()));
         };
         let bytes = tensor.bytes();
-        // SAFETY: the bytes outlive this lock. They go by `Storage::free` only, whose caller knows that nobody has this slice any more, or with
-        // this controller, whose borrow the slice is. Until then they are neither moved nor written, for the tensor that holds them is
-        // never handed out. `free` is called on this thread, the only one that gets the slice.
+        // SAFETY: the bytes outlive this lock. They go by `Storage::free` only, whose caller knows that nobody has this
+        // slice any more, or with this controller, whose borrow the slice is. Until then they are neither moved nor
+        // written, for the tensor that holds them is never handed out. `free` is called on this thread, the only one
+        // that gets the slice.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 
-    /// Not called while the unit is in use: the tensor above has a second owner then, and what is shared is copied before it is written.
+    /// Not called while the unit is in use: the tensor above has a second owner then, and what is shared is copied
+    /// before it is written.
     unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         Err(AccessError::WouldCopy)
     }

@@ -1,7 +1,7 @@
 //! What a rank shares with which ranks: bytes at rest, and those it receives in a step, in closed form.
 //!
-//! With S shards of n elements in a class of a unit's parameters, R copies of each, M micro-batches, p bytes of an element that is computed with
-//! and r of one that is reduced, a rank receives in a step
+//! With S shards of n elements in a class of a unit's parameters, R copies of each, M micro-batches, p bytes of an
+//! element that is computed with and r of one that is reduced, a rank receives in a step
 //!
 //! ```text
 //! full_shard, hybrid_shard    all_gather       G (S - 1) n p    G: M for each call, 2 M where the backward gathers again; in a pipeline 1
@@ -14,8 +14,8 @@
 //! between stages, and blocks  recv             each activation and cotangent that comes in, with a header of 24 bytes
 //! ```
 //!
-//! and what the model's calls make it receive themselves, once more where the forward is run again. Control numbers (losses, norms, whether to go on)
-//! are left out: some hundred bytes a step.
+//! and what the model's calls make it receive themselves, once more where the forward is run again. Control numbers
+//! (losses, norms, whether to go on) are left out: some hundred bytes a step.
 
 use crate::placement::axes_of;
 use crate::shapes::{Class, ShapeCall, Shapes};

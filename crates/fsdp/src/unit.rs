@@ -1,3 +1,5 @@
+//! A model as its user hands it over: units, and the calls that a forward makes of them.
+
 use crate::call::{Call, Forward, Output, Role};
 use crate::layout::NamedShape;
 use crate::plan::Class;
@@ -12,12 +14,12 @@ use std::ops::Range;
 
 /// A model as units and the calls a forward makes of them; `B` is the batch, which only the calls look into.
 ///
-/// A call's function gets a module whose parameters are there for as long as it runs: it returns what it has computed of them, not one
-/// of them or a view of it, hands none to another thread, and keeps no slice of their memory (`try_into_primitive`), which is freed when it
-/// has returned.
+/// A call's function gets a module whose parameters are there for as long as it runs: it returns what it has computed
+/// of them, not one of them or a view of it, hands none to another thread, and keeps no slice of their memory
+/// (`try_into_primitive`), which is freed when it has returned.
 ///
-/// A unit may be called more than once (tied embeddings): it is gathered for each call, and its gradients are added before
-/// they are communicated.
+/// A unit may be called more than once (tied embeddings): it is gathered for each call, and its gradients are added
+/// before they are communicated.
 ///
 /// ```
 /// use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
@@ -66,7 +68,8 @@ impl Marks {
     }
 }
 
-/// The values of runs of a parameter's elements, flat, one after another, from its name (the unit's, a dot, the path of fields) and number of dimensions.
+/// The values of runs of a parameter's elements, flat, one after another, from its name (the unit's, a dot, the path of
+/// fields) and number of dimensions.
 pub(crate) type Draw = dyn Fn(&str, usize, &[Range<usize>]) -> Vec<f32>;
 
 /// Where the values of a model's parameters come from.
@@ -147,14 +150,15 @@ impl<B: 'static> Units<B> {
         }
     }
 
-    /// Values come from `draw` instead of the modules, on each rank those that it holds: of a parameter, by its name (the unit's, a dot, the path
-    /// of fields) and number of dimensions, those of runs of its elements, flat, one run after another.
+    /// Values come from `draw` instead of the modules, on each rank those that it holds: of a parameter, by its name
+    /// (the unit's, a dot, the path of fields) and number of dimensions, those of runs of its elements, flat, one run
+    /// after another.
     pub fn draw(&mut self, draw: impl Fn(&str, usize, &[Range<usize>]) -> Vec<f32> + 'static) {
         self.draw = Some(Box::new(draw));
     }
 
-    /// Parameters for whose names `is_expert` holds are stacks of experts, of which each of [`FsdpConfig::ep`](crate::FsdpConfig) ranks has a part:
-    /// a call's function gets that.
+    /// Parameters for whose names `is_expert` holds are stacks of experts, of which each of
+    /// [`FsdpConfig::ep`](crate::FsdpConfig) ranks has a part: a call's function gets that.
     pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static) {
         self.marks.is_expert = Box::new(is_expert);
     }
@@ -164,24 +168,27 @@ impl<B: 'static> Units<B> {
         self.first_error = first_error;
     }
 
-    /// Parameters for whose names there is a `cut` are matrices and vectors of which each of [`FsdpConfig::tp`](crate::FsdpConfig) ranks has a part: a
-    /// call's function gets that, and what it returns is of the rank's rows. Losses that it returns are the rank's shares, which add up.
+    /// Parameters for whose names there is a `cut` are matrices and vectors of which each of
+    /// [`FsdpConfig::tp`](crate::FsdpConfig) ranks has a part: a call's function gets that, and what it returns is of
+    /// the rank's rows. Losses that it returns are the rank's shares, which add up.
     pub fn tensor_parallel(&mut self, cut: impl Fn(&str) -> Option<Cut> + 'static) {
         self.marks.cut = Box::new(cut);
     }
 
-    /// Activations have the sequences and the length that `shape` says of their batch: a stage of a pipeline that sends others is named.
+    /// Activations have the sequences and the length that `shape` says of their batch: a stage of a pipeline that sends
+    /// others is named.
     pub fn shape(&mut self, shape: impl Fn(&B) -> [usize; 2] + 'static) {
         self.shape = Some(Box::new(shape));
     }
 
-    /// Parameters for whose names `is_fp32` holds are fp32 in every call, whatever [`Precision`](crate::Precision) says of the others.
+    /// Parameters for whose names `is_fp32` holds are fp32 in every call, whatever [`Precision`](crate::Precision) says
+    /// of the others.
     pub fn keep_fp32(&mut self, is_fp32: impl Fn(&str) -> bool + 'static) {
         self.marks.is_fp32 = Box::new(is_fp32);
     }
 
-    /// Adds a unit. Its parameters' values are read when it is sharded, so a lazily initialised module is made only then. All of them
-    /// are trained, and in fp32, whatever the module's own settings are.
+    /// Adds a unit. Its parameters' values are read when it is sharded, so a lazily initialised module is made only
+    /// then. All of them are trained, and in fp32, whatever the module's own settings are.
     pub fn add<M: Module + 'static>(&mut self, name: impl Into<String>, module: M) -> UnitId<M> {
         self.units.push(Box::new(ModuleUnit::new(name.into(), module)));
         UnitId { index: self.units.len() - 1, module: PhantomData }

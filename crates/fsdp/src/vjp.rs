@@ -1,3 +1,5 @@
+//! Starts a backward with a given cotangent instead of a loss.
+
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -9,8 +11,9 @@ use burn::tensor::{DType, Tensor};
 
 /// A zero, `[1]` in fp32, whose backward gives `y` the gradient `cotangent`: the start of a vector-Jacobian product.
 ///
-/// Burn's backward starts at a loss and takes no gradient. `(y * cotangent).sum()` would do, at the price of two passes over both;
-/// this costs nothing. It can be added to another loss of the same graph. On other backends than `flex` it is that sum.
+/// Burn's backward starts at a loss and takes no gradient. `(y * cotangent).sum()` would do, at the price of two passes
+/// over both; this costs nothing. It can be added to another loss of the same graph. On other backends than `flex` it
+/// is that sum.
 ///
 /// # Panics
 /// In the backward, if the shapes differ.

@@ -177,12 +177,10 @@ fn options_that_make_no_sense_together_are_refused() {
         assert!(message.contains(reason), "{message}");
     };
     let hybrid = config(Strategy::HybridShard);
-    refused(hybrid.clone(), 3, "on 3 ranks");
-    refused(hybrid, 3, "take dp_replicate 1, a world size of 4, or full_shard");
+    refused(hybrid, 3, "2 replicas (dp_replicate) cannot share 3 ranks evenly");
     let replicas = |strategy, replicas| FsdpConfig { dp_replicate: Some(replicas), ..config(strategy) };
-    refused(replicas(Strategy::Zero1, 4), 6, "zero1 with dp_replicate 4 on 6 ranks");
-    refused(replicas(Strategy::Zero1, 4), 6, "take dp_replicate 3, a world size of 8");
-    refused(replicas(Strategy::FullShard, 0), 4, "take dp_replicate 1");
+    refused(replicas(Strategy::Zero1, 4), 6, "4 replicas (dp_replicate) cannot share 6 ranks evenly");
+    refused(replicas(Strategy::FullShard, 0), 4, "dp_replicate is 0: give at least 1");
     refused(replicas(Strategy::Ddp, 2), 4, "ddp, which has 4 copies");
     refused(replicas(Strategy::Block, 2), 4, "dp_replicate 2 with strategy block");
     assert!(replicas(Strategy::Ddp, 4).validate(4).is_ok());

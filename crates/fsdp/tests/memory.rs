@@ -204,7 +204,8 @@ fn memory_is_what_the_allocator_says() {
             _ => 0,
         };
         let counted = counted - shared;
-        // Beside the tensors: modules, names, a communication thread for each rank, communicators for each class of parameters with their meters.
+        // Beside the tensors: modules, names, a communication thread for each rank, communicators for each class of
+        // parameters with their meters.
         let slack = ranks as isize * if ep > 1 { 64 } else { 52 } * 1024;
         assert!((grown - counted as isize).abs() < slack, "{strategy:?} on {ranks}: {counted} counted, {grown} grown");
         let close = |found: usize, part: f64| (found as f64 / (part * parameters as f64) - 1.0).abs() < 0.04; // with padding
@@ -215,7 +216,8 @@ fn memory_is_what_the_allocator_says() {
         }
     }
 
-    // One rank: every layer's graph keeps its input; the first one's is the batch. The last one's keeps its output besides.
+    // One rank: every layer's graph keeps its input; the first one's is the batch. The last one's keeps its output
+    // besides.
     let allocated: Option<fn() -> isize> = Some(live);
     let config = FsdpConfig { strategy: Strategy::Ddp, allocated, ..FsdpConfig::default() };
     let peak = |config: &FsdpConfig| train(config, 1).0[0].peak[Category::Activations];

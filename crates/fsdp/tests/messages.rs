@@ -5,8 +5,9 @@ mod common;
 use burn::tensor::Device;
 use comm::run_ranks;
 use common::{LR, STRATEGIES, config, global_batch, model, units};
-use fsdp::{Fsdp, FsdpConfig, FsdpError, PipelineConfig, Strategy};
+use fsdp::{ActivationCheckpointing, Fsdp, FsdpConfig, FsdpError, PipelineConfig, Schedule, Strategy};
 use std::collections::BTreeMap;
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// One tells all ranks how many micro-batches there are, the other carries losses, norms and the caller's numbers.
@@ -36,6 +37,34 @@ fn a_step_takes_two_messages_of_all_ranks_whatever_the_layout() {
         .unwrap();
         for found in found {
             assert_eq!(found, (MESSAGES, vec![6.0, 4.0], vec![6.0, 4.0]), "{config:?}");
+        }
+    }
+}
+
+/// A step's work is told to its end, and never more of it, whatever the layout and the order of micro-batches.
+#[test]
+fn a_watch_sees_all_of_a_steps_work() {
+    let device = Device::flex();
+    let (model, batch) = (model(&device), global_batch(&device));
+    let of = |schedule| PipelineConfig { stages: 2, schedule, ..PipelineConfig::default() };
+    let pipeline = |schedule| FsdpConfig { pipeline: of(schedule), ..config(Strategy::FullShard) };
+    let pipelines = [Schedule::Gpipe, Schedule::OneFOneB, Schedule::ZeroBubble].map(pipeline);
+    let again = FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..config(Strategy::Zero1) };
+    for config in STRATEGIES.map(config).into_iter().chain(pipelines).chain([again]) {
+        let (model, batch, of_ranks) = (model.clone(), batch.clone(), config.clone());
+        let found = run_ranks(vec![Device::flex(); 4], Duration::from_secs(60), move |comm| {
+            let mut fsdp = Fsdp::new(units(model.clone()), comm, of_ranks.clone())?;
+            let (sender, told) = mpsc::channel();
+            fsdp.watch(move |done, all| sender.send((done, all)).expect("somebody listens"));
+            let mine: Vec<_> = (0..4).map(|row| batch.part(row..row + 1)).collect();
+            fsdp.train_step(&mine, LR)?;
+            fsdp.evaluate(&mine, &[1.0; 4])?;
+            Ok::<_, FsdpError>(told.try_iter().collect::<Vec<_>>())
+        });
+        for told in found.unwrap() {
+            let all = told.first().map_or(0, |(_, all)| *all);
+            assert!(told.is_sorted() && told.iter().all(|(_, of)| *of == all), "{config:?}: {told:?}");
+            assert_eq!(told.last().map(|(done, _)| *done), (all > 0).then_some(all), "{config:?}");
         }
     }
 }

@@ -47,7 +47,8 @@ fn micro_batches_count_by_their_labels() {
     }
 }
 
-/// Chunks of 5 calls, of which the first and the last are of one unit, over 2 to 5 stages, with what is sharded in each.
+/// Chunks of 5 calls, of which the first and the last are of one unit, over 2 to 5 stages, with what is sharded in
+/// each.
 #[test]
 fn every_pipeline_trains_as_one_graph() {
     let device = Device::flex();
@@ -145,8 +146,9 @@ fn copies_that_are_not_the_same_are_found() {
 /// Sequences of each micro-batch, in order.
 const MICRO_BATCHES: [(usize, usize); 4] = [(0, 3), (3, 4), (4, 7), (7, 8)];
 
-/// What each parameter has moved by in each of three steps with micro-batches of unequal weight. The optimizer's epsilon is so large that
-/// a step is the running mean of gradients times a number: an error in a gradient is one here, whatever the loss does.
+/// What each parameter has moved by in each of three steps with micro-batches of unequal weight. The optimizer's
+/// epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
+/// whatever the loss does.
 fn moves(
     model: &Model,
     batch: &Batch,

@@ -1,4 +1,5 @@
-//! What operations ask of their arguments: who passes others gets a panic that names the function, the argument, what it is and what was expected.
+//! What operations ask of their arguments: who passes others gets a panic that names the function, the argument, what
+//! it is and what was expected.
 
 use burn::tensor::DType;
 use std::fmt::Display;

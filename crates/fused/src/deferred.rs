@@ -1,4 +1,5 @@
-//! A backward in two parts: what goes on to the operations before it, and the gradients of weights, which nothing waits for.
+//! A backward in two parts: what goes on to the operations before it, and the gradients of weights, which nothing waits
+//! for.
 //!
 //! ```text
 //! backward          dy ─> dx = dy W^T ─> ...        backward_of_inputs   dy ─> dx = dy W^T ─> ...
@@ -6,8 +7,8 @@
 //!                                                   Deferred::backward    (x, dy) ─> dW = x^T dy
 //! ```
 //!
-//! Pipelines without bubbles fill their gaps with the second part (Zero Bubble, arXiv 2401.10241). Burn's tape cannot be cut so; an
-//! operation of ours can ask here whether its weight's gradient is to wait.
+//! Pipelines without bubbles fill their gaps with the second part (Zero Bubble, arXiv 2401.10241). Burn's tape cannot
+//! be cut so; an operation of ours can ask here whether its weight's gradient is to wait.
 
 use burn::backend::autodiff::{
     Autodiff,
@@ -33,8 +34,10 @@ thread_local! {
 #[derive(Default)]
 pub struct Deferred(Vec<Job>);
 
-/// Runs the backward of a loss, but puts off the gradients of weights, on every backend: those of [`linear`](crate::linear) and its kin, and of other
-/// operations that ask [`defers`]; not that of the head of a loss, which its forward makes. Only of weights that are leaves: what a weight is a part or a function of waits for its gradient.
+/// Runs the backward of a loss, but puts off the gradients of weights, on every backend: those of
+/// [`linear`](crate::linear) and its kin, and of other operations that ask [`defers`]; not that of the head of a loss,
+/// which its forward makes. Only of weights that are leaves: what a weight is a part or a function of waits for its
+/// gradient.
 pub fn backward_of_inputs(loss: &Tensor<1>) -> (Gradients, Deferred) {
     JOBS.with_borrow_mut(|jobs| {
         assert!(jobs.replace(vec![]).is_none(), "backward_of_inputs: one backward at a time on a thread")
@@ -61,15 +64,16 @@ impl Deferred {
 
     /// Computes what was put off.
     pub fn backward(self) -> Gradients {
-        // The step of a tape that does nothing else: so the gradients come in Burn's own container, each under its leaf.
+        // The step of a tape that does nothing else: so the gradients come in Burn's own container, each under its
+        // leaf.
         let root = Tensor::<1>::zeros([1], &Device::flex()).autodiff().require_grad();
         let jobs = Arc::new(Jobs(Mutex::new(self.0)));
         Tensor::<1>::from_dispatch(<Dispatch as DeferredOps>::run_deferred(root.into_dispatch(), jobs)).backward()
     }
 }
 
-/// For the step of an operation with a weight, whose node has so many parents: whether the weight's gradient is put off. Then the step
-/// gives the others, and [`defer`]s that one.
+/// For the step of an operation with a weight, whose node has so many parents: whether the weight's gradient is put
+/// off. Then the step gives the others, and [`defer`]s that one.
 pub fn defers(parents: usize) -> bool {
     parents == 0 && JOBS.with_borrow(Option::is_some)
 }
@@ -135,7 +139,8 @@ mod tests {
     use crate::linear;
     use burn::tensor::Distribution;
 
-    /// A weight that is called twice, one that is cut out of a leaf, and biases: the parts together are the whole, to the last bit.
+    /// A weight that is called twice, one that is cut out of a leaf, and biases: the parts together are the whole, to
+    /// the last bit.
     #[test]
     fn both_parts_together_are_the_whole_backward() {
         let device = Device::flex();

@@ -1,9 +1,11 @@
-//! Operations of language models, each in one pass over memory, with its gradient: plain Rust on the CPU, CubeCL kernels on GPUs.
+//! Operations of language models, each in one pass over memory, with its gradient: plain Rust on the CPU, CubeCL
+//! kernels on GPUs.
 //!
-//! Burn's `flex` backend composes a GELU of nine tensors and calls the C library's `tanhf` for each element, and a GPU would launch a kernel for each: outside of matrix
-//! products such compositions are most of a training step. Here an operation is a module with its formula, the loop over rows, vectorised for the machine that it
-//! runs on and spread over its cores, and the kernel; the trait in `ops` puts them under Burn's backends. It takes f32, bf16 and f16, computes in f32 and rounds
-//! once.
+//! Burn's `flex` backend composes a GELU of nine tensors and calls the C library's `tanhf` for each element, and a GPU
+//! would launch a kernel for each: outside of matrix products such compositions are most of a training step. Here an
+//! operation is a module with its formula, the loop over rows, vectorised for the machine that it runs on and spread
+//! over its cores, and the kernel; the trait in `ops` puts them under Burn's backends. It takes f32, bf16 and f16,
+//! computes in f32 and rounds once.
 //!
 //! | function | formula | kept for the backward |
 //! |---|---|---|
@@ -41,6 +43,7 @@ mod precision;
 mod rope;
 mod rows;
 mod silu_mul;
+pub mod simd;
 pub mod slices;
 pub mod step;
 mod sum_of_squares;

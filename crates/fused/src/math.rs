@@ -2,16 +2,16 @@
 
 use crate::element::Element;
 use crate::pieces::Pieces;
+use crate::simd::vectorised;
 use crate::team;
 use crate::uninit::written;
-use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
 /// Elements that are worth a task of their own.
 pub(crate) const TASK: usize = 16 * 1024;
 
-/// Independent partial results of a reduction: strict floating point forbids a compiler to reorder a sum, so the order is spelt
-/// out here, one lane per element of the widest vector.
+/// Independent partial results of a reduction: strict floating point forbids a compiler to reorder a sum, so the order
+/// is spelt out here, one lane per element of the widest vector.
 const LANES: usize = 16;
 
 /// `e^x` within 2e-7 relative; below -87 it is `e^-87`.
@@ -87,19 +87,21 @@ pub(crate) fn max<T: Element>(a: &[T]) -> f32 {
     lanes.iter().copied().chain(rest).fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// Adds a row to a sum of rows.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-pub(crate) fn accumulate<T: Element>(sum: &mut [f32], row: &[T]) {
-    sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.to_f32());
+vectorised! {
+    /// Adds a row to a sum of rows.
+    pub(crate) fn accumulate<T: Element>(sum: &mut [f32], row: &[T]) {
+        sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value.to_f32());
+    }
 }
 
-/// Elements of a task: whole rows of `width`, about [`TASK`] elements. It does not depend on the number of cores, so neither
-/// do results that are summed task by task.
+/// Elements of a task: whole rows of `width`, about [`TASK`] elements. It does not depend on the number of cores, so
+/// neither do results that are summed task by task.
 pub(crate) fn task_len(width: usize) -> usize {
     (TASK / width.max(1)).max(1) * width.max(1)
 }
 
-/// The elements of the same number as those of `inputs`: `task` writes those of whole rows of `width`, of which it gets the first's number, on all cores.
+/// The elements of the same number as those of `inputs`: `task` writes those of whole rows of `width`, of which it gets
+/// the first's number, on all cores.
 ///
 /// # Safety
 /// `task` must set every element that it is given.

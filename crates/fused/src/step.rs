@@ -11,8 +11,8 @@ use burn::backend::{Backend, tensor::FloatTensor};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// An operation's gradient formula, which keeps what it needs of the forward: from the output's gradient to those of the `N` inputs, of which only the
-/// `wanted` are used.
+/// An operation's gradient formula, which keeps what it needs of the forward: from the output's gradient to those of
+/// the `N` inputs, of which only the `wanted` are used.
 pub trait Gradient<B: Backend, const N: usize>: Clone + Debug + Send + Sync + 'static {
     /// The input that is a weight, whose gradient may be put off; see [`deferred`].
     const WEIGHT: Option<usize> = None;
@@ -26,7 +26,8 @@ pub trait Gradient<B: Backend, const N: usize>: Clone + Debug + Send + Sync + 's
     }
 }
 
-/// The output `y` of an operation with these inputs, with the gradient that `gradient` makes where one of them is tracked.
+/// The output `y` of an operation with these inputs, with the gradient that `gradient` makes where one of them is
+/// tracked.
 pub fn step<B: Backend, C: CheckpointStrategy, G: Gradient<B, N>, const N: usize>(
     inputs: [&FloatTensor<Autodiff<B, C>>; N],
     y: FloatTensor<B>,

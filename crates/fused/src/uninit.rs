@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static POISON: AtomicBool = AtomicBool::new(false);
 
-/// Whether new memory is filled with ones from now on, which as floats are NaN: a test sees what an operation has not written.
+/// Whether new memory is filled with ones from now on, which as floats are NaN: a test sees what an operation has not
+/// written.
 #[doc(hidden)]
 pub fn poison_uninitialised(on: bool) {
     POISON.store(on, Ordering::Relaxed);

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 /// Naive form of an operation: from flat inputs to the flat output.
 type Naive<'a> = &'a dyn Fn(&[Vec<f64>]) -> Vec<f64>;
 
-/// Compares output and gradients of `op`, whose inputs have these `shapes`, with `naive`, for f32, and for bf16 and f16, whose results may be off by one
-/// rounding. All numbers are representable in bf16.
+/// Compares output and gradients of `op`, whose inputs have these `shapes`, with `naive`, for f32, and for bf16 and
+/// f16, whose results may be off by one rounding. All numbers are representable in bf16.
 fn check(
     shapes: &[Vec<usize>],
     seed: u64,
@@ -90,7 +90,8 @@ fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
     tensor.reshape([len])
 }
 
-/// So large that a row of nearly equal values is no exception: `1 / sqrt(var + EPSILON)`, by which rounding grows, is at most 3.2.
+/// So large that a row of nearly equal values is no exception: `1 / sqrt(var + EPSILON)`, by which rounding grows, is
+/// at most 3.2.
 const EPSILON: f64 = 0.1;
 
 fn norm(x: &[f64], gain: &[f64], bias: Option<&Vec<f64>>, centred: bool) -> Vec<f64> {
@@ -121,7 +122,8 @@ proptest! {
         check(&[vec![n], vec![n]], seed, &naive, &|x| fused::silu_mul(x[0].clone(), x[1].clone()))?;
     }
 
-    /// Its parts are rounded to the inputs' dtype on the way, so only f32 is as exact as the others; see `crates/model/tests/low_precision.rs` for those.
+    /// Its parts are rounded to the inputs' dtype on the way, so only f32 is as exact as the others; see
+    /// `crates/model/tests/low_precision.rs` for those.
     #[test]
     fn linear_cross_entropy(n in prop_oneof![1usize..5, 255usize..259], d in 1usize..5, vocab in 1usize..9, transposed: bool, z in prop_oneof![Just(0.0), Just(0.1)], seed: u64) {
         let targets: Vec<usize> = (0..n).map(|i| (seed as usize).wrapping_add(i * 7) % vocab).collect();

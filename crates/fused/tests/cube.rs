@@ -1,4 +1,5 @@
-//! The kernels on CubeCL's CPU runtime, with one and two units a cube, against the plain Rust. Gradients are those of a user's call.
+//! The kernels on CubeCL's CPU runtime, with one and two units a cube, against the plain Rust. Gradients are those of a
+//! user's call.
 #![cfg(feature = "cpu-jit")]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};

@@ -1,4 +1,5 @@
-//! Dropout's mask: a function of the key and the element's place in the global batch, fair, and independent of other masks.
+//! Dropout's mask: a function of the key and the element's place in the global batch, fair, and independent of other
+//! masks.
 
 use burn::tensor::{DType, Device, Tensor};
 use fused::{DropoutKey, dropout};

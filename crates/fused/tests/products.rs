@@ -2,6 +2,7 @@
 
 use fused::Element;
 use fused::gemm::{Epilogue, Matrix, Product, products, products_with};
+use fused::simd::{Simd, multiplies_bf16, simd};
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
 
@@ -54,12 +55,15 @@ fn at<T: Copy>(x: &Matrix<'_, T>, i: usize, j: usize) -> T {
     x.data[i * x.row_stride + j * x.col_stride]
 }
 
+#[test]
+fn the_environment_says_which_vectors_are_taken() {
+    let asked = std::env::var("KILN_SIMD").ok().filter(|name| !name.is_empty());
+    assert_eq!(simd().name(), asked.as_deref().unwrap_or(Simd::of_processor().name()));
+}
+
 /// The law, written down: blocks of 256, a chain of multiply-adds in each, fused if the processor can.
 fn law(k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
-    #[cfg(target_arch = "x86_64")]
-    let fused = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-    #[cfg(not(target_arch = "x86_64"))]
-    let fused = false;
+    let fused = simd() >= Simd::Avx2;
     let step = |sum: f32, p: usize| {
         if fused { a(p).mul_add(b(p), sum) } else { a(p) * b(p) + sum }
     };
@@ -147,17 +151,9 @@ fn half_types_sum_in_f32_and_round_once() {
         }
     }
     check(f16::from_f32, f16::to_f32);
-    if !bf16_in_pairs() {
+    if !multiplies_bf16() {
         check(bf16::from_f32, bf16::to_f32);
     }
-}
-
-/// Whether the processor multiplies pairs of bf16.
-fn bf16_in_pairs() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
-    #[cfg(not(target_arch = "x86_64"))]
-    false
 }
 
 /// Half a unit in the last of 8 places, 2^-8, and what sums in f32 lose.
@@ -227,7 +223,8 @@ fn an_epilogue_is_its_formula_on_the_bare_product() {
     check::<bf16>(1.0 / 256.0);
 }
 
-/// Of bf16, as the way through pairs is its own; with an epilogue, whose bits must not depend on the place in a row either.
+/// Of bf16, as the way through pairs is its own; with an epilogue, whose bits must not depend on the place in a row
+/// either.
 #[test]
 fn rows_of_bf16_with_an_epilogue_do_not_depend_on_the_batch_or_threads() {
     let of = |count, seed| numbers(count, seed).into_iter().map(bf16::from_f32).collect::<Vec<_>>();

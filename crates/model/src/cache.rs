@@ -4,11 +4,12 @@ use fused::causal_attention;
 /// Columns that a buffer grows by at least.
 const GRANULE: usize = 64;
 
-/// What attention has to remember of tokens that a model has seen, so that the next ones cost a forward of their own only: of GPT-2 keys and
-/// values of every head, of DeepSeek the normed latent and the rotated key that all heads share (arXiv 2405.04434, section 2.1).
+/// What attention has to remember of tokens that a model has seen, so that the next ones cost a forward of their own
+/// only: of GPT-2 keys and values of every head, of DeepSeek the normed latent and the rotated key that all heads share
+/// (arXiv 2405.04434, section 2.1).
 ///
-/// Each sequence of the batch has its own length. A layer's buffers are `[b, heads, columns, width]`, column `c` being position `c` of each
-/// sequence; they grow by a quarter at a time and are written in place.
+/// Each sequence of the batch has its own length. A layer's buffers are `[b, heads, columns, width]`, column `c` being
+/// position `c` of each sequence; they grow by a quarter at a time and are written in place.
 #[derive(Debug, Clone)]
 pub struct Cache {
     pub(crate) layers: Vec<LayerCache>,
@@ -19,8 +20,8 @@ pub struct Cache {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LayerCache([Option<Tensor<4>>; 2]);
 
-/// Where the new tokens of a forward stand: sequence `i` has `counts[i]` of them, at positions from `starts[i]` on. Tokens beyond a
-/// sequence's count are padding, which nothing sees.
+/// Where the new tokens of a forward stand: sequence `i` has `counts[i]` of them, at positions from `starts[i]` on.
+/// Tokens beyond a sequence's count are padding, which nothing sees.
 pub(crate) struct Chunk {
     starts: Vec<usize>,
     counts: Vec<usize>,
@@ -110,8 +111,8 @@ impl LayerCache {
     }
 }
 
-/// Nothing else may hold the buffer meanwhile: then it is written in place. What is new comes without its graph, which of a model in training
-/// would grow with every token.
+/// Nothing else may hold the buffer meanwhile: then it is written in place. What is new comes without its graph, which
+/// of a model in training would grow with every token.
 fn append(buffer: &mut Option<Tensor<4>>, new_bhtd: Tensor<4>, chunk: &Chunk) -> Tensor<4> {
     let new_bhtd = new_bhtd.detach();
     let [b, heads, _, width] = new_bhtd.dims();
@@ -153,8 +154,9 @@ impl Chunk {
         self.starts.iter().flat_map(|start| (*start..start + self.t).map(|at| at.min(limit - 1))).collect()
     }
 
-    /// Attention of the new tokens' queries, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and values, `[b, heads, columns, dv]`, or those of one
-    /// head, which then are all heads': `[b, t, heads, dv]`. A single new token may have several queries.
+    /// Attention of the new tokens' queries, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and values,
+    /// `[b, heads, columns, dv]`, or those of one head, which then are all heads': `[b, t, heads, dv]`. A single new
+    /// token may have several queries.
     pub fn attention(&self, q_bhtd: Tensor<4>, [k_bhcd, v_bhcv]: [Tensor<4>; 2], scale: f64) -> Tensor<4> {
         let ([b, heads, queries, _], first) = (q_bhtd.dims(), self.starts.first().copied().unwrap_or(0));
         if self.columns == 0 {

@@ -1,3 +1,5 @@
+//! The shapes of models, and what makes them valid.
+
 use moe::MoeConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,8 +22,8 @@ pub struct Gpt2Config {
     pub n_inner: Option<usize>,
     /// Whether linear layers and layer norms have a bias (GPT-2 has; nanoGPT trains without).
     pub bias: bool,
-    /// Probability that training drops an element of the embeddings, of the attention's probabilities, and of what attention and MLP
-    /// add to the residual stream; 0 for none.
+    /// Probability that training drops an element of the embeddings, of the attention's probabilities, and of what
+    /// attention and MLP add to the residual stream; 0 for none.
     pub dropout: f64,
     /// Epsilon of the layer norms.
     pub layer_norm_epsilon: f64,
@@ -106,8 +108,8 @@ impl Default for YarnConfig {
     }
 }
 
-/// The shape of a DeepSeek-V2/V3 (arXiv 2405.04434, 2412.19437) apart from its experts, which are a [`MoeConfig`]; names as in
-/// Hugging Face's `config.json`.
+/// The shape of a DeepSeek-V2/V3 (arXiv 2405.04434, 2412.19437) apart from its experts, which are a [`MoeConfig`];
+/// names as in Hugging Face's `config.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeepSeekConfig {
@@ -119,8 +121,8 @@ pub struct DeepSeekConfig {
     pub num_hidden_layers: usize,
     /// The first blocks, whose MLP is one dense SwiGLU instead of experts.
     pub first_k_dense_replace: usize,
-    /// Modules of multi-token prediction, each of which predicts a token further than the one before (arXiv 2412.19437, section 2.2); 0 for none.
-    /// `num_nextn_predict_layers` in `config.json`.
+    /// Modules of multi-token prediction, each of which predicts a token further than the one before (arXiv 2412.19437,
+    /// section 2.2); 0 for none. `num_nextn_predict_layers` in `config.json`.
     pub mtp_depth: usize,
     /// Hidden width of the dense SwiGLU.
     pub intermediate_size: usize,
@@ -138,7 +140,8 @@ pub struct DeepSeekConfig {
     pub v_head_dim: usize,
     /// The longest context.
     pub max_position_embeddings: usize,
-    /// Epsilon of the RMS norms, except those inside the attention, which have 1e-6 (as in DeepSeek's and Hugging Face's code).
+    /// Epsilon of the RMS norms, except those inside the attention, which have 1e-6 (as in DeepSeek's and Hugging
+    /// Face's code).
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
@@ -176,8 +179,8 @@ impl YarnConfig {
         number("rope_scaling.factor", factor, factor >= 1.0, "a number from 1")?;
         number("rope_scaling.beta_slow", beta_slow, beta_slow > 0.0, "a number above 0")?;
         number("rope_scaling.beta_fast", beta_fast, beta_fast > beta_slow, "a number above beta_slow")?;
-        number("rope_scaling.mscale", mscale, mscale >= 0.0, "0 or a number above")?;
-        number("rope_scaling.mscale_all_dim", mscale_all_dim, mscale_all_dim >= 0.0, "0 or a number above")
+        number("rope_scaling.mscale", mscale, mscale >= 0.0, "0 or more")?;
+        number("rope_scaling.mscale_all_dim", mscale_all_dim, mscale_all_dim >= 0.0, "0 or more")
     }
 }
 

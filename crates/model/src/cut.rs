@@ -1,14 +1,15 @@
 use comm::Cut;
 
-/// How tensor-parallel ranks cut a parameter, by its path in the model: heads, columns of MLPs and the vocabulary; none: every rank has all of it.
+/// How tensor-parallel ranks cut a parameter, by its path in the model: heads, columns of MLPs and the vocabulary;
+/// none: every rank has all of it.
 ///
 /// ```text
 /// GPT-2       c_attn (q, k and v each), c_fc     by columns       DeepSeek    q_proj, q_b_proj, kv_b_proj, gate, up, lm_head   by columns
 ///             c_proj, wte                        by rows                      o_proj, down, embed                              by rows
 /// ```
 ///
-/// What stands behind a sum over ranks (biases of projections), norms, routers, compressions and positions are not cut; experts are cut by
-/// `parallel.ep` alone.
+/// What stands behind a sum over ranks (biases of projections), norms, routers, compressions and positions are not cut;
+/// experts are cut by `parallel.ep` alone.
 pub fn cut(path: &str) -> Option<Cut> {
     let fields: Vec<&str> = path.split('.').collect();
     let is_bias = fields.last() == Some(&"bias");

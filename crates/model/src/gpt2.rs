@@ -254,7 +254,8 @@ impl Gpt2Attention {
         ring.forward(q_bhtd, qkv.slice_dim(2, n * head..3 * n * head), None)
     }
 
-    /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every token.
+    /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every
+    /// token.
     fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
         let (n, head) = (self.n_head, d / self.n_head);

@@ -13,10 +13,10 @@ const STD: f32 = 0.02;
 
 /// The initial values of a model's parameters.
 ///
-/// A value is a function of the seed, the parameter's name and its place in the parameter alone, so it is the same in any layout, on
-/// any number of ranks and any machine, and a rank makes those that it holds, which costs it nothing for the others. Matrices (and stacks of
-/// them) are normal with standard deviation 0.02, the last ones of a residual branch with `residual_scale` times as much (GPT-2:
-/// `1/sqrt(2 * layers)`); gains of norms are 1, biases 0.
+/// A value is a function of the seed, the parameter's name and its place in the parameter alone, so it is the same in
+/// any layout, on any number of ranks and any machine, and a rank makes those that it holds, which costs it nothing for
+/// the others. Matrices (and stacks of them) are normal with standard deviation 0.02, the last ones of a residual
+/// branch with `residual_scale` times as much (GPT-2: `1/sqrt(2 * layers)`); gains of norms are 1, biases 0.
 #[derive(Debug, Clone)]
 pub struct Initial {
     /// Of the model, before the paths of fields.
@@ -28,8 +28,8 @@ pub struct Initial {
 }
 
 impl Initial {
-    /// The values of these runs of elements, flat, one after another, of a parameter of so many dimensions, given by the path of its fields in
-    /// the model. What lies outside the runs costs nothing.
+    /// The values of these runs of elements, flat, one after another, of a parameter of so many dimensions, given by
+    /// the path of its fields in the model. What lies outside the runs costs nothing.
     pub fn values(&self, path: &str, dims: usize, runs: &[Range<usize>]) -> Vec<f32> {
         let len = runs.iter().map(Range::len).sum();
         if dims == 1 {
@@ -43,7 +43,8 @@ impl Initial {
         values
     }
 
-    /// What a parameter's sequence of numbers is known by; no other parameter has it, nor the same one under another seed.
+    /// What a parameter's sequence of numbers is known by; no other parameter has it, nor the same one under another
+    /// seed.
     fn key(&self, path: &str) -> [u8; 32] {
         let name = format!("{}.{path}", self.prefix);
         Sha256::new().chain_update(self.seed.to_le_bytes()).chain_update(name).finalize().into()

@@ -1,13 +1,15 @@
 //! GPT-2 and DeepSeek (MLA + MoE) as Burn modules, and their weights in Hugging Face's format.
 //!
-//! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. A part whose parameters are a
-//! rank's part of them, with a rank's rows of the sequences, computes the same together with the ranks in its [`Parallel`]; [`cut`] says which parameters are cut how.
+//! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. A
+//! part whose parameters are a rank's part of them, with a rank's rows of the sequences, computes the same together
+//! with the ranks in its [`Parallel`]; [`cut`] says which parameters are cut how.
 //!
-//! Parameters may be f32, bf16 or f16, all of one dtype, which is then that of the residual stream and of the gradients. Norms,
-//! softmax, rotations, routing and the loss are computed in f32, and the loss is f32.
+//! Parameters may be f32, bf16 or f16, all of one dtype, which is then that of the residual stream and of the
+//! gradients. Norms, softmax, rotations, routing and the loss are computed in f32, and the loss is f32.
 //!
-//! Shape suffixes: `b` sequences, `t` positions, `s` those of them that are here, `d` width of the residual stream, `h` heads, `v` vocabulary (in
-//! attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a rotated key.
+//! Shape suffixes: `b` sequences, `t` positions, `s` those of them that are here, `d` width of the residual stream, `h`
+//! heads, `v` vocabulary (in attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a
+//! rotated key.
 
 mod cache;
 mod config;
@@ -53,7 +55,8 @@ pub trait LanguageModel {
         self.head(self.hidden(tokens_bt))
     }
 
-    /// Mean over all positions of `-log softmax(logits)[target]`, in nats, of the next tokens `[b, t]`: `[1]`. The logits are never all in memory.
+    /// Mean over all positions of `-log softmax(logits)[target]`, in nats, of the next tokens `[b, t]`: `[1]`. The
+    /// logits are never all in memory.
     ///
     /// # Panics
     /// As [`logits`](Self::logits).
@@ -75,14 +78,15 @@ pub trait LanguageModel {
     /// An empty cache for this many sequences.
     fn cache(&self, sequences: usize) -> Cache;
 
-    /// What the last block makes of new tokens, `[b, t]` to `[b, t, d]`, each sequence's following those that the cache has of it.
+    /// What the last block makes of new tokens, `[b, t]` to `[b, t, d]`, each sequence's following those that the cache
+    /// has of it.
     ///
-    /// Of sequence `i` the first `counts[i]` tokens are new, and the cache has them afterwards; the others are padding (any token of the
-    /// vocabulary), and so is their output.
+    /// Of sequence `i` the first `counts[i]` tokens are new, and the cache has them afterwards; the others are padding
+    /// (any token of the vocabulary), and so is their output.
     ///
     /// # Panics
-    /// If `counts` are not as many as the cache's sequences, one is above `t`, a sequence becomes longer than the context, or a token is not
-    /// in the vocabulary.
+    /// If `counts` are not as many as the cache's sequences, one is above `t`, a sequence becomes longer than the
+    /// context, or a token is not in the vocabulary.
     fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3>;
 
     /// Logits of what the last block made: `[b, t, d]` to `[b, t, vocab]`.

@@ -4,8 +4,8 @@ use comm::ContextParallel;
 /// What a forward knows of its micro-batch beside the tokens; by default that it is one of evaluation, of whole rows.
 #[derive(Debug, Clone, Default)]
 pub struct MicroBatch {
-    /// Where it stands in the run: with it a forward drops elements and routes with noise, as its model's configuration says; without it
-    /// (evaluation, generation) it does neither.
+    /// Where it stands in the run: with it a forward drops elements and routes with noise, as its model's configuration
+    /// says; without it (evaluation, generation) it does neither.
     pub place: Option<RunPlace>,
     /// The documents of its rows; without them a row is one.
     pub documents: Option<Documents>,
@@ -16,8 +16,8 @@ pub struct MicroBatch {
 
 /// Where a micro-batch stands in a run.
 ///
-/// Masks and noise are functions of these numbers and of each element's place, so they are the same in any layout, on any number of ranks,
-/// and when the forward is run again for its activations; see [`fused::dropout`].
+/// Masks and noise are functions of these numbers and of each element's place, so they are the same in any layout, on
+/// any number of ranks, and when the forward is run again for its activations; see [`fused::dropout`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunPlace {
     /// The run's seed.
@@ -28,8 +28,8 @@ pub struct RunPlace {
     pub first_row: u64,
 }
 
-/// Documents that share rows: none of them attends to another, and learned positions restart in each. Rotary positions do not: they enter by differences
-/// alone, which within a document are the same.
+/// Documents that share rows: none of them attends to another, and learned positions restart in each. Rotary positions
+/// do not: they enter by differences alone, which within a document are the same.
 ///
 /// ```text
 /// row         a b c . d e . f        . ends a document
@@ -59,7 +59,8 @@ impl MicroBatch {
 }
 
 impl Documents {
-    /// Of whole rows of `t` positions, for each of which `starts` says where in its row its document begins; on ranks of a `context`, their part of them.
+    /// Of whole rows of `t` positions, for each of which `starts` says where in its row its document begins; on ranks
+    /// of a `context`, their part of them.
     ///
     /// # Panics
     /// If these are not whole rows.

@@ -77,7 +77,8 @@ impl RmsNorm {
     }
 }
 
-/// `projection(y)` from a rank's part of what it is a projection of, `[b, t, part]`, to the rank's rows, `[b, s, d]`. The bias is added once, to the sum.
+/// `projection(y)` from a rank's part of what it is a projection of, `[b, t, part]`, to the rank's rows, `[b, s, d]`.
+/// The bias is added once, to the sum.
 pub(crate) fn project(tp: &TensorParallel, projection: &Linear, y: Tensor<3>) -> Tensor<3> {
     if tp.is_alone() {
         return linear(y, projection.weight.val(), projection.bias.as_ref().map(Param::val));

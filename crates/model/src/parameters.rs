@@ -14,7 +14,8 @@ pub fn parameter_count<M: Module>(module: &M) -> usize {
     count.0
 }
 
-/// Gives every parameter the values that `values` has for its path of fields (`blocks.0.attn.c_attn.weight`) and its shape, row by row.
+/// Gives every parameter the values that `values` has for its path of fields (`blocks.0.attn.c_attn.weight`) and its
+/// shape, row by row.
 ///
 /// # Errors
 /// The first of `values`, which is then not asked again.

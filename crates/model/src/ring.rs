@@ -8,9 +8,11 @@
 //! backward    the same, and behind each message goes its gradient, while the next step is computed, and one step more: home
 //! ```
 //!
-//! A message is what keys and values are made of: they themselves, or the latents and the rotated key. What its keys add to a query is put together by
-//! log-sum-exp, those of queries among them that see none of its keys: of parts `(y, l)` and `(y', l')` with `w = sigmoid(l' - l)`, `y + w (y' - y)` and `log(exp l + exp l')`, in f32. In the backward each part's
-//! probabilities are of the final `l`. Of causal attention a rank does as much as any other; see [`ContextParallel`].
+//! A message is what keys and values are made of: they themselves, or the latents and the rotated key. What its keys
+//! add to a query is put together by log-sum-exp, those of queries among them that see none of its keys: of parts `(y,
+//! l)` and `(y', l')` with `w = sigmoid(l' - l)`, `y + w (y' - y)` and `log(exp l + exp l')`, in f32. In the backward
+//! each part's probabilities are of the final `l`. Of causal attention a rank does as much as any other; see
+//! [`ContextParallel`].
 
 use burn::tensor::{DType, Int, Tensor, activation};
 use comm::ContextParallel;
@@ -162,7 +164,8 @@ impl Ring {
         self.starts.as_ref().map(|starts| starts.clone().slice_dim(1, queries.clone()))
     }
 
-    /// The chunks of queries and of the keys of the message at hand in a step, with their number and rows here, of which the queries see something.
+    /// The chunks of queries and of the keys of the message at hand in a step, with their number and rows here, of
+    /// which the queries see something.
     fn parts(&self, step: usize, t: usize) -> impl Iterator<Item = ([(usize, Range<usize>); 2], AttentionPart)> {
         let (n, half) = (self.cp.size(), t / 2);
         let from = (self.cp.rank() + n - step) % n;

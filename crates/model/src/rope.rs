@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Turns the pairs `(x0, x1), (x2, x3), ...` of a head by `position * frequency[pair]`: the tables for [`fused::rope`].
 ///
-/// A table is made once a device, as long as was asked for, and again when a longer one is: twice as long at least. Clones share it.
+/// A table is made once a device, as long as was asked for, and again when a longer one is: twice as long at least.
+/// Clones share it.
 #[derive(Debug, Clone)]
 pub struct Rope {
     /// Radians per position, one per pair.
@@ -20,7 +21,8 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// The frequencies `theta^(-2i/d)` for heads of width `d = qk_rope_head_dim`, changed by YaRN where it is configured.
+    /// The frequencies `theta^(-2i/d)` for heads of width `d = qk_rope_head_dim`, changed by YaRN where it is
+    /// configured.
     pub fn new(config: &DeepSeekConfig) -> Self {
         let d = config.qk_rope_head_dim;
         let plain = (0..d / 2).map(|pair| config.rope_theta.powf(-2.0 * pair as f64 / d as f64));
@@ -61,7 +63,8 @@ impl Rope {
     }
 }
 
-/// The softmax scale of MLA: `1/sqrt(nope + rope)`, times `m^2` with YaRN, where `m = 0.1 * mscale_all_dim * ln(factor) + 1`.
+/// The softmax scale of MLA: `1/sqrt(nope + rope)`, times `m^2` with YaRN, where `m = 0.1 * mscale_all_dim * ln(factor)
+/// + 1`.
 pub fn softmax_scale(config: &DeepSeekConfig) -> f64 {
     let scale = ((config.qk_nope_head_dim + config.qk_rope_head_dim) as f64).powf(-0.5);
     match &config.rope_scaling {
@@ -82,8 +85,8 @@ fn yarn_amplitude(yarn: &YarnConfig) -> f64 {
     }
 }
 
-/// The pairs between which YaRN blends from kept to divided frequencies: those that turn `beta_fast` and `beta_slow` times over
-/// the original context.
+/// The pairs between which YaRN blends from kept to divided frequencies: those that turn `beta_fast` and `beta_slow`
+/// times over the original context.
 fn yarn_range(yarn: &YarnConfig, d: usize, theta: f64) -> (f64, f64) {
     let (d, context) = (d as f64, yarn.original_max_position_embeddings as f64);
     let pair_of = |turns: f64| d * (context / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());

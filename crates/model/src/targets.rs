@@ -50,8 +50,9 @@ impl Targets {
         Self::ahead(rows, 0, device).unwrap_or_else(none)
     }
 
-    /// The tokens `k` behind the next ones, None where no position has one: `x_{i+k+1}` at position `i`, if the row goes as far, and none of the tokens between
-    /// them ends a document; at the end itself a document begins, unless documents are apart.
+    /// The tokens `k` behind the next ones, None where no position has one: `x_{i+k+1}` at position `i`, if the row
+    /// goes as far, and none of the tokens between them ends a document; at the end itself a document begins, unless
+    /// documents are apart.
     pub(crate) fn ahead(rows: &TokenRows<'_>, k: usize, device: &Device) -> Option<Self> {
         let here = rows.here.iter().map(Range::len).sum::<usize>();
         let (mut places, mut tokens) = (vec![], vec![]);

@@ -8,7 +8,8 @@ use fused::{Losses, embedding, linear, linear_cross_entropy, linear_cross_entrop
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Rows of `table_vd` of tokens, `[b, t]` to this rank's rows `[b, s, d]`; `table_vd` has this rank's part of `vocab` tokens.
+/// Rows of `table_vd` of tokens, `[b, t]` to this rank's rows `[b, s, d]`; `table_vd` has this rank's part of `vocab`
+/// tokens.
 ///
 /// A token of another rank's part is row 0 times 0, and the sum over ranks is the token's row.
 pub(crate) fn embed(tp: &TensorParallel, table_vd: Tensor<2>, tokens_bt: Tensor<2, Int>, vocab: usize) -> Tensor<3> {
@@ -65,8 +66,9 @@ impl VocabularyHead {
         }
     }
 
-    /// `log(sum(exp))` of all columns is that of the ranks' own, and a target's logit is its owner's: three numbers a row are summed over ranks. A share's
-    /// gradient is taken for that of the whole loss, of this rank's columns: gathering sums those of the rows, which are not kept.
+    /// `log(sum(exp))` of all columns is that of the ranks' own, and a target's logit is its owner's: three numbers a
+    /// row are summed over ranks. A share's gradient is taken for that of the whole loss, of this rank's columns:
+    /// gathering sums those of the rows, which are not kept.
     fn losses_of_parts(
         self,
         tp: &TensorParallel,
@@ -101,7 +103,8 @@ impl VocabularyHead {
     }
 }
 
-/// The sum of many numbers in f32: of pieces, and then of those, so that none of them is much larger than what is added to it.
+/// The sum of many numbers in f32: of pieces, and then of those, so that none of them is much larger than what is added
+/// to it.
 fn sum_in_pieces(x_n: Tensor<1>) -> Tensor<1> {
     let pieces: Vec<Tensor<1>> = x_n.split(ROWS, 0).into_iter().map(|piece| piece.sum()).collect();
     Tensor::cat(pieces, 0).sum()

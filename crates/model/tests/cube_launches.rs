@@ -1,5 +1,5 @@
-//! What a micro-batch launches, forward and backward, on CubeCL's CPU runtime with Burn's fusion, as training on a GPU has it; and that the host
-//! reads nothing back on the way.
+//! What a micro-batch launches, forward and backward, on CubeCL's CPU runtime with Burn's fusion, as training on a GPU
+//! has it; and that the host reads nothing back on the way.
 #![cfg(feature = "cpu-jit")]
 
 use burn::module::{Module, ModuleMapper, Param};
@@ -134,7 +134,8 @@ impl Launches {
         Self { ours, products: self.products - fewer.products, others: self.others.saturating_sub(fewer.others) }
     }
 
-    /// The kernels of these crates and the products are exactly these; of Burn's others there are at most `others`: what it fuses is its choice.
+    /// The kernels of these crates and the products are exactly these; of Burn's others there are at most `others`:
+    /// what it fuses is its choice.
     fn hold(&self, what: &str, ours: &[(&str, usize)], products: usize, others: usize) {
         let expected: BTreeMap<String, usize> = ours.iter().map(|(kernel, count)| ((*kernel).into(), *count)).collect();
         let all = self.ours.values().sum::<usize>();
@@ -215,7 +216,8 @@ fn a_micro_batch_launches_few_kernels_and_reads_nothing_back() {
         ("dispatch::histogram", 1),
         ("dispatch::place", 1),
         ("dispatch::scan", 1),
-        // Three matrices an expert, forward and for the rows' gradient; the third product of each is the matrix's gradient.
+        // Three matrices an expert, forward and for the rows' gradient; the third product of each is the matrix's
+        // gradient.
         ("grouped_gemm::prepare", 6),
         ("grouped_gemm::product", 6),
         ("grouped_gemm::sum", 3),

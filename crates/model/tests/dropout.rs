@@ -1,4 +1,5 @@
-//! GPT-2's dropout: none in evaluation, the same for a sequence wherever and however often it is computed, other at each step.
+//! GPT-2's dropout: none in evaluation, the same for a sequence wherever and however often it is computed, other at
+//! each step.
 
 use burn::tensor::{Device, Int, Tensor};
 use model::{Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, RunPlace};

@@ -1,4 +1,5 @@
-//! Broken folders: whatever their bytes are, reading them is a model or an error, without a panic and without much memory.
+//! Broken folders: whatever their bytes are, reading them is a model or an error, without a panic and without much
+//! memory.
 
 mod common;
 

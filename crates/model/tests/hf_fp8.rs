@@ -1,4 +1,5 @@
-//! Files in fp8, as DeepSeek publishes them, against torch's numbers and transformers' logits of the dequantised weights.
+//! Files in fp8, as DeepSeek publishes them, against torch's numbers and transformers' logits of the dequantised
+//! weights.
 
 mod common;
 

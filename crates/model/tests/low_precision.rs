@@ -1,4 +1,5 @@
-//! Models whose parameters are bf16 or f16: what is sensitive is computed in f32, and the result is near that of f32 parameters.
+//! Models whose parameters are bf16 or f16: what is sensitive is computed in f32, and the result is near that of f32
+//! parameters.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{Embedding, EmbeddingConfig};
@@ -53,7 +54,8 @@ fn gpt2() -> Gpt2 {
     Gpt2::init(&config, SEED, &Device::flex())
 }
 
-/// With every part there is: groups, selection bias, shared experts, balance loss, compressed query, YaRN, a dense block.
+/// With every part there is: groups, selection bias, shared experts, balance loss, compressed query, YaRN, a dense
+/// block.
 fn deepseek(score_func: ScoreFunc, capacity_factor: Option<f64>) -> DeepSeek {
     let config = DeepSeekConfig {
         vocab_size: VOCAB,
@@ -85,7 +87,8 @@ fn deepseek(score_func: ScoreFunc, capacity_factor: Option<f64>) -> DeepSeek {
     DeepSeek::init(&config, &moe, SEED, &Device::flex())
 }
 
-/// Binds every parameter in this dtype, matrices five times as large as at the start: so the loss is not that of even odds.
+/// Binds every parameter in this dtype, matrices five times as large as at the start: so the loss is not that of even
+/// odds.
 struct Bind(DType);
 
 impl ModuleMapper for Bind {

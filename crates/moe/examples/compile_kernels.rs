@@ -1,4 +1,5 @@
-//! Writes the code of every kernel of `fused` and `moe` into a folder, with a manifest for `scripts/check_kernels.py`. Needs no GPU.
+//! Writes the code of every kernel of `fused` and `moe` into a folder, with a manifest for `scripts/check_kernels.py`.
+//! Needs no GPU.
 //!
 //! `cargo run -p moe --features offline --example compile_kernels -- DIR`
 //!

@@ -1,17 +1,20 @@
+//! The losses that keep a router in balance.
+
 use burn::tensor::{DType, Int, Tensor};
 use comm::SequenceRanks;
 use fused::check::Call;
 
 /// The balance loss of each sequence, averaged over sequences: `[1]`, without its coefficient.
 ///
-/// For one sequence of T tokens: `sum over experts i of f_i * P_i`, where `f_i = E / (k T)` times the tokens that chose i, and
-/// `P_i` is the mean of i's normalised score (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20). It is 1 when loads are even.
-/// Gradients flow through `P` only.
+/// For one sequence of T tokens: `sum over experts i of f_i * P_i`, where `f_i = E / (k T)` times the tokens that chose
+/// i, and `P_i` is the mean of i's normalised score (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20). It is 1 when loads
+/// are even. Gradients flow through `P` only.
 ///
 /// `scores_ne` are of `b` sequences, one after another; `assigned_be` counts each sequence's choices of each expert.
 ///
 /// # Panics
-/// If there are no scores, or they are not f32, or the sequences are not of one length or their counts of other experts.
+/// If there are no scores, or they are not f32, or the sequences are not of one length or their counts of other
+/// experts.
 pub fn sequence_balance_loss(scores_ne: Tensor<2>, assigned_be: Tensor<2, Int>) -> Tensor<1> {
     let (call, [n, e], [b, _]) = (Call("sequence_balance_loss"), scores_ne.dims(), assigned_be.dims());
     call.dtype("scores", scores_ne.dtype(), DType::F32);
@@ -34,12 +37,7 @@ pub(crate) fn sequence_balance_loss_over(
     }
     let ([n, e], [b, _]) = (scores_ne.dims(), assigned_be.dims());
     let s = n / b;
-    let mut scores_bse = normalised(scores_ne).reshape([b, s, e]);
-    if ranks.padding > 0 {
-        let rows_s = Tensor::<1, Int>::arange(0..s as i64, &scores_bse.device());
-        let is_token_s = rows_s.lower_elem(ranks.filled(s) as i64).float();
-        scores_bse = scores_bse * is_token_s.reshape([1, s, 1]);
-    }
+    let scores_bse = ranks.fill_padding(normalised(scores_ne).reshape([b, s, e]), 1, 0.0);
     let score_b1e = scores_bse.sum_dim(1);
     let assigned_b1e = Tensor::from_inner(assigned_be.float().unsqueeze_dim::<3>(1));
     let sums_b2e = ranks.sum(Tensor::cat(vec![score_b1e, assigned_b1e], 1));
@@ -62,8 +60,8 @@ fn loss(score_b1e: Tensor<3>, assigned_be: Tensor<2>) -> Tensor<1> {
     (Tensor::from_inner(load_b1e) * score_b1e).sum() / b as f64
 }
 
-/// The router z-loss, `[1]`, without its coefficient: the mean over tokens of `log(sum over experts of exp(logit))^2`, which keeps logits
-/// small (ST-MoE, arXiv 2202.08906, eq. 5).
+/// The router z-loss, `[1]`, without its coefficient: the mean over tokens of `log(sum over experts of exp(logit))^2`,
+/// which keeps logits small (ST-MoE, arXiv 2202.08906, eq. 5).
 ///
 /// # Panics
 /// If there are no logits, or they are not f32.
@@ -74,4 +72,21 @@ pub fn router_z_loss(logits_ne: Tensor<2>) -> Tensor<1> {
     let max_n1 = logits_ne.clone().detach().max_dim(1);
     let log_sum_n1 = (logits_ne - max_n1.clone()).exp().sum_dim(1).log() + max_n1;
     log_sum_n1.powi_scalar(2).mean()
+}
+
+/// [`router_z_loss`] of this rank's rows of `b` sequences, without padding, such that the mean over ranks is that of all
+/// rows.
+pub(crate) fn router_z_loss_over(logits_ne: Tensor<2>, b: usize, ranks: &SequenceRanks) -> Tensor<1> {
+    let [n, e] = logits_ne.dims();
+    let (s, filled) = (n / b, ranks.filled(n / b));
+    match filled {
+        0 => logits_ne.slice_dim(0, 0..1).sum() * 0.0,
+        _ if ranks.padding == 0 => router_z_loss(logits_ne),
+        _ => {
+            let rows = logits_ne.reshape([b, s, e]).slice_dim(1, 0..filled).reshape([b * filled, e]);
+            // The mean number of real rows of a sequence on a rank.
+            let mean = ranks.whole(s) as f64 / ranks.size() as f64;
+            router_z_loss(rows) * (filled as f64 / mean)
+        }
+    }
 }

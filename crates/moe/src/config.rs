@@ -1,3 +1,5 @@
+//! The settings of a mixture-of-experts layer, and what makes them valid.
+
 use crate::kernels::dispatch::{DispatchRule, Layout, Order};
 use crate::kernels::route::{GateRule, MAX_CANDIDATES, SelectRule};
 use schemars::JsonSchema;
@@ -47,8 +49,8 @@ pub struct MoeConfig {
     pub n_shared_experts: usize,
     /// Scores from logits.
     pub score_func: ScoreFunc,
-    /// A bias per expert that takes part in the choice of experts and not in their weights (DeepSeek-V3). With it a group's
-    /// score is the sum of its two best experts, without it its best one, as in DeepSeek's reference code.
+    /// A bias per expert that takes part in the choice of experts and not in their weights (DeepSeek-V3). With it a
+    /// group's score is the sum of its two best experts, without it its best one, as in DeepSeek's reference code.
     pub selection_bias: bool,
     /// Groups the experts are divided into; 1 for none.
     pub n_group: usize,
@@ -56,8 +58,8 @@ pub struct MoeConfig {
     pub topk_group: usize,
     /// How experts outside of the chosen groups are kept out.
     pub group_mask: GroupMask,
-    /// Uniform noise of at most this size on the scores by which experts are chosen, in training: a hash of seed, step, layer and
-    /// place, so the same on any layout; 0 for none.
+    /// Uniform noise of at most this size on the scores by which experts are chosen, in training: a hash of seed, step,
+    /// layer and place, so the same on any layout; 0 for none.
     pub router_noise: f64,
     /// Whether the chosen experts' weights are divided by their sum.
     pub norm_topk_prob: bool,
@@ -78,10 +80,12 @@ pub struct MoeConfig {
     pub max_rank_load: f64,
     /// Coefficient of the balance loss per sequence (DeepSeek-V3, arXiv 2412.19437, eq. 17); 0 for none.
     pub aux_loss_coef: f64,
-    /// Coefficient of the router z-loss, the mean of `log(sum(exp(logits)))^2` (ST-MoE, arXiv 2202.08906, eq. 5); 0 for none.
+    /// Coefficient of the router z-loss, the mean of `log(sum(exp(logits)))^2` (ST-MoE, arXiv 2202.08906, eq. 5); 0 for
+    /// none.
     pub z_loss_coef: f64,
-    /// How much the selection bias of an expert moves at each step, up where it had fewer tokens than the mean of all, down where it
-    /// had more (DeepSeek-V3's balance without a loss, arXiv 2412.19437, section 2.1.2, where it is 0.001); 0 for never.
+    /// How much the selection bias of an expert moves at each step, up where it had fewer tokens than the mean of all,
+    /// down where it had more (DeepSeek-V3's balance without a loss, arXiv 2412.19437, section 2.1.2, where it is
+    /// 0.001); 0 for never.
     pub bias_update_speed: f64,
 }
 
@@ -163,7 +167,7 @@ impl MoeConfig {
         ];
         let wrong = |(_, value): &(&str, f64)| !(*value >= 0.0 && (*value as f32).is_finite());
         if let Some((key, value)) = coefficients.into_iter().find(wrong) {
-            return Err(format!("moe.{key} is {value:?}: give 0 or a number above"));
+            return Err(format!("moe.{key} is {value:?}: give 0 or more"));
         }
         if self.bias_update_speed > 0.0 && !self.selection_bias {
             return Err(format!(
@@ -192,8 +196,8 @@ impl MoeConfig {
         }
     }
 
-    /// Experts that a token can go to: its choices, and where it may be rerouted, as many of the next as there are, up to
-    /// [`MAX_CANDIDATES`] in all.
+    /// Experts that a token can go to: its choices, and where it may be rerouted, as many of the next as there are, up
+    /// to [`MAX_CANDIDATES`] in all.
     pub fn candidates(&self) -> usize {
         let open = self.topk_group * (self.num_experts / self.n_group);
         match self.overflow {
@@ -207,7 +211,8 @@ impl MoeConfig {
         GateRule { normalise: self.norm_topk_prob, scale: self.routed_scaling_factor as f32 }
     }
 
-    /// Where the assignments of `sequences` sequences go, at most `capacity` of one to an expert, in tiles of `tile` rows.
+    /// Where the assignments of `sequences` sequences go, at most `capacity` of one to an expert, in tiles of `tile`
+    /// rows.
     pub(crate) fn dispatch_rule(&self, sequences: usize, capacity: Option<usize>, tile: usize) -> DispatchRule {
         DispatchRule {
             experts: self.num_experts,
@@ -218,8 +223,8 @@ impl MoeConfig {
         }
     }
 
-    /// Slots of one expert for a group of `tokens` tokens: `ceil(factor * tokens * k / E)`, at most `tokens` (an expert is
-    /// chosen at most once by a token); `None` when dropless.
+    /// Slots of one expert for a group of `tokens` tokens: `ceil(factor * tokens * k / E)`, at most `tokens` (an expert
+    /// is chosen at most once by a token); `None` when dropless.
     pub fn capacity(&self, tokens: usize) -> Option<usize> {
         let exact = |f: f64| (f * (tokens * self.top_k) as f64 / self.num_experts as f64).ceil() as usize;
         self.capacity_factor.map(|f| exact(f).min(tokens))

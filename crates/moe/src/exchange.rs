@@ -38,7 +38,8 @@ impl Exchange {
 
     /// Rows to rows; the gradient goes the way back.
     ///
-    /// It is one step of a graph, however many rows there are: the ranks' graphs are alike, and so is the order in which their backwards communicate.
+    /// It is one step of a graph, however many rows there are: the ranks' graphs are alike, and so is the order in
+    /// which their backwards communicate.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, CommError> {
         let (d, back) = (x.dims()[1], self.reversed());
         let y = self.plain(x.clone().inner())?;

@@ -1,10 +1,9 @@
-use crate::balance::sequence_balance_loss_over;
+use crate::balance::{router_z_loss_over, sequence_balance_loss_over};
 use crate::kernels::dispatch::{Dispatched, dispatch};
 use crate::kernels::permute::{permute, unpermute};
 use crate::kernels::reroute::{RerouteRule, reroute};
 use crate::kernels::{grouped_gemm, route};
 use crate::router::{all_rows, rows_here};
-use crate::router_z_loss;
 use crate::{Experts, MoeConfig, MoeStats, NoiseKey, Overflow, Router, Routing, SwiGlu};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -58,22 +57,24 @@ impl MoeLayer {
         }
     }
 
-    /// Routes every token of `x_btd` and returns the weighted sum of its experts (plus the shared ones):
-    /// `y[n] = sum over k of gate[k, n] * expert(x[n])`, dropped choices left out. With a key, noise takes part in the choice.
-    /// Of bf16 or f16 tokens the sum is made in f32, the precision of the gates, and rounded.
+    /// Routes every token of `x_btd` and returns the weighted sum of its experts (plus the shared ones): `y[n] = sum
+    /// over k of gate[k, n] * expert(x[n])`, dropped choices left out. With a key, noise takes part in the choice. Of
+    /// bf16 or f16 tokens the sum is made in f32, the precision of the gates, and rounded.
     pub fn forward(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> MoeOutput {
         self.forward_over(x_btd, noise, &SequenceRanks::default())
     }
 
-    /// [`forward`](Self::forward) without noise and without capacity: no choice is dropped or rerouted, whatever `capacity_factor` is.
+    /// [`forward`](Self::forward) without noise and without capacity: no choice is dropped or rerouted, whatever
+    /// `capacity_factor` is.
     ///
-    /// Capacity counts a whole sequence's tokens, so with it the output of a token would depend on how many follow, and generation, which
-    /// sees one at a time, could not have the output of evaluation.
+    /// Capacity counts a whole sequence's tokens, so with it the output of a token would depend on how many follow, and
+    /// generation, which sees one at a time, could not have the output of evaluation.
     pub fn evaluate(&self, x_btd: Tensor<3>) -> MoeOutput {
         self.evaluate_over(x_btd, &SequenceRanks::default())
     }
 
-    /// [`forward`](Self::forward) of this rank's rows, `[b, s, d]`, with its part of the shared experts' columns; its loss is the rank's share.
+    /// [`forward`](Self::forward) of this rank's rows, `[b, s, d]`, with its part of the shared experts' columns; its
+    /// loss is the rank's share.
     pub fn forward_over(&self, x_bsd: Tensor<3>, noise: Option<NoiseKey>, ranks: &SequenceRanks) -> MoeOutput {
         let capacity = self.config.capacity(ranks.whole(x_bsd.dims()[1]));
         self.forward_here(x_bsd, noise, capacity, ranks)
@@ -185,26 +186,11 @@ impl MoeLayer {
             let assigned_be = route::count(choices_kn, sequences, num_experts);
             sequence_balance_loss_over(routing.scores_ne, assigned_be, ranks) * (aux_loss_coef * share)
         });
-        let z = (z_loss_coef != 0.0).then(|| z_loss_here(routing.logits_ne, sequences, ranks) * (z_loss_coef * share));
+        let z = (z_loss_coef != 0.0)
+            .then(|| router_z_loss_over(routing.logits_ne, sequences, ranks) * (z_loss_coef * share));
         match (balance, z) {
             (Some(balance), Some(z)) => Some(balance + z),
             (balance, z) => balance.or(z),
-        }
-    }
-}
-
-/// The z-loss of this rank's rows of `b` sequences, without padding, such that the mean over ranks is that of all rows.
-fn z_loss_here(logits_ne: Tensor<2>, b: usize, ranks: &SequenceRanks) -> Tensor<1> {
-    let [n, e] = logits_ne.dims();
-    let (s, filled) = (n / b, ranks.filled(n / b));
-    match filled {
-        0 => logits_ne.slice_dim(0, 0..1).sum() * 0.0,
-        _ if ranks.padding == 0 => router_z_loss(logits_ne),
-        _ => {
-            let rows = logits_ne.reshape([b, s, e]).slice_dim(1, 0..filled).reshape([b * filled, e]);
-            // Rows that are no padding are so many of a rank's on average.
-            let mean = (ranks.whole(s) * s) as f64 / (ranks.whole(s) + ranks.padding) as f64;
-            router_z_loss(rows) * (filled as f64 / mean)
         }
     }
 }

@@ -6,10 +6,11 @@
 //! x_nd ─ permute ─> x_rd ─ grouped_gemm ─ silu_mul ─ grouped_gemm ─> y_rd ─────────── unpermute ─> y_btd
 //! ```
 //!
-//! A *row* is one token for one of its experts; rows lie expert by expert, so that an expert's product is one matrix product. Dispatch gives
-//! every assignment (token, choice) at most one row: dropless, or at most `capacity` rows for each expert and sequence. The
-//! operations of that line stand in [`kernels`], each with formula, layout, plain Rust and CubeCL kernel; [`MoeLayer`] puts them
-//! together, and [`ExpertParallel`] runs one whose experts are spread over ranks.
+//! A *row* is one token for one of its experts; rows lie expert by expert, so that an expert's product is one matrix
+//! product. Dispatch gives every assignment (token, choice) at most one row: dropless, or at most `capacity` rows for
+//! each expert and sequence. The operations of that line stand in [`kernels`], each with formula, layout, plain Rust
+//! and CubeCL kernel; [`MoeLayer`] puts them together, and [`ExpertParallel`] runs one whose experts are spread over
+//! ranks.
 //!
 //! **Where a sequence's tokens go, and what they become, never depends on the sequences beside it**: capacity is counted inside a
 //! sequence, noise is a hash of a token's place in the global batch, and a row's product is that row's alone.

@@ -22,18 +22,19 @@ use fused::Rows;
 /// experts, then the same way back; each rank weighs its tokens' rows by its gates
 /// ```
 ///
-/// Rank i of N has the experts from `i e / N` to `(i + 1) e / N`, and a layer on it has no others: `layer.experts` are these, while its
-/// configuration counts all. The counts are read back to the host, which the sizes of the exchange need; a layer on one rank reads nothing. A
-/// rank sends at most `k n d` elements each way, and the backward as much again.
+/// Rank i of N has the experts from `i e / N` to `(i + 1) e / N`, and a layer on it has no others: `layer.experts` are
+/// these, while its configuration counts all. The counts are read back to the host, which the sizes of the exchange
+/// need; a layer on one rank reads nothing. A rank sends at most `k n d` elements each way, and the backward as much
+/// again.
 ///
 /// What comes is as uneven as the choices are. A rank takes at most
 /// [`MoeConfig::max_rank_load`](crate::MoeConfig::max_rank_load) times the mean of all ranks at once, in training and
 /// in evaluation. Where one would get more, all of them go in rounds, which have the same numbers and less speed: the
 /// backward then exchanges the rows again, and computes their products again.
 ///
-/// [`forward`](Self::forward) and [`evaluate`](Self::evaluate) are collectives: every rank calls them, if need be with no sequence, and runs
-/// the backward. They return no error, nor do they panic if a rank is lost: what failed is in the `first_error`, and the
-/// numbers of the graph mean nothing.
+/// [`forward`](Self::forward) and [`evaluate`](Self::evaluate) are collectives: every rank calls them and runs the
+/// backward. A rank that has whole sequences may have none of them. They return no error, nor do they panic if a rank is lost: what failed is in the
+/// `first_error`, and the numbers of the graph mean nothing.
 #[derive(Clone)]
 pub struct ExpertParallel {
     comm: Communicator,
@@ -41,7 +42,8 @@ pub struct ExpertParallel {
 }
 
 impl ExpertParallel {
-    /// Over the ranks of `comm`, whose number divides that of the experts. What fails in forwards and backwards goes into `first_error`.
+    /// Over the ranks of `comm`, whose number divides that of the experts. What fails in forwards and backwards goes
+    /// into `first_error`.
     pub fn new(comm: Communicator, first_error: FirstError) -> Self {
         Self { comm, first_error }
     }
@@ -72,16 +74,26 @@ impl ExpertParallel {
         ranks: &SequenceRanks,
     ) -> MoeOutput {
         let experts = |x_rd: Tensor<2>, placed: &Dispatched| {
-            self.first_error.run(|| self.experts(layer, x_rd.clone(), placed), || x_rd.clone())
+            self.first_error.run(|| self.experts(layer, x_rd.clone(), placed, ranks), || x_rd.clone())
         };
         layer.forward_with(x_bsd, noise, capacity, 1, ranks, Box::new(experts))
     }
 
     /// The rows of `x_rd` through their experts, wherever those are.
-    fn experts(&self, layer: &MoeLayer, x_rd: Tensor<2>, placed: &Dispatched) -> Result<Tensor<2>, CommError> {
+    fn experts(
+        &self,
+        layer: &MoeLayer,
+        x_rd: Tensor<2>,
+        placed: &Dispatched,
+        ranks: &SequenceRanks,
+    ) -> Result<Tensor<2>, CommError> {
         let (comm, first_error, r) = (self.comm.clone(), self.first_error.clone(), x_rd.dims()[0]);
         let counts = self.gather_counts(placed.kept_e.clone())?;
-        let rounds = Rounds::new(comm.rank(), comm.world_size(), counts, layer.config.max_rank_load);
+        let mut rounds = Rounds::new(comm.rank(), comm.world_size(), counts, layer.config.max_rank_load);
+        if comm.world_size() < ranks.size() {
+            let most = self.most_rounds(&rounds, ranks);
+            rounds = rounds.at_least(most);
+        }
         if rounds.len() > 1 {
             return InRounds { comm, first_error, rounds }.forward(x_rd, &layer.experts);
         }
@@ -97,6 +109,14 @@ impl ExpertParallel {
         let y_ad = unpermute(y_rd, gates, &by_expert);
 
         exchange.reversed().forward(y_ad)
+    }
+
+    /// The most rounds that any of the ranks which share sequences needs, whose experts' groups are several. A backward
+    /// goes through its graph by depth, and rounds have another depth than one exchange: only with the same graph on all
+    /// of them do their collectives come in the same order.
+    fn most_rounds(&self, rounds: &Rounds, ranks: &SequenceRanks) -> usize {
+        let mine = Tensor::<1>::from_floats([rounds.len() as f32], self.comm.device());
+        ranks.max(mine).into_data().iter::<f32>().fold(1.0, f32::max) as usize
     }
 
     /// From how many rows each expert gets of this rank to how many it gets of each rank, by rank and then by expert.

@@ -40,6 +40,11 @@ impl Rounds {
         Self { rank, ranks, counts, rows, rounds }
     }
 
+    /// The same rows in at least so many rounds.
+    pub fn at_least(self, rounds: usize) -> Self {
+        Self { rounds: self.rounds.max(rounds), ..self }
+    }
+
     /// How many there are, at least one.
     pub fn len(&self) -> usize {
         self.rounds

@@ -8,7 +8,8 @@ use fused::{linear, widened};
 
 /// Chooses the experts of each token and their weights (GShard arXiv 2006.16668; DeepSeek-V2/V3's `Gate`).
 ///
-/// Weights carry gradients, the choice does not. Of bf16 or f16 tokens and parameters all of it is computed in f32, as in DeepSeek's.
+/// Weights carry gradients, the choice does not. Of bf16 or f16 tokens and parameters all of it is computed in f32, as
+/// in DeepSeek's.
 #[derive(Module, Debug)]
 pub struct Router {
     /// `[d, e]`, no bias.
@@ -31,8 +32,8 @@ pub struct Routing {
 }
 
 impl Router {
-    /// Whether a path of fields leads to a router's bias. It is to stay fp32: near 0.3 a step of bf16 is 0.002, twice what a step of training moves
-    /// it by.
+    /// Whether a path of fields leads to a router's bias. It is to stay fp32: near 0.3 a step of bf16 is 0.002, twice
+    /// what a step of training moves it by.
     pub fn holds_bias(path: &str) -> bool {
         path.ends_with("router.bias")
     }
@@ -56,7 +57,8 @@ impl Router {
         }
     }
 
-    /// Routes the tokens of `x_nd`, which are sequences of `seq_len` tokens; with a key, noise takes part in the choice.
+    /// Routes the tokens of `x_nd`, which are sequences of `seq_len` tokens; with a key, noise takes part in the
+    /// choice.
     pub fn forward(&self, x_nd: Tensor<2>, seq_len: usize, noise: Option<NoiseKey>) -> Routing {
         self.forward_over(x_nd, seq_len, noise, &SequenceRanks::default())
     }
@@ -138,10 +140,7 @@ fn without_padding(experts_kn: Tensor<2, Int>, s: usize, ranks: &SequenceRanks) 
         return experts_kn;
     }
     let [k, n] = experts_kn.dims();
-    let is_padding_s =
-        Tensor::<1, Int>::arange(0..s as i64, &experts_kn.device()).greater_equal_elem(ranks.filled(s) as i64);
-    let is_padding_kbs = is_padding_s.reshape([1, 1, s]).expand([k, n / s, s]);
-    experts_kn.reshape([k, n / s, s]).mask_fill(is_padding_kbs, -1).reshape([k, n])
+    ranks.fill_padding(experts_kn.reshape([k, n / s, s]), 2, -1).reshape([k, n])
 }
 
 /// Of `[k, n]` of this rank's `s` rows of each of `b` sequences those of all rows.

@@ -70,7 +70,8 @@ impl MoeStats {
         assigned_e.clone() / assigned_e.mean()
     }
 
-    /// Coefficient of variation of the experts' assignments, `[1]`: standard deviation over mean, 0 where loads are even.
+    /// Coefficient of variation of the experts' assignments, `[1]`: standard deviation over mean, 0 where loads are
+    /// even.
     pub fn load_cv(&self) -> Tensor<1> {
         (self.load_ratio_e() - 1.0).powi_scalar(2).mean().sqrt()
     }

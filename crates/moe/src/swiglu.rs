@@ -5,7 +5,8 @@ use burn::tensor::{Device, Tensor};
 use comm::TensorParallel;
 use fused::{linear, linear_add, silu_mul};
 
-/// The gated MLP `down(silu(gate(x)) * up(x))` without biases (arXiv 2002.05202): DeepSeek's dense layers and shared experts.
+/// The gated MLP `down(silu(gate(x)) * up(x))` without biases (arXiv 2002.05202): DeepSeek's dense layers and shared
+/// experts.
 #[derive(Module, Debug)]
 pub struct SwiGlu {
     /// `[d, h]`

@@ -1,4 +1,5 @@
-//! The kernels on CubeCL's CPU runtime, with one and two units a cube, against the plain Rust: indices exactly, numbers to rounding.
+//! The kernels on CubeCL's CPU runtime, with one and two units a cube, against the plain Rust: indices exactly, numbers
+//! to rounding.
 #![cfg(feature = "cpu-jit")]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -208,6 +209,33 @@ fn counts_agree() {
         agree(&format!("count k={k} n={n} e={e} groups={groups}"), |device| {
             vec![ints(count(int(&experts, [k, n], device), groups, e))]
         });
+    }
+}
+
+/// On the CPU such numbers are refused. A device cannot refuse them without reading back; what it must not do is to write
+/// outside of its tables.
+#[test]
+fn numbers_that_no_expert_has_count_for_nobody() {
+    let device = Device::cpu();
+    let numbers = |tensor: Tensor<2, Int>| tensor.into_data().iter::<i32>().collect::<Vec<_>>();
+    for units in [1, 2] {
+        let _held = set_cpu_units(units);
+        let experts = || int(&[1 << 20, 2, -7, 4, 1, 2], [1, 6], &device);
+        assert_eq!(numbers(count(experts(), 1, 4)), [0, 1, 2, 0]);
+        let rule = DispatchRule {
+            experts: 4,
+            groups: 1,
+            capacity: None,
+            order: Order::Token,
+            layout: Layout::Sorted { tile: 1 },
+        };
+        let Dispatched { slot_kn, .. } = dispatch(experts(), rule);
+        let slots = numbers(slot_kn);
+        assert_eq!([0, 2, 3].map(|token| slots[token]), [-1; 3]);
+        assert_eq!([4, 1, 5].map(|token| slots[token]), [0, 1, 2], "expert 1, then expert 2 in the order of tokens");
+        let candidates = int(&[-1, 1 << 20, 3, 2, 2, 1], [2, 3], &device);
+        let rule = RerouteRule { top_k: 1, experts: 4, groups: 1, capacity: 1, order: Order::Token };
+        assert_eq!(numbers(reroute(candidates, rule)), [2, -1, 3], "the first token's reserve is taken");
     }
 }
 

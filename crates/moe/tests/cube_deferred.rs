@@ -1,4 +1,5 @@
-//! Deferred gradients of weights: with those of a backward without them they are the whole backward's, on the CPU and on CubeCL's CPU runtime.
+//! Deferred gradients of weights: with those of a backward without them they are the whole backward's, on the CPU and
+//! on CubeCL's CPU runtime.
 
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 use fused::deferred::backward_of_inputs;

@@ -159,7 +159,8 @@ fn simt_rounds_sums_of_bf16_once() {
     check_simt(2, DType::BF16);
 }
 
-/// Two cases: cubek's kernels have barriers between several units, which spin on a CPU, and each width is seconds of compiling.
+/// Two cases: cubek's kernels have barriers between several units, which spin on a CPU, and each width is seconds of
+/// compiling.
 #[test]
 fn multi_level_sums_as_f64() {
     let _forced = Forced::new(Some(Tier::MultiLevel), 1);
@@ -181,6 +182,20 @@ fn kernels_and_plain_rust_agree() {
     let (kernels, plain) = (on(&Device::cpu()), on(&Device::flex()));
     for (kernel, plain) in kernels.iter().zip(&plain) {
         assert!((kernel - plain).abs() <= 1e-5, "{kernel} and {plain}");
+    }
+}
+
+/// Borders of rows that do not exist are refused on the CPU. A device does not see them on its host; it must stay within
+/// the rows that there are.
+#[test]
+fn borders_that_are_none_write_no_row_that_is_not_there() {
+    for (r, segments) in [(256, vec![0, -5]), (16, vec![0, 1_000]), (16, vec![0, -9, 4]), (8, vec![-3, 5])] {
+        let case = Case { r, p: 8, q: 4, segments };
+        let experts = case.segments.len() - 1;
+        let _forced = Forced::new(Some(Tier::Simt), 2);
+        let (x, weight) = (eighths(r * 8, 1), eighths(experts * 32, 2));
+        let got = run(&case, &x, &weight, &eighths(r * 4, 3), DType::F32);
+        assert_eq!([got.y.len(), got.d_x.len(), got.d_weight.len()], [r * 4, r * 8, experts * 32]);
     }
 }
 

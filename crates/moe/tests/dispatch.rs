@@ -65,8 +65,8 @@ fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
     tensor.into_data().iter::<i32>().collect()
 }
 
-/// `dispatch` keeps the first `capacity` assignments of each group to each expert, its index tensors are each other's inverse, and rows
-/// lie where the layout says.
+/// `dispatch` keeps the first `capacity` assignments of each group to each expert, its index tensors are each other's
+/// inverse, and rows lie where the layout says.
 fn follows_the_rule(case: &Choices, experts: &[i32], rule: DispatchRule) {
     let n = case.n();
     let Dispatched { slot_kn, source_r, segments, kept_e } = dispatch(tensor(experts, case.k, n), rule);

@@ -140,7 +140,8 @@ fn without_tokens_there_is_no_output_and_no_loss() {
     }
 }
 
-/// To the last bit: what a token becomes in evaluation does not depend on the tokens after it, in training with a capacity it may.
+/// To the last bit: what a token becomes in evaluation does not depend on the tokens after it, in training with a
+/// capacity it may.
 #[test]
 fn evaluation_is_that_of_a_dropless_layer_without_noise() {
     let limited = MoeConfig { router_noise: 0.5, ..everything() };

@@ -74,9 +74,8 @@ fn peak_of(comm: &Communicator, pass: impl FnOnce()) -> Result<Peak, CommError> 
     Ok(Peak { bytes: MOST.load(Relaxed) - before, block: BLOCK.load(Relaxed) })
 }
 
-/// Of a pass in training, with its backward, or in evaluation. All tokens want the expert of rank 0 if that is the
-/// favourite.
-fn peak(training: bool, favourite: bool, max_rank_load: f64) -> Peak {
+/// Of a pass in training, with its backward, or in evaluation, where all tokens want the expert of rank 0.
+fn peak(training: bool, max_rank_load: f64) -> Peak {
     let config = MoeConfig {
         num_experts: RANKS,
         top_k: 1,
@@ -96,7 +95,7 @@ fn peak(training: bool, favourite: bool, max_rank_load: f64) -> Peak {
         let likes = floats((0..D * RANKS).map(|i| f32::from(i / RANKS == i % RANKS)).collect());
         let tokens = floats((0..ROWS * D).map(|i| f32::from(i / D % RANKS == i % D)).collect());
         layer.router.proj.weight = param(likes.reshape([D, RANKS]), training);
-        let bias = floats((0..RANKS).map(|expert| if favourite && expert == 0 { 10.0 } else { 0.0 }).collect());
+        let bias = floats((0..RANKS).map(|expert| if expert == 0 { 10.0 } else { 0.0 }).collect());
         layer.router.bias = Some(Param::initialized(ParamId::new(), bias));
         let mine = |p, q| param(Tensor::<3>::full([1, p, q], 0.01, &device), training);
         (layer.experts.gate_proj, layer.experts.up_proj) = (mine(D, H), mine(D, H));
@@ -118,10 +117,10 @@ fn of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once() {
     // The widest of what there is a row of.
     let block = |rows: usize| rows * H * size_of::<f32>();
     for training in [true, false] {
-        let at_once = peak(training, true, RANKS as f64);
+        let at_once = peak(training, RANKS as f64);
         assert!(at_once.block >= block(RANKS * ROWS), "all rows come to one rank: {at_once:?}");
         for max_rank_load in [1.0, 2.0] {
-            let in_rounds = peak(training, true, max_rank_load);
+            let in_rounds = peak(training, max_rank_load);
             println!("training {training}: {at_once:?}, {in_rounds:?} of at most {max_rank_load} times the mean");
             let most = max_rank_load as usize * ROWS;
             assert!(in_rounds.block <= block(most), "{in_rounds:?}");

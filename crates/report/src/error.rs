@@ -1,3 +1,5 @@
+//! Why a report cannot be made.
+
 use std::io;
 use std::path::PathBuf;
 
@@ -21,8 +23,9 @@ pub enum ReportError {
     },
     /// The metrics have no line that says anything about a step.
     #[error(
-        "{}: none of its {lines} lines is a step, a validation or a usage; wait for the run's first step, or follow it with `--serve`",
-        path.display()
+        "{}: it has no step yet ({lines} {}); wait for the run's first step, or follow it with `--serve`",
+        path.display(),
+        if *lines == 1 { "line" } else { "lines" }
     )]
     NothingToShow {
         /// The file.

@@ -36,8 +36,8 @@ impl Follower {
         Self { path: path.to_owned(), ..Self::default() }
     }
 
-    /// Reads the lines that were appended, or all if the file was replaced or has become shorter, as a resumed run does with it. Returns
-    /// whether anything has changed. A last line that is not whole yet is left for the next time.
+    /// Reads the lines that were appended, or all if the file was replaced or has become shorter, as a resumed run does
+    /// with it. Returns whether anything has changed. A last line that is not whole yet is left for the next time.
     pub fn read_on(&mut self) -> io::Result<bool> {
         let mut file = match file::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.read > 0 => {

@@ -1,5 +1,5 @@
-//! The lines of `metrics.jsonl`. They are told apart by their keys; a key that an older run lacks is a gap, a line of another kind
-//! is left out.
+//! The lines of `metrics.jsonl`. They are told apart by their keys; a key that an older run lacks is a gap, a line of
+//! another kind is left out.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -12,6 +12,8 @@ pub(crate) enum Line {
     Validation {
         step: u64,
         loss: f64,
+        /// Of each set, where there are several.
+        of_sets: BTreeMap<String, f64>,
     },
     Usage(Usage),
     Experts {
@@ -46,6 +48,8 @@ pub(crate) struct Setup {
     /// The step that it goes on after, 0 in a new run.
     pub step: u64,
     pub version: Option<String>,
+    /// The command line.
+    pub command: Option<String>,
     pub host: Option<String>,
     pub cpu: Option<String>,
     pub cores: Option<u64>,
@@ -64,8 +68,8 @@ pub(crate) struct Setup {
     pub layout: Vec<Group>,
 }
 
-/// Ranks along axes of the mesh, and of the rank with the most: its bytes of what they hold together, and those that it receives of the others in a
-/// step, by collective.
+/// Ranks along axes of the mesh, and of the rank with the most: its bytes of what they hold together, and those that it
+/// receives of the others in a step, by collective.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Group {
@@ -162,7 +166,9 @@ impl Line {
             return text.as_str().map(|text| Self::Sample { step, text: text.to_owned() });
         }
         if line.contains_key("val_loss") {
-            return Some(Self::Validation { step, loss: number(line, "val_loss") });
+            let sets = line.get("val_losses").and_then(Value::as_object).into_iter().flatten();
+            let of_sets = sets.map(|(name, loss)| (name.clone(), loss.as_f64().unwrap_or(f64::NAN))).collect();
+            return Some(Self::Validation { step, loss: number(line, "val_loss"), of_sets });
         }
         if let Some(layers) = line.get("experts").and_then(Value::as_array) {
             return Some(Self::Experts { step, layers: layers.iter().filter_map(Layer::of).collect() });
@@ -256,7 +262,10 @@ mod tests {
             panic!("a step")
         };
         assert!(step.step == 3 && step.loss.is_nan() && step.grad_norm == 2.0 && step.skipped && step.mfu.is_nan());
-        assert_eq!(parse(r#"{"step":3,"val_loss":1.5}"#), Some(Line::Validation { step: 3, loss: 1.5 }));
+        let validation = |of_sets| Some(Line::Validation { step: 3, loss: 1.5, of_sets });
+        assert_eq!(parse(r#"{"step":3,"val_loss":1.5}"#), validation(BTreeMap::new()));
+        let of_sets = BTreeMap::from([("code".into(), 1.0), ("prose".into(), 2.0)]);
+        assert_eq!(parse(r#"{"step":3,"val_loss":1.5,"val_losses":{"prose":2.0,"code":1.0}}"#), validation(of_sets));
         let stages = vec![StageSeconds { computing: 2.0, waiting: 0.5 }];
         assert_eq!(
             parse(r#"{"step":3,"stages":[{"compute_seconds":2,"wait_seconds":0.5}]}"#),

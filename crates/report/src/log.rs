@@ -5,6 +5,10 @@ use std::collections::BTreeMap;
 
 /// How the event begins that a process writes which goes on with a run.
 pub(crate) const RESUMED: &str = "resumed from ";
+/// How the event begins of a checkpoint.
+pub(crate) const SAVED: &str = "saved ";
+/// How an event begins that says that no more steps follow.
+pub(crate) const ENDED_EARLY: &str = "ended early ";
 
 /// What the lines of `metrics.jsonl` say.
 #[derive(Debug, Default)]
@@ -14,14 +18,16 @@ pub(crate) struct Log {
     pub seconds: Vec<f64>,
     /// Step and loss.
     pub validations: Vec<(u64, f64)>,
+    /// Of each set to validate on, where there are several.
+    pub validations_of_sets: BTreeMap<String, Vec<(u64, f64)>>,
     pub experts: Vec<(u64, Vec<Layer>)>,
     /// Of a pipeline, in the order of the model.
     pub stages: Vec<(u64, Vec<StageSeconds>)>,
     pub events: Vec<(u64, String)>,
     /// The processes that the run had, by the step they went on after.
     pub setups: Vec<Setup>,
-    /// Step and text.
-    pub sample: Option<(u64, String)>,
+    /// Step and text, one of a step.
+    pub samples: Vec<(u64, String)>,
     /// The last bytes at rest, and the highest peak of all.
     pub memory: BTreeMap<String, Memory>,
     /// The last bytes in use and reserved.
@@ -62,6 +68,11 @@ impl Log {
         self.steps.is_empty() && self.validations.is_empty() && self.memory.is_empty()
     }
 
+    /// The last step that was made, or of a run of validations alone the last one that was validated.
+    pub fn last_step(&self) -> Option<u64> {
+        self.steps.last().map(|step| step.step).or(self.validations.last().map(|(step, _)| *step))
+    }
+
     /// What all processes of the run have received.
     pub fn traffic(&self) -> BTreeMap<String, Traffic> {
         let mut all = self.traffic_before.clone();
@@ -90,9 +101,15 @@ impl Log {
                 self.seconds.push(self.clock.tick(step.elapsed_seconds, step.step_seconds));
                 self.steps.push(*step);
             }
-            Line::Validation { step, loss } => {
-                self.validations.pop_if(|(of, _)| *of == step); // done again by a run that had ended
-                self.validations.push((step, loss));
+            Line::Validation { step, loss, of_sets } => {
+                let put = |validations: &mut Vec<(u64, f64)>, loss| {
+                    validations.pop_if(|(of, _)| *of == step); // done again by a run that had ended
+                    validations.push((step, loss));
+                };
+                put(&mut self.validations, loss);
+                for (name, loss) in of_sets {
+                    put(self.validations_of_sets.entry(name).or_default(), loss);
+                }
             }
             Line::Experts { step, layers } => self.experts.push((step, layers)),
             Line::Stages { step, stages } => self.stages.push((step, stages)),
@@ -111,7 +128,10 @@ impl Log {
                 self.device = usage.device.or(self.device);
                 self.traffic_now = usage.traffic;
             }
-            Line::Sample { step, text } => self.sample = Some((step, text)),
+            Line::Sample { step, text } => {
+                self.samples.pop_if(|(of, _)| *of == step);
+                self.samples.push((step, text));
+            }
             Line::Start(setup) => {
                 self.end_process();
                 self.parameters = setup.parameters.or(self.parameters);
@@ -130,9 +150,10 @@ impl Log {
         self.seconds.truncate(before);
         // What was found after the step before this one still holds.
         self.validations.retain(|(of, _)| *of < step);
+        self.validations_of_sets.values_mut().for_each(|of_set| of_set.retain(|(of, _)| *of < step));
         self.experts.retain(|(of, _)| *of < step);
         self.stages.retain(|(of, _)| *of < step);
-        self.sample.take_if(|(of, _)| *of >= step);
+        self.samples.retain(|(of, _)| *of < step);
     }
 
     /// What follows counts time and traffic from zero.
@@ -180,7 +201,9 @@ mod tests {
             "{\"step\":2,\"val_loss\":9}".into(),
             step(3, 8, 3.0),
             "{\"step\":3,\"val_loss\":7}".into(),
-            "{\"step\":3,\"sample\":\"fn\"}".into(),
+            "{\"step\":2,\"sample\":\"f\"}".into(),
+            "{\"step\":2,\"sample\":\"fn\"}".into(),
+            "{\"step\":3,\"sample\":\"fn main\"}".into(),
             "{\"step\":2,\"event\":\"resumed from step-2 on 2 ranks\"}".into(),
             // Later than the first process ever came, after more calls.
             step(3, 2, 3.5),
@@ -190,7 +213,8 @@ mod tests {
         let log = Log::of(&lines);
         assert_eq!(log.steps.iter().map(|step| step.loss).collect::<Vec<_>>(), [4.0, 3.0, 2.0, 1.0]);
         assert_eq!(log.seconds, [1.0, 2.0, 6.5, 7.5]);
-        assert_eq!((&log.validations[..], &log.sample), (&[(2, 9.0)][..], &None));
+        assert_eq!(log.validations, [(2, 9.0)]);
+        assert_eq!(log.samples, [(2, "fn".to_owned())]);
         assert_eq!(log.traffic()["sum"], Traffic { calls: 24.0, bytes: 16.0, seconds: 2.0 });
         assert_eq!(log.note().unwrap(), "1 step was done again after a resume; its first course is not shown");
     }

@@ -1,13 +1,13 @@
 //! What is marked in the plots: what happened to the run, and values far above those before them.
 
 use crate::lines::Step;
-use crate::log::{Log, RESUMED};
+use crate::log::{Log, RESUMED, SAVED};
 use crate::series::Rounded;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
 /// A step whose loss or gradient norm is that many standard deviations above recent steps is marked.
-const SPIKE: f64 = 4.0;
+pub(crate) const SPIKE: f64 = 4.0;
 /// The most spikes of a run in a plot: beyond, they hide it.
 const SPIKES: usize = 100;
 /// The most marks of a kind.
@@ -42,7 +42,7 @@ pub(crate) struct Spike {
 pub(crate) fn marks(log: &Log) -> Vec<Mark> {
     let told = log.events.iter().map(|(step, text)| {
         let (kind, text) = match text {
-            text if text.starts_with("saved ") => (Kind::Save, without_folders(text)),
+            text if text.starts_with(SAVED) => (Kind::Save, without_folders(text)),
             text if text.starts_with(RESUMED) => (Kind::Resume, without_folders(text)),
             text if text.starts_with("skipped: ") => (Kind::Skip, text.clone()),
             text => (Kind::Other, text.clone()),

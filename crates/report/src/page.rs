@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
 /// In this order, in one scope.
-const SCRIPTS: [&str; 12] = [
+const SCRIPTS: [&str; 16] = [
     include_str!("page/dom.js"),
     include_str!("page/format.js"),
     include_str!("page/ticks.js"),
@@ -16,8 +16,12 @@ const SCRIPTS: [&str; 12] = [
     include_str!("page/chart.js"),
     include_str!("page/marks.js"),
     include_str!("page/pointer.js"),
+    include_str!("page/save.js"),
     include_str!("page/experts.js"),
     include_str!("page/head.js"),
+    include_str!("page/status.js"),
+    include_str!("page/samples.js"),
+    include_str!("page/pipeline.js"),
     include_str!("page/tables.js"),
     include_str!("page/page.js"),
 ];

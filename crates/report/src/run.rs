@@ -3,12 +3,18 @@
 use crate::config::{self, Entries};
 use crate::lines::{Setup, StageSeconds, Step};
 use crate::loads::{Loads, loads};
-use crate::log::Log;
+use crate::log::{Log, SAVED};
 use crate::marks::{Mark, Spike, marks, spikes};
+use crate::pipeline::{self, medians};
 use crate::series::{POINTS, Rounded, Series, median};
 use crate::setup::setups;
+use crate::verdict::{State, Verdict};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The most samples of a run on the page, and the most characters of one.
+const SAMPLES: usize = 50;
+const SAMPLE_CHARS: usize = 10_000;
 
 /// What the page's script reads of a run.
 #[derive(Debug, Serialize)]
@@ -16,6 +22,7 @@ pub(crate) struct Run {
     pub name: String,
     pub model: Option<String>,
     pub parameters: Option<u64>,
+    pub verdict: Verdict,
     /// The last step, and how many there are to be.
     pub step: Option<u64>,
     pub steps: Option<u64>,
@@ -35,6 +42,9 @@ pub(crate) struct Run {
     pub skipped: usize,
     /// Seconds spent on checkpoints.
     pub saving: Rounded,
+    /// How many checkpoints were saved.
+    pub saved: usize,
+    /// Those that were kept.
     pub checkpoints: Vec<String>,
     pub notes: Vec<String>,
     /// Seconds since 1970 at the last line.
@@ -42,9 +52,11 @@ pub(crate) struct Run {
     /// How it was set up, each time that this has changed.
     pub setups: Vec<Setup>,
     /// Step and text.
-    pub sample: Option<(u64, String)>,
+    pub samples: Vec<(u64, String)>,
     pub axis: Axis,
     pub series: BTreeMap<&'static str, Series>,
+    /// Losses of each set to validate on, where there are several.
+    pub val_losses: BTreeMap<String, Series>,
     pub spikes: BTreeMap<&'static str, Vec<Spike>>,
     pub marks: Vec<Mark>,
     /// Category, bytes at rest, bytes at most.
@@ -52,8 +64,11 @@ pub(crate) struct Run {
     pub device: Option<(Rounded, Rounded)>,
     /// Collective, calls, bytes, seconds.
     pub traffic: Vec<(String, Rounded, Rounded, Rounded)>,
-    /// Of each stage of a pipeline, in the last step that tells: seconds of computing, and the share of its time that it waited.
+    /// Of each stage of a pipeline, medians of the steps that tell: seconds of computing, and the share of its time that
+    /// it waited.
     pub stages: Vec<(Rounded, Rounded)>,
+    /// What these do when.
+    pub pipeline: Option<pipeline::Step>,
     pub experts: Vec<Loads>,
     pub config: Entries,
 }
@@ -67,7 +82,7 @@ pub(crate) struct Axis {
 }
 
 impl Run {
-    /// `written`: seconds since 1970 at the last line of the metrics.
+    /// `written`: seconds since 1970 at the last line of the metrics, which may have been the last one or not (`state`).
     pub fn new(
         name: &str,
         log: &Log,
@@ -75,8 +90,9 @@ impl Run {
         checkpoints: &[String],
         notes: Vec<String>,
         written: Option<u64>,
+        state: State,
     ) -> Self {
-        let steps = &log.steps;
+        let (steps, stages) = (&log.steps, medians(&log.stages));
         let total = |of: fn(&Step) -> f64| steps.iter().map(of).filter(|v| v.is_finite()).sum::<f64>();
         let median = |of: fn(&Step) -> f64| median(steps.iter().map(of)).map(Rounded);
         let finite = log.validations.iter().filter(|(_, loss)| loss.is_finite());
@@ -85,8 +101,9 @@ impl Run {
             name: name.to_owned(),
             model: config::model(config),
             parameters: log.parameters,
-            step: steps.last().map(|step| step.step).or(log.validations.last().map(|(step, _)| *step)),
-            steps: config::get(config, "train.steps").and_then(|steps| steps.parse().ok()),
+            verdict: Verdict::new(log, planned(config), state),
+            step: log.last_step(),
+            steps: planned(config),
             tokens: Rounded(steps.last().map_or(f64::NAN, |step| step.tokens)),
             seconds: Rounded(log.seconds.last().copied().unwrap_or(f64::NAN)),
             loss: Rounded(final_loss(steps)),
@@ -98,13 +115,19 @@ impl Run {
             data_wait: Rounded(data_wait(steps)),
             skipped: steps.iter().filter(|step| step.skipped).count(),
             saving: Rounded(total(|step| step.checkpoint_seconds)),
+            saved: saved(log).max(checkpoints.len()),
             checkpoints: checkpoints.to_vec(),
             notes,
             written,
             setups: setups(log, config),
-            sample: log.sample.clone(),
+            samples: samples(&log.samples),
             axis: Axis::new(log),
             series: series(log),
+            val_losses: log
+                .validations_of_sets
+                .iter()
+                .map(|(name, of_set)| (name.clone(), of_validations(of_set)))
+                .collect(),
             spikes: BTreeMap::from([
                 ("loss", spikes(steps, |step| (step.loss, step.loss_z))),
                 ("grad_norm", spikes(steps, |step| (step.grad_norm, step.grad_norm_z))),
@@ -117,11 +140,17 @@ impl Run {
                 .into_iter()
                 .map(|(name, t)| (name, Rounded(t.calls), Rounded(t.bytes), Rounded(t.seconds)))
                 .collect(),
-            stages: log.stages.last().map_or(vec![], |(_, stages)| stages.iter().map(stage).collect()),
+            stages: stages.iter().map(stage).collect(),
+            pipeline: pipeline::Step::new(config, log.setups.last(), &stages),
             experts: loads(&log.experts),
             config: config.clone(),
         }
     }
+}
+
+/// How many steps there are to be.
+pub(crate) fn planned(config: &Entries) -> Option<u64> {
+    config::get(config, "train.steps").and_then(|steps| steps.parse().ok())
 }
 
 impl Axis {
@@ -137,6 +166,23 @@ impl Axis {
             seconds: kept.iter().map(|&index| Rounded(log.seconds[index])).collect(),
         }
     }
+}
+
+/// After how many steps a checkpoint was saved.
+fn saved(log: &Log) -> usize {
+    let steps = log.events.iter().filter(|(_, text)| text.starts_with(SAVED)).map(|(step, _)| step);
+    steps.collect::<BTreeSet<_>>().len()
+}
+
+/// At most so many of the samples, from the first to the last, and so much of each.
+fn samples(all: &[(u64, String)]) -> Vec<(u64, String)> {
+    let kept = all.len().min(SAMPLES);
+    let at = |index: usize| if kept < 2 { index } else { index * (all.len() - 1) / (kept - 1) };
+    let short = |text: &str| match text.char_indices().nth(SAMPLE_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    };
+    (0..kept).map(|index| &all[at(index)]).map(|(step, text)| (*step, short(text))).collect()
 }
 
 /// Seconds of computing, and the share of waiting.
@@ -156,7 +202,6 @@ fn series(log: &Log) -> BTreeMap<&'static str, Series> {
         let values: Vec<_> = log.steps.iter().map(value).collect();
         Series::new(&steps, &values, POINTS)
     };
-    let (val_steps, val_losses): (Vec<_>, Vec<_>) = log.validations.iter().copied().unzip();
     let (stage_steps, bubbles): (Vec<_>, Vec<_>) =
         log.stages.iter().map(|(step, stages)| (*step, bubble(stages))).unzip();
     let mut series = BTreeMap::from([
@@ -170,7 +215,7 @@ fn series(log: &Log) -> BTreeMap<&'static str, Series> {
         ("data_wait_seconds", of(|step| step.data_wait_seconds)),
         ("flops", of(|step| step.tflops * 1e12)),
         ("mfu", of(|step| step.mfu * 100.0)),
-        ("val_loss", Series::new(&val_steps, &val_losses, POINTS)),
+        ("val_loss", of_validations(&log.validations)),
     ]);
     series.retain(|_, series| !series.is_empty());
     // A model without a balance loss reports zeros.
@@ -178,6 +223,11 @@ fn series(log: &Log) -> BTreeMap<&'static str, Series> {
         series.remove("aux_loss");
     }
     series
+}
+
+fn of_validations(validations: &[(u64, f64)]) -> Series {
+    let (steps, losses): (Vec<_>, Vec<_>) = validations.iter().copied().unzip();
+    Series::new(&steps, &losses, POINTS)
 }
 
 /// The mean loss of the last fiftieth of the steps, at least of the last.
@@ -192,4 +242,25 @@ fn data_wait(steps: &[Step]) -> f64 {
     let told = steps.iter().filter(|step| step.data_wait_seconds.is_finite() && step.step_seconds.is_finite());
     let (wait, all) = told.fold((0.0, 0.0), |(w, a), step| (w + step.data_wait_seconds, a + step.step_seconds));
     wait / all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_samples_the_first_the_last_and_some_between_are_kept() {
+        let of = |count: u64| samples(&(0..count).map(|step| (step, "é".into())).collect::<Vec<_>>());
+        for count in [0, 1, 2, SAMPLES as u64, 1001] {
+            let steps: Vec<_> = of(count).into_iter().map(|(step, _)| step).collect();
+            assert_eq!(steps.len() as u64, count.min(SAMPLES as u64));
+            assert!(steps.is_sorted_by(|a, b| a < b));
+            assert_eq!(
+                (steps.first().copied(), steps.last().copied()),
+                ((count > 0).then_some(0), count.checked_sub(1))
+            );
+        }
+        let long = samples(&[(1, "é".repeat(SAMPLE_CHARS + 1))]);
+        assert_eq!(long[0].1, "é".repeat(SAMPLE_CHARS) + "…");
+    }
 }

@@ -29,15 +29,15 @@ impl Serialize for Rounded {
 pub(crate) struct Series {
     pub step: Vec<u64>,
     pub value: Vec<Rounded>,
-    /// Of each point, the mean of all values that it stands for: smoothing needs it, as extremes lie on neither side alike. Empty
-    /// where each point is one value.
+    /// Of each point, the mean of all values that it stands for: smoothing needs it, as extremes lie on neither side
+    /// alike. Empty where each point is one value.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mean: Vec<Rounded>,
 }
 
 impl Series {
-    /// At most `points` of the given ones, but five where there are more. Among them are the first, the last, and the least and the greatest of each stretch, so
-    /// that no spike is lost; a stretch with a gap shows a gap.
+    /// At most `points` of the given ones, but five where there are more. Among them are the first, the last, and the
+    /// least and the greatest of each stretch, so that no spike is lost; a stretch with a gap shows a gap.
     pub fn new(step: &[u64], value: &[f64], points: usize) -> Self {
         // Both ends, the extremes and a gap of one stretch.
         let points = points.max(5);

@@ -9,12 +9,13 @@ use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Serves the page of these run folders, which shows the runs while they go on, until the process ends; returns its URL. `address` is
-/// PORT (of 127.0.0.1) or HOST:PORT, where port 0 is a free one. A run that has not made its first step yet is shown as waiting.
+/// Serves the page of these run folders, which shows the runs while they go on, until the process ends; returns its
+/// URL. `address` is PORT (of 127.0.0.1) or HOST:PORT, where port 0 is a free one. A run that has not made its first
+/// step yet is shown as waiting.
 ///
-/// The URL has a key, another one each time: whoever does not know it gets nothing, also on this machine. Nothing can be changed through
-/// the page, and it asks nobody else for anything. A request whose `Host` is not the served address is refused: else a page of another
-/// site, whose name was made to mean this machine, could try.
+/// The URL has a key, another one each time: whoever does not know it gets nothing, also on this machine. Nothing can
+/// be changed through the page, and it asks nobody else for anything. A request whose `Host` is not the served address
+/// is refused: else a page of another site, whose name was made to mean this machine, could try.
 ///
 /// # Errors
 /// If a folder does not exist, the address is none or is taken, or the system has no random numbers.

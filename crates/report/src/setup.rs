@@ -3,10 +3,12 @@
 use crate::config::{self, Entries};
 use crate::lines::Setup;
 use crate::log::{Log, RESUMED};
+use std::collections::HashMap;
 
 /// The setups of a run, each that differs from the one before in more than its time.
 pub(crate) fn setups(log: &Log, config: &Entries) -> Vec<Setup> {
     let mut setups = if log.setups.is_empty() { of_older(log, config) } else { log.setups.clone() };
+    name_data_alike(setups.iter_mut());
     setups.dedup_by(|later, before| {
         let later = Setup { started: before.started.clone(), step: before.step, ..later.clone() };
         later == *before
@@ -14,7 +16,32 @@ pub(crate) fn setups(log: &Log, config: &Entries) -> Vec<Setup> {
     setups
 }
 
-/// Of a run whose processes do not tell: the configuration is that of the last one, the events tell the ranks of the resumed ones.
+/// Gives the same data the name that they had first. Paths name the same data if one of them ends with the other, as
+/// `/home/me/text.txt` ends with `text.txt`, and there are as many tokens.
+pub(crate) fn name_data_alike<'a>(setups: impl Iterator<Item = &'a mut Setup>) {
+    // By what is alike in all names of the same data, so that few are compared.
+    let mut names = HashMap::<_, Vec<String>>::new();
+    for setup in setups {
+        let Some(data) = &mut setup.data else { continue };
+        let file = parts(data).next().map(str::to_owned);
+        let names = names.entry((file, setup.train_tokens, setup.val_tokens)).or_default();
+        match names.iter().take(NAMES).find(|name| parts(name).zip(parts(data)).all(|(a, b)| a == b)) {
+            Some(name) => data.clone_from(name),
+            None => names.push(data.clone()),
+        }
+    }
+}
+
+/// Names of as many tokens and the same last part that are compared.
+const NAMES: usize = 100;
+
+/// A path's parts from its end on, as far as they say where it is.
+fn parts(path: &str) -> impl Iterator<Item = &str> {
+    path.rsplit('/').filter(|part| !["", "."].contains(part)).take_while(|part| *part != "..")
+}
+
+/// Of a run whose processes do not tell: the configuration is that of the last one, the events tell the ranks of the
+/// resumed ones.
 fn of_older(log: &Log, config: &Entries) -> Vec<Setup> {
     let text = |key| config::get(config, key).map(str::to_owned);
     let whole = |key| config::get(config, key).and_then(|value| value.parse().ok());
@@ -58,6 +85,28 @@ mod tests {
         let setups = setups(&Log::of(&lines), &vec![]);
         assert_eq!(ranks(&setups), [(0, Some(4)), (120, Some(2))]);
         assert_eq!(setups[0].started.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn the_same_data_by_another_path_are_the_same() {
+        let named = |names: &[&str]| -> Vec<String> {
+            let setup = |data: &&str| Setup { data: Some((*data).into()), train_tokens: Some(9), ..Setup::default() };
+            let mut setups: Vec<_> = names.iter().map(setup).collect();
+            name_data_alike(setups.iter_mut());
+            setups.into_iter().filter_map(|setup| setup.data).collect()
+        };
+        assert_eq!(named(&["data/ru.txt", "/work/data/ru.txt", "./ru.txt", "../data/ru.txt"]), ["data/ru.txt"; 4]);
+        assert_eq!(named(&["/a/ru.txt", "/b/ru.txt"]), ["/a/ru.txt", "/b/ru.txt"]);
+        assert_eq!(named(&["shakespeare", "copies/shakespeare", "/"]), ["shakespeare", "shakespeare", "/"]);
+
+        let lines = [
+            r#"{"started":"a","step":0,"ranks":1,"data":"data/ru.txt","train_tokens":9}"#,
+            r#"{"started":"b","step":10,"ranks":1,"data":"/work/data/ru.txt","train_tokens":9}"#,
+            r#"{"started":"c","step":20,"ranks":1,"data":"/work/data/ru.txt","train_tokens":8}"#,
+        ];
+        let setups = setups(&Log::of(&lines), &vec![]);
+        let told: Vec<_> = setups.iter().map(|setup| (setup.step, setup.train_tokens)).collect();
+        assert_eq!(told, [(0, Some(9)), (20, Some(8))], "fewer tokens are other data");
     }
 
     #[test]

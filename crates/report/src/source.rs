@@ -2,13 +2,15 @@
 
 use crate::config::{self, Entries};
 use crate::follow::Follower;
-use crate::run::Run;
+use crate::run::{Run, planned};
+use crate::setup::name_data_alike;
+use crate::verdict::State;
 use crate::{ReportError, file, page};
 use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Far above what a configuration needs.
 const CONFIG_BYTES: u64 = 1 << 20;
@@ -34,6 +36,7 @@ pub(crate) struct Source {
     unreadable: Option<String>,
     /// Seconds since 1970 at the last line.
     written: Option<u64>,
+    state: State,
 }
 
 impl Sources {
@@ -65,7 +68,8 @@ impl Sources {
 
     /// The page's numbers.
     pub fn data(&self) -> serde_json::Result<String> {
-        let runs: Vec<_> = self.sources.iter().map(Source::run).collect();
+        let mut runs: Vec<_> = self.sources.iter().map(Source::run).collect();
+        name_data_alike(runs.iter_mut().flat_map(|run| &mut run.setups));
         page::data(&runs, &self.left_out)
     }
 
@@ -100,7 +104,8 @@ impl Source {
     fn new(folder: &Path, name: String) -> Self {
         let metrics = Follower::new(&folder.join("metrics.jsonl"));
         let config = (String::new(), Ok(vec![]));
-        Self { folder: folder.into(), name, metrics, config, checkpoints: vec![], unreadable: None, written: None }
+        let (checkpoints, state) = (vec![], State::Waiting);
+        Self { folder: folder.into(), name, metrics, config, checkpoints, unreadable: None, written: None, state }
     }
 
     fn read_on(&mut self) -> bool {
@@ -112,12 +117,20 @@ impl Source {
         };
         if new {
             let written = fs::metadata(&self.metrics.path).and_then(|metadata| metadata.modified()).ok();
-            let written = written.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-            self.written = written.map(|time| time.as_secs());
+            self.written = written.and_then(seconds);
         }
         let other = unreadable != self.unreadable;
         self.unreadable = unreadable;
-        new | other | self.read_config() | self.read_checkpoints()
+        new | other | self.read_config() | self.read_checkpoints() | self.see_state()
+    }
+
+    /// Whether the run has become another one by time alone: one that does not write has stopped.
+    fn see_state(&mut self) -> bool {
+        let silent = self.written.zip(seconds(SystemTime::now()));
+        let silent = silent.map(|(written, now)| now.saturating_sub(written) as f64);
+        let planned = self.config.1.as_ref().ok().and_then(planned);
+        let state = State::new(&self.metrics.log, planned, silent);
+        std::mem::replace(&mut self.state, state) != state
     }
 
     /// A run without a configuration is still worth a page.
@@ -158,8 +171,13 @@ impl Source {
     pub fn run(&self) -> Run {
         let none = vec![];
         let config = self.config.1.as_ref().unwrap_or(&none);
-        Run::new(&self.name, &self.metrics.log, config, &self.checkpoints, self.notes(), self.written)
+        Run::new(&self.name, &self.metrics.log, config, &self.checkpoints, self.notes(), self.written, self.state)
     }
+}
+
+/// Since 1970.
+fn seconds(time: SystemTime) -> Option<u64> {
+    time.duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs())
 }
 
 /// The last part of each path, or as many as it takes to tell the runs apart.
@@ -184,6 +202,25 @@ fn names(runs: &[PathBuf]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_wrote_long_ago_has_stopped() {
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = folder.path().join("metrics.jsonl");
+        fs::write(&metrics, "{\"step\":1,\"loss\":5,\"elapsed_seconds\":2}\n").unwrap();
+        fs::write(folder.path().join("config.yaml"), "train:\n  steps: 9\n").unwrap();
+        let state = || {
+            let mut source = Source::new(folder.path(), "a".into());
+            source.read_on();
+            (source.run().verdict.state, source.read_on())
+        };
+        assert_eq!(state(), (State::Running, false));
+        let hour_ago = SystemTime::now() - std::time::Duration::from_secs(3600);
+        fs::File::options().append(true).open(&metrics).unwrap().set_modified(hour_ago).unwrap();
+        assert_eq!(state(), (State::Stopped, false));
+        fs::write(folder.path().join("config.yaml"), "train:\n  steps: 1\n").unwrap();
+        assert_eq!(state(), (State::Finished, false));
+    }
 
     #[test]
     fn names_are_as_long_as_it_takes() {

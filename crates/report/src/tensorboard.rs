@@ -1,7 +1,7 @@
 //! TensorBoard's event files: a sequence of framed records, each an `Event` in protocol-buffer encoding.
 //!
-//! A record is its length in 8 bytes, the masked CRC-32C of these, its bytes, and the masked CRC-32C of those; all numbers are
-//! little-endian. Of the messages, these fields are written:
+//! A record is its length in 8 bytes, the masked CRC-32C of these, its bytes, and the masked CRC-32C of those; all
+//! numbers are little-endian. Of the messages, these fields are written:
 //!
 //! | message | field | number | type |
 //! |---|---|---:|---|
@@ -40,8 +40,8 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Creates a new event file of a run that goes on with step `first`: of this step and later ones TensorBoard forgets what the files
-    /// before say, as with `purge_step` of PyTorch's `SummaryWriter`.
+    /// Creates a new event file of a run that goes on with step `first`: of this step and later ones TensorBoard
+    /// forgets what the files before say, as with `purge_step` of PyTorch's `SummaryWriter`.
     pub fn create_from(folder: impl AsRef<Path>, first: u64) -> io::Result<Self> {
         let mut writer = Self::create(folder)?;
         writer.write(&start(since_1970().as_secs_f64(), first))?;

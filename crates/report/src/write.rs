@@ -16,8 +16,8 @@ pub struct Summary {
     pub notes: Vec<String>,
 }
 
-/// Writes the page of these run folders to `out`, which changes from what it was to the whole page at once. A run that has not made a
-/// step yet is left out, with a note.
+/// Writes the page of these run folders to `out`, which changes from what it was to the whole page at once. A run that
+/// has not made a step yet is left out, with a note.
 ///
 /// # Errors
 /// If no run has anything to show, a folder does not exist, or a file cannot be read or written.
@@ -34,8 +34,8 @@ pub fn write(runs: &[PathBuf], out: &Path) -> Result<Summary, ReportError> {
     Ok(Summary { runs: runs.sources.len(), bytes: page.len(), notes })
 }
 
-/// Writes beside the file and renames, so that nobody reads half a page. The file beside it is always a new one: a link that somebody put
-/// in its place is not followed.
+/// Writes beside the file and renames, so that nobody reads half a page. The file beside it is always a new one: a link
+/// that somebody put in its place is not followed.
 fn replace(out: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = out.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
     let mut beside = name.to_owned();

@@ -50,10 +50,11 @@ fn the_page_holds_what_the_lines_say() {
     }
     let data = &data(&page(&[run], &folder))["runs"][0];
     let expected = serde_json::json!({
-        "name": "gpt2-001", "model": "gpt2, 2 layers", "parameters": 858900, "step": 3, "steps": 3, "tokens": 12288,
+        "name": "gpt2-001", "verdict": {"kind": "early", "title": "Too early to tell", "why": "3 steps say little; a verdict takes 20", "state": "finished"},
+        "model": "gpt2, 2 layers", "parameters": 858900, "step": 3, "steps": 3, "tokens": 12288,
         "seconds": 4.25, "loss": 4, "val_loss": 4.25, "best_val": [3, 4.25],
         "tokens_per_second": 3000, "flops": 3_000_000_000_000u64, "mfu": 0.45, "data_wait": 0.1,
-        "skipped": 1, "saving": 0.25, "checkpoints": ["step-2", "step-10"], "notes": [], "sample": [3, "fn main"],
+        "skipped": 1, "saving": 0.25, "saved": 2, "checkpoints": ["step-2", "step-10"], "notes": [], "samples": [[3, "fn main"]],
         "axis": {"step": [1, 2, 3], "tokens": [4096, 8192, 12288], "seconds": [2, 3.25, 4.25]},
         "spikes": {"loss": [], "grad_norm": [{"step": 3, "value": 20, "z": 12.5}]},
         "memory": [["activations", 0, 100], ["parameters", 40, 40]], "device": [7, 9],
@@ -74,13 +75,26 @@ fn the_page_holds_what_the_lines_say() {
     assert_eq!(data["series"]["mfu"]["value"], serde_json::json!([40, null, 50]));
     assert_eq!(data["series"]["val_loss"], serde_json::json!({"step": [3], "value": [4.25]}));
     assert_eq!(data["series"].get("aux_loss"), None);
+    assert_eq!(data["val_losses"], serde_json::json!({}));
+}
+
+#[test]
+fn each_set_to_validate_on_has_its_losses() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |step: u64, prose: u64| {
+        format!("{{\"step\":{step},\"val_loss\":3,\"val_losses\":{{\"code\":2,\"prose\":{prose}}}}}\n")
+    };
+    let run = run(&folder, "sets", "", &(line(5, 4) + &line(10, 5)));
+    let data = &data(&page(&[run], &folder))["runs"][0];
+    let series = |values: [u64; 2]| serde_json::json!({"step": [5, 10], "value": values});
+    assert_eq!(data["val_losses"], serde_json::json!({"code": series([2, 2]), "prose": series([4, 5])}));
 }
 
 #[test]
 fn processes_say_how_the_run_was_set_up() {
     let start = |time: &str, step: u64, ranks: u64| {
         format!(
-            "{{\"started\":\"2026-11-21T{time}Z\",\"step\":{step},\"version\":\"0.1.0\",\"host\":\"name\",\"cpu\":\"AMD EPYC\",\
+            "{{\"started\":\"2026-11-21T{time}Z\",\"step\":{step},\"version\":\"0.1.0\",\"command\":\"train --gpus {ranks}\",\"host\":\"name\",\"cpu\":\"AMD EPYC\",\
              \"cores\":2,\"device\":\"cpu\",\"ranks\":{ranks},\"strategy\":\"full_shard\",\"data\":\"rust-crates\",\
              \"train_tokens\":3800000,\"val_tokens\":418800,\"bytes_per_token\":1.0,\"parameters\":1900000,\
              \"global_batch_size\":32,\"micro_batch_size\":8,\"seq_len\":128}}\n"
@@ -97,6 +111,7 @@ fn processes_say_how_the_run_was_set_up() {
     assert_eq!(setups, [(&0.into(), &4.into()), (&2.into(), &2.into())]);
     let first = &data["setups"][0];
     assert_eq!((&first["started"], &first["bytes_per_token"]), (&"2026-11-21T21:45:07Z".into(), &1.0.into()));
+    assert_eq!((&first["version"], &first["command"]), (&"0.1.0".into(), &"train --gpus 4".into()));
     assert_eq!((&first["cpu"], &first["micro_batch_size"]), (&"AMD EPYC".into(), &8.into()));
     assert_eq!((&data["parameters"], &data["best_val"]), (&1_900_000.into(), &serde_json::json!([2, 3])));
     assert_eq!((&data["val_loss"], &data["marks"][0]["kind"]), (&4.into(), &"resume".into()));
@@ -111,7 +126,7 @@ fn a_run_of_loss_alone_has_a_page() {
     let data = data(&page(&[old, validated], &folder));
     assert_eq!(data["runs"][0]["series"].as_object().unwrap().keys().collect::<Vec<_>>(), ["loss"]);
     assert_eq!((&data["runs"][0]["mfu"], &data["runs"][0]["tokens"]), (&Value::Null, &Value::Null));
-    assert_eq!((&data["runs"][0]["best_val"], &data["runs"][0]["sample"]), (&Value::Null, &Value::Null));
+    assert_eq!((&data["runs"][0]["best_val"], &data["runs"][0]["samples"]), (&Value::Null, &Value::Array(vec![])));
     assert_eq!(data["runs"][1]["step"], 7);
 }
 
@@ -160,7 +175,7 @@ fn text_from_files_stays_text() {
     assert_eq!(run["name"], "<b onload='x'>&{{data}}\"");
     assert_eq!(run["config"][0][1], evil);
     assert_eq!(run["marks"].as_array().unwrap().last().unwrap()["text"], evil);
-    assert_eq!(run["sample"][1], evil);
+    assert_eq!(run["samples"][0][1], evil);
 }
 
 #[test]
@@ -229,7 +244,7 @@ fn what_cannot_be_shown_is_an_error_that_names_the_file() {
     let text = message(&[empty], &out);
     assert!(text.contains("empty/metrics.jsonl: no such file"), "{text}");
     let text = message(&[torn], &out);
-    assert!(text.contains("torn/metrics.jsonl: none of its 0 lines"), "{text}");
+    assert!(text.contains("torn/metrics.jsonl: it has no step yet (0 lines)"), "{text}");
     let text = message(std::slice::from_ref(&good), &folder.path().join("no/where.html"));
     assert!(text.contains("no/where.html: cannot be written") && text.contains("--out"), "{text}");
 
@@ -266,6 +281,7 @@ fn any_line() -> impl Strategy<Value = String> {
         "parameters",
         "started",
         "sample",
+        "stages",
     ];
     let layer = r#"[{"layer":1,"assigned":[1,0,null]},{"layer":0,"assigned":[]}]"#;
     let value =

@@ -5,8 +5,8 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 const script = (name) => readFileSync(new URL(`../src/page/${name}.js`, import.meta.url), "utf8");
-const names = ["niceTicks", "wholeTicks", "timeTicks", "logTicks", "percent", "duration", "flops", "overTime", "dataOf", "batchOf", "bitsPerByte", "FACTS_ALONE"];
-const page = new Function(`${["format", "ticks", "head"].map(script).join("\n")}\nreturn { ${names} };`)();
+const names = ["niceTicks", "wholeTicks", "timeTicks", "logTicks", "percent", "duration", "flops", "overTime", "dataOf", "batchOf", "bitsPerByte", "FACTS_ALONE", "tabTitle", "course", "commandOf"];
+const page = new Function(`${["format", "ticks", "head", "status"].map(script).join("\n")}\nreturn { ${names} };`)();
 
 // The same numbers in every run.
 let seed = 1;
@@ -50,12 +50,34 @@ test("what changed from process to process is told with its step", () => {
   assert.equal(page.overTime({ setups }, ({ ranks }) => `${ranks} ranks`, ({ ranks }) => ranks), "4 ranks, from step 121 on 2");
   assert.equal(page.overTime({ setups }, page.dataOf), "a, from step 101 on b");
   assert.equal(page.overTime({ setups: [] }, page.dataOf), "");
+  const commands = [{ step: 0, command: "train --steps 9" }, { step: 9, command: "train --resume auto" }];
+  assert.equal(page.commandOf({ setups: commands }), "train --steps 9\n# from step 10 on\ntrain --resume auto");
+});
+
+test("checkpoints are told as saved and kept", () => {
+  const [, , saved, kept] = page.FACTS_ALONE.find(([key]) => key === "checkpoints");
+  const told = (run) => [saved(run), kept(run)];
+  assert.deepEqual(told({ saved: 9, checkpoints: ["step-500", "step-600"] }), ["9 saved", "2 kept, the last after step 600"]);
+  assert.deepEqual(told({ saved: 1, checkpoints: ["step-3"] }), ["1 saved", "1 kept, after step 3"]);
+  assert.deepEqual(told({ saved: 2, checkpoints: [] }), ["2 saved", "none kept"]);
+  assert.deepEqual(told({ saved: 0, checkpoints: [] }), [0, null]);
 });
 
 test("the head tells batch, bits per byte and nothing that is zero or not known", () => {
-  assert.equal(page.batchOf({ global_batch_size: 32, seq_len: 128, micro_batch_size: 8 }), "32 sequences of 128 tokens: 4,096 tokens a step, in micro-batches of 8");
-  const run = { step: 2, steps: 2, best_val: [2, Math.log(4)], val_loss: Math.log(4), setups: [{ bytes_per_token: 4 }], checkpoints: [], saving: 0, skipped: 0, tokens: null };
+  assert.equal(page.batchOf({ global_batch_size: 32, seq_len: 128, micro_batch_size: 8 }), "32 sequences of 128 tokens: 4,096 tokens per step, in micro-batches of 8");
+  const run = { step: 2, steps: 2, best_val: [2, Math.log(4)], val_loss: Math.log(4), setups: [{ bytes_per_token: 4 }], saved: 0, checkpoints: [], saving: 0, skipped: 0, tokens: null, series: {}, verdict: { state: "finished", title: "Healthy" } };
   const told = page.FACTS_ALONE.map(([, title, of]) => [title, of(run)]).filter(([, text]) => text);
-  assert.deepEqual(told, [["Steps", "2"], ["Best val. loss", "1.386"], ["Perplexity", "4"], ["Bits per byte", "0.5"]]);
+  assert.deepEqual(told, [["Verdict", "Healthy"], ["Steps", "2"], ["Best val. loss", "1.386"], ["Perplexity", "4"], ["Bits per byte", "0.5"]]);
   assert.equal(page.bitsPerByte({ ...run, setups: [{ bytes_per_token: null }] }), null);
+});
+
+test("a tab tells how far its run is", () => {
+  const run = { step: 63, steps: 100, loss: 1.8712, seconds: 126 };
+  assert.equal(page.tabTitle([run], "name"), "63% · loss 1.87 · name");
+  assert.equal(page.tabTitle([{ ...run, step: 999, steps: 1000, loss: null }], "name"), "99% · name");
+  assert.equal(page.tabTitle([{ ...run, steps: null }], "name"), "loss 1.87 · name");
+  assert.equal(page.tabTitle([run, { ...run, step: 100 }], "a, b"), "81% · a, b");
+  assert.equal(page.tabTitle([run, { ...run, step: null }], "a, b"), "a, b");
+  assert.equal(page.tabTitle([], "none"), "none");
+  assert.equal(page.course(run), "step 63 of 100, about 1 min 20 s left");
 });

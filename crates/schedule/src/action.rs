@@ -1,3 +1,5 @@
+//! What a stage of a pipeline does, one action at a time.
+
 use std::fmt;
 
 /// A micro-batch in a chunk.
@@ -79,8 +81,8 @@ impl Action {
     }
 }
 
-/// `F1.0`: the forward of chunk 1 and micro-batch 0; `B`, `I`, `W`: backward, of the input, of the weights; `>` and `<` are sent (`s`) or
-/// received (`r`).
+/// `F1.0`: the forward of chunk 1 and micro-batch 0; `B`, `I`, `W`: backward, of the input, of the weights; `>` and `<`
+/// are sent (`s`) or received (`r`).
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let arrow = |direction: &Direction| if *direction == Direction::Forward { '>' } else { '<' };

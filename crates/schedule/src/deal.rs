@@ -1,5 +1,8 @@
-/// Deals things that follow each other, of these costs, out to so many places, at least one to each: how many each place gets, so that the
-/// costliest place costs as little as can be, and of the ways to do so that the squares of all places' costs add up to the least.
+//! Deals the blocks of a model out to stages by their cost.
+
+/// Deals things that follow each other, of these costs, out to so many places, at least one to each: how many each
+/// place gets, so that the costliest place costs as little as can be, and of the ways to do so that the squares of all
+/// places' costs add up to the least.
 ///
 /// # Panics
 /// If there are fewer things than places, or no place.
@@ -45,8 +48,8 @@ pub fn deal(costs: &[f64], places: usize) -> Vec<usize> {
     counts
 }
 
-/// Of each number of things on `place + 1` places the least `value`, and how many things the last place gets for it; only counts that come
-/// before the first one that is not `tried`, for more cost more.
+/// Of each number of things on `place + 1` places the least `value`, and how many things the last place gets for it;
+/// only counts that come before the first one that is not `tried`, for more cost more.
 fn best(
     place: usize,
     things: usize,

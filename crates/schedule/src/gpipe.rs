@@ -1,6 +1,7 @@
 //! GPipe: all micro-batches forward, then all of them backward, in the same order.
 //!
-//! Huang et al., GPipe, [1811.06965](https://arxiv.org/abs/1811.06965). Its bubble is that of 1F1B, but all micro-batches are alive at once.
+//! Huang et al., GPipe, [1811.06965](https://arxiv.org/abs/1811.06965). Its bubble is that of 1F1B, but all
+//! micro-batches are alive at once.
 //!
 //! ```
 //! # use schedule::*;

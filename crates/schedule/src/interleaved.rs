@@ -1,4 +1,5 @@
-//! Interleaved 1F1B: a stage holds v chunks, p apart, so that a micro-batch is back at a stage after a v-th of the time.
+//! Interleaved 1F1B: a stage holds v chunks, p apart, so that a micro-batch is back at a stage after a v-th of the
+//! time.
 //!
 //! Narayanan et al., [2104.04473](https://arxiv.org/abs/2104.04473), section 2.2.2; Megatron-Core's order.
 //! Micro-batches go in rounds: those of a round through a stage's first chunk, then through its second one, and so on.
@@ -82,7 +83,8 @@ pub(crate) fn early(pipeline: &Pipeline, stage: usize, way: Direction, cell: Cel
     round.map_or(0, |round| round.len().saturating_sub(pipeline.stages()))
 }
 
-/// Forwards before the first backward can be there: a round through all chunks but the last, and the way to the last stage and back.
+/// Forwards before the first backward can be there: a round through all chunks but the last, and the way to the last
+/// stage and back.
 fn warm_up(pipeline: &Pipeline, stage: usize) -> usize {
     let (p, v) = (pipeline.stages(), pipeline.virtual_stages());
     let first = rounds(pipeline).next().map_or(0, |round| round.len());

@@ -1,9 +1,9 @@
 //! A training step as data: what each stage of a pipeline does, in which order, and a simulator that runs it.
 //!
-//! A model is cut into *chunks*, which follow each other; a *stage*, one rank of the pipeline or several that share the work of one, holds
-//! one chunk or more. A *micro-batch* goes through all chunks forward and then through all of them backward. A [`Pipeline`] says in which
-//! order: [`Pipeline::program`] is a list of [`Action`]s for each stage, which a trainer interprets and [`simulate`] times. Nothing here
-//! knows a tensor.
+//! A model is cut into *chunks*, which follow each other; a *stage*, one rank of the pipeline or several that share the
+//! work of one, holds one chunk or more. A *micro-batch* goes through all chunks forward and then through all of them
+//! backward. A [`Pipeline`] says in which order: [`Pipeline::program`] is a list of [`Action`]s for each stage, which a
+//! trainer interprets and [`simulate`] times. Nothing here knows a tensor.
 //!
 //! ```text
 //! Schedule ─> order of computation ─> program: with messages ─> simulate: time line, bubble, what is alive

@@ -1,7 +1,7 @@
 //! 1F1B: a stage runs a micro-batch backward as soon as it can, and forward otherwise, so that few are alive.
 //!
-//! Narayanan et al., PipeDream, 1806.03377, with the flush of [2104.04473](https://arxiv.org/abs/2104.04473), section 2.2.1. Stage r begins with
-//! p - 1 - r forwards, as many as it takes until the first backward comes back to it.
+//! Narayanan et al., PipeDream, 1806.03377, with the flush of [2104.04473](https://arxiv.org/abs/2104.04473), section
+//! 2.2.1. Stage r begins with p - 1 - r forwards, as many as it takes until the first backward comes back to it.
 //!
 //! ```
 //! # use schedule::*;

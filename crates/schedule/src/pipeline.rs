@@ -1,3 +1,5 @@
+//! The pipeline schedules by name, their programs, and closed forms of the bubble and of what a stage keeps.
+
 use crate::{Action, Cell, gpipe, interleaved, one_f_one_b, program, zb_v, zero_bubble};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,12 +14,12 @@ pub enum Schedule {
     #[default]
     #[serde(rename = "1f1b")]
     OneFOneB,
-    /// The same with several chunks of the model a stage: shorter bubbles, more messages.
+    /// The same with several chunks of the model per stage: shorter bubbles, more messages.
     #[serde(rename = "interleaved_1f1b")]
     Interleaved1F1B,
     /// One forward, one backward to the input; those to the weights fill the gaps.
     ZeroBubble,
-    /// The same with two chunks a stage, the second ones in reverse.
+    /// The same with two chunks per stage, the second ones in reverse.
     ZbV,
 }
 
@@ -48,13 +50,13 @@ pub enum PipelineError {
     #[error("a pipeline of {stages} stages and {micro_batches} micro-batches: give at least one of each")]
     Nothing { stages: usize, micro_batches: usize },
 
-    #[error("{} has one chunk a stage, not {virtual_stages}: take interleaved_1f1b for more", .schedule.name())]
+    #[error("{} has one chunk per stage, not {virtual_stages}: take interleaved_1f1b for more", .schedule.name())]
     OneChunk { schedule: Schedule, virtual_stages: usize },
 
-    #[error("zb_v has two chunks a stage, not {virtual_stages}")]
+    #[error("zb_v has two chunks per stage, not {virtual_stages}")]
     TwoChunks { virtual_stages: usize },
 
-    #[error("interleaved_1f1b has at least two chunks a stage, not {virtual_stages}: 1f1b has one")]
+    #[error("interleaved_1f1b has at least two chunks per stage, not {virtual_stages}: 1f1b has one")]
     FewChunks { virtual_stages: usize },
 }
 
@@ -181,8 +183,8 @@ impl Pipeline {
         program::with_messages(self, stage, self.order(stage), &early)
     }
 
-    /// What a stage does of so many micro-batches' forward, without a backward to come: in rounds of as many as there are stages, those of a
-    /// round through each of its chunks in turn.
+    /// What a stage does of so many micro-batches' forward, without a backward to come: in rounds of as many as there
+    /// are stages, those of a round through each of its chunks in turn.
     pub fn forward_of(&self, stage: usize, micro_batches: usize) -> Vec<Action> {
         let round = |first: usize| {
             let round = first..(first + self.stages).min(micro_batches);
@@ -193,7 +195,8 @@ impl Pipeline {
         program::with_messages(self, stage, order, &|_, _| 0)
     }
 
-    /// The bubble in closed form, where there is one: stages that cost the same, messages that take no time, and enough micro-batches.
+    /// The bubble in closed form, where there is one: stages that cost the same, messages that take no time, and enough
+    /// micro-batches.
     pub fn bubble(&self, ticks: Ticks) -> Option<u64> {
         match self.schedule {
             Schedule::Gpipe => gpipe::bubble(self, ticks),

@@ -6,7 +6,8 @@ use crate::{Action, Cell, Direction, Pipeline};
 /// With `early` above 0 it is received before what the stage computes that many turns earlier in the same direction.
 /// Chunks that follow each other on a stage hand over without a message.
 ///
-/// Between two stages all that goes one way is sent and received in one order, which a mailbox of one place for each way is enough for.
+/// Between two stages all that goes one way is sent and received in one order, which a mailbox of one place for each
+/// way is enough for.
 pub(crate) fn with_messages(
     pipeline: &Pipeline,
     stage: usize,

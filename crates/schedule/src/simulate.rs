@@ -62,10 +62,12 @@ struct Simulation<'a> {
     events: Vec<Vec<Event>>,
 }
 
-/// Runs a program for each stage, every action taking what `takes` says of it and its stage; each stage does one at a time.
+/// Runs a program for each stage, every action taking what `takes` says of it and its stage; each stage does one at a
+/// time.
 ///
 /// # Errors
-/// The first fault: stages that wait for each other, a message that is another than the one expected, an action before what it needs.
+/// The first fault: stages that wait for each other, a message that is another than the one expected, an action before
+/// what it needs.
 pub fn simulate(
     pipeline: &Pipeline,
     program: &[Vec<Action>],

@@ -1,3 +1,5 @@
+//! What each stage of a pipeline has done when, and how long it waited.
+
 use crate::{Action, Cell};
 use std::collections::HashSet;
 
@@ -40,7 +42,8 @@ impl Timeline {
         self.end() - busy
     }
 
-    /// How many cells a stage has kept something of at most: from a forward to the end of the backward, to the weights as well.
+    /// How many cells a stage has kept something of at most: from a forward to the end of the backward, to the weights
+    /// as well.
     pub fn live(&self, stage: usize) -> usize {
         let (mut live, mut most) = (HashSet::<Cell>::new(), 0);
         for Event { action, .. } in &self.stages[stage] {
@@ -54,8 +57,8 @@ impl Timeline {
         most
     }
 
-    /// A line a stage, three characters a unit of time: what is computed, and of which micro-batch. Capitals are of a stage's first chunk, `=`
-    /// goes on with what was begun, `.` waits.
+    /// A line a stage, three characters a unit of time: what is computed, and of which micro-batch. Capitals are of a
+    /// stage's first chunk, `=` goes on with what was begun, `.` waits.
     pub fn picture(&self) -> String {
         let first =
             |stage: &[Event]| stage.iter().filter_map(|event| event.action.computes()).map(|cell| cell.chunk).min();

@@ -1,8 +1,9 @@
-//! ZB-V: zero bubble with two chunks a stage, the first ones from stage to stage and the second ones back, in a V: the first stage has the
-//! model's both ends, and the last one can go on with what it has just computed.
+//! ZB-V: zero bubble with two chunks a stage, the first ones from stage to stage and the second ones back, in a V: the
+//! first stage has the model's both ends, and the last one can go on with what it has just computed.
 //!
-//! Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 5, in the order of torch's `ScheduleZBVZeroBubble`. With as much memory as
-//! 1F1B, and where forward, input and weights take as long, nothing is lost but the way to the last stage.
+//! Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 5, in the order of torch's
+//! `ScheduleZBVZeroBubble`. With as much memory as 1F1B, and where forward, input and weights take as long, nothing is
+//! lost but the way to the last stage.
 //!
 //! ```
 //! # use schedule::*;
@@ -79,7 +80,8 @@ impl Order {
     }
 }
 
-/// Where a forward takes as long as each half of the backward, with at least 2 p - 1 micro-batches; there is no closed form for others.
+/// Where a forward takes as long as each half of the backward, with at least 2 p - 1 micro-batches; there is no closed
+/// form for others.
 pub(crate) fn bubble(pipeline: &Pipeline, Ticks { forward, input, weights }: Ticks) -> Option<u64> {
     let holds = forward == input && input == weights && pipeline.micro_batches() >= 2 * pipeline.stages() - 1;
     holds.then(|| (pipeline.stages() as u64 - 1) * forward)

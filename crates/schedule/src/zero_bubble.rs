@@ -1,8 +1,9 @@
-//! Zero bubble (ZB-H1): 1F1B whose backward goes to the input first, which the stage before waits for; what goes to the weights, which nobody
-//! waits for, fills the gaps.
+//! Zero bubble (ZB-H1): 1F1B whose backward goes to the input first, which the stage before waits for; what goes to the
+//! weights, which nobody waits for, fills the gaps.
 //!
-//! Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 2.2. Stage r leaves r micro-batches' weights for later, so that every stage
-//! keeps p of them. (ZB-H2, with no bubble for twice the memory, needs an optimizer that does not wait for the norm of all gradients.)
+//! Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 2.2. Stage r leaves r micro-batches' weights for
+//! later, so that every stage keeps p of them. (ZB-H2, with no bubble for twice the memory, needs an optimizer that
+//! does not wait for the norm of all gradients.)
 //!
 //! ```
 //! # use schedule::*;

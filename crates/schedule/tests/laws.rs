@@ -189,8 +189,8 @@ fn programs_that_are_wrong_are_found() {
 fn sizes_that_do_not_go_together_are_refused_with_what_would_do() {
     let message =
         |schedule, chunks, micro_batches| Pipeline::new(schedule, 4, chunks, micro_batches).unwrap_err().to_string();
-    assert!(message(Schedule::OneFOneB, 2, 8).contains("1f1b has one chunk a stage, not 2: take interleaved_1f1b"));
-    assert!(message(Schedule::Interleaved1F1B, 1, 8).contains("at least two chunks a stage, not 1"));
-    assert!(message(Schedule::ZbV, 3, 8).contains("two chunks a stage, not 3"));
+    assert!(message(Schedule::OneFOneB, 2, 8).contains("1f1b has one chunk per stage, not 2: take interleaved_1f1b"));
+    assert!(message(Schedule::Interleaved1F1B, 1, 8).contains("at least two chunks per stage, not 1"));
+    assert!(message(Schedule::ZbV, 3, 8).contains("two chunks per stage, not 3"));
     assert!(message(Schedule::Gpipe, 1, 0).contains("4 stages and 0 micro-batches"));
 }

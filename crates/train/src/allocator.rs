@@ -17,8 +17,8 @@ pub fn count_for(counter: &'static AtomicIsize) {
     COUNTER.set(Some(counter));
 }
 
-/// Bytes that the threads which count together with this one have allocated and not freed. Below zero where they have freed what
-/// others had allocated: a difference of two calls is what tells.
+/// Bytes that the threads which count together with this one have allocated and not freed. Below zero where they have
+/// freed what others had allocated: a difference of two calls is what tells.
 pub fn allocated() -> isize {
     COUNTER.get().map_or(0, |counter| counter.load(Ordering::Relaxed))
 }

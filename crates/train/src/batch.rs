@@ -81,7 +81,8 @@ impl BatchMaker {
         both.map(|(input, target)| (*target, Some(*input) != self.border))
     }
 
-    /// One to train on, which leaves no trace where it has no `place`. Losses are multiplied with `scale`: see [`TokenRows::scale`].
+    /// One to train on, which leaves no trace where it has no `place`. Losses are multiplied with `scale`: see
+    /// [`TokenRows::scale`].
     ///
     /// # Errors
     /// If a token is beyond the model's vocabulary: files of tokens alone do not say how many different ones there are.

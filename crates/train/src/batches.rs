@@ -4,9 +4,10 @@ use data::{Buckets, DataError, Windows};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Which sequences of the data a rank computes in which step. Steps go through the data's order one global batch after another,
-/// whatever the number of ranks; a run that goes on with another batch size or length goes on with what it has not seen. Where documents are packed into rows of several
-/// lengths, what a step has follows from its number, the seed and the batch sizes alone.
+/// Which sequences of the data a rank computes in which step. Steps go through the data's order one global batch after
+/// another, whatever the number of ranks; a run that goes on with another batch size or length goes on with what it has
+/// not seen. Where documents are packed into rows of several lengths, what a step has follows from its number, the seed
+/// and the batch sizes alone.
 #[derive(Debug, Clone)]
 pub(crate) struct Batches {
     /// One for each length of rows.
@@ -71,9 +72,10 @@ impl Batches {
         global_batch_size * seq_len
     }
 
-    /// The rows of a step's global batch that the rank computes, a micro-batch at a time. Micro-batches go round the ranks: their
-    /// gradients are then added in the same order on any number of ranks. Where they do not come out even, the last one is smaller, and
-    /// ranks that have one fewer than others compute a first row again, which does not count: all take part in all collectives.
+    /// The rows of a step's global batch that the rank computes, a micro-batch at a time. Micro-batches go round the
+    /// ranks: their gradients are then added in the same order on any number of ranks. Where they do not come out even,
+    /// the last one is smaller, and ranks that have one fewer than others compute a first row again, which does not
+    /// count: all take part in all collectives.
     pub fn rows(&self, steps: usize) -> Vec<Rows> {
         let Portion { micro_batch_size: micro, global_batch_size: batch, .. } = self.portions[self.bucket(steps)];
         let micro_batch = |round: usize| match (round * self.ranks + self.rank) * micro {

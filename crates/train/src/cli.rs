@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::commands::completions::{self, CompletionsArgs};
 use crate::commands::config;
 use crate::commands::eval::{self, EvalArgs};
 use crate::commands::export::{self, ExportArgs};
@@ -7,24 +8,30 @@ use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::import::{self, ImportArgs};
 use crate::commands::inspect::{self, InspectArgs};
 use crate::commands::logits::{self, LogitsArgs};
+use crate::commands::man::{self, ManArgs};
 use crate::commands::prepare::{self, PrepareArgs};
 use crate::commands::presets::{self, PresetsArgs};
 use crate::commands::report::{self, ReportArgs};
-use crate::config::{Config, ConfigError, PRESETS, Source, is_overridden, whole};
+use crate::config::{
+    Config, ConfigError, EXACT, PRESETS, Source, Validation, is_overridden, names_of, strategy_called, whole,
+};
+use crate::dry_run::Scratch;
+use crate::ending;
 use crate::error::TrainError;
 use crate::launch::Launch;
 use crate::place::Place;
-use crate::resume::{self, Start};
+use crate::resume::{self, Start, Whole};
 use crate::run::train_launched;
 use crate::run_folder::{CONFIG, run_of};
-use crate::terminal::shown;
+use crate::terminal::{self, shown};
 use crate::trainer::Outcome;
 use crate::unknown_argument;
 use crate::words::count;
-use checkpoint::Folder;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use checkpoint::{Checkpoint, Folder};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use fsdp::Strategy;
+use fused::simd::Simd;
 use std::env;
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -38,7 +45,14 @@ const INTERRUPTED: u8 = 130;
 
 /// Trains GPT-2 and DeepSeek language models on many ranks, in pure Rust.
 #[derive(Debug, Parser)]
-#[command(name = "train", version, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "train",
+    version = env!("KILN_VERSION"),
+    styles = terminal::HELP,
+    max_term_width = terminal::HELP_WIDTH,
+    args_conflicts_with_subcommands = true,
+    args_override_self = true
+)]
 struct Cli {
     #[command(flatten)]
     train: TrainArgs,
@@ -48,9 +62,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Prints the configuration that the arguments of training make: every key with its documentation, default and type, as YAML for
-    /// `--config`
-    Config(TrainArgs),
+    /// Prints the configuration that the arguments of training make: every key with its documentation, default and
+    /// type, as YAML for `--config`
+    Config(ConfigArgs),
     Presets(PresetsArgs),
     Prepare(PrepareArgs),
     Generate(GenerateArgs),
@@ -60,11 +74,22 @@ enum Command {
     Import(ImportArgs),
     Export(ExportArgs),
     Logits(LogitsArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
+}
+
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    #[command(flatten)]
+    train: TrainArgs,
+    /// Print it as JSON, without documentation
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Args)]
 struct TrainArgs {
-    /// A preset, listed below
+    /// A preset (`train presets` lists them)
     #[arg(long, value_name = "NAME", conflicts_with = "config")]
     model: Option<String>,
     /// A YAML file; it may inherit from another (`base: FILE`, `base: preset:NAME`)
@@ -73,37 +98,47 @@ struct TrainArgs {
     /// Ranks; with fewer devices they share them
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     gpus: Option<usize>,
-    /// What each rank holds of parameters, gradients and optimizer state
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(Strategy::ALL.map(Strategy::name)).try_map(strategy))]
+    /// What each rank holds of parameters, gradients and optimizer state; zero2 is shard_grad_op, zero3 and fsdp are
+    /// full_shard, hsdp is hybrid_shard
+    #[arg(long, value_name = "NAME", ignore_case = true)]
+    #[arg(value_parser = PossibleValuesParser::new(strategies()).try_map(strategy))]
     strategy: Option<Strategy>,
     /// Optimizer steps
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     steps: Option<usize>,
+    /// Instead of --steps: passes over the training data; 0.5 is half of one
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = number, conflicts_with = "steps")]
+    epochs: Option<f64>,
     /// Highest learning rate; optim.min_lr changes in proportion, unless --set gives it
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = number)]
     lr: Option<f64>,
-    /// Sequences of a step, over all ranks
+    /// Sequences per step, over all ranks
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     batch_size: Option<usize>,
-    /// Tokens of a sequence
+    /// Tokens per sequence
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     seq_len: Option<usize>,
-    /// Text, JSONL, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder of `train prepare`, `shakespeare`, or
-    /// `rust-crates`: Rust source that the build has put on disk
+    /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, .bin tokens, a folder of `train prepare`,
+    /// `shakespeare`, or `rust-crates`: Rust source that the build has put on disk
     #[arg(long, value_name = "SRC")]
     data: Option<String>,
+    /// Separate validation data, in any form that --data takes; all of --data then trains. For several sources set
+    /// data.validation
+    #[arg(long, value_name = "SRC")]
+    val_data: Option<String>,
     /// auto, cpu, cuda or cuda:N
     #[arg(long, value_name = "DEV")]
     device: Option<String>,
     /// Run folder; a new one under runs/ if not given
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Go on from a checkpoint, at any number of ranks, under any strategy: a folder step-N, a run's folder, `latest`, or `auto`, which
-    /// begins anew where there is no checkpoint
+    /// Go on from a checkpoint, at any number of ranks, under any strategy: a run's folder, RUN@best, RUN@12 (of that
+    /// step), a folder step-N, `latest`, or `auto`, which skips damaged ones, and begins anew where there is no
+    /// checkpoint
     #[arg(long, value_name = "auto|latest|DIR")]
     resume: Option<PathBuf>,
-    /// With --resume, for a model with other parameters than the checkpoint's: take those that fit by name and shape, and begin with new
-    /// ones for the others
+    /// With --resume, for a model with other parameters than the checkpoint's: take those that fit by name and shape,
+    /// and begin with new ones for the others
     #[arg(long, requires = "resume")]
     partial: bool,
     /// Seed of the initial parameters and of the order of the data
@@ -112,18 +147,28 @@ struct TrainArgs {
     /// Try a run for which there is not enough memory
     #[arg(long)]
     force: bool,
-    /// Sets any key of the configuration, as in `--set optim.warmup_steps=50`; `train config` lists them. The flags above count more
+    /// Say what the run would take (memory, tokens, disk, and time after three steps), and leave nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print only warnings, errors and what the run comes to
+    #[arg(long, short)]
+    quiet: bool,
+    /// Sets any key of the configuration, as in `--set optim.warmup_steps=50`; `train config` lists them. The flags
+    /// above count more
     #[arg(long, value_name = "A.B=C")]
     set: Vec<String>,
 }
 
 /// Parses the command line, runs the command, and prints what went wrong.
 pub fn main() -> ExitCode {
-    let command = Cli::command().after_help(models());
+    let command = command();
     let args: Vec<String> = env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     let matches = command.clone().try_get_matches();
     let matches = matches.unwrap_or_else(|error| unknown_argument::explain(error, &command, &args).exit());
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if let Err(error) = Simd::asked_for() {
+        return Launch::threads().fail(&TrainError::Device(error));
+    }
     let Some(command) = cli.command else { return launch(&cli.train) };
     match command.run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -131,10 +176,15 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// The whole command line.
+pub(crate) fn command() -> clap::Command {
+    Cli::command().after_help(presets::help())
+}
+
 impl Command {
     fn run(&self) -> Result<(), Box<dyn Error>> {
         match self {
-            Self::Config(args) => config::run(&args.shown()?),
+            Self::Config(args) => config::run(&args.train.shown()?, args.json),
             Self::Presets(args) => presets::run(args)?,
             Self::Prepare(args) => prepare::run(args)?,
             Self::Generate(args) => generate::run(args)?,
@@ -144,6 +194,8 @@ impl Command {
             Self::Import(args) => import::run(args)?,
             Self::Export(args) => export::run(args)?,
             Self::Logits(args) => logits::run(args)?,
+            Self::Completions(args) => completions::run(args),
+            Self::Man(args) => man::run(args)?,
         }
         Ok(())
     }
@@ -151,7 +203,10 @@ impl Command {
 
 fn launch(args: &TrainArgs) -> ExitCode {
     match Launch::start() {
-        Ok(launch) => run(args, &launch).unwrap_or_else(|error| launch.fail(&*error)),
+        Ok(launch) => {
+            launch.warn();
+            run(args, &launch).unwrap_or_else(|error| launch.fail(&*error))
+        }
         Err(error) => Launch::threads().fail(&error),
     }
 }
@@ -159,9 +214,14 @@ fn launch(args: &TrainArgs) -> ExitCode {
 fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     let (config, place) = args.resolve(launch.processes())?;
     let steps = config.train.steps;
-    let outcome = match train_launched(launch, config, &place, stop_after_a_step) {
+    let outcome = match train_launched(launch, config, &place, || match args.dry_run {
+        true => stop_at_once(Scratch::remover(launch)),
+        false => stop_after_a_step(),
+    }) {
         // A script that starts the run until it ends well is at its end.
-        Err(done @ TrainError::Finished { .. }) if args.resume.as_deref() == Some(Path::new(resume::AUTO)) => {
+        Err(done @ (TrainError::Finished { .. } | TrainError::OutOfPatience { .. }))
+            if args.resume.as_deref() == Some(Path::new(resume::AUTO)) =>
+        {
             if launch.has_rank_0() {
                 say(&done.to_string());
             }
@@ -169,14 +229,19 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         }
         outcome => outcome?,
     };
-    if launch.has_rank_0() {
-        print(&outcome, steps);
+    if launch.has_rank_0() && !args.dry_run {
+        // Where little is said, the one line says what else the last ones do.
+        let how_to_resume = ending::how_to_resume(&outcome, launch).filter(|_| args.quiet);
+        print(&outcome, steps, how_to_resume);
+        if !args.quiet {
+            ending::say(&outcome, launch);
+        }
     }
     Ok(if outcome.stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-/// From here on Ctrl-C, SIGTERM (of Slurm, Kubernetes, `kill`) and SIGHUP (of a terminal that closes) set the flag, and end the process
-/// only when it is asked twice.
+/// From here on Ctrl-C, SIGTERM (of Slurm, Kubernetes, `kill`) and SIGHUP (of a terminal that closes) set the flag, and
+/// end the process only when it is asked twice.
 fn stop_after_a_step() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let handler = stop.clone();
@@ -194,6 +259,20 @@ fn stop_after_a_step() -> Arc<AtomicBool> {
     stop
 }
 
+/// From here on a signal ends the process after `clean`: nothing is to be kept, and a step may take minutes.
+fn stop_at_once(clean: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
+    let keep_ignored = ignored_hangup();
+    let set = ctrlc::set_handler(move || {
+        clean();
+        std::process::exit(INTERRUPTED.into());
+    });
+    if let Err(error) = set {
+        let _ = writeln!(io::stderr(), "Ctrl-C will leave a folder behind: {error}");
+    }
+    keep_ignored();
+    Arc::default()
+}
+
 /// What has SIGHUP ignored again, if it is ignored now: `nohup` means the run to go on when the terminal closes.
 fn ignored_hangup() -> impl FnOnce() {
     // SAFETY: SIG_IGN runs no code of ours, and the handler that was there is put back.
@@ -207,12 +286,13 @@ fn ignored_hangup() -> impl FnOnce() {
 }
 
 /// What a run of so many steps came to.
-fn print(outcome: &Outcome, steps: usize) {
+fn print(outcome: &Outcome, steps: usize, how_to_resume: Option<String>) {
     let folder = outcome.folder.display();
     match outcome.val_loss {
         _ if outcome.stopped => {
             let last = if outcome.steps == steps { ", the last one: `train eval` validates it" } else { "" };
-            say(&format!("stopped after {}{last}; metrics are in {folder}", count(outcome.steps, "step")))
+            let resume = how_to_resume.map_or(String::new(), |command| format!("; resume with `{command}`"));
+            say(&format!("stopped after {}{last}; metrics are in {folder}{resume}", count(outcome.steps, "step")))
         }
         Some(loss) => {
             say(&format!("validation loss {loss:.4} after {}; metrics are in {folder}", count(outcome.steps, "step")))
@@ -229,8 +309,8 @@ fn print(outcome: &Outcome, steps: usize) {
     }
 }
 
-/// Prints a line on stdout. Where nobody reads it any more (`train ... | head`), `println!` would panic; where it cannot be written, as on
-/// a full disk, the process ends with an error. A terminal obeys nothing that is in it.
+/// Prints a line on stdout. Where nobody reads it any more (`train ... | head`), `println!` would panic; where it
+/// cannot be written, as on a full disk, the process ends with an error. A terminal obeys nothing that is in it.
 pub(crate) fn say(line: &str) {
     let line = shown(line, io::stdout().is_terminal());
     match writeln!(io::stdout(), "{line}").and_then(|()| io::stdout().flush()) {
@@ -245,7 +325,8 @@ pub(crate) fn say(line: &str) {
 impl TrainArgs {
     /// The configuration, and a name for the run. `processes`: as many as `mpirun` has started are the ranks.
     fn resolve(&self, processes: Option<usize>) -> Result<(Config, Place), TrainError> {
-        let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref());
+        let whole = if processes.is_some() { Whole::Index } else { Whole::EveryByte };
+        let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref(), whole);
         let (resume, again_in) = match self.resume.as_ref().map(find).transpose()? {
             None => (None, None),
             Some(Start::From(checkpoint)) => (Some(checkpoint), None),
@@ -274,7 +355,12 @@ impl TrainArgs {
                 return Err(ConfigError::Invalid(message).into());
             }
         };
-        let mut config = Config::load(source, &self.overrides(processes))?;
+        let mut config = Config::load(source, &self.overrides(processes)).or_else(|error| {
+            if let (Some(checkpoint), None) = (&resume, &self.config) {
+                Checkpoint::open(checkpoint)?.read_file(CONFIG)?; // that it was changed says more than what is in it
+            }
+            Err(TrainError::from(error))
+        })?;
         let gpus = config.parallel.gpus;
         if let Some(processes) = processes.filter(|processes| *processes != gpus) {
             return Err(ConfigError::Invalid(format!(
@@ -286,6 +372,7 @@ impl TrainArgs {
         self.set_lr(&mut config);
         config.train.seed = self.seed.map_or(config.train.seed, |seed| seed as u64);
         self.data.iter().for_each(|data| config.data.source.clone_from(data));
+        self.val_data.iter().for_each(|data| config.data.validation = Some(Validation::One(data.clone())));
         self.device.iter().for_each(|device| config.train.device.clone_from(device));
         config.validate()?;
         // That of a file counts where it is not the one that the checkpoint was configured with.
@@ -297,11 +384,23 @@ impl TrainArgs {
         let (out, again) = (again_in.clone().or(self.out.clone()), again_in.is_some());
         Ok((
             config,
-            Place { name, out, again, resume, newest, partial: self.partial, new_tokenizer, force: self.force },
+            Place {
+                name,
+                out,
+                again,
+                resume,
+                newest,
+                partial: self.partial,
+                new_tokenizer,
+                force: self.force,
+                quiet: self.quiet,
+                dry_run: self.dry_run,
+            },
         ))
     }
 
-    /// `--set`, and over it the flags that `parallel.adaptive` looks at. Processes that are there are the ranks, where none are asked for.
+    /// `--set`, and over it the flags that `parallel.adaptive` looks at. Processes that are there are the ranks, where
+    /// none are asked for.
     fn overrides(&self, processes: Option<usize>) -> Vec<String> {
         let asked = self.gpus.is_some() || self.sets("parallel.gpus");
         let flags = [
@@ -311,8 +410,9 @@ impl TrainArgs {
             ("train.seq_len", self.seq_len),
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?)));
+        let epochs = self.epochs.map(|epochs| format!("train.epochs={epochs:?}"));
         let strategy = self.strategy.map(|strategy| format!("parallel.strategy={}", strategy.name()));
-        self.set.iter().cloned().chain(flags).chain(strategy).collect()
+        self.set.iter().cloned().chain(flags).chain(epochs).chain(strategy).collect()
     }
 
     /// Whether `--set` gives this key.
@@ -341,16 +441,27 @@ impl TrainArgs {
 /// A whole number, which may be written as `1e3`.
 pub(crate) fn whole_number(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().or_else(|| whole(text.parse().ok()?).map(|number| number as usize));
-    number.ok_or_else(|| "give a whole number, 0 or above".into())
+    let is_digits = || text.bytes().all(|digit| digit.is_ascii_digit());
+    number.ok_or_else(|| match text.parse::<f64>() {
+        Ok(number) if number >= EXACT && number.fract() == 0.0 => {
+            let most = if is_digits() { usize::MAX } else { EXACT as usize };
+            format!("too large: give a whole number up to {most}")
+        }
+        _ => "give a whole number, 0 or above".into(),
+    })
+}
+
+/// Any number.
+pub(crate) fn number(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "give a number, such as 0.5 or 3e-4".into())
+}
+
+/// The strategies, under all their names.
+fn strategies() -> [PossibleValue; Strategy::ALL.len()] {
+    Strategy::ALL.map(|strategy| PossibleValue::new(strategy.name()).aliases(names_of(strategy)))
 }
 
 /// A strategy by its name, which is one of those there are.
 fn strategy(name: String) -> Result<Strategy, String> {
-    Strategy::ALL.into_iter().find(|strategy| strategy.name() == name).ok_or(name)
-}
-
-/// What `--model` may be, for `--help`.
-fn models() -> String {
-    let line = |preset: &crate::config::Preset| format!("  {:<18}{}\n", preset.name, preset.about);
-    format!("Models (--model):\n{}", PRESETS.iter().map(line).collect::<String>())
+    strategy_called(&name).ok_or(name)
 }

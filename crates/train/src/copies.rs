@@ -1,10 +1,11 @@
-//! Digests of copies of the model's parts, on their way from the threads that write a checkpoint to the one that completes it.
+//! Digests of copies of the model's parts, on their way from the threads that write a checkpoint to the one that
+//! completes it.
 //!
-//! They go through files beside the ranks' own, `rank-N.copies`: that all ranks have written theirs is known before it is completed, and
-//! no rank waits for another one's digests.
+//! They go through files beside the ranks' own, `rank-N.copies`: that all ranks have written theirs is known before it
+//! is completed, and no rank waits for another one's digests.
 
 use crate::error::TrainError;
-use checkpoint::CheckpointError;
+use checkpoint::{CheckpointError, Folder};
 use fsdp::{CopyDigest, compare_copies};
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -14,8 +15,8 @@ fn file(partial: &Path, rank: usize) -> PathBuf {
     partial.join(format!("rank-{rank}.copies"))
 }
 
-/// Writes a rank's digests into the folder of a checkpoint that is being written, which is made where it is not there. To be called before the
-/// rank's part counts as written.
+/// Writes a rank's digests into the folder of a checkpoint that is being written, which is made where it is not there.
+/// To be called before the rank's part counts as written.
 pub(crate) fn write(partial: &Path, rank: usize, digests: &[CopyDigest]) -> Result<(), CheckpointError> {
     if digests.is_empty() {
         return Ok(());
@@ -31,31 +32,49 @@ pub(crate) fn write(partial: &Path, rank: usize, digests: &[CopyDigest]) -> Resu
     write().map_err(|source| CheckpointError::Write { path: path.clone(), source })
 }
 
-/// Compares the copies of all ranks, whose parts are written, and forgets their digests. A checkpoint of ranks that differ is removed.
+/// Compares the copies of all ranks, whose parts are written, and forgets their digests. A checkpoint of ranks that
+/// differ is removed.
 ///
 /// # Errors
 /// If they differ; if a file cannot be read.
-pub(crate) fn compare(partial: &Path, ranks: usize) -> Result<(), TrainError> {
-    let of_ranks = (0..ranks).map(|rank| read(&file(partial, rank))).collect::<Result<Vec<_>, _>>()?;
-    let same = compare_copies(of_ranks.iter().map(Vec::as_slice));
-    if same.is_err() {
-        let _ = fs::remove_dir_all(partial); // or else the run's end does it
-        return Ok(same?);
+pub(crate) fn compare(folder: &Folder, step: u64, ranks: usize) -> Result<(), TrainError> {
+    let partial = &folder.partial(step);
+    let of_ranks = read_all(partial, ranks)?;
+    if let Err(differ) = compare_copies(of_ranks.iter().map(Vec::as_slice)) {
+        folder.discard(step)?;
+        return Err(differ.into());
     }
+    Ok(forget(partial, ranks)?)
+}
+
+/// Whether the copies of all ranks, whose parts are written, are the same: for a checkpoint whose process ended before
+/// it had compared them.
+///
+/// # Errors
+/// If a file cannot be read, so that nobody knows.
+pub(crate) fn are_same(partial: &Path, ranks: usize) -> Result<bool, CheckpointError> {
+    match read_all(partial, ranks) {
+        Ok(of_ranks) if compare_copies(of_ranks.iter().map(Vec::as_slice)).is_ok() => {
+            forget(partial, ranks)?;
+            Ok(true)
+        }
+        Ok(_) | Err(CheckpointError::Broken { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn read_all(partial: &Path, ranks: usize) -> Result<Vec<Vec<CopyDigest>>, CheckpointError> {
+    (0..ranks).map(|rank| read(&file(partial, rank))).collect()
+}
+
+fn forget(partial: &Path, ranks: usize) -> Result<(), CheckpointError> {
     for path in (0..ranks).map(|rank| file(partial, rank)) {
         match fs::remove_file(&path) {
-            Err(source) if source.kind() != ErrorKind::NotFound => {
-                return Err(CheckpointError::Write { path, source }.into());
-            }
+            Err(source) if source.kind() != ErrorKind::NotFound => return Err(CheckpointError::Write { path, source }),
             _ => {}
         }
     }
     Ok(())
-}
-
-/// Whether the copies of all ranks, whose parts are written, are the same; for what a process that has ended did not compare any more.
-pub(crate) fn are_same(partial: &Path, ranks: usize) -> bool {
-    compare(partial, ranks).is_ok()
 }
 
 /// A rank's digests; none where it has no copies.
@@ -74,7 +93,7 @@ fn read(path: &Path) -> Result<Vec<CopyDigest>, CheckpointError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use checkpoint::{Folder, Index, Piece, Values, Written, write_rank};
+    use checkpoint::{Index, Piece, Values, Written, write_rank};
 
     #[test]
     fn what_ranks_have_written_whose_copies_differ_is_not_completed_later_either() {

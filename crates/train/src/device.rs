@@ -8,7 +8,8 @@ mod libdevice;
 use crate::words::count;
 use burn::tensor::Device;
 
-/// The name of the device that is meant: `auto` is `cuda` where the build has it and the machine has such a device, and `cpu` elsewhere.
+/// The name of the device that is meant: `auto` is `cuda` where the build has it and the machine has such a device, and
+/// `cpu` elsewhere.
 pub(crate) fn meant(name: &str) -> &str {
     match name {
         "auto" if has_cuda() => "cuda",
@@ -33,8 +34,8 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Gives each of `ranks` ranks a device of the kind `name` (`cpu`, `cuda`), in turn where there are fewer devices than ranks;
-    /// `cuda:1` gives all of them that one, and `auto` CUDA devices where there are any, and else the CPU.
+    /// Gives each of `ranks` ranks a device of the kind `name` (`cpu`, `cuda`), in turn where there are fewer devices
+    /// than ranks; `cuda:1` gives all of them that one, and `auto` CUDA devices where there are any, and else the CPU.
     ///
     /// # Errors
     /// A message, if there is no such device in this build or on this machine, or something that it needs is missing.
@@ -71,23 +72,33 @@ impl Devices {
         }
     }
 
-    /// Lines for the user: what was chosen, where ranks share devices, and what is to be known about the first run.
-    pub fn tell(&self) -> Vec<String> {
-        let ranks = self.of_rank.len();
-        let mut lines = vec![];
-        if self.distinct < ranks {
-            lines.push(format!("{ranks} ranks share {} ({})", count(self.distinct, "device"), self.name));
-        } else if self.auto {
-            lines.push(format!("{} on {}", count(ranks, "rank"), self.name));
+    /// How many ranks are on which devices: `4 ranks share 1 device (cpu)`, `1 rank on cpu`.
+    pub fn describe(&self) -> String {
+        match self.of_rank.len() {
+            ranks if self.distinct < ranks => {
+                format!("{ranks} ranks share {} ({})", count(self.distinct, "device"), self.name)
+            }
+            ranks => format!("{} on {}", count(ranks, "rank"), self.name),
         }
-        #[cfg(feature = "cuda")]
-        match self.name.as_str() {
-            "cpu" if self.auto => lines.push("this machine has no CUDA device".into()),
-            "cpu" => {}
-            _ => lines.push(cache::line()),
-        }
-        lines
     }
+
+    /// A line for the user: why it is these devices, or what is to be known about the first run.
+    pub fn note(&self) -> Option<String> {
+        match self.name.as_str() {
+            "cpu" => (self.auto && cfg!(feature = "cuda")).then(|| "this machine has no CUDA device".into()),
+            _ => note_of_cuda(),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn note_of_cuda() -> Option<String> {
+    Some(cache::line())
+}
+
+#[cfg(not(feature = "cuda"))]
+fn note_of_cuda() -> Option<String> {
+    None
 }
 
 /// Asked in many places, found out once.

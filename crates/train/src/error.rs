@@ -1,4 +1,5 @@
 use crate::config::ConfigError;
+use crate::words::quoted;
 use checkpoint::CheckpointError;
 use comm::RankFailure;
 use data::DataError;
@@ -26,8 +27,19 @@ pub enum TrainError {
     #[error("cannot write the run folder {}: {source}: choose another with --out", path.display())]
     RunFolder { path: PathBuf, source: io::Error },
 
-    #[error("{} holds a run already: choose another folder with --out, or remove it", path.display())]
-    RunExists { path: PathBuf },
+    #[error(
+        "{} holds a run already: {}choose another folder with --out, or remove it",
+        path.display(),
+        if *has_checkpoint { format!("resume it with `train --resume {}`, ", quoted(&path.display().to_string())) } else { String::new() }
+    )]
+    RunExists { path: PathBuf, has_checkpoint: bool },
+
+    #[error(
+        "step {step}: the run folder {} is gone, deleted or moved while the run went on: if it was moved, resume it there with \
+         `train --resume DIR`, or else begin again",
+        path.display()
+    )]
+    FolderGone { path: PathBuf, step: usize },
 
     #[error("another process trains in {}: wait for its end, stop it, or choose another folder with --out", path.display())]
     RunInUse { path: PathBuf },
@@ -46,6 +58,17 @@ pub enum TrainError {
 
     #[error("step {step}: {what}; {last_good}: lower optim.lr, look at the data, or set train.on_non_finite to skip")]
     NotFinite { step: usize, what: String, last_good: String },
+
+    #[error(
+        "step {step}: {what}; {skipped}; {last_good}: lower optim.lr, look at the data, or skip more with --set train.max_skips=N"
+    )]
+    Skipped { step: usize, what: String, skipped: String, last_good: String },
+
+    #[error(
+        "the checkpoint of step {step} is not saved, because parameter {parameter} is not finite (it has the value {value}); {last_good}: \
+         lower optim.lr, or look at the data"
+    )]
+    NotSaved { step: u64, parameter: String, value: f32, last_good: String },
 
     #[error(
         "there is token {token} in the data, and model.vocab_size is {vocab_size}: give the tokenizer that made the data \
@@ -85,6 +108,12 @@ pub enum TrainError {
 
     #[error("finished at step {step}: give more with --steps ({})", path.display())]
     Finished { path: PathBuf, step: u64 },
+
+    #[error(
+        "ended early at step {step}, after {since} validations without a better loss (train.patience): give more with --set train.patience=N, \
+         or null for no end before train.steps ({})", path.display()
+    )]
+    OutOfPatience { path: PathBuf, step: u64, since: u64 },
 
     #[error(
         "the run {0} has no checkpoint: name another one with --resume DIR, or begin this one anew with --resume auto --out {0}",

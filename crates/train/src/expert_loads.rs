@@ -6,8 +6,8 @@ use moe::MoeStats;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a rank's mixtures of experts do in a step: sums over its micro-batches, kept on the device and read once for all layers. Only
-/// what somebody will ask for is computed.
+/// What a rank's mixtures of experts do in a step: sums over its micro-batches, kept on the device and read once for
+/// all layers. Only what somebody will ask for is computed.
 #[derive(Clone)]
 pub(crate) struct ExpertLoads {
     /// Whether the assignments of every step are asked for.
@@ -19,7 +19,8 @@ pub(crate) struct ExpertLoads {
 struct Step {
     /// Whether all is asked for.
     report: bool,
-    /// Layers and micro-batches (their first rows) that are in the sums: a forward that is run again is not counted again.
+    /// Layers and micro-batches (their first rows) that are in the sums: a forward that is run again is not counted
+    /// again.
     counted: HashSet<(usize, u64)>,
     /// Of each layer `[1, e]`, assigned, or `[3, e]`: assigned, dropped, gate mass. Counts are whole up to 2^24.
     sums_se: BTreeMap<usize, Tensor<2>>,
@@ -44,7 +45,8 @@ impl ExpertLoads {
         Self { follows, step: Arc::default() }
     }
 
-    /// Forgets the step before; of the next one everything will be asked for (`report`), or what the selection bias follows.
+    /// Forgets the step before; of the next one everything will be asked for (`report`), or what the selection bias
+    /// follows.
     pub fn begin(&self, report: bool) {
         *self.lock() = Step { report, ..Step::default() };
     }
@@ -67,8 +69,8 @@ impl ExpertLoads {
         step.sums_se.insert(layer, sum_se);
     }
 
-    /// The sums of each of `layers`, one layer after another, as a list of numbers that ranks can add up and [`layer_loads`] reads; 0 where
-    /// this rank has none, and what was not asked for.
+    /// The sums of each of `layers`, one layer after another, as a list of numbers that ranks can add up and
+    /// [`layer_loads`] reads; 0 where this rank has none, and what was not asked for.
     pub fn sums(&self, layers: &[usize], experts: usize) -> Vec<f64> {
         let step = self.lock();
         let found = layers.iter().enumerate().filter_map(|(i, layer)| Some((i, step.sums_se.get(layer)?.clone())));
@@ -83,8 +85,8 @@ impl ExpertLoads {
         all
     }
 
-    /// What all ranks are to add up in this step: the [`sums`](Self::sums) of all layers with experts, or nothing where the step is not
-    /// reported and no selection bias follows it.
+    /// What all ranks are to add up in this step: the [`sums`](Self::sums) of all layers with experts, or nothing where
+    /// the step is not reported and no selection bias follows it.
     pub fn numbers(&self, config: &Config) -> Vec<f64> {
         match config.expert_layers() {
             Some((layers, experts)) if self.follows || self.lock().report => self.sums(&layers, experts),
@@ -108,8 +110,8 @@ pub(crate) fn layer_loads(sums: &[f64], layers: &[usize], experts: usize) -> Vec
     layers.iter().zip(sums.chunks(3 * experts)).map(load).collect()
 }
 
-/// How the selection bias of each expert moves: `speed` up where it had fewer tokens than the mean of all, down where it had more
-/// (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+/// How the selection bias of each expert moves: `speed` up where it had fewer tokens than the mean of all, down where
+/// it had more (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 pub(crate) fn bias_update(assigned: &[f64], speed: f64) -> Vec<f32> {
     let mean = assigned.iter().sum::<f64>() / assigned.len() as f64;
     let step = |load: &f64| if *load == mean { 0.0 } else { (speed * (mean - load).signum()) as f32 };

@@ -2,8 +2,10 @@
 
 use crate::config::{Config, ModelConfig};
 use crate::units::parameters;
+use checkpoint::Parameter;
 
-/// Floating-point operations of training on one token, forward and backward (PaLM, arXiv 2204.02311, appendix B; nanoGPT's `estimate_mfu`):
+/// Floating-point operations of training on one token, forward and backward (PaLM, arXiv 2204.02311, appendix B;
+/// nanoGPT's `estimate_mfu`):
 ///
 /// ```text
 /// 6 N + 6 L H (Q + V) T        N  parameters in matrix products that a token passes: without embeddings (the tied head counts), and of
@@ -11,8 +13,9 @@ use crate::units::parameters;
 ///                              L, H, Q, V, T  layers, heads, widths of a head's query and value, tokens of a sequence
 /// ```
 ///
-/// `2 N` multiplications and additions forward, twice that backward; attention's two products are counted as if there were no causal mask, as
-/// is the custom; where documents of a row are apart, T is theirs. Recomputed activations are not counted: it is model FLOPs, not hardware FLOPs.
+/// `2 N` multiplications and additions forward, twice that backward; attention's two products are counted as if there
+/// were no causal mask, as is the custom; where documents of a row are apart, T is theirs. Recomputed activations are
+/// not counted: it is model FLOPs, not hardware FLOPs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flops {
     products: f64,
@@ -46,8 +49,8 @@ fn attention(config: &Config) -> (f64, Vec<usize>) {
     (6.0 * widths as f64, (1..=blocks).chain(last - config.model.mtp_depth()..last).collect())
 }
 
-/// The same of each call of the model: the embedding, every block, and what is behind them. The output matrix counts once for each token that a
-/// position predicts.
+/// The same of each call of the model: the embedding, every block, and what is behind them. The output matrix counts
+/// once for each token that a position predicts.
 pub(crate) fn per_call(config: &Config) -> Vec<f64> {
     let t = config.train.seq_len as f64;
     let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.num_experts as f64);
@@ -59,7 +62,7 @@ pub(crate) fn per_call(config: &Config) -> Vec<f64> {
         let len = parameter.len().unwrap_or_default() as f64;
         let active = match parameter.name.as_str() {
             "embed.weight" | "ends.wpe.weight" => 0.0,
-            name if name.contains(".experts.") && !name.contains("shared_experts") => len * share,
+            name if is_routed(name) => len * share,
             _ if parameter.shape.len() < 2 => 0.0,
             "head.lm_head.weight" => len * (1 + depth) as f64,
             _ => len,
@@ -70,6 +73,21 @@ pub(crate) fn per_call(config: &Config) -> Vec<f64> {
         flops[call] += 6.0 * active;
     }
     flops
+}
+
+/// Parameters that a token passes: all but those of the routed experts that are not chosen for it.
+pub(crate) fn active_parameters(config: &Config) -> usize {
+    let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.num_experts as f64);
+    let active = |parameter: &Parameter| match parameter.len().unwrap_or_default() as f64 {
+        len if is_routed(&parameter.name) => len * share,
+        len => len,
+    };
+    parameters(config).iter().map(active).sum::<f64>().round() as usize
+}
+
+/// Whether a parameter is one of the experts that a router chooses from.
+fn is_routed(parameter: &str) -> bool {
+    parameter.contains(".experts.") && !parameter.contains("shared_experts")
 }
 
 #[cfg(test)]
@@ -91,6 +109,15 @@ mod tests {
         // nanoGPT: 6 * (124,439,808 - 1024 * 768) + 12 * 12 * 12 * 64 * 1024, N with the 121,344 of norms and biases.
         let (given, nanogpt) = (of("gpt2-124m", &[]), 6.0 * 123_653_376.0 + 12.0 * 12.0 * 768.0 * 1024.0);
         assert!((given / nanogpt - 1.0).abs() < 2e-3, "{given} and {nanogpt}");
+    }
+
+    #[test]
+    fn deepseek_v3_has_the_active_parameters_of_its_paper() {
+        // 37 billion of 671 (arXiv 2412.19437), and of GPT-2 all.
+        let active = |preset| active_parameters(&Config::load(Source::Preset(preset), &[]).unwrap());
+        let billions = active("deepseek-v3") as f64 / 1e9;
+        assert!((36.5..38.0).contains(&billions), "{billions}");
+        assert_eq!(active("gpt2-124m"), 124_439_808);
     }
 
     #[test]

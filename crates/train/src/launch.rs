@@ -2,12 +2,12 @@
 
 use crate::device::Devices;
 use crate::error::TrainError;
-use crate::terminal::shown;
+use crate::terminal::to_stderr;
 #[cfg(feature = "mpi")]
 use comm::MpiWorld;
 use comm::{CommError, Communicator, RankFailure, Timeouts};
+use std::env;
 use std::error::Error;
-use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -33,6 +33,23 @@ impl Launch {
     /// All ranks as threads of this process.
     pub fn threads() -> Self {
         Self { mpi: None }
+    }
+
+    /// Warns, from the first of several processes that a launcher has started, if they know nothing of each other.
+    pub fn warn(&self) {
+        let first = started_by(&|name| env::var(name).ok()).filter(|by| by.number == 0);
+        let Some(StartedBy { launcher, processes, .. }) = first.filter(|_| self.processes().unwrap_or(1) == 1) else {
+            return;
+        };
+        let (why, build) = match cfg!(feature = "mpi") {
+            true => ("MPI does not see them", ""),
+            false => ("this build has no MPI", "build with `--features mpi` and "),
+        };
+        to_stderr(&format!(
+            "warning: {launcher} has started {processes} processes, and {why}: each trains by itself, in a run of its own; for \
+             one run of {processes} ranks {build}start it with `mpirun -n {processes}` (or `srun --mpi=pmix -n {processes}`), or \
+             start one process with `--gpus {processes}`"
+        ));
     }
 
     /// How many processes `mpirun` has started. None: it has not started this one.
@@ -74,8 +91,7 @@ impl Launch {
     pub fn fail(&self, error: &(dyn Error + 'static)) -> ExitCode {
         let say = |whose: String| {
             // Its text may have names out of files.
-            let text = format!("error: {whose}{error}");
-            let _ = writeln!(io::stderr(), "{}", shown(&text, io::stderr().is_terminal()));
+            to_stderr(&format!("error: {whose}{error}"));
         };
         let Some(world) = &self.mpi else {
             say(String::new());
@@ -92,6 +108,30 @@ impl Launch {
     }
 }
 
+/// What has started this process as one of several.
+struct StartedBy {
+    launcher: &'static str,
+    processes: usize,
+    /// Of this one, from 0.
+    number: usize,
+}
+
+/// What the variables of launchers say; None for a process by itself. A script that Slurm has started is one, however
+/// many tasks its job may have: only `srun` sets those of a step.
+fn started_by(variable: &dyn Fn(&str) -> Option<String>) -> Option<StartedBy> {
+    const LAUNCHERS: [(&str, &str, &str); 4] = [
+        ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+        ("mpirun", "PMI_SIZE", "PMI_RANK"),
+        ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+        ("torchrun", "WORLD_SIZE", "RANK"),
+    ];
+    let number = |name| variable(name)?.parse::<usize>().ok();
+    LAUNCHERS.into_iter().find_map(|(launcher, processes, rank)| {
+        let (processes, number) = (number(processes)?, number(rank)?);
+        (processes > 1).then_some(StartedBy { launcher, processes, number })
+    })
+}
+
 /// What stands for MPI in a build without it: nothing, and an error where it is needed.
 #[cfg(not(feature = "mpi"))]
 mod without_mpi {
@@ -102,10 +142,13 @@ mod without_mpi {
 
     impl MpiWorld {
         pub fn start() -> Result<Option<Self>, CommError> {
-            let several = |name| env::var(name).is_ok_and(|size| size != "1");
-            match ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].into_iter().any(several) {
-                false => Ok(None),
-                true => Err(CommError::Engine("this build has no MPI; build it with `--features mpi`".into())),
+            match super::started_by(&|name| env::var(name).ok()) {
+                Some(by) if by.launcher == "mpirun" => Err(CommError::Engine(format!(
+                    "mpirun has started {0} processes, but this build has no MPI; build it with `--features mpi`, or start \
+                     one process with --gpus {0}",
+                    by.processes
+                ))),
+                _ => Ok(None),
             }
         }
 
@@ -137,5 +180,27 @@ mod without_mpi {
         ) -> Result<T, RankFailure<E>> {
             match *self {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_a_launcher_are_told_from_a_job_that_could_have_several() {
+        let by = |variables: &[(&str, &str)]| {
+            let variable =
+                |name: &str| variables.iter().find(|(of, _)| *of == name).map(|(_, value)| value.to_string());
+            started_by(&variable).map(|by| (by.launcher, by.processes, by.number))
+        };
+        let srun = [("SLURM_STEP_NUM_TASKS", "4"), ("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4")];
+        assert_eq!(by(&srun), Some(("srun", 4, 3)));
+        assert_eq!(by(&srun[1..]), None, "a script, which runs once");
+        assert_eq!(by(&[("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "0")]), Some(("mpirun", 2, 0)));
+        assert_eq!(by(&[("PMI_SIZE", "2"), ("PMI_RANK", "1")]), Some(("mpirun", 2, 1)));
+        assert_eq!(by(&[("WORLD_SIZE", "8"), ("RANK", "7")]), Some(("torchrun", 8, 7)));
+        assert_eq!(by(&[("WORLD_SIZE", "1"), ("RANK", "0")]), None);
+        assert_eq!(by(&[("WORLD_SIZE", "many"), ("RANK", "0")]), None);
     }
 }

@@ -1,4 +1,5 @@
-//! A layout explained: which groups of ranks there are, what a rank holds of what each of them has together, and what it receives in a step.
+//! A layout explained: which groups of ranks there are, what a rank holds of what each of them has together, and what
+//! it receives in a step.
 
 mod calls;
 #[cfg(test)]
@@ -16,7 +17,8 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What the ranks of a run share, from shapes alone; of ranks that differ each figure is that of the rank with the most.
+/// What the ranks of a run share, from shapes alone; of ranks that differ each figure is that of the rank with the
+/// most.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(crate) struct LayoutTable(Vec<Row>);
@@ -94,7 +96,7 @@ impl fmt::Display for LayoutTable {
     /// A line for each group.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.0.iter().map(|row| row.over.len()).max().unwrap_or(0).max("ranks over".len());
-        write!(f, "{:<width$}{:>8}{:>15}   receives in a step", "ranks over", "ranks", "a rank holds")?;
+        write!(f, "{:<width$}{:>8}{:>15}   received per step", "ranks over", "ranks", "held per rank")?;
         for Row { over, ranks, at_rest, received } in &self.0 {
             let held = if *at_rest > 0 { bytes(*at_rest) } else { "-".into() };
             let received: Vec<_> = received.iter().map(|(name, count)| format!("{name} {}", bytes(*count))).collect();

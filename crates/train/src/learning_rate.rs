@@ -11,8 +11,8 @@ pub enum LrSchedule {
     Cosine,
     /// A line from `lr` down to `min_lr`.
     Linear,
-    /// Warm-up, stable, decay (arXiv 2404.06395): `lr`, and over the last `decay_steps` a line down to `min_lr`, where the paper's
-    /// MiniCPM decays exponentially.
+    /// Warm-up, stable, decay (arXiv 2404.06395): `lr`, and over the last `decay_steps` a line down to `min_lr`, where
+    /// the paper's MiniCPM decays exponentially.
     Wsd,
     /// `lr`.
     Constant,
@@ -27,8 +27,8 @@ pub enum LrSchedule {
 ///         0 warm-up    decay  steps
 /// ```
 ///
-/// `fall` is `(1 + cos(pi progress)) / 2`, or `1 - progress`. As in nanoGPT `progress` is 0 in the decay's first step and would be
-/// 1 in step `steps`, the first that is not made.
+/// `fall` is `(1 + cos(pi progress)) / 2`, or `1 - progress`. As in nanoGPT `progress` is 0 in the decay's first step
+/// and would be 1 in step `steps`, the first that is not made.
 pub(crate) fn learning_rate(optim: &OptimConfig, step: usize, steps: usize) -> f64 {
     let OptimConfig { lr, min_lr, warmup_steps, .. } = *optim;
     if step < warmup_steps {
@@ -47,8 +47,8 @@ pub(crate) fn learning_rate(optim: &OptimConfig, step: usize, steps: usize) -> f
 }
 
 impl OptimConfig {
-    /// Steps at the end of `steps` over which the learning rate falls. For a `wsd` without `decay_steps` a tenth of all, which
-    /// MiniCPM found to be enough.
+    /// Steps at the end of `steps` over which the learning rate falls. For a `wsd` without `decay_steps` a tenth of
+    /// all, which MiniCPM found to be enough.
     pub(crate) fn decay_length(&self, steps: usize) -> usize {
         match self.schedule {
             LrSchedule::Cosine | LrSchedule::Linear => steps.saturating_sub(self.warmup_steps),

@@ -1,4 +1,4 @@
-//! Where and when a run runs.
+//! Where, when and by which command a run runs.
 
 use chrono::{SecondsFormat, Utc};
 use serde::Serialize;
@@ -27,7 +27,39 @@ impl Machine {
     }
 }
 
+/// The command line of this process, for a shell.
+pub(crate) fn command() -> String {
+    let mut words = env::args_os().map(|word| word.to_string_lossy().into_owned());
+    // Where the program lies says nothing of the run.
+    let program = words.next().map(|path| path.rsplit('/').next().unwrap_or(&path).to_owned());
+    program.into_iter().chain(words).map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./=:,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
 /// The time, as in 2026-11-21T21:45:07Z.
 pub(crate) fn now() -> String {
     Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_command_are_quoted_where_a_shell_needs_it() {
+        for word in ["train", "--set", "optim.lr=3e-4", "runs/a@12"] {
+            assert_eq!(quoted(word), word);
+        }
+        assert_eq!(["", "a b", "it's", "$HOME"].map(quoted), ["''", "'a b'", r"'it'\''s'", "'$HOME'"]);
+        assert!(!command().is_empty() && !command().starts_with('/'), "{}", command());
+    }
 }

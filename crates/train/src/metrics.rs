@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 /// A training step.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct StepMetrics {
     /// Number of the step, from 1.
     pub step: usize,
@@ -42,6 +42,12 @@ pub(crate) struct StepMetrics {
     /// Standard deviations of loss and gradient norm above the mean of the 100 steps before.
     pub loss_z: Option<f64>,
     pub grad_norm_z: Option<f64>,
+    /// Bytes of this rank at most so far, for the user.
+    #[serde(skip)]
+    pub memory: usize,
+    /// How often the data were gone through so far, for the user.
+    #[serde(skip)]
+    pub epoch: f64,
 }
 
 /// A process that begins to train: what the run is, and where.
@@ -52,6 +58,8 @@ pub(crate) struct ProcessMetrics<'a> {
     /// Steps made before.
     pub step: usize,
     pub version: &'static str,
+    /// The command line.
+    pub command: String,
     #[serde(flatten)]
     pub machine: Machine,
     pub device: &'a str,
@@ -86,11 +94,14 @@ pub(crate) struct EventMetrics<'a> {
 }
 
 /// A validation.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub(crate) struct ValMetrics {
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ValMetrics<'a> {
     pub step: usize,
-    /// Cross entropy, in nats per token.
+    /// Cross entropy, in nats per token; of several sets the mean of theirs.
     pub val_loss: f64,
+    /// That of each set that has a name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub val_losses: BTreeMap<&'a str, f64>,
 }
 
 /// What a rank uses: bytes by category, and what it has received so far by collective.
@@ -125,12 +136,12 @@ pub(crate) struct StageSeconds {
 
 impl fmt::Display for StageMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let share = |stage: &StageSeconds| {
+        let share = |(i, stage): (usize, &StageSeconds)| {
             let percent = 100.0 * stage.wait_seconds / (stage.compute_seconds + stage.wait_seconds);
-            format!("{:.3} s and {percent:.0}%", stage.compute_seconds)
+            format!("stage {i} computes {:.3} s and waits {percent:.0}%", stage.compute_seconds)
         };
-        let stages: Vec<_> = self.stages.iter().map(share).collect();
-        write!(f, "stages compute for, and wait for others: {}", stages.join(", "))
+        let stages: Vec<_> = self.stages.iter().enumerate().map(share).collect();
+        f.write_str(&stages.join("; "))
     }
 }
 
@@ -224,21 +235,25 @@ impl UsageMetrics {
     }
 }
 
-impl fmt::Display for UsageMetrics {
-    /// Two lines: the peak of each category, and the traffic of each collective.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl UsageMetrics {
+    /// The peak of each category.
+    pub fn memory_line(&self) -> String {
         let megabytes = |bytes: f64| bytes / 1e6;
         let memory = |(name, bytes): (&&str, &MemoryMetrics)| format!("{name} {:.1}", megabytes(bytes.peak as f64));
-        let traffic = |(name, traffic): (&&str, &TrafficMetrics)| {
-            format!("{name} {:.1} in {:.1} s", megabytes(traffic.bytes as f64), traffic.seconds)
-        };
         let memory: Vec<_> = self.memory.iter().map(memory).collect();
-        let traffic: Vec<_> = self.traffic.iter().filter(|(_, traffic)| traffic.bytes > 0).map(traffic).collect();
-        write!(f, "rank {}, MB at most: {}", self.rank, memory.join(", "))?;
-        if let Some(DeviceMetrics { in_use, reserved }) = self.device {
+        let device = self.device.map(|DeviceMetrics { in_use, reserved }| {
             let (in_use, reserved) = (megabytes(in_use as f64), megabytes(reserved as f64));
-            write!(f, "; its device now: {in_use:.1} in use, {reserved:.1} reserved")?;
-        }
-        if traffic.is_empty() { Ok(()) } else { write!(f, "\nrank {}, MB received: {}", self.rank, traffic.join(", ")) }
+            format!("; its device now: {in_use:.1} in use, {reserved:.1} reserved")
+        });
+        format!("rank {}, MB at most: {}{}", self.rank, memory.join(", "), device.unwrap_or_default())
+    }
+
+    /// The traffic of each collective, if there was any.
+    pub fn traffic_line(&self) -> Option<String> {
+        let traffic = |(name, traffic): (&&str, &TrafficMetrics)| {
+            format!("{name} {:.1} in {:.1} s", traffic.bytes as f64 / 1e6, traffic.seconds)
+        };
+        let traffic: Vec<_> = self.traffic.iter().filter(|(_, traffic)| traffic.bytes > 0).map(traffic).collect();
+        (!traffic.is_empty()).then(|| format!("rank {}, MB received: {}", self.rank, traffic.join(", ")))
     }
 }

@@ -24,6 +24,10 @@ pub struct Place {
     pub new_tokenizer: bool,
     /// Whether a run is tried for which there is not enough memory.
     pub force: bool,
+    /// Whether only warnings and what the run comes to are said of it.
+    pub quiet: bool,
+    /// Whether a few steps are made to see how long the run would take; nothing of it is kept.
+    pub dry_run: bool,
 }
 
 impl Place {
@@ -47,8 +51,8 @@ impl Place {
         Ok(folder)
     }
 
-    /// A run's folder, which is this process's from here on. To open the data may have taken long: it must be as it was found, but for
-    /// what a process that was killed has left.
+    /// A run's folder, which is this process's from here on. To open the data may have taken long: it must be as it was
+    /// found, but for what a process that was killed has left.
     fn reopen(&self, run: &Path) -> Result<RunFolder, TrainError> {
         let folder = RunFolder::reopen(run)?;
         Folder::of_run(run).clean(&copies::are_same)?;

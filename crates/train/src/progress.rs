@@ -1,7 +1,12 @@
+//! What the user sees while a run trains.
+
 use crate::metrics::StepMetrics;
-use crate::terminal::shown;
+use crate::step_line::{Then, step_line};
+use crate::terminal;
+use crate::words::duration;
 use indicatif::{FormattedDuration, ProgressBar, ProgressState, ProgressStyle};
-use std::io::{self, IsTerminal, Write};
+use std::cell::Cell;
+use std::io::{self, IsTerminal};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,18 +14,57 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(200);
 /// What takes longer than this says so, in the bar.
 const LONG: Duration = Duration::from_secs(2);
+/// Where there is no bar, a first step that takes longer says so in a line, and again after twice the time.
+const VERY_LONG: Duration = Duration::from_secs(5);
 
-/// What the user sees while a run trains: lines, and on a terminal a bar below them.
+/// Lines, and on a terminal a bar below them.
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
     steps: usize,
-    silent: bool,
+    says: Says,
     doing: Arc<Mutex<Doing>>,
     eta: Mutex<Eta>,
 }
 
-/// What goes on right now, and since when.
-struct Doing(&'static str, Instant);
+/// What is said of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Says {
+    All,
+    /// To whom a run is quiet, warnings are said.
+    Warnings,
+    /// Another process speaks for this one.
+    Nothing,
+}
+
+/// What goes on right now.
+struct Doing {
+    what: &'static str,
+    since: Instant,
+    /// The share of it that is done, where it is known.
+    share: Option<f64>,
+    /// When a line says it next, where there is no bar.
+    told_after: Duration,
+}
+
+impl Doing {
+    fn new(what: &'static str) -> Self {
+        Self { what, since: Instant::now(), share: None, told_after: VERY_LONG }
+    }
+
+    /// How long it takes yet, if it goes on as it has begun.
+    fn left(&self) -> Option<Duration> {
+        let share = self.share.filter(|share| *share > 0.0)?;
+        Some(self.since.elapsed().mul_f64((1.0 - share) / share))
+    }
+
+    /// `31 s, 25%, 1 min 33 s left`.
+    fn so_far(&self) -> String {
+        let since = duration(Duration::from_secs(self.since.elapsed().as_secs()));
+        let share = self.share.map(|share| format!(", {:.0}%", 100.0 * share)).unwrap_or_default();
+        let left = self.left().map(|left| format!(", {} left", duration(left))).unwrap_or_default();
+        format!("{since}{share}{left}")
+    }
+}
 
 /// The time left: as many seconds a step as the steps took of this process, but for its first, which is slow.
 #[derive(Default)]
@@ -37,14 +81,15 @@ impl Eta {
 
 impl Progress {
     /// Of a run of `steps` steps, of which `done` are made.
-    pub fn new(steps: usize, done: usize) -> Self {
-        let mut progress = Self { steps, silent: false, ..Self::silent() };
-        progress.bar = io::stderr().is_terminal().then(|| {
+    pub fn new(steps: usize, done: usize, says: Says) -> Self {
+        let doing = Arc::new(Mutex::new(Doing::new("starting")));
+        let mut progress = Self { bar: None, steps, says, doing, eta: Mutex::default() };
+        progress.bar = (says == Says::All && io::stderr().is_terminal()).then(|| {
             let doing = progress.doing.clone();
             let doing = move |_: &ProgressState, text: &mut dyn std::fmt::Write| {
-                let Doing(what, since) = &*doing.lock().unwrap_or_else(PoisonError::into_inner);
-                if since.elapsed() > LONG {
-                    let _ = write!(text, "  {what} {} s", since.elapsed().as_secs());
+                let doing = doing.lock().unwrap_or_else(PoisonError::into_inner);
+                if doing.since.elapsed() > LONG {
+                    let _ = write!(text, "  {} {}", doing.what, doing.so_far());
                 }
             };
             let style = ProgressStyle::with_template("{spinner} step {pos}/{len}{msg}{doing} {wide_bar}");
@@ -57,44 +102,76 @@ impl Progress {
         progress
     }
 
-    /// Of a process that another one speaks for.
-    pub fn silent() -> Self {
-        let doing = Arc::new(Mutex::new(Doing("starting", Instant::now())));
-        Self { bar: None, steps: 0, silent: true, doing, eta: Mutex::default() }
-    }
-
     /// What begins now; the bar shows it if it takes long.
     pub fn doing(&self, what: &'static str) {
-        *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = Doing(what, Instant::now());
+        *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = Doing::new(what);
     }
 
-    /// After a step; `tell`: with a line that stays, not in the bar only. `stopping`: it is the last one, however many there are to be.
+    /// What is to be told how much of a step's work is done and how much there is, of steps of so many micro-batches,
+    /// the first of which is `first`. The bar shows it if the step takes long, and where there is none a few lines do
+    /// so of the first step.
+    pub fn watch(&self, first: usize, micro_batches: usize) -> impl Fn(usize, usize) + Send + 'static {
+        let (doing, has_lines) = (self.doing.clone(), self.bar.is_none() && self.says == Says::All);
+        let is_first = Cell::new(true);
+        move |done, all| {
+            let mut doing = doing.lock().unwrap_or_else(PoisonError::into_inner);
+            doing.share = Some(done as f64 / all as f64);
+            if done == all {
+                is_first.set(false);
+            }
+            if has_lines && is_first.get() && doing.since.elapsed() > doing.told_after {
+                doing.told_after = 2 * doing.since.elapsed();
+                let of = match micro_batches {
+                    1 => String::new(),
+                    _ => format!(" (micro-batch {} of {micro_batches})", 1 + done * micro_batches / all),
+                };
+                terminal::detail_to_stderr(&format!("step {first}{of}: {}", doing.so_far()));
+            }
+        }
+    }
+
+    /// After a step; `tell`: with a line that stays, not in the bar only. `stopping`: it is the last one, however many
+    /// there are to be.
     pub fn step(&self, m: &StepMetrics, tell: bool, stopping: bool) {
-        let left = match self.eta.lock().unwrap_or_else(PoisonError::into_inner).after(m.step, self.steps) {
-            _ if stopping => "  stopping".into(),
-            Some(left) => format!("  eta {}", FormattedDuration(left)),
-            None => String::new(),
+        let then = match self.eta.lock().unwrap_or_else(PoisonError::into_inner).after(m.step, self.steps) {
+            _ if stopping => Then::Stopping,
+            Some(left) => Then::Left(left),
+            None => Then::Unknown,
         };
-        let text = format!("loss {:.4}  grad {:.2}  {:.0} tokens/s{left}", m.loss, m.grad_norm, m.tokens_per_second);
         if let Some(bar) = &self.bar {
             bar.set_position(m.step as u64);
-            bar.set_message(format!("  {text}"));
+            bar.set_message(match then {
+                Then::Left(left) => format!("  loss {:.4}  eta {}", m.loss, FormattedDuration(left)),
+                _ => format!("  loss {:.4}", m.loss),
+            });
         }
         if tell {
-            self.say(&format!("step {:>5}/{}  {text}", m.step, self.steps));
+            self.say(&step_line(m, self.steps, then, terminal::width()));
         }
     }
 
-    /// A line that stays, written whole. A run goes on when nobody reads it any more (`train ... 2>&1 | head`); `eprintln!` would
-    /// panic.
+    /// A line that stays.
     pub fn say(&self, line: &str) {
-        if self.silent {
-            return;
+        if self.says == Says::All || self.says == Says::Warnings && terminal::is_warning(line) {
+            self.above_the_bar(|| terminal::to_stderr(line));
         }
-        let print = || {
-            let line = shown(line, io::stderr().is_terminal());
-            let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
-        };
+    }
+
+    /// A box that stays.
+    pub fn show(&self, text: &str) {
+        if self.says == Says::All {
+            self.above_the_bar(|| terminal::box_to_stderr(text));
+        }
+    }
+
+    /// A line that stays, and that one need not read.
+    pub fn detail(&self, line: &str) {
+        if self.says == Says::All {
+            self.above_the_bar(|| terminal::detail_to_stderr(line));
+        }
+    }
+
+    fn above_the_bar(&self, print: impl FnOnce()) {
         match &self.bar {
             Some(bar) => bar.suspend(print),
             None => print(),
@@ -112,6 +189,20 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_says_how_far_it_is_and_what_is_left_of_it() {
+        let mut doing = Doing { since: Instant::now() - Duration::from_secs(31), ..Doing::new("in this step") };
+        assert_eq!(doing.so_far(), "31 s");
+        doing.share = Some(0.25);
+        assert_eq!(doing.so_far(), "31 s, 25%, 1 min 33 s left");
+        let progress = Progress::new(300, 0, Says::Warnings);
+        let watch = progress.watch(1, 4);
+        watch(3, 12);
+        assert_eq!(progress.doing.lock().unwrap().share, Some(0.25));
+        progress.doing("validating");
+        assert_eq!(progress.doing.lock().unwrap().share, None);
+    }
 
     #[test]
     fn the_time_left_counts_the_steps_of_this_process_only_and_is_not_told_before_it_is_known() {

@@ -10,8 +10,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// All that a rank tells of a run on the way: its log, `logs/rank-N.txt`, and from rank 0 what the user sees, `metrics.jsonl`, and
-/// TensorBoard's events in `tb/`, under torchtitan's tags where it has them.
+/// All that a rank tells of a run on the way: its log, `logs/rank-N.txt`, and from rank 0 what the user sees,
+/// `metrics.jsonl`, and TensorBoard's events in `tb/`, under torchtitan's tags where it has them.
 pub(crate) struct Recorder<'a> {
     log: Log,
     rank_0: Option<Rank0<'a>>,
@@ -28,6 +28,7 @@ struct Log {
 
 struct Rank0<'a> {
     progress: &'a Progress,
+    folder: RunFolder,
     metrics: (PathBuf, File),
     board: (PathBuf, EventWriter),
 }
@@ -58,14 +59,18 @@ impl<'a> Recorder<'a> {
 
     /// A line for the user, from rank 0, and for this rank's log.
     pub fn say(&mut self, line: &str) {
-        self.say_or_log(line, true);
-    }
-
-    fn say_or_log(&mut self, line: &str, say: bool) {
-        if let Some(rank_0) = self.rank_0.as_ref().filter(|_| say) {
+        if let Some(rank_0) = &self.rank_0 {
             rank_0.progress.say(line);
         }
         self.log(line);
+    }
+
+    /// Lines for this rank's log, and if `tell` from rank 0 for the user, who need not read them.
+    pub fn detail(&mut self, lines: &str, tell: bool) {
+        if let Some(rank_0) = self.rank_0.as_ref().filter(|_| tell) {
+            rank_0.progress.detail(lines);
+        }
+        self.log(lines);
     }
 
     /// A line of the log.
@@ -106,12 +111,17 @@ impl<'a> Recorder<'a> {
 
     /// A step that was not made, and why.
     pub fn skipped(&mut self, step: usize, why: &str) -> Result<(), TrainError> {
-        self.say(&format!("step {step}: skipped: {why}"));
+        self.say(&format!("warning: step {step}: skipped: {why}"));
         self.metrics(&EventMetrics { step, event: &format!("skipped: {why}") })
     }
 
     /// A training step; `tell`: to the user with a line that stays. `stopping`: none comes after it.
     pub fn step(&mut self, m: &StepMetrics, tell: bool, stopping: bool) -> Result<(), TrainError> {
+        let mended = self.rank_0.as_mut().map(|rank_0| rank_0.mend(m.step)).transpose()?.flatten();
+        if let Some(event) = mended {
+            self.say(&format!("warning: {event}"));
+            self.metrics(&EventMetrics { step: m.step, event: &event })?;
+        }
         if let Some(rank_0) = &self.rank_0 {
             rank_0.progress.step(m, tell, stopping);
         }
@@ -136,15 +146,22 @@ impl<'a> Recorder<'a> {
     }
 
     /// A validation.
-    pub fn validation(&mut self, step: usize, val_loss: f64) -> Result<(), TrainError> {
-        self.say(&format!("step {step}: validation loss {val_loss:.4} nats per token"));
-        self.metrics(&ValMetrics { step, val_loss })?;
-        self.scalars(step, &[("validation_metrics/loss", val_loss)])
+    pub fn validation(&mut self, m: &ValMetrics) -> Result<(), TrainError> {
+        let ValMetrics { step, val_loss, val_losses } = m;
+        let named: Vec<_> = val_losses.iter().map(|(name, loss)| format!("{name} {loss:.4}")).collect();
+        let of = if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) };
+        self.say(&format!("step {step}: validation loss {val_loss:.4} nats per token{of}"));
+        self.metrics(m)?;
+        let tags: Vec<_> = val_losses.keys().map(|name| format!("validation_metrics/loss/{name}")).collect();
+        let mut values = vec![("validation_metrics/loss", *val_loss)];
+        values.extend(tags.iter().map(String::as_str).zip(val_losses.values().copied()));
+        self.scalars(*step, &values)
     }
 
-    /// Memory and communication; `tell`: to the user too.
+    /// Memory and communication; `tell`: the memory to the user too.
     pub fn usage(&mut self, m: &UsageMetrics, tell: bool) -> Result<(), TrainError> {
-        self.say_or_log(&m.to_string(), tell);
+        self.detail(&m.memory_line(), tell);
+        m.traffic_line().iter().for_each(|line| self.log(line));
         self.metrics(m)?;
         let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
         let peak: usize = m.memory.values().map(|bytes| bytes.peak).sum();
@@ -155,13 +172,13 @@ impl<'a> Recorder<'a> {
 
     /// What a step took of the stages; `tell`: to the user too.
     pub fn stages(&mut self, m: &StageMetrics, tell: bool) -> Result<(), TrainError> {
-        self.say_or_log(&m.to_string(), tell);
+        self.detail(&m.to_string(), tell);
         self.metrics(m)
     }
 
     /// Where a step's tokens went; `tell`: to the user too.
     pub fn experts(&mut self, m: &ExpertMetrics, tell: bool) -> Result<(), TrainError> {
-        self.say_or_log(&m.to_string(), tell);
+        self.detail(&m.to_string(), tell);
         self.metrics(m)?;
         for layer in &m.experts {
             let tag = |name: &str| format!("moe/layer_{}/{name}", layer.layer);
@@ -207,7 +224,23 @@ impl<'a> Rank0<'a> {
             EventWriter::create(&board)
         };
         let writer = writer.map_err(failed(&board))?;
-        Ok(Self { progress, metrics: (metrics, file), board: (board, writer) })
+        let folder = RunFolder::at(folder.path());
+        Ok(Self { progress, folder, metrics: (metrics, file), board: (board, writer) })
+    }
+
+    /// Makes `metrics.jsonl` again where somebody has deleted it, and returns what there is to say of it: what is written to a
+    /// deleted file is lost.
+    fn mend(&mut self, step: usize) -> Result<Option<String>, TrainError> {
+        let (path, file) = &mut self.metrics;
+        match fs::symlink_metadata(&*path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            _ => return Ok(None),
+        }
+        if !self.folder.is_there() {
+            return Err(TrainError::FolderGone { path: self.folder.path().into(), step });
+        }
+        *file = append(path).map_err(|source| TrainError::Metrics { path: path.clone(), source })?;
+        Ok(Some(format!("{} was deleted while the run goes on: a new one begins with step {step}", path.display())))
     }
 }
 

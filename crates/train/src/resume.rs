@@ -5,19 +5,22 @@ mod partial;
 use crate::batch::Batch;
 use crate::config::{self, Config, DataConfig, Source};
 use crate::copies;
+use crate::data_mark;
 use crate::error::TrainError;
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::run_folder::{CONFIG, RUNS, RunFolder, config_in, run_of};
+use crate::terminal::shown;
 use crate::trained;
 use crate::units::parameters;
-use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Region};
+use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Lowest, Region, split_at};
 use data::{OpenOptions, Prepared, TokenizerSpec, Trained};
 use fsdp::{Fsdp, Part, PartValues, Unloaded};
 use model::Initial;
 use partial::{Partial, drawn};
 use std::cmp::Ordering;
 use std::fs;
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -32,7 +35,8 @@ pub(crate) struct Resume {
     /// The checkpoint's folder.
     pub path: PathBuf,
     pub index: Index,
-    /// Read by all ranks of this process, and then closed: files that stay open would keep their place on the disk when it is removed.
+    /// Read by all ranks of this process, and then closed: files that stay open would keep their place on the disk when
+    /// it is removed.
     checkpoint: Checkpoint,
     /// Whether all ranks are of this process.
     ranks_are_here: bool,
@@ -46,6 +50,8 @@ pub(crate) struct Resume {
     pub new_tokenizer: bool,
     /// The best validation so far, if the run still keeps its checkpoint, and validates on the same.
     pub best: Option<Best>,
+    /// The lowest validation loss so far, on the same, and how many validations ago it was.
+    pub lowest: Option<Lowest>,
     /// The steps of the best ones on other data, whose checkpoints the run keeps.
     pub kept: Vec<u64>,
     /// What the run has trained on, part by part.
@@ -81,10 +87,21 @@ impl Resume {
         };
         let mut kept: Vec<u64> = index.kept.iter().copied().filter(keeps).collect();
         let mut best = index.best.filter(|best| keeps(&best.step));
+        // Where nothing has counted them, they are counted from here on.
+        let mut lowest = index.lowest.or(index.best.map(|Best { step, val_loss }| Lowest { step, val_loss, since: 0 }));
         if partial.is_some() || !validates_on_the_same(&path, config) {
             kept.extend(best.take().map(|best| best.step));
+            lowest = None;
         }
-        let trained = trained::of(&path, &index)?;
+        // At its last step a run has ended anyway, and more steps may go on.
+        let has_ended_early = || config_in(&path).is_ok_and(|before| index.step < before.train.steps as u64);
+        if let (Some(Lowest { since, .. }), Some(patience)) = (lowest, config.train.patience)
+            && since >= patience as u64
+            && has_ended_early()
+        {
+            return Err(TrainError::OutOfPatience { path, step: index.step, since });
+        }
+        let trained = trained::of(&checkpoint)?;
         Ok(Self {
             path,
             index,
@@ -95,6 +112,7 @@ impl Resume {
             tokenizer,
             new_tokenizer,
             best,
+            lowest,
             kept,
             trained,
         })
@@ -121,7 +139,8 @@ impl Resume {
         if fsdp.all_reduce(&mine)? != mine.map(|value| value * world_size as f64) {
             return Err(TrainError::OtherCheckpoint { path: self.path.clone() });
         }
-        // A process compares the digest of every byte that it uses, once: its ranks share that work; a rank by itself does it as it reads.
+        // A process compares the digest of every byte that it uses, once: its ranks share that work; a rank by itself
+        // does it as it reads.
         if self.ranks_are_here {
             self.checkpoint.verify(rank, world_size)?;
             fsdp.all_reduce(&[0.0])?;
@@ -143,13 +162,14 @@ impl Resume {
         Ok(fsdp)
     }
 
-    /// Takes away what the run wrote after this checkpoint, in whose folder it goes on; its later checkpoints are set aside.
+    /// Takes away what the run wrote after this checkpoint, in whose folder it goes on; its later checkpoints are set
+    /// aside.
     pub fn take_over(&self, folder: &RunFolder, config: &Config, progress: &Progress) -> Result<(), TrainError> {
-        folder.go_on_after(self.step(), config)?;
+        // Before the metrics are cut: a later checkpoint that is still in place needs its own.
         for path in Folder::of_run(folder.path()).set_aside(self.index.step)? {
             progress.say(&format!("a checkpoint of later steps is now {}", path.display()));
         }
-        Ok(())
+        folder.go_on_after(self.step(), config)
     }
 }
 
@@ -183,10 +203,11 @@ fn tokenizer_names(checkpoint: &Checkpoint) -> impl Iterator<Item = &String> {
         .extra()
         .iter()
         .map(|file| &file.name)
-        .filter(|name| ![CONFIG, trained::FILE].contains(&name.as_str()))
+        .filter(|name| ![CONFIG, trained::FILE, data_mark::FILE].contains(&name.as_str()))
 }
 
-/// Whether a checkpoint has a tokenizer that can be opened; one of a run on tokens alone has none, and some of other programs cannot be.
+/// Whether a checkpoint has a tokenizer that can be opened; one of a run on tokens alone has none, and some of other
+/// programs cannot be.
 pub(crate) fn has_tokenizer(checkpoint: &Checkpoint) -> bool {
     let has = |file: &str| tokenizer_names(checkpoint).any(|name| name == file);
     has("tokenizer.json") || (has("vocab.json") && has("merges.txt"))
@@ -228,11 +249,12 @@ pub(crate) enum Start {
     From(PathBuf),
 }
 
-/// What `--resume WHICH` means: a folder `step-N`, the newest one of a run's folder, or by a word, [`LATEST`] or [`AUTO`], that of `out`,
-/// or else of the run in `runs/` that was last trained (of those of a preset, if one is given). `auto` begins anew where there is none.
-pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Result<Start, TrainError> {
+/// What `--resume WHICH` means: a folder `step-N`, the newest one of a run's folder, or by a word, [`LATEST`] or
+/// [`AUTO`], that of `out`, or else of the run in `runs/` that was last trained (of those of a preset, if one is
+/// given). `auto` passes over those that are not `whole`, and begins anew where there is none.
+pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>, whole: Whole) -> Result<Start, TrainError> {
     if !is_word(which) {
-        mend(run_of(which).unwrap_or(which));
+        mend(split_at(which).map(|(run, _)| run).or(run_of(which)).unwrap_or(which));
         return match is_run(which) && Folder::of_run(which).latest()?.is_none() {
             true => Err(TrainError::NoCheckpointYet { path: which.into() }),
             false => Ok(Start::From(Folder::find(which)?)),
@@ -257,15 +279,50 @@ pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>) -> Re
         return Err(TrainError::OtherModel { path: run, preset: preset.into() });
     }
     mend(&run);
-    match Folder::of_run(&run).latest()? {
+    let newest = if auto { newest_whole(&run, whole)? } else { Folder::of_run(&run).latest()? };
+    match newest {
         Some(checkpoint) => Ok(Start::From(checkpoint)),
         None if auto => Ok(Start::Anew { again_in: Some(run) }),
         None => Err(TrainError::NoCheckpointYet { path: run }),
     }
 }
 
-/// Makes whole what a process that was killed has left of a run's checkpoints, before the newest of them is looked for. Where another
-/// process has the run, that may be one of this start, which does the same; or it trains there, which is told later.
+/// How much of a checkpoint is read before it is taken for whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whole {
+    /// All of it.
+    EveryByte,
+    /// The index: of many processes each would read all, and what is read later is compared then.
+    Index,
+}
+
+/// The newest checkpoint that is as it was written; the user is told of each newer one that is not.
+///
+/// # Errors
+/// If there are checkpoints, and none is.
+fn newest_whole(run: &Path, whole: Whole) -> Result<Option<PathBuf>, TrainError> {
+    let mut damaged = None;
+    for (_, path) in Folder::of_run(run).list()?.into_iter().rev() {
+        let opened = Checkpoint::open(&path).and_then(|checkpoint| match whole {
+            Whole::EveryByte => checkpoint.verify_all(),
+            Whole::Index => Ok(()),
+        });
+        match opened {
+            Ok(()) => return Ok(Some(path)),
+            Err(error @ CheckpointError::OtherFormat { .. }) => return Err(error.into()),
+            Err(error) => {
+                let line = format!("warning: {} is damaged and is skipped: {error}", path.display());
+                let _ = writeln!(io::stderr(), "{}", shown(&line, io::stderr().is_terminal()));
+                damaged = damaged.or(Some(error));
+            }
+        }
+    }
+    damaged.map_or(Ok(None), |error| Err(error.into()))
+}
+
+/// Makes whole what a process that was killed has left of a run's checkpoints, before the newest of them is looked for.
+/// Another process that has the run is either one of this start, which does the same, or trains there, which is told
+/// later. Where nothing can be locked it might train unseen, so nothing is touched until the run goes on in place.
 fn mend(run: &Path) {
     let folder = Folder::of_run(run);
     for _ in 0..MENDING_LOOKS {
@@ -274,6 +331,7 @@ fn mend(run: &Path) {
         }
         match RunFolder::reopen(run) {
             Err(TrainError::RunInUse { .. }) => thread::sleep(MENDING_LOOK),
+            Ok(folder) if folder.warning().is_some() => return,
             Ok(_locked) => return drop(folder.mend(&copies::are_same)), // what is wrong is told where the folder is needed
             Err(_) => return,
         }
@@ -328,5 +386,7 @@ fn read(checkpoint: &Checkpoint, wanted: &Part) -> Result<PartValues, Checkpoint
     } else {
         None
     };
-    Ok(PartValues { param: kind(Kind::Param)?, moments })
+    let param = kind(Kind::Param)?;
+    CheckpointError::expect_finite(&param, checkpoint.path(), &wanted.name)?;
+    Ok(PartValues { param, moments })
 }

@@ -2,17 +2,23 @@ use crate::allocator::count_for;
 use crate::batch::check_documents;
 use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
 use crate::copies;
+use crate::data_mark;
 use crate::device::Devices;
+use crate::dry_run::{self, Scratch};
+use crate::epochs;
 use crate::error::TrainError;
 use crate::launch::Launch;
-use crate::memory_check;
+use crate::memory_check::{self, Estimate};
+use crate::overview;
 use crate::place::Place;
-use crate::progress::Progress;
+use crate::progress::{Progress, Says};
 use crate::resume::{self, Resume};
-use crate::run_folder::RunFolder;
+use crate::run_folder::{RunFolder, config_in};
 use crate::trainer::{self, Job, Outcome};
 use crate::units::parameter_count;
-use crate::words::{count, human, human_count};
+use crate::validation;
+use crate::vocabulary;
+use crate::words::{count, human_count};
 use checkpoint::{Checkpoint, Folder, Index};
 use comm::RankFailure;
 use data::{Buckets, Windows};
@@ -36,9 +42,15 @@ pub(crate) fn train_launched(
 ) -> Result<Outcome, TrainError> {
     config.validate()?;
     let checkpoint = place.resume.as_deref().map(Checkpoint::open).transpose()?;
-    checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, config.train.steps))?;
-    if let (true, Some(run)) = (place.again, &place.out) {
-        RunFolder::at(run).expect_unfinished(config.train.steps)?;
+    let expect_unfinished = |checkpoint: Option<&Checkpoint>, steps: usize| {
+        checkpoint.iter().try_for_each(|checkpoint| resume::expect_unfinished(checkpoint, steps))?;
+        let again = place.out.as_ref().filter(|_| place.again);
+        again.iter().try_for_each(|run| RunFolder::at(run).expect_unfinished(steps))
+    };
+    // Of epochs the data says how many steps they are.
+    let in_steps = config.train.epochs.is_none();
+    if in_steps {
+        expect_unfinished(checkpoint.as_ref(), config.train.steps)?;
     }
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
@@ -55,37 +67,60 @@ pub(crate) fn train_launched(
         Ok::<_, TrainError>(scarce)
     };
     // Where the size is known, before a large text is made tokens.
-    let known = config.model.vocab_size() > 0;
+    let has_vocabulary = config.model.vocab_size() > 0;
+    let known = has_vocabulary && in_steps;
     let scarce = if known { check(&config)? } else { None };
-    let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0()));
-    let prepared = match checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
-        Some(checkpoint) => resume::open_data(checkpoint, source, options)?,
+    let (source, options) = (&config.data.source, config.data.options(launch.has_rank_0() && !place.quiet));
+    let mut prepared = match checkpoint.as_ref().filter(|_| !place.new_tokenizer) {
+        Some(checkpoint) => resume::open_data(checkpoint, source, options.clone())?,
         None => data::open(source, &options)?,
     };
+    let validation = validation::open(&config.data, &mut prepared, &options, config.train.seq_len)?;
     let dataset = Arc::new(prepared.dataset.clone());
     dataset.check(config.train.seq_len)?;
-    set_vocabulary(&mut config, prepared.vocab_size())?;
-    check_documents(&config, &prepared)?;
-    let scarce = if known { scarce } else { check(&config)? };
-    config.data = config.data.with_absolute_paths();
-    let resume = checkpoint.map(|checkpoint| Resume::new(checkpoint, place, &config, launch.processes().is_none()));
-    let resume = resume.transpose()?;
-    let buckets = match (&config.data.buckets, prepared.end_of_text()) {
-        (Some(lengths), Some(end)) => Some(Arc::new(Buckets::new(&dataset, lengths, end, launch.has_rank_0())?)),
+    let of_tokens = match prepared.vocab_size() {
+        None if !has_vocabulary => vocabulary::of_tokens(&dataset, launch.has_rank_0())?,
         _ => None,
     };
+    set_vocabulary(&mut config, prepared.vocab_size().or(of_tokens.as_ref().map(|(size, _)| *size)))?;
+    check_documents(&config, &prepared)?;
+    let buckets = match (&config.data.buckets, prepared.end_of_text()) {
+        (Some(lengths), Some(end)) => {
+            Some(Arc::new(Buckets::new(&dataset, lengths, end, launch.has_rank_0() && !place.quiet)?))
+        }
+        _ => None,
+    };
+    if !in_steps {
+        epochs::set_steps(&mut config, &dataset, buckets.as_deref(), checkpoint.as_ref().map(Checkpoint::index))?;
+        expect_unfinished(checkpoint.as_ref(), config.train.steps)?;
+    }
+    let scarce = if known { scarce } else { check(&config)? };
+    config.data = config.data.with_absolute_paths();
+    let change = |checkpoint: &Checkpoint| data_mark::change(checkpoint, &config.data.source, &prepared);
+    let changed = checkpoint.as_ref().map(change).transpose()?.flatten();
+    let scratch = place.dry_run.then(|| Scratch::new(launch, place)).transpose()?;
+    let meant = place;
+    let place = &scratch.as_ref().map_or_else(|| place.clone(), |scratch| scratch.instead_of(place));
+    let resume = checkpoint.map(|checkpoint| Resume::new(checkpoint, place, &config, launch.processes().is_none()));
+    let resume = resume.transpose()?;
     let trained = resume.as_ref().map_or(&[][..], |resume| &resume.trained);
     let windows = || Arc::new(Windows::new(&dataset, trained, config.train.seed, config.train.seq_len));
     let windows = buckets.is_none().then(windows);
     let folder = launch.has_rank_0().then(|| place.folder(&config)).transpose()?;
 
     let done = resume.as_ref().map_or(0, Resume::step);
-    let progress = if launch.has_rank_0() { Progress::new(config.train.steps, done) } else { Progress::silent() };
+    let says = match launch.has_rank_0() {
+        true if place.quiet => Says::Warnings,
+        true => Says::All,
+        false => Says::Nothing,
+    };
+    let progress = Progress::new(config.train.steps, done, says);
     let count = if launch.processes().is_some() { config.parallel.gpus } else { devices.distinct };
     let stop = stop();
     let job = Arc::new(Job {
         config,
         dataset,
+        validation,
         windows,
         buckets,
         data: prepared,
@@ -93,13 +128,18 @@ pub(crate) fn train_launched(
         resume,
         progress,
         devices: count,
+        dry_run: place.dry_run,
         stop,
     });
-    say_what_begins(&job, &devices);
-    scarce.iter().for_each(|line| job.progress.say(line));
+    let memory = Estimate::new(&job.config, launch, &devices);
+    say_what_begins(&job, &devices, &memory);
+    of_tokens.iter().for_each(|(_, line)| job.progress.say(line));
+    changed.iter().for_each(|line| job.progress.say(line));
+    scarce.iter().for_each(|line| job.progress.say(&format!("warning: {line}")));
     let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());
     let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
-        // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and sleep meanwhile.
+        // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and
+        // sleep meanwhile.
         let counter: &'static AtomicIsize = Box::leak(Box::default()); // as long as its threads, of which nobody knows the end
         let pool =
             rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| count_for(counter)).build();
@@ -107,9 +147,11 @@ pub(crate) fn train_launched(
         pool.install(|| trainer::run(&of_ranks, comm))
     });
     job.progress.finish();
-    // What the ranks have written of a checkpoint in vain is not to keep a disk full; one that is stuck may be so because of the disk.
+    // What the ranks have written of a checkpoint in vain is not to keep a disk full. One that is stuck may be so
+    // because of the disk; and ranks in other processes may still be writing: then the next start cleans up.
     if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
         && !matches!(failure, RankFailure::Stuck { .. })
+        && launch.processes().is_none()
     {
         let completed = Folder::of_run(folder.path()).clean(&copies::are_same).unwrap_or_default(); // or else the next start does it
         completed
@@ -121,33 +163,28 @@ pub(crate) fn train_launched(
         RankFailure::Failed { source, .. } if job.config.parallel.gpus == 1 => source,
         failure => TrainError::Rank(Box::new(failure)),
     })?;
-    Ok(outcomes.into_iter().next().expect("there is a rank"))
+    let outcome = outcomes.into_iter().next().expect("there is a rank");
+    if place.dry_run && launch.has_rank_0() {
+        dry_run::tell(&job, meant, &memory, &outcome);
+    }
+    Ok(outcome)
 }
 
 /// The lines above the first step.
-fn say_what_begins(job: &Job, devices: &Devices) {
-    let Job { config, dataset, data, progress, .. } = job;
-    let parameters = parameter_count(config);
-    progress.say(&format!(
-        "{}: {} parameters, {} tokens of {} ({} for validation), {} tokens in the vocabulary",
-        config.describe_model(),
-        human(parameters),
-        human((dataset.train_tokens() + dataset.val_tokens()) as usize),
-        data.name,
-        human(dataset.val_tokens() as usize),
-        config.model.vocab_size(),
-    ));
+fn say_what_begins(job: &Job, devices: &Devices, memory: &Estimate) {
+    let Job { config, data, progress, .. } = job;
+    overview::say(job, devices, memory);
     config.describe_adaptive().iter().for_each(|line| progress.say(line));
     say_documents(job);
     let ParallelConfig { pp, schedule, .. } = &config.parallel;
     if *pp > 1 {
         let (micro_batches, sequences) = (config.micro_batches(), config.micro_batch_size());
         let (name, batches) = (schedule.name(), count(micro_batches, "micro-batch"));
-        progress.say(&format!("{pp} stages ({name}), {batches} of {} a step and rank", count(sequences, "sequence")));
+        progress.say(&format!("{pp} stages ({name}), {batches} of {} per step and rank", count(sequences, "sequence")));
     }
     config.describe_padding().iter().for_each(|line| progress.say(line));
     config.describe_replicas().iter().for_each(|line| progress.say(line));
-    devices.tell().into_iter().for_each(|line| progress.say(&line));
+    devices.note().iter().for_each(|line| progress.say(line));
     if let (Some(tokens), size) = (data.vocab_size(), config.model.vocab_size())
         && tokens < size / 4
     {
@@ -162,19 +199,30 @@ fn say_what_begins(job: &Job, devices: &Devices) {
     {
         let (path, ranks) = (path.display(), count(*world_size, "rank"));
         progress.say(&format!("going on after step {step} from {path}, of {ranks} with {strategy}"));
+        say_changes(job);
         partial.iter().flat_map(|partial| partial.lines(false)).for_each(|line| progress.say(&line));
         if *new_tokenizer {
             progress.say("warning: data.tokenizer is given anew: tokens no longer mean what the model has learned, unless it is the same");
         }
     }
     if let Some(folder) = &job.folder {
-        progress.say(&format!("writing {}", folder.path().display()));
         folder.warning().iter().for_each(|warning| progress.say(&format!("warning: {warning}")));
     }
-    if parameters >= LARGE {
+    if parameter_count(config) >= LARGE {
         let what = if job.resume.is_some() { "reading" } else { "making" };
         progress.say(&format!("{what} the parameters on {}", count(config.parallel.gpus, "rank")));
     }
+}
+
+/// What the configuration has otherwise than that of the checkpoint which the run goes on from.
+fn say_changes(job: &Job) {
+    let Some(Resume { index, path, .. }) = &job.resume else { return };
+    let Ok(before) = config_in(path) else { return };
+    let changes = job.config.changes_since(&before, index.step as usize);
+    if !changes.is_empty() {
+        job.progress.say("with another configuration than the checkpoint's:");
+    }
+    changes.iter().for_each(|line| job.progress.say(&format!("  {line}")));
 }
 
 /// The rows of each length, where documents are packed, and how they are trained on.
@@ -228,7 +276,7 @@ pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Resu
                 ModelConfig::Gpt2(shape) => shape.vocab_size = tokens,
                 ModelConfig::DeepSeek(shape) => shape.vocab_size = tokens,
             }
-            config.validate_vocabulary()
+            config.validate_parallel()
         }
         _ => Ok(()),
     }

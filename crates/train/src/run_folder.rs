@@ -2,9 +2,9 @@
 
 use crate::config::{Config, ConfigError, Source};
 use crate::error::TrainError;
-use crate::whole_file::{open_own, write_whole};
+use crate::whole_file::{open_own, read_regular, write_whole};
 use burn::tensor::{DType, Int, Tensor, TensorData};
-use checkpoint::CheckpointError;
+use checkpoint::{CheckpointError, Folder};
 use comm::Communicator;
 use fsdp::FsdpError;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -20,7 +20,8 @@ pub(crate) const RUNS: &str = "runs";
 /// Locked by the process that trains in the folder; the file itself means nothing.
 const LOCK: &str = ".lock";
 
-/// The folder of a run, and the names of what the trainer writes there; those of checkpoints the crate `checkpoint` knows.
+/// The folder of a run, and the names of what the trainer writes there; those of checkpoints the crate `checkpoint`
+/// knows.
 #[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
@@ -39,7 +40,8 @@ enum Lock {
 }
 
 impl RunFolder {
-    /// Makes the folder and writes the resolved configuration into it. Without `out` it is the first free `runs/NAME-NNN`.
+    /// Makes the folder and writes the resolved configuration into it. Without `out` it is the first free
+    /// `runs/NAME-NNN`.
     ///
     /// # Errors
     /// If the folder cannot be written, or holds a run already.
@@ -49,24 +51,37 @@ impl RunFolder {
             None => free_folder(Path::new(RUNS), name)?,
         };
         let unwritable = |source| TrainError::RunFolder { path: path.clone(), source };
+        if out.is_some() {
+            Self::expect_new(&path)?;
+        }
         fs::create_dir_all(&path).map_err(unwritable)?;
         let mut folder = Self::at(&path);
-        if out.is_some() && !folder.metrics().exists() && !is_empty(&path) {
-            return Err(TrainError::FolderInUse { path });
-        }
         // Whoever makes this file has the folder, even when several runs start at the same time.
         match File::create_new(folder.metrics()) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if path.join(LOCK).exists() {
-                    lock(&path)?; // another process may train there
-                }
-                return Err(TrainError::RunExists { path });
-            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(Self::exists(&path)?),
             file => file.map_err(unwritable)?,
         };
         write_whole(&path.join(CONFIG), |file| fs::write(file, config.to_yaml())).map_err(unwritable)?;
         folder.lock = lock(&path)?;
         Ok(folder)
+    }
+
+    /// Refuses a folder that holds a run already, or anything else.
+    pub fn expect_new(path: &Path) -> Result<(), TrainError> {
+        match Self::at(path).metrics().exists() {
+            true => Err(Self::exists(path)?),
+            false if path.exists() && !is_empty(path) => Err(TrainError::FolderInUse { path: path.into() }),
+            false => Ok(()),
+        }
+    }
+
+    /// What is wrong where a run is there already.
+    fn exists(path: &Path) -> Result<TrainError, TrainError> {
+        if path.join(LOCK).exists() {
+            lock(path)?; // another process may train there
+        }
+        let has_checkpoint = Folder::of_run(path).latest()?.is_some();
+        Ok(TrainError::RunExists { path: path.into(), has_checkpoint })
     }
 
     /// Opens the folder of a run that is to go on.
@@ -92,10 +107,11 @@ impl RunFolder {
         ))
     }
 
-    /// Makes the folder that of a run which goes on after `step` steps: the metrics of later ones, and half a line, are taken away.
+    /// Makes the folder that of a run which goes on after `step` steps: the metrics of later ones, and half a line, are
+    /// taken away.
     pub fn go_on_after(&self, step: usize, config: &Config) -> Result<(), TrainError> {
         let unwritable = |source| TrainError::RunFolder { path: self.path.clone(), source };
-        let bytes = match fs::read(self.metrics()) {
+        let bytes = match read_regular(&self.metrics()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => vec![],
             bytes => bytes.map_err(unwritable)?,
         };
@@ -114,7 +130,7 @@ impl RunFolder {
         if config_in(&self.path).is_ok_and(|config| config.checkpoint.keep > 0) {
             return Ok(()); // it ended before its last one was written
         }
-        let text = fs::read_to_string(self.metrics()).unwrap_or_default();
+        let text = String::from_utf8(read_regular(&self.metrics()).unwrap_or_default()).unwrap_or_default();
         let last = text.lines().rev().find_map(|line| {
             let line = serde_json::from_str::<serde_json::Value>(line).ok()?;
             line.get("loss").and(line["step"].as_u64()) // null where it was not finite
@@ -163,6 +179,12 @@ impl RunFolder {
         &self.path
     }
 
+    /// Whether the folder that [`create`](Self::create) or [`reopen`](Self::reopen) has opened is still there. It holds the
+    /// lock file, which a new folder of the same name does not.
+    pub fn is_there(&self) -> bool {
+        self.path.join(LOCK).exists()
+    }
+
     /// `metrics.jsonl`: one JSON object a line.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
@@ -202,7 +224,12 @@ fn lock_with(folder: &Path, try_lock: impl Fn(&File) -> Result<(), TryLockError>
 
 /// The configuration that a run's folder, or a checkpoint, has.
 pub(crate) fn config_in(folder: &Path) -> Result<Config, ConfigError> {
-    Config::load(Source::File(&folder.join(CONFIG)), &[])
+    let path = folder.join(CONFIG);
+    if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+        let error = io::Error::other("it is no regular file; remove it");
+        return Err(ConfigError::Read { file: path, role: String::new(), error });
+    }
+    Config::load(Source::File(&path), &[])
 }
 
 /// Whether a path is a folder with nothing in it.
@@ -223,10 +250,9 @@ fn free_folder(runs: &Path, name: &str) -> Result<PathBuf, TrainError> {
     made.expect("numbers do not run out")
 }
 
-/// The run that a checkpoint `RUN/checkpoints/step-N` belongs to.
+/// The run that `RUN/checkpoints/step-N`, or `RUN/checkpoints`, belongs to.
 pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
-    let folder = checkpoint.parent()?;
-    let run = (folder.file_name()? == "checkpoints").then(|| folder.parent())??;
+    let run = checkpoint.ancestors().take(2).find(|folder| folder.ends_with("checkpoints"))?.parent()?;
     Some(if run == Path::new("") { Path::new(".") } else { run })
 }
 

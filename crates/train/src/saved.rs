@@ -4,10 +4,10 @@ use crate::config::Config;
 use crate::error::TrainError;
 use crate::memory_check;
 use crate::resume;
-use crate::run_folder::{RUNS, config_in};
+use crate::run_folder::{CONFIG, RUNS, config_in, run_of};
 use crate::units::Whole;
 use burn::tensor::Device;
-use checkpoint::{Checkpoint, CheckpointError, Folder, Kind};
+use checkpoint::{Checkpoint, CheckpointError, Folder, Kind, run_of_unknown, split_at};
 use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec};
 use model::fill;
 use std::path::{Path, PathBuf};
@@ -40,10 +40,11 @@ pub enum SavedError {
     Characters,
 }
 
-/// The checkpoint at `path`: the newest of a run's folder, or a folder `step-N`.
+/// The checkpoint at `path`: the newest of a run's folder, `RUN@best`, `RUN@12`, or a folder `step-N`.
 pub(crate) fn find(path: &Path) -> Result<PathBuf, SavedError> {
-    if !path.is_dir() {
-        let among_runs = Path::new(RUNS).join(path);
+    let run = split_at(path).map(|(run, _)| run).or(run_of_unknown(path)).or(run_of(path)).unwrap_or(path);
+    if !path.is_dir() && !run.is_dir() {
+        let (path, among_runs) = (run, Path::new(RUNS).join(run));
         let hint = match among_runs.is_dir() {
             true => format!("did you mean {}?", among_runs.display()),
             false => format!("give a run's folder ({RUNS}/ has those without --out), or one of its checkpoints"),
@@ -64,6 +65,7 @@ impl Saved {
 
     fn read(path: &Path) -> Result<Self, TrainError> {
         let checkpoint = Checkpoint::open(path)?;
+        checkpoint.read_file(CONFIG)?; // it is the one that was written
         let config = config_in(checkpoint.path())?;
         config.validate()?;
         checkpoint.expect(&crate::units::parameters(&config))?;
@@ -72,10 +74,20 @@ impl Saved {
     }
 
     /// The whole of a parameter, by its path in the model.
+    ///
+    /// # Errors
+    /// If it has a value that is not finite: such a model is of no use, and older versions of Kiln have saved some.
     pub fn parameter(&self, path: &str) -> Result<Vec<f32>, CheckpointError> {
         let parameter = self.checkpoint.index().parameters.iter().find(|parameter| parameter.name == path);
         let len = parameter.and_then(checkpoint::Parameter::len).unwrap_or_default();
-        self.checkpoint.read(path, Kind::Param, 0..len)
+        let values = self.checkpoint.read(path, Kind::Param, 0..len)?;
+        CheckpointError::expect_finite(&values, self.checkpoint.path(), path)?;
+        Ok(values)
+    }
+
+    /// [`parameter`](Self::parameter)s that are all finite, before anything is written of them.
+    pub fn expect_finite(&self) -> Result<(), CheckpointError> {
+        self.checkpoint.index().parameters.iter().try_for_each(|of| self.parameter(&of.name).map(drop))
     }
 
     /// The model with its trained parameters.
@@ -91,7 +103,8 @@ impl Saved {
     /// The tokenizer it was trained with; where it has none, the one that is `given`.
     ///
     /// # Errors
-    /// If it has none and none is given, or if the one that is given is another than its own, or has tokens that the model has not.
+    /// If it has none and none is given, or if the one that is given is another than its own, or has tokens that the
+    /// model has not.
     pub fn tokenizer(&self, given: Option<&TokenizerSpec>) -> Result<Tokenizer, SavedError> {
         let path = self.checkpoint.path();
         let own = resume::has_tokenizer(&self.checkpoint).then(|| Tokenizer::open(path)).transpose();

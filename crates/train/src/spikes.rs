@@ -12,8 +12,8 @@ const ENOUGH: usize = 20;
 pub(crate) struct Recent(VecDeque<f64>);
 
 impl Recent {
-    /// How many standard deviations `value` is above the mean of the last values; none while there are few of them, or they are all
-    /// the same. It is then one of them itself, if it is finite.
+    /// How many standard deviations `value` is above the mean of the last values; none while there are few of them, or
+    /// they are all the same. It is then one of them itself, if it is finite.
     pub fn z_score(&mut self, value: f64) -> Option<f64> {
         let count = self.0.len() as f64;
         let mean = self.0.iter().sum::<f64>() / count;

@@ -1,9 +1,108 @@
-//! What comes from files and models, on a terminal: it may hold sequences that the terminal obeys, and type into its title or clipboard.
+//! What a terminal is shown: colours where they are wanted, lines that fit its width, and of what comes from files and
+//! models nothing that it obeys: that may hold sequences that type into its title or clipboard.
 
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Style};
+use clap::builder::styling::Styles;
 use std::borrow::Cow;
+use std::env;
+use std::io::{self, IsTerminal, Write};
+use terminal_size::{Width, terminal_size, terminal_size_of};
 
-/// `text` as it is shown where `terminal` says that a terminal shows it: control characters, but for line ends and tabs, as escapes.
-/// Elsewhere it is as it is.
+/// Of `warning:`.
+const WARNING: Style = AnsiColor::Yellow.on_default().bold();
+/// Of `error:`.
+const ERROR: Style = AnsiColor::Red.on_default().bold();
+/// Of what one need not read.
+const DETAIL: Style = Style::new().dimmed();
+/// Of names and headings.
+const HEADING: Style = Style::new().bold();
+
+/// Columns of help at most.
+pub(crate) const HELP_WIDTH: usize = 100;
+
+/// Those of `--help` and of wrong arguments.
+pub(crate) const HELP: Styles = Styles::styled()
+    .header(HEADING)
+    .usage(HEADING)
+    .literal(AnsiColor::Cyan.on_default())
+    .placeholder(DETAIL)
+    .error(ERROR)
+    .valid(AnsiColor::Green.on_default())
+    .invalid(AnsiColor::Yellow.on_default());
+
+/// Whether stderr is coloured: if it is a terminal, unless `NO_COLOR` is set or `TERM` is `dumb`; and with
+/// `CLICOLOR_FORCE` wherever it goes.
+pub(crate) fn has_colors() -> bool {
+    AutoStream::choice(&io::stderr()) != ColorChoice::Never
+}
+
+/// Columns of the terminal that stderr goes to.
+pub(crate) fn width() -> Option<usize> {
+    terminal_size_of(io::stderr()).map(|(Width(columns), _)| usize::from(columns)).filter(|columns| *columns > 0)
+}
+
+/// Columns that help is wrapped at, as clap finds them.
+pub(crate) fn help_width() -> usize {
+    let columns = terminal_size().map(|(Width(columns), _)| usize::from(columns));
+    let set = || env::var("COLUMNS").ok()?.parse().ok();
+    columns.or_else(set).unwrap_or(HELP_WIDTH).min(HELP_WIDTH)
+}
+
+/// Writes lines to stderr, whole. Nobody may read it any more (`train ... 2>&1 | head`), on which `eprintln!` would
+/// panic.
+pub(crate) fn to_stderr(text: &str) {
+    let text = shown(text, io::stderr().is_terminal());
+    let text = if has_colors() { marked(&text) } else { text };
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+/// The same of what one need not read.
+pub(crate) fn detail_to_stderr(text: &str) {
+    let text = shown(text, io::stderr().is_terminal());
+    let text = if has_colors() { painted(&text, DETAIL) } else { text.into() };
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+/// The same of a box, whose frame is not to be looked at.
+pub(crate) fn box_to_stderr(text: &str) {
+    let text = shown(text, io::stderr().is_terminal());
+    let text = if has_colors() { framed(&text).into() } else { text };
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
+/// Whether a line is to be seen also where little is: `warning: ...`.
+pub(crate) fn is_warning(line: &str) -> bool {
+    line.starts_with("warning: ")
+}
+
+/// A line with the word that says how bad it is in colour.
+fn marked(line: &str) -> Cow<'_, str> {
+    let marks = [("warning:", WARNING), ("error:", ERROR)];
+    let found = marks.iter().find_map(|(mark, style)| Some((mark, style, line.strip_prefix(mark)?)));
+    found.map_or(line.into(), |(mark, style, rest)| (painted(mark, *style) + rest).into())
+}
+
+/// A box with a faint frame and bold names, which two spaces end.
+fn framed(text: &str) -> String {
+    let edge = painted("│", DETAIL);
+    let line = |line: &str| {
+        let Some(row) = line.strip_prefix('│').and_then(|line| line.strip_suffix('│')) else {
+            return painted(line, DETAIL);
+        };
+        let named = row.strip_prefix(' ').filter(|row| !row.starts_with(' ')).and_then(|row| row.split_once("  "));
+        let row = named.map_or(row.into(), |(name, rest)| format!(" {}  {rest}", painted(name, HEADING)));
+        format!("{edge}{row}{edge}")
+    };
+    text.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn painted(text: &str, style: Style) -> String {
+    format!("{style}{text}{style:#}")
+}
+
+/// `text` as it is shown where `terminal` says that a terminal shows it: control characters, but for line ends and
+/// tabs, as escapes. Elsewhere it is as it is.
 pub(crate) fn shown(text: &str, terminal: bool) -> Cow<'_, str> {
     let obeyed = |c: char| c.is_control() && !"\n\t".contains(c);
     if !terminal || !text.contains(obeyed) {
@@ -27,5 +126,22 @@ mod tests {
         assert_eq!(shown(text, true), expected);
         assert_eq!(shown(text, false), text);
         assert!(matches!(shown("plain\n", true), Cow::Borrowed("plain\n")));
+    }
+
+    #[test]
+    fn the_frame_of_a_box_is_faint_and_its_names_are_bold() {
+        let (bold, faint, end) = ("\u{1b}[1m", "\u{1b}[2m", "\u{1b}[0m");
+        let expected = format!(
+            "{faint}╭─────╮{end}\n{faint}│{end} {bold}a{end}  b {faint}│{end}\n{faint}│{end}    c {faint}│{end}\n{faint}╰─────╯{end}"
+        );
+        assert_eq!(framed("╭─────╮\n│ a  b │\n│    c │\n╰─────╯"), expected);
+    }
+
+    #[test]
+    fn of_a_warning_and_an_error_the_first_word_is_coloured_and_nothing_of_other_lines() {
+        assert_eq!(marked("warning: it is late"), "\u{1b}[1m\u{1b}[33mwarning:\u{1b}[0m it is late");
+        assert_eq!(marked("error: rank 1: lost"), "\u{1b}[1m\u{1b}[31merror:\u{1b}[0m rank 1: lost");
+        assert!(matches!(marked("no error: here"), Cow::Borrowed("no error: here")));
+        assert!(is_warning("warning: it is late") && !is_warning("no warning: here"));
     }
 }

@@ -1,13 +1,15 @@
 //! What one rank does in a run.
 
+mod pace;
 mod sampling;
+mod saving;
 mod telling;
 mod validating;
 
 use crate::allocator::allocated;
 use crate::batch::{Batch, BatchMaker, RowCounts};
 use crate::batches::{Batches, Rows};
-use crate::config::{CheckpointConfig, Config, OnNonFinite};
+use crate::config::{Config, OnNonFinite, TrainConfig};
 use crate::device;
 use crate::error::TrainError;
 use crate::expert_loads::ExpertLoads;
@@ -16,21 +18,24 @@ use crate::learning_rate::learning_rate;
 use crate::progress::Progress;
 use crate::recorder::Recorder;
 use crate::resume::Resume;
-use crate::run_folder::{CONFIG, RunFolder};
+use crate::run_folder::RunFolder;
 use crate::saver::Saver;
 use crate::spikes::Recent;
-use crate::trained;
 use crate::units::{Parts, initial, parallel, units};
+use crate::validation::ValidationSet;
+use crate::words::count;
 use burn::tensor::Device;
-use checkpoint::{Best, Folder, Index};
+use checkpoint::{Best, Lowest};
 use comm::Communicator;
-use data::{Buckets, Dataset, Loader, Prepared, Tokenizer, Windows};
+use data::{Buckets, Dataset, Loader, Prepared, Windows};
 use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
 use model::RunPlace;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+pub use pace::Pace;
 
 /// A rank's part of a step.
 struct Next {
@@ -47,6 +52,8 @@ struct Next {
 pub(crate) struct Job {
     pub config: Config,
     pub dataset: Arc<Dataset>,
+    /// What of it validates, one set after another.
+    pub validation: Vec<ValidationSet>,
     /// Its documents, where they are packed into rows of several lengths.
     pub buckets: Option<Arc<Buckets>>,
     /// The sequences that are left to train on, where there are no buckets.
@@ -60,8 +67,13 @@ pub(crate) struct Job {
     pub progress: Progress,
     /// Devices of all ranks, each counted once.
     pub devices: usize,
+    /// Whether it ends after [`MEASURED`] steps, of which nothing is kept.
+    pub dry_run: bool,
     pub stop: Arc<AtomicBool>,
 }
+
+/// Steps of a dry run.
+pub(crate) const MEASURED: usize = 3;
 
 /// What a run came to.
 #[derive(Debug, Clone)]
@@ -78,13 +90,20 @@ pub struct Outcome {
     pub best: Option<(usize, f64)>,
     /// Generated text.
     pub sample: Option<String>,
+    /// Words of the data to begin a text with, if the tokenizer is known.
+    pub prompt: Option<String>,
+    /// Whether there is a checkpoint to go on from.
+    pub is_saved: bool,
+    /// What this process's steps took.
+    pub pace: Pace,
 }
 
 /// Trains, validates and samples; every rank returns the same, but for the sample, which rank 0 makes.
 pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> {
     let mut trainer = Trainer::new(job, comm.clone())?;
     trainer.say_placement();
-    // The other ranks learn of a failure before this one drops the trainer, which waits for a checkpoint that is being written.
+    // The other ranks learn of a failure before this one drops the trainer, which waits for a checkpoint that is being
+    // written.
     let outcome = comm.abort_on_failure(|| train(&mut trainer));
     if let Err(error) = &outcome {
         trainer.recorder.warn(&format!("failed: {error}"));
@@ -98,38 +117,55 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
     let steps = job.config.train.steps;
     let first = job.resume.as_ref().map_or(0, Resume::step);
     let mut val_loss = job.resume.as_ref().and_then(|resume| resume.index.val_loss);
+    let mut end = steps;
     for step in first..steps {
         let (done, every) = (step + 1, |steps: usize| steps > 0 && (step + 1).is_multiple_of(steps));
         let tell = step == first || done == steps;
         let report = tell || every(job.config.metrics.every);
         trainer.loads.begin(report);
         let loss = trainer.train_step(step, report)?;
+        if job.dry_run {
+            if done == steps || done == first + MEASURED || trainer.stop {
+                return Ok(trainer.outcome(done, trainer.stop, None, None));
+            }
+            continue;
+        }
         if report {
             trainer.report(done, tell)?;
         }
-        let mut is_best = false;
+        let (mut is_best, mut ends_early) = (false, false);
         if (done == steps || every(job.config.train.val_every))
             && let Some(loss) = trainer.validate(done)?
         {
             val_loss = Some(loss);
             is_best = trainer.is_best(done, loss);
+            ends_early = trainer.is_out_of_patience(done, loss)?;
         }
         let saved = trainer.saver.completed()?;
         trainer.tell_saved(saved)?;
         let stop = trainer.stop;
-        if done == steps || stop || is_best || every(job.config.checkpoint.every) {
+        let is_over = ends_early || done == steps;
+        if is_over || stop || is_best || trainer.is_due(done) {
             trainer.save(done, loss, val_loss)?;
         }
-        if stop {
+        // One that has run out of patience has ended, whatever it was asked meanwhile.
+        if stop && !ends_early {
             trainer.finish_saving()?;
             trainer.tell_pruned(true);
             return Ok(trainer.outcome(done, true, val_loss, None));
         }
+        if is_over {
+            end = done;
+            break;
+        }
+        if every(job.config.train.sample_every) {
+            trainer.tell_sample(done)?;
+        }
     }
     trainer.finish_saving()?;
-    let sample = trainer.sample(steps)?;
+    let sample = trainer.sample(end)?;
     trainer.tell_pruned(true);
-    Ok(trainer.outcome(steps, false, val_loss, sample))
+    Ok(trainer.outcome(end, false, val_loss, sample))
 }
 
 struct Trainer<'a> {
@@ -145,11 +181,17 @@ struct Trainer<'a> {
     load_sums: Vec<f64>,
     /// Whether a rank was asked to stop, as all ranks know.
     stop: bool,
+    /// Steps in a row that were skipped for a loss or a gradient that was not finite.
+    skips: usize,
     batches: Batches,
     loader: Loader,
     /// Trained on so far, by all ranks.
     tokens: u64,
     saver: Saver,
+    /// Whether a checkpoint is to be made as soon as a step is not skipped.
+    is_due: bool,
+    /// When the last one was begun, or this process.
+    saved_at: Instant,
     recorder: Recorder<'a>,
     /// Of each length of rows.
     flops: Vec<Flops>,
@@ -161,6 +203,9 @@ struct Trainer<'a> {
     times: StageTimes,
     /// The best validation, whose checkpoint is kept.
     best: Option<Best>,
+    /// The lowest validation loss, of a run with `train.patience`.
+    lowest: Option<Lowest>,
+    pace: Pace,
 }
 
 impl<'a> Trainer<'a> {
@@ -173,12 +218,16 @@ impl<'a> Trainer<'a> {
         let (units, parts) = units(&job.config, &loads, &parallel, &device);
         let allocated = (device::meant(&job.config.train.device) == "cpu").then_some(allocated as fn() -> isize);
         let config = FsdpConfig { allocated, ..config };
-        let fsdp = match &job.resume {
+        let mut fsdp = match &job.resume {
             None => Fsdp::new(units, comm, config)?,
             Some(resume) => {
                 resume.load(Unloaded::new(units, comm, config)?, &initial(&job.config), rank, world_size)?
             }
         };
+        if rank == 0 {
+            let first = 1 + job.resume.as_ref().map_or(0, Resume::step);
+            fsdp.watch(job.progress.watch(first, job.config.micro_batches()));
+        }
         if let Some(resume) = job.resume.as_ref().filter(|resume| rank == 0 && resume.in_place) {
             resume.take_over(&folder, &job.config, &job.progress)?;
         }
@@ -187,7 +236,7 @@ impl<'a> Trainer<'a> {
         Ok(Self {
             job,
             rank,
-            saver: saver(job, &folder, rank)?,
+            saver: saving::saver(job, &folder, rank)?,
             recorder: telling::recorder(job, &folder, rank, batches.micro_batch_size())?,
             maker: BatchMaker::new(&job.config, job.data.end_of_text(), parallel.sequences, &device),
             device,
@@ -197,6 +246,9 @@ impl<'a> Trainer<'a> {
             loads,
             load_sums: vec![],
             stop: false,
+            skips: 0,
+            is_due: false,
+            saved_at: Instant::now(),
             loader: start_loader(job, batches.clone()),
             batches,
             tokens: resumed.map_or(0, |index| index.tokens),
@@ -206,6 +258,12 @@ impl<'a> Trainer<'a> {
             checkpoint_seconds: 0.0,
             times: StageTimes::default(),
             best: job.resume.as_ref().and_then(|resume| resume.best),
+            lowest: job
+                .resume
+                .as_ref()
+                .filter(|_| job.config.train.patience.is_some())
+                .and_then(|resume| resume.lowest),
+            pace: Pace::default(),
         })
     }
 
@@ -217,27 +275,51 @@ impl<'a> Trainer<'a> {
         let lr = learning_rate(optim, step, train.steps);
         let Next { micro_batches, weights, counts, waited } = self.next_batches(step)?;
         let (job, parts, loads) = (self.job, &self.parts, &self.loads);
-        let numbers = || [&[asked_to_stop(job)][..], &loads.numbers(&job.config)].concat();
+        let is_time = self.is_time();
+        let numbers = || [&[asked_to_stop(job), is_time][..], &loads.numbers(&job.config)].concat();
         let update =
-            |fsdp: &mut Fsdp<Batch>, sums: &[f64]| parts.update_selection_biases(&job.config, fsdp, &sums[1..]);
+            |fsdp: &mut Fsdp<Batch>, sums: &[f64]| parts.update_selection_biases(&job.config, fsdp, &sums[2..]);
         let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, numbers, update)?;
         self.times = report.times;
         self.stop |= report.sums[0] > 0.0;
-        self.load_sums = report.sums[1..].to_vec();
+        self.is_due |= report.sums[1] > 0.0;
+        self.load_sums = report.sums[2..].to_vec();
         let done = step + 1;
         match &report.non_finite {
             Some(at) if train.on_non_finite == OnNonFinite::Stop => {
                 self.finish_saving()?;
-                return Err(self.not_finite(done, &report, at));
+                let (what, last_good) = (describe(&report, at), self.saver.last_good());
+                return Err(TrainError::NotFinite { step: done, what, last_good });
             }
-            Some(at) => self.recorder.skipped(done, &describe(&report, at))?,
+            Some(at) => {
+                self.skips += 1;
+                self.recorder.skipped(done, &describe(&report, at))?;
+            }
             None if report.skipped => self.recorder.skipped(done, "gradients beyond fp16, the loss scale is halved")?,
-            None => {}
+            None => self.skips = 0,
         }
-        self.tokens += self.batches.step_tokens(step) as u64;
+        let tokens = self.batches.step_tokens(step) as u64;
+        self.tokens += tokens;
+        self.pace.add(started.elapsed(), tokens);
         let metrics = self.step_metrics(done, lr, &report, counts, [started.elapsed(), waited]);
-        self.recorder.step(&metrics, tell, self.job.stop.load(Ordering::Relaxed))?;
+        self.recorder.step(&metrics, tell, self.stop)?;
+        if let Some(at) = &report.non_finite {
+            self.expect_a_step(done, describe(&report, at))?;
+        }
         Ok(report.loss)
+    }
+
+    /// An error once too many steps in a row were skipped, or at the end of a run that has made none: such a model would
+    /// be saved as if it had been trained.
+    fn expect_a_step(&mut self, step: usize, what: String) -> Result<(), TrainError> {
+        let TrainConfig { steps, max_skips, .. } = self.job.config.train;
+        let skipped = match self.skips {
+            skips if skips >= max_skips => format!("{} in a row were skipped (train.max_skips)", count(skips, "step")),
+            skips if skips == steps => format!("all of the run's {} were skipped", count(skips, "step")),
+            _ => return Ok(()),
+        };
+        self.finish_saving()?;
+        Err(TrainError::Skipped { step, what, skipped, last_good: self.saver.last_good() })
     }
 
     /// This rank's micro-batches of a step.
@@ -257,7 +339,8 @@ impl<'a> Trainer<'a> {
         Ok(Next { micro_batches, weights, counts, waited })
     }
 
-    /// The counts of all ranks, each as often as ranks compute it; this rank's where every position has a label, for then its shares are those of all.
+    /// The counts of all ranks, each as often as ranks compute it; this rank's where every position has a label, for
+    /// then its shares are those of all.
     fn over_ranks(&self, counts: RowCounts) -> Result<RowCounts, TrainError> {
         if !self.maker.documents_apart() {
             return Ok(counts);
@@ -266,65 +349,8 @@ impl<'a> Trainer<'a> {
         Ok(RowCounts { positions: sums[0], labels: sums[1], squares: sums[2] })
     }
 
-    fn not_finite(&self, step: usize, report: &StepReport, at: &NonFinite) -> TrainError {
-        let last_good = match self.saver.newest() {
-            Some(path) => format!("the last good checkpoint is {}", path.display()),
-            None => "there is no checkpoint yet".into(),
-        };
-        TrainError::NotFinite { step, what: describe(report, at), last_good }
-    }
-
-    /// Begins to save the run after `step` steps, as soon as the checkpoint before is complete.
-    fn save(&mut self, step: usize, loss: f64, val_loss: Option<f64>) -> Result<(), TrainError> {
-        let Config { train, parallel, checkpoint, .. } = &self.job.config;
-        if checkpoint.keep == 0 {
-            return Ok(());
-        }
-        let started = Instant::now();
-        self.job.progress.doing("saving");
-        self.finish_saving()?;
-        let index = Index {
-            step: step as u64,
-            seed: train.seed,
-            tokens: self.tokens,
-            loss: Some(loss).filter(|loss| loss.is_finite()),
-            val_loss: val_loss.filter(|loss| loss.is_finite()),
-            best: self.best,
-            kept: self.job.resume.as_ref().map_or(vec![], |resume| resume.kept.clone()),
-            world_size: parallel.gpus,
-            strategy: parallel.describe(),
-            ..Index::default()
-        };
-        self.saver.start(self.fsdp.state(), index);
-        self.checkpoint_seconds += started.elapsed().as_secs_f64();
-        Ok(())
-    }
-
-    /// Waits until the checkpoint under way is complete, if there is one.
-    fn finish_saving(&mut self) -> Result<(), TrainError> {
-        let saved = self.saver.finish(|values| self.fsdp.all_reduce(values), |line| self.recorder.say(line))?;
-        self.tell_saved(saved)
-    }
-
-    /// Tells of a checkpoint that is complete by now, and of older ones that could not be removed.
-    fn tell_saved(&mut self, saved: Option<(u64, PathBuf)>) -> Result<(), TrainError> {
-        if let Some((step, path)) = saved {
-            let event = format!("saved {}", path.display());
-            self.job.progress.say(&event);
-            self.recorder.event(step as usize, &event)?;
-        }
-        self.tell_pruned(false);
-        Ok(())
-    }
-
-    /// Tells of older checkpoints that could not be removed, which is no reason to end a run; `wait`: until they are removed.
-    fn tell_pruned(&mut self, wait: bool) {
-        if let Some(error) = self.saver.pruned(wait) {
-            self.recorder.say(&format!("older checkpoints stay: {error}"));
-        }
-    }
-
-    /// Whether any rank was asked to stop; all ranks get the same answer. For a while without steps, whose messages say it too.
+    /// Whether any rank was asked to stop; all ranks get the same answer. For a while without steps, whose messages say
+    /// it too.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
         self.stop |= self.fsdp.all_reduce(&[asked_to_stop(self.job)])?[0] > 0.0;
         Ok(self.stop)
@@ -332,30 +358,23 @@ impl<'a> Trainer<'a> {
 
     fn outcome(&self, steps: usize, stopped: bool, val_loss: Option<f64>, sample: Option<String>) -> Outcome {
         let best = self.best.map(|best| (best.step as usize, best.val_loss));
-        Outcome { folder: self.folder.path().to_path_buf(), steps, stopped, val_loss, best, sample }
+        Outcome {
+            folder: self.folder.path().to_path_buf(),
+            steps,
+            stopped,
+            val_loss,
+            best,
+            sample,
+            prompt: self.prompt(),
+            is_saved: self.rank == 0 && self.saver.newest().is_some(),
+            pace: self.pace,
+        }
     }
 }
 
 /// What a rank says in every step: 1 if it was asked to stop.
 fn asked_to_stop(job: &Job) -> f64 {
     if job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 }
-}
-
-/// What writes the checkpoints; rank 0, which completes them, adds configuration and tokenizer, and writes the tokenizer into the run's
-/// folder too.
-fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError> {
-    let mut files = vec![];
-    if rank == 0 {
-        let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
-        files = kept.or(job.data.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
-        if !files.is_empty() {
-            folder.write_tokenizer(&files)?;
-        }
-        files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
-        files.extend(job.resume.as_ref().and_then(|resume| trained::file(&resume.trained, &job.config.train)));
-    }
-    let CheckpointConfig { keep, timeout, .. } = job.config.checkpoint;
-    Ok(Saver::new(Folder::of_run(folder.path()), rank, keep, Duration::from_secs(timeout), files))
 }
 
 /// Reads ahead, from the step that the run goes on with.

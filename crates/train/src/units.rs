@@ -38,9 +38,9 @@ pub(crate) fn parallel(config: &FsdpConfig, world: &Communicator) -> Result<Para
     Ok(parallel)
 }
 
-/// The configured model as units: the embedding, each block, the head (see [`tail`]); GPT-2's first and last are one, for they share their matrix.
-/// A unit's name is the path of its field in the model, so that a parameter's name in a checkpoint is its path.
-/// Blocks with experts record in `loads` where tokens in training go.
+/// The configured model as units: the embedding, each block, the head (see [`tail`]); GPT-2's first and last are one,
+/// for they share their matrix. A unit's name is the path of its field in the model, so that a parameter's name in a
+/// checkpoint is its path. Blocks with experts record in `loads` where tokens in training go.
 pub(crate) fn units(
     config: &Config,
     loads: &ExpertLoads,
@@ -133,8 +133,8 @@ fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static, F: Fn(&M, Tens
 }
 
 impl Parts {
-    /// Moves the selection biases against the loads of the step, the sums over all ranks of [`ExpertLoads::numbers`], where the configuration
-    /// says so.
+    /// Moves the selection biases against the loads of the step, the sums over all ranks of [`ExpertLoads::numbers`],
+    /// where the configuration says so.
     pub fn update_selection_biases(
         &self,
         config: &Config,
@@ -161,7 +161,8 @@ impl Parts {
         Ok(())
     }
 
-    /// The whole model, where it is to be kept. A collective: every rank calls it, and one that keeps nothing holds a unit at a time.
+    /// The whole model, where it is to be kept. A collective: every rank calls it, and one that keeps nothing holds a
+    /// unit at a time.
     pub fn gather(
         &self,
         config: &Config,

@@ -5,7 +5,7 @@ use safetensors::tensor::View;
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -19,8 +19,20 @@ pub(crate) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<Fil
     })
 }
 
-/// Has `write` write beside `path`, then renames: whoever looks finds the file as it was, or whole. A link at either place is replaced, and
-/// what it points to is left alone.
+/// The bytes of a regular file; what else has its name could block, or never end.
+pub(crate) fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    // A pipe that nobody writes to would not even be opened.
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file; remove it"));
+    }
+    let mut bytes = vec![];
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Has `write` write beside `path`, then renames: whoever looks finds the file as it was, or whole. A link at either
+/// place is replaced, and what it points to is left alone.
 pub(crate) fn write_whole(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".partial");

@@ -1,5 +1,7 @@
 //! Numbers in lines for the user.
 
+use std::time::Duration;
+
 /// `1 rank`, `2 ranks`.
 pub(crate) fn count(number: usize, noun: &str) -> String {
     format!("{number} {}", plural(number, noun))
@@ -29,6 +31,49 @@ pub(crate) fn bytes(count: usize) -> String {
     }
 }
 
+/// `0.04 s`, `2.5 s`, `45 s`, `1 min 33 s`, `2 h 5 min`, `3 d 4 h`.
+pub(crate) fn duration(time: Duration) -> String {
+    let seconds = time.as_secs_f64().round() as u64;
+    match [seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60] {
+        [0, 0, 0, 0] => format!("{:.2} s", time.as_secs_f64()),
+        [0, 0, 0, 1..10] => format!("{:.1} s", time.as_secs_f64()),
+        [0, 0, 0, seconds] => format!("{seconds} s"),
+        [0, 0, minutes, seconds] => format!("{minutes} min {seconds} s"),
+        [0, hours, minutes, _] => format!("{hours} h {minutes} min"),
+        [days, hours, ..] => format!("{days} d {hours} h"),
+    }
+}
+
+/// A text in lines of at most so many characters, broken at spaces, and where a word is longer within it.
+pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let mut word: Vec<char> = word.chars().collect();
+        let used = lines[lines.len() - 1].chars().count();
+        if used > 0 && used + 1 + word.len() > room {
+            lines.push(String::new());
+        } else if used > 0 {
+            lines.last_mut().expect("there is a line").push(' ');
+        }
+        while word.len() > room {
+            let rest = word.split_off(room);
+            lines.last_mut().expect("there is a line").extend(std::mem::replace(&mut word, rest));
+            lines.push(String::new());
+        }
+        lines.last_mut().expect("there is a line").extend(word);
+    }
+    lines
+}
+
+/// `text` as one word of a command line that a shell reads.
+pub(crate) fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=@%+".contains(c);
+    match !text.is_empty() && text.chars().all(is_plain) {
+        true => text.into(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
 /// `rank 3`, `ranks 3, 5 and 7`, `ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more`.
 pub(crate) fn ranks(ranks: &[usize]) -> String {
     const NAMED: usize = 8;
@@ -43,4 +88,25 @@ pub(crate) fn ranks(ranks: &[usize]) -> String {
 fn plural(number: usize, noun: &str) -> String {
     let plural = if noun.ends_with("ch") { "es" } else { "s" };
     format!("{noun}{}", if number == 1 { "" } else { plural })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_has_two_units_at_most() {
+        let said = |seconds: f64| duration(Duration::from_secs_f64(seconds));
+        let times = [0.04, 9.4, 9.96, 59.7, 93.0, 7500.0, 273_600.0].map(said);
+        assert_eq!(times, ["0.04 s", "9.4 s", "10 s", "1 min 0 s", "1 min 33 s", "2 h 5 min", "3 d 4 h"]);
+    }
+
+    #[test]
+    fn a_shell_reads_a_quoted_word_as_it_was() {
+        for word in ["runs/a-001", "my run", "it's", "$HOME;`ls`", "", "a\nb", "\u{e9}"] {
+            let echo = format!("printf %s {}", quoted(word));
+            let answer = std::process::Command::new("sh").args(["-c", &echo]).output().unwrap();
+            assert_eq!(String::from_utf8(answer.stdout).unwrap(), word);
+        }
+    }
 }

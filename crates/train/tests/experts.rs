@@ -152,8 +152,8 @@ impl Case {
 
     /// Three steps with micro-batches of unequal weight: by how much each parameter has moved in each, and the norms.
     ///
-    /// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
-    /// whatever the loss does.
+    /// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a
+    /// gradient is one here, whatever the loss does.
     fn moves(&self) -> (Vec<Vec<Vec<f32>>>, Vec<f64>) {
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
         let case = Self { config: FsdpConfig { adamw, clip_grad_norm: None, ..self.config.clone() }, ..self.clone() };

@@ -1,4 +1,5 @@
-//! A model with multi-token prediction from its training to its export: it is resumed, drafts what it says, and is read back.
+//! A model with multi-token prediction from its training to its export: it is resumed, drafts what it says, and is read
+//! back.
 
 mod common;
 
@@ -43,7 +44,8 @@ fn a_trained_model_drafts_its_text_and_is_the_same_after_export_and_import() {
         assert_eq!((found, none), (expected, None));
         assert!(share.unwrap() > 5.0, "{share:?}% of the drafts of a trained model");
     }
-    succeed(folder, &["export", "run", "--out=hf"]);
+    let (written, _) = succeed(folder, &["export", "run", "--out=hf"]);
+    assert!(written.contains(" of them copies or zeros that the format asks for\n"), "{written}");
     succeed(folder, &["import", "--hf=hf", "--out=again"]);
     std::fs::rename(folder.join("run"), folder.join("before")).unwrap();
     std::fs::rename(folder.join("again"), folder.join("run")).unwrap();

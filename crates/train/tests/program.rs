@@ -60,6 +60,25 @@ fn logits_are_those_of_transformers() {
     }
 }
 
+/// A checkpoint of the best validation is saved by all ranks or by none.
+#[test]
+fn ranks_to_which_no_validation_window_falls_agree_with_the_others() {
+    let folder = folder_with_text();
+    let train = [
+        "--gpus=4",
+        "--steps=6",
+        "--out=run",
+        "--set=train.seq_len=100",
+        "--set=model.n_positions=100",
+        "--set=train.val_every=1",
+        "--set=checkpoint.every=4",
+    ];
+    let (_, stderr) = succeed(folder.path(), &[TINY, &train].concat());
+    assert!(stderr.contains("228 for validation"), "two windows for four ranks: {stderr}");
+    assert_eq!(values(&metrics(&folder.path().join("run")), "val_loss").len(), 6);
+    assert!(folder.path().join("run/checkpoints/step-6").is_dir());
+}
+
 #[test]
 fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
     let folder = folder_with_text();
@@ -72,15 +91,20 @@ fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
     ];
     let (stdout, stderr) = succeed(folder.path(), &[TINY, &train, &["--out=first"]].concat());
     for part in [
-        "2.3K tokens of text.txt",
-        "28 tokens in the vocabulary",
-        "2 ranks share 1 device (cpu)",
-        "writing first",
-        "step     6/6  loss ",
-        "gpt2 (2 layers of width 16): ",
+        "│ model   gpt2 (2 layers of width 16): ",
+        "│ data    2.3K tokens of text.txt, 228 for validation; vocabulary 28 ",
+        "│ run     6 steps of 4 x 16 tokens: 384 tokens, 0.19 epochs ",
+        "│ layout  2 ranks share 1 device (cpu), full_shard ",
+        "│ memory  about 0.0",
+        "│ folder  first ",
+        "\nstep 6/6  loss ",
+        "rank 0, MB at most: ",
     ] {
         assert!(stderr.contains(part), "no `{part}` in:\n{stderr}");
     }
+    assert!(!stderr.contains("MB received"), "that is for the log:\n{stderr}");
+    let log = fs::read_to_string(folder.path().join("first/logs/rank-0.txt")).unwrap();
+    assert!(log.contains("rank 0, MB received: all_gather "), "{log}");
     let sample = stdout
         .split_once("--- sample ---\n")
         .and_then(|(_, rest)| rest.split_once("\n--------------\n"))
@@ -96,7 +120,7 @@ fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
     let step = "aux_loss checkpoint_seconds data_wait_seconds elapsed_seconds grad_norm grad_norm_z loss loss_z lr mfu skipped step \
                 step_seconds tflops tokens tokens_per_second";
     let kinds: Vec<String> = first.iter().map(keys).collect();
-    let process = "bytes_per_token cores cpu data device global_batch_size host layout micro_batch_size parameters ranks seq_len started step \
+    let process = "bytes_per_token command cores cpu data device global_batch_size host layout micro_batch_size parameters ranks seq_len started step \
                    strategy train_tokens val_tokens version";
     let (usage, validation, sample_of, event) = ("memory step traffic", "step val_loss", "sample step", "event step");
     // A checkpoint is complete when it is.
@@ -263,9 +287,12 @@ fn what_ends_a_job_or_a_terminal_is_the_first_ctrl_c_and_nohup_still_means_to_go
     let folder = folder_with_text();
     for signal in ["-TERM", "-HUP"] {
         let _ = fs::remove_dir_all(folder.path().join("run"));
-        let mut run = start(folder.path(), &["--steps=1000000", "--gpus=2"]);
+        let mut run = start(folder.path(), &["--steps=1000000", "--gpus=2", "--quiet"]);
         wait_for_lines(folder.path(), 3);
         assert_eq!(send(signal, &mut run).code(), Some(130), "{signal}");
+        let mut printed = String::new();
+        std::io::Read::read_to_string(&mut run.stdout.take().unwrap(), &mut printed).unwrap();
+        assert!(printed.contains("; resume with `") && printed.ends_with(" --resume run`\n"), "{signal}: {printed}");
         let steps = values(&metrics(&folder.path().join("run")), "loss").len();
         assert!(folder.path().join(format!("run/checkpoints/step-{steps}/index.json")).is_file(), "{signal}");
     }
@@ -333,8 +360,8 @@ fn an_interrupted_validation_ends_too() {
     assert!(values(&metrics(&folder.path().join("run")), "val_loss").is_empty());
 }
 
-/// Starts a run in the background, into the folder `run`, with SIGHUP as a terminal's programs have it, also where the tests themselves
-/// run under `nohup`.
+/// Starts a run in the background, into the folder `run`, with SIGHUP as a terminal's programs have it, also where the
+/// tests themselves run under `nohup`.
 fn start(folder: &Path, args: &[&str]) -> Child {
     use std::os::unix::process::CommandExt;
     let args = [TINY, args, &["--out=run"]].concat();

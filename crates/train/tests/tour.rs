@@ -2,11 +2,16 @@
 
 mod common;
 
-use common::{TINY, metrics, reference, succeed, values};
+use common::{TINY, metrics, program, reference, run, succeed, values};
 use safetensors::SafeTensors;
+use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
+use std::process::Stdio;
+use std::ptr;
 use tempfile::TempDir;
 
 #[test]
@@ -40,7 +45,10 @@ fn a_text_becomes_tokens_a_model_a_folder_for_transformers_and_a_run_again() {
     assert!(alone.starts_with("wizards") && speed.contains("12 tokens, "), "{alone}{speed}");
     fs::write(folder.join("prompts"), "The\nwizards\n").unwrap();
     let (batch, _) = train("generate run --prompts prompts --tokens 12 --temperature 0");
-    assert_eq!(batch.lines().nth(1).unwrap(), alone.trim_end(), "a prompt has the same tokens in a batch");
+    let lines: Vec<&str> = batch.lines().collect();
+    assert_eq!(lines[0], "--- prompt 1 of 2 ---", "{batch}");
+    let second = lines.iter().position(|line| *line == "--- prompt 2 of 2 ---").expect("a line before the second");
+    assert_eq!(lines[second + 1..].join("\n"), alone.trim_end(), "a prompt has the same tokens in a batch");
 
     train("export run --out exported/");
     assert!(folder.join("exported/tokenizer.json").is_file());
@@ -192,6 +200,93 @@ fn a_prompt_may_be_empty_or_longer_than_the_context_and_a_run_on_tokens_is_given
     assert_eq!(evaluate(&["blind", "--tokenizer=byte"]), evaluate(&["run"]));
 }
 
+#[test]
+fn texts_are_told_apart_end_before_stop_strings_and_are_printed_as_json() {
+    let folder = folder_with_run();
+    let generate = |args: &[&str]| succeed(folder.path(), &[&["generate", "run", "--tokens=24"], args].concat()).0;
+    let json = |args: &[&str]| -> Vec<Value> {
+        generate(&[args, &["--json"]].concat()).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let greedy = generate(&["--prompt=wiz", "--temperature=0"]);
+    let text = greedy.trim_end_matches('\n').strip_prefix("wiz").unwrap();
+    let object = &json(&["--prompt=wiz", "--temperature=0"])[0];
+    assert_eq!((object["text"].as_str(), object["prompt"].as_str()), (Some(text), Some("wiz")), "{object}");
+    assert_eq!((&object["finish"], &object["tokens"]), (&"length".into(), &24.into()));
+    // A stop string that greedy text has in its middle.
+    let stop = &text[10..13];
+    let cut = &text[..text.find(stop).unwrap()];
+    let stopped = ["--prompt=wiz", "--temperature=0", "--stop=\u{1}", "--stop", stop];
+    assert_eq!(generate(&stopped), format!("wiz{cut}\n"));
+    assert_eq!((json(&stopped)[0]["text"].as_str(), &json(&stopped)[0]["finish"]), (Some(cut), &"stop".into()));
+
+    fs::write(folder.path().join("prompts"), "The\nwiz\n").unwrap();
+    let all = json(&["--prompts=prompts", "-n=2", "--temperature=1.5"]);
+    let of: Vec<_> =
+        all.iter().map(|text| (text["prompt"].as_str().unwrap(), text["sample"].as_u64().unwrap())).collect();
+    assert_eq!(of, [("The", 1), ("The", 2), ("wiz", 1), ("wiz", 2)]);
+    assert_ne!(all[0]["text"], all[1]["text"], "each is drawn anew");
+    let expected: String = all
+        .iter()
+        .zip(["1 of 2, sample 1", "1 of 2, sample 2", "2 of 2, sample 1", "2 of 2, sample 2"])
+        .map(|(text, which)| {
+            format!(
+                "--- prompt {which} of 2 ---\n{}{}\n",
+                text["prompt"].as_str().unwrap(),
+                text["text"].as_str().unwrap()
+            )
+        })
+        .collect();
+    assert_eq!(generate(&["--prompts=prompts", "--samples=2", "--temperature=1.5"]), expected);
+
+    let lines = succeed(folder.path(), &["eval", "run"]).0;
+    let figures: Value = serde_json::from_str(&succeed(folder.path(), &["eval", "run", "--json"]).0).unwrap();
+    for (name, key) in [("loss", "loss"), ("perplexity", "perplexity"), ("bits per byte", "bits_per_byte")] {
+        let line = lines.lines().find(|line| line.starts_with(name)).unwrap();
+        let printed: f64 = line[name.len()..].split_whitespace().next().unwrap().parse().unwrap();
+        assert!((printed - figures[key].as_f64().unwrap()).abs() < 1e-3, "{line} {figures}");
+    }
+    assert_eq!((&figures["split"], &figures["tokens"], &figures["seq_len"]), (&"val".into(), &224.into(), &16.into()));
+    fs::write(folder.path().join("questions.jsonl"), r#"{"ctx": "a", "endings": ["b"], "label": 0}"#).unwrap();
+    let answer = succeed(folder.path(), &["eval", "run", "--choices=questions.jsonl", "--json"]).0;
+    assert_eq!(answer, "{\"questions\":1,\"accuracy\":1.0,\"accuracy_norm\":1.0}\n");
+}
+
+/// What the program writes to a terminal.
+fn on_terminal(folder: &Path, args: &[&str]) -> Vec<u8> {
+    let (mut ours, mut theirs) = (0, 0);
+    // SAFETY: both are written, and nothing is read through the null pointers.
+    let opened = unsafe { libc::openpty(&mut ours, &mut theirs, ptr::null_mut(), ptr::null_mut(), ptr::null_mut()) };
+    assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: they are open, and nobody else has them.
+    let (mut ours, theirs) = unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
+    let mut child = program(folder, args).stdout(theirs).stderr(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
+    let mut bytes = vec![];
+    let mut buffer = [0; 4096];
+    // An error when the last process that has it is gone.
+    while let Ok(read @ 1..) = ours.read(&mut buffer) {
+        bytes.extend_from_slice(&buffer[..read]);
+    }
+    assert!(child.wait().unwrap().success());
+    bytes
+}
+
+#[test]
+fn a_terminal_obeys_nothing_in_a_sample_and_a_pipe_gets_it_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
+    // Of a model that has learned nothing any byte is drawn.
+    let train = [TINY, &["--steps=1", "--set=train.sample_tokens=300", "--out=run"]].concat();
+    let generate = ["generate", "run", "--prompt=\u{1b}c", "--tokens=300", "--temperature=1.5"];
+    for args in [&train[..], &generate, &[&generate[..], &["-n=2"]].concat()] {
+        let shown = on_terminal(folder.path(), args);
+        let text = String::from_utf8_lossy(&shown).replace("\r\n", "\n");
+        assert!(text.contains("\\u{"), "{args:?}: {text}");
+        assert_eq!(text.find(|c: char| c.is_control() && !"\n\t".contains(c)), None, "{args:?}: {text:?}");
+    }
+    let piped = run(folder.path(), &generate).stdout;
+    assert!(piped.starts_with(b"\x1bc") && !piped.windows(3).any(|part| part == b"\\u{"));
+}
+
 /// Tensors of a safetensors file.
 fn tensors(path: &Path) -> BTreeMap<String, Vec<f32>> {
     let bytes = fs::read(path).unwrap();
@@ -208,7 +303,10 @@ fn a_model_of_transformers_is_imported_trained_and_exported_under_its_own_names(
         let train = |args: &str| succeed(folder.path(), &args.split_whitespace().collect::<Vec<_>>());
         let (imported, _) = train(&format!("import --hf {} --out run", reference(name).display()));
         let defaults = "lr 3e-5, constant after 20 steps of warm-up, no weight decay, 32 sequences of";
-        assert!(imported.contains(&format!("set for fine-tuning: {defaults} {context} tokens a step\n")), "{imported}");
+        assert!(
+            imported.contains(&format!("set for fine-tuning: {defaults} {context} tokens per step\n")),
+            "{imported}"
+        );
         let refused = common::run(folder.path(), &["--resume", "run"]);
         let message = String::from_utf8(refused.stderr).unwrap();
         assert!(

@@ -1,4 +1,5 @@
-//! The operations of `fused` on the device against the same in f32 and plain Rust, which `cargo test -p fused` compares with naive sums in f64.
+//! The operations of `fused` on the device against the same in f32 and plain Rust, which `cargo test -p fused` compares
+//! with naive sums in f64.
 
 use crate::checks::{Check, tolerance};
 use crate::numbers::{Numbers, tensor};
@@ -64,7 +65,8 @@ impl Check {
         [y.clone().inner()].into_iter().chain(inputs.iter().map(of)).collect()
     }
 
-    /// Two steps, of which the second finds moments, with the first half of the parameters decaying; and the gradient's norm.
+    /// Two steps, of which the second finds moments, with the first half of the parameters decaying; and the gradient's
+    /// norm.
     fn optimizer(&mut self, len: usize) {
         let (parameters, gradients) = (Numbers(121).in_dtype(len, DType::F32), Numbers(122).in_dtype(len, DType::F32));
         let run = |device: &Device| {

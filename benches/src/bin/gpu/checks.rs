@@ -254,8 +254,8 @@ impl Check {
         self.floats(&format!("{name} dW"), d_weight, &expected.d_weight, tolerance);
     }
 
-    /// A layer and its gradients, against the same one in f32 and plain Rust. Router's weights make logits of single inputs, which are
-    /// exact in every precision: both choose the same experts.
+    /// A layer and its gradients, against the same one in f32 and plain Rust. Router's weights make logits of single
+    /// inputs, which are exact in every precision: both choose the same experts.
     fn layer(&mut self, smoke: bool, dtype: DType) {
         let [n, e, k, d] = size(smoke);
         let (h, name) = (2 * d, dtype_name(dtype));

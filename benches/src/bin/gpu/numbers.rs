@@ -14,7 +14,8 @@ impl Numbers {
         (self.bits(i) >> 25) as f32 / 64.0 - 1.0
     }
 
-    /// The first `len`, with all the digits that the dtype has: in f32 products of them are rounded, in TF32 the numbers too.
+    /// The first `len`, with all the digits that the dtype has: in f32 products of them are rounded, in TF32 the
+    /// numbers too.
     pub fn in_dtype(self, len: usize, dtype: DType) -> Vec<f32> {
         let fine = |i| (self.bits(i) >> 8) as f32 / (1 << 23) as f32 - 1.0;
         if dtype == DType::F32 { (0..len).map(fine).collect() } else { self.vec(len) }

@@ -1,4 +1,5 @@
-//! The operations of `fused` at the sizes of two models: each is defined once, and both checked and measured as it stands here.
+//! The operations of `fused` at the sizes of two models: each is defined once, and both checked and measured as it
+//! stands here.
 //!
 //! ```text
 //! inputs, flat:  [n d] [d] [d]  ->  run: reshape, the operation, reshape  ->  the result, flat
@@ -76,7 +77,8 @@ impl Shapes {
             vocab: 102_400,
         },
     };
-    /// To check with: a head's widths are those above, for which tensor cores have kernels, and nothing else is a multiple of a tile.
+    /// To check with: a head's widths are those above, for which tensor cores have kernels, and nothing else is a
+    /// multiple of a tile.
     pub const SMALL: Self = Self {
         gpt2: Gpt2 { b: 2, t: 200, heads: 2, d: 128, hidden: 520, vocab: 1001, parameters: 100_003, ..Self::FULL.gpt2 },
         deepseek: DeepSeek { b: 2, t: 136, heads: 2, d: 320, hidden: 600, vocab: 1000, ..Self::FULL.deepseek },
@@ -122,7 +124,8 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// A forward reads its inputs and writes its result; a backward reads them and the result's gradient and writes the inputs' gradients.
+    /// A forward reads its inputs and writes its result; a backward reads them and the result's gradient and writes the
+    /// inputs' gradients.
     fn new(
         [name, model]: [&'static str; 2],
         rows: usize,
@@ -156,8 +159,8 @@ impl Operation {
         Self { elements: self.elements.map(|elements| elements + numbers), ..self }
     }
 
-    /// Attention under a causal mask, half of `t^2` scores a head: `q k^T` and `p v` forward; again `q k^T`, `dy v^T` and three products for the gradients
-    /// backward, which reads the result too.
+    /// Attention under a causal mask, half of `t^2` scores a head: `q k^T` and `p v` forward; again `q k^T`, `dy v^T`
+    /// and three products for the gradients backward, which reads the result too.
     fn attention(self, scores: usize, qk: usize, v: usize, result: usize) -> Self {
         let half = scores as f64 / 2.0;
         let forward = half * 2.0 * (qk + v) as f64;
@@ -169,8 +172,8 @@ impl Operation {
         }
     }
 
-    /// A head of `d` by `vocab` and the loss: one product forward, two more for the gradients, and nothing but the gradients is written. Logits of large inputs would be
-    /// rounded to bf16 by more than a softmax bears.
+    /// A head of `d` by `vocab` and the loss: one product forward, two more for the gradients, and nothing but the
+    /// gradients is written. Logits of large inputs would be rounded to bf16 by more than a softmax bears.
     fn cross_entropy(self, d: usize, vocab: usize) -> Self {
         let (forward, read) = (2.0 * (self.rows * d) as f64 * vocab as f64, self.inputs.iter().sum::<usize>());
         Self { flops: [forward, 3.0 * forward], elements: [read, 2 * read], scale: 0.25, burns_product: true, ..self }

@@ -1,4 +1,5 @@
-//! The parts of the checks, each in a process of its own: a kernel that crashes, or leaves the GPU unusable, ends that process only.
+//! The parts of the checks, each in a process of its own: a kernel that crashes, or leaves the GPU unusable, ends that
+//! process only.
 
 use burn::tensor::{DType, Device};
 use moe::kernels::grouped_gemm::Tier;

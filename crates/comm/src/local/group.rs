@@ -64,7 +64,7 @@ pub enum Wait {
 }
 
 impl Group {
-    /// Of a world that some ranks have left, and that may have failed.
+    /// For a world that some ranks may have left, and that may have failed.
     pub fn new(id: GroupId, members: Vec<usize>, left: &[usize], failure: Option<Arc<Failure>>) -> Self {
         let left = left.iter().filter_map(|rank| members.binary_search(rank).ok()).collect();
         let state = GroupState { left, failure, engines: members.len(), ..GroupState::default() };

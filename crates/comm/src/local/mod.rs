@@ -1,7 +1,8 @@
 //! The engine whose ranks are threads of one process.
 //!
-//! Each call is one *round* of its group: every rank posts its tensors, the last one to arrive publishes what all get, all leave with
-//! the result. A rank cannot start round `i + 1` before round `i` is complete, so at most two rounds of a group are alive.
+//! Each call is one *round* of its group: every rank posts its tensors, the last one to arrive publishes what all get,
+//! all leave with the result. A rank cannot start round `i + 1` before round `i` is complete, so at most two rounds of
+//! a group are alive.
 //!
 //! ```text
 //! rank 0  post ......................... wait | take
@@ -12,7 +13,8 @@
 //! A rank posts once, to all, and is woken once: a round of N ranks costs N posts and N - 1 wakes, whatever other
 //! groups do meanwhile. What all ranks get is made once.
 //!
-//! A world and all groups that are split off from it share one [`World`]: the first failure in any of them ends them all.
+//! A world and all groups that are split off from it share one [`World`]: the first failure in any of them ends them
+//! all.
 
 mod group;
 mod world;
@@ -27,8 +29,8 @@ use world::{Failure, GroupId, World};
 
 /// A rank of the engine whose ranks are threads of one process; made by [`LocalEngine::world`].
 ///
-/// Dropping it, and all that were split off from it, tells the others that the rank has left: a call that still needs it fails at
-/// once, instead of at the timeout.
+/// Dropping it, and all that were split off from it, tells the others that the rank has left: a call that still needs
+/// it fails at once, instead of at the timeout.
 pub struct LocalEngine {
     /// This rank's number in the group.
     rank: usize,
@@ -39,7 +41,8 @@ pub struct LocalEngine {
     world: Arc<World>,
 }
 
-/// Copies between devices in opposite directions at once may each wait for the other's stream: they are made one after another.
+/// Copies between devices in opposite directions at once may each wait for the other's stream: they are made one after
+/// another.
 static COPIES: Mutex<()> = Mutex::new(());
 
 impl LocalEngine {

@@ -5,7 +5,8 @@ use crate::Timeouts;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How a group came of the world, for each split on the way: the number of the split in its parent, and the first member there.
+/// How a group came of the world, for each split on the way: the number of the split in its parent, and the first
+/// member there.
 pub type GroupId = Vec<(u64, usize)>;
 
 /// Locks are taken in this order: the world's, then groups'. Who holds a group's takes no other.
@@ -69,7 +70,8 @@ impl World {
         }
     }
 
-    /// Ends the world, unless it has ended: rounds that are not complete never will be, complete ones can still be taken.
+    /// Ends the world, unless it has ended: rounds that are not complete never will be, complete ones can still be
+    /// taken.
     pub fn fail(&self, failure: Failure) {
         self.hold_still(|failed, groups| end(failed, groups, failure));
     }

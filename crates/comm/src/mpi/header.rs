@@ -1,3 +1,5 @@
+//! The header that ranks send each other at the start of a call, and its encoding in bytes.
+
 use crate::{Collective, Reduce, Signature};
 use burn::tensor::{Bytes, DType};
 use std::fmt;

@@ -1,17 +1,17 @@
 //! The engine whose ranks are processes, on one machine or several: feature `mpi`.
 //!
-//! All of it is made of messages that nobody blocks on, because MPI's own collectives wait for ever where a rank is missing. A call is
-//! two stages: each rank tells each other one in a [`Header`] what it calls and what it will send; if all call the same, the parts
-//! follow.
+//! All of it is made of messages that nobody blocks on, because MPI's own collectives wait for ever where a rank is
+//! missing. A call is two stages: each rank tells each other one in a [`Header`] what it calls and what it will send;
+//! if all call the same, the parts follow.
 //!
 //! ```text
 //! rank 0  header to 1, 2 | headers from 1, 2: agree? | part to 1, 2 | parts from 1, 2
 //! rank 1  header to 0, 2 | headers from 0, 2: agree? | part to 0, 2 | parts from 0, 2
 //! ```
 //!
-//! Every rank sees the same headers, so all come to the same error where they disagree. Messages between two ranks with one tag arrive
-//! in the order of sending, which keeps rounds apart; groups that are split off have tags of their own. A wait looks for a third kind
-//! of message too, the mark of a rank that has failed.
+//! Every rank sees the same headers, so all come to the same error where they disagree. Messages between two ranks with
+//! one tag arrive in the order of sending, which keeps rounds apart; groups that are split off have tags of their own.
+//! A wait looks for a third kind of message too, the mark of a rank that has failed.
 //!
 //! A call that is under way at that moment succeeds on the ranks that have received all their parts, and fails on the
 //! others. No rank is further than that one call: nobody completes the next, for which the failed rank sends no header.
@@ -50,7 +50,8 @@ const MAX_GROUPS: u64 = 32767 / 4;
 
 /// A rank that is a process started by `mpirun`; made by [`MpiWorld`].
 ///
-/// Dropping it tells the others that the rank has left: a call that still needs it fails at once, instead of at the timeout.
+/// Dropping it tells the others that the rank has left: a call that still needs it fails at once, instead of at the
+/// timeout.
 pub struct MpiEngine {
     /// This rank's number in the group.
     rank: usize,
@@ -91,7 +92,8 @@ impl MpiEngine {
         self.members.iter().copied().enumerate().filter(|(rank, _)| *rank != self.rank)
     }
 
-    /// The first stage of a call: what each rank says that it calls and gives to this one, in rank order. `parts`: what this one gives.
+    /// The first stage of a call: what each rank says that it calls and gives to this one, in rank order. `parts`: what
+    /// this one gives.
     fn meet(&self, signature: &Signature, parts: &[Option<Payload>]) -> Result<Vec<Header>, CommError> {
         let collective = signature.collective;
         self.check_failure(collective)?;
@@ -207,7 +209,8 @@ const LEFT: &str = "left before the call was complete";
 const REFUSED: &str = "cannot be reached: MPI has returned an error";
 const NOT_A_HEADER: &str = "sent what is no header: do all processes run the same build?";
 
-/// A wait first gives way to other processes, for what comes soon; then it sleeps, for where there are fewer cores than processes.
+/// A wait first gives way to other processes, for what comes soon; then it sleeps, for where there are fewer cores than
+/// processes.
 const SPINS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
@@ -287,9 +290,19 @@ impl Engine for MpiEngine {
         mail.send(header.to_bytes(), [self.members[to]], self.tag(Tag::MailHeader));
         mail.send(bytes_of(payload), [self.members[to]], self.tag(Tag::Mail));
         let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
-        outbox.retain_mut(|mail| mail.done() != Ok(true));
         outbox.push(mail);
-        Ok(())
+        let mut refused = None;
+        outbox.retain_mut(|mail| match mail.done() {
+            Ok(done) => !done,
+            Err(rank) => {
+                refused = Some(rank);
+                true
+            }
+        });
+        if let Some(rank) = refused {
+            self.world.fail(rank, REFUSED.into());
+        }
+        self.check_failure(collective)
     }
 
     fn recv(&self, from: usize) -> Result<Payload, CommError> {
@@ -317,7 +330,8 @@ impl Engine for MpiEngine {
         false
     }
 
-    /// The new groups share the first number that is free on all ranks: they are disjoint, so no two ranks have it in common twice.
+    /// The new groups share the first number that is free on all ranks: they are disjoint, so no two ranks have it in
+    /// common twice.
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
         let headers = self.meet(&Signature { collective: Collective::Barrier, len: None, dtype: None }, &[])?;
         let group = headers.iter().map(|header| header.free_group).max().expect("a group has ranks");

@@ -1,3 +1,5 @@
+//! Messages under way in MPI, with the memory that they own until they are done.
+
 use ::mpi::Rank;
 use ::mpi::ffi;
 use burn::tensor::Bytes;
@@ -40,7 +42,8 @@ impl Transfers {
             for chunk in bytes.chunks(CHUNK) {
                 let (count, to) = (chunk.len() as i32, rank as Rank);
                 start(pending, refused, rank, |request| {
-                    // SAFETY: `outgoing` keeps the memory of `chunk`, unchanged and where it is, until the request is done.
+                    // SAFETY: `outgoing` keeps the memory of `chunk`, unchanged and where it is, until the request is
+                    // done.
                     unsafe {
                         ffi::MPI_Isend(
                             chunk.as_ptr().cast(),
@@ -75,7 +78,8 @@ impl Transfers {
             for chunk in this.chunks_mut(CHUNK) {
                 let (count, from) = (chunk.len() as i32, rank as Rank);
                 start(pending, refused, rank, |request| {
-                    // SAFETY: `incoming` keeps the memory of `chunk`, untouched and where it is, until the request is done.
+                    // SAFETY: `incoming` keeps the memory of `chunk`, untouched and where it is, until the request is
+                    // done.
                     unsafe {
                         ffi::MPI_Irecv(
                             chunk.as_mut_ptr().cast(),
@@ -95,7 +99,8 @@ impl Transfers {
     /// Whether all are done.
     ///
     /// # Errors
-    /// A rank with which MPI could not exchange messages. What is under way with it never ends, and its memory stays with MPI.
+    /// A rank with which MPI could not exchange messages. What is under way with it never ends, and its memory stays
+    /// with MPI.
     pub fn done(&mut self) -> Result<bool, usize> {
         let refused = &mut self.refused;
         self.pending.retain_mut(|pending| {

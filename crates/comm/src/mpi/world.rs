@@ -1,3 +1,5 @@
+//! The processes that `mpirun` has started: start, failure and end.
+
 use super::transfers::Transfers;
 use super::{ABORT, Header};
 use crate::ranks::run_rank;
@@ -14,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The processes that `mpirun` has started, one rank each. MPI ends when this is dropped: at the end of a process, after its communicators.
+/// The processes that `mpirun` has started, one rank each. MPI ends when this is dropped: at the end of a process,
+/// after its communicators.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
@@ -81,15 +84,16 @@ impl MpiWorld {
         self.0.size
     }
 
-    /// This process' number among those of its machine, and how many they are. Where `mpirun` does not say, all are on one machine.
+    /// This process' number among those of its machine, and how many they are. Where `mpirun` does not say, all are on
+    /// one machine.
     pub fn local_rank(&self) -> (usize, usize) {
         let number = |name| env::var(name).ok()?.parse().ok();
         let (rank, size) = (number("OMPI_COMM_WORLD_LOCAL_RANK"), number("OMPI_COMM_WORLD_LOCAL_SIZE"));
         rank.zip(size).unwrap_or((self.rank(), self.world_size()))
     }
 
-    /// This rank's collectives with all other processes, waiting at most so long for them. Made once: a second one would take
-    /// the first one's messages.
+    /// This rank's collectives with all other processes, waiting at most so long for them. Made once: a second one
+    /// would take the first one's messages.
     pub fn communicator(&self, device: Device, timeouts: impl Into<Timeouts>) -> Communicator {
         let members = (0..self.0.size).collect();
         Communicator::new(Arc::new(MpiEngine::new(0, members, device, timeouts.into(), self.0.clone())))
@@ -127,7 +131,8 @@ impl Drop for MpiWorld {
         if thread::panicking() {
             self.abort_process(101);
         }
-        // A thread of the rank may be about to let go of its communicator; MPI is to end here, and before the process does.
+        // A thread of the rank may be about to let go of its communicator; MPI is to end here, and before the process
+        // does.
         let start = Instant::now();
         while Arc::strong_count(&self.0) > 1 && start.elapsed() < LET_GO {
             thread::sleep(Duration::from_millis(1));

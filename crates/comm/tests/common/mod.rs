@@ -25,8 +25,8 @@ pub fn ranks(n: usize) -> Vec<Device> {
     vec![Device::flex(); n]
 }
 
-/// The results of `work` on `n` ranks, which may be errors of collectives: these do not end the group. It may borrow, as no rank is left
-/// behind.
+/// The results of `work` on `n` ranks, which may be errors of collectives: these do not end the group. It may borrow,
+/// as no rank is left behind.
 pub fn on_ranks<T: Send>(n: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;

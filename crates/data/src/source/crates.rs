@@ -27,11 +27,11 @@ const LOCK_FILE: &str = include_str!("../../../../Cargo.lock");
 
 /// The name of the default corpus, and its text.
 ///
-/// It is the `.rs` files below `src/` of a fixed list of crates, in the versions that the `Cargo.lock` of this build pins
-/// (the highest, where there are several), read from `registry/src` of cargo's home. Files are ordered by a hash of
-/// `crate/path` and appended unchanged until the next would pass [`MAX_BYTES`]; files that are not UTF-8 are skipped. So
-/// the same lock file gives the same bytes everywhere, and the last tenth, which validates, is drawn from the same mix of
-/// crates as the rest.
+/// It is the `.rs` files below `src/` of a fixed list of crates, in the versions that the `Cargo.lock` of this build
+/// pins (the highest, where there are several), read from `registry/src` of cargo's home. Files are ordered by a hash
+/// of `crate/path` and appended unchanged until the next would pass [`MAX_BYTES`]; files that are not UTF-8 are
+/// skipped. So the same lock file gives the same bytes everywhere, and the last tenth, which validates, is drawn from
+/// the same mix of crates as the rest.
 pub fn load() -> Result<(String, String), DataError> {
     load_crates(CRATES, LOCK_FILE, &cargo_home().join("registry").join("src"), MAX_BYTES)
 }
@@ -174,9 +174,13 @@ mod tests {
         let error = |names: &[&str]| load_crates(names, LOCK, Path::new("/nowhere/src"), 9).unwrap_err().to_string();
         assert_eq!(
             error(&["ant"]),
-            "crate ant 0.10.0+spec-1.1.0 of the corpus rust-crates is not in /nowhere/src: run cargo fetch, or give a \
-             text"
+            "crate ant 0.10.0+spec-1.1.0 of the corpus rust-crates is not in /nowhere/src: run cargo fetch, give a text, \
+             or take the one that is built in (--data shakespeare)"
         );
-        assert_eq!(error(&["cow"]), "crate cow of the corpus rust-crates is not in Cargo.lock: give a text");
+        assert_eq!(
+            error(&["cow"]),
+            "crate cow of the corpus rust-crates is not in Cargo.lock: give a text, or take the \
+             one that is built in (--data shakespeare)"
+        );
     }
 }

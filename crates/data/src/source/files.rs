@@ -21,6 +21,8 @@ pub enum Format {
     Text,
     /// A document per line, in a field of an object.
     JsonLines,
+    /// A document per row, in a column that the first row names; CSV or TSV.
+    Table { delimiter: u8 },
     /// A document per row, in a column.
     Parquet,
 }
@@ -34,7 +36,7 @@ pub enum Compression {
 /// Endings of the text files that are taken from a folder; a file that is named itself may have any.
 #[rustfmt::skip]
 const TEXT: &[&str] = &[
-    "txt", "text", "md", "markdown", "rst", "tex", "org", "html", "htm", "xml", "csv", "tsv",
+    "txt", "text", "md", "markdown", "rst", "tex", "org", "html", "htm", "xml",
     "rs", "toml", "py", "pyi", "c", "h", "cc", "cpp", "cxx", "hpp", "cu", "cuh", "go", "java", "kt", "scala", "swift", "js",
     "mjs", "ts", "tsx", "jsx", "css", "rb", "php", "pl", "lua", "r", "jl", "hs", "ml", "ex", "exs", "erl", "clj", "el", "sh",
     "bash", "zsh", "sql", "yaml", "yml", "proto", "cmake",
@@ -46,6 +48,8 @@ impl TextFile {
         let (ending, compression) = ending(&path);
         let format = match &ending[..] {
             "jsonl" | "ndjson" | "json" => Format::JsonLines,
+            "csv" => Format::Table { delimiter: b',' },
+            "tsv" => Format::Table { delimiter: b'\t' },
             "parquet" => Format::Parquet,
             _ => Format::Text,
         };
@@ -70,9 +74,10 @@ fn ending(path: &Path) -> (String, Option<Compression>) {
     (path.file_stem().map(|stem| lower(Path::new(stem))).unwrap_or_default(), Some(compression))
 }
 
-/// The text files below a folder, in the order of their paths; without hidden ones and those behind linked folders.
-pub fn text_files(folder: &Path) -> Result<Vec<TextFile>, DataError> {
-    let mut files = Vec::new();
+/// The text files below a folder, and its other files, each in the order of their paths; without hidden ones and those
+/// behind linked folders.
+pub fn text_files(folder: &Path) -> Result<(Vec<TextFile>, Vec<PathBuf>), DataError> {
+    let (mut files, mut others) = (Vec::new(), Vec::new());
     let mut folders = vec![folder.to_path_buf()];
     while let Some(folder) = folders.pop() {
         for (path, is_folder) in list(&folder)? {
@@ -80,33 +85,37 @@ pub fn text_files(folder: &Path) -> Result<Vec<TextFile>, DataError> {
                 folders.push(path);
                 continue;
             }
-            if is_text(&path) && path.is_file() {
-                files.push(TextFile::new(path));
+            match path.is_file() {
+                true if is_text(&path) => files.push(TextFile::new(path)),
+                true => others.push(path),
+                false => {}
             }
         }
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(files)
+    others.sort();
+    Ok((files, others))
 }
 
 /// Whether a file is taken from a folder, by its name.
 fn is_text(path: &Path) -> bool {
     let (ending, compression) = ending(path);
     match &ending[..] {
-        "jsonl" | "ndjson" | "parquet" => true,
+        "jsonl" | "ndjson" | "csv" | "tsv" | "parquet" => true,
         // Uncompressed it is rather a `package.json` than a corpus.
         "json" | "" => compression.is_some(),
         ending => TEXT.contains(&ending),
     }
 }
 
-/// The token files of a folder for training, for validation, and of other names, each in order: `train.bin` and `val.bin`
-/// of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c.
-pub fn token_files(folder: &Path) -> Result<[Vec<PathBuf>; 3], DataError> {
-    let (mut train, mut val, mut others) = (Vec::new(), Vec::new(), Vec::new());
+/// The token files of a folder for training, for validation, and of other names, and what else lies there, each in
+/// order: `train.bin` and `val.bin` of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c.
+pub fn token_files(folder: &Path) -> Result<[Vec<PathBuf>; 4], DataError> {
+    let (mut train, mut val, mut others, mut no_tokens) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (path, is_folder) in list(folder)? {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         if is_folder || !is_tokens(&path) {
+            no_tokens.extend((!is_folder && path.is_file()).then_some(path));
             continue;
         }
         if name.starts_with("train") || name.contains("_train") {
@@ -117,7 +126,7 @@ pub fn token_files(folder: &Path) -> Result<[Vec<PathBuf>; 3], DataError> {
             others.push(path);
         }
     }
-    let mut files = [train, val, others];
+    let mut files = [train, val, others, no_tokens];
     files.iter_mut().for_each(|files| files.sort());
     Ok(files)
 }

@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::io::Read;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 
 use serde::Deserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::Counts;
 use super::files::TextFile;
 use super::pieces::{self, Emit};
 use super::text;
@@ -23,9 +24,9 @@ const NAMED_CHARS: usize = 40;
 /// What is wrong with a file that is one list of objects.
 const ARRAY: &str = "is an array, not an object (`jq -c '.[]' FILE > FILE.jsonl` makes it a line for each)";
 
-/// Emits the documents of a file; empty lines are skipped.
-pub fn read(file: &TextFile, field: &str, count: &AtomicU64, emit: Emit<'_>) -> Result<(), DataError> {
-    let mut reader = text::open(file, count)?;
+/// Emits the documents of a file; empty lines are skipped, and nulls are counted.
+pub fn read(file: &TextFile, field: &str, counts: &Counts, emit: Emit<'_>) -> Result<(), DataError> {
+    let mut reader = text::open(file, &counts.read)?;
     let mut bytes = Vec::new();
     for line in 1.. {
         let wrong = |problem| DataError::Json { path: file.path.clone(), line, field: field.into(), problem };
@@ -47,8 +48,9 @@ pub fn read(file: &TextFile, field: &str, count: &AtomicU64, emit: Emit<'_>) -> 
             Some(b'[') => return Err(wrong(ARRAY.into())),
             Some(_) => {}
         }
-        match parse(object, field).map_err(|error| wrong(format!("is not JSON ({error})")))? {
+        match parse(object, field).map_err(|error| wrong(not_json(&error)))? {
             Found::Text(text) => pieces::document(&text, emit)?,
+            Found::Null => _ = counts.nulls.fetch_add(1, Ordering::Relaxed),
             Found::OtherType => return Err(wrong(format!("{field:?} is not a string"))),
             Found::NoObject => return Err(wrong("is not an object".into())),
             Found::OtherFields(fields) => {
@@ -60,10 +62,26 @@ pub fn read(file: &TextFile, field: &str, count: &AtomicU64, emit: Emit<'_>) -> 
     Ok(())
 }
 
+fn not_json(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    // What the parser says of a surrogate without its other half.
+    match ["lone leading surrogate", "unexpected end of hex escape"].iter().any(|half| text.starts_with(half)) {
+        true => {
+            let column = error.column();
+            format!(
+                "has an escape from \\ud800 to \\udfff without its other half, before column {column}, which is no \
+                 character: take it out"
+            )
+        }
+        false => format!("is not JSON ({text})"),
+    }
+}
+
 /// What a line has in the wanted field.
 #[derive(Debug, PartialEq, Eq)]
 enum Found<'a> {
     Text(Cow<'a, str>),
+    Null,
     OtherType,
     /// Names of the first fields of an object without the wanted one.
     OtherFields(Vec<String>),
@@ -110,6 +128,7 @@ impl<'de> Visitor<'de> for Object<'_> {
         }
         Ok(match found {
             Some(Content::Text(text)) => Found::Text(text),
+            Some(Content::Null) => Found::Null,
             Some(Content::Other) => Found::OtherType,
             None => Found::OtherFields(names),
         })
@@ -120,6 +139,7 @@ impl<'de> Visitor<'de> for Object<'_> {
 #[derive(Debug, PartialEq, Eq)]
 enum Content<'a> {
     Text(Cow<'a, str>),
+    Null,
     Other,
 }
 
@@ -166,7 +186,7 @@ impl<'de> Visitor<'de> for Value {
     }
 
     fn visit_unit<E: Error>(self) -> Result<Content<'de>, E> {
-        Ok(Content::Other)
+        Ok(Content::Null)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Content<'de>, A::Error> {
@@ -191,7 +211,7 @@ mod tests {
             (r#"{"text": "first", "text": "last"}"#, text("last")),
             (r#"{"te\u0078t": "a", "n": null}"#, text("a")),
             (r#"{"text": [1, "a"]}"#, Found::OtherType),
-            (r#"{"text": null}"#, Found::OtherType),
+            (r#"{"text": null}"#, Found::Null),
             (r#"{"body": "a", "a\u001bb": 1}"#, Found::OtherFields(vec!["body".into(), "a\\u{1b}b".into()])),
             ("{}", Found::OtherFields(vec![])),
             ("3", Found::NoObject),

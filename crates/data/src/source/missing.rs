@@ -8,6 +8,9 @@ use super::{DEFAULT_SOURCE, SHAKESPEARE};
 
 /// What to do about data that is not there.
 pub fn advice(source: &str) -> String {
+    if source == "-" {
+        return "standard input is not read: write the text to a file, and give that".into();
+    }
     let otherwise = || match similar(source) {
         Some(name) => format!("did you mean `{name}`?"),
         None => "check the path, or give other data (to a run with --data)".into(),
@@ -15,8 +18,8 @@ pub fn advice(source: &str) -> String {
     how_to_get(source, "dataset").unwrap_or_else(otherwise)
 }
 
-/// How to get what `name` is elsewhere, if it is a URL or looks like the name of a `kind`, "model" or "dataset", on the Hugging Face
-/// hub: only files of this machine are read.
+/// How to get what `name` is elsewhere, if it is a URL or looks like the name of a `kind`, "model" or "dataset", on the
+/// Hugging Face hub: only files of this machine are read.
 pub fn how_to_get(name: &str, kind: &str) -> Option<String> {
     const LOCAL: &str = "only files of this machine are read";
     let on_hub = ["hf://", "https://huggingface.co/", "https://hf.co/"].iter().find_map(|hub| name.strip_prefix(hub));

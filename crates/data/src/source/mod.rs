@@ -8,6 +8,8 @@ mod pages;
 mod parquet;
 mod pieces;
 mod shakespeare;
+mod splits;
+mod table;
 mod text;
 
 use std::fs;
@@ -47,6 +49,8 @@ pub struct TokenFiles {
     pub train: Vec<PathBuf>,
     /// Empty if the end of `train` validates.
     pub val: Vec<PathBuf>,
+    /// What the user should know of the folder's files.
+    pub note: Option<String>,
 }
 
 /// Text in memory or in files.
@@ -57,8 +61,20 @@ pub struct TextSource {
     text: Text,
     /// Whether there may be more than one document, so that their ends are marked.
     pub many: bool,
-    /// Bytes that have been read of [`bytes`](Self::bytes).
+    /// The file from which on they validate; None where the end of all text does.
+    first_validating: Option<usize>,
+    /// What the user should know of the folder's files.
+    pub note: Option<String>,
+    pub counts: Counts,
+}
+
+/// What has been seen of a source.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Bytes of [`bytes`](TextSource::bytes) that have been read.
     pub read: AtomicU64,
+    /// Lines of JSON and rows of Parquet that have null for their text.
+    pub nulls: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -89,11 +105,15 @@ pub fn find(source: &str) -> Result<Source, DataError> {
     if metadata.is_dir() {
         return find_folder(path);
     }
+    if !metadata.is_file() {
+        return Err(DataError::NotRegular { path: path.into() });
+    }
     if metadata.len() == 0 {
         return Err(DataError::Empty { path: path.into() });
     }
     if files::is_tokens(path) {
-        return Ok(Source::Tokens(TokenFiles { name: source.into(), train: vec![path.into()], val: Vec::new() }));
+        let train = vec![path.into()];
+        return Ok(Source::Tokens(TokenFiles { name: source.into(), train, val: Vec::new(), note: None }));
     }
     let file = TextFile::new(path.into());
     let many = file.format != Format::Text;
@@ -104,25 +124,41 @@ fn find_folder(path: &Path) -> Result<Source, DataError> {
     if Meta::is_in(path) {
         return Ok(Source::Prepared(path.into()));
     }
-    let name = path.display().to_string();
-    let [train, val, others] = files::token_files(path)?;
-    if !train.is_empty() {
-        return Ok(Source::Tokens(TokenFiles { name, train, val }));
+    // The names are the trainer's; as text its logs and YAML would be trained on.
+    if ["config.yaml", "metrics.jsonl"].iter().all(|file| path.join(file).is_file()) {
+        return Err(DataError::Run { path: path.into() });
     }
-    let files = files::text_files(path)?;
+    let name = path.display().to_string();
+    let [train, val, others, no_tokens] = files::token_files(path)?;
+    if !train.is_empty() {
+        let note = splits::note(&name, [train.len(), val.len()], &[others, no_tokens].concat());
+        return Ok(Source::Tokens(TokenFiles { name, train, val, note }));
+    }
+    let (files, mut left_out) = files::text_files(path)?;
     if files.is_empty() && !others.is_empty() {
-        return Ok(Source::Tokens(TokenFiles { name, train: others, val }));
+        let note = splits::note(&name, [others.len(), val.len()], &no_tokens);
+        return Ok(Source::Tokens(TokenFiles { name, train: others, val, note }));
     }
     if files.is_empty() {
         return Err(DataError::NoFiles { path: path.into() });
     }
+    let [train, val, others] = splits::split(files);
+    left_out.extend(others.into_iter().map(|file| file.path));
+    let note = splits::note(&name, [train.len(), val.len()], &left_out);
+    let first_validating = (!val.is_empty()).then_some(train.len());
+    let files = [train, val].concat();
     let many = files.len() > 1 || files[0].format != Format::Text;
-    Ok(Source::Text(TextSource::new(name, Text::Files(files), many)))
+    Ok(Source::Text(TextSource { first_validating, note, ..TextSource::new(name, Text::Files(files), many) }))
 }
 
 impl TextSource {
     fn new(name: String, text: Text, many: bool) -> Self {
-        Self { name, text, many, read: AtomicU64::new(0) }
+        Self { name, text, many, first_validating: None, note: None, counts: Counts::default() }
+    }
+
+    /// Whether it has files of its own that validate.
+    pub fn has_split(&self) -> bool {
+        self.first_validating.is_some()
     }
 
     /// Size of the source, for a progress bar.
@@ -133,19 +169,26 @@ impl TextSource {
         }
     }
 
-    /// Calls `emit` with the text in order, in pieces of bounded size; `field` is where JSON lines and Parquet have it.
+    /// Calls `emit` with the text in order, in pieces of bounded size, first what trains; `field` is where JSON lines
+    /// and tables have it.
     pub fn read(&self, field: &str, emit: Emit<'_>) -> Result<(), DataError> {
-        self.read.store(0, Ordering::Relaxed);
+        let Counts { read, nulls } = &self.counts;
+        [read, nulls].into_iter().for_each(|count| count.store(0, Ordering::Relaxed));
         match &self.text {
             Text::Memory(text) => {
                 pieces::document(text, emit)?;
-                self.read.store(text.len() as u64, Ordering::Relaxed);
+                read.store(text.len() as u64, Ordering::Relaxed);
                 Ok(())
             }
-            Text::Files(files) => files.iter().try_for_each(|file| match file.format {
-                Format::Text => text::read(file, &self.read, emit),
-                Format::JsonLines => json_lines::read(file, field, &self.read, emit),
-                Format::Parquet => parquet::read(&file.path, field, &self.read, emit),
+            Text::Files(files) => files.iter().enumerate().try_for_each(|(number, file)| {
+                let validates = self.first_validating.is_some_and(|first| number >= first);
+                let emit: Emit<'_> = &mut |piece| emit(Piece { validates, ..piece });
+                match file.format {
+                    Format::Text => text::read(file, read, emit),
+                    Format::JsonLines => json_lines::read(file, field, &self.counts, emit),
+                    Format::Table { delimiter } => table::read(file, delimiter, field, read, emit),
+                    Format::Parquet => parquet::read(&file.path, field, &self.counts, emit),
+                }
             }),
         }
     }
@@ -175,6 +218,9 @@ impl TextSource {
             }
         }
         hash_part(hash, &[u8::from(self.many)]);
+        if let Some(first) = self.first_validating {
+            hash_part(hash, &first.to_le_bytes());
+        }
         Ok(())
     }
 }

@@ -19,6 +19,7 @@ use parquet::errors::{ParquetError, Result};
 use parquet::file::metadata::RowGroupMetaData;
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
+use parquet::schema::types::ColumnDescriptor;
 
 /// What a page may unpack to: writers aim at 1 MB, some at 100 MB.
 const PAGE_BYTES: u64 = 256 << 20;
@@ -30,13 +31,25 @@ const DICTIONARY_VALUES: u64 = 4 << 20;
 /// A header has a smallest and a largest value, which may be documents.
 const HEADER_BYTES: u64 = 32 << 20;
 
+/// Whether a column may have nulls.
+pub fn is_nullable(column: &ColumnDescriptor) -> bool {
+    column.max_def_level() > 0
+}
+
 /// The values of a column of strings in a row group of `file`.
 pub fn column(file: &Arc<File>, group: &RowGroupMetaData, column: usize) -> Result<ColumnReaderImpl<ByteArrayType>> {
     let metadata = group.column(column);
+    if let other @ (Compression::LZO | Compression::BROTLI(_)) = metadata.compression() {
+        let name = other.to_string();
+        let name = name.split('(').next().unwrap_or_default(); // without the level
+        let problem = format!("its text is compressed by {name}, and Snappy, gzip, LZ4 and zstd alone are read");
+        return Err(ParquetError::General(problem));
+    }
     let chunk = Chunk { file: file.clone(), compression: metadata.compression(), header: Mutex::default() };
     let rows = usize::try_from(group.num_rows())?;
     let pages = SerializedPageReader::new(Arc::new(chunk), metadata, rows, None)?;
-    Ok(ColumnReaderImpl::new(metadata.column_descr_ptr(), Box::new(Pages(pages))))
+    let pages = Pages { pages, nullable: is_nullable(metadata.column_descr()) };
+    Ok(ColumnReaderImpl::new(metadata.column_descr_ptr(), Box::new(pages)))
 }
 
 fn refused<T>(problem: impl std::fmt::Display) -> Result<T> {
@@ -90,21 +103,24 @@ impl ChunkReader for Chunk {
 }
 
 /// Pages that hold no more values than can be.
-struct Pages(SerializedPageReader<Chunk>);
+struct Pages {
+    pages: SerializedPageReader<Chunk>,
+    nullable: bool,
+}
 
 impl PageReader for Pages {
     fn get_next_page(&mut self) -> Result<Option<Page>> {
-        let page = self.0.get_next_page()?;
-        page.as_ref().map_or(Ok(()), check)?;
+        let page = self.pages.get_next_page()?;
+        page.as_ref().map_or(Ok(()), |page| check(page, self.nullable))?;
         Ok(page)
     }
 
     fn peek_next_page(&mut self) -> Result<Option<PageMetadata>> {
-        self.0.peek_next_page()
+        self.pages.peek_next_page()
     }
 
     fn skip_next_page(&mut self) -> Result<()> {
-        self.0.skip_next_page()
+        self.pages.skip_next_page()
     }
 }
 
@@ -116,7 +132,7 @@ impl Iterator for Pages {
     }
 }
 
-fn check(page: &Page) -> Result<()> {
+fn check(page: &Page, nullable: bool) -> Result<()> {
     let (values, bytes) = (u64::from(page.num_values()), page.buffer());
     if page.is_dictionary_page() {
         // Each has its length in 4 bytes.
@@ -136,19 +152,39 @@ fn check(page: &Page) -> Result<()> {
         _ => return Ok(()),
     };
     // These say their number of values once more.
-    let mut rest = match page {
-        Page::DataPageV2 { def_levels_byte_len, rep_levels_byte_len, .. } => {
-            bytes.get(def_levels_byte_len.saturating_add(*rep_levels_byte_len) as usize..)
-        }
-        _ => Some(&bytes[..]),
-    };
+    let mut rest = after_levels(page, nullable);
     for _ in 0..lists {
         rest = rest.and_then(|rest| after_deltas(rest, values));
     }
     rest.map_or_else(|| refused("a page has other lengths than values"), |_| Ok(()))
 }
 
-/// What follows a list of delta-encoded numbers, which may be at most `most`; None where they are more, or the list is torn.
+/// What follows a page's levels, which say where its nulls are; None where they are torn.
+///
+/// ```text
+/// version 1, nullable | bytes of levels, u32 | levels | values
+/// version 2           | levels, whose bytes the header says | values
+/// ```
+///
+/// Only lists have levels of repetition, and their columns are not read.
+fn after_levels(page: &Page, nullable: bool) -> Option<&[u8]> {
+    let bytes = page.buffer();
+    match page {
+        Page::DataPageV2 { def_levels_byte_len, rep_levels_byte_len, .. } => {
+            bytes.get(def_levels_byte_len.saturating_add(*rep_levels_byte_len) as usize..)
+        }
+        Page::DataPage { .. } if !nullable => Some(bytes),
+        Page::DataPage { def_level_encoding: Encoding::RLE, .. } => {
+            let (levels, rest) = bytes.split_first_chunk()?;
+            rest.get(u32::from_le_bytes(*levels) as usize..)
+        }
+        // Of before there were these encodings of values.
+        _ => None,
+    }
+}
+
+/// What follows a list of delta-encoded numbers, which may be at most `most`; None where they are more, or the list is
+/// torn.
 fn after_deltas(mut bytes: &[u8], most: u64) -> Option<&[u8]> {
     let [block, parts, count, _] = [(); 4].map(|()| varint(&mut bytes).ok());
     let (parts, count) = (parts?, count?);
@@ -286,7 +322,7 @@ mod tests {
     use super::*;
     use parquet::basic::Type;
     use parquet::file::metadata::ColumnChunkMetaData;
-    use parquet::schema::types::{ColumnDescriptor, ColumnPath, Type as SchemaType};
+    use parquet::schema::types::{ColumnPath, Type as SchemaType};
     use std::io::Write;
 
     /// A field of this number after the one before, of a 32-bit integer.
@@ -310,17 +346,18 @@ mod tests {
         [&sizes[..], &header, &numbers, &levels, &[0, 0], packed].concat()
     }
 
-    fn read(compression: Compression, page: &[u8]) -> Result<usize> {
+    fn read(compression: Compression, nullable: bool, page: &[u8]) -> Result<usize> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(page).unwrap();
         let schema = SchemaType::primitive_type_builder("text", Type::BYTE_ARRAY).build().unwrap();
-        let column = ColumnDescriptor::new(Arc::new(schema), 0, 0, ColumnPath::from("text"));
+        let column = ColumnDescriptor::new(Arc::new(schema), nullable.into(), 0, ColumnPath::from("text"));
         let metadata = ColumnChunkMetaData::builder(Arc::new(column))
             .set_compression(compression)
             .set_total_compressed_size(page.len() as i64)
             .build()?;
         let chunk = Chunk { file: Arc::new(file), compression, header: Mutex::default() };
-        let mut pages = Pages(SerializedPageReader::new(Arc::new(chunk), &metadata, 1, None)?);
+        let pages = SerializedPageReader::new(Arc::new(chunk), &metadata, 1, None)?;
+        let mut pages = Pages { pages, nullable };
         Ok(pages.get_next_page()?.map_or(0, |page| page.buffer().len()))
     }
 
@@ -336,6 +373,13 @@ mod tests {
         let (none, packed) = (Compression::UNCOMPRESSED, Compression::GZIP(Default::default()));
         let large = gzip(PAGE_BYTES + 1);
         let lengths = |count: u8| [128, 1, 4, count, 2, 0, 0, 0, 0, 0, 97];
+        let levels = |count: u8| [&[2, 0, 0, 0, 2, 1][..], &lengths(count)].concat();
+        let nullable: [(Vec<u8>, Result<usize, &str>); 3] = [
+            (page(0, 17, 1, 6, &levels(1)), Ok(17)),
+            (page(0, 17, 1, 6, &levels(9)), Err("a page has other lengths than values")),
+            (page(0, 11, 1, 6, &lengths(1)), Err("a page has other lengths than values")),
+        ];
+        let nullable = nullable.map(|(page, expected)| (none, true, page, expected));
         let cases: [(_, Vec<u8>, Result<usize, &str>); 10] = [
             (none, page(0, 8, 1, 0, &[4, 0, 0, 0, 97, 98, 99, 100]), Ok(8)),
             (none, page(0, i64::from(i32::MAX), 1, 0, &[0; 8]), Err("a page of 2147483647 bytes is above the limit")),
@@ -348,8 +392,9 @@ mod tests {
             (none, page(0, 11, 1, 6, &lengths(1)), Ok(11)),
             (none, page(0, 11, 1, 6, &lengths(9)), Err("a page has other lengths than values")),
         ];
-        for (compression, page, expected) in cases {
-            match (read(compression, &page), expected) {
+        let cases = cases.map(|(compression, page, expected)| (compression, false, page, expected));
+        for (compression, nullable, page, expected) in cases.into_iter().chain(nullable) {
+            match (read(compression, nullable, &page), expected) {
                 (Ok(bytes), Ok(expected)) => assert_eq!(bytes, expected),
                 (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}: {expected}"),
                 (found, expected) => panic!("{found:?} instead of {expected:?}"),

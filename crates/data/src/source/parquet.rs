@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use parquet::basic::Type;
 use parquet::column::reader::ColumnReaderImpl;
@@ -11,6 +11,7 @@ use parquet::data_type::{ByteArray, ByteArrayType};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
+use super::Counts;
 use super::pages;
 use super::pieces::{self, Emit};
 use super::text;
@@ -19,12 +20,12 @@ use crate::{DataError, quiet};
 /// Rows that are decoded at once.
 const ROWS: usize = 256;
 
-/// Emits the documents of a file, row group by row group; nulls are skipped.
-pub fn read(path: &Path, field: &str, count: &AtomicU64, emit: Emit<'_>) -> Result<(), DataError> {
+/// Emits the documents of a file, row group by row group; nulls are counted.
+pub fn read(path: &Path, field: &str, counts: &Counts, emit: Emit<'_>) -> Result<(), DataError> {
     let file = Arc::new(File::open(path).map_err(|error| DataError::read(path, error))?);
     let reader = guard(path, || SerializedFileReader::new(file.try_clone()?))?;
     let column = find_column(path, field, &reader)?;
-    let nullable = reader.metadata().file_metadata().schema_descr().column(column).max_def_level() > 0;
+    let nullable = pages::is_nullable(&reader.metadata().file_metadata().schema_descr().column(column));
     let size = file.metadata().map_err(|error| DataError::read(path, error))?.len();
     let (mut row, mut unpacked) = (0, 0);
     for group in 0..reader.num_row_groups() {
@@ -36,7 +37,10 @@ pub fn read(path: &Path, field: &str, count: &AtomicU64, emit: Emit<'_>) -> Resu
             }
             for document in documents {
                 row += 1;
-                let Some(document) = document else { continue };
+                let Some(document) = document else {
+                    counts.nulls.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                };
                 let Ok(text) = std::str::from_utf8(document.data()) else {
                     return Err(DataError::ParquetText { path: path.into(), row, field: field.into() });
                 };
@@ -50,7 +54,7 @@ pub fn read(path: &Path, field: &str, count: &AtomicU64, emit: Emit<'_>) -> Resu
             }
         }
         let size = guard(path, || Ok(reader.metadata().row_group(group).compressed_size()))?;
-        count.fetch_add(size.max(0) as u64, Ordering::Relaxed);
+        counts.read.fetch_add(size.max(0) as u64, Ordering::Relaxed);
     }
     Ok(())
 }
@@ -70,16 +74,18 @@ fn next_rows(
 
 fn find_column(path: &Path, field: &str, reader: &SerializedFileReader<File>) -> Result<usize, DataError> {
     let schema = reader.metadata().file_metadata().schema_descr();
-    let found = schema.columns().iter().position(|column| {
-        column.path().parts().len() == 1
-            && column.name() == field
-            && column.physical_type() == Type::BYTE_ARRAY
-            && column.max_rep_level() == 0
-    });
-    found.ok_or_else(|| {
-        let names: Vec<String> = schema.columns().iter().take(8).map(|column| column.path().string()).collect();
-        DataError::ParquetColumn { path: path.into(), field: field.into(), columns: names.join(", ") }
-    })
+    let found = schema.columns().iter().position(|column| column.path().parts()[0] == field);
+    if let Some(at) = found {
+        let column = schema.column(at);
+        let holds = match column.physical_type() {
+            _ if column.path().parts().len() > 1 || column.max_rep_level() > 0 => "lists or structures".into(),
+            Type::BYTE_ARRAY => return Ok(at),
+            other => other.to_string(),
+        };
+        return Err(DataError::ParquetType { path: path.into(), field: field.into(), holds });
+    }
+    let names: Vec<String> = schema.columns().iter().take(8).map(|column| column.path().string()).collect();
+    Err(DataError::ParquetColumn { path: path.into(), field: field.into(), columns: names.join(", ") })
 }
 
 /// Calls into the crate `parquet`, which trusts a file's numbers here and there and then panics (on an index or a

@@ -1,10 +1,10 @@
 //! Cutting long texts so that they can be encoded in parallel and in little memory, without changing their tokens.
 //!
 //! A tokenizer of GPT-2's kind splits text into words by a pattern and never merges across them, so a cut between two
-//! words is harmless if both sides still split alike. That holds between an ASCII letter and a line break, and between an
-//! ASCII letter and a space that another follows, for GPT-2's pattern and for those of Llama 3 and DeepSeek: a run of
-//! letters ends there, and a line break, or a space with its word, begins. Newline after newline or after a full stop is
-//! no such place: patterns differ in whom a line break belongs to.
+//! words is harmless if both sides still split alike. That holds between an ASCII letter and a line break, and between
+//! an ASCII letter and a space that another follows, for GPT-2's pattern and for those of Llama 3 and DeepSeek: a run
+//! of letters ends there, and a line break, or a space with its word, begins. Newline after newline or after a full
+//! stop is no such place: patterns differ in whom a line break belongs to.
 
 use crate::DataError;
 
@@ -20,6 +20,15 @@ pub struct Piece {
     pub text: String,
     /// Whether the document ends here.
     pub end: bool,
+    /// Whether its file is one of those that validate.
+    pub validates: bool,
+}
+
+impl Piece {
+    /// A piece of a document that trains.
+    pub fn new(text: &str, end: bool) -> Self {
+        Self { text: text.into(), end, validates: false }
+    }
 }
 
 /// What takes the pieces of a source.
@@ -38,10 +47,10 @@ pub fn document(mut text: &str, emit: Emit<'_>) -> Result<(), DataError> {
             }
         };
         let (head, tail) = text.split_at(at);
-        emit(Piece { text: head.into(), end: tail.is_empty() })?;
+        emit(Piece::new(head, tail.is_empty()))?;
         text = tail;
     }
-    if text.is_empty() { Ok(()) } else { emit(Piece { text: text.into(), end: true }) }
+    if text.is_empty() { Ok(()) } else { emit(Piece::new(text, true)) }
 }
 
 /// The last place of `text` where it can be cut without changing its tokens.
@@ -60,8 +69,8 @@ pub fn cut(text: &str) -> Option<usize> {
     (1..bytes.len()).rev().find(harmless).or_else(|| (1..bytes.len()).rev().find(passable))
 }
 
-/// Where to cut text of which more may follow: None for "read on". Something is left after the cut, with which the document can
-/// end if nothing follows.
+/// Where to cut text of which more may follow: None for "read on". Something is left after the cut, with which the
+/// document can end if nothing follows.
 pub fn cut_stream(text: &str) -> Option<usize> {
     let last = || text.char_indices().next_back().map(|(at, _)| at);
     cut(text).or_else(|| if text.len() >= MAX_BYTES { last() } else { None })

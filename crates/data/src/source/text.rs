@@ -27,7 +27,8 @@ pub fn read(file: &TextFile, count: &AtomicU64, emit: Emit<'_>) -> Result<(), Da
     let mut reader = open(file, count)?;
     let (mut bytes, mut offset) = (Vec::new(), 0u64);
     loop {
-        let wanted = (pieces::BYTES as u64).saturating_sub(bytes.len() as u64).max(pieces::BYTES as u64 / 2);
+        // As much again where there was no place to cut: each byte is searched twice, not once for each later read.
+        let wanted = pieces::BYTES.saturating_sub(bytes.len()).max(bytes.len()) as u64;
         let got = reader.by_ref().take(wanted).read_to_end(&mut bytes).map_err(|error| failed(file, error))?;
         let last = (got as u64) < wanted;
         let not_utf8 = |valid| DataError::NotUtf8 { path: file.path.clone(), offset: offset + valid as u64 };
@@ -40,18 +41,18 @@ pub fn read(file: &TextFile, count: &AtomicU64, emit: Emit<'_>) -> Result<(), Da
             Err(error) => return Err(not_utf8(error.valid_up_to())),
         };
         if last {
-            return if text.is_empty() { Ok(()) } else { emit(Piece { text: text.into(), end: true }) };
+            return if text.is_empty() { Ok(()) } else { emit(Piece::new(text, true)) };
         }
         if let Some(at) = pieces::cut_stream(text) {
-            emit(Piece { text: text[..at].into(), end: false })?;
+            emit(Piece::new(&text[..at], false))?;
             bytes.drain(..at);
             offset += at as u64;
         }
     }
 }
 
-/// Opens a file, through its decompression, which ends in an error where it unpacks to far more than text does; `count` grows by the
-/// bytes that are read from the disk.
+/// Opens a file, through its decompression, which ends in an error where it unpacks to far more than text does; `count`
+/// grows by the bytes that are read from the disk.
 pub fn open<'a>(file: &TextFile, count: &'a AtomicU64) -> Result<Box<dyn BufRead + 'a>, DataError> {
     let failed = |error| DataError::read(&file.path, error);
     let packed = Rc::new(Cell::new(0));

@@ -2,16 +2,16 @@
 
 use super::Tokenizer;
 
-/// Tokens to wait for a whole character: it has at most four bytes, but a token may end one and begin the next. After these
-/// it is taken for no text.
+/// Tokens to wait for a whole character: it has at most four bytes, but a token may end one and begin the next. After
+/// these it is taken for no text.
 const PATIENCE: usize = 8;
 
 /// Turns tokens into text as they come: only whole characters come out, so a terminal can print each piece.
 #[derive(Debug, Clone)]
 pub struct Decoder {
     tokenizer: Tokenizer,
-    /// The last token that has been printed, then those that have not. The former is kept because some tokenizers drop the
-    /// space before the first token.
+    /// The last token that has been printed, then those that have not. The former is kept because some tokenizers drop
+    /// the space before the first token.
     tokens: Vec<u32>,
     /// How many of `tokens`, and bytes of their text, have been printed.
     printed: (usize, usize),

@@ -25,7 +25,8 @@ pub fn files(tokenizer: &Tokenizer) -> Vec<(String, Vec<u8>)> {
     match &tokenizer.0 {
         Kind::Byte => config[KEY] = "byte".into(),
         Kind::Char(_) => config[KEY] = "char".into(),
-        // Not for the two above, whose end of text must stay an ordinary token: a special one would be found in text too.
+        // Not for the two above, whose end of text must stay an ordinary token: a special one would be found in text
+        // too.
         Kind::HuggingFace(tokenizer) => config["eos_token"] = tokenizer.eot.as_ref().map(|(name, _)| &name[..]).into(),
     }
     let files = [(JSON, tokenizer_json(tokenizer)), (CONFIG, format!("{config:#}\n"))];

@@ -18,8 +18,8 @@ use super::patterns::Patterns;
 use super::words::{self, Part};
 use crate::{DataError, quiet, source};
 
-/// What the end of a text is called where no configuration says it: in the tokenizers of GPT-2, DeepSeek, Llama 2, Llama 3 and
-/// Gemma.
+/// What the end of a text is called where no configuration says it: in the tokenizers of GPT-2, DeepSeek, Llama 2,
+/// Llama 3 and Gemma.
 const EOT: [&str; 5] = [END_OF_TEXT, "<｜end▁of▁sentence｜>", "</s>", "<|end_of_text|>", "<eos>"];
 const END_OF_TEXT: &str = "<|endoftext|>";
 
@@ -73,7 +73,8 @@ impl HuggingFace {
     fn from_json(path: &Path) -> Result<Self, DataError> {
         let bytes = fs::read(path).map_err(|error| DataError::read(path, error))?;
         let wrong = |problem: String| DataError::Tokenizer { path: path.into(), problem };
-        // The crate panics on some files that are JSON but no tokenizer. That is an error of the file, not of this program.
+        // The crate panics on some files that are JSON but no tokenizer. That is an error of the file, not of this
+        // program.
         match quiet::catch(|| tokenizers::Tokenizer::from_bytes(bytes)) {
             Some(Ok(tokenizer)) => Self::new(tokenizer, eos_token_beside(path)?).map_err(wrong),
             Some(Err(error)) => Err(wrong(error.to_string())),
@@ -218,8 +219,8 @@ fn eos_token_beside(file: &Path) -> Result<Option<String>, DataError> {
     export::eos_token(file.parent().unwrap_or(file))
 }
 
-/// Name and id of the end-of-text token: the one that is given, if the vocabulary has it, else a special one with a usual name.
-/// An ordinary token with such a name is a word of the text.
+/// Name and id of the end-of-text token: the one that is given, if the vocabulary has it, else a special one with a
+/// usual name. An ordinary token with such a name is a word of the text.
 fn end_of_text(tokenizer: &tokenizers::Tokenizer, given: Option<String>) -> Option<(String, u32)> {
     let given = given.and_then(|name| tokenizer.token_to_id(&name).map(|id| (name, id)));
     given.or_else(|| {
@@ -231,8 +232,8 @@ fn end_of_text(tokenizer: &tokenizers::Tokenizer, given: Option<String>) -> Opti
     })
 }
 
-/// If `tokenizer` splits text as GPT-2's and encodes each word by itself, the names of its added tokens, which may lie across
-/// words.
+/// If `tokenizer` splits text as GPT-2's and encodes each word by itself, the names of its added tokens, which may lie
+/// across words.
 fn gpt2_names(tokenizer: &tokenizers::Tokenizer) -> Option<Vec<String>> {
     let rules = match tokenizer.get_pre_tokenizer() {
         Some(PreTokenizerWrapper::ByteLevel(rules)) => rules,

@@ -55,8 +55,8 @@ impl Tokenizer {
         }
     }
 
-    /// Learns a byte-level BPE as GPT-2's from texts, with the special token `<|endoftext|>`; progress goes to stderr if
-    /// that is a terminal.
+    /// Learns a byte-level BPE as GPT-2's from texts, with the special token `<|endoftext|>`; progress goes to stderr
+    /// if that is a terminal.
     ///
     /// # Errors
     /// A vocabulary without room for the 256 bytes and the special token, or of more than a million tokens.
@@ -64,8 +64,8 @@ impl Tokenizer {
         HuggingFace::train(texts, vocab_size).map(Kind::HuggingFace).map(Self)
     }
 
-    /// `tokenizer.json` and `tokenizer_config.json` as Hugging Face has them, whatever the kind of tokenizer: `transformers`
-    /// reads them and finds the same ids. Name and bytes of each.
+    /// `tokenizer.json` and `tokenizer_config.json` as Hugging Face has them, whatever the kind of tokenizer:
+    /// `transformers` reads them and finds the same ids. Name and bytes of each.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
         export::files(self)
     }
@@ -90,8 +90,8 @@ impl Tokenizer {
         }
     }
 
-    /// The token after each document, if there is one: what a `tokenizer_config.json` calls `eos_token`, else a special token
-    /// with one of the usual names.
+    /// The token after each document, if there is one: what a `tokenizer_config.json` calls `eos_token`, else a special
+    /// token with one of the usual names.
     pub fn eot(&self) -> Option<u32> {
         match &self.0 {
             Kind::Byte => Some(0),

@@ -1,7 +1,7 @@
 //! The regular expressions of a `tokenizer.json`, matched within a limit of time.
 //!
-//! They come with the file and are matched by backtracking, as in Python: one like `(a|aa)+$` takes hours on a page of text. Those of
-//! GPT-2, Llama 3, Qwen or DeepSeek look at each character a few times.
+//! They come with the file and are matched by backtracking, as in Python: one like `(a|aa)+$` takes hours on a page of
+//! text. Those of GPT-2, Llama 3, Qwen or DeepSeek look at each character a few times.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -15,11 +15,13 @@ use tokenizers::{
     Result, SplitDelimiterBehavior,
 };
 
-/// Time of the processor that a text's patterns may take, and more for each of its bytes: a thousand times what they need.
+/// Time of the processor that a text's patterns may take, and more for each of its bytes: a thousand times what they
+/// need.
 const TIME: Duration = Duration::from_secs(20);
 const TIME_PER_BYTE: Duration = Duration::from_micros(20);
 
-/// Times that a match at one place may go back, seconds at most, and at how many places that is tried before the time is looked at.
+/// Times that a match at one place may go back, seconds at most, and at how many places that is tried before the time
+/// is looked at.
 const STEPS_BACK: u32 = 20_000_000;
 const PLACES: usize = 16;
 

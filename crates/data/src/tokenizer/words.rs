@@ -1,10 +1,10 @@
 //! GPT-2's words, found without its regular expression where a text is ASCII.
 //!
-//! GPT-2 splits text by
-//! `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` and encodes each word by itself. Most of a
-//! text is words that were there before, so splitting costs more than encoding, and the regular expression is most of it.
-//! For ASCII this scanner finds the same words. A stretch with other characters is left to the regular expression, up to
-//! the next place where a word surely ends: after an ASCII letter, before a line break or before a space and a letter.
+//! GPT-2 splits text by `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` and encodes each
+//! word by itself. Most of a text is words that were there before, so splitting costs more than encoding, and the
+//! regular expression is most of it. For ASCII this scanner finds the same words. A stretch with other characters is
+//! left to the regular expression, up to the next place where a word surely ends: after an ASCII letter, before a line
+//! break or before a space and a letter.
 
 /// A part of a text that is encoded by itself.
 #[derive(Debug, PartialEq, Eq)]

@@ -33,7 +33,8 @@ pub(crate) struct PutOff {
 }
 
 impl<B> Runner<'_, B> {
-    /// Runs the calls that `forward` has saved backward, adds their gradients to the units', and returns that of their input.
+    /// Runs the calls that `forward` has saved backward, adds their gradients to the units', and returns that of their
+    /// input.
     pub fn backward(
         &mut self,
         calls: Range<usize>,
@@ -78,9 +79,9 @@ impl<B> Runner<'_, B> {
         Ok(cotangent)
     }
 
-    /// The first part of [`backward`](Self::backward), as far as the stages before wait for it: returns the gradient of the calls' input, and
-    /// what is left for [`backward_of_weights`](Self::backward_of_weights): nothing of calls none of whose gradients are put off. Nothing is gathered
-    /// again, and all calls are this rank's.
+    /// The first part of [`backward`](Self::backward), as far as the stages before wait for it: returns the gradient of
+    /// the calls' input, and what is left for [`backward_of_weights`](Self::backward_of_weights): nothing of calls none
+    /// of whose gradients are put off. Nothing is gathered again, and all calls are this rank's.
     pub fn backward_of_inputs(
         &mut self,
         calls: Range<usize>,
@@ -156,9 +157,13 @@ impl<B> Runner<'_, B> {
         })
     }
 
-    /// Sends the gradients of call `i` to the unit's shards, once all calls of the unit have theirs of this micro-batch.
+    /// Sends the gradients of call `i` to the unit's shards, once all calls of the unit have theirs of this
+    /// micro-batch.
     fn reduce(&mut self, i: usize, gradients: Option<Vec<Tensor<1>>>, micro: &Micro<B>) -> Option<Reduction> {
         let (unit, owner) = (self.calls[i].unit, self.owner(i));
+        if self.is_mine(i) {
+            self.work.backward();
+        }
         if self.owners.is_some() {
             let done = !self.calls[..i].iter().any(|before| before.unit == unit);
             let gradients = self.units[unit].scatter(self.lanes, gradients, owner, done);
@@ -185,7 +190,8 @@ impl<B> Runner<'_, B> {
         Some(Reduction { unit, gradients, done: true })
     }
 
-    /// Waits for the reduction that is under way, before the next one: finished gradients do not pile up behind a slow link.
+    /// Waits for the reduction that is under way, before the next one: finished gradients do not pile up behind a slow
+    /// link.
     fn finish(&mut self, reduction: Option<Reduction>) -> Result<(), FsdpError> {
         if let Some(Reduction { unit, gradients, done }) = reduction {
             self.units[unit].set_gradients(gradients.wait()?, done);

@@ -5,7 +5,8 @@ use crate::FsdpError;
 use comm::{Axis, MeshShape};
 
 impl FsdpConfig {
-    /// How so many ranks are laid out. Under `ddp` nothing is sharded, and the ranks that have the experts together take the place of shards.
+    /// How so many ranks are laid out. Under `ddp` nothing is sharded, and the ranks that have the experts together
+    /// take the place of shards.
     ///
     /// # Errors
     /// If the sizes do not divide each other.
@@ -68,25 +69,27 @@ impl FsdpConfig {
     }
 
     /// Refuses replicas that so many ranks of a stage cannot make.
-    fn validate_replicas(&self, ranks: usize) -> Result<(), FsdpError> {
-        let (replicas, strategy) = (self.replicas(), self.strategy.name());
+    ///
+    /// # Errors
+    /// If the ranks are not as many in each.
+    pub fn validate_replicas(&self, ranks: usize) -> Result<(), FsdpError> {
+        let replicas = self.replicas();
         if self.strategy == Strategy::Block && replicas != 1 {
             return Err(FsdpError::Config(format!(
                 "dp_replicate {replicas} with strategy block, where one rank computes a block for all: take full_shard"
             )));
         }
-        if replicas > 0 && ranks.is_multiple_of(replicas) {
-            return Ok(());
+        if replicas == 0 {
+            return Err(FsdpError::Config("dp_replicate is 0: give at least 1".into()));
         }
-        let fits = (1..=replicas.min(ranks)).rev().find(|fits| ranks.is_multiple_of(*fits)).unwrap_or(1);
-        let more = ranks.checked_next_multiple_of(replicas).and_then(|more| more.checked_mul(self.pipeline.stages));
-        Err(FsdpError::Config(format!(
-            "{strategy} with dp_replicate {replicas} on {}{}: each replica has as many ranks; take dp_replicate {fits}{}{}",
-            if ranks == 1 { "1 rank".into() } else { format!("{ranks} ranks") },
-            if self.pipeline.stages > 1 { " of a stage" } else { "" },
-            more.map_or(String::new(), |more| format!(", a world size of {more}")),
-            if self.strategy == Strategy::HybridShard { ", or full_shard" } else { "" },
-        )))
+        if !ranks.is_multiple_of(replicas) {
+            return Err(FsdpError::Config(format!(
+                "{replicas} replicas (dp_replicate) cannot share {}{} evenly",
+                if ranks == 1 { "1 rank".into() } else { format!("{ranks} ranks") },
+                if self.pipeline.stages > 1 { " of a stage" } else { "" },
+            )));
+        }
+        Ok(())
     }
 
     /// Refuses what makes no sense on so many ranks, or together.
@@ -97,8 +100,12 @@ impl FsdpConfig {
         let mesh = self.mesh(world_size)?;
         let copies = mesh.ranks(&[Axis::DpReplicate]);
         if let Some(given) = self.dp_replicate.filter(|given| self.strategy == Strategy::Ddp && *given != copies) {
+            let meant = match given {
+                1 => "full_shard".into(),
+                given => format!("hybrid_shard, for {given} replicas that each shard the model over their ranks"),
+            };
             return refuse(format!(
-                "dp_replicate {given} with strategy ddp, which has {} here: leave it out, or take full_shard",
+                "dp_replicate {given} with strategy ddp, which has {} here: leave it out, or take {meant}",
                 if copies == 1 { "1 copy".into() } else { format!("{copies} copies") }
             ));
         }

@@ -6,12 +6,13 @@ use crate::state::{Progress, ReadPart, State};
 use crate::{Copies, FsdpConfig, FsdpError, Units};
 use comm::Communicator;
 
-/// One rank's part of a model that goes on from a kept state: sharded, and not a value made. It can only be [loaded](Self::load_state).
+/// One rank's part of a model that goes on from a kept state: sharded, and not a value made. It can only be
+/// [loaded](Self::load_state).
 pub struct Unloaded<B>(Fsdp<B>);
 
 impl<B: 'static> Unloaded<B> {
-    /// Shards `units` as [`Fsdp::new`] does. A module that makes its values when they are read makes none, and nothing is
-    /// [drawn](Units::draw).
+    /// Shards `units` as [`Fsdp::new`] does. A module that makes its values when they are read makes none, and nothing
+    /// is [drawn](Units::draw).
     ///
     /// # Errors
     /// As of [`Fsdp::new`].
@@ -19,8 +20,8 @@ impl<B: 'static> Unloaded<B> {
         Fsdp::sharded(units, comm, config, false).map(Self)
     }
 
-    /// Goes on from a [`state`](Fsdp::state) that any number of ranks has kept under any strategy: `read` is asked for every part that
-    /// this rank holds. A collective: every rank calls it with the same `progress`.
+    /// Goes on from a [`state`](Fsdp::state) that any number of ranks has kept under any strategy: `read` is asked for
+    /// every part that this rank holds. A collective: every rank calls it with the same `progress`.
     ///
     /// # Errors
     /// If a part cannot be read, or has another length; if a rank fails.
@@ -44,7 +45,8 @@ impl<B: 'static> Unloaded<B> {
 }
 
 impl<B: 'static> Fsdp<B> {
-    /// This rank's part of the run's state between steps. It costs no copy: the tensors share memory until the next step.
+    /// This rank's part of the run's state between steps. It costs no copy: the tensors share memory until the next
+    /// step.
     pub fn state(&self) -> State {
         let optimizer_steps = self.units.iter().map(ShardedUnit::optimizer_steps).max().unwrap_or(0);
         let progress = Progress { optimizer_steps, loss_scale: self.loss_scale.state() };

@@ -69,7 +69,8 @@ impl<B: 'static> Fsdp<B> {
         Ok(Totals { losses: [loss / weight, aux / weight], weight, norm, sums: sums.collect() })
     }
 
-    /// Of this rank's gradient: of experts over ranks, of parts of matrices, and of all else, each of whose replicas counts the whole.
+    /// Of this rank's gradient: of experts over ranks, of parts of matrices, and of all else, each of whose replicas
+    /// counts the whole.
     fn gradient_squares(&self) -> [f64; 3] {
         let mut squares = [0.0; 3];
         for (class, square) in self.units.iter().flat_map(ShardedUnit::gradient_squares) {
@@ -82,7 +83,8 @@ impl<B: 'static> Fsdp<B> {
         squares
     }
 
-    /// Norm of the summed gradient over all units, and over all ranks that have different parts of it, of this rank's squares and all ranks'.
+    /// Norm of the summed gradient over all units, and over all ranks that have different parts of it, of this rank's
+    /// squares and all ranks'.
     fn norm(&self, mine: [f64; 3], sums: [f64; 3]) -> f64 {
         let FsdpConfig { pipeline, ep, tp, .. } = &self.config;
         if self.plan.shards * pipeline.stages * ep * tp == 1 {

@@ -25,7 +25,8 @@ impl FlatShard {
         self.parts(share).map(part).collect()
     }
 
-    /// Takes this rank's shard from `read`; with `steps` above 0 the optimizer's moments too. A replica is still to follow.
+    /// Takes this rank's shard from `read`; with `steps` above 0 the optimizer's moments too. A replica is still to
+    /// follow.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
         if !self.holders.is_here {
             return Ok(());
@@ -73,7 +74,8 @@ impl FlatShard {
         }
     }
 
-    /// This rank's part of the parameters and their moments, to be compared with its copies; None where there is no part, or no copy of it.
+    /// This rank's part of the parameters and their moments, to be compared with its copies; None where there is no
+    /// part, or no copy of it.
     pub fn copy(&self) -> Option<(ShardOf, Vec<Tensor<1>>)> {
         let plan = &self.plan;
         let has_copies = self.holders.is_here && (plan.replicas > 1 || self.holders.tie.is_some());

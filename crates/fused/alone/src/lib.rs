@@ -1,5 +1,5 @@
-//! The unsafe code of `fused` that needs no Burn: memory that is not set, parts of memory for tasks, rows of heads, the thread team, matrix products on every
-//! vector path of this processor. With its own tests, and those below.
+//! The unsafe code of `fused` that needs no Burn: memory that is not set, parts of memory for tasks, rows of heads, the
+//! thread team, matrix products on every vector path of this processor. With its own tests, and those below.
 #![cfg(test)]
 #![allow(dead_code, unused_imports, reason = "parts of a crate")]
 
@@ -11,6 +11,8 @@ mod gemm;
 mod math;
 #[path = "../../src/pieces.rs"]
 mod pieces;
+#[path = "../../src/simd.rs"]
+mod simd;
 #[path = "../../src/team/mod.rs"]
 mod team;
 #[path = "../../src/uninit.rs"]

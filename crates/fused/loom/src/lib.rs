@@ -1,5 +1,6 @@
-//! A leader and its helpers in every order of their steps, with at most three changes of thread that nobody waited for: a loop's memory is used by nobody
-//! who is not inside, every task is done once, and the helpers that a leader counts on come.
+//! A leader and its helpers in every order of their steps, with at most three changes of thread that nobody waited for:
+//! a loop's memory is used by nobody who is not inside, every task is done once, and the helpers that a leader counts
+//! on come.
 #![cfg(test)]
 
 #[path = "../../src/team/shared.rs"]
@@ -140,7 +141,8 @@ fn a_panic_of_a_task_reaches_the_leader_when_all_have_left() {
     });
 }
 
-/// A helper goes back to the pool while the leader publishes: either it stays for the loop, or it is counted out and the leader asks for another one.
+/// A helper goes back to the pool while the leader publishes: either it stays for the loop, or it is counted out and
+/// the leader asks for another one.
 #[test]
 fn a_leader_has_the_helpers_that_it_counts_on() {
     explore(|| {

@@ -13,7 +13,8 @@ use cubecl::prelude::*;
 #[cfg(feature = "offline")]
 use half::{bf16, f16};
 
-/// Parameter, mean and square after a step, and the parameter's copy; memory that nobody else holds is written in place.
+/// Parameter, mean and square after a step, and the parameter's copy; memory that nobody else holds is written in
+/// place.
 pub(crate) fn adamw(
     state: [CubeTensor; 3],
     gradient: CubeTensor,

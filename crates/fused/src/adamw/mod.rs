@@ -5,7 +5,8 @@
 //! p = p (1 - lr decay) - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + epsilon)
 //! ```
 //!
-//! 16 bytes are read and 12 written for each element, and 2 more for a copy in 16 bits, to compute with; memory that nobody else holds is written in place.
+//! 16 bytes are read and 12 written for each element, and 2 more for a copy in 16 bits, to compute with; memory that
+//! nobody else holds is written in place.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -14,10 +15,10 @@ use crate::check::Call;
 use crate::element::Element;
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
+use crate::simd::vectorised;
 use crate::team;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
-use multiversion::multiversion;
 
 /// Constants of AdamW (arXiv 1711.05101).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,11 +71,12 @@ pub struct AdamWStep {
     pub copy: Option<DType>,
 }
 
-/// One step of an f32 `parameter` along its gradient, which may be of another float: the parameter, and the copy of it that the step asks for. None of them is
-/// tracked.
+/// One step of an f32 `parameter` along its gradient, which may be of another float: the parameter, and the copy of it
+/// that the step asks for. None of them is tracked.
 ///
 /// # Panics
-/// If the lengths differ, gradient or copy are of another type than f32, bf16 or f16, or parameter and state not f32. The state is then as it was.
+/// If the lengths differ, gradient or copy are of another type than f32, bf16 or f16, or parameter and state not f32.
+/// The state is then as it was.
 pub fn adamw(
     config: &AdamW,
     step: &AdamWStep,
@@ -162,13 +164,14 @@ pub(crate) fn adamw_host<T: Element>([p, m, v]: [&mut [f32]; 3], g: &[f32], rate
     copy
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn step(rates: &Rates, p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32]) {
-    for (((p, m), v), g) in p.iter_mut().zip(m).zip(v).zip(g) {
-        let g = g * rates.gradient_scale;
-        *m = rates.beta1 * *m + (1.0 - rates.beta1) * g;
-        *v = rates.beta2 * *v + (1.0 - rates.beta2) * g * g;
-        let denominator = v.sqrt() * rates.inverse_sqrt_correction2 + rates.epsilon;
-        *p = *p * rates.keep - rates.lr * *m / denominator;
+vectorised! {
+    fn step(rates: &Rates, p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32]) {
+        for (((p, m), v), g) in p.iter_mut().zip(m).zip(v).zip(g) {
+            let g = g * rates.gradient_scale;
+            *m = rates.beta1 * *m + (1.0 - rates.beta1) * g;
+            *v = rates.beta2 * *v + (1.0 - rates.beta2) * g * g;
+            let denominator = v.sqrt() * rates.inverse_sqrt_correction2 + rates.epsilon;
+            *p = *p * rates.keep - rates.lr * *m / denominator;
+        }
     }
 }

@@ -3,7 +3,7 @@
 use super::{AttentionRule, NO_KEY, ScoreDropout};
 use crate::gemm::{Matrix, product_here};
 use crate::math::{exp, max, sum, sum2};
-use multiversion::multiversion;
+use crate::simd::vectorised;
 use std::ops::Range;
 
 /// What a head reads: queries and keys in parts whose products are added, such as an unrotated and a rotated one.
@@ -101,7 +101,8 @@ impl<const P: usize> Head<'_, P> {
             to_k.iter().zip(self.d).for_each(|(to, width)| unsafe { clear(*to, 0..self.s, width) });
             unsafe { clear(to_v, 0..self.s, self.dv) };
         }
-        // The last tile first: it sees all keys, unless there are starts, so it sets their gradients, and the others add to them.
+        // The last tile first: it sees all keys, unless there are starts, so it sets their gradients, and the others
+        // add to them.
         for (first, end) in self.tiles() {
             let (rows, tile, add) = (end - first, self.tile(first, end), end < self.t || !self.starts.is_empty());
             let (n, keys) = (tile.keys.len(), tile.keys.clone());
@@ -193,53 +194,56 @@ fn seen_of(row: &mut [f32], seen: Range<usize>) -> &mut [f32] {
     seen
 }
 
-/// Scores become probabilities, and what is dropped of them 0; `l` gets their log-sum-exp.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn softmax(tile: Tile<'_>, scores: &mut [f32], l: &mut [f32]) {
-    let scale = tile.rule.scale;
-    for (i, (row, l)) in scores.chunks_exact_mut(tile.keys.len()).zip(l).enumerate() {
-        let seen = tile.seen(i);
-        let row = seen_of(row, seen.clone());
-        if seen.is_empty() {
-            *l = NO_KEY;
-            continue;
-        }
-        let largest = max(row);
-        row.iter_mut().for_each(|s| *s = exp(scale * (*s - largest)));
-        let total = sum(row, |p| p);
-        let inverse = 1.0 / total;
-        match tile.rule.dropout {
-            None => row.iter_mut().for_each(|p| *p *= inverse),
-            Some(dropout) => {
-                let factor = tile.factors(&dropout, i, seen.start);
-                row.iter_mut().enumerate().for_each(|(j, p)| *p *= inverse * factor(j));
+vectorised! {
+    /// Scores become probabilities, and what is dropped of them 0; `l` gets their log-sum-exp.
+    fn softmax(tile: Tile<'_>, scores: &mut [f32], l: &mut [f32]) {
+        let scale = tile.rule.scale;
+        for (i, (row, l)) in scores.chunks_exact_mut(tile.keys.len()).zip(l).enumerate() {
+            let seen = tile.seen(i);
+            let row = seen_of(row, seen.clone());
+            if seen.is_empty() {
+                *l = NO_KEY;
+                continue;
             }
+            let largest = max(row);
+            row.iter_mut().for_each(|s| *s = exp(scale * (*s - largest)));
+            let total = sum(row, |p| p);
+            let inverse = 1.0 / total;
+            match tile.rule.dropout {
+                None => row.iter_mut().for_each(|p| *p *= inverse),
+                Some(dropout) => {
+                    let factor = tile.factors(&dropout, i, seen.start);
+                    row.iter_mut().enumerate().for_each(|(j, p)| *p *= inverse * factor(j));
+                }
+            }
+            *l = scale * largest + total.ln();
         }
-        *l = scale * largest + total.ln();
     }
 }
 
-/// Scores become probabilities `p`, and the gradients of probabilities those of scores: `scale p (dp - mean)`. With dropout's factors `f`, `p f` and
-/// `scale p (f dp - mean)`.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn probabilities(tile: Tile<'_>, p: &mut [f32], ds: &mut [f32], [l, mean]: [&[f32]; 2]) {
-    let (scale, n) = (tile.rule.scale, tile.keys.len());
-    for (i, (p, ds)) in p.chunks_exact_mut(n).zip(ds.chunks_exact_mut(n)).enumerate() {
-        let seen = tile.seen(i);
-        let (p, ds) = (seen_of(p, seen.clone()), seen_of(ds, seen.clone()));
-        match tile.rule.dropout {
-            None => {
-                for (p, ds) in p.iter_mut().zip(ds) {
-                    *p = exp(scale * *p - l[i]);
-                    *ds = scale * *p * (*ds - mean[i]);
+vectorised! {
+    /// Scores become probabilities `p`, and the gradients of probabilities those of scores: `scale p (dp - mean)`. With
+    /// dropout's factors `f`, `p f` and `scale p (f dp - mean)`.
+    fn probabilities(tile: Tile<'_>, p: &mut [f32], ds: &mut [f32], of_rows: [&[f32]; 2]) {
+        let [l, mean] = of_rows;
+        let (scale, n) = (tile.rule.scale, tile.keys.len());
+        for (i, (p, ds)) in p.chunks_exact_mut(n).zip(ds.chunks_exact_mut(n)).enumerate() {
+            let seen = tile.seen(i);
+            let (p, ds) = (seen_of(p, seen.clone()), seen_of(ds, seen.clone()));
+            match tile.rule.dropout {
+                None => {
+                    for (p, ds) in p.iter_mut().zip(ds) {
+                        *p = exp(scale * *p - l[i]);
+                        *ds = scale * *p * (*ds - mean[i]);
+                    }
                 }
-            }
-            Some(dropout) => {
-                let factor = tile.factors(&dropout, i, seen.start);
-                for (j, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
-                    let (whole, factor) = (exp(scale * *p - l[i]), factor(j));
-                    *ds = scale * whole * (factor * *ds - mean[i]);
-                    *p = whole * factor;
+                Some(dropout) => {
+                    let factor = tile.factors(&dropout, i, seen.start);
+                    for (j, (p, ds)) in p.iter_mut().zip(ds).enumerate() {
+                        let (whole, factor) = (exp(scale * *p - l[i]), factor(j));
+                        *ds = scale * whole * (factor * *ds - mean[i]);
+                        *p = whole * factor;
+                    }
                 }
             }
         }

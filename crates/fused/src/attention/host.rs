@@ -166,8 +166,8 @@ fn backward<T: Element>(
     });
 }
 
-/// What a latent attention reads: queries `[b, t, heads (nope + rope)]`, keys and values `[b, t, heads (nope + v)]`, rotated keys `[b, t, rope]`, not rotated yet, and the
-/// table's cosines and sines.
+/// What a latent attention reads: queries `[b, t, heads (nope + rope)]`, keys and values `[b, t, heads (nope + v)]`,
+/// rotated keys `[b, t, rope]`, not rotated yet, and the table's cosines and sines.
 #[derive(Clone, Copy)]
 pub(crate) struct Latent<'a, T> {
     pub b: usize,

@@ -13,19 +13,21 @@
 //!          | s s s .   |                dq = ds k, dk += ds^T q
 //! ```
 //!
-//! Kept for the backward are the inputs, the output and `l`, the log-sum-exp of each row (FlashAttention, arXiv 2205.14135 and 2307.08691). A row's result
-//! depends on its own query and the keys up to it, whatever else is in the batch, to the last bit.
+//! Kept for the backward are the inputs, the output and `l`, the log-sum-exp of each row (FlashAttention, arXiv
+//! 2205.14135 and 2307.08691). A row's result depends on its own query and the keys up to it, whatever else is in the
+//! batch, to the last bit.
 //!
-//! Where a row holds several documents, none of which sees another, `starts`, `[b, t]`, are the first keys that queries see: `j >= starts[i]` is asked too.
-//! They never fall along a sequence; tiles of keys that come before those of all queries of a tile are skipped, so that the work is the sum of the documents'
-//! squares; rows then have the same bits where the same documents lie before them. A query that sees no key has the result 0, and an `l` of -1e30.
+//! Where a row holds several documents, none of which sees another, `starts`, `[b, t]`, are the first keys that queries
+//! see: `j >= starts[i]` is asked too. They never fall along a sequence; tiles of keys that come before those of all
+//! queries of a tile are skipped, so that the work is the sum of the documents' squares; rows then have the same bits
+//! where the same documents lie before them. A query that sees no key has the result 0, and an `l` of -1e30.
 //!
 //! ```text
 //! starts     0 0 0 3 3 5 5 5         three documents in a row of 8
 //! ```
 //!
-//! Dropout multiplies each `p` in `y` with its factor, a function of
-//! the score's place (see [`dropout`](crate::dropout)), made where it is used. All is computed in f32, results are rounded once.
+//! Dropout multiplies each `p` in `y` with its factor, a function of the score's place (see
+//! [`dropout`](crate::dropout)), made where it is used. All is computed in f32, results are rounded once.
 //!
 //! Three ways to lay out what goes in, with one algorithm, none of them copied together:
 //!
@@ -59,11 +61,12 @@ pub use part::AttentionPart;
 /// `softmax(mask(q k^T * scale)) v`, each head on its own. Query `i` sees the keys up to `i + offset`.
 ///
 /// # Shapes
-/// `q`: `[b, heads, t, d]`; `k`: `[b, heads, s, d]`; `v`: `[b, heads, s, dv]`, with `s` at most `t + offset`; the result: `[b, t, heads, dv]`. Nothing is copied whose last
-/// dimension lies together.
+/// `q`: `[b, heads, t, d]`; `k`: `[b, heads, s, d]`; `v`: `[b, heads, s, dv]`, with `s` at most `t + offset`; the
+/// result: `[b, t, heads, dv]`. Nothing is copied whose last dimension lies together.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width is 0, a query would see no key, or no query a key.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width is 0, a query would see no key,
+/// or no query a key.
 pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, offset: usize) -> Tensor<4> {
     let call = Call("causal_attention");
     let ([b, t], s) = check(call, [&q, &k, &v]);
@@ -75,11 +78,13 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, of
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, starts, rule).0)
 }
 
-/// Attention of queries, keys and values that are one product: in `qkv`, `[b, t, 3 heads d]`, the three lie side by side, and in each the heads (GPT-2's `c_attn`).
-/// Returns `[b, t, heads d]`. A `dropout` has a probability and a key; for `starts` see the module's page.
+/// Attention of queries, keys and values that are one product: in `qkv`, `[b, t, 3 heads d]`, the three lie side by
+/// side, and in each the heads (GPT-2's `c_attn`). Returns `[b, t, heads d]`. A `dropout` has a probability and a key;
+/// for `starts` see the module's page.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width or `heads` is 0, or the starts not i32 or i64.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width or `heads` is 0, or the starts
+/// not i32 or i64.
 pub fn causal_self_attention(
     qkv: Tensor<3>,
     heads: usize,
@@ -97,15 +102,18 @@ pub fn causal_self_attention(
     Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), starts, heads, rule).0)
 }
 
-/// Multi-head latent attention's own (DeepSeek-V2, arXiv 2405.04434, section 2.1): a head's query and key have a part without positions and a rotated one, and the
-/// rotated key is the same for all heads. The rotation, [`rope`](crate::rope)'s by `table`, is part of the operation.
+/// Multi-head latent attention's own (DeepSeek-V2, arXiv 2405.04434, section 2.1): a head's query and key have a part
+/// without positions and a rotated one, and the rotated key is the same for all heads. The rotation,
+/// [`rope`](crate::rope)'s by `table`, is part of the operation.
 ///
 /// # Shapes
-/// `q`: `[b, t, heads (nope + rope)]`, in each head the unrotated part first; `kv`: `[b, t, heads (nope + v)]`, in each head the key first; `k_rope`: `[b, t, rope]`; the
-/// table: `[t, rope / 2]`; the result: `[b, t, heads v]`. For `starts` see the module's page.
+/// `q`: `[b, t, heads (nope + rope)]`, in each head the unrotated part first; `kv`: `[b, t, heads (nope + v)]`, in each
+/// head the key first; `k_rope`: `[b, t, rope]`; the table: `[t, rope / 2]`; the result: `[b, t, heads v]`. For
+/// `starts` see the module's page.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width or `heads` is 0, or the starts not i32 or i64.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width or `heads` is 0, or the starts
+/// not i32 or i64.
 pub fn latent_attention(
     q: Tensor<3>,
     kv: Tensor<3>,
@@ -145,7 +153,8 @@ pub fn latent_attention(
     Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, starts, rule).0)
 }
 
-/// The sequences and positions of queries and the number of keys, where `q_bhtd`, `k_bhsd` and `v_bhsv` are as they should be.
+/// The sequences and positions of queries and the number of keys, where `q_bhtd`, `k_bhsd` and `v_bhsv` are as they
+/// should be.
 fn check(call: Call, [q, k, v]: [&Tensor<4>; 3]) -> ([usize; 2], usize) {
     let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
     call.float("q", q.dtype());
@@ -183,10 +192,12 @@ pub struct AttentionRule {
     pub dropout: Option<ScoreDropout>,
 }
 
-/// Dropout of the probabilities of some queries and keys of a sequence, each by its place in `[heads, t, s]` of all of them.
+/// Dropout of the probabilities of some queries and keys of a sequence, each by its place in `[heads, t, s]` of all of
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoreDropout {
-    /// Its key has the place of the first query's with the first key, in the first head that is here; its row's length is not asked for.
+    /// Its key has the place of the first query's with the first key, in the first head that is here; its row's length
+    /// is not asked for.
     pub rule: DropoutRule,
     /// Scores of a query, s: from a query to the next.
     pub of_query: usize,

@@ -15,8 +15,8 @@ use burn::tensor::{DType, Int, Tensor};
 /// Attention of the queries and the keys at some places of a sequence, in no graph.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionPart {
-    /// First positions of the queries, and of the keys, in the sequence. Where they are one, the queries are those of the keys, and each sees the keys up to its own;
-    /// else all see all.
+    /// First positions of the queries, and of the keys, in the sequence. Where they are one, the queries are those of
+    /// the keys, and each sees the keys up to its own; else all see all.
     pub first: [usize; 2],
     /// Of scores.
     pub scale: f64,
@@ -33,12 +33,13 @@ impl AttentionPart {
         AttentionRule { scale: self.scale as f32, offset: if query == key { 0 } else { keys }, dropout }
     }
 
-    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the log-sum-exps of scores, `l_bht`, in f32: -1e30 where a query sees no key. `starts_bt` are the positions in
-    /// the sequence of the first keys that queries see, as [`causal_self_attention`](crate::causal_self_attention) takes them.
+    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the log-sum-exps of scores, `l_bht`, in f32: -1e30 where a query
+    /// sees no key. `starts_bt` are the positions in the sequence of the first keys that queries see, as
+    /// [`causal_self_attention`](crate::causal_self_attention) takes them.
     ///
     /// # Panics
-    /// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width is 0, the starts are not i32 or i64, or queries and keys that are one
-    /// are not as many.
+    /// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width is 0, the starts are not i32
+    /// or i64, or queries and keys that are one are not as many.
     pub fn forward(&self, [q, k, v]: [Tensor<4>; 3], starts_bt: Option<Tensor<2, Int>>) -> (Tensor<4>, Tensor<3>) {
         let call = Call("AttentionPart::forward");
         let rule = self.rule(call, self.check(call, [&q, &k, &v]));

@@ -57,7 +57,8 @@ impl<T: Element> Target<T> {
         Self { first, strides, width }
     }
 
-    /// Where a head's first row goes in f32, and from a row to the next: the place itself, or `wide`, from which [`put`](Self::put) takes it.
+    /// Where a head's first row goes in f32, and from a row to the next: the place itself, or `wide`, from which
+    /// [`put`](Self::put) takes it.
     pub fn rows(&self, [b, head]: [usize; 2], t: usize, wide: &mut Vec<f32>) -> (*mut f32, usize) {
         if T::IS_F32 {
             return (self.place([b, head], 0).cast(), self.strides[2]);

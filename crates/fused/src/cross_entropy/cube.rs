@@ -1,12 +1,13 @@
-//! The kernels of [`cross_entropy`](super): products are Burn's (cubek's, on tensor cores), and one cube a row of logits makes the loss and the gradient.
+//! The kernels of [`cross_entropy`](super): products are Burn's (cubek's, on tensor cores), and one cube a row of
+//! logits makes the loss and the gradient.
 //!
 //! ```text
 //! a unit has some columns   largest, sum = sum of e^(x - largest), in one pass      l = largest + ln(sum) - x[target]
 //! gradients, over logits    e^(x - largest) / sum, less 1 for the target
 //! ```
 //!
-//! A chunk of rows is as many as have [`CHUNK_BYTES`] of logits, whole times [`ROWS`]: 2,560 rows of 50,304 in bf16, so that products fill a GPU. The head's gradient is
-//! a product a chunk, in f32, added up in f32.
+//! A chunk of rows is as many as have [`CHUNK_BYTES`] of logits, whole times [`ROWS`]: 2,560 rows of 50,304 in bf16, so
+//! that products fill a GPU. The head's gradient is a product a chunk, in f32, added up in f32.
 
 use super::{CrossEntropyRule, ROWS};
 use crate::cube::launch::{address_type, empty, empty_like, on_cpu, over_rows, units, vector_size};
@@ -22,7 +23,8 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Rows of logits begin at multiples of so many elements, for loads of 16 bytes and tensor cores: GPT-2's 50,257 become 50,304.
+/// Rows of logits begin at multiples of so many elements, for loads of 16 bytes and tensor cores: GPT-2's 50,257 become
+/// 50,304.
 const COLUMNS: usize = 128;
 /// Most bytes of logits on a GPU.
 const CHUNK_BYTES: usize = 256 << 20;
@@ -122,7 +124,8 @@ impl Of {
         }
     }
 
-    /// Writes loss and log-sum-exp of these rows, whose first is row `first` of all, and, if wanted, the gradients over the logits.
+    /// Writes loss and log-sum-exp of these rows, whose first is row `first` of all, and, if wanted, the gradients over
+    /// the logits.
     fn over_logits(&self, logits: &CubeTensor, first: usize, gradients: bool) {
         let [rows, columns] = logits.shape().dims();
         let vector = vector_size(&logits.client, columns, logits.dtype);
@@ -188,8 +191,8 @@ fn product(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
     out
 }
 
-/// `width` is that of a row in vectors, of which columns from `vocab` on do not count: their gradient is 0. `z` is twice the z-loss's coefficient. A target
-/// beyond the vocabulary makes a loss that is not a number.
+/// `width` is that of a row in vectors, of which columns from `vocab` on do not count: their gradient is 0. `z` is
+/// twice the z-loss's coefficient. A target beyond the vocabulary makes a loss that is not a number.
 #[cube(launch, address_type = "dynamic")]
 fn loss_kernel<F: Float, I: Int, V: Size>(
     logits: &mut [Vector<F, V>],

@@ -5,9 +5,9 @@ use crate::element::Element;
 use crate::gemm::{Matrix, Product, product_here, products};
 use crate::math::{exp, max, sum, task_len};
 use crate::pieces::Pieces;
+use crate::simd::vectorised;
 use crate::team;
 use crate::uninit::{overwritten, written};
-use multiversion::multiversion;
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
@@ -92,7 +92,8 @@ fn over_logits<T: Element>(
     });
 }
 
-/// `dW = x^T d_logits` of a chunk, added to what is there: `[d, vocab]`, or `[vocab, d]` if transposed. Each task has some columns of the vocabulary.
+/// `dW = x^T d_logits` of a chunk, added to what is there: `[d, vocab]`, or `[vocab, d]` if transposed. Each task has
+/// some columns of the vocabulary.
 fn add_to_head<T: Element>(
     x: &[T],
     d_logits: &[T],
@@ -131,24 +132,26 @@ fn f32s<T: Element>(values: &[T]) -> Cow<'_, [f32]> {
     )
 }
 
-/// `log(sum(exp(logits))) - logits[target]`
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn forward<T: Element>(logits: &[T], targets: &[usize], vocab: usize, losses: &mut [RowLoss]) {
-    for ((row, target), loss) in logits.chunks_exact(vocab).zip(targets).zip(losses) {
-        let largest = max(row);
-        let log_sum_exp = largest + sum(row, |x| exp(x - largest)).ln();
-        *loss = RowLoss { log_sum_exp, cross_entropy: log_sum_exp - row[*target].to_f32() };
+vectorised! {
+    /// `log(sum(exp(logits))) - logits[target]`
+    fn forward<T: Element>(logits: &[T], targets: &[usize], vocab: usize, losses: &mut [RowLoss]) {
+        for ((row, target), loss) in logits.chunks_exact(vocab).zip(targets).zip(losses) {
+            let largest = max(row);
+            let log_sum_exp = largest + sum(row, |x| exp(x - largest)).ln();
+            *loss = RowLoss { log_sum_exp, cross_entropy: log_sum_exp - row[*target].to_f32() };
+        }
     }
 }
 
-/// Logits become `softmax (1 + 2 coef log_sum_exp) - one_hot`.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn backward<T: Element>(logits: &mut [T], targets: &[usize], vocab: usize, losses: &[RowLoss], z_loss_coef: f32) {
-    for ((row, target), loss) in logits.chunks_exact_mut(vocab).zip(targets).zip(losses) {
-        let largest = max(row);
-        let of_target = row[*target].to_f32();
-        let factor = (1.0 + 2.0 * z_loss_coef * loss.log_sum_exp) / sum(row, |x| exp(x - largest));
-        row.iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - largest) * factor));
-        row[*target] = T::from_f32(exp(of_target - largest) * factor - 1.0);
+vectorised! {
+    /// Logits become `softmax (1 + 2 coef log_sum_exp) - one_hot`.
+    fn backward<T: Element>(logits: &mut [T], targets: &[usize], vocab: usize, losses: &[RowLoss], z_loss_coef: f32) {
+        for ((row, target), loss) in logits.chunks_exact_mut(vocab).zip(targets).zip(losses) {
+            let largest = max(row);
+            let of_target = row[*target].to_f32();
+            let factor = (1.0 + 2.0 * z_loss_coef * loss.log_sum_exp) / sum(row, |x| exp(x - largest));
+            row.iter_mut().for_each(|x| *x = T::from_f32(exp(x.to_f32() - largest) * factor));
+            row[*target] = T::from_f32(exp(of_target - largest) * factor - 1.0);
+        }
     }
 }

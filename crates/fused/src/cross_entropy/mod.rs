@@ -6,11 +6,15 @@
 //! 256..512  ...          the same memory
 //! ```
 //!
-//! Where a gradient is wanted the forward makes it, chunk by chunk, for a cotangent of n (of 1 f16 would lose most of it), and the backward multiplies it by the
-//! cotangent, divided by n, in f32 (as Liger Kernel, arXiv 2410.10989). So on the CPU at the most `256 vocab` logits are there, and `n d + d vocab` gradients, where logits and their gradients of all rows would take `2 n vocab`: of
-//! GPT-2's vocabulary and 4,096 rows in f32 51 MB instead of 1.6 GB. A chunk is one block of the law of [`gemm`](crate::gemm), so that in f32 `dW` has the
-//! bits of one product over all rows; on a GPU it is as many rows as have 256 MB of logits, and a head whose vocabulary is no multiple of 128 is copied, with zeros up
-//! to the next one, so that rows of logits begin where loads of 16 bytes and tensor cores want them (GPT-2's 50,257: 50,304, 77 MB in bf16). Logits and their gradients are of the inputs' dtype, the loss and the sums over the vocabulary f32, the loss's sum over rows f64.
+//! Where a gradient is wanted the forward makes it, chunk by chunk, for a cotangent of n (of 1 f16 would lose most of
+//! it), and the backward multiplies it by the cotangent, divided by n, in f32 (as Liger Kernel, arXiv 2410.10989). So
+//! on the CPU at the most `256 vocab` logits are there, and `n d + d vocab` gradients, where logits and their gradients
+//! of all rows would take `2 n vocab`: of GPT-2's vocabulary and 4,096 rows in f32 51 MB instead of 1.6 GB. A chunk is
+//! one block of the law of [`gemm`](crate::gemm), so that in f32 `dW` has the bits of one product over all rows; on a
+//! GPU it is as many rows as have 256 MB of logits, and a head whose vocabulary is no multiple of 128 is copied, with
+//! zeros up to the next one, so that rows of logits begin where loads of 16 bytes and tensor cores want them (GPT-2's
+//! 50,257: 50,304, 77 MB in bf16). Logits and their gradients are of the inputs' dtype, the loss and the sums over the
+//! vocabulary f32, the loss's sum over rows f64.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -25,11 +29,11 @@ pub(crate) use host::cross_entropy_host;
 /// What predicting the next tokens costs, `[1]` each, f32.
 #[derive(Debug, Clone)]
 pub struct Losses {
-    /// Mean over all rows of `-log softmax(x W)[target]`, in nats. Its gradient is that of the sum of both losses: of logits,
-    /// `softmax (1 + 2 coef log(sum(exp))) - one_hot`.
+    /// Mean over all rows of `-log softmax(x W)[target]`, in nats. Its gradient is that of the sum of both losses: of
+    /// logits, `softmax (1 + 2 coef log(sum(exp))) - one_hot`.
     pub cross_entropy: Tensor<1>,
-    /// `coef` times the mean over all rows of `log(sum(exp(x W)))^2`, which keeps logits from drifting (PaLM, arXiv 2204.02311, section 5, with a `coef` of
-    /// 1e-4). To be reported: a gradient of its own it has none.
+    /// `coef` times the mean over all rows of `log(sum(exp(x W)))^2`, which keeps logits from drifting (PaLM, arXiv
+    /// 2204.02311, section 5, with a `coef` of 1e-4). To be reported: a gradient of its own it has none.
     pub z_loss: Tensor<1>,
 }
 
@@ -39,7 +43,8 @@ pub struct Losses {
 /// `x`: `[n, d]`; `targets`: `[n]`, each below `vocab`.
 ///
 /// # Panics
-/// If `x` and `W` are not of one type, f32, bf16 or f16, the targets not i32 or i64, the shapes not these or empty, or, on the CPU, a target is not in the vocabulary.
+/// If `x` and `W` are not of one type, f32, bf16 or f16, the targets not i32 or i64, the shapes not these or empty, or,
+/// on the CPU, a target is not in the vocabulary.
 pub fn linear_cross_entropy(
     x_nd: Tensor<2>,
     head_dv: Tensor<2>,

@@ -1,7 +1,8 @@
 //! How the kernels are launched: units of a cube, cubes, widths of vectors, and new tensors.
 //!
-//! Kernels are written for any number of units and cubes: work is dealt out in strides. A GPU takes hundreds of units in a cube. On
-//! CubeCL's CPU runtime a unit is a thread that spins at barriers, so a cube has one unit there, and barriers compile away.
+//! Kernels are written for any number of units and cubes: work is dealt out in strides. A GPU takes hundreds of units
+//! in a cube. On CubeCL's CPU runtime a unit is a thread that spins at barriers, so a cube has one unit there, and
+//! barriers compile away.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;

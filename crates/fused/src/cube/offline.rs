@@ -9,8 +9,8 @@
 //! })
 //! ```
 //!
-//! After the first three, the arguments are those of the kernel in their order, [`buffer`] for a slice and `()` for a number; then
-//! what is known at compile time, first of that the sizes of vectors.
+//! After the first three, the arguments are those of the kernel in their order, [`buffer`] for a slice and `()` for a
+//! number; then what is known at compile time, first of that the sizes of vectors.
 
 use std::any::{Any, type_name};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -23,7 +23,8 @@ pub fn cube_sum(value: f32, shared: &mut [f32], #[comptime] units: usize) -> f32
     cube_reduce(value, shared, units, Reduction::Sum)
 }
 
-/// The reduction of `value` over all units of the cube, in all of them: first in each plane, then over the planes in their order, so it is the same at every run.
+/// The reduction of `value` over all units of the cube, in all of them: first in each plane, then over the planes in
+/// their order, so it is the same at every run.
 ///
 /// `shared` has room for a number a unit, and nobody else uses it.
 #[cube]

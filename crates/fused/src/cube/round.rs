@@ -9,8 +9,8 @@ use cubecl::prelude::*;
 
 /// `values`, rounded to the nearest, halves to even.
 ///
-/// Where an x86 CPU has no instruction for bf16, LLVM calls a function that CubeCL's CPU runtime does not find: there the bits are rounded
-/// by hand.
+/// Where an x86 CPU has no instruction for bf16, LLVM calls a function that CubeCL's CPU runtime does not find: there
+/// the bits are rounded by hand.
 #[cube]
 pub fn rounded<F: Float, N: Size>(values: Vector<f32, N>) -> Vector<F, N> {
     let dtype = elem_type_of::<F>();

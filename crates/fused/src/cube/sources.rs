@@ -1,13 +1,16 @@
-//! Finds the kernels in a crate's sources, so that none is forgotten where they are compiled for GPUs that are not there.
+//! Finds the kernels in a crate's sources, so that none is forgotten where they are compiled for GPUs that are not
+//! there.
 
 use super::offline::KernelCase;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Paths of the kernels (`fused::gelu::cube::gelu_kernel`) of crate `name`, whose `Cargo.toml` is in `folder`, of which none of these cases is.
+/// Paths of the kernels (`fused::gelu::cube::gelu_kernel`) of crate `name`, whose `Cargo.toml` is in `folder`, of which
+/// none of these cases is.
 ///
 /// # Panics
-/// If a source file cannot be read, or an attribute `#[cube(launch..)]` is not that of a function of the file's own module.
+/// If a source file cannot be read, or an attribute `#[cube(launch..)]` is not that of a function of the file's own
+/// module.
 pub fn unlisted(folder: &str, name: &str, cases: &[KernelCase]) -> Vec<String> {
     let root = Path::new(folder).join("src");
     let mut files = vec![];

@@ -37,9 +37,9 @@ fn broken_kernel(x: &[f32], y: &mut [f32]) {
 
 /// A tensor of the shape of `x`, f32 on CubeCL's CPU runtime and without autodiff, that nobody can read.
 ///
-/// It is made by a kernel that does not compile there. CubeCL leaves out whatever launch would read its result, and whoever reads a number that depends on it gets an
-/// error. So a forward and a backward that read something on their way panic, and those that do not end in gradients that cannot be read: the host ran ahead
-/// of the device.
+/// It is made by a kernel that does not compile there. CubeCL leaves out whatever launch would read its result, and
+/// whoever reads a number that depends on it gets an error. So a forward and a backward that read something on their
+/// way panic, and those that do not end in gradients that cannot be read: the host ran ahead of the device.
 ///
 /// # Panics
 /// If the result can be read, as on other devices.

@@ -1,4 +1,5 @@
-//! The kernel of [`dropout`](super): one unit a vector of elements, vectors dealt out in strides. A vector lies in one row, whose start is made again for each.
+//! The kernel of [`dropout`](super): one unit a vector of elements, vectors dealt out in strides. A vector lies in one
+//! row, whose start is made again for each.
 
 use super::{DropoutRule, GAMMA};
 use crate::cube::launch::{address_type, empty_like, over_items, vector_size};

@@ -1,11 +1,13 @@
-//! Dropout by place (arXiv 1207.0580, in the inverted form): a mask is a function, made where it is used and never kept.
+//! Dropout by place (arXiv 1207.0580, in the inverted form): a mask is a function, made where it is used and never
+//! kept.
 //!
 //! ```text
 //! y = 0 where upper(number) < p 2^32, else x / (1 - p),   number = mix(start + (i + 1) gamma),   start = mix(key ^ mix(row + gamma))
 //! ```
 //!
-//! `i` is an element's index in its row, the first dimension; `number` is output `i` of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom
-//! Number Generators, 2014), and `mix` its finaliser. The backward is the same operation of `dy`.
+//! `i` is an element's index in its row, the first dimension; `number` is output `i` of SplitMix64 (Steele, Lea, Flood:
+//! Fast Splittable Pseudorandom Number Generators, 2014), and `mix` its finaliser. The backward is the same operation
+//! of `dy`.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -14,26 +16,27 @@ use crate::check::Call;
 use crate::element::Element;
 use crate::math::over_rows;
 use crate::ops::FusedOps;
+use crate::simd::vectorised;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
-use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
-/// Which elements [`dropout`] keeps: nothing is drawn in order and nothing remembered, so a forward that is run again drops the
-/// same elements, and so does a rank that gets the same sequence.
+/// Which elements [`dropout`] keeps: nothing is drawn in order and nothing remembered, so a forward that is run again
+/// drops the same elements, and so does a rank that gets the same sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DropoutKey {
     /// Masks of different keys are independent.
     pub key: u64,
     /// The row of the global batch that the first row of the tensor is.
     pub first_row: u64,
-    /// Which element of its row the first one of each row of the tensor is: not 0 where a tensor has a part of the rows.
+    /// Which element of its row the first one of each row of the tensor is: not 0 where a tensor has a part of the
+    /// rows.
     pub first_index: u64,
 }
 
 impl DropoutKey {
-    /// The key of one `place` (a number of the caller's choice) in one `layer`, at one step of the run of this `seed`; its
-    /// first row is row 0.
+    /// The key of one `place` (a number of the caller's choice) in one `layer`, at one step of the run of this `seed`;
+    /// its first row is row 0.
     pub fn derive(seed: u64, step: u64, layer: u64, place: u64) -> Self {
         let key = [seed, step, layer, place].into_iter().fold(0, |key, part| mix((key ^ part).wrapping_add(GAMMA)));
         Self { key, first_row: 0, first_index: 0 }
@@ -58,7 +61,8 @@ impl DropoutKey {
 
 /// Sets each element to 0 with probability `p`, and divides the others by `1 - p`.
 ///
-/// Whether an element is kept depends on the key, its row (the first dimension) in the global batch, and its index in that row alone.
+/// Whether an element is kept depends on the key, its row (the first dimension) in the global batch, and its index in
+/// that row alone.
 ///
 /// # Shapes
 /// Any, sequences of the batch first, to the same.
@@ -122,14 +126,16 @@ pub(crate) fn dropout_host<T: Element>(x: &[T], rule: DropoutRule) -> Vec<T> {
     unsafe { over_rows(1, x.len(), [x], task) }
 }
 
-/// The elements from `index` on of a row.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn keep<T: Element>(rule: DropoutRule, [row, index]: [usize; 2], x: &[T], y: &mut [MaybeUninit<T>]) {
-    let factor = rule.factors(row, index);
-    for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
-        // Chosen, not multiplied: what is dropped becomes 0 even where it is not finite.
-        let factor = factor(i);
-        y.write(T::from_f32(if factor == 0.0 { 0.0 } else { x.to_f32() * factor }));
+vectorised! {
+    /// The elements from `index` on of a row.
+    fn keep<T: Element>(rule: DropoutRule, place: [usize; 2], x: &[T], y: &mut [MaybeUninit<T>]) {
+        let [row, index] = place;
+        let factor = rule.factors(row, index);
+        for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
+            // Chosen, not multiplied: what is dropped becomes 0 even where it is not finite.
+            let factor = factor(i);
+            y.write(T::from_f32(if factor == 0.0 { 0.0 } else { x.to_f32() * factor }));
+        }
     }
 }
 

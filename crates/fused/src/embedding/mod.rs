@@ -4,8 +4,9 @@
 //! y[i] = W[token[i]],   dW[v] = sum over i with token[i] = v of dy[i], in the order of i
 //! ```
 //!
-//! The gradient goes through the tokens sorted by row: each row of the table is summed by one task, in f32, and rounded once. So it is the same for any number of
-//! threads, and a frequent token's thousands of terms are no sum in bf16, which would no longer grow at 256 times one of them.
+//! The gradient goes through the tokens sorted by row: each row of the table is summed by one task, in f32, and rounded
+//! once. So it is the same for any number of threads, and a frequent token's thousands of terms are no sum in bf16,
+//! which would no longer grow at 256 times one of them.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -25,7 +26,8 @@ use std::mem::MaybeUninit;
 /// The tokens' rows of a table `[vocab, d]`: `[b, t]` to `[b, t, d]`.
 ///
 /// # Panics
-/// If the table is of another type than f32, bf16 and f16, or of width 0, or the tokens not i32 or i64; on the CPU, if a token is not in the vocabulary.
+/// If the table is of another type than f32, bf16 and f16, or of width 0, or the tokens not i32 or i64; on the CPU, if
+/// a token is not in the vocabulary.
 pub fn embedding(weight_vd: Tensor<2>, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
     let (call, [b, t], [v, d]) = (Call("embedding"), tokens_bt.dims(), weight_vd.dims());
     call.float("weight", weight_vd.dtype());

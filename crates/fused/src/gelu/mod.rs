@@ -14,9 +14,9 @@ use crate::check::Call;
 use crate::element::Element;
 use crate::math::{over_rows, sigmoid};
 use crate::ops::FusedOps;
+use crate::simd::vectorised;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
-use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
 /// GELU in its tanh form: any shape to the same.
@@ -48,18 +48,20 @@ pub(crate) fn backward_host<T: Element>(x: &[T], dy: &[T]) -> Vec<T> {
     unsafe { over_rows(1, x.len(), [x, dy], |_, [x, dy], dx| backward(x, dy, dx)) }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn forward<T: Element>(x: &[T], y: &mut [MaybeUninit<T>]) {
-    for (y, x) in y.iter_mut().zip(x) {
-        y.write(T::from_f32(of(x.to_f32())));
+vectorised! {
+    fn forward<T: Element>(x: &[T], y: &mut [MaybeUninit<T>]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            y.write(T::from_f32(of(x.to_f32())));
+        }
     }
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn backward<T: Element>(x: &[T], dy: &[T], dx: &mut [MaybeUninit<T>]) {
-    for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
-        let (x, dy) = (x.to_f32(), dy.to_f32());
-        let s = sigmoid(TWICE * (x + CUBIC * x * x * x));
-        dx.write(T::from_f32(dy * (s + x * s * (1.0 - s) * TWICE * (1.0 + 3.0 * CUBIC * x * x))));
+vectorised! {
+    fn backward<T: Element>(x: &[T], dy: &[T], dx: &mut [MaybeUninit<T>]) {
+        for ((dx, x), dy) in dx.iter_mut().zip(x).zip(dy) {
+            let (x, dy) = (x.to_f32(), dy.to_f32());
+            let s = sigmoid(TWICE * (x + CUBIC * x * x * x));
+            dx.write(T::from_f32(dy * (s + x * s * (1.0 - s) * TWICE * (1.0 + 3.0 * CUBIC * x * x))));
+        }
     }
 }

@@ -21,8 +21,8 @@ impl<'a, T: Element> Finish<'a, T> {
         Self { n, bias, gelu, pre_activation: pre_activation.map(|to| to.as_mut_ptr().cast()), residual }
     }
 
-    /// Finishes these rows and columns: `sums` begins with the first of them, in rows of `stride`; `c` is the first element of
-    /// all of `C`.
+    /// Finishes these rows and columns: `sums` begins with the first of them, in rows of `stride`; `c` is the first
+    /// element of all of `C`.
     ///
     /// # Safety
     ///
@@ -46,7 +46,8 @@ impl<'a, T: Element> Finish<'a, T> {
         }
     }
 
-    /// Finishes a part of a row: `sums` are those of `A B` from this column on, and results go to `c`; of f32 both are one place.
+    /// Finishes a part of a row: `sums` are those of `A B` from this column on, and results go to `c`; of f32 both are
+    /// one place.
     ///
     /// # Safety
     ///

@@ -1,8 +1,8 @@
 //! The micro kernel: one tile of `C` in registers, one block of `k`.
 //!
-//! `A` and `B` come in units of 32 bits: one `f32`, or a pair of `bf16` of two consecutive values of `k`. For every unit
-//! of the block the kernel loads one row of `B` (two vectors), and for each of its rows of `A` broadcasts one unit and
-//! issues two fused multiply-adds. The tile is as large as the register file allows:
+//! `A` and `B` come in units of 32 bits: one `f32`, or a pair of `bf16` of two consecutive values of `k`. For every
+//! unit of the block the kernel loads one row of `B` (two vectors), and for each of its rows of `A` broadcasts one unit
+//! and issues two fused multiply-adds. The tile is as large as the register file allows:
 //!
 //! | vectors  | registers | tile    | accumulators | row of `B` | broadcast |
 //! |----------|-----------|---------|--------------|------------|-----------|
@@ -18,8 +18,8 @@
 /// 48 KiB) while the panels of `B` (32 KiB each) stream past it from the second level.
 pub const KC: usize = 256;
 
-/// The distance between the columns of a panel of `A` packed by columns: one cache line, more than any `MR`.
-pub const PITCH_A: usize = 16;
+/// The most units between the columns of a panel of `A` packed by columns: one cache line, more than any `MR`.
+pub const MAX_PITCH: usize = 16;
 
 /// How many steps ahead the kernel asks for rows of `B`: 8 · 14 cycles cover the way to the second-level cache.
 const AHEAD: usize = 8;
@@ -30,7 +30,7 @@ const FAR_AHEAD: usize = 40;
 pub struct Tile {
     /// The units of this block of `k`, at most `KC`.
     pub k: usize,
-    /// Element `(i, p)` is at `i * a_stride + p`, or at `i + p * PITCH_A` if the panel is packed by columns.
+    /// Element `(i, p)` is at `i * a_stride + p`, or at `i + p * PITCH` if the panel is packed by columns.
     pub a: *const f32,
     pub a_stride: usize,
     /// Element `(p, j)` is at `p * b_stride + j`; all `NR` columns can be read.
@@ -60,6 +60,8 @@ pub unsafe trait Vector: Copy {
     const MR: usize;
     /// The columns of a full tile.
     const NR: usize = 2 * Self::LANES;
+    /// The units between the columns of a panel of `A` packed by columns: none of them lies in two cache lines.
+    const PITCH: usize = Self::MR.next_power_of_two();
     /// The kernels for 1, 2, .. `MR` rows: for `A` packed by rows, and for `A` packed by columns.
     const KERNELS: [&'static [Kernel]; 2];
 
@@ -84,56 +86,110 @@ pub unsafe trait Vector: Copy {
 /// The kernel for `M` rows. Every element goes through the same additions, whatever `M` is.
 #[inline(always)]
 pub unsafe fn tile<V: Vector, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
-    let (row, step) = if BY_COLUMNS { (1, PITCH_A) } else { (t.a_stride, 1) };
     // SAFETY: the caller promises the panels that `Tile` describes.
     unsafe {
         let mut sums = [[V::zero(); 2]; M];
-        for i in 0..M {
-            // What is to be written is on its way while the sums are made.
-            V::prefetch(t.c.wrapping_add(i * t.c_stride));
-            V::prefetch(t.c.wrapping_add(i * t.c_stride + t.cols - 1));
-        }
-        // Behind the last row of a `B` that is not packed come the first ones of the columns beside it. (One row of `A` has so little to do that the
-        // processor is that far ahead by itself.)
-        let (ahead, jump) = match t.b_stride == V::NR || M == 1 {
-            true => (AHEAD, 0),
-            false => (FAR_AHEAD, (t.k * t.b_stride).wrapping_sub(V::NR)),
-        };
+        t.prefetch_c::<V, M>();
+        let ahead = t.ahead::<V, M>();
         for p in 0..t.k {
-            if BY_COLUMNS {
-                // A new line of `A` with every step; by rows, the processor sees 14 slow streams coming by itself.
-                V::prefetch(t.a.wrapping_add((p + AHEAD) * step));
-            }
-            let b = t.b.add(p * t.b_stride);
-            let later = b.wrapping_add(ahead * t.b_stride).wrapping_sub(if p + ahead >= t.k { jump } else { 0 });
+            let b = t.b.wrapping_add(p * t.b_stride);
+            let later = b.wrapping_add(ahead.from(p));
             V::prefetch(later);
             V::prefetch(later.wrapping_add(V::LANES));
+            t.add_step::<V, M, BY_COLUMNS>(p, &mut sums);
+        }
+        t.store(&sums);
+    }
+}
+
+/// How far before a row of `B` the one lies that is asked for with it.
+pub struct Ahead {
+    near: usize,
+    /// From this step on, that is behind the last row.
+    wraps: usize,
+    far: usize,
+}
+
+impl Ahead {
+    /// The distance at step `p`, in units; as an address it may wrap around.
+    #[inline(always)]
+    pub fn from(&self, p: usize) -> usize {
+        if p >= self.wraps { self.far } else { self.near }
+    }
+}
+
+// The caller promises the instructions of `V` and the panels that `Tile` describes.
+impl Tile {
+    /// What is to be written is on its way while the sums are made.
+    #[inline(always)]
+    pub unsafe fn prefetch_c<V: Vector, const M: usize>(&self) {
+        for i in 0..M {
+            // SAFETY: hints.
+            unsafe {
+                V::prefetch(self.c.wrapping_add(i * self.c_stride));
+                V::prefetch(self.c.wrapping_add(i * self.c_stride + self.cols - 1));
+            }
+        }
+    }
+
+    /// Behind the last row of a `B` that is not packed come the first ones of the columns beside it. (One row of `A`
+    /// has so little to do that the processor is that far ahead by itself.)
+    #[inline(always)]
+    pub fn ahead<V: Vector, const M: usize>(&self) -> Ahead {
+        let (ahead, jump) = match self.b_stride == V::NR || M == 1 {
+            true => (AHEAD, 0),
+            false => (FAR_AHEAD, (self.k * self.b_stride).wrapping_sub(V::NR)),
+        };
+        let near = ahead * self.b_stride;
+        Ahead { near, wraps: self.k.saturating_sub(ahead), far: near.wrapping_sub(jump) }
+    }
+
+    /// Adds the products of step `p`.
+    #[inline(always)]
+    pub unsafe fn add_step<V: Vector, const M: usize, const BY_COLUMNS: bool>(&self, p: usize, sums: &mut [[V; 2]; M]) {
+        let (row, step) = if BY_COLUMNS { (1, V::PITCH) } else { (self.a_stride, 1) };
+        // SAFETY: the caller's promise.
+        unsafe {
+            if BY_COLUMNS {
+                // A new line of `A` with every step; by rows, the processor sees 14 slow streams coming by itself.
+                V::prefetch(self.a.wrapping_add((p + AHEAD) * step));
+            }
+            let b = self.b.add(p * self.b_stride);
             let b = [V::load(b), V::load(b.add(V::LANES))];
             for (i, sum) in sums.iter_mut().enumerate() {
-                let a = V::splat(t.a.add(i * row + p * step));
+                let a = V::splat(self.a.add(i * row + p * step));
                 sum[0] = a.mul_add(b[0], sum[0]);
                 sum[1] = a.mul_add(b[1], sum[1]);
             }
         }
+    }
+
+    /// Writes the sums, or adds them to what is there.
+    #[inline(always)]
+    pub unsafe fn store<V: Vector, const M: usize>(&self, sums: &[[V; 2]; M]) {
         for (i, sum) in sums.iter().enumerate() {
-            let c = t.c.add(i * t.c_stride);
-            sum[0].store(c, t.cols, t.add);
-            if t.cols > V::LANES {
-                sum[1].store(c.add(V::LANES), t.cols - V::LANES, t.add);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let c = self.c.add(i * self.c_stride);
+                sum[0].store(c, self.cols, self.add);
+                if self.cols > V::LANES {
+                    sum[1].store(c.add(V::LANES), self.cols - V::LANES, self.add);
+                }
             }
         }
     }
 }
 
-/// The two rows of `KERNELS` for a vector: kernels compiled with the named target features.
+/// The two rows of `KERNELS` for a vector: kernels compiled with the named target features, and one written by hand for
+/// as many rows as there are at most.
 macro_rules! kernels {
-    ($vector:ty, $($feature:literal)?, $($rows:literal)*) => {{
+    ($vector:ty, $($feature:literal)?, $($rows:literal)* $(, $full:ident)?) => {{
         $(#[target_feature(enable = $feature)])?
         unsafe fn kernel<const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
             // SAFETY: the caller's promise.
             unsafe { tile::<$vector, M, BY_COLUMNS>(t) }
         }
-        [&[$(kernel::<$rows, false>),*], &[$(kernel::<$rows, true>),*]]
+        [&[$(kernel::<$rows, false>,)* $($full::<false>)?], &[$(kernel::<$rows, true>,)* $($full::<true>)?]]
     }};
 }
 pub(super) use kernels;

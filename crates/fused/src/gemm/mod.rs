@@ -31,8 +31,8 @@
 //!     c = c + s
 //! ```
 //!
-//! A last `p` without a partner is paired with zeros. How one instruction rounds between its two products and the sum is
-//! the processor's own, and it takes subnormal numbers as zero; all else is as above.
+//! A last `p` without a partner is paired with zeros. How one instruction rounds between its two products and the sum
+//! is the processor's own, and it takes subnormal numbers as zero; all else is as above.
 //!
 //! An [`Epilogue`] is a function of one element of `C` and of those in the same place, so it changes nothing of this.
 //!

@@ -5,7 +5,7 @@
 //! packing transposes it.
 
 use super::Matrix;
-use super::kernel::{KC, PITCH_A, Vector};
+use super::kernel::{KC, MAX_PITCH, Vector};
 use crate::Element;
 use half::bf16;
 use std::any::TypeId;
@@ -16,7 +16,7 @@ const AHEAD: usize = 16;
 
 /// The units of a packed panel of `A`: up to 16 rows of `KC`, or `KC` columns of up to 16; and one cache line more, so
 /// that the same places of neighbouring panels do not compete for the same places of the cache.
-pub const PANEL_A: usize = PITCH_A * KC + 16;
+pub const PANEL_A: usize = MAX_PITCH * KC + 16;
 
 /// The units of a packed panel of `B`: `KC` rows of `NR`; and one row more, for the same reason.
 #[inline(always)]
@@ -42,13 +42,13 @@ pub unsafe fn pack_a<T: Element, V: Vector>(
         // All panels of one column before the next column: they are neighbours in memory.
         for (p, k) in ks.clone().step_by(V::DEPTH).enumerate() {
             for (panel, rows) in to.chunks_exact_mut(PANEL_A).zip(panels) {
-                let to = &mut panel[p * PITCH_A..][..PITCH_A];
+                let to = &mut panel[p * V::PITCH..][..V::PITCH];
                 let start = k * a.col_stride + rows.start;
                 // SAFETY: a hint.
                 unsafe { V::prefetch(a.data.as_ptr().wrapping_add(start + AHEAD * a.col_stride).cast()) }
                 let last = (ks.end - 1).min(k + V::DEPTH - 1) * a.col_stride + rows.start;
                 // A vector is one instruction, and rows too many do no harm.
-                let to = if last + PITCH_A <= a.data.len() { to } else { &mut to[..rows.len()] };
+                let to = if last + V::PITCH <= a.data.len() { to } else { &mut to[..rows.len()] };
                 // SAFETY: the caller's promise.
                 unsafe { across::<T, V>(a.data, start, a.col_stride, ks.end - k, to) }
             }
@@ -81,7 +81,8 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
     if b.col_stride != 1 {
         let panels = to.chunks_exact_mut(panel_b::<V>()).zip(cols.clone().step_by(V::NR));
         let units = ks.len().div_ceil(V::DEPTH);
-        // Columns are read where they are, unless they are so far apart (multiples of 2 KiB) that 32 of them compete for a few sets of the first-level cache.
+        // Columns are read where they are, unless they are so far apart (multiples of 2 KiB) that 32 of them compete
+        // for a few sets of the first-level cache.
         let in_place = T::IS_F32 && b.row_stride == 1 && !b.col_stride.is_multiple_of(512) && units.is_multiple_of(4);
         for (panel, col) in panels {
             if in_place && col + V::NR <= cols.end {
@@ -150,7 +151,8 @@ fn along<T: Element, V: Vector>(data: &[T], start: usize, stride: usize, count: 
     }
 }
 
-/// One unit of each of `to.len()` neighbours, from rows of values that are `k_stride` apart and of which `left` are left.
+/// One unit of each of `to.len()` neighbours, from rows of values that are `k_stride` apart and of which `left` are
+/// left.
 ///
 /// # Safety
 ///
@@ -220,7 +222,8 @@ fn bits<T: Element>(data: &[T]) -> &[u16] {
 ///
 /// # Safety
 ///
-/// The processor must have the instructions of `V`, and behind `from` there must be `NR` rows of `k` elements, up to the next multiple of 4, `stride` apart.
+/// The processor must have the instructions of `V`, and behind `from` there must be `NR` rows of `k` elements, up to
+/// the next multiple of 4, `stride` apart.
 #[inline(always)]
 unsafe fn transpose<V: Vector>(k: usize, from: *const f32, stride: usize, to: &mut [f32]) {
     assert!(to.len() >= V::NR * KC && k <= KC);

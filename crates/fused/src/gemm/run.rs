@@ -17,6 +17,7 @@ use super::pack::{PANEL_A, pack_a, pack_b, panel_b};
 use super::task::even;
 use super::{Epilogue, Matrix, Product};
 use crate::Element;
+use crate::simd::simd;
 use crate::uninit::poisoned;
 use std::any::TypeId;
 use std::cell::RefCell;
@@ -113,11 +114,12 @@ pub fn with_buffers<R>(f: impl FnOnce(&mut Buffers) -> R) -> R {
 
 pub type Run<T> = unsafe fn(&Job<'_, T>, &Task, &mut Buffers);
 
-/// The widest version of [`run`] that this processor can execute.
+/// The version of [`run`] for this [`simd`].
 pub fn best_run<T: Element>() -> Run<T> {
     #[cfg(target_arch = "x86_64")]
     {
         use super::x86::Pairs;
+        use crate::simd::{Simd, multiplies_bf16};
         use std::arch::x86_64::{__m256, __m512};
 
         #[target_feature(enable = "avx512f,avx512bf16")]
@@ -138,15 +140,12 @@ pub fn best_run<T: Element>() -> Run<T> {
             unsafe { run::<T, __m256>(job, task, buffers) }
         }
 
-        let bf16 = TypeId::of::<T>() == TypeId::of::<half::bf16>();
-        if bf16 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16") {
-            return pairs::<T>;
-        }
-        if is_x86_feature_detected!("avx512f") {
-            return avx512::<T>;
-        }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            return avx2::<T>;
+        let is_bf16 = TypeId::of::<T>() == TypeId::of::<half::bf16>();
+        match simd() {
+            Simd::Avx512 if is_bf16 && multiplies_bf16() => return pairs::<T>,
+            Simd::Avx512 => return avx512::<T>,
+            Simd::Avx2 => return avx2::<T>,
+            Simd::Default => {}
         }
     }
     run::<T, Portable>
@@ -197,8 +196,8 @@ unsafe fn rectangle<T: Element, V: Vector>(
     let first_row = |panel: &Range<usize>| if T::IS_F32 || job.k > block { panel.start - rows.start } else { 0 };
     // A few rows do not repay packing `B`: the kernel reads it where it is, except for a last panel that is not full.
     let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 2 && job.k > 0;
-    // Rows of `A` are read where they are, unless they are so far apart (multiples of 2 KiB) that they compete for a few sets of the
-    // first-level cache.
+    // Rows of `A` are read where they are, unless they are so far apart (multiples of 2 KiB) that they compete for a
+    // few sets of the first-level cache.
     let a_in_place = T::IS_F32 && job.a.col_stride == 1 && !job.a.row_stride.is_multiple_of(512) && job.k > 0;
     let packed = if in_place { cols.end - cols.len() % V::NR..cols.end } else { cols.clone() };
 

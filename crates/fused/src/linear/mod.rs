@@ -4,9 +4,10 @@
 //! y = x W + b, or gelu of it, or added to a residual;   dx = dy W^T,   dW = x^T dy,   db = sum over rows of dy
 //! ```
 //!
-//! Burn's own `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of `W` again. On the CPU the products are
-//! [`gemm`](crate::gemm)'s; on devices they are Burn's, which run on tensor cores, and its fusion adds the bias. Kept are `x`, but for [`Rows`] that are had again, and `W`; the gradient of a `W` that
-//! is a leaf can be put off, see [`deferred`](crate::deferred).
+//! Burn's own `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of
+//! `W` again. On the CPU the products are [`gemm`](crate::gemm)'s; on devices they are Burn's, which run on tensor
+//! cores, and its fusion adds the bias. Kept are `x`, but for [`Rows`] that are had again, and `W`; the gradient of a
+//! `W` that is a leaf can be put off, see [`deferred`](crate::deferred).
 
 mod host;
 mod rows;
@@ -20,7 +21,8 @@ use burn::tensor::Tensor;
 pub(crate) use host::{Weighted, backward_host};
 pub use rows::{Again, Rows};
 
-/// `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU a row's result has the same bits whatever other rows there are.
+/// `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU a row's result has the same
+/// bits whatever other rows there are.
 ///
 /// # Panics
 /// If the arguments are not of these shapes and of one type, f32, bf16 or f16, or a width is 0.
@@ -30,7 +32,8 @@ pub fn linear<const D: usize>(x: impl Into<Rows<D>>, weight: Tensor<2>, bias: Op
     by_rows(Call("linear"), x, weight, bias, false, op)
 }
 
-/// `x W^T`: `[.., from]` to `[.., to]`, with `W: [to, from]`, such as a head that is the token embedding. `W` is read as it lies.
+/// `x W^T`: `[.., from]` to `[.., to]`, with `W: [to, from]`, such as a head that is the token embedding. `W` is read
+/// as it lies.
 ///
 /// # Panics
 /// If the arguments are not of these shapes and of one type, f32, bf16 or f16, or a width is 0.

@@ -56,7 +56,8 @@ pub(crate) fn add_norm(
     (h, y)
 }
 
-/// `width` is that of a row in vectors, `items` how many of them a unit has at the most. A unit reads of `h` what it has written itself.
+/// `width` is that of a row in vectors, `items` how many of them a unit has at the most. A unit reads of `h` what it
+/// has written itself.
 #[cube(launch, address_type = "dynamic")]
 fn add_norm_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],

@@ -7,8 +7,9 @@
 //! device:  the product, then one kernel that reads it and the residual, and writes h and y
 //! ```
 //!
-//! As a product, an addition of `b`, one of the residual and a norm, a device would read and write rows of `d` 4 times each; this reads 2 and writes 3.
-//! On the tape it is a product, a sum and a [`norm`](crate::norm), which keep `x`, `W`, `h` and the gain.
+//! As a product, an addition of `b`, one of the residual and a norm, a device would read and write rows of `d` 4 times
+//! each; this reads 2 and writes 3. On the tape it is a product, a sum and a [`norm`](crate::norm), which keep `x`,
+//! `W`, `h` and the gain.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -22,10 +23,12 @@ use crate::rows::{from_rows, to_rows};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
-/// `h = residual + x W + b` and [`layer_norm`](crate::layer_norm)`(h)`: `[.., from]`, `[from, to]`, `[to]`, `[.., to]`, `[to]` and `[to]` to `[.., to]` twice.
+/// `h = residual + x W + b` and [`layer_norm`](crate::layer_norm)`(h)`: `[.., from]`, `[from, to]`, `[to]`, `[.., to]`,
+/// `[to]` and `[to]` to `[.., to]` twice.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16 (which gain and norm bias may be of on their own), or a width is 0.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16 (which gain and norm bias may be of on
+/// their own), or a width is 0.
 pub fn linear_add_layer_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -39,10 +42,12 @@ pub fn linear_add_layer_norm<const D: usize>(
     linear_add_norm(Call("linear_add_layer_norm"), [x, residual], weight, bias, (gain, norm_bias, rule))
 }
 
-/// `h = residual + x W` and [`rms_norm`](crate::rms_norm)`(h)`: `[.., from]`, `[from, to]`, `[.., to]` and `[to]` to `[.., to]` twice.
+/// `h = residual + x W` and [`rms_norm`](crate::rms_norm)`(h)`: `[.., from]`, `[from, to]`, `[.., to]` and `[to]` to
+/// `[.., to]` twice.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16 (which gain and norm bias may be of on their own), or a width is 0.
+/// If the arguments are not of these shapes and of one type, f32, bf16 or f16 (which gain and norm bias may be of on
+/// their own), or a width is 0.
 pub fn linear_add_rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,

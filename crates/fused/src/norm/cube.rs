@@ -1,12 +1,14 @@
-//! The kernels of [`norm`](super): one cube a row, rows dealt out to cubes in strides; backward, one cube a piece of rows.
+//! The kernels of [`norm`](super): one cube a row, rows dealt out to cubes in strides; backward, one cube a piece of
+//! rows.
 //!
 //! ```text
 //! norm_backward   a cube a piece of rows    dx, and sums[piece, 0, d] = sum of dy n, sums[piece, 1, d] = sum of dy
 //! add_pieces      a cube some columns       d_gain, d_bias = sums over the pieces, in their order
 //! ```
 //!
-//! Mean and variance are two passes over a row, which then lies in the cache. A unit has the same columns of all rows of its piece, so their sums stay in its
-//! registers. There are at most [`PIECES`] pieces on every device: few enough to be added up, and enough for 132 multiprocessors.
+//! Mean and variance are two passes over a row, which then lies in the cache. A unit has the same columns of all rows
+//! of its piece, so their sums stay in its registers. There are at most [`PIECES`] pieces on every device: few enough
+//! to be added up, and enough for 132 multiprocessors.
 
 use super::NormRule;
 use crate::cube::launch::{address_type, contiguous, empty, empty_like, over_rows, units, vector_size};
@@ -25,7 +27,8 @@ use cubecl::prelude::*;
 const PIECES: usize = 512;
 /// Columns that a cube adds up, by units beside each other.
 const COLUMNS: usize = 32;
-/// Loops over a unit's vectors are unrolled up to this many, so that sums are registers: a row of 8,192 elements of bf16 by 256 units.
+/// Loops over a unit's vectors are unrolled up to this many, so that sums are registers: a row of 8,192 elements of
+/// bf16 by 256 units.
 pub(crate) const UNROLLED: usize = 4;
 
 pub(crate) fn norm(x: CubeTensor, gain: CubeTensor, bias: CubeTensor, rule: NormRule) -> CubeTensor {

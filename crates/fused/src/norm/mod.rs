@@ -6,8 +6,8 @@
 //! d_gain = sum over rows of dy n,   d_bias = sum over rows of dy
 //! ```
 //!
-//! A row at a time, in f32, rounded once. Kept for the backward are `x` and the gain; `m` and `r` are computed again. Sums over rows are added up in pieces of rows
-//! whose size depends on `d` alone.
+//! A row at a time, in f32, rounded once. Kept for the backward are `x` and the gain; `m` and `r` are computed again.
+//! Sums over rows are added up in pieces of rows whose size depends on `d` alone.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -19,25 +19,28 @@ use crate::ops::FusedOps;
 use crate::pieces::Pieces;
 use crate::precision::widened;
 use crate::rows::{from_rows, to_rows};
+use crate::simd::vectorised;
 use crate::team;
 use crate::uninit::written;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
-use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
 /// `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension: `[.., d]` and `[d]` to `[.., d]`.
 ///
 /// # Panics
-/// If `x` or the gain is of another type than f32, bf16 and f16, or the gain is not of the width of `x`, which is not 0.
+/// If `x` or the gain is of another type than f32, bf16 and f16, or the gain is not of the width of `x`, which is not
+/// 0.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, epsilon: f64) -> Tensor<D> {
     norm(Call("rms_norm"), x, gain, None, NormRule { epsilon: epsilon as f32, centred: false })
 }
 
-/// `(x - mean(x)) / sqrt(var(x) + epsilon) * gain + bias` over the last dimension: `[.., d]`, `[d]` and `[d]` to `[.., d]`.
+/// `(x - mean(x)) / sqrt(var(x) + epsilon) * gain + bias` over the last dimension: `[.., d]`, `[d]` and `[d]` to `[..,
+/// d]`.
 ///
 /// # Panics
-/// If one of them is of another type than f32, bf16 and f16, or gain or bias is not of the width of `x`, which is not 0.
+/// If one of them is of another type than f32, bf16 and f16, or gain or bias is not of the width of `x`, which is not
+/// 0.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, bias: Option<Tensor<1>>, epsilon: f64) -> Tensor<D> {
     norm(Call("layer_norm"), x, gain, bias, NormRule { epsilon: epsilon as f32, centred: true })
 }
@@ -116,44 +119,47 @@ fn statistics<T: Element>(row: &[T], rule: NormRule) -> (f32, f32) {
     (mean, 1.0 / (variance + rule.epsilon).sqrt())
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn forward<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule: NormRule, y: &mut [MaybeUninit<T>]) {
-    for (x, y) in x.chunks_exact(gain.len()).zip(y.chunks_exact_mut(gain.len())) {
-        let (mean, inverse) = statistics(x, rule);
-        let normed = x.iter().zip(gain).map(|(x, gain)| (x.to_f32() - mean) * inverse * gain);
-        if bias.is_empty() {
-            y.iter_mut().zip(normed).for_each(|(y, n)| _ = y.write(T::from_f32(n)));
-        } else {
-            // As long as a row: none of its elements is left out.
-            y.iter_mut()
-                .zip(normed)
-                .zip(&bias[..gain.len()])
-                .for_each(|((y, n), bias)| _ = y.write(T::from_f32(n + bias)));
+vectorised! {
+    fn forward<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule: NormRule, y: &mut [MaybeUninit<T>]) {
+        for (x, y) in x.chunks_exact(gain.len()).zip(y.chunks_exact_mut(gain.len())) {
+            let (mean, inverse) = statistics(x, rule);
+            let normed = x.iter().zip(gain).map(|(x, gain)| (x.to_f32() - mean) * inverse * gain);
+            if bias.is_empty() {
+                y.iter_mut().zip(normed).for_each(|(y, n)| _ = y.write(T::from_f32(n)));
+            } else {
+                // As long as a row: none of its elements is left out.
+                y.iter_mut()
+                    .zip(normed)
+                    .zip(&bias[..gain.len()])
+                    .for_each(|((y, n), bias)| _ = y.write(T::from_f32(n + bias)));
+            }
         }
     }
 }
 
-/// Adds the rows' share of the gain's and the bias's gradient to what is there.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn backward<T: Element>(
-    x: &[T],
-    gain: &[f32],
-    dy: &[T],
-    rule: NormRule,
-    dx: &mut [MaybeUninit<T>],
-    [d_gain, d_bias]: [&mut [f32]; 2],
-) {
-    let width = gain.len();
-    for ((x, dy), dx) in x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width)) {
-        let (mean, r) = statistics(x, rule);
-        let mean_c = if rule.centred { sum2(dy, gain, |dy, gain| dy * gain) / width as f32 } else { 0.0 };
-        let mean_cn = sum3((dy, gain, x), |dy, gain, x| dy * gain * (x - mean) * r) / width as f32;
-        let sums = d_gain.iter_mut().zip(d_bias.iter_mut());
-        for (((dx, x), (dy, gain)), (d_gain, d_bias)) in dx.iter_mut().zip(x).zip(dy.iter().zip(gain)).zip(sums) {
-            let (n, dy) = ((x.to_f32() - mean) * r, dy.to_f32());
-            *d_gain += dy * n;
-            *d_bias += dy;
-            dx.write(T::from_f32(r * (dy * gain - mean_c - n * mean_cn)));
+vectorised! {
+    /// Adds the rows' share of the gain's and the bias's gradient to what is there.
+    fn backward<T: Element>(
+        x: &[T],
+        gain: &[f32],
+        dy: &[T],
+        rule: NormRule,
+        dx: &mut [MaybeUninit<T>],
+        sums: [&mut [f32]; 2],
+    ) {
+        let [d_gain, d_bias] = sums;
+        let width = gain.len();
+        for ((x, dy), dx) in x.chunks_exact(width).zip(dy.chunks_exact(width)).zip(dx.chunks_exact_mut(width)) {
+            let (mean, r) = statistics(x, rule);
+            let mean_c = if rule.centred { sum2(dy, gain, |dy, gain| dy * gain) / width as f32 } else { 0.0 };
+            let mean_cn = sum3((dy, gain, x), |dy, gain, x| dy * gain * (x - mean) * r) / width as f32;
+            let sums = d_gain.iter_mut().zip(d_bias.iter_mut());
+            for (((dx, x), (dy, gain)), (d_gain, d_bias)) in dx.iter_mut().zip(x).zip(dy.iter().zip(gain)).zip(sums) {
+                let (n, dy) = ((x.to_f32() - mean) * r, dy.to_f32());
+                *d_gain += dy * n;
+                *d_bias += dy;
+                dx.write(T::from_f32(r * (dy * gain - mean_c - n * mean_cn)));
+            }
         }
     }
 }

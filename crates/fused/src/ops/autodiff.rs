@@ -1,4 +1,5 @@
-//! The operations under autodiff: each is a step of the tape, or two, with a gradient of [`gradients`](super::gradients).
+//! The operations under autodiff: each is a step of the tape, or two, with a gradient of
+//! [`gradients`](super::gradients).
 
 use super::FusedOps;
 use super::gradients::{

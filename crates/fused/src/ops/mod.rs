@@ -1,8 +1,9 @@
 //! The operations as one extension of Burn's backends.
 //!
-//! Every operation is plain Rust on `flex` and a CubeCL kernel on CUDA and on CubeCL's CPU runtime; the functions that users call, with formula and
-//! layout, are in the module that has the operation's name. A backend that is not listed here does not compile, or panics: nothing falls back
-//! to a composition in silence. The one exception are the products of [`linear`](crate::linear): on devices they are Burn's own (cubek's, on tensor cores).
+//! Every operation is plain Rust on `flex` and a CubeCL kernel on CUDA and on CubeCL's CPU runtime; the functions that
+//! users call, with formula and layout, are in the module that has the operation's name. A backend that is not listed
+//! here does not compile, or panics: nothing falls back to a composition in silence. The one exception are the products
+//! of [`linear`](crate::linear): on devices they are Burn's own (cubek's, on tensor cores).
 
 mod autodiff;
 #[cfg(feature = "cubecl")]
@@ -54,7 +55,8 @@ pub trait FusedOps: Backend {
         rule: NormRule,
     ) -> FloatTensor<Self>;
 
-    /// The gradients of `x_nd` and `gain_d`, and the sum of `d_y` over rows, which is that of `bias_d`; the last two are statistics.
+    /// The gradients of `x_nd` and `gain_d`, and the sum of `d_y` over rows, which is that of `bias_d`; the last two
+    /// are statistics.
     #[fusion(meta = specs::norm_backward)]
     fn fused_norm_backward(
         x: FloatTensor<Self>,
@@ -63,7 +65,8 @@ pub trait FusedOps: Backend {
         rule: NormRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `x_bhtd`, and the statistics `cos_tp` and `sin_tp`, to the rotated; `back`: from the gradient of that to the gradient of `x`.
+    /// `x_bhtd`, and the statistics `cos_tp` and `sin_tp`, to the rotated; `back`: from the gradient of that to the
+    /// gradient of `x`.
     #[fusion(meta = specs::rope)]
     fn fused_rope(
         x: FloatTensor<Self>,
@@ -76,7 +79,8 @@ pub trait FusedOps: Backend {
     #[fusion(meta = specs::dropout)]
     fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self>;
 
-    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the statistic `l_bht`. `starts_bt`, here and below, are the first keys that queries see; of no elements: the first.
+    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the statistic `l_bht`. `starts_bt`, here and below, are the first
+    /// keys that queries see; of no elements: the first.
     #[fusion(meta = specs::attention)]
     fn fused_attention(
         q: FloatTensor<Self>,
@@ -120,8 +124,8 @@ pub trait FusedOps: Backend {
         rule: AttentionRule,
     ) -> FloatTensor<Self>;
 
-    /// `q`, `[b, t, heads (nope + rope)]`, `kv`, `[b, t, heads (nope + v)]`, `k_rope_btr`, not rotated yet, and the statistics `cos_tp` and `sin_tp` to
-    /// `y`, `[b, t, heads v]`, and the statistic `l_bht`.
+    /// `q`, `[b, t, heads (nope + rope)]`, `kv`, `[b, t, heads (nope + v)]`, `k_rope_btr`, not rotated yet, and the
+    /// statistics `cos_tp` and `sin_tp` to `y`, `[b, t, heads v]`, and the statistic `l_bht`.
     #[fusion(meta = specs::latent_attention)]
     fn fused_latent_attention(
         q: FloatTensor<Self>,
@@ -148,7 +152,8 @@ pub trait FusedOps: Backend {
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `x W + b`: `x_np`, which the tape keeps, or has `again`, `weight_pq` (`weight_qp` where `transposed`) and `bias_q` (of no elements: none) to `y_nq`.
+    /// `x W + b`: `x_np`, which the tape keeps, or has `again`, `weight_pq` (`weight_qp` where `transposed`) and
+    /// `bias_q` (of no elements: none) to `y_nq`.
     #[fusion(default)]
     fn fused_linear(
         x: FloatTensor<Self>,
@@ -185,8 +190,8 @@ pub trait FusedOps: Backend {
         Self::float_add(residual, linear::composed::<Self>(x, weight, bias, false))
     }
 
-    /// `h = residual + x W + b` and its norm: `x_np`, `weight_pq`, `bias_q` and `residual_nq` to `h_nq`, and with `gain_q` and `norm_bias_q` to `y_nq`; biases of
-    /// no elements are none.
+    /// `h = residual + x W + b` and its norm: `x_np`, `weight_pq`, `bias_q` and `residual_nq` to `h_nq`, and with
+    /// `gain_q` and `norm_bias_q` to `y_nq`; biases of no elements are none.
     #[fusion(meta = specs::linear_add_norm)]
     fn fused_linear_add_norm(
         x: FloatTensor<Self>,
@@ -210,7 +215,8 @@ pub trait FusedOps: Backend {
         linear::composed_backward::<Self>(x, weight, d_y, transposed, wanted)
     }
 
-    /// `x_nd`, the head (`[vocab, d]`, or `[d, vocab]`) and `targets_n` to the mean loss and z-loss, statistics of one element.
+    /// `x_nd`, the head (`[vocab, d]`, or `[d, vocab]`) and `targets_n` to the mean loss and z-loss, statistics of one
+    /// element.
     #[fusion(meta = specs::cross_entropy)]
     fn fused_cross_entropy(
         x: FloatTensor<Self>,
@@ -236,7 +242,8 @@ pub trait FusedOps: Backend {
     #[fusion(meta = specs::embedding_backward)]
     fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self>;
 
-    /// Parameter, mean, square, all statistics, and gradient, to the first three after a step, and the copy that the rates ask for, else of no elements.
+    /// Parameter, mean, square, all statistics, and gradient, to the first three after a step, and the copy that the
+    /// rates ask for, else of no elements.
     #[fusion(meta = specs::adamw)]
     fn fused_adamw(
         parameter: FloatTensor<Self>,

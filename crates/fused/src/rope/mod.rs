@@ -6,7 +6,8 @@
 //! back  the rotation by the negative angle, and the order of before
 //! ```
 //!
-//! Queries and keys are laid out alike, so their products are those of the interleaved layout. In f32, rounded once; nothing is kept but the table.
+//! Queries and keys are laid out alike, so their products are those of the interleaved layout. In f32, rounded once;
+//! nothing is kept but the table.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -15,9 +16,9 @@ use crate::check::Call;
 use crate::element::Element;
 use crate::math::over_rows;
 use crate::ops::FusedOps;
+use crate::simd::vectorised;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
 /// Cosines and sines of the angles of some positions, on one device.
@@ -86,7 +87,8 @@ impl RopeTable {
     }
 }
 
-/// Rotates the pairs `(x0, x1), (x2, x3), ...` of each row by its position's angles; see the module's page for the result's order.
+/// Rotates the pairs `(x0, x1), (x2, x3), ...` of each row by its position's angles; see the module's page for the
+/// result's order.
 ///
 /// # Shapes
 /// `x` and the result: `[b, heads, t, d]`; the table: `[t, d / 2]`.
@@ -116,27 +118,31 @@ pub(crate) fn rope_host<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], [t, pairs]
     unsafe { over_rows(2 * pairs, x.len(), [x], task) }
 }
 
-/// Turns one row.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-pub(crate) fn turn<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], y: &mut [MaybeUninit<T>]) {
-    let (first, second) = y.split_at_mut(cos.len());
-    let halves = first.iter_mut().zip(second);
-    for ((x, (first, second)), (cos, sin)) in x.as_chunks::<2>().0.iter().zip(halves).zip(cos.iter().zip(sin)) {
-        let [a, b] = x.map(<T as Element>::to_f32);
-        first.write(T::from_f32(a * cos - b * sin));
-        second.write(T::from_f32(b * cos + a * sin));
+vectorised! {
+    /// Turns one row.
+    pub(crate) fn turn<T: Element>(x: &[T], angles: [&[f32]; 2], y: &mut [MaybeUninit<T>]) {
+        let [cos, sin] = angles;
+        let (first, second) = y.split_at_mut(cos.len());
+        let halves = first.iter_mut().zip(second);
+        for ((x, (first, second)), (cos, sin)) in x.as_chunks::<2>().0.iter().zip(halves).zip(cos.iter().zip(sin)) {
+            let [a, b] = x.map(<T as Element>::to_f32);
+            first.write(T::from_f32(a * cos - b * sin));
+            second.write(T::from_f32(b * cos + a * sin));
+        }
     }
 }
 
-/// Turns one row back: the gradient.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-pub(crate) fn turn_back<T: Element>(dy: &[T], [cos, sin]: [&[f32]; 2], dx: &mut [MaybeUninit<T>]) {
-    let (first, second) = dy.split_at(cos.len());
-    let halves = first.iter().zip(second);
-    for ((dx, (first, second)), (cos, sin)) in dx.as_chunks_mut::<2>().0.iter_mut().zip(halves).zip(cos.iter().zip(sin))
-    {
-        let (first, second) = (first.to_f32(), second.to_f32());
-        dx[0].write(T::from_f32(first * cos + second * sin));
-        dx[1].write(T::from_f32(second * cos - first * sin));
+vectorised! {
+    /// Turns one row back: the gradient.
+    pub(crate) fn turn_back<T: Element>(dy: &[T], angles: [&[f32]; 2], dx: &mut [MaybeUninit<T>]) {
+        let [cos, sin] = angles;
+        let (first, second) = dy.split_at(cos.len());
+        let halves = first.iter().zip(second);
+        for ((dx, (first, second)), (cos, sin)) in dx.as_chunks_mut::<2>().0.iter_mut().zip(halves).zip(cos.iter().zip(sin))
+        {
+            let (first, second) = (first.to_f32(), second.to_f32());
+            dx[0].write(T::from_f32(first * cos + second * sin));
+            dx[1].write(T::from_f32(second * cos - first * sin));
+        }
     }
 }

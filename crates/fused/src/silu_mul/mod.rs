@@ -15,11 +15,11 @@ use crate::element::Element;
 use crate::math::{TASK, over_rows, sigmoid};
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
+use crate::simd::vectorised;
 use crate::team;
 use crate::uninit::written;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
-use multiversion::multiversion;
 use std::mem::MaybeUninit;
 
 /// `silu(gate) * up` of two tensors of one shape and dtype.
@@ -62,22 +62,24 @@ fn gradients<T: Element>(gate: &[T], up: &[T], dy: &[T], d_gate: &mut [MaybeUnin
     });
 }
 
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn forward<T: Element>(gate: &[T], up: &[T], y: &mut [MaybeUninit<T>]) {
-    for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-        let gate = gate.to_f32();
-        y.write(T::from_f32(gate * sigmoid(gate) * up.to_f32()));
+vectorised! {
+    fn forward<T: Element>(gate: &[T], up: &[T], y: &mut [MaybeUninit<T>]) {
+        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+            let gate = gate.to_f32();
+            y.write(T::from_f32(gate * sigmoid(gate) * up.to_f32()));
+        }
     }
 }
 
-/// `silu'(g) = s + g s (1 - s)` with `s = sigmoid(g)`.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn backward<T: Element>(gate: &[T], up: &[T], dy: &[T], d_gate: &mut [MaybeUninit<T>], d_up: &mut [MaybeUninit<T>]) {
-    let outputs = d_gate.iter_mut().zip(d_up);
-    for ((d_gate, d_up), ((gate, up), dy)) in outputs.zip(gate.iter().zip(up).zip(dy)) {
-        let (gate, dy) = (gate.to_f32(), dy.to_f32());
-        let s = sigmoid(gate);
-        d_up.write(T::from_f32(dy * gate * s));
-        d_gate.write(T::from_f32(dy * up.to_f32() * s * (1.0 + gate * (1.0 - s))));
+vectorised! {
+    /// `silu'(g) = s + g s (1 - s)` with `s = sigmoid(g)`.
+    fn backward<T: Element>(gate: &[T], up: &[T], dy: &[T], d_gate: &mut [MaybeUninit<T>], d_up: &mut [MaybeUninit<T>]) {
+        let outputs = d_gate.iter_mut().zip(d_up);
+        for ((d_gate, d_up), ((gate, up), dy)) in outputs.zip(gate.iter().zip(up).zip(dy)) {
+            let (gate, dy) = (gate.to_f32(), dy.to_f32());
+            let s = sigmoid(gate);
+            d_up.write(T::from_f32(dy * gate * s));
+            d_gate.write(T::from_f32(dy * up.to_f32() * s * (1.0 + gate * (1.0 - s))));
+        }
     }
 }

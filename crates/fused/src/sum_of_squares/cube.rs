@@ -1,7 +1,7 @@
 //! The kernel of [`sum_of_squares`](super): a cube a part.
 //!
-//! Each unit adds up its share of the part, in as many sums as a vector has elements, with compensation (Kahan), then the units' sums are added up in a tree. So
-//! rounding is that of some ten additions, not of 65,536.
+//! Each unit adds up its share of the part, in as many sums as a vector has elements, with compensation (Kahan), then
+//! the units' sums are added up in a tree. So rounding is that of some ten additions, not of 65,536.
 
 use super::{PART, parts};
 use crate::cube::cube_sum;

@@ -1,6 +1,7 @@
 //! The square of a gradient's norm.
 //!
-//! A device adds up parts of [`PART`] elements, whose rounding does not grow with the tensor, and the host the parts in f64; on the CPU all of it is f64.
+//! A device adds up parts of [`PART`] elements, whose rounding does not grow with the tensor, and the host the parts in
+//! f64; on the CPU all of it is f64.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -9,10 +10,10 @@ use crate::check::Call;
 use crate::element::Element;
 use crate::ops::FusedOps;
 use crate::pieces::Pieces;
+use crate::simd::vectorised;
 use crate::team;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
-use multiversion::multiversion;
 
 /// Elements of a part: 124 million elements are 1,900 numbers for the host.
 pub(crate) const PART: usize = 64 * 1024;
@@ -44,17 +45,18 @@ pub(crate) fn sum_of_squares_host<T: Element>(x: &[T]) -> Vec<f64> {
     sums
 }
 
-/// In lanes, so that additions need not wait for one another.
-#[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl+fma", "x86_64+avx2+fma"))]
-fn of_part<T: Element>(x: &[T]) -> f64 {
-    const LANES: usize = 32;
-    let square = |x: &T| f64::from(x.to_f32()) * f64::from(x.to_f32());
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    let mut lanes = [0.0f64; LANES];
-    for chunk in chunks {
-        lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += square(x));
+vectorised! {
+    /// In lanes, so that additions need not wait for one another.
+    fn of_part<T: Element>(x: &[T]) -> f64 {
+        const LANES: usize = 32;
+        let square = |x: &T| f64::from(x.to_f32()) * f64::from(x.to_f32());
+        let (chunks, rest) = x.as_chunks::<LANES>();
+        let mut lanes = [0.0f64; LANES];
+        for chunk in chunks {
+            lanes.iter_mut().zip(chunk).for_each(|(lane, x)| *lane += square(x));
+        }
+        lanes.iter().sum::<f64>() + rest.iter().map(square).sum::<f64>()
     }
-    lanes.iter().sum::<f64>() + rest.iter().map(square).sum::<f64>()
 }
 
 #[cfg(test)]

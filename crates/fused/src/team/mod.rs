@@ -10,10 +10,10 @@
 //! helper   | loop 1 | waits, par_iter | loop 2 | waits | back to the pool
 //! ```
 //!
-//! Waiting takes a core from others, so helpers wait only while there is a core for each leader that has helpers and for
-//! each of these.
-
-//! What threads share is [`shared`], which `loom/` runs in every order.
+//! Waiting takes a core from others, so helpers wait only while there is a core for each leader that has helpers and
+//! for each of these.
+//!
+//! What threads share is in [`shared`]; `loom/` runs it in every interleaving.
 
 mod shared;
 
@@ -50,8 +50,8 @@ thread_local! {
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `f` with each of `0..tasks`, in any order, on all threads of the current pool; inside of another such loop, or of
-/// what a helper does meanwhile, on this thread alone.
+/// Calls `f` with each of `0..tasks`, in any order, on all threads of the current pool; inside of another such loop, or
+/// of what a helper does meanwhile, on this thread alone.
 ///
 /// # Panics
 /// If `f` does, with its panic, after all threads have left `f`.
@@ -113,7 +113,8 @@ impl Team {
         THREADS.fetch_sub(1 + usize::from(last), Ordering::Relaxed);
     }
 
-    /// Waits for a loop and helps. If there was none for long, this helper has left: returns whether it was the last one.
+    /// Waits for a loop and helps. If there was none for long, this helper has left: returns whether it was the last
+    /// one.
     fn wait(&self, seen: &mut usize) -> Option<bool> {
         let mut since = Instant::now();
         loop {

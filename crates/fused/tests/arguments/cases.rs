@@ -228,6 +228,11 @@ pub const CASES: &[Case] = &[
 /// Public functions without arguments that could be of a wrong shape, and why.
 pub const WITHOUT: &[(&str, &str)] = &[
     ("exp", "a number"),
+    ("simd", "no arguments"),
+    ("multiplies_bf16", "no arguments"),
+    ("Simd::name", "no arguments"),
+    ("Simd::of_processor", "no arguments"),
+    ("Simd::asked_for", "no arguments"),
     ("written", "unsafe: the caller writes all of it"),
     ("overwritten", "unsafe, and returns what it is given"),
     ("poison_uninitialised", "for this very test"),

@@ -1,7 +1,7 @@
 //! Calls with random arguments, one of which may not fit, while new memory is poisoned.
 //!
-//! A call either panics with a message that begins with the name of a public function, or returns what is documented, all of it written. One whose arguments
-//! are right, and not empty, does not panic.
+//! A call either panics with a message that begins with the name of a public function, or returns what is documented,
+//! all of it written. One whose arguments are right, and not empty, does not panic.
 
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 use std::any::Any;
@@ -203,7 +203,8 @@ impl Draw {
     }
 }
 
-/// Calls a function, whose arguments depend on the seed; `names` are those of all public functions. Returns what is wrong.
+/// Calls a function, whose arguments depend on the seed; `names` are those of all public functions. Returns what is
+/// wrong.
 pub fn check((name, case): Case, seed: u64, names: &BTreeSet<String>) -> Result<(), String> {
     fused::poison_uninitialised(true);
     let mut draw = Draw::new(seed);

@@ -5,8 +5,9 @@ use burn::tensor::Tensor;
 use fused::linear;
 
 impl Mla {
-    /// [`forward`](Mla::forward) of new tokens, whose keys and values are never made: the cache has latents, and the matrices that would
-    /// make keys and values of them are absorbed into the query and into the output (arXiv 2405.04434, section 2.1.2):
+    /// [`forward`](Mla::forward) of new tokens, whose keys and values are never made: the cache has latents, and the
+    /// matrices that would make keys and values of them are absorbed into the query and into the output (arXiv
+    /// 2405.04434, section 2.1.2):
     ///
     /// ```text
     /// q_nope . k_nope = q_nope . (latent W_UK) = (q_nope W_UK^T) . latent
@@ -36,7 +37,8 @@ impl Mla {
         let k_rope = fused::rope(k_rope, &positions).reshape([b, 1, t, rope]);
         let [keys] = layer.append([Tensor::cat(vec![latent, k_rope], 3)], chunk);
 
-        // All heads see the same keys, whose first part is the values too. Of a single token the heads are as many queries.
+        // All heads see the same keys, whose first part is the values too. Of a single token the heads are as many
+        // queries.
         let latents = keys.clone().slice_dim(3, 0..rank);
         let q = if t == 1 { q_bhtw.swap_dims(1, 2) } else { q_bhtw };
         let y_bthr = chunk.attention(q, [keys, latents], softmax_scale(&self.config));

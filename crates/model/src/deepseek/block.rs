@@ -61,13 +61,14 @@ impl Block {
         }
     }
 
-    /// `[b, t, d]` to `[b, t, d]`, as in evaluation and generation: without noise, and no expert is ever full; see [`MoeLayer::evaluate`].
+    /// `[b, t, d]` to `[b, t, d]`, as in evaluation and generation: without noise, and no expert is ever full; see
+    /// [`MoeLayer::evaluate`].
     pub fn forward(&self, x_btd: Tensor<3>) -> BlockOutput {
         self.forward_over(x_btd, &MicroBatch::default(), &Parallel::default())
     }
 
-    /// The same of its rows on one of several ranks, `[b, s, d]` to `[b, s, d]`; and in training, where there is a `place`, with the router's noise and the experts' capacity where the
-    /// configuration has some.
+    /// The same of its rows on one of several ranks, `[b, s, d]` to `[b, s, d]`; and in training, where there is a
+    /// `place`, with the router's noise and the experts' capacity where the configuration has some.
     pub fn forward_over(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> BlockOutput {
         let y = self.self_attn.forward(self.input_layernorm.forward(x_bsd.clone()), batch, parallel);
         self.mlp(y, x_bsd, batch, parallel)

@@ -7,11 +7,12 @@ use burn::tensor::{Device, Tensor};
 use fused::{latent_attention, linear};
 use moe::gathered_rows;
 
-/// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever `rms_norm_eps` is.
+/// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever
+/// `rms_norm_eps` is.
 const LATENT_NORM_EPS: f64 = 1e-6;
 
-/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all heads are made from one
-/// compressed latent, positions enter through a separate rotated part.
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all heads are made from
+/// one compressed latent, positions enter through a separate rotated part.
 ///
 /// ```text
 /// x ─ q_a ─ norm ─ q_b ──> per head [q_nope | q_rope]                    (q_proj alone without q_lora_rank)
@@ -65,7 +66,8 @@ impl Mla {
 
     /// Causal attention of the rank's rows by its heads, up to the projection: `[b, s, d]` to `[b, t, heads * v]`.
     ///
-    /// Several ranks compress their own rows, and gather what is compressed: latent and rotated key, which all heads share, and the query's compression.
+    /// Several ranks compress their own rows, and gather what is compressed: latent and rotated key, which all heads
+    /// share, and the query's compression.
     pub fn forward(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> Tensor<3> {
         let (rank, rope) = (self.config.kv_lora_rank, self.config.qk_rope_head_dim);
         let (query_input, query) = self.query(x_bsd.clone());
@@ -105,7 +107,8 @@ impl Mla {
 
 /// Projects `[b, t, in]` to two parts, `[b, t, width]` each.
 ///
-/// The parts are cut out of the matrix, not out of its product: the gradient of a slice is as large as what it was cut from.
+/// The parts are cut out of the matrix, not out of its product: the gradient of a slice is as large as what it was cut
+/// from.
 fn parts(x: Tensor<3>, projection: &Linear, [first, second]: [usize; 2]) -> [Tensor<3>; 2] {
     let from = x.dims()[2];
     [0..first, first..first + second]

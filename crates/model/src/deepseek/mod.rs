@@ -72,8 +72,9 @@ impl DeepSeek {
         }
     }
 
-    /// The cross entropy of the next tokens, `[1]`, and those of the tokens behind them, one of each module of multi-token prediction: `batches`
-    /// are [`MtpBatch::of_rows`] of the same rows. As in evaluation: without noise, and no expert is ever full.
+    /// The cross entropy of the next tokens, `[1]`, and those of the tokens behind them, one of each module of
+    /// multi-token prediction: `batches` are [`MtpBatch::of_rows`] of the same rows. As in evaluation: without noise,
+    /// and no expert is ever full.
     ///
     /// # Panics
     /// As [`LanguageModel::loss`].

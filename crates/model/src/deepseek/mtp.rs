@@ -1,5 +1,6 @@
-//! Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2, equations 21 to 25): at each position the model also predicts the tokens
-//! behind the next one, one further with each module, all with the model's own embedding and output matrix.
+//! Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2, equations 21 to 25): at each position the model
+//! also predicts the tokens behind the next one, one further with each module, all with the model's own embedding and
+//! output matrix.
 //!
 //! ```text
 //! h^0_i = norm(blocks(x)_i)                                             what the head predicts x_{i+1} from
@@ -8,8 +9,8 @@
 //! L     = L_main + coef / depth sum_k L_k
 //! ```
 //!
-//! The paper writes `[hidden | embedding]`; the published weights have the embedding's columns first, as here, and `h^k` is what `norm_k`
-//! (`shared_head.norm`) has made, for the head and for the next module.
+//! The paper writes `[hidden | embedding]`; the published weights have the embedding's columns first, as here, and
+//! `h^k` is what `norm_k` (`shared_head.norm`) has made, for the head and for the next module.
 
 use super::{Block, BlockOutput, OutputMatrix};
 use crate::cache::{Chunk, LayerCache};
@@ -38,7 +39,7 @@ pub struct Mtp {
 
 /// What one module of multi-token prediction reads of a batch, and what it is to predict.
 ///
-/// Positions without a target are computed as all others, and count in the loads of experts.
+/// Positions without a target are computed as all others, and count in the loads of experts; padding does not.
 #[derive(Debug, Clone)]
 pub struct MtpBatch {
     /// `x_{i+k}` at position `i`, `[b, t]`; 0 where the row has none.
@@ -112,7 +113,8 @@ impl MtpBatch {
             .collect()
     }
 
-    /// `L_k` of the `h^k` that module `k` has made, the rank's share of it from its rows `[b, s, d]`: `[1]`; None where no position has a target.
+    /// `L_k` of the `h^k` that module `k` has made, the rank's share of it from its rows `[b, s, d]`: `[1]`; None where
+    /// no position has a target.
     pub fn loss(&self, output: &OutputMatrix, h_bsd: Tensor<3>) -> Option<Tensor<1>> {
         Some(output.losses(h_bsd, self.targets.clone()?, 0.0).cross_entropy)
     }
@@ -130,7 +132,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Of a row `x_0 .. x_t`, module `k` reads `x_{i+k}` and predicts `x_{i+k+1}` if no document ends in `x_{i+1} .. x_{i+k}`.
+        /// Of a row `x_0 .. x_t`, module `k` reads `x_{i+k}` and predicts `x_{i+k+1}` if no document ends in `x_{i+1}
+        /// .. x_{i+k}`.
         #[test]
         fn targets_stay_in_their_row_and_cross_no_end_of_a_document(
             rows in prop::collection::vec(prop::collection::vec(0..4i32, 7), 1..4), depth in 0..8usize, end in prop::option::of(0..4i32), apart: bool,

@@ -50,9 +50,9 @@ struct Row {
 ///
 /// `on_token` is told each new token and its sequence; [`ControlFlow::Break`] ends that sequence.
 ///
-/// A sequence's tokens do not depend on the others': its draws are keyed by `(seed, number of the sequence)`, and attention sees its own
-/// tokens only. Where a sequence has grown beyond the window, generation goes on from the last half of the window, read anew; a prompt
-/// that is longer is read from its last `window` tokens.
+/// A sequence's tokens do not depend on the others': its draws are keyed by `(seed, number of the sequence)`, and
+/// attention sees its own tokens only. Where a sequence has grown beyond the window, generation goes on from the last
+/// half of the window, read anew; a prompt that is longer is read from its last `window` tokens.
 ///
 /// # Errors
 /// If a prompt is empty, the window is 0, or the sampling's values make no sense.

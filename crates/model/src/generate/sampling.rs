@@ -1,8 +1,10 @@
+//! How the next token is drawn from its logits.
+
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// How the next token is drawn: by `softmax(logits / temperature)` over the tokens that `top_k`, and of these `top_p`, leave, as in
-/// transformers.
+/// How the next token is drawn: by `softmax(logits / temperature)` over the tokens that `top_k`, and of these `top_p`,
+/// leave, as in transformers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the most likely token.
@@ -26,7 +28,7 @@ impl Sampling {
     /// Refuses values that no token can be drawn with, naming value and remedy.
     pub fn validate(&self) -> Result<(), String> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
-            return Err(format!("temperature is {}: give 0 or a number above", self.temperature));
+            return Err(format!("temperature is {}: give 0 or more", self.temperature));
         }
         if self.top_k == Some(0) {
             return Err("top_k is 0: give at least 1, or leave it out to draw from all tokens".into());

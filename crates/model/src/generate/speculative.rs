@@ -1,4 +1,5 @@
-//! Continuing prompts with a model that drafts tokens ahead with its modules of multi-token prediction, and reads several at once.
+//! Continuing prompts with a model that drafts tokens ahead with its modules of multi-token prediction, and reads
+//! several at once.
 //!
 //! ```text
 //! text      x_0 .. x_n | x_{n+1}                what the model has seen, and the token drawn last
@@ -7,9 +8,10 @@
 //! model     [x_{n+1}, d_{n+2}, d_{n+3}] in one pass: draws x_{n+2}; if that is d_{n+2}, the next row holds too and draws x_{n+3}, and so on
 //! ```
 //!
-//! Each token is drawn from the model's own logits, with the draw that it has without drafts: the text is the same. As a draft is one token and not a
-//! distribution, that it is accepted is as likely as by rejection sampling (arXiv 2211.17192): the model's own probability of it.
-//! What a pass has read beyond the accepted tokens is cut off the caches.
+//! Each token is drawn from the model's own logits, with the draw that it has without drafts: the text is the same. As
+//! a draft is one token and not a distribution, that it is accepted is as likely as by rejection sampling (arXiv
+//! 2211.17192): the model's own probability of it. What a pass has read beyond the accepted tokens is cut off the
+//! caches.
 
 use super::{GenerateError, Generation, checked_window};
 use crate::{Cache, DeepSeek, LanguageModel};
@@ -26,8 +28,8 @@ pub struct Drafts {
     pub accepted: usize,
 }
 
-/// As [`generate`](super::generate), with the same tokens, one prompt after another. Rows that are computed together may be rounded otherwise than
-/// alone: where that decides between two tokens, the text goes on with the other one.
+/// As [`generate`](super::generate), with the same tokens, one prompt after another. Rows that are computed together
+/// may be rounded otherwise than alone: where that decides between two tokens, the text goes on with the other one.
 ///
 /// # Errors
 /// As there, and if the model has no modules of multi-token prediction.
@@ -89,7 +91,8 @@ struct Text<'a> {
     start: usize,
     cache: Cache,
     modules: Vec<Module>,
-    /// What the model has made of the rows it read last, behind its final norm: `[1, n, d]`, from the position `read_from` on.
+    /// What the model has made of the rows it read last, behind its final norm: `[1, n, d]`, from the position
+    /// `read_from` on.
     hidden: Option<Tensor<3>>,
     read_from: usize,
     drafts: Vec<u32>,
@@ -118,8 +121,8 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Reads the tokens that the model has not seen, and of the drafts behind them as many as the window has room for, `most` at most. Returns
-    /// the logits behind the last token and behind each of these drafts, and the drafts.
+    /// Reads the tokens that the model has not seen, and of the drafts behind them as many as the window has room for,
+    /// `most` at most. Returns the logits behind the last token and behind each of these drafts, and the drafts.
     fn read(&mut self, most: usize) -> (Vec<Vec<f32>>, Vec<u32>) {
         if self.tokens.len() - self.start > self.window {
             self.start = self.tokens.len() - (self.window / 2).max(1);
@@ -158,7 +161,8 @@ impl<'a> Text<'a> {
             let chunk = cache.extend(&[seen - from], seen - from, self.model.context());
             let made =
                 self.model.mtp[k - 1].forward_cached(h_btd.clone(), embeddings_btd, &mut cache.layers[0], &chunk);
-            // At the positions from here on it has read drafts: it will take them again, of what the module before has made of one more.
+            // At the positions from here on it has read drafts: it will take them again, of what the module before has
+            // made of one more.
             let sure = (seen + 1).saturating_sub(k);
             cache.truncate(0, sure);
             let of_before = (seen + 2).saturating_sub(k).min(seen);

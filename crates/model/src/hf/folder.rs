@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// An opened Hugging Face folder. Its files stay open, and tensors are read when they are asked for: a file that is cut short meanwhile is an
-/// error.
+/// An opened Hugging Face folder. Its files stay open, and tensors are read when they are asked for: a file that is cut
+/// short meanwhile is an error.
 pub struct Folder {
     path: PathBuf,
     config: Value,
@@ -140,8 +140,8 @@ impl Folder {
         self.stored(name).is_ok()
     }
 
-    /// A tensor's values as f32; stored as f32, f16, bf16, or fp8 (e4m3) with a tensor `NAME_scale_inv` beside it, which has an f32 factor
-    /// for each block of the matrix (DeepSeek-V3's files).
+    /// A tensor's values as f32; stored as f32, f16, bf16, or fp8 (e4m3) with a tensor `NAME_scale_inv` beside it,
+    /// which has an f32 factor for each block of the matrix (DeepSeek-V3's files).
     ///
     /// # Errors
     /// If it is missing, has not the shape `expected`, or is stored in another type.
@@ -263,8 +263,8 @@ impl Folder {
     }
 }
 
-/// The length of a file's header with its own length before it, and what it says: that every tensor lies in the file and has the bytes of its
-/// shape is made sure.
+/// The length of a file's header with its own length before it, and what it says: that every tensor lies in the file
+/// and has the bytes of its shape is made sure.
 fn read_header(file: &File, length: u64) -> io::Result<Result<(u64, Metadata), SafeTensorError>> {
     let mut first = [0; size_of::<u64>()];
     if length < first.len() as u64 {

@@ -1,7 +1,7 @@
 //! fp8 weights as DeepSeek publishes them: `weight = fp8 * scale_inv[row / 128, column / 128]`.
 
-/// The number of each byte in e4m3fn (arXiv 2209.05433): a sign, 4 bits of exponent with bias 7, 3 bits of mantissa, no infinities; 0x7f and
-/// 0xff are not a number.
+/// The number of each byte in e4m3fn (arXiv 2209.05433): a sign, 4 bits of exponent with bias 7, 3 bits of mantissa, no
+/// infinities; 0x7f and 0xff are not a number.
 const E4M3: [f32; 256] = table();
 
 const fn table() -> [f32; 256] {
@@ -30,7 +30,8 @@ pub fn decoded(bytes: &[u8]) -> Vec<f32> {
     bytes.iter().map(|byte| E4M3[usize::from(*byte)]).collect()
 }
 
-/// Multiplies `[rows, columns]` by the scale of each block of `block` rows and columns, the last ones of which may be smaller.
+/// Multiplies `[rows, columns]` by the scale of each block of `block` rows and columns, the last ones of which may be
+/// smaller.
 pub fn scale(values: &mut [f32], columns: usize, scales: &[f32], block: [usize; 2]) {
     if columns == 0 {
         return;

@@ -50,7 +50,8 @@ pub(super) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
     Ok(config)
 }
 
-/// `config.json` without what every model has. Training's dropout is told, for it is transformers' default not to have none.
+/// `config.json` without what every model has. Training's dropout is told, for it is transformers' default not to have
+/// none.
 pub(super) fn to_json(config: &Gpt2Config) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],

@@ -100,7 +100,8 @@ fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>,
     }
 }
 
-/// `[columns, rows]` to `[rows, columns]`, tile by tile, so that what is read and what is written both stay in the cache.
+/// `[columns, rows]` to `[rows, columns]`, tile by tile, so that what is read and what is written both stay in the
+/// cache.
 pub(super) fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     const TILE: usize = 32;
     let mut transposed = vec![0.0; rows * columns];

@@ -5,8 +5,9 @@
 //! numbers            | z0   z1 | z2   z3 | z4   z5 | ..
 //! ```
 //!
-//! Each pair of words makes a pair of numbers (Box and Muller): 40 of its bits are a radius `sqrt(-2 ln u)`, the other 24 an angle. Number
-//! `i` therefore takes nothing but words `i` and `i ^ 1`, and ChaCha is a function of its key and a block's number.
+//! Each pair of words makes a pair of numbers (Box and Muller): 40 of its bits are a radius `sqrt(-2 ln u)`, the other
+//! 24 an angle. Number `i` therefore takes nothing but words `i` and `i ^ 1`, and ChaCha is a function of its key and a
+//! block's number.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -53,10 +54,11 @@ impl Normals {
 
 /// Two independent normal numbers of 64 random bits.
 ///
-/// Additions, products, a quotient and a root only, which are the same to the last bit on every machine; logarithm and sine of a system's
-/// library are not. Exact to 1e-9, far below a step of f32, and without a branch.
+/// Additions, products, a quotient and a root only, which are the same to the last bit on every machine; logarithm and
+/// sine of a system's library are not. Exact to 1e-9, far below a step of f32, and without a branch.
 fn normals(bits: u64) -> [f64; 2] {
-    // u = 2^exponent * mantissa, the mantissa in [sqrt(1/2), sqrt(2)); ln mantissa = 2 artanh((mantissa - 1) / (mantissa + 1)).
+    // u = 2^exponent * mantissa, the mantissa in [sqrt(1/2), sqrt(2)); ln mantissa = 2 artanh((mantissa - 1) /
+    // (mantissa + 1)).
     const SQRT_HALF: u64 = 0x3fe6_a09e_0000_0000;
     let u = (((bits >> ANGLE_BITS) + 1) as f64).to_bits(); // times 2^-40: in (0, 1]
     let exponent = (u - SQRT_HALF) >> 52;
@@ -66,7 +68,8 @@ fn normals(bits: u64) -> [f64; 2] {
     let artanh = s * (1.0 + q * (1.0 / 3.0 + q * (1.0 / 5.0 + q * (1.0 / 7.0 + q * (1.0 / 9.0 + q * (1.0 / 11.0))))));
     let radius = (2.0 * LN_2 * (f64::from(RADIUS_BITS) - exponent as f64) - 4.0 * artanh).sqrt();
 
-    // Sine and cosine of a quarter of the angle, which is in (-pi, pi), by their series; then of twice that, and twice again.
+    // Sine and cosine of a quarter of the angle, which is in (-pi, pi), by their series; then of twice that, and twice
+    // again.
     const STEPS: f64 = (1u64 << ANGLE_BITS) as f64;
     let angle = (bits & ((1 << ANGLE_BITS) - 1)) as f64 + 0.5;
     let x = (2.0 * angle - STEPS) * (PI / 4.0 / STEPS);

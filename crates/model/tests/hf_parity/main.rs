@@ -113,7 +113,8 @@ fn train_as_transformers(
     }
 }
 
-/// The losses and the gradients of their weighted sum, against PyTorch and a reading of the paper (`tests/reference/make_mtp_fixtures.py`).
+/// The losses and the gradients of their weighted sum, against PyTorch and a reading of the paper
+/// (`tests/reference/make_mtp_fixtures.py`).
 #[test]
 fn multi_token_prediction_of_one_and_two_modules() {
     let device = Device::flex();
@@ -146,7 +147,8 @@ fn multi_token_prediction_of_one_and_two_modules() {
     }
 }
 
-/// The expected gradients, bound like weights to a second model: they go through the same renaming, transposing and stacking.
+/// The expected gradients, bound like weights to a second model: they go through the same renaming, transposing and
+/// stacking.
 fn gradients<M: Module>(model: M, path: &Path) -> M {
     let folder = tempfile::tempdir().unwrap();
     fs::copy(path.join("config.json"), folder.path().join("config.json")).unwrap();

@@ -1,4 +1,5 @@
-//! The operations' gradients. Each is one step of the tape that keeps what its formula needs and calls the backend's backward kernel.
+//! The operations' gradients. Each is one step of the tape that keeps what its formula needs and calls the backend's
+//! backward kernel.
 
 use super::MoeOps;
 use crate::ScoreFunc;

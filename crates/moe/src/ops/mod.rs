@@ -1,7 +1,7 @@
 //! The operations of a mixture of experts as one extension of Burn's backends.
 //!
-//! Every operation is plain Rust on `flex` and a CubeCL kernel on CUDA and on CubeCL's CPU runtime; the functions that users call
-//! are in [`kernels`](crate::kernels), one module an operation. Index tensors are i32; -1 means "none".
+//! Every operation is plain Rust on `flex` and a CubeCL kernel on CUDA and on CubeCL's CPU runtime; the functions that
+//! users call are in [`kernels`](crate::kernels), one module an operation. Index tensors are i32; -1 means "none".
 
 mod autodiff;
 #[cfg(feature = "cubecl")]

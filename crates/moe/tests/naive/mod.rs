@@ -29,8 +29,8 @@ impl Case {
         Self { shape_btd, quarters, config, seed }
     }
 
-    /// Random numbers that f32 holds exactly; the first ones from the seed on in which no choice of experts is closer than
-    /// `margin`.
+    /// Random numbers that f32 holds exactly; the first ones from the seed on in which no choice of experts is closer
+    /// than `margin`.
     pub fn numbers(&self, margin: f64) -> Numbers {
         let ([b, t, d], c) = (self.shape_btd, &self.config);
         let (e, h, shared) = (c.num_experts, c.moe_intermediate_size, c.n_shared_experts * c.moe_intermediate_size);

@@ -35,17 +35,21 @@ function xRange() {
 
 // The vertical range of what lies in the horizontal one.
 function yRange(plot, curves, [left, right], log) {
-  const values = [];
-  for (const { x, value, smooth } of curves) {
+  const [values, spikes] = [[], []];
+  for (const { x, value, smooth, series, run } of curves) {
+    const isSpike = new Set(((plot.key && run.spikes[plot.key]) || []).map(({ step }) => step));
     x.forEach((at, i) => {
       if (at < left || at > right) return;
-      if (known(value[i]) && (!log || value[i] > 0)) values.push(value[i]);
+      if (known(value[i]) && (!log || value[i] > 0)) (isSpike.has(series.step[i]) ? spikes : values).push(value[i]);
       if (smooth && known(smooth[i]) && (!log || smooth[i] > 0)) values.push(smooth[i]);
     });
   }
+  if (!values.length) values.push(...spikes);
   if (!values.length) return log ? [0.1, 1] : [0, 1];
   values.sort((a, b) => a - b);
   let [low, high] = [values[0], values.at(-1)];
+  // All else would be flat below a spike that is far above it: its circle stands at the edge then.
+  high = Math.max(high, Math.min(low + (high - low) * 1.5, ...(spikes.length ? [Math.max(...spikes)] : [high])));
   if (log) return high > low * 1.02 ? [low / 1.03, high * 1.03] : [low / 1.5, high * 1.5];
   // The first step and pauses are many times as slow as the others: they may leave the plot.
   if (plot.robust) [low, high] = [0, Math.min(high, values[Math.floor(values.length * 0.97)] * 1.3)];
@@ -73,7 +77,7 @@ function linePath(x, values, { toX, toY, range: [left, right] }) {
 function drawChart(node, chart) {
   const width = Math.max(220, node.parentNode.clientWidth);
   const [inner, base] = [width - MARGIN.left - MARGIN.right, HEIGHT - MARGIN.bottom];
-  const curves = runs.map((run) => curve(chart, run)).filter(Boolean);
+  const curves = drawn(chart).map((run) => curve(chart, run)).filter(Boolean);
   const validations = chart.points ? runs.map((run) => curve(chart, run, chart.points)).filter(Boolean) : [];
   const log = state.log && !chart.robust;
   const range = xRange();
@@ -138,5 +142,6 @@ function told(chart) {
     const first = series.value.findIndex(known);
     return `${run.name} from ${chart.format(series.value[first])} at step ${series.step[first]} to ${chart.format(series.value[last])} at step ${series.step[last]}`;
   };
-  return `${chart.title}: ${(chart.curves.length ? chart.curves : chart.validations).map(ends).join("; ")}`;
+  const validation = (one) => `validation of ${ends(one)}`;
+  return `${chart.title}: ${[...chart.curves.map(ends), ...chart.validations.map(validation)].join("; ")}`;
 }

@@ -19,13 +19,30 @@ function afterBest(run) {
   return `after step ${number(run.best_val[0], 7)}${last === number(run.best_val[1]) ? "" : `, last ${last}`}`;
 }
 
+// `2 kept, the last after step 600`: those that were saved before were deleted (checkpoint.keep).
+function keptOf({ saved, checkpoints: names }) {
+  if (!saved) return null;
+  if (!names.length) return "none kept";
+  const last = number(Number(names.at(-1).replace("step-", "")), 7);
+  return `${number(names.length, 7)} kept, ${names.length > 1 ? "the last " : ""}after step ${last}`;
+}
+
+// What one looks for first.
+const BIG = ["loss", "val_loss", "speed"];
+
+// How low the loss is says little without where it began.
+function fromFirst(run) {
+  const first = run.series.loss && run.series.loss.value.find(known);
+  return known(first) && run.step > 1 ? `from ${number(first)}` : null;
+}
 
 // Term, title, text; a second line below it. What does not compare is only told of a run alone.
 const FACTS = [
+  ["verdict", "Verdict", (run) => (run.verdict.state === "waiting" ? null : run.verdict.title)],
   ["steps", "Steps", reached],
   ["tokens", "Tokens", (run) => known(run.tokens) && short(run.tokens)],
   ["time", "Time", (run) => known(run.seconds) && duration(run.seconds)],
-  ["loss", "Loss", (run) => known(run.loss) && number(run.loss)],
+  ["loss", "Loss", (run) => known(run.loss) && number(run.loss), fromFirst],
   ["val_loss", "Best val. loss", (run) => best(run, number), afterBest],
   ["perplexity", "Perplexity", (run) => best(run, (loss) => plain(Math.exp(loss)))],
   ["bits", "Bits per byte", bitsPerByte],
@@ -38,19 +55,26 @@ const FACTS = [
 const FACTS_ALONE = [
   ...FACTS,
   ["saving", "Saving", (run) => run.saving && duration(run.saving)],
-  ["checkpoints", "Checkpoints", ({ checkpoints: names }) => (names.length > 1 ? String(names.length) : names[0]), ({ checkpoints: names }) => names.length > 1 && `to ${names.at(-1)}`],
+  ["checkpoints", "Checkpoints", ({ saved }) => saved && `${number(saved, 7)} saved`, keptOf],
 ];
 
 // `4 ranks, from step 121 on 2`: what changed from one process of the run to the next.
 function overTime(run, of, again = of) {
+  return changes(run, of, (setup) => `from step ${setup.step + 1} on ${again(setup)}`, (n) => `${n} changes`).join(", ");
+}
+
+function changes(run, of, again, others) {
   const parts = [];
   for (const setup of run.setups) {
     const value = of(setup);
-    if (value && value !== (parts.at(-1) || {}).value) parts.push({ value, text: parts.length ? `from step ${setup.step + 1} on ${again(setup)}` : value });
+    if (value && value !== (parts.at(-1) || {}).value) parts.push({ value, text: parts.length ? again(setup) : value });
   }
   const texts = parts.map(({ text }) => text);
-  return texts.length > 5 ? [texts[0], `${texts.length - 3} changes`, ...texts.slice(-2)].join(", ") : texts.join(", ");
+  return texts.length > 5 ? [texts[0], others(texts.length - 3), ...texts.slice(-2)] : texts;
 }
+
+// A line each, with comments that a shell passes over.
+const commandOf = (run) => changes(run, ({ command }) => command, ({ step, command }) => `# from step ${step + 1} on\n${command}`, (n) => `# ${n} others`).join("\n");
 
 function dataOf(setup) {
   const tokens = [["to train on", setup.train_tokens], ["to validate on", setup.val_tokens]].filter(([, n]) => n);
@@ -59,7 +83,7 @@ function dataOf(setup) {
 
 function batchOf({ global_batch_size: rows, seq_len: length, micro_batch_size: micro }) {
   if (!rows || !length) return null;
-  return `${count(rows, "sequence")} of ${count(length, "token")}: ${count(rows * length, "token")} a step${micro ? `, in micro-batches of ${micro}` : ""}`;
+  return `${count(rows, "sequence")} of ${count(length, "token")}: ${count(rows * length, "token")} per step${micro ? `, in micro-batches of ${micro}` : ""}`;
 }
 
 function machineOf({ host, cpu, cores, device }) {
@@ -73,7 +97,7 @@ const SETUP = [
   ["ranks", "Strategy", (run) => overTime(run, ({ strategy }) => strategy)],
   ["batch", "Batch", (run) => overTime(run, batchOf)],
   [null, "Machine", (run) => overTime(run, machineOf)],
-  [null, "Version", (run) => overTime(run, ({ version }) => version)],
+  [null, "Version", (run) => overTime(run, ({ version }) => version && `Kiln ${version}`)],
   [null, "Started", (run) => run.setups.length && run.setups[0].started && date(run.setups[0].started)],
 ];
 
@@ -82,25 +106,47 @@ function head() {
   return comparison();
 }
 
+const verdictDot = ({ verdict }) => el("i", { class: `dot ${verdict.kind}` });
+
+// The headline: how the run does, and the numbers that say so.
+function headline(run) {
+  if (run.verdict.state === "waiting") return null;
+  return el("div", { class: `verdict ${run.verdict.kind}`, "data-key": "verdict" }, el("b", {}, verdictDot(run), term("verdict", run.verdict.title)), el("span", {}, run.verdict.why));
+}
+
+function tile([key, title, text, below]) {
+  return el("div", { "data-key": key }, el("span", {}, term(key, title)), el("b", {}, text), below ? el("small", {}, below) : null);
+}
+
 function single(run) {
-  const tiles = FACTS_ALONE.map(([key, title, of, below]) => [key, title, of(run), below && below(run)]).filter(([, , text]) => text);
+  const tiles = FACTS_ALONE.slice(1).map(([key, title, of, below]) => [key, title, of(run), below && below(run)]).filter(([, , text]) => text);
   const facts = SETUP.map(([key, title, of]) => [key, title, of(run)]).filter(([, , text]) => text);
+  const command = commandOf(run);
   if (!tiles.length && !facts.length) return [];
-  return el("div", { class: "card" },
-    tiles.length ? el("div", { class: "tiles" }, tiles.map(([key, title, text, below]) => el("div", { "data-key": key }, el("span", {}, term(key, title)), el("b", {}, text), below ? el("small", {}, below) : null))) : null,
-    el("dl", { class: "setup" }, facts.map(([key, title, text]) => [el("dt", {}, term(key, title)), el("dd", {}, text)])));
+  const isBig = ([key]) => BIG.includes(key);
+  const [big, small] = [tiles.filter(isBig), tiles.filter((each) => !isBig(each))];
+  return el("div", { class: "card" }, headline(run),
+    big.length ? el("div", { class: "tiles big" }, big.map(tile)) : null,
+    small.length ? el("div", { class: "tiles" }, small.map(tile)) : null,
+    el("dl", { class: "setup" }, facts.map(([key, title, text]) => [el("dt", {}, term(key, title)), el("dd", {}, text)]),
+      command ? [el("dt", {}, "Command"), el("dd", { class: "wide" }, el("code", {}, command))] : null));
 }
 
 // A row a run; what all runs share stands below the table once.
 function comparison() {
   const texts = ([, , of]) => runs.map((run) => of(run) || "");
   const shared = SETUP.filter((fact) => runs.length > 1 && new Set(texts(fact)).size === 1 && texts(fact)[0]);
-  const columns = [...SETUP, ...FACTS].filter((fact) => !shared.includes(fact) && texts(fact).some(Boolean));
   const isSetup = (fact) => SETUP.includes(fact);
+  const isVerdict = ([key]) => key === "verdict";
+  const columns = [FACTS[0], ...SETUP, ...FACTS.slice(1)].filter((fact) => !shared.includes(fact) && (isVerdict(fact) || texts(fact).some(Boolean)));
+  const cell = (run, fact) => {
+    const text = fact[2](run) || (isVerdict(fact) ? "no step yet" : "");
+    return isVerdict(fact) && fact[2](run) ? [verdictDot(run), text] : text;
+  };
   const row = (run) => el("tr", { "data-run": run.name, "data-fade": true, "data-key": run.name },
     el("td", { title: run.name }, swatch(run.color), run.name),
-    columns.map((fact) => el("td", { "data-label": fact[1], class: isSetup(fact) ? "left wide" : null }, fact[2](run) || (fact === FACTS[0] ? "no step yet" : ""))));
-  const titles = columns.map((fact) => el("th", { class: isSetup(fact) ? "left" : null }, term(fact[0], fact[1])));
+    columns.map((fact) => el("td", { "data-label": fact[1], class: isSetup(fact) ? "left wide" : isVerdict(fact) ? "left" : null }, cell(run, fact))));
+  const titles = columns.map((fact) => el("th", { class: isSetup(fact) || isVerdict(fact) ? "left" : null }, term(fact[0], fact[1])));
   const table = el("table", { id: "runs" }, el("thead", {}, el("tr", {}, el("th", {}, "Run"), titles)), el("tbody", {}, runs.map(row)));
   return [
     el("div", { class: "card scroll" }, table),

@@ -27,14 +27,14 @@ const diamond = (x, y) => `M${x} ${y - 4.6}l4.6 4.6-4.6 4.6-4.6-4.6z`;
 function validationMarks(one, { toX, toY }) {
   const nodes = [];
   const at = one.x.map((x, i) => [toX(x).toFixed(1), known(one.value[i]) ? toY(one.value[i]).toFixed(1) : NaN]).filter(([, y]) => Number.isFinite(Number(y)));
-  if (at.length > 1) nodes.push(svg("path", { class: "val-line", stroke: one.run.color, d: `M${at.map((point) => point.join(" ")).join("L")}` }));
+  if (at.length > 1) nodes.push(svg("path", { class: runs.length === 1 ? "curve" : "val-line", stroke: valColor(one.run), d: `M${at.map((point) => point.join(" ")).join("L")}` }));
   const room = at.length > 1 ? (at.at(-1)[0] - at[0][0]) / (at.length - 1) : Infinity;
   const marked = room > 11 ? at : at.slice(-1);
-  return [...nodes, ...marked.map(([x, y]) => svg("path", { class: "val", fill: one.run.color, d: diamond(Number(x), Number(y)) }))];
+  return [...nodes, ...marked.map(([x, y]) => svg("path", { class: "val", fill: valColor(one.run), d: diamond(Number(x), Number(y)) }))];
 }
 
 function spikeMarks(run, { key, toX, toY }) {
-  return (run.spikes[key] || []).map(({ step, value }) => svg("circle", { class: "spike", cx: toX(xOf(run, step)), cy: toY(value), r: 4, stroke: run.color }));
+  return (run.spikes[key] || []).map(({ step, value }) => svg("circle", { class: "spike", cx: toX(xOf(run, step)), cy: Math.max(toY(value), MARGIN.top), r: 4, stroke: run.color }));
 }
 
 // What happened within some pixels of a position, for the box beside the pointer.
@@ -57,7 +57,7 @@ function legend() {
   const anySeries = has((run) => Object.keys(run.series).length);
   return [
     anySeries && state.smooth > 0 ? item("mean", "each value, and their running mean", svg("path", { class: "raw", stroke, opacity: 0.45, d: wave }), svg("path", { class: "curve", stroke, d: "M1 7Q13 5 25 7" })) : null,
-    has((run) => run.series.val_loss) ? item("val", term("val_loss", "validation"), svg("path", { class: "val", fill: stroke, d: diamond(13, 7) })) : null,
+    has((run) => run.series.val_loss) ? item("val", term("val_loss", "validation"), svg("path", { class: "val", fill: runs.length === 1 ? "var(--val)" : stroke, d: diamond(13, 7) })) : null,
     has((run) => Object.values(run.spikes).some((spikes) => spikes.length)) ? item("spike", term("spike", "spike"), svg("circle", { class: "spike", cx: 13, cy: 7, r: 4, stroke })) : null,
     ...kinds.map(([kind, { about, line }]) => item(kind, about,
       svg("line", { class: `mark ${kind}`, x1: 13, x2: 13, y1: line ? 0 : 6, y2: 13, stroke }), line ? null : svg("line", { class: "axis", x1: 3, x2: 23, y1: 13, y2: 13 }))),

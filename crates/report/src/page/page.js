@@ -4,6 +4,9 @@ const state = { x: "step", log: false, smooth: 0.03, hidden: new Set(), zoom: nu
 let runs = [];
 // Notes of runs that are not on the page.
 let leftOut = [];
+let drawnOnce = false;
+// The names of the runs, as the page came.
+const title = document.title;
 
 const shownRuns = () => runs.filter((run) => !state.hidden.has(run.name));
 
@@ -35,20 +38,20 @@ function sections() {
   const [first, ...others] = plotCards("Training");
   const parts = [
     ["Training", first ? [first, ...grid(others)] : []],
-    [term("sample", "Sample"), samples(), runs.length === 1 && runs[0].sample ? `after step ${runs[0].sample[0]}` : null],
+    [term("sample", "Samples"), samples()],
     ["Speed", grid(plotCards("Speed"))],
-    [term("stages", "Pipeline"), stages(), "a step, mean of a stage's ranks"],
+    [term("stages", "Pipeline"), stages(), "a step"],
     ["Load of experts", [...grid(plotCards("Experts")), ...expertMaps()]],
-    [term("layout", "Layout"), layouts(), "of the rank with the most"],
+    [term("layout", "Layout"), layouts(), "of the rank with the most", "half"],
+    [term("traffic", "Communication"), communication(), "received by rank 0", "half"],
     [term("memory", "Memory"), memory(), "rank 0"],
-    [term("traffic", "Communication"), communication(), "received by rank 0"],
     ["Configuration", configuration()],
     ["Notes", notes()],
   ];
-  return parts.filter(([, nodes]) => nodes.length).map(([title, nodes, small]) => {
+  return parts.filter(([, nodes]) => nodes.length).map(([title, nodes, small, half]) => {
     const name = title.textContent || title;
     const plots = nodes.some((node) => node && node.querySelector(".chart, .heat"));
-    return el("section", { class: plots ? "plots" : null, "data-key": name }, el("h2", {}, title, small ? el("small", {}, small) : null), nodes);
+    return el("section", { class: plots ? "plots" : half || null, id: name.toLowerCase().replaceAll(" ", "-"), "data-key": name }, el("h2", {}, title, small ? el("small", {}, small) : null), nodes);
   });
 }
 
@@ -68,6 +71,7 @@ function draw() {
     section.hidden = ![...section.querySelectorAll(".card")].some((card) => card.getClientRects().length);
   }
   for (const node of drawings) if (node.getClientRects().length) drawChart(node, charts.get(node.dataset.key));
+  drawTimelines();
   if (again) again();
   else tip(null);
 }
@@ -81,10 +85,13 @@ function update(data) {
     expertSeries(run);
   });
   renew(byId("title"), runs.length === 1 ? runs[0].name : count(runs.length, "run"));
+  document.title = tabTitle(runs, title);
   renew(byId("head"), head());
   renew(byId("main"), sections());
   drawHeats();
   draw();
+  if (!drawnOnce) showLinked();
+  drawnOnce = true;
 }
 
 function start() {
@@ -97,7 +104,9 @@ function start() {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawHeats);
   const data = JSON.parse(byId("data").textContent);
-  if (data) update(data);
+  if (!data) return;
+  update(data);
+  renew(byId("status"), asOfThen());
 }
 
 start();

@@ -3,7 +3,7 @@
 const PLOTS = {
   Training: [
     { key: "loss", title: "Loss", unit: "nats per token", smooth: true, points: "val_loss", format: number, tick: plainTick },
-    { key: "val_loss", title: "Validation loss", unit: "nats per token", least: 2, format: number, tick: plainTick },
+    { key: "val_loss", title: "Validation loss", unit: "nats per token", least: 2, several: true, format: number, tick: plainTick },
     { key: "grad_norm", title: "Gradient norm", unit: "before clipping", smooth: true, format: number, tick: plainTick },
     { key: "lr", title: "Learning rate", zero: true, format: plain, tick: plainTick },
     { key: "aux_loss", title: "Auxiliary losses", smooth: true, format: plain, tick: plainTick },
@@ -26,7 +26,18 @@ const PLOTS = {
 // By key: a plot with what was drawn of it last.
 const charts = new Map(Object.values(PLOTS).flat().map((plot) => [plot.key, { ...plot, curves: [], validations: [] }]));
 
+// Of one run, training and validation have a colour each in one plot; of several, each run has one.
+const valColor = (run) => (runs.length === 1 ? "var(--val)" : run.color);
+
+// What has a line each in a plot: the runs, or of one run the sets that it validates on.
+function drawn(plot) {
+  if (plot.key !== "val_loss" || runs.length > 1) return shownRuns();
+  return shownRuns().flatMap((run) => Object.entries(run.val_losses).map(([name, series], i) =>
+    ({ ...run, name, isSet: true, series: { val_loss: series }, spikes: {}, color: `var(--c${i % 8})` })));
+}
+
 function shows(plot, run) {
+  if (plot.several && runs.length === 1) return Object.keys(run.val_losses).length > 0;
   const series = run.series[plot.key] || (plot.points && run.series[plot.points]);
   return Boolean(series) && series.value.filter(known).length >= (plot.least || 1) && !(plot.unless in run.series);
 }
@@ -36,9 +47,26 @@ function plotCards(section) {
   return PLOTS[section].filter((plot) => runs.some((run) => shows(plot, run))).map((plot) => {
     const drawing = svg("svg", { class: "chart", role: "img", "data-key": plot.key, "data-drawn": true });
     listen(drawing, charts.get(plot.key));
-    const title = el("h3", {}, term(plot.about || plot.key, plot.title), plot.unit ? el("small", {}, plot.unit) : null);
-    return el("div", { class: "card", "data-key": `card-${plot.key}` }, title, el("div", {}, drawing));
+    const id = `plot-${plot.key}`;
+    const title = el("h3", {}, term(plot.about || plot.key, plot.title), plot.unit ? el("small", {}, plot.unit) : null, keys(plot), tools(id, plot.title, drawing, () => linesOf(plot)));
+    return el("div", { class: "card", id, "data-key": `card-${plot.key}` }, title, el("div", {}, drawing));
   });
+}
+
+// Whether a plot has two lines of a run alone.
+const isPair = (plot) => runs.length === 1 && plot.points && shows({ key: plot.points }, runs[0]) && Boolean(runs[0].series[plot.key]);
+
+// Which of them is which.
+function keys(plot) {
+  if (plot.several && runs.length === 1) return el("span", { class: "line-keys" }, drawn(plot).map(({ name, color }) => el("span", {}, swatch(color), name)));
+  if (!isPair(plot)) return null;
+  return el("span", { class: "line-keys" }, el("span", {}, swatch(runs[0].color), "training"), el("span", {}, swatch("var(--val)"), term("val_loss", "validation")));
+}
+
+// Names and colours of a plot's lines, for a picture of it.
+function linesOf(plot) {
+  if (isPair(plot)) return [["training", runs[0].color], ["validation", "var(--val)"]];
+  return drawn(plot).filter((run) => shows(plot, run)).map(({ name, color }) => [name, color]);
 }
 
 // What a plot draws of a run: positions, values, the smoothed line.

@@ -90,7 +90,7 @@ function tipRow(chart, one, x) {
   }
   const near = (spike) => Math.abs(chart.toX(xOf(one.run, spike.step)) - chart.toX(x)) < 6;
   for (const spike of (one.run.spikes[chart.key] || []).filter(near)) parts.push(`spike at step ${spike.step}: ${chart.format(spike.value)}, ${plain(spike.z)} deviations above the steps before`);
-  const name = runs.length > 1 ? one.run.name : state.x === "step" ? "" : `step ${step}`;
+  const name = runs.length > 1 || one.run.isSet ? one.run.name : state.x === "step" ? "" : `step ${step}`;
   return el("div", {}, el("div", { class: "row" }, swatch(one.run.color), el("span", {}, name), mean, el("b", {}, known(value) ? chart.format(value) : "no value")),
     parts.length ? el("div", { class: "soft" }, parts.join(", ")) : null);
 }
@@ -98,6 +98,8 @@ function tipRow(chart, one, x) {
 // The validation that the pointer is at.
 function validationRow(chart, one, x) {
   const index = nearest(one.x, x);
-  if (!(Math.abs(chart.toX(one.x[index]) - chart.toX(x)) < 8) || !known(one.value[index])) return null;
-  return el("div", { class: "row" }, swatch(one.run.color), el("span", {}, `validation, step ${one.series.step[index]}`), el("b", {}, chart.format(one.value[index])));
+  // Of several runs only what the pointer is at: each run has its own steps.
+  const near = runs.length === 1 ? pointAt(one, x, chart.range) !== null : Math.abs(chart.toX(one.x[index]) - chart.toX(x)) < 8;
+  if (!near || !known(one.value[index])) return null;
+  return el("div", { class: "row" }, swatch(valColor(one.run)), el("span", {}, `validation, step ${one.series.step[index]}`), el("b", {}, chart.format(one.value[index])));
 }

@@ -1,12 +1,6 @@
-// The parts of the page that are no plots: sample, memory, communication, configuration, notes.
+// The parts of the page that are no plots: memory, communication, configuration, notes.
 
 const nameOf = (run) => (runs.length > 1 ? [swatch(run.color), run.name] : null);
-
-function samples() {
-  const cards = runs.filter((run) => run.sample).map((run) => el("div", { class: "card", "data-run": run.name, "data-key": run.name },
-    runs.length > 1 ? el("h3", {}, nameOf(run), el("small", {}, `after step ${run.sample[0]}`)) : null, el("pre", { class: "sample" }, run.sample[1].trim())));
-  return cards.length ? [el("div", { class: "samples" }, cards)] : [];
-}
 
 function memory() {
   const used = (run) => run.memory.filter(([, rest, peak]) => rest > 0 || peak > 0);
@@ -27,15 +21,6 @@ function memory() {
     el("p", { class: "soft" }, "Categories have their highest values at different times, so that all together are less than the bar “at most”."))];
 }
 
-function stages() {
-  const shown = runs.filter((run) => run.stages.length);
-  if (!shown.length) return [];
-  const row = (run) => run.stages.map(([computing, waiting], i) => el("tr", { "data-run": run.name, "data-key": `${run.name}/${i}` },
-    runs.length > 1 ? el("td", {}, nameOf(run)) : null, [i, duration(computing), percent(100 * waiting)].map((cell) => el("td", {}, cell))));
-  const titles = [...(runs.length > 1 ? ["Run"] : []), "Stage", "Computes", "Waits"];
-  return [el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, titles.map((title) => el("th", {}, title)))), el("tbody", {}, shown.map(row))))];
-}
-
 function layouts() {
   const groups = (run) => (run.setups.at(-1) || {}).layout || [];
   const shown = runs.filter((run) => groups(run).length);
@@ -43,10 +28,10 @@ function layouts() {
   const row = (run) => groups(run).map((group) => {
     const received = Object.entries(group.received).map(([name, size]) => `${name} ${bytes(size)}`).join(", ");
     return el("tr", { "data-run": run.name, "data-key": `${run.name}/${group.over}` }, runs.length > 1 ? el("td", {}, nameOf(run)) : null,
-      el("td", { class: "left" }, group.over), el("td", {}, group.ranks), el("td", {}, group.at_rest ? bytes(group.at_rest) : "–"), el("td", { class: "left" }, received));
+      el("td", { class: "left" }, group.over), el("td", {}, group.ranks), el("td", {}, group.at_rest ? bytes(group.at_rest) : "–"), el("td", { class: "left wrap" }, received));
   });
-  const titles = [...(runs.length > 1 ? ["Run"] : []), "Ranks over", "Ranks", "A rank holds", "Receives in a step"];
-  const head = titles.map((title) => el("th", { class: title === "Ranks over" || title === "Receives in a step" ? "left" : null }, title));
+  const titles = [...(runs.length > 1 ? ["Run"] : []), "Ranks over", "Ranks", "Held per rank", "Received per step"];
+  const head = titles.map((title) => el("th", { class: title === "Ranks over" || title === "Received per step" ? "left" : null }, title));
   return [el("div", { class: "card scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, shown.map(row))))];
 }
 
@@ -76,7 +61,10 @@ function configuration() {
   const row = (key, mark) => el("tr", { class: mark && differs(key) ? "differs" : null }, el("td", {}, key), maps.map((map) => el("td", {}, map.get(key) ?? "")));
   const table = (rows, mark) => el("div", { class: "card scroll" }, el("table", { class: "config" }, titles && titles.cloneNode(true), el("tbody", {}, rows.map((key) => row(key, mark)))));
   const folded = (key, title, rows, mark) => el("details", { "data-key": key }, el("summary", {}, title), table(rows, mark));
+  const commands = runs.length > 1 ? runs.map((run) => [run, commandOf(run)]).filter(([, command]) => command) : [];
+  const commandRows = commands.map(([run, command]) => [el("dt", {}, nameOf(run)), el("dd", {}, el("code", {}, command))]);
   return [
+    commands.length ? el("details", { "data-key": "commands" }, el("summary", {}, "Commands"), el("div", { class: "card" }, el("dl", { class: "setup one" }, commandRows))) : null,
     shown.length > 1 ? el("p", { class: "soft" }, differing.length ? `${differing.length} of the ${count(common.length, "key")} that all runs have differ.` : "All keys that all runs have are the same.") : null,
     differing.length ? el("div", { "data-key": "differing" }, table(differing, false)) : null,
     partial.length ? folded("partial", `${count(partial.length, "key")} that not all of these models have`, partial, false) : null,

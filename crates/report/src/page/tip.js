@@ -4,20 +4,21 @@
 let again = null;
 
 const TERMS = {
+  verdict: "A rule of a few thresholds (docs/report.md). Diverged: the loss is no number, or has lost half of what it had gained. Overfitting: the last two validations were worse than the best one by more than 1%, while the training loss fell. Spiking: three spikes of the loss or more of late. Stopped: steps are missing, and no line came for long. Healthy: none of these.",
   steps: "Updates of the parameters: done so far, and planned.",
-  tokens: "Tokens trained on: steps times the tokens of a step.",
+  tokens: "Tokens trained on: steps times the tokens per step.",
   time: "Wall time of training, of all processes the run had. It goes on after a resume; the time between them does not count.",
   loss: "Cross entropy of a batch before its step, in nats per token: how surprised the model is by the next token. A model that guesses among V tokens has ln V. In the head, the mean of the last fiftieth of the steps.",
   val_loss: "Cross entropy of text that is not trained on, in nats per token. The lowest value that was found, and the step it was found after.",
-  perplexity: "e to the best validation loss: among how many equally likely tokens the model hesitates on average.",
+  perplexity: "exp(best validation loss): the model is as unsure as if it chose among this many equally likely tokens.",
   bits: "The best validation loss in bits per byte of text. Unlike the loss it compares models of different tokenizers.",
   speed: "Tokens trained on a second, by all ranks together; in the head, the median over the steps.",
   data_wait: "The share of the time of all steps that went into waiting for the next batch. Near zero, reading ahead keeps up.",
   mfu: "Model FLOP utilisation: the floating-point operations that the model's formulas need, as a share of what the device could do at its peak (metrics.peak_tflops). Median over the steps.",
-  flops: "Floating-point operations that the model's formulas need, a second and device. Recomputed activations do not count. Median over the steps.",
+  flops: "Floating-point operations that the model's formulas need, per second and per device. Recomputed activations do not count. Median over the steps.",
   saving: "Time that steps waited for checkpoints. Most of a save happens while training goes on and is not in it.",
   skipped: "Steps whose gradient was not finite: the parameters stayed as they were.",
-  checkpoints: "States of the run on disk that it can go on from.",
+  checkpoints: "States of the run that it can go on from: how many were saved so far, and how many of them are still on disk (checkpoint.keep, checkpoint.keep_best). The ticks in the plots are the saved ones.",
   data: "What the model is trained on.",
   ranks: "Threads or processes that train together, and how parameters, gradients and optimizer state are spread over them: under ddp each rank holds all, under zero1 and shard_grad_op the optimizer's state is sharded, under full_shard everything is.",
   batch: "Sequences of one step over all ranks, and how many a rank computes at once (micro-batch). Gradients of the micro-batches are added up.",
@@ -31,11 +32,11 @@ const TERMS = {
   experts: "How many choices each expert got in each reported step, over the mean of its layer.",
   spike: "A loss or gradient norm four or more standard deviations above the hundred steps before.",
   bubble: "The share of a step's forwards and backwards in which a pipeline's stage waits for another one, in the mean of the stages.",
-  stages: "How long each stage computes in a step, and the share of its forwards and backwards in which it waits for another stage: its part of the bubble. Stages that compute for longer than others make these wait.",
-  layout: "Which ranks share what, by the axes of the configuration: bytes of parameters and optimizer state that rest on a rank, and bytes that it receives from the others in a step, computed when the run began, of full micro-batches and even loads of experts.",
+  stages: "What each stage of the model computes when in a step, for which micro-batch. Beside it what was measured, as medians: how long the stage computes in a step, and the share of its forwards and backwards in which it waits for another stage, its part of the bubble. Stages that compute for longer than others make these wait.",
+  layout: "Which ranks share what, by the axes of the configuration: bytes of parameters and optimizer state that rest on a rank, and bytes that it receives from the others per step, computed when the run began, of full micro-batches and even loads of experts.",
   memory: "Bytes of rank 0 by category. At rest: between steps. At most: the highest value since the start, of each category by itself.",
   traffic: "What rank 0 received in collective calls, over all processes the run had.",
-  sample: "What the trained model continues an empty line with.",
+  sample: "Text the model generated from an empty line during training. The newest is first.",
 };
 
 // A word that tells what it means, to the pointer, on focus and on a tap.

@@ -1,8 +1,13 @@
+//! `train config`: the whole configuration.
+
 use crate::cli::say;
 use crate::config::Config;
 
-/// Prints every key with what it is for.
-pub fn run(config: &Config) {
+/// Prints every key with what it is for, or as JSON.
+pub fn run(config: &Config, json: bool) {
+    if json {
+        return say(&serde_json::to_string_pretty(config).expect("a configuration is plain data"));
+    }
     say(&format!(
         "# Every key: what it is for, its value, what it takes, and its default where that is another. A file of some of them will do\n\
          # for `train --config FILE`; the others have their defaults, or with `base: preset:NAME` the preset's values.\n\n{}",

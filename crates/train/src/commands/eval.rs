@@ -5,12 +5,14 @@ use crate::cli::say;
 use crate::commands::at_least_1;
 use crate::error::TrainError;
 use crate::saved::{Saved, SavedError};
+use crate::units::Whole;
 use crate::words::count;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use comm::SequenceRanks;
-use data::{DataError, Dataset, Decoder, OpenOptions, Split, Tokenizer, TokenizerSpec};
+use data::{DataError, Dataset, Decoder, OpenOptions, Prepared, Split, Tokenizer, TokenizerSpec};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use std::f64::consts::LN_2;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,15 +20,16 @@ use std::path::{Path, PathBuf};
 /// Measures a trained model: loss, perplexity and bits per byte on a text, or accuracy on multiple choice.
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// A run's folder, or one of its checkpoints (checkpoints/step-N)
+    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (of that step), or a folder step-N
     run: PathBuf,
-    /// What `--data` of training takes; the run's own data if not given
+    /// What `--data` of training takes; what the run validated on if not given
     #[arg(long, value_name = "SRC")]
     data: Option<String>,
-    /// Which of its tokens count; val for the run's own data and for prepared data, all for any other text, if not given
+    /// Which of its tokens count; val for the run's own data and for prepared data, all for any other text, if not
+    /// given
     #[arg(long, value_enum)]
     split: Option<SplitArg>,
-    /// The field of JSONL, or the column of Parquet, that holds the text; that of training if not given
+    /// The field of JSONL, or the column of CSV, TSV or Parquet, that holds the text; that of training if not given
     #[arg(long, value_name = "NAME")]
     text_field: Option<String>,
     /// Instead: a JSONL file of {"ctx": "..", "endings": ["..", ..], "label": N}, as HellaSwag's
@@ -41,9 +44,31 @@ pub struct EvalArgs {
     /// Sequences computed at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_1, allow_negative_numbers = true)]
     batch: usize,
+    /// Print a JSON object, one for each text
+    #[arg(long)]
+    json: bool,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+/// The figures of a text, as `--json` prints them.
+#[derive(Debug, Serialize)]
+struct Figures<'a> {
+    /// What the run calls it, where it validates on several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    data: &'a str,
+    split: SplitArg,
+    seq_len: usize,
+    /// Tokens predicted.
+    tokens: usize,
+    /// Nats per token.
+    loss: f64,
+    perplexity: f64,
+    /// None without a tokenizer.
+    bits_per_byte: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
 enum SplitArg {
     Val,
     Train,
@@ -71,7 +96,7 @@ pub fn run(args: &EvalArgs) -> Result<(), EvalError> {
     let questions = args.choices.as_deref().map(choices::read).transpose()?;
     let saved = Saved::open(&args.run)?;
     match questions {
-        Some(questions) => choices::answer(&questions, &saved, args.tokenizer.as_ref()),
+        Some(questions) => choices::answer(&questions, &saved, args),
         None => text(args, &saved),
     }
 }
@@ -84,49 +109,98 @@ fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
         let reason = format!("--seq-len is {seq_len}: give at most {context}, which is the model's context");
         return Err(EvalError::Invalid(reason));
     }
-    let own = &saved.config.data.source;
-    let source = args.data.as_ref().unwrap_or(own);
-    let mut options = OpenOptions { progress: true, ..saved.config.data.options(true) };
-    options.text_field = args.text_field.clone().unwrap_or(options.text_field);
-    let prepared = saved.open_data(source, options, args.tokenizer.as_ref())?;
-    let split = match args.split {
-        Some(SplitArg::Val) => Split::Val,
-        Some(SplitArg::Train) => Split::Train,
-        Some(SplitArg::All) => Split::All,
-        None if prepared.has_split || is_same(source, own) => Split::Val,
-        None => Split::All,
+    // Each of what the run validated on, where that was data of its own and nothing else is asked for.
+    let own = saved.config.data.validation.as_ref().filter(|_| matches!(args.split, None | Some(SplitArg::Val)));
+    let sources = match (&args.data, own) {
+        (Some(source), _) => vec![(None, source.as_str())],
+        (None, Some(validation)) => validation.sources(),
+        (None, None) => vec![(None, saved.config.data.source.as_str())],
     };
-    let dataset = prepared.dataset.only(split);
-    let what = match split {
-        Split::Val => "validation split of ",
-        Split::Train => "training split of ",
-        Split::All => "",
-    };
-    let what = format!("{what}{}", prepared.name);
-    let windows = dataset.val_windows(seq_len);
-    if windows == 0 {
-        return Err(EvalError::Invalid(format!(
-            "{what} has {}, fewer than a window of {seq_len} and its last target: give more text, or a smaller --seq-len",
-            count(dataset.val_tokens() as usize, "token")
-        )));
+    let texts = sources.into_iter().map(|(name, source)| Text::open(args, saved, name, source, seq_len));
+    let texts = texts.collect::<Result<Vec<_>, _>>()?;
+    let model = saved.model(&Device::flex())?;
+    let mut losses = vec![];
+    for text in &texts {
+        let Measured { nats, predicted, bytes } = measure(saved, &model, text, seq_len, args.batch)?;
+        let what = &text.what;
+        if predicted == 0 {
+            let problem =
+                "no position has a token to predict in its document (data.document_mask of the run): give other text";
+            return Err(EvalError::Invalid(format!("{what}: {problem}")));
+        }
+        let loss = nats / predicted as f64;
+        losses.push(loss);
+        let bits_per_byte = bytes.filter(|bytes| *bytes > 0).map(|bytes| nats / LN_2 / bytes as f64);
+        if args.json {
+            let (name, data, split) = (text.name, &text.prepared.name[..], text.split);
+            let perplexity = loss.exp();
+            say_json(&Figures { name, data, split, seq_len, tokens: predicted, loss, perplexity, bits_per_byte });
+            continue;
+        }
+        say(&format!("{what}: {} predicted, in windows of {seq_len}", count(predicted, "token")));
+        say(&format!("loss {loss:.4} nats per token"));
+        say(&format!("perplexity {:.3}", loss.exp()));
+        bits_per_byte.iter().for_each(|bits| say(&format!("bits per byte {bits:.4}")));
     }
-    check_documents(&saved.config, &prepared)?;
-    let bytes = prepared.tokenizer.as_ref().map(TextBytes::new);
-    let Measured { nats, predicted, bytes } =
-        measure(saved, &dataset, seq_len, args.batch, (prepared.end_of_text(), bytes))?;
-    if predicted == 0 {
-        let problem =
-            "no position has a token to predict in its document (data.document_mask of the run): give other text";
-        return Err(EvalError::Invalid(format!("{what}: {problem}")));
-    }
-    let loss = nats / predicted as f64;
-    say(&format!("{what}: {} predicted, in windows of {seq_len}", count(predicted, "token")));
-    say(&format!("loss {loss:.4} nats per token"));
-    say(&format!("perplexity {:.3}", loss.exp()));
-    if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
-        say(&format!("bits per byte {:.4}", nats / LN_2 / bytes as f64));
+    if losses.len() > 1 && !args.json {
+        let mean = losses.iter().sum::<f64>() / losses.len() as f64;
+        say(&format!("mean loss {mean:.4} nats per token"));
     }
     Ok(())
+}
+
+/// What a model is evaluated on.
+struct Text<'a> {
+    /// What the run calls it.
+    name: Option<&'a str>,
+    /// The same, with its split, for the user.
+    what: String,
+    split: SplitArg,
+    prepared: Prepared,
+    /// The tokens of the split, all of which validate.
+    dataset: Dataset,
+}
+
+impl<'a> Text<'a> {
+    fn open(
+        args: &EvalArgs,
+        saved: &Saved,
+        name: Option<&'a str>,
+        source: &str,
+        seq_len: usize,
+    ) -> Result<Self, EvalError> {
+        let data = &saved.config.data;
+        let mut options = OpenOptions { progress: true, ..data.options(true) };
+        options.text_field = args.text_field.clone().unwrap_or(options.text_field);
+        let prepared = saved.open_data(source, options, args.tokenizer.as_ref())?;
+        // Of data of its own to validate on the end of what trains is not held out.
+        let has_split = prepared.has_split || data.validation.is_none() && is_same(source, &data.source);
+        let split = args.split.filter(|_| name.is_none()).unwrap_or(match has_split {
+            true => SplitArg::Val,
+            false => SplitArg::All,
+        });
+        let (of, part) = match split {
+            SplitArg::Val => ("validation split of ", Split::Val),
+            SplitArg::Train => ("training split of ", Split::Train),
+            SplitArg::All => ("", Split::All),
+        };
+        let dataset = prepared.dataset.only(part);
+        let name_of = name.map_or(String::new(), |name| format!("{name}: "));
+        let what = format!("{name_of}{of}{}", prepared.name);
+        if dataset.val_windows(seq_len) == 0 {
+            return Err(EvalError::Invalid(format!(
+                "{what} has {}, fewer than a window of {seq_len} and its last target: give more text, or a smaller --seq-len",
+                count(dataset.val_tokens() as usize, "token")
+            )));
+        }
+        check_documents(&saved.config, &prepared)?;
+        Ok(Self { name, what, split, prepared, dataset })
+    }
+}
+
+/// Prints figures as a line of JSON; those that are not finite as null.
+fn say_json(figures: &impl Serialize) {
+    say(&serde_json::to_string(figures).expect("numbers and names have a JSON form"));
 }
 
 /// The cross entropy of all windows together, in nats, of so many tokens, and the bytes of text that these are.
@@ -138,13 +212,13 @@ struct Measured {
 
 fn measure(
     saved: &Saved,
-    dataset: &Dataset,
+    model: &Whole,
+    Text { prepared, dataset, .. }: &Text,
     seq_len: usize,
     batch: usize,
-    (end_of_text, mut bytes): (Option<u32>, Option<TextBytes>),
 ) -> Result<Measured, TrainError> {
-    let device = Device::flex();
-    let (model, windows) = (saved.model(&device)?, dataset.val_windows(seq_len));
+    let (device, end_of_text, windows) = (Device::flex(), prepared.end_of_text(), dataset.val_windows(seq_len));
+    let mut bytes = prepared.tokenizer.as_ref().map(TextBytes::new);
     let maker = BatchMaker::new(&saved.config, end_of_text, SequenceRanks::default(), &device);
     let bar = progress(windows as u64);
     let (mut nats, mut predicted) = (0.0, 0.0);
@@ -168,7 +242,8 @@ fn is_same(a: &str, b: &str) -> bool {
     a == b || matches!((real(a), real(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Counts the bytes of text that tokens stand for; the end of a text is none. Of a character those tokens count that are predicted.
+/// Counts the bytes of text that tokens stand for; the end of a text is none. Of a character those tokens count that
+/// are predicted.
 struct TextBytes {
     decoder: Decoder,
     end: Option<u32>,

@@ -1,10 +1,12 @@
+//! `train export`.
+
 use crate::cli::say;
-use crate::commands::{NotNew, at_least_1, check_new};
+use crate::commands::{NotNew, at_least_1, check_new, check_new_file};
 use crate::config::ModelConfig;
 use crate::error::TrainError;
 use crate::saved::{Saved, SavedError};
 use crate::whole_file::write_safetensors;
-use crate::words::{count, human_count};
+use crate::words::{count, human, human_count};
 use checkpoint::Kind;
 use clap::{Args, ValueEnum};
 use model::hf::{self, Dtype, ExportModel, ExportOptions, HfError};
@@ -17,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// Writes a trained model as a folder that Hugging Face transformers loads.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// A run's folder, or one of its checkpoints (checkpoints/step-N)
+    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (of that step), or a folder step-N
     run: PathBuf,
     /// The folder to write, a new one
     #[arg(long, value_name = "DIR", required_unless_present = "full_state")]
@@ -59,7 +61,9 @@ pub enum ExportError {
 
 pub fn run(args: &ExportArgs) -> Result<(), ExportError> {
     args.out.as_deref().map_or(Ok(()), check_new)?;
+    args.full_state.as_deref().map_or(Ok(()), |file| check_new_file(file, "--full-state"))?;
     let saved = Saved::open(&args.run)?;
+    saved.expect_finite().map_err(TrainError::from)?;
     match (&args.full_state, &args.out) {
         (Some(file), _) => {
             full_state(&saved, file).map_err(|source| ExportError::Write { path: file.clone(), source })?;
@@ -87,8 +91,13 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
     let max_shard_bytes = args.max_shard_bytes as u64;
     let options = ExportOptions { dtype, max_shard_bytes, end_of_text, begin_of_text, tokenizer: &tokenizer };
     let summary = hf::export(folder, model, &options, |path| saved.parameter(path))?;
+    let own = saved.checkpoint.index().parameters.iter().map(|one| one.shape.iter().product::<usize>()).sum();
+    let more = match summary.parameters.saturating_sub(own) {
+        0 => String::new(),
+        more => format!(", {} of them copies or zeros that the format asks for", human(more)),
+    };
     say(&format!(
-        "wrote {} in {} to {} ({})",
+        "wrote {} in {} to {} ({}){more}",
         human_count(summary.parameters, "parameter"),
         count(summary.tensors, "tensor"),
         folder.display(),

@@ -1,5 +1,9 @@
+//! `train generate`.
+
+mod continued;
+
 use crate::batch::check_tokens;
-use crate::cli::say;
+use crate::cli::{number, say, whole_number};
 use crate::commands::at_least_1;
 use crate::error::TrainError;
 use crate::saved::{self, Saved, SavedError};
@@ -8,8 +12,10 @@ use crate::units::Whole;
 use crate::words::count;
 use burn::tensor::Device;
 use clap::Args;
-use data::{Decoder, Tokenizer, TokenizerSpec};
+use continued::Continued;
+use data::{Tokenizer, TokenizerSpec};
 use model::{Drafts, GenerateError, Generation, Sampling, generate, generate_speculative};
+use serde::Serialize;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -18,9 +24,9 @@ use std::time::Instant;
 /// Continues texts with a trained model.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// A run's folder, or one of its checkpoints (checkpoints/step-N)
+    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (of that step), or a folder step-N
     run: PathBuf,
-    /// The text to continue; read from stdin if not given. Of an empty one the end of the text before it is continued
+    /// The text to continue; read from stdin if not given. An empty one begins a new text
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts")]
     prompt: Option<String>,
     /// A file with a prompt a line, all continued at once; `-` is stdin
@@ -29,24 +35,58 @@ pub struct GenerateArgs {
     /// Tokens to add to each prompt, which ends before where its end-of-text token is drawn
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = at_least_1, allow_negative_numbers = true)]
     tokens: usize,
+    /// Continuations of each prompt
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 1, value_parser = at_least_1, allow_negative_numbers = true)]
+    samples: usize,
+    /// End a text before this one, as soon as it is made; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    stop: Vec<String>,
     /// Divides the logits; 0 takes the most likely token each time
-    #[arg(long, value_name = "X", default_value_t = 0.8, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.8, value_parser = number, allow_negative_numbers = true)]
     temperature: f64,
     /// Draw from the K most likely tokens only
-    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    #[arg(long, value_name = "K", value_parser = whole_number, allow_negative_numbers = true)]
     top_k: Option<usize>,
     /// Draw from the most likely tokens that have this probability together
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = number, allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// The tokenizer of a run on tokens alone, which has none: byte, gpt2, or the path of a Hugging Face tokenizer
     #[arg(long, value_name = "T")]
     tokenizer: Option<TokenizerSpec>,
-    /// Draft tokens with the model's modules of multi-token prediction and read several at once: the same text, with fewer passes
+    /// Draft tokens with the model's modules of multi-token prediction and read several at once: the same text, with
+    /// fewer passes
     #[arg(long)]
     speculative: bool,
     /// Seed of the draws
-    #[arg(long, value_name = "N", default_value_t = 1337, allow_negative_numbers = true)]
-    seed: u64,
+    #[arg(long, value_name = "N", default_value_t = 1337, value_parser = whole_number, allow_negative_numbers = true)]
+    seed: usize,
+    /// Print a JSON object a line, one for each text
+    #[arg(long)]
+    json: bool,
+}
+
+/// A text, as `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Text<'a> {
+    prompt: &'a str,
+    /// Which of the prompt's continuations, from 1.
+    sample: usize,
+    /// What the prompt is continued with.
+    text: &'a str,
+    tokens: usize,
+    finish: Finish,
+}
+
+/// Why a text ends.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Finish {
+    /// It has all tokens that were asked for.
+    Length,
+    /// The end-of-text token was drawn.
+    EndOfText,
+    /// A stop string was made.
+    Stop,
 }
 
 /// Why there is no text.
@@ -74,7 +114,8 @@ pub enum GenerateCommandError {
 }
 
 pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
-    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed };
+    let sampling =
+        Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, seed: args.seed as u64 };
     sampling.validate().map_err(GenerateError::Setting)?;
     let checkpoint = saved::find(&args.run)?;
     let texts = prompts(args)?;
@@ -87,18 +128,23 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     check_tokens(prompts.iter().flatten().copied(), saved.config.model.vocab_size())?;
     let (_, window) = saved.config.model.context();
     say_what_is_cut(&prompts, window);
+    let prompts: Vec<_> = prompts.iter().flat_map(|prompt| vec![prompt.clone(); args.samples]).collect();
     let model = saved.model(&device)?;
     let how = Generation { max_new_tokens: args.tokens, window, stop: tokenizer.eot(), sampling };
 
-    let mut stream = (texts.len() == 1).then(|| {
+    let streams = prompts.len() == 1 && !args.json;
+    if streams {
         print(&texts[0]);
-        Stream(tokenizer.decoder())
-    });
+    }
+    let mut continued: Vec<_> = prompts.iter().map(|_| Continued::new(&tokenizer, &args.stop)).collect();
     let mut made = 0;
     let started = Instant::now();
-    let mut on_token = |_, token| {
+    let mut on_token = |sequence: usize, token| {
         made += 1;
-        stream.as_mut().map_or(ControlFlow::Continue(()), |stream| stream.push(token))
+        let text = &mut continued[sequence];
+        let flow = text.push(token);
+        // Breaks off where nobody reads any more.
+        if streams && !print(text.take()) { ControlFlow::Break(()) } else { flow }
     };
     let (tokens, drafts) = match &model {
         Whole::DeepSeek(model) if args.speculative => {
@@ -108,9 +154,24 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
         _ => (generate(&*model, &prompts, &how, &device, &mut on_token)?, None),
     };
     let seconds = started.elapsed().as_secs_f64();
-    match stream {
-        Some(Stream(decoder)) => say(&decoder.finish()),
-        None => texts.iter().zip(&tokens).for_each(|(text, tokens)| say(&(text.clone() + &tokenizer.decode(tokens)))),
+    for (sequence, text) in continued.iter_mut().enumerate() {
+        text.end();
+        let (number, sample, tokens) = (sequence / args.samples, sequence % args.samples + 1, tokens[sequence].len());
+        let prompt = &texts[number];
+        let finish = match text.stopped {
+            true => Finish::Stop,
+            false if tokens < args.tokens => Finish::EndOfText,
+            false => Finish::Length,
+        };
+        if streams {
+            say(text.take());
+        } else if args.json {
+            let line = serde_json::to_string(&Text { prompt, sample, text: text.text(), tokens, finish });
+            say(&line.expect("a text has a JSON form"));
+        } else {
+            say(&heading([number + 1, texts.len()], [sample, args.samples]));
+            say(&format!("{prompt}{}", text.text()));
+        }
     }
     let drafted = drafts.map_or(String::new(), |Drafts { drafted, accepted }| {
         let share = 100.0 * accepted as f64 / drafted.max(1) as f64;
@@ -120,7 +181,8 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     Ok(())
 }
 
-/// The tokens of a prompt; an empty one continues what ends before it: a text, or where the tokenizer has no token for that, a line.
+/// The tokens of a prompt; an empty one begins a new text: after the end of one, or where the tokenizer has no token for
+/// that, of a line.
 fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, GenerateCommandError> {
     if !text.is_empty() {
         return Ok(tokenizer.encode(text).map_err(TrainError::from)?);
@@ -170,14 +232,12 @@ fn prompts(args: &GenerateArgs) -> Result<Vec<String>, GenerateCommandError> {
     }
 }
 
-/// Prints a text as it grows, whole characters only.
-struct Stream(Decoder);
-
-impl Stream {
-    /// Breaks off where nobody reads any more.
-    fn push(&mut self, token: u32) -> ControlFlow<()> {
-        if print(&self.0.push(token)) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    }
+/// The line before one of several texts: texts have lines of their own.
+fn heading([prompt, prompts]: [usize; 2], [sample, samples]: [usize; 2]) -> String {
+    let part = |name, number, of| if of > 1 { Some(format!("{name} {number} of {of}")) } else { None };
+    let parts = [part("prompt", prompt, prompts), part("sample", sample, samples)];
+    let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    format!("--- {parts} ---")
 }
 
 /// Whether somebody still reads.

@@ -1,3 +1,5 @@
+//! `train import`.
+
 use crate::cli::say;
 use crate::commands::{HfFolderError, NotNew, check_new, open_hf};
 use crate::config::{Config, LrSchedule, ModelConfig, OptimConfig};
@@ -16,7 +18,8 @@ use std::path::PathBuf;
 /// Makes a run, at step 0, of a Hugging Face model: to train it on, evaluate it, or generate with it.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, deepseek_v2 or deepseek_v3
+    /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, deepseek_v2 or
+    /// deepseek_v3
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
     /// The run's folder, a new one
@@ -39,6 +42,11 @@ pub enum ImportError {
     Train(#[from] TrainError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    #[error(
+        "{}: parameter {parameter} (Kiln's name) is not finite, it has the value {value}: nothing can be computed with such a model; give another",
+        path.display()
+    )]
+    NotFinite { path: PathBuf, parameter: String, value: f32 },
 }
 
 pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
@@ -70,6 +78,12 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     let run = RunFolder::create(Some(&args.out), "", &config)?;
     let checkpoint = write(&run, &config, tokenizer, pieces).inspect_err(|_| {
         let _ = fs::remove_dir_all(run.path()); // it is ours, and was empty
+    });
+    let checkpoint = checkpoint.map_err(|error| match error {
+        ImportError::Checkpoint(CheckpointError::NotFinite { parameter, value, .. }) => {
+            ImportError::NotFinite { path: args.hf.clone(), parameter, value }
+        }
+        error => error,
     })?;
     say(&format!("imported {} to {}", human_count(parameters, "parameter"), checkpoint.display()));
     if config.data.tokenizer.is_none() {
@@ -80,7 +94,7 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     }
     let Config { train, optim, .. } = &config;
     say(&format!(
-        "set for fine-tuning: lr {:e}, constant after {} of warm-up, no weight decay, {} of {} tokens a step",
+        "set for fine-tuning: lr {:e}, constant after {} of warm-up, no weight decay, {} of {} tokens per step",
         optim.lr,
         count(optim.warmup_steps, "step"),
         count(train.global_batch_size, "sequence"),
@@ -93,8 +107,8 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
 /// Tokens of a sequence at most: GPT-2's context, which nanoGPT fine-tunes with.
 const MAX_SEQ_LEN: usize = 1024;
 
-/// What fine-tuning begins with: nanoGPT's learning rate and batch for it, and no weight decay, which would draw the weights to 0 and
-/// not to what they were. There is no data yet.
+/// What fine-tuning begins with: nanoGPT's learning rate and batch for it, and no weight decay, which would draw the
+/// weights to 0 and not to what they were. There is no data yet.
 fn for_fine_tuning() -> Config {
     let mut config = Config::default();
     config.data.source = String::new();

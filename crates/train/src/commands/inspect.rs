@@ -1,20 +1,49 @@
+//! `train inspect`: what a checkpoint holds.
+
 use crate::cli::say;
 use crate::error::TrainError;
 use crate::saved::{self, SavedError};
 use crate::words::{count, human_count};
-use checkpoint::{Checkpoint, CheckpointError, Elements, Index, Kind};
+use checkpoint::{Best, Checkpoint, CheckpointError, Elements, FileEntry, Index, Kind, Parameter};
 use clap::Args;
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// Prints what a checkpoint holds: step, loss, layout, and every parameter with its shape and norm. Checks all digests.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A run's folder, or one of its checkpoints (checkpoints/step-N)
+    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (of that step), or a folder step-N
     checkpoint: PathBuf,
+    /// Print it as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 pub fn run(args: &InspectArgs) -> Result<(), SavedError> {
-    Ok(print(&Checkpoint::open(&saved::find(&args.checkpoint)?).map_err(TrainError::from)?)?)
+    let checkpoint = Checkpoint::open(&saved::find(&args.checkpoint)?).map_err(TrainError::from)?;
+    Ok(if args.json { print_json(&checkpoint) } else { print(&checkpoint) }?)
+}
+
+/// A parameter's shape and the norms of what the checkpoint has of it.
+#[derive(Serialize)]
+struct Norms<'a> {
+    name: &'a str,
+    shape: &'a [usize],
+    norm: f64,
+    /// Of AdamW's moments; none of a checkpoint before the first step.
+    exp_avg: Option<f64>,
+    exp_avg_sq: Option<f64>,
+}
+
+impl<'a> Norms<'a> {
+    fn of(checkpoint: &Checkpoint, parameter: &'a Parameter) -> Result<Self, CheckpointError> {
+        let mut elements = checkpoint.parameter(&parameter.name)?;
+        let mut norm = |kind| norm(&mut elements, kind, parameter.len().unwrap_or_default());
+        let value = norm(Kind::Param)?;
+        let mut moment = |kind| checkpoint.index().kinds().contains(&kind).then(|| norm(kind)).transpose();
+        let (exp_avg, exp_avg_sq) = (moment(Kind::ExpAvg)?, moment(Kind::ExpAvgSq)?);
+        Ok(Self { name: &parameter.name, shape: &parameter.shape, norm: value, exp_avg, exp_avg_sq })
+    }
 }
 
 fn print(checkpoint: &Checkpoint) -> Result<(), TrainError> {
@@ -31,25 +60,54 @@ fn print(checkpoint: &Checkpoint) -> Result<(), TrainError> {
         "\n{:<width$}  {:>18}  {:>10}  {:>10}  {:>10}",
         "parameter", "shape", "norm", "exp_avg", "exp_avg_sq"
     ));
-    let mut total = 0;
     for parameter in &index.parameters {
-        let len = parameter.len().unwrap_or_default();
-        total += len;
-        let mut elements = checkpoint.parameter(&parameter.name)?;
-        let mut norm = |kind: Kind| norm(&mut elements, kind, len);
-        let values = norm(Kind::Param)?;
-        let mut moment = |kind| match index.kinds().contains(&kind) {
-            true => norm(kind).map(|norm| format!("{norm:.4e}")),
-            false => Ok("-".into()),
-        };
-        let (mean, square) = (moment(Kind::ExpAvg)?, moment(Kind::ExpAvgSq)?);
-        let shape = format!("{:?}", parameter.shape);
-        say(&format!("{:<width$}  {shape:>18}  {values:>10.4}  {mean:>10}  {square:>10}", parameter.name));
+        let Norms { name, shape, norm, exp_avg, exp_avg_sq } = Norms::of(checkpoint, parameter)?;
+        let [mean, square] = [exp_avg, exp_avg_sq].map(|norm| norm.map_or("-".into(), |norm| format!("{norm:.4e}")));
+        let shape = format!("{shape:?}");
+        say(&format!("{name:<width$}  {shape:>18}  {norm:>10.4}  {mean:>10}  {square:>10}"));
     }
+    let total = index.parameters.iter().filter_map(Parameter::len).sum();
     say(&format!("\n{} in {}", human_count(total, "parameter"), count(index.parameters.len(), "tensor")));
     for file in index.files.iter().chain([&index.table]) {
         say(&format!("{:<24} {:>14} bytes  blake3 {}", file.name, file.bytes, file.blake3));
     }
+    Ok(())
+}
+
+fn print_json(checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    #[derive(Serialize)]
+    struct Contents<'a> {
+        path: String,
+        step: u64,
+        seed: u64,
+        tokens: u64,
+        loss: Option<f64>,
+        val_loss: Option<f64>,
+        best: Option<Best>,
+        world_size: usize,
+        strategy: &'a str,
+        optimizer_steps: u64,
+        parameters: Vec<Norms<'a>>,
+        files: Vec<&'a FileEntry>,
+    }
+    checkpoint.verify_all()?;
+    let index = checkpoint.index();
+    let norms = index.parameters.iter().map(|parameter| Norms::of(checkpoint, parameter));
+    let contents = Contents {
+        path: checkpoint.path().display().to_string(),
+        step: index.step,
+        seed: index.seed,
+        tokens: index.tokens,
+        loss: index.loss,
+        val_loss: index.val_loss,
+        best: index.best,
+        world_size: index.world_size,
+        strategy: &index.strategy,
+        optimizer_steps: index.optimizer_steps,
+        parameters: norms.collect::<Result<_, _>>()?,
+        files: index.files.iter().chain([&index.table]).collect(),
+    };
+    say(&serde_json::to_string_pretty(&contents).expect("it is plain data"));
     Ok(())
 }
 

@@ -1,5 +1,7 @@
+//! `train logits`.
+
 use crate::cli::say;
-use crate::commands::{HfFolderError, open_hf};
+use crate::commands::{HfFolderError, NotNew, check_new_file, open_hf};
 use crate::whole_file::write_safetensors;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use clap::Args;
@@ -12,7 +14,8 @@ use std::path::{Path, PathBuf};
 /// Writes the logits of a Hugging Face model for given tokens.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
-    /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, deepseek_v2 or deepseek_v3
+    /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, deepseek_v2 or
+    /// deepseek_v3
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
     /// Token ids: commas inside a sequence, semicolons between sequences of equal length
@@ -27,6 +30,8 @@ pub struct LogitsArgs {
 #[derive(Debug, thiserror::Error)]
 pub enum LogitsError {
     #[error(transparent)]
+    NotNew(#[from] NotNew),
+    #[error(transparent)]
     Folder(#[from] HfFolderError),
     #[error(transparent)]
     Hf(#[from] HfError),
@@ -39,6 +44,7 @@ pub enum LogitsError {
 pub fn run(args: &LogitsArgs) -> Result<(), LogitsError> {
     let device = Device::flex();
     let sequences = parse(&args.tokens)?;
+    check_new_file(&args.out, "--out")?;
     check_out(&args.out).map_err(|source| LogitsError::Write { path: args.out.clone(), source })?;
     let model = Pretrained::load(&open_hf(&args.hf)?, &device)?;
     let (b, t, vocab) = (sequences.len(), sequences[0].len(), model.vocab_size());
@@ -80,8 +86,7 @@ fn parse(text: &str) -> Result<Vec<Vec<u32>>, LogitsError> {
 /// Whether a file of this name can be written, as far as that is seen before.
 fn check_out(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::metadata(folder)?;
-    if path.is_dir() { Err(io::ErrorKind::IsADirectory.into()) } else { Ok(()) }
+    fs::metadata(folder).map(drop)
 }
 
 fn write(path: &Path, logits_btv: Tensor<3>) -> io::Result<()> {

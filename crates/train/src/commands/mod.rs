@@ -1,5 +1,6 @@
 //! The sub-commands, a file each: its arguments, what can go wrong, and what it does.
 
+pub mod completions;
 pub mod config;
 pub mod eval;
 pub mod export;
@@ -7,6 +8,7 @@ pub mod generate;
 pub mod import;
 pub mod inspect;
 pub mod logits;
+pub mod man;
 pub mod prepare;
 pub mod presets;
 pub mod report;
@@ -24,14 +26,23 @@ fn at_least_1(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A folder to write has something in it.
+/// What is to be written is there.
 #[derive(Debug, thiserror::Error)]
-#[error("{} exists and is not an empty folder: name a new one with --out, or delete it", .0.display())]
-pub struct NotNew(PathBuf);
+pub enum NotNew {
+    #[error("{} exists and is not an empty folder: name a new one with --out, or delete it", .0.display())]
+    Folder(PathBuf),
+    #[error("{} exists: name a new file with {flag}, or delete it", path.display())]
+    File { path: PathBuf, flag: &'static str },
+}
 
 /// Refuses what is there and is not an empty folder.
 fn check_new(folder: &Path) -> Result<(), NotNew> {
-    if folder.exists() && !is_empty(folder) { Err(NotNew(folder.into())) } else { Ok(()) }
+    if folder.exists() && !is_empty(folder) { Err(NotNew::Folder(folder.into())) } else { Ok(()) }
+}
+
+/// Refuses a file of `flag` that is there.
+fn check_new_file(path: &Path, flag: &'static str) -> Result<(), NotNew> {
+    if path.exists() { Err(NotNew::File { path: path.into(), flag }) } else { Ok(()) }
 }
 
 /// Why a folder given with --hf is not opened.

@@ -1,3 +1,5 @@
+//! `train prepare`.
+
 use crate::cli::say;
 use crate::commands::at_least_1;
 use crate::words::{count, human, human_count};
@@ -8,7 +10,7 @@ use std::path::PathBuf;
 /// Makes text into a folder of tokens, for `--data`.
 #[derive(Debug, Args)]
 pub struct PrepareArgs {
-    /// Text, JSONL, Parquet (also .gz, .zst), a folder of them, `shakespeare` or `rust-crates`
+    /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, `shakespeare` or `rust-crates`
     source: String,
     /// The folder to write, a new one
     #[arg(long, value_name = "DIR")]
@@ -16,13 +18,14 @@ pub struct PrepareArgs {
     /// byte, char, gpt2, or the path of a Hugging Face tokenizer.json or its folder
     #[arg(long, value_name = "T", default_value = "byte")]
     tokenizer: TokenizerSpec,
-    /// Instead: learn a byte-level BPE of N tokens from the text first
+    /// Instead: learn a byte-level BPE of at most N tokens from the text first
     #[arg(long, value_name = "N", conflicts_with = "tokenizer", value_parser = at_least_1)]
     train_bpe: Option<usize>,
-    /// The field of JSONL, or the column of Parquet, that holds the text
+    /// The field of JSONL, or the column of CSV, TSV or Parquet, that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     text_field: String,
-    /// The share of the tokens, at the end, that validates; a tenth, but at most 10 million tokens, if not given
+    /// Fraction of the tokens, at the end, held out for validation; a tenth, but at most 10 million tokens, if not
+    /// given. Without effect where the folder has files for validation
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     val_fraction: Option<f64>,
     /// Tokens of a file
@@ -40,7 +43,7 @@ pub fn run(args: &PrepareArgs) -> Result<(), DataError> {
     };
     let meta = data::prepare(&args.source, &args.tokenizer, &args.out, &options)?;
     say(&format!(
-        "wrote {} ({} for validation) of {} to {}, {} in the vocabulary, {:.3} bytes a token",
+        "wrote {} ({} for validation) of {} to {}, {} in the vocabulary, {:.3} bytes per token",
         human_count(meta.tokens as usize, "token"),
         human(meta.val_tokens as usize),
         count(meta.documents as usize, "document"),
@@ -48,6 +51,12 @@ pub fn run(args: &PrepareArgs) -> Result<(), DataError> {
         count(meta.vocab_size, "token"),
         meta.text_bytes as f64 / meta.tokens as f64,
     ));
+    if let Some(asked) = args.train_bpe.filter(|asked| *asked > meta.vocab_size) {
+        say(&format!(
+            "the tokenizer has {} instead of {asked} (--train-bpe): the text has no more pairs to merge",
+            count(meta.vocab_size, "token")
+        ));
+    }
     if meta.documents > 1 && meta.eot.is_none() {
         say("the documents follow each other without an end-of-text token, as the tokenizer has none");
     }

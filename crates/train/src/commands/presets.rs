@@ -1,8 +1,11 @@
+//! `train presets`: the models that have a name.
+
 use crate::cli::say;
-use crate::config::{Config, ConfigError, PRESETS, Source};
+use crate::config::{Config, ConfigError, PRESETS, Preset, Source};
 use crate::run::set_vocabulary;
+use crate::terminal;
 use crate::units::parameter_count;
-use crate::words::human;
+use crate::words::{human, wrapped};
 use clap::Args;
 
 /// Lists the models of `--model` with their parameters.
@@ -18,4 +21,15 @@ pub fn run(_: &PresetsArgs) -> Result<(), ConfigError> {
         say(&format!("{:<18}{:>10}  {}", preset.name, human(parameter_count(&config)), preset.about));
     }
     Ok(())
+}
+
+/// What `--model` may be, for `--help`.
+pub fn help() -> String {
+    const NAME: usize = 20;
+    let room = terminal::help_width().saturating_sub(NAME).max(NAME);
+    let line = |preset: &Preset| {
+        let about = wrapped(preset.about, room).join(&format!("\n{:NAME$}", ""));
+        format!("  {:<18}{about}\n", preset.name)
+    };
+    format!("Models (--model):\n{}", PRESETS.iter().map(line).collect::<String>())
 }

@@ -13,7 +13,8 @@ pub struct ReportArgs {
     /// The page; report.html in the first run's folder if not given
     #[arg(long, value_name = "FILE.html")]
     out: Option<PathBuf>,
-    /// Shows the page to a browser and follows the runs, until Ctrl-C: at PORT or HOST:PORT, or at a free port of 127.0.0.1
+    /// Shows the page to a browser and follows the runs, until Ctrl-C: at PORT or HOST:PORT, or at a free port of
+    /// 127.0.0.1
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "0", conflicts_with = "out")]
     serve: Option<String>,
 }

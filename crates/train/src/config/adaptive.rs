@@ -1,8 +1,9 @@
-//! A layout that follows the length of sequences. Activations grow with a micro-batch's tokens: the longer its sequences, the fewer of them are
-//! computed at once, the more ranks share each, and the more is computed again instead of kept.
+//! A layout that follows the length of sequences. Activations grow with a micro-batch's tokens: the longer its
+//! sequences, the fewer of them are computed at once, the more ranks share each, and the more is computed again instead
+//! of kept.
 //!
-//! The table is as a layer of the configuration under the one that asks for it: what that one and those over it give counts more, what was
-//! inherited less.
+//! The table is as a layer of the configuration under the one that asks for it: what that one and those over it give
+//! counts more, what was inherited less.
 //!
 //! ```text
 //! base: preset:deepseek                      train.global_batch_size 32, micro_batch_size 8: dropped
@@ -35,7 +36,8 @@ pub enum Adaptive {
 pub struct AdaptiveRow {
     /// The longest sequence it is for, in tokens.
     pub up_to: usize,
-    /// Micro-batches of a step on each rank, or as many as its share of the batch has sequences: decides `train.micro_batch_size`.
+    /// Micro-batches of a step on each rank, or as many as its share of the batch has sequences: decides
+    /// `train.micro_batch_size`.
     pub micro_batches: usize,
     /// `train.global_batch_size`.
     pub global_batch_size: usize,
@@ -221,7 +223,7 @@ impl Config {
         let Some((row, from)) = parallel.adaptive.row(train.seq_len) else { return vec![] };
         let (recompute, micro_batches) = (parallel.activation_checkpointing, self.micro_batches());
         let chosen = format!(
-            "adaptive: sequences of {} tokens ({from} to {}): {} of {} a step and rank, batch {}, tp {}, recomputation {}",
+            "adaptive: sequences of {} tokens ({from} to {}): {} of {} per step and rank, batch {}, tp {}, recomputation {}",
             train.seq_len,
             row.up_to,
             count(micro_batches, "micro-batch"),

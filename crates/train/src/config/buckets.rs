@@ -14,7 +14,8 @@ use super::validate::require;
 use super::{Config, ConfigError};
 
 impl Config {
-    /// The configuration of each length of rows, from the shortest on; the last is this one, and without `data.buckets` the only one.
+    /// The configuration of each length of rows, from the shortest on; the last is this one, and without `data.buckets`
+    /// the only one.
     pub(crate) fn by_length(&self) -> Vec<Self> {
         let shorter = self.data.buckets.iter().flatten().filter(|length| **length < self.train.seq_len);
         shorter.map(|length| self.at_length(*length)).chain([self.clone()]).collect()

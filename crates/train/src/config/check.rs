@@ -1,10 +1,11 @@
 //! Checks a layer key by key, so that an error names the key and the place. Nothing here lists keys: which there are is
-//! read off a serialised default, whether a value is right by deserialising it alone, and what it may be off the schema.
+//! read off a serialised default, whether a value is right by deserialising it alone, and what it may be off the
+//! schema.
 
 use strsim::jaro_winkler;
 use yaml_serde::{Mapping, Value};
 
-use super::synonyms::synonyms;
+use super::synonyms::{strategy_called, synonyms};
 use super::{Config, ConfigError, ModelConfig, schema};
 
 /// `model.type` of a layer.
@@ -12,7 +13,8 @@ pub(super) fn model_type(layer: &Mapping) -> Option<&str> {
     layer.get("model")?.get("type")?.as_str()
 }
 
-/// Refuses unknown keys and values of the wrong type, and writes whole numbers as such. `inherited` is the `model.type` of the base.
+/// Refuses unknown keys and values of the wrong type, and writes whole numbers and strategies as such. `inherited` is the
+/// `model.type` of the base.
 pub(super) fn check(layer: &mut Mapping, inherited: Option<&str>, origin: &str) -> Result<(), ConfigError> {
     let own = layer.get("model").and_then(|model| model.get("type")).cloned();
     if let Some(value) = &own {
@@ -87,7 +89,7 @@ pub(super) fn template(model_type: &str) -> Mapping {
 }
 
 /// Floats below have all whole numbers.
-const EXACT: f64 = (1u64 << 53) as f64;
+pub(crate) const EXACT: f64 = (1u64 << 53) as f64;
 
 /// A number without a fraction, up to where floats have all whole numbers.
 pub(crate) fn whole(number: f64) -> Option<u64> {
@@ -129,6 +131,7 @@ fn takes(model_type: &str, path: &[&str], value: &Value) -> String {
         "boolean" => "true or false",
         "string" => "a string",
         "object" => "a section, with keys and values below it",
+        "named" => "a section of names, such as {wiki: wiki.txt}",
         "array" => "a list of whole numbers, such as [2, 4]",
         "names" => "a list of names, such as [tp]",
         "rows" => "a list of rows, such as [{up_to: 512, micro_batches: 16, global_batch_size: 32, tp: 1, activation_checkpointing: none}]",
@@ -167,7 +170,7 @@ impl Walk<'_> {
             };
             path.push(name);
             match (self.at(path), value) {
-                (None, _) => return Err(self.unknown(path)),
+                (None, value) => return Err(self.unknown(path, value)),
                 (Some(Value::Mapping(_)), Value::Mapping(inner)) => self.mapping(inner, path)?,
                 (Some(_), value) => {
                     // `1e3` is a float of YAML, and a whole number for those who write it.
@@ -175,6 +178,11 @@ impl Walk<'_> {
                         && expected(self.model_type, path, value).is_some()
                     {
                         *value = whole.into();
+                    }
+                    if let ["parallel", "strategy"] = path[..]
+                        && let Some(strategy) = value.as_str().and_then(strategy_called)
+                    {
+                        *value = strategy.name().into();
                     }
                     probe(self.model_type, path, value, self.origin)?;
                 }
@@ -189,7 +197,7 @@ impl Walk<'_> {
         rest.iter().try_fold(self.template.get(first)?, |section, key| section.get(key))
     }
 
-    fn unknown(&self, path: &[&str]) -> ConfigError {
+    fn unknown(&self, path: &[&str], value: &Value) -> ConfigError {
         let (name, section) = path.split_last().expect("a key has a name");
         let siblings: Vec<&str> = match self.at(section) {
             Some(Value::Mapping(keys)) => keys.keys().filter_map(Value::as_str).collect(),
@@ -198,8 +206,19 @@ impl Walk<'_> {
         let section = section.join(".");
         let dotted = |name: &str| if section.is_empty() { name.into() } else { format!("{section}.{name}") };
         let key = dotted(name);
-        let same = synonyms(name).find(|same| siblings.contains(same));
-        let hint = if let Some(near) = same.or_else(|| nearest(name, siblings.iter().copied())) {
+        let prefix = dotted("");
+        let same =
+            synonyms(name).map(|same| same.strip_prefix(&prefix).unwrap_or(same)).find(|same| siblings.contains(same));
+        // `Optim.LR` is written `optim: {LR: ..}`, of which the section is looked at first.
+        let mut whole = key.to_lowercase();
+        let mut inner = value;
+        while let Some((name, below)) = inner.as_mapping().and_then(|keys| keys.iter().next()) {
+            whole.extend([".", &name.as_str().unwrap_or_default().to_lowercase()]);
+            inner = below;
+        }
+        let hint = if keys(self.model_type).contains(&whole) {
+            format!("did you mean `{whole}`?")
+        } else if let Some(near) = same.or_else(|| nearest(name, siblings.iter().copied())) {
             format!("did you mean `{}`?", dotted(near))
         } else if let Some(elsewhere) =
             keys(self.model_type).into_iter().find(|key| jaro_winkler(last_part(key), name) >= 0.95)

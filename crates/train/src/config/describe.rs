@@ -1,5 +1,5 @@
-//! A configuration as YAML that says of each key what it is for, what it takes and what its default is. The words are the doc comments
-//! where the keys are declared, which `schemars` reads.
+//! A configuration as YAML that says of each key what it is for, what it takes and what its default is. The words are
+//! the doc comments where the keys are declared, which `schemars` reads.
 
 use serde_json::Value as Json;
 use yaml_serde::{Mapping, Value};
@@ -53,7 +53,8 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// A key with its comments and everything below it. `default` is filled where `value` is a section that may be null.
+    /// A key with its comments and everything below it. `default` is filled where `value` is a section that may be
+    /// null.
     fn entry(&self, indent: usize, name: &str, value: &Value, default: &Value, schema: &Json) -> String {
         let (margin, given_type) = (" ".repeat(indent), name == "type");
         let mut text = String::new();
@@ -71,7 +72,7 @@ impl Page<'_> {
         let line = format!("{margin}{name}: {}", scalar(value));
         let (may_be, section) = (words(schema, &variants), default.as_mapping());
         let default = match (given_type, section) {
-            (true, _) => "; to be given".into(),
+            (true, _) => "; required".into(),
             (false, None) if default != value => format!("; default {}", scalar(default)),
             _ => String::new(),
         };
@@ -102,7 +103,7 @@ fn words(schema: &Json, variants: &[(&str, &str)]) -> String {
         "integer" => "whole number",
         "boolean" => "true|false",
         "string" => "text",
-        "object" => "a section",
+        "object" | "named" => "a section",
         "array" => "a list, [1, 2]",
         "names" => "a list of names",
         "rows" => "a list of rows, [{up_to: 512, ..}]",
@@ -112,7 +113,7 @@ fn words(schema: &Json, variants: &[(&str, &str)]) -> String {
 }
 
 /// A value in a line of YAML.
-fn scalar(value: &Value) -> String {
+pub(super) fn scalar(value: &Value) -> String {
     let yaml = yaml_serde::to_string(value).expect("a value is YAML");
     match value {
         Value::String(text) if text.contains('\n') => serde_json::to_string(text).expect("a text is JSON"),

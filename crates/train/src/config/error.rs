@@ -1,3 +1,5 @@
+//! What is wrong with a configuration.
+
 use std::io;
 use std::path::PathBuf;
 
@@ -7,7 +9,7 @@ use super::ModelConfig;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file cannot be read.
-    #[error("cannot read {}{role}: {error}: check the path", file.display())]
+    #[error("cannot read {}{role}: {error}: {}", file.display(), how_to_read(error))]
     Read {
         /// The file.
         file: PathBuf,
@@ -78,6 +80,15 @@ pub enum ConfigError {
     /// Values that do not fit each other or their range.
     #[error("{0}")]
     Invalid(String),
+}
+
+/// What to do about a file that cannot be read.
+fn how_to_read(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::InvalidData => "save it as UTF-8 (`iconv -f UTF-16 -t UTF-8`, or -f LATIN1)",
+        io::ErrorKind::PermissionDenied => "check its permissions",
+        _ => "check the path",
+    }
 }
 
 /// The parser reads whole numbers beyond 64 bits, and then has no use for them.

@@ -8,7 +8,7 @@ use std::{fmt, fs, io};
 
 use yaml_serde::{Mapping, Value};
 
-use super::{Config, ConfigError, adaptive, check, preset};
+use super::{Config, ConfigError, adaptive, check, length, preset};
 
 /// Far above what a configuration needs.
 const MAX_BYTES: u64 = 1 << 20;
@@ -33,7 +33,8 @@ impl fmt::Display for Source<'_> {
 
 impl Config {
     /// Reads a configuration with everything it inherits, lays `overrides` (`optim.lr=3e-4`; of two for one key the
-    /// later) over it, and lets `parallel.adaptive` choose what it is to choose. What is right key by key may still not fit together: [`Config::validate`] says.
+    /// later) over it, and lets `parallel.adaptive` choose what it is to choose. What is right key by key may still not
+    /// fit together: [`Config::validate`] says.
     pub fn load(source: Source, overrides: &[String]) -> Result<Self, ConfigError> {
         let layer = read(source, "", &mut Vec::new())?;
         let set = parse_overrides(overrides)?;
@@ -127,6 +128,7 @@ fn inherit(mut base: Mapping, mut layer: Mapping, origin: &str) -> Result<Mappin
         base.remove("moe");
     }
     adaptive::forget(&mut base, &layer);
+    length::choose(&mut base, &layer, origin)?;
     merge(&mut base, layer);
     Ok(base)
 }

@@ -6,8 +6,11 @@
 mod adaptive;
 mod buckets;
 mod check;
+mod data_source;
 mod describe;
+mod differences;
 mod error;
+mod length;
 mod load;
 mod parallel;
 mod presets;
@@ -19,24 +22,24 @@ mod tests;
 mod validate;
 
 use comm::Timeouts;
-use data::TokenizerSpec;
 use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
 use std::time::Duration;
 
 pub use crate::learning_rate::LrSchedule;
 pub use adaptive::{AdaptedKey, Adaptive, AdaptiveRow};
-pub(crate) use check::{keys, last_part, nearest, whole};
+pub(crate) use check::{EXACT, keys, last_part, nearest, whole};
+pub use data_source::{DataConfig, Validation};
 pub use describe::reference;
 pub use error::ConfigError;
 pub use load::Source;
 pub(crate) use load::is_overridden;
 pub use parallel::ParallelConfig;
+pub(crate) use presets::preset_meant;
 pub use presets::{PRESETS, Preset, preset};
-pub(crate) use synonyms::synonyms;
+pub(crate) use synonyms::{names_of, strategy_called, synonyms, value_called};
 
 /// Everything that describes a run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
@@ -80,7 +83,8 @@ impl Config {
         format!("{name} ({layers} layers of width {width}{experts}{mtp})")
     }
 
-    /// Which blocks have experts, those of multi-token prediction behind the model's own, and how many; None for a model without.
+    /// Which blocks have experts, those of multi-token prediction behind the model's own, and how many; None for a
+    /// model without.
     pub fn expert_layers(&self) -> Option<(Vec<usize>, usize)> {
         let ModelConfig::DeepSeek(shape) = &self.model else { return None };
         let layers: Vec<usize> = (shape.first_k_dense_replace..shape.num_layers()).collect();
@@ -127,8 +131,8 @@ impl ModelConfig {
         }
     }
 
-    /// Calls that a forward makes behind the blocks: the head, or with multi-token prediction its norm, the embedding, the modules, and the
-    /// output matrix.
+    /// Calls that a forward makes behind the blocks: the head, or with multi-token prediction its norm, the embedding,
+    /// the modules, and the output matrix.
     pub(crate) fn calls_behind_blocks(&self) -> usize {
         match self.mtp_depth() {
             0 => 1,
@@ -159,79 +163,20 @@ impl Default for ModelConfig {
     }
 }
 
-/// What is learned from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct DataConfig {
-    /// `rust-crates`, the default corpus (Rust source that the build has put on disk), `shakespeare`, or the path of a file or folder:
-    /// text, JSONL, Parquet, each as it is or in gzip or zstd, tokens (`.bin`), or what `train prepare` has made. Flag: `--data`.
-    pub source: String,
-    /// `byte`, `char`, `gpt2` or the path of a Hugging Face tokenizer; null for bytes, or for that of prepared data.
-    #[schemars(with = "Option<String>")]
-    pub tokenizer: Option<TokenizerSpec>,
-    /// The field of JSONL, or the column of Parquet, that holds the text.
-    pub text_field: String,
-    /// The share of the tokens, at the end, that validates; null for a tenth, but at most 10 million tokens.
-    pub val_fraction: Option<f64>,
-    /// Whether documents that share a row are apart: none attends to another, positions begin anew in each, and nothing is predicted across their border. The data
-    /// must have an end-of-text token.
-    pub document_mask: bool,
-    /// Lengths of rows, from short to `train.seq_len`, into which documents are packed: the longest left opens the shortest row that holds it, and shorter ones fill it up.
-    /// Every step has rows of one length, and about as many tokens as at `train.seq_len`, or the batch that `parallel.adaptive` has for it. Null: windows of `train.seq_len`,
-    /// wherever documents end.
-    pub buckets: Option<Vec<usize>>,
-}
-
-impl Default for DataConfig {
-    fn default() -> Self {
-        Self {
-            source: data::DEFAULT_SOURCE.into(),
-            tokenizer: None,
-            text_field: "text".into(),
-            val_fraction: None,
-            document_mask: false,
-            buckets: None,
-        }
-    }
-}
-
-impl DataConfig {
-    /// The same, wherever the process that reads it runs: with absolute paths.
-    pub(crate) fn with_absolute_paths(&self) -> Self {
-        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
-        let source = match data::is_name(&self.source) {
-            true => self.source.clone(),
-            false => absolute(Path::new(&self.source)).display().to_string(),
-        };
-        let tokenizer = self.tokenizer.clone().map(|tokenizer| match tokenizer {
-            TokenizerSpec::Path(path) => TokenizerSpec::Path(absolute(&path)),
-            named => named,
-        });
-        Self { source, tokenizer, ..self.clone() }
-    }
-
-    /// The same for the data crate.
-    pub(crate) fn options(&self, progress: bool) -> data::OpenOptions {
-        data::OpenOptions {
-            tokenizer: self.tokenizer.clone(),
-            text_field: self.text_field.clone(),
-            val_fraction: self.val_fraction,
-            progress,
-            ..data::OpenOptions::default()
-        }
-    }
-}
-
 /// How long and in which portions the model is trained, and what is measured on the way.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Optimizer steps. Flag: `--steps`.
+    /// Optimizer steps; 0 where `epochs` says how many. Flag: `--steps`.
     pub steps: usize,
+    /// Passes over the training tokens, instead of `steps`; 0.5 is half of one. Rounded up to whole steps, which the run
+    /// writes into its `config.yaml` as `steps`. Flag: `--epochs`.
+    pub epochs: Option<f64>,
     /// Sequences per optimizer step, over all ranks, which take its micro-batches in turn. Flag: `--batch-size`.
     pub global_batch_size: usize,
-    /// Sequences a rank computes at once of its share of the global batch, over which gradients are accumulated; the whole share if that
-    /// is smaller, or if this is null, but in a pipeline as many as make four micro-batches a stage.
+    /// Sequences a rank computes at once of its share of the global batch, over which gradients are accumulated; the
+    /// whole share if that is smaller, or if this is null, but in a pipeline as many as make four micro-batches per
+    /// stage.
     pub micro_batch_size: Option<usize>,
     /// Tokens of a sequence; at most the model's context. Flag: `--seq-len`.
     pub seq_len: usize,
@@ -239,20 +184,30 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Steps between validations; 0 for one at the end only.
     pub val_every: usize,
-    /// Batches of `global_batch_size` sequences in a validation; 0 for the whole validation split.
+    /// Validations in a row without a lower loss, after which training ends early; null trains all `steps`. Needs
+    /// `val_every`, and `checkpoint.keep` of at least 1.
+    pub patience: Option<usize>,
+    /// Batches of `global_batch_size` sequences in a validation, of each source of `data.validation`; 0 for the whole
+    /// validation split.
     pub val_batches: usize,
-    /// Tokens of the text generated at the end; 0 for none.
+    /// Steps between samples; 0 for one at the end only.
+    pub sample_every: usize,
+    /// Tokens of a sample, the text that the model generates; 0 for no samples.
     pub sample_tokens: usize,
-    /// Weight of the z-loss, the mean square of the logits' log-sum-exp, which keeps logits from drifting; PaLM's is 1e-4 (arXiv 2204.02311). In training only, and
-    /// reported as a part of `aux_loss`.
+    /// Weight of the z-loss, the mean square of the logits' log-sum-exp, which keeps logits from drifting; PaLM's is
+    /// 1e-4 (arXiv 2204.02311). In training only, and reported as a part of `aux_loss`.
     pub z_loss_coef: f64,
-    /// Weight of the mean of the losses of multi-token prediction, where `model.mtp_depth` is above 0 (DeepSeek-V3, arXiv 2412.19437: 0.3 for
-    /// the first 10 of 14.8 trillion tokens, then 0.1). In training only, and reported as a part of `aux_loss`.
+    /// Weight of the mean of the losses of multi-token prediction, where `model.mtp_depth` is above 0 (DeepSeek-V3,
+    /// arXiv 2412.19437: 0.3 for the first 10 of 14.8 trillion tokens, then 0.1). In training only, and reported as a
+    /// part of `aux_loss`.
     pub mtp_loss_coef: f64,
     /// What happens when a loss or a gradient is infinite or no number.
     pub on_non_finite: OnNonFinite,
-    /// The device of the ranks: `cpu`, `cuda` (in turn, where there are several), `cuda:N`, or `auto`: `cuda` where the program is built
-    /// with it and there is such a device, else `cpu`. Flag: `--device`.
+    /// Steps in a row that `on_non_finite: skip` may leave out; then the run ends with an error. Steps that fp16 skips to
+    /// halve its loss scale do not count.
+    pub max_skips: usize,
+    /// The device of the ranks: `cpu`, `cuda` (in turn, where there are several), `cuda:N`, or `auto`: `cuda` where the
+    /// program is built with it and there is such a device, else `cpu`. Flag: `--device`.
     pub device: String,
 }
 
@@ -270,16 +225,20 @@ impl Default for TrainConfig {
     fn default() -> Self {
         Self {
             steps: 300,
+            epochs: None,
             global_batch_size: 32,
             micro_batch_size: None,
             seq_len: 128,
             seed: 1337,
             val_every: 0,
+            patience: None,
             val_batches: 16,
+            sample_every: 0,
             sample_tokens: 200,
             z_loss_coef: 0.0,
             mtp_loss_coef: 0.3,
             on_non_finite: OnNonFinite::Stop,
+            max_skips: 10,
             device: "auto".into(),
         }
     }
@@ -334,7 +293,8 @@ impl Default for OptimConfig {
 pub struct CommConfig {
     /// Seconds that a rank waits for the others in a collective.
     pub timeout_seconds: u64,
-    /// The same until all ranks have met for the first time, if that is longer: one process may have data to prepare, the others not.
+    /// The same until all ranks have met for the first time, if that is longer: one process may have data to prepare,
+    /// the others not.
     pub init_timeout_seconds: u64,
 }
 
@@ -358,18 +318,23 @@ impl CommConfig {
 pub struct CheckpointConfig {
     /// Steps between checkpoints, beside those of the last step and of the best validations; 0 for these only.
     pub every: usize,
+    /// Minutes between checkpoints, in addition to `every`, by rank 0's clock; null for none by time.
+    pub every_minutes: Option<f64>,
     /// How many checkpoints are kept, the newest ones; 0 for none, not even of the last step.
     pub keep: usize,
-    /// Whether a validation that is better than all before it makes a checkpoint, and the best one is kept beside the newest.
+    /// Steps between milestones: checkpoints that are made in addition to `every`, and never removed; 0 for none.
+    pub keep_every: usize,
+    /// Whether a validation that is better than all before it makes a checkpoint, and the best one is kept beside the
+    /// newest.
     pub keep_best: bool,
-    /// Seconds until a checkpoint that is being written is complete on all disks; one that takes longer ends the run, with an error that
-    /// names the ranks. Training goes on meanwhile, until the next checkpoint.
+    /// Seconds until a checkpoint that is being written is complete on all disks; one that takes longer ends the run,
+    /// with an error that names the ranks. Training goes on meanwhile, until the next checkpoint.
     pub timeout: u64,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every: 100, keep: 2, keep_best: true, timeout: 3600 }
+        Self { every: 100, every_minutes: None, keep: 2, keep_every: 0, keep_best: true, timeout: 3600 }
     }
 }
 
@@ -377,10 +342,11 @@ impl Default for CheckpointConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsConfig {
-    /// Steps between records of memory, communication and load of the experts, beside those of the first and the last step; 0 for
-    /// these only.
+    /// Steps between records of memory, communication and load of the experts, beside those of the first and the last
+    /// step; 0 for these only.
     pub every: usize,
-    /// 10^12 floating-point operations a second that a device can do in the type of the parameters; null: no MFU is reported.
+    /// 10^12 floating-point operations a second that a device can do in the type of the parameters; null: no MFU is
+    /// reported.
     pub peak_tflops: Option<f64>,
     /// Whether every rank of a run of more than 16 logs each step, and not rank 0 alone; warnings are always logged.
     pub all_logs: bool,

@@ -15,25 +15,29 @@ use serde::{Deserialize, Serialize};
 pub struct ParallelConfig {
     /// Number of ranks (the world size), which share devices where there are fewer. Flag: `--gpus`.
     pub gpus: usize,
-    /// Stages of a pipeline, which divide the ranks and the model; 1 for none. What follows is about the `gpus / pp` ranks of a stage.
+    /// Stages of a pipeline, which divide the ranks and the model; 1 for none. What follows is about the `gpus / pp`
+    /// ranks of a stage.
     pub pp: usize,
     /// The order in which stages work on micro-batches.
     pub schedule: Schedule,
     /// Chunks of the model that each stage has; null for 1, or 2 with a schedule that needs several.
     pub virtual_stages: Option<usize>,
-    /// How many blocks each chunk has, the embedding being with the first and the head with the last; null: dealt so that all take about
-    /// as long.
+    /// How many blocks each chunk has, the embedding being with the first and the head with the last; null: dealt so
+    /// that all take about as long.
     pub stages: Option<Vec<usize>>,
-    /// What each of N ranks holds of parameters, gradients and optimizer state. Flag: `--strategy`.
+    /// What each of N ranks holds of parameters, gradients and optimizer state. Also by the names `zero2`
+    /// (`shard_grad_op`), `zero3` and `fsdp` (`full_shard`), and `hsdp` (`hybrid_shard`). Flag: `--strategy`.
     pub strategy: Strategy,
     /// Replicas within a stage, each of `gpus / pp / dp_replicate` ranks, over which `strategy` shards. With more than
     /// one it is hybrid, and `full_shard` is `hybrid_shard`. null for 2 with `hybrid_shard`, and else 1. Under `ddp`
     /// the number of copies, if it is given.
     pub dp_replicate: Option<usize>,
-    /// Ranks that share what is sharded, of each replica; null for what `pp` and the replicas leave. Given, `pp`, replicas and this multiply to `gpus`.
+    /// Ranks that share what is sharded, of each replica; null for what `pp` and the replicas leave. Given, `pp`,
+    /// replicas and this multiply to `gpus`.
     pub dp_shard: Option<usize>,
-    /// Ranks that have a layer's experts together, a part each, for the tokens of all of them; 1 for all experts on every rank. It divides the
-    /// experts and the ranks of a stage, or of a replica. An expert's parameters are then sharded by `strategy` over the ranks that have it.
+    /// Ranks that have a layer's experts together, a part each, for the tokens of all of them; 1 for all experts on
+    /// every rank. It divides the experts and the ranks of a stage, or of a replica. An expert's parameters are then
+    /// sharded by `strategy` over the ranks that have it.
     pub ep: usize,
     /// Ranks that compute the same sequences together: each has a part of the heads, of the MLPs' columns and of the
     /// vocabulary, and between them a part of each sequence's rows (tensor and sequence parallelism); 1 for none. It
@@ -45,14 +49,15 @@ pub struct ParallelConfig {
     pub cp: usize,
     /// What is kept, gathered and freed together.
     pub wrap: Wrap,
-    /// Whether gathered parameters are freed after the forward, and gathered again for the backward. On a GPU they stay where
-    /// activations are kept: recompute there.
+    /// Whether gathered parameters are freed after the forward, and gathered again for the backward. On a GPU they stay
+    /// where activations are kept: recompute there.
     pub reshard_after_forward: bool,
     /// What is kept of the forward for the backward; the rest is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
     /// Types of gathered parameters and of gradients on their way; what rests is fp32.
     pub precision: Precision,
-    /// For GPUs: whether shards, their gradients and optimizer state rest in the CPU's memory, and the optimizer steps there.
+    /// For GPUs: whether shards, their gradients and optimizer state rest in the CPU's memory, and the optimizer steps
+    /// there.
     pub cpu_offload: bool,
     /// When the forward sends for the next block's parameters.
     pub forward_prefetch: Prefetch,
@@ -62,8 +67,9 @@ pub struct ParallelConfig {
     /// gradients until then. null: where whole parameters are kept as long, which is `full_shard` and `hybrid_shard` in
     /// a pipeline. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
     pub no_sync: Option<bool>,
-    /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and `parallel.activation_checkpointing` follow `train.seq_len`: true
-    /// for the guide's table, or rows of one's own. Of these keys those count that are given beside this one, or later; see docs/parallelism.md.
+    /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and
+    /// `parallel.activation_checkpointing` follow `train.seq_len`: true for the guide's table, or rows of one's own. Of
+    /// these keys those count that are given beside this one, or later; see docs/parallelism.md.
     pub adaptive: Adaptive,
     /// Which keys the table of `adaptive` has decided; it is filled in. A shorter row (`data.buckets`) takes these from
     /// the table too. A key that is given later is left out from then on.
@@ -100,7 +106,8 @@ impl Default for ParallelConfig {
 }
 
 impl ParallelConfig {
-    /// Ranks, or groups of `cp` x `tp` ranks, that share a batch: of each stage all, but under `block` each computes a part of the model for all of it.
+    /// Ranks, or groups of `cp` x `tp` ranks, that share a batch: of each stage all, but under `block` each computes a
+    /// part of the model for all of it.
     pub fn data_parallel_size(&self) -> usize {
         if self.strategy == Strategy::Block {
             1
@@ -203,8 +210,8 @@ impl Config {
         })
     }
 
-    /// How many of the model's calls (embedding, blocks, head) each chunk has; nothing without a pipeline. What is behind the blocks is all in the
-    /// last one: between chunks activations are as wide as the model.
+    /// How many of the model's calls (embedding, blocks, head) each chunk has; nothing without a pipeline. What is
+    /// behind the blocks is all in the last one: between chunks activations are as wide as the model.
     fn calls_of_chunks(&self) -> Vec<usize> {
         let chunks = self.parallel.pp * self.parallel.virtual_stages();
         let behind = self.model.calls_behind_blocks();

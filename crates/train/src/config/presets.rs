@@ -1,3 +1,5 @@
+//! The configurations that are part of the program.
+
 use super::{ConfigError, check};
 
 /// A configuration that is part of the program.
@@ -35,9 +37,32 @@ pub const PRESETS: &[Preset] = presets![
 pub fn preset(name: &str) -> Result<&'static Preset, ConfigError> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| {
         let names = || PRESETS.iter().map(|preset| preset.name);
-        let near = check::nearest(name, names()).map_or(String::new(), |near| format!("did you mean `{near}`? "));
+        let near = preset_meant(name).map(|preset| preset.name).or_else(|| check::nearest(name, names()));
+        let near = near.map_or(String::new(), |near| format!("did you mean `{near}`? "));
         let hint = format!("{near}Presets: {}", names().collect::<Vec<_>>().join(", "));
         ConfigError::UnknownPreset { name: name.into(), hint }
+    })
+}
+
+/// Published names of presets that are called by their size here, as letters and digits.
+const PUBLISHED: &[(&str, &str)] = &[
+    ("openaicommunitygpt2", "gpt2-124m"),
+    ("gpt2small", "gpt2-124m"),
+    ("gpt2medium", "gpt2-350m"),
+    ("gpt2345m", "gpt2-350m"),
+    ("gpt2355m", "gpt2-350m"),
+    ("gpt2large", "gpt2-774m"),
+    ("gpt2xl", "gpt2-1558m"),
+    ("gpt215b", "gpt2-1558m"),
+];
+
+/// The preset that a name means in another spelling: `GPT-2`, `deepseek_v3`, `deepseek-ai/DeepSeek-V3`, `gpt2-xl`.
+pub(crate) fn preset_meant(name: &str) -> Option<&'static Preset> {
+    let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "");
+    let last = name.rsplit('/').next().unwrap_or(name);
+    [name, last].map(plain).into_iter().find_map(|name| {
+        let size = PUBLISHED.iter().find(|(published, _)| *published == name).map(|(_, size)| plain(size));
+        PRESETS.iter().find(|preset| plain(preset.name) == *size.as_ref().unwrap_or(&name))
     })
 }
 

@@ -44,12 +44,13 @@ pub(super) fn variants(schema: &Json) -> Vec<(&str, &str)> {
 }
 
 /// The types that a value may have, as JSON calls them; of a section that may be null `object` and `null`, of a list of
-/// sections `rows`, of one of names `names`.
+/// sections `rows`, of one of names `names`, of a section of any names `named`.
 pub(super) fn types(schema: &Json) -> Vec<&str> {
     match &schema["type"] {
         Json::Array(types) => types.iter().filter_map(Json::as_str).collect(),
         Json::String(list) if list == "array" && schema["items"]["type"] == "object" => vec!["rows"],
         Json::String(list) if list == "array" && !variants(&schema["items"]).is_empty() => vec!["names"],
+        Json::String(section) if section == "object" && schema["additionalProperties"].is_object() => vec!["named"],
         Json::String(one) => vec![one],
         _ => choices(schema).flat_map(types).collect(),
     }

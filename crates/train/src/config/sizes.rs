@@ -3,19 +3,21 @@
 use super::validate::require;
 use super::{CheckpointConfig, Config, ConfigError, ModelConfig};
 
-/// Parameters of a model, numbers of a tensor and tokens of a run are fewer: no machines have memory for more, and whoever multiplies
-/// sizes that have been validated gets no overflow.
+/// Parameters of a model, numbers of a tensor and tokens of a run are fewer: no machines have memory for more, and
+/// whoever multiplies sizes that have been validated gets no overflow.
 const MOST: f64 = (1u64 << 53) as f64;
 
 /// A key and its value.
 type Size = (&'static str, usize);
 
 impl Config {
-    /// Whether checkpoints are written while steps follow: every so many steps, and of the best validations, of which the first is one.
+    /// Whether checkpoints are written while steps follow: every so many steps or minutes, and of the best validations, of
+    /// which the first is one.
     pub(crate) fn saves_on_the_way(&self) -> bool {
         let before_the_end = |every: usize| every > 0 && every < self.train.steps;
-        let CheckpointConfig { every, keep, keep_best, .. } = self.checkpoint;
-        keep > 0 && (before_the_end(every) || keep_best && before_the_end(self.train.val_every))
+        let CheckpointConfig { every, every_minutes, keep, keep_every, keep_best, .. } = self.checkpoint;
+        let val_every = if keep_best { self.train.val_every } else { 0 };
+        keep > 0 && (every_minutes.is_some() || [every, keep_every, val_every].into_iter().any(before_the_end))
     }
 
     /// Refuses sizes that are too large together, naming the largest.
@@ -28,7 +30,8 @@ impl Config {
 
         let train = &self.train;
         let (batch, seq_len) = (("train.global_batch_size", train.global_batch_size), ("train.seq_len", train.seq_len));
-        let run = [("train.steps", train.steps), batch, seq_len];
+        // Steps are 0 until the data says how many an epoch has.
+        let run = [("train.steps", train.steps.max(1)), batch, seq_len];
         let tokens = product(&run);
         require(tokens <= MOST, || {
             let (key, value) = largest(&run);

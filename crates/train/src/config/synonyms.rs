@@ -1,4 +1,8 @@
-/// Names that other programs have for the same thing; ours is among them, as a key's last part or as a flag.
+//! Names that other programs have for the same thing.
+
+use fsdp::Strategy;
+
+/// Ours is among them: a flag, a key's last part, or where several keys end in it the whole key.
 const SYNONYMS: &[&[&str]] = &[
     &["lr", "learning_rate", "max_lr"],
     &["min_lr", "lr_min", "eta_min"],
@@ -8,17 +12,61 @@ const SYNONYMS: &[&[&str]] = &[
     &["weight_decay", "wd"],
     &["clip_grad_norm", "grad_clip", "max_grad_norm", "gradient_clipping"],
     &["warmup_steps", "warmup_iters", "warmup", "lr_warmup"],
-    &["schedule", "lr_scheduler", "lr_scheduler_type", "scheduler"],
-    &["steps", "max_steps", "num_steps", "train_steps", "max_iters", "iters", "iterations"],
+    &["optim.schedule", "lr_schedule", "lr_scheduler", "lr_scheduler_type", "scheduler"],
+    &["steps", "max_steps", "num_steps", "train_steps", "max_iters", "train_iters", "iters", "iterations"],
     &["batch_size", "global_batch_size", "train_batch_size", "batch"],
-    &["micro_batch_size", "device_batch_size", "local_batch_size", "per_device_train_batch_size"],
-    &["seq_len", "seq_length", "max_seq_len", "sequence_length", "block_size", "context_length"],
-    &["gpus", "num_gpus", "nproc", "nproc_per_node", "num_processes", "world_size", "ranks"],
+    &["micro_batch_size", "device_batch_size", "local_batch_size", "per_device_train_batch_size", "micro_batch"],
+    &[
+        "seq_len",
+        "seq_length",
+        "max_seq_len",
+        "sequence_length",
+        "block_size",
+        "context_length",
+        "max_seq_length",
+        "max_length",
+    ],
+    &["gpus", "num_gpus", "gpu", "devices", "nproc", "nproc_per_node", "num_processes", "world_size", "ranks"],
     &["strategy", "sharding_strategy", "dp_mode"],
     &["dp_replicate", "data_parallel_replicate_degree"],
+    &["dp_shard", "data_parallel_shard_degree"],
+    &[
+        "tp",
+        "tensor_parallel",
+        "tensor_parallel_degree",
+        "tensor_parallel_size",
+        "tensor_model_parallel_size",
+        "tp_size",
+    ],
+    &[
+        "pp",
+        "pipeline_parallel",
+        "pipeline_parallel_degree",
+        "pipeline_parallel_size",
+        "pipeline_model_parallel_size",
+        "pp_size",
+    ],
+    &["cp", "context_parallel", "context_parallel_degree", "context_parallel_size", "cp_size"],
+    &[
+        "ep",
+        "expert_parallel",
+        "expert_parallel_degree",
+        "expert_parallel_size",
+        "expert_model_parallel_size",
+        "ep_size",
+    ],
+    &["parallel.schedule", "pipeline_parallel_schedule"],
     &["activation_checkpointing", "gradient_checkpointing", "activation_checkpoint", "recompute"],
     &["param", "dtype", "mixed_precision", "precision"],
-    &["data", "dataset", "dataset_path", "data_path", "corpus"],
+    &["data", "dataset", "dataset_path", "data_path", "data_dir", "train_file", "train_data", "corpus"],
+    &["tokenizer", "tokenizer_name", "tokenizer_path"],
+    &["model", "model_name", "preset"],
+    &["config", "config_file", "config_path", "cfg"],
+    &["seed", "random_seed", "manual_seed"],
+    &["epochs", "num_train_epochs", "num_epochs", "max_epochs", "n_epochs"],
+    &["val_fraction", "val_split", "val_ratio"],
+    &["checkpoint.every", "save_every", "save_steps", "save_interval", "checkpoint_interval", "checkpoint.interval"],
+    &["metrics.every", "log_every", "log_interval", "logging_steps", "log_freq"],
     &["out", "out_dir", "output", "output_dir"],
     &["resume", "init_from", "load", "resume_from", "resume_from_checkpoint"],
     &["val_every", "eval_every", "eval_interval", "eval_steps"],
@@ -35,12 +83,47 @@ const SYNONYMS: &[&[&str]] = &[
     &["aux_loss_coef", "aux_loss_alpha", "balance_loss"],
     &["mtp_depth", "num_nextn_predict_layers", "mtp_num_layers"],
     &["mtp_loss_coef", "mtp_loss_scaling_factor", "mtp_loss_weight"],
-    &["keep", "save_total_limit"],
+    &["keep", "save_total_limit", "keep_latest_k"],
+    &["patience", "early_stopping_patience"],
     &["peak_tflops", "peak_flops"],
+    &["tokens", "max_new_tokens", "max_tokens", "num_tokens", "n_predict"],
+    &["samples", "num_samples", "num_return_sequences"],
+];
+
+/// Strategies under names of DeepSpeed and PyTorch.
+const STRATEGIES: &[(Strategy, &[&str])] = &[
+    (Strategy::Ddp, &["zero0", "no_shard"]),
+    (Strategy::ShardGradOp, &["zero2"]),
+    (Strategy::FullShard, &["zero3", "fsdp", "fsdp2"]),
+    (Strategy::HybridShard, &["hsdp"]),
+];
+
+/// Values of a key, by the key's last part, under names of PyTorch.
+const VALUES: &[(&str, &str, &[&str])] = &[
+    ("param", "bf16", &["bfloat16", "bf16_mixed", "torch.bfloat16"]),
+    ("param", "fp16", &["float16", "half", "torch.float16"]),
+    ("param", "fp32", &["float32", "float", "no", "torch.float32"]),
 ];
 
 /// What is meant by a name, itself first.
 pub(crate) fn synonyms(name: &str) -> impl Iterator<Item = &str> {
     let others = SYNONYMS.iter().filter(move |group| group.contains(&name)).flat_map(|group| group.iter().copied());
     std::iter::once(name).chain(others.filter(move |other| *other != name))
+}
+
+/// The other names of a strategy.
+pub(crate) fn names_of(strategy: Strategy) -> impl Iterator<Item = &'static str> {
+    STRATEGIES.iter().filter(move |(of, _)| *of == strategy).flat_map(|(_, names)| names.iter().copied())
+}
+
+/// The strategy of a name, in any spelling of its letters.
+pub(crate) fn strategy_called(name: &str) -> Option<Strategy> {
+    let name = name.to_lowercase().replace('-', "_");
+    Strategy::ALL.into_iter().find(|of| of.name() == name || names_of(*of).any(|other| other == name))
+}
+
+/// The value of a key that others give under another name.
+pub(crate) fn value_called<'a>(key: &str, value: &'a str) -> &'a str {
+    let same = |(of, _, names): &&(&str, &str, &[&str])| key.rsplit('.').next() == Some(of) && names.contains(&value);
+    VALUES.iter().find(same).map_or(value, |(_, ours, _)| ours)
 }

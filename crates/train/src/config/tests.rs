@@ -1,5 +1,6 @@
 mod adaptive;
 mod buckets;
+mod length;
 mod numbers;
 mod pages;
 
@@ -237,15 +238,23 @@ fn values_that_do_not_fit_each_other_are_refused() {
             &["moe.capacity_factor=0"],
             "moe.capacity_factor is 0.0: give a number above 0, such as 1.25, or null",
         ),
-        ("deepseek", &["moe.z_loss_coef=.nan"], "moe.z_loss_coef is NaN: give 0 or a number above"),
+        ("deepseek", &["moe.z_loss_coef=.nan"], "moe.z_loss_coef is NaN: give 0 or more"),
         ("deepseek", &["moe.router_noise=-0.1"], "moe.router_noise is -0.1"),
         ("deepseek", &["moe.selection_bias=false"], "there is no bias: set moe.selection_bias to true"),
         ("deepseek", &["moe.overflow=reroute", "moe.capacity_factor=null"], "a dropless layer has no overflow"),
-        ("gpt2", &["parallel.strategy=hybrid_shard", "parallel.gpus=3"], "hybrid_shard with dp_replicate 2 on 3 ranks"),
-        ("gpt2", &["parallel.strategy=hybrid_shard"], "hybrid_shard with dp_replicate 2 on 1 rank:"),
-        ("gpt2", &["parallel.strategy=hybrid_shard", "parallel.dp_replicate=18446744073709551615"], "or full_shard"),
+        (
+            "gpt2",
+            &["parallel.strategy=hybrid_shard", "parallel.gpus=3"],
+            "2 replicas (dp_replicate) cannot share 3 ranks evenly",
+        ),
+        ("gpt2", &["parallel.strategy=hybrid_shard"], "2 replicas (dp_replicate) cannot share 1 rank evenly"),
+        (
+            "gpt2",
+            &["parallel.strategy=hybrid_shard", "parallel.dp_replicate=18446744073709551615"],
+            "cannot share 1 rank",
+        ),
         ("gpt2", &["parallel.strategy=block", "parallel.wrap=size:9"], "wrap size:9 with strategy block"),
-        ("gpt2", &["parallel.dp_replicate=2"], "full_shard with dp_replicate 2 on 1 rank: each replica has as many"),
+        ("gpt2", &["parallel.dp_replicate=2"], "2 replicas (dp_replicate) cannot share 1 rank evenly"),
         ("gpt2", &["parallel.dp_replicate=2", "parallel.strategy=ddp"], "ddp, which has 1 copy here"),
         ("gpt2", &["parallel.cpu_offload=true"], "the ranks compute on the CPU"),
         ("gpt2", &["comm.timeout_seconds=0"], "comm.timeout_seconds is 0: give a whole number from 1 to 604800"),

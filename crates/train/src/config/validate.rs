@@ -1,10 +1,16 @@
+//! What makes a configuration valid, and warnings about one that is.
+
 mod layout;
 mod nearest;
+#[cfg(test)]
+mod tests;
 
 use super::{Config, ConfigError, LrSchedule, ModelConfig, preset};
+use crate::device;
 use crate::learning_rate::learning_rate;
 use crate::words::count;
-use fsdp::Schedule;
+use fsdp::{FloatType, Schedule};
+use fused::simd;
 use schedule::Pipeline;
 
 /// Ranks of the largest clusters, and more.
@@ -28,14 +34,17 @@ impl Config {
         self.validate_comm()?;
         self.validate_batches()?;
         self.validate_sizes()?;
-        self.validate_schedule()?;
+        self.data.validate()?;
+        if self.train.epochs.is_none() {
+            self.validate_schedule()?;
+        }
         let coef = self.train.z_loss_coef;
         require(coef >= 0.0 && (coef as f32).is_finite(), || {
-            format!("train.z_loss_coef is {coef:?}: give 0 or a small number above, such as 1e-4")
+            format!("train.z_loss_coef is {coef:?}: give 0 or a small positive number, such as 1e-4")
         })?;
         let coef = self.train.mtp_loss_coef;
         require(coef >= 0.0 && (coef as f32).is_finite(), || {
-            format!("train.mtp_loss_coef is {coef:?}: give 0 or a number above, such as 0.3")
+            format!("train.mtp_loss_coef is {coef:?}: give 0 or more, such as 0.3")
         })?;
         let peak = self.metrics.peak_tflops.unwrap_or(1.0);
         require(peak > 0.0 && peak.is_finite(), || {
@@ -66,8 +75,8 @@ impl Config {
             let missing = stages.saturating_sub(micro_batches);
             let idle = chunks * missing + stages - missing - 1;
             format!(
-                "{} a step for {stages} stages: these wait for {:.0}% of the time; more and smaller ones (train.micro_batch_size, \
-                 null for four a stage where the batch has as many sequences) shorten it",
+                "with {} per step, the {stages} stages are idle {:.0}% of the time; more and smaller ones (train.micro_batch_size, \
+                 null for four per stage where the batch has as many sequences) shorten that",
                 count(micro_batches, "micro-batch"),
                 100.0 * idle as f64 / (idle + virtual_stages * micro_batches) as f64
             )
@@ -78,7 +87,16 @@ impl Config {
         let without = (pipelined && parallel.pp == 1).then(|| {
             "parallel.schedule, virtual_stages and stages are for a pipeline, and parallel.pp is 1: they have no effect".into()
         });
-        warmup.into_iter().chain(bubble).chain(without).collect()
+        let param = parallel.precision.param;
+        let multiplied = param == FloatType::Fp32 || param == FloatType::Bf16 && simd::multiplies_bf16();
+        let widened = (device::meant(&self.train.device) == "cpu" && !multiplied).then(|| {
+            format!(
+                "this CPU multiplies {} in fp32, so a step takes no less time than with parallel.precision.param=fp32, the default: \
+                 fp32 is more accurate",
+                format!("{param:?}").to_lowercase()
+            )
+        });
+        warmup.into_iter().chain(bubble).chain(without).chain(widened).collect()
     }
 
     fn validate_comm(&self) -> Result<(), ConfigError> {
@@ -93,7 +111,12 @@ impl Config {
                 format!("{key} is {seconds}: give a whole number from 1 to {A_WEEK}, a week")
             })?;
         }
-        Ok(())
+        let minutes = self.checkpoint.every_minutes.unwrap_or(1.0);
+        require(minutes > 0.0 && minutes.is_finite(), || {
+            format!(
+                "checkpoint.every_minutes is {minutes:?}: give a number above 0, such as 30, or null for none by time"
+            )
+        })
     }
 
     fn validate_model(&self) -> Result<(), ConfigError> {
@@ -131,15 +154,37 @@ impl Config {
     }
 
     fn validate_batches(&self) -> Result<(), ConfigError> {
-        let (train, gpus) = (&self.train, self.parallel.data_parallel_size());
+        let train = &self.train;
+        require(train.epochs.is_none_or(|epochs| epochs > 0.0 && epochs.is_finite()), || {
+            let epochs = train.epochs.unwrap_or_default();
+            format!("train.epochs is {epochs:?}: give a number above 0, such as 1, or null and train.steps")
+        })?;
         let counts = [
-            ("train.steps", train.steps),
+            ("train.steps", if train.epochs.is_some() { 1 } else { train.steps }),
             ("train.seq_len", train.seq_len),
             ("train.global_batch_size", train.global_batch_size),
             ("train.micro_batch_size", train.micro_batch_size.unwrap_or(1)),
+            ("train.max_skips", train.max_skips),
         ];
         for (key, value) in counts {
             require(value > 0, || format!("{key} is 0: give at least 1"))?;
+        }
+        if let Some(patience) = train.patience {
+            require(patience > 0, || {
+                "train.patience is 0: give at least 1, or null for no end before train.steps".into()
+            })?;
+            require(train.val_every > 0, || {
+                format!(
+                    "train.patience is {patience}, but train.val_every is 0, so there is no validation before the end: set \
+                     train.val_every, or train.patience to null"
+                )
+            })?;
+            require(self.checkpoint.keep > 0, || {
+                format!(
+                    "train.patience is {patience}, but checkpoint.keep is 0, so nothing would hold how long a run has waited: keep at \
+                     least 1, or set train.patience to null"
+                )
+            })?;
         }
         require(train.sample_tokens <= MAX_SAMPLE, || {
             format!("train.sample_tokens is {}: give at most {MAX_SAMPLE}, or 0 for no sample", train.sample_tokens)
@@ -159,7 +204,12 @@ impl Config {
                  fewer, or longer sequences (--seq-len)"
             )
         })?;
-        let batch = train.global_batch_size;
+        self.validate_shares()
+    }
+
+    /// Refuses a batch that the layout cannot share out.
+    fn validate_shares(&self) -> Result<(), ConfigError> {
+        let (batch, gpus) = (self.train.global_batch_size, self.parallel.data_parallel_size());
         let alone = self.parallel.tp.saturating_mul(self.parallel.cp) == 1;
         let who = if alone { "ranks" } else { "groups of ranks" };
         require(batch >= gpus, || {
@@ -168,6 +218,11 @@ impl Config {
                  least {gpus} (--batch-size {gpus}), or fewer ranks"
             )
         })?;
+        self.validate_micro_batches()
+    }
+
+    /// Refuses micro-batches that the pipeline's schedule has no order for.
+    fn validate_micro_batches(&self) -> Result<(), ConfigError> {
         let parallel = &self.parallel;
         if parallel.pp == 1 {
             return Ok(());
@@ -195,8 +250,13 @@ impl Config {
             ("beta1", optim.beta1, is_beta(optim.beta1), "a number from 0 to below 1"),
             ("beta2", optim.beta2, is_beta(optim.beta2), "a number from 0 to below 1"),
             ("epsilon", optim.epsilon, is_above_0(optim.epsilon), "a small number above 0, such as 1e-8"),
-            ("weight_decay", optim.weight_decay, optim.weight_decay >= 0.0, "0 or a number above"),
-            ("clip_grad_norm", optim.clip_grad_norm, optim.clip_grad_norm >= 0.0, "0 for no limit, or a number above"),
+            ("weight_decay", optim.weight_decay, optim.weight_decay >= 0.0, "0 or more"),
+            (
+                "clip_grad_norm",
+                optim.clip_grad_norm,
+                optim.clip_grad_norm >= 0.0,
+                "0 for no limit, or a number above 0",
+            ),
         ];
         for (key, value, fits, expected) in ranges {
             require(fits && (value as f32).is_finite(), || format!("optim.{key} is {value:?}: give {expected}"))?;

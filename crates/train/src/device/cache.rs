@@ -1,4 +1,5 @@
-//! Where CubeCL keeps which variant of a kernel is the fastest on this machine's devices: trying them out takes minutes.
+//! Where CubeCL keeps which variant of a kernel is the fastest on this machine's devices: trying them out takes
+//! minutes.
 
 use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
@@ -6,8 +7,8 @@ use cubecl::environment;
 
 /// Puts the results into the user's cache folder. To be called before the first use of a device.
 ///
-/// CubeCL would take a `cubecl.toml` from the current folder and those above it, which may be a run's folder from anywhere: it says which
-/// files are written. Environment variables count.
+/// CubeCL would take a `cubecl.toml` from the current folder and those above it, which may be a run's folder from
+/// anywhere: it says which files are written. Environment variables count.
 pub fn choose() {
     let mut config = CubeClRuntimeConfig::default().override_from_env();
     // CubeCL's own default: `target` of the Cargo project around the current folder.

@@ -1,4 +1,5 @@
-//! NVIDIA's functions `exp`, `tanh` and their like, which LLVM links into kernels: a file of the CUDA toolkit, not of the driver.
+//! NVIDIA's functions `exp`, `tanh` and their like, which LLVM links into kernels: a file of the CUDA toolkit, not of
+//! the driver.
 
 use std::env;
 use std::ffi::OsString;

@@ -1,7 +1,8 @@
-//! What a rank receives in the model's own collectives: rows of activations over tensor-parallel ranks, keys and values over those of a context, rows of
-//! experts over expert-parallel ones.
+//! What a rank receives in the model's own collectives: rows of activations over tensor-parallel ranks, keys and values
+//! over those of a context, rows of experts over expert-parallel ones.
 //!
-//! With `R(w)` the bytes of w numbers of (N - 1)/N of a micro-batch's tokens (those of the rank's part of the context), over N tensor-parallel ranks
+//! With `R(w)` the bytes of w numbers of (N - 1)/N of a micro-batch's tokens (those of the rank's part of the context),
+//! over N tensor-parallel ranks
 //!
 //! ```text
 //!                forward                            backward
@@ -109,7 +110,8 @@ impl Shape {
         head
     }
 
-    /// The head, or with multi-token prediction the norm, the embeddings, the modules, which hand on all that was predicted, and the output matrix.
+    /// The head, or with multi-token prediction the norm, the embeddings, the modules, which hand on all that was
+    /// predicted, and the output matrix.
     fn behind_blocks(&self, model: &DeepSeekConfig, block: impl Fn(usize) -> CallTraffic) -> Vec<CallTraffic> {
         let (d, depth) = (model.hidden_size, model.mtp_depth);
         if depth == 0 {

@@ -1,6 +1,7 @@
 //! What a micro-batch leaves in memory for its backward: an estimate, from what each operation keeps.
 //!
-//! With `n = b t` tokens, `S = n d` elements of the residual stream, and `P = b heads t` log-sum-exps of attention, which are fp32:
+//! With `n = b t` tokens, `S = n d` elements of the residual stream, and `P = b heads t` log-sum-exps of attention,
+//! which are fp32:
 //!
 //! ```text
 //! GPT-2 block     8 S + 2 n inner + P       x, norm, q, k, v, y, x + y, norm; the MLP before and after its GELU
@@ -14,8 +15,8 @@
 //! modules of multi-token prediction         a block, and (1 + depth) S + 7 S; the head's of each loss
 //! ```
 //!
-//! in elements of the parameters' type; masks of dropout are made where they are used, and of the head 256 rows of logits are there at once (on a GPU 256 MB). The router reads and keeps
-//! its input and scores in fp32.
+//! in elements of the parameters' type; masks of dropout are made where they are used, and of the head 256 rows of
+//! logits are there at once (on a GPU 256 MB). The router reads and keeps its input and scores in fp32.
 
 use crate::config::{Config, ModelConfig};
 use crate::device;
@@ -93,7 +94,8 @@ impl Shape {
         calls
     }
 
-    /// The head, or with multi-token prediction the norm, the embedding, the modules, which have such blocks, and the output matrix.
+    /// The head, or with multi-token prediction the norm, the embedding, the modules, which have such blocks, and the
+    /// output matrix.
     fn behind_blocks(&self, model: &DeepSeekConfig, [dense, experts]: [CallBytes; 2]) -> Vec<CallBytes> {
         let (d, depth) = (model.hidden_size as f64, model.mtp_depth);
         let head = self.head(d, model.vocab_size as f64);
@@ -102,7 +104,8 @@ impl Shape {
         }
         let (width, joined) = ((1 + depth) as f64 * d, self.call(d, 0.0, 0.0));
         let module = |block: CallBytes| {
-            // Its input is wider than a block's, and it keeps what is joined, its norm, their product, and the norm at its end.
+            // Its input is wider than a block's, and it keeps what is joined, its norm, their product, and the norm at
+            // its end.
             let more = self.kept(width + 7.0 * d) as usize;
             CallBytes { input: self.kept(width) as usize, graph: block.graph + more, ..block }
         };
@@ -138,7 +141,8 @@ impl Shape {
         self.b * self.t / self.cp
     }
 
-    /// What the backward of an attention over ranks has of messages, keys, values and their gradients, so many elements a token.
+    /// What the backward of an attention over ranks has of messages, keys, values and their gradients, so many elements
+    /// a token.
     fn ring(&self, width: f64) -> f64 {
         if self.cp > 1.0 { self.wide(3.0 * width) } else { 0.0 }
     }
@@ -177,7 +181,8 @@ impl Shape {
         self.kept((rows + came_back) / self.t)
     }
 
-    /// Probabilities and the gradients of scores, in tiles of at most 128 queries for each head that is computed at a time, 16 say.
+    /// Probabilities and the gradients of scores, in tiles of at most 128 queries for each head that is computed at a
+    /// time, 16 say.
     fn scores(&self, heads: f64) -> f64 {
         2.0 * FP32 * (self.b * heads / self.tp).min(16.0) * self.t.min(128.0) * self.t / self.cp
     }
@@ -185,14 +190,15 @@ impl Shape {
     /// The gradients that the forward makes, and what their multiplication by the cotangent takes.
     fn head(&self, d: f64, vocab: f64) -> CallBytes {
         if self.tp > 1.0 {
-            // Here the backward makes the gradients, and logits are in fp32: they, their probabilities and what marks the targets.
+            // Here the backward makes the gradients, and logits are in fp32: they, their probabilities and what marks
+            // the targets.
             let (rows, vocab) = (self.tokens().min(256.0), vocab / self.tp);
             let gradients = self.gathered(d) / self.size * FP32 + 2.0 * d * vocab * FP32;
             return self.call(d, self.kept(d), 2.0 * gradients + 4.0 * rows * vocab * FP32);
         }
         let gradients = self.kept(d) + d * vocab * FP32;
-        // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a product of its own, and a matrix of other than multiples of 128
-        // columns is copied.
+        // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a product of its own, and
+        // a matrix of other than multiples of 128 columns is copied.
         let (rows, parts) = if self.on_cpu { (256.0, 1.0) } else { ((256 << 20) as f64 / (vocab * self.size), 2.0) };
         let logits = self.tokens().min(rows) * vocab * self.size;
         let padded = if self.on_cpu || vocab % 128.0 == 0.0 { 0.0 } else { d * vocab * self.size };

@@ -18,7 +18,8 @@ pub fn of_devices(devices: &Devices) -> Option<Available> {
     Some(Available { bytes, source: "a device has" })
 }
 
-/// What the driver says of device `cuda:N`, in the context that Burn will use too: Burn itself does not say how large a device is.
+/// What the driver says of device `cuda:N`, in the context that Burn will use too: Burn itself does not say how large a
+/// device is.
 #[cfg(feature = "cuda")]
 fn of_cuda(number: usize) -> Option<u64> {
     let (free, _total) = cudarc::driver::CudaContext::new(number).ok()?.mem_get_info().ok()?;
@@ -47,8 +48,8 @@ pub fn of_host() -> Option<Available> {
     of_linux(Path::new("/"))
 }
 
-/// That of a Linux whose files are under `root`: the kernel's own estimate, and of each control group that this process is in what its
-/// limit leaves, for a container is killed at its limit and not at the machine's.
+/// That of a Linux whose files are under `root`: the kernel's own estimate, and of each control group that this process
+/// is in what its limit leaves, for a container is killed at its limit and not at the machine's.
 fn of_linux(root: &Path) -> Option<Available> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let machine = field(&read("proc/meminfo")?, "MemAvailable:")?.saturating_mul(1024);
@@ -62,7 +63,8 @@ fn of_linux(root: &Path) -> Option<Available> {
             _ if controllers.split(',').any(|controller| controller == "memory") => ("sys/fs/cgroup/memory", &V1),
             _ => return None,
         };
-        // Inside of a container the path may be the host's; the group itself is then the base. A limit above counts too.
+        // Inside of a container the path may be the host's; the group itself is then the base. A limit above counts
+        // too.
         let group: PathBuf = root.join(base).join(path.trim_start_matches('/'));
         group
             .ancestors()
@@ -142,7 +144,8 @@ mod tests {
             ("sys/fs/cgroup/a/memory.stat", "anon 300\ninactive_file 200\n"),
         ];
         assert_eq!(machine(&version_2), expected);
-        // Seen from inside a container without a namespace for groups: the path is the host's, the group is at the base.
+        // Seen from inside a container without a namespace for groups: the path is the host's, the group is at the
+        // base.
         let version_1 = [
             MEMINFO,
             ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/0123\n"),

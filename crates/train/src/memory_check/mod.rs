@@ -5,11 +5,13 @@
 //!                                               '── more than available? ──> refused, with the table and advice
 //! ```
 //!
-//! What rests is exact, activations are an estimate from what each operation keeps; docs/memory.md compares both with measurements.
+//! What rests is exact, activations are an estimate from what each operation keeps; docs/memory.md compares both with
+//! measurements.
 
 mod activations;
 mod advice;
 mod available;
+mod estimate;
 mod need;
 mod rows;
 #[cfg(test)]
@@ -21,14 +23,15 @@ use crate::launch::Launch;
 use crate::units::parameter_count;
 use advice::Patient;
 use available::Available;
+pub(crate) use estimate::Estimate;
 use need::{Machine, Need, Pool};
 use rows::Row;
 
 /// From this share of the available memory on the user is warned.
 const NEARLY: f64 = 0.9;
 
-/// Refuses a run that needs more memory than there is, unless it is forced: the message has the table, and what would help. Returns
-/// what the user is to be told of one that goes on.
+/// Refuses a run that needs more memory than there is, unless it is forced: the message has the table, and what would
+/// help. Returns what the user is to be told of one that goes on.
 pub(crate) fn check(
     config: &Config,
     launch: &Launch,
@@ -55,7 +58,8 @@ pub(crate) fn check_model(config: &Config) -> Result<(), String> {
     }
 }
 
-/// Refuses to put the whole model together on rank 0 for a text at the end, where that does not fit into the memory that is free by then.
+/// Refuses to put the whole model together on rank 0 for a text at the end, where that does not fit into the memory
+/// that is free by then.
 pub(crate) fn check_sample(config: &Config) -> Result<(), String> {
     judge_sample(need::of_whole_model(config), available::of_rank_0(&config.train.device))
 }
@@ -96,8 +100,8 @@ fn judge(
         share if share <= 1.0 => Ok(Some(format!("memory is scarce: the run needs about {needed}, and {has}"))),
         _ if force => Ok(Some(format!("--force: the run needs about {needed}, and {has}: it may be killed"))),
         _ => {
-            let fits = |needs: &[Need]| needs.iter().all(|need| share(need) <= 1.0);
-            let advice = Patient { config, machine, devices, fits: &fits }.advice().join("\n");
+            let share = |needs: &[Need]| needs.iter().map(share).fold(0.0, f64::max);
+            let advice = Patient { config, machine, devices, share: &share }.advice().join("\n");
             Err(format!(
                 "the run needs about {needed} of memory, and {has}\n\n{}\n\nWhat would help, and what the run would need then:\n{advice}\n\n\
                  --force tries all the same.",
@@ -122,7 +126,7 @@ fn table(need: &Need) -> String {
     format!(
         "  {:<12}{:>12}{all}{}{}",
         "",
-        "GB a rank",
+        "GB per rank",
         rows.collect::<String>(),
         line("all", need.of_rank.total(), need.of_all.total())
     )
@@ -133,7 +137,7 @@ fn figures(needs: &[Need]) -> String {
     let figure = |need: &Need| match (need.pool, needs.len()) {
         (Pool::Host, 1) => gb(need.of_all.total()),
         (Pool::Host, _) => format!("{} of the CPU's memory", gb(need.of_all.total())),
-        (Pool::Device, _) => format!("{} a device", gb(need.of_all.total())),
+        (Pool::Device, _) => format!("{} per device", gb(need.of_all.total())),
     };
     needs.iter().map(figure).collect::<Vec<_>>().join(" and ")
 }

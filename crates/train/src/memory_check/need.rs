@@ -40,14 +40,15 @@ pub struct Need {
 /// Code and tables of the program, and what the threads of a rank take; measured.
 const PROGRAM: f64 = 60e6;
 const OF_A_RANK: f64 = 20e6;
-/// What the allocator holds in reserve, as a share of what is in use; measured. More where ranks hand each other memory.
+/// What the allocator holds in reserve, as a share of what is in use; measured. More where ranks hand each other
+/// memory.
 const RESERVE: f64 = 0.3;
 const RESERVE_OF_RANKS: f64 = 0.4;
 /// Of a model with more blocks than this the rest is extrapolated.
 const BLOCKS: usize = 1000;
 
-/// What a run needs of each memory that its ranks on a machine share: of the device with the most, and where shards are offloaded of the
-/// CPU's.
+/// What a run needs of each memory that its ranks on a machine share: of the device with the most, and where shards are
+/// offloaded of the CPU's.
 pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
     let ranks = of_a_device(config, machine);
     let of_rank = *ranks.iter().max_by(|a, b| a.total().total_cmp(&b.total())).expect("a device has a rank");

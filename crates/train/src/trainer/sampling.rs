@@ -1,4 +1,4 @@
-//! Some text at the end of a run.
+//! Some text of the model on the way and at the end of a run, and what to begin another with.
 
 use super::Trainer;
 use crate::error::TrainError;
@@ -6,9 +6,19 @@ use crate::memory_check;
 use crate::metrics::SampleMetrics;
 use model::{Generation, Sampling, generate};
 use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
 
 impl Trainer<'_> {
-    /// Some text from the trained model, on rank 0, where the whole model fits there; where it does not, the run says so.
+    /// A [`sample`](Self::sample) for the user, on the way.
+    pub fn tell_sample(&mut self, step: usize) -> Result<(), TrainError> {
+        if let Some(sample) = self.sample(step)? {
+            self.recorder.say(&format!("--- sample after step {step} ---\n{sample}\n--------------"));
+        }
+        Ok(())
+    }
+
+    /// Some text from the trained model, on rank 0, where the whole model fits there; where it does not, the run says
+    /// so. A signal that stops the run ends the text.
     pub fn sample(&mut self, step: usize) -> Result<Option<String>, TrainError> {
         self.job.progress.doing("writing a sample");
         let config = &self.job.config;
@@ -17,7 +27,7 @@ impl Trainer<'_> {
         };
         let fits = if self.rank == 0 { memory_check::check_sample(config) } else { Ok(()) };
         if self.fsdp.all_reduce(&[if fits.is_ok() { 0.0 } else { 1.0 }])? != [0.0] {
-            fits.err().iter().for_each(|line| self.recorder.say(line));
+            fits.err().iter().for_each(|line| self.recorder.say(&format!("warning: {line}")));
             return Ok(None);
         }
         let Some(model) = self.parts.gather(config, &self.fsdp, self.rank == 0, &self.device)? else {
@@ -28,10 +38,50 @@ impl Trainer<'_> {
         let sampling = Sampling { temperature: 0.8, seed: config.train.seed, ..Sampling::default() };
         let (max_new_tokens, window) = (config.train.sample_tokens, config.train.seq_len);
         let how = Generation { max_new_tokens, window, stop: None, sampling };
-        let tokens = generate(&*model, &[prompt], &how, &self.device, &mut |_, _| ControlFlow::Continue(()))
+        let stop = &self.job.stop;
+        let mut on_token = |_, _| match stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        let tokens = generate(&*model, &[prompt], &how, &self.device, &mut on_token)
             .expect("a prompt of at least one token, and a temperature");
         let sample = tokenizer.decode(&tokens[0]);
         self.recorder.metrics(&SampleMetrics { step, sample: &sample })?;
         Ok(Some(sample))
+    }
+
+    /// A word of the validation split that the tokenizer knows.
+    pub fn prompt(&self) -> Option<String> {
+        let tokenizer = self.job.data.tokenizer.as_ref().filter(|_| self.rank == 0)?;
+        let seq_len = self.job.config.train.seq_len;
+        let tokens = self.job.dataset.val_batch([0], seq_len).ok()?.inputs;
+        first_word(&tokenizer.decode(&tokens.iter().map(|token| *token as u32).collect::<Vec<_>>()))
+    }
+}
+
+/// The first word of a text that is not cut at its begin, or of one without spaces the first letters.
+fn first_word(text: &str) -> Option<String> {
+    /// Of a script that has no spaces.
+    const LONGEST: usize = 16;
+    let mut words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+    let (first, second) = (words.next()?, words.next());
+    Some(second.unwrap_or(first).chars().take(LONGEST).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_word;
+
+    #[test]
+    fn a_prompt_is_a_whole_word() {
+        for (text, expected) in [
+            ("umps. Over the dog", Some("Over")),
+            ("(b) fn main() {", Some("fn")),
+            ("one", Some("one")),
+            (" \u{fffd}.\n", None),
+            ("天地玄黃宇宙洪荒日月盈昃辰宿列張寒來暑往", Some("天地玄黃宇宙洪荒日月盈昃辰宿列張")),
+        ] {
+            assert_eq!(first_word(text).as_deref(), expected, "{text}");
+        }
     }
 }

@@ -9,6 +9,7 @@ use crate::expert_loads;
 use crate::layout::LayoutTable;
 use crate::machine::{self, Machine};
 use crate::metrics::{ExpertMetrics, ProcessMetrics, StageMetrics, StageSeconds, StepMetrics, UsageMetrics};
+use crate::overview;
 use crate::recorder::Recorder;
 use crate::resume::Resume;
 use crate::run_folder::RunFolder;
@@ -78,6 +79,8 @@ impl Trainer<'_> {
             elapsed_seconds: self.recorder.elapsed(),
             loss_z: self.losses.z_score(report.loss),
             grad_norm_z: self.grad_norms.z_score(report.grad_norm),
+            memory: self.fsdp.memory().peak.total(),
+            epoch: overview::epochs(self.job, self.tokens),
         }
     }
 
@@ -121,14 +124,14 @@ pub(super) fn recorder<'a>(
     let (world_size, done) = (job.config.parallel.gpus, job.resume.as_ref().map_or(0, Resume::step));
     let warnings_only = rank > 0 && world_size > MOST_LOGS && !job.config.metrics.all_logs;
     let mut recorder = Recorder::open(folder, rank, done, warnings_only, &job.progress)?;
-    recorder.log(&format!("rank {rank} of {world_size} on {}", job.config.train.device));
+    recorder.log(&format!("rank {rank} of {world_size} on {}", device::meant(&job.config.train.device)));
     if rank == 0 {
         let process = process(job, micro_batch_size);
         if !process.layout.is_empty() {
             if job.buckets.is_some() {
-                recorder.say(&format!("of steps with rows of {} tokens:", job.config.train.seq_len));
+                recorder.detail(&format!("of steps with rows of {} tokens:", job.config.train.seq_len), true);
             }
-            recorder.say(&process.layout.to_string());
+            recorder.detail(&process.layout.to_string(), true);
         }
         recorder.metrics(&process)?;
     }
@@ -148,7 +151,8 @@ fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
     ProcessMetrics {
         started: machine::now(),
         step: job.resume.as_ref().map_or(0, Resume::step),
-        version: env!("CARGO_PKG_VERSION"),
+        version: env!("KILN_VERSION"),
+        command: machine::command(),
         machine: Machine::this(),
         device: device::meant(&train.device),
         ranks: parallel.gpus,

@@ -4,16 +4,48 @@ use super::Trainer;
 use crate::batch::RowCounts;
 use crate::config::CheckpointConfig;
 use crate::error::TrainError;
-use checkpoint::Best;
+use crate::metrics::ValMetrics;
+use crate::validation::ValidationSet;
+use crate::words::count;
+use checkpoint::{Best, Lowest};
+use data::Dataset;
+use std::collections::BTreeMap;
 
 impl Trainer<'_> {
-    /// The mean loss over the validation's windows, shared by the ranks; the same windows on any number of ranks. None if it is
-    /// asked to stop before the last of them, or none has a label.
+    /// The loss of each set to validate on, and their mean, which is returned. None if it is asked to stop before the
+    /// last of them, or none has a label.
     pub fn validate(&mut self, step: usize) -> Result<Option<f64>, TrainError> {
         self.job.progress.doing("validating");
+        let job = self.job;
+        let (mut named, mut losses) = (BTreeMap::new(), vec![]);
+        for ValidationSet { name, dataset } in &job.validation {
+            match self.loss_of(dataset)? {
+                Loss::Stopped => return Ok(None),
+                Loss::NoLabel => {
+                    let of = name.as_ref().map_or(String::new(), |name| format!(" on {name}"));
+                    self.recorder.say(&format!(
+                        "step {step}: no position of the validation{of} has a token to predict in its document"
+                    ));
+                }
+                Loss::Nats(loss) => {
+                    losses.push(loss);
+                    named.extend(name.as_deref().map(|name| (name, loss)));
+                }
+            }
+        }
+        if losses.is_empty() {
+            return Ok(None);
+        }
+        let val_loss = losses.iter().sum::<f64>() / losses.len() as f64;
+        self.recorder.validation(&ValMetrics { step, val_loss, val_losses: named })?;
+        Ok(Some(val_loss))
+    }
+
+    /// The mean loss over the windows of a set, shared by the ranks; the same windows on any number of ranks.
+    fn loss_of(&mut self, dataset: &Dataset) -> Result<Loss, TrainError> {
         let train = &self.job.config.train;
         let count = train.val_batches.saturating_mul(train.global_batch_size);
-        let windows = self.job.dataset.val_indices(count, train.seq_len);
+        let windows = dataset.val_indices(count, train.seq_len);
         let (rank, ranks) = self.fsdp.data_parallel();
         let micro = self.batches.micro_batch_size();
         let (mut sum, mut count, mut counts) = (0.0, 0.0, RowCounts::default());
@@ -23,14 +55,14 @@ impl Trainer<'_> {
         let rounds: Vec<_> = windows.chunks(micro * ranks).collect();
         for rounds in rounds.chunks(at_once) {
             if self.should_stop()? {
-                return Ok(None);
+                return Ok(Loss::Stopped);
             }
             let (mut batches, mut weights) = (vec![], vec![]);
             for round in rounds {
                 let mine = round.chunks(micro).nth(rank).unwrap_or_default();
                 // A rank without a window takes part in the collectives with one that does not count.
                 let (batch, weight) = if mine.is_empty() { (&round[..1], 0) } else { (mine, mine.len()) };
-                let batch = self.job.dataset.val_batch(batch.iter().copied(), train.seq_len)?;
+                let batch = dataset.val_batch(batch.iter().copied(), train.seq_len)?;
                 if weight > 0 {
                     counts += self.maker.count(&batch);
                 }
@@ -43,14 +75,11 @@ impl Trainer<'_> {
             }
         }
         let counts = self.over_ranks(counts)?;
-        if counts.labels == 0.0 {
-            self.recorder
-                .say(&format!("step {step}: no position of the validation has a token to predict in its document"));
-            return Ok(None);
+        // A rank that had no window at all decides as those that had some.
+        if counts.positions > 0.0 && counts.labels == 0.0 {
+            return Ok(Loss::NoLabel);
         }
-        let val_loss = sum / count * counts.scale();
-        self.recorder.validation(step, val_loss)?;
-        Ok(Some(val_loss))
+        Ok(Loss::Nats(sum / count * counts.scale()))
     }
 
     /// Whether a validation is better than all before it, and its checkpoint is to be kept.
@@ -63,4 +92,34 @@ impl Trainer<'_> {
         }
         is_best
     }
+
+    /// Whether the last validations were so many without a loss lower than before that training ends early
+    /// (`train.patience`), which is then told. Of a loss that is not finite there is nothing to compare with.
+    pub fn is_out_of_patience(&mut self, step: usize, val_loss: f64) -> Result<bool, TrainError> {
+        let Some(patience) = self.job.config.train.patience else { return Ok(false) };
+        match &mut self.lowest {
+            Some(lowest) if val_loss.is_nan() || val_loss >= lowest.val_loss => lowest.since += 1,
+            lowest if val_loss.is_finite() => *lowest = Some(Lowest { step: step as u64, val_loss, since: 0 }),
+            _ => {}
+        }
+        let is_out = |lowest: &Lowest| lowest.since >= patience as u64 && step < self.job.config.train.steps;
+        let Some(Lowest { step: best, val_loss, since }) = self.lowest.filter(is_out) else { return Ok(false) };
+        let validations = count(since as usize, "validation");
+        let event = format!(
+            "ended early after step {step}: {validations} without a lower loss (train.patience); the lowest was {val_loss:.4} after step {best}"
+        );
+        self.job.progress.say(&event);
+        self.recorder.event(step, &event)?;
+        Ok(true)
+    }
+}
+
+/// What a set has to say of the model.
+enum Loss {
+    /// Nats per token.
+    Nats(f64),
+    /// Nothing: no position has a token to predict.
+    NoLabel,
+    /// Nothing: the run was asked to stop.
+    Stopped,
 }

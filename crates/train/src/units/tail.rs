@@ -6,8 +6,9 @@
 //! width       d         | [h^0, e^1, .., e^D]  | [h^0, h^1, e^2, ..]       [h^0, h^1, .., h^D] | all losses
 //! ```
 //!
-//! A call has one unit, and what it hands on is one tensor: so `embed`, which is called a second time, puts the embeddings `e^k` of the tokens `k`
-//! further beside what the blocks have made, and each module puts its `h^k` in the place of `e^k`. In evaluation all of them hand on `h^0`.
+//! A call has one unit, and what it hands on is one tensor: so `embed`, which is called a second time, puts the
+//! embeddings `e^k` of the tokens `k` further beside what the blocks have made, and each module puts its `h^k` in the
+//! place of `e^k`. In evaluation all of them hand on `h^0`.
 
 use super::{gather_all, gather_into, main_loss};
 use crate::batch::Batch;

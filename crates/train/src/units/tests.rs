@@ -82,8 +82,8 @@ fn tokens(rows: &Range<usize>, step: u64, seq_len: usize) -> data::Batch {
     data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len }
 }
 
-/// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
-/// whatever the loss does.
+/// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a
+/// gradient is one here, whatever the loss does.
 fn moves(config: &Config) -> Moves {
     let config = config.clone();
     let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
@@ -144,7 +144,8 @@ fn moves_as_on_one_rank(preset: &str, model: &[&[&str]], layouts: &[&[&str]]) {
     for layout in layouts {
         println!("{layout:?}");
         let (found, found_numbers) = moves(&config(preset, &[model, &[layout]].concat()));
-        // The last are of an evaluation, whose first micro-batches are other ones where ranks share them, which their weights tell.
+        // The last are of an evaluation, whose first micro-batches are other ones where ranks share them, which their
+        // weights tell.
         let same = |(found, expected): &(&[f64; 3], &[f64; 3])| found[0] == expected[0];
         let evaluated = found_numbers.iter().zip(&numbers).skip(3).filter(same);
         for (found, expected) in found_numbers.iter().zip(&numbers).take(3).chain(evaluated) {
@@ -269,7 +270,8 @@ fn every_gradient_of_padded_rows_is_one_ranks() {
     }
 }
 
-/// The losses of the model itself on each document alone, added up and divided by the number of tokens that are predicted.
+/// The losses of the model itself on each document alone, added up and divided by the number of tokens that are
+/// predicted.
 #[test]
 fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
     let config = config("gpt2", &[GPT2, &["model.dropout=0", "data.document_mask=true"]]);
@@ -321,7 +323,8 @@ fn every_gradient_of_deepseek_v3_is_one_ranks() {
     );
 }
 
-/// Bytes that a rank receives in a step by `all_gather`, `reduce_scatter` and `recv`; nothing is sharded, so they are of the ranks of a sequence alone.
+/// Bytes that a rank receives in a step by `all_gather`, `reduce_scatter` and `recv`; nothing is sharded, so they are
+/// of the ranks of a sequence alone.
 fn received(config: &Config) -> [u64; 3] {
     let config = config.clone();
     let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
@@ -374,7 +377,8 @@ fn what_ranks_of_a_context_communicate_is_as_documented() {
     for cp in [2, 4] {
         let layout = [format!("parallel.gpus={cp}"), format!("parallel.cp={cp}")];
         let layout = [&layout[0], &layout[1], "parallel.strategy=ddp"];
-        // A message of `width` numbers of each token of a rank goes on N - 1 times in the forward, as often in the backward, and its gradient N times.
+        // A message of `width` numbers of each token of a rank goes on N - 1 times in the forward, as often in the
+        // backward, and its gradient N times.
         let ring = |width: usize| (blocks * (3 * cp - 2) * b * T / cp * width * 4) as u64;
         assert_eq!(received(&config("gpt2", &[GPT2, &layout])), [0, 0, ring(2 * d)], "gpt2, cp {cp}");
 

@@ -30,8 +30,16 @@ const PREPARE: &[WrongArguments] = &[
     ("a folder of other things", "prepare text.txt --out run", &["run exists and is not empty: name a new folder"]),
     ("a folder that is a file", "prepare text.txt --out text.txt", &["text.txt exists and is not empty"]),
     ("a folder of other things and no text", "prepare none.txt --out run", &["run exists and is not empty"]),
-    ("a share above 1", "prepare text.txt --out t --val-fraction 1.5", &["val_fraction is 1.5: give a share above 0"]),
-    ("a share below 0", "prepare text.txt --out t --val-fraction -1", &["val_fraction is -1: give a share above 0"]),
+    (
+        "a share above 1",
+        "prepare text.txt --out t --val-fraction 1.5",
+        &["data.val_fraction (--val-fraction of `train prepare`) is 1.5: give a share above 0"],
+    ),
+    (
+        "a share below 0",
+        "prepare text.txt --out t --val-fraction -1",
+        &["`train prepare`) is -1: give a share above 0"],
+    ),
     ("a BPE of too few tokens", "prepare text.txt --out t --train-bpe 256", &["of 256 tokens", "need 257"]),
     ("a BPE of too many", "prepare text.txt --out t --train-bpe 99999999999", &["of 99999999999 tokens: ", "1048576"]),
     ("shards of no tokens", "prepare text.txt --out t --shard-tokens 0", &["--shard-tokens", "give at least 1"]),
@@ -64,6 +72,11 @@ const EVAL: &[WrongArguments] = &[
         &[
             "short.txt has 4 tokens, fewer than a window of 16 and its last target: give more text, or a smaller --seq-len",
         ],
+    ),
+    (
+        "a run",
+        "eval run --data run",
+        &["data run is the folder of a run, not data: give the text or the tokens that it trained on"],
     ),
     (
         "another field",
@@ -122,6 +135,8 @@ const EXPORT_IMPORT_AND_INSPECT: &[WrongArguments] = &[
     ("no such run", "export none --out e", &["there is no run none"]),
     ("an export into another folder", "export none --out hf", &["hf exists and is not an empty folder", "--out"]),
     ("an export into a file", "export none --out text.txt", &["text.txt exists and is not an empty folder", "--out"]),
+    ("all of it into a file that is there", "export none --full-state text.txt", &["text.txt exists", "--full-state"]),
+    ("logits into a file that is there", "logits --hf hf --tokens 1 --out text.txt", &["text.txt exists", "--out"]),
     ("shards of no bytes", "export run --out e --max-shard-bytes 0", &["--max-shard-bytes", "give at least 1"]),
     ("no such type", "export run --out e --dtype fp8", &["'fp8'", "fp32, bf16, fp16"]),
     ("an import over a run", "import --hf none --out run", &["run exists and is not an empty folder", "--out"]),
@@ -134,7 +149,11 @@ const EXPORT_IMPORT_AND_INSPECT: &[WrongArguments] = &[
     ("a model known by name", "import --hf gpt2 --out r", &["`hf download openai-community/gpt2 --local-dir gpt2`"]),
     ("a run for a model", "import --hf run --out r", &["cannot read run/config.json", "model.safetensors"]),
     ("no such run", "inspect none", &["there is no run none"]),
-    ("no such checkpoint", "inspect run/checkpoints/step-9", &["there is no run run/checkpoints/step-9"]),
+    (
+        "no such checkpoint",
+        "inspect run/checkpoints/step-9",
+        &["run/checkpoints: there is no checkpoint of step 9: there is that of step 1 (RUN@1)"],
+    ),
 ];
 
 #[test]

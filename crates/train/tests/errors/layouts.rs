@@ -22,7 +22,10 @@ const LAYOUTS: &[Mistake] = &[
         "stages that do not divide the ranks",
         &[],
         "--model gpt2 --gpus 4 --set parallel.pp=3",
-        &["parallel.pp is 3, which does not divide the 4 ranks", "--gpus 6"],
+        &[
+            "parallel.pp is 3, which does not divide the 4 ranks",
+            "With 4 ranks this size fits: --set parallel.pp=2; or give --gpus 6",
+        ],
     ),
     (
         "several sizes that the ranks do not fit",
@@ -44,6 +47,34 @@ const LAYOUTS: &[Mistake] = &[
         ],
     ),
     (
+        "ranks that have become fewer, of which one size is too many",
+        &[],
+        "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.tp=2",
+        &["parallel.tp 2 does not divide the 1 rank of a stage", "With 2 ranks this size fits: --set parallel.tp=1"],
+    ),
+    (
+        "one rank where there were replicas of stages",
+        &[],
+        "--model deepseek --gpus 1 --strategy hybrid_shard --set parallel.pp=2 --set parallel.tp=2 --set parallel.ep=2",
+        &[
+            "parallel.pp is 2",
+            "With 1 rank these sizes fit together: --set parallel.pp=1 --set parallel.tp=1 --set parallel.ep=1 \
+             --set parallel.dp_replicate=1",
+        ],
+    ),
+    (
+        "copies that are given, on fewer ranks",
+        &[],
+        "--model deepseek --gpus 2 --strategy ddp --set parallel.dp_replicate=4 --set parallel.tp=2 --set parallel.ep=4",
+        &["With 2 ranks these sizes fit together: --set parallel.ep=2 --set parallel.dp_replicate=null"],
+    ),
+    (
+        "a schedule whose chunks are too many, on fewer ranks",
+        &[],
+        "--model deepseek --gpus 2 --set parallel.pp=4 --set parallel.schedule=zb_v --set parallel.cp=2",
+        &["parallel.pp is 4, which does not divide the 2 ranks", "With 2 ranks this size fits: --set parallel.pp=1"],
+    ),
+    (
         "more chunks than the model has parts",
         &[],
         "--model gpt2 --gpus 8 --set parallel.pp=8",
@@ -53,13 +84,36 @@ const LAYOUTS: &[Mistake] = &[
         "stages of other blocks than there are",
         &[],
         "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.stages=[1,2]",
-        &["parallel.stages is [1, 2]", "the numbers of blocks of 2 chunks", "which are 4 together"],
+        &[
+            "parallel.stages is [1, 2]",
+            "the numbers of blocks of 2 chunks",
+            "which are 4 together",
+            "With 2 ranks this size fits: --set parallel.stages=null",
+        ],
     ),
     (
         "a stage without blocks between two",
         &[],
         "--model gpt2 --gpus 3 --set parallel.pp=3 --set parallel.stages=[2,0,2]",
         &["parallel.stages is [2, 0, 2]", "3 chunks"],
+    ),
+    (
+        "stages that do not fit, where all else does",
+        &[],
+        "--model gpt2 --gpus 4 --set parallel.pp=4 --set parallel.stages=[4,1]",
+        &["With 4 ranks this size fits: --set parallel.stages=null"],
+    ),
+    (
+        "more ranks that would fit the pipeline, but not the heads",
+        &[],
+        "--model gpt2 --gpus 3 --set parallel.tp=8",
+        &["parallel.tp 8 does not divide the 3 ranks of a stage. With 3 ranks this size fits: --set parallel.tp=1\n"],
+    ),
+    (
+        "fewer ranks than replicas, beside other sizes",
+        &[],
+        "--model deepseek --gpus 3 --set parallel.pp=3 --set parallel.ep=3 --set parallel.dp_replicate=3",
+        &["3 replicas (dp_replicate) cannot share 1 rank of a stage evenly", "parallel.ep=1"],
     ),
     (
         "stages that are no numbers",
@@ -71,7 +125,7 @@ const LAYOUTS: &[Mistake] = &[
         "several chunks with a schedule that has one",
         &[],
         "--model gpt2 --gpus 2 --set parallel.pp=2 --set parallel.virtual_stages=2",
-        &["1f1b has one chunk a stage, not 2", "interleaved_1f1b"],
+        &["1f1b has one chunk per stage, not 2", "interleaved_1f1b"],
     ),
     (
         "stages and blocks on ranks",
@@ -89,6 +143,12 @@ const LAYOUTS: &[Mistake] = &[
             "dp_shard=null",
         ],
     ),
+    (
+        "replicas of a strategy that shards nothing",
+        &[],
+        "--model deepseek --gpus 8 --strategy ddp --set parallel.dp_replicate=2 --set parallel.ep=2",
+        &["dp_replicate 2 with strategy ddp, which has 4 copies here", "take hybrid_shard, for 2 replicas"],
+    ),
     ("no shard", &[], "--model gpt2 --gpus 4 --set parallel.dp_shard=0", &["parallel.dp_shard 0 = 0", "4 ranks"]),
     (
         "experts over ranks that they do not divide",
@@ -98,20 +158,24 @@ const LAYOUTS: &[Mistake] = &[
             "parallel.ep is 4",
             "8 experts",
             "the number of ranks of a stage, which is 6",
-            "give 2 (--set parallel.ep=2)",
+            "With 6 ranks this size fits: --set parallel.ep=2; or give --gpus 8",
         ],
     ),
     (
         "experts over ranks of a replica that they do not divide",
         &[],
         "--model deepseek --gpus 6 --strategy hybrid_shard --set parallel.ep=2",
-        &["parallel.ep is 2", "the number of ranks of a replica, which is 3", "give 1"],
+        &[
+            "parallel.ep is 2",
+            "the number of ranks of a replica, which is 3",
+            "parallel.dp_replicate=1; or give --gpus 8",
+        ],
     ),
     (
         "experts over more ranks than there are experts",
         &[],
         "--model deepseek --gpus 16 --set parallel.ep=16",
-        &["parallel.ep is 16", "the 8 experts (moe.num_experts)", "give 8"],
+        &["parallel.ep is 16", "the 8 experts (moe.num_experts)", "With 16 ranks this size fits: --set parallel.ep=8"],
     ),
     (
         "experts that are none",
@@ -131,19 +195,28 @@ const LAYOUTS: &[Mistake] = &[
         "heads over ranks that they do not divide",
         &[],
         "--model gpt2 --gpus 6 --set parallel.tp=4",
-        &["parallel.tp 4: 4 does not divide the ranks of a stage, 6", "give --gpus 8, or fewer ranks"],
+        &[
+            "parallel.tp 4 does not divide the 6 ranks of a stage",
+            "With 6 ranks this size fits: --set parallel.tp=2; or give --gpus 8",
+        ],
     ),
     (
         "heads that ranks do not divide",
         &[],
         "--model gpt2 --gpus 3 --set parallel.tp=3 --set train.seq_len=96",
-        &["parallel.tp is 3, which does not divide model.n_head, 4", "give 1"],
+        &[
+            "parallel.tp is 3, which does not divide model.n_head, 4",
+            "With 3 ranks this size fits: --set parallel.tp=1",
+        ],
     ),
     (
         "more ranks than heads",
         &[],
         "--model deepseek --gpus 8 --set parallel.tp=8",
-        &["parallel.tp is 8, which does not divide model.num_attention_heads, 4", "give 4"],
+        &[
+            "parallel.tp is 8, which does not divide model.num_attention_heads, 4",
+            "this size fits: --set parallel.tp=4",
+        ],
     ),
     (
         "columns that ranks do not divide",
@@ -162,7 +235,10 @@ const LAYOUTS: &[Mistake] = &[
         "rows over ranks that they do not divide",
         &[],
         "--model gpt2 --gpus 6 --set parallel.cp=4",
-        &["parallel.cp 4: 4 does not divide the ranks of a stage, 6", "give --gpus 8, or fewer ranks"],
+        &[
+            "parallel.cp 4 does not divide the 6 ranks of a stage",
+            "With 6 ranks this size fits: --set parallel.cp=3; or give --gpus 8",
+        ],
     ),
     (
         "rows over ranks, and blocks on ranks",
@@ -174,13 +250,19 @@ const LAYOUTS: &[Mistake] = &[
         "heads over ranks that the context leaves too few of",
         &[],
         "--model gpt2 --gpus 4 --set parallel.cp=2 --set parallel.tp=4",
-        &["parallel.cp 2 x parallel.tp 4: 8 does not divide the ranks of a stage, 4", "--gpus 8"],
+        &[
+            "parallel.cp 2 x parallel.tp 4 = 8 does not divide the 4 ranks of a stage",
+            "this size fits: --set parallel.tp=2; or give --gpus 8",
+        ],
     ),
     (
         "a vocabulary smaller than the ranks",
         &[("a.txt", b"abababababababababababababababababababababababababababababababababababababababababab")],
         "--model gpt2 --gpus 4 --set parallel.tp=4 --data a.txt --set data.tokenizer=char --set train.seq_len=8 --set train.val_batches=0",
-        &["parallel.tp is 4, more than the vocabulary's 2 tokens (model.vocab_size)", "give fewer"],
+        &[
+            "parallel.tp is 4, more than the vocabulary's 2 tokens (model.vocab_size)",
+            "this size fits: --set parallel.tp=2",
+        ],
     ),
     (
         "heads over ranks, and blocks on ranks",
@@ -192,7 +274,7 @@ const LAYOUTS: &[Mistake] = &[
         "heads over ranks of a replica",
         &[],
         "--model gpt2 --gpus 6 --strategy hybrid_shard --set parallel.tp=2",
-        &["parallel.tp 2: 2 does not divide the ranks of a replica, 3", "--gpus 8"],
+        &["parallel.tp 2 does not divide the 3 ranks of a replica", "; or give --gpus 8"],
     ),
     (
         "sizes with heads over ranks that do not multiply to them",
@@ -217,7 +299,7 @@ const LAYOUTS: &[Mistake] = &[
         &[],
         "--model gpt2 --gpus 3 --set parallel.adaptive=true --set model.n_positions=4096 --seq-len 4096",
         &[
-            "parallel.tp 2: 2 does not divide the ranks of a stage, 3",
+            "parallel.tp 2 does not divide the 3 ranks of a stage",
             "parallel.adaptive's row up to 4096 for train.seq_len 4096",
         ],
     ),

@@ -9,8 +9,8 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A folder that is no model: what is wrong with it, the reference model it was, the function that spoils a copy of it, and parts of
-/// the answer.
+/// A folder that is no model: what is wrong with it, the reference model it was, the function that spoils a copy of it,
+/// and parts of the answer.
 type SpoiltModel = (&'static str, &'static str, fn(&Path), &'static [&'static str]);
 
 const MODEL_FOLDER: &[SpoiltModel] = &[
@@ -163,7 +163,7 @@ const LOGITS: &[Mistake] = &[
         "--tokens 1,2 --out none/l.safetensors",
         &["cannot write none/l.safetensors: No such file or directory", "--out"],
     ),
-    ("a folder for a file", &[("a/", b"")], "--tokens 1,2 --out a", &["cannot write a: is a directory", "--out"]),
+    ("a folder for a file", &[("a/", b"")], "--tokens 1,2 --out a", &["a exists: name a new file with --out"]),
 ];
 
 #[test]

@@ -1,9 +1,10 @@
-//! Every mistake a user can make is answered in a line or two that say what was given, where, and what to do: no panic, and
-//! nothing half-written.
+//! Every mistake a user can make is answered in a line or two that say what was given, where, and what to do: no panic,
+//! and nothing half-written.
 
 mod commands;
 #[path = "../common/mod.rs"]
 mod common;
+mod hints;
 mod layouts;
 mod logits;
 mod training;
@@ -13,7 +14,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A mistake: what it is, the files it needs, the arguments, and parts of the answer. A file's name that ends in `/` is a folder's.
+/// A mistake: what it is, the files it needs, the arguments, and parts of the answer. A file's name that ends in `/` is
+/// a folder's.
 type Mistake = (&'static str, &'static [(&'static str, &'static [u8])], &'static str, &'static [&'static str]);
 
 /// What is wrong with the answer to a mistake.

@@ -26,7 +26,19 @@ const CONFIGURATION: &[Mistake] = &[
         "--model gpt2 --data tokens.bin --set data.tokenizer=byte --seq-len 16 --set data.buckets=[8,16] --out run",
         &["405 tokens, whose documents do not fill one row of 9", "data.buckets"],
     ),
+    (
+        "patience without validations",
+        &[],
+        "--model gpt2 --set train.val_every=0 --set train.patience=3",
+        &["train.patience is 3, but train.val_every is 0", "set train.val_every"],
+    ),
     ("no such config", &[], "--config none.yaml", &["cannot read none.yaml", "check the path"]),
+    (
+        "a config that is not UTF-8",
+        &[("a.yaml", b"\xff\xfem\0o\0d\0e\0l\0")],
+        "--config a.yaml",
+        &["cannot read a.yaml", "valid UTF-8: save it as UTF-8"],
+    ),
     ("a folder for a config", &[("a/", b"")], "--config a", &["cannot read a: Is a directory"]),
     (
         "a config that is not YAML",
@@ -105,6 +117,19 @@ const CONFIGURATION: &[Mistake] = &[
         &["model.n_embd is 9223372036854775824", "parameters: lower it"],
     ),
     ("a size that no number holds", &[], "--model gpt2 --steps 1e30", &["'1e30'", "--steps", "whole number"]),
+    (
+        "a seed beyond 64 bits",
+        &[],
+        "--seed 99999999999999999999999",
+        &["--seed", "too large: give a whole number up to 18446744073709551615"],
+    ),
+    (
+        "steps beyond what floats count",
+        &[],
+        "--steps 1e19",
+        &["--steps", "too large: give a whole number up to 9007199254740992"],
+    ),
+    ("a learning rate that is no number", &[], "--lr 1e-3x", &["'1e-3x'", "--lr", "give a number, such as"]),
     ("half a step", &[], "--model gpt2 --steps 1.5", &["'1.5'", "--steps", "give a whole number, 0 or above"]),
     (
         "experts without room",
@@ -120,7 +145,7 @@ const CONFIGURATION: &[Mistake] = &[
         &["optim.min_lr is 0.0001", "--lr scales both"],
     ),
     ("no learning rate", &[], "--model gpt2 --lr 0", &["optim.lr is 0.0", "above 0"]),
-    ("no such strategy", &[], "--model gpt2 --strategy zero3", &["'zero3'", "--strategy", "zero1", "full_shard"]),
+    ("no such strategy", &[], "--model gpt2 --strategy zero4", &["'zero4'", "--strategy", "zero1", "full_shard"]),
     ("a seed below 0", &[], "--model gpt2 --seed -1", &["'-1'", "--seed"]),
     ("a seed that is no number", &[], "--model gpt2 --seed one", &["'one'", "--seed"]),
     (
@@ -197,7 +222,7 @@ const DATA_DEVICE_AND_FOLDER: &[Mistake] = &[
         "a folder for data",
         &[("a/", b"")],
         "--model gpt2 --data a",
-        &["folder a holds no text, JSONL, Parquet or .bin files: give one that does"],
+        &["folder a holds no text, JSONL, CSV, Parquet or .bin files: give one that does"],
     ),
     (
         "data that is not UTF-8",

@@ -1,4 +1,5 @@
-//! The guide's table: each of its layouts on 16 ranks has the losses of one rank, which is told batch and micro-batches.
+//! The guide's table: each of its layouts on 16 ranks has the losses of one rank, which is told batch and
+//! micro-batches.
 
 use super::*;
 

@@ -21,7 +21,8 @@ fn multi_token_prediction_has_the_losses_of_one_rank_in_every_layout() {
     every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, V3, MTP].concat(), MTP_ROWS);
 }
 
-/// Without weight, and without experts' losses of their own, modules of multi-token prediction change not a bit of the model.
+/// Without weight, and without experts' losses of their own, modules of multi-token prediction change not a bit of the
+/// model.
 #[test]
 fn multi_token_prediction_without_weight_has_the_losses_of_a_model_without() {
     let balance = "--set=moe.aux_loss_coef=0";

@@ -82,7 +82,8 @@ pub const GPT2_ROWS: &[Row] = &[
     ("block, 4 ranks, no prefetch", &["gpus=4", "strategy=block", "forward_prefetch=none", "backward_prefetch=none"]),
 ];
 
-/// Stages of a pipeline, with each schedule and with what is sharded within a stage. Micro-batches of one sequence: four, eight or sixteen.
+/// Stages of a pipeline, with each schedule and with what is sharded within a stage. Micro-batches of one sequence:
+/// four, eight or sixteen.
 pub const GPT2_PIPELINES: &[Row] = &[
     ("pp 2", &["gpus=2", "pp=2"]),
     ("pp 2, its own micro-batches", &["gpus=2", "pp=2", "train.micro_batch_size=null"]),
@@ -127,8 +128,9 @@ pub const GPT2_PIPELINES: &[Row] = &[
     ("pp 2 x hybrid_shard 4", &["gpus=8", "pp=2", "strategy=hybrid_shard", "train.micro_batch_size=2"]),
 ];
 
-/// The micro-batches are those of one rank, and where they are several, the gradients are added in its order: sums in another order round
-/// otherwise, and when the second and third best expert of a token score the same up to that, it goes to the other one.
+/// The micro-batches are those of one rank, and where they are several, the gradients are added in its order: sums in
+/// another order round otherwise, and when the second and third best expert of a token score the same up to that, it
+/// goes to the other one.
 pub const DEEPSEEK_ROWS: &[Row] = &[
     ("ddp, 4 ranks", &["gpus=4", "strategy=ddp"]),
     ("zero1, 4 ranks", &["gpus=4", "strategy=zero1"]),
@@ -163,7 +165,8 @@ pub const DEEPSEEK_PIPELINES: &[Row] = &[
     ("pp 2 x ddp 2", &["gpus=4", "pp=2", "strategy=ddp"]),
 ];
 
-/// Experts over ranks, with what is sharded beside them. An expert's gradient is the sum over the tokens of all its ranks at once.
+/// Experts over ranks, with what is sharded beside them. An expert's gradient is the sum over the tokens of all its
+/// ranks at once.
 pub const DEEPSEEK_EXPERTS: &[Row] = &[
     ("ep 2", &["gpus=2", "ep=2"]),
     ("ep 4", &["gpus=4", "ep=4"]),
@@ -209,7 +212,8 @@ pub const GUIDE: &[Row] =
 
 pub const FOUR_RANKS: &[Row] = &[("full_shard, 4 ranks", &["gpus=4"])];
 
-/// Ranks that have a part of the heads, columns, vocabulary and rows each. Sums over parts round otherwise than those of one rank.
+/// Ranks that have a part of the heads, columns, vocabulary and rows each. Sums over parts round otherwise than those
+/// of one rank.
 pub const GPT2_TENSOR: &[Row] = &[
     ("tp 2", &["gpus=2", "tp=2"]),
     ("tp 4", &["gpus=4", "tp=4"]),

@@ -1,7 +1,7 @@
 //! Runs that are killed, checkpoints that are spoilt, full disks, stuck ranks, numbers that are none.
 
 use super::{EVERY_THREE, checkpoints, contents, folder_with_text, losses, step_losses};
-use crate::common::{TINY, TINY_EXPERTS, program, run, succeed};
+use crate::common::{TINY, TINY_EXPERTS, metrics, program, run, succeed};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -25,8 +25,14 @@ fn a_run_that_is_killed_twenty_times_ends_with_the_losses_of_an_undisturbed_one_
             let mut args = if resumes { vec!["--resume"] } else { args.concat() };
             args.extend(if resumes { vec![out.as_str()] } else { vec!["--out", &out] });
             let mut child = program(folder.path(), &args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+            // A process that was killed may have written all of its last checkpoint, which the next one completes; then
+            // nothing is left to go on with.
+            let is_finished = || checkpoints(&run).iter().any(|name| name == "step-120");
             if kills == 20 {
-                break child.wait().unwrap();
+                match child.wait().unwrap() {
+                    ended if !ended.success() && is_finished() => continue 'rounds,
+                    ended => break ended,
+                }
             }
             random ^= random << 13;
             random ^= random >> 7;
@@ -40,11 +46,11 @@ fn a_run_that_is_killed_twenty_times_ends_with_the_losses_of_an_undisturbed_one_
             if status.success() {
                 break status;
             }
-            assert_eq!(status.code(), None, "it was killed, and did not fail");
+            assert!(status.code().is_none() || is_finished(), "it was killed, and did not fail");
             kills += 1;
             while_saving += usize::from(saving());
-            if checkpoints(&run).iter().any(|name| name == "step-120") {
-                continue 'rounds; // killed between its last checkpoint and its end: nothing is left to go on with
+            if is_finished() {
+                continue 'rounds;
             }
         };
         assert!(ended.success(), "{ended}");
@@ -123,8 +129,8 @@ fn killed_again_and_again(model: &[&str], steps: usize, layouts: &[&[&str]]) {
     assert_eq!(step_losses(&run).len(), steps);
 }
 
-/// A checkpoint that cannot be gone on from: what is wrong with it, how it came to be, the arguments beside `--resume run`, and parts
-/// of the answer.
+/// A checkpoint that cannot be gone on from: what is wrong with it, how it came to be, the arguments beside `--resume
+/// run`, and parts of the answer.
 type Spoilt = (&'static str, fn(&Path), &'static [&'static str], &'static [&'static str]);
 
 const SPOILT: &[Spoilt] = &[
@@ -132,7 +138,7 @@ const SPOILT: &[Spoilt] = &[
         "a file cut off",
         |step| cut(&step.join("rank-1.safetensors"), 10),
         &[],
-        &["rank-1.safetensors: has ", "older one"],
+        &["rank-1.safetensors: has ", "the run has no other one"],
     ),
     (
         "a byte changed",
@@ -164,6 +170,12 @@ const SPOILT: &[Spoilt] = &[
         },
         &[],
         &["config.yaml: has "],
+    ),
+    (
+        "a configuration emptied",
+        |step| fs::write(step.join("config.yaml"), "").unwrap(),
+        &[],
+        &["config.yaml: has 0 bytes", "the run has no other one: train it anew"],
     ),
     ("no checkpoint", |step| fs::remove_dir_all(step).unwrap(), &[], &["the run run has no checkpoint"]),
     ("another model", |_| {}, &["--set=model.n_layer=3"], &["no parameter blocks.2.ln_1.gamma", "another model"]),
@@ -236,7 +248,8 @@ fn links_in_a_run_folder_are_not_followed_to_files_that_are_not_the_runs() {
     fs::create_dir(&mine_too).unwrap();
     fs::write(mine_too.join("rank-0.txt"), "mine").unwrap();
     let run_folder = folder.path().join("run");
-    // The name of the link, where it points to, and a part of the answer; none: the run goes on, and the link is replaced.
+    // The name of the link, where it points to, and a part of the answer; none: the run goes on, and the link is
+    // replaced.
     let links: &[(&str, &Path, Option<&str>)] = &[
         (".lock", &mine, Some(".lock: it is a symbolic link, which Kiln does not follow; remove it")),
         ("logs/rank-0.txt", &mine, Some("logs/rank-0.txt: it is a symbolic link")),
@@ -298,6 +311,17 @@ fn a_full_disk_ends_the_run_with_its_name_and_is_not_kept_full() {
         "error: rank 2: cannot write run/checkpoints/.step-500.partial/rank-2.safetensors: No space left on device";
     assert!(answer.contains(cause), "{answer}");
     assert_eq!(checkpoints(&folder.path().join("run")), [""; 0]);
+
+    // A limit on the size of files is told in the same way, and does not kill.
+    let limited = program(folder.path(), &[TINY, &["--steps=1", "--out=limited"]].concat());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 32; exec \"$0\" \"$@\""]).arg(limited.get_program()).args(limited.get_args());
+    let output = shell.envs(limited.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let output = output.current_dir(folder.path()).output().unwrap();
+    let answer = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{answer}");
+    assert!(answer.contains("step-1.partial/rank-0.safetensors: File too large"), "{answer}");
+    assert_eq!(checkpoints(&folder.path().join("limited")), [""; 0]);
 }
 
 #[test]
@@ -350,12 +374,66 @@ fn a_number_that_is_not_finite_stops_the_run_or_skips_the_step_and_says_where() 
     }
 }
 
+#[test]
+fn a_run_that_skips_every_step_ends_with_an_error_and_keeps_what_it_had_saved() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--steps=4", "--set=checkpoint.every=2"]], "run");
+    // What is read next is finite, but nothing that is computed of it.
+    let diverging = ["--set=optim.lr=1e30", "--set=optim.min_lr=0", "--set=optim.warmup_steps=0"];
+    let skip = ["--resume=run", "--steps=40", "--set=train.on_non_finite=skip", "--set=train.max_skips=3"];
+    let output = run(folder.path(), &[&skip[..], &diverging, &["--set=checkpoint.every=2"]].concat());
+    let answer = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{answer}");
+    for part in [
+        ": skipped: the output of ",
+        "3 steps in a row were skipped (train.max_skips); the last good checkpoint is run/checkpoints/step-",
+        "--set train.max_skips=N",
+    ] {
+        assert!(answer.contains(part), "no `{part}` in:\n{answer}");
+    }
+    let steps = metrics(&folder.path().join("run"));
+    let skipped: Vec<_> = steps.iter().filter(|line| line["skipped"] == true).map(|line| &line["step"]).collect();
+    let first = skipped[0].as_u64().unwrap();
+    assert_eq!(skipped, [first, first + 1, first + 2], "the last one has its line too");
+    let newest = |name: &String| name["step-".len()..].parse::<u64>().unwrap() < first;
+    assert!(checkpoints(&folder.path().join("run")).iter().all(newest), "none is of a skipped step");
+
+    // A run so short that it makes no step at all.
+    let none = ["--steps=2", "--set=train.on_non_finite=skip", "--set=train.z_loss_coef=3e38", "--out=none"];
+    let output = run(folder.path(), &[TINY, &none].concat());
+    let answer = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && answer.contains("all of the run's 2 steps were skipped"), "{answer}");
+    assert_eq!(checkpoints(&folder.path().join("none")), [""; 0]);
+}
+
+#[test]
+fn parameters_that_are_not_finite_are_not_saved() {
+    let folder = folder_with_text();
+    losses(folder.path(), &[TINY, &["--gpus=2", "--steps=2"]], "run");
+    let diverging = ["--set=optim.lr=1e38", "--set=optim.min_lr=0", "--set=optim.weight_decay=1e3"];
+    for how in ["stop", "skip"] {
+        let on_non_finite = format!("--set=train.on_non_finite={how}");
+        let steps = ["--resume=run", &on_non_finite, "--steps=6", "--set=checkpoint.every=1"];
+        let output = run(folder.path(), &[&steps[..], &diverging].concat());
+        let answer = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{answer}");
+        for part in [
+            "the checkpoint of step 3 is not saved, because parameter ",
+            "is not finite (it has the value ",
+            "; the last good checkpoint is run/checkpoints/step-2: lower optim.lr",
+        ] {
+            assert!(answer.contains(part), "no `{part}` in:\n{answer}");
+        }
+        assert_eq!(checkpoints(&folder.path().join("run")), ["step-2"]);
+    }
+}
+
 fn cut(file: &Path, bytes: u64) {
     let len = fs::metadata(file).unwrap().len();
     fs::OpenOptions::new().write(true).open(file).unwrap().set_len(len - bytes).unwrap();
 }
 
-fn flip(file: &Path, from_end: usize) {
+pub(super) fn flip(file: &Path, from_end: usize) {
     let mut bytes = fs::read(file).unwrap();
     let at = bytes.len() - from_end;
     bytes[at] ^= 1;

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod failures;
+mod keeping;
 
 use checkpoint::{Checkpoint, Folder, Kind, Parameter};
 use common::{TINY, metrics, run, succeed, values};
@@ -134,7 +135,8 @@ fn a_run_that_went_back_to_an_older_checkpoint_replaces_what_came_after_it() {
     let second = step_losses(&run);
     assert_eq!((second.len(), &second[..6]), (10, &first[..6]));
     assert_ne!(second[7], first[7], "step 8 is one of the new course");
-    // TensorBoard is told to forget steps from 7 on, and later from 8: `step`, then `session_log` with START, in the processes' second event.
+    // TensorBoard is told to forget steps from 7 on, and later from 8: `step`, then `session_log` with START, in the
+    // processes' second event.
     let events = contents(&run.join("tb"));
     let starts = |step: u8| {
         let start = [0x10, step, 0x3a, 2, 8, 1];
@@ -236,11 +238,11 @@ fn one_command_starts_a_run_goes_on_with_it_and_begins_anew_what_died_before_its
     let lines = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
     let first: Vec<&str> = lines.lines().take_while(|line| !line.starts_with("{\"step\":3")).collect();
     fs::write(folder.path().join("run/metrics.jsonl"), first.join("\n") + "\n{\"st").unwrap();
-    assert!(again(&["--out=run", "--steps=6"]).contains("writing run\n"));
+    assert!(again(&["--out=run", "--steps=6"]).contains("│ folder  run "));
     assert_eq!(step_losses(&folder.path().join("run")), undisturbed);
 
     // Without a folder, that of the model's run which was last trained.
-    assert!(again(&["--steps=3"]).contains("writing runs/gpt2-001"));
+    assert!(again(&["--steps=3"]).contains("│ folder  runs/gpt2-001 "));
     assert!(again(&["--steps=6"]).contains("going on after step 3 from runs/gpt2-001/checkpoints/step-3"));
     let other = run(folder.path(), &["--model=deepseek", "--resume=auto", "--out=runs/gpt2-001"]);
     let answer = String::from_utf8_lossy(&other.stderr);
@@ -354,6 +356,8 @@ fn what_is_there_is_not_written_over() {
         assert!(output.status.code() == Some(1) && answer.contains(expected), "{answer}");
     };
     refused(&["--out=mine"], "mine exists and is no empty folder");
+    losses(folder.path(), &[TINY, &["--steps=1"]], "my run");
+    refused(&["--out=my run"], "my run holds a run already: resume it with `train --resume 'my run'`, choose another");
     assert_eq!(fs::read_to_string(folder.path().join("mine/config.yaml")).unwrap(), "my: own");
 
     // A run that has ended and kept no checkpoint, and one that says nothing of a preset.

@@ -63,7 +63,8 @@ impl Body {
     }
 }
 
-/// Launches the kernel of this name of the body. The two kernels take the same, but for the size of vectors, which tensor cores do not leave open.
+/// Launches the kernel of this name of the body. The two kernels take the same, but for the size of vectors, which
+/// tensor cores do not leave open.
 macro_rules! launch {
     ($kernel:ident, $body:expr, $problem:expr, $rows:expr, buffers: [$($buffer:expr),*], rows: [$($lies:expr),*]) => {{
         let Problem { q, k, v, k_rope, table: [cos, sin], starts, t, s, rule, .. } = $problem;
@@ -71,8 +72,8 @@ macro_rules! launch {
         let (count, dim) = $body.grid($problem, $rows);
         let addresses = address_type([&q.tensor, &k.tensor, &v.tensor]);
         let dtype = dtype_to_elem_type(q.tensor.dtype);
-        // SAFETY: no kernel reads or writes rows behind the last query and key; shared memory is as long as its shape says. Gradients that lie in one buffer
-        // lie in different places of it.
+        // SAFETY: no kernel reads or writes rows behind the last query and key; shared memory is as long as its shape
+        // says. Gradients that lie in one buffer lie in different places of it.
         unsafe {
             match $body {
                 Body::Simt(shape, vector) => simt::$kernel::$kernel::launch_unchecked(

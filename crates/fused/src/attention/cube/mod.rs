@@ -1,4 +1,5 @@
-//! The kernels of [`attention`](super): FlashAttention-2 (arXiv 2307.08691), the same for the three ways to lay out what goes in.
+//! The kernels of [`attention`](super): FlashAttention-2 (arXiv 2307.08691), the same for the three ways to lay out
+//! what goes in.
 //!
 //! ```text
 //!                forward                          keys                             queries
@@ -7,9 +8,10 @@
 //!  writes:       y, l                             dk, dv                           dq
 //! ```
 //!
-//! The backward is `mean`, `keys`, `queries`, and where there is a rotated key the sum of its gradient over heads. No sum is made by more than
-//! one cube, so a run gives the bits of the one before. What differs between layouts is where rows lie ([`rows`]); a latent attention's rotated
-//! parts are turned in shared memory when they have been read, and after that there is no difference.
+//! The backward is `mean`, `keys`, `queries`, and where there is a rotated key the sum of its gradient over heads. No
+//! sum is made by more than one cube, so a run gives the bits of the one before. What differs between layouts is where
+//! rows lie ([`rows`]); a latent attention's rotated parts are turned in shared memory when they have been read, and
+//! after that there is no difference.
 //!
 //! [`simt`] multiplies anywhere, [`mma`] on tensor cores.
 

@@ -156,13 +156,15 @@ pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch
 
 #[cube]
 impl Rule {
-    /// Of the keys from `key` on, the first that query `i` sees, whose first of all is `first`, and one behind the last: no more than the first if there is no such query.
+    /// Of the keys from `key` on, the first that query `i` sees, whose first of all is `first`, and one behind the
+    /// last: no more than the first if there is no such query.
     pub fn seen(&self, i: usize, first: usize, key: usize) -> (usize, usize) {
         let all = min(i + self.offset + 1, self.s);
         (max(first, key) - key, select(i < self.t, max(all, key) - key, 0))
     }
 
-    /// Of the queries from `query` on, the first that sees key `j`, and one behind the last: the same if there is no such key.
+    /// Of the queries from `query` on, the first that sees key `j`, and one behind the last: the same if there is no
+    /// such key.
     pub fn seeing(&self, j: usize, query: usize) -> (usize, usize) {
         let first = max(self.first_query(j), query) - query;
         (first, select(j < self.s, max(self.t, query) - query, first))
@@ -199,7 +201,8 @@ impl Rule {
     }
 }
 
-/// What a score, if it is seen, and the gradient of its probability become: what multiplies `dy` or `v`, and what multiplies `k` or `q`.
+/// What a score, if it is seen, and the gradient of its probability become: what multiplies `dy` or `v`, and what
+/// multiplies `k` or `q`.
 #[cube]
 pub(super) fn probability(
     score: f32,

@@ -1,6 +1,7 @@
 //! The kernels of [`embedding`](super): a gather, and backward a counting sort of the tokens and a sum a row.
 //!
-//! Tokens are cut into chunks of 512 or more. Places `i` are sorted by token, stably, with nothing but integers in atomics, so that they are the same at every run:
+//! Tokens are cut into chunks of 512 or more. Places `i` are sorted by token, stably, with nothing but integers in
+//! atomics, so that they are the same at every run:
 //!
 //! ```text
 //! count        a unit a place           counts[chunk, v]: v's tokens in the chunk
@@ -11,7 +12,8 @@
 //! sum          a cube a row v           dW[v] = sum of dy[places[..]], in f32, in their order
 //! ```
 //!
-//! `counts` takes 4 bytes a chunk and row: 12,288 tokens and 50,304 rows are 24 chunks and 4.8 MB. Instead of more than 128 chunks there are longer ones.
+//! `counts` takes 4 bytes a chunk and row: 12,288 tokens and 50,304 rows are 24 chunks and 4.8 MB. Instead of more than
+//! 128 chunks there are longer ones.
 
 mod sort;
 

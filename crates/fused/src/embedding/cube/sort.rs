@@ -20,7 +20,8 @@ const CHUNKS: usize = 128;
 /// as long as their tokens fit into 32 KB of shared memory.
 const LONGEST: usize = 8192;
 
-/// Places sorted by their tokens: those of row `v` begin at `blocks[v / block] + starts[v]`; `v` may be the number of rows.
+/// Places sorted by their tokens: those of row `v` begin at `blocks[v / block] + starts[v]`; `v` may be the number of
+/// rows.
 pub(super) struct Sorted {
     pub places: CubeTensor,
     pub starts: CubeTensor,

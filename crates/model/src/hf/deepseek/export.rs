@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 
 /// `config.json` without what every model has: scores by sigmoid make it a `deepseek_v3`, by softmax a `deepseek_v2`.
 ///
-/// The positions are written in the hub's older style (`rope_theta`, `rope_scaling`), which every version of transformers reads.
+/// The positions are written in the hub's older style (`rope_theta`, `rope_scaling`), which every version of
+/// transformers reads.
 ///
 /// # Errors
 /// If neither computes what this model does.
@@ -86,8 +87,8 @@ fn yarn_json(yarn: &YarnConfig) -> Value {
     json
 }
 
-/// Without shared experts transformers still has their matrices, of width 0, and calls them missing where a file has not: their names and
-/// shapes.
+/// Without shared experts transformers still has their matrices, of width 0, and calls them missing where a file has
+/// not: their names and shapes.
 pub fn absent_shared_experts(config: &DeepSeekConfig, moe: &MoeConfig) -> Vec<(String, [usize; 2])> {
     if moe.n_shared_experts > 0 {
         return vec![];
@@ -101,8 +102,8 @@ pub fn absent_shared_experts(config: &DeepSeekConfig, moe: &MoeConfig) -> Vec<(S
         .collect()
 }
 
-/// V3 in transformers: the selection bias always takes part, a group's score is that of its two best experts, experts of other groups are
-/// never chosen.
+/// V3 in transformers: the selection bias always takes part, a group's score is that of its two best experts, experts
+/// of other groups are never chosen.
 fn check_v3(moe: &MoeConfig) -> Result<(), HfError> {
     let refuse = |key, reason: &str| Err(HfError::NotExpressible { key, reason: reason.into() });
     if moe.num_experts / moe.n_group < 2 {

@@ -3,8 +3,8 @@ use crate::{DeepSeekConfig, YarnConfig};
 use moe::{MoeConfig, ScoreFunc};
 use serde::Deserialize;
 
-/// The keys of the hub's files, and `rope_parameters`, which newer versions of transformers write instead of `rope_theta` and
-/// `rope_scaling`. The defaults are transformers' own, but for [`REQUIRED`].
+/// The keys of the hub's files, and `rope_parameters`, which newer versions of transformers write instead of
+/// `rope_theta` and `rope_scaling`. The defaults are transformers' own, but for [`REQUIRED`].
 #[derive(Deserialize)]
 struct DeepSeekJson {
     model_type: String,
@@ -49,7 +49,8 @@ struct DeepSeekJson {
     num_nextn_predict_layers: Option<usize>,
 }
 
-/// Keys whose default in transformers is that of one published model, so that a file without them says too little; null will do.
+/// Keys whose default in transformers is that of one published model, so that a file without them says too little; null
+/// will do.
 const REQUIRED: [&str; 4] = ["first_k_dense_replace", "q_lora_rank", "n_shared_experts", "routed_scaling_factor"];
 /// The same, of V3.
 const REQUIRED_V3: [&str; 2] = ["n_group", "topk_group"];
@@ -153,7 +154,8 @@ fn mtp_depth(folder: &Folder, json: &DeepSeekJson) -> usize {
     if folder.has(&first) { json.num_nextn_predict_layers.unwrap_or(0) } else { 0 }
 }
 
-/// Refuses modules of multi-token prediction whose copies of the embedding and the output matrix are not the model's, which all of them share.
+/// Refuses modules of multi-token prediction whose copies of the embedding and the output matrix are not the model's,
+/// which all of them share.
 pub fn check_copies(folder: &Folder, config: &DeepSeekConfig) -> Result<(), HfError> {
     let shape = [config.vocab_size, config.hidden_size];
     (0..config.mtp_depth).map(|k| super::mtp_layer(config.num_hidden_layers, k)).try_for_each(|layer| {
@@ -163,8 +165,8 @@ pub fn check_copies(folder: &Folder, config: &DeepSeekConfig) -> Result<(), HfEr
     })
 }
 
-/// V3 routes by sigmoid with a selection bias. V2 routes by softmax, in groups only if `topk_method` says so, and never divides
-/// the weights by their sum (transformers ignores `norm_topk_prob` there).
+/// V3 routes by sigmoid with a selection bias. V2 routes by softmax, in groups only if `topk_method` says so, and never
+/// divides the weights by their sum (transformers ignores `norm_topk_prob` there).
 fn moe_config(folder: &Folder, json: &DeepSeekJson) -> Result<MoeConfig, HfError> {
     let v3 = json.model_type == "deepseek_v3";
     let grouped = match json.topk_method.as_deref().unwrap_or(if v3 { "noaux_tc" } else { "greedy" }) {

@@ -62,16 +62,16 @@ pub struct Summary {
 /// Writes `config.json`, `generation_config.json`, the tokenizer's files and `model.safetensors` (or shards with
 /// `model.safetensors.index.json`), as transformers loads them, into a new folder.
 ///
-/// `values` is asked for each parameter by its path in our model (`blocks.0.attn.c_attn.weight`), once, one after another, in any order,
-/// and gives its values row by row; no more than one parameter is in memory at a time. The folder is written beside its place, under
-/// `NAME.partial`, synced and renamed: it is whole or not there.
+/// `values` is asked for each parameter by its path in our model (`blocks.0.attn.c_attn.weight`), once, one after
+/// another, in any order, and gives its values row by row; no more than one parameter is in memory at a time. The
+/// folder is written beside its place, under `NAME.partial`, synced and renamed: it is whole or not there.
 ///
-/// What only training knows (capacity, noise, balance losses, the speed of the bias) is left out. A GPT-2 without biases gets biases of 0,
-/// as does a DeepSeek with sigmoid scores but without selection bias.
+/// What only training knows (capacity, noise, balance losses, the speed of the bias) is left out. A GPT-2 without
+/// biases gets biases of 0, as does a DeepSeek with sigmoid scores but without selection bias.
 ///
 /// # Errors
-/// If the folder exists and is not empty, cannot be written, if `values` fails or gives numbers that the shape or the type does not hold, or
-/// if transformers cannot compute what the model does.
+/// If the folder exists and is not empty, cannot be written, if `values` fails or gives numbers that the shape or the
+/// type does not hold, or if transformers cannot compute what the model does.
 pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
     folder: &Path,
     model: ExportModel,

@@ -22,7 +22,8 @@ pub enum Content {
     Zeros,
     /// A parameter as it is.
     Same { path: String },
-    /// A parameter `[in, out]`, of which the tensor is the transpose; of a stack of such `[e, in, out]` the one of an expert.
+    /// A parameter `[in, out]`, of which the tensor is the transpose; of a stack of such `[e, in, out]` the one of an
+    /// expert.
     Transposed { path: String, expert: usize },
 }
 

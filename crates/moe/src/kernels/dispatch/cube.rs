@@ -1,6 +1,7 @@
 //! The kernels of [`dispatch`](super): a counting sort in four launches.
 //!
-//! The assignments of a group, in its order, are cut into chunks of `units * items`; no chunk has assignments of two groups.
+//! The assignments of a group, in its order, are cut into chunks of `units * items`; no chunk has assignments of two
+//! groups.
 //!
 //! ```text
 //! histogram   a cube a chunk     counts[chunk, e]: assignments to e in the chunk, counted in shared memory; source is set to -1
@@ -10,11 +11,12 @@
 //! assign      a cube a chunk     position = counts[chunk, e] + those of the units before + those of the unit itself so far
 //! ```
 //!
-//! In `assign` a unit goes through `items` consecutive assignments, so positions follow the order whatever the units do. Its table of
-//! counts takes `4 * units * e` bytes of shared memory, which bounds the units.
+//! In `assign` a unit goes through `items` consecutive assignments, so positions follow the order whatever the units
+//! do. Its table of counts takes `4 * units * e` bytes of shared memory, which bounds the units.
 //!
-//! In `scan` a unit adds up a strip of the chunks of one expert, and then goes through it again with what the strips before it have:
-//! 256 chunks are 8 strips of 32 counts that are loaded side by side, where one unit would load 256 one after another.
+//! In `scan` a unit adds up a strip of the chunks of one expert, and then goes through it again with what the strips
+//! before it have: 256 chunks are 8 strips of 32 counts that are loaded side by side, where one unit would load 256 one
+//! after another.
 
 use super::{DispatchRule, Layout, Order};
 use burn::backend::TensorMetadata;
@@ -183,7 +185,8 @@ fn histogram_kernel(
     let mut i = chunk * size.items * units + unit;
     while i < end {
         let expert = experts[assignment(i, group, tokens, size.n, size.k, choice_major)];
-        if expert >= 0i32 {
+        // Checked here: a launch checks what lies in global memory, and not what is shared.
+        if expert >= 0i32 && expert < size.e as i32 {
             count[expert as usize].fetch_add(1i32);
         }
         i += units;
@@ -311,7 +314,7 @@ fn assign_kernel(
     let end = min(start + size.items, tokens * size.k);
     for i in start..end {
         let expert = experts[assignment(i, group, tokens, size.n, size.k, choice_major)];
-        if expert >= 0i32 {
+        if expert >= 0i32 && expert < size.e as i32 {
             next[expert as usize * stride + unit] += 1i32;
         }
     }
@@ -331,7 +334,7 @@ fn assign_kernel(
         let p = assignment(i, group, tokens, size.n, size.k, choice_major);
         let expert = experts[p];
         let mut row = (-1i32).runtime();
-        if expert >= 0i32 {
+        if expert >= 0i32 && expert < size.e as i32 {
             let expert = expert as usize;
             let position = next[expert * stride + unit];
             next[expert * stride + unit] = position + 1i32;

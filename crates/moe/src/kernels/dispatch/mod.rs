@@ -1,8 +1,9 @@
 //! `dispatch`: which row of which expert each (token, choice) takes, and back.
 //!
-//! Assignment `p = j * n + t` is choice `j` of token `t`. Inside a group (one sequence, or everything) the assignments to one expert are
-//! numbered in order: position `q` of assignment p is how many assignments of its group to its expert came before it. It is kept if
-//! `q < capacity`. Kept assignments take rows expert by expert, then group by group, then by position.
+//! Assignment `p = j * n + t` is choice `j` of token `t`. Inside a group (one sequence, or everything) the assignments
+//! to one expert are numbered in order: position `q` of assignment p is how many assignments of its group to its expert
+//! came before it. It is kept if `q < capacity`. Kept assignments take rows expert by expert, then group by group, then
+//! by position.
 //!
 //! ```text
 //! tokens 0 1 2, top-2: (A B) (A C) (C A)    capacity 2, choice-major: A takes 0 1, then 2 is dropped; B takes 0; C takes 2, then 1
@@ -13,8 +14,8 @@
 //! slot[p] row of assignment p, -1 if dropped     source[r] assignment in row r, -1 if empty     segments[e] first row of expert e
 //! ```
 //!
-//! The number of rows is the worst case and so known without reading a count: kept assignments, and a tile less one row for each expert.
-//! Rows from `segments[e]` (the last) on are empty.
+//! The number of rows is the worst case and so known without reading a count: kept assignments, and a tile less one row
+//! for each expert. Rows from `segments[e]` (the last) on are empty.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -28,8 +29,8 @@ use fused::check::Call;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// All first choices in the order of tokens, then all second choices (GShard, arXiv 2006.16668): where capacity runs out the
-    /// weakest choices go first.
+    /// All first choices in the order of tokens, then all second choices (GShard, arXiv 2006.16668): where capacity
+    /// runs out the weakest choices go first.
     #[default]
     Choice,
     /// Token by token.
@@ -103,8 +104,8 @@ pub struct Dispatched {
 /// Places the assignments of `experts_kn`; -1 there is no assignment.
 ///
 /// # Panics
-/// If the experts are not i32, the tokens cannot be divided into `rule.groups`, `Layout::Capacity` has no capacity, a tile no rows, or the layout more rows than
-/// an i32 counts; on the CPU, if an expert is not there.
+/// If the experts are not i32, the tokens cannot be divided into `rule.groups`, `Layout::Capacity` has no capacity, a
+/// tile no rows, or the layout more rows than an i32 counts; on the CPU, if an expert is not there.
 pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
     let (call, [k, n]) = (Call("dispatch"), experts_kn.dims());
     check_assignments(call, "experts", &experts_kn, rule.groups);

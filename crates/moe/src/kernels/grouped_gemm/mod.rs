@@ -15,7 +15,8 @@
 //!  +------+ segments[2]  +----+         +----+
 //! ```
 //!
-//! Sums are made in f32 whatever the dtype and rounded once. A row's result depends on that row and its expert's matrix alone.
+//! Sums are made in f32 whatever the dtype and rounded once. A row's result depends on that row and its expert's matrix
+//! alone.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -31,12 +32,13 @@ use fused::gemm::{Matrix, Product, products};
 use fused::{Element, written};
 use std::mem::MaybeUninit;
 
-/// `x_rp` times each segment's matrix of `weight_epq`: `[r, q]`. Of `segments`, see [`dispatch`](super::dispatch): they begin at 0, do not fall, and end at `r` or
-/// before. On a device nobody reads them back to check it: rows beyond the last one are then neither read nor written, and the result means nothing.
+/// `x_rp` times each segment's matrix of `weight_epq`: `[r, q]`. Of `segments`, see [`dispatch`](super::dispatch): they
+/// begin at 0, do not fall, and end at `r` or before. On a device nobody reads them back to check it: rows beyond the
+/// last one are then neither read nor written, and the result means nothing.
 ///
 /// # Panics
-/// If `x` and the matrices are not of one type, f32, bf16 or f16, the segments not i32, or widths or the number of experts do not agree or are 0; on the CPU, if the
-/// segments are not borders of rows.
+/// If `x` and the matrices are not of one type, f32, bf16 or f16, the segments not i32, or widths or the number of
+/// experts do not agree or are 0; on the CPU, if the segments are not borders of rows.
 pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1, Int>) -> Tensor<2> {
     let [_, p, _] = weight_epq.dims();
     check(Call("grouped_gemm"), ("x", &x_rp, p), &weight_epq, segments);
@@ -55,7 +57,8 @@ pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(d_y, weight, segments.clone().inner().into_dispatch(), true))
 }
 
-/// The gradient of the matrices, `[e, p, q]`: the sum of [`grouped_gemm`]'s backward by itself. Carries no gradients on.
+/// The gradient of the matrices, `[e, p, q]`: the sum of [`grouped_gemm`]'s backward by itself. Carries no gradients
+/// on.
 ///
 /// # Panics
 /// As [`grouped_gemm`].

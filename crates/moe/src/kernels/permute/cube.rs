@@ -1,7 +1,7 @@
 //! The kernels of [`permute`](super): one cube a row, rows dealt out to cubes in strides.
 //!
-//! The units of a cube read neighbouring vectors of a row and look up its index once each. Every output is written once; only the
-//! gradient of a gate needs what other units have: a sum of one number a unit, through shared memory.
+//! The units of a cube read neighbouring vectors of a row and look up its index once each. Every output is written
+//! once; only the gradient of a gate needs what other units have: a sum of one number a unit, through shared memory.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -177,8 +177,8 @@ pub(crate) fn unpermute_backward(
     (d_rows, d_gates)
 }
 
-/// The cube of row `r` writes the gradients of the row and of the gate of its assignment; gates of dropped assignments are nobody's
-/// and are set to 0 beside it.
+/// The cube of row `r` writes the gradients of the row and of the gate of its assignment; gates of assignments without a
+/// row are nobody's and are set to 0 beside it.
 #[cube(launch, address_type = "dynamic")]
 fn unpermute_backward_kernel<F: Float, V: Size>(
     y: &[Vector<F, V>],
@@ -198,7 +198,9 @@ fn unpermute_backward_kernel<F: Float, V: Size>(
     let unit = UNIT_POS as usize;
     let mut p = ABSOLUTE_POS;
     while p < assignments {
-        if slot[p] < 0i32 {
+        let row = slot[p];
+        let has_row = row >= 0i32 && row < r as i32;
+        if !has_row || source[select(has_row, row, 0i32) as usize] != p as i32 {
             d_gates[p] = 0.0f32;
         }
         p += CUBE_COUNT * units;

@@ -32,7 +32,8 @@ use std::mem::MaybeUninit;
 /// `x_nd` to the rows `[r, d]` of `to`.
 ///
 /// # Panics
-/// If `x` is of another type than f32, bf16 and f16, or of width 0, or `to` is of other tokens or not i32; on the CPU, if it leads to what is not there.
+/// If `x` is of another type than f32, bf16 and f16, or of width 0, or `to` is of other tokens or not i32; on the CPU,
+/// if it leads to what is not there.
 pub fn permute(x_nd: Tensor<2>, to: &Dispatched) -> Tensor<2> {
     let (call, [n, _], [k, _]) = (Call("permute"), x_nd.dims(), to.slot_kn.dims());
     check(call, ("x", &x_nd), to);
@@ -44,8 +45,8 @@ pub fn permute(x_nd: Tensor<2>, to: &Dispatched) -> Tensor<2> {
 /// The rows `y_rd` of `from` to tokens `[n, d]`, weighted by `gates_kn`.
 ///
 /// # Panics
-/// If `y` is of another type than f32, bf16 and f16, or of width 0, the gates are not f32, `from` not i32, or they are of other rows or tokens; on the CPU, if
-/// `from` leads to what is not there.
+/// If `y` is of another type than f32, bf16 and f16, or of width 0, the gates are not f32, `from` not i32, or they are
+/// of other rows or tokens; on the CPU, if `from` leads to what is not there.
 pub fn unpermute(y_rd: Tensor<2>, gates_kn: Tensor<2>, from: &Dispatched) -> Tensor<2> {
     let (call, [r, d]) = (Call("unpermute"), y_rd.dims());
     check(call, ("y", &y_rd), from);

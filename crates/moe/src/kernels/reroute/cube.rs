@@ -10,8 +10,9 @@
 //! round 2    A     D     B     D        nothing has changed: these are the placements; loads += picks
 //! ```
 //!
-//! A round that changes nothing has every pick follow from those before it, and only the placements one by one do that. The pick of the
-//! first unit is right after one round, that of the second after two: there are no more rounds than units, and mostly there is one.
+//! A round that changes nothing has every pick follow from those before it, and only the placements one by one do that.
+//! The pick of the first unit is right after one round, that of the second after two: there are no more rounds than
+//! units, and mostly there is one.
 
 use super::RerouteRule;
 use crate::kernels::dispatch::{Order, cube::assignment};
@@ -97,7 +98,11 @@ fn reroute_kernel(
                 let mut next = 0usize;
                 while inside && pick < 0i32 && next <= c - k {
                     let candidate = candidates[select(next == 0usize, choice, k + next - 1usize) * n + token];
-                    let mut fits = has_room(load[candidate as usize].load(), candidate, capacity, &picks, unit);
+                    // Checked here: a launch checks what lies in global memory, and not what is shared.
+                    let is_expert = candidate >= 0i32 && candidate < e as i32;
+                    let known = select(is_expert, candidate, 0i32);
+                    let mut fits = has_room(load[known as usize].load(), candidate, capacity, &picks, unit);
+                    fits = fits && is_expert;
                     // Both orders place a token's choices in order: what it holds are the choices before this one.
                     for j in 0..choice {
                         let earlier =

@@ -1,8 +1,9 @@
 //! `reroute`: where an expert is full, the token's next-best expert with room.
 //!
-//! Assignments of a sequence are placed one after another, in the order of [`dispatch`](super::dispatch). Choice `j` of a token goes to
-//! its candidate `j`; where that has no room left, to the first of its reserves (candidates from `k` on) that has room and that the
-//! token does not hold already. So an assignment is dropped only when each of its token's candidates is full or held by the token.
+//! Assignments of a sequence are placed one after another, in the order of [`dispatch`](super::dispatch). Choice `j` of
+//! a token goes to its candidate `j`; where that has no room left, to the first of its reserves (candidates from `k`
+//! on) that has room and that the token does not hold already. So an assignment is dropped only when each of its
+//! token's candidates is full or held by the token.
 //!
 //! ```text
 //! top-1 of candidates, capacity 1     token 0: A B C   token 1: A B C   token 2: A C B
@@ -39,8 +40,8 @@ pub struct RerouteRule {
 /// `candidates_cn`, best first, to `experts_kn`; -1 where nothing had room.
 ///
 /// # Panics
-/// If the candidates are not i32, there are fewer of a token than its choices, or the tokens cannot be divided into `rule.groups`; on the CPU, if a
-/// candidate is not there.
+/// If the candidates are not i32, there are fewer of a token than its choices, or the tokens cannot be divided into
+/// `rule.groups`; on the CPU, if a candidate is not there.
 pub fn reroute(candidates_cn: Tensor<2, Int>, rule: RerouteRule) -> Tensor<2, Int> {
     let (call, shape) = (Call("reroute"), candidates_cn.dims());
     check_assignments(call, "candidates", &candidates_cn, rule.groups);

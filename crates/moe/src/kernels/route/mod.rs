@@ -7,8 +7,9 @@
 //! gates[j, n]  = scale * s[j] / (s[0] + .. + s[k-1])  with s[j] = scores[n, experts[j, n]]
 //! ```
 //!
-//! A group's score is its best choice, or the sum of its two best (DeepSeek-V3, arXiv 2412.19437, and its `Gate`). The choice
-//! carries no gradient; gates do, into the scores: with `S` the sum above, `ds[j] = scale / S * (dg[j] - sum_i dg[i] s[i] / S)`.
+//! A group's score is its best choice, or the sum of its two best (DeepSeek-V3, arXiv 2412.19437, and its `Gate`). The
+//! choice carries no gradient; gates do, into the scores: with `S` the sum above, `ds[j] = scale / S * (dg[j] - sum_i
+//! dg[i] s[i] / S)`.
 //!
 //! ```text
 //! scores_ne  token 0: e0 e1 e2 .. | token 1: ..       a token's scores are neighbours: one unit reads its row
@@ -45,7 +46,8 @@ pub struct SelectRule {
 /// The most experts that [`select`] finds for a token.
 pub const MAX_CANDIDATES: usize = 16;
 
-/// Uniform noise in `-amplitude..amplitude`: a hash of the key and of the place of a token, the same on every device and in any batch.
+/// Uniform noise in `-amplitude..amplitude`: a hash of the key and of the place of a token, the same on every device
+/// and in any batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Noise {
     /// The largest noise.
@@ -79,7 +81,8 @@ pub fn scores(logits_ne: Tensor<2>, func: ScoreFunc) -> Tensor<2> {
 /// The best `rule.candidates` experts of each token, `[c, n]` in i32, from `scores_ne` and `bias_e`.
 ///
 /// # Panics
-/// If scores and bias are not f32 or not of these shapes, there are not so many candidates, or the rule's groups do not divide the experts.
+/// If scores and bias are not f32 or not of these shapes, there are not so many candidates, or the rule's groups do not
+/// divide the experts.
 pub fn select(scores_ne: Tensor<2>, bias_e: Tensor<1>, rule: SelectRule) -> Tensor<2, Int> {
     let (call, [n, e]) = (Call("select"), scores_ne.dims());
     check_scores(call, "scores", &scores_ne);
@@ -108,7 +111,8 @@ pub fn gates(scores_ne: Tensor<2>, experts_kn: Tensor<2, Int>, rule: GateRule) -
     Tensor::from_dispatch(Dispatch::moe_gates(scores_ne.into_dispatch(), experts_kn.into_dispatch(), rule))
 }
 
-/// How many times each of `groups` sequences (one after another) chose each of `e` experts: `[groups, e]` in i32. -1 chooses none.
+/// How many times each of `groups` sequences (one after another) chose each of `e` experts: `[groups, e]` in i32. -1
+/// chooses none.
 ///
 /// # Panics
 /// If the experts are not i32, or the tokens cannot be divided into `groups`; on the CPU, if an expert is not there.

@@ -1,13 +1,13 @@
 //! Multiple choice: which ending of a text does the model find likeliest?
 
-use super::{EvalError, progress};
+use super::{EvalArgs, EvalError, progress, say_json};
 use crate::batch::check_tokens;
 use crate::cli::say;
 use crate::saved::Saved;
 use crate::words::count;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
-use data::TokenizerSpec;
 use model::LanguageModel;
+use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
@@ -19,6 +19,15 @@ pub struct Question {
     endings: Vec<String>,
     /// The number of the right one.
     label: usize,
+}
+
+/// The figures of multiple choice, as `--json` prints them.
+#[derive(Debug, Serialize)]
+struct Figures {
+    questions: usize,
+    accuracy: f64,
+    /// Normalised by length.
+    accuracy_norm: f64,
 }
 
 /// The questions of a JSONL file.
@@ -60,8 +69,8 @@ fn parse(line: &str) -> Result<Question, String> {
     Ok(Question { context, endings, label })
 }
 
-/// What is before the ending, and the ending with the one space before it: of the ending itself, else of the context's end, where
-/// either has some.
+/// What is before the ending, and the ending with the one space before it: of the ending itself, else of the context's
+/// end, where either has some.
 fn joined(context: &str, ending: &str) -> (String, String) {
     let before = context.trim_end();
     let tail = match (ending.starts_with(char::is_whitespace), &context[before.len()..]) {
@@ -72,10 +81,10 @@ fn joined(context: &str, ending: &str) -> (String, String) {
     (before.to_string(), tail)
 }
 
-/// Prints how often the right ending has the highest log-probability of all, and the highest per character (`acc` and `acc_norm` of
-/// EleutherAI's lm-evaluation-harness).
-pub fn answer(questions: &[Question], saved: &Saved, tokenizer: Option<&TokenizerSpec>) -> Result<(), EvalError> {
-    let (device, tokenizer) = (Device::flex(), saved.tokenizer(tokenizer)?);
+/// Prints how often the right ending has the highest log-probability of all, and the highest per character (`acc` and
+/// `acc_norm` of EleutherAI's lm-evaluation-harness).
+pub fn answer(questions: &[Question], saved: &Saved, args: &EvalArgs) -> Result<(), EvalError> {
+    let (device, tokenizer) = (Device::flex(), saved.tokenizer(args.tokenizer.as_ref())?);
     let model = saved.model(&device)?;
     let bar = progress(questions.len() as u64);
     let (mut right, mut right_normed) = (0, 0);
@@ -104,8 +113,13 @@ pub fn answer(questions: &[Question], saved: &Saved, tokenizer: Option<&Tokenize
     }
     bar.finish_and_clear();
     let share = |right: usize| right as f64 / questions.len() as f64;
+    let (accuracy, accuracy_norm) = (share(right), share(right_normed));
+    if args.json {
+        say_json(&Figures { questions: questions.len(), accuracy, accuracy_norm });
+        return Ok(());
+    }
     say(&count(questions.len(), "question"));
-    say(&format!("accuracy {:.4}, normalised by length {:.4}", share(right), share(right_normed)));
+    say(&format!("accuracy {accuracy:.4}, normalised by length {accuracy_norm:.4}"));
     Ok(())
 }
 

@@ -44,7 +44,7 @@ fn the_guides_table_goes_by_the_length_of_sequences() {
 #[test]
 fn what_is_chosen_and_what_is_given_instead_is_told() {
     let lines = |sets: &[&str]| of_length(LAYERS, sets).describe_adaptive();
-    let long = "adaptive: sequences of 3000 tokens (2049 to 4096): 4 micro-batches of 2 sequences a step and rank, batch 16, tp 2, recomputation full";
+    let long = "adaptive: sequences of 3000 tokens (2049 to 4096): 4 micro-batches of 2 sequences per step and rank, batch 16, tp 2, recomputation full";
     assert_eq!(lines(&["train.seq_len=3000"]), [long]);
     let given = lines(&["train.seq_len=512", "parallel.activation_checkpointing=full"]);
     assert_eq!(

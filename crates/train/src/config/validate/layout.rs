@@ -8,14 +8,12 @@ use fsdp::Strategy;
 use moe::MoeConfig;
 
 impl Config {
-    /// Refuses a layout that makes no sense; where several sizes of it are to be others, with all of them at once.
-    pub(super) fn validate_parallel(&self) -> Result<(), ConfigError> {
-        self.validate_layout().map_err(|error| match (error, self.nearest_layout()) {
-            (ConfigError::Invalid(why), Some(flags)) => {
-                let ranks = count(self.parallel.gpus, "rank");
-                ConfigError::Invalid(format!("{why}. With {ranks} these sizes fit together: {flags}"))
-            }
-            (error, _) => error,
+    /// Refuses a layout that makes no sense, and says what would fit. No message of [`Self::validate_layout`] names a
+    /// number of ranks or a flag: only what passes all checks is advised.
+    pub(crate) fn validate_parallel(&self) -> Result<(), ConfigError> {
+        self.validate_layout().map_err(|error| match error {
+            ConfigError::Invalid(why) => ConfigError::Invalid(why + &self.what_fits()),
+            error => error,
         })
     }
 
@@ -26,11 +24,13 @@ impl Config {
             format!("parallel.gpus is {}: give at most {MAX_RANKS}", parallel.gpus)
         })?;
         self.validate_pipeline()?;
+        let fsdp = self.fsdp_of_chunks(vec![]);
+        let refuse = |error| ConfigError::Invalid(format!("parallel: {error}"));
+        fsdp.validate_replicas(parallel.gpus / parallel.pp).map_err(refuse)?;
         self.validate_product()?;
         self.validate_experts()?;
         self.validate_sequence_ranks()?;
-        let fsdp = self.fsdp_of_chunks(vec![]);
-        fsdp.validate(parallel.gpus).map_err(|error| ConfigError::Invalid(format!("parallel: {error}")))?;
+        fsdp.validate(parallel.gpus).map_err(refuse)?;
         require(!(parallel.cpu_offload && device::meant(&self.train.device) == "cpu"), || {
             format!(
                 "parallel.cpu_offload is true, but the ranks compute on the CPU (train.device {}) already: leave it out",
@@ -44,12 +44,7 @@ impl Config {
         let (gpus, pp, virtual_stages) = (parallel.gpus, parallel.pp, parallel.virtual_stages());
         require(pp > 0, || "parallel.pp is 0: give at least 1, which is no pipeline".into())?;
         require(gpus.is_multiple_of(pp), || {
-            let fits = gpus.checked_next_multiple_of(pp).unwrap_or(pp);
-            format!(
-                "parallel.pp is {pp}, which does not divide the {} (parallel.gpus): give a divisor (--set parallel.pp=1 for no \
-                 pipeline), or --gpus {fits}",
-                count(gpus, "rank")
-            )
+            format!("parallel.pp is {pp}, which does not divide the {} (parallel.gpus)", count(gpus, "rank"))
         })?;
         let chunks = pp.saturating_mul(virtual_stages);
         require(chunks <= blocks + 2, || {
@@ -82,8 +77,8 @@ impl Config {
         let product = pp.saturating_mul(replicas).saturating_mul(dp_shard).saturating_mul(cp).saturating_mul(tp);
         require(product == gpus, || {
             format!(
-                "parallel.pp {pp} x {replicas} {} of {} x parallel.dp_shard {dp_shard}{} = {product}, but there are {} (parallel.gpus): give sizes \
-                 that multiply to it, or --set parallel.dp_shard=null for what the others leave",
+                "parallel.pp {pp} x {replicas} {} of {} x parallel.dp_shard {dp_shard}{} = {product}, but there are {} \
+                 (parallel.gpus)",
                 if replicas == 1 { "replica" } else { "replicas" },
                 strategy.name(),
                 [("cp", cp), ("tp", tp)]
@@ -107,37 +102,31 @@ impl Config {
                 ModelConfig::Gpt2(_) => "model.type gpt2 has no experts",
                 ModelConfig::DeepSeek(_) => "all layers are dense (model.first_k_dense_replace)",
             };
-            return Err(ConfigError::Invalid(format!(
-                "parallel.ep is {ep}, but {why}: leave it out (--set parallel.ep=1)"
-            )));
+            return Err(ConfigError::Invalid(format!("parallel.ep is {ep}, but {why}: leave it out")));
         };
         let fsdp = self.fsdp_of_chunks(vec![]);
         let ranks = fsdp.ranks_for_experts(self.parallel.gpus);
-        let divides = |ep: usize| experts.is_multiple_of(ep) && ranks.is_multiple_of(ep);
-        require(divides(ep) || self.parallel.strategy == Strategy::Block, || {
-            let fits = (1..=ep.min(experts)).rev().find(|fits| divides(*fits)).unwrap_or(1);
+        let divides = experts.is_multiple_of(ep) && ranks.is_multiple_of(ep);
+        require(divides || self.parallel.strategy == Strategy::Block, || {
             let of = if fsdp.replicas() > 1 { "of a replica" } else { "of a stage" };
             format!(
-                "parallel.ep is {ep}: it must divide the {experts} experts (moe.num_experts) and the number of ranks {of}, which is {ranks}: give \
-                 {fits} (--set parallel.ep={fits})"
+                "parallel.ep is {ep}: it must divide the {experts} experts (moe.num_experts) and the number of ranks {of}, which is \
+                 {ranks}"
             )
         })
     }
 
     /// Each of several ranks has a token of its own. A vocabulary of 0 is not known yet.
-    pub(crate) fn validate_vocabulary(&self) -> Result<(), ConfigError> {
+    fn validate_vocabulary(&self) -> Result<(), ConfigError> {
         let (vocab, tp) = (self.model.vocab_size(), self.parallel.tp);
         require(vocab == 0 || vocab >= tp, || {
-            format!(
-                "parallel.tp is {tp}, more than the vocabulary's {} (model.vocab_size): give fewer (--set parallel.tp=1)",
-                count(vocab, "token")
-            )
+            format!("parallel.tp is {tp}, more than the vocabulary's {} (model.vocab_size)", count(vocab, "token"))
         })
     }
 
     /// Heads, columns and ranks are dealt out evenly.
     fn validate_sequence_ranks(&self) -> Result<(), ConfigError> {
-        let ParallelConfig { gpus, pp, tp, cp, strategy, .. } = self.parallel;
+        let ParallelConfig { gpus, tp, cp, strategy, .. } = self.parallel;
         require(tp > 0, || "parallel.tp is 0: give at least 1, which is all heads and columns on every rank".into())?;
         require(cp > 0, || "parallel.cp is 0: give at least 1, which is whole sequences on every rank".into())?;
         let together = tp.saturating_mul(cp);
@@ -147,23 +136,18 @@ impl Config {
         self.validate_vocabulary()?;
         let fsdp = self.fsdp_of_chunks(vec![]);
         let ranks = fsdp.ranks_for_experts(gpus);
-        let of = if fsdp.replicas() > 1 { "the ranks of a replica" } else { "the ranks of a stage" };
+        let of = if fsdp.replicas() > 1 { "of a replica" } else { "of a stage" };
         require(ranks.is_multiple_of(together), || {
             let given = [("cp", cp), ("tp", tp)].into_iter().filter(|(_, size)| *size > 1);
             let given: Vec<String> = given.map(|(axis, size)| format!("parallel.{axis} {size}")).collect();
-            let others = (gpus / ranks.max(1)).max(pp);
-            let enough = others.checked_mul(together).filter(|ranks| *ranks <= MAX_RANKS);
-            let more = enough.map_or(String::new(), |least| format!("--gpus {}, or ", gpus.next_multiple_of(least)));
-            format!(
-                "{}: {together} does not divide {of}, {ranks}: give {more}fewer ranks a sequence",
-                given.join(" x ")
-            )
+            let product = if given.len() > 1 { format!(" = {together}") } else { String::new() };
+            format!("{}{product} does not divide the {} {of}", given.join(" x "), count(ranks, "rank"))
         })?;
-        self.validate_heads(ranks / cp)
+        self.validate_heads()
     }
 
-    /// Each rank has as many heads, and as many columns; `ranks` are those that `tp` must divide too.
-    fn validate_heads(&self, ranks: usize) -> Result<(), ConfigError> {
+    /// Each rank has as many heads, and as many columns.
+    fn validate_heads(&self) -> Result<(), ConfigError> {
         let tp = self.parallel.tp;
         let mut sizes = vec![];
         match &self.model {
@@ -182,12 +166,9 @@ impl Config {
                 sizes.extend(shared.map(|moe| (what, width(moe))));
             }
         }
-        let Some((what, size)) = sizes.iter().find(|(_, size)| !size.is_multiple_of(tp)) else { return Ok(()) };
-        let all = |tp: usize| sizes.iter().all(|(_, size)| size.is_multiple_of(tp));
-        let divides = |tp: usize| ranks.is_multiple_of(tp) && all(tp);
-        let fits = (1..tp).rev().find(|fits| divides(*fits)).unwrap_or(1);
-        Err(ConfigError::Invalid(format!(
-            "parallel.tp is {tp}, which does not divide {what}, {size}: give {fits} (--set parallel.tp={fits})"
-        )))
+        let odd = sizes.iter().find(|(_, size)| !size.is_multiple_of(tp));
+        odd.map_or(Ok(()), |(what, size)| {
+            Err(ConfigError::Invalid(format!("parallel.tp is {tp}, which does not divide {what}, {size}")))
+        })
     }
 }

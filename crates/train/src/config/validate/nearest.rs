@@ -1,27 +1,58 @@
-//! The nearest layout that a number of ranks can have, where the given one is impossible in several ways.
+//! What would fit where a layout is refused: the nearest layout of as many ranks, and the fewest more ranks.
 
 use super::MAX_RANKS;
 use crate::config::{Config, ParallelConfig};
+use crate::words::count;
 use fsdp::Strategy;
 
 /// A size of a layout: its key, what it is, and how it is set.
 type Size = (&'static str, usize, fn(&mut ParallelConfig, usize));
 
+/// A key that may be null, and how it is made so.
+type Optional = (&'static str, fn(&mut ParallelConfig));
+
 impl Config {
-    /// The flags that make the layout one that fits its ranks: of layouts without a larger size that with the fewest
-    /// others, and among these the one that is least smaller. None if none is found, or if one flag will do, which the
-    /// message on what is wrong names itself.
-    pub(super) fn nearest_layout(&self) -> Option<String> {
-        let ParallelConfig { gpus, pp, dp_replicate, ep, tp, cp, strategy, .. } = self.parallel;
-        if gpus == 0 || gpus > MAX_RANKS {
-            return None;
+    /// A sentence to follow on why a layout is refused; empty if nothing is found that fits.
+    pub(super) fn what_fits(&self) -> String {
+        let parallel = &self.parallel;
+        if parallel.gpus == 0 || parallel.gpus > MAX_RANKS {
+            return String::new();
         }
-        let replicas = dp_replicate.filter(|_| strategy != Strategy::Ddp);
+        match (self.nearest_layout(), self.more_ranks()) {
+            (Some(flags), more) => {
+                let fit = if flags.len() > 1 { "these sizes fit together" } else { "this size fits" };
+                let more = more.map_or(String::new(), |ranks| format!("; or give --gpus {ranks}"));
+                format!(". With {} {fit}: {}{more}", count(parallel.gpus, "rank"), flags.join(" "))
+            }
+            (None, Some(ranks)) => format!(". It fits with --gpus {ranks}"),
+            (None, None) => String::new(),
+        }
+    }
+
+    /// The fewest more ranks that the layout fits as it is.
+    fn more_ranks(&self) -> Option<usize> {
+        let ParallelConfig { gpus, pp, tp, cp, .. } = self.parallel;
+        let replicas = self.fsdp_of_chunks(vec![]).replicas();
+        // Any number of ranks that fits is a multiple of this.
+        let least =
+            [pp, tp, cp, replicas].into_iter().try_fold(1usize, usize::checked_mul).filter(|least| *least > 0)?;
+        let multiples = (gpus / least + 1..).map_while(|times| least.checked_mul(times));
+        let fits = |ranks: &usize| {
+            let mut config = self.clone();
+            config.parallel.gpus = *ranks;
+            config.is_laid_out()
+        };
+        multiples.take_while(|ranks| *ranks <= MAX_RANKS).take(MOST_TRIED).find(fits)
+    }
+
+    /// The flags that make the layout one that fits its ranks: of layouts without a larger size that with the fewest
+    /// others, and among these the one that is least smaller. None if none is found.
+    fn nearest_layout(&self) -> Option<Vec<String>> {
+        let ParallelConfig { pp, dp_replicate, ep, tp, cp, strategy, .. } = self.parallel;
+        let is_ddp = strategy == Strategy::Ddp; // whose replicas are what the others leave
+        let replicas = dp_replicate.or((strategy == Strategy::HybridShard).then_some(2)).filter(|_| !is_ddp);
         let mut sizes: Vec<Size> = vec![
-            ("pp", pp, |parallel, size| {
-                parallel.stages.take_if(|_| parallel.pp != size);
-                parallel.pp = size;
-            }),
+            ("pp", pp, |parallel, size| parallel.pp = size),
             ("cp", cp, |parallel, size| parallel.cp = size),
             ("tp", tp, |parallel, size| parallel.tp = size),
             ("ep", ep, |parallel, size| parallel.ep = size),
@@ -30,46 +61,61 @@ impl Config {
             let set: fn(&mut ParallelConfig, usize) = |parallel, size| parallel.dp_replicate = Some(size);
             ("dp_replicate", replicas, set)
         }));
-        let mut search = Search { config: self, sizes, best: None, tried: 0 };
-        search.descend(&mut vec![]);
-        let (Search { sizes, .. }, (_, found)) = (&search, search.best.as_ref()?);
-        let changed: Vec<_> = sizes.iter().zip(found).filter(|((_, given, _), found)| given != *found).collect();
-        let flag = |((key, ..), size): &(&Size, &usize)| format!("--set parallel.{key}={size}");
-        let left = [
-            ("stages", self.parallel.stages.is_some() && found[0] != pp),
-            ("dp_shard", self.parallel.dp_shard.is_some()),
+        let optional: [(bool, Optional); 3] = [
+            (self.parallel.stages.is_some(), ("stages", |parallel| parallel.stages = None)),
+            (self.parallel.dp_shard.is_some(), ("dp_shard", |parallel| parallel.dp_shard = None)),
+            (is_ddp && dp_replicate.is_some(), ("dp_replicate", |parallel| parallel.dp_replicate = None)),
         ];
-        let nulls = left.into_iter().filter(|(_, is)| *is).map(|(key, _)| format!("--set parallel.{key}=null"));
-        let flags: Vec<String> = changed.iter().map(flag).chain(nulls).collect();
-        (changed.len() > 1).then(|| flags.join(" "))
+        let given: Vec<Optional> = optional.into_iter().filter_map(|(is, key)| is.then_some(key)).collect();
+        // Those that make the fewest null first.
+        let mut nulls: Vec<Vec<Optional>> = vec![vec![]];
+        for key in given {
+            nulls.extend(nulls.clone().into_iter().map(|keys| [keys, vec![key]].concat()));
+        }
+        nulls.sort_by_key(Vec::len);
+        let mut search = Search { config: self, sizes, nulls, best: None, tried: 0 };
+        search.descend(&mut vec![]);
+        let (Search { sizes, .. }, (_, found, nulls)) = (&search, search.best.as_ref()?);
+        let others = sizes.iter().zip(found).filter(|((_, given, _), found)| given != *found);
+        let sizes = others.map(|((key, ..), size)| format!("--set parallel.{key}={size}"));
+        Some(sizes.chain(nulls.iter().map(|(key, _)| format!("--set parallel.{key}=null"))).collect())
+    }
+
+    /// Whether the layout passes all checks that a layout can fail, and with it the batches.
+    fn is_laid_out(&self) -> bool {
+        self.validate_layout().is_ok() && self.by_length().iter().all(|config| config.validate_shares().is_ok())
     }
 }
 
 struct Search<'a> {
     config: &'a Config,
     sizes: Vec<Size>,
-    best: Option<(Cost, Vec<usize>)>,
+    /// Which keys may be made null together.
+    nulls: Vec<Vec<Optional>>,
+    best: Option<(Cost, Vec<usize>, Vec<Optional>)>,
     tried: usize,
 }
 
 /// Layouts that are tried: more than there are of a thousand ranks, and no more than take a tenth of a second.
-const MOST_TRIED: usize = 1000;
+const MOST_TRIED: usize = 5000;
 
-/// How many sizes are others, and by how much all are smaller.
+/// How many keys are others, and by how much all sizes are smaller.
 type Cost = (usize, f64);
 
 impl Search<'_> {
     /// Tries all divisors of the ranks, up to what is given, for the sizes behind those that are `chosen`, as long as
     /// these cost less than the best.
     fn descend(&mut self, chosen: &mut Vec<usize>) {
-        let cost = self.cost(chosen);
-        if self.tried == MOST_TRIED || self.best.as_ref().is_some_and(|(best, _)| *best <= cost) {
+        let (changed, smaller) = self.cost(chosen);
+        if self.tried == MOST_TRIED || self.best.as_ref().is_some_and(|(best, ..)| *best <= (changed, smaller)) {
             return;
         }
         let Some((key, given, _)) = self.sizes.get(chosen.len()).copied() else {
             self.tried += 1;
-            if self.fits(chosen) {
-                self.best = Some((cost, chosen.clone()));
+            let Some(nulls) = self.nulls.iter().find(|nulls| self.fits(chosen, nulls)).cloned() else { return };
+            let cost = (changed + nulls.len(), smaller);
+            if self.best.as_ref().is_none_or(|(best, ..)| cost < *best) {
+                self.best = Some((cost, chosen.clone(), nulls));
             }
             return;
         };
@@ -94,10 +140,10 @@ impl Search<'_> {
         (changed, pairs().map(|(given, size)| given as f64 / size as f64).product())
     }
 
-    fn fits(&self, chosen: &[usize]) -> bool {
+    fn fits(&self, chosen: &[usize], nulls: &[Optional]) -> bool {
         let mut config = self.config.clone();
-        config.parallel.dp_shard = None; // what the others leave
-        self.sizes.iter().zip(chosen).for_each(|((.., set), size)| set(&mut config.parallel, *size));
-        config.validate_layout().is_ok() && config.parallel.data_parallel_size() <= config.train.global_batch_size
+        self.sizes.iter().zip(chosen).for_each(|((_, _, set), size)| set(&mut config.parallel, *size));
+        nulls.iter().for_each(|(_, set)| set(&mut config.parallel));
+        config.is_laid_out()
     }
 }

@@ -1,4 +1,5 @@
-//! The gradients of keys and values on tensor cores; see [`simt`](super::super::simt). Scores have a row for each key here.
+//! The gradients of keys and values on tensor cores; see [`simt`](super::super::simt). Scores have a row for each key
+//! here.
 
 use super::super::rows::{Lies, Rule, first_key, head_here, probability, stage_statistics};
 use super::{CHUNK, Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};

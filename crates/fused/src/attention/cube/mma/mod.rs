@@ -12,17 +12,18 @@
 //!          +----+----+----+----+                            probabilities in registers, and no unit but theirs sees them
 //! ```
 //!
-//! The instruction is `mma.m16n8k16`, whose layouts PTX defines (PTX ISA, "Matrix Fragments for mma.m16n8k16"). A row of scores is in the 4
-//! lanes of a quad, which find its maximum and its sum by two shuffles. The kernel of keys makes the scores turned, a row for each key, so
-//! that they too are left operands: of `p^T dy` and `ds^T q`.
+//! The instruction is `mma.m16n8k16`, whose layouts PTX defines (PTX ISA, "Matrix Fragments for mma.m16n8k16"). A row
+//! of scores is in the 4 lanes of a quad, which find its maximum and its sum by two shuffles. The kernel of keys makes
+//! the scores turned, a row for each key, so that they too are left operands: of `p^T dy` and `ds^T q`.
 //!
-//! Rows in shared memory are 8 elements longer than a multiple of 16: the 8 rows that `ldmatrix` reads at once are 4 banks apart. Columns up
-//! to that multiple are 0. A rotated part is turned there and rounded, and probabilities and their gradients are rounded where they become
-//! operands; sums are not, until they are written.
+//! Rows in shared memory are 8 elements longer than a multiple of 16: the 8 rows that `ldmatrix` reads at once are 4
+//! banks apart. Columns up to that multiple are 0. A rotated part is turned there and rounded, and probabilities and
+//! their gradients are rounded where they become operands; sums are not, until they are written.
 //!
-//! Registers of sums: `d / 2` for `dk`, as many for `dq`, `dv / 2` for `dv` and for `y`; for scores half of their columns at a time, 64 in the
-//! forward, and [`CHUNK`] of them and of their gradients in the backward. With `d` = 192 and `dv` = 128 the kernel of keys has 96 + 64 + 2 x 8,
-//! of 255. Shared memory: 4 tiles, for these widths 2 x 64 x (200 + 136) x 2 = 86 KB.
+//! Registers of sums: `d / 2` for `dk`, as many for `dq`, `dv / 2` for `dv` and for `y`; for scores half of their
+//! columns at a time, 64 in the forward, and [`CHUNK`] of them and of their gradients in the backward. With `d` = 192
+//! and `dv` = 128 the kernel of keys has 96 + 64 + 2 x 8, of 255. Shared memory: 4 tiles, for these widths 2 x 64 x
+//! (200 + 136) x 2 = 86 KB.
 //!
 //! These kernels have been compiled and assembled for A100 and H100. They have not been run on one.
 

@@ -7,7 +7,8 @@
 //!  y / total,  l = scale m + ln(total)                                    y  = a y + p v
 //! ```
 //!
-//! (FlashAttention-2, arXiv 2307.08691, algorithm 1.) With dropout `p` is multiplied with its factor in `p v`, and not in the sum.
+//! (FlashAttention-2, arXiv 2307.08691, algorithm 1.) With dropout `p` is multiplied with its factor in `p v`, and not
+//! in the sum.
 
 use super::super::rows::{Lies, Rule, first_key, head_here, inverse, log_sum};
 use super::{Corner, PARTS, Shape, Sum, clear, multiply, pitch, put, stage, turn};
@@ -118,7 +119,8 @@ pub fn forward<F: Float, N: Size>(
     put(&y_tile, y, y_lies.here(), y_lies.row, query, rule.t, comptime!(shape.whole(widths.v)));
 }
 
-/// Scores become `p`, with what is dropped of it 0. Each row is the work of [`PARTS`] units, which have every fourth column.
+/// Scores become `p`, with what is dropped of it 0. Each row is the work of [`PARTS`] units, which have every fourth
+/// column.
 #[cube]
 fn softmax(
     scores: &mut [f32],

@@ -4,8 +4,8 @@
 //!  for each tile of queries:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - mean)       dv += p^T dy,   dk += ds^T q
 //! ```
 //!
-//! Each gradient is one cube's whole sum: nothing is added up between cubes. The rotated key is one for all heads: its gradient leaves head by
-//! head, [`small`](super::super::small) adds it up.
+//! Each gradient is one cube's whole sum: nothing is added up between cubes. The rotated key is one for all heads: its
+//! gradient leaves head by head, [`small`](super::super::small) adds it up.
 
 use super::super::rows::{Lies, Rule, first_key, head_here, stage_statistics};
 use super::{Corner, Shape, Sum, clear, multiply, pitch, probabilities, put, stage, turn};

@@ -10,13 +10,15 @@
 //!    y [64, dv]  +-----------+                                          r + 48      *       *       *       *
 //! ```
 //!
-//! Everything between two products is in shared memory, so no unit has to know what another one has: work is dealt out in strides, and a cube has any
-//! number of units. Neighbouring units have neighbouring columns, and rows are of odd length (scores: 4 more than a multiple of 32), so that
-//! the units of a warp hit different banks along a row as well as along a column. A load from shared memory costs a warp one cycle and a
-//! multiply-add a quarter of one: 8 and 4 cycles for 16 sums, half of the peak at best.
+//! Everything between two products is in shared memory, so no unit has to know what another one has: work is dealt out
+//! in strides, and a cube has any number of units. Neighbouring units have neighbouring columns, and rows are of odd
+//! length (scores: 4 more than a multiple of 32), so that the units of a warp hit different banks along a row as well
+//! as along a column. A load from shared memory costs a warp one cycle and a multiply-add a quarter of one: 8 and 4
+//! cycles for 16 sums, half of the peak at best.
 //!
-//! Bytes of shared memory for tiles of 64, `d` = `dv` = 64: 4 x 64 x 65 x 4 for q, k, v, y and 64 x 68 x 4 for the scores, 84 KB; the
-//! gradients of keys and values take two tiles and one of scores more, 132 KB. Where a device has less, tiles are of 32, 16, 8 or 4.
+//! Bytes of shared memory for tiles of 64, `d` = `dv` = 64: 4 x 64 x 65 x 4 for q, k, v, y and 64 x 68 x 4 for the
+//! scores, 84 KB; the gradients of keys and values take two tiles and one of scores more, 132 KB. Where a device has
+//! less, tiles are of 32, 16, 8 or 4.
 
 pub(super) mod forward;
 pub(super) mod keys;

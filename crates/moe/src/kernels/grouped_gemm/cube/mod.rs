@@ -6,9 +6,10 @@
 //! | [`MultiLevel`](Tier::MultiLevel) | tensor cores, bf16 and f16 | [`multi_level`] | [`weight_cmma`] |
 //! | [`Wgmma`](Tier::Wgmma) | H100, bf16; only where forced | [`wgmma`] | [`weight_cmma`] |
 //!
-//! Every tier takes any segments: [`tiles`] gives each tile of rows its expert and its end, and what lies behind the end is not written. Segments lie on the device,
-//! where no host checks them: an end beyond the last row is taken for that of the rows, so that none reads or writes outside.
-//! Segments padded to [`tile_rows`](super::tile_rows) leave no tile half empty.
+//! Every tier takes any segments: [`tiles`] gives each tile of rows its expert and its end, and what lies behind the
+//! end is not written. Segments lie on the device, where no host checks them: an end beyond the last row is taken for
+//! that of the rows, so that none reads or writes outside. Segments padded to [`tile_rows`](super::tile_rows) leave no
+//! tile half empty.
 
 mod multi_level;
 #[cfg(feature = "offline")]

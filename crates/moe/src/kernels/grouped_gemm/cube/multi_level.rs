@@ -12,10 +12,10 @@
 //!                    and are 0 behind r
 //! ```
 //!
-//! A row of the result depends on its own row of lhs alone, so it does no harm that a tile's last rows are the next expert's. cubek chooses
-//! the tiles of tensor cores, warps and cubes from shape and device, and which cube has which tile. The [kernel] asks it for a cube's tile
-//! first: one without rows leaves when it has read where the tile starts and ends. Of 4,096 tokens' tiles DeepSeek-V2-Lite has 319, some
-//! 224 with rows; V3 has 766, some 384 with rows.
+//! A row of the result depends on its own row of lhs alone, so it does no harm that a tile's last rows are the next
+//! expert's. cubek chooses the tiles of tensor cores, warps and cubes from shape and device, and which cube has which
+//! tile. The [kernel] asks it for a cube's tile first: one without rows leaves when it has read where the tile starts
+//! and ends. Of 4,096 tokens' tiles DeepSeek-V2-Lite has 319, some 224 with rows; V3 has 766, some 384 with rows.
 
 mod kernel;
 mod layouts;

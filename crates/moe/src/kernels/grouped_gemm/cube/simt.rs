@@ -12,12 +12,13 @@
 //!        weight columns                64 columns
 //! ```
 //!
-//! The sum over `p` runs in steps of 16. `a` lies turned, `[p, row]`, so that a unit reads its 8 rows as two vectors of 4; the
-//! 16 units of a row of the cube read the same ones. Rows of shared memory have 4 numbers more than they hold: units that write a column
-//! into them otherwise all hit the same bank.
+//! The sum over `p` runs in steps of 16. `a` lies turned, `[p, row]`, so that a unit reads its 8 rows as two vectors of
+//! 4; the 16 units of a row of the cube read the same ones. Rows of shared memory have 4 numbers more than they hold:
+//! units that write a column into them otherwise all hit the same bank.
 //!
-//! Registers: 32 sums, 12 operands, addresses: about 80, of which 3 cubes of 256 units fit into the 65,536 of a multiprocessor. Indices
-//! into the sums are known at compile time: an array indexed at run time would live in memory. Shared memory: 16 (132 + 68) 4 = 12,800 bytes.
+//! Registers: 32 sums, 12 operands, addresses: about 80, of which 3 cubes of 256 units fit into the 65,536 of a
+//! multiprocessor. Indices into the sums are known at compile time: an array indexed at run time would live in memory.
+//! Shared memory: 16 (132 + 68) 4 = 12,800 bytes.
 //!
 //! With 1 or 2 units (CubeCL's CPU runtime) a cube's tile shrinks with them: 8 x 4 or 8 x 8.
 
@@ -170,7 +171,8 @@ pub(super) fn multiply(a: &[f32], b: &[f32], sums: &mut Sums, #[comptime] units:
     }
 }
 
-/// Writes the unit's sums, rounded, where the matrix has rows and columns for them; (`row`, `column`) is the corner of the cube's tile.
+/// Writes the unit's sums, rounded, where the matrix has rows and columns for them; (`row`, `column`) is the corner of
+/// the cube's tile.
 #[cube]
 pub(super) fn write_sums<F: Float, N: Size>(
     sums: &Sums,
@@ -254,6 +256,7 @@ pub(super) fn launch(x: &CubeTensor, weight: &CubeTensor, segments: &CubeTensor,
     let table = tiles::launch(segments, y, units.tile_rows());
     let tiles = tiles::count(r, segments.meta.shape()[0] - 1, units.tile_rows());
     let count = CubeCount::Static(tiles as u32, q.div_ceil(units.tile_columns()) as u32, 1);
+    // SAFETY: a tile's end is at most the number of rows (`tiles`), and the loops compare rows and columns with theirs.
     unsafe {
         product::launch_unchecked(
             &y.client,

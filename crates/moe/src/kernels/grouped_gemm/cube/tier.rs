@@ -42,8 +42,8 @@ impl FromStr for Tier {
 /// What is forced, as its place in [`Tier::ALL`] plus 1.
 static FORCED: AtomicU8 = AtomicU8::new(0);
 
-/// Makes every grouped product of this process run on `tier`, for tests and benchmarks; None leaves the choice to the device again.
-/// A product that the tier cannot compute then panics and says why.
+/// Makes every grouped product of this process run on `tier`, for tests and benchmarks; None leaves the choice to the
+/// device again. A product that the tier cannot compute then panics and says why.
 pub fn force_tier(tier: Option<Tier>) {
     FORCED.store(tier.map_or(0, |tier| tier as u8 + 1), Ordering::Relaxed);
 }

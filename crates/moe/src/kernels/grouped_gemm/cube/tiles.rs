@@ -9,13 +9,13 @@
 //!   tail 10 11 12   y = 0                         4           2        10 .. 10     no rows
 //! ```
 //!
-//! An expert's tiles start at `segments[e] / rows + e`: its `length` rows have room there, since `ceil(length / rows)` is at most
-//! `segments[e + 1] / rows - segments[e] / rows + 1`. So a tile finds its expert by a binary search in the segments, there are
-//! `r / rows + e` tiles whatever the segments are, and nothing has to be read back to the host. Segments need no padding; those of
-//! whole tiles only leave no tile half empty.
+//! An expert's tiles start at `segments[e] / rows + e`: its `length` rows have room there, since `ceil(length / rows)`
+//! is at most `segments[e + 1] / rows - segments[e] / rows + 1`. So a tile finds its expert by a binary search in the
+//! segments, there are `r / rows + e` tiles whatever the segments are, and nothing has to be read back to the host.
+//! Segments need no padding; those of whole tiles only leave no tile half empty.
 //!
-//! This is searched once, by [`prepare`], which writes three numbers a tile: a search costs log2(e) loads that wait for each other, about a
-//! microsecond, at the start of every cube.
+//! This is searched once, by [`prepare`], which writes three numbers a tile: a search costs log2(e) loads that wait for
+//! each other, about a microsecond, at the start of every cube.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -37,7 +37,7 @@ pub(super) fn prepare<F: Float, N: Size>(
     #[define(F)] _dtype: ElemType,
 ) {
     let experts = segments.len() - 1;
-    let all = (y.len() * N::value() / q) as i32;
+    let all = y.len() * N::value() / q;
     let step = CUBE_COUNT * CUBE_DIM as usize;
 
     let mut tile = ABSOLUTE_POS;
@@ -56,8 +56,9 @@ pub(super) fn prepare<F: Float, N: Size>(
         let start = segments[low] as usize;
         tiles[tile * ENTRY] = low as i32;
         tiles[tile * ENTRY + 1] = (start + (tile - start / rows - low) * rows) as i32;
-        let end = segments[low + 1];
-        tiles[tile * ENTRY + 2] = select(end < all, end, all);
+        // As a number without a sign, a negative border lies beyond the end too.
+        let end = segments[low + 1] as usize;
+        tiles[tile * ENTRY + 2] = select(end < all, end, all) as i32;
         tile += step;
     }
 
@@ -100,6 +101,8 @@ pub(super) fn launch(segments: &CubeTensor, y: &CubeTensor, rows: usize) -> Cube
     let table = empty(y, [tiles * ENTRY], segments.dtype);
     // A few writes for each unit: the tail is mostly short.
     let (count, dim) = over_items(&y.client, tiles.max(r * q / 64));
+    // SAFETY: units stop at the lengths of the table and of `y`; `segments` has one border more than experts, and a search
+    // stays within.
     unsafe {
         prepare::launch_unchecked(
             &y.client,

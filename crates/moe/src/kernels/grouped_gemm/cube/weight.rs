@@ -1,4 +1,5 @@
-//! The gradient of the matrices: `dW[e] = x[rows of e]^T dy[rows of e]`, a sum over rows whose number differs from expert to expert.
+//! The gradient of the matrices: `dW[e] = x[rows of e]^T dy[rows of e]`, a sum over rows whose number differs from
+//! expert to expert.
 //!
 //! ```text
 //!  grid z: experts                  rows k of x            rows k of dy
@@ -10,8 +11,9 @@
 //!      +---------------+                 p                      q
 //! ```
 //!
-//! Both inputs are read as they lie, a step of rows at a time, and the rows behind the segment's end count as 0. An expert without rows takes
-//! no step and writes zeros. One cube makes the whole sum of its tile: nothing is added up between cubes, so the result is the same in every run.
+//! Both inputs are read as they lie, a step of rows at a time, and the rows behind the segment's end count as 0. An
+//! expert without rows takes no step and writes zeros. One cube makes the whole sum of its tile: nothing is added up
+//! between cubes, so the result is the same in every run.
 //!
 //! This kernel runs everywhere; its tile and registers are those of the [product](super::simt).
 
@@ -60,6 +62,8 @@ pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_
     let [e, p, q] = d_weight.meta.shape().dims();
     let units = Units::new(units(&x.client, UNITS));
     let tiles = |length: usize, tile: usize| length.div_ceil(tile) as u32;
+    // SAFETY: both borders of a segment are taken for at most the number of rows; rows and columns of `dW` are compared with
+    // its own.
     unsafe {
         sum::launch_unchecked(
             &x.client,

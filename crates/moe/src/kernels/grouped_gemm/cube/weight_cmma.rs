@@ -12,14 +12,15 @@
 //!     +-------+-------+
 //! ```
 //!
-//! Two steps are in shared memory: while the cores multiply one, the rows of the next are on their way from global memory to registers, and
-//! go into the other, with one barrier a step. In the machine code for sm_80 out of LLVM the loads stand before the products; for sm_90, and
-//! out of CUDA C++, the assembler moves most of them behind, and there only the second barrier is saved.
+//! Two steps are in shared memory: while the cores multiply one, the rows of the next are on their way from global
+//! memory to registers, and go into the other, with one barrier a step. In the machine code for sm_80 out of LLVM the
+//! loads stand before the products; for sm_90, and out of CUDA C++, the assembler moves most of them behind, and there
+//! only the second barrier is saved.
 //!
-//! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 a lane, operands and addresses as many more: 128 at the most, two cubes on a
-//! multiprocessor. Shared memory: 2 x 2 x 32 x 136 x 2 = 34,816 bytes; 8 numbers at the end of a row shift it by 4 banks, so that the 8
-//! rows that are loaded together do not collide. Then 8 x 1024 bytes through which sums leave: which lane holds which number of a sum is
-//! not known, and edges and rounding need to know it.
+//! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 a lane, operands and addresses as many more: 128 at the
+//! most, two cubes on a multiprocessor. Shared memory: 2 x 2 x 32 x 136 x 2 = 34,816 bytes; 8 numbers at the end of a
+//! row shift it by 4 banks, so that the 8 rows that are loaded together do not collide. Then 8 x 1024 bytes through
+//! which sums leave: which lane holds which number of a sum is not known, and edges and rounding need to know it.
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -70,8 +71,8 @@ impl Step {
         self.row + k < self.end && self.column + m * VECTOR < self.stride
     }
 
-    /// Loads this unit's part. There is no branch around a load, and what it brings is looked at in [`share`](Self::share) only: so it
-    /// can be on its way while the cores multiply.
+    /// Loads this unit's part. There is no branch around a load, and what it brings is looked at in
+    /// [`share`](Self::share) only: so it can be on its way while the cores multiply.
     fn fetch<F: Float>(&self, from: &[Vector<F, Const<VECTOR>>], to: &mut Array<Vector<F, Const<VECTOR>>>) {
         #[unroll]
         for load in 0..LOADS {
@@ -228,6 +229,8 @@ pub(super) fn supports(x: &CubeTensor, p: usize, q: usize) -> bool {
 /// `dW_epq`; all tensors are contiguous and [supported](supports).
 pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_weight: &CubeTensor) {
     let [e, p, q] = d_weight.meta.shape().dims();
+    // SAFETY: both borders of a segment are taken for at most the number of rows; rows and columns of `dW` are compared with
+    // its own.
     unsafe {
         sum::launch_unchecked(
             &x.client,

@@ -14,10 +14,11 @@
 //!  warpgroup 2   rows 64 .. 128 of y   <-------------------------------------+--------+
 //! ```
 //!
-//! `full[s]` opens when the 32,768 bytes of a stage are there, `empty[s]` when the 256 units of both consumers have used them. Both
-//! flip their parity each time around the ring. Registers: a consumer's 64 x 128 sums are 64 numbers a unit, 92 in all: with 384 units and
-//! 128 KiB one cube fits on a multiprocessor. Both operands lie in shared memory in rows of 64 bf16 = 128 bytes whose eight 16-byte parts are
-//! swapped by the row's number modulo 8 (the 128-byte swizzle), which TMA writes and `wgmma` reads without bank conflicts.
+//! `full[s]` opens when the 32,768 bytes of a stage are there, `empty[s]` when the 256 units of both consumers have
+//! used them. Both flip their parity each time around the ring. Registers: a consumer's 64 x 128 sums are 64 numbers a
+//! unit, 92 in all: with 384 units and 128 KiB one cube fits on a multiprocessor. Both operands lie in shared memory in
+//! rows of 64 bf16 = 128 bytes whose eight 16-byte parts are swapped by the row's number modulo 8 (the 128-byte
+//! swizzle), which TMA writes and `wgmma` reads without bank conflicts.
 //!
 //! TMA fills 0 behind a tensor's ends. Rows of the next expert are multiplied and not written.
 //!
@@ -48,12 +49,13 @@ const OPERAND: usize = TILE * DEPTH;
 const STAGES: usize = 4;
 pub(super) const UNITS: usize = 384;
 
-/// `sums + a b^T` for `[64, 64]` of a and `[128, 64]` of b in shared memory, by the units of a warpgroup; `sums + a b` for `[64, 128]` of b, in two halves of
-/// columns, where not `transposed`.
+/// `sums + a b^T` for `[64, 64]` of a and `[128, 64]` of b in shared memory, by the units of a warpgroup; `sums + a b`
+/// for `[64, 128]` of b, in two halves of columns, where not `transposed`.
 ///
-/// A descriptor holds an address / 16 in its low 14 bits, 1024 / 16 bytes from 8 rows to the next 8 (bits 32 to 45), and the 128-byte
-/// swizzle (1 in bits 62 and 63). Where k runs along a row, the four steps of 16 are 32 bytes apart: 2 in the descriptor. Where it runs down the rows, they are 16
-/// rows of 128 bytes apart, 128 in the descriptor, and bits 16 to 29 have the 8192 / 16 bytes from one half of the columns to the other.
+/// A descriptor holds an address / 16 in its low 14 bits, 1024 / 16 bytes from 8 rows to the next 8 (bits 32 to 45),
+/// and the 128-byte swizzle (1 in bits 62 and 63). Where k runs along a row, the four steps of 16 are 32 bytes apart: 2
+/// in the descriptor. Where it runs down the rows, they are 16 rows of 128 bytes apart, 128 in the descriptor, and bits
+/// 16 to 29 have the 8192 / 16 bytes from one half of the columns to the other.
 #[cube]
 fn multiply(sums: Vector<f32, Const<64>>, a: &bf16, b: &bf16, #[comptime] transposed: bool) -> Vector<f32, Const<64>> {
     let next: Vector<f32, Const<64>>;
@@ -99,7 +101,8 @@ fn multiply(sums: Vector<f32, Const<64>>, a: &bf16, b: &bf16, #[comptime] transp
     next
 }
 
-/// PTX that copies the incoming sums (operands n to 2n) to the outgoing ones: the assembler makes them the same registers.
+/// PTX that copies the incoming sums (operands n to 2n) to the outgoing ones: the assembler makes them the same
+/// registers.
 fn copies(n: usize) -> String {
     (0..n).map(|i| format!("mov.f32 %{i}, %{};", i + n)).collect::<Vec<_>>().join("\n")
 }
@@ -179,7 +182,8 @@ pub(super) fn product(
             }
         }
 
-        // Unit u of a warpgroup has rows u / 32 * 16 + u % 32 / 4 and 8 below, columns u % 4 * 2 and 1 on, and so every 8 columns.
+        // Unit u of a warpgroup has rows u / 32 * 16 + u % 32 / 4 and 8 below, columns u % 4 * 2 and 1 on, and so every
+        // 8 columns.
         let unit = UNIT_POS as usize % 128;
         let row = tile.first + (warpgroup as usize - 1) * 64 + unit / 32 * 16 + unit % 32 / 4;
         let column = column + unit % 4 * 2;
@@ -238,6 +242,8 @@ pub(super) fn launch(
     // In the order in which the matrices lie.
     let (matrices, part) = if transposed { ([e, q, p], [1, TILE, DEPTH]) } else { ([e, p, q], [1, DEPTH, TILE / 2]) };
     let table = tiles::launch(segments, y, TILE);
+    // SAFETY: the hardware's copies leave out what lies outside of a tensor, and a tile's end is at most the number of rows
+    // (`tiles`), with which writes are compared.
     unsafe {
         product::launch_unchecked(
             &x.client,

@@ -1,7 +1,8 @@
 //! The kernels of [`route`](super): one unit a token, tokens dealt out in strides.
 //!
-//! A unit reads its token's row of scores some times over (neighbours in memory, so the cache holds them) and writes its own row or its
-//! column of outputs; nothing is shared between units. Choices are counted by one cube a sequence, in shared memory.
+//! A unit reads its token's row of scores some times over (neighbours in memory, so the cache holds them) and writes
+//! its own row or its column of outputs; nothing is shared between units. Choices are counted by one cube a sequence,
+//! in shared memory.
 
 mod select;
 
@@ -301,7 +302,8 @@ fn count_kernel(
         let mut i = unit;
         while i < tokens * k {
             let expert = experts[i / tokens * n + group * tokens + i % tokens];
-            if expert >= 0i32 {
+            // Checked here: a launch checks what lies in global memory, and not what is shared.
+            if expert >= 0i32 && expert < e as i32 {
                 count[expert as usize].fetch_add(1i32);
             }
             i += units;

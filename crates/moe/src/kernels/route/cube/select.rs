@@ -6,8 +6,9 @@
 //! candidates times    each lane its best, the plane the best of these; where two are equal, the lower number; it is taken away
 //! ```
 //!
-//! Lanes read neighbours, once, and keep them in registers: 2 values each of 64 experts, 8 of 256. What a plane decides, every lane knows.
-//! CubeCL's CPU runtime has no planes: there a token has one lane, and what remains of the kernel is the same.
+//! Lanes read neighbours, once, and keep them in registers: 2 values each of 64 experts, 8 of 256. What a plane
+//! decides, every lane knows. CubeCL's CPU runtime has no planes: there a token has one lane, and what remains of the
+//! kernel is the same.
 
 use super::super::{GAMMA, Noise, SelectRule};
 use burn::backend::TensorMetadata;
@@ -68,8 +69,8 @@ struct Seed {
     seq_len: usize,
 }
 
-/// `best_groups` is how many groups of experts are chosen from; 0 where they are not divided. A lane has `share` experts. `lowest` is
-/// minus infinity.
+/// `best_groups` is how many groups of experts are chosen from; 0 where they are not divided. A lane has `share`
+/// experts. `lowest` is minus infinity.
 #[cube(launch)]
 fn select_kernel(
     scores: &[f32],
@@ -222,8 +223,8 @@ impl Best {
         Best { values, places, len }
     }
 
-    /// Places come in increasing order, so a value goes behind those that are equal to it: the first entry that is free or smaller
-    /// takes it, and everything from there on moves down by one.
+    /// Places come in increasing order, so a value goes behind those that are equal to it: the first entry that is free
+    /// or smaller takes it, and everything from there on moves down by one.
     fn insert(&mut self, value: f32, place: i32) {
         let len = comptime!(self.len);
         if self.places[len - 1] < 0i32 || value > self.values[len - 1] {
@@ -258,7 +259,8 @@ fn noise(hash: u32, place: u32, amplitude: f32, #[comptime] noisy: bool) -> f32 
     if comptime!(noisy) {
         let number = mix(hash + place * comptime!(GAMMA));
         let unit = f32::cast_from(number >> 8u32) * comptime!(2.0 / (1 << 24) as f32) - 1.0f32;
-        // Rounded before it is added to the score: a compiler may contract a product and a sum into one rounding, but not this.
+        // Rounded before it is added to the score: a compiler may contract a product and a sum into one rounding, but
+        // not this.
         fma(amplitude, unit, 0.0f32)
     } else {
         0.0f32.runtime()

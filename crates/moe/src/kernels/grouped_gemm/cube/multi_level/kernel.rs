@@ -14,8 +14,8 @@ use cubek::matmul::multi_level::definition::{BatchMatmulBlueprint, Blueprint, Cu
 type Batches<G> = PartitionedBatchMatmulFamily<(), G, RowMajorGlobalPartitionMatmul>;
 type Multiply<G, T> = <Batches<G> as BatchMatmulFamily<()>>::Matmul<T>;
 
-/// What cubek's own entry does, behind a look into the table of tiles: cubek maps a cube to its batch in several ways, chosen by device and
-/// problem, and here the mapping is asked, so that dead tiles leave whichever it is.
+/// What cubek's own entry does, behind a look into the table of tiles: cubek maps a cube to its batch in several ways,
+/// chosen by device and problem, and here the mapping is asked, so that dead tiles leave whichever it is.
 #[allow(clippy::collapsible_if, clippy::type_complexity)]
 #[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
 pub(super) fn product<F: Numeric, L: Size, R: Size, O: Size, G: GlobalMatmulFamily<()>>(

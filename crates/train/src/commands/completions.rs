@@ -1,0 +1,29 @@
+//! `train completions`.
+
+use crate::cli;
+use crate::config::PRESETS;
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use clap_complete::Shell;
+
+/// Prints a script that completes the command line in a shell.
+///
+/// bash: train completions bash > ~/.local/share/bash-completion/completions/train
+///
+/// zsh: train completions zsh > "${fpath[1]}/_train"
+///
+/// fish: train completions fish > ~/.config/fish/completions/train.fish
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    shell: Shell,
+}
+
+pub fn run(args: &CompletionsArgs) {
+    let mut script = vec![];
+    // Other names are answered with more than a list of these.
+    let presets = || PossibleValuesParser::new(PRESETS.iter().map(|preset| preset.name));
+    let mut command = cli::command().mut_arg("model", |arg| arg.value_parser(presets()));
+    let name = command.get_name().to_string();
+    clap_complete::generate(args.shell, &mut command, name, &mut script);
+    cli::say(String::from_utf8_lossy(&script).trim_end());
+}

@@ -1,0 +1,49 @@
+//! `train man`.
+
+use crate::cli;
+use crate::config::{PRESETS, Preset};
+use clap::Args;
+use clap_mangen::Man;
+use std::io;
+
+/// Prints the manual page, of a sub-command if one is named: `train man | man -l -`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// A sub-command, such as generate
+    command: Option<String>,
+}
+
+/// Why there is no page.
+#[derive(Debug, thiserror::Error)]
+pub enum ManError {
+    #[error("there is no sub-command {0}: `train --help` lists them")]
+    NoCommand(String),
+    #[error("cannot write the page: {0}")]
+    Write(#[from] io::Error),
+}
+
+pub fn run(args: &ManArgs) -> Result<(), ManError> {
+    let mut command = cli::command();
+    command.build();
+    let source = format!("{} {}", command.get_name(), command.get_version().unwrap_or_default());
+    if let Some(name) = &args.command {
+        let found = command.find_subcommand(name);
+        command = found.cloned().ok_or_else(|| ManError::NoCommand(name.clone()))?;
+    }
+    let mut page = vec![];
+    // What follows on the help comes in a section of its own, and not as lines of a paragraph.
+    let command = command.after_help(None::<&str>);
+    Man::new(command).source(source).render(&mut page)?;
+    if args.command.is_none() {
+        page.extend(models().into_bytes());
+    }
+    cli::say(String::from_utf8_lossy(&page).trim_end());
+    Ok(())
+}
+
+/// The section on what `--model` may be.
+fn models() -> String {
+    let escaped = |text: &str| text.replace('\\', r"\e").replace('-', r"\-");
+    let entry = |preset: &Preset| format!(".TP\n\\fB{}\\fR\n{}\n", escaped(preset.name), escaped(preset.about));
+    format!(".SH MODELS\n{}", PRESETS.iter().map(entry).collect::<String>())
+}

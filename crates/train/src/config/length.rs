@@ -1,0 +1,35 @@
+//! How long a run is: in steps, or in passes over its data.
+
+use yaml_serde::{Mapping, Value};
+
+use super::ConfigError;
+
+const STEPS: &str = "steps";
+const EPOCHS: &str = "epochs";
+
+/// Of `train.steps` and `train.epochs`, has the one that `layer` gives count more than the one that `base` has.
+///
+/// # Errors
+/// If the layer gives both.
+pub(super) fn choose(base: &mut Mapping, layer: &Mapping, origin: &str) -> Result<(), ConfigError> {
+    let given = |key| {
+        let value = layer.get("train").and_then(|train| train.get(key));
+        // 0 steps are those of the epochs.
+        value.filter(|value| !value.is_null() && (key != STEPS || value.as_u64() != Some(0)))
+    };
+    let (key, value) = match (given(STEPS), given(EPOCHS)) {
+        (Some(steps), Some(epochs)) => {
+            let [steps, epochs] = [steps, epochs].map(super::check::shown);
+            return Err(ConfigError::Invalid(format!(
+                "{origin} gives train.steps {steps} and train.epochs {epochs}: give one of them (--steps or --epochs)"
+            )));
+        }
+        (Some(_), None) => (EPOCHS, Value::Null),
+        (None, Some(_)) => (STEPS, Value::from(0)),
+        (None, None) => return Ok(()),
+    };
+    if let Value::Mapping(train) = base.entry("train".into()).or_insert_with(|| Value::Mapping(Mapping::new())) {
+        train.insert(key.into(), value);
+    }
+    Ok(())
+}

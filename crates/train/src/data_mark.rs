@@ -1,0 +1,54 @@
+//! What a checkpoint says of the data that its run trained on, so that a run that goes on says when they have changed.
+
+use crate::error::TrainError;
+use crate::words::human_count;
+use checkpoint::Checkpoint;
+use data::{DataError, Prepared};
+use serde::{Deserialize, Serialize};
+
+/// The file of a checkpoint.
+pub(crate) const FILE: &str = "data.json";
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Mark {
+    /// Where they were, for the user.
+    source: String,
+    train_tokens: u64,
+    fingerprint: String,
+}
+
+impl Mark {
+    fn of(source: &str, data: &Prepared) -> Result<Self, DataError> {
+        let train_tokens = data.dataset.train_tokens();
+        Ok(Self { source: source.into(), train_tokens, fingerprint: data.fingerprint()? })
+    }
+}
+
+/// The file of checkpoints of a run on these data of `source`.
+pub(crate) fn file(source: &str, data: &Prepared) -> Result<(String, Vec<u8>), DataError> {
+    let json = serde_json::to_vec_pretty(&Mark::of(source, data)?).expect("numbers and strings have a JSON form");
+    Ok((FILE.into(), json))
+}
+
+/// A line where `data`, of `source`, are others than those that the checkpoint's run trained on; None where they are the
+/// same, or the checkpoint does not say.
+///
+/// # Errors
+/// A file of either that cannot be read.
+pub(crate) fn change(checkpoint: &Checkpoint, source: &str, data: &Prepared) -> Result<Option<String>, TrainError> {
+    if !checkpoint.index().extra().iter().any(|file| file.name == FILE) {
+        return Ok(None);
+    }
+    // What a later version may write is no reason not to go on.
+    let Ok(before) = serde_json::from_slice::<Mark>(&checkpoint.read_file(FILE)?) else { return Ok(None) };
+    let now = Mark::of(source, data)?;
+    Ok((before.fingerprint != now.fingerprint).then(|| {
+        let words = |mark: &Mark| format!("{} of {}", human_count(mark.train_tokens as usize, "token"), mark.source);
+        let (step, before, now) = (checkpoint.index().step, words(&before), words(&now));
+        let goes_on = match before == now {
+            true => "the same number, of other content".into(),
+            false => now,
+        };
+        format!("warning: the data changed: until step {step} the run trained on {before}, and goes on with {goes_on}")
+    }))
+}

@@ -1,0 +1,100 @@
+//! When the run is saved, and what is told of it.
+
+use super::{Job, Trainer};
+use crate::config::{CheckpointConfig, Config};
+use crate::data_mark;
+use crate::error::TrainError;
+use crate::run_folder::{CONFIG, RunFolder};
+use crate::saver::Saver;
+use crate::trained;
+use checkpoint::{Folder, Index};
+use data::Tokenizer;
+use std::path::PathBuf;
+use std::time::Instant;
+
+impl Trainer<'_> {
+    /// Whether a checkpoint is to be made after `step` steps. One that falls on a step which is skipped waits for the
+    /// next that is not: parameters that give nothing finite are not to take the place of older ones.
+    pub fn is_due(&mut self, step: usize) -> bool {
+        let CheckpointConfig { every, keep_every, .. } = self.job.config.checkpoint;
+        self.is_due |= [every, keep_every].iter().any(|every| *every > 0 && step.is_multiple_of(*every));
+        self.is_due && self.skips == 0
+    }
+
+    /// What rank 0 says in every step: 1 if a checkpoint is due by its clock. All ranks decide alike by that.
+    pub fn is_time(&self) -> f64 {
+        let due = |minutes: f64| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes;
+        let minutes = self.job.config.checkpoint.every_minutes.filter(|_| self.rank == 0);
+        if minutes.is_some_and(due) { 1.0 } else { 0.0 }
+    }
+
+    /// Begins to save the run after `step` steps, as soon as the checkpoint before is complete.
+    pub fn save(&mut self, step: usize, loss: f64, val_loss: Option<f64>) -> Result<(), TrainError> {
+        let Config { train, parallel, checkpoint, .. } = &self.job.config;
+        if checkpoint.keep == 0 {
+            return Ok(());
+        }
+        let started = Instant::now();
+        (self.is_due, self.saved_at) = (false, started);
+        self.job.progress.doing("saving");
+        self.finish_saving()?;
+        let index = Index {
+            step: step as u64,
+            seed: train.seed,
+            tokens: self.tokens,
+            loss: Some(loss).filter(|loss| loss.is_finite()),
+            val_loss: val_loss.filter(|loss| loss.is_finite()),
+            best: self.best,
+            lowest: self.lowest,
+            kept: self.job.resume.as_ref().map_or(vec![], |resume| resume.kept.clone()),
+            world_size: parallel.gpus,
+            strategy: parallel.describe(),
+            ..Index::default()
+        };
+        self.saver.start(self.fsdp.state(), index);
+        self.checkpoint_seconds += started.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    /// Waits until the checkpoint under way is complete, if there is one.
+    pub fn finish_saving(&mut self) -> Result<(), TrainError> {
+        let saved = self.saver.finish(|values| self.fsdp.all_reduce(values), |line| self.recorder.say(line))?;
+        self.tell_saved(saved)
+    }
+
+    /// Tells of a checkpoint that is complete by now, and of older ones that could not be removed.
+    pub fn tell_saved(&mut self, saved: Option<(u64, PathBuf)>) -> Result<(), TrainError> {
+        if let Some((step, path)) = saved {
+            let event = format!("saved {}", path.display());
+            self.job.progress.say(&event);
+            self.recorder.event(step as usize, &event)?;
+        }
+        self.tell_pruned(false);
+        Ok(())
+    }
+
+    /// Tells of older checkpoints that could not be removed, which is no reason to end a run; `wait`: until they are
+    /// removed.
+    pub fn tell_pruned(&mut self, wait: bool) {
+        if let Some(error) = self.saver.pruned(wait) {
+            self.recorder.say(&format!("older checkpoints stay: {error}"));
+        }
+    }
+}
+
+/// What writes the checkpoints; rank 0, which completes them, adds configuration and tokenizer, and writes the
+/// tokenizer into the run's folder too.
+pub(super) fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError> {
+    let mut files = vec![];
+    if rank == 0 {
+        let kept = job.resume.as_ref().and_then(|resume| resume.tokenizer.clone());
+        files = kept.or(job.data.tokenizer.as_ref().map(Tokenizer::files)).unwrap_or_default();
+        if !files.is_empty() {
+            folder.write_tokenizer(&files)?;
+        }
+        files.push((CONFIG.into(), job.config.to_yaml().into_bytes()));
+        files.push(data_mark::file(&job.config.data.source, &job.data)?);
+        files.extend(job.resume.as_ref().and_then(|resume| trained::file(&resume.trained, &job.config.train)));
+    }
+    Ok(Saver::new(Folder::of_run(folder.path()), rank, job.config.checkpoint.clone(), files))
+}
