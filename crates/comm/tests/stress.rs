@@ -75,21 +75,16 @@ impl Case {
         }
     }
 
-    /// Runs it. Who is late is a matter of time: where a busy machine holds up an innocent rank as well, only more
-    /// patience tells.
     fn run(&self) {
-        let patience = match self.end {
-            End::Sleep => &[Duration::from_millis(20), Duration::from_millis(500), Duration::from_secs(10)][..],
-            _ => &[HANG],
-        };
-        let mut wrong = String::new();
-        for timeout in patience {
-            match self.try_run(*timeout) {
-                Ok(()) => return,
-                Err(what) => wrong = what,
+        let run = |timeout| {
+            if let Err(wrong) = self.try_run(timeout) {
+                panic!("{self:?}: {wrong}");
             }
+        };
+        match self.end {
+            End::Sleep => patiently(run),
+            _ => run(HANG),
         }
-        panic!("{self:?}: {wrong}");
     }
 
     /// Whether every other rank, and the caller, was told who is guilty; what they were told otherwise.

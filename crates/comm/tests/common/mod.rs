@@ -3,6 +3,7 @@
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
 use comm::{Collective, CommError, Communicator, LocalEngine, Reduce};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -20,6 +21,15 @@ pub const COLLECTIVES: [Collective; 8] = [
     Collective::AllToAll,
     Collective::Barrier,
 ];
+
+/// Runs a test of timeouts, with a longer one if it fails. Who is late is a matter of time: where a busy machine holds up
+/// an innocent rank as well, only more patience tells.
+pub fn patiently(test: impl Fn(Duration)) {
+    let quick = [20, 200, 2_000].map(Duration::from_millis);
+    if !quick.iter().any(|timeout| catch_unwind(AssertUnwindSafe(|| test(*timeout))).is_ok()) {
+        test(Duration::from_secs(10));
+    }
+}
 
 pub fn ranks(n: usize) -> Vec<Device> {
     vec![Device::flex(); n]

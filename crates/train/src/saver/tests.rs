@@ -7,7 +7,9 @@ use comm::run_ranks;
 use fsdp::{Copies, Fsdp, FsdpConfig, Strategy, Units};
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::panic::AssertUnwindSafe;
 
+const A_MINUTE: u64 = 60;
 const A_WEEK: u64 = 7 * 24 * 60 * 60;
 
 /// Keeps one checkpoint, which may take so many seconds.
@@ -85,11 +87,16 @@ fn write(saver: &mut Saver, step: u64, world_size: usize, odd: Odd) {
     });
 }
 
-/// Three ranks whose calls may take a second write checkpoints one after another; what each of them came to, and
-/// what rank 0 told.
-fn on_three_ranks(run: &Path, timeout: u64, odd: Odd) -> Result<Vec<Vec<String>>, comm::RankFailure<TrainError>> {
+/// Three ranks, whose calls may take the seconds of `call` and their checkpoints those of `timeout`, write two of them;
+/// what each rank came to, and what rank 0 told.
+fn on_three_ranks(
+    run: &Path,
+    call: u64,
+    timeout: u64,
+    odd: Odd,
+) -> Result<Vec<Vec<String>>, comm::RankFailure<TrainError>> {
     let folder = Folder::of_run(run);
-    comm::run_ranks(vec![Device::flex(); 3], Duration::from_secs(1), move |comm| {
+    comm::run_ranks(vec![Device::flex(); 3], Duration::from_secs(call), move |comm| {
         let mut saver = saver(folder.clone(), comm.rank(), timeout);
         let sum = |values: &[f64]| {
             let values = burn::tensor::TensorData::new(values.to_vec(), [values.len()]);
@@ -112,7 +119,7 @@ fn on_three_ranks(run: &Path, timeout: u64, odd: Odd) -> Result<Vec<Vec<String>>
 fn a_checkpoint_of_which_one_rank_has_a_parameter_that_is_not_finite_is_not_completed() {
     let run = tempfile::tempdir().unwrap();
     let odd = Odd { delay: Duration::ZERO, value: f32::NAN };
-    let answer = on_three_ranks(run.path(), 600, odd).unwrap_err().to_string();
+    let answer = on_three_ranks(run.path(), A_MINUTE, A_WEEK, odd).unwrap_err().to_string();
     let folder = Folder::of_run(run.path());
     let expected = format!(
         "rank 1: the checkpoint of step 6 is not saved, because parameter w is not finite (it has the value NaN); the last good checkpoint is {}",
@@ -123,28 +130,40 @@ fn a_checkpoint_of_which_one_rank_has_a_parameter_that_is_not_finite_is_not_comp
     assert_eq!(folder.list().unwrap(), [(3, folder.step(3))]);
 }
 
+/// Runs a test of a limit of a second, and if it fails, of ten: a busy machine may hold up another rank or disk as well.
+fn patiently(test: impl Fn(u64)) {
+    if std::panic::catch_unwind(AssertUnwindSafe(|| test(1))).is_err() {
+        test(10);
+    }
+}
+
 #[test]
 fn a_disk_that_takes_longer_than_a_call_may_is_waited_for_and_the_wait_is_told() {
-    let run = tempfile::tempdir().unwrap();
-    let told = on_three_ranks(run.path(), 600, Odd { delay: Duration::from_secs(3), value: 1.0 }).unwrap();
-    assert!(told[1..].iter().all(Vec::is_empty), "{told:?}");
-    let line = told[0].join("\n");
-    assert!(line.contains("waiting for the checkpoint of step 3: ") && line.contains("not done: rank 1"), "{line}");
-    let checkpoints = Folder::of_run(run.path());
-    assert_eq!(checkpoints.list().unwrap(), [(6, checkpoints.step(6))]);
-    checkpoint::Checkpoint::open(&checkpoints.step(6)).unwrap().verify_all().unwrap();
+    patiently(|call| {
+        let run = tempfile::tempdir().unwrap();
+        let odd = Odd { delay: Duration::from_secs(3 * call), value: 1.0 };
+        let told = on_three_ranks(run.path(), call, A_WEEK, odd).unwrap();
+        assert!(told[1..].iter().all(Vec::is_empty), "{told:?}");
+        let line = told[0].join("\n");
+        assert!(line.contains("waiting for the checkpoint of step 3: ") && line.contains("not done: rank 1"), "{line}");
+        let checkpoints = Folder::of_run(run.path());
+        assert_eq!(checkpoints.list().unwrap(), [(6, checkpoints.step(6))]);
+        checkpoint::Checkpoint::open(&checkpoints.step(6)).unwrap().verify_all().unwrap();
+    });
 }
 
 #[test]
 fn a_disk_that_takes_longer_than_a_checkpoint_may_ends_the_run_and_its_rank_is_named() {
-    let run = tempfile::tempdir().unwrap();
-    let answer =
-        on_three_ranks(run.path(), 1, Odd { delay: Duration::from_secs(4), value: 1.0 }).unwrap_err().to_string();
-    for part in ["rank 0: ", ".step-3.partial", "not written yet is that of rank 1", "checkpoint.timeout"] {
-        assert!(answer.contains(part), "no `{part}` in: {answer}");
-    }
-    // It is whole by now.
-    assert_eq!(Folder::of_run(run.path()).clean(&copies::are_same).unwrap(), [Folder::of_run(run.path()).step(3)]);
+    patiently(|timeout| {
+        let run = tempfile::tempdir().unwrap();
+        let odd = Odd { delay: Duration::from_secs(4 * timeout), value: 1.0 };
+        let answer = on_three_ranks(run.path(), A_MINUTE, timeout, odd).unwrap_err().to_string();
+        for part in ["rank 0: ", ".step-3.partial", "not written yet is that of rank 1", "checkpoint.timeout"] {
+            assert!(answer.contains(part), "no `{part}` in: {answer}");
+        }
+        // It is whole by now.
+        assert_eq!(Folder::of_run(run.path()).clean(&copies::are_same).unwrap(), [Folder::of_run(run.path()).step(3)]);
+    });
 }
 
 #[test]

@@ -109,7 +109,7 @@ fn killed_again_and_again(model: &[&str], steps: usize, layouts: &[&[&str]]) {
             |names: Vec<String>| names.iter().filter_map(|name| name.strip_prefix("step-")?.parse::<u64>().ok()).max();
         let last = newest(checkpoints(&run));
         while kills < 8 && child.try_wait().unwrap().is_none() && newest(checkpoints(&run)) <= last {
-            assert!(started.elapsed() < Duration::from_secs(60), "nothing new is saved");
+            assert!(started.elapsed() < Duration::from_secs(300), "nothing new is saved");
             sleep(Duration::from_millis(2));
         }
         if kills < 8 {
@@ -337,7 +337,7 @@ fn a_rank_that_is_stuck_is_named_and_does_not_keep_the_program_alive() {
     let mut child = program(folder.path(), &args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let started = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if started.elapsed() > Duration::from_secs(60) {
+        if started.elapsed() > Duration::from_secs(300) {
             child.kill().unwrap();
             panic!("it waits for ever for rank 1");
         }

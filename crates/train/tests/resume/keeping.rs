@@ -194,7 +194,7 @@ fn metrics_that_are_deleted_are_begun_anew_and_a_folder_that_is_gone_ends_the_ru
     let has_lines = || fs::metadata(&file).is_ok_and(|metrics| metrics.len() > 0);
     let wait = |until: &dyn Fn() -> bool| {
         while !until() {
-            assert!(started.elapsed() < Duration::from_secs(120), "the run writes nothing");
+            assert!(started.elapsed() < Duration::from_secs(300), "the run writes nothing");
             sleep(Duration::from_millis(2));
         }
     };
