@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the GPU kernels of crates/fused and crates/moe without a GPU: tests them on CubeCL's CPU runtime, counts there what a model launches, then
-# compiles each for A100 and H100.
+# Checks the GPU kernels of crates/fused and crates/moe without a GPU: tests them on CubeCL's CPU runtime and on lavapipe, Mesa's Vulkan driver in
+# software, counts there what a model launches, trains on lavapipe, and compiles each kernel for A100 and H100.
 #
 #   bash scripts/check-kernels.sh
 #
@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
 packages=scripts/kernel-tools.txt # with the digest of every archive
 # Both commands build these, so that Burn is compiled once. (`cargo run` takes one package, and other features of what lies below Burn.)
-both=(--package moe --package fused --package model --features moe/cpu-jit,moe/offline,fused/cpu-jit,fused/offline,model/cpu-jit)
+both=(--package moe --package fused --package model --package train --features moe/offline,fused/offline,train/cpu-jit,train/vulkan)
 tests=(cargo test --locked "${both[@]}" --test 'cube*' --no-run)
 
 say() { printf 'check-kernels: %s\n' "$*"; }
@@ -39,22 +39,42 @@ install_tools() {
     cp "$packages" "$tools/packages"
 }
 
-# As many of the tests' programs at once as there are cores: most of their time CubeCL compiles kernels, on one thread, and cargo runs one program
-# after another. What one prints is shown when it has ended.
-run_tests() {
+# The paths of the tests' programs.
+programs() {
     local executables
     executables='import json, sys
 lines = map(json.loads, sys.stdin)
 print(*(line["executable"] for line in lines if "test" in line.get("target", {}).get("kind", []) and line.get("executable")), sep="\n")'
-    "${tests[@]}" --quiet --message-format=json | python3 -c "$executables" >"$work/programs"
-    [[ -s $work/programs ]] || fail "there are no tests of kernels"
-    xargs --max-procs="$(nproc)" --max-args=1 bash -c 'out=$("$0" 2>&1); code=$?; printf "%s: %s\n" "${0##*/}" "$out"; exit "$code"' <"$work/programs"
+    "${tests[@]}" --quiet --message-format=json | python3 -c "$executables"
+}
+
+# Runs `WIDTH PROGRAM` of each line, as many at once as there are cores: most of their time CubeCL compiles kernels, on one thread, and cargo runs one
+# program after another. What one prints is shown when it has ended. WIDTH is that of lavapipe's vectors in bits, or `cpu` for CubeCL's CPU runtime.
+run_tests() {
+    xargs --max-procs="$(nproc)" --max-args=2 bash -c '
+        run=()
+        if [[ $0 != cpu ]]; then
+            run=("$lavapipe")
+            export LP_NATIVE_VECTOR_WIDTH=$0 KILN_KERNEL_DEVICE=vulkan KILN_TEST_RUNNER=$lavapipe CUBECL_WGPU_DEFAULT_DEVICE=Cpu
+        fi
+        out=$("${run[@]}" "$1" 2>&1); code=$?; printf "%s, %s: %s\n" "${1##*/}" "$0" "$out"; exit "$code"'
+}
+
+# Planes have a unit for each 32 bits of a vector. `cube_listed` and `cube_ahead` are about the code and the CPU runtime.
+on_lavapipe() {
+    local width
+    for width in 256 128 512; do
+        grep -v -e /cube_listed- -e /cube_ahead- -e /cube_training- "$work/programs" | sed "s/^/$width /"
+    done
+    grep /cube_training- "$work/programs" | sed 's/^/256 /'
 }
 
 work=$(mktemp -d)
 compiling=
 trap '[[ -z $compiling ]] || kill "$compiling" 2>/dev/null || true; rm -rf "$work"' EXIT
 bash scripts/install-llvm.sh
+lavapipe=$(bash scripts/install-lavapipe.sh)
+export lavapipe
 install_tools
 cargo build --locked --quiet "${both[@]}" --example compile_kernels
 "${tests[@]}"
@@ -62,7 +82,11 @@ say "testing the kernels on the CPU, and compiling them"
 # In CUDA_PATH, LLVM finds `exp` and its like.
 CUDA_PATH=$tools/nvidia/cuda_nvcc "${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels" "$work/code" >"$work/compiled" 2>&1 &
 compiling=$!
-run_tests
+programs >"$work/programs"
+[[ -s $work/programs ]] || fail "there are no tests of kernels"
+grep -v /cube_training- "$work/programs" | sed 's/^/cpu /' | run_tests
+say "testing them on lavapipe"
+on_lavapipe | run_tests
 wait "$compiling" || { cat "$work/compiled" >&2; fail "a kernel does not compile"; }
 say "assembling the kernels"
 python3 scripts/check_kernels.py "$tools" "$work/code"

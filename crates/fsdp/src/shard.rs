@@ -12,7 +12,7 @@ use crate::unit::Value;
 use crate::weights::Flat;
 use crate::{FsdpConfig, Layout, ParamLayout, Strategy};
 use burn::tensor::{DType, Device, Tensor};
-use comm::{CommError, Communicator, Reduce};
+use comm::{CommError, Communicator, Reduce, hand_over};
 use std::ops::Range;
 
 /// A class of a unit's parameters at rest: this rank's share of them, of their gradients and optimizer state; nothing
@@ -147,7 +147,7 @@ impl FlatShard {
             let at_hand = self.replica.as_ref().unwrap_or(&self.master);
             return Pending::ready(Some(Flat::at_hand(at_hand.tensor.clone())));
         }
-        let (master, ledger, class) = (self.master.tensor.clone(), plan.ledger.clone(), plan.class);
+        let (master, ledger, class) = (hand_over(self.master.tensor.clone()), plan.ledger.clone(), plan.class);
         let (device, dtype) = (plan.device.clone(), plan.param.dtype());
         match (plan.shards, plan.strategy) {
             (1, _) => Pending::ready(Some(Flat::gathered(master.cast(dtype).to_device(&device), &ledger))),
@@ -165,7 +165,8 @@ impl FlatShard {
 
     /// The masters of all parts, one after another, on every rank of every stage.
     pub fn gather_masters(&self, lanes: &Lanes) -> Pending<Tensor<1>> {
-        let (master, device, class) = (self.master.tensor.clone(), self.plan.device.clone(), self.plan.class);
+        let (master, device, class) =
+            (hand_over(self.master.tensor.clone()), self.plan.device.clone(), self.plan.class);
         let (holders, longest, parts) = (self.holders, self.longest(), self.plan.parts);
         lanes.gather.submit(move |groups| {
             let of = groups.of(class);
@@ -195,12 +196,12 @@ impl FlatShard {
             self.whole_gradient = Some(plan.count(gradient.cast(DType::F32), Category::Gradients));
             return None;
         }
-        let in_flight = plan.count(gradient, Category::Gradients);
         let earlier = self.gradient.take();
         if plan.shards == 1 && plan.replicas == 1 {
-            let sum = add(earlier.map(|earlier| earlier.tensor), plan.to_rest(in_flight.tensor.clone()));
+            let sum = add(earlier.map(|earlier| earlier.tensor), plan.to_rest(gradient));
             return Some(Pending::ready(plan.count(sum, Category::Gradients)));
         }
+        let in_flight = plan.count(hand_over(gradient), Category::Gradients);
         Some(lanes.reduce.submit(move |groups| {
             let (gradient, groups) = (in_flight.tensor.clone(), groups.of(plan.class));
             let mut earlier = earlier.as_ref().map(|earlier| earlier.tensor.clone());
@@ -232,7 +233,7 @@ impl FlatShard {
     ) -> Pending<Counted> {
         let (plan, later_calls) = (self.plan.clone(), self.partial.take());
         let earlier = if done { self.gradient.take() } else { None };
-        let in_flight = gradient.map(|gradient| plan.count(gradient, Category::Gradients));
+        let in_flight = gradient.map(|gradient| plan.count(hand_over(gradient), Category::Gradients));
         lanes.reduce.submit(move |groups| {
             let parts = in_flight.as_ref().map(|full| {
                 let full = full.tensor.clone().cast(plan.reduce.dtype());
@@ -311,6 +312,7 @@ impl FlatShard {
         if plan.shards == 1 {
             return Some(Pending::ready(plan.count(mine, Category::Parameters)));
         }
+        let mine = hand_over(mine);
         Some(lanes.gather.submit(move |groups| {
             let replica = groups.of(plan.class).shard.all_gather(mine.to_device(&plan.device))?;
             Ok(plan.count(replica, Category::Parameters))

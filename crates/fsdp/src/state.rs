@@ -53,7 +53,8 @@ pub struct Part {
 
 /// A part that a rank keeps.
 ///
-/// The tensors share memory with the model until its next step, which then makes new ones.
+/// The tensors share memory with the model until its next step, which then makes new ones. They may go to another
+/// thread ([`comm::hand_over`]).
 #[derive(Debug, Clone)]
 pub struct StatePart {
     /// Of what.

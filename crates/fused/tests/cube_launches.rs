@@ -1,8 +1,8 @@
-//! How many kernels an operation launches, forward and backward, on CubeCL's CPU runtime.
-#![cfg(feature = "cpu-jit")]
+//! How many kernels an operation launches, forward and backward.
+#![cfg(any(feature = "cpu-jit", feature = "vulkan"))]
 
-use burn::tensor::{DType, Device, Int, Tensor};
-use fused::cube::launches;
+use burn::tensor::{DType, Int, Tensor};
+use fused::cube::{launches, testing};
 use fused::{
     AdamW, AdamWState, AdamWStep, DropoutKey, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
     linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
@@ -27,7 +27,7 @@ fn trained<const D: usize>(op: impl Fn() -> Tensor<D>) -> Vec<String> {
 
 #[test]
 fn operations_launch_few_kernels() {
-    let device = &Device::cpu().autodiff();
+    let device = &testing::device().autodiff();
     let x = &Tensor::<2>::ones([6, 8], (device, DType::F32)).require_grad();
     let gain = &Tensor::<1>::ones([8], (device, DType::F32)).require_grad();
     let ids = &Tensor::<2, Int>::zeros([2, 3], device);
@@ -51,7 +51,7 @@ fn operations_launch_few_kernels() {
     let found = trained(|| linear_cross_entropy_transposed(x.clone(), x.clone(), targets(), 0.0).cross_entropy);
     assert_eq!(found, ["loss_kernel", "mean_kernel"]);
 
-    let values = Tensor::<1>::ones([48], (&Device::cpu(), DType::F32));
+    let values = Tensor::<1>::ones([48], (&testing::device(), DType::F32));
     assert_eq!(ours(|| _ = sum_of_squares(values.clone())), ["sum_of_squares_kernel"]);
     let step = AdamWStep { lr: 0.1, decayed: 48, gradient_scale: 1.0, copy: None };
     let steps = |count| {

@@ -1,7 +1,9 @@
 //! Deferred gradients of weights: with those of a backward without them they are the whole backward's, on the CPU and
-//! on CubeCL's CPU runtime.
+//! in kernels.
 
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
+#[cfg(any(feature = "cpu-jit", feature = "vulkan"))]
+use fused::cube::testing;
 use fused::deferred::backward_of_inputs;
 use fused::{Rows, linear, linear_add, linear_add_layer_norm, linear_add_rms_norm, linear_gelu, linear_transposed};
 use moe::kernels::grouped_gemm::grouped_gemm;
@@ -84,12 +86,13 @@ fn both_parts_together_are_the_whole_backward_on_flex() {
 }
 
 /// Burn chooses among kernels for its products by trying them, so that two runs need not have the same bits.
-#[cfg(feature = "cpu-jit")]
+#[cfg(any(feature = "cpu-jit", feature = "vulkan"))]
 #[test]
 fn both_parts_together_are_the_whole_backward_on_the_cpu_runtime() {
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3)] {
-        let found = in_parts(dtype, &Device::cpu());
-        for (other, expected) in [("whole", whole(dtype, &Device::cpu())), ("flex", whole(dtype, &Device::flex()))] {
+        let found = in_parts(dtype, &testing::device());
+        for (other, expected) in [("whole", whole(dtype, &testing::device())), ("flex", whole(dtype, &Device::flex()))]
+        {
             for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 let scale = expected.iter().fold(1e-3f32, |scale, value| scale.max(value.abs()));
                 let near = found.iter().zip(expected).all(|(x, y)| (x - y).abs() <= tolerance * scale);

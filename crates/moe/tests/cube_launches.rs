@@ -1,13 +1,13 @@
-//! What a layer launches, forward and backward, on CubeCL's CPU runtime.
-#![cfg(feature = "cpu-jit")]
+//! What a layer launches, forward and backward.
+#![cfg(any(feature = "cpu-jit", feature = "vulkan"))]
 
-use burn::tensor::{DType, Device, Tensor};
-use fused::cube::launches;
+use burn::tensor::{DType, Tensor};
+use fused::cube::{launches, testing};
 use moe::{MoeConfig, MoeLayer};
 
 #[test]
 fn a_layer_launches_few_kernels() {
-    let device = &Device::cpu().autodiff();
+    let device = &testing::device().autodiff();
     let config = MoeConfig { num_experts: 4, moe_intermediate_size: 16, n_shared_experts: 1, ..MoeConfig::default() };
     let layer = MoeLayer::new(16, &config, device);
     let run = || {

@@ -126,7 +126,7 @@ struct TrainArgs {
     /// data.validation
     #[arg(long, value_name = "SRC")]
     val_data: Option<String>,
-    /// auto, cpu, cuda or cuda:N
+    /// auto, cpu, cuda, vulkan, metal, or one of several as in cuda:1
     #[arg(long, value_name = "DEV")]
     device: Option<String>,
     /// Run folder; a new one under runs/ if not given

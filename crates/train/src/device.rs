@@ -1,21 +1,38 @@
 //! The devices of a run's ranks, by name.
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 mod cache;
+mod gpus;
 #[cfg(any(test, all(feature = "cuda", not(feature = "cuda-cpp"))))]
 mod libdevice;
 
+use crate::error::TrainError;
 use crate::words::count;
 use burn::tensor::Device;
+use fsdp::{FloatType, Precision};
 
-/// The name of the device that is meant: `auto` is `cuda` where the build has it and the machine has such a device, and
-/// `cpu` elsewhere.
+/// The name of the device that is meant: `auto` is the first of `cuda`, `metal` and `vulkan` that the build has and of
+/// which the machine has a GPU, and `cpu` elsewhere.
 pub(crate) fn meant(name: &str) -> &str {
     match name {
-        "auto" if has_cuda() => "cuda",
-        "auto" => "cpu",
+        "auto" => gpus::KINDS.into_iter().find(|kind| gpus::has(kind)).unwrap_or("cpu"),
         name => name,
     }
+}
+
+/// Who the GPU with this number of its kind is; None where there is none.
+#[cfg(feature = "vulkan")]
+pub(crate) fn identity(kind: &str, number: usize) -> Option<cubecl::ir::DeviceIdentity> {
+    gpus::all(kind).ok()?.get(number)?.identity()
+}
+
+/// The device of a command that computes on one.
+///
+/// # Errors
+/// As [`Devices::new`].
+pub(crate) fn of_command(name: &str) -> Result<Device, TrainError> {
+    let devices = Devices::new(name, 1).map_err(TrainError::Device)?;
+    Ok(devices.of_rank[0].clone())
 }
 
 /// The device of each rank.
@@ -34,8 +51,9 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Gives each of `ranks` ranks a device of the kind `name` (`cpu`, `cuda`), in turn where there are fewer devices
-    /// than ranks; `cuda:1` gives all of them that one, and `auto` CUDA devices where there are any, and else the CPU.
+    /// Gives each of `ranks` ranks a device of the kind `name` (`cpu`, `cuda`, `vulkan`, `metal`), in turn where there are
+    /// fewer devices than ranks; `cuda:1` gives all of them that one, and `auto` GPUs where there are any, and else the
+    /// CPU.
     ///
     /// # Errors
     /// A message, if there is no such device in this build or on this machine, or something that it needs is missing.
@@ -52,8 +70,13 @@ impl Devices {
         };
         let available = match (kind, index) {
             ("cpu", None) => vec![Device::flex()],
-            ("cuda", _) => cuda()?,
-            _ => return Err(format!("--device {name}: there is no such device; give auto, cpu, cuda or cuda:N")),
+            (kind, _) if gpus::KINDS.contains(&kind) => gpus::all(kind)?,
+            _ => {
+                return Err(format!(
+                    "--device {name}: there is no such device; give auto, cpu, or cuda, vulkan or metal, which may be \
+                     numbered as in cuda:0"
+                ));
+            }
         };
         let chosen = match index {
             None => available,
@@ -62,6 +85,11 @@ impl Devices {
         };
         let of_rank = chosen.iter().cycle().take(ranks).cloned().collect();
         Ok(Self { of_rank, distinct: chosen.len().min(ranks), name: name.into(), here: chosen.len(), auto })
+    }
+
+    /// `cpu`, `cuda`, `vulkan` or `metal`.
+    pub(crate) fn kind(&self) -> &str {
+        self.name.split_once(':').map_or(&self.name, |(kind, _)| kind)
     }
 
     /// The numbers of the different ones, as in `cuda:N`.
@@ -85,50 +113,29 @@ impl Devices {
     /// A line for the user: why it is these devices, or what is to be known about the first run.
     pub fn note(&self) -> Option<String> {
         match self.name.as_str() {
-            "cpu" => (self.auto && cfg!(feature = "cuda")).then(|| "this machine has no CUDA device".into()),
-            _ => note_of_cuda(),
+            "cpu" => (self.auto && gpus::is_built()).then(|| "this machine has no GPU that this build can use".into()),
+            _ => gpus::note(&self.of_rank[0]),
         }
     }
-}
 
-#[cfg(feature = "cuda")]
-fn note_of_cuda() -> Option<String> {
-    Some(cache::line())
-}
-
-#[cfg(not(feature = "cuda"))]
-fn note_of_cuda() -> Option<String> {
-    None
-}
-
-/// Asked in many places, found out once.
-#[cfg(feature = "cuda")]
-fn has_cuda() -> bool {
-    static HAS_CUDA: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
-        !Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect::<Vec<_>>().is_empty()
-    });
-    *HAS_CUDA
-}
-
-#[cfg(not(feature = "cuda"))]
-fn has_cuda() -> bool {
-    false
-}
-
-/// The CUDA devices, ready to compile kernels.
-#[cfg(feature = "cuda")]
-fn cuda() -> Result<Vec<Device>, String> {
-    cache::choose();
-    let devices: Vec<Device> = Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect();
-    if devices.is_empty() {
-        return Err("--device cuda: this machine has no CUDA device, or no driver that says so (try nvidia-smi)".into());
+    /// Whether the devices compute and reduce in these types.
+    ///
+    /// # Errors
+    /// A message that names the device and the types that it has.
+    pub fn check_precision(&self, precision: Precision) -> Result<(), String> {
+        for (key, wanted) in [("param", precision.param), ("reduce", precision.reduce)] {
+            let has = |of: FloatType| self.of_rank.iter().all(|device| device.supports_dtype(of.dtype()));
+            if !has(wanted) {
+                let all = [(FloatType::Fp32, "fp32"), (FloatType::Fp16, "fp16"), (FloatType::Bf16, "bf16")];
+                let here: Vec<_> = all.into_iter().filter(|(of, _)| has(*of)).map(|(_, name)| name).collect();
+                let (_, name) = all.into_iter().find(|(of, _)| *of == wanted).expect("all types are listed");
+                return Err(format!(
+                    "--device {}: it does not compute in {name} (parallel.precision.{key}), but in {}",
+                    self.name,
+                    here.join(" and ")
+                ));
+            }
+        }
+        Ok(())
     }
-    #[cfg(not(feature = "cuda-cpp"))]
-    libdevice::find().map_err(|missing| format!("--device cuda: {missing} (`--device cpu` trains on the CPU)"))?;
-    Ok(devices)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn cuda() -> Result<Vec<Device>, String> {
-    Err("--device cuda: this build has no CUDA; build it with `--features cuda`".into())
 }

@@ -77,6 +77,7 @@ impl LocalEngine {
         mine: Post,
         combine: impl FnOnce(Vec<Post>) -> T,
     ) -> Result<Arc<T>, CommError> {
+        let mine: Post = mine.into_iter().map(|payload| payload.map(Payload::handed_over)).collect();
         let (n, id) = (self.group.members.len(), self.round.fetch_add(1, Ordering::Relaxed));
         let mut state = self.group.lock();
         self.check_failure(&state, signature.collective)?;
@@ -202,7 +203,7 @@ impl LocalEngine {
         mine: Payload,
         make: impl FnOnce(Vec<Payload>) -> Payload,
     ) -> Result<Payload, CommError> {
-        let make = |posts: Vec<Post>| make(tensors(posts).map(|payload| self.here(&payload)).collect());
+        let make = |posts: Vec<Post>| make(tensors(posts).map(|payload| self.here(&payload)).collect()).handed_over();
         let same = self.meet(signature, vec![Some(mine)], make)?;
         Ok(self.here(&same))
     }
@@ -279,7 +280,7 @@ impl Engine for LocalEngine {
             self.fail(self.group.members[to], LEFT.into());
             return self.check_failure(&self.group.lock(), collective);
         }
-        state.send(self.rank, to, payload);
+        state.send(self.rank, to, payload.handed_over());
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use crate::copies::ShardOf;
 use crate::cut::Slice;
 use crate::state::{Part, ReadPart, ShardValues, StatePart};
 use burn::tensor::{Tensor, TensorData};
+use comm::hand_over;
 use std::ops::Range;
 
 impl FlatShard {
@@ -20,7 +21,8 @@ impl FlatShard {
         let part = |(wanted, at): (Part, usize)| {
             let range = at - start..at - start + wanted.range.len();
             let param = self.master.tensor.clone().slice(range.clone());
-            StatePart { of: wanted, param, moments: self.optimizer.moments(range) }
+            let moments = self.optimizer.moments(range).map(|moments| moments.map(hand_over));
+            StatePart { of: wanted, param: hand_over(param), moments }
         };
         self.parts(share).map(part).collect()
     }

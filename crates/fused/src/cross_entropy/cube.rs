@@ -13,7 +13,7 @@ use super::{CrossEntropyRule, ROWS};
 use crate::cube::launch::{address_type, empty, empty_like, on_cpu, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
-use crate::cube::{Reduction, cube_reduce, cube_sum, product_into, rounded};
+use crate::cube::{Reduction, cube_reduce, cube_sum, product, product_into, rounded};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::backend::ops::FloatTensorOps;
@@ -182,13 +182,6 @@ fn rows_of(tensor: &CubeTensor, first: usize, len: usize) -> CubeTensor {
 
 fn transposed(matrix: &CubeTensor) -> CubeTensor {
     CubeBackend::float_transpose(matrix.clone())
-}
-
-fn product(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
-    let ([rows, _], [_, columns]) = (a.shape().dims(), b.shape().dims());
-    let out = empty(&a, [rows, columns], dtype);
-    product_into(a, b, out.clone());
-    out
 }
 
 /// `width` is that of a row in vectors, of which columns from `vocab` on do not count: their gradient is 0. `z` is

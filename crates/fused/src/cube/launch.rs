@@ -9,6 +9,8 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
+use cubecl::features::Plane;
+use cubecl::ir::DeviceProperties;
 use cubecl::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Units of a cube on a GPU, where there is work for them.
 pub const UNITS: usize = 256;
 
-/// Strided loops take what more cubes than this would have done.
+/// Strided loops take what more cubes than this, or than a device has, would have done.
 const CUBES: usize = 1 << 16;
 
 static CPU_UNITS: AtomicUsize = AtomicUsize::new(1);
@@ -53,6 +55,26 @@ pub fn units(client: &Client, work: usize) -> usize {
     work.next_power_of_two().clamp(hardware.plane_size_min as usize, most)
 }
 
+/// Units of a plane (warp, subgroup), where all planes have the same number of units and operate together; 1 elsewhere.
+pub fn plane_units(client: &Client) -> usize {
+    let properties = client.properties();
+    let (least, most) = (properties.hardware.plane_size_min, properties.hardware.plane_size_max);
+    if least == most && has_planes(properties) { most as usize } else { 1 }
+}
+
+/// Whether the units of a plane can operate together. They cannot on CubeCL's CPU runtime.
+///
+/// CubeCL says that they cannot on a software driver of Vulkan either. On Mesa's, llvmpipe, they can.
+pub(super) fn has_planes(properties: &DeviceProperties) -> bool {
+    properties.hardware.num_cpu_cores.is_none()
+        && (properties.features.plane.contains(Plane::Ops) || is_llvmpipe(properties))
+}
+
+/// Whether the device is Mesa's driver of Vulkan that computes on the CPU, lavapipe.
+pub(super) fn is_llvmpipe(properties: &DeviceProperties) -> bool {
+    properties.identity.name.starts_with("llvmpipe")
+}
+
 /// Whether the device is CubeCL's CPU runtime.
 pub fn on_cpu(client: &Client) -> bool {
     client.properties().hardware.num_cpu_cores.is_some()
@@ -61,16 +83,17 @@ pub fn on_cpu(client: &Client) -> bool {
 /// Cubes and units for `items` that are one unit's work each.
 pub fn over_items(client: &Client, items: usize) -> (CubeCount, CubeDim) {
     let units = units(client, items);
-    (cubes(items.div_ceil(units)), CubeDim::new_1d(units as u32))
+    (cubes(client, items.div_ceil(units)), CubeDim::new_1d(units as u32))
 }
 
 /// Cubes and units for `rows` that are one cube's work each, a row being work for `lines` units.
 pub fn over_rows(client: &Client, rows: usize, lines: usize) -> (CubeCount, CubeDim) {
-    (cubes(rows), CubeDim::new_1d(units(client, lines) as u32))
+    (cubes(client, rows), CubeDim::new_1d(units(client, lines) as u32))
 }
 
-fn cubes(count: usize) -> CubeCount {
-    CubeCount::Static(count.clamp(1, CUBES) as u32, 1, 1)
+fn cubes(client: &Client, count: usize) -> CubeCount {
+    let most = CUBES.min(client.properties().hardware.max_cube_count.0 as usize);
+    CubeCount::Static(count.clamp(1, most) as u32, 1, 1)
 }
 
 /// The widest vector that divides rows of `d` elements and that the device loads at once.

@@ -13,11 +13,12 @@ mod reduce;
 mod round;
 #[cfg(feature = "offline")]
 pub mod sources;
+pub mod testing;
 mod unreadable;
 
 pub use launches::launches;
 pub use math::sigmoid;
-pub(crate) use product::product_into;
+pub(crate) use product::{product, product_into};
 pub use reduce::{Reduction, cube_reduce, cube_sum};
 pub use round::rounded;
 pub use unreadable::unreadable;

@@ -5,6 +5,7 @@
 // Kernels have no iterators and no `is_multiple_of`.
 #![allow(clippy::needless_range_loop, clippy::manual_is_multiple_of)]
 
+use super::launch::has_planes;
 use cubecl::comptime;
 use cubecl::prelude::*;
 
@@ -24,22 +25,25 @@ pub fn cube_sum(value: f32, shared: &mut [f32], #[comptime] units: usize) -> f32
 }
 
 /// The reduction of `value` over all units of the cube, in all of them: first in each plane, then over the planes in
-/// their order, so it is the same at every run.
+/// their order, so it is the same at every run on a device whose planes have one size.
 ///
-/// `shared` has room for a number a unit, and nobody else uses it.
+/// `shared` has room for a number a unit, and nobody else uses it. `units` is a power of two.
 #[cube]
 pub fn cube_reduce(value: f32, shared: &mut [f32], #[comptime] units: usize, #[comptime] reduction: Reduction) -> f32 {
-    // 32 on NVIDIA's GPUs; CubeCL's CPU runtime has planes of one unit and no instructions for them.
-    let hardware = comptime::hardware_properties();
-    let plane = comptime!(hardware.plane_size_min as usize);
     let mut result = value;
-    if comptime!(plane > 1) {
+    // The number of units is the device's: 32 on NVIDIA's GPUs, from 8 to 64 on others, where it may differ between kernels.
+    let mut plane = 1usize.runtime();
+    let properties = comptime::device_properties();
+    if comptime!(has_planes(&properties)) {
+        plane = min(PLANE_DIM as usize, units);
+        // Operations count the units that are there. Those that left a loop early wait for the others.
+        sync_plane();
         result = match comptime!(reduction) {
             Reduction::Sum => plane_sum(value),
             Reduction::Max => plane_max(value),
         };
     }
-    if comptime!(units > plane) {
+    if units > plane {
         let unit = UNIT_POS as usize;
         // Whoever still reads the result before this one must have it.
         sync_cube();
@@ -48,7 +52,7 @@ pub fn cube_reduce(value: f32, shared: &mut [f32], #[comptime] units: usize, #[c
         }
         sync_cube();
         result = shared[0];
-        for other in 1..comptime!(units / plane) {
+        for other in 1..units / plane {
             result = match comptime!(reduction) {
                 Reduction::Sum => result + shared[other],
                 Reduction::Max => max(result, shared[other]),

@@ -16,7 +16,7 @@ use crate::check::Call;
 use crate::ops::FusedOps;
 use crate::rows::{from_rows, to_rows};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, DispatchTensor, TensorMetadata};
+use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::Tensor;
 pub(crate) use host::{Weighted, backward_host};
 pub use rows::{Again, Rows};
@@ -106,22 +106,22 @@ pub(crate) fn check<const D: usize>(
     shape
 }
 
-/// The product by the backend's own operations.
-pub(crate) fn composed<B: Backend>(
+/// A product, and the bias added by the backend's own operations.
+pub(crate) fn composed<B: FusedOps>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     bias: FloatTensor<B>,
     transposed: bool,
 ) -> FloatTensor<B> {
-    let y = B::float_matmul(x, if transposed { B::float_transpose(weight) } else { weight });
+    let y = B::fused_product(x, if transposed { B::float_transpose(weight) } else { weight });
     match bias.shape().num_elements() {
         0 => y,
         to => B::float_add(y, B::float_reshape(bias, [1, to].into())),
     }
 }
 
-/// The gradients by the backend's own operations.
-pub(crate) fn composed_backward<B: Backend>(
+/// Its gradients.
+pub(crate) fn composed_backward<B: FusedOps>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
     d_y: FloatTensor<B>,
@@ -129,14 +129,14 @@ pub(crate) fn composed_backward<B: Backend>(
     [of_x, of_weight, of_bias]: [bool; 3],
 ) -> (FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) {
     let d_x = if of_x {
-        B::float_matmul(d_y.clone(), if transposed { weight } else { B::float_transpose(weight) })
+        B::fused_product(d_y.clone(), if transposed { weight } else { B::float_transpose(weight) })
     } else {
         weight
     };
     let d_weight = match (of_weight, transposed) {
         (false, _) => x,
-        (true, false) => B::float_matmul(B::float_transpose(x), d_y.clone()),
-        (true, true) => B::float_matmul(B::float_transpose(d_y.clone()), x),
+        (true, false) => B::fused_product(B::float_transpose(x), d_y.clone()),
+        (true, true) => B::fused_product(B::float_transpose(d_y.clone()), x),
     };
     let to = d_y.shape()[1];
     let d_bias = if of_bias { B::float_reshape(B::float_sum_dim(d_y, 0), [to].into()) } else { d_y };

@@ -309,6 +309,10 @@ where
         unreachable!("{NO_GRADIENT}")
     }
 
+    fn fused_product(_: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+        unreachable!("{NO_GRADIENT}")
+    }
+
     fn fused_sum_of_squares(_: FloatTensor<Self>) -> FloatTensor<Self> {
         unreachable!("{NO_GRADIENT}")
     }

@@ -4,10 +4,10 @@ use super::FusedOps;
 use crate::adamw::{self, Rates};
 use crate::attention::{self, AttentionRule, LatentRule};
 use crate::cross_entropy::{self, CrossEntropyRule};
+use crate::cube::product;
 use crate::dropout::{self, DropoutRule};
 use crate::norm::{self, NormRule};
 use crate::{embedding, gelu, linear_add_norm, rope, silu_mul, sum_of_squares};
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
 
@@ -134,6 +134,11 @@ impl FusedOps for CubeBackend {
         attention::cube::latent_attention_backward([q, kv, k_rope], [cos, sin], [y, d_y], l, starts, rule)
     }
 
+    fn fused_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        let dtype = a.dtype;
+        product(a, b, dtype)
+    }
+
     fn fused_linear_add_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -143,7 +148,7 @@ impl FusedOps for CubeBackend {
         norm_bias: FloatTensor<Self>,
         rule: NormRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        linear_add_norm::cube::add_norm([Self::float_matmul(x, weight), residual], bias, gain, norm_bias, rule)
+        linear_add_norm::cube::add_norm([Self::fused_product(x, weight), residual], bias, gain, norm_bias, rule)
     }
 
     fn fused_cross_entropy(

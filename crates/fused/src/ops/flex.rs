@@ -11,6 +11,7 @@ use crate::slices::{contiguous, float, slice};
 use crate::sum_of_squares::sum_of_squares_host;
 use crate::with_float;
 use crate::{Element, embedding, gelu, linear, rope, silu_mul};
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Flex, TensorMetadata};
 use burn::tensor::DType;
@@ -229,6 +230,10 @@ impl FusedOps for Flex {
         with_float!(x.dtype(), T => {
             float(weighted::<T>(&inputs, false).forward(Some(slice(&residual))), residual.shape())
         })
+    }
+
+    fn fused_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_matmul(a, b)
     }
 
     fn fused_linear_add_norm(

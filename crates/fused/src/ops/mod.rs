@@ -2,8 +2,7 @@
 //!
 //! Every operation is plain Rust on `flex` and a CubeCL kernel on CUDA and on CubeCL's CPU runtime; the functions that
 //! users call, with formula and layout, are in the module that has the operation's name. A backend that is not listed
-//! here does not compile, or panics: nothing falls back to a composition in silence. The one exception are the products
-//! of [`linear`](crate::linear): on devices they are Burn's own (cubek's, on tensor cores).
+//! here does not compile, or panics: nothing falls back to a composition in silence.
 
 mod autodiff;
 #[cfg(feature = "cubecl")]
@@ -178,6 +177,10 @@ pub trait FusedOps: Backend {
         let pre = linear::composed::<Self>(x, weight, bias, false);
         (Self::fused_gelu(pre.clone()), pre)
     }
+
+    /// `a_mk b_kn`, in f32 and rounded once.
+    #[fusion(meta = specs::product)]
+    fn fused_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `residual + x W + b`.
     #[fusion(default)]

@@ -44,6 +44,10 @@ pub(super) fn norm_backward(
     (x.clone(), statistic([d]), statistic([d]))
 }
 
+pub(super) fn product(a: &TensorSpec, b: &TensorSpec) -> TensorSpec {
+    spec([a.shape[0], b.shape[1]], a.dtype)
+}
+
 pub(super) fn linear_add_norm(
     _: &TensorSpec,
     _: &TensorSpec,

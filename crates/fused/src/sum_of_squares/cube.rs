@@ -5,7 +5,7 @@
 
 use super::{PART, parts};
 use crate::cube::cube_sum;
-use crate::cube::launch::{address_type, empty, units, vector_size};
+use crate::cube::launch::{address_type, empty, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use burn::backend::TensorMetadata;
@@ -21,10 +21,11 @@ pub(crate) fn sum_of_squares(x: CubeTensor) -> CubeTensor {
     if len > 0 {
         let vector = vector_size(&x.client, len, dtype);
         let units = units(&x.client, PART.min(len) / vector);
+        let (count, dim) = over_rows(&x.client, parts(len), units);
         sum_of_squares_kernel::launch(
             &x.client.clone(),
-            CubeCount::Static(parts(len) as u32, 1, 1),
-            CubeDim::new_1d(units as u32),
+            count,
+            dim,
             address_type([&x]),
             vector,
             x.into_buffer_arg(),
@@ -45,23 +46,27 @@ fn sum_of_squares_kernel<F: Float, V: Size>(
     #[comptime] units: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let part = comptime!(PART).runtime() / V::value();
-    let end = min((CUBE_POS + 1usize) * part, vectors);
-    let mut sum = Vector::<f32, V>::new(0.0f32);
-    let mut lost = Vector::<f32, V>::new(0.0f32);
-    let mut i = CUBE_POS * part + UNIT_POS as usize;
-    while i < end {
-        let x = Vector::<f32, V>::cast_from(x[i]);
-        let term = x * x - lost;
-        let next = sum + term;
-        lost = (next - sum) - term;
-        sum = next;
-        i += units;
-    }
+    let part_vectors = comptime!(PART).runtime() / V::value();
     let mut shared = Shared::<[f32]>::new_slice(units);
-    let total = cube_sum((sum - lost).vector_sum(), &mut shared, units);
-    if UNIT_POS == 0 {
-        sums[CUBE_POS] = total;
+    let mut part = CUBE_POS;
+    while part < sums.len() {
+        let end = min((part + 1usize) * part_vectors, vectors);
+        let mut sum = Vector::<f32, V>::new(0.0f32);
+        let mut lost = Vector::<f32, V>::new(0.0f32);
+        let mut i = part * part_vectors + UNIT_POS as usize;
+        while i < end {
+            let x = Vector::<f32, V>::cast_from(x[i]);
+            let term = x * x - lost;
+            let next = sum + term;
+            lost = (next - sum) - term;
+            sum = next;
+            i += units;
+        }
+        let total = cube_sum((sum - lost).vector_sum(), &mut shared, units);
+        if UNIT_POS == 0 {
+            sums[part] = total;
+        }
+        part += CUBE_COUNT;
     }
 }
 

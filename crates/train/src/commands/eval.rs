@@ -3,6 +3,7 @@ mod choices;
 use crate::batch::{BatchMaker, check_documents};
 use crate::cli::say;
 use crate::commands::at_least_1;
+use crate::device;
 use crate::error::TrainError;
 use crate::saved::{Saved, SavedError};
 use crate::units::Whole;
@@ -44,6 +45,9 @@ pub struct EvalArgs {
     /// Sequences computed at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_1, allow_negative_numbers = true)]
     batch: usize,
+    /// auto, cpu, cuda, vulkan, metal, or one of several as in cuda:1
+    #[arg(long, value_name = "DEV", default_value = "auto")]
+    device: String,
     /// Print a JSON object, one for each text
     #[arg(long)]
     json: bool,
@@ -118,10 +122,11 @@ fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
     };
     let texts = sources.into_iter().map(|(name, source)| Text::open(args, saved, name, source, seq_len));
     let texts = texts.collect::<Result<Vec<_>, _>>()?;
-    let model = saved.model(&Device::flex())?;
+    let device = device::of_command(&args.device)?;
+    let model = saved.model(&device)?;
     let mut losses = vec![];
     for text in &texts {
-        let Measured { nats, predicted, bytes } = measure(saved, &model, text, seq_len, args.batch)?;
+        let Measured { nats, predicted, bytes } = measure(saved, &model, text, (seq_len, args.batch), &device)?;
         let what = &text.what;
         if predicted == 0 {
             let problem =
@@ -214,12 +219,12 @@ fn measure(
     saved: &Saved,
     model: &Whole,
     Text { prepared, dataset, .. }: &Text,
-    seq_len: usize,
-    batch: usize,
+    (seq_len, batch): (usize, usize),
+    device: &Device,
 ) -> Result<Measured, TrainError> {
-    let (device, end_of_text, windows) = (Device::flex(), prepared.end_of_text(), dataset.val_windows(seq_len));
+    let (end_of_text, windows) = (prepared.end_of_text(), dataset.val_windows(seq_len));
     let mut bytes = prepared.tokenizer.as_ref().map(TextBytes::new);
-    let maker = BatchMaker::new(&saved.config, end_of_text, SequenceRanks::default(), &device);
+    let maker = BatchMaker::new(&saved.config, end_of_text, SequenceRanks::default(), device);
     let bar = progress(windows as u64);
     let (mut nats, mut predicted) = (0.0, 0.0);
     for first in (0..windows).step_by(batch) {

@@ -5,12 +5,12 @@ mod continued;
 use crate::batch::check_tokens;
 use crate::cli::{number, say, whole_number};
 use crate::commands::at_least_1;
+use crate::device;
 use crate::error::TrainError;
 use crate::saved::{self, Saved, SavedError};
 use crate::terminal::shown;
 use crate::units::Whole;
 use crate::words::count;
-use burn::tensor::Device;
 use clap::Args;
 use continued::Continued;
 use data::{Tokenizer, TokenizerSpec};
@@ -60,6 +60,9 @@ pub struct GenerateArgs {
     /// Seed of the draws
     #[arg(long, value_name = "N", default_value_t = 1337, value_parser = whole_number, allow_negative_numbers = true)]
     seed: usize,
+    /// auto, cpu, cuda, vulkan, metal, or one of several as in cuda:1
+    #[arg(long, value_name = "DEV", default_value = "auto")]
+    device: String,
     /// Print a JSON object a line, one for each text
     #[arg(long)]
     json: bool,
@@ -123,7 +126,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     if args.speculative && saved.config.model.mtp_depth() == 0 {
         return Err(GenerateCommandError::NoModules(args.run.display().to_string()));
     }
-    let (device, tokenizer) = (Device::flex(), saved.tokenizer(args.tokenizer.as_ref())?);
+    let (device, tokenizer) = (device::of_command(&args.device)?, saved.tokenizer(args.tokenizer.as_ref())?);
     let prompts = texts.iter().map(|text| encode(&tokenizer, text)).collect::<Result<Vec<_>, _>>()?;
     check_tokens(prompts.iter().flatten().copied(), saved.config.model.vocab_size())?;
     let (_, window) = saved.config.model.context();

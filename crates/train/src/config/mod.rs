@@ -206,8 +206,8 @@ pub struct TrainConfig {
     /// Steps in a row that `on_non_finite: skip` may leave out; then the run ends with an error. Steps that fp16 skips to
     /// halve its loss scale do not count.
     pub max_skips: usize,
-    /// The device of the ranks: `cpu`, `cuda` (in turn, where there are several), `cuda:N`, or `auto`: `cuda` where the
-    /// program is built with it and there is such a device, else `cpu`. Flag: `--device`.
+    /// The device of the ranks: `cpu`; `cuda`, `vulkan` or `metal` (in turn, where there are several); one of them, as in
+    /// `cuda:1`; or `auto`: a GPU where the program is built for it and there is one, else `cpu`. Flag: `--device`.
     pub device: String,
 }
 

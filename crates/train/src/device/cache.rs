@@ -1,11 +1,17 @@
-//! Where CubeCL keeps which variant of a kernel is the fastest on this machine's devices: trying them out takes
-//! minutes.
+//! How CubeCL is set up: one stream a device, and where it keeps which variant of a kernel is the fastest on this
+//! machine's devices, since trying them out takes minutes.
 
 use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::environment;
 
-/// Puts the results into the user's cache folder. To be called before the first use of a device.
+/// Puts the results into the user's cache folder, and all threads' work on a device into one stream. To be called before
+/// the first use of a device.
+///
+/// With a stream a thread, one thread may write a tensor in place while another thread's kernel, launched before, still
+/// reads it: CubeCL 0.11.3 sees to it that a kernel comes after what wrote its inputs, and not after what reads its
+/// outputs. Two ranks on one device then had losses that differed from run to run. One stream also has one pool of
+/// memory.
 ///
 /// CubeCL would take a `cubecl.toml` from the current folder and those above it, which may be a run's folder from
 /// anywhere: it says which files are written. Environment variables count.
@@ -15,6 +21,7 @@ pub fn choose() {
     if matches!(config.environment.path, CacheConfig::Target) {
         config.environment.path = CacheConfig::Global;
     }
+    config.streaming.max_streams = 1;
     CubeClRuntimeConfig::try_set(config);
 }
 

@@ -14,32 +14,38 @@ pub struct Available {
 
 /// The memory that is free on the fullest of a run's devices; None where it is not known.
 pub fn of_devices(devices: &Devices) -> Option<Available> {
-    let bytes = devices.numbers().into_iter().map(of_cuda).collect::<Option<Vec<_>>>()?.into_iter().min()?;
-    Some(Available { bytes, source: "a device has" })
-}
-
-/// What the driver says of device `cuda:N`, in the context that Burn will use too: Burn itself does not say how large a
-/// device is.
-#[cfg(feature = "cuda")]
-fn of_cuda(number: usize) -> Option<u64> {
-    let (free, _total) = cudarc::driver::CudaContext::new(number).ok()?.mem_get_info().ok()?;
-    Some(free as u64)
-}
-
-/// There is no such device in this build.
-#[cfg(not(feature = "cuda"))]
-fn of_cuda(_: usize) -> Option<u64> {
-    None
+    let kind = devices.kind();
+    let each = devices.numbers().into_iter().map(|number| of_gpu(kind, number)).collect::<Option<Vec<_>>>()?;
+    let least = each.into_iter().min_by_key(|available| available.bytes)?;
+    let source = if least.source == "the device has" { "a device has" } else { least.source };
+    Some(Available { source, ..least })
 }
 
 /// The memory that is free where rank 0 of a run computes whose device has this name; None where it is not known.
 pub fn of_rank_0(device: &str) -> Option<Available> {
     match crate::device::meant(device).split_once(':') {
         None if crate::device::meant(device) == "cpu" => of_host(),
-        number => {
-            let number = number.map_or(Ok(0), |(_, number)| number.parse()).ok()?;
-            Some(Available { bytes: of_cuda(number)?, source: "the device has" })
+        None => of_gpu(crate::device::meant(device), 0),
+        Some((kind, number)) => of_gpu(kind, number.parse().ok()?),
+    }
+}
+
+/// What the driver says of this GPU: Burn itself does not say how large a device is. Metal's is not known.
+fn of_gpu(kind: &str, number: usize) -> Option<Available> {
+    let _ = number; // in a build without GPUs
+    match kind {
+        // In the context that Burn will use too.
+        #[cfg(feature = "cuda")]
+        "cuda" => {
+            let (free, _total) = cudarc::driver::CudaContext::new(number).ok()?.mem_get_info().ok()?;
+            Some(Available { bytes: free as u64, source: "the device has" })
         }
+        #[cfg(feature = "vulkan")]
+        "vulkan" => match crate::device::identity("vulkan", number)?.physical {
+            Some(card) => Some(Available { bytes: super::vulkan::free(card.pci_address?)?, source: "the device has" }),
+            None => of_host(),
+        },
+        _ => None,
     }
 }
 

@@ -16,6 +16,8 @@ mod need;
 mod rows;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "vulkan")]
+mod vulkan;
 
 use crate::config::Config;
 use crate::device::Devices;

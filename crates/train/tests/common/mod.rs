@@ -37,9 +37,13 @@ pub const TINY_EXPERTS: &[&str] = &[
     "--set=train.val_every=0",
 ];
 
-/// The program, to be run in `folder`.
+/// The program, to be run in `folder`; by another one that `KILN_TEST_RUNNER` names, where that is set.
 pub fn program(folder: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+    let exe = env!("CARGO_BIN_EXE_train");
+    let mut command = Command::new(std::env::var_os("KILN_TEST_RUNNER").unwrap_or_else(|| exe.into()));
+    if command.get_program() != exe {
+        command.arg(exe);
+    }
     command.current_dir(folder).args(args).env_remove("RUST_BACKTRACE");
     command.env("KILN_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kiln-cache"));
     command

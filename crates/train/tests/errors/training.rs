@@ -236,7 +236,7 @@ const DATA_DEVICE_AND_FOLDER: &[Mistake] = &[
         "--model gpt2 --data a.txt",
         &["the training split has 17 tokens", "seq_len + 1 = 129", "give a longer text, or lower train.seq_len"],
     ),
-    ("no such device", &[], "--model gpt2 --device gpu", &["--device gpu", "auto, cpu, cuda or cuda:N"]),
+    ("no such device", &[], "--model gpt2 --device gpu", &["--device gpu", "auto, cpu, or cuda, vulkan or metal"]),
     ("a device's number that is none", &[], "--model gpt2 --device cuda:x", &["--device cuda:x", "not a number"]),
     (
         "a run folder below a file",

@@ -27,7 +27,7 @@ use fused::cube::launch::{UNITS, contiguous, empty, units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
 
-/// Bytes of shared memory that every GPU gives without being asked for more.
+/// Bytes of shared memory that NVIDIA's GPUs give without being asked for more; others may have less.
 const SHARED_MEMORY: usize = 48 * 1024;
 /// The scan goes through this many chunks, rather more than fewer, unless there is too little to do.
 const CHUNKS: usize = 256;
@@ -45,8 +45,10 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
 
     // Shared memory has a size known when the kernel is compiled: the next power of two, so that few kernels are.
     let table = e.next_power_of_two();
-    let units_fit = (SHARED_MEMORY / (4 * table)).next_power_of_two() / 2;
-    let chunk_units = units(&client, UNITS.min(units_fit.max(1)));
+    let shared_memory = SHARED_MEMORY.min(client.properties().hardware.max_shared_memory_size);
+    // A column has an odd stride, one more than the units; from 512 experts on there is room for less than a plane.
+    let units_fit = ((shared_memory / (4 * table)).next_power_of_two() / 2).max(1);
+    let chunk_units = units(&client, UNITS.min(units_fit)).min(units_fit);
     let items = (n * k).div_ceil(chunk_units * CHUNKS).max(ITEMS);
     let chunks = (n / groups * k).div_ceil(chunk_units * items).max(1);
     let size = || SizesLaunch::new(n, k, e, groups, chunks, items);

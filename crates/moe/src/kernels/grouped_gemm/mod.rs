@@ -102,7 +102,7 @@ fn check_segments(segments: &[i32], r: usize) {
 
 /// The number of rows to pad segments to on the device of `x`, so that no tile of a GPU's kernels is half empty.
 pub fn tile_rows<const D: usize>(x: &Tensor<D>) -> usize {
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
     if x.clone().inner().try_into_primitive::<burn::backend::Flex>().is_err() {
         return cube::TILE;
     }

@@ -3,6 +3,7 @@
 use super::{EvalArgs, EvalError, progress, say_json};
 use crate::batch::check_tokens;
 use crate::cli::say;
+use crate::device;
 use crate::saved::Saved;
 use crate::words::count;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
@@ -84,7 +85,7 @@ fn joined(context: &str, ending: &str) -> (String, String) {
 /// Prints how often the right ending has the highest log-probability of all, and the highest per character (`acc` and
 /// `acc_norm` of EleutherAI's lm-evaluation-harness).
 pub fn answer(questions: &[Question], saved: &Saved, args: &EvalArgs) -> Result<(), EvalError> {
-    let (device, tokenizer) = (Device::flex(), saved.tokenizer(args.tokenizer.as_ref())?);
+    let (device, tokenizer) = (device::of_command(&args.device)?, saved.tokenizer(args.tokenizer.as_ref())?);
     let model = saved.model(&device)?;
     let bar = progress(questions.len() as u64);
     let (mut right, mut right_normed) = (0, 0);

@@ -73,7 +73,8 @@ type OnUnits = SimpleMatmulFamily<
 
 /// Whether this is faster than without tensor cores.
 pub(super) fn is_fast(x: &CubeTensor) -> bool {
-    x.dtype.size() == 2 && !x.client.properties().features.matmul.cmma.is_empty()
+    // The tiles that `weight_cmma` has, whose hardware is the same.
+    x.dtype.size() == 2 && super::weight_cmma::has_tensor_cores(x)
 }
 
 /// `y_rq`, or why it cannot be had; all tensors are contiguous.
@@ -85,14 +86,14 @@ pub(super) fn launch(
     transposed: bool,
 ) -> Result<(), String> {
     let tensors = (x, weight, segments, y);
-    if x.client.properties().hardware.num_cpu_cores.is_some() {
-        // cubek does not round as `kernels::round` does.
-        if x.dtype == DType::BF16 {
-            return Err("not every CPU has the conversion to bf16".into());
-        }
-        run::<SimpleUnitAlgorithm, OnUnits>(tensors, transposed, 32)
-    } else {
+    // On a CPU cubek does not round as `kernels::round` does.
+    if x.client.properties().hardware.num_cpu_cores.is_some() && x.dtype == DType::BF16 {
+        return Err("not every CPU has the conversion to bf16".into());
+    }
+    if super::weight_cmma::has_tensor_cores(x) {
         run::<CyclicDoubleBufferingAlgorithm, OnPlanes>(tensors, transposed, super::TILE)
+    } else {
+        run::<SimpleUnitAlgorithm, OnUnits>(tensors, transposed, 32)
     }
 }
 

@@ -25,7 +25,7 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::tiles::{self, Tile};
+use super::tiles::{self, ENTRY, Tile};
 use burn::backend::cubecl::dtype_to_elem_type;
 use fused::cube::launch::{self, UNITS, address_type};
 use fused::cube::rounded;
@@ -214,7 +214,12 @@ pub(super) fn product<F: Float, N: Size>(
     #[comptime] units: Units,
     #[define(F)] _dtype: ElemType,
 ) {
-    let tile = Tile::read(tiles, CUBE_POS_X as usize);
+    // A dimension of the grid has room for 65,535 cubes on some devices.
+    let number = CUBE_POS_Z as usize * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
+    if number >= tiles.len() / ENTRY {
+        terminate!();
+    }
+    let tile = Tile::read(tiles, number);
     if tile.first >= tile.end {
         terminate!();
     }
@@ -255,7 +260,9 @@ pub(super) fn launch(x: &CubeTensor, weight: &CubeTensor, segments: &CubeTensor,
     let units = Units::new(launch::units(&y.client, UNITS));
     let table = tiles::launch(segments, y, units.tile_rows());
     let tiles = tiles::count(r, segments.meta.shape()[0] - 1, units.tile_rows());
-    let count = CubeCount::Static(tiles as u32, q.div_ceil(units.tile_columns()) as u32, 1);
+    let across = tiles.min(y.client.properties().hardware.max_cube_count.0 as usize);
+    let columns = q.div_ceil(units.tile_columns());
+    let count = CubeCount::Static(across as u32, columns as u32, tiles.div_ceil(across) as u32);
     // SAFETY: a tile's end is at most the number of rows (`tiles`), and the loops compare rows and columns with theirs.
     unsafe {
         product::launch_unchecked(

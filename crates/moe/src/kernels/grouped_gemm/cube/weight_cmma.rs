@@ -215,14 +215,16 @@ pub(super) fn sum<F: Float>(
 
 /// Whether there are tensor cores for matrices like these.
 pub(super) fn supports(x: &CubeTensor, p: usize, q: usize) -> bool {
+    x.dtype.size() == 2 && p.is_multiple_of(VECTOR) && q.is_multiple_of(VECTOR) && has_tensor_cores(x)
+}
+
+/// Whether the device multiplies 16 x 16 matrices of the dtype of `x` in planes of 32 units.
+pub(super) fn has_tensor_cores(x: &CubeTensor) -> bool {
     let element = dtype_to_elem_type(x.dtype);
     let (m, n, k) = (SIDE as u32, SIDE as u32, SIDE as u32);
     let wanted = MmaConfig { a_type: element, b_type: element, cd_type: f32::elem_type_native(), m, n, k };
     let properties = x.client.properties();
-    element.size() == 2
-        && p.is_multiple_of(VECTOR)
-        && q.is_multiple_of(VECTOR)
-        && properties.hardware.plane_size_max == 32
+    [properties.hardware.plane_size_min, properties.hardware.plane_size_max] == [32, 32]
         && properties.features.matmul.cmma.contains(&wanted)
 }
 

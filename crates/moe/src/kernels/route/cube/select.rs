@@ -14,9 +14,8 @@ use super::super::{GAMMA, Noise, SelectRule};
 use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::features::Plane;
 use cubecl::prelude::*;
-use fused::cube::launch::{contiguous, empty, over_items};
+use fused::cube::launch::{contiguous, empty, over_items, plane_units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
 
@@ -25,7 +24,7 @@ pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectR
     let (scores, bias) = (contiguous(scores, DType::F32), contiguous(bias, DType::F32));
     let experts = empty(&scores, [rule.candidates, n], DType::I32);
     if n > 0 {
-        let lanes = lanes(&scores.client);
+        let lanes = plane_units(&scores.client);
         let (count, dim) = over_items(&scores.client, n * lanes);
         let noise = rule.noise.unwrap_or(Noise { amplitude: 0.0, key: 0, first_row: 0, seq_len: 1 });
         select_kernel::launch(
@@ -50,14 +49,6 @@ pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectR
         );
     }
     experts
-}
-
-/// Units that work on a token: a plane, where there are planes of one size.
-fn lanes(client: &Client) -> usize {
-    let properties = client.properties();
-    let (least, most) = (properties.hardware.plane_size_min, properties.hardware.plane_size_max);
-    let planes = properties.hardware.num_cpu_cores.is_none() && properties.features.plane.contains(Plane::Ops);
-    if planes && least == most { most as usize } else { 1 }
 }
 
 /// [`Noise`] as an argument of a kernel.
@@ -191,14 +182,25 @@ impl Own {
     }
 }
 
+/// Operations of a plane count the units that are there: who took another branch just before is waited for.
 #[cube]
 fn plane_largest(value: f32, #[comptime] lanes: usize) -> f32 {
-    if comptime!(lanes > 1) { plane_max(value) } else { value }
+    if comptime!(lanes > 1) {
+        sync_plane();
+        plane_max(value)
+    } else {
+        value
+    }
 }
 
 #[cube]
 fn plane_lowest(value: i32, #[comptime] lanes: usize) -> i32 {
-    if comptime!(lanes > 1) { plane_min(value) } else { value }
+    if comptime!(lanes > 1) {
+        sync_plane();
+        plane_min(value)
+    } else {
+        value
+    }
 }
 
 /// The largest values so far with their places, best first; a free entry's place is -1.

@@ -1,0 +1,93 @@
+//! Trainings on a Vulkan device, beside the same on the CPU.
+//!
+//! They run where `KILN_KERNEL_DEVICE` is `vulkan`, as the tests of kernels do. `scripts/check-kernels.sh` has Mesa's
+//! software driver for them.
+#![cfg(feature = "vulkan")]
+
+mod common;
+
+use common::{TINY, TINY_EXPERTS, metrics, run, succeed, values};
+use std::fs;
+use std::path::Path;
+use tempfile::{TempDir, tempdir};
+
+fn folder() -> Option<TempDir> {
+    if std::env::var("KILN_KERNEL_DEVICE").as_deref() != Ok("vulkan") {
+        eprintln!("skipped: KILN_KERNEL_DEVICE is not vulkan");
+        return None;
+    }
+    let folder = tempdir().unwrap();
+    fs::write(folder.path().join("text.txt"), "To be, or not to be, that is the question. ".repeat(60)).unwrap();
+    Some(folder)
+}
+
+/// The training losses of a run in `out`.
+fn losses(folder: &Path, args: &[&str], out: &str) -> Vec<f64> {
+    let out_flag = format!("--out={out}");
+    succeed(folder, &[args, &[&out_flag]].concat());
+    values(&metrics(&folder.join(out)), "loss")
+}
+
+#[track_caller]
+fn near(found: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len());
+    let far = found.iter().zip(expected).map(|(x, y)| (x - y).abs()).fold(0.0, f64::max);
+    println!("losses differ by {far:.1e} at most");
+    assert!(far <= tolerance, "losses differ by {far}: {found:?} and {expected:?}");
+}
+
+/// The command of the README, whose steps are cut to 20.
+#[test]
+fn the_readmes_command_has_the_cpus_losses() {
+    let Some(folder) = folder() else { return };
+    let command = ["--model=deepseek", "--gpus=4", "--steps=20", "--set=train.sample_tokens=0"];
+    let [vulkan, cpu] =
+        ["vulkan", "cpu"].map(|device| losses(folder.path(), &[&command[..], &["--device", device]].concat(), device));
+    assert!(cpu.len() == 20 && cpu[19] < cpu[0] - 0.3, "{cpu:?}");
+    near(&vulkan, &cpu, 1e-4);
+}
+
+/// Of both models, in fp32, and in fp16 with its loss scale.
+#[test]
+fn both_models_train_in_fp32_and_fp16() {
+    let Some(folder) = folder() else { return };
+    for (name, model) in [("gpt2", TINY), ("deepseek", TINY_EXPERTS)] {
+        for (dtype, tolerance) in [("fp32", 1e-4), ("fp16", 1e-3)] {
+            let precision = format!("--set=parallel.precision.param={dtype}");
+            let args = [model, &["--gpus=2", "--steps=10", &precision]].concat();
+            let [vulkan, cpu] = ["vulkan", "cpu"].map(|device| {
+                let out = format!("{name}-{dtype}-{device}");
+                losses(folder.path(), &[&args[..], &["--device", device]].concat(), &out)
+            });
+            near(&vulkan, &cpu, tolerance);
+        }
+    }
+}
+
+#[test]
+fn bf16_is_refused_by_name_where_the_device_has_none() {
+    let Some(folder) = folder() else { return };
+    let args = [TINY, &["--device=vulkan", "--set=parallel.precision.param=bf16", "--out=run"]].concat();
+    let output = run(folder.path(), &args);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && !folder.path().join("run").exists(), "{stderr}");
+    for part in ["--device vulkan", "bf16 (parallel.precision.param)", "fp32 and fp16"] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+}
+
+/// A run goes on where another device left off.
+#[test]
+fn checkpoints_go_from_device_to_device() {
+    let Some(folder) = folder() else { return };
+    let model = [TINY_EXPERTS, &["--gpus=2", "--steps=12", "--set=checkpoint.every=6"]].concat();
+    for (first, second) in [("vulkan", "cpu"), ("cpu", "vulkan")] {
+        let (run, onward) = (format!("on-{first}"), format!("from-{first}"));
+        let whole = losses(folder.path(), &[&model[..], &["--device", first]].concat(), &run);
+        let resume = ["--resume", &format!("{run}@6"), "--device", second];
+        near(&losses(folder.path(), &resume, &onward), &whole[6..], 1e-4);
+        let generate = ["generate", &run, "--prompt=To be", "--tokens=8", "--temperature=0", "--device"];
+        let written = [first, second].map(|device| succeed(folder.path(), &[&generate[..], &[device]].concat()).0);
+        assert_eq!(written[0], written[1]);
+    }
+}
