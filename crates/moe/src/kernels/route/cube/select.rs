@@ -182,25 +182,14 @@ impl Own {
     }
 }
 
-/// Operations of a plane count the units that are there: who took another branch just before is waited for.
 #[cube]
 fn plane_largest(value: f32, #[comptime] lanes: usize) -> f32 {
-    if comptime!(lanes > 1) {
-        sync_plane();
-        plane_max(value)
-    } else {
-        value
-    }
+    if comptime!(lanes > 1) { plane_max(value) } else { value }
 }
 
 #[cube]
 fn plane_lowest(value: i32, #[comptime] lanes: usize) -> i32 {
-    if comptime!(lanes > 1) {
-        sync_plane();
-        plane_min(value)
-    } else {
-        value
-    }
+    if comptime!(lanes > 1) { plane_min(value) } else { value }
 }
 
 /// The largest values so far with their places, best first; a free entry's place is -1.
