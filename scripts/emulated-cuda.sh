@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Runs a command with CUDA cards that are emulated on the CPU: no GPU and no NVIDIA driver is needed.
+#
+#   bash scripts/emulated-cuda.sh COMMAND [ARGUMENT...]
+#   KILN_EMULATED_ARCH=sm_90a bash scripts/emulated-cuda.sh cargo run --release --features cuda -- ...
+#
+# Builds the driver, tools/cuda-emulator, which stands in the place of libcuda.so.1; its README lists the settings. The first run also takes
+# NVRTC, CUDA's headers, libdevice and ptxas from PyPI, about 350 MB. All of it stays in ${XDG_DATA_HOME:-$HOME/.local/share}/kiln-emulated-cuda.
+#
+# The command sees LD_LIBRARY_PATH, CUDA_PATH and CUDA_HOME, and works in the folder where this is called. KILN_EMULATED_PTXAS=1 takes the
+# ptxas of that folder. Nothing that runs here is a result of a GPU.
+set -euo pipefail
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+packages=$repository/scripts/kernel-tools.txt # with the digest of every archive
+home=${XDG_DATA_HOME:-$HOME/.local/share}/kiln-emulated-cuda
+
+say() { printf 'emulated-cuda: %s\n' "$*" >&2; }
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+# A toolkit as /usr/local/cuda would be, of links to the wheels' folders. The list of packages is written last: what is half there is not
+# taken for whole.
+install_toolkit() {
+    cmp --quiet "$packages" "$home/packages" && return
+    local work new
+    mkdir -p "$home"
+    work=$(mktemp --directory --tmpdir="$home" new.XXXXXX)
+    # shellcheck disable=SC2064 # the folder of now
+    trap "rm -rf '$work'" EXIT
+    say "taking NVRTC, headers, libdevice and ptxas from PyPI into $home"
+    bash "$repository/scripts/make-venv.sh" "$work/venv" >&2
+    "$work/venv/bin/pip" install --quiet --disable-pip-version-check --target "$work/wheels" --require-hashes --requirement "$packages" >&2 ||
+        fail "pip cannot install NVIDIA's compilers; a program that brings its own PTX needs only the driver"
+    new=$work/toolkit
+    mkdir -p "$new"/{include,bin,lib64,nvvm}
+    local nvidia=../../wheels/nvidia package entry
+    for package in cuda_runtime cuda_cccl cuda_nvcc; do
+        for entry in "$work/wheels/nvidia/$package/include"/*; do
+            [[ -e $new/include/${entry##*/} ]] || ln -s "$nvidia/$package/include/${entry##*/}" "$new/include/"
+        done
+    done
+    # From CUDA 13 on, these headers have a folder of their own.
+    ln -s "$nvidia/cuda_cccl/include" "$new/include/cccl"
+    ln -s "$nvidia/cuda_nvcc/bin/ptxas" "$new/bin/"
+    for entry in "$work/wheels/nvidia/cuda_nvrtc/lib"/*.so*; do
+        ln -s "$nvidia/cuda_nvrtc/lib/${entry##*/}" "$new/lib64/"
+    done
+    ln -s libnvrtc.so.12 "$new/lib64/libnvrtc.so"
+    for entry in "$work/wheels/nvidia/cuda_nvcc/nvvm"/*; do
+        ln -s "$nvidia/cuda_nvcc/nvvm/${entry##*/}" "$new/nvvm/"
+    done
+    rm -rf "$home/wheels" "$home/toolkit"
+    mv "$work/wheels" "$home/wheels"
+    mv "$new" "$home/toolkit"
+    rm -rf "$work"
+    cp "$packages" "$home/packages"
+}
+
+# A program that runs keeps the library that it has: the new one takes its name in one step.
+install_driver() {
+    local target
+    target=$(cd "$repository" && cargo metadata --locked --offline --no-deps --format-version=1 2>/dev/null |
+        python3 -c 'import json, sys; print(json.load(sys.stdin)["target_directory"])') || target=$repository/target
+    (cd "$repository" && cargo build --locked --quiet --release --package cuda-driver)
+    mkdir -p "$home/lib"
+    if ! cmp --quiet "$target/release/libemulated_cuda.so" "$home/lib/libcuda.so.1"; then
+        cp "$target/release/libemulated_cuda.so" "$home/lib/libcuda.so.1.$$"
+        mv "$home/lib/libcuda.so.1.$$" "$home/lib/libcuda.so.1"
+    fi
+    ln -sf libcuda.so.1 "$home/lib/libcuda.so"
+}
+
+[[ $# -gt 0 ]] || fail "no command is given: bash scripts/emulated-cuda.sh COMMAND [ARGUMENT...]"
+install_toolkit
+install_driver
+export CUDA_PATH=$home/toolkit CUDA_HOME=$home/toolkit
+export LD_LIBRARY_PATH=$home/lib:$home/toolkit/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+[[ ${KILN_EMULATED_PTXAS:-} != 1 ]] || export KILN_EMULATED_PTXAS=$home/toolkit/bin/ptxas
+exec "$@"

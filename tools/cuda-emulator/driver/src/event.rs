@@ -1,0 +1,177 @@
+//! Events: marks in a stream that others wait for, and that keep the time.
+
+use crate::abi::{CUcontext, CUevent, CUstream};
+use crate::call::{api, out, refuse};
+use crate::capture::Capture;
+use crate::context::{Context, current};
+use crate::engine::work::Work;
+use crate::engine::{Point, engine};
+use crate::errors::{Answer, Code};
+use crate::handles::Table;
+use crate::stream::{Stream, resolve};
+use std::ffi::c_uint;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
+
+/// When a mark was passed.
+#[derive(Default)]
+pub struct Stamp(OnceLock<Instant>);
+
+impl Stamp {
+    /// Takes the time.
+    pub fn take(&self) {
+        let _ = self.0.set(Instant::now());
+    }
+}
+
+/// The last record of an event.
+#[derive(Default)]
+enum Record {
+    /// There was none: waiting for it waits for nothing.
+    #[default]
+    Never,
+    /// In a stream.
+    At(Point, Arc<Stamp>),
+    /// In a stream that was captured: the nodes before it.
+    Captured(Arc<Capture>, Vec<usize>),
+}
+
+/// An event.
+pub struct Event {
+    /// Its handle.
+    pub handle: CUevent,
+    context: Arc<Context>,
+    timing: bool,
+    last: Mutex<Record>,
+}
+
+/// All live events.
+pub fn events() -> &'static Table<Event> {
+    static EVENTS: Table<Event> = Table::new(Code::INVALID_HANDLE);
+    &EVENTS
+}
+
+impl Event {
+    fn last(&self) -> MutexGuard<'_, Record> {
+        self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Where it was recorded last.
+    fn point(&self) -> Answer<Option<Point>> {
+        match &*self.last() {
+            Record::Never => Ok(None),
+            Record::At(point, _) => Ok(Some(*point)),
+            Record::Captured(..) => Err(Code::CAPTURED_EVENT),
+        }
+    }
+}
+
+/// Ends the events of a context.
+pub fn close_all(context: CUcontext) {
+    drop(events().remove_all(|event| event.context.handle == context));
+}
+
+/// Makes later work of a stream wait for an event.
+///
+/// # Errors
+/// There is no such event, or a capture would be tied to work outside it.
+pub fn wait_in(stream: &Stream, event: CUevent) -> Answer {
+    let event = events().get(event)?;
+    let last = event.last();
+    match &*last {
+        Record::Captured(capture, nodes) => capture.join(stream, nodes),
+        Record::Never => Ok(()),
+        Record::At(..) if stream.is_capturing() => {
+            let _: Answer = stream.forbidden();
+            Err(Code::STREAM_CAPTURE_ISOLATION)
+        }
+        Record::At(point, _) => stream.submit(&[*point], Work::Nothing).map(|_| ()),
+    }
+}
+
+fn record(event: CUevent, stream: &Stream) -> Answer {
+    let event = events().get(event)?;
+    if event.context.card != stream.context.card {
+        return refuse(Code::INVALID_HANDLE, "cuEventRecord: the event and the stream are of different cards");
+    }
+    let mut last = event.last();
+    if let Some(capture) = stream.capture().as_ref() {
+        *last = Record::Captured(capture.clone(), capture.frontier(stream.handle));
+        return Ok(());
+    }
+    let stamp = Arc::new(Stamp::default());
+    if let Some(point) = stream.submit(&[], Work::Record(stamp.clone()))? {
+        *last = Record::At(point, stamp);
+    }
+    Ok(())
+}
+
+fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Answer {
+    let context = current()?;
+    let (start, end) = (events().get(start)?, events().get(end)?);
+    if !start.timing || !end.timing {
+        return Err(Code::INVALID_HANDLE);
+    }
+    let (first, last) = (start.last(), end.last());
+    let (Record::At(_, first), Record::At(_, last)) = (&*first, &*last) else { return Err(Code::INVALID_HANDLE) };
+    context.check()?;
+    let (Some(first), Some(last)) = (first.0.get(), last.0.get()) else { return Err(Code::NOT_READY) };
+    let seconds = match last.checked_duration_since(*first) {
+        Some(after) => after.as_secs_f32(),
+        None => -first.duration_since(*last).as_secs_f32(),
+    };
+    // SAFETY: checked for null.
+    unsafe { out(milliseconds, seconds * 1000.0) }
+}
+
+api! {
+    fn cuEventCreate(to: *mut CUevent, flags: c_uint) {
+        let context = current()?;
+        if flags > 7 || (flags & 4 != 0 && flags & 2 == 0) {
+            return Err(Code::INVALID_VALUE);
+        }
+        if flags & 4 != 0 {
+            return crate::call::unsupported("an event that other processes share");
+        }
+        let timing = flags & 2 == 0;
+        out(to, events().add(|handle| Event { handle, context, timing, last: Mutex::default() }).handle)
+    }
+    fn cuEventDestroy_v2(event: CUevent) {
+        current()?;
+        events().remove(event).map(|_| ())
+    }
+    fn cuEventRecord | cuEventRecord_ptsz(default; event: CUevent, stream: CUstream) {
+        record(event, &*resolve(stream, default)?)
+    }
+    fn cuEventRecordWithFlags | cuEventRecordWithFlags_ptsz(
+        default; event: CUevent, stream: CUstream, flags: c_uint,
+    ) {
+        if flags != 0 {
+            return crate::call::unsupported("cuEventRecordWithFlags with an external event");
+        }
+        record(event, &*resolve(stream, default)?)
+    }
+    fn cuEventSynchronize(event: CUevent) {
+        current()?;
+        let event = events().get(event)?;
+        if let Some(point) = event.point()? {
+            crate::profile::waited();
+            engine().wait(&[point]);
+        }
+        event.context.check()
+    }
+    fn cuEventQuery(event: CUevent) {
+        current()?;
+        let event = events().get(event)?;
+        match event.point()? {
+            Some(point) if !engine().poll(&[point]) => Err(Code::NOT_READY),
+            _ => event.context.check(),
+        }
+    }
+    fn cuEventElapsedTime(milliseconds: *mut f32, start: CUevent, end: CUevent) {
+        elapsed(milliseconds, start, end)
+    }
+    fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) {
+        elapsed(milliseconds, start, end)
+    }
+}

@@ -1,0 +1,282 @@
+//! Graphs: work that was captured, launched as a whole.
+
+use crate::abi::{CUgraph, CUgraphExec, CUgraphNode, CUstream};
+use crate::call::{api, out, out_opt, unsupported};
+use crate::context::current;
+use crate::engine::work::Work;
+use crate::errors::{Answer, Code};
+use crate::handles::{Table, fresh};
+use crate::stream::resolve;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// One node.
+#[derive(Clone)]
+pub struct Node {
+    /// Its handle.
+    pub handle: CUgraphNode,
+    /// Nodes before it.
+    pub after: Vec<usize>,
+    /// What it does.
+    pub work: Work,
+}
+
+/// The nodes of a graph, whose edges have no cycle.
+#[derive(Clone, Default)]
+pub struct Nodes(pub Vec<Node>);
+
+impl std::ops::Deref for Nodes {
+    type Target = Vec<Node>;
+
+    fn deref(&self) -> &Vec<Node> {
+        &self.0
+    }
+}
+
+impl Nodes {
+    fn index(&self, handle: CUgraphNode) -> Answer<usize> {
+        self.iter().position(|node| node.handle == handle).ok_or(Code::INVALID_VALUE)
+    }
+
+    /// Adds a node after others, and returns its handle.
+    ///
+    /// # Errors
+    /// One of the others is of another graph.
+    pub fn add(&mut self, after: &[CUgraphNode], work: Work) -> Answer<CUgraphNode> {
+        let after = after.iter().map(|&node| self.index(node)).collect::<Answer<_>>()?;
+        let handle = fresh();
+        self.0.push(Node { handle, after, work });
+        Ok(handle)
+    }
+
+    /// Puts other work of the same kind in the place of a node's.
+    ///
+    /// # Errors
+    /// There is no such node, or it is of another kind.
+    pub fn replace(&mut self, handle: CUgraphNode, work: Work) -> Answer {
+        let index = self.index(handle)?;
+        let node = Node { work, ..self.0[index].clone() };
+        if kind(&node) != kind(&self.0[index]) {
+            return Err(Code::INVALID_VALUE);
+        }
+        self.0[index] = node;
+        Ok(())
+    }
+
+    /// Makes the node `to` come after `from`.
+    ///
+    /// # Errors
+    /// There is no such node, or the edge would close a cycle.
+    pub fn tie(&mut self, from: CUgraphNode, to: CUgraphNode) -> Answer {
+        let (from, to) = (self.index(from)?, self.index(to)?);
+        let mut open = vec![from];
+        while let Some(node) = open.pop() {
+            if node == to {
+                return Err(Code::INVALID_VALUE);
+            }
+            open.extend(&self[node].after);
+        }
+        self.0[to].after.push(from);
+        Ok(())
+    }
+}
+
+struct Graph {
+    handle: CUgraph,
+    nodes: Mutex<Arc<Nodes>>,
+}
+
+impl Graph {
+    fn nodes(&self) -> MutexGuard<'_, Arc<Nodes>> {
+        self.nodes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+struct Executable {
+    handle: CUgraphExec,
+    nodes: Mutex<Arc<Nodes>>,
+}
+
+impl Executable {
+    fn nodes(&self) -> MutexGuard<'_, Arc<Nodes>> {
+        self.nodes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn graphs() -> &'static Table<Graph> {
+    static GRAPHS: Table<Graph> = Table::new(Code::INVALID_VALUE);
+    &GRAPHS
+}
+
+fn executables() -> &'static Table<Executable> {
+    static EXECUTABLES: Table<Executable> = Table::new(Code::INVALID_VALUE);
+    &EXECUTABLES
+}
+
+/// Number of graphs, and of graphs that can be launched, which were not destroyed.
+pub fn live() -> (usize, usize) {
+    (graphs().all().len(), executables().all().len())
+}
+
+/// Makes a graph.
+pub fn add(nodes: Nodes) -> CUgraph {
+    graphs().add(|handle| Graph { handle, nodes: Mutex::new(Arc::new(nodes)) }).handle
+}
+
+/// Changes a graph. Those that were made ready to launch from it keep what they have.
+///
+/// # Errors
+/// There is no such graph, or the change's own.
+pub fn change<T>(graph: CUgraph, change: impl FnOnce(&mut Nodes) -> Answer<T>) -> Answer<T> {
+    change(Arc::make_mut(&mut *graphs().get(graph)?.nodes()))
+}
+
+/// Changes a graph that can be launched. Launches that are queued keep what they have.
+///
+/// # Errors
+/// There is no such graph, or the change's own.
+pub fn change_executable(executable: CUgraphExec, change: impl FnOnce(&mut Nodes) -> Answer) -> Answer {
+    change(Arc::make_mut(&mut *executables().get(executable)?.nodes()))
+}
+
+/// The graph that a node is of.
+///
+/// # Errors
+/// There is none.
+pub fn graph_of(node: CUgraphNode) -> Answer<CUgraph> {
+    let found = graphs().all().into_iter().find(|graph| graph.nodes().index(node).is_ok());
+    found.map(|graph| graph.handle).ok_or(Code::INVALID_VALUE)
+}
+
+/// Kind of a node as the API numbers it.
+fn kind(node: &Node) -> c_int {
+    match node.work {
+        Work::Launch(_) => 0,
+        Work::Copy(_) => 1,
+        Work::Fill { .. } => 2,
+        Work::Host(..) | Work::Callback(..) => 3,
+        Work::Graph(_) => 4,
+        Work::Nothing => 5,
+        Work::Record(_) => 7,
+        Work::Free(_) => 11,
+        Work::WaitValue { .. } | Work::WriteValue { .. } => 12,
+    }
+}
+
+fn instantiate(to: *mut CUgraphExec, graph: CUgraph) -> Answer {
+    current()?;
+    let nodes = Mutex::new(graphs().get(graph)?.nodes().clone());
+    // SAFETY: checked for null.
+    unsafe { out(to, executables().add(|handle| Executable { handle, nodes }).handle) }
+}
+
+/// Replaces the nodes, if they have the same kinds and edges; otherwise the index of the first that differs.
+fn update(executable: CUgraphExec, graph: CUgraph) -> Answer<Result<(), CUgraphNode>> {
+    let (executable, graph) = (executables().get(executable)?, graphs().get(graph)?);
+    let (mut old, new) = (executable.nodes(), graph.nodes().clone());
+    let same = |(a, b): (&Node, &Node)| kind(a) == kind(b) && a.after == b.after;
+    if old.len() != new.len() {
+        return Ok(Err(0));
+    }
+    if let Some(differs) = old.iter().zip(new.iter()).position(|pair| !same(pair)) {
+        return Ok(Err(new[differs].handle));
+    }
+    *old = new;
+    Ok(Ok(()))
+}
+
+/// What `cuGraphExecUpdate_v2` tells: result, node of the error, node it comes from.
+#[repr(C)]
+#[derive(Clone, Copy)]
+#[allow(missing_docs)]
+pub struct UpdateInfo {
+    pub result: c_int,
+    pub node: CUgraphNode,
+    pub from: CUgraphNode,
+}
+
+api! {
+    fn cuGraphCreate(to: *mut CUgraph, flags: c_uint) {
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        out(to, add(Nodes::default()))
+    }
+    fn cuGraphDestroy(graph: CUgraph) {
+        graphs().remove(graph).map(|_| ())
+    }
+    fn cuGraphClone(to: *mut CUgraph, graph: CUgraph) {
+        let nodes = Nodes::clone(&graphs().get(graph)?.nodes());
+        out(to, add(nodes))
+    }
+    fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
+        let all = graphs().get(graph)?.nodes().clone();
+        let room = crate::call::values(count, 1)?[0];
+        if !nodes.is_null() {
+            for index in 0..room {
+                out(nodes.add(index), all.get(index).map_or(0, |node| node.handle))?;
+            }
+        }
+        out(count, if nodes.is_null() { all.len() } else { room.min(all.len()) })
+    }
+    fn cuGraphGetRootNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
+        let all = graphs().get(graph)?.nodes().clone();
+        let room = crate::call::values(count, 1)?[0];
+        let roots: Vec<_> = all.iter().filter(|node| node.after.is_empty()).map(|node| node.handle).collect();
+        if !nodes.is_null() {
+            for index in 0..room {
+                out(nodes.add(index), roots.get(index).copied().unwrap_or(0))?;
+            }
+        }
+        out(count, if nodes.is_null() { roots.len() } else { room.min(roots.len()) })
+    }
+    fn cuGraphNodeGetType(node: CUgraphNode, to: *mut c_int) {
+        let found = graphs().all().iter().find_map(|graph| graph.nodes().iter().find(|n| n.handle == node).map(kind));
+        out(to, found.ok_or(Code::INVALID_VALUE)?)
+    }
+    fn cuGraphInstantiateWithFlags(to: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
+        // 1 frees at each launch what the graph allocated, 2 uploads, 4 launches from a card, 8 takes priorities of nodes.
+        if flags & 4 != 0 {
+            return unsupported("a graph that kernels launch");
+        }
+        instantiate(to, graph)
+    }
+    fn cuGraphInstantiate_v2(
+        to: *mut CUgraphExec, graph: CUgraph, node: *mut CUgraphNode, _log: *mut c_char, _len: usize,
+    ) {
+        out_opt(node, 0);
+        instantiate(to, graph)
+    }
+    fn cuGraphExecUpdate_v2(executable: CUgraphExec, graph: CUgraph, info: *mut UpdateInfo) {
+        match update(executable, graph)? {
+            Ok(()) => {
+                out_opt(info, UpdateInfo { result: 0, node: 0, from: 0 });
+                Ok(())
+            }
+            Err(node) => {
+                out_opt(info, UpdateInfo { result: if node == 0 { 2 } else { 3 }, node, from: 0 });
+                Err(Code::GRAPH_EXEC_UPDATE_FAILURE)
+            }
+        }
+    }
+    fn cuGraphExecDestroy(executable: CUgraphExec) {
+        executables().remove(executable).map(|_| ())
+    }
+    fn cuGraphUpload | cuGraphUpload_ptsz(default; executable: CUgraphExec, stream: CUstream) {
+        executables().get(executable)?;
+        resolve(stream, default)?.submit(&[], Work::Nothing).map(|_| ())
+    }
+    fn cuGraphLaunch | cuGraphLaunch_ptsz(default; executable: CUgraphExec, stream: CUstream) {
+        let executable = executables().get(executable)?;
+        let nodes = executable.nodes().clone();
+        resolve(stream, default)?.submit(&[], Work::Graph(nodes)).map(|_| ())
+    }
+    fn cuGraphDebugDotPrint(_graph: CUgraph, _path: *const c_char, _flags: c_uint) {
+        unsupported("cuGraphDebugDotPrint")
+    }
+    fn cuUserObjectCreate(
+        _to: *mut usize, _object: *mut c_void, _destroy: *const c_void, _count: c_uint, _flags: c_uint,
+    ) {
+        unsupported("cuUserObjectCreate")
+    }
+}

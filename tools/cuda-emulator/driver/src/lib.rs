@@ -1,0 +1,50 @@
+//! A CUDA driver (`libcuda.so.1`) of cards that are emulated on the CPU.
+//!
+//! A program that uses the driver API finds this library in the place of NVIDIA's, and runs unchanged: memory of a card
+//! lies in the host's memory, and kernels are PTX text that the crate [`ptx`] executes. Work that a program queues runs late, and in
+//! an order that the program has no right to rule out, so that a wait that is missing shows as a wrong result.
+//!
+//! [`settings`] lists what the environment sets. Every function is entered through `call`, which knows the state of the driver.
+//!
+//! | part | modules |
+//! |---|---|
+//! | cards and contexts | [`device`], [`card`], [`context`] |
+//! | memory | [`memory`], [`host`], [`pool`], [`copy`], [`transfer`], [`fill`] |
+//! | order of work | [`stream`], [`event`], [`engine`], [`capture`], [`graph`], [`nodes`] |
+//! | kernels | [`module`], [`library`], [`link`], [`function`], [`launch`], [`occupancy`], [`tensor_map`] |
+//! | reports | [`profile`], [`exit`] |
+
+#![allow(non_snake_case, clippy::missing_safety_doc)]
+
+pub mod abi;
+mod call;
+pub mod capture;
+pub mod card;
+pub mod context;
+pub mod copy;
+pub mod device;
+pub mod engine;
+pub mod entry;
+pub mod errors;
+pub mod event;
+pub mod exit;
+pub mod fill;
+pub mod function;
+pub mod graph;
+mod handles;
+pub mod host;
+mod image;
+pub mod launch;
+pub mod library;
+pub mod link;
+pub mod memory;
+pub mod module;
+pub mod nodes;
+pub mod occupancy;
+pub mod pool;
+pub mod profile;
+mod ptxas;
+pub mod settings;
+pub mod stream;
+pub mod tensor_map;
+pub mod transfer;

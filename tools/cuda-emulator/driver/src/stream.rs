@@ -1,0 +1,273 @@
+//! Streams: made by clients, and the default ones.
+
+use crate::abi::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn};
+use crate::abi::{CUstream, CUstreamCallback};
+use crate::call::{api, out, out_opt, unsupported};
+use crate::capture::Capture;
+use crate::context::{Context, contexts, current};
+use crate::engine::work::{UserData, Work};
+use crate::engine::{Class, Point, engine};
+use crate::errors::{Answer, Code};
+use crate::handles::Table;
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What a stream is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The legacy default stream.
+    Legacy,
+    /// The default stream of a thread.
+    OfThread,
+    /// Made, in order with the legacy default stream.
+    Blocking,
+    /// Made, apart from the legacy default stream.
+    NonBlocking,
+}
+
+/// A stream.
+pub struct Stream {
+    /// Its handle.
+    pub handle: CUstream,
+    /// Its context.
+    pub context: Arc<Context>,
+    /// What it is.
+    pub kind: Kind,
+    priority: c_int,
+    capture: Mutex<Option<Arc<Capture>>>,
+}
+
+/// All live streams.
+pub fn streams() -> &'static Table<Stream> {
+    static STREAMS: Table<Stream> = Table::new(Code::INVALID_HANDLE);
+    &STREAMS
+}
+
+/// The stream of a handle; 0 is the default stream that the symbol stands for.
+///
+/// # Errors
+/// There is no such stream, no current context, or its context has had a fault.
+pub fn resolve(handle: CUstream, default: CUstream) -> Answer<Arc<Stream>> {
+    let context = current()?;
+    let stream = match if handle == 0 { default } else { handle } {
+        CU_STREAM_LEGACY => streams().get(context.legacy())?,
+        CU_STREAM_PER_THREAD => streams().get(context.of_thread())?,
+        handle => streams().get(handle)?,
+    };
+    stream.context.check()?;
+    Ok(stream)
+}
+
+impl Stream {
+    /// A stream of a context.
+    pub fn new(handle: CUstream, context: Arc<Context>, kind: Kind, priority: c_int) -> Self {
+        Self { handle, context, kind, priority, capture: Mutex::default() }
+    }
+
+    /// Its capture, if one is in progress.
+    pub fn capture(&self) -> MutexGuard<'_, Option<Arc<Capture>>> {
+        self.capture.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether its work becomes nodes of a graph.
+    pub fn is_capturing(&self) -> bool {
+        self.capture().is_some()
+    }
+
+    /// Queues work, or makes it a node of the graph that is being captured, which has no point.
+    ///
+    /// # Errors
+    /// The stream is gone, or the legacy default stream would depend on a capture.
+    pub fn submit(&self, after: &[Point], work: Work) -> Answer<Option<Point>> {
+        if let Some(capture) = self.capture().as_ref() {
+            return capture.add(self.handle, work).map(|()| None);
+        }
+        if self.kind == Kind::Legacy {
+            crate::capture::forbid_legacy(&self.context)?;
+        }
+        engine().submit(self.handle, after, work).map(Some)
+    }
+
+    /// What a call answers that a capture forbids; the capture is lost.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn forbidden<T>(&self) -> Answer<T> {
+        if let Some(capture) = self.capture().as_ref() {
+            capture.invalidate();
+        }
+        Err(Code::STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// Waits on the host until its work is done.
+    ///
+    /// # Errors
+    /// The code of a fault, or that it is being captured.
+    pub fn wait(&self) -> Answer {
+        if self.is_capturing() {
+            return self.forbidden();
+        }
+        crate::profile::waited();
+        // The legacy default stream's wait is for all blocking streams before it too.
+        match self.kind {
+            Kind::Legacy => {
+                crate::capture::forbid_legacy(&self.context)?;
+                let point = engine().submit(self.handle, &[], Work::Nothing)?;
+                engine().wait(&[point]);
+            }
+            _ => engine().wait(&[engine().tail(self.handle)]),
+        }
+        self.context.check()
+    }
+}
+
+fn create(to: *mut CUstream, flags: c_uint, priority: c_int) -> Answer {
+    let context = current()?;
+    let (kind, class) = match flags {
+        0 => (Kind::Blocking, Class::Blocking),
+        1 => (Kind::NonBlocking, Class::NonBlocking),
+        _ => return Err(Code::INVALID_VALUE),
+    };
+    let stream = streams().add(|handle| Stream::new(handle, context.clone(), kind, priority.clamp(-5, 0)));
+    engine().open(stream.handle, context, class);
+    // SAFETY: checked for null.
+    unsafe { out(to, stream.handle) }
+}
+
+/// Queues a write of a value, or a wait for one.
+fn value(stream: &Stream, work: Work) -> Answer {
+    let (Work::WaitValue { at, width, .. } | Work::WriteValue { at, width, .. }) = work else {
+        return Err(Code::INVALID_VALUE);
+    };
+    crate::copy::check(at, width)?;
+    if !at.is_multiple_of(width as u64) {
+        return Err(Code::INVALID_VALUE);
+    }
+    stream.submit(&[], work).map(|_| ())
+}
+
+fn wait_value(stream: &Stream, at: CUdeviceptr, value: u64, width: usize, flags: c_uint) -> Answer {
+    // The flag above the comparison asks for a flush of writes from other devices, of which there are none.
+    self::value(stream, Work::WaitValue { at, value, width, compare: flags & 3 })
+}
+
+api! {
+    fn cuStreamCreate(to: *mut CUstream, flags: c_uint) {
+        create(to, flags, 0)
+    }
+    fn cuStreamCreateWithPriority(to: *mut CUstream, flags: c_uint, priority: c_int) {
+        create(to, flags, priority)
+    }
+    fn cuStreamDestroy_v2(handle: CUstream) {
+        current()?;
+        if !matches!(streams().get(handle)?.kind, Kind::Blocking | Kind::NonBlocking) {
+            return Err(Code::INVALID_HANDLE);
+        }
+        streams().remove(handle)?;
+        engine().close(handle);
+        Ok(())
+    }
+    fn cuStreamSynchronize | cuStreamSynchronize_ptsz(default; stream: CUstream) {
+        resolve(stream, default)?.wait()
+    }
+    fn cuStreamQuery | cuStreamQuery_ptsz(default; stream: CUstream) {
+        let stream = resolve(stream, default)?;
+        if stream.is_capturing() {
+            return stream.forbidden();
+        }
+        let points = match stream.kind {
+            Kind::Legacy => engine().tails(stream.context.handle),
+            _ => vec![engine().tail(stream.handle)],
+        };
+        match engine().poll(&points) {
+            true => stream.context.check(),
+            false => Err(Code::NOT_READY),
+        }
+    }
+    fn cuStreamWaitEvent | cuStreamWaitEvent_ptsz(default; stream: CUstream, event: CUevent, _flags: c_uint) {
+        crate::event::wait_in(&*resolve(stream, default)?, event)
+    }
+    fn cuLaunchHostFunc | cuLaunchHostFunc_ptsz(
+        default; stream: CUstream, function: Option<CUhostFn>, data: *mut c_void,
+    ) {
+        let work = Work::Host(function.ok_or(Code::INVALID_VALUE)?, UserData(data));
+        resolve(stream, default)?.submit(&[], work).map(|_| ())
+    }
+    fn cuStreamAddCallback | cuStreamAddCallback_ptsz(
+        default; stream: CUstream, function: Option<CUstreamCallback>, data: *mut c_void, flags: c_uint,
+    ) {
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let work = Work::Callback(stream, function.ok_or(Code::INVALID_VALUE)?, UserData(data));
+        resolve(stream, default)?.submit(&[], work).map(|_| ())
+    }
+    fn cuStreamGetPriority | cuStreamGetPriority_ptsz(default; stream: CUstream, to: *mut c_int) {
+        out(to, resolve(stream, default)?.priority)
+    }
+    fn cuStreamGetFlags | cuStreamGetFlags_ptsz(default; stream: CUstream, to: *mut c_uint) {
+        out(to, c_uint::from(resolve(stream, default)?.kind == Kind::NonBlocking))
+    }
+    fn cuStreamGetId | cuStreamGetId_ptsz(default; stream: CUstream, to: *mut u64) {
+        out(to, resolve(stream, default)?.handle as u64)
+    }
+    fn cuStreamGetCtx | cuStreamGetCtx_ptsz(default; stream: CUstream, to: *mut CUcontext) {
+        out(to, resolve(stream, default)?.context.handle)
+    }
+    fn cuStreamGetCtx_v2 | cuStreamGetCtx_v2_ptsz(
+        default; stream: CUstream, to: *mut CUcontext, green: *mut usize,
+    ) {
+        out_opt(green, 0);
+        out(to, resolve(stream, default)?.context.handle)
+    }
+    fn cuStreamGetDevice | cuStreamGetDevice_ptsz(default; stream: CUstream, to: *mut CUdevice) {
+        out(to, resolve(stream, default)?.context.card as CUdevice)
+    }
+    fn cuStreamCopyAttributes | cuStreamCopyAttributes_ptsz(default; to: CUstream, from: CUstream) {
+        // Attributes are wishes about caches and priorities.
+        resolve(to, default)?;
+        resolve(from, default).map(|_| ())
+    }
+    fn cuStreamSetAttribute | cuStreamSetAttribute_ptsz(
+        default; stream: CUstream, _number: c_uint, _value: *const c_void,
+    ) {
+        resolve(stream, default).map(|_| ())
+    }
+    fn cuStreamGetAttribute | cuStreamGetAttribute_ptsz(
+        _default; _stream: CUstream, _number: c_uint, _value: *mut c_void,
+    ) {
+        unsupported("cuStreamGetAttribute")
+    }
+    fn cuStreamAttachMemAsync | cuStreamAttachMemAsync_ptsz(
+        _default; _stream: CUstream, _at: CUdeviceptr, _bytes: usize, _flags: c_uint,
+    ) {
+        unsupported("cuStreamAttachMemAsync")
+    }
+    fn cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz(
+        default; stream: CUstream, at: CUdeviceptr, value: u32, flags: c_uint,
+    ) {
+        wait_value(&*resolve(stream, default)?, at, value.into(), 4, flags)
+    }
+    fn cuStreamWaitValue64_v2 | cuStreamWaitValue64_v2_ptsz(
+        default; stream: CUstream, at: CUdeviceptr, value: u64, flags: c_uint,
+    ) {
+        wait_value(&*resolve(stream, default)?, at, value, 8, flags)
+    }
+    fn cuStreamWriteValue32_v2 | cuStreamWriteValue32_v2_ptsz(
+        default; stream: CUstream, at: CUdeviceptr, value: u32, _flags: c_uint,
+    ) {
+        self::value(&*resolve(stream, default)?, Work::WriteValue { at, value: value.into(), width: 4 })
+    }
+    fn cuStreamWriteValue64_v2 | cuStreamWriteValue64_v2_ptsz(
+        default; stream: CUstream, at: CUdeviceptr, value: u64, _flags: c_uint,
+    ) {
+        self::value(&*resolve(stream, default)?, Work::WriteValue { at, value, width: 8 })
+    }
+    fn cuCtxRecordEvent(_context: CUcontext, _event: CUevent) {
+        unsupported("cuCtxRecordEvent")
+    }
+    fn cuCtxWaitEvent(context: CUcontext, _event: CUevent) {
+        contexts().get(context)?;
+        unsupported("cuCtxWaitEvent")
+    }
+}

@@ -1,0 +1,111 @@
+//! Memory of cards and of the host.
+
+use crate::{Client, code, ok};
+use emulated_cuda::abi::CUDA_MEMCPY2D;
+use emulated_cuda::context::{cuCtxEnablePeerAccess, cuCtxSetCurrent};
+use emulated_cuda::fill::{cuMemsetD2D8_v2, cuMemsetD8_v2, cuMemsetD32_v2};
+use emulated_cuda::host::{cuMemHostRegister_v2, cuMemHostUnregister};
+use emulated_cuda::memory::{cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemFree_v2, cuMemGetAddressRange_v2};
+use emulated_cuda::memory::{cuMemGetInfo_v2, cuPointerGetAttribute};
+use emulated_cuda::pool::{cuMemAllocAsync, cuMemFreeAsync};
+use emulated_cuda::transfer::{cuMemcpy2D_v2, cuMemcpyDtoH_v2, cuMemcpyHtoD_v2, cuMemcpyPeer};
+
+#[test]
+fn bytes_come_back_and_sizes_are_kept() {
+    let client = Client::new();
+    let address = client.put(&[1, 2, 3, 4]);
+    assert_eq!(client.get(address + 4, 3), [2, 3, 4]);
+    ok!(cuMemsetD32_v2(address + 4, 9, 2));
+    ok!(cuMemsetD8_v2(address + 12, 0x11, 4));
+    assert_eq!(client.get(address, 4), [1, 9, 9, 0x1111_1111]);
+    let (mut start, mut size) = (0, 0);
+    ok!(cuMemGetAddressRange_v2(&mut start, &mut size, address + 7));
+    assert_eq!((start, size), (address, 16));
+    let (mut free, mut total) = (0, 0);
+    ok!(cuMemGetInfo_v2(&mut free, &mut total));
+    assert_eq!(total, 64 << 20);
+    assert!(free <= total - 16);
+}
+
+#[test]
+fn what_no_allocation_holds_is_refused_at_the_call() {
+    let client = Client::new();
+    let (address, host) = (client.alloc(100), [0u8; 128]);
+    assert_eq!(code!(cuMemcpyHtoD_v2(address, host.as_ptr() as usize, 101)), 1);
+    assert_eq!(code!(cuMemcpyHtoD_v2(0x10, host.as_ptr() as usize, 4)), 1);
+    assert_eq!(code!(cuMemFree_v2(address + 4)), 1);
+    ok!(cuMemFree_v2(address));
+    assert_eq!(code!(cuMemFree_v2(address)), 1);
+    let mut large = 0;
+    assert_eq!(code!(cuMemAlloc_v2(&mut large, 65 << 20)), 2);
+    client.synchronize();
+}
+
+#[test]
+fn rows_keep_their_pitch() {
+    let client = Client::new();
+    let (mut address, mut pitch) = (0, 0);
+    ok!(cuMemAllocPitch_v2(&mut address, &mut pitch, 12, 3, 4));
+    assert_eq!(pitch, 512);
+    ok!(cuMemsetD2D8_v2(address, pitch, 7, 12, 3));
+    let from: Vec<u32> = (0..6).collect();
+    let mut copy = CUDA_MEMCPY2D {
+        srcMemoryType: 1,
+        srcHost: from.as_ptr() as usize,
+        srcPitch: 8,
+        dstMemoryType: 2,
+        dstDevice: address,
+        dstPitch: pitch,
+        dstXInBytes: 4,
+        WidthInBytes: 8,
+        Height: 3,
+        ..CUDA_MEMCPY2D::default()
+    };
+    ok!(cuMemcpy2D_v2(&copy));
+    for row in 0..3 {
+        let expected = [0x0707_0707, 2 * row, 2 * row + 1];
+        assert_eq!(client.get(address + u64::from(row) * 512, 3), expected);
+    }
+    copy.Height = 4;
+    assert_eq!(code!(cuMemcpy2D_v2(&copy)), 1);
+}
+
+#[test]
+fn registered_memory_is_known_until_it_is_taken_back() {
+    let _client = Client::new();
+    let values = vec![0u32; 4096];
+    let start = values.as_ptr() as usize;
+    let (mut kind, to) = (0u32, 2);
+    let pointer = std::ptr::from_mut(&mut kind).cast();
+    assert_eq!(code!(cuPointerGetAttribute(pointer, to, start as u64)), 1);
+    ok!(cuMemHostRegister_v2(start, 4096, 0));
+    ok!(cuPointerGetAttribute(pointer, to, start as u64 + 100));
+    assert_eq!(kind, 1);
+    assert_eq!(code!(cuMemHostRegister_v2(start + 64, 4096, 0)), 712);
+    ok!(cuMemHostUnregister(start));
+    assert_eq!(code!(cuMemHostUnregister(start)), 713);
+}
+
+#[test]
+fn what_a_stream_frees_is_gone_when_its_turn_has_come() {
+    let client = Client::new();
+    let (stream, mut address) = (client.stream(), 0);
+    ok!(cuMemAllocAsync(&mut address, 64, stream));
+    ok!(cuMemFreeAsync(address, stream));
+    client.synchronize();
+    let mut host = [0u8; 4];
+    assert_eq!(code!(cuMemcpyDtoH_v2(host.as_mut_ptr() as usize, address, 4)), 1);
+}
+
+#[test]
+fn a_copy_between_cards_needs_no_access_and_a_second_grant_is_refused() {
+    let first = Client::on(0);
+    let from = first.put(&[5, 6, 7]);
+    let second = Client::on(1);
+    let to = second.alloc(12);
+    ok!(cuMemcpyPeer(to, second.0, from, first.0, 12));
+    assert_eq!(second.get(to, 3), [5, 6, 7]);
+    ok!(cuCtxEnablePeerAccess(first.0, 0));
+    assert_eq!(code!(cuCtxEnablePeerAccess(first.0, 0)), 704);
+    ok!(cuCtxSetCurrent(first.0));
+}

@@ -1,0 +1,38 @@
+//! The library as programs load it: by name, with functions by `cuGetProcAddress`.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+
+type GetProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+
+#[test]
+fn functions_are_found_by_name_and_version() {
+    let test = std::env::current_exe().expect("the path of this test");
+    let file = test.parent().expect("the folder of the build").join("libemulated_cuda.so");
+    let file = CString::new(file.to_str().expect("a path in UTF-8")).expect("a path without zeros");
+    // SAFETY: the library has the functions with these types.
+    unsafe {
+        let library = libc::dlopen(file.as_ptr(), libc::RTLD_NOW);
+        assert!(!library.is_null(), "{file:?}");
+        let symbol = |name: &str| libc::dlsym(library, CString::new(name).expect("a name").as_ptr());
+        let get: GetProcAddress = std::mem::transmute(symbol("cuGetProcAddress_v2"));
+        let find = |name: &str, version: c_int, flags: u64| {
+            let (mut found, mut status) = (std::ptr::null_mut(), -1);
+            let code = get(CString::new(name).expect("a name").as_ptr(), &mut found, version, flags, &mut status);
+            (code, found)
+        };
+        for (name, version, flags, expected) in [
+            ("cuInit", 12000, 0, "cuInit"),
+            ("cuMemAlloc", 12000, 0, "cuMemAlloc_v2"),
+            ("cuCtxCreate", 11000, 0, "cuCtxCreate_v2"),
+            ("cuCtxCreate", 12040, 0, "cuCtxCreate_v3"),
+            ("cuGraphInstantiate", 12000, 0, "cuGraphInstantiateWithFlags"),
+            ("cuEventElapsedTime", 12000, 0, "cuEventElapsedTime"),
+            ("cuEventElapsedTime", 12080, 0, "cuEventElapsedTime_v2"),
+            ("cuMemcpyHtoDAsync", 12000, 2, "cuMemcpyHtoDAsync_v2_ptsz"),
+            ("cuMemcpyHtoD", 12000, 2, "cuMemcpyHtoD_v2_ptds"),
+        ] {
+            assert_eq!(find(name, version, flags), (0, symbol(expected)), "{name} {version}");
+        }
+        assert_eq!(find("cuNothing", 12000, 0), (500, std::ptr::null_mut()));
+    }
+}

@@ -1,0 +1,291 @@
+//! Loads, stores, atomic operations and address arithmetic.
+
+use super::function::{Body, Op, Result, bits};
+use crate::code::{
+    Access, Address, Atom, AtomOp, AtomType, Element, Inst, LOCAL_WINDOW, NONE, PARAM_WINDOW, SHARED_WINDOW, Space,
+};
+use crate::lanes::lanes;
+use crate::options::Class;
+use crate::parse::ast::Operand;
+
+/// The space that an opcode's words name.
+pub(super) fn space(op: &Op<'_>) -> Space {
+    for word in &op.words {
+        match *word {
+            "global" | "const" => return Space::Global,
+            "shared" | "shared::cta" | "shared::cluster" => return Space::Shared,
+            "local" => return Space::Local,
+            "param" | "param::entry" | "param::func" => return Space::Param,
+            _ => {}
+        }
+    }
+    Space::Generic
+}
+
+fn class(space: Space) -> Class {
+    match space {
+        Space::Generic | Space::Global => Class::Global,
+        Space::Shared => Class::Shared,
+        Space::Local | Space::Param => Class::Local,
+    }
+}
+
+impl<'t> Body<'_, 't> {
+    pub fn access(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<bool> {
+        match op.name {
+            "ld" | "ldu" => self.load(op, args)?,
+            "st" => self.store(op, args)?,
+            "atom" | "red" => self.atomic(op, args)?,
+            "cvta" => self.convert_address(op, args)?,
+            "isspacep" => {
+                let [Operand::Name(p, 0), a] = args else { return Err("2 operands are expected".to_owned()) };
+                let (p, a) = (self.predicate_name(p)?, self.src(a, "u64")?);
+                let cluster = op.has("shared::cluster");
+                self.emit(Class::Integer, Inst::IsSpace { p, a, space: space(op), cluster });
+            }
+            "prefetch" | "prefetchu" | "applypriority" | "discard" => self.emit(Class::Global, Inst::Nop),
+            "createpolicy" => {
+                let d = self.dst(&args[0], "b64")?;
+                let zero = self.builder.constant(0, true);
+                self.copy(d, zero, true);
+            }
+            "alloca" => {
+                let [to, size, rest @ ..] = args else { return Err("2 operands are expected".to_owned()) };
+                let of = op.of()?;
+                let size = self.src(size, of)?;
+                let size = self.resize(size, bits(of) == 64, false);
+                let align = match rest {
+                    [Operand::Value(crate::parse::ast::Value::Int(align))] => *align as u32,
+                    _ => 8,
+                };
+                let d = self.dst(to, of)?;
+                self.emit(Class::Local, Inst::Alloca { d, size, align, wide: bits(of) == 64 });
+            }
+            "stacksave" => {
+                let of = op.of()?;
+                let d = self.dst(&args[0], of)?;
+                self.emit(Class::Local, Inst::StackSave { d, wide: bits(of) == 64 });
+            }
+            "stackrestore" => {
+                let of = op.of()?;
+                let a = self.src(&args[0], of)?;
+                self.emit(Class::Local, Inst::StackRestore { a, wide: bits(of) == 64 });
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Space and address of a memory operand; `.param` variables lie in local memory.
+    fn place(&mut self, op: &Op<'t>, operand: &Operand<'t>) -> Result<Address> {
+        let mut space = space(op);
+        if let (Space::Param, Operand::Address { base: Some(name), .. }) = (space, operand)
+            && self.in_frame(name)
+        {
+            space = Space::Local;
+        } else if space == Space::Param && !self.entry {
+            // A register with the address of a function's own parameter.
+            space = Space::Local;
+        }
+        self.address(operand, space)
+    }
+
+    fn strong(op: &Op<'_>) -> bool {
+        ["volatile", "relaxed", "acquire", "release", "mmio"].iter().any(|word| op.has(word))
+    }
+
+    fn load(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
+        let [to, from, ..] = args else { return Err("2 operands are expected".to_owned()) };
+        let of = op.of()?;
+        let address = self.place(op, from)?;
+        let each = bits(of).max(8);
+        let mut regs = [NONE; 8];
+        let (mut count, mut wide, mut register_bits) = (0, each == 64, 0);
+        let targets = match to {
+            Operand::Vector(parts) => parts.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        if of == "b128" {
+            for target in targets {
+                let Operand::Name(name, 0) = target else { return Err("a register is expected".to_owned()) };
+                let row = self.register(name)?.row;
+                (regs[count], regs[count + 1]) = (row, row + 2);
+                count += 2;
+            }
+            wide = true;
+        } else {
+            for target in targets.iter() {
+                let Operand::Name(name, 0) = target else { return Err("a register is expected".to_owned()) };
+                if *name != "_" {
+                    let register = self.register(name)?;
+                    if register.bits < each || register.bits == 1 {
+                        return Err(format!("'{name}' has {} bits where .{of} is loaded", register.bits));
+                    }
+                    if register_bits != 0 && register_bits != register.bits {
+                        return Err("registers of different sizes are not emulated here".to_owned());
+                    }
+                    register_bits = register.bits;
+                    regs[count] = register.row;
+                }
+                count += 1;
+            }
+            wide |= register_bits == 64;
+        }
+        let signed = if of.starts_with('s') && register_bits > each { register_bits.max(16) as u8 } else { 0 };
+        let element = Element { bytes: each.min(64) as u8 / 8, signed, wide };
+        if address.space == Space::Param && address.base == NONE && count == 1 && signed == 0 {
+            self.emit(Class::Local, Inst::Param { d: regs[0], offset: address.offset as u32, element });
+            return Ok(());
+        }
+        let access = Access { address, element, regs, count: count as u8, strong: Self::strong(op) };
+        self.emit(class(address.space), Inst::Load(Box::new(access)));
+        Ok(())
+    }
+
+    fn store(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
+        if op.has("async") || op.has("bulk") {
+            return Err("this form is not emulated".to_owned());
+        }
+        let [to, from, ..] = args else { return Err("2 operands are expected".to_owned()) };
+        let of = op.of()?;
+        let address = self.place(op, to)?;
+        let each = bits(of).max(8);
+        let sources = match from {
+            Operand::Vector(parts) => parts.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        let mut regs = [NONE; 8];
+        let mut count = 0;
+        for source in sources {
+            if of == "b128" {
+                let Operand::Name(name, 0) = source else { return Err("a register is expected".to_owned()) };
+                let row = self.register(name)?.row;
+                (regs[count], regs[count + 1]) = (row, row + 2);
+                count += 2;
+            } else {
+                regs[count] = self.src(source, of)?;
+                count += 1;
+            }
+        }
+        let element = Element { bytes: each.min(64) as u8 / 8, signed: 0, wide: each >= 64 };
+        let access = Access { address, element, regs, count: count as u8, strong: Self::strong(op) };
+        self.emit(class(address.space), Inst::Store(Box::new(access)));
+        Ok(())
+    }
+
+    fn atomic(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
+        let kind = op
+            .words
+            .iter()
+            .find_map(|word| {
+                Some(match *word {
+                    "add" => AtomOp::Add,
+                    "min" => AtomOp::Min,
+                    "max" => AtomOp::Max,
+                    "and" => AtomOp::And,
+                    "or" => AtomOp::Or,
+                    "xor" => AtomOp::Xor,
+                    "inc" => AtomOp::Inc,
+                    "dec" => AtomOp::Dec,
+                    "exch" => AtomOp::Exch,
+                    "cas" => AtomOp::Cas,
+                    _ => return None,
+                })
+            })
+            .ok_or("its operation is not emulated")?;
+        let name = op.of()?;
+        let of = match name {
+            "u32" | "b32" => AtomType::U32,
+            "s32" => AtomType::S32,
+            "u64" | "b64" => AtomType::U64,
+            "s64" => AtomType::S64,
+            "b16" | "u16" => AtomType::B16,
+            "f16" => AtomType::F16,
+            "bf16" => AtomType::Bf16,
+            "f16x2" => AtomType::F16x2,
+            "bf16x2" => AtomType::Bf16x2,
+            "f32" => AtomType::F32,
+            "f64" => AtomType::F64,
+            _ => return Err(format!("type .{name} is not emulated")),
+        };
+        let float = matches!(
+            of,
+            AtomType::F16 | AtomType::Bf16 | AtomType::F16x2 | AtomType::Bf16x2 | AtomType::F32 | AtomType::F64
+        );
+        let allowed = match kind {
+            AtomOp::Add => of != AtomType::B16,
+            AtomOp::Min | AtomOp::Max => !matches!(of, AtomType::F32 | AtomType::F64 | AtomType::B16),
+            AtomOp::Cas => !float,
+            AtomOp::Exch => !float && of != AtomType::B16,
+            AtomOp::Inc | AtomOp::Dec => of == AtomType::U32,
+            _ => !float && of != AtomType::B16,
+        };
+        if !allowed {
+            return Err("this operation does not go with this type".to_owned());
+        }
+        let (target, rest) = if op.name == "atom" {
+            let (first, rest) = args.split_first().ok_or("operands are missing")?;
+            (Some(first), rest)
+        } else {
+            (None, args)
+        };
+        let [address, b, rest @ ..] = rest else { return Err("operands are missing".to_owned()) };
+        let address = self.address(address, space(op))?;
+        if matches!(address.space, Space::Local | Space::Param) {
+            return Err("atomic operations are for global and shared memory".to_owned());
+        }
+        let mut d = [NONE; 8];
+        if let Some(target) = target {
+            let targets =
+                if let Operand::Vector(parts) = target { parts.as_slice() } else { std::slice::from_ref(target) };
+            for (d, target) in d.iter_mut().zip(targets) {
+                if *target != Operand::Name("_", 0) {
+                    *d = self.dst(target, name)?;
+                }
+            }
+        }
+        let sources = if let Operand::Vector(parts) = b { parts.as_slice() } else { std::slice::from_ref(b) };
+        let mut b = [NONE; 8];
+        for (b, source) in b.iter_mut().zip(sources) {
+            *b = self.src(source, name)?;
+        }
+        let c = match rest.first() {
+            Some(c) if kind == AtomOp::Cas => self.src(c, name)?,
+            _ => NONE,
+        };
+        let atom = Atom { op: kind, of, address, d, b, c, count: sources.len() as u8 };
+        self.emit(Class::Atomic, Inst::Atom(Box::new(atom)));
+        Ok(())
+    }
+
+    /// `cvta` and `cvta.to`: windows of the generic address space.
+    fn convert_address(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<()> {
+        let window = match space(op) {
+            Space::Shared => SHARED_WINDOW,
+            Space::Local => LOCAL_WINDOW,
+            Space::Param if self.entry => PARAM_WINDOW,
+            Space::Param => LOCAL_WINDOW,
+            Space::Global | Space::Generic => 0,
+        };
+        let of = op.of()?;
+        if bits(of) != 64 {
+            return Err("addresses of 32 bits are not emulated".to_owned());
+        }
+        let [to, from] = args else { return Err("2 operands are expected".to_owned()) };
+        // `cvta.local %rd1, %r1`
+        let a = self.src(from, of)?;
+        let d = self.dst(to, of)?;
+        if window == 0 {
+            self.copy(d, a, true);
+            return Ok(());
+        }
+        let window = self.builder.constant(window, true);
+        let map = if op.has("to") {
+            lanes!(a: u64, b: u64 => u64: a.wrapping_sub(b))
+        } else {
+            lanes!(a: u64, b: u64 => u64: a.wrapping_add(b))
+        };
+        self.map(Class::Integer, (map, 0), (d, true), &[a, window]);
+        Ok(())
+    }
+}

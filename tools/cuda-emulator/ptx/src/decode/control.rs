@@ -1,0 +1,86 @@
+//! Branches, calls and the end.
+
+use super::function::{Body, Op, Result};
+use crate::code::{Call, Inst, Target};
+use crate::options::Class;
+use crate::parse::ast::Operand;
+
+const CLASS: Class = Class::Control;
+
+impl<'t> Body<'_, 't> {
+    pub fn control(&mut self, op: &Op<'t>, args: &[Operand<'t>]) -> Result<bool> {
+        match (op.name, args) {
+            ("bra", [Operand::Name(label, 0)]) => {
+                let label = self.names.label(self.scope, label).ok_or_else(|| format!("'{label}' is no label"))?;
+                self.jumps.push((self.builder.code.len(), None, label));
+                self.emit(CLASS, Inst::Jump { target: 0 });
+            }
+            ("brx", [index, Operand::Name(table, 0)]) => {
+                let labels =
+                    self.names.table(self.scope, table).ok_or_else(|| format!("'{table}' is no list of labels"))?;
+                let a = self.src(index, "u32")?;
+                let step = self.builder.code.len();
+                for (entry, label) in labels.iter().enumerate() {
+                    let label = self.names.label(self.scope, label).ok_or_else(|| format!("'{label}' is no label"))?;
+                    self.jumps.push((step, Some(entry), label));
+                }
+                self.emit(CLASS, Inst::Switch { a, targets: vec![0; labels.len()].into() });
+            }
+            ("call", args) => self.call(args)?,
+            ("ret", []) => self.emit(CLASS, Inst::Return),
+            ("exit", []) => self.emit(CLASS, Inst::Exit),
+            ("trap" | "brkpt", []) => self.emit(CLASS, Inst::Trap),
+            ("pmevent" | "nop" | "setmaxnreg" | "griddepcontrol", _) => self.emit(CLASS, Inst::Nop),
+            ("nanosleep", _) => self.emit(Class::Sync, Inst::Sleep),
+            ("membar" | "fence", _) => self.emit(Class::Sync, Inst::Nop),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// `call (results), function, (parameters), prototype`
+    fn call(&mut self, args: &[Operand<'t>]) -> Result<()> {
+        let (results, rest) = match args {
+            [Operand::List(results), rest @ ..] => (results.as_slice(), rest),
+            rest => (&[][..], rest),
+        };
+        let (name, params) = match rest {
+            [Operand::Name(name, 0), Operand::List(params), ..] => (*name, params.as_slice()),
+            [Operand::Name(name, 0), ..] => (*name, &[][..]),
+            _ => return Err("a function is expected".to_owned()),
+        };
+        let target = if let Some(external) = self.builder.externals.get(name) {
+            Target::Extern(*external)
+        } else if let Some(number) = self.builder.functions.get(name) {
+            Target::Function(*number)
+        } else {
+            let operand = Operand::Name(name, 0);
+            Target::Register(self.src(&operand, "u64")?)
+        };
+        // The callee's results and parameters lie at the start of its local memory, as its own declaration has them.
+        let mut at = 0;
+        let mut place = |body: &Self, operand: &Operand<'t>| -> Result<(u32, u32, u32)> {
+            let Operand::Name(name, 0) = operand else { return Err("a '.param' variable is expected".to_owned()) };
+            let (own, size, align) =
+                body.frame_slot(name).ok_or_else(|| format!("'{name}' is no '.param' variable"))?;
+            at = u32::next_multiple_of(at, align.max(1));
+            let slot = (own, at, size);
+            at += size;
+            Ok(slot)
+        };
+        let results = results.iter().map(|operand| place(self, operand)).collect::<Result<Vec<_>>>()?;
+        let params = params.iter().map(|operand| place(self, operand)).collect::<Result<Vec<_>>>()?;
+        let external = matches!(target, Target::Extern(_));
+        // The frame's size is known at the end.
+        let call = Call {
+            target: target.clone(),
+            copies: if external { [results.clone(), params].concat() } else { params },
+            rows: 0,
+        };
+        self.emit(CLASS, Inst::Call(Box::new(call)));
+        if !external && !results.is_empty() {
+            self.emit(CLASS, Inst::Results(Box::new(Call { target, copies: results, rows: 0 })));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,178 @@
+//! Bulk copies, of ranges and of boxes of tensors.
+
+use super::copies::{Later, Out};
+use super::machine::Machine;
+use super::memory::Kind;
+use crate::code::{Address, Copy, NONE, SHARED_RANK, Space, Src};
+use crate::fault::{Fault, FaultKind};
+use crate::tensor::{Direction, Reduction, Source, TensorMap, check_bulk};
+
+impl Machine<'_, '_> {
+    pub fn copy_bulk(
+        &mut self,
+        (to, from): (&Address, &Address),
+        size: Src,
+        barrier: Option<&Address>,
+        ctas: Src,
+        reduce: Option<Reduction>,
+        lane: usize,
+    ) -> Result<(), Fault> {
+        let bytes = self.row(size)[lane];
+        let (target, source) = (self.addresses(to)[lane], self.addresses(from)[lane]);
+        check_bulk(target, source, bytes.into()).map_err(Self::refused)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let barrier_address = barrier.map(|barrier| (barrier.space, self.addresses(barrier)[lane]));
+        if to.space == Space::Global {
+            // As late as may be: shared memory is read when the copy is waited for.
+            let (_, at) = self.shared_at(from.space, source, bytes)?;
+            self.one(Space::Global, target, bytes, if reduce.is_some() { Kind::Update } else { Kind::Write })?;
+            self.put_off(lane, target, at, bytes, reduce);
+            return Ok(());
+        }
+        let mut data = vec![0; bytes as usize];
+        let at = self.one(from.space, source, bytes, Kind::Read)?;
+        // SAFETY: `one` has checked the range.
+        unsafe { std::ptr::copy_nonoverlapping(at as *const u8, data.as_mut_ptr(), data.len()) };
+        let Some((space, barrier)) = barrier_address else {
+            return Err(Fault::new(FaultKind::Unsupported, "a bulk copy to shared memory without mbarrier"));
+        };
+        if let Some(reduce) = reduce {
+            let (cta, at) = self.shared_at(to.space, target, bytes)?;
+            let old = self.cluster.ctas[cta].shared.start() + u64::from(at);
+            // SAFETY: `shared_at` has checked the range.
+            let old = unsafe { std::slice::from_raw_parts(old as *const u8, bytes as usize) };
+            combine(reduce, old, &mut data);
+        }
+        self.deliver((to.space, target), data, (space, barrier), ctas, lane, bytes)
+    }
+
+    /// Puts bytes on their way to shared memory of one block, or of those in the mask.
+    pub fn deliver(
+        &mut self,
+        (space, to): (Space, u64),
+        data: Vec<u8>,
+        (barrier_space, barrier): (Space, u64),
+        ctas: Src,
+        lane: usize,
+        complete: u32,
+    ) -> Result<(), Fault> {
+        let bytes = data.len() as u32;
+        let (cta, at) = self.shared_at(space, to, bytes)?;
+        let (barrier_cta, barrier) = self.shared_at(barrier_space, barrier, 8)?;
+        let mask = if ctas == NONE { 0 } else { self.row(ctas)[lane] & 0xffff };
+        if ctas == NONE {
+            self.claim(cta, at, bytes)?;
+            self.cluster.later.push(Later::Bytes {
+                cta,
+                to: at,
+                data,
+                barrier: Some((barrier_cta, barrier)),
+                complete,
+            });
+            return Ok(());
+        }
+        for cta in (0..self.cluster.ctas.len()).filter(|cta| mask >> cta & 1 != 0) {
+            self.claim(cta, at, bytes)?;
+            let data = data.clone();
+            self.cluster.later.push(Later::Bytes { cta, to: at, data, barrier: Some((cta, barrier)), complete });
+        }
+        Ok(())
+    }
+
+    pub fn put_off(&mut self, lane: usize, to: u64, from: u32, bytes: u32, reduce: Option<Reduction>) {
+        let pending = &mut self.cluster.ctas[self.cta].pending[self.warp.number];
+        let group = pending.bulk_committed[lane];
+        pending.out.push(Out { lane, group, to, from, bytes, reduce });
+    }
+
+    /// Lets copies to global memory happen.
+    pub fn send(&mut self, done: impl Fn(&Out) -> bool) -> Result<(), Fault> {
+        let number = self.warp.number;
+        let all = std::mem::take(&mut self.cluster.ctas[self.cta].pending[number].out);
+        let mut kept = Vec::new();
+        for out in all {
+            if !done(&out) {
+                kept.push(out);
+                continue;
+            }
+            self.lane = out.lane;
+            let from = self.one(Space::Shared, out.from.into(), out.bytes, Kind::Read)?;
+            let to = self.one(Space::Global, out.to, out.bytes, Kind::Write)?;
+            // SAFETY: both ranges have been checked.
+            unsafe {
+                let source = std::slice::from_raw_parts(from as *const u8, out.bytes as usize);
+                match out.reduce {
+                    Some(reduce) => super::atomic::reduce_bytes(reduce, to, source),
+                    None => std::ptr::copy_nonoverlapping(source.as_ptr(), to as *mut u8, source.len()),
+                }
+            }
+        }
+        self.cluster.ctas[self.cta].pending[number].out = kept;
+        Ok(())
+    }
+
+    /// Lets all copies to global memory happen, at the end of a warp.
+    pub fn send_all(&mut self) -> Result<(), Fault> {
+        if self.cluster.ctas[self.cta].pending[self.warp.number].out.is_empty() { Ok(()) } else { self.send(|_| true) }
+    }
+
+    pub fn copy_tensor(&mut self, copy: &Copy, lane: usize) -> Result<(), Fault> {
+        let Copy::Tensor { op, map, shared, coordinates, barrier, offsets, mask } = copy else { return Ok(()) };
+        let mut bytes = [0; 128];
+        let at = self.addresses(map)[lane];
+        let host = self.one(Space::Generic, at, 128, Kind::Read)?;
+        // SAFETY: `one` has checked the range.
+        unsafe { std::ptr::copy_nonoverlapping(host as *const u8, bytes.as_mut_ptr(), 128) };
+        let map = TensorMap::decode(&bytes).map_err(Self::refused)?;
+        let coordinates: Vec<i32> = coordinates.iter().map(|source| self.row(*source)[lane] as i32).collect();
+        let offsets: Vec<u16> = offsets.iter().map(|source| self.row(*source)[lane] as u16).collect();
+        let start = self.addresses(shared)[lane];
+        let (cta, offset) = self.shared_at(shared.space, start, map.bytes() as u32)?;
+        let runs = map.runs(&coordinates, &offsets, offset.into()).map_err(Self::refused)?;
+        if op.direction == Direction::Load {
+            // The box as it lies in shared memory.
+            let total = map.bytes();
+            let mut data = vec![0; total];
+            for run in runs {
+                let into = &mut data[(run.shared - u64::from(offset)) as usize..][..run.bytes];
+                match run.source {
+                    Source::Outside => map.fill(into),
+                    Source::Global(address) => {
+                        let from = self.one(Space::Global, address, run.bytes as u32, Kind::Read)?;
+                        // SAFETY: `one` has checked the range.
+                        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr(), into.len()) };
+                        map.element.convert(into);
+                    }
+                }
+            }
+            let Some(barrier) = barrier else { return Ok(()) };
+            let barrier = (barrier.space, self.addresses(barrier)[lane]);
+            // Rank 0 is the own block.
+            let to = u64::from(offset) | if cta == self.cta { 0 } else { (cta as u64 + 1) << SHARED_RANK };
+            return self.deliver((Space::Shared, to), data, barrier, *mask, lane, total as u32);
+        }
+        let reduce = match op.direction {
+            Direction::Reduce(operation) => Some(Reduction::new(operation, map.element).map_err(Self::refused)?),
+            _ => None,
+        };
+        for run in runs {
+            if let Source::Global(address) = run.source {
+                self.one(Space::Global, address, run.bytes as u32, Kind::Write)?;
+                self.put_off(lane, address, run.shared as u32, run.bytes as u32, reduce);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Replaces `new` by `old` combined with it.
+fn combine(reduce: Reduction, old: &[u8], new: &mut [u8]) {
+    let size = reduce.size();
+    for (old, new) in old.chunks_exact(size).zip(new.chunks_exact_mut(size)) {
+        let bits = |bytes: &[u8]| bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte));
+        let found = reduce.apply(bits(old), bits(new));
+        new.copy_from_slice(&found.to_le_bytes()[..size]);
+    }
+}

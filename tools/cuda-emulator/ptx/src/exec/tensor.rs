@@ -1,0 +1,224 @@
+//! Tensor core instructions of a warp: fragments from registers and memory, and back.
+
+use super::exchange::Sync;
+use super::machine::{Flow, Machine};
+use super::memory::Kind;
+use super::shared::{Checks, Shared};
+use super::warp::Warp;
+use crate::code::{Address, NONE, Space, Src, Tensor};
+use crate::fault::{Fault, FaultKind};
+use crate::lanes::LANES;
+use crate::tensor::{self, Type, Words, movmatrix};
+
+/// Words of the largest fragment but that of `wgmma`.
+const MOST: usize = 16;
+
+/// Room for four fragments.
+pub(super) type Fragments = [[Words; MOST]; 4];
+
+/// Memory of the host, by its addresses, which have been checked.
+struct Host;
+
+impl tensor::Space for Host {
+    type Error = Fault;
+
+    fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Fault> {
+        // SAFETY: `Machine::resolve` has checked as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(address as *const u8, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Fault> {
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), address as *mut u8, from.len()) };
+        Ok(())
+    }
+}
+
+/// A state space, checked access by access.
+pub(super) struct View<'a, 'm, 'e> {
+    pub machine: &'a mut Machine<'m, 'e>,
+    pub space: Space,
+}
+
+impl tensor::Space for View<'_, '_, '_> {
+    type Error = Fault;
+
+    fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let at = self.machine.one(self.space, address, into.len() as u32, Kind::Read)?;
+        Host.read(at, into)
+    }
+
+    fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Fault> {
+        let at = self.machine.one(self.space, address, from.len() as u32, Kind::Write)?;
+        Host.write(at, from)
+    }
+}
+
+/// The block's own shared memory, as descriptors address it.
+pub(super) struct Own<'a> {
+    pub shared: &'a mut Shared,
+    pub warp: &'a Warp,
+    pub checks: Checks,
+    pub bytes: u32,
+}
+
+impl tensor::Space for Own<'_> {
+    type Error = Fault;
+
+    #[inline]
+    fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Fault> {
+        let size = into.len() as u32;
+        if address + into.len() as u64 > u64::from(self.bytes) {
+            let what = format!("read of {size} bytes at {address:#x} of shared memory, which has {} bytes", self.bytes);
+            return Err(Fault::new(FaultKind::OutOfBounds, what));
+        }
+        self.shared.read(self.warp, address as u32, size, self.checks)?;
+        Host.read(self.shared.start() + address, into)
+    }
+
+    fn write(&mut self, address: u64, _from: &[u8]) -> Result<(), Fault> {
+        Err(Fault::new(FaultKind::Unsupported, format!("a write at {address:#x} by a descriptor")))
+    }
+}
+
+impl Machine<'_, '_> {
+    /// Registers as the words of a fragment; those of 64 bits become two words each.
+    fn words(&self, sources: &[Src], of: Type, into: &mut [Words; MOST]) -> usize {
+        if of != Type::F64 {
+            for (word, &source) in into.iter_mut().zip(sources) {
+                *word = *self.row(source);
+            }
+            return sources.len();
+        }
+        for (pair, &source) in into.as_chunks_mut::<2>().0.iter_mut().zip(sources) {
+            let values = self.wide(source);
+            *pair = [values.map(|value| value as u32), values.map(|value| (value >> 32) as u32)];
+        }
+        2 * sources.len()
+    }
+
+    fn set_words(&mut self, registers: &[u32], of: Type, words: &[Words]) {
+        if of != Type::F64 {
+            registers.iter().zip(words).for_each(|(register, words)| self.set_all(*register, words));
+            return;
+        }
+        for (&register, [low, high]) in registers.iter().zip(words.as_chunks::<2>().0) {
+            let values = std::array::from_fn(|lane| u64::from(low[lane]) | u64::from(high[lane]) << 32);
+            self.set_wide(register, u32::MAX, &values);
+        }
+    }
+
+    /// Writes all lanes.
+    pub fn set_all(&mut self, row: u32, values: &Words) {
+        let to = self.row_mut(row);
+        // SAFETY: a row of the frame.
+        unsafe { (*to).0 = *values };
+    }
+
+    /// The address that all lanes have.
+    fn uniform_address(&mut self, address: &Address) -> Result<u64, Fault> {
+        let at = self.addresses(address);
+        match (1..LANES).find(|lane| at[*lane] != at[0]) {
+            None => Ok(at[0]),
+            Some(lane) => {
+                self.lane = lane;
+                let what = format!("lanes 0 and {lane} give different addresses, {:#x} and {:#x}", at[0], at[lane]);
+                Err(Fault::new(FaultKind::Mask, what))
+            }
+        }
+    }
+
+    /// Waits for all lanes of the warp: `None` if they have not come.
+    pub fn whole_warp(&mut self, mask: u32) -> Result<Option<Flow>, Fault> {
+        let (lanes, flow) = match self.gather(NONE, mask)? {
+            Sync::All(lanes) => (lanes, Flow::Next),
+            Sync::Some(lanes) => (lanes, Flow::Select),
+            Sync::Wait => return Ok(None),
+        };
+        if lanes != u32::MAX {
+            self.lane = (!lanes).trailing_zeros() as usize;
+            let what = format!("lane {} does not execute this, which all 32 lanes of a warp have to", self.lane);
+            return Err(Fault::new(FaultKind::Mask, what));
+        }
+        Ok(Some(flow))
+    }
+
+    pub fn tensor(&mut self, step: &Tensor, mask: u32) -> Result<Flow, Fault> {
+        let Some(flow) = self.whole_warp(mask)? else { return Ok(Flow::Select) };
+        let mut fragments = self.worker.fragments.take().unwrap_or_default();
+        let done = self.tensor_with(step, &mut fragments);
+        self.worker.fragments = Some(fragments);
+        done.map(|()| flow)
+    }
+
+    fn tensor_with(&mut self, step: &Tensor, [wa, wb, wc, wd]: &mut Fragments) -> Result<(), Fault> {
+        match step {
+            Tensor::Mma { op, d, a, b, c } => {
+                let (a, b) = (self.words(a, op.a, wa), self.words(b, op.b, wb));
+                let (c, n) = (self.words(c, op.c, wc), op.words()[3]);
+                op.execute(&wa[..a], &wb[..b], &wc[..c], &mut wd[..n]);
+                self.set_words(d, op.d, &wd[..n]);
+                self.worker.counts.tensor_flops += op.flops();
+            }
+            Tensor::WmmaMma { op, d, a, b, c } => {
+                let [ta, tb, tc, td] = op.types();
+                let (a, b) = (self.words(a, ta, wa), self.words(b, tb, wb));
+                let (c, n) = (self.words(c, tc, wc), op.words()[3]);
+                op.execute(&wa[..a], &wb[..b], &wc[..c], &mut wd[..n]);
+                self.set_words(d, td, &wd[..n]);
+                self.worker.counts.tensor_flops += op.flops();
+            }
+            Tensor::Ldmatrix { op, d, address } => {
+                let mut at = self.addresses(address);
+                let lanes = u32::MAX >> (32 - 8 * op.count);
+                self.resolve(address.space, &mut at, lanes, 16, Kind::Read, false)?;
+                op.execute(&at, &mut Host, &mut wd[..op.count])?;
+                self.set_words(d, Type::F16, &wd[..op.count]);
+            }
+            Tensor::Stmatrix { op, from, address } => {
+                let mut at = self.addresses(address);
+                let lanes = u32::MAX >> (32 - 8 * op.count);
+                let count = self.words(from, Type::F16, wa);
+                self.resolve(address.space, &mut at, lanes, 16, Kind::Write, false)?;
+                op.execute(&at, &wa[..count], &mut Host)?;
+            }
+            Tensor::Movmatrix { d, a } => {
+                let moved = movmatrix(self.row(*a));
+                self.set_all(*d, &moved);
+            }
+            Tensor::WmmaLoad { op, d, address, stride } => {
+                let at = self.uniform_address(address)?;
+                let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[0]));
+                let n = op.words();
+                op.execute(at, stride, &mut View { machine: self, space: address.space }, &mut wd[..n])?;
+                self.set_words(d, if d.len() == n { Type::F32 } else { Type::F64 }, &wd[..n]);
+            }
+            Tensor::WmmaStore { op, from, address, stride } => {
+                let at = self.uniform_address(address)?;
+                let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[0]));
+                let of = if from.len() == op.words() { Type::F32 } else { Type::F64 };
+                let n = self.words(from, of, wa);
+                op.execute(at, stride, &wa[..n], &mut View { machine: self, space: address.space })?;
+            }
+            Tensor::WgmmaFence => {}
+            Tensor::WgmmaCommit => self.cluster.ctas[self.cta].products[self.warp.number].commit(),
+            Tensor::WgmmaWait(count) => self.wait_products(*count)?,
+            Tensor::Wgmma { op, d, a, a_descriptor, b_descriptor, scale_d, negate, transpose } => {
+                let count = self.words(a, Type::F32, wa);
+                let scales = self.predicate(*scale_d);
+                let scale = tensor::Scale { d: scales & 1 != 0, negate_a: negate[0], negate_b: negate[1] };
+                let left = if a.is_empty() {
+                    Err(tensor::Descriptor::decode(self.wide(*a_descriptor)[0]))
+                } else {
+                    Ok(op.left_in_registers(&wa[..count]))
+                };
+                let right = tensor::Descriptor::decode(self.wide(*b_descriptor)[0]);
+                self.start_product(*op, d, left, right, scale, *transpose)?;
+                // Four warps execute it together.
+                self.worker.counts.tensor_flops += op.flops() / 4;
+            }
+        }
+        Ok(())
+    }
+}

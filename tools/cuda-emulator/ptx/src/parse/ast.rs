@@ -1,0 +1,114 @@
+//! The syntax tree of a module. Names borrow from the text.
+
+/// A module.
+#[derive(Debug, Default)]
+pub(crate) struct Ast<'t> {
+    pub variables: Vec<Declaration<'t>>,
+    pub functions: Vec<Function<'t>>,
+}
+
+/// A state space that variables and addresses have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Global,
+    Const,
+    Shared,
+    Local,
+    Param,
+}
+
+/// A variable or parameter.
+#[derive(Clone, Debug)]
+pub(crate) struct Declaration<'t> {
+    pub space: Space,
+    pub name: &'t str,
+    pub align: u32,
+    /// Bytes in all; 0 for `.extern .shared x[]`.
+    pub size: u64,
+    /// Bytes of an element.
+    pub element: u32,
+    pub external: bool,
+    pub initial: Vec<Initial<'t>>,
+    pub line: u32,
+}
+
+/// One element of an initialiser.
+#[derive(Clone, Debug)]
+pub(crate) enum Initial<'t> {
+    Value(Value),
+    /// Address of a variable plus an offset; `mask` picks one byte.
+    Address {
+        name: &'t str,
+        offset: i64,
+        mask: Option<u64>,
+    },
+}
+
+/// A literal.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Value {
+    Int(u64),
+    F32(u32),
+    F64(u64),
+}
+
+/// A function or kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Function<'t> {
+    pub name: &'t str,
+    pub entry: bool,
+    pub results: Vec<Declaration<'t>>,
+    pub params: Vec<Declaration<'t>>,
+    pub body: Option<Vec<Statement<'t>>>,
+    pub max_threads: Option<[u32; 3]>,
+    pub required_threads: Option<[u32; 3]>,
+    pub cluster: Option<[u32; 3]>,
+    pub line: u32,
+}
+
+#[derive(Debug)]
+pub(crate) enum Statement<'t> {
+    /// `.reg .b32 %r<10>` or `.reg .b32 x`.
+    Register {
+        bits: u32,
+        name: &'t str,
+        count: Option<u32>,
+    },
+    Variable(Declaration<'t>),
+    Label(&'t str),
+    Targets {
+        name: &'t str,
+        labels: Vec<&'t str>,
+    },
+    Open,
+    Close,
+    Instruction(Instruction<'t>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Instruction<'t> {
+    /// The predicate's name and whether it is negated.
+    pub guard: Option<(&'t str, bool)>,
+    pub opcode: &'t str,
+    pub operands: Vec<Operand<'t>>,
+    pub line: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Operand<'t> {
+    /// A register, variable, label, or `_`; with an offset for a variable.
+    Name(&'t str, i64),
+    Value(Value),
+    Not(&'t str),
+    /// `d|p`.
+    Pair(&'t str, &'t str),
+    Vector(Vec<Operand<'t>>),
+    /// `[base + offset]`, and what follows the base in the brackets.
+    Address {
+        base: Option<&'t str>,
+        offset: i64,
+        rest: Vec<Operand<'t>>,
+    },
+    /// The parameters of a call.
+    List(Vec<Operand<'t>>),
+}

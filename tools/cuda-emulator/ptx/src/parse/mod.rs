@@ -1,0 +1,362 @@
+//! PTX text as a syntax tree.
+
+pub(crate) mod ast;
+mod body;
+mod lexer;
+
+use crate::module::PtxError;
+use ast::{Ast, Declaration, Function, Initial, Space, Value};
+use lexer::Token;
+
+/// Parses a module.
+pub(crate) fn parse(text: &str) -> Result<Ast<'_>, PtxError> {
+    let tokens = lexer::lex(text)?;
+    Parser { tokens, at: 0 }.module()
+}
+
+struct Parser<'t> {
+    tokens: Vec<(Token<'t>, u32)>,
+    at: usize,
+}
+
+type Result<T, E = PtxError> = std::result::Result<T, E>;
+
+impl<'t> Parser<'t> {
+    fn line(&self) -> u32 {
+        self.tokens.get(self.at).or(self.tokens.last()).map_or(1, |token| token.1)
+    }
+
+    fn fail<T>(&self, message: impl Into<String>) -> Result<T> {
+        Err(PtxError { line: self.line(), message: message.into() })
+    }
+
+    fn peek(&self) -> Option<Token<'t>> {
+        self.tokens.get(self.at).map(|token| token.0)
+    }
+
+    fn next(&mut self) -> Result<Token<'t>> {
+        let Some(token) = self.peek() else { return self.fail("the text ends too soon") };
+        self.at += 1;
+        Ok(token)
+    }
+
+    /// Skips a sign if it comes next.
+    fn eat(&mut self, sign: u8) -> bool {
+        let found = self.peek() == Some(Token::Sign(sign));
+        self.at += usize::from(found);
+        found
+    }
+
+    fn eat_word(&mut self, word: &str) -> bool {
+        let found = self.peek() == Some(Token::Word(word));
+        self.at += usize::from(found);
+        found
+    }
+
+    fn expect(&mut self, sign: u8) -> Result<()> {
+        if self.eat(sign) {
+            return Ok(());
+        }
+        self.fail(format!("expected '{}', found {}", sign as char, self.shown()))
+    }
+
+    fn shown(&self) -> String {
+        match self.peek() {
+            Some(Token::Word(word)) => format!("'{word}'"),
+            Some(Token::Sign(sign)) => format!("'{}'", sign as char),
+            Some(_) => "a literal".to_owned(),
+            None => "the end".to_owned(),
+        }
+    }
+
+    fn word(&mut self) -> Result<&'t str> {
+        if let Some(Token::Word(word)) = self.peek() {
+            self.at += 1;
+            return Ok(word);
+        }
+        self.fail(format!("expected a name, found {}", self.shown()))
+    }
+
+    /// An integer with an optional sign.
+    fn int(&mut self) -> Result<i64> {
+        let negative = self.eat(b'-');
+        match self.next()? {
+            Token::Int(value) if negative => Ok((value as i64).wrapping_neg()),
+            Token::Int(value) => Ok(value as i64),
+            _ => {
+                self.at -= 1;
+                self.fail(format!("expected an integer, found {}", self.shown()))
+            }
+        }
+    }
+
+    fn value(&mut self) -> Result<Value> {
+        let negative = self.eat(b'-');
+        Ok(match self.next()? {
+            Token::Int(value) => Value::Int(if negative { value.wrapping_neg() } else { value }),
+            Token::F32(bits) => Value::F32(bits ^ u32::from(negative) << 31),
+            Token::F64(bits) => Value::F64(bits ^ u64::from(negative) << 63),
+            _ => {
+                self.at -= 1;
+                return self.fail(format!("expected a number, found {}", self.shown()));
+            }
+        })
+    }
+
+    /// Skips the rest of a line.
+    fn skip_line(&mut self, line: u32) {
+        while self.tokens.get(self.at).is_some_and(|token| token.1 == line) {
+            self.at += 1;
+        }
+    }
+
+    /// Skips up to the brace that closes the one that comes next.
+    fn skip_block(&mut self) -> Result<()> {
+        let mut depth = 0;
+        loop {
+            match self.next()? {
+                Token::Sign(b'{') => depth += 1,
+                Token::Sign(b'}') => depth -= 1,
+                _ => {}
+            }
+            if depth == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Skips what is for debuggers and the assembler only; whether there was such.
+    fn skip_directive(&mut self, word: &str, line: u32) -> Result<bool> {
+        match word {
+            ".file" | ".loc" | ".version" | ".target" | ".address_size" => self.skip_line(line),
+            ".section" => {
+                self.word()?;
+                self.skip_block()?;
+            }
+            ".pragma" | ".alias" => while !matches!(self.next()?, Token::Sign(b';')) {},
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn module(mut self) -> Result<Ast<'t>> {
+        let mut ast = Ast::default();
+        let (mut external, mut targeted) = (false, false);
+        while self.peek().is_some() {
+            let line = self.line();
+            let word = self.word()?;
+            targeted |= word == ".target";
+            if self.skip_directive(word, line)? {
+                continue;
+            }
+            match word {
+                ".visible" | ".weak" | ".common" => {}
+                ".extern" => external = true,
+                ".entry" | ".func" => {
+                    let function = self.function(word == ".entry", line)?;
+                    ast.functions.push(function);
+                    external = false;
+                }
+                ".global" | ".const" | ".shared" => {
+                    let space = match word {
+                        ".global" => Space::Global,
+                        ".const" => Space::Const,
+                        _ => Space::Shared,
+                    };
+                    self.declarations(space, external, &mut ast.variables)?;
+                    external = false;
+                }
+                _ => {
+                    self.at -= 1;
+                    return self.fail(format!("directive '{word}' is not emulated"));
+                }
+            }
+        }
+        if !targeted {
+            return self.fail("no '.target': this is no PTX text");
+        }
+        Ok(ast)
+    }
+
+    fn function(&mut self, entry: bool, line: u32) -> Result<Function<'t>> {
+        let mut function = Function { entry, line, ..Function::default() };
+        self.skip_attribute()?;
+        if self.eat(b'(') {
+            function.results = self.parameters()?;
+        }
+        function.name = self.word()?;
+        if self.eat(b'(') {
+            function.params = self.parameters()?;
+        }
+        loop {
+            if self.eat(b';') {
+                return Ok(function);
+            }
+            if self.eat(b'{') {
+                function.body = Some(self.body()?);
+                return Ok(function);
+            }
+            let line = self.line();
+            match self.word()? {
+                ".maxntid" => function.max_threads = Some(self.sizes()?),
+                ".reqntid" => function.required_threads = Some(self.sizes()?),
+                ".reqnctapercluster" => function.cluster = Some(self.sizes()?),
+                ".minnctapersm"
+                | ".maxnctapersm"
+                | ".maxnreg"
+                | ".maxclusterrank"
+                | ".abi_preserve"
+                | ".abi_preserve_control" => {
+                    self.int()?;
+                }
+                ".noreturn" | ".explicitcluster" | ".blocksareclusters" => {}
+                word if self.skip_directive(word, line)? => {}
+                word => return self.fail(format!("directive '{word}' of a function is not emulated")),
+            }
+        }
+    }
+
+    fn skip_attribute(&mut self) -> Result<()> {
+        if self.eat_word(".attribute") {
+            while !matches!(self.next()?, Token::Sign(b')')) {}
+        }
+        Ok(())
+    }
+
+    fn sizes(&mut self) -> Result<[u32; 3]> {
+        let mut sizes = [1; 3];
+        for size in &mut sizes {
+            *size = self.int()? as u32;
+            if !self.eat(b',') {
+                break;
+            }
+        }
+        Ok(sizes)
+    }
+
+    fn parameters(&mut self) -> Result<Vec<Declaration<'t>>> {
+        let mut found = Vec::new();
+        while !self.eat(b')') {
+            if !self.eat_word(".param") {
+                return self.fail("a parameter that is not in '.param' is not emulated");
+            }
+            found.push(self.declaration(Space::Param, false)?);
+            self.eat(b',');
+        }
+        Ok(found)
+    }
+
+    /// Variables of one declaration, after the word of its space.
+    fn declarations(&mut self, space: Space, external: bool, found: &mut Vec<Declaration<'t>>) -> Result<()> {
+        self.skip_attribute()?;
+        let first = self.declaration(space, external)?;
+        let mut template = first.clone();
+        found.push(first);
+        while self.eat(b',') {
+            // `.shared .b32 a, b;`
+            template.name = self.word()?;
+            self.extent(&mut template)?;
+            found.push(template.clone());
+        }
+        self.expect(b';')
+    }
+
+    fn declaration(&mut self, space: Space, external: bool) -> Result<Declaration<'t>> {
+        let (mut align, mut element, mut vector) = (None, 0, 1);
+        let line = self.line();
+        let name = loop {
+            let word = self.word()?;
+            match word {
+                ".align" => align = Some(self.int()? as u32),
+                ".ptr" | ".global" | ".const" | ".shared" | ".local" => {}
+                ".v2" => vector = 2,
+                ".v4" => vector = 4,
+                _ if word.starts_with('.') => match type_bits(&word[1..]) {
+                    Some(bits) => element = bits.div_ceil(8),
+                    None => return self.fail(format!("type '{word}' of a variable is not emulated")),
+                },
+                _ => break word,
+            }
+        };
+        // The alignment of `.ptr .align 16` is the pointee's.
+        let natural = element * vector;
+        let align = if space == Space::Param && element == 8 { natural } else { align.unwrap_or(natural) };
+        let mut declared =
+            Declaration { space, name, align, size: 0, element: natural, external, initial: Vec::new(), line };
+        self.extent(&mut declared)?;
+        declared.element = element;
+        Ok(declared)
+    }
+
+    /// Dimensions and initialiser. `element` is the size of one element with its vector.
+    fn extent(&mut self, declared: &mut Declaration<'t>) -> Result<()> {
+        let (mut count, mut open) = (1u64, false);
+        while self.eat(b'[') {
+            if self.eat(b']') {
+                open = true;
+                continue;
+            }
+            count *= self.int()? as u64;
+            self.expect(b']')?;
+        }
+        declared.initial.clear();
+        if self.eat(b'=') {
+            self.initial(&mut declared.initial)?;
+        }
+        if open {
+            count = declared.initial.len() as u64;
+        }
+        declared.size = count * u64::from(declared.element);
+        Ok(())
+    }
+
+    fn initial(&mut self, found: &mut Vec<Initial<'t>>) -> Result<()> {
+        if self.eat(b'{') {
+            while !self.eat(b'}') {
+                self.initial(found)?;
+                self.eat(b',');
+            }
+            return Ok(());
+        }
+        let mut mask = None;
+        let item = if let Some(Token::Word(_)) = self.peek() {
+            self.address_of(mask)?
+        } else {
+            match self.value()? {
+                Value::Int(bits) if self.eat(b'(') => {
+                    mask = Some(bits);
+                    let item = self.address_of(mask)?;
+                    self.expect(b')')?;
+                    item
+                }
+                value => Initial::Value(value),
+            }
+        };
+        found.push(item);
+        Ok(())
+    }
+
+    fn address_of(&mut self, mask: Option<u64>) -> Result<Initial<'t>> {
+        let parenthesised = self.eat_word("generic") && self.eat(b'(');
+        let name = self.word()?;
+        if parenthesised {
+            self.expect(b')')?;
+        }
+        let has_offset = self.eat(b'+') || self.peek() == Some(Token::Sign(b'-'));
+        let offset = if has_offset { self.int()? } else { 0 };
+        Ok(Initial::Address { name, offset, mask })
+    }
+}
+
+/// Bits of a type's name; 1 for predicates.
+pub(crate) fn type_bits(name: &str) -> Option<u32> {
+    Some(match name {
+        "pred" => 1,
+        "b8" | "u8" | "s8" | "e4m3" | "e5m2" => 8,
+        "b16" | "u16" | "s16" | "f16" | "bf16" | "e4m3x2" | "e5m2x2" => 16,
+        "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" | "tf32" | "u16x2" | "s16x2" => 32,
+        "b64" | "u64" | "s64" | "f64" => 64,
+        "b128" => 128,
+        _ => return None,
+    })
+}
