@@ -88,10 +88,10 @@ pub fn attribute(card: &Card, number: c_uint) -> Option<c_int> {
         14 | 30 => 512,
         51 => 32,
         // Copies beside kernels, mapped host memory, concurrent kernels, ECC, unified addressing, priorities of streams,
-        // caches, managed memory: no, because the host must not touch a card's addresses.
+        // caches.
         15 | 19 | 31 | 32 | 41 | 78 | 79 | 80 => 1,
         16 => spec.multiprocessors,
-        17 | 18 | 20 | 35 | 84 | 86 | 88 | 89 | 100 | 101 => 0,
+        17 | 18 | 20 | 35 | 84 | 86 | 88 | 100 | 101 => 0,
         21 | 22 | 23 | 42 | 45 | 46 | 52 | 53 | 55..=57 | 61 | 63 | 64 | 66 | 67 | 69 => 32_768,
         24..=26 | 47..=49 | 58..=60 => 16_384,
         27 | 28 | 54 | 70..=77 if !(75..=76).contains(&number) => 32_768,
@@ -107,7 +107,8 @@ pub fn attribute(card: &Card, number: c_uint) -> Option<c_int> {
         75 => spec.capability.0,
         76 => spec.capability.1,
         81 => spec.shared_per_sm,
-        83 => 0,
+        // Managed memory, which the host may use while a kernel does.
+        83 | 89 => 1,
         85 => card.ordinal as c_int,
         87 => 2,
         90 | 91 | 95 | 99 => 1,

@@ -1,9 +1,11 @@
 //! The functions that fill memory of a card with a value.
 //!
-//! None of them holds up the host.
+//! They do not hold up the host, but where the memory is the host's own: such a fill has happened when the call returns.
 
 use crate::abi::{CUdeviceptr, CUstream};
 use crate::call::{api, refuse};
+use crate::card::pinned_at;
+use crate::engine::engine;
 use crate::engine::work::Work;
 use crate::errors::{Answer, Code};
 use crate::stream::resolve;
@@ -16,7 +18,7 @@ fn fill(
     pattern: &[u8],
     count: usize,
     rows: usize,
-    (stream, default): (CUstream, CUstream),
+    (stream, default, waits): (CUstream, CUstream, bool),
 ) -> Answer {
     let stream = resolve(stream, default)?;
     let len = count * pattern.len();
@@ -28,58 +30,66 @@ fn fill(
     }
     crate::copy::check(to, pitch * (rows - 1) + len)?;
     let (len, rows, pitch) = (len as u64, rows as u64, pitch as u64);
-    stream.submit(&[], Work::Fill { to, len, rows, pitch, pattern: pattern.to_vec() }).map(|_| ())
+    let point = stream.submit(&[], Work::Fill { to, len, rows, pitch, pattern: pattern.to_vec() })?;
+    match point.filter(|_| waits && pinned_at(to as usize).is_some()) {
+        None => Ok(()),
+        Some(point) => {
+            crate::profile::waited();
+            engine().wait(&[point]);
+            stream.context.check()
+        }
+    }
 }
 
 api! {
     fn cuMemsetD8_v2 | cuMemsetD8_v2_ptds(default; to: CUdeviceptr, value: u8, count: usize) {
-        fill(to, 0, &[value], count, 1, (0, default))
+        fill(to, 0, &[value], count, 1, (0, default, true))
     }
     fn cuMemsetD16_v2 | cuMemsetD16_v2_ptds(default; to: CUdeviceptr, value: u16, count: usize) {
-        fill(to, 0, &value.to_le_bytes(), count, 1, (0, default))
+        fill(to, 0, &value.to_le_bytes(), count, 1, (0, default, true))
     }
     fn cuMemsetD32_v2 | cuMemsetD32_v2_ptds(default; to: CUdeviceptr, value: c_uint, count: usize) {
-        fill(to, 0, &value.to_le_bytes(), count, 1, (0, default))
+        fill(to, 0, &value.to_le_bytes(), count, 1, (0, default, true))
     }
     fn cuMemsetD8Async | cuMemsetD8Async_ptsz(default; to: CUdeviceptr, value: u8, count: usize, stream: CUstream) {
-        fill(to, 0, &[value], count, 1, (stream, default))
+        fill(to, 0, &[value], count, 1, (stream, default, false))
     }
     fn cuMemsetD16Async | cuMemsetD16Async_ptsz(default; to: CUdeviceptr, value: u16, count: usize, stream: CUstream) {
-        fill(to, 0, &value.to_le_bytes(), count, 1, (stream, default))
+        fill(to, 0, &value.to_le_bytes(), count, 1, (stream, default, false))
     }
     fn cuMemsetD32Async | cuMemsetD32Async_ptsz(
         default; to: CUdeviceptr, value: c_uint, count: usize, stream: CUstream,
     ) {
-        fill(to, 0, &value.to_le_bytes(), count, 1, (stream, default))
+        fill(to, 0, &value.to_le_bytes(), count, 1, (stream, default, false))
     }
     fn cuMemsetD2D8_v2 | cuMemsetD2D8_v2_ptds(
         default; to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize,
     ) {
-        fill(to, pitch, &[value], width, height, (0, default))
+        fill(to, pitch, &[value], width, height, (0, default, true))
     }
     fn cuMemsetD2D16_v2 | cuMemsetD2D16_v2_ptds(
         default; to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize,
     ) {
-        fill(to, pitch, &value.to_le_bytes(), width, height, (0, default))
+        fill(to, pitch, &value.to_le_bytes(), width, height, (0, default, true))
     }
     fn cuMemsetD2D32_v2 | cuMemsetD2D32_v2_ptds(
         default; to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize,
     ) {
-        fill(to, pitch, &value.to_le_bytes(), width, height, (0, default))
+        fill(to, pitch, &value.to_le_bytes(), width, height, (0, default, true))
     }
     fn cuMemsetD2D8Async | cuMemsetD2D8Async_ptsz(
         default; to: CUdeviceptr, pitch: usize, value: u8, width: usize, height: usize, stream: CUstream,
     ) {
-        fill(to, pitch, &[value], width, height, (stream, default))
+        fill(to, pitch, &[value], width, height, (stream, default, false))
     }
     fn cuMemsetD2D16Async | cuMemsetD2D16Async_ptsz(
         default; to: CUdeviceptr, pitch: usize, value: u16, width: usize, height: usize, stream: CUstream,
     ) {
-        fill(to, pitch, &value.to_le_bytes(), width, height, (stream, default))
+        fill(to, pitch, &value.to_le_bytes(), width, height, (stream, default, false))
     }
     fn cuMemsetD2D32Async | cuMemsetD2D32Async_ptsz(
         default; to: CUdeviceptr, pitch: usize, value: c_uint, width: usize, height: usize, stream: CUstream,
     ) {
-        fill(to, pitch, &value.to_le_bytes(), width, height, (stream, default))
+        fill(to, pitch, &value.to_le_bytes(), width, height, (stream, default, false))
     }
 }

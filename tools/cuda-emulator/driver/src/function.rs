@@ -102,7 +102,7 @@ impl Function {
         Ok(match number {
             0 => kernel.max_threads as c_int,
             1 => kernel.static_shared as c_int,
-            2 => 0,
+            2 => module.constants() as c_int,
             3 => self.resources(&module).map_or(kernel.local, |found| found.stack) as c_int,
             4 => self.registers(&module) as c_int,
             5 | 6 => major * 10 + minor,

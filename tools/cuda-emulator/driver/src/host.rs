@@ -12,12 +12,18 @@ use std::ffi::{c_int, c_uint, c_void};
 /// Alignment of pinned memory: a page.
 const PAGE: usize = 4096;
 
+/// Flags of memory that the driver moves between host and cards by itself: here, pinned memory.
+pub const MANAGED: u32 = u32::MAX;
+
 /// Makes pinned memory. Its bytes are not zero, so that a program that relies on zeros is found out.
-fn make(to: *mut *mut c_void, bytes: usize, flags: c_uint) -> Answer {
+///
+/// # Errors
+/// Out of memory, or no bytes are asked for.
+pub fn make(bytes: usize, flags: c_uint) -> Answer<*mut u8> {
     let context = current()?;
     crate::capture::forbid_unsafe(&context)?;
     let layout = Layout::from_size_align(bytes, PAGE).map_err(|_| Code::OUT_OF_MEMORY)?;
-    if bytes == 0 || to.is_null() {
+    if bytes == 0 {
         return Err(Code::INVALID_VALUE);
     }
     // SAFETY: the size is not 0.
@@ -28,34 +34,40 @@ fn make(to: *mut *mut c_void, bytes: usize, flags: c_uint) -> Answer {
     // SAFETY: it was just made with this size.
     unsafe { start.write_bytes(0xa5, bytes.min(1 << 20)) };
     pin(Pinned { start: start as usize, len: bytes, context: context.handle, flags, ours: true })?;
-    // SAFETY: not null.
-    unsafe { out(to, start.cast()) }
+    Ok(start)
+}
+
+/// Frees what [`make`] made, after the work that may use it.
+///
+/// # Errors
+/// No such memory starts there.
+pub fn free(address: usize) -> Answer {
+    let context = current()?;
+    let row = pinned_at(address).filter(|row| row.start == address && row.ours).ok_or(Code::INVALID_VALUE)?;
+    engine().wait(&engine().tails(context.handle));
+    engine().wait(&engine().tails(row.context));
+    let row = unpin(address, true, Code::INVALID_VALUE)?;
+    let layout = Layout::from_size_align(row.len, PAGE).map_err(|_| Code::INVALID_VALUE)?;
+    // SAFETY: `make` made it with this layout, and the table has just given it up.
+    unsafe { dealloc(row.start as *mut u8, layout) };
+    Ok(())
 }
 
 api! {
     fn cuMemAllocHost_v2(to: *mut *mut c_void, bytes: usize) {
-        make(to, bytes, 0)
+        out(to, make(bytes, 0)?.cast())
     }
     fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, flags: c_uint) {
         if flags > 7 {
             return Err(Code::INVALID_VALUE);
         }
-        make(to, bytes, flags)
+        out(to, make(bytes, flags)?.cast())
     }
     fn cuMemFreeHost(address: usize) {
         if address == 0 {
             return Ok(());
         }
-        let context = current()?;
-        let row = pinned_at(address).filter(|row| row.start == address && row.ours).ok_or(Code::INVALID_VALUE)?;
-        // Work that uses it must not outlive it.
-        engine().wait(&engine().tails(context.handle));
-        engine().wait(&engine().tails(row.context));
-        let row = unpin(address, true, Code::INVALID_VALUE)?;
-        let layout = Layout::from_size_align(row.len, PAGE).map_err(|_| Code::INVALID_VALUE)?;
-        // SAFETY: `make` made it with this layout, and the table has just given it up.
-        dealloc(row.start as *mut u8, layout);
-        Ok(())
+        free(address)
     }
     fn cuMemHostRegister_v2(address: usize, bytes: usize, flags: c_uint) {
         let context = current()?;

@@ -1,6 +1,6 @@
 //! What a program loads as a module: PTX text, or something that has to be refused.
 
-use crate::call::{refuse, say};
+use crate::call::refuse;
 use crate::device::spec;
 use crate::errors::{Answer, Code};
 use std::ffi::{CStr, c_uint, c_void};
@@ -116,8 +116,5 @@ pub fn check(text: String, log: Log) -> Answer<String> {
 /// Prints what is wrong with a text, with the line, and hands it to the client.
 pub fn wrong<T>(text: &str, error: &ptx::PtxError, log: Log) -> Answer<T> {
     let line = text.lines().nth((error.line as usize).saturating_sub(1)).unwrap_or("").trim();
-    if std::env::var_os("KILN_EMULATED_KEEP").is_some() {
-        say(text);
-    }
     log.fail(Code::INVALID_PTX, &format!("PTX that cannot be loaded: {error}\n  {line}"))
 }

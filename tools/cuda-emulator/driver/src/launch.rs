@@ -48,22 +48,19 @@ fn product(sizes: [u32; 3]) -> u64 {
 /// What the launch checks.
 pub fn options() -> ptx::Options {
     let set = settings();
-    let checked = |name: &str| !set.checks_off.iter().any(|off| off == name);
+    let checked = |name: &str| !set.checks.iter().any(|off| off == name);
     let default = ptx::Options::default();
     ptx::Options {
         uninitialised: checked("uninitialised"),
         races: checked("races"),
         divergent_barriers: checked("divergent_barriers"),
-        exited_barriers: set.checks_off.iter().any(|on| on == "+exited_barriers"),
+        exited_barriers: set.checks.iter().any(|on| on == "+exited_barriers"),
         seed: (set.seed != 0).then_some(set.seed),
         threads: set.threads,
         multiprocessors: spec().multiprocessors as u32,
         ..default
     }
 }
-
-/// Names of checks that the setting may turn off, or on with `+`.
-pub const CHECKS: [&str; 4] = ["uninitialised", "races", "divergent_barriers", "+exited_barriers"];
 
 impl Launch {
     /// Runs the kernel to its end.

@@ -1,7 +1,7 @@
 //! Linking: of PTX texts, into one.
 
 use crate::abi::CUlinkState;
-use crate::call::{api, out, out_opt, refuse, text};
+use crate::call::{api, out, out_opt, refuse, say_once, text};
 use crate::context::current;
 use crate::errors::{Answer, Code};
 use crate::handles::Table;
@@ -25,6 +25,11 @@ fn links() -> &'static Table<Link> {
 
 fn add(state: CUlinkState, kind: c_uint, bytes: &[u8]) -> Answer {
     let link = links().get(state)?;
+    if kind == 4 {
+        // Most links name libcudadevrt, and few kernels call it.
+        say_once("a link names a library, whose functions are not emulated: a kernel that calls one ends in a fault");
+        return Ok(());
+    }
     if kind != 1 {
         let what = ["a cubin", "PTX", "a fat binary", "an object", "a library", "NVVM code"];
         let what = what.get(kind as usize).ok_or(Code::INVALID_VALUE)?;
@@ -37,6 +42,18 @@ fn add(state: CUlinkState, kind: c_uint, bytes: &[u8]) -> Answer {
     Ok(())
 }
 
+/// The name that a declaration has: of a function behind the list of what it returns, otherwise of a variable.
+fn declared(declaration: &str) -> Option<&str> {
+    let after = declaration.trim_start_matches(".extern").trim_start();
+    let after = match after.strip_prefix(".func").map(str::trim_start) {
+        Some(returns) if returns.starts_with('(') => returns.split_once(')')?.1,
+        Some(name) => name,
+        None => after,
+    };
+    let words = after.split(|c: char| !(c.is_ascii_alphanumeric() || "_$.".contains(c)));
+    words.filter(|word| !word.is_empty()).find(|word| !word.starts_with(|c: char| c == '.' || c.is_ascii_digit()))
+}
+
 /// One text of several: the directives of the module from the first, and no declaration of what another defines.
 fn join(texts: &[String]) -> String {
     let [first, rest @ ..] = texts else { return String::new() };
@@ -47,20 +64,13 @@ fn join(texts: &[String]) -> String {
     if rest.is_empty() {
         return all;
     }
-    let name = |declaration: &str| {
-        let words = declaration.split(|c: char| !(c.is_ascii_alphanumeric() || "_$%.".contains(c)));
-        words
-            .filter(|word| !word.is_empty() && !word.starts_with('.'))
-            .find(|word| !word.starts_with('%'))
-            .map(str::to_owned)
-    };
     // A declaration reaches to its semicolon.
     let mut joined = String::new();
     let mut open = all.as_str();
     while let Some(start) = open.find(".extern") {
         let end = open[start..].find(';').map_or(open.len(), |end| start + end + 1);
         let declaration = &open[start..end];
-        let defined = name(declaration).is_some_and(|name| {
+        let defined = declared(declaration).is_some_and(|name| {
             all.lines().any(|line| {
                 line.contains(".visible")
                     && line.split(|c: char| !(c.is_ascii_alphanumeric() || "_$".contains(c))).any(|word| word == name)
@@ -116,11 +126,16 @@ mod tests {
 
     #[test]
     fn a_declaration_goes_where_another_text_has_the_definition() {
-        let caller = ".version 8.0\n.target sm_80\n.extern .func f\n(\n.param .b32 f_0\n)\n;\n.extern .shared .b8 s[];\n.visible .entry k() { ret; }";
-        let callee = ".version 8.0\n.target sm_80\n.visible .func f(\n.param .b32 f_0) { ret; }";
-        let joined = join(&[caller.to_owned(), callee.to_owned()]);
+        let print = ".extern .func (.param .b32 r) print\n(\n.param .b64 p_0\n)\n;\n";
+        let caller = format!(
+            ".version 8.0\n.target sm_80\n.extern .func f\n(\n.param .b32 f_0\n)\n;\n{print}.extern .shared .align 16 .b8 s[];\n\
+             .visible .entry k() {{ ret; }}"
+        );
+        let callee = ".version 8.0\n.target sm_80\n.visible .func (.param .b32 r) f(\n.param .b32 f_0) { ret; }";
+        let joined = join(&[caller, callee.to_owned()]);
         assert_eq!(joined.matches(".version").count(), 1);
         assert_eq!(joined.matches("f_0").count(), 1);
-        assert!(joined.contains(".extern .shared .b8 s[];"));
+        assert!(joined.contains(print));
+        assert!(joined.contains(".extern .shared .align 16 .b8 s[];"));
     }
 }

@@ -1,6 +1,6 @@
 //! Allocating and freeing memory of cards, and what is known about an address.
 
-use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUmemLocation, MEMORY_DEVICE, MEMORY_HOST};
+use crate::abi::{CUcontext, CUdevice, CUdeviceptr, CUmemLocation, CUstream, MEMORY_DEVICE, MEMORY_HOST};
 use crate::call::{api, out, out_opt, unsupported, values};
 use crate::card::{Owner, allocation, card_of, pinned_at};
 use crate::context::{contexts, current};
@@ -17,6 +17,9 @@ fn free(address: CUdeviceptr) -> Answer {
         return Ok(());
     }
     current()?;
+    if pinned_at(address as usize).is_some_and(|row| row.flags == crate::host::MANAGED) {
+        return crate::host::free(address as usize);
+    }
     let card = card_of(address).ok_or(Code::INVALID_VALUE)?;
     if let Some(owner) = card.owner(address) {
         engine().wait(&engine().tails(owner.context));
@@ -41,9 +44,12 @@ api! {
         out(pitch, row)?;
         out(to, context.card().alloc(bytes, Owner { context: context.handle, pool: 0 }, "cuMemAllocPitch")?)
     }
-    fn cuMemAllocManaged(_to: *mut CUdeviceptr, _bytes: usize, _flags: c_uint) {
-        // The host would have to read addresses of a card.
-        unsupported("cuMemAllocManaged")
+    fn cuMemAllocManaged(to: *mut CUdeviceptr, bytes: usize, flags: c_uint) {
+        // Attached to all streams, or to the host first.
+        if !(1..=2).contains(&flags) {
+            return Err(Code::INVALID_VALUE);
+        }
+        out(to, crate::host::make(bytes, crate::host::MANAGED)? as CUdeviceptr)
     }
     fn cuMemFree_v2(address: CUdeviceptr) {
         free(address)
@@ -56,9 +62,11 @@ api! {
     }
     fn cuMemGetAddressRange_v2(start: *mut CUdeviceptr, size: *mut usize, address: CUdeviceptr) {
         current()?;
-        let (_, found) = allocation(address).ok_or(Code::NOT_FOUND)?;
-        out_opt(start, found.address);
-        out_opt(size, found.size as usize);
+        let found = allocation(address).map(|(_, found)| (found.address, found.size as usize));
+        let pinned = || pinned_at(address as usize).map(|row| (row.start as CUdeviceptr, row.len));
+        let found = found.or_else(pinned).ok_or(Code::NOT_FOUND)?;
+        out_opt(start, found.0);
+        out_opt(size, found.1);
         Ok(())
     }
     fn cuPointerGetAttribute(to: *mut c_void, number: c_uint, address: CUdeviceptr) {
@@ -93,10 +101,21 @@ api! {
         }
     }
     fn cuMemAdvise(_address: CUdeviceptr, _bytes: usize, _advice: c_uint, _device: CUdevice) {
-        unsupported("cuMemAdvise")
+        // Where managed memory lies changes no result.
+        current().map(|_| ())
     }
     fn cuMemAdvise_v2(_address: CUdeviceptr, _bytes: usize, _advice: c_uint, _location: CUmemLocation) {
-        unsupported("cuMemAdvise")
+        current().map(|_| ())
+    }
+    fn cuMemPrefetchAsync | cuMemPrefetchAsync_ptsz(
+        default; _address: CUdeviceptr, _bytes: usize, _device: CUdevice, stream: CUstream,
+    ) {
+        crate::stream::resolve(stream, default)?.submit(&[], crate::engine::work::Work::Nothing).map(|_| ())
+    }
+    fn cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz(
+        default; _address: CUdeviceptr, _bytes: usize, _location: CUmemLocation, _flags: c_uint, stream: CUstream,
+    ) {
+        crate::stream::resolve(stream, default)?.submit(&[], crate::engine::work::Work::Nothing).map(|_| ())
     }
 }
 
@@ -115,26 +134,37 @@ unsafe fn attribute(to: *mut c_void, number: c_uint, address: CUdeviceptr) -> An
         id: u64,
         pool: usize,
         host: bool,
+        managed: bool,
     }
     let known = if let Some((card, found)) = allocation(address) {
         let owner = card.owner(found.address);
         let context = owner.map_or(0, |owner| owner.context);
         let pool = owner.map_or(0, |owner| owner.pool);
-        Known { context, card: card.ordinal, start: found.address, size: found.size, id: found.id, pool, host: false }
+        Known {
+            context,
+            card: card.ordinal,
+            start: found.address,
+            size: found.size,
+            id: found.id,
+            pool,
+            host: false,
+            managed: false,
+        }
     } else if let Some(row) = pinned_at(address as usize) {
         let card = contexts().get(row.context).map_or(0, |context| context.card);
-        let (start, size) = (row.start as u64, row.len as u64);
-        Known { context: row.context, card, start, size, id: start, pool: 0, host: true }
+        let (start, size, managed) = (row.start as u64, row.len as u64, row.flags == crate::host::MANAGED);
+        Known { context: row.context, card, start, size, id: start, pool: 0, host: true, managed }
     } else {
         return Err(Code::INVALID_VALUE);
     };
     let value = match number {
         1 => known.context as u64,
-        2 => u64::from(if known.host { MEMORY_HOST } else { MEMORY_DEVICE }),
+        2 => u64::from(if known.host && !known.managed { MEMORY_HOST } else { MEMORY_DEVICE }),
         3 => address,
         4 if known.host => address,
         4 => return Err(Code::INVALID_VALUE),
-        6 | 8 | 10 | 14 | 15 | 21 => 0,
+        8 => u64::from(known.managed),
+        6 | 10 | 14 | 15 | 21 => 0,
         7 | 20 => (known.card as u64) << 48 | known.id,
         9 => known.card as u64,
         11 | 19 => known.start,

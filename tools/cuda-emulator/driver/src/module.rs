@@ -29,6 +29,8 @@ pub struct Module {
     memory: Arc<Memory>,
     /// What `ptxas` told, by kernel.
     pub resources: HashMap<String, Resources>,
+    /// Names of the variables in constant memory.
+    constants: Vec<String>,
     functions: Mutex<HashMap<String, CUfunction>>,
 }
 
@@ -81,8 +83,17 @@ pub fn load(context: Arc<Context>, text: &str, of_library: bool, log: Log) -> An
         Ok(code) => Some(code),
         Err(error) => return image::wrong(text, &error, log),
     };
+    let constants = text.lines().filter_map(constant).map(str::to_owned).collect();
     let functions = Mutex::default();
-    Ok(modules().add(|handle| Module { handle, context, of_library, code, memory, resources, functions }))
+    Ok(modules().add(|handle| Module { handle, context, of_library, code, memory, resources, constants, functions }))
+}
+
+/// The name that a line declares in constant memory: `.visible .const .align 4 .b8 name[40] = {`.
+fn constant(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace();
+    words.by_ref().take_while(|word| word.starts_with('.')).find(|&word| word == ".const")?;
+    let name = words.find(|word| !word.starts_with('.') && !word.starts_with(|c: char| c.is_ascii_digit()))?;
+    name.split(['[', ';', '=']).next()
 }
 
 impl Module {
@@ -112,6 +123,12 @@ impl Module {
     pub fn variable(&self, name: &str) -> Answer<(CUdeviceptr, usize)> {
         let found = self.code().variable(name).ok_or(Code::NOT_FOUND)?;
         Ok((found.address, found.size as usize))
+    }
+
+    /// Bytes of its variables in constant memory.
+    pub fn constants(&self) -> u64 {
+        let sizes = self.constants.iter().filter_map(|name| self.code().variable(name));
+        sizes.map(|found| found.size).sum()
     }
 
     /// Ends the handles of its kernels.

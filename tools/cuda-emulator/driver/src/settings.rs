@@ -5,7 +5,7 @@
 //! | `KILN_EMULATED_CARDS` | `1` | number of cards, at most 16 |
 //! | `KILN_EMULATED_ARCH` | `sm_80` | `sm_80` (like an A100 80GB) or `sm_90a` (like an H100) |
 //! | `KILN_EMULATED_MEMORY` | `8G` | memory of each card in bytes, or with `K`, `M`, `G` |
-//! | `KILN_EMULATED_CHECKS` | | checks of kernels to turn off, separated by commas |
+//! | `KILN_EMULATED_CHECKS` | | checks of kernels to turn off, separated by commas; `+exited_barriers` turns that one on |
 //! | `KILN_EMULATED_SEED` | `0` | chooses among the orders in which work may run |
 //! | `KILN_EMULATED_LATE` | `2` | milliseconds that queued work lies if nobody waits for it; `0` starts it at once |
 //! | `KILN_EMULATED_THREADS` | all cores | host threads that execute the blocks of a launch |
@@ -27,8 +27,8 @@ pub struct Settings {
     pub arch: Arch,
     /// Memory of a card, in bytes.
     pub memory: u64,
-    /// Checks that are off.
-    pub checks_off: Vec<String>,
+    /// Checks that are off, and with `+` those that are on.
+    pub checks: Vec<String>,
     /// Seed of every order that is free.
     pub seed: u64,
     /// How long work lies if nobody waits for it.
@@ -44,6 +44,9 @@ pub struct Settings {
     /// Whether to print calls.
     pub trace: bool,
 }
+
+/// Checks of kernels that can be turned off, or on with `+`.
+const CHECKS: [&str; 4] = ["uninitialised", "races", "divergent_barriers", "+exited_barriers"];
 
 /// Which card is emulated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,9 +88,11 @@ fn read(get: impl Fn(&str) -> Option<String>) -> Settings {
             _ => None,
         }),
         memory: parsed("MEMORY", get("MEMORY"), 8 << 30, bytes),
-        checks_off: get("CHECKS")
-            .map(|v| v.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect())
-            .unwrap_or_default(),
+        checks: parsed("CHECKS", get("CHECKS"), Vec::new(), |v| {
+            let names: Vec<_> =
+                v.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+            names.iter().all(|name| CHECKS.contains(&name.as_str())).then_some(names)
+        }),
         seed: parsed("SEED", get("SEED"), 0, |v| v.parse().ok()),
         late: parsed("LATE", get("LATE"), Duration::from_millis(2), |v| v.parse().ok().map(Duration::from_millis)),
         threads: parsed("THREADS", get("THREADS"), cores, |v| v.parse().ok().filter(|&n| n > 0)),
@@ -122,10 +127,10 @@ mod tests {
         let set = read(|name| match name {
             "CARDS" => Some("three".into()),
             "ARCH" => Some("sm_90a".into()),
-            "CHECKS" => Some("races, bounds".into()),
+            "CHECKS" => Some("races, +exited_barriers".into()),
             _ => None,
         });
         assert_eq!((set.cards, set.arch, set.memory), (1, Arch::Sm90a, 8 << 30));
-        assert_eq!(set.checks_off, ["races", "bounds"]);
+        assert_eq!(set.checks, ["races", "+exited_barriers"]);
     }
 }

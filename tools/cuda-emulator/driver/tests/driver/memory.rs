@@ -1,10 +1,11 @@
 //! Memory of cards and of the host.
 
-use crate::{Client, code, ok};
+use crate::{Client, code, kernels::ADD, launch, ok};
 use emulated_cuda::abi::CUDA_MEMCPY2D;
 use emulated_cuda::context::{cuCtxEnablePeerAccess, cuCtxSetCurrent};
 use emulated_cuda::fill::{cuMemsetD2D8_v2, cuMemsetD8_v2, cuMemsetD32_v2};
 use emulated_cuda::host::{cuMemHostRegister_v2, cuMemHostUnregister};
+use emulated_cuda::memory::cuMemAllocManaged;
 use emulated_cuda::memory::{cuMemAlloc_v2, cuMemAllocPitch_v2, cuMemFree_v2, cuMemGetAddressRange_v2};
 use emulated_cuda::memory::{cuMemGetInfo_v2, cuPointerGetAttribute};
 use emulated_cuda::pool::{cuMemAllocAsync, cuMemFreeAsync};
@@ -108,4 +109,23 @@ fn a_copy_between_cards_needs_no_access_and_a_second_grant_is_refused() {
     ok!(cuCtxEnablePeerAccess(first.0, 0));
     assert_eq!(code!(cuCtxEnablePeerAccess(first.0, 0)), 704);
     ok!(cuCtxSetCurrent(first.0));
+}
+
+#[test]
+fn managed_memory_has_one_address_on_both_sides() {
+    let client = Client::new();
+    let mut address = 0;
+    ok!(cuMemAllocManaged(&mut address, 16, 1));
+    ok!(cuMemsetD32_v2(address, 6, 4));
+    let add = client.function(client.load(ADD), "add");
+    assert_eq!(launch(add, 1, 4, 0, 0, &[address, 4]), 0);
+    client.synchronize();
+    // SAFETY: the driver made it, and no work uses it any more.
+    let values = unsafe { std::slice::from_raw_parts(address as *const u32, 4) };
+    assert_eq!(values, [106, 107, 108, 109]);
+    let mut managed = 0u32;
+    ok!(cuPointerGetAttribute(std::ptr::from_mut(&mut managed).cast(), 8, address));
+    assert_eq!(managed, 1);
+    ok!(cuMemFree_v2(address));
+    assert_eq!(code!(cuMemFree_v2(address)), 1);
 }
