@@ -70,6 +70,8 @@ impl Client {
     fn put(&self, values: &[u32]) -> CUdeviceptr {
         let address = self.alloc(values.len() * 4);
         ok!(cuMemcpyHtoD_v2(address, values.as_ptr() as usize, values.len() * 4));
+        // The copy may still be under way, and no order ties it to the streams of the tests.
+        self.synchronize();
         address
     }
 
