@@ -20,8 +20,6 @@ const ROUNDS: u32 = 60;
 fn stale(client: &Client, with_wait: bool) -> u32 {
     let (writer, reader) = (client.stream(), client.stream());
     let (address, host) = (client.put(&[0]), client.pinned(1));
-    // These streams do not wait for the default stream, in which that copy may still be on its way.
-    client.synchronize();
     let mut count = 0;
     for round in 1..=ROUNDS {
         ok!(cuMemsetD32Async(address, round, 1, writer));
