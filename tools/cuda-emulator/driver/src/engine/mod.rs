@@ -2,7 +2,7 @@
 //!
 //! Each piece of work knows, when it is queued, the places in other queues it comes after: those of the events it waits
 //! for, and those that the legacy default stream adds. Order between two pieces that no such edge gives is free, and a
-//! worker (see [`worker`]) uses that freedom against the program.
+//! worker uses that freedom against the program.
 
 pub mod work;
 mod worker;
