@@ -62,6 +62,12 @@ pub fn plane_units(client: &Client) -> usize {
     if least == most && has_planes(properties) { most as usize } else { 1 }
 }
 
+/// Units of every plane of the device; 0 where planes differ.
+pub(super) fn fixed_plane(properties: &DeviceProperties) -> usize {
+    let (least, most) = (properties.hardware.plane_size_min, properties.hardware.plane_size_max);
+    if least == most { most as usize } else { 0 }
+}
+
 /// Whether the units of a plane can operate together. They cannot on CubeCL's CPU runtime.
 ///
 /// CubeCL says that they cannot on a software driver of Vulkan either. On Mesa's, llvmpipe, they can.

@@ -5,7 +5,7 @@
 // Kernels have no iterators and no `is_multiple_of`.
 #![allow(clippy::needless_range_loop, clippy::manual_is_multiple_of)]
 
-use super::launch::has_planes;
+use super::launch::{fixed_plane, has_planes};
 use cubecl::comptime;
 use cubecl::prelude::*;
 
@@ -35,7 +35,9 @@ pub fn cube_reduce(value: f32, shared: &mut [f32], #[comptime] units: usize, #[c
     let mut plane = 1usize.runtime();
     let properties = comptime::device_properties();
     if comptime!(has_planes(&properties)) {
-        plane = min(PLANE_DIM as usize, units);
+        // A constant where it can be one: the kernel needs fewer registers.
+        let fixed = comptime!(fixed_plane(&properties).min(units));
+        plane = if comptime!(fixed > 0) { fixed.runtime() } else { min(PLANE_DIM as usize, units) };
         // Operations count the units that are there. Those that left a loop early wait for the others.
         sync_plane();
         result = match comptime!(reduction) {
