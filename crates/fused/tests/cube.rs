@@ -1,6 +1,6 @@
 //! The kernels on CubeCL's CPU runtime, with one and two units a cube, against the plain Rust. Gradients are those of a
 //! user's call.
-#![cfg(any(feature = "cpu-jit", feature = "vulkan"))]
+#![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::cube::launch::set_cpu_units;

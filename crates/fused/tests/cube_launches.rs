@@ -1,5 +1,5 @@
 //! How many kernels an operation launches, forward and backward.
-#![cfg(any(feature = "cpu-jit", feature = "vulkan"))]
+#![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Int, Tensor};
 use fused::cube::{launches, testing};

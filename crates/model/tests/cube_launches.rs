@@ -1,6 +1,6 @@
 //! What a micro-batch launches, forward and backward, on a device that is tested, with Burn's fusion, as training on
 //! a GPU has it; and that the host reads nothing back on the way.
-#![cfg(any(feature = "cpu-jit", feature = "vulkan"))]
+#![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Int, Tensor};

@@ -2,7 +2,7 @@
 //! in kernels.
 
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
-#[cfg(any(feature = "cpu-jit", feature = "vulkan"))]
+#[cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 use fused::cube::testing;
 use fused::deferred::backward_of_inputs;
 use fused::{Rows, linear, linear_add, linear_add_layer_norm, linear_add_rms_norm, linear_gelu, linear_transposed};
@@ -86,7 +86,7 @@ fn both_parts_together_are_the_whole_backward_on_flex() {
 }
 
 /// Burn chooses among kernels for its products by trying them, so that two runs need not have the same bits.
-#[cfg(any(feature = "cpu-jit", feature = "vulkan"))]
+#[cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 #[test]
 fn both_parts_together_are_the_whole_backward_on_the_cpu_runtime() {
     for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F16, 4e-3)] {

@@ -1,5 +1,5 @@
 //! The grouped products as CubeCL kernels, on CubeCL's CPU runtime, against sums in f64.
-#![cfg(any(feature = "cpu-jit", feature = "vulkan"))]
+#![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::cube::launch::{CpuUnits, set_cpu_units};

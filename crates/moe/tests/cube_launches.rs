@@ -1,5 +1,5 @@
 //! What a layer launches, forward and backward.
-#![cfg(any(feature = "cpu-jit", feature = "vulkan"))]
+#![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Tensor};
 use fused::cube::{launches, testing};

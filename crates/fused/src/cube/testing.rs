@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device};
 
 /// The device that kernels are tested on: the one that the environment variable `KILN_KERNEL_DEVICE` names, `cpu` for
-/// CubeCL's CPU runtime or `vulkan`, and the CPU runtime where it is not set.
+/// CubeCL's CPU runtime, `vulkan` or `cuda`, and the CPU runtime where it is not set.
 ///
 /// # Panics
 /// If this build has no such device.
@@ -13,6 +13,8 @@ pub fn device() -> Device {
         Err(_) | Ok("cpu") => Device::cpu(),
         #[cfg(feature = "vulkan")]
         Ok("vulkan") => Device::vulkan(burn::tensor::DeviceKind::DefaultDevice),
+        #[cfg(feature = "cuda")]
+        Ok("cuda") => Device::cuda(0),
         name => panic!("KILN_KERNEL_DEVICE is {name:?}, and this build has no such device to test kernels on"),
     }
 }
