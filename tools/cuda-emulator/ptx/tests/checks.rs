@@ -38,14 +38,48 @@ fn an_access_outside_of_an_allocation_names_thread_line_and_allocation() {
 fn alignment_uninitialised_and_freed_memory() {
     assert_eq!(fault("ld.global.u32 %r1, [%rd0+2];", 1, 4).kind(), FaultKind::Misaligned);
     assert_eq!(fault("ld.global.v4.u32 {%r1,%r2,%r3,%r4}, [%rd0+4];", 1, 8).kind(), FaultKind::Misaligned);
-    let mut card = Card::kernel("ld.global.u32 %r1, [%rd0]; ret;");
+    let mut card = Card::kernel("ld.global.u32 %r1, [%rd0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra L; L: ret;");
     let out = card.memory.alloc(16, 16, "test").unwrap();
     assert_eq!(card.run(32, out).unwrap_err().kind(), FaultKind::Uninitialised);
     card.options.uninitialised = false;
     card.run(32, out).unwrap();
     card.memory.free(out).unwrap();
     assert_eq!(card.run(32, out).unwrap_err().kind(), FaultKind::UseAfterFree);
-    assert_eq!(fault(&format!("{WORD}ld.shared.u32 %r3, [%r1];"), 32, 1).kind(), FaultKind::Uninitialised);
+}
+
+/// `%r3` is read from memory that nothing has written; `used` comes behind.
+fn undefined(space: &str, used: &str) -> Result<Vec<bool>, Fault> {
+    let load = if space == "shared" { "ld.shared.u32 %r3, [%r1];" } else { "ld.global.u32 %r3, [%rd1+128];" };
+    let body = format!("{WORD}st.global.u32 [%rd1], %r0;\n{load}\n{used}\nret;");
+    let card = Card::kernel(&body);
+    let out = card.memory.alloc(512, 16, "test").unwrap();
+    card.run(32, out)?;
+    Ok((0..64).map(|word| card.memory.is_written(out + 4 * word, 4)).collect())
+}
+
+#[test]
+fn what_depends_on_memory_that_nothing_has_written() {
+    for space in ["global", "shared"] {
+        for (used, what) in [
+            ("add.u32 %r4, %r3, 1; setp.eq.u32 %p1, %r4, 0; @%p1 bra L; L:", "whether this is executed"),
+            ("cvt.u64.u32 %rd2, %r3; add.u64 %rd2, %rd2, %rd0; ld.global.u32 %r4, [%rd2];", "an address"),
+            ("atom.global.add.u32 %r4, [%rd1], %r3;", "an atomic operation"),
+            ("setp.eq.u32 %p1, %r3, 0; vote.sync.any.pred %p2, %p1, -1;", "a vote"),
+            ("st.shared.u32 [%r1], %r3; ld.shared.u32 %r4, [%r1]; setp.eq.u32 %p1, %r4, 0; @%p1 bra L; L:", "whether"),
+        ] {
+            let found = undefined(space, used).expect_err(used);
+            assert_eq!(found.kind(), FaultKind::Uninitialised, "{found}");
+            assert!(found.what().starts_with(what) && found.what().contains("read of 4 bytes"), "{found}");
+        }
+        // What is thrown away does no harm: here each lane but the first takes another value.
+        let chosen = "setp.eq.u32 %p1, %r0, 0; selp.u32 %r3, %r3, 7, %p1; st.global.u32 [%rd1], %r3;";
+        let written = undefined(space, chosen).unwrap();
+        assert!(written.iter().enumerate().all(|(word, written)| *written == (1..32).contains(&word)), "{written:?}");
+        // A comparison whose other half has decided.
+        undefined(space, "setp.gt.u32 %p1, %r0, 99; setp.eq.and.u32 %p2, %r3, 0, %p1; @%p2 bra L; L:").unwrap();
+        let both = "setp.gt.u32 %p1, %r0, 99; setp.eq.u32 %p2, %r3, 0; and.pred %p3, %p1, %p2; @%p3 bra L; L:";
+        undefined(space, both).unwrap();
+    }
 }
 
 #[test]
@@ -58,7 +92,7 @@ fn a_race_between_warps_fires_without_a_barrier_only() {
     };
     let found = fine(&exchange("bar.sync 0;"), 64, 64);
     assert!(found.iter().enumerate().all(|(i, value)| *value == i as u32 ^ 32));
-    assert_eq!(fault(&exchange(""), 64, 64).kind(), FaultKind::Uninitialised);
+    assert_eq!(fault(&exchange(""), 64, 64).kind(), FaultKind::Race);
     // A write after a read of the other warp.
     let twice = |barrier: &str| {
         format!("{}\n{barrier}\nst.shared.u32 [%r1], %r4; ret;", exchange("bar.sync 0;").replace("ret;", ""))

@@ -177,6 +177,7 @@ impl Cluster {
             pc: 0,
             base: 0,
             lane: LANES,
+            lenient: false,
         };
         let stop = machine.run(&mut fuel).map_err(|fault| machine.locate(fault))?;
         // What it did before it blocked counts as progress.

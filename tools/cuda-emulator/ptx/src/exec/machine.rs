@@ -46,6 +46,8 @@ pub(super) struct Machine<'a, 'e> {
     pub base: u32,
     /// The lane that a fault is about.
     pub lane: usize,
+    /// Reads of memory that nothing has written have been found and pass.
+    pub lenient: bool,
 }
 
 impl Machine<'_, '_> {
@@ -150,10 +152,16 @@ impl Machine<'_, '_> {
             let counts = &mut self.worker.counts;
             counts.instructions[step.class as usize] += 1;
             counts.diverged += u64::from(mask != self.warp.live);
+            if self.warp.undefined.any {
+                self.check_guard(step.guard)?;
+            }
             // A jump is not skipped: the lanes it is not for go on, too.
             if mask == 0 {
                 self.pc += 1;
                 continue;
+            }
+            if self.warp.undefined.any {
+                self.shade(&step.inst, mask)?;
             }
             match self.step(&step.inst, mask)? {
                 Flow::Next => self.pc += 1,

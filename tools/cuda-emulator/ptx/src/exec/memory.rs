@@ -176,7 +176,7 @@ impl Machine<'_, '_> {
         let span = end - least;
         self.worker.counts.sectors +=
             if dense || least == most { (end - 1) / 32 - least / 32 + 1 } else { sectors(at, mask, size, least, most) };
-        if kind.reads() && self.env.options.uninitialised && !(span <= 4096 && region.written(least, span)) {
+        if kind.reads() && self.checks().uninitialised && !(span <= 4096 && region.written(least, span)) {
             let mut missing = 0;
             each(mask, |lane| missing |= u32::from(!region.written(at[lane], size.into())) << lane);
             if missing != 0 {
@@ -223,7 +223,7 @@ impl Machine<'_, '_> {
                 };
                 region = found;
             }
-            if kind.reads() && self.env.options.uninitialised && !region.written(address, size.into()) {
+            if kind.reads() && self.checks().uninitialised && !region.written(address, size.into()) {
                 return Err(self.uninitialised(address, size));
             }
             if kind.writes() {

@@ -18,6 +18,7 @@ mod span;
 mod special;
 mod tensor;
 mod transfer;
+mod undefined;
 mod warp;
 mod wgmma;
 mod worker;

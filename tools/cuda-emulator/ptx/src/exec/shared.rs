@@ -251,6 +251,19 @@ impl Shared {
         self.cells.set_filled((at / 4) as usize, (size / 4) as usize, writer.unwrap_or(0), time);
     }
 
+    /// Whether a byte has been written.
+    pub fn is_written(&mut self, at: u32) -> bool {
+        self.words(at, 1, |cell, bytes| cell.state & bytes == bytes)
+    }
+
+    /// Takes back that a byte has been written.
+    pub fn unwrite(&mut self, at: u32) {
+        self.words(at, 1, |cell, bytes| {
+            cell.state &= !bytes;
+            true
+        });
+    }
+
     /// Whether a copy still fills one of these bytes.
     pub fn is_pending(&mut self, at: u32, size: u32) -> bool {
         !self.words(at, size, |cell, bytes| cell.state >> 4 & bytes == 0)

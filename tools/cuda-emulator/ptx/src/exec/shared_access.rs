@@ -26,10 +26,7 @@ impl Machine<'_, '_> {
         if !dense && most.wrapping_sub(least) >= 128 {
             self.worker.counts.bank_conflicts += conflicts(at, mask, size);
         }
-        let checks = Checks {
-            uninitialised: self.env.options.uninitialised,
-            races: self.env.options.races && self.env.warps > 1,
-        };
+        let checks = self.checks();
         if most >= 1 << 32 || most + u64::from(size) > u64::from(self.env.shared_bytes) {
             return self.remote(at, mask, size, kind, checks);
         }
@@ -64,9 +61,10 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
+    #[inline(always)]
     pub fn checks(&self) -> Checks {
         let options = self.env.options;
-        Checks { uninitialised: options.uninitialised, races: options.races && self.env.warps > 1 }
+        Checks { uninitialised: options.uninitialised && !self.lenient, races: options.races && self.env.warps > 1 }
     }
 
     /// Shared memory of other blocks of the cluster, or none.

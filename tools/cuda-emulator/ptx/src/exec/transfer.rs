@@ -5,23 +5,56 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Rel
 use super::machine::Machine;
 use super::memory::Kind;
 use super::span::{Addresses, each};
+use super::undefined::Missing;
 use crate::code::{Access, NONE, Space};
 use crate::fault::{Fault, FaultKind};
 use crate::lanes::LANES;
+use crate::options::Counts;
 
 impl Machine<'_, '_> {
     pub fn load(&mut self, access: &Access, mask: u32) -> Result<(), Fault> {
         let mut at = self.addresses(&access.address);
         let size = u32::from(access.element.bytes) * u32::from(access.count);
-        self.resolve(access.address.space, &mut at, mask, size, Kind::Read, access.strong)?;
+        let missing = self.resolve_read(access, &mut at, mask, size)?;
         for (i, &reg) in access.regs[..access.count.into()].iter().enumerate() {
             if reg != NONE {
                 let shift = i as u64 * u64::from(access.element.bytes);
                 // SAFETY: `resolve` has checked the addresses of the lanes of the mask; rows are the frame's.
                 unsafe { self.fetch(access, &at, shift, mask, reg) };
+                if let Some(missing) = &missing {
+                    let bytes = &missing[shift as usize..][..access.element.bytes.into()];
+                    self.set_undefined_row(reg, mask, bytes.iter().fold(0, |lanes, byte| lanes | byte));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Checks a load and resolves its addresses, and tells which bytes nothing has written.
+    #[inline(always)]
+    fn resolve_read(
+        &mut self,
+        access: &Access,
+        at: &mut Addresses,
+        mask: u32,
+        size: u32,
+    ) -> Result<Option<Missing>, Fault> {
+        let space = access.address.space;
+        let Counts { global_read, sectors, shared_accesses, bank_conflicts, .. } = self.worker.counts;
+        let Err(fault) = self.resolve(space, at, mask, size, Kind::Read, access.strong) else { return Ok(None) };
+        if fault.kind() != FaultKind::Uninitialised {
+            return Err(fault);
+        }
+        // What the first look has counted is counted again.
+        let counts = &mut self.worker.counts;
+        (counts.global_read, counts.sectors) = (global_read, sectors);
+        (counts.shared_accesses, counts.bank_conflicts) = (shared_accesses, bank_conflicts);
+        *at = self.addresses(&access.address);
+        let missing = self.missing(space, at, mask, size, &fault);
+        self.lenient = true;
+        let found = self.resolve(space, at, mask, size, Kind::Read, access.strong);
+        self.lenient = false;
+        found.map(|()| Some(missing))
     }
 
     /// Loads one element a lane.
@@ -66,6 +99,10 @@ impl Machine<'_, '_> {
             return Err(Fault::new(FaultKind::OutOfBounds, "a kernel's parameters can't be written"));
         }
         self.resolve(access.address.space, &mut at, mask, size, Kind::Write, access.strong)?;
+        if self.warp.undefined.any {
+            let asked = self.addresses(&access.address);
+            self.store_undefined(access, &asked, mask);
+        }
         for (i, &reg) in access.regs[..access.count.into()].iter().enumerate() {
             let shift = i as u64 * u64::from(access.element.bytes);
             // SAFETY: `resolve` has checked the addresses of the lanes of the mask.

@@ -3,6 +3,7 @@
 //! Lanes at the same step of the same frame run together. Of several groups the one deepest in calls runs first, then the one with the
 //! lowest step, up to the step where another group waits: so lanes that a branch has parted meet again where its sides join.
 
+use super::undefined::Undefined;
 use crate::code::{Frame, HEADER};
 use crate::lanes::{LANES, Row};
 
@@ -40,6 +41,7 @@ pub(super) struct Warp {
     /// The phase of the cluster's barrier in which each lane has arrived, and lanes that wait for its end.
     pub cluster_phase: [u64; LANES],
     pub cluster_waiting: u32,
+    pub undefined: Undefined,
 }
 
 /// Lanes that run together.
@@ -73,6 +75,7 @@ impl Warp {
             floor: 0,
             cluster_phase: [0; LANES],
             cluster_waiting: 0,
+            undefined: Undefined::default(),
         };
         warp.restart(threads, frame);
         warp
@@ -89,6 +92,7 @@ impl Warp {
         (self.ready, self.waiting, self.tired, self.cluster_waiting) = (self.live, 0, 0, 0);
         (self.pc, self.base) = ([frame.entry; LANES], [0; LANES]);
         (self.seen, self.floor, self.cluster_phase) = ([0; 32], 0, [0; LANES]);
+        self.undefined.clear();
         self.local.fill(0);
         self.need_local(frame.local as usize);
         self.rows[crate::code::LOCAL_TOP as usize] = Row([frame.local; LANES]);

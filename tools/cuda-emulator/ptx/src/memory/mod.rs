@@ -161,6 +161,11 @@ impl Memory {
         Ok(())
     }
 
+    /// Whether `len` bytes at `address` are in one allocation and have all been written.
+    pub fn is_written(&self, address: u64, len: u64) -> bool {
+        self.region(address, len).is_some_and(|region| region.written(address, len))
+    }
+
     /// Bytes that are allocated.
     pub fn used(&self) -> u64 {
         self.table.read().unwrap().used()

@@ -129,7 +129,8 @@ impl Region {
         }
     }
 
-    fn unmark(&self, address: u64) {
+    /// Takes back that a byte has been written.
+    pub fn unmark(&self, address: u64) {
         if !self.shadow.is_null() {
             self.words(address, 1, |word, mask| {
                 word.fetch_and(!mask, Relaxed);
