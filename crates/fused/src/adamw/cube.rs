@@ -1,7 +1,7 @@
 //! The kernel of [`adamw`](super): one unit a vector of elements, vectors dealt out in strides; a launch a tensor.
 
 use super::Rates;
-use crate::cube::launch::{address_type, contiguous, empty, over_items, vector_size};
+use crate::cube::launch::{Elements, address_type, contiguous, empty, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer};
 use crate::cube::rounded;
@@ -34,11 +34,11 @@ pub(crate) fn adamw(
             dim,
             address_type([&p]),
             vector,
-            p.clone().into_buffer_arg(),
-            m.clone().into_buffer_arg(),
-            v.clone().into_buffer_arg(),
-            g.into_buffer_arg(),
-            copy.clone().into_buffer_arg(),
+            p.clone().elements(),
+            m.clone().elements(),
+            v.clone().elements(),
+            g.elements(),
+            copy.clone().elements(),
             len / vector,
             rates.decayed.min(len) / vector,
             RatesArgsLaunch::new(

@@ -10,7 +10,7 @@
 //! that products fill a GPU. The head's gradient is a product a chunk, in f32, added up in f32.
 
 use super::{CrossEntropyRule, ROWS};
-use crate::cube::launch::{address_type, empty, empty_like, on_cpu, over_rows, units, vector_size};
+use crate::cube::launch::{Elements, address_type, empty, empty_like, on_cpu, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::{Reduction, cube_reduce, cube_sum, product, product_into, rounded};
@@ -137,9 +137,9 @@ impl Of {
             CubeDim::new_1d(units as u32),
             address_type([logits]),
             vector,
-            logits.clone().into_buffer_arg(),
-            self.targets.clone().into_buffer_arg(),
-            self.losses_n2.clone().into_buffer_arg(),
+            logits.clone().elements(),
+            self.targets.clone().elements(),
+            self.losses_n2.clone().elements(),
             first,
             rows,
             columns / vector,
@@ -160,9 +160,9 @@ impl Of {
             &client,
             CubeCount::new_single(),
             CubeDim::new_1d(units as u32),
-            self.losses_n2.into_buffer_arg(),
-            cross_entropy.clone().into_buffer_arg(),
-            z_loss.clone().into_buffer_arg(),
+            self.losses_n2.elements(),
+            cross_entropy.clone().elements(),
+            z_loss.clone().elements(),
             n,
             self.rule.z_loss_coef,
             units,

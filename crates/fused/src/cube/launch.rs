@@ -112,6 +112,26 @@ pub fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
     tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default()
 }
 
+/// A tensor as the argument of a kernel.
+pub trait Elements {
+    /// The memory from its first element to its last, so that `len()` in a kernel is the number of elements of a
+    /// contiguous tensor.
+    ///
+    /// CubeCL takes `len()` from the size of the allocation, which CUDA rounds up to whole rows of 16 bytes or more.
+    fn elements(self) -> BufferArg;
+}
+
+impl Elements for CubeTensor {
+    fn elements(mut self) -> BufferArg {
+        let (shape, strides) = (self.meta.shape(), self.meta.strides());
+        let last: usize = shape.iter().zip(strides.iter()).map(|(size, stride)| size.saturating_sub(1) * stride).sum();
+        let len = if shape.num_elements() == 0 { 0 } else { last + 1 };
+        let behind = self.handle.size_in_used() - (len * self.dtype.size()) as u64;
+        self.handle = self.handle.offset_end(behind);
+        self.into_buffer_arg()
+    }
+}
+
 /// The tensor of this dtype, contiguous.
 ///
 /// # Panics

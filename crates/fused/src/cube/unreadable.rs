@@ -1,6 +1,6 @@
 //! A tensor that shows whether a computation reads something back.
 
-use super::launch::empty_like;
+use super::launch::{Elements, empty_like};
 #[cfg(feature = "offline")]
 use super::offline::{KernelCase, buffer};
 use burn::backend::fusion::custom::TensorSpec;
@@ -24,7 +24,7 @@ impl Unreadable for CubeBackend {
     fn unreadable(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let y = empty_like(&x);
         let (count, dim) = (CubeCount::new_single(), CubeDim::new_1d(1));
-        broken_kernel::launch(&y.client, count, dim, x.into_buffer_arg(), y.clone().into_buffer_arg());
+        broken_kernel::launch(&y.client, count, dim, x.elements(), y.clone().elements());
         y
     }
 }

@@ -2,7 +2,7 @@
 //! row, whose start is made again for each.
 
 use super::{DropoutRule, GAMMA};
-use crate::cube::launch::{address_type, empty_like, over_items, vector_size};
+use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::rounded;
@@ -24,8 +24,8 @@ pub(crate) fn dropout(x: CubeTensor, rule: DropoutRule) -> CubeTensor {
             dim,
             address_type([&x]),
             vector,
-            x.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
+            x.elements(),
+            y.clone().elements(),
             len / vector,
             rule.row_len / vector,
             rule.key.key,

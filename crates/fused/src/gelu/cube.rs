@@ -1,7 +1,7 @@
 //! The kernels of [`gelu`](super): one unit a vector of elements, vectors dealt out in strides.
 
 use super::{CUBIC, TWICE};
-use crate::cube::launch::{address_type, empty_like, over_items, vector_size};
+use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::{rounded, sigmoid};
@@ -23,8 +23,8 @@ pub(crate) fn gelu(x: CubeTensor) -> CubeTensor {
             dim,
             address_type([&x]),
             vector,
-            x.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
+            x.elements(),
+            y.clone().elements(),
             len / vector,
             dtype_to_elem_type(dtype),
         );
@@ -66,9 +66,9 @@ pub(crate) fn gelu_backward(x: CubeTensor, d_y: CubeTensor) -> CubeTensor {
             dim,
             address_type([&x]),
             vector,
-            x.into_buffer_arg(),
-            d_y.into_buffer_arg(),
-            d_x.clone().into_buffer_arg(),
+            x.elements(),
+            d_y.elements(),
+            d_x.clone().elements(),
             len / vector,
             dtype_to_elem_type(dtype),
         );

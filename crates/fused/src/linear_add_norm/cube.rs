@@ -1,6 +1,6 @@
 //! The kernel of [`linear_add_norm`](super) behind the product: one cube a row, rows dealt out to cubes in strides.
 
-use crate::cube::launch::{address_type, contiguous, empty_like, over_rows, units, vector_size};
+use crate::cube::launch::{Elements, address_type, contiguous, empty_like, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::rounded;
@@ -28,22 +28,21 @@ pub(crate) fn add_norm(
         let vector = vector_size(&x.client, d, dtype);
         let units = units(&x.client, d / vector);
         let (count, _) = over_rows(&x.client, n, d / vector);
-        let given = |bias: CubeTensor, dtype| {
-            (bias.shape().num_elements() > 0).then(|| contiguous(bias, dtype).into_buffer_arg())
-        };
+        let given =
+            |bias: CubeTensor, dtype| (bias.shape().num_elements() > 0).then(|| contiguous(bias, dtype).elements());
         add_norm_kernel::launch(
             &x.client.clone(),
             count,
             CubeDim::new_1d(units as u32),
             address_type([&x]),
             vector,
-            x.into_buffer_arg(),
+            x.elements(),
             given(bias, dtype).into(),
-            residual.into_buffer_arg(),
-            contiguous(gain, DType::F32).into_buffer_arg(),
+            residual.elements(),
+            contiguous(gain, DType::F32).elements(),
             given(norm_bias, DType::F32).into(),
-            h.clone().into_buffer_arg(),
-            y.clone().into_buffer_arg(),
+            h.clone().elements(),
+            y.clone().elements(),
             n,
             d / vector,
             rule.epsilon,

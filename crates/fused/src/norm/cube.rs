@@ -11,7 +11,7 @@
 //! to be added up, and enough for 132 multiprocessors.
 
 use super::NormRule;
-use crate::cube::launch::{address_type, contiguous, empty, empty_like, over_rows, units, vector_size};
+use crate::cube::launch::{Elements, address_type, contiguous, empty, empty_like, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::{cube_sum, rounded};
@@ -38,17 +38,17 @@ pub(crate) fn norm(x: CubeTensor, gain: CubeTensor, bias: CubeTensor, rule: Norm
         let vector = vector_size(&x.client, d, dtype);
         let units = units(&x.client, d / vector);
         let (count, _) = over_rows(&x.client, n, d / vector);
-        let bias = (bias.shape().num_elements() > 0).then(|| contiguous(bias, DType::F32).into_buffer_arg());
+        let bias = (bias.shape().num_elements() > 0).then(|| contiguous(bias, DType::F32).elements());
         norm_kernel::launch(
             &x.client.clone(),
             count,
             CubeDim::new_1d(units as u32),
             address_type([&x]),
             vector,
-            x.into_buffer_arg(),
-            contiguous(gain, DType::F32).into_buffer_arg(),
+            x.elements(),
+            contiguous(gain, DType::F32).elements(),
             bias.into(),
-            y.clone().into_buffer_arg(),
+            y.clone().elements(),
             n,
             d / vector,
             rule.epsilon,
@@ -166,11 +166,11 @@ pub(crate) fn norm_backward(
             CubeDim::new_1d(dx_units as u32),
             address_type([&x, &sums]),
             vector,
-            x.into_buffer_arg(),
-            gain.into_buffer_arg(),
-            d_y.into_buffer_arg(),
-            d_x.clone().into_buffer_arg(),
-            sums.clone().into_buffer_arg(),
+            x.elements(),
+            gain.elements(),
+            d_y.elements(),
+            d_x.clone().elements(),
+            sums.clone().elements(),
             n,
             rows_of_piece,
             d / vector,
@@ -187,9 +187,9 @@ pub(crate) fn norm_backward(
         &client,
         CubeCount::Static((2 * d).div_ceil(columns) as u32, 1, 1),
         CubeDim::new_1d(units as u32),
-        sums.into_buffer_arg(),
-        d_gain.clone().into_buffer_arg(),
-        d_bias.clone().into_buffer_arg(),
+        sums.elements(),
+        d_gain.clone().elements(),
+        d_bias.clone().elements(),
         pieces,
         d,
         columns,

@@ -4,7 +4,7 @@
 //! interleaved  two vectors of V elements, V pairs      halves  a vector of V first elements, and one of V second elements, `pairs` behind it
 //! ```
 
-use crate::cube::launch::{address_type, contiguous, empty_like, over_items, vector_size};
+use crate::cube::launch::{Elements, address_type, contiguous, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::rounded;
@@ -30,10 +30,10 @@ pub(crate) fn rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: bool) 
             dim,
             address_type([&x]),
             vector,
-            x.into_buffer_arg(),
-            cos.into_buffer_arg(),
-            sin.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
+            x.elements(),
+            cos.elements(),
+            sin.elements(),
+            y.clone().elements(),
             vectors,
             t,
             pairs / vector,

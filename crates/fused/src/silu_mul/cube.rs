@@ -2,7 +2,7 @@
 //!
 //! Inputs are read and outputs written once, in vectors as wide as the device loads.
 
-use crate::cube::launch::{address_type, empty_like, over_items, vector_size};
+use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::{rounded, sigmoid};
@@ -25,9 +25,9 @@ pub(crate) fn silu_mul(gate: CubeTensor, up: CubeTensor) -> CubeTensor {
             dim,
             address_type([&gate]),
             vector,
-            gate.into_buffer_arg(),
-            up.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
+            gate.elements(),
+            up.elements(),
+            y.clone().elements(),
             len / vector,
             dtype_to_elem_type(dtype),
         );
@@ -64,11 +64,11 @@ pub(crate) fn silu_mul_backward(gate: CubeTensor, up: CubeTensor, d_y: CubeTenso
             dim,
             address_type([&gate]),
             vector,
-            gate.into_buffer_arg(),
-            up.into_buffer_arg(),
-            d_y.into_buffer_arg(),
-            d_gate.clone().into_buffer_arg(),
-            d_up.clone().into_buffer_arg(),
+            gate.elements(),
+            up.elements(),
+            d_y.elements(),
+            d_gate.clone().elements(),
+            d_up.clone().elements(),
             len / vector,
             dtype_to_elem_type(dtype),
         );

@@ -5,7 +5,7 @@
 
 use super::{PART, parts};
 use crate::cube::cube_sum;
-use crate::cube::launch::{address_type, empty, over_rows, units, vector_size};
+use crate::cube::launch::{Elements, address_type, empty, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use burn::backend::TensorMetadata;
@@ -28,8 +28,8 @@ pub(crate) fn sum_of_squares(x: CubeTensor) -> CubeTensor {
             dim,
             address_type([&x]),
             vector,
-            x.into_buffer_arg(),
-            sums.clone().into_buffer_arg(),
+            x.elements(),
+            sums.clone().elements(),
             len / vector,
             units,
             dtype_to_elem_type(dtype),

@@ -2,7 +2,7 @@
 
 use super::rows::{Rows, rule_launch};
 use super::{Backward, Problem, mma, simt};
-use crate::cube::launch::{address_type, empty, units};
+use crate::cube::launch::{Elements, address_type, empty, units};
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
@@ -78,17 +78,17 @@ macro_rules! launch {
             match $body {
                 Body::Simt(shape, vector) => simt::$kernel::$kernel::launch_unchecked(
                     &q.tensor.client, count, dim, addresses, *vector,
-                    q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().into_buffer_arg(), sin.clone().into_buffer_arg(),
-                    starts.into_buffer_arg(),
-                    $($buffer.clone().into_buffer_arg(),)*
+                    q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().elements(), sin.clone().elements(),
+                    starts.elements(),
+                    $($buffer.clone().elements(),)*
                     q.lies(), k.lies(), v.lies(), k_rope.lies(), $($lies.lies(),)*
                     rule_launch([*t, *s], *rule), *shape, dtype,
                 ),
                 Body::Mma(shape) => mma::$kernel::$kernel::launch_unchecked(
                     &q.tensor.client, count, dim, addresses,
-                    q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().into_buffer_arg(), sin.clone().into_buffer_arg(),
-                    starts.into_buffer_arg(),
-                    $($buffer.clone().into_buffer_arg(),)*
+                    q.arg(), k.arg(), v.arg(), k_rope.arg(), cos.clone().elements(), sin.clone().elements(),
+                    starts.elements(),
+                    $($buffer.clone().elements(),)*
                     q.lies(), k.lies(), v.lies(), k_rope.lies(), $($lies.lies(),)*
                     rule_launch([*t, *s], *rule), *shape, dtype,
                 ),

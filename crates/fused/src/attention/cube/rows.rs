@@ -1,7 +1,7 @@
 //! Where the rows of a head lie, and what a kernel knows of a problem.
 
 use super::super::{AttentionRule, NO_KEY, ScoreDropout};
-use crate::cube::launch::vector_size;
+use crate::cube::launch::{Elements, vector_size};
 use crate::dropout::cube::mix;
 use crate::dropout::{DropoutKey, DropoutRule, GAMMA};
 use burn_cubecl::tensor::CubeTensor;
@@ -30,7 +30,7 @@ impl Rows {
     }
 
     pub fn arg(&self) -> BufferArg {
-        self.tensor.clone().into_buffer_arg()
+        self.tensor.clone().elements()
     }
 
     pub fn lies(&self) -> LiesLaunch {

@@ -1,7 +1,7 @@
 //! The two small kernels of the backward, whatever multiplies the matrices.
 
 use super::Problem;
-use crate::cube::launch::{address_type, empty, over_items, units, vector_size};
+use crate::cube::launch::{Elements, address_type, empty, over_items, units, vector_size};
 use crate::cube::rounded;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
@@ -27,9 +27,9 @@ pub(super) fn mean(problem: &Problem, y: &CubeTensor, d_y: &CubeTensor) -> CubeT
             CubeDim::new_1d(units as u32),
             address_type([y]),
             vector,
-            y.clone().into_buffer_arg(),
-            d_y.clone().into_buffer_arg(),
-            mean.clone().into_buffer_arg(),
+            y.clone().elements(),
+            d_y.clone().elements(),
+            mean.clone().elements(),
             t,
             problem.widths.v / vector,
             dtype_to_elem_type(y.dtype),
@@ -99,10 +99,10 @@ pub(super) fn over_heads(problem: &Problem, of_heads: &CubeTensor, dtype: DType)
             count,
             dim,
             address_type([of_heads]),
-            of_heads.clone().into_buffer_arg(),
-            cos.into_buffer_arg(),
-            sin.into_buffer_arg(),
-            sum.clone().into_buffer_arg(),
+            of_heads.clone().elements(),
+            cos.elements(),
+            sin.elements(),
+            sum.clone().elements(),
             heads,
             t,
             rope / 2,

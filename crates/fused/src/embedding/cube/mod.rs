@@ -18,7 +18,7 @@
 mod sort;
 
 use self::sort::sort;
-use crate::cube::launch::{address_type, empty, over_rows, vector_size};
+use crate::cube::launch::{Elements, address_type, empty, over_rows, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::rounded;
@@ -44,9 +44,9 @@ pub(crate) fn embedding(weight: CubeTensor, tokens: CubeTensor) -> CubeTensor {
             dim,
             address_type([&weight, &y]),
             vector,
-            weight.into_buffer_arg(),
-            tokens.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
+            weight.elements(),
+            tokens.elements(),
+            y.clone().elements(),
             n,
             rows,
             d / vector,
@@ -104,11 +104,11 @@ pub(crate) fn embedding_backward(tokens: CubeTensor, d_y: CubeTensor, rows: usiz
             dim,
             address_type([&d_y, &d_weight]),
             vector,
-            d_y.into_buffer_arg(),
-            sorted.places.into_buffer_arg(),
-            sorted.starts.into_buffer_arg(),
-            sorted.blocks.into_buffer_arg(),
-            d_weight.clone().into_buffer_arg(),
+            d_y.elements(),
+            sorted.places.elements(),
+            sorted.starts.elements(),
+            sorted.blocks.elements(),
+            d_weight.clone().elements(),
             rows,
             d / vector,
             sorted.block,

@@ -3,7 +3,7 @@
 // Kernels have no iterators.
 #![allow(clippy::needless_range_loop)]
 
-use crate::cube::launch::{UNITS, address_type, empty, over_items, units};
+use crate::cube::launch::{Elements, UNITS, address_type, empty, over_items, units};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer};
 use burn::backend::TensorMetadata;
@@ -42,32 +42,32 @@ pub(super) fn sort(tokens: CubeTensor, rows: usize) -> Sorted {
     let (address, int) = (address_type([&counts]), dtype_to_elem_type(tokens.dtype));
 
     let (count, dim) = over_items(&client, n);
-    let (tokens_arg, counts_arg) = (tokens.clone().into_buffer_arg(), counts.clone().into_buffer_arg());
+    let (tokens_arg, counts_arg) = (tokens.clone().elements(), counts.clone().elements());
     count_kernel::launch(&client, count, dim, address, tokens_arg, counts_arg, n, rows, chunk, int);
     scan_kernel::launch(
         &client,
         CubeCount::Static((rows + 1).div_ceil(block) as u32, 1, 1),
         CubeDim::new_1d(block as u32),
         address,
-        counts.clone().into_buffer_arg(),
-        starts.clone().into_buffer_arg(),
-        blocks.clone().into_buffer_arg(),
+        counts.clone().elements(),
+        starts.clone().elements(),
+        blocks.clone().elements(),
         rows,
         chunks,
         block,
     );
-    let (blocks_arg, len) = (blocks.clone().into_buffer_arg(), (rows + 1).div_ceil(block));
+    let (blocks_arg, len) = (blocks.clone().elements(), (rows + 1).div_ceil(block));
     scan_blocks_kernel::launch(&client, CubeCount::new_single(), CubeDim::new_1d(block as u32), blocks_arg, len, block);
     place_kernel::launch(
         &client,
         CubeCount::Static(chunks as u32, 1, 1),
         CubeDim::new_1d(block as u32),
         address,
-        tokens.clone().into_buffer_arg(),
-        counts.into_buffer_arg(),
-        starts.clone().into_buffer_arg(),
-        blocks.clone().into_buffer_arg(),
-        places.clone().into_buffer_arg(),
+        tokens.clone().elements(),
+        counts.elements(),
+        starts.clone().elements(),
+        blocks.clone().elements(),
+        places.clone().elements(),
         n,
         rows,
         block,

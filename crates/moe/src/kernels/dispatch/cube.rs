@@ -23,7 +23,7 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use fused::cube::launch::{UNITS, contiguous, empty, units};
+use fused::cube::launch::{Elements, UNITS, contiguous, empty, units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
 
@@ -69,9 +69,9 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
         &client,
         count.clone(),
         dim,
-        experts.clone().into_buffer_arg(),
-        counts.clone().into_buffer_arg(),
-        source.clone().into_buffer_arg(),
+        experts.clone().elements(),
+        counts.clone().elements(),
+        source.clone().elements(),
         rows.max(1),
         size(),
         table,
@@ -84,8 +84,8 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
         &client,
         CubeCount::Static((groups * e.div_ceil(lanes)) as u32, 1, 1),
         CubeDim::new_1d((lanes * strips) as u32),
-        counts.clone().into_buffer_arg(),
-        totals.clone().into_buffer_arg(),
+        counts.clone().elements(),
+        totals.clone().elements(),
         size(),
         lanes,
         strips,
@@ -95,10 +95,10 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
         &client,
         CubeCount::new_single(),
         CubeDim::new_1d(place_units as u32),
-        totals.into_buffer_arg(),
-        begins.clone().into_buffer_arg(),
-        segments.clone().into_buffer_arg(),
-        kept.clone().into_buffer_arg(),
+        totals.elements(),
+        begins.clone().elements(),
+        segments.clone().elements(),
+        kept.clone().elements(),
         capacity,
         tile,
         e,
@@ -112,12 +112,12 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
             &client,
             count,
             dim,
-            experts.clone().into_buffer_arg(),
-            counts.into_buffer_arg(),
-            begins.into_buffer_arg(),
-            segments.clone().into_buffer_arg(),
-            slot.clone().into_buffer_arg(),
-            source.clone().into_buffer_arg(),
+            experts.clone().elements(),
+            counts.elements(),
+            begins.elements(),
+            segments.clone().elements(),
+            slot.clone().elements(),
+            source.clone().elements(),
             capacity,
             size(),
             table,

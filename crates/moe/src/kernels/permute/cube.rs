@@ -10,7 +10,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use fused::cube::launch::{address_type, contiguous, empty, over_rows, units, vector_size};
+use fused::cube::launch::{Elements, address_type, contiguous, empty, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer, float_cases};
 use fused::cube::rounded;
@@ -31,9 +31,9 @@ pub(crate) fn permute(x: CubeTensor, source: CubeTensor) -> CubeTensor {
             dim,
             address_type([&x, &rows]),
             vector,
-            x.into_buffer_arg(),
-            source.into_buffer_arg(),
-            rows.clone().into_buffer_arg(),
+            x.elements(),
+            source.elements(),
+            rows.clone().elements(),
             n,
             r,
             d / vector,
@@ -81,17 +81,17 @@ pub(crate) fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, slot: CubeTens
     if n * d > 0 {
         let vector = vector_size(&y.client, d, dtype);
         let (count, dim) = over_rows(&y.client, n, d / vector);
-        let gates = gates.map(|gates| contiguous(gates, DType::F32).into_buffer_arg());
+        let gates = gates.map(|gates| contiguous(gates, DType::F32).elements());
         unpermute_kernel::launch(
             &y.client.clone(),
             count,
             dim,
             address_type([&y, &tokens]),
             vector,
-            y.into_buffer_arg(),
+            y.elements(),
             gates.into(),
-            slot.into_buffer_arg(),
-            tokens.clone().into_buffer_arg(),
+            slot.elements(),
+            tokens.clone().elements(),
             n,
             k,
             d / vector,
@@ -160,13 +160,13 @@ pub(crate) fn unpermute_backward(
         CubeDim::new_1d(units as u32),
         address_type([&y, &d_y]),
         vector,
-        y.into_buffer_arg(),
-        gates.into_buffer_arg(),
-        source.into_buffer_arg(),
-        slot.into_buffer_arg(),
-        d_y.into_buffer_arg(),
-        d_rows.clone().into_buffer_arg(),
-        d_gates.clone().into_buffer_arg(),
+        y.elements(),
+        gates.elements(),
+        source.elements(),
+        slot.elements(),
+        d_y.elements(),
+        d_rows.clone().elements(),
+        d_gates.clone().elements(),
         n,
         r,
         n * k,

@@ -20,7 +20,7 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use fused::cube::launch::{contiguous, empty, over_rows, units};
+use fused::cube::launch::{Elements, contiguous, empty, over_rows, units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
 
@@ -35,8 +35,8 @@ pub(crate) fn reroute(candidates: CubeTensor, rule: RerouteRule) -> CubeTensor {
             &candidates.client.clone(),
             count,
             dim,
-            candidates.into_buffer_arg(),
-            experts.clone().into_buffer_arg(),
+            candidates.elements(),
+            experts.clone().elements(),
             n,
             rule.groups,
             rule.experts,

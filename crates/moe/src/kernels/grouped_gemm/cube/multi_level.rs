@@ -48,7 +48,7 @@ use cubek::matmul::multi_level::definition::{BatchMatmulBlueprint, Blueprint, cu
 use cubek::matmul::multi_level::routines::batch::double_buffering::CyclicDoubleBufferingAlgorithm;
 use cubek::matmul::multi_level::routines::batch::simple_unit::SimpleUnitAlgorithm;
 use cubek::matmul::multi_level::tile::{ColMajorTilingOrder, RowMajorTilingOrder};
-use fused::cube::launch::address_type;
+use fused::cube::launch::{Elements, address_type};
 use kernel::product;
 use layouts::{Lhs, LhsLaunch, Offset, OffsetLaunch, Out, OutLaunch};
 
@@ -128,7 +128,7 @@ where
 
     let table = tiles::launch(segments, y, rows);
     let tensors = [x, weight, y].map(|tensor| tensor.handle.clone().binding());
-    let table = || table.clone().into_buffer_arg();
+    let table = || table.clone().elements();
     let (inputs, output) = arguments(&shape, tensors, table, &plan.blueprint, &plan.vector_sizes);
     // SAFETY: cubek checks the bounds where its blueprint says that they do not divide; the layouts have those of rows.
     unsafe {

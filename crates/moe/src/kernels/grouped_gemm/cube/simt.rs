@@ -27,7 +27,7 @@ use cubecl::prelude::*;
 
 use super::tiles::{self, ENTRY, Tile};
 use burn::backend::cubecl::dtype_to_elem_type;
-use fused::cube::launch::{self, UNITS, address_type};
+use fused::cube::launch::{self, Elements, UNITS, address_type};
 use fused::cube::rounded;
 
 /// Rows and columns of a unit's sums.
@@ -271,10 +271,10 @@ pub(super) fn launch(x: &CubeTensor, weight: &CubeTensor, segments: &CubeTensor,
             units.cube_dim(),
             address_type([x, weight, y]),
             vector_size(y, [p, q]),
-            x.clone().into_buffer_arg(),
-            weight.clone().into_buffer_arg(),
-            table.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
+            x.clone().elements(),
+            weight.clone().elements(),
+            table.elements(),
+            y.clone().elements(),
             p,
             q,
             transposed,

@@ -21,7 +21,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use burn::backend::cubecl::dtype_to_elem_type;
-use fused::cube::launch::{address_type, empty, over_items, vector_size};
+use fused::cube::launch::{Elements, address_type, empty, over_items, vector_size};
 
 /// Numbers a tile takes in the table: expert, first row, end of the expert's rows.
 pub(super) const ENTRY: usize = 3;
@@ -110,9 +110,9 @@ pub(super) fn launch(segments: &CubeTensor, y: &CubeTensor, rows: usize) -> Cube
             dim,
             address_type([y]),
             vector_size(&y.client, q, y.dtype),
-            segments.clone().into_buffer_arg(),
-            table.clone().into_buffer_arg(),
-            y.clone().into_buffer_arg(),
+            segments.clone().elements(),
+            table.clone().elements(),
+            y.clone().elements(),
             q,
             rows,
             dtype_to_elem_type(y.dtype),

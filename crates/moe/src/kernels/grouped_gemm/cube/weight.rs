@@ -22,7 +22,7 @@ use super::simt::{Source, Units, multiply, stage, vector_size, write_sums, zero_
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use fused::cube::launch::{UNITS, address_type, units};
+use fused::cube::launch::{Elements, UNITS, address_type, units};
 
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn sum<F: Float, N: Size>(
@@ -71,10 +71,10 @@ pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_
             units.cube_dim(),
             address_type([x, d_y, d_weight]),
             vector_size(x, [p, q]),
-            x.clone().into_buffer_arg(),
-            d_y.clone().into_buffer_arg(),
-            segments.clone().into_buffer_arg(),
-            d_weight.clone().into_buffer_arg(),
+            x.clone().elements(),
+            d_y.clone().elements(),
+            segments.clone().elements(),
+            d_weight.clone().elements(),
             p,
             q,
             units,

@@ -27,7 +27,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::cmma::{self, MatrixIdent, MatrixLayout};
 use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
-use fused::cube::launch::address_type;
+use fused::cube::launch::{Elements, address_type};
 use fused::cube::rounded;
 
 /// Rows and columns of a cube's tile.
@@ -239,10 +239,10 @@ pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_
             CubeCount::Static(p.div_ceil(TILE) as u32, q.div_ceil(TILE) as u32, e as u32),
             CubeDim::new_1d(UNITS as u32),
             address_type([x, d_y, d_weight]),
-            x.clone().into_buffer_arg(),
-            d_y.clone().into_buffer_arg(),
-            segments.clone().into_buffer_arg(),
-            d_weight.clone().into_buffer_arg(),
+            x.clone().elements(),
+            d_y.clone().elements(),
+            segments.clone().elements(),
+            d_weight.clone().elements(),
             p,
             q,
             dtype_to_elem_type(x.dtype),

@@ -37,7 +37,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::features::Tma;
 use cubecl::prelude::barrier::Barrier;
 use cubecl::prelude::*;
-use fused::cube::launch::address_type;
+use fused::cube::launch::{Elements, address_type};
 use half::bf16;
 
 /// Rows and columns of a cube's tile.
@@ -252,8 +252,8 @@ pub(super) fn launch(
             address_type([x, weight, y]),
             map(x, &[r, p], &[TILE, DEPTH]),
             map(weight, &matrices, &part),
-            table.into_buffer_arg(),
-            y.clone().into_buffer_arg(),
+            table.elements(),
+            y.clone().elements(),
             p,
             q,
             transposed,

@@ -15,7 +15,7 @@ use burn::tensor::DType;
 use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use fused::cube::launch::{contiguous, empty, over_items, over_rows, units};
+use fused::cube::launch::{Elements, contiguous, empty, over_items, over_rows, units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
 
@@ -25,7 +25,7 @@ pub(crate) fn scores(logits: CubeTensor, func: ScoreFunc) -> CubeTensor {
     if n > 0 {
         let (count, dim) = over_items(&logits.client, n);
         let client = logits.client.clone();
-        let (input, output) = (logits.into_buffer_arg(), scores.clone().into_buffer_arg());
+        let (input, output) = (logits.elements(), scores.clone().elements());
         scores_kernel::launch(&client, count, dim, input, output, n, e, func == ScoreFunc::Softmax);
     }
     scores
@@ -69,9 +69,9 @@ pub(crate) fn scores_backward(scores: CubeTensor, d_scores: CubeTensor, func: Sc
             &scores.client.clone(),
             count,
             dim,
-            scores.into_buffer_arg(),
-            d_scores.into_buffer_arg(),
-            d_logits.clone().into_buffer_arg(),
+            scores.elements(),
+            d_scores.elements(),
+            d_logits.clone().elements(),
             n,
             e,
             func == ScoreFunc::Softmax,
@@ -119,9 +119,9 @@ pub(crate) fn gates(scores: CubeTensor, experts: CubeTensor, rule: GateRule) -> 
             &scores.client.clone(),
             count,
             dim,
-            scores.into_buffer_arg(),
-            experts.into_buffer_arg(),
-            gates.clone().into_buffer_arg(),
+            scores.elements(),
+            experts.elements(),
+            gates.clone().elements(),
             n,
             e,
             k,
@@ -199,10 +199,10 @@ pub(crate) fn gates_backward(
             &scores.client.clone(),
             count,
             dim,
-            scores.into_buffer_arg(),
-            experts.into_buffer_arg(),
-            d_gates.into_buffer_arg(),
-            d_scores.clone().into_buffer_arg(),
+            scores.elements(),
+            experts.elements(),
+            d_gates.elements(),
+            d_scores.clone().elements(),
             n,
             e,
             k,
@@ -264,8 +264,8 @@ pub(crate) fn count(experts: CubeTensor, groups: usize, e: usize) -> CubeTensor 
         &experts.client.clone(),
         cubes,
         dim,
-        experts.into_buffer_arg(),
-        counts.clone().into_buffer_arg(),
+        experts.elements(),
+        counts.clone().elements(),
         n,
         k,
         e,

@@ -15,7 +15,7 @@ use burn::backend::TensorMetadata;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use fused::cube::launch::{contiguous, empty, over_items, plane_units};
+use fused::cube::launch::{Elements, contiguous, empty, over_items, plane_units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
 
@@ -31,9 +31,9 @@ pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectR
             &scores.client.clone(),
             count,
             dim,
-            scores.into_buffer_arg(),
-            bias.into_buffer_arg(),
-            experts.clone().into_buffer_arg(),
+            scores.elements(),
+            bias.elements(),
+            experts.clone().elements(),
             n,
             e,
             rule.n_group,
