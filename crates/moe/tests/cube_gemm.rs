@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::cube::launch::{CpuUnits, set_cpu_units};
 use fused::cube::testing;
-use half::bf16;
+use half::{bf16, f16};
 use moe::kernels::grouped_gemm::{Tier, force_tier, grouped_gemm};
 
 struct Case {
@@ -50,6 +50,7 @@ fn reference(case: &Case, x: &[f32], weight: &[f32], d_y: &[f32]) -> Products {
 fn tensor<const D: usize>(values: &[f32], shape: [usize; D], dtype: DType, device: &Device) -> Tensor<D> {
     let data = match dtype {
         DType::BF16 => TensorData::new(values.iter().map(|value| bf16::from_f32(*value)).collect(), shape),
+        DType::F16 => TensorData::new(values.iter().map(|value| f16::from_f32(*value)).collect(), shape),
         _ => TensorData::new(values.to_vec(), shape),
     };
     Tensor::from_data(data, (device, dtype))
@@ -83,8 +84,12 @@ fn check(case: &Case, dtype: DType) {
     let (x, weight) = (eighths(case.r * case.p, 1), eighths(e * case.p * case.q, 2));
     let d_y = if dtype == DType::F32 { eighths(case.r * case.q, 3) } else { vec![1.0; case.r * case.q] };
     let (got, want) = (run(case, &x, &weight, &d_y, dtype), reference(case, &x, &weight, &d_y));
-    // Half of the last of 8 bits, or of 24 and the sum's own rounding.
-    let tolerance = if dtype == DType::BF16 { 1.0 / 256.0 } else { 1e-6 };
+    // Half of the last of 8 bits, of 11, or of 24 and the sum's own rounding.
+    let tolerance = match dtype {
+        DType::BF16 => 1.0 / 256.0,
+        DType::F16 => 1.0 / 2048.0,
+        _ => 1e-6,
+    };
     for (name, got, want) in [("y", got.y, want.y), ("dx", got.d_x, want.d_x), ("dW", got.d_weight, want.d_weight)] {
         assert_eq!(got.len(), want.len());
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -172,6 +177,47 @@ fn multi_level_sums_as_f64() {
     check(&case(&[9, 0], 5, 5, 7), DType::F32);
 }
 
+/// Where the device has tensor cores, which CubeCL's CPU runtime and lavapipe have not.
+#[test]
+fn tensor_cores_sum_as_f64() {
+    for (tier, dtypes) in [(Tier::MultiLevel, &[DType::BF16, DType::F16][..]), (Tier::Wgmma, &[DType::BF16])] {
+        let _forced = Forced::new(Some(tier), 1);
+        if let Err(why) = if testing::has_tensor_cores() { can_run(tier) } else { Err("no tensor cores".into()) } {
+            eprintln!("skipped: {tier}: {why}");
+            continue;
+        }
+        for &dtype in dtypes {
+            for (name, case) in cases() {
+                // Whole vectors of 8 for copies by hardware.
+                let whole = case.p % 8 == 0 && case.q % 8 == 0;
+                if tier == Tier::Wgmma && !whole {
+                    continue;
+                }
+                println!("{tier}, {dtype:?}: {name}");
+                check(&case, dtype);
+            }
+            check(&case(&[200, 1, 0, 131], 20, 136, 264), dtype);
+        }
+    }
+}
+
+/// Whether the tier that is forced runs, or the panic that says why not.
+fn can_run(tier: Tier) -> Result<(), String> {
+    let device = testing::device();
+    let x = tensor(&[1.0; 64], [8, 8], DType::BF16, &device);
+    let weight = tensor(&[1.0; 64], [1, 8, 8], DType::BF16, &device);
+    let segments = Tensor::<1, Int>::from_data(TensorData::new(vec![0, 8], [2]), (&device, DType::I32));
+    let run = || grouped_gemm(x, weight, &segments).into_data();
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
+        Ok(_) => Ok(()),
+        Err(panic) => {
+            let message = panic.downcast_ref::<String>().expect("a message").clone();
+            assert!(message.contains(&format!("tier {tier} cannot run here")), "{message}");
+            Err(message)
+        }
+    }
+}
+
 #[test]
 fn kernels_and_plain_rust_agree() {
     let _forced = Forced::new(None, 1);
@@ -213,7 +259,12 @@ fn a_tier_that_cannot_run_says_why() {
     let read = || grouped_gemm(x, weight, &segments).into_data();
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(read)).unwrap_err();
     let message = panic.downcast_ref::<String>().expect("a message");
-    assert!(message.contains("tier wgmma cannot run here: needs the feature `cuda-cpp`"), "{message}");
+    let reasons: &[_] = match cfg!(feature = "cuda-cpp") {
+        true => &["needs a GPU of compute capability 9.0", "takes bf16, not F32"],
+        false => &["needs the feature `cuda-cpp`"],
+    };
+    let told = |why: &&str| message.contains(&format!("tier wgmma cannot run here: {why}"));
+    assert!(reasons.iter().any(told), "{message}");
 }
 
 #[test]

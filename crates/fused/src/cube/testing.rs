@@ -37,3 +37,8 @@ pub fn computes_in(dtype: DType, case: &str) -> bool {
 pub fn units() -> &'static [usize] {
     if is_cpu_runtime() { &[1, 2] } else { &[1] }
 }
+
+/// Whether the device has tensor cores that our kernels use: a CUDA device has.
+pub fn has_tensor_cores() -> bool {
+    std::env::var("KILN_KERNEL_DEVICE").as_deref() == Ok("cuda")
+}
