@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Checks the GPU kernels of crates/fused and crates/moe without a GPU: tests them on CubeCL's CPU runtime and on lavapipe, Mesa's Vulkan driver in
-# software, counts there what a model launches, trains on lavapipe, and compiles each kernel for A100 and H100.
+# Checks the GPU kernels of crates/fused and crates/moe without a GPU: tests them on CubeCL's CPU runtime, on lavapipe, Mesa's Vulkan driver in
+# software, and on an emulated CUDA card (tools/cuda-emulator), counts there what a model launches, trains on lavapipe and on four emulated cards,
+# and compiles each kernel for A100 and H100.
 #
 #   bash scripts/check-kernels.sh
 #
@@ -49,14 +50,24 @@ print(*(line["executable"] for line in lines if "test" in line.get("target", {})
 }
 
 # Runs `WIDTH PROGRAM` of each line, as many at once as there are cores: most of their time CubeCL compiles kernels, on one thread, and cargo runs one
-# program after another. What one prints is shown when it has ended. WIDTH is that of lavapipe's vectors in bits, or `cpu` for CubeCL's CPU runtime.
+# program after another. What one prints is shown when it has ended. WIDTH is that of lavapipe's vectors in bits, `cpu` for CubeCL's CPU runtime, or
+# `cuda` for emulated cards.
 run_tests() {
     xargs --max-procs="$(nproc)" --max-args=2 bash -c '
         run=()
-        if [[ $0 != cpu ]]; then
+        case $0 in
+        cpu) ;;
+        cuda)
+            run=(bash "$PWD/scripts/emulated-cuda.sh")
+            export KILN_KERNEL_DEVICE=cuda KILN_EMULATED_CARDS=4 KILN_EMULATED_MEMORY=2G KILN_EMULATED_CHECKS=partial_stores CUBECL_AUTOTUNE_LEVEL=0
+            export KILN_EMULATED_PROFILE=$profile
+            cd "$environment" || exit
+            ;;
+        *)
             run=("$lavapipe")
             export LP_NATIVE_VECTOR_WIDTH=$0 KILN_KERNEL_DEVICE=vulkan KILN_TEST_RUNNER=$lavapipe CUBECL_WGPU_DEFAULT_DEVICE=Cpu
-        fi
+            ;;
+        esac
         out=$("${run[@]}" "$1" 2>&1); code=$?; printf "%s, %s: %s\n" "${1##*/}" "$0" "$out"; exit "$code"'
 }
 
@@ -69,12 +80,32 @@ on_lavapipe() {
     grep /cube_training- "$work/programs" | sed 's/^/256 /'
 }
 
+# On emulated cards a measurement of the card, and the choice of the fastest kernel, take minutes: CubeCL keeps them in this folder.
+on_cuda() {
+    printf '[environment.path]\ndirectory = "%s"\n' "$environment" >"$environment/cubecl.toml"
+    grep -v -e /cube_listed- -e /cube_ahead- "$work/programs" | sed 's/^/cuda /'
+}
+
+# Kernels that compute on tensor cores have done so, by the emulator's own count.
+check_profile() {
+    python3 - "$profile" <<'PYTHON'
+import sys
+rows = (line.rstrip("\n").split("\t") for line in open(sys.argv[1]) if not line.startswith(("#", "model_us")))
+used = {row[-1].split("_f_bf16")[0] for row in rows if row[4] != "0"}
+missing = {"forward", "keys", "queries", "product", "sum"} - used
+sys.exit(f"check-kernels: not executed on tensor cores: {', '.join(sorted(missing))}" if missing else 0)
+PYTHON
+}
+
 work=$(mktemp -d)
 compiling=
 trap '[[ -z $compiling ]] || kill "$compiling" 2>/dev/null || true; rm -rf "$work"' EXIT
 bash scripts/install-llvm.sh
 lavapipe=$(bash scripts/install-lavapipe.sh)
-export lavapipe
+environment=$(realpath -m "${CARGO_TARGET_DIR:-target}/emulated-cuda")
+mkdir -p "$environment"
+profile=$work/profile
+export lavapipe environment profile
 install_tools
 cargo build --locked --quiet "${both[@]}" --example compile_kernels
 "${tests[@]}"
@@ -87,6 +118,9 @@ programs >"$work/programs"
 grep -v /cube_training- "$work/programs" | sed 's/^/cpu /' | run_tests
 say "testing them on lavapipe"
 on_lavapipe | run_tests
+say "testing them on emulated CUDA cards"
+on_cuda | run_tests
+check_profile
 wait "$compiling" || { cat "$work/compiled" >&2; fail "a kernel does not compile"; }
 say "assembling the kernels"
 python3 scripts/check_kernels.py "$tools" "$work/code"

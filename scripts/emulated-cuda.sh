@@ -79,5 +79,7 @@ install_toolkit
 install_driver
 export CUDA_PATH=$home/toolkit CUDA_HOME=$home/toolkit
 export LD_LIBRARY_PATH=$home/lib:$home/toolkit/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# CubeCL keeps what it has measured by the kind of card: that of emulated cards is not to be taken for that of real ones.
+export CUBECL_ENVIRONMENT=${CUBECL_ENVIRONMENT:-emulated-cuda}
 [[ ${KILN_EMULATED_PTXAS:-} != 1 ]] || export KILN_EMULATED_PTXAS=$home/toolkit/bin/ptxas
 exec "$@"

@@ -38,15 +38,50 @@ fn near(found: &[f64], expected: &[f64], tolerance: f64) {
     assert!(far <= tolerance, "losses differ by {far}: {found:?} and {expected:?}");
 }
 
-/// The command of the README, whose steps are cut to 20.
+/// The command of the README, whose steps are cut to 20, and to 3 on emulated cards.
 #[test]
 fn the_readmes_command_has_the_cpus_losses() {
     let Some((folder, device)) = folder() else { return };
-    let command = ["--model=deepseek", "--gpus=4", "--steps=20", "--set=train.sample_tokens=0"];
+    let steps = if device == "cuda" { 3 } else { 20 };
+    let steps_flag = format!("--steps={steps}");
+    let command = ["--model=deepseek", "--gpus=4", &steps_flag, "--set=train.sample_tokens=0"];
     let [found, cpu] =
         [&*device, "cpu"].map(|device| losses(folder.path(), &[&command[..], &["--device", device]].concat(), device));
-    assert!(cpu.len() == 20 && cpu[19] < cpu[0] - 0.3, "{cpu:?}");
+    assert!(cpu.len() == steps && (steps < 20 || cpu[19] < cpu[0] - 0.3), "{cpu:?}");
     near(&found, &cpu, 1e-4);
+}
+
+/// Every kind of parallelism, a rank a card where there are four (`KILN_EMULATED_CARDS=4`). `KILN_ALL_LAYOUTS=1` takes
+/// all of them, which are minutes.
+#[test]
+fn layouts_have_the_cpus_losses() {
+    let Some((folder, device)) = folder() else { return };
+    let all = std::env::var("KILN_ALL_LAYOUTS").as_deref() == Ok("1");
+    let layouts: [(&[&str], &[&str], bool); 12] = [
+        (TINY, &["pp=2", "tp=2"], true),
+        (TINY_EXPERTS, &["ep=4"], true),
+        (TINY_EXPERTS, &["cp=2", "tp=2"], all),
+        (TINY_EXPERTS, &["tp=2", "ep=2"], all),
+        (TINY_EXPERTS, &["pp=2", "ep=2"], all),
+        (TINY_EXPERTS, &["strategy=block"], all),
+        (TINY_EXPERTS, &["activation_checkpointing=full"], all),
+        (TINY, &["strategy=ddp"], all),
+        (TINY, &["strategy=zero1"], all),
+        (TINY, &["strategy=shard_grad_op"], all),
+        (TINY, &["pp=2", "schedule=zero_bubble"], all),
+        (TINY, &["cp=2"], all),
+    ];
+    for (number, (model, layout, _)) in layouts.iter().enumerate().filter(|(_, (.., taken))| *taken) {
+        let layout: Vec<String> = layout.iter().map(|setting| format!("--set=parallel.{setting}")).collect();
+        let settings: Vec<&str> = layout.iter().map(String::as_str).collect();
+        let args = [model, &["--gpus=4", "--steps=4"], &settings[..]].concat();
+        let [found, cpu] = [&*device, "cpu"].map(|device| {
+            let out = format!("{number}-{device}");
+            losses(folder.path(), &[&args[..], &["--device", device]].concat(), &out)
+        });
+        println!("{settings:?}");
+        near(&found, &cpu, 1e-4);
+    }
 }
 
 /// Of both models, in fp32, in bf16 where the device has it, and in fp16 with its loss scale.
