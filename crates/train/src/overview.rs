@@ -99,7 +99,7 @@ fn layout(job: &Job, devices: &Devices) -> String {
         String::new()
     };
     let spread = if parallel.gpus > 1 { format!(", {}", parallel.describe()) } else { String::new() };
-    let precision = match parallel.precision.param {
+    let precision = match parallel.precision.param() {
         FloatType::Fp32 => String::new(),
         other => format!(", {}", format!("{other:?}").to_lowercase()),
     };

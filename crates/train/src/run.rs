@@ -54,7 +54,8 @@ pub(crate) fn train_launched(
     }
     let ranks_here = launch.ranks_here(config.parallel.gpus);
     let devices = Devices::new(&config.train.device, ranks_here).map_err(TrainError::Device)?;
-    devices.check_precision(config.parallel.precision).map_err(TrainError::Device)?;
+    config.parallel.precision.choose(devices.kind());
+    devices.check_precision(config.parallel.precision.of_fsdp()).map_err(TrainError::Device)?;
     let check = |config: &Config| {
         let mut scarce = None;
         for at in config.by_length().iter().rev() {

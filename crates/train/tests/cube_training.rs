@@ -11,6 +11,9 @@ use std::fs;
 use std::path::Path;
 use tempfile::{TempDir, tempdir};
 
+/// On NVIDIA GPUs a run computes in bf16 unless told otherwise.
+const FP32: &str = "--set=parallel.precision.param=fp32";
+
 /// A folder with a text, and the device to train on.
 fn folder() -> Option<(TempDir, String)> {
     let device = std::env::var("KILN_KERNEL_DEVICE").unwrap_or_default();
@@ -44,7 +47,7 @@ fn the_readmes_command_has_the_cpus_losses() {
     let Some((folder, device)) = folder() else { return };
     let steps = if device == "cuda" { 3 } else { 20 };
     let steps_flag = format!("--steps={steps}");
-    let command = ["--model=deepseek", "--gpus=4", &steps_flag, "--set=train.sample_tokens=0"];
+    let command = ["--model=deepseek", "--gpus=4", &steps_flag, "--set=train.sample_tokens=0", FP32];
     let [found, cpu] =
         [&*device, "cpu"].map(|device| losses(folder.path(), &[&command[..], &["--device", device]].concat(), device));
     assert!(cpu.len() == steps && (steps < 20 || cpu[19] < cpu[0] - 0.3), "{cpu:?}");
@@ -74,7 +77,7 @@ fn layouts_have_the_cpus_losses() {
     for (number, (model, layout, _)) in layouts.iter().enumerate().filter(|(_, (.., taken))| *taken) {
         let layout: Vec<String> = layout.iter().map(|setting| format!("--set=parallel.{setting}")).collect();
         let settings: Vec<&str> = layout.iter().map(String::as_str).collect();
-        let args = [model, &["--gpus=4", "--steps=4"], &settings[..]].concat();
+        let args = [model, &["--gpus=4", "--steps=4", FP32], &settings[..]].concat();
         let [found, cpu] = [&*device, "cpu"].map(|device| {
             let out = format!("{number}-{device}");
             losses(folder.path(), &[&args[..], &["--device", device]].concat(), &out)
@@ -92,7 +95,8 @@ fn both_models_train_in_every_dtype() {
     for (name, model) in [("gpt2", TINY), ("deepseek", TINY_EXPERTS)] {
         for (dtype, tolerance) in [&[("fp32", 1e-4), ("fp16", 1e-3)], bf16].concat() {
             let precision = format!("--set=parallel.precision.param={dtype}");
-            let args = [model, &["--gpus=2", "--steps=10", &precision]].concat();
+            let told: &[&str] = if dtype == "bf16" { &[] } else { &[&precision] };
+            let args = [model, &["--gpus=2", "--steps=10"], told].concat();
             let [found, cpu] = [&*device, "cpu"].map(|device| {
                 let out = format!("{name}-{dtype}-{device}");
                 losses(folder.path(), &[&args[..], &["--device", device]].concat(), &out)
@@ -123,7 +127,7 @@ fn bf16_is_refused_by_name_where_the_device_has_none() {
 fn checkpoints_go_from_device_to_device() {
     let Some((folder, device)) = folder() else { return };
     let device = &*device;
-    let model = [TINY_EXPERTS, &["--gpus=2", "--steps=12", "--set=checkpoint.every=6"]].concat();
+    let model = [TINY_EXPERTS, &["--gpus=2", "--steps=12", "--set=checkpoint.every=6", FP32]].concat();
     for (first, second) in [(device, "cpu"), ("cpu", device)] {
         let (run, onward) = (format!("on-{first}"), format!("from-{first}"));
         let whole = losses(folder.path(), &[&model[..], &["--device", first]].concat(), &run);

@@ -1,10 +1,10 @@
 //! How a run is spread over ranks.
 
-use super::{AdaptedKey, Adaptive, Config};
+use super::{AdaptedKey, Adaptive, Config, PrecisionConfig};
 use crate::flops;
 use crate::words::count;
 use comm::SequenceRanks;
-use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Precision, Prefetch, Schedule, Strategy, Wrap};
+use fsdp::{ActivationCheckpointing, AdamW, FsdpConfig, PipelineConfig, Prefetch, Schedule, Strategy, Wrap};
 use schedule::deal;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,7 @@ pub struct ParallelConfig {
     /// What is kept of the forward for the backward; the rest is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
     /// Types of gathered parameters and of gradients on their way; what rests is fp32.
-    pub precision: Precision,
+    pub precision: PrecisionConfig,
     /// For GPUs: whether shards, their gradients and optimizer state rest in the CPU's memory, and the optimizer steps
     /// there.
     pub cpu_offload: bool,
@@ -94,7 +94,7 @@ impl Default for ParallelConfig {
             wrap: fsdp.wrap,
             reshard_after_forward: fsdp.reshard_after_forward,
             activation_checkpointing: fsdp.activation_checkpointing,
-            precision: fsdp.precision,
+            precision: PrecisionConfig::default(),
             cpu_offload: fsdp.cpu_offload,
             forward_prefetch: fsdp.forward_prefetch,
             backward_prefetch: fsdp.backward_prefetch,
@@ -165,7 +165,7 @@ impl Config {
             wrap: parallel.wrap,
             reshard_after_forward: parallel.reshard_after_forward,
             activation_checkpointing: parallel.activation_checkpointing,
-            precision: parallel.precision,
+            precision: parallel.precision.of_fsdp(),
             cpu_offload: parallel.cpu_offload,
             forward_prefetch: parallel.forward_prefetch,
             backward_prefetch: parallel.backward_prefetch,

@@ -87,7 +87,7 @@ impl Config {
         let without = (pipelined && parallel.pp == 1).then(|| {
             "parallel.schedule, virtual_stages and stages are for a pipeline, and parallel.pp is 1: they have no effect".into()
         });
-        let param = parallel.precision.param;
+        let param = parallel.precision.param();
         let multiplied = param == FloatType::Fp32 || param == FloatType::Bf16 && simd::multiplies_bf16();
         let widened = (device::meant(&self.train.device) == "cpu" && !multiplied).then(|| {
             format!(

@@ -68,7 +68,7 @@ struct Rows {
 
 /// The calls of the model in their order, on a rank.
 pub fn calls(config: &Config, rank: usize) -> Vec<CallTraffic> {
-    let (size, parallel) = (config.parallel.precision.param.dtype().size(), &config.parallel);
+    let (size, parallel) = (config.parallel.precision.param().dtype().size(), &config.parallel);
     let (b, t, length) = (config.micro_batch_size(), config.padded_length(), config.train.seq_len);
     let mesh = config.fsdp().mesh(parallel.gpus).expect("the configuration is validated");
     let of_context = mesh.coordinate(rank, Axis::Cp);

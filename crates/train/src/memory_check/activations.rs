@@ -47,7 +47,7 @@ struct Shape {
 
 /// The calls of the model in their order, for micro-batches of so many sequences.
 pub fn calls(config: &Config, sequences: usize) -> Vec<CallBytes> {
-    let size = config.parallel.precision.param.dtype().size() as f64;
+    let size = config.parallel.precision.param().dtype().size() as f64;
     let (b, t) = (sequences as f64, config.padded_length() as f64);
     let [ep, tp, cp] = [config.parallel.ep, config.parallel.tp, config.parallel.cp].map(|ranks| ranks as f64);
     let on_cpu = device::meant(&config.train.device) == "cpu";

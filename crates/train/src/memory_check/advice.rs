@@ -2,7 +2,7 @@
 
 use super::figures;
 use super::need::{self, Machine, Need, micro_batches};
-use crate::config::{CheckpointConfig, Config, ParallelConfig};
+use crate::config::{CheckpointConfig, Config, ParallelConfig, ParamType};
 use crate::device;
 use crate::words::count;
 use fsdp::{ActivationCheckpointing, FloatType, Strategy, Wrap};
@@ -170,8 +170,8 @@ impl Patient<'_> {
                 set("parallel.cpu_offload=true", |config| config.parallel.cpu_offload = true),
             ),
             (
-                parallel.precision.param == FloatType::Fp32,
-                set("parallel.precision.param=bf16", |config| config.parallel.precision.param = FloatType::Bf16),
+                parallel.precision.param() == FloatType::Fp32,
+                set("parallel.precision.param=bf16", |config| config.parallel.precision.param = ParamType::Bf16),
             ),
             (
                 self.config.saves_on_the_way(),
@@ -239,8 +239,8 @@ fn devices_that_do(config: &Config) -> String {
     config.parallel.cpu_offload = false;
     config.parallel.reshard_after_forward = true;
     config.parallel.activation_checkpointing = ActivationCheckpointing::Full;
-    for param in [config.parallel.precision.param, FloatType::Bf16] {
-        config.parallel.precision.param = param;
+    for param in [config.parallel.precision.param(), FloatType::Bf16] {
+        config.parallel.precision.param = param.into();
         for size in SIZES {
             let fits = |devices: usize| {
                 let mut config = config.clone();

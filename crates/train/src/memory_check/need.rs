@@ -183,7 +183,7 @@ fn together(config: &Config, ranks: &[Rows], shares: bool) -> Rows {
         all[Row::Gathered] = most(Row::Gathered);
         if matches!(config.parallel.strategy, Strategy::Zero1 | Strategy::ShardGradOp) {
             // Each rank has its own copy until the first step has made one for all, and moments.
-            let shards = if config.parallel.precision.param == FloatType::Fp32 { 0.0 } else { all.shard() };
+            let shards = if config.parallel.precision.param() == FloatType::Fp32 { 0.0 } else { all.shard() };
             let shared = most(Row::Parameters) + shards;
             all[Row::Parameters] = shared.max(all[Row::Parameters] - all[Row::Optimizer]);
         }
