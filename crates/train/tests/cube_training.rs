@@ -1,8 +1,8 @@
-//! Trainings on a Vulkan device, beside the same on the CPU.
+//! Trainings on a Vulkan or CUDA device, beside the same on the CPU.
 //!
-//! They run where `KILN_KERNEL_DEVICE` is `vulkan`, as the tests of kernels do. `scripts/check-kernels.sh` has Mesa's
-//! software driver for them.
-#![cfg(feature = "vulkan")]
+//! They run on the device that `KILN_KERNEL_DEVICE` names, `vulkan` or `cuda`, as the tests of kernels do.
+//! `scripts/check-kernels.sh` has Mesa's software driver and an emulated card for them.
+#![cfg(any(feature = "cuda", feature = "vulkan"))]
 
 mod common;
 
@@ -11,14 +11,16 @@ use std::fs;
 use std::path::Path;
 use tempfile::{TempDir, tempdir};
 
-fn folder() -> Option<TempDir> {
-    if std::env::var("KILN_KERNEL_DEVICE").as_deref() != Ok("vulkan") {
-        eprintln!("skipped: KILN_KERNEL_DEVICE is not vulkan");
+/// A folder with a text, and the device to train on.
+fn folder() -> Option<(TempDir, String)> {
+    let device = std::env::var("KILN_KERNEL_DEVICE").unwrap_or_default();
+    if !["cuda", "vulkan"].contains(&device.as_str()) {
+        eprintln!("skipped: KILN_KERNEL_DEVICE is neither vulkan nor cuda");
         return None;
     }
     let folder = tempdir().unwrap();
     fs::write(folder.path().join("text.txt"), "To be, or not to be, that is the question. ".repeat(60)).unwrap();
-    Some(folder)
+    Some((folder, device))
 }
 
 /// The training losses of a run in `out`.
@@ -39,34 +41,39 @@ fn near(found: &[f64], expected: &[f64], tolerance: f64) {
 /// The command of the README, whose steps are cut to 20.
 #[test]
 fn the_readmes_command_has_the_cpus_losses() {
-    let Some(folder) = folder() else { return };
+    let Some((folder, device)) = folder() else { return };
     let command = ["--model=deepseek", "--gpus=4", "--steps=20", "--set=train.sample_tokens=0"];
-    let [vulkan, cpu] =
-        ["vulkan", "cpu"].map(|device| losses(folder.path(), &[&command[..], &["--device", device]].concat(), device));
+    let [found, cpu] =
+        [&*device, "cpu"].map(|device| losses(folder.path(), &[&command[..], &["--device", device]].concat(), device));
     assert!(cpu.len() == 20 && cpu[19] < cpu[0] - 0.3, "{cpu:?}");
-    near(&vulkan, &cpu, 1e-4);
+    near(&found, &cpu, 1e-4);
 }
 
-/// Of both models, in fp32, and in fp16 with its loss scale.
+/// Of both models, in fp32, in bf16 where the device has it, and in fp16 with its loss scale.
 #[test]
-fn both_models_train_in_fp32_and_fp16() {
-    let Some(folder) = folder() else { return };
+fn both_models_train_in_every_dtype() {
+    let Some((folder, device)) = folder() else { return };
+    let bf16: &[_] = if device == "cuda" { &[("bf16", 1e-2)] } else { &[] };
     for (name, model) in [("gpt2", TINY), ("deepseek", TINY_EXPERTS)] {
-        for (dtype, tolerance) in [("fp32", 1e-4), ("fp16", 1e-3)] {
+        for (dtype, tolerance) in [&[("fp32", 1e-4), ("fp16", 1e-3)], bf16].concat() {
             let precision = format!("--set=parallel.precision.param={dtype}");
             let args = [model, &["--gpus=2", "--steps=10", &precision]].concat();
-            let [vulkan, cpu] = ["vulkan", "cpu"].map(|device| {
+            let [found, cpu] = [&*device, "cpu"].map(|device| {
                 let out = format!("{name}-{dtype}-{device}");
                 losses(folder.path(), &[&args[..], &["--device", device]].concat(), &out)
             });
-            near(&vulkan, &cpu, tolerance);
+            near(&found, &cpu, tolerance);
         }
     }
 }
 
 #[test]
 fn bf16_is_refused_by_name_where_the_device_has_none() {
-    let Some(folder) = folder() else { return };
+    let Some((folder, device)) = folder() else { return };
+    if device != "vulkan" {
+        eprintln!("skipped: bf16 is there on {device}");
+        return;
+    }
     let args = [TINY, &["--device=vulkan", "--set=parallel.precision.param=bf16", "--out=run"]].concat();
     let output = run(folder.path(), &args);
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -79,9 +86,10 @@ fn bf16_is_refused_by_name_where_the_device_has_none() {
 /// A run goes on where another device left off.
 #[test]
 fn checkpoints_go_from_device_to_device() {
-    let Some(folder) = folder() else { return };
+    let Some((folder, device)) = folder() else { return };
+    let device = &*device;
     let model = [TINY_EXPERTS, &["--gpus=2", "--steps=12", "--set=checkpoint.every=6"]].concat();
-    for (first, second) in [("vulkan", "cpu"), ("cpu", "vulkan")] {
+    for (first, second) in [(device, "cpu"), ("cpu", device)] {
         let (run, onward) = (format!("on-{first}"), format!("from-{first}"));
         let whole = losses(folder.path(), &[&model[..], &["--device", first]].concat(), &run);
         let resume = ["--resume", &format!("{run}@6"), "--device", second];

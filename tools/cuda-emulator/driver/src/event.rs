@@ -1,4 +1,7 @@
 //! Events: marks in a stream that others wait for, and that keep the time.
+//!
+//! An event knows its context: a thread without a current one may wait for it, ask it and destroy it, as CubeCL does on
+//! cards.
 
 use crate::abi::{CUcontext, CUevent, CUstream};
 use crate::call::{api, out, refuse};
@@ -107,14 +110,13 @@ fn record(event: CUevent, stream: &Stream) -> Answer {
 }
 
 fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Answer {
-    let context = current()?;
     let (start, end) = (events().get(start)?, events().get(end)?);
     if !start.timing || !end.timing {
         return Err(Code::INVALID_HANDLE);
     }
     let (first, last) = (start.last(), end.last());
     let (Record::At(_, first), Record::At(_, last)) = (&*first, &*last) else { return Err(Code::INVALID_HANDLE) };
-    context.check()?;
+    start.context.check()?;
     let (Some(first), Some(last)) = (first.0.get(), last.0.get()) else { return Err(Code::NOT_READY) };
     let seconds = match last.checked_duration_since(*first) {
         Some(after) => after.as_secs_f32(),
@@ -137,7 +139,6 @@ api! {
         out(to, events().add(|handle| Event { handle, context, timing, last: Mutex::default() }).handle)
     }
     fn cuEventDestroy_v2(event: CUevent) {
-        current()?;
         events().remove(event).map(|_| ())
     }
     fn cuEventRecord | cuEventRecord_ptsz(default; event: CUevent, stream: CUstream) {
@@ -152,7 +153,6 @@ api! {
         record(event, &*resolve(stream, default)?)
     }
     fn cuEventSynchronize(event: CUevent) {
-        current()?;
         let event = events().get(event)?;
         if let Some(point) = event.point()? {
             crate::profile::waited();
@@ -161,7 +161,6 @@ api! {
         event.context.check()
     }
     fn cuEventQuery(event: CUevent) {
-        current()?;
         let event = events().get(event)?;
         match event.point()? {
             Some(point) if !engine().poll(&[point]) => Err(Code::NOT_READY),

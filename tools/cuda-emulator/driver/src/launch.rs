@@ -54,6 +54,7 @@ pub fn options() -> ptx::Options {
         uninitialised: checked("uninitialised"),
         races: checked("races"),
         divergent_barriers: checked("divergent_barriers"),
+        partial_stores: checked("partial_stores"),
         exited_barriers: set.checks.iter().any(|on| on == "+exited_barriers"),
         seed: (set.seed != 0).then_some(set.seed),
         threads: set.threads,

@@ -33,6 +33,9 @@ pub struct Options {
     pub exited_barriers: bool,
     /// A warp that reaches `bar.sync` at different places of the code.
     pub divergent_barriers: bool,
+    /// `wmma.store` by a part of a warp, which the manual leaves undefined. Where it is not checked, the lanes that are
+    /// there store their elements.
+    pub partial_stores: bool,
     /// Order in which diverged groups of threads and the warps of a block run. `None`: lowest line first, which lets
     /// them meet again as soon as possible. A seed: an order made from it, which may keep them apart as a card may.
     pub seed: Option<u64>,
@@ -51,6 +54,7 @@ impl Default for Options {
             races: true,
             exited_barriers: false,
             divergent_barriers: true,
+            partial_stores: true,
             seed: None,
             threads: 0,
             limit: 0,

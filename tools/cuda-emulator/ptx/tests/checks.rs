@@ -95,6 +95,22 @@ fn barriers_that_not_all_reach() {
 }
 
 #[test]
+fn stores_of_tensor_cores_by_a_part_of_a_warp() {
+    let store = "wmma.store.d.sync.aligned.row.m16n16k16.global.s32";
+    let registers = ["%r0"; 8].join(", ");
+    let body = format!("setp.ne.u32 %p1, %r0, 0;\n@%p1 bra L;\n{store} [%rd0], {{{registers}}}, 16;\nL: ret;");
+    let mut card = Card::kernel(&body);
+    let found = card.run(32, card.buffer(&[7u32; 256])).unwrap_err();
+    assert!(found.kind() == FaultKind::Mask && found.what().contains("all 32 lanes"), "{found}");
+    card.options.partial_stores = false;
+    let out = card.buffer(&[7u32; 256]);
+    card.run(32, out).unwrap();
+    let stored: Vec<u32> = card.read(out, 256);
+    assert_eq!(stored.iter().filter(|&&value| value == 0).count(), 8, "{stored:?}");
+    assert!(stored.iter().all(|value| [0, 7].contains(value)), "{stored:?}");
+}
+
+#[test]
 fn masks_that_name_lanes_which_do_not_come() {
     let body = |mask: &str| {
         format!(

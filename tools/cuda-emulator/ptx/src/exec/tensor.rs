@@ -162,14 +162,22 @@ impl Machine<'_, '_> {
     }
 
     pub fn tensor(&mut self, step: &Tensor, mask: u32) -> Result<Flow, Fault> {
-        let Some(flow) = self.whole_warp(mask)? else { return Ok(Flow::Select) };
+        let apart = !self.env.options.partial_stores && matches!(step, Tensor::WmmaStore { .. });
+        let flow = match apart {
+            true => Flow::Next,
+            false => match self.whole_warp(mask)? {
+                Some(flow) => flow,
+                None => return Ok(Flow::Select),
+            },
+        };
+        let lanes = if apart { mask } else { u32::MAX };
         let mut fragments = self.worker.fragments.take().unwrap_or_default();
-        let done = self.tensor_with(step, &mut fragments);
+        let done = self.tensor_with(step, lanes, &mut fragments);
         self.worker.fragments = Some(fragments);
         done.map(|()| flow)
     }
 
-    fn tensor_with(&mut self, step: &Tensor, [wa, wb, wc, wd]: &mut Fragments) -> Result<(), Fault> {
+    fn tensor_with(&mut self, step: &Tensor, lanes: u32, [wa, wb, wc, wd]: &mut Fragments) -> Result<(), Fault> {
         match step {
             Tensor::Mma { op, d, a, b, c } => {
                 let (a, b) = (self.words(a, op.a, wa), self.words(b, op.b, wb));
@@ -212,11 +220,13 @@ impl Machine<'_, '_> {
                 self.set_words(d, if d.len() == n { Type::F32 } else { Type::F64 }, &wd[..n]);
             }
             Tensor::WmmaStore { op, from, address, stride } => {
-                let at = self.uniform_address(address)?;
-                let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[0]));
+                let first = lanes.trailing_zeros() as usize;
+                let at =
+                    if lanes == u32::MAX { self.uniform_address(address)? } else { self.addresses(address)[first] };
+                let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[first]));
                 let of = if from.len() == op.words() { Type::F32 } else { Type::F64 };
                 let n = self.words(from, of, wa);
-                op.execute(at, stride, &wa[..n], &mut View::new(self, address.space))?;
+                op.execute(at, stride, &wa[..n], lanes, &mut View::new(self, address.space))?;
             }
             Tensor::WgmmaFence => {}
             Tensor::WgmmaCommit => self.cluster.ctas[self.cta].products[self.warp.number].commit(),

@@ -229,22 +229,33 @@ impl WmmaStore {
         self.fragment.words()
     }
 
-    /// Stores the matrix to `address`, with `stride` elements from one row (column) to the next if it is given.
+    /// Stores the elements of these lanes to `address`, with `stride` elements from one row (column) to the next if it is
+    /// given.
     pub fn execute<M: Space>(
         &self,
         address: u64,
         stride: Option<u64>,
         from: &[Words],
+        lanes: u32,
         memory: &mut M,
     ) -> Result<(), M::Error> {
         let mut bytes = [0u8; LARGEST];
+        let mut stored = [false; LARGEST];
         let size = self.fragment.of.bits() / 8;
         self.fragment.elements(self.layout, |word, lane, byte, at| {
+            stored[at] = lanes >> lane & 1 != 0;
             let high = if size == 8 { from[word + 1][lane] } else { 0 };
             let bits = (u64::from(high) << 32 | u64::from(from[word][lane])) >> (8 * byte);
             bytes[at..at + size].copy_from_slice(&bits.to_le_bytes()[..size]);
         });
-        self.fragment.pieces(self.layout, address, stride, |address, at| memory.write(address, &bytes[at]))
+        self.fragment.pieces(self.layout, address, stride, |address, piece| {
+            if lanes == u32::MAX {
+                return memory.write(address, &bytes[piece]);
+            }
+            let start = piece.start;
+            let mut elements = piece.step_by(size).filter(|&at| stored[at]);
+            elements.try_for_each(|at| memory.write(address + (at - start) as u64, &bytes[at..at + size]))
+        })
     }
 }
 

@@ -37,7 +37,7 @@ struct Bytes(Vec<u8>);
 impl Bytes {
     fn place(&self, address: u64, size: usize) -> Result<std::ops::Range<usize>, String> {
         let at = address as usize;
-        if !matches!(size, 4 | 8 | 16) || !at.is_multiple_of(size) || at + size > self.0.len() {
+        if !matches!(size, 1 | 2 | 4 | 8 | 16) || !at.is_multiple_of(size) || at + size > self.0.len() {
             return Err(format!("{size} bytes at {address:#x}"));
         }
         Ok(at..at + size)

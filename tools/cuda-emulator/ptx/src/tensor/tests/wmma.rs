@@ -72,7 +72,13 @@ fn loads_products_and_stores_of_every_shape_type_and_layout_are_a_product() {
                     .collect();
                 let wanted = matrix(d, &product, (m, n), layout_c, stride);
                 let mut memory = Bytes(vec![0xa5; wanted.len()]);
-                store.execute(0, Some(stride as u64), &of_d, &mut memory).unwrap();
+                store.execute(0, Some(stride as u64), &of_d, u32::MAX, &mut memory).unwrap();
+                assert!(memory.0 == wanted, "{name}");
+                // Lanes apart store their elements.
+                let mut memory = Bytes(vec![0xa5; wanted.len()]);
+                for lanes in [0x5555_5555, 0xaaaa_aaaa] {
+                    store.execute(0, Some(stride as u64), &of_d, lanes, &mut memory).unwrap();
+                }
                 assert!(memory.0 == wanted, "{name}");
             }
         }
