@@ -38,7 +38,7 @@ install_toolkit() {
     new=$work/toolkit
     mkdir -p "$new"/{include,bin,lib64,nvvm}
     local nvidia=../../wheels/nvidia package entry
-    for package in cuda_runtime cuda_cccl cuda_nvcc; do
+    for package in cuda_runtime cuda_cccl cuda_nvcc cuda_nvrtc; do
         for entry in "$work/wheels/nvidia/$package/include"/*; do
             [[ -e $new/include/${entry##*/} ]] || ln -s "$nvidia/$package/include/${entry##*/}" "$new/include/"
         done

@@ -349,3 +349,56 @@ fn what_the_backend_of_llvm_makes_runs_too() {
         .collect();
     assert_eq!(card.read::<i32>(out, 64), expected);
 }
+
+/// As two texts have it that are linked: the caller of one says that a function returns a value, and the definition in the other says
+/// nothing of it, or the other way round.
+#[test]
+fn a_call_passes_its_parameters_whether_or_not_caller_and_callee_agree_on_a_result() {
+    let head = ".version 8.3\n.target sm_80\n.address_size 64\n";
+    let callee = |result: &str| {
+        format!(
+            ".visible .func {result} consume(.param .b64 to, .param .b32 value) {{ .reg .b64 %rd<2>; .reg .b32 %r<2>;
+             ld.param.u64 %rd1, [to]; ld.param.u32 %r1, [value]; st.global.u32 [%rd1], %r1; ret; }}\n"
+        )
+    };
+    let caller = |results: &str| {
+        format!(
+            ".visible .entry k(.param .u64 p) {{ .reg .b64 %rd<2>; ld.param.u64 %rd1, [p];
+             {{ .param .b64 r0; .param .b64 p0; .param .b32 p1; st.param.b64 [p0], %rd1; st.param.b32 [p1], 7;
+             call.uni {results} consume, (p0, p1); }} ret; }}"
+        )
+    };
+    let declared = ".extern .func (.param .b64 r) consume(.param .b64 p_0, .param .b32 p_1);\n";
+    for (result, results) in [("", "(r0),"), ("(.param .b64 r)", ""), ("", ""), ("(.param .b64 r)", "(r0),")] {
+        let card = Card::new(&format!("{head}{declared}{}{}", callee(result), caller(results)));
+        let out = card.buffer(&[0u32]);
+        card.launch("k", 1, 1, 0, &[out.into()]).unwrap();
+        assert_eq!(card.read::<u32>(out, 1), [7], "defined with '{result}', called with '{results}'");
+    }
+}
+
+/// Each block writes, waits for all, and reads what the next one wrote; twice, as the barrier is used again.
+#[test]
+fn the_grid_waits_for_itself_by_the_device_runtime() {
+    let card = Card::new(
+        ".version 8.3\n.target sm_80\n.address_size 64
+        .extern .func (.param .b64 r) cudaCGGetIntrinsicHandle(.param .b32 p_0);
+        .extern .func (.param .b32 r) cudaCGSynchronize(.param .b64 p_0, .param .b32 p_1);
+        .visible .entry k(.param .u64 p) {
+        .reg .b64 %rd<8>; .reg .b32 %r<20>; .reg .pred %p<2>;
+        ld.param.u64 %rd1, [p]; mov.u32 %r1, %ctaid.x; mov.u32 %r2, %nctaid.x; mov.u32 %r10, 0;
+        { .param .b32 p0; .param .b64 r0; st.param.b32 [p0], 1; call.uni (r0), cudaCGGetIntrinsicHandle, (p0); ld.param.b64 %rd2, [r0]; }
+        AGAIN:
+        mad.lo.u32 %r3, %r10, %r2, %r1; mul.wide.u32 %rd3, %r3, 4; add.s64 %rd3, %rd1, %rd3;
+        add.u32 %r4, %r3, 100; st.global.u32 [%rd3], %r4;
+        { .param .b64 p0; .param .b32 p1; .param .b32 r0; st.param.b64 [p0], %rd2; st.param.b32 [p1], 0;
+        call.uni (r0), cudaCGSynchronize, (p0, p1); ld.param.b32 %r5, [r0]; }
+        add.u32 %r6, %r1, 1; rem.u32 %r6, %r6, %r2; mad.lo.u32 %r6, %r10, %r2, %r6; mul.wide.u32 %rd4, %r6, 4; add.s64 %rd4, %rd1, %rd4;
+        ld.global.u32 %r7, [%rd4]; add.u32 %r7, %r7, %r5; st.global.u32 [%rd3+320], %r7;
+        add.u32 %r10, %r10, 1; setp.lt.u32 %p1, %r10, 2; @%p1 bra AGAIN; ret; }",
+    );
+    let out = card.buffer(&[0u32; 160]);
+    card.launch("k", 40, 64, 0, &[out.into()]).unwrap();
+    let expected: Vec<u32> = (0..80).map(|i| 100 + i / 40 * 40 + (i + 1) % 40).collect();
+    assert_eq!(card.read::<u32>(out + 320, 80), expected);
+}

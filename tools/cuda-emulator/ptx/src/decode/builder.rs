@@ -27,6 +27,8 @@ pub(super) struct Builder<'t> {
     shared: HashMap<(&'t str, &'t str), u32>,
     /// Numbers of functions by name.
     pub functions: HashMap<&'t str, u32>,
+    /// Sizes and alignments of what functions with a body return.
+    pub returns: HashMap<&'t str, Vec<(u32, u32)>>,
     pub externals: HashMap<&'t str, External>,
     /// Static shared memory of kernels.
     pub statics: HashMap<&'t str, u32>,
@@ -44,12 +46,17 @@ impl<'t> Builder<'t> {
             symbols: HashMap::new(),
             shared: HashMap::new(),
             functions: HashMap::new(),
+            returns: HashMap::new(),
             externals: HashMap::new(),
             statics: HashMap::new(),
             dynamic_align: 0,
             workspace: false,
         };
         for function in &ast.functions {
+            if function.body.is_some() {
+                let returned = function.results.iter().map(|result| (result.size as u32, result.align.max(1)));
+                builder.returns.insert(function.name, returned.collect());
+            }
             let external = match function.name {
                 "vprintf" => External::Vprintf,
                 "__assertfail" => External::Assertfail,

@@ -57,8 +57,15 @@ impl<'t> Body<'_, 't> {
             let operand = Operand::Name(name, 0);
             Target::Register(self.src(&operand, "u64")?)
         };
-        // The callee's results and parameters lie at the start of its local memory, as its own declaration has them.
+        // The callee's results and parameters lie at the start of its local memory, as its own declaration has them. A caller of another
+        // text may declare a result that the function does not return, or none where it returns one: each then goes its own way.
+        let returned = self.builder.returns.get(name).cloned();
+        let agreed = returned.as_ref().is_none_or(|returned| returned.is_empty() == results.is_empty());
+        let results = if agreed { results } else { &[] };
         let mut at = 0;
+        if let Some(returned) = returned.filter(|_| !agreed) {
+            at = returned.iter().fold(0u32, |at, (size, align)| at.next_multiple_of(*align) + size);
+        }
         let mut place = |body: &Self, operand: &Operand<'t>| -> Result<(u32, u32, u32)> {
             let Operand::Name(name, 0) = operand else { return Err("a '.param' variable is expected".to_owned()) };
             let (own, size, align) =

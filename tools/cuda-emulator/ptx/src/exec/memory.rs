@@ -154,12 +154,7 @@ impl Machine<'_, '_> {
             return Err(self.misaligned(at, mask, size, kind, ""));
         }
         let bytes = u64::from(mask.count_ones() * size);
-        if kind.reads() {
-            self.worker.counts.global_read += bytes;
-        }
-        if kind.writes() {
-            self.worker.counts.global_written += bytes;
-        }
+        self.count(bytes, kind);
         let end = most.wrapping_add(size.into());
         let slot = self.pc as usize % 32;
         self.refresh();
@@ -198,6 +193,18 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
+    /// Counts bytes of global memory.
+    #[inline(always)]
+    fn count(&mut self, bytes: u64, kind: Kind) {
+        let counts = &mut self.worker.counts;
+        if kind.reads() {
+            counts.global_read += bytes;
+        }
+        if kind.writes() {
+            counts.global_written += bytes;
+        }
+    }
+
     /// Forgets regions after an allocation or a free.
     #[inline(always)]
     fn refresh(&mut self) {
@@ -210,7 +217,7 @@ impl Machine<'_, '_> {
 
     /// An access whose lanes reach different allocations, or none.
     fn scattered(&mut self, at: &mut Addresses, mask: u32, size: u32, kind: Kind) -> Result<(), Fault> {
-        self.worker.counts.sectors += u64::from(mask.count_ones() * size.div_ceil(32));
+        each(mask, |lane| self.worker.counts.sectors += (at[lane] % 32 + u64::from(size)).div_ceil(32));
         self.refresh();
         let slot = self.pc as usize % 32;
         let mut region = self.worker.regions.slots[slot];
@@ -265,9 +272,14 @@ impl Machine<'_, '_> {
         kind: Kind,
     ) -> Result<(), Fault> {
         let lane = mask.trailing_zeros() as usize;
+        let global = match space {
+            Space::Global => true,
+            Space::Generic => !(SHARED_WINDOW..PARAM_WINDOW + WINDOW).contains(&at[lane]),
+            _ => false,
+        };
         match space {
-            Space::Global => self.scattered(at, mask, bytes, kind),
-            Space::Generic if !(SHARED_WINDOW..PARAM_WINDOW + WINDOW).contains(&at[lane]) => {
+            _ if global => {
+                self.count(u64::from(mask.count_ones()) * u64::from(bytes), kind);
                 self.scattered(at, mask, bytes, kind)
             }
             // Small parts, of which each is aligned.

@@ -39,18 +39,35 @@ impl tensor::Space for Host {
 pub(super) struct View<'a, 'm, 'e> {
     pub machine: &'a mut Machine<'m, 'e>,
     pub space: Space,
+    /// The sector of global memory that was used last: a row that is read in pieces is one request.
+    sector: u64,
+}
+
+impl<'a, 'm, 'e> View<'a, 'm, 'e> {
+    pub fn new(machine: &'a mut Machine<'m, 'e>, space: Space) -> Self {
+        Self { machine, space, sector: u64::MAX }
+    }
+
+    fn one(&mut self, address: u64, bytes: usize, kind: Kind) -> Result<u64, Fault> {
+        let before = self.machine.worker.counts.sectors;
+        let at = self.machine.one(self.space, address, bytes as u32, kind)?;
+        let sectors = &mut self.machine.worker.counts.sectors;
+        *sectors -= u64::from(*sectors > before && address / 32 == self.sector);
+        self.sector = (address + bytes as u64 - 1) / 32;
+        Ok(at)
+    }
 }
 
 impl tensor::Space for View<'_, '_, '_> {
     type Error = Fault;
 
     fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Fault> {
-        let at = self.machine.one(self.space, address, into.len() as u32, Kind::Read)?;
+        let at = self.one(address, into.len(), Kind::Read)?;
         Host.read(at, into)
     }
 
     fn write(&mut self, address: u64, from: &[u8]) -> Result<(), Fault> {
-        let at = self.machine.one(self.space, address, from.len() as u32, Kind::Write)?;
+        let at = self.one(address, from.len(), Kind::Write)?;
         Host.write(at, from)
     }
 }
@@ -199,7 +216,7 @@ impl Machine<'_, '_> {
                 let at = self.uniform_address(address)?;
                 let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[0]));
                 let n = op.words();
-                op.execute(at, stride, &mut View { machine: self, space: address.space }, &mut wd[..n])?;
+                op.execute(at, stride, &mut View::new(self, address.space), &mut wd[..n])?;
                 self.set_words(d, if d.len() == n { Type::F32 } else { Type::F64 }, &wd[..n]);
             }
             Tensor::WmmaStore { op, from, address, stride } => {
@@ -209,7 +226,7 @@ impl Machine<'_, '_> {
                 let stride = (*stride != NONE).then(|| u64::from(self.row(*stride)[first]));
                 let of = if from.len() == op.words() { Type::F32 } else { Type::F64 };
                 let n = self.words(from, of, wa);
-                op.execute(at, stride, &wa[..n], lanes, &mut View { machine: self, space: address.space })?;
+                op.execute(at, stride, &wa[..n], lanes, &mut View::new(self, address.space))?;
             }
             Tensor::WgmmaFence => {}
             Tensor::WgmmaCommit => self.cluster.ctas[self.cta].products[self.warp.number].commit(),

@@ -104,7 +104,11 @@ fn wmma_multiplies_f16_tf32_and_s8() {
     let wanted = product(&a, &b, m, n, k);
 
     let [of_a, of_b, c] = [halves(&a), halves(&transposed(&b, k, n)), floats(&before)].map(|bytes| card.put(&bytes));
-    card.run("gemm_wmma", [n as u32 / 32, m as u32 / 32, 1], 64, 0, &params([of_a, of_b, c], [m, n, k]));
+    let counts = card.run("gemm_wmma", [n as u32 / 32, m as u32 / 32, 1], 64, 0, &params([of_a, of_b, c], [m, n, k]));
+    // C is read and written; a row of 8 or more of its numbers is a sector.
+    assert_eq!(counts.global_written as usize, 4 * m * n);
+    assert!(counts.global_read as usize >= 2 * (m * k + k * n) + 4 * m * n, "{}", counts.global_read);
+    assert_eq!(counts.sectors, (counts.global_read + counts.global_written) / 32);
     let both: Vec<f32> = wanted.iter().zip(&before).map(|(product, before)| 2.0 * product + before).collect();
     assert_eq!(card.get(c, m * n), both);
 
