@@ -147,6 +147,15 @@ impl Payload {
         each_kind!(self.clone(), tensor => tensor.to_device(device))
     }
 
+    /// New elements of its dtype, which nothing has written.
+    pub(crate) fn empty_on(&self, device: &Device, len: usize) -> Self {
+        let dtype = self.dtype();
+        match self {
+            Self::Float(_) => Self::Float(Tensor::empty([len], (device, dtype))),
+            Self::Int(_) => Self::Int(Tensor::empty([len], (device, dtype))),
+        }
+    }
+
     pub(crate) fn zeros_like(&self, len: usize) -> Self {
         let dtype = self.dtype();
         match self {

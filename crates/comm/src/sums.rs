@@ -6,7 +6,7 @@
 use crate::{Payload, Reduce};
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Device, Element, TensorData};
+use burn::tensor::{DType, Element, TensorData};
 use bytemuck::Pod;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -51,21 +51,12 @@ impl Summands {
     }
 
     /// Each rank's, in rank order.
-    pub(crate) fn payloads(&self) -> impl Iterator<Item = Payload> {
+    fn payloads(&self) -> impl Iterator<Item = Payload> {
         let range = |payload: &Payload| match self.range == (0..payload.len()) {
             true => payload.clone(),
             false => payload.clone().slice(self.range.clone()),
         };
         self.tensors.payloads.iter().map(range)
-    }
-
-    /// Whether this device has all of them.
-    pub(crate) fn are_on(&self, device: &Device) -> bool {
-        let here = |payload: &Payload| payload.device() == *device;
-        match self.tensors.on_cpu {
-            Some(_) => here(self.first()), // there is one CPU
-            None => self.tensors.payloads.iter().all(here),
-        }
     }
 
     /// Combined element by element, in their dtype.

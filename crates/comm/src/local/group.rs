@@ -1,7 +1,8 @@
 //! A group of ranks: the rounds of its calls, and the mail between its members. Ranks are numbered as in the group.
 
+use super::parcel::Parcel;
 use super::world::{Failure, GroupId};
-use crate::{CommError, Payload, Signature};
+use crate::{CommError, Signature};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -34,7 +35,7 @@ pub struct GroupState {
 
 #[derive(Default)]
 struct Mailbox {
-    letters: VecDeque<Payload>,
+    letters: VecDeque<Parcel>,
     arrived: Arc<Condvar>,
 }
 
@@ -50,7 +51,7 @@ pub struct Round {
 }
 
 /// What a rank gives.
-pub type Post = Vec<Option<Payload>>;
+pub type Post = Vec<Option<Parcel>>;
 
 /// What a round comes to, the same for all ranks; its type is a matter of the call.
 pub type Outcome = Arc<dyn Any + Send + Sync>;
@@ -111,7 +112,8 @@ impl GroupState {
         rank: usize,
         mine: (Signature, Post),
     ) -> Option<(Vec<Signature>, Vec<Post>)> {
-        let new = || Round { posts: vec![None; n], arrived: 0, combiner: None, outcome: None, taken: 0 };
+        let new =
+            || Round { posts: (0..n).map(|_| None).collect(), arrived: 0, combiner: None, outcome: None, taken: 0 };
         let round = self.rounds.entry(id).or_insert_with(new);
         round.posts[rank] = Some(mine);
         round.arrived += 1;
@@ -132,14 +134,14 @@ impl GroupState {
         Some(outcome)
     }
 
-    /// Puts a payload into a mailbox, and wakes who waits for it.
-    pub fn send(&mut self, from: usize, to: usize, payload: Payload) {
+    /// Puts a parcel into a mailbox, and wakes who waits for it.
+    pub fn send(&mut self, from: usize, to: usize, parcel: Parcel) {
         let mailbox = self.mail.entry((from, to)).or_default();
-        mailbox.letters.push_back(payload);
+        mailbox.letters.push_back(parcel);
         mailbox.arrived.notify_one();
     }
 
-    pub fn receive(&mut self, from: usize, to: usize) -> Option<Payload> {
+    pub fn receive(&mut self, from: usize, to: usize) -> Option<Parcel> {
         self.mail.get_mut(&(from, to))?.letters.pop_front()
     }
 

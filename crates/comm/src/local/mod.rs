@@ -13,17 +13,27 @@
 //! A rank posts once, to all, and is woken once: a round of N ranks costs N posts and N - 1 wakes, whatever other
 //! groups do meanwhile. What all ranks get is made once.
 //!
+//! Ranks that share a device share its memory, and what all get is made by the rank that came last. Where the ranks of a
+//! group have several devices, the round only tells each what the others gave: each rank then copies what it needs into
+//! its own device, in its own thread, so that all copy at once and each byte moves once.
+//!
 //! A world and all groups that are split off from it share one [`World`]: the first failure in any of them ends them
 //! all.
 
+#[cfg_attr(not(feature = "cuda"), path = "no_cards.rs")]
+mod cards;
 mod group;
+mod parcel;
+mod same;
 mod world;
 
 use crate::{Collective, CommError, Engine, Payload, Reduce, Signature, Summands, Timeouts};
 use burn::tensor::Device;
 use group::{Group, GroupState, Outcome, Post, Wait};
+use parcel::{Parcel, fetch, fetch_whole, join};
+use same::{Made, Same};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use world::{Failure, GroupId, World};
 
@@ -35,20 +45,18 @@ pub struct LocalEngine {
     /// This rank's number in the group.
     rank: usize,
     device: Device,
+    /// Whether the group has several, which is the same on all its ranks.
+    several_devices: bool,
     round: AtomicU64,
     splits: AtomicU64,
     group: Arc<Group>,
     world: Arc<World>,
 }
 
-/// Copies between devices in opposite directions at once may each wait for the other's stream: they are made one after
-/// another.
-static COPIES: Mutex<()> = Mutex::new(());
-
 impl LocalEngine {
     /// One engine per device, in rank order; a rank waits at most so long for the others.
     pub fn world(devices: Vec<Device>, timeouts: impl Into<Timeouts>) -> Vec<Self> {
-        let (n, world) = (devices.len(), World::new(timeouts.into()));
+        let (n, world) = (devices.len(), World::new(devices.clone(), timeouts.into()));
         let rank = |(rank, device)| Self::new(rank, rank, device, vec![], || (0..n).collect(), world.clone());
         devices.into_iter().enumerate().map(rank).collect()
     }
@@ -62,12 +70,24 @@ impl LocalEngine {
         world: Arc<World>,
     ) -> Self {
         let group = world.join(id, world_rank, members);
-        Self { rank, device, round: AtomicU64::new(0), splits: AtomicU64::new(0), group, world }
+        let several_devices = group.members.iter().any(|member| world.devices[*member] != device);
+        let (round, splits) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { rank, device, several_devices, round, splits, group, world }
     }
 
     /// This rank's number in the world.
     fn world_rank(&self) -> usize {
         self.group.members[self.rank]
+    }
+
+    /// Whether a rank of the group has another device than this one.
+    fn is_elsewhere(&self, rank: usize) -> bool {
+        self.world.devices[self.group.members[rank]] != self.device
+    }
+
+    /// What this rank gives to all.
+    fn for_all(&self, payload: Payload) -> Post {
+        Parcel::all(vec![Some(payload)], |_| self.several_devices)
     }
 
     /// Meets the other ranks: posts `mine`, and returns what the last rank to come made of all posts with `combine`.
@@ -77,7 +97,6 @@ impl LocalEngine {
         mine: Post,
         combine: impl FnOnce(Vec<Post>) -> T,
     ) -> Result<Arc<T>, CommError> {
-        let mine: Post = mine.into_iter().map(|payload| payload.map(Payload::handed_over)).collect();
         let (n, id) = (self.group.members.len(), self.round.fetch_add(1, Ordering::Relaxed));
         let mut state = self.group.lock();
         self.check_failure(&state, signature.collective)?;
@@ -187,25 +206,21 @@ impl LocalEngine {
         self.world.first_to_notice(self.world_rank())
     }
 
-    fn here(&self, payload: &Payload) -> Payload {
-        if payload.device() == self.device {
-            return payload.clone();
-        }
-        let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
-        payload.to_device(&self.device)
-    }
-
-    /// One tensor for all ranks, which the last rank to come makes of theirs, in rank order. Ranks that share a device
-    /// share its memory.
+    /// One tensor for all ranks, of theirs in rank order. Ranks that share a device share its memory. Where all do, the
+    /// last one to come makes it, else the first one on each device.
     fn same_for_all(
         &self,
         signature: &Signature,
         mine: Payload,
         make: impl FnOnce(Vec<Payload>) -> Payload,
+        make_here: impl FnOnce(&[Parcel]) -> Payload,
     ) -> Result<Payload, CommError> {
-        let make = |posts: Vec<Post>| make(tensors(posts).map(|payload| self.here(&payload)).collect()).handed_over();
-        let same = self.meet(signature, vec![Some(mine)], make)?;
-        Ok(self.here(&same))
+        let combine = |posts: Vec<Post>| match self.several_devices {
+            true => Same::OfParcels(parcels(posts).collect(), Made::default()),
+            false => Same::Here(make(parcels(posts).map(Parcel::into_payload).collect()).handed_over()),
+        };
+        let same = self.meet(signature, self.for_all(mine), combine)?;
+        Ok(same.on(&self.device, make_here))
     }
 }
 
@@ -215,7 +230,7 @@ fn of_this_call<T: Send + Sync + 'static>(outcome: Outcome) -> Arc<T> {
 }
 
 /// Of posts of one tensor each.
-fn tensors(posts: Vec<Post>) -> impl Iterator<Item = Payload> {
+fn parcels(posts: Vec<Post>) -> impl Iterator<Item = Parcel> {
     posts.into_iter().flatten().flatten()
 }
 
@@ -236,8 +251,11 @@ impl Engine for LocalEngine {
     }
 
     fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError> {
-        let posts = self.meet(signature, parts, |posts| posts)?;
-        Ok(posts.iter().map(|parts| parts[self.rank].as_ref().map(|part| self.here(part))).collect())
+        let posts = self.meet(signature, Parcel::all(parts, |to| self.is_elsewhere(to)), |posts| posts)?;
+        let mine = || posts.iter().map(|parts| parts[self.rank].as_ref());
+        let parts: Vec<_> = mine().flatten().map(|part| (part, 0..part.len())).collect();
+        let mut found = fetch(&parts, &self.device).into_iter();
+        Ok(mine().map(|part| part.and_then(|_| found.next())).collect())
     }
 
     fn barrier(&self, signature: &Signature) -> Result<(), CommError> {
@@ -246,23 +264,27 @@ impl Engine for LocalEngine {
 
     /// Ranks that share a device share the gathered buffer: it is made once.
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
-        self.same_for_all(signature, shard, Payload::cat)
+        self.same_for_all(signature, shard, Payload::cat, |parcels| join(parcels, &self.device))
     }
 
-    /// The last rank to come adds, for all.
+    /// The last rank to come adds, for all; where they have several devices, one rank on each.
     fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
-        self.same_for_all(signature, tensor, |tensors| Summands::new(tensors).reduce(how))
+        let reduce = |tensors| Summands::new(tensors).reduce(how);
+        let reduce_here = |parcels: &[Parcel]| reduce(fetch_whole(parcels, &self.device));
+        self.same_for_all(signature, tensor, reduce, reduce_here)
     }
 
     /// Each rank reads its chunk out of all ranks' tensors.
     fn chunks(&self, signature: &Signature, full: Payload) -> Result<Summands, CommError> {
         let chunk = full.len() / self.world_size();
-        let all = self.meet(signature, vec![Some(full)], |posts| Summands::new(tensors(posts).collect()))?;
-        let mine = all.part(self.rank * chunk..(self.rank + 1) * chunk);
-        if mine.are_on(&self.device) {
-            return Ok(mine);
+        let (mine, range) = (self.for_all(full), self.rank * chunk..(self.rank + 1) * chunk);
+        if !self.several_devices {
+            let all = |posts| Summands::new(parcels(posts).map(Parcel::into_payload).collect());
+            return Ok(self.meet(signature, mine, all)?.part(range));
         }
-        Ok(Summands::new(mine.payloads().map(|part| self.here(&part)).collect()))
+        let all = self.meet(signature, mine, |posts| parcels(posts).collect::<Vec<_>>())?;
+        let parts: Vec<_> = all.iter().map(|parcel| (parcel, range.clone())).collect();
+        Ok(Summands::new(fetch(&parts, &self.device)))
     }
 
     /// Its post.
@@ -273,6 +295,7 @@ impl Engine for LocalEngine {
     /// Returns at once.
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError> {
         let (what, collective) = (Wait::Peer(to), Collective::Send(to));
+        let parcel = Parcel::all(vec![Some(payload)], |_| self.is_elsewhere(to)).swap_remove(0);
         let mut state = self.group.lock();
         self.check_failure(&state, collective)?;
         if state.lost(self.rank, what).is_some() {
@@ -280,14 +303,14 @@ impl Engine for LocalEngine {
             self.fail(self.group.members[to], LEFT.into());
             return self.check_failure(&self.group.lock(), collective);
         }
-        state.send(self.rank, to, payload.handed_over());
+        state.send(self.rank, to, parcel.expect("one was given"));
         Ok(())
     }
 
     fn recv(&self, from: usize) -> Result<Payload, CommError> {
         let take = |state: &mut GroupState| state.receive(from, self.rank).map(Ok);
-        let payload = self.wait(self.group.lock(), Wait::Peer(from), Collective::Recv(from), take)?;
-        Ok(self.here(&payload))
+        let parcel = self.wait(self.group.lock(), Wait::Peer(from), Collective::Recv(from), take)?;
+        Ok(fetch(&[(&parcel, 0..parcel.len())], &self.device).swap_remove(0))
     }
 
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {

@@ -2,6 +2,7 @@
 
 use super::group::{Group, GroupState, Wait};
 use crate::Timeouts;
+use burn::tensor::Device;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +12,8 @@ pub type GroupId = Vec<(u64, usize)>;
 
 /// Locks are taken in this order: the world's, then groups'. Who holds a group's takes no other.
 pub struct World {
+    /// Of each rank.
+    pub devices: Vec<Device>,
     pub timeouts: Timeouts,
     state: Mutex<WorldState>,
 }
@@ -40,8 +43,8 @@ pub struct Failure {
 type Held<'a> = (&'a Group, MutexGuard<'a, GroupState>);
 
 impl World {
-    pub fn new(timeouts: Timeouts) -> Arc<Self> {
-        Arc::new(Self { timeouts, state: Mutex::default() })
+    pub fn new(devices: Vec<Device>, timeouts: Timeouts) -> Arc<Self> {
+        Arc::new(Self { devices, timeouts, state: Mutex::default() })
     }
 
     /// The group, for an engine of its rank `rank`, whom the world has under number `world_rank`; the first to come

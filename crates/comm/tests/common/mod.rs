@@ -38,10 +38,15 @@ pub fn ranks(n: usize) -> Vec<Device> {
 /// The results of `work` on `n` ranks, which may be errors of collectives: these do not end the group. It may borrow,
 /// as no rank is left behind.
 pub fn on_ranks<T: Send>(n: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    on(ranks(n), work)
+}
+
+/// The same on a rank for each of these devices.
+pub fn on<T: Send>(devices: Vec<Device>, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
         let start = |engine| scope.spawn(move || work(&Communicator::new(Arc::new(engine))));
-        let threads: Vec<_> = LocalEngine::world(ranks(n), HANG).into_iter().map(start).collect();
+        let threads: Vec<_> = LocalEngine::world(devices, HANG).into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }

@@ -30,6 +30,10 @@ pub struct Context {
     legacy: usize,
     /// The default streams of threads.
     of_threads: Mutex<HashMap<ThreadId, usize>>,
+    /// Queue of the marks that come after all work of the context: `cuCtxRecordEvent`.
+    pub marks: usize,
+    /// Queue of what all later work of the context comes after: `cuCtxWaitEvent`.
+    pub gates: usize,
 }
 
 /// All live contexts.
@@ -68,7 +72,7 @@ pub fn current() -> Answer<Arc<Context>> {
 
 impl Context {
     fn open(handle: CUcontext, card: usize, flags: c_uint) -> Arc<Context> {
-        let legacy = fresh();
+        let (legacy, marks, gates) = (fresh(), fresh(), fresh());
         let context = contexts().add_at(handle, |handle| Context {
             handle,
             card,
@@ -78,9 +82,14 @@ impl Context {
             peers: Mutex::default(),
             legacy,
             of_threads: Mutex::default(),
+            marks,
+            gates,
         });
         streams().add_at(legacy, |handle| Stream::new(handle, context.clone(), Kind::Legacy, 0));
         engine().open(legacy, context.clone(), Class::Legacy);
+        for queue in [marks, gates] {
+            engine().open(queue, context.clone(), Class::NonBlocking);
+        }
         context
     }
 
@@ -122,6 +131,7 @@ impl Context {
         *locked(&self.of_threads).entry(std::thread::current().id()).or_insert_with(|| {
             let stream = streams().add(|handle| Stream::new(handle, self.clone(), Kind::OfThread, 0));
             engine().open(stream.handle, self.clone(), Class::Blocking);
+            crate::event::pass_gates(&stream);
             stream.handle
         })
     }
@@ -153,6 +163,9 @@ impl Context {
         engine().wait(&engine().tails(self.handle));
         for stream in streams().remove_all(|stream| stream.context.handle == self.handle) {
             engine().close(stream.handle);
+        }
+        for queue in [self.marks, self.gates] {
+            engine().close(queue);
         }
         crate::module::close_all(self.handle);
         crate::event::close_all(self.handle);

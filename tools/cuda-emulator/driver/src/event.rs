@@ -6,12 +6,12 @@
 use crate::abi::{CUcontext, CUevent, CUstream};
 use crate::call::{api, out, refuse};
 use crate::capture::Capture;
-use crate::context::{Context, current};
+use crate::context::{Context, contexts, current};
 use crate::engine::work::Work;
 use crate::engine::{Point, engine};
 use crate::errors::{Answer, Code};
 use crate::handles::Table;
-use crate::stream::{Stream, resolve};
+use crate::stream::{Stream, resolve, streams};
 use std::ffi::c_uint;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
@@ -109,6 +109,41 @@ fn record(event: CUevent, stream: &Stream) -> Answer {
     Ok(())
 }
 
+/// Records an event after all work of a context.
+fn record_in_context(event: CUevent, context: CUcontext) -> Answer {
+    let (event, context) = (events().get(event)?, contexts().get(context)?);
+    if event.context.handle != context.handle {
+        return refuse(Code::INVALID_HANDLE, "cuCtxRecordEvent: the event is of another context");
+    }
+    context.check()?;
+    crate::capture::forbid_wait(&context)?;
+    let (stamp, after) = (Arc::new(Stamp::default()), engine().tails(context.handle));
+    let point = engine().submit(context.marks, &after, Work::Record(stamp.clone()))?;
+    *event.last() = Record::At(point, stamp);
+    Ok(())
+}
+
+/// Makes later work of all streams of a context wait for an event.
+fn wait_in_context(context: CUcontext, event: CUevent) -> Answer {
+    let context = contexts().get(context)?;
+    context.check()?;
+    let Some(point) = events().get(event)?.point()? else { return Ok(()) };
+    crate::capture::forbid_wait(&context)?;
+    engine().submit(context.gates, &[point], Work::Nothing)?;
+    for stream in streams().all().iter().filter(|stream| stream.context.handle == context.handle) {
+        engine().submit(stream.handle, &[point], Work::Nothing)?;
+    }
+    Ok(())
+}
+
+/// Makes a new stream wait for what its context waits for.
+pub fn pass_gates(stream: &Stream) {
+    let gate = engine().tail(stream.context.gates);
+    if !engine().is_done(gate) {
+        let _ = engine().submit(stream.handle, &[gate], Work::Nothing);
+    }
+}
+
 fn elapsed(milliseconds: *mut f32, start: CUevent, end: CUevent) -> Answer {
     let (start, end) = (events().get(start)?, events().get(end)?);
     if !start.timing || !end.timing {
@@ -172,5 +207,11 @@ api! {
     }
     fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: CUevent, end: CUevent) {
         elapsed(milliseconds, start, end)
+    }
+    fn cuCtxRecordEvent(context: CUcontext, event: CUevent) {
+        record_in_context(event, context)
+    }
+    fn cuCtxWaitEvent(context: CUcontext, event: CUevent) {
+        wait_in_context(context, event)
     }
 }

@@ -130,6 +130,7 @@ fn create(to: *mut CUstream, flags: c_uint, priority: c_int) -> Answer {
     };
     let stream = streams().add(|handle| Stream::new(handle, context.clone(), kind, priority.clamp(-5, 0)));
     engine().open(stream.handle, context, class);
+    crate::event::pass_gates(&stream);
     // SAFETY: checked for null.
     unsafe { out(to, stream.handle) }
 }
@@ -262,12 +263,5 @@ api! {
         default; stream: CUstream, at: CUdeviceptr, value: u64, _flags: c_uint,
     ) {
         self::value(&*resolve(stream, default)?, Work::WriteValue { at, value, width: 8 })
-    }
-    fn cuCtxRecordEvent(_context: CUcontext, _event: CUevent) {
-        unsupported("cuCtxRecordEvent")
-    }
-    fn cuCtxWaitEvent(context: CUcontext, _event: CUevent) {
-        contexts().get(context)?;
-        unsupported("cuCtxWaitEvent")
     }
 }

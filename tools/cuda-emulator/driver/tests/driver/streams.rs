@@ -1,7 +1,12 @@
 //! Order of work: what a program may rely on holds always, and what it may not rely on fails sometimes.
 
 use crate::{Client, code, ok};
-use emulated_cuda::event::{cuEventCreate, cuEventElapsedTime, cuEventQuery, cuEventRecord, cuEventSynchronize};
+use emulated_cuda::abi::CUstream;
+use emulated_cuda::context::cuCtxGetCurrent;
+use emulated_cuda::event::{
+    cuCtxRecordEvent, cuCtxWaitEvent, cuEventCreate, cuEventElapsedTime, cuEventQuery, cuEventRecord,
+    cuEventSynchronize,
+};
 use emulated_cuda::fill::{cuMemsetD32_v2, cuMemsetD32Async};
 use emulated_cuda::memory::cuMemFree_v2;
 use emulated_cuda::stream::{
@@ -17,15 +22,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const ROUNDS: u32 = 60;
 
 /// Fills in one stream, reads in another, and tells how often the old value was read.
-fn stale(client: &Client, with_wait: bool) -> u32 {
+fn stale(client: &Client, wait: impl Fn(CUstream, CUstream)) -> u32 {
     let (writer, reader) = (client.stream(), client.stream());
     let (address, host) = (client.put(&[0]), client.pinned(1));
     let mut count = 0;
     for round in 1..=ROUNDS {
         ok!(cuMemsetD32Async(address, round, 1, writer));
-        if with_wait {
-            client.order(writer, reader);
-        }
+        wait(writer, reader);
         ok!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr() as usize, address, 4, reader));
         ok!(cuStreamSynchronize(reader));
         count += u32::from(host[0] != round);
@@ -38,8 +41,44 @@ fn stale(client: &Client, with_wait: bool) -> u32 {
 fn a_missing_wait_between_streams_shows_and_an_event_mends_it() {
     let client = Client::new();
     // On a machine that is busy with other things the fill may be over each time before it is read.
-    assert!((0..20).any(|_| stale(&client, false) > 0));
-    assert_eq!(stale(&client, true), 0);
+    assert!((0..20).any(|_| stale(&client, |_, _| ()) > 0));
+    assert_eq!(stale(&client, |writer, reader| client.order(writer, reader)), 0);
+}
+
+#[test]
+fn a_context_waits_for_an_event_that_is_recorded_after_all_its_work() {
+    let client = Client::new();
+    let (mut context, mut event) = (0, 0);
+    ok!(cuCtxGetCurrent(&mut context));
+    ok!(cuEventCreate(&mut event, 2));
+    let order = |_, _| {
+        ok!(cuCtxRecordEvent(context, event));
+        ok!(cuCtxWaitEvent(context, event));
+    };
+    assert_eq!(stale(&client, order), 0);
+    // An event alone orders nothing, and neither does the wait for one that was never recorded.
+    let record = |_, _| ok!(cuCtxRecordEvent(context, event));
+    assert!((0..20).any(|_| stale(&client, record) > 0));
+    let mut never = 0;
+    ok!(cuEventCreate(&mut never, 2));
+    ok!(cuCtxWaitEvent(context, never));
+    assert_eq!(code!(cuCtxRecordEvent(context + 1, event)), 201);
+}
+
+#[test]
+fn a_stream_that_is_made_after_the_wait_of_its_context_waits_too() {
+    let client = Client::new();
+    let (mut context, writer, host) = (0, client.stream(), client.pinned(1));
+    ok!(cuCtxGetCurrent(&mut context));
+    let address = client.put(&[0]);
+    for round in 1..=ROUNDS {
+        ok!(cuMemsetD32Async(address, round, 1, writer));
+        ok!(cuCtxWaitEvent(context, client.record(writer)));
+        let reader = client.stream();
+        ok!(cuMemcpyDtoHAsync_v2(host.as_mut_ptr() as usize, address, 4, reader));
+        ok!(cuStreamSynchronize(reader));
+        assert_eq!(host[0], round);
+    }
 }
 
 #[test]

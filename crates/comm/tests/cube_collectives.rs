@@ -1,0 +1,193 @@
+//! Collectives on the devices of CubeCL: ranks that share one, and a rank or more on each of several.
+//!
+//! `KILN_KERNEL_DEVICE` names the kind of device, as for the tests of kernels; all devices of the kind are used.
+#![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
+
+mod common;
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use comm::{Communicator, Reduce};
+use common::*;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// The devices of the kind, which a training sets up alike: with one CubeCL stream each.
+static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
+    let mut config = CubeClRuntimeConfig::default().override_from_env();
+    config.streaming.max_streams = 1;
+    CubeClRuntimeConfig::try_set(config);
+    match std::env::var("KILN_KERNEL_DEVICE").as_deref() {
+        #[cfg(feature = "cpu-jit")]
+        Err(_) | Ok("cpu") => vec![Device::cpu()],
+        #[cfg(feature = "vulkan")]
+        Ok("vulkan") => vec![Device::vulkan(burn::tensor::DeviceKind::DefaultDevice)],
+        #[cfg(feature = "cuda")]
+        Ok("cuda") => Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect(),
+        name => panic!("KILN_KERNEL_DEVICE is {name:?}, and this build has no such device"),
+    }
+});
+
+/// For so many ranks, in turn; where there are several, no two neighbours have the same.
+fn devices(n: usize) -> Vec<Device> {
+    DEVICES.iter().cycle().take(n).cloned().collect()
+}
+
+fn tensor_of(comm: &Communicator, dtype: DType, len: usize) -> Tensor<1> {
+    let value = |i| noise((comm.rank() * 100_000 + i) as u64, 200_001) as f32 / 100.0 - 1000.0;
+    let data = TensorData::new((0..len).map(value).collect::<Vec<_>>(), [len]);
+    Tensor::from_data(data.convert_dtype(dtype), (comm.device(), dtype))
+}
+
+fn ints_of(comm: &Communicator, len: usize) -> Tensor<1, Int> {
+    let value = |i| noise((comm.rank() * 100_000 + i) as u64, 2_000_001) as i32 - 1_000_000;
+    let data = TensorData::new((0..len).map(value).collect::<Vec<_>>(), [len]);
+    Tensor::from_data(data, (comm.device(), DType::I32))
+}
+
+fn bits(data: TensorData) -> Vec<u64> {
+    data.iter::<f64>().map(f64::to_bits).collect()
+}
+
+/// What each collective gives a rank, in bits.
+fn everything(comm: &Communicator, dtype: DType, len: usize) -> Vec<(&'static str, Vec<u64>)> {
+    let (me, n) = (comm.rank(), comm.world_size());
+    let mine = || tensor_of(comm, dtype, len);
+    let (next, previous, root) = ((me + 1) % n, (me + n - 1) % n, n / 2);
+    let counts: Vec<_> = (0..n).map(|to| (me + 2 * to) % 5 * (len / 20)).collect();
+    let rows = || tensor_of(comm, dtype, counts.iter().sum());
+    let onto = tensor_of(comm, DType::F32, len);
+    let many = || tensor_of(comm, dtype, n * len);
+    comm.send(mine(), next).unwrap();
+    let mut found = vec![
+        ("all_gather", comm.all_gather(mine()).unwrap()),
+        ("reduce_scatter", comm.reduce_scatter(many()).unwrap()),
+        ("reduce_scatter_onto", comm.reduce_scatter_onto(many(), Some(onto)).unwrap()),
+        ("all_reduce", comm.all_reduce(mine(), Reduce::Sum).unwrap()),
+        ("all_reduce, few", comm.all_reduce(mine().slice(0..3), Reduce::Sum).unwrap()),
+        ("all_reduce, max", comm.all_reduce(mine(), Reduce::Max).unwrap()),
+        ("broadcast", comm.broadcast(mine(), root).unwrap()),
+        (
+            "scatter",
+            comm.scatter((me == root).then(|| (0..n).map(|to| many().slice(to..to + len)).collect()), root).unwrap(),
+        ),
+        ("all_to_all", comm.all_to_all(rows(), &counts).unwrap().0),
+        ("recv", comm.recv(previous).unwrap()),
+        ("nothing", comm.all_gather(mine().slice(0..0)).unwrap()),
+    ];
+    found.extend(comm.gather(rows(), root).unwrap().into_iter().map(|part| ("gather", part)));
+    let ints = [
+        ("all_gather of integers", comm.all_gather(ints_of(comm, len)).unwrap()),
+        ("all_reduce of integers", comm.all_reduce(ints_of(comm, len), Reduce::Sum).unwrap()),
+    ];
+    let floats = found.into_iter().map(|(name, tensor)| (name, bits(tensor.into_data())));
+    floats.chain(ints.into_iter().map(|(name, tensor)| (name, bits(tensor.into_data())))).collect()
+}
+
+#[test]
+fn every_collective_has_the_bits_of_the_cpu() {
+    for n in [1, 2, 5] {
+        for dtype in [DType::F32, DType::BF16, DType::F16].into_iter().filter(|dtype| DEVICES[0].supports_dtype(*dtype))
+        {
+            // In one round, and in two with chunks that are padded.
+            for len in [60, 20_000 / dtype.size() + 1] {
+                let expected = on_ranks(n, |comm| everything(comm, dtype, len));
+                let found = on(devices(n), |comm| everything(comm, dtype, len));
+                for (rank, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+                    for ((name, found), (_, expected)) in found.into_iter().zip(expected) {
+                        assert!(found == expected, "{name} of {len} {dtype:?} on rank {rank} of {n}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Nothing is read before the end, so only the devices' own order keeps the rounds apart.
+#[test]
+fn what_was_given_may_be_overwritten_and_what_came_may_be_used_at_once() {
+    const ROUNDS: usize = 12;
+    const LEN: usize = 3000;
+    let n = 4;
+    on(devices(n), |comm| {
+        let me = comm.rank();
+        let mut mine = Tensor::<1>::full([LEN], me as f32, comm.device());
+        let mut found = vec![];
+        for round in 0..ROUNDS {
+            let gathered = comm.all_gather(mine.clone()).unwrap();
+            let sum = comm.reduce_scatter(gathered.clone()).unwrap();
+            comm.send(sum.clone() + 1.0, (me + 1) % n).unwrap();
+            let passed: Tensor<1> = comm.recv((me + n - 1) % n).unwrap();
+            // In place, where nobody else has the memory.
+            mine = mine + n as f32;
+            found.push((round, gathered, sum * 2.0, passed * 2.0));
+        }
+        for (round, gathered, sum, passed) in found {
+            let of_rank = |rank: usize| (round * n + rank) as f32;
+            let all = |tensor: Tensor<1>, value: f32| tensor.into_data().iter::<f32>().all(|found| found == value);
+            for (rank, shard) in gathered.chunk(n, 0).into_iter().enumerate() {
+                assert!(all(shard, of_rank(rank)), "round {round}: shard {rank} on rank {me}");
+            }
+            // Rank `i` has shard `i` of what all gathered alike.
+            assert!(all(sum, 2.0 * n as f32 * of_rank(me)), "round {round}: sum on rank {me}");
+            let before = (me + n - 1) % n;
+            assert!(all(passed, 2.0 * (n as f32 * of_rank(before) + 1.0)), "round {round}: what came to rank {me}");
+        }
+    });
+}
+
+/// Set in the process that is counted: how many rounds it communicates.
+const ROUNDS: &str = "KILN_TEST_ROUNDS";
+/// Elements of a shard.
+const SHARD: usize = 5000;
+
+/// The numbers in the lines of the emulated driver's profile: host waits; bytes that went to cards, from cards, on cards.
+fn profile_of(rounds: usize) -> Option<[usize; 4]> {
+    let name = "each_byte_moves_once_from_card_to_card_and_no_thread_waits_for_a_card";
+    let file = std::env::temp_dir().join(format!("kiln-comm-{}-{rounds}", std::process::id()));
+    let mut counted = Command::new(std::env::current_exe().unwrap());
+    counted.args(["--exact", name, "--nocapture"]).env(ROUNDS, rounds.to_string()).env("KILN_EMULATED_PROFILE", &file);
+    let output = counted.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let profile = std::fs::read_to_string(&file).ok()?;
+    std::fs::remove_file(&file).unwrap();
+    let number = |before: &str, after: &str| {
+        let line = profile.lines().find(|line| line.starts_with('#') && line.contains(before)).unwrap();
+        line.split(before).nth(1).unwrap().split(after).next().unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let bytes = |which| number(&format!("# copies {which}: "), " bytes");
+    Some([number("the host waited ", " times"), bytes("to a card"), bytes("from a card"), bytes("on cards")])
+}
+
+#[test]
+fn each_byte_moves_once_from_card_to_card_and_no_thread_waits_for_a_card() {
+    let n = DEVICES.len();
+    if let Ok(rounds) = std::env::var(ROUNDS) {
+        let rounds: usize = rounds.parse().unwrap();
+        on(devices(n), |comm| {
+            let shard = Tensor::<1>::full([SHARD], comm.rank() as f32, comm.device());
+            let mut last = shard.clone();
+            for _ in 0..rounds {
+                let gathered = comm.all_gather(shard.clone()).unwrap();
+                last = comm.reduce_scatter(gathered).unwrap();
+            }
+            last.into_data();
+        });
+        return;
+    }
+    if n < 2 {
+        eprintln!("skipped, since there is one device: counts of what moves between cards");
+        return;
+    }
+    let Some(few) = profile_of(2) else {
+        eprintln!("skipped, since these cards are not emulated: counts of what moves between them");
+        return;
+    };
+    let many = profile_of(12).unwrap();
+    let [waits, to_cards, from_cards, on_cards] = [0, 1, 2, 3].map(|i| many[i] - few[i]);
+    // Into each card: all shards, its own too, and its chunk of the others' sums.
+    assert_eq!(on_cards, 10 * n * 4 * SHARD * (n + n - 1));
+    assert_eq!((waits, from_cards), (0, 0));
+    // Arguments of kernels.
+    assert!(to_cards < 10 * n * 4 * SHARD / 2, "{to_cards} bytes went to cards");
+}
