@@ -50,7 +50,8 @@ def run(program, tests, seconds):
         printed = done.stdout.decode(errors="replace")
     except subprocess.TimeoutExpired as late:
         printed = (late.stdout or b"").decode(errors="replace") + f"\nno end within {seconds} s"
-    return {test: re.search(rf"^test {re.escape(test)} .*\.\.\. ok$|^test {re.escape(test)} .*\bok$", printed, re.M) is not None for test in tests}, printed
+    found = dict(re.findall(r"^test (\S+)(?: - [^\n]*)? \.\.\. .*?\b(ok|FAILED|ignored)\b", printed, re.M))
+    return {test: found.get(test, "FAILED") for test in tests}, printed
 
 
 def why(printed):
@@ -85,15 +86,15 @@ def main():
         for start in range(0, len(tests), given.at_once):
             group = tests[start : start + given.at_once]
             results |= run(program, group, given.timeout)[0]
-            for test in [test for test in group if not results[test]]:
+            for test in [test for test in group if results[test] == "FAILED"]:
                 alone, printed = run(program, [test], given.timeout)
                 results |= alone
-                if not alone[test]:
+                if alone[test] == "FAILED":
                     reasons[test] = why(printed)
                     print(f"FAILED {test}\n    " + reasons[test].replace("\n", "\n    "), flush=True)
         counts = Counter(results.values())
-        print(f"{name}: {counts[True]} passed, {counts[False]} failed, of {len(tests)}", flush=True)
-        failed += counts[False]
+        print(f"{name}: {counts['ok']} passed, {counts['FAILED']} failed, {counts['ignored']} ignored, of {len(tests)}", flush=True)
+        failed += counts["FAILED"]
     sys.exit(failed != 0)
 
 

@@ -34,6 +34,26 @@ fn an_access_outside_of_an_allocation_names_thread_line_and_allocation() {
     assert_eq!(fault("ld.local.u32 %r1, [64];", 1, 1).kind(), FaultKind::OutOfBounds);
 }
 
+/// As compilers make an atomic addition to 16 bits: the word around them is read and exchanged.
+#[test]
+fn a_strong_read_of_a_word_of_which_a_half_is_written_is_fine() {
+    let card = Card::kernel(
+        "mov.b16 %h1, 7; st.global.b16 [%rd0], %h1; ld.relaxed.gpu.global.b32 %r1, [%rd0];
+         add.u32 %r2, %r1, 1; atom.global.cas.b32 %r3, [%rd0], %r1, %r2; ret;",
+    );
+    let fresh = card.memory.alloc(256, 256, "test").unwrap();
+    card.run(1, fresh).unwrap_or_else(|fault| panic!("{fault}"));
+    let mut low = [0; 2];
+    card.memory.read(fresh, &mut low).unwrap();
+    assert_eq!(low, [8, 0]);
+    let plain = "mov.b16 %h1, 7; st.global.b16 [%rd0], %h1; ld.global.b32 %r1, [%rd0]; ret;";
+    for body in [plain, "ld.relaxed.gpu.global.b32 %r1, [%rd0]; ret;"] {
+        let card = Card::kernel(body);
+        let fresh = card.memory.alloc(256, 256, "test").unwrap();
+        assert_eq!(card.run(1, fresh).expect_err("a fault").kind(), FaultKind::Uninitialised, "{body}");
+    }
+}
+
 #[test]
 fn alignment_uninitialised_and_freed_memory() {
     assert_eq!(fault("ld.global.u32 %r1, [%rd0+2];", 1, 4).kind(), FaultKind::Misaligned);

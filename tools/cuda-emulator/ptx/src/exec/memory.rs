@@ -33,6 +33,14 @@ impl Kind {
     }
 }
 
+/// Whether a read finds written bytes. Compilers make atomic operations on 8 and 16 bits of those on the word around them: of a strong
+/// access one written byte is enough.
+#[inline(always)]
+fn readable(region: &Region, address: u64, size: u32, strong: bool) -> bool {
+    let size = size.into();
+    region.written(address, size) || strong && size <= 8 && (0..size).any(|byte| region.written(address + byte, 1))
+}
+
 /// Copies of the regions that were used last.
 #[derive(Debug)]
 pub(super) struct Regions {
@@ -82,13 +90,13 @@ impl Machine<'_, '_> {
     ) -> Result<(), Fault> {
         let span = self.span(at, mask, size);
         match space {
-            Space::Global => self.global(at, mask, size, kind, span),
+            Space::Global => self.global(at, mask, size, kind, strong, span),
             Space::Shared => self.shared(at, mask, size, kind, strong, span),
             Space::Local => self.local(at, mask, size, kind, span),
             Space::Param => self.param(at, mask, size, span),
             Space::Generic => {
                 if span.most < SHARED_WINDOW || span.least >= PARAM_WINDOW + WINDOW {
-                    return self.global(at, mask, size, kind, span);
+                    return self.global(at, mask, size, kind, strong, span);
                 }
                 self.generic(at, mask, size, kind, strong)
             }
@@ -126,7 +134,7 @@ impl Machine<'_, '_> {
         if left != 0 {
             let mut part = *at;
             let span = self.span(&mut part, left, size);
-            self.global(&mut part, left, size, kind, span)?;
+            self.global(&mut part, left, size, kind, strong, span)?;
             each(left, |lane| at[lane] = part[lane]);
         }
         Ok(())
@@ -148,7 +156,15 @@ impl Machine<'_, '_> {
     }
 
     #[inline(always)]
-    fn global(&mut self, at: &mut Addresses, mask: u32, size: u32, kind: Kind, span: Span) -> Result<(), Fault> {
+    fn global(
+        &mut self,
+        at: &mut Addresses,
+        mask: u32,
+        size: u32,
+        kind: Kind,
+        strong: bool,
+        span: Span,
+    ) -> Result<(), Fault> {
         let Span { least, most, any, dense, .. } = span;
         if any & u64::from(size - 1) != 0 {
             return Err(self.misaligned(at, mask, size, kind, ""));
@@ -165,7 +181,7 @@ impl Machine<'_, '_> {
                     self.worker.regions.slots[slot] = found;
                     region = found;
                 }
-                None => return self.scattered(at, mask, size, kind),
+                None => return self.scattered(at, mask, size, kind, strong),
             }
         }
         let span = end - least;
@@ -173,7 +189,7 @@ impl Machine<'_, '_> {
             if dense || least == most { (end - 1) / 32 - least / 32 + 1 } else { sectors(at, mask, size, least, most) };
         if kind.reads() && self.checks().uninitialised && !(span <= 4096 && region.written(least, span)) {
             let mut missing = 0;
-            each(mask, |lane| missing |= u32::from(!region.written(at[lane], size.into())) << lane);
+            each(mask, |lane| missing |= u32::from(!readable(&region, at[lane], size, strong)) << lane);
             if missing != 0 {
                 self.lane = missing.trailing_zeros() as usize;
                 return Err(self.uninitialised(at[self.lane], size));
@@ -216,7 +232,7 @@ impl Machine<'_, '_> {
     }
 
     /// An access whose lanes reach different allocations, or none.
-    fn scattered(&mut self, at: &mut Addresses, mask: u32, size: u32, kind: Kind) -> Result<(), Fault> {
+    fn scattered(&mut self, at: &mut Addresses, mask: u32, size: u32, kind: Kind, strong: bool) -> Result<(), Fault> {
         each(mask, |lane| self.worker.counts.sectors += (at[lane] % 32 + u64::from(size)).div_ceil(32));
         self.refresh();
         let slot = self.pc as usize % 32;
@@ -230,7 +246,7 @@ impl Machine<'_, '_> {
                 };
                 region = found;
             }
-            if kind.reads() && self.checks().uninitialised && !region.written(address, size.into()) {
+            if kind.reads() && self.checks().uninitialised && !readable(&region, address, size, strong) {
                 return Err(self.uninitialised(address, size));
             }
             if kind.writes() {
@@ -280,7 +296,7 @@ impl Machine<'_, '_> {
         match space {
             _ if global => {
                 self.count(u64::from(mask.count_ones()) * u64::from(bytes), kind);
-                self.scattered(at, mask, bytes, kind)
+                self.scattered(at, mask, bytes, kind, false)
             }
             // Small parts, of which each is aligned.
             _ => {
