@@ -77,7 +77,7 @@ fn layouts_have_the_cpus_losses() {
     for (number, (model, layout, _)) in layouts.iter().enumerate().filter(|(_, (.., taken))| *taken) {
         let layout: Vec<String> = layout.iter().map(|setting| format!("--set=parallel.{setting}")).collect();
         let settings: Vec<&str> = layout.iter().map(String::as_str).collect();
-        let args = [model, &["--gpus=4", "--steps=4", FP32], &settings[..]].concat();
+        let args = [*model, &["--gpus=4", "--steps=4", FP32], &settings[..]].concat();
         let [found, cpu] = [&*device, "cpu"].map(|device| {
             let out = format!("{number}-{device}");
             losses(folder.path(), &[&args[..], &["--device", device]].concat(), &out)
