@@ -312,3 +312,19 @@ ret;";
     card.launch("k", 40, 1, 0, &[out.into()]).unwrap();
     assert_eq!(card.read::<u32>(out, 40), (1..=40).collect::<Vec<_>>());
 }
+
+#[test]
+fn words_of_128_bits_are_exchanged_and_compared() {
+    let card = Card::kernel(
+        ".reg .b128 %q<5>; .reg .b64 %x<9>;
+         mov.b64 %x1, 5; mov.b64 %x2, 6; mov.b128 %q1, {%x1, %x2};
+         atom.global.exch.b128 %q2, [%rd0], %q1; mov.b128 {%x3, %x4}, %q2;
+         mov.b64 %x5, 7; mov.b128 %q3, {%x5, %x2};
+         atom.relaxed.gpu.global.cas.b128 %q4, [%rd0], %q3, %q2;
+         atom.relaxed.gpu.global.cas.b128 %q4, [%rd0], %q1, %q3; mov.b128 {%x6, %x7}, %q4;
+         st.global.v2.b64 [%rd0+16], {%x3, %x4}; st.global.v2.b64 [%rd0+32], {%x6, %x7}; ret;",
+    );
+    let out = card.buffer(&[1u64, 2, 0, 0, 0, 0]);
+    card.run(1, out).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(card.read::<u64>(out, 6), [7, 6, 1, 2, 5, 6]);
+}
