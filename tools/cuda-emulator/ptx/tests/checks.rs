@@ -36,7 +36,7 @@ fn an_access_outside_of_an_allocation_names_thread_line_and_allocation() {
 
 /// As compilers make an atomic addition to 16 bits: the word around them is read and exchanged.
 #[test]
-fn a_strong_read_of_a_word_of_which_a_half_is_written_is_fine() {
+fn strong_accesses_of_a_half_written_word_and_exchanges_are_fine() {
     let card = Card::kernel(
         "mov.b16 %h1, 7; st.global.b16 [%rd0], %h1; ld.relaxed.gpu.global.b32 %r1, [%rd0];
          add.u32 %r2, %r1, 1; atom.global.cas.b32 %r3, [%rd0], %r1, %r2; ret;",
@@ -47,6 +47,7 @@ fn a_strong_read_of_a_word_of_which_a_half_is_written_is_fine() {
     card.memory.read(fresh, &mut low).unwrap();
     assert_eq!(low, [8, 0]);
     let plain = "mov.b16 %h1, 7; st.global.b16 [%rd0], %h1; ld.global.b32 %r1, [%rd0]; ret;";
+    assert_eq!(fine("atom.shared.exch.b32 %r1, [dynamic], %r0; ret;", 1, 1), [0]);
     for body in [plain, "ld.relaxed.gpu.global.b32 %r1, [%rd0]; ret;"] {
         let card = Card::kernel(body);
         let fresh = card.memory.alloc(256, 256, "test").unwrap();

@@ -312,3 +312,36 @@ ret;";
     card.launch("k", 40, 1, 0, &[out.into()]).unwrap();
     assert_eq!(card.read::<u32>(out, 40), (1..=40).collect::<Vec<_>>());
 }
+
+#[test]
+fn words_of_128_bits_are_exchanged_and_compared() {
+    let card = Card::kernel(
+        ".reg .b128 %q<5>; .reg .b64 %x<9>;
+         mov.b64 %x1, 5; mov.b64 %x2, 6; mov.b128 %q1, {%x1, %x2};
+         atom.global.exch.b128 %q2, [%rd0], %q1; mov.b128 {%x3, %x4}, %q2;
+         mov.b64 %x5, 7; mov.b128 %q3, {%x5, %x2};
+         atom.relaxed.gpu.global.cas.b128 %q4, [%rd0], %q3, %q2;
+         atom.relaxed.gpu.global.cas.b128 %q4, [%rd0], %q1, %q3; mov.b128 {%x6, %x7}, %q4;
+         st.global.v2.b64 [%rd0+16], {%x3, %x4}; st.global.v2.b64 [%rd0+32], {%x6, %x7}; ret;",
+    );
+    let out = card.buffer(&[1u64, 2, 0, 0, 0, 0]);
+    card.run(1, out).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(card.read::<u64>(out, 6), [7, 6, 1, 2, 5, 6]);
+}
+
+/// A loop whose block for one lane lies behind the end of the loop, as LLVM lays out what it takes for rare: the lanes that skip it wait
+/// for that lane where both sides join.
+#[test]
+fn lanes_meet_again_at_a_join_that_the_text_has_before_one_of_its_sides() {
+    let card = Card::kernel(
+        "mov.u32 %r1, 0; mov.u32 %r2, 0; setp.eq.u32 %p1, %r0, 0; bra.uni HEAD;
+         JOIN: add.u32 %r1, %r1, 1; setp.lt.u32 %p2, %r1, 4; @!%p2 bra DONE;
+         HEAD: activemask.b32 %r3; popc.b32 %r3, %r3; add.u32 %r2, %r2, %r3; @!%p1 bra JOIN;
+         add.u32 %r2, %r2, 1000; bra.uni JOIN;
+         DONE: mul.wide.u32 %rd1, %r0, 4; add.s64 %rd1, %rd0, %rd1; st.global.u32 [%rd1], %r2; ret;",
+    );
+    let out = card.buffer(&[0u32; 32]);
+    card.run(32, out).unwrap_or_else(|fault| panic!("{fault}"));
+    let expected: Vec<u32> = (0..32).map(|lane| if lane == 0 { 4 * 32 + 4000 } else { 4 * 32 }).collect();
+    assert_eq!(card.read::<u32>(out, 32), expected);
+}

@@ -62,6 +62,8 @@ pub(crate) enum AtomType {
     Bf16x2,
     F32,
     F64,
+    /// Exchanged and compared only. The registers are pairs of 64 bits.
+    B128,
 }
 
 #[derive(Debug)]

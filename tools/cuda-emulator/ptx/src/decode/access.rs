@@ -206,6 +206,7 @@ impl<'t> Body<'_, 't> {
             "bf16x2" => AtomType::Bf16x2,
             "f32" => AtomType::F32,
             "f64" => AtomType::F64,
+            "b128" => AtomType::B128,
             _ => return Err(format!("type .{name} is not emulated")),
         };
         let float = matches!(
@@ -213,6 +214,7 @@ impl<'t> Body<'_, 't> {
             AtomType::F16 | AtomType::Bf16 | AtomType::F16x2 | AtomType::Bf16x2 | AtomType::F32 | AtomType::F64
         );
         let allowed = match kind {
+            _ if of == AtomType::B128 => matches!(kind, AtomOp::Cas | AtomOp::Exch) && op.name == "atom",
             AtomOp::Add => of != AtomType::B16,
             AtomOp::Min | AtomOp::Max => !matches!(of, AtomType::F32 | AtomType::F64 | AtomType::B16),
             AtomOp::Cas => !float,
@@ -233,6 +235,19 @@ impl<'t> Body<'_, 't> {
         let address = self.address(address, space(op))?;
         if matches!(address.space, Space::Local | Space::Param) {
             return Err("atomic operations are for global and shared memory".to_owned());
+        }
+        if of == AtomType::B128 {
+            let pair = |body: &mut Self, operand: Option<&Operand<'t>>| match operand {
+                Some(Operand::Name("_", 0)) => Ok(NONE),
+                Some(Operand::Name(name, 0)) => body.register(name).map(|register| register.row),
+                _ => Err("a register is expected".to_owned()),
+            };
+            let (mut rows, mut sources) = ([NONE; 8], [NONE; 8]);
+            (rows[0], sources[0]) = (pair(self, target)?, pair(self, Some(b))?);
+            let c = if kind == AtomOp::Cas { pair(self, rest.first())? } else { NONE };
+            let atom = Atom { op: kind, of, address, d: rows, b: sources, c, count: 1 };
+            self.emit(Class::Atomic, Inst::Atom(Box::new(atom)));
+            return Ok(());
         }
         let mut d = [NONE; 8];
         if let Some(target) = target {

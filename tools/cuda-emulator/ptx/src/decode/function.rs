@@ -78,6 +78,7 @@ impl<'a, 't> Body<'a, 't> {
 
     /// Decodes all statements; returns rows and predicates of the frame.
     pub fn decode(mut self, body: &'t [Statement<'t>]) -> (u32, u32) {
+        let first = self.builder.code.len();
         let mut places = vec![0; self.names.labels.len()];
         let (mut next_scope, mut next_label) = (1, 0);
         for statement in body {
@@ -100,6 +101,7 @@ impl<'a, 't> Body<'a, 't> {
                 _ => {}
             }
         }
+        super::order::sort(self.builder, first);
         let rows = (self.names.rows + self.most_temporaries).max(self.names.predicates).max(HEADER);
         (rows, self.local.next_multiple_of(16))
     }

@@ -13,6 +13,7 @@ mod modifiers;
 mod moves;
 mod names;
 mod operands;
+mod order;
 mod tensor;
 mod warp;
 

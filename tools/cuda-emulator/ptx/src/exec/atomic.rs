@@ -1,10 +1,11 @@
 //! `atom` and `red`.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use super::machine::Machine;
 use super::memory::Kind;
-use super::span::each;
+use super::span::{Addresses, each};
 use crate::code::{Atom, AtomOp, AtomType, NONE};
 use crate::fault::Fault;
 use crate::lanes::LANES;
@@ -16,6 +17,7 @@ fn size(of: AtomType) -> u32 {
     match of {
         AtomType::B16 | AtomType::F16 | AtomType::Bf16 => 2,
         AtomType::U64 | AtomType::S64 | AtomType::F64 => 8,
+        AtomType::B128 => 16,
         _ => 4,
     }
 }
@@ -119,7 +121,13 @@ impl Machine<'_, '_> {
     pub fn atom(&mut self, atom: &Atom, mask: u32) -> Result<(), Fault> {
         let bytes = size(atom.of);
         let mut at = self.addresses(&atom.address);
-        self.resolve(atom.address.space, &mut at, mask, bytes * u32::from(atom.count), Kind::Update, true)?;
+        // An exchange whose result nobody uses is how compilers store, also into fresh memory.
+        let kind = if atom.op == AtomOp::Exch { Kind::Write } else { Kind::Update };
+        self.resolve(atom.address.space, &mut at, mask, bytes * u32::from(atom.count), kind, true)?;
+        if atom.of == AtomType::B128 {
+            self.pairs(atom, mask, &at);
+            return Ok(());
+        }
         for i in 0..usize::from(atom.count) {
             let mut olds = [0; LANES];
             let wide = bytes == 8;
@@ -153,5 +161,31 @@ impl Machine<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// `atom.exch` and `atom.cas` of 128 bits at addresses of the host. These are atomic among themselves.
+    fn pairs(&mut self, atom: &Atom, mask: u32, at: &Addresses) {
+        static LOCK: Mutex<()> = Mutex::new(());
+        let _lock = LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut olds = [[0; LANES]; 2];
+        each(mask, |lane| {
+            let value = |source: u32| [0, 2].map(|half| self.wide(source + half)[lane]);
+            // SAFETY: `resolve` has checked 16 bytes and that they are aligned.
+            let cells = unsafe { &*(at[lane] as *const [AtomicU64; 2]) };
+            let old = [0, 1].map(|half| cells[half].load(Relaxed));
+            let new = match atom.op {
+                AtomOp::Exch => value(atom.b[0]),
+                _ if old == value(atom.b[0]) => value(atom.c),
+                _ => old,
+            };
+            for half in 0..2 {
+                cells[half].store(new[half], Relaxed);
+                olds[half][lane] = old[half];
+            }
+        });
+        if atom.d[0] != NONE {
+            self.set_wide(atom.d[0], mask, &olds[0]);
+            self.set_wide(atom.d[0] + 2, mask, &olds[1]);
+        }
     }
 }
