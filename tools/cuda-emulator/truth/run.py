@@ -27,7 +27,7 @@ def cargo(*arguments):
 
 def link_sources():
     """The tests of the crates lie in their packages: links to these, where `Cargo.toml` has them."""
-    packages = json.loads(cargo("metadata", "--locked", "--format-version", "1"))["packages"]
+    packages = json.loads(cargo("metadata", "--locked", "--all-features", "--format-version", "1"))["packages"]
     (HERE / "sources").mkdir(exist_ok=True)
     for package in packages:
         if package["name"] in SOURCES:
