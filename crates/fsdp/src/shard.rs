@@ -5,7 +5,7 @@ mod kept;
 use crate::comm_thread::{Lanes, Pending};
 use crate::cut::{self, Sliced};
 use crate::memory::{Category, Counted};
-use crate::optimizer::ShardOptimizer;
+use crate::optimizer::{GradientScale, ShardOptimizer};
 use crate::plan::{Class, Holders, Plan};
 use crate::precision::FloatType;
 use crate::unit::Value;
@@ -36,6 +36,8 @@ pub(crate) struct FlatShard {
     /// Under `block`: the shard's part of a gradient that another call of this unit will add to.
     partial: Option<Counted>,
     optimizer: ShardOptimizer,
+    /// Whether there was a gradient to step along at the last step.
+    has_stepped: bool,
 }
 
 impl FlatShard {
@@ -55,6 +57,7 @@ impl FlatShard {
             gradient: None,
             whole_gradient: None,
             partial: None,
+            has_stepped: false,
         }
     }
 
@@ -276,15 +279,31 @@ impl FlatShard {
         gradient.map_or(0.0, |gradient| fused::sum_of_squares(gradient.tensor.clone()))
     }
 
+    /// `sum`, and the sum of those squares times `factor`, where the gradient is; see [`fused::add_sum_of_squares`].
+    pub fn add_gradient_square(&self, sum: Tensor<1>, factor: f64) -> Tensor<1> {
+        match self.gradient.as_ref().filter(|_| self.holders.is_first) {
+            Some(gradient) => fused::add_sum_of_squares(sum, gradient.tensor.clone(), factor),
+            None => sum,
+        }
+    }
+
     /// Steps along the accumulated gradient times `scale`, and forgets it.
-    pub fn step(&mut self, lr: f64, scale: f64) {
+    pub fn step(&mut self, lr: f64, scale: &GradientScale) {
+        self.has_stepped = self.gradient.is_some();
         if let Some(gradient) = self.gradient.take() {
             let empty = Tensor::zeros([0], &self.plan.rest_device);
             let master = std::mem::replace(&mut self.master.tensor, empty);
             let is_copied = self.plan.replicates() && self.plan.param != FloatType::Fp32;
             let copy = is_copied.then(|| self.plan.param.dtype());
             (self.master.tensor, self.stepped) =
-                self.optimizer.step([lr, scale], [master, gradient.tensor.clone()], copy);
+                self.optimizer.step(lr, scale, [master, gradient.tensor.clone()], copy);
+        }
+    }
+
+    /// The last step was none; see [`ShardOptimizer::take_back`].
+    pub fn take_step_back(&mut self) {
+        if self.has_stepped {
+            self.optimizer.take_back();
         }
     }
 

@@ -188,25 +188,31 @@ impl LocalEngine {
     }
 
     fn here(&self, payload: &Payload) -> Payload {
-        if payload.device() == self.device {
-            return payload.clone();
-        }
-        let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
-        payload.to_device(&self.device)
+        on(&self.device, payload)
     }
 
-    /// One tensor for all ranks, which the last rank to come makes of theirs, in rank order. Ranks that share a device
-    /// share its memory.
+    /// One tensor for all ranks, on `device`, which the last rank to come makes of theirs, in rank order. Ranks that
+    /// share a device share its memory.
     fn same_for_all(
         &self,
+        device: &Device,
         signature: &Signature,
         mine: Payload,
         make: impl FnOnce(Vec<Payload>) -> Payload,
     ) -> Result<Payload, CommError> {
-        let make = |posts: Vec<Post>| make(tensors(posts).map(|payload| self.here(&payload)).collect()).handed_over();
+        let make = |posts: Vec<Post>| make(tensors(posts).map(|payload| on(device, &payload)).collect()).handed_over();
         let same = self.meet(signature, vec![Some(mine)], make)?;
-        Ok(self.here(&same))
+        Ok(on(device, &same))
     }
+}
+
+/// The payload, on `device`.
+fn on(device: &Device, payload: &Payload) -> Payload {
+    if payload.device() == *device {
+        return payload.clone();
+    }
+    let _one_at_a_time = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+    payload.to_device(device)
 }
 
 /// What the ranks, which agree on the call, combine alike.
@@ -246,12 +252,13 @@ impl Engine for LocalEngine {
 
     /// Ranks that share a device share the gathered buffer: it is made once.
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
-        self.same_for_all(signature, shard, Payload::cat)
+        self.same_for_all(&self.device, signature, shard, Payload::cat)
     }
 
     /// The last rank to come adds, for all.
     fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
-        self.same_for_all(signature, tensor, |tensors| Summands::new(tensors).reduce(how))
+        let device = if tensor.is_on_cpu() { Device::flex() } else { self.device.clone() };
+        self.same_for_all(&device, signature, tensor, |tensors| Summands::new(tensors).reduce(how))
     }
 
     /// Each rank reads its chunk out of all ranks' tensors.
