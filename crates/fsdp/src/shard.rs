@@ -11,7 +11,7 @@ use crate::precision::FloatType;
 use crate::unit::Value;
 use crate::weights::Flat;
 use crate::{FsdpConfig, Layout, ParamLayout, Strategy};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 use comm::{CommError, Communicator, Reduce, hand_over};
 use std::ops::Range;
 
@@ -93,7 +93,7 @@ impl FlatShard {
             let offset = self.layout.params()[*i].offset;
             Some((offset.max(held.start) - held.start, values[*i].take()?))
         });
-        let held = concatenate(parts, held.len(), DType::F32, &plan.device);
+        let held = fused::flatten(parts.collect(), held.len(), DType::F32, &plan.device);
         if !plan.replicates() {
             return self.set_master(held.to_device(&plan.rest_device));
         }
@@ -136,11 +136,12 @@ impl FlatShard {
     /// The gradients of all parameters, or this rank's parts of them, in one buffer; zeros where there is none.
     pub fn gradient_of(&self, mut gradients: Vec<Option<Tensor<1>>>) -> Tensor<1> {
         let dtype = self.plan.param.dtype();
-        let parts = self.layout.by_offset().iter().filter_map(|i| {
-            let gradient = gradients[*i].take()?;
-            Some((self.layout.params()[*i].offset, gradient.cast(dtype)))
-        });
-        concatenate(parts, self.layout.padded_len(), dtype, &self.plan.device)
+        let parts = self
+            .layout
+            .by_offset()
+            .iter()
+            .filter_map(|i| Some((self.layout.params()[*i].offset, gradients[*i].take()?)));
+        fused::flatten(parts.collect(), self.layout.padded_len(), dtype, &self.plan.device)
     }
 
     /// All parameters in the type they are computed with; under `block` on rank `owner` only.
@@ -360,28 +361,6 @@ impl FlatShard {
 fn overlap(param: &ParamLayout, range: &Range<usize>) -> Option<Range<usize>> {
     let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
     (from < to).then(|| from - param.offset..to - param.offset)
-}
-
-/// One buffer of parts that begin at these places, in order, and zeros between them and behind.
-fn concatenate(
-    parts: impl Iterator<Item = (usize, Tensor<1>)>,
-    len: usize,
-    dtype: DType,
-    device: &Device,
-) -> Tensor<1> {
-    let zeros = |len: usize| Tensor::zeros([len], (device, dtype));
-    let (mut pieces, mut end) = (vec![], 0);
-    for (start, part) in parts {
-        if start > end {
-            pieces.push(zeros(start - end));
-        }
-        end = start + part.dims()[0];
-        pieces.push(part);
-    }
-    if len > end {
-        pieces.push(zeros(len - end));
-    }
-    Tensor::cat(pieces, 0)
 }
 
 /// The sum of the copies' gradients, where it rests. In fp16 the mean over all ranks is what crosses: no number of

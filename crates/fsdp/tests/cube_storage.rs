@@ -85,7 +85,8 @@ fn a_graph_on_a_device_does_not_keep_the_memory_of_gathered_parameters() {
     assert_eq!(freed, kept, "refilled parameters are the same");
     let layers = (all_gathered - gathered) as u64 / LAYER_BYTES;
     assert_eq!(layers, LAYERS as u64 - 2, "{gathered} bytes gathered, {all_gathered} where a graph keeps them");
-    assert!(in_use + layers * LAYER_BYTES <= in_use_where_kept + LAYER_BYTES / 2, "{in_use} of {in_use_where_kept}");
+    // The other rank may be a call behind.
+    assert!(in_use + (layers - 1) * LAYER_BYTES <= in_use_where_kept, "{in_use} of {in_use_where_kept}");
     let (on_cpu, ..) = train(&Device::flex(), 2, true);
     let near = |(a, b): (&[f64; 2], &[f64; 2])| a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs());
     assert!(freed.iter().zip(&on_cpu).all(near), "{freed:?}, on the CPU {on_cpu:?}");

@@ -20,6 +20,7 @@
 //! | [`rope`] | rotation of interleaved pairs | |
 //! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's place in the global batch | |
 //! | [`adamw`], [`sum_of_squares`], [`clip_factor`] | one step of the optimizer, the square of a gradient's norm, and how it is clipped | |
+//! | [`flatten`] | tensors at their places in one buffer, such as gradients | |
 
 mod adamw;
 mod attention;
@@ -32,6 +33,7 @@ pub mod deferred;
 mod dropout;
 mod element;
 mod embedding;
+mod flatten;
 mod gelu;
 pub mod gemm;
 mod linear;
@@ -58,6 +60,7 @@ pub use cross_entropy::{Losses, linear_cross_entropy, linear_cross_entropy_trans
 pub use dropout::{DropoutKey, dropout};
 pub use element::Element;
 pub use embedding::embedding;
+pub use flatten::flatten;
 pub use gelu::gelu;
 pub use linear::{Rows, linear, linear_add, linear_gelu, linear_transposed};
 pub use linear_add_norm::{linear_add_layer_norm, linear_add_rms_norm};

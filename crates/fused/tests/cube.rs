@@ -7,7 +7,7 @@ use fused::cube::launch::set_cpu_units;
 use fused::cube::testing;
 use fused::{
     AdamW, AdamWState, AdamWStep, ClipRule, DropoutKey, Losses, RopeTable, adamw, add_sum_of_squares, clip_factor,
-    dropout, embedding, gelu, layer_norm, linear_add_layer_norm, linear_add_rms_norm, linear_cross_entropy,
+    dropout, embedding, flatten, gelu, layer_norm, linear_add_layer_norm, linear_add_rms_norm, linear_cross_entropy,
     linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
 };
 
@@ -253,6 +253,30 @@ fn steps_of_adamw_agree() {
             }
             [parameter, copy.expect("a copy"), held, state.mean, state.square].map(floats).into()
         });
+    }
+}
+
+#[test]
+fn flattened_parts_agree() {
+    let mut random = Random(17);
+    // Whole vectors one after another; then odd lengths with gaps, two types, and more parts than a launch takes.
+    for lens in [&[256, 512, 64][..], &[1, 7, 300, 8, 64, 5, 12, 40, 3, 9, 100]] {
+        let values: Vec<Vec<f32>> = lens.iter().map(|len| random.floats(*len)).collect();
+        for (case, gap, other) in [("together", 0, DType::F32), ("apart", 3, DType::F16)] {
+            if !testing::computes_in(other, case) {
+                continue;
+            }
+            agree(&format!("{lens:?} {case}"), |device| {
+                let mut end = 0;
+                let parts = values.iter().enumerate().map(|(i, values)| {
+                    let start = end;
+                    end += values.len() + gap;
+                    (start, float(values, [values.len()], if i % 2 == 0 { DType::F32 } else { other }, device))
+                });
+                let parts: Vec<_> = parts.collect();
+                [DType::F32, other].map(|dtype| floats(flatten(parts.clone(), end, dtype, device))).into()
+            });
+        }
     }
 }
 

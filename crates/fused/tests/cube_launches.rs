@@ -53,6 +53,9 @@ fn operations_launch_few_kernels() {
 
     let values = Tensor::<1>::ones([48], (&testing::device(), DType::F32));
     assert_eq!(ours(|| _ = sum_of_squares(values.clone())), ["sum_of_squares_kernel"]);
+    let parts = || (0..9).map(|i| (48 * i, values.clone())).collect();
+    let flat = || _ = fused::flatten(parts(), 9 * 48, DType::F32, &testing::device()).into_data();
+    assert_eq!(ours(flat), ["flatten_kernel"; 2]);
     let clip = || {
         let sum = fused::add_sum_of_squares(values.zeros_like().slice([0..2]), values.clone(), 1.0);
         _ = fused::clip_factor(sum, fused::ClipRule { count: 1.0, limit: Some(1.0) }).into_data();

@@ -2,7 +2,7 @@
 
 use super::offline::KernelCase;
 use crate::{
-    adamw, attention, clip, cross_entropy, dropout, embedding, gelu, linear_add_norm, norm, rope, silu_mul,
+    adamw, attention, clip, cross_entropy, dropout, embedding, flatten, gelu, linear_add_norm, norm, rope, silu_mul,
     sum_of_squares,
 };
 
@@ -21,6 +21,7 @@ pub fn cases() -> Vec<KernelCase> {
         adamw::cube::cases(),
         sum_of_squares::cube::cases(),
         clip::cube::cases(),
+        flatten::cube::cases(),
         super::unreadable::cases(),
     ];
     modules.into_iter().flatten().collect()

@@ -31,12 +31,13 @@ pub fn device_of_ranks() -> Device {
     device()
 }
 
-/// Bytes of a device's memory that somebody holds, once all is launched that was asked for before `tensor`, which is on
-/// it.
+/// Bytes of a device's memory that somebody holds, once all is done that was asked for before `tensor`, which is on it.
 pub fn bytes_in_use(tensor: Tensor<1>) -> u64 {
     let tensor = tensor.try_into_primitive::<Cube>().expect("a tensor on the device, of no graph");
     let fusion = tensor.client.clone();
     let client = fusion.resolve_tensor_float::<CubeBackend>(tensor).client;
+    // Vulkan's launches hold their tensors until they are handed to the driver.
+    cubecl::future::block_on(client.sync()).expect("the device has done what it was given");
     client.memory_report(MemoryScope::Device).usage().bytes_in_use
 }
 

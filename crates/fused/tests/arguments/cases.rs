@@ -197,6 +197,13 @@ pub const CASES: &[Case] = &[
         let sum = fused::add_sum_of_squares(draw.plain([len], DType::F32), draw.float([n]), 0.5);
         draw.output(sum, [2]);
     }),
+    ("flatten", |draw| {
+        let (a, b, dtype) = (draw.size(5), draw.size(5), draw.dtype());
+        let parts = vec![(1, draw.plain([a], dtype)), (draw.number(1 + a), draw.plain([b], DType::F32))];
+        let len = draw.number(a + b + 3);
+        let flat = fused::flatten(parts, len, dtype, &Device::flex());
+        draw.output(flat, [len]);
+    }),
     ("clip_factor", |draw| {
         let (len, limit) = (draw.size(5) + 1, draw.coin().then_some(1.0));
         let factor = fused::clip_factor(draw.plain([len], DType::F32), ClipRule { count: 2.0, limit });
