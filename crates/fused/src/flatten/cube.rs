@@ -80,7 +80,10 @@ fn launch(parts: Vec<(usize, CubeTensor)>, len: usize, dtype: DType) -> CubeTens
                 Some((_, part)) => into_contiguous(part.clone()),
                 None => CubeTensor { dtype: from, ..none.clone() },
             };
-            let start = |i: usize| parts.get(i).map_or(0, |(start, _)| start / vector);
+            let place = |i: usize| {
+                let (start, len) = parts.get(i).map_or((0, 0), |part| (part.0, len_of(part)));
+                PlaceLaunch::new(start / vector, len / vector)
+            };
             flatten_kernel::launch(
                 &flat.client,
                 count,
@@ -96,14 +99,14 @@ fn launch(parts: Vec<(usize, CubeTensor)>, len: usize, dtype: DType) -> CubeTens
                 part(5).into_buffer_arg(),
                 part(6).into_buffer_arg(),
                 part(7).into_buffer_arg(),
-                start(0),
-                start(1),
-                start(2),
-                start(3),
-                start(4),
-                start(5),
-                start(6),
-                start(7),
+                place(0),
+                place(1),
+                place(2),
+                place(3),
+                place(4),
+                place(5),
+                place(6),
+                place(7),
                 dtype_to_elem_type(from),
                 dtype_to_elem_type(dtype),
             );
@@ -115,6 +118,13 @@ fn launch(parts: Vec<(usize, CubeTensor)>, len: usize, dtype: DType) -> CubeTens
 /// The greatest number that divides both; of 0 and another one the other one.
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Where a part begins in the buffer, and how many vectors it has: a device may have given it more memory.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Place {
+    start: usize,
+    len: usize,
 }
 
 #[cube(launch, address_type = "dynamic")]
@@ -129,32 +139,32 @@ fn flatten_kernel<F: Float, T: Float, V: Size>(
     part_5: &[Vector<F, V>],
     part_6: &[Vector<F, V>],
     part_7: &[Vector<F, V>],
-    start_0: usize,
-    start_1: usize,
-    start_2: usize,
-    start_3: usize,
-    start_4: usize,
-    start_5: usize,
-    start_6: usize,
-    start_7: usize,
+    place_0: Place,
+    place_1: Place,
+    place_2: Place,
+    place_3: Place,
+    place_4: Place,
+    place_5: Place,
+    place_6: Place,
+    place_7: Place,
     #[define(F)] _from: ElemType,
     #[define(T)] _to: ElemType,
 ) {
-    put(flat, part_0, start_0);
-    put(flat, part_1, start_1);
-    put(flat, part_2, start_2);
-    put(flat, part_3, start_3);
-    put(flat, part_4, start_4);
-    put(flat, part_5, start_5);
-    put(flat, part_6, start_6);
-    put(flat, part_7, start_7);
+    put(flat, part_0, place_0);
+    put(flat, part_1, place_1);
+    put(flat, part_2, place_2);
+    put(flat, part_3, place_3);
+    put(flat, part_4, place_4);
+    put(flat, part_5, place_5);
+    put(flat, part_6, place_6);
+    put(flat, part_7, place_7);
 }
 
 #[cube]
-fn put<F: Float, T: Float, V: Size>(flat: &mut [Vector<T, V>], part: &[Vector<F, V>], start: usize) {
+fn put<F: Float, T: Float, V: Size>(flat: &mut [Vector<T, V>], part: &[Vector<F, V>], place: Place) {
     let mut i = ABSOLUTE_POS;
-    while i < part.len() {
-        flat[start + i] = rounded(Vector::<f32, V>::cast_from(part[i]));
+    while i < place.len {
+        flat[place.start + i] = rounded(Vector::<f32, V>::cast_from(part[i]));
         i += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
@@ -165,7 +175,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
     let case = |(name, dtype, vector)| {
         KernelCase::new(format!("flatten {name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-            let n = ();
+            let n = || PlaceCompilationArg { start: (), len: () };
             flatten_kernel::FlattenKernel::new(
                 s,
                 d,
@@ -179,14 +189,14 @@ pub(crate) fn cases() -> Vec<KernelCase> {
                 b(),
                 b(),
                 b(),
-                n,
-                n,
-                n,
-                n,
-                n,
-                n,
-                n,
-                n,
+                n(),
+                n(),
+                n(),
+                n(),
+                n(),
+                n(),
+                n(),
+                n(),
                 vector,
                 dtype,
                 dtype,

@@ -74,7 +74,8 @@ fn sum_of_squares_kernel<F: Float, V: Size>(
 pub(crate) fn add_parts(sum: CubeTensor, parts: CubeTensor, factor: f64) -> CubeTensor {
     let (sum, parts) = (contiguous(sum, DType::F32), contiguous(parts, DType::F32));
     let total = empty(&sum, [2], DType::F32);
-    let units = units(&sum.client, parts.shape().num_elements());
+    let count = parts.shape().num_elements();
+    let units = units(&sum.client, count);
     add_parts_kernel::launch(
         &sum.client.clone(),
         CubeCount::new_single(),
@@ -82,6 +83,7 @@ pub(crate) fn add_parts(sum: CubeTensor, parts: CubeTensor, factor: f64) -> Cube
         sum.into_buffer_arg(),
         parts.into_buffer_arg(),
         total.clone().into_buffer_arg(),
+        count,
         factor as f32,
         units,
     );
@@ -89,12 +91,19 @@ pub(crate) fn add_parts(sum: CubeTensor, parts: CubeTensor, factor: f64) -> Cube
 }
 
 #[cube(launch)]
-fn add_parts_kernel(sum: &[f32], parts: &[f32], total: &mut [f32], factor: f32, #[comptime] units: usize) {
+fn add_parts_kernel(
+    sum: &[f32],
+    parts: &[f32],
+    total: &mut [f32],
+    count: usize,
+    factor: f32,
+    #[comptime] units: usize,
+) {
     let mut shared = Shared::<[f32]>::new_slice(units);
     let mut of_unit = 0.0f32;
     let mut lost = 0.0f32;
     let mut i = UNIT_POS as usize;
-    while i < parts.len() {
+    while i < count {
         let term = parts[i] - lost;
         let next = of_unit + term;
         lost = (next - of_unit) - term;
@@ -125,7 +134,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
     };
     let add_parts = KernelCase::new("add_parts", |gpu| {
         let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
-        add_parts_kernel::AddPartsKernel::new(s, d, t, b(), b(), b(), (), 256)
+        add_parts_kernel::AddPartsKernel::new(s, d, t, b(), b(), b(), (), (), 256)
     });
     float_cases().map(case).into_iter().chain([add_parts]).collect()
 }
