@@ -108,6 +108,14 @@ impl Communicator {
         self.metered(collective, call).map(K::remember)
     }
 
+    /// The ranks' numbers combined, each with those at its place, in f64. They are the host's: no device takes part.
+    pub fn all_reduce_numbers(&self, numbers: &[f64], how: Reduce) -> Result<Vec<f64>, CommError> {
+        let data = TensorData::new(numbers.to_vec(), [numbers.len()]);
+        let payload = Payload::from_data(data, &Device::flex());
+        let total = self.metered(Collective::AllReduce(how), || self.reduce_at_once(payload, how))?;
+        Ok(total.into_data().iter::<f64>().collect())
+    }
+
     /// Rank `root`'s tensor; the others' must have its shape and dtype.
     pub fn broadcast<K: Kind>(&self, tensor: Tensor<1, K>, root: usize) -> Result<Tensor<1, K>, CommError> {
         let (collective, tensor) = (Collective::Broadcast(root), K::forget(tensor));

@@ -40,7 +40,8 @@ pub trait Engine: Send + Sync {
         Ok(Summands::new(self.exchange(signature, parts)?.into_iter().flatten().collect()))
     }
 
-    /// All ranks' tensors combined, in one round: for few bytes.
+    /// All ranks' tensors combined, in one round: for few bytes. What is on the CPU stays there, whatever the rank's
+    /// device is.
     fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
         let len = tensor.len();
         let all = self.all_gather(signature, tensor)?;

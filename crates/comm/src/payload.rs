@@ -143,6 +143,10 @@ impl Payload {
         }
     }
 
+    pub(crate) fn is_on_cpu(&self) -> bool {
+        self.device() == Device::flex()
+    }
+
     pub(crate) fn to_device(&self, device: &Device) -> Self {
         each_kind!(self.clone(), tensor => tensor.to_device(device))
     }

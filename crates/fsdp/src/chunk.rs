@@ -59,8 +59,6 @@ pub(crate) struct Runner<'a, B> {
     pub config: &'a FsdpConfig,
     /// Of the collectives that calls make themselves.
     pub first_error: &'a FirstError,
-    /// Whether the memory of parameters can be taken away while a graph holds them.
-    pub frees_kept_memory: bool,
     /// What was gathered of each unit, where it stays.
     pub kept: Vec<Option<Weights>>,
     /// Micro-batches of a step.
@@ -191,7 +189,7 @@ impl<B> Runner<'_, B> {
         if self.regathers(i) {
             // SAFETY: the call has returned. Operations have slices of parameters only while they run, and a call's
             // function keeps none, as `Units` asks of it.
-            unsafe { weights.free() };
+            unsafe { self.unit(i).free(&mut weights, &graph.bound) };
         }
         (Saved::Graph { graph, weights }, output)
     }
@@ -216,7 +214,7 @@ impl<B> Runner<'_, B> {
 
     /// Whether the backward gathers the parameters of call `i` again.
     fn regathers(&self, i: usize) -> bool {
-        self.plan.gathers() && self.config.regathers(i, self.calls.len(), self.frees_kept_memory)
+        self.plan.gathers() && self.config.regathers(i, self.calls.len())
     }
 
     fn owner(&self, i: usize) -> usize {

@@ -170,9 +170,8 @@ pub struct FsdpConfig {
     pub cp: usize,
     /// What is a unit.
     pub wrap: Wrap,
-    /// Whether gathered parameters are freed after the forward and gathered again for the backward. Where a graph is
-    /// kept on a GPU they stay nevertheless, for its memory cannot be taken away: recompute there. They stay in
-    /// pipelines too, and with schedules that put gradients of weights off.
+    /// Whether gathered parameters are freed after the forward and gathered again for the backward. They stay in
+    /// pipelines, and with schedules that put gradients of weights off.
     pub reshard_after_forward: bool,
     /// What is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
@@ -245,15 +244,11 @@ impl FsdpConfig {
             }
     }
 
-    /// Whether the backward gathers the parameters of call `i` again, where they are gathered at all; the same on all
-    /// ranks. Not for the last call, whose backward follows at once, nor where the memory that a graph holds cannot be
-    /// taken away, nor in a pipeline.
-    pub(crate) fn regathers(&self, i: usize, calls: usize, frees_kept_memory: bool) -> bool {
+    /// Whether the backward gathers the parameters of call `i` again, where they are gathered at all. Not for the last
+    /// call, whose backward follows at once, nor in a pipeline.
+    pub(crate) fn regathers(&self, i: usize, calls: usize) -> bool {
         let is_last = i + 1 == calls;
-        self.reshard_after_forward
-            && !is_last
-            && !self.keeps_gathered()
-            && (self.recomputes(i, calls) || frees_kept_memory)
+        self.reshard_after_forward && !is_last && !self.keeps_gathered()
     }
 
     /// Whether gradients go to their shards with a step's last micro-batch only, and wait whole until then.

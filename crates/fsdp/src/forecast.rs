@@ -30,7 +30,7 @@ pub struct ForecastRun<'a> {
     pub micro_batches: usize,
     /// Of each call of the units.
     pub calls: &'a [CallBytes],
-    /// Whether the ranks compute on the CPU, where the memory of parameters that a graph holds can be taken away.
+    /// Whether the ranks compute on the CPU.
     pub on_cpu: bool,
 }
 
@@ -208,7 +208,7 @@ impl Step<'_> {
     fn regathers(&self, i: usize) -> bool {
         let gathers =
             self.units[self.calls[i].unit].classes.iter().any(|class| class.gathers(self.config, self.on_cpu));
-        gathers && self.config.regathers(i, self.calls.len(), self.on_cpu)
+        gathers && self.config.regathers(i, self.calls.len())
     }
 
     fn forward(&mut self, calls: Range<usize>) -> Vec<Saved> {

@@ -1,12 +1,14 @@
 //! One rank's part of a model in training: steps and evaluations.
 
 mod kept;
+mod step;
 mod sums;
+mod sums_on_device;
 mod watch;
 
 pub use kept::Unloaded;
 
-use crate::call::{Call, Output};
+use crate::call::Call;
 use crate::chunk::Runner;
 use crate::comm_thread::Lanes;
 use crate::interpreter::{Interpreter, StageTimes, Wires};
@@ -16,18 +18,14 @@ use crate::placement::{Groups, Placement, Stages, block_owners};
 use crate::plan::{Class, Holders, Plan};
 use crate::precision::LossScaling;
 use crate::sharded_unit::ShardedUnit;
-use crate::storage::Storage;
 use crate::unit::{ShapeOf, ValuesFrom};
 use crate::work::{Watch, Work};
 use crate::{FsdpConfig, FsdpError, Strategy, UnitId, Units};
 use burn::module::Module;
-use burn::tensor::{DType, Tensor, TensorData};
-use comm::{CommError, Communicator, FirstError, Reduce, TrafficTable};
+use comm::{Communicator, FirstError, Reduce, TrafficTable};
 use schedule::Pipeline;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::time::Instant;
-use sums::Totals;
 
 /// One rank's part of a model in training.
 ///
@@ -45,8 +43,6 @@ pub struct Fsdp<B> {
     /// All ranks; under `block` it carries activations from rank to rank.
     world: Communicator,
     plan: Plan,
-    /// Whether the memory of parameters can be taken away while a graph holds them, on all ranks.
-    frees_kept_memory: bool,
     /// Of each class that there is, how many ranks hold a shard.
     replicas: Vec<(Class, usize)>,
     /// Of the collectives that calls make themselves.
@@ -57,6 +53,9 @@ pub struct Fsdp<B> {
     loss_scale: LossScaling,
     watch: Option<Box<Watch>>,
 }
+
+/// What is done before a step with the sums over the ranks of the caller's numbers.
+pub type BeforeStep<'a, B> = &'a mut dyn FnMut(&mut Fsdp<B>, &[f64]) -> Result<(), FsdpError>;
 
 /// What a step did, but for its [`times`](Self::times) the same on every rank.
 #[derive(Debug, Clone)]
@@ -136,9 +135,8 @@ impl<B: 'static> Fsdp<B> {
                 "the first one's unit, {name}, has no parameters: join it with the next"
             )));
         }
-        let frees = Storage::new(Tensor::empty([1], &plan.device)).is_some();
         let squares = if valued { squares } else { vec![] };
-        let frees_kept_memory = agree(&communicators.world, &units, &squares, frees)?;
+        agree(&communicators.world, &units, &squares)?;
         let replicas = plans.iter().map(|plan| (plan.class, plan.replicas)).collect();
         let owners = (config.strategy == Strategy::Block).then(|| block_owners(calls.len(), world_size));
         let lanes = Lanes::start(communicators)?;
@@ -153,7 +151,6 @@ impl<B: 'static> Fsdp<B> {
             lanes,
             world,
             plan,
-            frees_kept_memory,
             replicas,
             first_error,
             shape,
@@ -173,7 +170,7 @@ impl<B: 'static> Fsdp<B> {
     /// One optimizer step on this rank's micro-batches of the global batch, which all count alike; every rank has as
     /// many.
     pub fn train_step(&mut self, micro_batches: &[B], lr: f64) -> Result<StepReport, FsdpError> {
-        self.train_step_with(micro_batches, &vec![1.0; micro_batches.len()], lr, Vec::new, |_, _| Ok(()))
+        self.train_step_with(micro_batches, &vec![1.0; micro_batches.len()], lr, Vec::new, None)
     }
 
     /// [`train_step`](Self::train_step) of micro-batches that count by `weights`, such as the numbers of their
@@ -183,6 +180,7 @@ impl<B: 'static> Fsdp<B> {
     /// `numbers` are asked for after the last backward; they are as many on every rank, and their sums over the ranks,
     /// which travel with the losses, are given to `before_step` and reported. `before_step` is called when all
     /// gradients are there, unless the step is skipped: the place for [`add_to_parameter`](Self::add_to_parameter).
+    /// Without one, the host waits for a device once a step, after it has launched all of it.
     ///
     /// Besides parameters, gradients and activations, the ranks exchange two small messages a step: one before the
     /// first forward, that they have as many micro-batches, and one after the last backward, with losses, norms and
@@ -197,59 +195,13 @@ impl<B: 'static> Fsdp<B> {
         weights: &[f64],
         lr: f64,
         numbers: impl FnOnce() -> Vec<f64>,
-        before_step: impl FnOnce(&mut Self, &[f64]) -> Result<(), FsdpError>,
+        before_step: Option<BeforeStep<B>>,
     ) -> Result<StepReport, FsdpError> {
         let report = self.step(micro_batches, weights, lr, numbers, before_step);
         if report.is_err() {
             self.units.iter_mut().for_each(ShardedUnit::skip);
         }
         report
-    }
-
-    fn step(
-        &mut self,
-        micro_batches: &[B],
-        weights: &[f64],
-        lr: f64,
-        numbers: impl FnOnce() -> Vec<f64>,
-        before_step: impl FnOnce(&mut Self, &[f64]) -> Result<(), FsdpError>,
-    ) -> Result<StepReport, FsdpError> {
-        // Of the largest weight, so that full micro-batches are not scaled: their gradients are those without weights
-        // to the last bit.
-        let most = self.agree_on(micro_batches.len(), weights)?;
-        // A rank of a context has the mean over its part of the rows: as many times larger gradients than of all, which
-        // fp16 might not hold.
-        let parts = self.config.cp as f64;
-        let shares: Vec<f64> = weights.iter().map(|weight| weight / most / parts).collect();
-        let scales: Vec<f64> = shares.iter().map(|share| share * self.loss_scale.factor()).collect();
-        let pipeline = self.config.pipeline.of(micro_batches.len())?;
-        let (losses, mut times) = self.interpreter(pipeline).train(micro_batches, &scales)?;
-        let through = Instant::now();
-        // Each stage has the gradient of its own calls.
-        self.units.iter_mut().try_for_each(|unit| unit.sum_over_holders(&self.lanes))?;
-        let Totals { losses: [loss, aux_loss], weight, norm, sums } = self.totals(&losses, &shares, numbers())?;
-        times.waiting += through.elapsed(); // for the stages that are through last
-        // Gradients were summed over ranks and micro-batches; the loss is a mean over both.
-        let count = weight * self.loss_scale.factor();
-        let grad_norm = norm / count;
-        let clip = match self.config.clip_grad_norm {
-            Some(limit) if grad_norm > limit => limit / (grad_norm + 1e-6),
-            _ => 1.0,
-        };
-        let finite = loss.is_finite() && aux_loss.is_finite();
-        let overflow = finite && self.loss_scale.update(grad_norm);
-        let non_finite = match finite && (grad_norm.is_finite() || overflow) {
-            true => None,
-            false => Some(self.locate_non_finite(micro_batches)?),
-        };
-        let skipped = overflow || non_finite.is_some();
-        if skipped {
-            self.units.iter_mut().for_each(ShardedUnit::skip);
-        } else {
-            before_step(self, &sums)?;
-            self.step_units(lr, clip / count)?;
-        }
-        Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, sums, times })
     }
 
     /// Of each batch the mean over ranks of the last call's loss, each rank's counted by its weight, and the sum of
@@ -339,7 +291,6 @@ impl<B: 'static> Fsdp<B> {
             plan: &self.plan,
             config: &self.config,
             first_error: &self.first_error,
-            frees_kept_memory: self.frees_kept_memory,
             kept,
             micro_batches: pipeline.micro_batches(),
             partial: HashMap::new(),
@@ -348,66 +299,21 @@ impl<B: 'static> Fsdp<B> {
         };
         Interpreter { runner, wires: &self.wires, pipeline, shape: self.shape.as_deref() }
     }
-
-    /// Runs the forward again and looks at each call's output; the ranks agree on the first.
-    fn locate_non_finite(&mut self, micro_batches: &[B]) -> Result<NonFinite, FsdpError> {
-        let (rank, ranks, none) = (self.plan.rank, self.world.world_size(), f64::INFINITY);
-        let mut first = none;
-        let mut look = |call: usize, output: &Output| {
-            if !output.is_finite() {
-                first = first.min((call * ranks + rank) as f64);
-            }
-        };
-        let pipeline = self.config.pipeline.of_a_round()?;
-        self.interpreter(pipeline).evaluate(micro_batches, &mut look)?;
-        let in_gradient = |unit: &ShardedUnit| unit.gradient_squares().any(|(_, square)| !square.is_finite());
-        let last = self.units.iter().rposition(in_gradient).map_or(none, |unit| -(unit as f64));
-        let highest = self.over_world(vec![-first, -last], Reduce::Max)?;
-        Ok(match (-highest[0], highest[1]) {
-            (first, _) if first.is_finite() => {
-                let (call, rank) = (first as usize / ranks, first as usize % ranks);
-                NonFinite { unit: self.units[self.calls[call].unit].name(), rank: Some(rank) }
-            }
-            (_, last) => NonFinite { unit: self.units[last.max(0.0) as usize].name(), rank: None },
-        })
-    }
-
-    fn step_units(&mut self, lr: f64, scale: f64) -> Result<(), FsdpError> {
-        // A unit's replica is on its way while the next one steps: not all of them, for the old ones are still there.
-        let mut under_way = None;
-        for i in 0..self.units.len() {
-            self.units[i].step(lr, scale);
-            let before = under_way.replace((i, self.units[i].replicate(&self.lanes)));
-            if let Some((unit, replicas)) = before {
-                self.units[unit].set_replicas(replicas.wait()?);
-            }
-        }
-        if let Some((unit, replicas)) = under_way {
-            self.units[unit].set_replicas(replicas.wait()?);
-        }
-        Ok(())
-    }
 }
 
-/// Plain numbers, combined over the ranks.
-fn all_reduce(world: &Communicator, values: Vec<f64>, how: Reduce) -> Result<Vec<f64>, CommError> {
-    let len = values.len();
-    let tensor = Tensor::<1>::from_data(TensorData::new(values, [len]), (world.device(), DType::F64));
-    Ok(world.all_reduce(tensor, how)?.into_data().iter::<f64>().collect())
-}
-
-/// An error unless all ranks were given the same values, by sums of their squares, if there are any. Returns whether
-/// all of them can free memory that graphs hold.
-fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[Option<f64>], frees: bool) -> Result<bool, FsdpError> {
-    // The highest of each square, of its negative, and of whether a rank cannot free; of units that other stages hold
-    // nothing.
+/// An error unless all ranks were given the same values, by sums of their squares, if there are any.
+fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[Option<f64>]) -> Result<(), FsdpError> {
+    if squares.is_empty() {
+        return Ok(());
+    }
+    // The highest of each square, and of its negative; of units that other stages hold nothing.
     let highest =
         |sign: f64| squares.iter().map(move |square| square.map_or(f64::NEG_INFINITY, |square| sign * square));
-    let values = highest(1.0).chain(highest(-1.0)).chain([if frees { 0.0 } else { 1.0 }]);
-    let highest = all_reduce(world, values.collect(), Reduce::Max)?;
+    let values: Vec<f64> = highest(1.0).chain(highest(-1.0)).collect();
+    let highest = world.all_reduce_numbers(&values, Reduce::Max)?;
     let (most, least) = highest.split_at(squares.len());
     match most.iter().zip(least).position(|(most, least)| *most != -least) {
         Some(unit) => Err(FsdpError::Values(units[unit].name())),
-        None => Ok(least[squares.len()] == 0.0),
+        None => Ok(()),
     }
 }

@@ -66,7 +66,7 @@ pub use config::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Prefetch, 
 pub use copies::{Copies, CopyDigest, compare_copies};
 pub use error::FsdpError;
 pub use forecast::{CallBytes, Forecast, ForecastRun};
-pub use fsdp::{Fsdp, NonFinite, StepReport, Unloaded};
+pub use fsdp::{BeforeStep, Fsdp, NonFinite, StepReport, Unloaded};
 pub use fused::AdamW;
 pub use interpreter::StageTimes;
 pub use layout::{Layout, ParamLayout};

@@ -5,6 +5,7 @@ use crate::cut::Sliced;
 use crate::layout::NamedShape;
 use crate::placement::Stages;
 use crate::plan::Class;
+use crate::storage::device::Leaf;
 use crate::unit::{AnyUnit, Bound, Draw, Marks, ShapeOf, Units, Value};
 use crate::{FsdpConfig, FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
@@ -190,6 +191,11 @@ fn check_cut(name: &str, class: Class, width: usize, parts: usize) -> Result<(),
 impl BoundModules {
     pub fn module(&self, member: usize) -> &dyn Any {
         self.0[member].module()
+    }
+
+    /// The parameters on a device, in the order of visits.
+    pub fn leaves(&self) -> Vec<Leaf> {
+        self.0.iter().flat_map(|member| member.leaves()).collect()
     }
 
     /// The parameters' gradients, flat, in the order of visits; none where the loss does not depend on one.

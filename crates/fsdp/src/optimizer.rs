@@ -6,6 +6,15 @@ use burn::tensor::{DType, Tensor};
 use fused::{AdamW, AdamWState, AdamWStep, adamw};
 use std::ops::Range;
 
+/// By what gradients are multiplied before a step.
+#[derive(Clone)]
+pub(crate) struct GradientScale {
+    /// As far as the host knows it.
+    pub known: f64,
+    /// What the device alone knows yet, where they are on one: [`fused::clip_factor`].
+    pub factor: Option<Tensor<1>>,
+}
+
 /// The optimizer of one shard, which begins with its part of the matrices; only these decay.
 pub(crate) struct ShardOptimizer {
     config: AdamW,
@@ -27,15 +36,25 @@ impl ShardOptimizer {
     /// One step from `shard` along its gradient, and the copy of it that is wanted.
     pub fn step(
         &mut self,
-        [lr, gradient_scale]: [f64; 2],
+        lr: f64,
+        scale: &GradientScale,
         [shard, gradient]: [Tensor<1>; 2],
         copy: Option<DType>,
     ) -> (Tensor<1>, Option<Tensor<1>>) {
         let state = self.state.get_or_insert_with(|| AdamWState::new(&shard));
-        let step = AdamWStep { lr, decayed: self.decayed, gradient_scale, copy };
+        let GradientScale { known: gradient_scale, factor } = scale.clone();
+        let step = AdamWStep { lr, decayed: self.decayed, gradient_scale, factor, copy };
         let stepped = adamw(&self.config, &step, shard, gradient, state);
         self.hold();
         stepped
+    }
+
+    /// Counts the last step as none: its gradient's factor has turned out to be below 0.
+    pub fn take_back(&mut self) {
+        match &mut self.state {
+            Some(state) if state.steps > 1 => state.steps -= 1,
+            _ => (self.state, self.held) = (None, None),
+        }
     }
 
     /// The moments of one parameter's part, a range of the shard; none before the first step.

@@ -5,13 +5,13 @@ mod kept;
 use crate::comm_thread::{Lanes, Pending};
 use crate::cut::{self, Sliced};
 use crate::memory::{Category, Counted};
-use crate::optimizer::ShardOptimizer;
+use crate::optimizer::{GradientScale, ShardOptimizer};
 use crate::plan::{Class, Holders, Plan};
 use crate::precision::FloatType;
 use crate::unit::Value;
 use crate::weights::Flat;
 use crate::{FsdpConfig, Layout, ParamLayout, Strategy};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Tensor};
 use comm::{CommError, Communicator, Reduce, hand_over};
 use std::ops::Range;
 
@@ -36,6 +36,8 @@ pub(crate) struct FlatShard {
     /// Under `block`: the shard's part of a gradient that another call of this unit will add to.
     partial: Option<Counted>,
     optimizer: ShardOptimizer,
+    /// Whether there was a gradient to step along at the last step.
+    has_stepped: bool,
 }
 
 impl FlatShard {
@@ -55,6 +57,7 @@ impl FlatShard {
             gradient: None,
             whole_gradient: None,
             partial: None,
+            has_stepped: false,
         }
     }
 
@@ -90,7 +93,7 @@ impl FlatShard {
             let offset = self.layout.params()[*i].offset;
             Some((offset.max(held.start) - held.start, values[*i].take()?))
         });
-        let held = concatenate(parts, held.len(), DType::F32, &plan.device);
+        let held = fused::flatten(parts.collect(), held.len(), DType::F32, &plan.device);
         if !plan.replicates() {
             return self.set_master(held.to_device(&plan.rest_device));
         }
@@ -133,11 +136,12 @@ impl FlatShard {
     /// The gradients of all parameters, or this rank's parts of them, in one buffer; zeros where there is none.
     pub fn gradient_of(&self, mut gradients: Vec<Option<Tensor<1>>>) -> Tensor<1> {
         let dtype = self.plan.param.dtype();
-        let parts = self.layout.by_offset().iter().filter_map(|i| {
-            let gradient = gradients[*i].take()?;
-            Some((self.layout.params()[*i].offset, gradient.cast(dtype)))
-        });
-        concatenate(parts, self.layout.padded_len(), dtype, &self.plan.device)
+        let parts = self
+            .layout
+            .by_offset()
+            .iter()
+            .filter_map(|i| Some((self.layout.params()[*i].offset, gradients[*i].take()?)));
+        fused::flatten(parts.collect(), self.layout.padded_len(), dtype, &self.plan.device)
     }
 
     /// All parameters in the type they are computed with; under `block` on rank `owner` only.
@@ -276,15 +280,31 @@ impl FlatShard {
         gradient.map_or(0.0, |gradient| fused::sum_of_squares(gradient.tensor.clone()))
     }
 
+    /// `sum`, and the sum of those squares times `factor`, where the gradient is; see [`fused::add_sum_of_squares`].
+    pub fn add_gradient_square(&self, sum: Tensor<1>, factor: f64) -> Tensor<1> {
+        match self.gradient.as_ref().filter(|_| self.holders.is_first) {
+            Some(gradient) => fused::add_sum_of_squares(sum, gradient.tensor.clone(), factor),
+            None => sum,
+        }
+    }
+
     /// Steps along the accumulated gradient times `scale`, and forgets it.
-    pub fn step(&mut self, lr: f64, scale: f64) {
+    pub fn step(&mut self, lr: f64, scale: &GradientScale) {
+        self.has_stepped = self.gradient.is_some();
         if let Some(gradient) = self.gradient.take() {
             let empty = Tensor::zeros([0], &self.plan.rest_device);
             let master = std::mem::replace(&mut self.master.tensor, empty);
             let is_copied = self.plan.replicates() && self.plan.param != FloatType::Fp32;
             let copy = is_copied.then(|| self.plan.param.dtype());
             (self.master.tensor, self.stepped) =
-                self.optimizer.step([lr, scale], [master, gradient.tensor.clone()], copy);
+                self.optimizer.step(lr, scale, [master, gradient.tensor.clone()], copy);
+        }
+    }
+
+    /// The last step was none; see [`ShardOptimizer::take_back`].
+    pub fn take_step_back(&mut self) {
+        if self.has_stepped {
+            self.optimizer.take_back();
         }
     }
 
@@ -341,28 +361,6 @@ impl FlatShard {
 fn overlap(param: &ParamLayout, range: &Range<usize>) -> Option<Range<usize>> {
     let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
     (from < to).then(|| from - param.offset..to - param.offset)
-}
-
-/// One buffer of parts that begin at these places, in order, and zeros between them and behind.
-fn concatenate(
-    parts: impl Iterator<Item = (usize, Tensor<1>)>,
-    len: usize,
-    dtype: DType,
-    device: &Device,
-) -> Tensor<1> {
-    let zeros = |len: usize| Tensor::zeros([len], (device, dtype));
-    let (mut pieces, mut end) = (vec![], 0);
-    for (start, part) in parts {
-        if start > end {
-            pieces.push(zeros(start - end));
-        }
-        end = start + part.dims()[0];
-        pieces.push(part);
-    }
-    if len > end {
-        pieces.push(zeros(len - end));
-    }
-    Tensor::cat(pieces, 0)
 }
 
 /// The sum of the copies' gradients, where it rests. In fp16 the mean over all ranks is what crosses: no number of

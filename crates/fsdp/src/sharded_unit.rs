@@ -4,9 +4,11 @@ use crate::comm_thread::{Lanes, Pending};
 use crate::copies::ShardCopy;
 use crate::memory::Counted;
 use crate::modules::{BoundModules, Classes, Modules};
+use crate::optimizer::GradientScale;
 use crate::plan::{Class, Holders, Plan};
 use crate::shard::{FlatShard, owned_copy};
 use crate::state::{ReadPart, StatePart};
+use crate::storage::device::Leaf;
 use crate::unit::{Draw, Value, ValuesFrom};
 use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
@@ -106,13 +108,34 @@ impl ShardedUnit {
     /// rank `owner` only.
     pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Weights>> {
         let classes = self.classes.iter().map(|class| class.gather(lanes, owner)).collect();
-        Pending::all(classes).then(|flats| flats.into_iter().collect::<Option<Vec<_>>>().map(Weights))
+        Pending::all(classes).then(|flats| flats.into_iter().collect::<Option<Vec<_>>>().map(Weights::new))
     }
 
     /// The modules with their parameters being views of `weights`; `tracked`: each the leaf of a graph.
     pub fn bind(&self, weights: &Weights, tracked: bool) -> BoundModules {
-        let mut values = self.places.iter().map(|(class, i)| self.classes[*class].value(&weights.0[*class].tensor, *i));
+        let mut values =
+            self.places.iter().map(|(class, i)| self.classes[*class].value(&weights.flats[*class].tensor, *i));
         self.modules.bind(&mut values, tracked)
+    }
+
+    /// Gives up the memory of what was gathered for `bound`, the leaves of a graph.
+    ///
+    /// # Safety
+    /// As of [`Weights::free`].
+    pub unsafe fn free(&self, weights: &mut Weights, bound: &BoundModules) {
+        // SAFETY: as the caller says.
+        unsafe { weights.free(self.by_class(bound.leaves())) };
+    }
+
+    /// Takes what was gathered `again` in the place of what was [`free`](Self::free)d.
+    pub fn refill(&self, weights: &mut Weights, again: Weights) {
+        let leaves = if weights.has_leaves() { self.bind(&again, false).leaves() } else { vec![] };
+        weights.refill(again, self.by_class(leaves));
+    }
+
+    /// Leaves in the order of visits, each with its class.
+    fn by_class(&self, leaves: Vec<Leaf>) -> impl Iterator<Item = (usize, Leaf)> {
+        self.places.iter().map(|(class, _)| *class).zip(leaves)
     }
 
     /// The modules with their whole parameters in fp32, on every rank of every stage.
@@ -182,8 +205,18 @@ impl ShardedUnit {
         self.classes.iter().map(|class| (class.class(), class.gradient_square()))
     }
 
+    /// [`FlatShard::add_gradient_square`] of all classes, each times the factor of its class.
+    pub fn add_gradient_squares(&self, sum: Tensor<1>, factor: impl Fn(Class) -> f64) -> Tensor<1> {
+        self.classes.iter().fold(sum, |sum, class| class.add_gradient_square(sum, factor(class.class())))
+    }
+
+    /// [`FlatShard::take_step_back`] of each class.
+    pub fn take_step_back(&mut self) {
+        self.classes.iter_mut().for_each(FlatShard::take_step_back);
+    }
+
     /// Steps along the accumulated gradient times `scale`, and forgets it.
-    pub fn step(&mut self, lr: f64, scale: f64) {
+    pub fn step(&mut self, lr: f64, scale: &GradientScale) {
         self.classes.iter_mut().for_each(|class| class.step(lr, scale));
     }
 

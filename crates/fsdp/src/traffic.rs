@@ -50,7 +50,7 @@ pub struct SharesRun<'a> {
     pub micro_batches: usize,
     /// Of each call of the units.
     pub calls: &'a [CallTraffic],
-    /// Whether the ranks compute on the CPU, where the memory of parameters that a graph holds can be taken away.
+    /// Whether the ranks compute on the CPU.
     pub on_cpu: bool,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Step<'a> {
         if self.config.keeps_gathered() {
             return 1;
         }
-        let again = |i: usize| self.config.regathers(i, self.shapes.calls.len(), self.run.on_cpu);
+        let again = |i: usize| self.config.regathers(i, self.shapes.calls.len());
         calls.iter().map(|i| 1 + usize::from(again(*i))).sum::<usize>() * self.run.micro_batches
     }
 

@@ -3,6 +3,7 @@
 use crate::call::{Call, Forward, Output, Role};
 use crate::layout::NamedShape;
 use crate::plan::Class;
+use crate::storage::device::Leaf;
 use crate::{FloatType, FsdpConfig};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
@@ -267,6 +268,9 @@ pub(crate) trait AnyUnit {
 pub(crate) trait Bound {
     fn module(&self) -> &dyn Any;
 
+    /// The parameters, if a device has them.
+    fn leaves(&self) -> Vec<Leaf>;
+
     /// The parameters' gradients, flat; none where the loss does not depend on one.
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>>;
 }
@@ -318,6 +322,12 @@ impl<M: Module + 'static> Bound for BoundModule<M> {
         &self.0
     }
 
+    fn leaves(&self) -> Vec<Leaf> {
+        let mut leaves = Leaves(vec![]);
+        self.0.visit(&mut leaves);
+        leaves.0
+    }
+
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>> {
         let mut taken = TakeGradients { gradients, flat: vec![] };
         self.0.visit(&mut taken);
@@ -333,6 +343,14 @@ fn flat<const D: usize>(value: Tensor<D>) -> Tensor<1> {
 /// A parameter at rest, which holds no memory.
 fn empty<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
     Param::initialized(param.id, Tensor::empty([0; D], &param.lazy_device()))
+}
+
+struct Leaves(Vec<Leaf>);
+
+impl ModuleVisitor for Leaves {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.extend(Leaf::of(param.val().inner()));
+    }
 }
 
 struct TakeGradients<'a> {

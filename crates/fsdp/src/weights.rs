@@ -1,11 +1,17 @@
 //! A unit's parameters while they are computed with.
 
 use crate::memory::{Category, Held, Ledger, bytes};
-use crate::storage::Storage;
+use crate::storage::device::Leaf;
+use crate::storage::host::Storage;
 use burn::tensor::Tensor;
 
-/// A whole unit's parameters, for as long as this lives: one buffer for each class that it has.
-pub(crate) struct Weights(pub Vec<Flat>);
+/// A whole unit's parameters, for as long as this lives.
+pub(crate) struct Weights {
+    /// One buffer for each class that the unit has.
+    pub flats: Vec<Flat>,
+    /// On a device, of a graph whose memory was taken away: its parameters.
+    leaves: Vec<Leaf>,
+}
 
 /// The parameters of a class.
 pub(crate) struct Flat {
@@ -16,38 +22,58 @@ pub(crate) struct Flat {
 }
 
 impl Weights {
+    /// Buffers that another thread may have made.
+    pub fn new(flats: Vec<Flat>) -> Self {
+        // A clone is this thread's own: each view of another thread's would wait for Burn to make it one of this thread.
+        let here = |flat: Flat| Flat { tensor: flat.tensor.clone(), ..flat };
+        Self { flats: flats.into_iter().map(here).collect(), leaves: vec![] }
+    }
+
     /// The same for somebody else, while the one who has this counts it and keeps it.
     pub fn lent(&self) -> Self {
-        Self(self.0.iter().map(|flat| Flat::at_hand(flat.tensor.clone())).collect())
+        let flats = self.flats.iter().map(|flat| Flat::at_hand(flat.tensor.clone())).collect();
+        Self { flats, leaves: vec![] }
     }
 
     /// The same, in memory that can be [`free`](Self::free)d while graphs hold it.
     pub fn refillable(self) -> Self {
-        Self(self.0.into_iter().map(Flat::refillable).collect())
+        Self { flats: self.flats.into_iter().map(Flat::refillable).collect(), ..self }
     }
 
-    /// Gives up the memory; a graph that holds it must not run until it is [`refill`](Self::refill)ed.
+    /// Gives up the memory that `leaves`, each of a class, are views of; a graph that holds it must not run until it is
+    /// [`refill`](Self::refill)ed.
     ///
     /// # Safety
     /// As of [`Storage::free`]: nobody has a slice of the parameters' memory any more.
-    pub unsafe fn free(&mut self) {
-        for flat in &mut self.0 {
-            if let Some(storage) = &mut flat.storage {
+    pub unsafe fn free(&mut self, leaves: impl Iterator<Item = (usize, Leaf)>) {
+        self.leaves = leaves.filter(|(class, _)| self.flats[*class].is_gathered()).map(|(_, leaf)| leaf).collect();
+        Leaf::free(&self.leaves);
+        for flat in self.flats.iter_mut().filter(|flat| flat.is_gathered()) {
+            match &mut flat.storage {
                 // SAFETY: as the caller says.
-                unsafe { storage.free() };
-                flat.held = None;
+                Some(storage) => unsafe { storage.free() },
+                None => flat.tensor = Tensor::empty([0], (&flat.tensor.device(), flat.tensor.dtype())),
             }
+            flat.held = None;
         }
     }
 
-    /// Takes the memory of the same unit gathered again, in the place of what was freed.
-    pub fn refill(&mut self, again: Self) {
-        for (flat, again) in self.0.iter_mut().zip(again.0) {
-            if let Some(storage) = &mut flat.storage {
-                storage.refill(again.tensor);
-                flat.held = again.held;
+    /// Whether a graph's leaves are to have memory again.
+    pub fn has_leaves(&self) -> bool {
+        !self.leaves.is_empty()
+    }
+
+    /// Takes the memory of the same unit gathered again, with these leaves, in the place of what was freed.
+    pub fn refill(&mut self, again: Self, leaves: impl Iterator<Item = (usize, Leaf)>) {
+        for (flat, again) in self.flats.iter_mut().zip(again.flats).filter(|(_, again)| again.is_gathered()) {
+            match &mut flat.storage {
+                Some(storage) => storage.refill(again.tensor),
+                None => flat.tensor = again.tensor,
             }
+            flat.held = again.held;
         }
+        let leaves = leaves.filter(|(class, _)| self.flats[*class].is_gathered()).map(|(_, leaf)| leaf).collect();
+        Leaf::refill(&std::mem::take(&mut self.leaves), leaves);
     }
 }
 
@@ -63,8 +89,12 @@ impl Flat {
         Self { tensor, storage: None, held }
     }
 
+    fn is_gathered(&self) -> bool {
+        self.held.is_some()
+    }
+
     fn refillable(mut self) -> Self {
-        if self.held.is_some()
+        if self.is_gathered()
             && let Some(storage) = Storage::new(self.tensor.clone())
         {
             self.tensor = storage.tensor().clone();

@@ -114,11 +114,11 @@ fn a_parameter_that_is_kept_fp32_is_not_rounded() {
             let mut fsdp = Fsdp::new(units, comm, config.clone())?;
             let batch = [Tensor::<3>::ones([1, 2, 8], &device)];
             let step = |fsdp: &mut Fsdp<Tensor<3>>| {
-                let move_bias = |fsdp: &mut Fsdp<Tensor<3>>, _: &[f64]| {
+                let mut move_bias = |fsdp: &mut Fsdp<Tensor<3>>, _: &[f64]| {
                     fsdp.add_to_parameter(last, "bias", &[0.001]);
                     Ok(())
                 };
-                fsdp.train_step_with(&batch, &[1.0], 1e-3, Vec::new, move_bias).map(|report| report.loss)
+                fsdp.train_step_with(&batch, &[1.0], 1e-3, Vec::new, Some(&mut move_bias)).map(|report| report.loss)
             };
             (0..5).map(|_| step(&mut fsdp)).collect::<Result<Vec<f64>, FsdpError>>()
         })

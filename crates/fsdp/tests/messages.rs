@@ -27,11 +27,11 @@ fn a_step_takes_two_messages_of_all_ranks_whatever_the_layout() {
             let messages = |fsdp: &Fsdp<_>| fsdp.traffic_by_axes()["world"].0["all_reduce"].calls;
             let (before, mut given) = (messages(&fsdp), vec![]);
             let numbers = || vec![rank as f64, 1.0];
-            let keep = |_: &mut Fsdp<_>, sums: &[f64]| {
+            let mut keep = |_: &mut Fsdp<_>, sums: &[f64]| {
                 given = sums.to_vec();
                 Ok(())
             };
-            let report = fsdp.train_step_with(std::slice::from_ref(&batch), &[1.0], LR, numbers, keep)?;
+            let report = fsdp.train_step_with(std::slice::from_ref(&batch), &[1.0], LR, numbers, Some(&mut keep))?;
             Ok::<_, FsdpError>((messages(&fsdp) - before, report.sums, given))
         })
         .unwrap();

@@ -31,8 +31,7 @@ fn micro_batches_count_by_their_labels() {
             let mut fsdp = Fsdp::new(units(model.clone()), comm, config(strategy))?;
             let (rank, _) = fsdp.data_parallel();
             let mine: Vec<Batch> = shares[rank].iter().map(|range| batch.part(range.clone())).collect();
-            let step =
-                |fsdp: &mut Fsdp<Batch>| fsdp.train_step_with(&mine, &weights[rank], LR, Vec::new, |_, _| Ok(()));
+            let step = |fsdp: &mut Fsdp<Batch>| fsdp.train_step_with(&mine, &weights[rank], LR, Vec::new, None);
             let steps = (0..STEPS).map(|_| step(&mut fsdp).map(|of| [of.loss, of.grad_norm, of.aux_loss]));
             steps.collect::<Result<Curve, FsdpError>>()
         })
@@ -174,7 +173,7 @@ fn moves(
         };
         let (mut before, mut moves) = (parameters(&fsdp)?, vec![]);
         for _ in 0..3 {
-            fsdp.train_step_with(&batches, &weights, 1e3, Vec::new, |_, _| Ok(()))?;
+            fsdp.train_step_with(&batches, &weights, 1e3, Vec::new, None)?;
             let after = parameters(&fsdp)?;
             let moved = before.iter().zip(&after);
             moves.push(

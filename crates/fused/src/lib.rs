@@ -19,11 +19,13 @@
 //! | [`linear_add_layer_norm`], [`linear_add_rms_norm`] | `h = residual + x W + b`, and the norm of `h` | `x`, `W`, `h`, gain |
 //! | [`rope`] | rotation of interleaved pairs | |
 //! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's place in the global batch | |
-//! | [`adamw`], [`sum_of_squares`] | one step of the optimizer, the square of a gradient's norm | |
+//! | [`adamw`], [`sum_of_squares`], [`clip_factor`] | one step of the optimizer, the square of a gradient's norm, and how it is clipped | |
+//! | [`flatten`] | tensors at their places in one buffer, such as gradients | |
 
 mod adamw;
 mod attention;
 pub mod check;
+mod clip;
 mod cross_entropy;
 #[cfg(feature = "cubecl")]
 pub mod cube;
@@ -31,6 +33,7 @@ pub mod deferred;
 mod dropout;
 mod element;
 mod embedding;
+mod flatten;
 mod gelu;
 pub mod gemm;
 mod linear;
@@ -52,10 +55,12 @@ mod uninit;
 
 pub use adamw::{AdamW, AdamWState, AdamWStep, adamw};
 pub use attention::{AttentionPart, causal_attention, causal_self_attention, latent_attention};
+pub use clip::{ClipRule, clip_factor};
 pub use cross_entropy::{Losses, linear_cross_entropy, linear_cross_entropy_transposed};
 pub use dropout::{DropoutKey, dropout};
 pub use element::Element;
 pub use embedding::embedding;
+pub use flatten::flatten;
 pub use gelu::gelu;
 pub use linear::{Rows, linear, linear_add, linear_gelu, linear_transposed};
 pub use linear_add_norm::{linear_add_layer_norm, linear_add_rms_norm};
@@ -64,5 +69,5 @@ pub use norm::{layer_norm, rms_norm};
 pub use precision::widened;
 pub use rope::{RopeTable, rope};
 pub use silu_mul::silu_mul;
-pub use sum_of_squares::sum_of_squares;
+pub use sum_of_squares::{add_sum_of_squares, sum_of_squares};
 pub use uninit::{overwritten, poison_uninitialised, written};

@@ -256,7 +256,7 @@ proptest! {
         let mut state = fused::AdamWState::new(&fused_p);
         for step in 1..=steps as i32 {
             let g: Vec<f64> = (0..n).map(|_| random.next()).collect();
-            let of_step = fused::AdamWStep { lr: 0.01, decayed, gradient_scale: 0.5, copy: Some(DType::BF16) };
+            let of_step = fused::AdamWStep { lr: 0.01, decayed, gradient_scale: 0.5, factor: None, copy: Some(DType::BF16) };
             let (stepped, copy) = fused::adamw(&config, &of_step, fused_p, tensor(&g), &mut state);
             prop_assert_eq!(copy.unwrap().into_data(), stepped.clone().cast(DType::BF16).into_data());
             fused_p = stepped;

@@ -6,9 +6,9 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use fused::cube::launch::set_cpu_units;
 use fused::cube::testing;
 use fused::{
-    AdamW, AdamWState, AdamWStep, DropoutKey, Losses, RopeTable, adamw, dropout, embedding, gelu, layer_norm,
-    linear_add_layer_norm, linear_add_rms_norm, linear_cross_entropy, linear_cross_entropy_transposed, rms_norm, rope,
-    silu_mul, sum_of_squares,
+    AdamW, AdamWState, AdamWStep, ClipRule, DropoutKey, Losses, RopeTable, adamw, add_sum_of_squares, clip_factor,
+    dropout, embedding, flatten, gelu, layer_norm, linear_add_layer_norm, linear_add_rms_norm, linear_cross_entropy,
+    linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
 };
 
 const ALL: &[DType] = &[DType::F32, DType::BF16, DType::F16];
@@ -236,18 +236,58 @@ fn steps_of_adamw_agree() {
     let mut random = Random(13);
     for len in [1, 7, 4096] {
         let (parameter, gradient) = (random.floats(len), random.floats(len));
+        let fp16 = testing::computes_in(DType::F16, "adamw along a gradient in f16");
         agree(&format!("adamw of {len}"), |device| {
             let tensor = |values: &[f32]| float(values, [len], DType::F32, device);
             let mut parameter = tensor(&parameter);
             let (held, mut state, mut copy) = (parameter.clone(), AdamWState::new(&parameter), None);
-            for step in 1..4 {
-                let gradient = tensor(&gradient) * step as f32;
-                let of_step = AdamWStep { lr: 0.01, decayed: len / 2, gradient_scale: 0.5, copy: Some(DType::F16) };
+            // The last one's factor says that there is none.
+            for (step, factor) in [None, Some(0.25), Some(2.0), Some(-1.0)].into_iter().enumerate() {
+                let gradient = tensor(&gradient) * (1 + step) as f32;
+                let gradient = if fp16 && step == 1 { gradient.cast(DType::F16) } else { gradient };
+                let factor = factor.map(|factor| Tensor::from_floats([factor], device));
+                let of_step =
+                    AdamWStep { lr: 0.01, decayed: len / 2, gradient_scale: 0.5, factor, copy: Some(DType::F16) };
                 let stepped = adamw(&AdamW::default(), &of_step, parameter, gradient, &mut state);
                 (parameter, copy) = (stepped.0, stepped.1);
             }
             [parameter, copy.expect("a copy"), held, state.mean, state.square].map(floats).into()
         });
+    }
+}
+
+#[test]
+fn flattened_parts_agree() {
+    let mut random = Random(17);
+    // Whole vectors one after another; then odd lengths with gaps, two types, and more parts than a launch takes.
+    for lens in [&[256, 512, 64][..], &[1, 7, 300, 8, 64, 5, 12, 40, 3, 9, 100]] {
+        let values: Vec<Vec<f32>> = lens.iter().map(|len| random.floats(*len)).collect();
+        for (case, gap, other) in [("together", 0, DType::F32), ("apart", 3, DType::F16)] {
+            if !testing::computes_in(other, case) {
+                continue;
+            }
+            agree(&format!("{lens:?} {case}"), |device| {
+                let mut end = 0;
+                let parts = values.iter().enumerate().map(|(i, values)| {
+                    let start = end;
+                    end += values.len() + gap;
+                    (start, float(values, [values.len()], if i % 2 == 0 { DType::F32 } else { other }, device))
+                });
+                let parts: Vec<_> = parts.collect();
+                [DType::F32, other].map(|dtype| floats(flatten(parts.clone(), end, dtype, device))).into()
+            });
+        }
+    }
+}
+
+#[test]
+fn factors_of_clipping_agree() {
+    for totals in [[1.0, 2.0, 16.0, 9.0], [f32::NAN, 2.0, 16.0, 9.0], [1.0, f32::INFINITY, 16.0, 9.0]] {
+        for limit in [None, Some(1.25), Some(10.0)] {
+            agree(&format!("{totals:?} clipped to {limit:?}"), |device| {
+                vec![floats(clip_factor(Tensor::from_floats(totals, device), ClipRule { count: 2.0, limit }))]
+            });
+        }
     }
 }
 
@@ -261,8 +301,12 @@ fn sums_of_squares_agree() {
                 continue;
             }
             agree(&case, |device| {
-                let sum = sum_of_squares(float(&values, [len], *dtype, device));
-                vec![(vec![(sum / len.max(1) as f64) as f32], DType::F32)]
+                let x = || float(&values, [len], *dtype, device);
+                let mean = sum_of_squares(x()) / len.max(1) as f64;
+                let sum = (0..3).fold(Tensor::zeros([2], device), |sum, _| add_sum_of_squares(sum, x(), 0.25));
+                let (parts, _) = floats(sum);
+                let of_three = (f64::from(parts[0]) + f64::from(parts[1])) / len.max(1) as f64;
+                vec![(vec![mean as f32, of_three as f32], DType::F32)]
             });
         }
     }

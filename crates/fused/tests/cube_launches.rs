@@ -53,7 +53,15 @@ fn operations_launch_few_kernels() {
 
     let values = Tensor::<1>::ones([48], (&testing::device(), DType::F32));
     assert_eq!(ours(|| _ = sum_of_squares(values.clone())), ["sum_of_squares_kernel"]);
-    let step = AdamWStep { lr: 0.1, decayed: 48, gradient_scale: 1.0, copy: None };
+    let parts = || (0..9).map(|i| (48 * i, values.clone())).collect();
+    let flat = || _ = fused::flatten(parts(), 9 * 48, DType::F32, &testing::device()).into_data();
+    assert_eq!(ours(flat), ["flatten_kernel"; 2]);
+    let clip = || {
+        let sum = fused::add_sum_of_squares(values.zeros_like().slice([0..2]), values.clone(), 1.0);
+        _ = fused::clip_factor(sum, fused::ClipRule { count: 1.0, limit: Some(1.0) }).into_data();
+    };
+    assert_eq!(ours(clip), ["sum_of_squares_kernel", "add_parts_kernel", "clip_factor_kernel"]);
+    let step = AdamWStep { lr: 0.1, decayed: 48, gradient_scale: 1.0, factor: None, copy: None };
     let steps = |count| {
         let run = || {
             let (mut parameter, mut state) = (values.clone(), AdamWState::new(&values));

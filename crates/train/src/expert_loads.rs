@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// all layers. Only what somebody will ask for is computed.
 #[derive(Clone)]
 pub(crate) struct ExpertLoads {
-    /// Whether the assignments of every step are asked for.
-    follows: bool,
+    /// Whether the assignments of every step are asked for, and the selection bias follows them.
+    pub follows: bool,
     step: Arc<Mutex<Step>>,
 }
 

@@ -28,7 +28,7 @@ use burn::tensor::Device;
 use checkpoint::{Best, Lowest};
 use comm::Communicator;
 use data::{Buckets, Dataset, Loader, Prepared, Windows};
-use fsdp::{Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
+use fsdp::{BeforeStep, Fsdp, FsdpConfig, NonFinite, StageTimes, StepReport, Unloaded};
 use model::RunPlace;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -277,8 +277,9 @@ impl<'a> Trainer<'a> {
         let (job, parts, loads) = (self.job, &self.parts, &self.loads);
         let is_time = self.is_time();
         let numbers = || [&[asked_to_stop(job), is_time][..], &loads.numbers(&job.config)].concat();
-        let update =
+        let mut update =
             |fsdp: &mut Fsdp<Batch>, sums: &[f64]| parts.update_selection_biases(&job.config, fsdp, &sums[2..]);
+        let update: Option<BeforeStep<Batch>> = if loads.follows { Some(&mut update) } else { None };
         let report = self.fsdp.train_step_with(&micro_batches, &weights, lr, numbers, update)?;
         self.times = report.times;
         self.stop |= report.sums[0] > 0.0;

@@ -73,7 +73,8 @@ impl Check {
             let on = |values: &[f32]| tensor::<1>(values, [len], DType::F32, device);
             let (mut parameter, gradient) = (on(&parameters), on(&gradients));
             let mut state = AdamWState::new(&parameter);
-            let step = AdamWStep { lr: 1e-2, decayed: len / 2, gradient_scale: 0.5, copy: Some(DType::BF16) };
+            let step =
+                AdamWStep { lr: 1e-2, decayed: len / 2, gradient_scale: 0.5, factor: None, copy: Some(DType::BF16) };
             let mut copy = None;
             for _ in 0..2 {
                 (parameter, copy) = adamw(&AdamW::default(), &step, parameter, gradient.clone(), &mut state);

@@ -59,7 +59,7 @@ fn optimizer(model: &Gpt2, device: &Device, sizes: &Sizes, report: &mut Report) 
     note("adamw step", 7 * 4 + 2, {
         let mut parameter = Some(on(132));
         let mut state = AdamWState::new(&gradient);
-        let step = AdamWStep { lr: 1e-4, decayed: len, gradient_scale: 1.0, copy: Some(DType::BF16) };
+        let step = AdamWStep { lr: 1e-4, decayed: len, gradient_scale: 1.0, factor: None, copy: Some(DType::BF16) };
         let launch = || {
             let before = parameter.take().expect("each step leaves one");
             let (after, _) = adamw(&config, &step, before, gradient.clone(), &mut state);

@@ -270,6 +270,11 @@ impl Engine for LocalEngine {
     /// The last rank to come adds, for all; where they have several devices, one rank on each.
     fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
         let reduce = |tensors| Summands::new(tensors).reduce(how);
+        if tensor.is_on_cpu() {
+            // Numbers of the host are added there, wherever the ranks compute.
+            let all = |posts: Vec<Post>| reduce(parcels(posts).map(Parcel::into_payload).collect()).handed_over();
+            return Ok(self.meet(signature, Parcel::all(vec![Some(tensor)], |_| false), all)?.as_ref().clone());
+        }
         let reduce_here = |parcels: &[Parcel]| reduce(fetch_whole(parcels, &self.device));
         self.same_for_all(signature, tensor, reduce, reduce_here)
     }

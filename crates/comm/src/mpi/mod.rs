@@ -271,13 +271,14 @@ impl Engine for MpiEngine {
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
         self.meet(signature, &[])?;
         let (n, len, dtype, size) = (self.members.len(), shard.len(), shard.dtype(), shard.bytes());
+        let device = if shard.is_on_cpu() { Device::flex() } else { self.device.clone() };
         let (mut full, own) = (buffer(n * len, dtype), bytes_of(shard));
         full[self.rank * size..(self.rank + 1) * size].copy_from_slice(&own);
         let (mut transfers, tag) = (Transfers::default(), self.tag(Tag::Part));
         transfers.receive(full, self.others().map(|(rank, from)| (from, rank * size..(rank + 1) * size)), tag);
         transfers.send(own, self.others().map(|(_, to)| to), tag);
         let full = self.finish(signature.collective, transfers)?.remove(0);
-        Ok(self.payload(full, n * len, dtype))
+        Ok(Payload::from_data(TensorData::from_bytes(full, [n * len], dtype), &device))
     }
 
     /// Returns at once; the tensor is kept until it is received.

@@ -137,7 +137,7 @@ impl<B> Runner<'_, B> {
             Saved::Elsewhere => None,
             Saved::Graph { graph, mut weights } => {
                 if let Some(again) = again {
-                    weights.refill(again);
+                    self.unit(i).refill(&mut weights, again);
                 }
                 Some((graph, weights))
             }

@@ -27,7 +27,7 @@ impl<B: 'static> Fsdp<B> {
     }
 
     pub(super) fn over_world(&self, values: Vec<f64>, how: Reduce) -> Result<Vec<f64>, FsdpError> {
-        self.lanes.reduce.submit(move |groups| super::all_reduce(&groups.world, values, how)).wait()
+        Ok(self.world.all_reduce_numbers(&values, how)?)
     }
 
     /// The largest weight of a micro-batch, once all ranks are found to have as many micro-batches.
@@ -61,12 +61,17 @@ impl<B: 'static> Fsdp<B> {
         let mine = [sum(|losses| &losses.loss), sum(|losses| &losses.aux), shares.iter().sum()];
         let mut sums = self.all_reduce(&[&mine[..], &squares, &numbers].concat())?.into_iter();
         let mut next = || sums.next().expect("as many sums as there were numbers");
-        let ([loss, aux, weight], of_squares) = ([next(), next(), next()], [next(), next(), next()]);
-        // Every stage, and under `block` every rank, has the same micro-batches.
-        let counting = self.data_parallel().1 * self.config.cp; // ranks with losses of their own, or shares of one
-        let weight = weight * counting as f64 / self.world.world_size() as f64;
+        let ([loss, aux, shares], of_squares) = ([next(), next(), next()], [next(), next(), next()]);
+        let weight = self.weight(shares);
         let norm = self.norm(squares, of_squares);
         Ok(Totals { losses: [loss / weight, aux / weight], weight, norm, sums: sums.collect() })
+    }
+
+    /// By how much all micro-batches count, of the sum of all ranks' shares: every stage, and under `block` every rank, has
+    /// the same ones.
+    pub(super) fn weight(&self, shares: f64) -> f64 {
+        let counting = self.data_parallel().1 * self.config.cp; // ranks with losses of their own, or shares of one
+        shares * counting as f64 / self.world.world_size() as f64
     }
 
     /// Of this rank's gradient: of experts over ranks, of parts of matrices, and of all else, each of whose replicas
@@ -95,7 +100,7 @@ impl<B: 'static> Fsdp<B> {
     }
 
     /// How many ranks hold a shard of a class.
-    fn replicas(&self, class: Class) -> usize {
+    pub(super) fn replicas(&self, class: Class) -> usize {
         self.replicas.iter().find(|(other, _)| *other == class).map_or(1, |(_, replicas)| *replicas)
     }
 }

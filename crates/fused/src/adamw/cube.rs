@@ -8,6 +8,7 @@ use crate::cube::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn::tensor::DType;
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 #[cfg(feature = "offline")]
@@ -18,9 +19,11 @@ use half::{bf16, f16};
 pub(crate) fn adamw(
     state: [CubeTensor; 3],
     gradient: CubeTensor,
+    factor: CubeTensor,
     rates: Rates,
 ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
-    let (len, g) = (gradient.shape().num_elements(), contiguous(gradient, DType::F32));
+    let (len, g, factor) = (gradient.shape().num_elements(), into_contiguous(gradient), contiguous(factor, DType::F32));
+    let (dtype, has_factor) = (g.dtype, factor.shape().num_elements() > 0);
     let [p, m, v] = state.map(own);
     let copy = empty(&p, [if rates.copy.is_some() { len } else { 0 }], rates.copy.unwrap_or(DType::F32));
     if len > 0 {
@@ -38,6 +41,7 @@ pub(crate) fn adamw(
             m.clone().elements(),
             v.clone().elements(),
             g.elements(),
+            factor.elements(),
             copy.clone().elements(),
             len / vector,
             rates.decayed.min(len) / vector,
@@ -50,7 +54,9 @@ pub(crate) fn adamw(
                 rates.lr,
                 rates.inverse_sqrt_correction2,
             ),
+            has_factor,
             rates.copy.is_some(),
+            dtype_to_elem_type(dtype),
             dtype_to_elem_type(copy.dtype),
         );
     }
@@ -76,32 +82,44 @@ struct RatesArgs {
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn adamw_kernel<V: Size, C: Float>(
+fn adamw_kernel<V: Size, G: Float, C: Float>(
     parameter: &mut [Vector<f32, V>],
     mean: &mut [Vector<f32, V>],
     square: &mut [Vector<f32, V>],
-    gradient: &[Vector<f32, V>],
+    gradient: &[Vector<G, V>],
+    factor: &[f32],
     copy: &mut [Vector<C, V>],
     vectors: usize,
     decayed: usize,
     rates: RatesArgs,
+    #[comptime] has_factor: bool,
     #[comptime] copies: bool,
-    #[define(C)] _dtype: ElemType,
+    #[define(G)] _gradient: ElemType,
+    #[define(C)] _copy: ElemType,
 ) {
+    let mut scale = rates.gradient_scale;
+    let mut steps = true;
+    if comptime!(has_factor) {
+        scale *= factor[0];
+        steps = factor[0] >= 0.0f32;
+    }
     let mut i = ABSOLUTE_POS;
     while i < vectors {
-        let g = gradient[i] * Vector::new(rates.gradient_scale);
-        let m = Vector::new(rates.beta1) * mean[i] + Vector::new(1.0f32 - rates.beta1) * g;
-        let s = Vector::new(rates.beta2) * square[i] + Vector::new(1.0f32 - rates.beta2) * g * g;
-        let denominator = s.sqrt() * Vector::new(rates.inverse_sqrt_correction2) + Vector::new(rates.epsilon);
-        let keep = select(i < decayed, rates.keep, 1.0f32);
-        let p = parameter[i] * Vector::new(keep) - Vector::new(rates.lr) * m / denominator;
-        parameter[i] = p;
+        let mut p = parameter[i];
+        if steps {
+            let g = Vector::<f32, V>::cast_from(gradient[i]) * Vector::new(scale);
+            let m = Vector::new(rates.beta1) * mean[i] + Vector::new(1.0f32 - rates.beta1) * g;
+            let s = Vector::new(rates.beta2) * square[i] + Vector::new(1.0f32 - rates.beta2) * g * g;
+            let denominator = s.sqrt() * Vector::new(rates.inverse_sqrt_correction2) + Vector::new(rates.epsilon);
+            let keep = select(i < decayed, rates.keep, 1.0f32);
+            p = p * Vector::new(keep) - Vector::new(rates.lr) * m / denominator;
+            parameter[i] = p;
+            mean[i] = m;
+            square[i] = s;
+        }
         if comptime!(copies) {
             copy[i] = rounded(p);
         }
-        mean[i] = m;
-        square[i] = s;
         i += CUBE_COUNT * CUBE_DIM as usize;
     }
 }
@@ -120,12 +138,31 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         lr: (),
         inverse_sqrt_correction2: (),
     };
+    // A gradient of 16 bits, a factor of the device and a copy come together.
     let case = |vector, copy: Option<(&'static str, ElemType)>| {
-        let name = copy.map_or(String::new(), |(name, _)| format!(" and a copy in {name}"));
+        let name = copy.map_or(String::new(), |(name, _)| format!(" along a gradient in {name} and a copy in it"));
         KernelCase::new(format!("adamw vectors of {vector}{name}"), move |gpu| {
             let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
             let dtype = copy.map_or(f32::elem_type_native(), |(_, dtype)| dtype);
-            AdamwKernel::new(s, d, t, b(), b(), b(), b(), b(), (), (), rates(), vector, copy.is_some(), dtype)
+            AdamwKernel::new(
+                s,
+                d,
+                t,
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                b(),
+                (),
+                (),
+                rates(),
+                vector,
+                copy.is_some(),
+                copy.is_some(),
+                dtype,
+                dtype,
+            )
         })
     };
     let copies = [("bf16", bf16::elem_type_native()), ("f16", f16::elem_type_native())];

@@ -59,7 +59,7 @@ impl AdamWState {
 }
 
 /// A step of a flat parameter.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct AdamWStep {
     /// Learning rate.
     pub lr: f64,
@@ -67,6 +67,9 @@ pub struct AdamWStep {
     pub decayed: usize,
     /// Of the gradient.
     pub gradient_scale: f64,
+    /// Multiplies the gradient too, `[1]`, f32: a number that the host does not know, such as a
+    /// [`clip_factor`](crate::clip_factor). Below 0 there is no step: all is as it was, but for the number of steps.
+    pub factor: Option<Tensor<1>>,
     /// The type of the parameter's copy, if one is wanted.
     pub copy: Option<DType>,
 }
@@ -75,8 +78,8 @@ pub struct AdamWStep {
 /// that the step asks for. None of them is tracked.
 ///
 /// # Panics
-/// If the lengths differ, gradient or copy are of another type than f32, bf16 or f16, or parameter and state not f32.
-/// The state is then as it was.
+/// If the lengths differ, gradient or copy are of another type than f32, bf16 or f16, or parameter, state and factor not
+/// f32. The state is then as it was.
 pub fn adamw(
     config: &AdamW,
     step: &AdamWStep,
@@ -92,13 +95,18 @@ pub fn adamw(
     call.float("gradient", gradient.dtype());
     call.shape("gradient", gradient.dims(), len);
     step.copy.into_iter().for_each(|copy| call.float("step.copy", copy));
+    if let Some(factor) = &step.factor {
+        call.dtype("step.factor", factor.dtype(), DType::F32);
+        call.shape("step.factor", factor.dims(), [1]);
+    }
     state.steps += 1;
     let (rates, device) = (Rates::new(config, step, state.steps), parameter.device());
     let take = |tensor: &mut Tensor<1>| std::mem::replace(tensor, Tensor::empty([0], &device)).into_dispatch();
     let (mean, square) = (take(&mut state.mean), take(&mut state.square));
-    let gradient = gradient.cast(parameter.dtype()).into_dispatch();
+    let factor = step.factor.clone().unwrap_or_else(|| Tensor::empty([0], (&device, DType::F32)));
+    let (gradient, factor) = (gradient.into_dispatch(), factor.into_dispatch());
     let (parameter, mean, square, copy) =
-        Dispatch::fused_adamw(parameter.into_dispatch(), mean, square, gradient, rates);
+        Dispatch::fused_adamw(parameter.into_dispatch(), mean, square, gradient, factor, rates);
     (state.mean, state.square) = (Tensor::from_dispatch(mean), Tensor::from_dispatch(square));
     (Tensor::from_dispatch(parameter), step.copy.map(|_| Tensor::from_dispatch(copy)))
 }

@@ -2,7 +2,8 @@
 
 use super::offline::KernelCase;
 use crate::{
-    adamw, attention, cross_entropy, dropout, embedding, gelu, linear_add_norm, norm, rope, silu_mul, sum_of_squares,
+    adamw, attention, clip, cross_entropy, dropout, embedding, flatten, gelu, linear_add_norm, norm, rope, silu_mul,
+    sum_of_squares,
 };
 
 /// The kernels of all operations.
@@ -19,6 +20,8 @@ pub fn cases() -> Vec<KernelCase> {
         embedding::cube::cases(),
         adamw::cube::cases(),
         sum_of_squares::cube::cases(),
+        clip::cube::cases(),
+        flatten::cube::cases(),
         super::unreadable::cases(),
     ];
     modules.into_iter().flatten().collect()

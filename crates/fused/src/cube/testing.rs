@@ -1,6 +1,9 @@
 //! What tests of kernels share, here and in other crates: the device, and what it can do.
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
+use burn_cubecl::{Cube, CubeBackend};
+use cubecl::MemoryScope;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
 /// The device that kernels are tested on: the one that the environment variable `KILN_KERNEL_DEVICE` names, `cpu` for
 /// CubeCL's CPU runtime, `vulkan` or `cuda`, and the CPU runtime where it is not set.
@@ -17,6 +20,25 @@ pub fn device() -> Device {
         Ok("cuda") => Device::cuda(0),
         name => panic!("KILN_KERNEL_DEVICE is {name:?}, and this build has no such device to test kernels on"),
     }
+}
+
+/// The same for ranks that are threads: all their work is in one stream, as `train` has it. To be called before the first
+/// use of a device.
+pub fn device_of_ranks() -> Device {
+    let mut config = CubeClRuntimeConfig::default().override_from_env();
+    config.streaming.max_streams = 1;
+    CubeClRuntimeConfig::try_set(config);
+    device()
+}
+
+/// Bytes of a device's memory that somebody holds, once all is done that was asked for before `tensor`, which is on it.
+pub fn bytes_in_use(tensor: Tensor<1>) -> u64 {
+    let tensor = tensor.try_into_primitive::<Cube>().expect("a tensor on the device, of no graph");
+    let fusion = tensor.client.clone();
+    let client = fusion.resolve_tensor_float::<CubeBackend>(tensor).client;
+    // Vulkan's launches hold their tensors until they are handed to the driver.
+    cubecl::future::block_on(client.sync()).expect("the device has done what it was given");
+    client.memory_report(MemoryScope::Device).usage().bytes_in_use
 }
 
 /// Whether it is CubeCL's CPU runtime.

@@ -8,6 +8,7 @@ use super::gradients::{
 };
 use crate::adamw::Rates;
 use crate::attention::{AttentionRule, LatentRule};
+use crate::clip::ClipRule;
 use crate::cross_entropy::CrossEntropyRule;
 use crate::dropout::DropoutRule;
 use crate::linear::Again;
@@ -304,6 +305,7 @@ where
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
         _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
         _: Rates,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         unreachable!("{NO_GRADIENT}")
@@ -314,6 +316,14 @@ where
     }
 
     fn fused_sum_of_squares(_: FloatTensor<Self>) -> FloatTensor<Self> {
+        unreachable!("{NO_GRADIENT}")
+    }
+
+    fn fused_add_parts(_: FloatTensor<Self>, _: FloatTensor<Self>, _: f64) -> FloatTensor<Self> {
+        unreachable!("{NO_GRADIENT}")
+    }
+
+    fn fused_clip_factor(_: FloatTensor<Self>, _: ClipRule) -> FloatTensor<Self> {
         unreachable!("{NO_GRADIENT}")
     }
 }

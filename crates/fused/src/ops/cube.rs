@@ -3,6 +3,7 @@
 use super::FusedOps;
 use crate::adamw::{self, Rates};
 use crate::attention::{self, AttentionRule, LatentRule};
+use crate::clip::{self, ClipRule};
 use crate::cross_entropy::{self, CrossEntropyRule};
 use crate::cube::product;
 use crate::dropout::{self, DropoutRule};
@@ -182,12 +183,21 @@ impl FusedOps for CubeBackend {
         mean: FloatTensor<Self>,
         square: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
         rates: Rates,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
-        adamw::cube::adamw([parameter, mean, square], gradient, rates)
+        adamw::cube::adamw([parameter, mean, square], gradient, factor, rates)
     }
 
     fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self> {
         sum_of_squares::cube::sum_of_squares(x)
+    }
+
+    fn fused_add_parts(sum: FloatTensor<Self>, parts: FloatTensor<Self>, factor: f64) -> FloatTensor<Self> {
+        sum_of_squares::cube::add_parts(sum, parts, factor)
+    }
+
+    fn fused_clip_factor(totals: FloatTensor<Self>, rule: ClipRule) -> FloatTensor<Self> {
+        clip::cube::clip_factor(totals, rule)
     }
 }

@@ -3,12 +3,13 @@
 use super::FusedOps;
 use crate::adamw::{Rates, adamw_host};
 use crate::attention::{self, AttentionRule, Latent, LatentRule, Lying, Mask, Sizes};
+use crate::clip::{ClipRule, clip_factor_host};
 use crate::cross_entropy::{CrossEntropyRule, cross_entropy_host};
 use crate::dropout::{DropoutRule, dropout_host};
 use crate::linear::{Again, Weighted};
 use crate::norm::{self, NormRule};
 use crate::slices::{contiguous, float, slice};
-use crate::sum_of_squares::sum_of_squares_host;
+use crate::sum_of_squares::{add_parts_host, sum_of_squares_host};
 use crate::with_float;
 use crate::{Element, embedding, gelu, linear, rope, silu_mul};
 use burn::backend::ops::FloatTensorOps;
@@ -313,10 +314,23 @@ impl FusedOps for Flex {
         mean: FloatTensor<Self>,
         square: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
-        rates: Rates,
+        factor: FloatTensor<Self>,
+        mut rates: Rates,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let mut state = [parameter, mean, square].map(|tensor| contiguous(&tensor));
-        let gradient = contiguous(&gradient);
+        let gradient = contiguous(&widened(gradient));
+        match slice::<f32>(&contiguous(&factor)).first() {
+            Some(factor) if *factor < 0.0 => {
+                let [parameter, mean, square] = state;
+                let copy = match rates.copy {
+                    Some(dtype) => Self::float_cast(parameter.clone(), dtype.into()),
+                    None => float(Vec::<f32>::new(), [0]),
+                };
+                return (parameter, mean, square, copy);
+            }
+            Some(factor) => rates.gradient_scale *= factor,
+            None => {}
+        }
         let copy = with_float!(rates.copy.unwrap_or(DType::F32), T => {
             let copy = adamw_host::<T>(state.each_mut().map(own), slice(&gradient), &rates);
             let len = copy.len();
@@ -332,6 +346,19 @@ impl FusedOps for Flex {
         let len = parts.len();
         float(parts, [len])
     }
+
+    fn fused_add_parts(sum: FloatTensor<Self>, parts: FloatTensor<Self>, factor: f64) -> FloatTensor<Self> {
+        float(add_parts_host(slice(&contiguous(&sum)), slice(&contiguous(&parts)), factor).to_vec(), [2])
+    }
+
+    fn fused_clip_factor(totals: FloatTensor<Self>, rule: ClipRule) -> FloatTensor<Self> {
+        float(vec![clip_factor_host(slice(&contiguous(&totals)), rule)], [1])
+    }
+}
+
+/// In f32.
+fn widened(x: FloatTensor<Flex>) -> FloatTensor<Flex> {
+    if x.dtype() == DType::F32 { x } else { Flex::float_cast(x, DType::F32.into()) }
 }
 
 fn weighted<T: Element>([x, weight, bias]: &[FloatTensor<Flex>; 3], transposed: bool) -> Weighted<'_, T> {

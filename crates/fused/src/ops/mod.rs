@@ -14,6 +14,7 @@ mod specs;
 
 use crate::adamw::Rates;
 use crate::attention::{AttentionRule, LatentRule};
+use crate::clip::ClipRule;
 use crate::cross_entropy::CrossEntropyRule;
 use crate::dropout::DropoutRule;
 use crate::linear::{self, Again};
@@ -245,18 +246,29 @@ pub trait FusedOps: Backend {
     #[fusion(meta = specs::embedding_backward)]
     fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self>;
 
-    /// Parameter, mean, square, all statistics, and gradient, to the first three after a step, and the copy that the
-    /// rates ask for, else of no elements.
+    /// Parameter, mean, square, all statistics, gradient, and a statistic of one element that multiplies it (of no
+    /// elements: none; below 0: no step), to the first three after a step, and the copy that the rates ask for, else of
+    /// no elements.
     #[fusion(meta = specs::adamw)]
     fn fused_adamw(
         parameter: FloatTensor<Self>,
         mean: FloatTensor<Self>,
         square: FloatTensor<Self>,
         gradient: FloatTensor<Self>,
+        factor: FloatTensor<Self>,
         rates: Rates,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     /// Parts of the sum of squares of a `x_n`, which the host adds up in f64.
     #[fusion(meta = specs::sum_of_squares)]
     fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// A sum, a statistic of two elements, of which the second is what the first does not hold, and `factor` times these
+    /// parts.
+    #[fusion(meta = specs::like_statistic)]
+    fn fused_add_parts(sum: FloatTensor<Self>, parts: FloatTensor<Self>, factor: f64) -> FloatTensor<Self>;
+
+    /// Statistics to that by which gradients are multiplied, one element.
+    #[fusion(meta = specs::clip_factor)]
+    fn fused_clip_factor(totals: FloatTensor<Self>, rule: ClipRule) -> FloatTensor<Self>;
 }

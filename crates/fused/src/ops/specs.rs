@@ -2,6 +2,7 @@
 
 use crate::adamw::Rates;
 use crate::attention::{AttentionRule, LatentRule};
+use crate::clip::ClipRule;
 use crate::cross_entropy::CrossEntropyRule;
 use crate::dropout::DropoutRule;
 use crate::norm::NormRule;
@@ -175,6 +176,7 @@ pub(super) fn adamw(
     mean: &TensorSpec,
     square: &TensorSpec,
     _: &TensorSpec,
+    _: &TensorSpec,
     rates: &Rates,
 ) -> (TensorSpec, TensorSpec, TensorSpec, TensorSpec) {
     let copied = if rates.copy.is_some() { parameter.shape[0] } else { 0 };
@@ -184,4 +186,12 @@ pub(super) fn adamw(
 
 pub(super) fn sum_of_squares(x: &TensorSpec) -> TensorSpec {
     statistic([parts(x.shape[0])])
+}
+
+pub(super) fn like_statistic(sum: &TensorSpec, _: &TensorSpec, _: &f64) -> TensorSpec {
+    sum.clone()
+}
+
+pub(super) fn clip_factor(_: &TensorSpec, _: &ClipRule) -> TensorSpec {
+    statistic([1])
 }

@@ -1,11 +1,11 @@
-//! The kernel of [`sum_of_squares`](super): a cube a part.
+//! The kernels of [`sum_of_squares`](super): a cube a part, then one cube for all parts.
 //!
 //! Each unit adds up its share of the part, in as many sums as a vector has elements, with compensation (Kahan), then
 //! the units' sums are added up in a tree. So rounding is that of some ten additions, not of 65,536.
 
 use super::{PART, parts};
 use crate::cube::cube_sum;
-use crate::cube::launch::{Elements, address_type, empty, over_rows, units, vector_size};
+use crate::cube::launch::{Elements, address_type, contiguous, empty, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use burn::backend::TensorMetadata;
@@ -70,7 +70,49 @@ fn sum_of_squares_kernel<F: Float, V: Size>(
     }
 }
 
-/// The kernel with typical compile-time values.
+/// `sum` and its rest, and `factor` times the sum of `parts`.
+pub(crate) fn add_parts(sum: CubeTensor, parts: CubeTensor, factor: f64) -> CubeTensor {
+    let (sum, parts) = (contiguous(sum, DType::F32), contiguous(parts, DType::F32));
+    let total = empty(&sum, [2], DType::F32);
+    let units = units(&sum.client, parts.shape().num_elements());
+    add_parts_kernel::launch(
+        &sum.client.clone(),
+        CubeCount::new_single(),
+        CubeDim::new_1d(units as u32),
+        sum.elements(),
+        parts.elements(),
+        total.clone().elements(),
+        factor as f32,
+        units,
+    );
+    total
+}
+
+#[cube(launch)]
+fn add_parts_kernel(sum: &[f32], parts: &[f32], total: &mut [f32], factor: f32, #[comptime] units: usize) {
+    let mut shared = Shared::<[f32]>::new_slice(units);
+    let mut of_unit = 0.0f32;
+    let mut lost = 0.0f32;
+    let mut i = UNIT_POS as usize;
+    while i < parts.len() {
+        let term = parts[i] - lost;
+        let next = of_unit + term;
+        lost = (next - of_unit) - term;
+        of_unit = next;
+        i += units;
+    }
+    let of_parts = cube_sum(of_unit - lost, &mut shared, units) * factor;
+    if UNIT_POS == 0 {
+        // What `next` rounds off, exactly (Knuth).
+        let next = sum[0] + of_parts;
+        let added = next - sum[0];
+        let rest = (sum[0] - (next - added)) + (of_parts - added);
+        total[0] = next;
+        total[1] = sum[1] + rest;
+    }
+}
+
+/// The kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use sum_of_squares_kernel::SumOfSquaresKernel;
@@ -81,5 +123,9 @@ pub(crate) fn cases() -> Vec<KernelCase> {
             SumOfSquaresKernel::new(s, d, t, b(), b(), (), vector, 256, dtype)
         })
     };
-    float_cases().map(case).into()
+    let add_parts = KernelCase::new("add_parts", |gpu| {
+        let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
+        add_parts_kernel::AddPartsKernel::new(s, d, t, b(), b(), b(), (), 256)
+    });
+    float_cases().map(case).into_iter().chain([add_parts]).collect()
 }

@@ -13,7 +13,7 @@ use crate::pieces::Pieces;
 use crate::simd::vectorised;
 use crate::team;
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 /// Elements of a part: 124 million elements are 1,900 numbers for the host.
 pub(crate) const PART: usize = 64 * 1024;
@@ -34,6 +34,20 @@ pub fn sum_of_squares(x: Tensor<1>) -> f64 {
     parts.into_data().iter::<f64>().sum()
 }
 
+/// `sum`, and `factor` times the sum of `x^2`, both `[2]`: a number in f32, and what f32 does not hold of it. Begin with
+/// zeros. No number is read back.
+///
+/// # Panics
+/// If `x` is of another type than f32, bf16 and f16, or `sum` not two numbers of f32.
+pub fn add_sum_of_squares(sum: Tensor<1>, x: Tensor<1>, factor: f64) -> Tensor<1> {
+    let call = Call("add_sum_of_squares");
+    call.float("x", x.dtype());
+    call.dtype("sum", sum.dtype(), DType::F32);
+    call.shape("sum", sum.dims(), [2]);
+    let parts = Dispatch::fused_sum_of_squares(x.inner().into_dispatch());
+    Tensor::from_dispatch(Dispatch::fused_add_parts(sum.inner().into_dispatch(), parts, factor))
+}
+
 /// Of each part, in f64.
 pub(crate) fn sum_of_squares_host<T: Element>(x: &[T]) -> Vec<f64> {
     let mut sums = vec![0.0; x.len().div_ceil(PART)];
@@ -43,6 +57,12 @@ pub(crate) fn sum_of_squares_host<T: Element>(x: &[T]) -> Vec<f64> {
         unsafe { parts.part(i, 1)[0] = of_part(&x[i * PART..x.len().min((i + 1) * PART)]) };
     });
     sums
+}
+
+/// A sum and its rest, and `factor` times the sum of parts.
+pub(crate) fn add_parts_host(sum: &[f32], parts: &[f64], factor: f64) -> [f32; 2] {
+    let sum = f64::from(sum[0]) + f64::from(sum[1]) + factor * parts.iter().sum::<f64>();
+    [sum as f32, (sum - f64::from(sum as f32)) as f32]
 }
 
 vectorised! {

@@ -4,7 +4,7 @@ use crate::draw::{Case, Draw};
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, Int, Tensor};
 use fused::gemm::{Epilogue, Matrix, Product, products, products_with};
-use fused::{AdamW, AdamWState, AdamWStep, AttentionPart, DropoutKey, RopeTable, Rows};
+use fused::{AdamW, AdamWState, AdamWStep, AttentionPart, ClipRule, DropoutKey, RopeTable, Rows};
 
 pub const CASES: &[Case] = &[
     ("gelu", |draw| {
@@ -175,7 +175,8 @@ pub const CASES: &[Case] = &[
         let (mean, square) = (draw.plain([n], DType::F32), draw.plain([n], DType::F32).abs());
         let mut state = AdamWState { mean, square, steps: 3 };
         let copy = draw.coin().then_some(dtype);
-        let step = AdamWStep { lr: 0.1, decayed: draw.below(2 * n), gradient_scale: 1.0, copy };
+        let factor = draw.coin().then(|| draw.plain([1], DType::F32));
+        let step = AdamWStep { lr: 0.1, decayed: draw.below(2 * n), gradient_scale: 1.0, factor, copy };
         let shape = parameter.dims();
         let (parameter, copy) = fused::adamw(&AdamW::default(), &step, parameter, gradient, &mut state);
         let state = [state.mean, state.square].into_iter();
@@ -190,6 +191,23 @@ pub const CASES: &[Case] = &[
         let n = draw.size(9);
         let sum = fused::sum_of_squares(draw.float([n]));
         draw.values(vec![sum as f32], 1);
+    }),
+    ("add_sum_of_squares", |draw| {
+        let (n, len) = (draw.size(9), draw.number(2));
+        let sum = fused::add_sum_of_squares(draw.plain([len], DType::F32), draw.float([n]), 0.5);
+        draw.output(sum, [2]);
+    }),
+    ("flatten", |draw| {
+        let (a, b, dtype) = (draw.size(5), draw.size(5), draw.dtype());
+        let parts = vec![(1, draw.plain([a], dtype)), (draw.number(1 + a), draw.plain([b], DType::F32))];
+        let len = draw.number(a + b + 3);
+        let flat = fused::flatten(parts, len, dtype, &Device::flex());
+        draw.output(flat, [len]);
+    }),
+    ("clip_factor", |draw| {
+        let (len, limit) = (draw.size(5) + 1, draw.coin().then_some(1.0));
+        let factor = fused::clip_factor(draw.plain([len], DType::F32), ClipRule { count: 2.0, limit });
+        draw.output(factor, [1]);
     }),
     ("products", |draw| {
         with_product(draw, |draw, product| {

@@ -49,8 +49,7 @@ pub struct ParallelConfig {
     pub cp: usize,
     /// What is kept, gathered and freed together.
     pub wrap: Wrap,
-    /// Whether gathered parameters are freed after the forward, and gathered again for the backward. On a GPU they stay
-    /// where activations are kept: recompute there.
+    /// Whether gathered parameters are freed after the forward, and gathered again for the backward.
     pub reshard_after_forward: bool,
     /// What is kept of the forward for the backward; the rest is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,

@@ -109,7 +109,7 @@ fn moves(config: &Config) -> Moves {
         let (mut before, mut moves, mut numbers) = (parameters(&fsdp)?, vec![], vec![]);
         for step in 0..3 {
             let batches: Vec<Batch> = mine.iter().map(|rows| batch(rows, step, config.train.seq_len, &maker)).collect();
-            let report = fsdp.train_step_with(&batches, &weights, 1e3, Vec::new, |_, _| Ok(()))?;
+            let report = fsdp.train_step_with(&batches, &weights, 1e3, Vec::new, None)?;
             numbers.push([report.grad_norm, report.loss, report.aux_loss]);
             let after = parameters(&fsdp)?;
             let moved =
@@ -302,7 +302,7 @@ fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
         let batches: Vec<Batch> = MICRO_BATCHES.iter().map(|rows| batch(rows, 0, T, &maker)).collect();
         let weights: Vec<f64> = MICRO_BATCHES.iter().map(|rows| rows.len() as f64).collect();
         Ok::<_, FsdpError>((
-            fsdp.train_step_with(&batches, &weights, 1e-3, Vec::new, |_, _| Ok(()))?.loss,
+            fsdp.train_step_with(&batches, &weights, 1e-3, Vec::new, None)?.loss,
             nats / labels,
             labels,
         ))

@@ -1,4 +1,4 @@
-//! Memory that graphs hold, and that is not always there.
+//! A buffer of the CPU whose memory is taken away and given back.
 
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
@@ -8,11 +8,7 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// A tensor whose memory can be taken away and given back while graphs hold it: PyTorch's FSDP does the same to a
-/// gathered parameter with `storage.resize_(0)`.
-///
-/// The autodiff graph of a forward keeps the parameters that its backward will read, and with them, as views, the
-/// buffer they were gathered into. With this the graph stays, the buffer goes, and comes back before the backward.
+/// A tensor whose memory can be taken away and given back while graphs hold it, and views of it.
 pub(crate) struct Storage {
     memory: Arc<Mutex<Option<FloatTensor<Flex>>>>,
     tensor: Tensor<1>,

@@ -1,0 +1,64 @@
+//! The clipping of gradients by their norm without a number that the host waits for.
+//!
+//! ```text
+//! norm = sqrt(sum of g^2) / count        factor = min(1, limit / (norm + 1e-6)), or -1 if a total is not finite
+//! ```
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::check::Call;
+use crate::ops::FusedOps;
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+
+/// What a gradient is clipped to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClipRule {
+    /// The gradient is a sum of so many.
+    pub count: f64,
+    /// The highest norm of their mean; none: any.
+    pub limit: Option<f64>,
+}
+
+/// By what gradients are multiplied before the optimizer's step, `[1]`: so that the norm of their mean is the limit at
+/// most. It is below 0 if any of `totals` is not finite. These are f32 and end with a
+/// [`add_sum_of_squares`](crate::add_sum_of_squares); before that is whatever is to be finite too.
+///
+/// # Panics
+/// If `totals` are of another type than f32, or fewer than two.
+pub fn clip_factor(totals: Tensor<1>, rule: ClipRule) -> Tensor<1> {
+    let (call, [len]) = (Call("clip_factor"), totals.dims());
+    call.dtype("totals", totals.dtype(), DType::F32);
+    call.that(len >= 2, format_args!("totals has {len} elements, and ends with a sum of two"));
+    Tensor::from_dispatch(Dispatch::fused_clip_factor(totals.inner().into_dispatch(), rule))
+}
+
+pub(crate) fn clip_factor_host(totals: &[f32], rule: ClipRule) -> f32 {
+    if !totals.iter().all(|total| total.is_finite()) {
+        return -1.0;
+    }
+    let square: f64 = totals[totals.len() - 2..].iter().map(|part| f64::from(*part)).sum();
+    let norm = square.sqrt() / rule.count;
+    rule.limit.filter(|limit| norm > *limit).map_or(1.0, |limit| (limit / (norm + 1e-6)) as f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    #[test]
+    fn a_norm_above_the_limit_is_clipped_and_totals_that_are_not_finite_are_named() {
+        let factor = |totals: [f32; 3], limit| {
+            clip_factor(Tensor::from_floats(totals, &Device::flex()), ClipRule { count: 2.0, limit })
+                .into_scalar::<f32>()
+        };
+        assert_eq!(factor([7.0, 64.0, 0.0], Some(5.0)), 1.0);
+        assert_eq!(factor([7.0, 64.0, 36.0], Some(2.5)), (2.5 / (5.0 + 1e-6)) as f32);
+        assert_eq!(factor([7.0, 64.0, 36.0], None), 1.0);
+        for totals in [[f32::NAN, 1.0, 0.0], [0.0, f32::INFINITY, 0.0], [0.0, 1.0, f32::NAN]] {
+            assert_eq!(factor(totals, Some(1.0)), -1.0);
+        }
+    }
+}

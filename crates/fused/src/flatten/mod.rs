@@ -1,0 +1,68 @@
+//! Tensors in one buffer, each at a place of its own: the gradients of a unit's parameters.
+//!
+//! ```text
+//! | part 0 | zeros | part 1 | part 2 | zeros |
+//! ```
+//!
+//! Burn's `cat` launches a kernel for each of them on a device, and another one where a part is of another type.
+
+#[cfg(feature = "cubecl")]
+pub(crate) mod cube;
+
+use crate::check::Call;
+use burn::tensor::{DType, Device, Tensor};
+
+/// One buffer of `len` elements of `dtype`, made of parts that begin at these places, in order, and zeros between them
+/// and behind. None of them is tracked.
+///
+/// # Panics
+/// If a part is of another type than f32, bf16 and f16, or a part begins before the end of the one before it, or the
+/// last one ends behind `len`.
+pub fn flatten(parts: Vec<(usize, Tensor<1>)>, len: usize, dtype: DType, device: &Device) -> Tensor<1> {
+    let (call, mut end) = (Call("flatten"), 0);
+    call.float("dtype", dtype);
+    for (start, part) in &parts {
+        call.float("a part", part.dtype());
+        call.that(*start >= end, format_args!("a part begins at {start}, and the one before it ends at {end}"));
+        end = start + part.dims()[0];
+    }
+    call.that(end <= len, format_args!("the parts end at {end}, and the buffer has {len} elements"));
+    let parts = parts.into_iter().map(|(start, part)| (start, part.inner())).collect();
+    #[cfg(feature = "cubecl")]
+    let parts = match cube::flatten(parts, len, dtype) {
+        Ok(flat) => return flat,
+        Err(parts) => parts,
+    };
+    concatenated(parts, len, dtype, device)
+}
+
+fn concatenated(parts: Vec<(usize, Tensor<1>)>, len: usize, dtype: DType, device: &Device) -> Tensor<1> {
+    let zeros = |len: usize| Tensor::zeros([len], (device, dtype));
+    let (mut pieces, mut end) = (vec![], 0);
+    for (start, part) in parts {
+        if start > end {
+            pieces.push(zeros(start - end));
+        }
+        end = start + part.dims()[0];
+        pieces.push(part.cast(dtype));
+    }
+    if len > end || pieces.is_empty() {
+        pieces.push(zeros(len - end));
+    }
+    Tensor::cat(pieces, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_lie_at_their_places_and_zeros_between_them() {
+        let device = Device::flex();
+        let part = |values: &[f32]| Tensor::<1>::from_floats(values, &device);
+        let parts = vec![(1, part(&[1.0, 2.0])), (3, part(&[3.0]).cast(DType::F16)), (5, part(&[4.0]))];
+        let flat = flatten(parts, 7, DType::F32, &device);
+        assert_eq!(flat.into_data().iter::<f32>().collect::<Vec<_>>(), [0.0, 1.0, 2.0, 3.0, 0.0, 4.0, 0.0]);
+        assert_eq!(flatten(vec![], 2, DType::BF16, &device).dims(), [2]);
+    }
+}
