@@ -231,6 +231,35 @@ fn embeddings_agree() {
     }
 }
 
+/// To the bit: parts of 64 places in their order, then the places that are left.
+#[test]
+fn a_row_of_an_embedding_adds_up_its_places_in_one_order() {
+    const PART: usize = 64;
+    let mut random = Random(14);
+    let (n, vocab, d) = (1500, 40, 8);
+    let of = random.tokens(n, vocab);
+    let cotangent: Vec<f32> = (0..n * d).map(|_| (random.below(1 << 20) as f32 + 0.1).recip()).collect();
+    let mut expected = vec![];
+    for row in 0..vocab as i64 {
+        let places: Vec<usize> = (0..n).filter(|place| of[*place] == row).collect();
+        for column in 0..d {
+            let add = |sum: f32, place: &usize| sum + cotangent[place * d + column];
+            let (parts, rest) = places.as_chunks::<PART>();
+            let parts = parts.iter().map(|part| part.iter().fold(0.0, add)).fold(0.0, |sum, part| sum + part);
+            expected.push(rest.iter().fold(parts, add));
+        }
+    }
+    for &units in testing::units() {
+        let _held = set_cpu_units(units);
+        let device = &testing::device().autodiff();
+        let weight = Tensor::<2>::zeros([vocab, d], (device, DType::F32)).require_grad();
+        let y = embedding(weight.clone(), tokens(&of, [1, n], DType::I32, device));
+        let gradients = (y * float(&cotangent, [1, n, d], DType::F32, device)).sum().backward();
+        let (found, _) = floats(weight.grad(&gradients).expect("a gradient of the table"));
+        assert_eq!(found, expected, "{units} units");
+    }
+}
+
 #[test]
 fn steps_of_adamw_agree() {
     let mut random = Random(13);

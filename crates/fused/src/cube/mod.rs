@@ -8,6 +8,7 @@ mod launches;
 mod math;
 #[cfg(feature = "offline")]
 pub mod offline;
+pub mod plane;
 mod product;
 mod reduce;
 mod round;

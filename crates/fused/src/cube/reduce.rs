@@ -6,6 +6,7 @@
 #![allow(clippy::needless_range_loop, clippy::manual_is_multiple_of)]
 
 use super::launch::{fixed_plane, has_planes};
+use super::plane;
 use cubecl::comptime;
 use cubecl::prelude::*;
 
@@ -32,29 +33,27 @@ pub fn cube_sum(value: f32, shared: &mut [f32], #[comptime] units: usize) -> f32
 pub fn cube_reduce(value: f32, shared: &mut [f32], #[comptime] units: usize, #[comptime] reduction: Reduction) -> f32 {
     let mut result = value;
     // The number of units is the device's: 32 on NVIDIA's GPUs, from 8 to 64 on others, where it may differ between kernels.
-    let mut plane = 1usize.runtime();
+    let mut width = 1usize.runtime();
     let properties = comptime::device_properties();
     if comptime!(has_planes(&properties)) {
         // A constant where it can be one: the kernel needs fewer registers.
         let fixed = comptime!(fixed_plane(&properties).min(units));
-        plane = if comptime!(fixed > 0) { fixed.runtime() } else { min(PLANE_DIM as usize, units) };
-        // Operations count the units that are there. Those that left a loop early wait for the others.
-        sync_plane();
+        width = if comptime!(fixed > 0) { fixed.runtime() } else { min(PLANE_DIM as usize, units) };
         result = match comptime!(reduction) {
-            Reduction::Sum => plane_sum(value),
-            Reduction::Max => plane_max(value),
+            Reduction::Sum => plane::sum(value),
+            Reduction::Max => plane::largest(value),
         };
     }
-    if units > plane {
+    if units > width {
         let unit = UNIT_POS as usize;
         // Whoever still reads the result before this one must have it.
         sync_cube();
-        if unit % plane == 0usize {
-            shared[unit / plane] = result;
+        if unit % width == 0usize {
+            shared[unit / width] = result;
         }
         sync_cube();
         result = shared[0];
-        for other in 1..units / plane {
+        for other in 1..units / width {
             result = match comptime!(reduction) {
                 Reduction::Sum => result + shared[other],
                 Reduction::Max => max(result, shared[other]),

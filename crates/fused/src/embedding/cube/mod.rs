@@ -9,19 +9,21 @@
 //!                                       blocks[block]: tokens of the rows of a cube
 //! scan_blocks  one cube                 blocks[block] becomes how many tokens the blocks before it have
 //! place        a cube a chunk           places[blocks[v's] + starts[v] + counts[chunk, v] + those of v before i in the chunk] = i
-//! sum          a cube a row v           dW[v] = sum of dy[places[..]], in f32, in their order
+//! parts        a cube a part            parts[part] = sum of dy[places[..]] over 64 places of a row that has as many
+//! sum          a cube a row v           dW[v] = sum of v's parts and of dy[places[..]] over what is left, rounded
 //! ```
 //!
 //! `counts` takes 4 bytes a chunk and row: 12,288 tokens and 50,304 rows are 24 chunks and 4.8 MB. Instead of more than
 //! 128 chunks there are longer ones.
 
 mod sort;
+mod sum;
 
 use self::sort::sort;
+use self::sum::sum;
 use crate::cube::launch::{Elements, address_type, empty, over_rows, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
-use crate::cube::rounded;
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::kernel::into_contiguous;
@@ -89,84 +91,25 @@ fn embedding_kernel<F: Float, I: Int, V: Size>(
 pub(crate) fn embedding_backward(tokens: CubeTensor, d_y: CubeTensor, rows: usize) -> CubeTensor {
     let ([n, d], dtype) = (d_y.shape().dims(), d_y.dtype);
     let (tokens, d_y) = (into_contiguous(tokens), into_contiguous(d_y));
-    let (client, device) = (d_y.client.clone(), d_y.device.clone());
     if n * rows * d == 0 {
-        return zeros_client(client, device, [rows, d].into(), dtype);
+        return zeros_client(d_y.client.clone(), d_y.device.clone(), [rows, d].into(), dtype);
     }
-    let (sorted, d_weight) = (sort(tokens, rows), empty(&d_y, [rows, d], dtype));
-    let vector = vector_size(&client, d, dtype);
-    let (count, dim) = over_rows(&client, rows, d / vector);
-    // SAFETY: places are below `n`, and there is one more start than rows.
-    unsafe {
-        sum_kernel::launch_unchecked(
-            &client,
-            count,
-            dim,
-            address_type([&d_y, &d_weight]),
-            vector,
-            d_y.elements(),
-            sorted.places.elements(),
-            sorted.starts.elements(),
-            sorted.blocks.elements(),
-            d_weight.clone().elements(),
-            rows,
-            d / vector,
-            sorted.block,
-            dtype_to_elem_type(dtype),
-        );
-    }
-    d_weight
-}
-
-/// `width` is that of a row in vectors, `block` how many rows have a number in `blocks`.
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn sum_kernel<F: Float, V: Size>(
-    d_y: &[Vector<F, V>],
-    places: &[i32],
-    starts: &[i32],
-    blocks: &[i32],
-    d_weight: &mut [Vector<F, V>],
-    rows: usize,
-    width: usize,
-    #[comptime] block: usize,
-    #[define(F)] _dtype: ElemType,
-) {
-    let mut row = CUBE_POS;
-    while row < rows {
-        let first = (blocks[row / block] + starts[row]) as usize;
-        let end = (blocks[(row + 1usize) / block] + starts[row + 1usize]) as usize;
-        let mut i = UNIT_POS as usize;
-        while i < width {
-            let mut sum = Vector::<f32, V>::new(0.0f32);
-            let mut at = first;
-            while at < end {
-                sum += Vector::cast_from(d_y[places[at] as usize * width + i]);
-                at += 1usize;
-            }
-            d_weight[row * width + i] = rounded(sum);
-            i += CUBE_DIM as usize;
-        }
-        row += CUBE_COUNT;
-    }
+    let sorted = sort(tokens.clone(), rows);
+    sum(tokens, d_y, sorted, rows)
 }
 
 /// The kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use embedding_kernel::EmbeddingKernel;
-    use sum_kernel::SumKernel;
 
-    let dim = || CubeDim::new_1d(256);
     let mut cases = sort::cases();
+    cases.extend(sum::cases());
     for (name, dtype, vector) in float_cases() {
         let int = i32::elem_type_native();
         cases.push(KernelCase::new(format!("embedding {name}"), move |gpu| {
-            let (b, s, d, t) = (buffer, gpu.settings(dim()), gpu.device(), gpu.target());
+            let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());
             EmbeddingKernel::new(s, d, t, b(), b(), b(), (), (), (), vector, dtype, int)
-        }));
-        cases.push(KernelCase::new(format!("embedding sum {name}"), move |gpu| {
-            let (b, s, d, t) = (buffer, gpu.unchecked(dim()), gpu.device(), gpu.target());
-            SumKernel::new(s, d, t, b(), b(), b(), b(), b(), (), (), vector, 256, dtype)
         }));
     }
     cases

@@ -2,7 +2,7 @@
 
 use super::super::rows::{Lies, Rule, first_key, head_here, inverse, log_sum};
 use super::{Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
-use crate::cube::rounded;
+use crate::cube::{plane, rounded};
 use cubecl::prelude::*;
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -78,8 +78,8 @@ pub fn forward<F: Float>(
                     }
                 }
             }
-            most = max(most, plane_shuffle_xor(most, 1u32));
-            most = max(most, plane_shuffle_xor(most, 2u32));
+            most = max(most, plane::exchanged(most, 1u32));
+            most = max(most, plane::exchanged(most, 2u32));
             let factor = (rule.scale * (largest[half] - most)).exp();
             largest[half] = most;
             let mut sum = total[half] * factor;
@@ -114,8 +114,8 @@ pub fn forward<F: Float>(
     for half in 0..2usize {
         let row = query + plane_row() + lane_row + comptime!(8 * half);
         let mut sum = total[half];
-        sum += plane_shuffle_xor(sum, 1u32);
-        sum += plane_shuffle_xor(sum, 2u32);
+        sum += plane::exchanged(sum, 1u32);
+        sum += plane::exchanged(sum, 2u32);
         if row < rule.t {
             let inverse = inverse(sum);
             let to = (y_lies.here() + row * y_lies.row + lane_column) / 2;

@@ -18,6 +18,7 @@ use cubecl::prelude::*;
 use fused::cube::launch::{Elements, contiguous, empty, over_items, plane_units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
+use fused::cube::plane;
 
 pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectRule) -> CubeTensor {
     let [n, e] = scores.shape().dims();
@@ -184,12 +185,12 @@ impl Own {
 
 #[cube]
 fn plane_largest(value: f32, #[comptime] lanes: usize) -> f32 {
-    if comptime!(lanes > 1) { plane_max(value) } else { value }
+    if comptime!(lanes > 1) { plane::largest(value) } else { value }
 }
 
 #[cube]
 fn plane_lowest(value: i32, #[comptime] lanes: usize) -> i32 {
-    if comptime!(lanes > 1) { plane_min(value) } else { value }
+    if comptime!(lanes > 1) { plane::smallest(value) } else { value }
 }
 
 /// The largest values so far with their places, best first; a free entry's place is -1.
