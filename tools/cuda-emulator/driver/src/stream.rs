@@ -4,7 +4,7 @@ use crate::abi::{CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, CUcontext, CUdevice, CU
 use crate::abi::{CUstream, CUstreamCallback};
 use crate::call::{api, out, out_opt, unsupported};
 use crate::capture::Capture;
-use crate::context::{Context, contexts, current};
+use crate::context::{Context, current};
 use crate::engine::work::{UserData, Work};
 use crate::engine::{Class, Point, engine};
 use crate::errors::{Answer, Code};
