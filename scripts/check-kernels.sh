@@ -15,7 +15,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
 packages=scripts/kernel-tools.txt # with the digest of every archive
 # Both commands build these, so that Burn is compiled once. (`cargo run` takes one package, and other features of what lies below Burn.)
-both=(--package moe --package fused --package model --package fsdp --package train --features moe/offline,fused/offline,train/cpu-jit,train/vulkan,train/cuda)
+both=(--package moe --package fused --package model --package comm --package fsdp --package train --features moe/offline,fused/offline,train/cpu-jit,train/vulkan,train/cuda)
 tests=(cargo test --locked "${both[@]}" --test 'cube*' --no-run)
 
 say() { printf 'check-kernels: %s\n' "$*"; }

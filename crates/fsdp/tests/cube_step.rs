@@ -66,8 +66,11 @@ fn the_optimizer_is_launched_before_anything_is_read() {
     }
 }
 
-/// Of each step the loss, the norm and which unit has a number that is not finite; at the end how many steps were made.
-fn train(device: &Device, ranks: usize, strategy: Strategy) -> (Vec<([f64; 2], Option<String>)>, u64) {
+/// Of a step the loss, the norm and which unit has a number that is not finite.
+type Report = ([f64; 2], Option<String>);
+
+/// Reports of all steps, and how many the optimizer has made.
+fn train(device: &Device, ranks: usize, strategy: Strategy) -> (Vec<Report>, u64) {
     let device = device.clone();
     let results = run_ranks(vec![device.clone(); ranks], Duration::from_secs(300), move |comm| {
         let rank = comm.rank();

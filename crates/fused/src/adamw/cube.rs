@@ -94,8 +94,8 @@ fn adamw_kernel<V: Size, G: Float, C: Float>(
     rates: RatesArgs,
     #[comptime] has_factor: bool,
     #[comptime] copies: bool,
-    #[define(G)] _gradient: ElemType,
-    #[define(C)] _copy: ElemType,
+    #[define(G)] _gradient_type: ElemType,
+    #[define(C)] _copy_type: ElemType,
 ) {
     let mut scale = rates.gradient_scale;
     let mut steps = true;

@@ -27,16 +27,16 @@ pub(crate) fn clip_factor(totals: CubeTensor, rule: ClipRule) -> CubeTensor {
 #[cube(launch)]
 fn clip_factor_kernel(totals: &[f32], factor: &mut [f32], count: f32, limit: f32, #[comptime] clips: bool) {
     let mut finite = true;
-    for i in 0..totals.len() {
+    let mut i = 0usize.runtime();
+    while i < totals.len() {
         // No comparison with what is no number is true.
         finite = finite && f32::abs(totals[i]) <= 3.4028234e38f32;
+        i += 1usize;
     }
     let norm = f32::sqrt(totals[totals.len() - 2usize] + totals[totals.len() - 1usize]) / count;
     let mut result = 1.0f32;
     if comptime!(clips) {
-        if norm > limit {
-            result = limit / (norm + 1e-6f32);
-        }
+        result = select(norm > limit, limit / (norm + 1e-6f32), 1.0f32);
     }
     if !finite {
         result = -1.0f32;

@@ -46,10 +46,11 @@ fn strong_accesses_of_a_half_written_word_and_exchanges_are_fine() {
     let mut low = [0; 2];
     card.memory.read(fresh, &mut low).unwrap();
     assert_eq!(low, [8, 0]);
-    let plain = "mov.b16 %h1, 7; st.global.b16 [%rd0], %h1; ld.global.b32 %r1, [%rd0]; ret;";
+    let used = "setp.eq.u32 %p1, %r1, 0; @%p1 bra L; L: ret;";
+    let plain = format!("mov.b16 %h1, 7; st.global.b16 [%rd0], %h1; ld.global.b32 %r1, [%rd0]; {used}");
     assert_eq!(fine("atom.shared.exch.b32 %r1, [dynamic], %r0; ret;", 1, 1), [0]);
-    for body in [plain, "ld.relaxed.gpu.global.b32 %r1, [%rd0]; ret;"] {
-        let card = Card::kernel(body);
+    for body in [plain, format!("ld.relaxed.gpu.global.b32 %r1, [%rd0]; {used}")] {
+        let card = Card::kernel(&body);
         let fresh = card.memory.alloc(256, 256, "test").unwrap();
         assert_eq!(card.run(1, fresh).expect_err("a fault").kind(), FaultKind::Uninitialised, "{body}");
     }
