@@ -57,7 +57,7 @@ fn operations_launch_few_kernels() {
     let flat = || _ = fused::flatten(parts(), 9 * 48, DType::F32, &testing::device()).into_data();
     assert_eq!(ours(flat), ["flatten_kernel"; 2]);
     let clip = || {
-        let sum = fused::add_sum_of_squares(values.zeros_like().slice([0..2]), values.clone(), 1.0);
+        let sum = fused::add_sum_of_squares(values.zeros_like().narrow(0, 0, 2), values.clone(), 1.0);
         _ = fused::clip_factor(sum, fused::ClipRule { count: 1.0, limit: Some(1.0) }).into_data();
     };
     assert_eq!(ours(clip), ["sum_of_squares_kernel", "add_parts_kernel", "clip_factor_kernel"]);
