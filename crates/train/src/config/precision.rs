@@ -42,7 +42,7 @@ impl From<FloatType> for ParamType {
 }
 
 impl PrecisionConfig {
-    /// The type of gathered parameters; fp32 where it has not been [chosen](Self::choose).
+    /// The type of gathered parameters; `auto` is fp32 until the kind of device is known.
     pub fn param(self) -> FloatType {
         match self.param {
             ParamType::Auto | ParamType::Fp32 => FloatType::Fp32,
