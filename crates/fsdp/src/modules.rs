@@ -10,6 +10,7 @@ use crate::unit::{AnyUnit, Bound, Draw, Marks, ShapeOf, Units, Value};
 use crate::{FsdpConfig, FsdpError, Wrap};
 use burn::tensor::{Gradients, Tensor};
 use comm::{Cut, FirstError};
+use fused::weight_gradients::Place;
 use std::any::Any;
 use std::collections::BTreeSet;
 
@@ -196,6 +197,14 @@ impl BoundModules {
     /// The parameters on a device, in the order of visits.
     pub fn leaves(&self) -> Vec<Leaf> {
         self.0.iter().flat_map(|member| member.leaves()).collect()
+    }
+
+    /// Where the parameters' gradients go on a device; `next` gives the buffer of each in the order of visits, and its
+    /// first element there.
+    pub fn places(&self, mut next: impl FnMut() -> (Option<Tensor<1>>, usize)) -> Vec<Place> {
+        let mut places = vec![];
+        self.0.iter().for_each(|member| member.places(&mut next, &mut places));
+        places
     }
 
     /// The parameters' gradients, flat, in the order of visits; none where the loss does not depend on one.

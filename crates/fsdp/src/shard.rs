@@ -13,6 +13,7 @@ use crate::weights::Flat;
 use crate::{FsdpConfig, Layout, ParamLayout, Strategy};
 use burn::tensor::{DType, Tensor};
 use comm::{CommError, Communicator, Reduce, hand_over};
+use fused::weight_gradients;
 use std::ops::Range;
 
 /// A class of a unit's parameters at rest: this rank's share of them, of their gradients and optimizer state; nothing
@@ -133,15 +134,28 @@ impl FlatShard {
         (whole.shape.clone(), value.flatten(0, 2))
     }
 
-    /// The gradients of all parameters, or this rank's parts of them, in one buffer; zeros where there is none.
-    pub fn gradient_of(&self, mut gradients: Vec<Option<Tensor<1>>>) -> Tensor<1> {
+    /// Where parameter `i`, or this rank's part of it, begins in the buffer of all.
+    pub fn offset(&self, i: usize) -> usize {
+        self.layout.params()[i].offset
+    }
+
+    /// On a device, a buffer for the gradients of all parameters, of zeros unless they fill it.
+    pub fn gradient_buffer(&self) -> Option<Tensor<1>> {
+        let (len, options) = (self.layout.padded_len(), (&self.plan.device, self.plan.param.dtype()));
+        let make =
+            || if self.layout.len() == len { Tensor::empty([len], options) } else { Tensor::zeros([len], options) };
+        weight_gradients::are_written_into(&self.plan.device).then(make)
+    }
+
+    /// The gradients of all parameters, or this rank's parts of them, in one buffer, this one if there is one; zeros
+    /// where there is no gradient.
+    pub fn gradient_of(&self, mut gradients: Vec<Option<Tensor<1>>>, buffer: Option<Tensor<1>>) -> Tensor<1> {
         let dtype = self.plan.param.dtype();
-        let parts = self
-            .layout
-            .by_offset()
-            .iter()
-            .filter_map(|i| Some((self.layout.params()[*i].offset, gradients[*i].take()?)));
-        fused::flatten(parts.collect(), self.layout.padded_len(), dtype, &self.plan.device)
+        let parts = self.layout.by_offset().iter().filter_map(|i| Some((self.offset(*i), gradients[*i].take()?)));
+        match buffer {
+            Some(buffer) => fused::flatten_into(buffer, parts.collect()),
+            None => fused::flatten(parts.collect(), self.layout.padded_len(), dtype, &self.plan.device),
+        }
     }
 
     /// All parameters in the type they are computed with; under `block` on rank `owner` only.

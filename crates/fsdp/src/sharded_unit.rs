@@ -14,6 +14,7 @@ use crate::weights::Weights;
 use crate::{FsdpConfig, FsdpError};
 use burn::tensor::{Device, Tensor, TensorData};
 use comm::Cut;
+use fused::weight_gradients::written_into;
 use std::ops::Range;
 
 /// A unit's modules, without values, and this rank's shares of their parameters.
@@ -146,14 +147,29 @@ impl ShardedUnit {
         Ok(self.modules.bind(&mut self.places.iter().map(value), false))
     }
 
-    /// The gradients of all parameters, given in the order of visits, in a buffer for each class.
-    pub fn flatten(&self, gradients: Vec<Option<Tensor<1>>>) -> Vec<Tensor<1>> {
+    /// Runs a backward through `bound`, and returns what it returns. On a device the gradients of weights are written
+    /// into buffers that [`flatten`](Self::flatten) takes, one for each class.
+    pub fn backward<R>(&self, bound: &BoundModules, backward: impl FnOnce() -> R) -> (R, Vec<Option<Tensor<1>>>) {
+        let buffers: Vec<_> = self.classes.iter().map(FlatShard::gradient_buffer).collect();
+        let mut places = self.places.iter();
+        let next = || {
+            let (class, i) = places.next().expect("a place for each parameter");
+            (buffers[*class].clone(), self.classes[*class].offset(*i))
+        };
+        let places = if buffers.iter().any(Option::is_some) { bound.places(next) } else { vec![] };
+        (written_into(places, backward), buffers)
+    }
+
+    /// The gradients of all parameters, given in the order of visits, in a buffer for each class: those of the
+    /// [`backward`](Self::backward), or new ones.
+    pub fn flatten(&self, gradients: Vec<Option<Tensor<1>>>, buffers: Vec<Option<Tensor<1>>>) -> Vec<Tensor<1>> {
         let mut of_classes: Vec<Vec<Option<Tensor<1>>>> = self.classes.iter().map(|_| vec![]).collect();
         for ((class, _), gradient) in self.places.iter().zip(gradients) {
             of_classes[*class].push(gradient);
         }
-        let of_class = |(class, gradients): (&FlatShard, _)| class.gradient_of(gradients);
-        self.classes.iter().zip(of_classes).map(of_class).collect()
+        let buffers = buffers.into_iter().chain(std::iter::repeat(None));
+        let of_class = |((class, gradients), buffer): ((&FlatShard, _), _)| class.gradient_of(gradients, buffer);
+        self.classes.iter().zip(of_classes).zip(buffers).map(of_class).collect()
     }
 
     /// [`FlatShard::reduce`] of each class.

@@ -9,6 +9,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Gradients, Tensor};
 use comm::Cut;
 use comm::FirstError;
+use fused::weight_gradients::Place;
 use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -271,6 +272,10 @@ pub(crate) trait Bound {
     /// The parameters, if a device has them.
     fn leaves(&self) -> Vec<Leaf>;
 
+    /// Adds to `places` where each parameter's gradient goes on a device; `next` gives the parameter's buffer and its
+    /// first element there.
+    fn places(&self, next: &mut dyn FnMut() -> (Option<Tensor<1>>, usize), places: &mut Vec<Place>);
+
     /// The parameters' gradients, flat; none where the loss does not depend on one.
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>>;
 }
@@ -328,6 +333,10 @@ impl<M: Module + 'static> Bound for BoundModule<M> {
         leaves.0
     }
 
+    fn places(&self, next: &mut dyn FnMut() -> (Option<Tensor<1>>, usize), places: &mut Vec<Place>) {
+        self.0.visit(&mut Places { next, places });
+    }
+
     fn take_gradients(&self, gradients: &mut Gradients) -> Vec<Option<Tensor<1>>> {
         let mut taken = TakeGradients { gradients, flat: vec![] };
         self.0.visit(&mut taken);
@@ -350,6 +359,18 @@ struct Leaves(Vec<Leaf>);
 impl ModuleVisitor for Leaves {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.0.extend(Leaf::of(param.val().inner()));
+    }
+}
+
+struct Places<'a> {
+    next: &'a mut dyn FnMut() -> (Option<Tensor<1>>, usize),
+    places: &'a mut Vec<Place>,
+}
+
+impl ModuleVisitor for Places<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let (flat, start) = (self.next)();
+        self.places.extend(flat.and_then(|flat| Place::new(&param.val(), &flat, start)));
     }
 }
 

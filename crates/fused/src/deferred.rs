@@ -72,10 +72,10 @@ impl Deferred {
     }
 }
 
-/// For the step of an operation with a weight, whose node has so many parents: whether the weight's gradient is put
-/// off. Then the step gives the others, and [`defer`]s that one.
-pub fn defers(parents: usize) -> bool {
-    parents == 0 && JOBS.with_borrow(Option::is_some)
+/// For the step of an operation with a weight that is a leaf: whether the weight's gradient is put off. Then the step
+/// gives the others, and [`defer`]s that one.
+pub fn defers() -> bool {
+    JOBS.with_borrow(Option::is_some)
 }
 
 /// Keeps a job that computes a weight's gradient, and registers it.
@@ -166,6 +166,6 @@ mod tests {
                 .map(|gradient| gradient.unwrap().into_data())
         };
         assert_eq!(run(true), run(false));
-        assert!(!defers(0), "only while a backward runs that puts off");
+        assert!(!defers(), "only while a backward runs that puts off");
     }
 }

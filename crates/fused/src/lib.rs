@@ -52,6 +52,7 @@ pub mod step;
 mod sum_of_squares;
 mod team;
 mod uninit;
+pub mod weight_gradients;
 
 pub use adamw::{AdamW, AdamWState, AdamWStep, adamw};
 pub use attention::{AttentionPart, causal_attention, causal_self_attention, latent_attention};
@@ -60,7 +61,7 @@ pub use cross_entropy::{Losses, linear_cross_entropy, linear_cross_entropy_trans
 pub use dropout::{DropoutKey, dropout};
 pub use element::Element;
 pub use embedding::embedding;
-pub use flatten::flatten;
+pub use flatten::{flatten, flatten_into};
 pub use gelu::gelu;
 pub use linear::{Rows, linear, linear_add, linear_gelu, linear_transposed};
 pub use linear_add_norm::{linear_add_layer_norm, linear_add_rms_norm};

@@ -1,6 +1,6 @@
 //! An operation of ours as a step of Burn's tape.
 
-use crate::deferred;
+use crate::{deferred, weight_gradients};
 use burn::backend::autodiff::{
     Autodiff,
     checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -24,6 +24,18 @@ pub trait Gradient<B: Backend, const N: usize>: Clone + Debug + Send + Sync + 's
     fn of_weight_alone(self) -> Self {
         self
     }
+
+    /// The weight's gradient, in the elements from `start` on of `flat` where the operation can write it there.
+    fn of_weight_into(self, d_y: FloatTensor<B>, flat: FloatTensor<B>, start: usize) -> FloatTensor<B> {
+        let _ = (flat, start);
+        of_weight::<B, Self, N>(self, d_y)
+    }
+}
+
+/// The weight's gradient alone.
+fn of_weight<B: Backend, G: Gradient<B, N>, const N: usize>(gradient: G, d_y: FloatTensor<B>) -> FloatTensor<B> {
+    let all = gradient.of(d_y, std::array::from_fn(|input| Some(input) == G::WEIGHT));
+    all.into_iter().flatten().next().expect("an operation with a weight has its gradient")
 }
 
 /// The output `y` of an operation with these inputs, with the gradient that `gradient` makes where one of them is
@@ -42,15 +54,22 @@ pub fn step<B: Backend, C: CheckpointStrategy, G: Gradient<B, N>, const N: usize
         fn backward(self, ops: Ops<G, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
             let d_y = gradients.consume::<B>(&ops.node);
             let mut wanted = ops.parents.each_ref().map(Option::is_some);
-            if let Some((i, weight)) = G::WEIGHT.and_then(|i| Some((i, ops.parents[i].as_ref()?)))
-                && deferred::defers(weight.parents.len())
-            {
-                wanted[i] = false;
-                let (id, state, d_y) = (weight.id, ops.state.clone().of_weight_alone(), d_y.clone());
-                deferred::defer(move |gradients| {
-                    let of_inputs = state.of(d_y, std::array::from_fn(|input| input == i));
-                    gradients.register::<B>(id, of_inputs.into_iter().flatten().next().expect("it is wanted"));
-                });
+            let weight = G::WEIGHT.and_then(|i| Some((i, ops.parents[i].as_ref()?)));
+            if let Some((i, leaf)) = weight.filter(|(_, weight)| weight.parents.is_empty()) {
+                let (id, deferred) = (leaf.id, deferred::defers());
+                let place = if deferred { None } else { weight_gradients::take::<FloatTensor<B>>(id) };
+                if deferred || place.is_some() {
+                    wanted[i] = false;
+                    let (state, d_y) = (ops.state.clone().of_weight_alone(), d_y.clone());
+                    let weight = move |gradients: &mut Gradients| {
+                        let gradient = match place.or_else(|| weight_gradients::take(id)) {
+                            Some((flat, start)) => state.of_weight_into(d_y, flat, start),
+                            None => of_weight::<B, G, N>(state, d_y),
+                        };
+                        gradients.register::<B>(id, gradient);
+                    };
+                    if deferred { deferred::defer(weight) } else { weight(gradients) }
+                }
             }
             for (parent, gradient) in ops.parents.iter().zip(ops.state.of(d_y, wanted)) {
                 if let (Some(parent), Some(gradient)) = (parent, gradient) {

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{TINY, TINY_EXPERTS, metrics, run, succeed, values};
+use common::{TINY, TINY_EXPERTS, metrics, program, run, succeed, values};
 use std::fs;
 use std::path::Path;
 use tempfile::{TempDir, tempdir};
@@ -137,4 +137,44 @@ fn checkpoints_go_from_device_to_device() {
         let written = [first, second].map(|device| succeed(folder.path(), &[&generate[..], &[device]].concat()).0);
         assert_eq!(written[0], written[1]);
     }
+}
+
+/// Of four emulated cards: which one computes, and what a user reads where there is none, or too little memory.
+#[test]
+fn a_card_is_chosen_by_number_and_what_does_not_fit_is_refused() {
+    let Some((folder, device)) = folder() else { return };
+    if device != "cuda" || std::env::var("KILN_EMULATED_CARDS").as_deref() != Ok("4") {
+        eprintln!("skipped: there are no four emulated cards");
+        return;
+    }
+    let failure = |args: &[&str], memory: &str| {
+        let mut command = program(folder.path(), &[TINY, args].concat());
+        let output = command.env("KILN_EMULATED_MEMORY", memory).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{stderr}");
+        stderr
+    };
+    let (_, stderr) =
+        succeed(folder.path(), &[TINY, &["--gpus=2", "--steps=1", "--device=cuda:1", "--out=one"]].concat());
+    assert!(stderr.contains("2 ranks share 1 device (cuda:1)"), "{stderr}");
+    let absent = failure(&["--device=cuda:4", "--out=absent"], "2G");
+    assert!(absent.contains("--device cuda:4: there are 4 devices, numbered from 0"), "{absent}");
+
+    let refused = failure(&["--device=cuda", "--out=refused"], "64K");
+    for part in ["of memory, and a device has", "GB per rank", "--force tries all the same"] {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    let forced = failure(&["--device=cuda", "--out=forced", "--force"], "2M");
+    assert!(forced.contains("out of memory"), "{forced}");
+}
+
+#[test]
+fn a_run_is_evaluated_on_the_device() {
+    let Some((folder, device)) = folder() else { return };
+    succeed(folder.path(), &[TINY_EXPERTS, &["--steps=2", "--device=cpu", "--out=run"]].concat());
+    let losses = [&*device, "cpu"].map(|device| {
+        let (report, _) = succeed(folder.path(), &["eval", "run", "--data=text.txt", "--json", "--device", device]);
+        serde_json::from_str::<serde_json::Value>(&report).unwrap()["loss"].as_f64().unwrap()
+    });
+    near(&losses[..1], &losses[1..], 1e-4);
 }

@@ -56,12 +56,13 @@ impl<B> Runner<'_, B> {
             }
             let gradients = match self.restore(i, call, again, micro.batch) {
                 Some((Graph { bound, x, output, _held }, weights)) => {
-                    let mut gradients = root(output, cotangent.take(), micro.scale).backward();
+                    let root = root(output, cotangent.take(), micro.scale);
+                    let (mut gradients, buffers) = self.unit(i).backward(&bound, || root.backward());
                     self.first_error.check()?;
                     cotangent = self.of_input(x, &mut gradients);
                     let of_unit = bound.take_gradients(&mut gradients);
                     drop((gradients, bound, weights));
-                    Some(self.unit(i).flatten(of_unit))
+                    Some(self.unit(i).flatten(of_unit, buffers))
                 }
                 None => None,
             };
@@ -106,7 +107,7 @@ impl<B> Runner<'_, B> {
             }
             // Nothing was put off, so there is nothing to wait for.
             drop((gradients, bound, weights, _held));
-            let gradients = self.unit(call).flatten(now);
+            let gradients = self.unit(call).flatten(now, vec![]);
             self.finish(reduction.take())?;
             reduction = self.reduce(call, Some(gradients), micro);
         }
@@ -118,13 +119,13 @@ impl<B> Runner<'_, B> {
     pub fn backward_of_weights(&mut self, all: Vec<PutOff>, micro: &Micro<B>) -> Result<(), FsdpError> {
         let mut reduction = None::<Reduction>;
         for PutOff { call, bound, now, later, weights, held } in all {
-            let mut gradients = later.backward();
+            let (mut gradients, buffers) = self.unit(call).backward(&bound, || later.backward());
             self.first_error.check()?;
             let later = bound.take_gradients(&mut gradients);
             drop((bound, weights));
             let of_unit = now.into_iter().zip(later).map(|(now, later)| add(now, later)).collect();
             drop(held);
-            let gradients = self.unit(call).flatten(of_unit);
+            let gradients = self.unit(call).flatten(of_unit, buffers);
             self.finish(reduction.take())?;
             reduction = self.reduce(call, Some(gradients), micro);
         }

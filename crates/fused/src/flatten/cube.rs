@@ -2,7 +2,7 @@
 //!
 //! An extension of Burn's backends takes a fixed number of tensors, so the operation is handed to fusion directly.
 
-use crate::cube::launch::{Elements, address_type, empty, over_items, vector_size};
+use crate::cube::launch::{Elements, address_type, empty, is_part, over_items, vector_size};
 #[cfg(feature = "offline")]
 use crate::cube::offline::{KernelCase, buffer, float_cases};
 use crate::cube::rounded;
@@ -21,9 +21,10 @@ use cubecl::prelude::*;
 /// Parts of a launch.
 const PARTS: usize = 8;
 
-/// The parts again where they are not on a device.
+/// Into the memory of `into`, or a new buffer. The parts again where they are not on a device.
 pub(super) fn flatten(
     parts: Vec<(usize, Tensor<1>)>,
+    into: Option<&Tensor<1>>,
     len: usize,
     dtype: DType,
 ) -> Result<Tensor<1>, Vec<(usize, Tensor<1>)>> {
@@ -37,36 +38,48 @@ pub(super) fn flatten(
     };
     let parts: Vec<(usize, TensorIr)> = parts.into_iter().map(on_cube).collect();
     let out = TensorIr::uninit(client.create_empty_handle(), Shape::from([len]), dtype);
-    let inputs: Vec<TensorIr> = parts.iter().map(|(_, part)| part.clone()).collect();
+    let into = into.map(|flat| flat.clone().try_into_primitive::<Cube>().expect("it is where the parts are").into_ir());
+    let inputs: Vec<TensorIr> = parts.iter().map(|(_, part)| part).chain(&into).cloned().collect();
     let repr = OperationIr::Custom(CustomOpIr::new("flatten", &inputs, std::slice::from_ref(&out)));
-    let flat = client.register(StreamId::current(), repr, Flatten { parts, out }).remove(0);
+    let flat = client.register(StreamId::current(), repr, Flatten { parts, into, out }).remove(0);
     Ok(Tensor::from_primitive::<Cube>(flat))
 }
 
 #[derive(Debug)]
 struct Flatten {
     parts: Vec<(usize, TensorIr)>,
+    into: Option<TensorIr>,
     out: TensorIr,
 }
 
 impl Operation<FusionCubeRuntime> for Flatten {
     fn execute(&self, handles: &mut HandleContainer<CubeFusionHandle>) -> Result<(), ExecutionError> {
         let part = |(start, part): &(usize, TensorIr)| (*start, handles.get_float_tensor::<CubeBackend>(part));
-        let parts = self.parts.iter().map(part).collect();
-        let flat = launch(parts, self.out.shape.num_elements(), self.out.dtype);
+        let parts: Vec<_> = self.parts.iter().map(part).collect();
+        let flat = match &self.into {
+            Some(flat) => handles.get_float_tensor::<CubeBackend>(flat),
+            None => new(&parts, self.out.shape.num_elements(), self.out.dtype),
+        };
+        launch(parts, &flat);
         handles.register_float_tensor::<CubeBackend>(&self.out.id, flat);
         Ok(())
     }
 }
 
-fn launch(parts: Vec<(usize, CubeTensor)>, len: usize, dtype: DType) -> CubeTensor {
+/// A buffer for these parts, with zeros where they leave elements out.
+fn new(parts: &[(usize, CubeTensor)], len: usize, dtype: DType) -> CubeTensor {
     let filled: usize = parts.iter().map(|(_, part)| part.shape().num_elements()).sum();
     let like = &parts[0].1;
-    let flat = match filled == len {
+    match filled == len {
         true => empty(like, [len], dtype),
         false => CubeBackend::float_zeros([len].into(), &like.device, dtype.into()),
-    };
-    let none = empty(like, [0], dtype);
+    }
+}
+
+/// Copies the parts to their places, but for those that lie there.
+fn launch(mut parts: Vec<(usize, CubeTensor)>, flat: &CubeTensor) {
+    parts.retain(|(start, part)| !is_part(part, flat, *start));
+    let none = empty(flat, [0], flat.dtype);
     for from in [DType::F32, DType::BF16, DType::F16] {
         let of_type: Vec<_> =
             parts.iter().filter(|(_, part)| part.dtype == from && part.shape().num_elements() > 0).collect();
@@ -85,7 +98,7 @@ fn launch(parts: Vec<(usize, CubeTensor)>, len: usize, dtype: DType) -> CubeTens
                 &flat.client,
                 count,
                 dim,
-                address_type([&flat]),
+                address_type([flat]),
                 vector,
                 flat.clone().elements(),
                 part(0).elements(),
@@ -105,11 +118,10 @@ fn launch(parts: Vec<(usize, CubeTensor)>, len: usize, dtype: DType) -> CubeTens
                 start(6),
                 start(7),
                 dtype_to_elem_type(from),
-                dtype_to_elem_type(dtype),
+                dtype_to_elem_type(flat.dtype),
             );
         }
     }
-    flat
 }
 
 /// The greatest number that divides both; of 0 and another one the other one.

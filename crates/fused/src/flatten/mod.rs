@@ -19,21 +19,47 @@ use burn::tensor::{DType, Device, Tensor};
 /// If a part is of another type than f32, bf16 and f16, or a part begins before the end of the one before it, or the
 /// last one ends behind `len`.
 pub fn flatten(parts: Vec<(usize, Tensor<1>)>, len: usize, dtype: DType, device: &Device) -> Tensor<1> {
-    let (call, mut end) = (Call("flatten"), 0);
+    let parts = checked(Call("flatten"), parts, len, dtype);
+    #[cfg(feature = "cubecl")]
+    let parts = match cube::flatten(parts, None, len, dtype) {
+        Ok(flat) => return flat,
+        Err(parts) => parts,
+    };
+    concatenated(parts, len, dtype, device)
+}
+
+/// `flat` with these parts at their places, in its own memory on a device. A part that was written there, see
+/// [`weight_gradients`](crate::weight_gradients), is not moved; elements that belong to no part stay as they are. None
+/// of the tensors is tracked.
+///
+/// # Panics
+/// As [`flatten`].
+pub fn flatten_into(flat: Tensor<1>, parts: Vec<(usize, Tensor<1>)>) -> Tensor<1> {
+    let ([len], dtype) = (flat.dims(), flat.dtype());
+    let parts = checked(Call("flatten_into"), parts, len, dtype);
+    #[cfg(feature = "cubecl")]
+    let parts = match cube::flatten(parts, Some(&flat), len, dtype) {
+        Ok(flat) => return flat,
+        Err(parts) => parts,
+    };
+    let put = |flat: Tensor<1>, (start, part): (usize, Tensor<1>)| {
+        let end = start + part.dims()[0];
+        flat.slice_assign([start..end], part.cast(dtype))
+    };
+    parts.into_iter().fold(flat, put)
+}
+
+/// The parts without their graphs, if they fit.
+fn checked(call: Call, parts: Vec<(usize, Tensor<1>)>, len: usize, dtype: DType) -> Vec<(usize, Tensor<1>)> {
     call.float("dtype", dtype);
+    let mut end = 0;
     for (start, part) in &parts {
         call.float("a part", part.dtype());
         call.that(*start >= end, format_args!("a part begins at {start}, and the one before it ends at {end}"));
         end = start + part.dims()[0];
     }
     call.that(end <= len, format_args!("the parts end at {end}, and the buffer has {len} elements"));
-    let parts = parts.into_iter().map(|(start, part)| (start, part.inner())).collect();
-    #[cfg(feature = "cubecl")]
-    let parts = match cube::flatten(parts, len, dtype) {
-        Ok(flat) => return flat,
-        Err(parts) => parts,
-    };
-    concatenated(parts, len, dtype, device)
+    parts.into_iter().map(|(start, part)| (start, part.inner())).collect()
 }
 
 fn concatenated(parts: Vec<(usize, Tensor<1>)>, len: usize, dtype: DType, device: &Device) -> Tensor<1> {
@@ -63,6 +89,8 @@ mod tests {
         let parts = vec![(1, part(&[1.0, 2.0])), (3, part(&[3.0]).cast(DType::F16)), (5, part(&[4.0]))];
         let flat = flatten(parts, 7, DType::F32, &device);
         assert_eq!(flat.into_data().iter::<f32>().collect::<Vec<_>>(), [0.0, 1.0, 2.0, 3.0, 0.0, 4.0, 0.0]);
+        let flat = flatten_into(Tensor::ones([4], &device), vec![(1, part(&[2.0, 3.0]))]);
+        assert_eq!(flat.into_data().iter::<f32>().collect::<Vec<_>>(), [1.0, 2.0, 3.0, 1.0]);
         assert_eq!(flatten(vec![], 2, DType::BF16, &device).dims(), [2]);
     }
 }

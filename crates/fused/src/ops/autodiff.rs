@@ -315,6 +315,15 @@ where
         unreachable!("{NO_GRADIENT}")
     }
 
+    fn fused_product_into(
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: usize,
+    ) -> FloatTensor<Self> {
+        unreachable!("{NO_GRADIENT}")
+    }
+
     fn fused_sum_of_squares(_: FloatTensor<Self>) -> FloatTensor<Self> {
         unreachable!("{NO_GRADIENT}")
     }

@@ -5,10 +5,12 @@ use crate::adamw::{self, Rates};
 use crate::attention::{self, AttentionRule, LatentRule};
 use crate::clip::{self, ClipRule};
 use crate::cross_entropy::{self, CrossEntropyRule};
-use crate::cube::product;
+use crate::cube::launch::part_or_empty;
+use crate::cube::{product, product_into};
 use crate::dropout::{self, DropoutRule};
 use crate::norm::{self, NormRule};
 use crate::{embedding, gelu, linear_add_norm, rope, silu_mul, sum_of_squares};
+use burn::backend::TensorMetadata;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn_cubecl::CubeBackend;
 
@@ -138,6 +140,18 @@ impl FusedOps for CubeBackend {
     fn fused_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
         let dtype = a.dtype;
         product(a, b, dtype)
+    }
+
+    fn fused_product_into(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        flat: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self> {
+        let ([rows, _], [_, columns]) = (a.shape().dims(), b.shape().dims());
+        let out = part_or_empty(&flat, start, [rows, columns], a.dtype);
+        product_into(a, b, out.clone());
+        out
     }
 
     fn fused_linear_add_norm(

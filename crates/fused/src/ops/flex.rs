@@ -237,6 +237,15 @@ impl FusedOps for Flex {
         Self::float_matmul(a, b)
     }
 
+    fn fused_product_into(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: usize,
+    ) -> FloatTensor<Self> {
+        Self::fused_product(a, b)
+    }
+
     fn fused_linear_add_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,

@@ -137,11 +137,8 @@ where
 
     fn of(self, d_y: FloatTensor<B>, wanted: [bool; 3]) -> [Option<FloatTensor<B>>; 3] {
         let x = match self.x {
-            Kept::Here(x) => x,
-            Kept::Again(again) if wanted[1] => {
-                again.rows().try_into_primitive::<B>().expect("the rows are on the gradient's backend")
-            }
-            Kept::Again(_) => B::float_empty([0, 0].into(), &d_y.device(), d_y.dtype().into()),
+            Kept::Again(_) if !wanted[1] => B::float_empty([0, 0].into(), &d_y.device(), d_y.dtype().into()),
+            x => x.rows(),
         };
         let (d_x, d_weight, d_bias) = B::fused_linear_backward(x, self.weight, d_y, self.transposed, wanted);
         let mut wanted = wanted.into_iter();
@@ -152,6 +149,26 @@ where
     fn of_weight_alone(self) -> Self {
         let none = B::float_empty([0, 0].into(), &self.weight.device(), self.weight.dtype().into());
         Self { weight: none, ..self }
+    }
+
+    fn of_weight_into(self, d_y: FloatTensor<B>, flat: FloatTensor<B>, start: usize) -> FloatTensor<B> {
+        let x = self.x.rows();
+        let (a, b) = if self.transposed { (d_y, x) } else { (x, d_y) };
+        B::fused_product_into(B::float_transpose(a), b, flat, start)
+    }
+}
+
+impl<B: FusedOps> Kept<B>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn rows(self) -> FloatTensor<B> {
+        match self {
+            Self::Here(x) => x,
+            Self::Again(again) => {
+                again.rows().try_into_primitive::<B>().expect("the rows are on the gradient's backend")
+            }
+        }
     }
 }
 

@@ -183,6 +183,15 @@ pub trait FusedOps: Backend {
     #[fusion(meta = specs::product)]
     fn fused_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// [`fused_product`](Self::fused_product), on a device in the memory of `flat` from element `start` on.
+    #[fusion(meta = specs::product_into)]
+    fn fused_product_into(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        flat: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self>;
+
     /// `residual + x W + b`.
     #[fusion(default)]
     fn fused_linear_add(

@@ -49,6 +49,10 @@ pub(super) fn product(a: &TensorSpec, b: &TensorSpec) -> TensorSpec {
     spec([a.shape[0], b.shape[1]], a.dtype)
 }
 
+pub(super) fn product_into(a: &TensorSpec, b: &TensorSpec, _: &TensorSpec, _: &usize) -> TensorSpec {
+    product(a, b)
+}
+
 pub(super) fn linear_add_norm(
     _: &TensorSpec,
     _: &TensorSpec,

@@ -76,6 +76,10 @@ impl<B: MoeOps> Gradient<B, 2> for GroupedGemm<B> {
         let d_x = x.then(|| B::moe_grouped_gemm(d_y.clone(), matrices, segments.clone(), true));
         [d_x, weight.then(|| B::moe_grouped_gemm_weight(rows, d_y, segments))]
     }
+
+    fn of_weight_into(self, d_y: FloatTensor<B>, flat: FloatTensor<B>, start: usize) -> FloatTensor<B> {
+        B::moe_grouped_gemm_weight_into(self.x, d_y, self.segments, flat, start)
+    }
 }
 
 const NO_SECOND_ORDER: &str = "the operations of a mixture of experts have first derivatives only";
@@ -167,6 +171,16 @@ impl<B: MoeOps, C: CheckpointStrategy> MoeOps for Autodiff<B, C> {
     }
 
     fn moe_grouped_gemm_weight(_: FloatTensor<Self>, _: FloatTensor<Self>, _: IntTensor<Self>) -> FloatTensor<Self> {
+        unreachable!("{NO_SECOND_ORDER}")
+    }
+
+    fn moe_grouped_gemm_weight_into(
+        _: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: IntTensor<Self>,
+        _: FloatTensor<Self>,
+        _: usize,
+    ) -> FloatTensor<Self> {
         unreachable!("{NO_SECOND_ORDER}")
     }
 }

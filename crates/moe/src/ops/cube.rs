@@ -95,6 +95,16 @@ impl MoeOps for CubeBackend {
         d_y: FloatTensor<Self>,
         segments: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        grouped_gemm::cube::grouped_gemm_weight(x, d_y, segments)
+        grouped_gemm::cube::grouped_gemm_weight(x, d_y, segments, None)
+    }
+
+    fn moe_grouped_gemm_weight_into(
+        x: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+        flat: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self> {
+        grouped_gemm::cube::grouped_gemm_weight(x, d_y, segments, Some((flat, start)))
     }
 }

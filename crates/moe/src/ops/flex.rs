@@ -150,6 +150,16 @@ impl MoeOps for Flex {
             float(d_weight, [ends - 1, p, q])
         })
     }
+
+    fn moe_grouped_gemm_weight_into(
+        x: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+        _: FloatTensor<Self>,
+        _: usize,
+    ) -> FloatTensor<Self> {
+        Self::moe_grouped_gemm_weight(x, d_y, segments)
+    }
 }
 
 fn dims<const D: usize>(tensor: &FloatTensor<Flex>) -> [usize; D] {

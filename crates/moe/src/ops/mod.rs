@@ -108,4 +108,15 @@ pub trait MoeOps: Backend {
         d_y: FloatTensor<Self>,
         segments: IntTensor<Self>,
     ) -> FloatTensor<Self>;
+
+    /// [`moe_grouped_gemm_weight`](Self::moe_grouped_gemm_weight), on a device in the memory of `flat` from element
+    /// `start` on.
+    #[fusion(meta = specs::grouped_gemm_weight_into)]
+    fn moe_grouped_gemm_weight_into(
+        x: FloatTensor<Self>,
+        d_y: FloatTensor<Self>,
+        segments: IntTensor<Self>,
+        flat: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self>;
 }

@@ -74,3 +74,13 @@ pub(super) fn grouped_gemm(x: &TensorSpec, weight: &TensorSpec, _: &TensorSpec, 
 pub(super) fn grouped_gemm_weight(x: &TensorSpec, d_y: &TensorSpec, segments: &TensorSpec) -> TensorSpec {
     spec([segments.shape[0] - 1, x.shape[1], d_y.shape[1]], x.dtype)
 }
+
+pub(super) fn grouped_gemm_weight_into(
+    x: &TensorSpec,
+    d_y: &TensorSpec,
+    segments: &TensorSpec,
+    _: &TensorSpec,
+    _: &usize,
+) -> TensorSpec {
+    grouped_gemm_weight(x, d_y, segments)
+}

@@ -23,7 +23,7 @@ mod wgmma;
 
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use fused::cube::launch::empty;
+use fused::cube::launch::{empty, part_or_empty};
 
 #[cfg(feature = "offline")]
 pub(crate) use offline::cases;
@@ -63,11 +63,21 @@ pub(crate) fn grouped_gemm(x: CubeTensor, weight: CubeTensor, segments: CubeTens
     y
 }
 
-/// `dW_epq`. [`Tier::Simt`] forces the kernel without tensor cores; the other tiers share theirs and fall back to it.
-pub(crate) fn grouped_gemm_weight(x: CubeTensor, d_y: CubeTensor, segments: CubeTensor) -> CubeTensor {
+/// `dW_epq`, in the memory of the tensor `into` from that element on where there is one. [`Tier::Simt`] forces the
+/// kernel without tensor cores; the other tiers share theirs and fall back to it.
+pub(crate) fn grouped_gemm_weight(
+    x: CubeTensor,
+    d_y: CubeTensor,
+    segments: CubeTensor,
+    into: Option<(CubeTensor, usize)>,
+) -> CubeTensor {
     let (x, d_y, segments) = (into_contiguous(x), into_contiguous(d_y), into_contiguous(segments));
     let ([_, p], [_, q]) = (x.meta.shape().dims(), d_y.meta.shape().dims());
-    let d_weight = empty(&x, [segments.meta.shape()[0] - 1, p, q], x.dtype);
+    let shape = [segments.meta.shape()[0] - 1, p, q];
+    let d_weight = match into {
+        Some((flat, start)) => part_or_empty(&flat, start, shape, x.dtype),
+        None => empty(&x, shape, x.dtype),
+    };
     if p * q == 0 {
         return d_weight;
     }
