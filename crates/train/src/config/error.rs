@@ -37,7 +37,7 @@ pub enum ConfigError {
     /// Files inherit from each other in a circle.
     #[error("`base` runs in a circle: {}: remove one of them", chain.join(" -> "))]
     Cycle {
-        /// The files, the first of them again at the end.
+        /// The files; the first one is repeated at the end.
         chain: Vec<String>,
     },
     /// An override is not `KEY=VALUE`.

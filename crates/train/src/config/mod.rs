@@ -210,8 +210,8 @@ pub struct TrainConfig {
     /// Maximum number of consecutive steps that `on_non_finite: skip` may skip before the run ends with an error. Steps
     /// that fp16 skips to halve its loss scale do not count.
     pub max_skips: usize,
-    /// The device of the ranks: `cpu`; `cuda`, `vulkan` or `metal` (in turn, where there are several); one of them, as in
-    /// `cuda:1`; or `auto`: a GPU where the program is built for it and there is one, else `cpu`. Flag: `--device`.
+    /// Device of the ranks: `cpu`; `cuda`, `vulkan` or `metal` (assigned in turn if there are several); a single one, such
+    /// as `cuda:1`; or `auto`, which uses a GPU if Kiln is built for it and finds one, else `cpu`. Flag: `--device`.
     pub device: String,
 }
 

@@ -70,8 +70,8 @@ pub struct ParallelConfig {
     /// `parallel.activation_checkpointing` follow `train.seq_len`: true for the built-in table, or rows of your own.
     /// Values of these keys that are given next to this one, or later, take precedence; see docs/parallelism.md.
     pub adaptive: Adaptive,
-    /// Which keys the table of `adaptive` has decided; it is filled in. A shorter row (`data.buckets`) takes these from
-    /// the table too. A key that is given later is left out from then on.
+    /// The keys that the table of `adaptive` has set; filled in automatically. Shorter rows (`data.buckets`) take these
+    /// keys from the table too. A key that is given later is removed from this list.
     pub adapted: Vec<AdaptedKey>,
 }
 
