@@ -1,5 +1,5 @@
-//! Says which commit the program is built of, for `--version`: `KILN_VERSION` is the version, and behind it the commit
-//! where the source is a Git work tree. It reads Git's files; Git itself need not be there.
+//! Sets `KILN_VERSION` for `--version`: the version, followed by the commit if the source is a Git work tree. It reads
+//! Git's files and does not need Git itself.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -7,10 +7,11 @@ use std::{env, fs};
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     let version = env::var("CARGO_PKG_VERSION").expect("Cargo says it");
-    // That of this project alone: what is unpacked in somebody else's repository is none of its commits.
+    // Only this project's own repository counts: unpacked inside another repository, Kiln is not at one of its commits.
     let root = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("Cargo says it")).join("../..");
     let commit = git_folder(&root.join(".git")).and_then(|git| {
-        // Each commit, check-out and reset adds a line to the log. A file that is not there would run this each time.
+        // Each commit, checkout and reset adds a line to the log. A watched file that does not exist would rerun this
+        // every time.
         let watched = ["HEAD", "logs/HEAD"].map(|file| git.join(file));
         watched
             .iter()
@@ -22,7 +23,7 @@ fn main() {
     println!("cargo::rustc-env=KILN_VERSION={version}{commit}");
 }
 
-/// `.git` itself, or the folder that it names, as in a second work tree.
+/// `.git` itself, or the folder it points to, as in a linked work tree.
 fn git_folder(git: &Path) -> Option<PathBuf> {
     if git.is_dir() {
         return Some(git.into());
@@ -37,7 +38,7 @@ fn commit(git: &Path) -> Option<String> {
     let commit = match head.trim().strip_prefix("ref: ") {
         None => head.trim().to_string(),
         Some(branch) => {
-            // Branches are common to all work trees.
+            // All work trees share the branches.
             let common = fs::read_to_string(git.join("commondir"));
             let common = common.map_or_else(|_| git.into(), |path| git.join(path.trim()));
             let loose = || fs::read_to_string(common.join(branch)).ok();

@@ -1,27 +1,32 @@
+//! The cache of generation: what attention stores of the tokens a model has already read.
+
 use burn::tensor::{Int, Tensor, TensorData};
 use fused::causal_attention;
 
-/// Columns that a buffer grows by at least.
+/// Minimum growth of a buffer, in columns.
 const GRANULE: usize = 64;
 
-/// What attention has to remember of tokens that a model has seen, so that the next ones cost a forward of their own
-/// only: of GPT-2 keys and values of every head, of DeepSeek the normed latent and the rotated key that all heads share
-/// (arXiv 2405.04434, section 2.1).
+/// What attention stores of the tokens a model has read, so that further tokens only cost a forward of their own.
 ///
-/// Each sequence of the batch has its own length. A layer's buffers are `[b, heads, columns, width]`, column `c` being
-/// position `c` of each sequence; they grow by a quarter at a time and are written in place.
+/// GPT-2 stores the keys and values of every head. DeepSeek stores the normalized latent and the rotated key that all
+/// heads share (arXiv 2405.04434, section 2.1).
+///
+/// Each sequence of the batch has its own length. A layer's buffers are `[b, heads, columns, width]`, and column `c`
+/// holds position `c` of each sequence. The buffers grow by a quarter and are written in place.
 #[derive(Debug, Clone)]
 pub struct Cache {
     pub(crate) layers: Vec<LayerCache>,
     lengths: Vec<usize>,
 }
 
-/// The buffers of a layer: GPT-2's keys and values; of DeepSeek one, latent and rotated key side by side.
+/// The buffers of a layer: keys and values for GPT-2; one buffer, latent and rotated key side by side, for DeepSeek.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LayerCache([Option<Tensor<4>>; 2]);
 
-/// Where the new tokens of a forward stand: sequence `i` has `counts[i]` of them, at positions from `starts[i]` on.
-/// Tokens beyond a sequence's count are padding, which nothing sees.
+/// The positions of the new tokens of a forward: sequence `i` has `counts[i]` of them, starting at position
+/// `starts[i]`.
+///
+/// Tokens beyond a sequence's count are padding, which no query attends to.
 pub(crate) struct Chunk {
     starts: Vec<usize>,
     counts: Vec<usize>,
@@ -35,12 +40,12 @@ impl Cache {
         Self { layers: vec![LayerCache::default(); layers], lengths: vec![0; sequences] }
     }
 
-    /// How many tokens of each sequence are remembered.
+    /// The number of cached tokens of each sequence.
     pub fn lengths(&self) -> &[usize] {
         &self.lengths
     }
 
-    /// Forgets the tokens of one sequence.
+    /// Removes all tokens of one sequence.
     ///
     /// # Panics
     /// If there is no such sequence.
@@ -48,17 +53,17 @@ impl Cache {
         self.truncate(sequence, 0);
     }
 
-    /// Forgets the tokens of one sequence behind the first `length`.
+    /// Removes all but the first `length` tokens of one sequence.
     ///
     /// # Panics
-    /// If there is no such sequence, or it is shorter.
+    /// If there is no such sequence, or it has fewer than `length` tokens.
     pub fn truncate(&mut self, sequence: usize, length: usize) {
         let held = &mut self.lengths[sequence];
         assert!(length <= *held, "the first {length} of {held} tokens");
         *held = length;
     }
 
-    /// Keeps these sequences only, in this order.
+    /// Keeps only these sequences, in this order.
     ///
     /// # Panics
     /// If there is no such sequence.
@@ -73,12 +78,12 @@ impl Cache {
         }
     }
 
-    /// Bytes of the buffers, columns that are not written yet included.
+    /// Bytes of the buffers, including columns that are not written yet.
     pub fn bytes(&self) -> usize {
         self.buffers().map(|buffer| buffer.shape().num_elements() * buffer.dtype().size()).sum()
     }
 
-    /// Bytes of one column of the buffers for one sequence, which is what a token takes; 0 before the first one.
+    /// Bytes per token: one column of the buffers for one sequence; 0 before the first token.
     pub fn bytes_per_token(&self) -> usize {
         let column = |buffer: &Tensor<4>| {
             let [b, _, columns, _] = buffer.dims();
@@ -91,7 +96,7 @@ impl Cache {
         self.layers.iter().flat_map(|layer| layer.0.iter().flatten())
     }
 
-    /// Places `counts[i]` of `t` new tokens behind sequence `i`.
+    /// Appends `counts[i]` of `t` new tokens to sequence `i`.
     pub(crate) fn extend(&mut self, counts: &[usize], t: usize, context: usize) -> Chunk {
         assert_eq!(counts.len(), self.lengths.len(), "one count a sequence of the cache");
         assert!(counts.iter().all(|count| *count <= t), "counts {counts:?} of {t} tokens");
@@ -104,15 +109,15 @@ impl Cache {
 }
 
 impl LayerCache {
-    /// Appends `[b, heads, t, width]` to each buffer and returns all of it, `[b, heads, columns, width]`.
+    /// Appends `[b, heads, t, width]` to each buffer and returns all columns in use, `[b, heads, columns, width]`.
     pub fn append<const N: usize>(&mut self, new: [Tensor<4>; N], chunk: &Chunk) -> [Tensor<4>; N] {
         let mut buffers = self.0.iter_mut();
         new.map(|new| append(buffers.next().expect("at most two buffers a layer"), new, chunk))
     }
 }
 
-/// Nothing else may hold the buffer meanwhile: then it is written in place. What is new comes without its graph, which
-/// of a model in training would grow with every token.
+/// Writes in place, which needs the buffer to have no other owner. The new values are detached: in a model that is
+/// training, the graph would otherwise grow with every token.
 fn append(buffer: &mut Option<Tensor<4>>, new_bhtd: Tensor<4>, chunk: &Chunk) -> Tensor<4> {
     let new_bhtd = new_bhtd.detach();
     let [b, heads, _, width] = new_bhtd.dims();
@@ -149,14 +154,16 @@ fn with_columns(held: Option<Tensor<4>>, columns: usize, like: &Tensor<4>) -> Te
 }
 
 impl Chunk {
-    /// The position of each new token, sequence by sequence; of padding, some position below `limit`.
+    /// The position of each new token, sequence by sequence; padding gets an arbitrary position below `limit`.
     pub fn positions(&self, limit: usize) -> Vec<usize> {
         self.starts.iter().flat_map(|start| (*start..start + self.t).map(|at| at.min(limit - 1))).collect()
     }
 
-    /// Attention of the new tokens' queries, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and values,
-    /// `[b, heads, columns, dv]`, or those of one head, which then are all heads': `[b, t, heads, dv]`. A single new
-    /// token may have several queries.
+    /// Attention of the queries of the new tokens, `[b, heads, t, d]`, to all keys, `[b, heads, columns, d]`, and
+    /// values, `[b, heads, columns, dv]`. Returns `[b, t, heads, dv]`.
+    ///
+    /// Keys and values may have a single head, which all query heads then share. A single new token may have several
+    /// queries.
     pub fn attention(&self, q_bhtd: Tensor<4>, [k_bhcd, v_bhcv]: [Tensor<4>; 2], scale: f64) -> Tensor<4> {
         let ([b, heads, queries, _], first) = (q_bhtd.dims(), self.starts.first().copied().unwrap_or(0));
         if self.columns == 0 {

@@ -1,29 +1,29 @@
-//! The shapes of models, and what makes them valid.
+//! The shapes of models and their validation.
 
 use moe::MoeConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The shape of a GPT-2 (Radford et al., 2019); names as in Hugging Face's `config.json`.
+/// The shape of a GPT-2 (Radford et al., 2019); names follow Hugging Face's `config.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Gpt2Config {
-    /// Tokens in the vocabulary. In a run's configuration 0 means: as many as the tokenizer has.
+    /// Tokens in the vocabulary. In a run's configuration, 0 takes the tokenizer's size.
     pub vocab_size: usize,
-    /// The longest context, and the number of learned positions.
+    /// The longest context, which is also the number of learned positions.
     pub n_positions: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub n_layer: usize,
-    /// Attention heads of a block; divides `n_embd`.
+    /// Attention heads per block; divides `n_embd`.
     pub n_head: usize,
     /// Width of the residual stream.
     pub n_embd: usize,
-    /// Hidden width of the MLP; null for 4 x `n_embd`.
+    /// Hidden width of the MLP; null means 4 x `n_embd`.
     pub n_inner: Option<usize>,
-    /// Whether linear layers and layer norms have a bias (GPT-2 has; nanoGPT trains without).
+    /// Whether linear layers and layer norms have a bias (GPT-2 has them; nanoGPT trains without).
     pub bias: bool,
-    /// Probability that training drops an element of the embeddings, of the attention's probabilities, and of what
-    /// attention and MLP add to the residual stream; 0 for none.
+    /// Dropout probability in training, applied to the embeddings, the attention probabilities, and the outputs of
+    /// attention and MLP; 0 turns it off.
     pub dropout: f64,
     /// Epsilon of the layer norms.
     pub layer_norm_epsilon: f64,
@@ -46,7 +46,7 @@ impl Default for Gpt2Config {
 }
 
 impl Gpt2Config {
-    /// Refuses what no model can be built from, naming key, value and remedy.
+    /// Rejects shapes that no model can be built from. The message names key, value and remedy.
     pub fn validate(&self) -> Result<(), String> {
         sizes(&[
             ("vocab_size", self.vocab_size, usize::MAX),
@@ -65,7 +65,7 @@ impl Gpt2Config {
         epsilon("layer_norm_epsilon", self.layer_norm_epsilon)
     }
 
-    /// Its parameters, as a number that cannot overflow.
+    /// The number of parameters, in floating point so that it cannot overflow.
     pub fn parameters(&self) -> f64 {
         let [vocab, positions, layers, d] =
             [self.vocab_size, self.n_positions, self.n_layer, self.n_embd].map(|size| size as f64);
@@ -77,21 +77,21 @@ impl Gpt2Config {
     }
 }
 
-/// YaRN context extension (arXiv 2309.00071); names as in the `rope_scaling` of DeepSeek's `config.json`.
+/// YaRN context extension (arXiv 2309.00071); names follow `rope_scaling` in DeepSeek's `config.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct YarnConfig {
-    /// How many times the original context is extended.
+    /// Factor by which the original context is extended.
     pub factor: f64,
-    /// The context of pretraining.
+    /// Context length of pretraining.
     pub original_max_position_embeddings: usize,
-    /// Dimensions that turn more often than this over the original context keep their frequency.
+    /// Dimensions with more rotations than this over the original context keep their frequency.
     pub beta_fast: f64,
-    /// Dimensions that turn less often than this have their frequency divided by `factor`.
+    /// Dimensions with fewer rotations than this over the original context have their frequency divided by `factor`.
     pub beta_slow: f64,
-    /// Numerator of the factor on cosine and sine; 0 for unset.
+    /// Numerator of the factor on cosine and sine; 0 means unset.
     pub mscale: f64,
-    /// Its denominator, and squared a factor of the softmax scale; 0 for unset.
+    /// Denominator of the factor on cosine and sine; its square also scales the softmax. 0 means unset.
     pub mscale_all_dim: f64,
 }
 
@@ -108,44 +108,43 @@ impl Default for YarnConfig {
     }
 }
 
-/// The shape of a DeepSeek-V2/V3 (arXiv 2405.04434, 2412.19437) apart from its experts, which are a [`MoeConfig`];
-/// names as in Hugging Face's `config.json`.
+/// The shape of a DeepSeek-V2/V3 (arXiv 2405.04434, 2412.19437) without its experts, which are a [`MoeConfig`]; names
+/// follow Hugging Face's `config.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeepSeekConfig {
-    /// Tokens in the vocabulary. In a run's configuration 0 means: as many as the tokenizer has.
+    /// Tokens in the vocabulary. In a run's configuration, 0 takes the tokenizer's size.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub num_hidden_layers: usize,
-    /// The first blocks, whose MLP is one dense SwiGLU instead of experts.
+    /// Number of leading blocks whose MLP is one dense SwiGLU instead of experts.
     pub first_k_dense_replace: usize,
-    /// Modules of multi-token prediction, each of which predicts a token further than the one before (arXiv 2412.19437,
-    /// section 2.2); 0 for none. `num_nextn_predict_layers` in `config.json`.
+    /// Number of multi-token prediction modules; each predicts one token further ahead than the previous one (arXiv
+    /// 2412.19437, section 2.2). 0 turns them off. `num_nextn_predict_layers` in `config.json`.
     pub mtp_depth: usize,
     /// Hidden width of the dense SwiGLU.
     pub intermediate_size: usize,
-    /// Attention heads.
+    /// Attention heads per block.
     pub num_attention_heads: usize,
-    /// Rank of the compressed query; null for a direct projection.
+    /// Rank of the compressed query; null means a direct projection.
     pub q_lora_rank: Option<usize>,
     /// Rank of the compressed keys and values.
     pub kv_lora_rank: usize,
-    /// Width of a head's query and key without positions.
+    /// Width of the unrotated part of a head's query and key.
     pub qk_nope_head_dim: usize,
-    /// Width of a head's rotated query, and of the one rotated key that all heads share; even.
+    /// Width of the rotated part of a head's query, and of the one rotated key that all heads share; even.
     pub qk_rope_head_dim: usize,
     /// Width of a head's value.
     pub v_head_dim: usize,
     /// The longest context.
     pub max_position_embeddings: usize,
-    /// Epsilon of the RMS norms, except those inside the attention, which have 1e-6 (as in DeepSeek's and Hugging
-    /// Face's code).
+    /// Epsilon of the RMS norms. The norms inside attention always use 1e-6, as in DeepSeek's and Hugging Face's code.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Context extension; null for plain rotary positions.
+    /// Context extension; null means plain rotary positions.
     pub rope_scaling: Option<YarnConfig>,
 }
 
@@ -185,7 +184,7 @@ impl YarnConfig {
 }
 
 impl DeepSeekConfig {
-    /// Refuses what no model can be built from, naming key, value and remedy.
+    /// Rejects shapes that no model can be built from. The message names key, value and remedy.
     pub fn validate(&self) -> Result<(), String> {
         sizes(&[
             ("vocab_size", self.vocab_size, usize::MAX),
@@ -214,7 +213,7 @@ impl DeepSeekConfig {
         self.rope_scaling.as_ref().map_or(Ok(()), YarnConfig::validate)
     }
 
-    /// Its parameters with those of the experts, as a number that cannot overflow.
+    /// The number of parameters including those of the experts, in floating point so that it cannot overflow.
     pub fn parameters(&self, moe: &MoeConfig) -> f64 {
         let of = |size: usize| size as f64;
         let (d, heads, latent, rope) =
@@ -229,26 +228,26 @@ impl DeepSeekConfig {
         let (layers, depth) = (of(self.num_layers()), of(self.mtp_depth));
         let dense_layers = of(self.first_k_dense_replace.min(self.num_layers()));
         let mlps = dense_layers * 3.0 * d * of(self.intermediate_size) + (layers - dense_layers) * mixture;
-        let mtp = depth * (2.0 * d * d + 3.0 * d); // beside their blocks
+        let mtp = depth * (2.0 * d * d + 3.0 * d); // without their blocks, which `layers` counts
         2.0 * of(self.vocab_size) * d + layers * (2.0 * d + attention) + mlps + d + mtp
     }
 
-    /// Blocks of the model and of its modules of multi-token prediction, which are numbered behind them.
+    /// Blocks of the model and of its multi-token prediction modules, which are numbered after the model's own.
     pub fn num_layers(&self) -> usize {
         self.num_hidden_layers.saturating_add(self.mtp_depth)
     }
 }
 
-/// A block's modules are made before its parameters: so many take seconds.
+/// A block's modules are built before its parameters; this many take seconds.
 const MAX_LAYERS: usize = 10_000;
 
-/// Published are 1 and 3; activations become wider with each.
+/// Published models use 1 and 3. Each module makes the activations larger.
 const MAX_MTP_DEPTH: usize = 16;
 
 /// Each block has a table of its rotary frequencies.
 const MAX_ROPE_DIM: usize = 4096;
 
-/// Each key's value is from 1 to what is given.
+/// Checks that each value is between 1 and the given limit.
 fn sizes(values: &[(&str, usize, usize)]) -> Result<(), String> {
     match values.iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
         Some((key, 0, _)) => Err(format!("model.{key} is 0: give at least 1")),
@@ -261,7 +260,7 @@ fn epsilon(key: &str, value: f64) -> Result<(), String> {
     number(key, value, value as f32 > 0.0, "a small number above 0, such as 1e-5")
 }
 
-/// A number that fits, and is one of fp32 too.
+/// Checks that a number meets its condition and is finite in fp32.
 fn number(key: &str, value: f64, fits: bool, expected: &str) -> Result<(), String> {
     match fits && (value as f32).is_finite() {
         true => Ok(()),

@@ -1,19 +1,23 @@
+//! The tensor-parallel cut of each parameter.
+
 use comm::Cut;
 
-/// How tensor-parallel ranks cut a parameter, by its path in the model: heads, columns of MLPs and the vocabulary;
-/// none: every rank has all of it.
+/// Returns how tensor-parallel ranks cut a parameter, given its path in the model; `None` if every rank holds all of
+/// it.
+///
+/// Heads, MLP columns and the vocabulary are cut:
 ///
 /// ```text
 /// GPT-2       c_attn (q, k and v each), c_fc     by columns       DeepSeek    q_proj, q_b_proj, kv_b_proj, gate, up, lm_head   by columns
 ///             c_proj, wte                        by rows                      o_proj, down, embed                              by rows
 /// ```
 ///
-/// What stands behind a sum over ranks (biases of projections), norms, routers, compressions and positions are not cut;
-/// experts are cut by `parallel.ep` alone.
+/// Everything added after a sum over ranks (biases of output projections), norms, routers, compressions and positions
+/// stay whole. Experts are cut by `parallel.ep` alone.
 pub fn cut(path: &str) -> Option<Cut> {
     let fields: Vec<&str> = path.split('.').collect();
     let is_bias = fields.last() == Some(&"bias");
-    // A bias is cut as the columns that it is added to.
+    // A bias is cut like the columns it is added to.
     let columns = |blocks| if is_bias { Cut { dim: 0, blocks } } else { Cut::columns_of(blocks) };
     match fields.get(fields.len().checked_sub(2)?)? {
         &"wte" | &"embed" => Some(Cut::ROWS),
@@ -33,7 +37,7 @@ mod tests {
     use moe::MoeConfig;
     use std::collections::BTreeSet;
 
-    /// Paths without numbers of parameters that are not cut.
+    /// Collects the paths, without numbers, of the parameters that are not cut.
     #[derive(Default)]
     struct Whole {
         path: Vec<String>,

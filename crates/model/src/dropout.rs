@@ -1,9 +1,11 @@
+//! Dropout at the four places where GPT-2 applies it.
+
 use crate::RunPlace;
 use burn::tensor::Tensor;
 use fused::DropoutKey;
 use std::ops::Range;
 
-/// What is dropped, in nanoGPT's order.
+/// Where elements are dropped, in nanoGPT's order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Site {
     Embedding,
@@ -12,7 +14,7 @@ pub(crate) enum Site {
     MlpOutput,
 }
 
-/// Dropout with probability `p` in one layer; none in evaluation.
+/// Dropout with probability `p` in one layer; off in evaluation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerDropout {
     pub dropout: Option<RunPlace>,
@@ -21,7 +23,7 @@ pub(crate) struct LayerDropout {
 }
 
 impl LayerDropout {
-    /// With which probability elements are dropped at a site, and which, where any are.
+    /// The probability and the random key of a site; `None` if it drops nothing.
     pub fn key(self, site: Site) -> Option<(f64, DropoutKey)> {
         let RunPlace { seed, step, first_row } = self.dropout.filter(|_| self.p > 0.0)?;
         let key = DropoutKey::derive(seed, step, self.layer as u64, site as u64);
@@ -33,7 +35,7 @@ impl LayerDropout {
         self.dropout.is_none() || self.p == 0.0
     }
 
-    /// Drops elements of `x_bsd`, which are these rows of each sequence.
+    /// Drops elements of `x_bsd`, which holds these rows of each sequence.
     pub fn apply(self, x_bsd: Tensor<3>, site: Site, rows: &[Range<usize>]) -> Tensor<3> {
         let (Some((p, key)), d) = (self.key(site), x_bsd.dims()[2]) else { return x_bsd };
         if let [rows] = rows {

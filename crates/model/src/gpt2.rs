@@ -14,7 +14,7 @@ use fused::{Losses, Rows, causal_self_attention, embedding, linear, linear_add, 
 use moe::gathered_rows;
 use std::ops::Range;
 
-/// A GPT-2 as its parts; [`Gpt2Ends`] is its first and its last one.
+/// A GPT-2 model; [`Gpt2Ends`] is its first and last part.
 #[derive(Module, Debug)]
 pub struct Gpt2 {
     /// Embeddings, final norm and (tied) head.
@@ -25,7 +25,7 @@ pub struct Gpt2 {
     config: Gpt2Config,
 }
 
-/// Embeddings, final norm and head: one module, for the head is the token embedding.
+/// Embeddings, final norm and head, in one module because the head is the token embedding.
 #[derive(Module, Debug)]
 pub struct Gpt2Ends {
     /// Token embedding and output matrix, `[vocab, d]`.
@@ -58,7 +58,7 @@ pub struct Gpt2Block {
 pub struct Gpt2Attention {
     /// Queries, keys and values in one matrix, `[d, 3d]`.
     pub c_attn: Linear,
-    /// `[d, d]`
+    /// Output projection, `[d, d]`.
     pub c_proj: Linear,
     n_head: usize,
 }
@@ -66,25 +66,25 @@ pub struct Gpt2Attention {
 /// `c_proj(gelu(c_fc(x)))` with the tanh form of GELU.
 #[derive(Module, Debug)]
 pub struct Gpt2Mlp {
-    /// `[d, n_inner]`
+    /// Expansion, `[d, n_inner]`.
     pub c_fc: Linear,
-    /// `[n_inner, d]`
+    /// Projection back, `[n_inner, d]`.
     pub c_proj: Linear,
 }
 
 impl Gpt2 {
-    /// A model whose parameters are made from `seed` when they are first read.
+    /// Returns a model whose parameters are generated from `seed` when they are first read.
     pub fn init(config: &Gpt2Config, seed: u64, device: &Device) -> Self {
         Self::initial(config, seed).give(Self::new(config, device))
     }
 
-    /// What [`init`](Self::init) gives the parameters.
+    /// The initialization that [`init`](Self::init) applies.
     pub fn initial(config: &Gpt2Config, seed: u64) -> Initial {
         let residual_scale = (2.0 * config.n_layer as f32).powf(-0.5);
         Initial { prefix: "gpt2", seed, residual: &["c_proj"], residual_scale }
     }
 
-    /// A model whose parameters are still to be given.
+    /// Returns a model whose parameters are not set yet.
     pub fn new(config: &Gpt2Config, device: &Device) -> Self {
         Self {
             ends: Gpt2Ends::new(config, device),
@@ -136,7 +136,7 @@ impl Gpt2Ends {
         }
     }
 
-    /// `wte[token] + wpe[position]`: `[b, t]` to the rank's rows `[b, s, d]`.
+    /// `wte[token] + wpe[position]`: maps `[b, t]` to the rank's rows `[b, s, d]`.
     pub fn embed(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch, parallel: &Parallel) -> Tensor<3> {
         let (tp, wpe) = (&parallel.sequences.tp, self.wpe.weight.val());
         let t = tokens_bt.dims()[1];
@@ -146,7 +146,7 @@ impl Gpt2Ends {
             (Some(documents), _) => embedding(wpe, documents.positions_bt.clone().slice_dim(1, tp.part(t))),
             (None, [rows]) if batch.padding == 0 => wpe.slice(rows.clone()).unsqueeze(),
             (None, _) => {
-                // Padding has no position, and there may be none for it.
+                // Padding has no position: the table may have no row for it.
                 let ([_, s, d], end) = (x_bsd.dims(), parallel.sequences.padded(batch.padding).whole(x_bsd.dims()[1]));
                 let filled = rows.iter().map(|rows| rows.start.min(end)..rows.end.min(end));
                 let filled: Vec<_> = filled.filter(|rows| !rows.is_empty()).collect();
@@ -160,7 +160,7 @@ impl Gpt2Ends {
         LayerDropout { dropout: batch.place, p: self.dropout, layer: 0 }.apply(x_bsd, Site::Embedding, &rows)
     }
 
-    /// The same without dropout, for tokens at these positions.
+    /// [`embed`](Self::embed) without dropout, for tokens at these positions.
     fn embed_at(&self, tokens_bt: Tensor<2, Int>, positions: Vec<usize>) -> Tensor<3> {
         let positions: Vec<i64> = positions.into_iter().map(|position| position as i64).collect();
         let positions = TensorData::new(positions, tokens_bt.dims());
@@ -168,12 +168,12 @@ impl Gpt2Ends {
         embedding(self.wte.weight.val(), tokens_bt) + embedding(self.wpe.weight.val(), positions_bt)
     }
 
-    /// `ln_f(x) wte^T`: `[b, t, d]` to `[b, t, vocab]`.
+    /// `ln_f(x) wte^T`: maps `[b, t, d]` to `[b, t, vocab]`.
     pub fn logits(&self, x_btd: Tensor<3>) -> Tensor<3> {
         linear_transposed(self.ln_f.forward(x_btd), self.wte.weight.val())
     }
 
-    /// Cross entropy of the next tokens, and their z-loss: the rank's share of them, from its rows.
+    /// Cross entropy of the next tokens and their z-loss, as the rank's share computed from its rows.
     pub fn losses(&self, x_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64, parallel: &Parallel) -> Losses {
         let head = VocabularyHead { weight: self.wte.weight.val(), transposed: true, vocab: self.vocab_size };
         head.losses(&parallel.sequences.tp, self.ln_f.forward(x_bsd), targets, z_loss_coef)
@@ -195,7 +195,7 @@ impl Gpt2Block {
         }
     }
 
-    /// The rank's rows, `[b, s, d]` to `[b, s, d]`.
+    /// Maps the rank's rows, `[b, s, d]` to `[b, s, d]`.
     pub fn forward(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> Tensor<3> {
         let dropout = LayerDropout { dropout: batch.place, p: self.dropout, layer: self.layer };
         let normed = parallel.sequences.tp.gather_again(self.ln_1.forward(x_bsd.clone()));
@@ -209,7 +209,7 @@ impl Gpt2Block {
         self.mlp(y_btd, x_btd, none, &Parallel::default())
     }
 
-    /// From the attention of the heads on.
+    /// The rest of the block after the heads' output `y`.
     fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, dropout: LayerDropout, parallel: &Parallel) -> Tensor<3> {
         let (tp, rows) = (&parallel.sequences.tp, parallel.sequences.rows(x_bsd.dims()[1]));
         let dropped = |y_bsd: Tensor<3>, place| dropout.apply(y_bsd, place, &rows);
@@ -229,13 +229,13 @@ impl Gpt2Block {
 }
 
 impl Gpt2Attention {
-    /// Up to the projection, of the heads that are here.
+    /// Attention of the rank's heads, up to the output projection.
     fn forward(&self, x: Gathered, batch: &MicroBatch, dropout: LayerDropout, parallel: &Parallel) -> Tensor<3> {
         let ([b, t, d], heads) = (x.x_btd.dims(), parallel.sequences.tp.part(self.n_head));
         let (qkv, dropped) = (apply(&self.c_attn, gathered_rows(&x)), dropout.key(Site::Attention));
         let (head, n) = (d / self.n_head, heads.len());
         let scale = (head as f64).powf(-0.5);
-        // Which probabilities are dropped depends on the length without padding.
+        // The dropout mask depends on the length without padding.
         let (starts, length) = (batch.starts(), t * parallel.sequences.cp.size() - batch.padding);
         if parallel.sequences.cp.is_alone() {
             let dropped = dropped.map(|(p, key)| (p, key.at_index(heads.start * length * length)));
@@ -254,7 +254,7 @@ impl Gpt2Attention {
         ring.forward(q_bhtd, qkv.slice_dim(2, n * head..3 * n * head), None)
     }
 
-    /// Here the product is cut, not the matrix: there is no gradient, and cutting the matrix would copy it for every
+    /// Slices the product, not the matrix: there is no gradient here, and slicing would copy the matrix for every
     /// token.
     fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let [b, t, d] = x_btd.dims();
@@ -267,7 +267,7 @@ impl Gpt2Attention {
 }
 
 impl Gpt2Mlp {
-    /// Up to the projection back.
+    /// The expansion and GELU, without the projection back.
     fn forward(&self, x: Gathered) -> Tensor<3> {
         linear_gelu(gathered_rows(&x), self.c_fc.weight.val(), self.c_fc.bias.as_ref().map(Param::val))
     }

@@ -1,4 +1,4 @@
-//! The values that parameters begin with.
+//! The initial values of parameters.
 
 mod normals;
 
@@ -13,23 +13,24 @@ const STD: f32 = 0.02;
 
 /// The initial values of a model's parameters.
 ///
-/// A value is a function of the seed, the parameter's name and its place in the parameter alone, so it is the same in
-/// any layout, on any number of ranks and any machine, and a rank makes those that it holds, which costs it nothing for
-/// the others. Matrices (and stacks of them) are normal with standard deviation 0.02, the last ones of a residual
-/// branch with `residual_scale` times as much (GPT-2: `1/sqrt(2 * layers)`); gains of norms are 1, biases 0.
+/// A value depends only on the seed, the parameter's name and the index within the parameter. It is therefore the same
+/// in any layout, on any number of ranks and on any machine, and a rank generates only the values it holds.
+///
+/// Matrices and stacks of matrices are normal with standard deviation 0.02, scaled by `residual_scale` for the last
+/// matrix of a residual branch (GPT-2: `1/sqrt(2 * layers)`). Gains of norms are 1, biases 0.
 #[derive(Debug, Clone)]
 pub struct Initial {
-    /// Of the model, before the paths of fields.
+    /// Name of the model, which precedes the field path.
     pub(crate) prefix: &'static str,
     pub(crate) seed: u64,
-    /// The fields that are last in a residual branch.
+    /// The fields that come last in a residual branch.
     pub(crate) residual: &'static [&'static str],
     pub(crate) residual_scale: f32,
 }
 
 impl Initial {
-    /// The values of these runs of elements, flat, one after another, of a parameter of so many dimensions, given by
-    /// the path of its fields in the model. What lies outside the runs costs nothing.
+    /// Generates the values of these flat ranges of elements, concatenated, for the parameter with `dims` dimensions at
+    /// a field path. Elements outside the ranges cost nothing.
     pub fn values(&self, path: &str, dims: usize, runs: &[Range<usize>]) -> Vec<f32> {
         let len = runs.iter().map(Range::len).sum();
         if dims == 1 {
@@ -43,14 +44,13 @@ impl Initial {
         values
     }
 
-    /// What a parameter's sequence of numbers is known by; no other parameter has it, nor the same one under another
-    /// seed.
+    /// The key of a parameter's random sequence; unique to the parameter and the seed.
     fn key(&self, path: &str) -> [u8; 32] {
         let name = format!("{}.{path}", self.prefix);
         Sha256::new().chain_update(self.seed.to_le_bytes()).chain_update(name).finalize().into()
     }
 
-    /// Gives every parameter of a model its values, which are made when they are first read.
+    /// Sets every parameter of a model to its initial values, generated when they are first read.
     pub(crate) fn give<M: Module>(&self, model: M) -> M {
         model.map(&mut Give { path: vec![], initial: self.clone() })
     }

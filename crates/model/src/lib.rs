@@ -1,13 +1,13 @@
 //! GPT-2 and DeepSeek (MLA + MoE) as Burn modules, and their weights in Hugging Face's format.
 //!
 //! A model is a module with public parts and a forward on one device: `model.logits(tokens)` needs no communicator. A
-//! part whose parameters are a rank's part of them, with a rank's rows of the sequences, computes the same together
-//! with the ranks in its [`Parallel`]; [`cut`] says which parameters are cut how.
+//! part that holds a rank's shard of the parameters computes its rows of the sequences together with the ranks in its
+//! [`Parallel`]. [`cut`] defines how each parameter is cut.
 //!
-//! Parameters may be f32, bf16 or f16, all of one dtype, which is then that of the residual stream and of the
-//! gradients. Norms, softmax, rotations, routing and the loss are computed in f32, and the loss is f32.
+//! Parameters may be f32, bf16 or f16, all of one dtype, which the residual stream and the gradients then share. Norms,
+//! softmax, rotations, routing and the loss are computed in f32, and the loss is f32.
 //!
-//! Shape suffixes: `b` sequences, `t` positions, `s` those of them that are here, `d` width of the residual stream, `h`
+//! Shape suffixes: `b` sequences, `t` positions, `s` positions on this rank, `d` width of the residual stream, `h`
 //! heads, `v` vocabulary (in attention: width of a value), `c` columns of a cache, `r` rank of a latent, `p` width of a
 //! rotated key.
 
@@ -47,7 +47,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 
 /// A model that predicts the next token.
 pub trait LanguageModel {
-    /// Unnormalised log-probabilities of the next token at every position: `[b, t]` to `[b, t, vocab]`.
+    /// Unnormalized log-probabilities of the next token at every position: maps `[b, t]` to `[b, t, vocab]`.
     ///
     /// # Panics
     /// If `t` is above [`context`](Self::context) or a token is not in the vocabulary.
@@ -55,59 +55,59 @@ pub trait LanguageModel {
         self.head(self.hidden(tokens_bt))
     }
 
-    /// Mean over all positions of `-log softmax(logits)[target]`, in nats, of the next tokens `[b, t]`: `[1]`. The
-    /// logits are never all in memory.
+    /// Mean over all positions of `-log softmax(logits)[target]`, in nats, for the next tokens `[b, t]`: `[1]`. The
+    /// full logits are never in memory at once.
     ///
     /// # Panics
-    /// As [`logits`](Self::logits).
+    /// See [`logits`](Self::logits).
     fn loss(&self, tokens_bt: Tensor<2, Int>, targets_bt: Tensor<2, Int>) -> Tensor<1> {
         self.head_loss(self.hidden(tokens_bt), Targets::all(targets_bt))
     }
 
-    /// What the last block makes of tokens: `[b, t]` to `[b, t, d]`.
+    /// Output of the last block: maps `[b, t]` to `[b, t, d]`.
     fn hidden(&self, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
         self.hidden_of(tokens_bt, &MicroBatch::default())
     }
 
-    /// The same of a micro-batch of which more is known.
+    /// [`hidden`](Self::hidden) for a micro-batch with documents, padding or a place in a run.
     fn hidden_of(&self, tokens_bt: Tensor<2, Int>, batch: &MicroBatch) -> Tensor<3>;
 
-    /// The longest sequence the model takes.
+    /// The longest sequence the model accepts.
     fn context(&self) -> usize;
 
     /// An empty cache for this many sequences.
     fn cache(&self, sequences: usize) -> Cache;
 
-    /// What the last block makes of new tokens, `[b, t]` to `[b, t, d]`, each sequence's following those that the cache
-    /// has of it.
+    /// Output of the last block for new tokens, `[b, t]` to `[b, t, d]`, which follow the cached tokens of each
+    /// sequence.
     ///
-    /// Of sequence `i` the first `counts[i]` tokens are new, and the cache has them afterwards; the others are padding
-    /// (any token of the vocabulary), and so is their output.
+    /// The first `counts[i]` tokens of sequence `i` are new, and the cache contains them afterwards. The others are
+    /// padding (any token of the vocabulary) with meaningless output.
     ///
     /// # Panics
-    /// If `counts` are not as many as the cache's sequences, one is above `t`, a sequence becomes longer than the
-    /// context, or a token is not in the vocabulary.
+    /// If the number of `counts` differs from the cache's sequences, a count is above `t`, a sequence becomes longer
+    /// than the context, or a token is not in the vocabulary.
     fn hidden_cached(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<3>;
 
-    /// Logits of what the last block made: `[b, t, d]` to `[b, t, vocab]`.
+    /// Logits from the output of the last block: maps `[b, t, d]` to `[b, t, vocab]`.
     fn head(&self, x_btd: Tensor<3>) -> Tensor<3>;
 
-    /// [`loss`](Self::loss) of what the last block made, of these targets.
+    /// [`loss`](Self::loss) from the output of the last block, for these targets.
     fn head_loss(&self, x_btd: Tensor<3>, targets: Targets) -> Tensor<1>;
 
-    /// [`logits`](Self::logits) of new tokens, `[b, t]` to `[b, t, vocab]`: a whole prompt, or one token at a time.
+    /// [`logits`](Self::logits) for new tokens, `[b, t]` to `[b, t, vocab]`: a whole prompt, or one token at a time.
     ///
     /// # Panics
-    /// As [`hidden_cached`](Self::hidden_cached).
+    /// See [`hidden_cached`](Self::hidden_cached).
     fn logits_cached(&self, tokens_bt: Tensor<2, Int>, cache: &mut Cache) -> Tensor<3> {
         let [b, t] = tokens_bt.dims();
         self.head(self.hidden_cached(tokens_bt, &vec![t; b], cache))
     }
 
-    /// The logits behind the last new token of each sequence, `[b, vocab]`; see [`hidden_cached`](Self::hidden_cached).
+    /// The logits after the last new token of each sequence, `[b, vocab]`; see [`hidden_cached`](Self::hidden_cached).
     ///
     /// # Panics
-    /// As there, and if a sequence has no new token.
+    /// See [`hidden_cached`](Self::hidden_cached); also if a sequence has no new token.
     fn next_logits(&self, tokens_bt: Tensor<2, Int>, counts: &[usize], cache: &mut Cache) -> Tensor<2> {
         let ([b, t], device) = (tokens_bt.dims(), tokens_bt.device());
         assert!(counts.iter().all(|count| *count > 0), "counts {counts:?}: each sequence has a new token");

@@ -1,35 +1,39 @@
+//! What a forward knows about its micro-batch besides the tokens.
+
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use comm::ContextParallel;
 
-/// What a forward knows of its micro-batch beside the tokens; by default that it is one of evaluation, of whole rows.
+/// What a forward knows about its micro-batch besides the tokens. The default is evaluation on whole rows.
 #[derive(Debug, Clone, Default)]
 pub struct MicroBatch {
-    /// Where it stands in the run: with it a forward drops elements and routes with noise, as its model's configuration
-    /// says; without it (evaluation, generation) it does neither.
+    /// Position in the run. If it is set, the forward applies the dropout and router noise of the model's
+    /// configuration; without it (evaluation, generation) it applies neither.
     pub place: Option<RunPlace>,
-    /// The documents of its rows; without them a row is one.
+    /// The documents of the rows; `None` treats each row as one document.
     pub documents: Option<Documents>,
-    /// Positions at the end of each row that only make it one that the ranks of its sequences divide. No other attends
-    /// to them, they have no target, and routing does not see them.
+    /// Positions at the end of each row that only make its length divisible among the ranks of its sequences. No other
+    /// position attends to them, they have no target, and routing ignores them.
     pub padding: usize,
 }
 
-/// Where a micro-batch stands in a run.
+/// The position of a micro-batch in a run.
 ///
-/// Masks and noise are functions of these numbers and of each element's place, so they are the same in any layout, on
-/// any number of ranks, and when the forward is run again for its activations; see [`fused::dropout`].
+/// Masks and noise are functions of these numbers and of each element's index. They are therefore the same in any
+/// layout, on any number of ranks, and when the forward is recomputed for activation checkpointing; see
+/// [`fused::dropout`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunPlace {
     /// The run's seed.
     pub seed: u64,
     /// The optimizer step.
     pub step: u64,
-    /// Which sequence of the step's global batch the micro-batch's first one is.
+    /// Index of the micro-batch's first sequence in the step's global batch.
     pub first_row: u64,
 }
 
-/// Documents that share rows: none of them attends to another, and learned positions restart in each. Rotary positions
-/// do not: they enter by differences alone, which within a document are the same.
+/// Documents that share rows: none attends to another, and learned positions restart in each.
+///
+/// Rotary positions do not restart: only their differences matter, and those are the same within a document.
 ///
 /// ```text
 /// row         a b c . d e . f        . ends a document
@@ -38,32 +42,32 @@ pub struct RunPlace {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Documents {
-    /// `[b, t]`, i32, of this rank's part of the context, counted through whole rows.
+    /// This rank's part of the starts, `[b, t]`, i32, as positions of whole rows.
     pub(crate) starts_bt: Tensor<2, Int>,
-    /// `[b, t]`
+    /// Positions within the document, `[b, t]`.
     pub(crate) positions_bt: Tensor<2, Int>,
 }
 
 impl From<RunPlace> for MicroBatch {
-    /// Of training, of whole rows.
+    /// A training micro-batch of whole rows.
     fn from(place: RunPlace) -> Self {
         Self { place: Some(place), ..Self::default() }
     }
 }
 
 impl MicroBatch {
-    /// The first position that each attends to, where that is not the first of all.
+    /// The first position that each position attends to; `None` if that is position 0 everywhere.
     pub(crate) fn starts(&self) -> Option<&Tensor<2, Int>> {
         Some(&self.documents.as_ref()?.starts_bt)
     }
 }
 
 impl Documents {
-    /// Of whole rows of `t` positions, for each of which `starts` says where in its row its document begins; on ranks
-    /// of a `context`, their part of them.
+    /// Creates the documents of whole rows of `t` positions. `starts` gives, for each position, where its document
+    /// begins in the row. Ranks of a `context` keep their part.
     ///
     /// # Panics
-    /// If these are not whole rows.
+    /// If `starts` does not consist of whole rows.
     pub fn new(starts: Vec<i32>, t: usize, context: &ContextParallel, device: &Device) -> Self {
         let b = starts.len() / t;
         let positions = starts.iter().enumerate().map(|(i, start)| (i % t) as i32 - start).collect();

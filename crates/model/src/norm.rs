@@ -1,3 +1,5 @@
+//! Layer norm and RMS norm, and their fusion with the preceding projection.
+
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, Tensor};
@@ -28,12 +30,12 @@ impl LayerNorm {
         Self { gamma: Initializer::Ones.init([d], device), beta, epsilon }
     }
 
-    /// `[.., d]` to `[.., d]`.
+    /// Maps `[.., d]` to `[.., d]`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         fused::layer_norm(x, self.gamma.val(), self.beta.as_ref().map(Param::val), self.epsilon)
     }
 
-    /// `residual + projection(y)`, and the norm of that, of this rank's rows.
+    /// `residual + projection(y)` and the norm of that sum, for this rank's rows.
     pub(crate) fn forward_sum(
         &self,
         projection: &Linear,
@@ -56,12 +58,12 @@ impl RmsNorm {
         Self { gamma: Initializer::Ones.init([d], device), epsilon }
     }
 
-    /// `[.., d]` to `[.., d]`.
+    /// Maps `[.., d]` to `[.., d]`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         fused::rms_norm(x, self.gamma.val(), self.epsilon)
     }
 
-    /// `residual + projection(y)`, without a bias, and the norm of that, of this rank's rows.
+    /// `residual + projection(y)`, without a bias, and the norm of that sum, for this rank's rows.
     pub(crate) fn forward_sum(
         &self,
         projection: &Linear,
@@ -77,8 +79,8 @@ impl RmsNorm {
     }
 }
 
-/// `projection(y)` from a rank's part of what it is a projection of, `[b, t, part]`, to the rank's rows, `[b, s, d]`.
-/// The bias is added once, to the sum.
+/// `projection(y)`: maps a rank's part of the input, `[b, t, part]`, to the rank's rows, `[b, s, d]`. The bias is added
+/// once, after the sum over ranks.
 pub(crate) fn project(tp: &TensorParallel, projection: &Linear, y: Tensor<3>) -> Tensor<3> {
     if tp.is_alone() {
         return linear(y, projection.weight.val(), projection.bias.as_ref().map(Param::val));

@@ -1,17 +1,19 @@
+//! The ranks that compute a model together.
+
 use comm::{FirstError, SequenceRanks};
 use moe::ExpertParallel;
 
-/// The ranks that compute a model's sequences together; by default none but this one.
+/// The ranks that compute a model's sequences together; by default only this one.
 ///
-/// A module whose parameters are a rank's part of them computes with what it has: how many heads and columns those are
-/// it sees by their widths. A block takes and returns the rank's rows of each sequence; tokens and targets are those of
-/// whole sequences, or of the rank's part of their context.
+/// A module that holds a shard of its parameters computes with what it has: it infers the number of heads and columns
+/// from their widths. A block takes and returns the rank's rows of each sequence. Tokens and targets cover whole
+/// sequences, or the rank's part of their context.
 #[derive(Clone, Default)]
 pub struct Parallel {
-    /// Those that have the experts together.
+    /// The ranks that share the experts.
     pub experts: Option<ExpertParallel>,
-    /// Those that have the sequences' rows, and heads, columns and the vocabulary together.
+    /// The ranks that share the sequences' rows, and the heads, columns and the vocabulary.
     pub sequences: SequenceRanks,
-    /// What has failed in the collectives of all.
+    /// The first error in the collectives of any of them.
     pub first_error: FirstError,
 }

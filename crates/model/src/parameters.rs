@@ -1,7 +1,9 @@
+//! Counting and setting a module's parameters.
+
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 
-/// Number of elements of all parameters, none of which is made for it.
+/// Counts the elements of all parameters without initializing them.
 pub fn parameter_count<M: Module>(module: &M) -> usize {
     struct Count(usize);
     impl ModuleVisitor for Count {
@@ -14,11 +16,11 @@ pub fn parameter_count<M: Module>(module: &M) -> usize {
     count.0
 }
 
-/// Gives every parameter the values that `values` has for its path of fields (`blocks.0.attn.c_attn.weight`) and its
-/// shape, row by row.
+/// Sets every parameter to the values that `values` returns, row by row, for its field path
+/// (`blocks.0.attn.c_attn.weight`) and its shape.
 ///
 /// # Errors
-/// The first of `values`, which is then not asked again.
+/// The first error of `values`, which is not called again after it.
 pub fn fill<M: Module, E>(module: M, values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, E>) -> Result<M, E> {
     let mut fill = Fill { values, path: vec![], error: None };
     let module = module.map(&mut fill);

@@ -1,18 +1,18 @@
-//! Attention whose keys and values are spread over ranks (Ring Attention, arXiv 2310.01889).
+//! Ring attention: KV blocks circulate between ranks (arXiv 2310.01889).
 //!
 //! ```text
-//! step        rank 0                rank 1                rank 2             a message goes to the next rank while this one computes with it
+//! step        rank 0                rank 1                rank 2             a message moves to the next rank while this one computes with it
 //! 0           q0 with message 0     q1 with message 1     q2 with message 2
 //! 1           q0 with message 2     q1 with message 0     q2 with message 1
 //! 2           q0 with message 1     q1 with message 2     q2 with message 0
-//! backward    the same, and behind each message goes its gradient, while the next step is computed, and one step more: home
+//! backward    the same; each message's gradient follows it during the next step, and takes one more step to return home
 //! ```
 //!
-//! A message is what keys and values are made of: they themselves, or the latents and the rotated key. What its keys
-//! add to a query is put together by log-sum-exp, those of queries among them that see none of its keys: of parts `(y,
-//! l)` and `(y', l')` with `w = sigmoid(l' - l)`, `y + w (y' - y)` and `log(exp l + exp l')`, in f32. In the backward
-//! each part's probabilities are of the final `l`. Of causal attention a rank does as much as any other; see
-//! [`ContextParallel`].
+//! A message holds what keys and values are computed from: the keys and values themselves, or the latents and the
+//! rotated key. Partial results over different keys are merged by log-sum-exp, also for queries that see none of a
+//! message's keys. Parts `(y, l)` and `(y', l')` with `w = sigmoid(l' - l)` give `y + w (y' - y)` and `log(exp l + exp
+//! l')`, in f32. The backward computes each part's probabilities from the final `l`. Causal attention is balanced:
+//! every rank does the same amount of work; see [`ContextParallel`].
 
 use burn::tensor::{DType, Int, Tensor, activation};
 use comm::ContextParallel;
@@ -20,17 +20,17 @@ use comm::ops::{flat, with_gradients};
 use fused::{AttentionPart, DropoutKey, linear, linear_transposed};
 use std::ops::Range;
 
-/// How keys and values are made of a message, `[b, s, width]`.
+/// How keys and values are computed from a message, `[b, s, width]`.
 #[derive(Clone)]
 pub(crate) enum Keys {
-    /// It is both, heads side by side.
+    /// The message holds keys and values, heads side by side.
     Whole {
-        /// Heads.
+        /// Number of heads.
         heads: usize,
     },
-    /// A latent and a rotated key that all heads share; in no graph.
+    /// The message holds a latent and a rotated key that all heads share; detached from the graph.
     Latent {
-        /// `[rank, heads (nope + v)]`
+        /// Expands the latent, `[rank, heads (nope + v)]`.
         weight: Tensor<2>,
         heads: usize,
         nope: usize,
@@ -38,24 +38,25 @@ pub(crate) enum Keys {
     },
 }
 
-/// An attention over the ranks of a context.
+/// Attention over the ranks of a context-parallel group.
 #[derive(Clone)]
 pub(crate) struct Ring {
     pub cp: ContextParallel,
     pub keys: Keys,
-    /// Of scores.
+    /// Scale of the scores.
     pub scale: f64,
-    /// The first position of the whole sequence that each query sees, `[b, t]`; None: 0.
+    /// The first position of the whole sequence that each query sees, `[b, t]`; `None` means 0.
     pub starts: Option<Tensor<2, Int>>,
-    /// Of probabilities, with the first of the heads that are here, and the length of sequences without padding.
+    /// Dropout of the probabilities: probability, key, index of the first local head, and sequence length without
+    /// padding.
     pub dropout: Option<(f64, DropoutKey, usize, usize)>,
 }
 
-/// Of a chunk of queries: `[b, c, heads, v]` and `[b, heads, c]`, f32.
+/// Output and log-sum-exp of a chunk of queries: `[b, c, heads, v]` and `[b, heads, c]`, f32.
 type Sum = (Tensor<4>, Tensor<3>);
 
 impl Ring {
-    /// `q_bhtd` and `message_btw` of this rank's rows, and the matrix of [`Keys::Latent`], to `[b, t, heads v]`.
+    /// Maps `q_bhtd` and `message_btw` of this rank's rows, and the matrix of [`Keys::Latent`], to `[b, t, heads v]`.
     pub fn forward(self, q: Tensor<4>, message: Tensor<3>, weight: Option<Tensor<2>>) -> Tensor<3> {
         let (q_inner, m_inner) = (q.clone().inner(), message.clone().inner());
         let (y, l) = self.attend(&q_inner, &m_inner);
@@ -79,7 +80,7 @@ impl Ring {
         }
     }
 
-    /// The result, `[b, t, heads, v]`, and the log-sum-exps, `[b, heads, t]`, f32.
+    /// Returns the output, `[b, t, heads, v]`, and the log-sum-exps, `[b, heads, t]`, in f32.
     fn attend(&self, q: &Tensor<4>, message: &Tensor<3>) -> Sum {
         let (shape, n) = (message.dims(), self.cp.size());
         let mut sums: Vec<Option<Sum>> = vec![None; 2];
@@ -104,7 +105,7 @@ impl Ring {
         (Tensor::cat(y, 1), Tensor::cat(l, 2))
     }
 
-    /// The gradients of `q`, of the message and of the matrix, flat, in f32.
+    /// Returns the gradients of `q`, of the message and of the matrix, flat, in f32.
     fn gradients(&self, [q, y, d_y]: [&Tensor<4>; 3], own: &Tensor<3>, l: &Tensor<3>) -> [Tensor<1>; 3] {
         let (shape, n) = (own.dims(), self.cp.size());
         let mut d_q: Vec<Option<Tensor<4>>> = vec![None; 2];
@@ -135,7 +136,7 @@ impl Ring {
                 let gradients = [whole(d_k, &k), whole(d_v, &v)].map(|gradient| gradient.cast(k.dtype()));
                 self.keys.back(here.clone(), gradients)
             };
-            // The gradient of the message at hand, as far as the ranks before have added to it, and the next message.
+            // The gradient of the current message, as accumulated by the previous ranks, and the next message.
             let likes = [d_message.as_ref(), (step + 1 < n).then_some(&message)];
             if step + 1 < n {
                 self.cp.send(message.clone());
@@ -164,8 +165,8 @@ impl Ring {
         self.starts.as_ref().map(|starts| starts.clone().slice_dim(1, queries.clone()))
     }
 
-    /// The chunks of queries and of the keys of the message at hand in a step, with their number and rows here, of
-    /// which the queries see something.
+    /// The pairs of query chunk and key chunk of a step, each with its index and local rows, in which the queries see
+    /// at least one key.
     fn parts(&self, step: usize, t: usize) -> impl Iterator<Item = ([(usize, Range<usize>); 2], AttentionPart)> {
         let (n, half) = (self.cp.size(), t / 2);
         let from = (self.cp.rank() + n - step) % n;
@@ -180,7 +181,7 @@ impl Ring {
     }
 }
 
-/// These chunks of queries, keys and values.
+/// Selects these chunks of queries, keys and values.
 fn chunk(q: &Tensor<4>, [k, v]: [&Tensor<4>; 2], [queries, keys]: &[(usize, Range<usize>); 2]) -> [Tensor<4>; 3] {
     [(q, queries), (k, keys), (v, keys)].map(|(x, (_, rows))| x.clone().slice_dim(2, rows.clone()))
 }
@@ -194,7 +195,7 @@ fn merged(sum: Option<Sum>, (y, l): Sum) -> Sum {
 }
 
 impl Keys {
-    /// `k_bhsd` and `v_bhsv`.
+    /// Computes `k_bhsd` and `v_bhsv` from a message.
     fn of(&self, message: Tensor<3>) -> [Tensor<4>; 2] {
         let [b, s, width] = message.dims();
         match self {
@@ -212,7 +213,7 @@ impl Keys {
         }
     }
 
-    /// The gradients of the message, and of the matrix, where there is one, in f32.
+    /// Returns the gradients of the message and, if there is one, of the matrix, in f32.
     fn back(&self, message: Tensor<3>, [d_k, d_v]: [Tensor<4>; 2]) -> (Tensor<3>, Option<Tensor<2>>) {
         let [b, s, width] = message.dims();
         match self {

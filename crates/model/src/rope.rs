@@ -1,4 +1,4 @@
-//! Rotary positions, interleaved, with YaRN's frequencies.
+//! Interleaved rotary positions with YaRN's frequencies.
 
 use crate::{DeepSeekConfig, YarnConfig};
 use burn::tensor::Device;
@@ -6,22 +6,23 @@ use fused::RopeTable;
 use std::f64::consts::PI;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Turns the pairs `(x0, x1), (x2, x3), ...` of a head by `position * frequency[pair]`: the tables for [`fused::rope`].
+/// Tables for [`fused::rope`], which rotates the pairs `(x0, x1), (x2, x3), ...` of a head by `position *
+/// frequency[pair]`.
 ///
-/// A table is made once a device, as long as was asked for, and again when a longer one is: twice as long at least.
-/// Clones share it.
+/// A table is built once per device, with the requested length, and rebuilt at least twice as long when a longer one is
+/// requested. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Rope {
     /// Radians per position, one per pair.
     frequencies: Vec<f64>,
     /// Factor on cosine and sine; 1 without YaRN.
     amplitude: f64,
-    /// Of positions from 0 on, one a device.
+    /// Tables of positions from 0 on, one per device.
     tables: Arc<Mutex<Vec<(Device, RopeTable)>>>,
 }
 
 impl Rope {
-    /// The frequencies `theta^(-2i/d)` for heads of width `d = qk_rope_head_dim`, changed by YaRN where it is
+    /// Creates the frequencies `theta^(-2i/d)` for heads of width `d = qk_rope_head_dim`, modified by YaRN if it is
     /// configured.
     pub fn new(config: &DeepSeekConfig) -> Self {
         let d = config.qk_rope_head_dim;
@@ -38,12 +39,12 @@ impl Rope {
         Self { frequencies, amplitude, tables: Arc::default() }
     }
 
-    /// Of positions `0..t`.
+    /// The table of positions `0..t`.
     pub fn first(&self, t: usize, device: &Device) -> RopeTable {
         self.at_least(t, device).first(t)
     }
 
-    /// Of these positions.
+    /// The table of these positions.
     pub fn at(&self, positions: &[usize], device: &Device) -> RopeTable {
         let len = positions.iter().max().map_or(0, |last| last + 1);
         self.at_least(len, device).at(positions)
@@ -63,8 +64,8 @@ impl Rope {
     }
 }
 
-/// The softmax scale of MLA: `1/sqrt(nope + rope)`, times `m^2` with YaRN, where `m = 0.1 * mscale_all_dim * ln(factor)
-/// + 1`.
+/// The softmax scale of MLA: `1/sqrt(nope + rope)`, multiplied with YaRN by `m^2`, where `m = 0.1 * mscale_all_dim *
+/// ln(factor) + 1`.
 pub fn softmax_scale(config: &DeepSeekConfig) -> f64 {
     let scale = ((config.qk_nope_head_dim + config.qk_rope_head_dim) as f64).powf(-0.5);
     match &config.rope_scaling {
@@ -85,8 +86,8 @@ fn yarn_amplitude(yarn: &YarnConfig) -> f64 {
     }
 }
 
-/// The pairs between which YaRN blends from kept to divided frequencies: those that turn `beta_fast` and `beta_slow`
-/// times over the original context.
+/// The pairs between which YaRN blends from kept to divided frequencies: those that complete `beta_fast` and
+/// `beta_slow` rotations over the original context.
 fn yarn_range(yarn: &YarnConfig, d: usize, theta: f64) -> (f64, f64) {
     let (d, context) = (d as f64, yarn.original_max_position_embeddings as f64);
     let pair_of = |turns: f64| d * (context / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
@@ -110,7 +111,7 @@ mod tests {
             let tables = rope.tables.lock().unwrap();
             assert_eq!(tables.iter().map(|(_, table)| table.positions()).collect::<Vec<_>>(), [made], "after {asked}");
         }
-        // Pairs (1, 0) turn to (cos, sin).
+        // Rotating the pairs (1, 0) gives (cos, sin).
         let positions = [60, 0, 7];
         let x = Tensor::<4>::from_data([[[[1.0, 0.0, 1.0, 0.0]; 3]]], &device);
         let found = fused::rope(x, &rope.at(&positions, &device)).into_data().try_to_vec::<f32>().unwrap();

@@ -1,34 +1,36 @@
+//! Prediction targets of a rank's rows.
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use std::ops::Range;
 
-/// The tokens to be predicted from a rank's rows of sequences.
+/// The tokens to predict from a rank's rows of sequences.
 #[derive(Debug, Clone)]
 pub struct Targets {
-    /// The positions that have one, as they count through all rows; None: all.
+    /// Flat indices, over all rows, of the positions that have a target; `None` means all.
     pub(crate) places_n: Option<Tensor<1, Int>>,
-    /// `[n]`
+    /// The target tokens, `[n]`.
     pub(crate) tokens_n: Tensor<1, Int>,
-    /// What the mean over the n is multiplied with.
+    /// Factor on the mean over the n targets.
     pub(crate) share: f64,
 }
 
-/// Rows of tokens, whole on any rank, from which follows what is to be predicted where.
+/// Whole rows of tokens, the same on every rank, from which the targets are derived.
 #[derive(Debug, Clone)]
 pub struct TokenRows<'a> {
     /// `x_0 .. x_{t-1}` of each row.
     pub inputs: &'a [i32],
-    /// The token that follows each, `x_1 .. x_t`.
+    /// The token that follows each position, `x_1 .. x_t`.
     pub targets: &'a [i32],
-    /// Positions of a row.
+    /// Positions per row.
     pub t: usize,
-    /// Those of them that are here; from `t` on they are padding, which has no target.
+    /// Positions of a row that are on this rank. Those from `t` on are padding and have no target.
     pub here: Vec<Range<usize>>,
     /// The token that ends a document, if there is one.
     pub end_of_text: Option<i32>,
-    /// Whether documents have nothing to do with each other: then nothing follows the end of one.
+    /// Whether documents are masked from each other; the end of a document then has no next token.
     pub documents_apart: bool,
-    /// Positions of the step, padding included, divided by those of them that have a next token: of the latter a loss
-    /// is the mean.
+    /// All positions of the step, including padding, divided by those with a next token; a loss is the mean over the
+    /// latter.
     pub scale: f64,
 }
 
@@ -39,7 +41,7 @@ impl Targets {
         Self { places_n: None, tokens_n: targets_bt.reshape([b * t]), share: 1.0 }
     }
 
-    /// The next tokens of these rows. Where there is none, a loss is 0, whatever of.
+    /// The next tokens of these rows. If there are none, the loss is 0.
     pub fn next(rows: &TokenRows<'_>, device: &Device) -> Self {
         if !rows.documents_apart && rows.here.iter().all(|here| here.end <= rows.t) {
             let of_row = |targets: &[i32]| rows.here.iter().cloned().flatten().map(|i| targets[i]).collect::<Vec<_>>();
@@ -50,9 +52,10 @@ impl Targets {
         Self::ahead(rows, 0, device).unwrap_or_else(none)
     }
 
-    /// The tokens `k` behind the next ones, None where no position has one: `x_{i+k+1}` at position `i`, if the row
-    /// goes as far, and none of the tokens between them ends a document; at the end itself a document begins, unless
-    /// documents are apart.
+    /// The tokens `k` after the next ones: `x_{i+k+1}` at position `i`. Returns `None` if no position has one.
+    ///
+    /// A position has a target if the row is long enough and none of the tokens `x_{i+1} .. x_{i+k}` ends a document.
+    /// If token `i` itself ends a document, the next document follows it, unless documents are masked from each other.
     pub(crate) fn ahead(rows: &TokenRows<'_>, k: usize, device: &Device) -> Option<Self> {
         let here = rows.here.iter().map(Range::len).sum::<usize>();
         let (mut places, mut tokens) = (vec![], vec![]);

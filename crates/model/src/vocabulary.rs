@@ -1,4 +1,4 @@
-//! Embedding and loss where each rank has a part of the vocabulary (Megatron, arXiv 1909.08053, section 3).
+//! Embedding and loss with the vocabulary sharded over tensor-parallel ranks (Megatron, arXiv 1909.08053, section 3).
 
 use crate::Targets;
 use burn::tensor::{Bool, DType, Int, Tensor};
@@ -8,10 +8,10 @@ use fused::{Losses, embedding, linear, linear_cross_entropy, linear_cross_entrop
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Rows of `table_vd` of tokens, `[b, t]` to this rank's rows `[b, s, d]`; `table_vd` has this rank's part of `vocab`
+/// Looks up tokens, `[b, t]`, and returns this rank's rows `[b, s, d]`. `table_vd` holds this rank's part of `vocab`
 /// tokens.
 ///
-/// A token of another rank's part is row 0 times 0, and the sum over ranks is the token's row.
+/// A token in another rank's part contributes row 0 times 0, so the sum over ranks is the token's row.
 pub(crate) fn embed(tp: &TensorParallel, table_vd: Tensor<2>, tokens_bt: Tensor<2, Int>, vocab: usize) -> Tensor<3> {
     if tp.is_alone() {
         return embedding(table_vd, tokens_bt);
@@ -22,24 +22,24 @@ pub(crate) fn embed(tp: &TensorParallel, table_vd: Tensor<2>, tokens_bt: Tensor<
     tp.scatter(y_btd)
 }
 
-/// Numbers of tokens in a part of the vocabulary, 0 for those outside of it, and which are in it.
+/// Token indices relative to a part of the vocabulary, 0 for tokens outside it, and a mask of the tokens inside it.
 fn own<const D: usize>(tokens: Tensor<D, Int>, part: &Range<usize>) -> (Tensor<D, Int>, Tensor<D, Bool>) {
     let is_mine =
         tokens.clone().greater_equal_elem(part.start as i64).bool_and(tokens.clone().lower_elem(part.end as i64));
     ((tokens - part.start as i64).mask_fill(is_mine.clone().bool_not(), 0), is_mine)
 }
 
-/// A head: `[d, vocab]`, or `[vocab, d]`, of which a rank has a part of the vocabulary's columns, or rows.
+/// An output head, `[d, vocab]` or `[vocab, d]` if `transposed`; a rank holds its part of the vocabulary dimension.
 #[derive(Clone)]
 pub(crate) struct VocabularyHead {
     pub weight: Tensor<2>,
     pub transposed: bool,
-    /// Tokens that all ranks have together.
+    /// Size of the vocabulary over all ranks.
     pub vocab: usize,
 }
 
 impl VocabularyHead {
-    /// This rank's share of the losses of these tokens, from its rows `[b, s, d]`; shares add up to the losses.
+    /// This rank's share of the losses of these tokens, from its rows `[b, s, d]`; the shares add up to the losses.
     pub fn losses(self, tp: &TensorParallel, x_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64) -> Losses {
         let share = targets.share;
         let losses = self.means(tp, x_bsd, targets, z_loss_coef);
@@ -49,7 +49,7 @@ impl VocabularyHead {
         }
     }
 
-    /// The same of means over the targets.
+    /// The losses as means over the targets, before scaling by `targets.share`.
     fn means(self, tp: &TensorParallel, x_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64) -> Losses {
         let Targets { places_n, tokens_n: targets_n, .. } = targets;
         let x = tp.gather_again(x_bsd);
@@ -66,9 +66,11 @@ impl VocabularyHead {
         }
     }
 
-    /// `log(sum(exp))` of all columns is that of the ranks' own, and a target's logit is its owner's: three numbers a
-    /// row are summed over ranks. A share's gradient is taken for that of the whole loss, of this rank's columns:
-    /// gathering sums those of the rows, which are not kept.
+    /// The ranks combine the `log(sum(exp))` of their own columns, and a target's logit comes from the rank that holds
+    /// it: three numbers per row are reduced over ranks.
+    ///
+    /// A rank computes the gradient of the whole loss with respect to its own columns; the backward of the gather sums
+    /// the gradients of the rows over ranks. The gathered rows are not kept but gathered again.
     fn losses_of_parts(
         self,
         tp: &TensorParallel,
@@ -103,26 +105,26 @@ impl VocabularyHead {
     }
 }
 
-/// The sum of many numbers in f32: of pieces, and then of those, so that none of them is much larger than what is added
-/// to it.
+/// Sums many numbers in f32: first within pieces, then the pieces, so that no partial sum is much larger than what is
+/// added to it.
 fn sum_in_pieces(x_n: Tensor<1>) -> Tensor<1> {
     let pieces: Vec<Tensor<1>> = x_n.split(ROWS, 0).into_iter().map(|piece| piece.sum()).collect();
     Tensor::cat(pieces, 0).sum()
 }
 
-/// Rows whose logits are there at once.
+/// Rows whose logits are in memory at once.
 const ROWS: usize = 256;
 
-/// A rank's columns of logits, in no graph.
+/// A rank's columns of the logits, detached from the graph.
 struct Columns {
     head: VocabularyHead,
-    /// Columns of the targets, and which are this rank's.
+    /// Local columns of the targets, and a mask of those this rank holds.
     targets: (Tensor<1, Int>, Tensor<1, Bool>),
     z_loss_coef: f64,
 }
 
 impl Columns {
-    /// Of each chunk of rows: these, their logits in f32, and one at each target that is here.
+    /// Yields each chunk of rows with its logits in f32 and a one-hot mask of the targets this rank holds.
     fn chunks(&self, x_nd: &Tensor<2>) -> impl Iterator<Item = (Range<usize>, Tensor<2>, Tensor<2>)> {
         let VocabularyHead { weight, transposed, .. } = &self.head;
         let (ids_n, is_mine_n) = &self.targets;
@@ -144,7 +146,8 @@ impl Columns {
         })
     }
 
-    /// Of each row `log(sum(exp))` of this rank's columns, and the target's logit, 0 if that is another's.
+    /// Returns for each row the `log(sum(exp))` of this rank's columns, and the target's logit or 0 if another rank
+    /// holds it.
     fn statistics(&self, x_nd: &Tensor<2>) -> (Tensor<1>, Tensor<1>) {
         let of_chunk = |(rows, logits_rv, at_target_rv): (Range<usize>, Tensor<2>, Tensor<2>)| {
             let highest_r1 = logits_rv.clone().max_dim(1);
@@ -157,7 +160,7 @@ impl Columns {
         (Tensor::cat(lse, 0), Tensor::cat(target, 0))
     }
 
-    /// The gradients of `x_nd` and of the head for a cotangent of n, in f32.
+    /// The gradients of `x_nd` and of the head for an upstream gradient of n, in f32.
     fn gradients(&self, x_nd: &Tensor<2>, lse_n: &Tensor<1>) -> [Tensor<2>; 2] {
         let VocabularyHead { weight, transposed, .. } = &self.head;
         let (mut d_x, mut d_head) = (vec![], None::<Tensor<2>>);
@@ -178,7 +181,7 @@ impl Columns {
     }
 }
 
-/// Both gradients, which are made when the first of them is asked for.
+/// Two gradients that are computed together when the first one is requested.
 struct Later {
     make: Box<dyn Fn() -> [Tensor<2>; 2] + Send + Sync>,
     made: Mutex<Option<[Tensor<2>; 2]>>,

@@ -1,5 +1,5 @@
-//! What a micro-batch launches, forward and backward, on a device that is tested, with Burn's fusion, as training on
-//! a GPU has it; and that the host reads nothing back on the way.
+//! Kernel launches of a micro-batch, forward and backward, on the device under test, with Burn's fusion as in GPU
+//! training; and that the host reads nothing back in between.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::module::{Module, ModuleMapper, Param};
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 trait Trained: Module {
     fn loss(&self, tokens_bt: Tensor<2, Int>) -> Tensor<1>;
 
-    /// The parameter that the forward begins with, and the backward ends with.
+    /// The parameter the forward begins with and the backward ends with.
     fn table(&mut self) -> &mut Param<Tensor<2>>;
 }
 
@@ -28,7 +28,7 @@ impl Trained for Gpt2 {
 }
 
 impl Trained for DeepSeek {
-    /// As training computes it: experts have capacities and a loss of their balance.
+    /// The loss as in training: the experts have a capacity and a load-balancing loss.
     fn loss(&self, tokens_bt: Tensor<2, Int>) -> Tensor<1> {
         let (batch, alone) = (MicroBatch::from(RunPlace { seed: 1, step: 2, first_row: 0 }), Parallel::default());
         let (mut x_btd, mut of_balance) = (embedding(self.embed.weight.val(), tokens_bt.clone()), vec![]);
@@ -45,7 +45,7 @@ impl Trained for DeepSeek {
     }
 }
 
-/// Makes every parameter one that is trained.
+/// Makes every parameter trainable.
 struct Track;
 
 impl ModuleMapper for Track {
@@ -87,11 +87,11 @@ fn deepseek(dense: usize, mixtures: usize) -> DeepSeek {
     DeepSeek::init(&config, &moe, 1, &testing::device()).map(&mut Track)
 }
 
-/// Forward and backward. Whether what the backward ends with can be read.
+/// Runs forward and backward, and returns whether the last result of the backward can be read.
 fn micro_batch(model: &mut impl Trained) -> bool {
     let tokens_bt = [[1, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1]];
     let gradients = model.loss(Tensor::from_data(tokens_bt, &testing::device().autodiff())).backward();
-    // The device has all gradients when it has this one.
+    // Once this gradient is on the device, all gradients are.
     model.table().val().grad(&gradients).expect("a gradient of the table").try_into_data().is_ok()
 }
 
@@ -99,15 +99,15 @@ fn micro_batch(model: &mut impl Trained) -> bool {
 struct Launches {
     /// Kernels of `fused` and `moe`, as `operation::kernel`.
     ours: BTreeMap<String, usize>,
-    /// Products of matrices. Which kernel makes one is found out by trying.
+    /// Matrix products. Autotuning decides which kernel computes one.
     products: usize,
-    /// All others of Burn: sums of a bias's gradient, additions, copies, constants.
+    /// All other kernels of Burn: sums of a bias's gradient, additions, copies, constants.
     others: usize,
 }
 
 impl Launches {
     fn of(mut model: impl Trained) -> Self {
-        // At the first time products are tried.
+        // The first run autotunes the products.
         assert!(micro_batch(&mut model), "a gradient that can be read");
         let mut found = Self { ours: BTreeMap::new(), products: 0, others: 0 };
         for name in launches(|| assert!(micro_batch(&mut model), "a gradient that can be read")) {
@@ -124,7 +124,7 @@ impl Launches {
         found
     }
 
-    /// What these have more than `fewer`.
+    /// The launches beyond those of `fewer`.
     fn beyond(&self, fewer: &Self) -> Self {
         let mut ours = self.ours.clone();
         for (kernel, count) in &fewer.ours {
@@ -134,8 +134,8 @@ impl Launches {
         Self { ours, products: self.products - fewer.products, others: self.others.saturating_sub(fewer.others) }
     }
 
-    /// The kernels of these crates and the products are exactly these; of Burn's others there are at most `others`:
-    /// what it fuses is its choice.
+    /// Asserts that the kernels of `fused` and `moe` and the products are exactly these. Burn's other kernels are at
+    /// most `others`, because Burn decides what it fuses.
     fn hold(&self, what: &str, ours: &[(&str, usize)], products: usize, others: usize) {
         let expected: BTreeMap<String, usize> = ours.iter().map(|(kernel, count)| ((*kernel).into(), *count)).collect();
         let all = self.ours.values().sum::<usize>();
@@ -145,7 +145,7 @@ impl Launches {
     }
 }
 
-/// See [`unreadable`], which CubeCL's CPU runtime alone has.
+/// See [`unreadable`], which only works on CubeCL's CPU runtime.
 fn reads_nothing_back(mut model: impl Trained) {
     if !testing::is_cpu_runtime() {
         return;
@@ -155,7 +155,7 @@ fn reads_nothing_back(mut model: impl Trained) {
     assert!(!micro_batch(&mut model), "all depends on what cannot be read");
 }
 
-/// The embedding with its gradient (a sort, then sums), the last norm, and the loss.
+/// The embedding and its gradient (a sort, then sums), the final norm, and the loss.
 const ENDS: [(&str, usize); 12] = [
     ("cross_entropy::loss", 1),
     ("cross_entropy::mean", 1),
@@ -171,7 +171,8 @@ const ENDS: [(&str, usize); 12] = [
     ("norm::norm_backward", 1),
 ];
 
-/// Latent attention, with norms of the block, one of them with the residual added, and of both compressions.
+/// Latent attention with the norms of the block, one of them fused with the residual addition, and those of both
+/// compressions.
 const LATENT_ATTENTION: [(&str, usize); 9] = [
     ("attention::forward", 1),
     ("attention::keys", 1),
@@ -184,10 +185,10 @@ const LATENT_ATTENTION: [(&str, usize); 9] = [
     ("norm::norm_backward", 4),
 ];
 
-/// One test: launches are counted of the whole process.
+/// One test, because launches are counted for the whole process.
 #[test]
 fn a_micro_batch_launches_few_kernels_and_reads_nothing_back() {
-    // A block is what one more of it adds, and the ends are what is left of a model with one block.
+    // One more block shows what a block launches; the rest of a model with one block belongs to the ends.
     let (one, two) = (Launches::of(gpt2(1)), Launches::of(gpt2(2)));
     let block = two.beyond(&one);
     one.beyond(&block).hold("GPT-2's ends", &ENDS, 3, 12);
@@ -210,7 +211,7 @@ fn a_micro_batch_launches_few_kernels_and_reads_nothing_back() {
     let block = two.beyond(&one);
     one.beyond(&block).hold("DeepSeek's ends", &ENDS, 3, 8);
     let swiglu = [("silu_mul::silu_mul", 1), ("silu_mul::silu_mul_backward", 1)];
-    // The query's two, two of the compression, one from it, one to the output, and the SwiGLU's three.
+    // Two for the query, two for the compression, one from it, one to the output, and three in the SwiGLU.
     block.hold("a dense block of DeepSeek", &[&LATENT_ATTENTION[..], &swiglu].concat(), 3 * 9, 16);
     reads_nothing_back(deepseek(1, 0));
 
@@ -220,8 +221,8 @@ fn a_micro_batch_launches_few_kernels_and_reads_nothing_back() {
         ("dispatch::histogram", 1),
         ("dispatch::place", 1),
         ("dispatch::scan", 1),
-        // Three matrices an expert, forward and for the rows' gradient; the third product of each is the matrix's
-        // gradient.
+        // Three matrices per expert, forward and for the gradient of the rows. The third product of each is the
+        // matrix's gradient.
         ("grouped_gemm::prepare", 6),
         ("grouped_gemm::product", 6),
         ("grouped_gemm::sum", 3),
@@ -234,11 +235,11 @@ fn a_micro_batch_launches_few_kernels_and_reads_nothing_back() {
         ("route::scores", 1),
         ("route::scores_backward", 1),
         ("route::select", 1),
-        // Of the experts and of the shared one.
+        // Of the routed experts and of the shared one.
         ("silu_mul::silu_mul", 2),
         ("silu_mul::silu_mul_backward", 2),
     ];
-    // As the dense one, and the router's.
+    // Those of the dense block, plus the router's.
     block.hold("a block of DeepSeek with experts", &[&LATENT_ATTENTION[..], &mixture].concat(), 3 * 10, 46);
     reads_nothing_back(deepseek(1, 1));
 }

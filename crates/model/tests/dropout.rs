@@ -1,5 +1,5 @@
-//! GPT-2's dropout: none in evaluation, the same for a sequence wherever and however often it is computed, other at
-//! each step.
+//! GPT-2's dropout: off in evaluation, the same for a sequence however and whenever it is computed, different at each
+//! step.
 
 use burn::tensor::{Device, Int, Tensor};
 use model::{Gpt2, Gpt2Config, LanguageModel, MicroBatch, Parallel, RunPlace};
@@ -54,7 +54,7 @@ fn evaluation_and_a_probability_of_0_drop_nothing() {
     assert!(!close(&evaluated, &train(&model(0.2), tokens(2), dropout)));
 }
 
-/// Dropping keeps the mean: over many masks a branch's output averages to the one without.
+/// Dropout preserves the mean: over many masks, a branch's output averages to the output without dropout.
 #[test]
 fn embeddings_keep_their_mean_over_steps() {
     let model = model(0.5);
@@ -67,7 +67,7 @@ fn embeddings_keep_their_mean_over_steps() {
         mean.iter_mut().zip(dropped).for_each(|(mean, x)| *mean += x / steps as f32);
     }
     for (mean, expected) in mean.iter().zip(&expected) {
-        // At p = 1/2 an element is 0 or 2x: its deviation is |x|, that of the mean |x| / sqrt(steps).
+        // At p = 1/2 an element is 0 or 2x: its standard deviation is |x|, that of the mean |x| / sqrt(steps).
         assert!((mean - expected).abs() <= 6.0 * expected.abs() / (steps as f32).sqrt(), "{mean}, not {expected}");
     }
 }

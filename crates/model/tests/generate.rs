@@ -1,4 +1,4 @@
-//! The forward with a cache against the one without, and generation.
+//! The cached forward against the uncached one, and generation.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn fixture(name: &str) -> Pretrained {
     load(&reference(name))
 }
 
-/// The fixture's experts, with a capacity that drops most of what they are sent in training.
+/// Experts with a capacity that would drop most of their tokens in training.
 fn deepseek_with_capacity() -> DeepSeek {
     let config = DeepSeekConfig { vocab_size: 64, hidden_size: 32, num_hidden_layers: 2, ..DeepSeekConfig::default() };
     let moe = MoeConfig { capacity_factor: Some(0.25), moe_intermediate_size: 16, ..MoeConfig::default() };
@@ -32,7 +32,7 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// Tokens of a text that never was, all below 60, which every vocabulary here has.
+/// Arbitrary tokens below 60, which every vocabulary here contains.
 fn tokens(seed: u32, n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (i * i * 7 + i * (seed + 3) + seed * 11) % 60).collect()
 }
@@ -42,7 +42,7 @@ fn worst(found: &[f32], expected: &[f32]) -> f32 {
     found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Logits of `[b, t]` in chunks of these sizes.
+/// Logits of `[b, t]`, computed in chunks of these sizes.
 fn in_chunks(model: &dyn LanguageModel, tokens_bt: &Tensor<2, Int>, sizes: &[usize]) -> (Vec<f32>, Cache) {
     let [b, _] = tokens_bt.dims();
     let mut cache = model.cache(b);
@@ -78,7 +78,7 @@ fn generation_sees_what_evaluation_sees_whatever_the_capacity_of_training() {
     assert!(worst(&found, &expected) < 1e-5);
 }
 
-/// Parameters in bf16, or tracked as in training.
+/// Casts parameters to bf16, or tracks them as in training.
 struct Bind {
     dtype: DType,
     tracked: bool,
@@ -123,12 +123,12 @@ proptest! {
         let tokens_bt = tensor(&tokens(seed, b * t), b);
         let expected = floats(model.logits(tokens_bt.clone()));
         let (found, _) = in_chunks(&*model, &tokens_bt, &sizes);
-        // GPT-2's are the same sums. DeepSeek's, with matrices absorbed into others, are off by up to 1.2e-5.
+        // GPT-2 computes the same sums. DeepSeek absorbs matrices into others and is off by up to 1.2e-5.
         let tolerance = if name.starts_with("gpt2") { 0.0 } else { 3e-5 };
         prop_assert!(worst(&found, &expected) <= tolerance, "off by {:e}", worst(&found, &expected));
     }
 
-    /// Each sequence gets another number of tokens each time, and one is dropped, and one begins anew.
+    /// Each sequence gets a different number of tokens at each step; then one is dropped and one restarted.
     #[test]
     fn sequences_of_different_lengths_have_the_logits_that_each_has_alone(
         name in prop::sample::select(&FIXTURES[..]),
@@ -173,7 +173,7 @@ fn the_cache_of_latents_takes_rank_and_rotated_width_a_token_and_layer() {
     assert_eq!(cache.bytes_per_token(), 3 * (config.kv_lora_rank + config.qk_rope_head_dim) * 4);
     assert!(cache.bytes() >= 2 * 10 * cache.bytes_per_token());
     assert_eq!(cache.bytes() % (2 * cache.bytes_per_token()), 0);
-    // Keys and values of all heads would take this much.
+    // The size of the keys and values of all heads.
     let heads = config.num_attention_heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim);
     assert!(cache.bytes_per_token() * 3 < 3 * heads * 4);
 
@@ -198,7 +198,7 @@ fn run(model: &dyn LanguageModel, prompts: &[Vec<u32>], how: &Generation) -> Vec
     model::generate(model, prompts, how, &Device::flex(), &mut |_, _| ControlFlow::Continue(())).unwrap()
 }
 
-/// Greedy generation as it is written down: a whole forward for each token.
+/// Greedy generation from its definition: a whole forward for each token.
 fn naive(model: &dyn LanguageModel, prompt: &[u32], count: usize) -> Vec<u32> {
     let mut text = prompt.to_vec();
     for _ in 0..count {
@@ -222,7 +222,7 @@ fn a_batch_of_prompts_is_continued_as_each_prompt_alone() {
     }
 }
 
-/// Every sequence outgrows the window at another time.
+/// Every sequence outgrows the window at a different step.
 #[test]
 fn beyond_the_window_a_batch_is_still_continued_as_each_prompt_alone() {
     let model = fixture("gpt2-a");
@@ -269,7 +269,7 @@ fn a_stop_token_or_the_callback_ends_a_sequence_and_no_other() {
     assert_eq!(found, seen);
 }
 
-/// Whatever the modules draft: the text, its end, and what is told of it.
+/// Whatever the modules draft, the text, its end and the reported tokens are the same.
 #[test]
 fn with_drafts_a_text_is_the_same_as_without() {
     let sampling = Sampling { temperature: 0.4, top_k: Some(20), top_p: Some(0.9), seed: 5 };
@@ -328,7 +328,7 @@ fn tokens_per_second() {
     let config = DeepSeekConfig { vocab_size: 64, hidden_size: 384, num_hidden_layers: 6, ..DeepSeekConfig::default() };
     let deepseek = DeepSeek::init(&config, &MoeConfig::default(), 1, &Device::flex());
     for (name, model) in [("GPT-2", &gpt2 as &dyn LanguageModel), ("DeepSeek", &deepseek)] {
-        run(model, &[vec![1]], &how(2, 1024, GREEDY)); // parameters are made when they are first read
+        run(model, &[vec![1]], &how(2, 1024, GREEDY)); // parameters are generated when they are first read
         for (new, b) in [(256, 1), (1000, 1), (256, 8)] {
             let prompts = vec![tokens(1, 16); b];
             let start = Instant::now();

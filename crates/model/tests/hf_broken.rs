@@ -1,4 +1,4 @@
-//! Broken folders: whatever their bytes are, reading them is a model or an error, without a panic and without much
+//! Broken folders: whatever their bytes, reading one gives a model or an error, without a panic and without much
 //! memory.
 
 mod common;
@@ -11,22 +11,22 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The largest piece of memory that was asked for at once.
+/// The largest single allocation.
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 const LIMIT: usize = 64 << 20;
 
 struct Watched;
 
-// SAFETY: all of it is the system's allocator.
+// SAFETY: all calls forward to the system's allocator.
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -34,7 +34,8 @@ unsafe impl GlobalAlloc for Watched {
 #[global_allocator]
 static WATCHED: Watched = Watched;
 
-/// A change of a file's bytes, places being parts of 1 of its beginning or of all of it.
+/// A change to a file's bytes. A place below 1 is a fraction of the first kilobyte; from 1 on, 1 plus a fraction of the
+/// file.
 #[derive(Debug, Clone)]
 enum Change {
     Byte { place: f64, value: u8 },
@@ -43,7 +44,7 @@ enum Change {
     Insert { place: f64, bytes: Vec<u8> },
 }
 
-/// Half of the places lie in the first kilobyte, where lengths, names and shapes are.
+/// Half of the places lie in the first kilobyte, which holds lengths, names and shapes.
 fn change() -> impl Strategy<Value = Change> {
     let place = || prop_oneof![0.0..1.0, 1.0..2.0];
     prop_oneof![
@@ -64,13 +65,13 @@ fn apply(change: &Change, file: &mut Vec<u8>) {
             let at = at(*place);
             file.get_mut(at).into_iter().for_each(|byte| *byte = *value);
         }
-        // Another number: the next digit becomes this one.
+        // Changes a number: replaces the next digit.
         Change::Digit { place, digit } => {
             let at = at(*place);
             file.iter_mut().skip(at).find(|byte| byte.is_ascii_digit()).into_iter().for_each(|byte| *byte = *digit);
         }
         Change::Truncate { place } => file.truncate(at(*place)),
-        // A longer number: these digits behind the next one.
+        // Lengthens a number: inserts these digits after the next one.
         Change::Insert { place, bytes } => {
             let at = at(*place);
             if let Some(digit) = file.iter().skip(at).position(u8::is_ascii_digit) {
@@ -80,7 +81,7 @@ fn apply(change: &Change, file: &mut Vec<u8>) {
     }
 }
 
-/// The files of a fixture that are read.
+/// The files of a fixture that loading reads.
 fn files(name: &str) -> Vec<String> {
     let names = fs::read_dir(reference(name)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| name != "expected.safetensors").collect();

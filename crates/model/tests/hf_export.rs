@@ -1,4 +1,4 @@
-//! Exported folders against the fixtures that transformers made, and what cannot be exported.
+//! Exported folders against the fixtures made with transformers, and models that cannot be exported.
 
 mod common;
 
@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A model's values by path.
+/// A model's parameters by path.
 fn values<M: Module>(model: &M) -> BTreeMap<String, Vec<f32>> {
     #[derive(Default)]
     struct Collect(Vec<String>, BTreeMap<String, Vec<f32>>);
@@ -51,7 +51,7 @@ fn write(folder: &Path, model: ExportModel, values: &BTreeMap<String, Vec<f32>>,
 /// Tensors by name: type, shape and bytes.
 type Tensors = BTreeMap<String, (tensor::Dtype, Vec<usize>, Vec<u8>)>;
 
-/// Every tensor of a folder.
+/// Reads every tensor of a folder.
 fn tensors(path: &Path) -> Tensors {
     let mut tensors = BTreeMap::new();
     for entry in fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()) {
@@ -260,7 +260,7 @@ fn what_transformers_cannot_compute_is_refused_with_its_key() {
     assert_eq!(key(&DeepSeekConfig { num_attention_heads: 3, ..config }, softmax), "model.hidden_size");
 }
 
-/// What becomes of the values of the parameter at a path.
+/// Changes or rejects the values of the parameter at a path.
 type Change = dyn Fn(&str, Vec<f32>) -> Result<Vec<f32>, String>;
 
 #[test]
@@ -304,7 +304,7 @@ fn a_folder_has_the_tokenizer_files_that_are_there() {
     assert_eq!(opened.tokenizer_files().unwrap(), files);
 }
 
-/// Exports with logits of the model before the export, for `tests/reference/check_export.py`.
+/// Exports models together with their logits before the export, for `tests/reference/check_export.py`.
 #[test]
 #[ignore = "writes folders into $EXPORT_DIR, for tests/reference/round_trip.sh"]
 fn folders_for_transformers() {

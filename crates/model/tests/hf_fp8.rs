@@ -1,4 +1,4 @@
-//! Files in fp8, as DeepSeek publishes them, against torch's numbers and transformers' logits of the dequantised
+//! fp8 files in DeepSeek's published format, against torch's values and transformers' logits of the dequantized
 //! weights.
 
 mod common;
@@ -38,7 +38,7 @@ fn logits_equal_those_of_the_dequantised_weights() {
     assert!(worst < 1e-4, "off by {worst:e}");
 }
 
-/// A folder with this configuration and these tensors: name, type, shape, bytes.
+/// A folder with this configuration and these tensors (name, type, shape, bytes).
 fn folder(config: &Value, tensors: &[(&str, Dtype, &[usize], &[u8])]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let views = tensors

@@ -1,4 +1,4 @@
-//! Models whose parameters are bf16 or f16: what is sensitive is computed in f32, and the result is near that of f32
+//! Models with bf16 or f16 parameters: sensitive operations run in f32, and the result is close to that of f32
 //! parameters.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
@@ -12,13 +12,13 @@ use std::collections::BTreeMap;
 
 const VOCAB: usize = 37;
 const T: usize = 12;
-/// Of parameters whose loss is away from that of even odds, and with which no choice of experts is near a tie.
+/// A seed whose parameters give a loss away from that of a uniform prediction and no near ties in expert selection.
 const SEED: u64 = 2;
 const PLACE: RunPlace = RunPlace { seed: 1, step: 2, first_row: 3 };
 
 /// Loss and gradients of a model of either kind.
 trait Trained: LanguageModel + Module {
-    /// What the last block makes, and the experts' balance losses.
+    /// Output of the last block, and the experts' load-balancing losses.
     fn trained(&self, tokens_bt: Tensor<2, Int>) -> (Tensor<3>, Vec<Tensor<1>>);
 }
 
@@ -54,8 +54,7 @@ fn gpt2() -> Gpt2 {
     Gpt2::init(&config, SEED, &Device::flex())
 }
 
-/// With every part there is: groups, selection bias, shared experts, balance loss, compressed query, YaRN, a dense
-/// block.
+/// Uses every feature: groups, selection bias, shared experts, balance loss, compressed query, YaRN, a dense block.
 fn deepseek(score_func: ScoreFunc, capacity_factor: Option<f64>) -> DeepSeek {
     let config = DeepSeekConfig {
         vocab_size: VOCAB,
@@ -87,8 +86,8 @@ fn deepseek(score_func: ScoreFunc, capacity_factor: Option<f64>) -> DeepSeek {
     DeepSeek::init(&config, &moe, SEED, &Device::flex())
 }
 
-/// Binds every parameter in this dtype, matrices five times as large as at the start: so the loss is not that of even
-/// odds.
+/// Binds every parameter in this dtype, with matrices five times their initial size so that the loss differs from that
+/// of a uniform prediction.
 struct Bind(DType);
 
 impl ModuleMapper for Bind {
@@ -123,7 +122,7 @@ impl ModuleVisitor for Collect<'_> {
     }
 }
 
-/// The loss and the gradients of one batch with parameters of this dtype.
+/// Loss and gradients of one batch with parameters of this dtype.
 fn train<M: Trained>(model: M, dtype: DType) -> (f64, BTreeMap<String, Vec<f64>>) {
     let model = model.map(&mut Bind(dtype));
     let ids = |step: i64| {
@@ -147,7 +146,8 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// Loss within 1 %, and every parameter's gradient within a cosine of 0.99, of those of f32 parameters.
+/// Asserts that the loss is within 1% of that of f32 parameters, and that every gradient has a cosine above 0.99 with
+/// theirs.
 fn is_near_f32<M: Trained>(model: M, dtype: DType) {
     let (expected_loss, expected) = train(model.clone(), DType::F32);
     let (loss, found) = train(model, dtype);
@@ -174,7 +174,7 @@ fn deepseek_in_bf16_and_f16_is_near_f32() {
     }
 }
 
-/// A norm's mean of squares overflows f16 above 255 if it is not computed in f32.
+/// Unless it is computed in f32, a norm's mean of squares overflows f16 for values above 255.
 #[test]
 fn the_head_takes_a_residual_stream_whose_squares_are_beyond_f16() {
     let Head { norm, .. } = deepseek(ScoreFunc::Softmax, None).map(&mut Bind(DType::F16)).head;

@@ -8,41 +8,41 @@ use data::Prepared;
 use model::deepseek::MtpBatch;
 use model::{Documents, MicroBatch, RunPlace, Targets, TokenRows};
 
-/// A micro-batch on a device: the rank's part of its rows, where ranks have parts of them.
+/// A micro-batch on a device. If the rows are spread over ranks, it holds this rank's part of them.
 pub(crate) struct Batch {
     pub inputs_bt: Tensor<2, Int>,
     pub targets: Targets,
-    /// Where it stands in the run, if it is of training, and its documents, if they are apart.
+    /// Its place in the run, in training, and its documents, if they are masked from each other.
     pub micro: MicroBatch,
-    /// Of each module of multi-token prediction; none in evaluation, which has the main loss only.
+    /// One per multi-token prediction module; empty in evaluation, which computes only the main loss.
     pub mtp: Vec<MtpBatch>,
 }
 
-/// Makes [`Batch`]es of tokens.
+/// Creates [`Batch`]es from tokens.
 pub(crate) struct BatchMaker {
     vocab_size: usize,
     mtp_depth: usize,
     /// The token that ends a document, if there is one.
     end_of_text: Option<i32>,
-    /// The same where documents are apart; see `data.document_mask`.
+    /// The same, if documents are masked from each other; see `data.document_mask`.
     border: Option<i32>,
-    /// Those that have parts of the rows.
+    /// The ranks that share the rows.
     ranks: SequenceRanks,
     device: Device,
 }
 
-/// Numbers of some rows, by which a step or a validation counts.
+/// Counts over some rows, which weight the losses of a step or a validation.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RowCounts {
     pub positions: f64,
-    /// Positions that have a next token in their document.
+    /// Positions with a next token in their document.
     pub labels: f64,
-    /// The sum of squares of the documents' lengths, to which the work of attention is proportional.
+    /// The sum of the squared document lengths, which the work of attention is proportional to.
     pub squares: f64,
 }
 
 impl BatchMaker {
-    /// For a model with such data, whose rows these ranks share.
+    /// Creates a maker for the configured model and data, with rows shared by these ranks.
     pub fn new(config: &Config, end_of_text: Option<u32>, ranks: SequenceRanks, device: &Device) -> Self {
         let end_of_text = end_of_text.map(|token| token as i32);
         Self {
@@ -55,18 +55,18 @@ impl BatchMaker {
         }
     }
 
-    /// Whether documents are apart, so that not all positions have a next token.
+    /// Whether documents are masked from each other, so that some positions have no next token.
     pub fn documents_apart(&self) -> bool {
         self.border.is_some()
     }
 
-    /// What is to be counted of some rows.
+    /// Counts positions, labels and squared lengths of some rows.
     pub fn count(&self, batch: &data::Batch) -> RowCounts {
         let positions = batch.inputs.len() as f64;
         match self.border {
             None => RowCounts { positions, labels: positions, squares: positions * batch.seq_len as f64 },
             Some(end) => {
-                // 1 + 3 + 5 + .. of each document.
+                // The square of a document's length: 1 + 3 + 5 + ..
                 let starts = batch.document_starts(end);
                 let ahead = starts.iter().enumerate().map(|(i, start)| i % batch.seq_len - *start as usize);
                 let squares = ahead.map(|ahead| (2 * ahead + 1) as f64).sum();
@@ -75,25 +75,25 @@ impl BatchMaker {
         }
     }
 
-    /// The targets of some rows, and whether each is one to be predicted.
+    /// The targets of some rows, each with whether it is to be predicted.
     pub fn targets(&self, batch: &data::Batch) -> impl Iterator<Item = (i32, bool)> {
         let both = batch.inputs.iter().zip(&batch.targets);
         both.map(|(input, target)| (*target, Some(*input) != self.border))
     }
 
-    /// One to train on, which leaves no trace where it has no `place`. Losses are multiplied with `scale`: see
-    /// [`TokenRows::scale`].
+    /// Creates a training batch. Without a `place` it has no effect on the run: a filler whose expert loads are not
+    /// recorded. Losses are multiplied by `scale`; see [`TokenRows::scale`].
     ///
     /// # Errors
-    /// If a token is beyond the model's vocabulary: files of tokens alone do not say how many different ones there are.
+    /// If a token is beyond the model's vocabulary, because token files alone do not state how large theirs is.
     pub fn for_training(&self, batch: data::Batch, place: Option<RunPlace>, scale: f64) -> Result<Batch, TrainError> {
         self.make(batch, place, scale, self.mtp_depth)
     }
 
-    /// One to evaluate.
+    /// Creates an evaluation batch.
     ///
     /// # Errors
-    /// As [`for_training`](Self::for_training).
+    /// See [`for_training`](Self::for_training).
     pub fn for_evaluation(&self, batch: data::Batch) -> Result<Batch, TrainError> {
         self.make(batch, None, 1.0, 0)
     }
@@ -108,7 +108,7 @@ impl BatchMaker {
         check_tokens(batch.inputs.iter().chain(&batch.targets).map(|token| *token as u32), self.vocab_size)?;
         let (t, device, context) = (batch.seq_len, &self.device, &self.ranks.cp);
         let padded = t.next_multiple_of(SequenceRanks::divisor(self.ranks.tp.size(), context.size()));
-        // A document of its own, each.
+        // Each padding position is a document of its own.
         let starts = self.border.map(|end| pad(batch.document_starts(end), t, padded, |place| place as i32));
         let documents = starts.map(|starts| Documents::new(starts, padded, context, device));
         let rows = TokenRows {
@@ -129,9 +129,9 @@ impl BatchMaker {
 }
 
 impl RowCounts {
-    /// What the mean over positions is multiplied with to be that over labels.
+    /// Factor that turns a mean over positions into a mean over labels.
     pub fn scale(&self) -> f64 {
-        // On a rank without rows neither counts.
+        // A rank without rows has neither.
         if self.labels == self.positions { 1.0 } else { self.positions / self.labels.max(1.0) }
     }
 }
@@ -144,7 +144,7 @@ impl std::ops::AddAssign for RowCounts {
     }
 }
 
-/// Rows of `t` values, each followed by as many of `with`, which is given the place, as make it `padded` long.
+/// Pads rows of `t` values to `padded`; `with` returns the padding value for a position.
 fn pad(values: Vec<i32>, t: usize, padded: usize, with: impl Fn(usize) -> i32) -> Vec<i32> {
     if t == padded {
         return values;
@@ -152,7 +152,7 @@ fn pad(values: Vec<i32>, t: usize, padded: usize, with: impl Fn(usize) -> i32) -
     values.chunks_exact(t).flat_map(|row| row.iter().copied().chain((t..padded).map(&with))).collect()
 }
 
-/// Whether all tokens are in a vocabulary.
+/// Checks that all tokens are in the vocabulary.
 pub(crate) fn check_tokens(tokens: impl Iterator<Item = u32>, vocab_size: usize) -> Result<(), TrainError> {
     match tokens.max() {
         Some(token) if token as usize >= vocab_size => Err(TrainError::Token { token, vocab_size }),
@@ -160,7 +160,7 @@ pub(crate) fn check_tokens(tokens: impl Iterator<Item = u32>, vocab_size: usize)
     }
 }
 
-/// Refuses to keep documents apart, or to pack them, where nothing says where they end.
+/// Rejects document masking and packing if no token marks where documents end.
 pub(crate) fn check_documents(config: &Config, data: &Prepared) -> Result<(), TrainError> {
     let key = match (config.data.document_mask, &config.data.buckets) {
         (true, _) => "data.document_mask",

@@ -1,28 +1,31 @@
+//! The assignment of sequences to steps, ranks and micro-batches.
+
 use crate::config::Config;
 use checkpoint::Index;
 use data::{Buckets, DataError, Windows};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Which sequences of the data a rank computes in which step. Steps go through the data's order one global batch after
-/// another, whatever the number of ranks; a run that goes on with another batch size or length goes on with what it has
-/// not seen. Where documents are packed into rows of several lengths, what a step has follows from its number, the seed
-/// and the batch sizes alone.
+/// The sequences of the data that a rank computes in each step.
+///
+/// Steps take one global batch after another in the data's order, independent of the number of ranks. A run resumed
+/// with another batch size or length continues with the sequences it has not seen. If documents are packed into rows of
+/// several lengths, the content of a step depends only on its number, the seed and the batch sizes.
 #[derive(Debug, Clone)]
 pub(crate) struct Batches {
-    /// One for each length of rows.
+    /// One portion per row length.
     portions: Vec<Portion>,
     buckets: Option<Arc<Buckets>>,
-    /// The sequences that are left, where there are no buckets.
+    /// The sequences that are left; only without buckets.
     windows: Option<Arc<Windows>>,
     seed: u64,
     rank: usize,
     ranks: usize,
-    /// The step after which this run goes on.
+    /// The step after which this run resumes.
     first_step: usize,
 }
 
-/// In what portions rows of a length are trained on.
+/// Batch sizes for one row length.
 #[derive(Debug, Clone, Copy)]
 struct Portion {
     global_batch_size: usize,
@@ -30,7 +33,7 @@ struct Portion {
     seq_len: usize,
 }
 
-/// A micro-batch: rows of a global batch, and whether they count.
+/// The rows of a micro-batch within the global batch, and whether they count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rows {
     pub rows: Range<u64>,
@@ -38,7 +41,7 @@ pub(crate) struct Rows {
 }
 
 impl Batches {
-    /// Of a rank among those that share the batch.
+    /// Creates the batches of one rank among those that share the batch.
     pub fn new(
         config: &Config,
         (rank, ranks): (usize, usize),
@@ -56,26 +59,27 @@ impl Batches {
         Self { portions, buckets, windows, seed: config.train.seed, rank, ranks, first_step }
     }
 
-    /// Sequences of the longest rows that a rank computes at once.
+    /// Micro-batch size for the longest rows.
     pub fn micro_batch_size(&self) -> usize {
         self.portions.last().expect("there is a length").micro_batch_size
     }
 
-    /// Which of the lengths of rows, counted from the shortest on, the step after `steps` steps has.
+    /// Index of the row length, shortest first, that the step after `steps` steps uses.
     pub fn bucket(&self, steps: usize) -> usize {
         self.buckets.as_ref().map_or(0, |buckets| buckets.bucket(self.seed, steps as u64, &self.batch_sizes()))
     }
 
-    /// Tokens of the step after `steps` steps, on all ranks.
+    /// Tokens of the step after `steps` steps, over all ranks.
     pub fn step_tokens(&self, steps: usize) -> usize {
         let Portion { global_batch_size, seq_len, .. } = self.portions[self.bucket(steps)];
         global_batch_size * seq_len
     }
 
-    /// The rows of a step's global batch that the rank computes, a micro-batch at a time. Micro-batches go round the
-    /// ranks: their gradients are then added in the same order on any number of ranks. Where they do not come out even,
-    /// the last one is smaller, and ranks that have one fewer than others compute a first row again, which does not
-    /// count: all take part in all collectives.
+    /// The rows of a step's global batch that the rank computes, one micro-batch at a time.
+    ///
+    /// Micro-batches are dealt to the ranks in turn, so their gradients are added in the same order on any number of
+    /// ranks. If they do not divide evenly, the last one is smaller. Ranks that would have one fewer compute the first
+    /// row again without counting it, because all ranks take part in all collectives.
     pub fn rows(&self, steps: usize) -> Vec<Rows> {
         let Portion { micro_batch_size: micro, global_batch_size: batch, .. } = self.portions[self.bucket(steps)];
         let micro_batch = |round: usize| match (round * self.ranks + self.rank) * micro {
@@ -85,10 +89,10 @@ impl Batches {
         (0..batch.div_ceil(micro * self.ranks)).map(micro_batch).collect()
     }
 
-    /// The tokens of these rows.
+    /// Reads the tokens of these rows.
     ///
     /// # Errors
-    /// A token file that cannot be read any more.
+    /// If a token file can no longer be read.
     pub fn cut(&self, steps: usize) -> Result<Vec<data::Batch>, DataError> {
         let rows = self.rows(steps).into_iter().map(|Rows { rows, .. }| rows);
         let Some(buckets) = &self.buckets else {
@@ -104,7 +108,7 @@ impl Batches {
         self.portions.iter().map(|portion| portion.global_batch_size).collect()
     }
 
-    /// The first one of the step after `steps` steps, counted from where this run goes on.
+    /// The first sequence of the step after `steps` steps, counted from where this run resumes.
     fn first_sequence(&self, steps: usize) -> u64 {
         ((steps - self.first_step) * self.portions[0].global_batch_size) as u64
     }
@@ -120,7 +124,7 @@ mod tests {
         Dataset::new((0..20_000).collect(), 16).unwrap()
     }
 
-    /// Of a run that has trained in other batches or lengths before.
+    /// Batches of a run that trained with other batch sizes or lengths before.
     fn after(trained: &[Trained], (global_batch_size, seq_len): (usize, usize), rank: (usize, usize)) -> Batches {
         let train = TrainConfig { global_batch_size, micro_batch_size: Some(2), seq_len, ..TrainConfig::default() };
         let windows = Arc::new(Windows::new(&dataset(), trained, train.seed, seq_len));
@@ -133,12 +137,12 @@ mod tests {
         after(&[], (global_batch_size, 16), rank)
     }
 
-    /// The tokens that a step predicts.
+    /// The targets of a step.
     fn targets(batches: &Batches, step: usize) -> Vec<i32> {
         batches.cut(step).unwrap().into_iter().flat_map(|batch| batch.targets).collect()
     }
 
-    /// The same rows as numbers of sequences in the data's order.
+    /// The rows of a step as sequence numbers in the data's order.
     fn sequences(batches: &Batches, steps: usize) -> Vec<Range<u64>> {
         let first = batches.first_sequence(steps);
         batches.rows(steps).into_iter().map(|Rows { rows, .. }| first + rows.start..first + rows.end).collect()
@@ -180,7 +184,7 @@ mod tests {
     fn another_length_goes_on_with_what_was_not_seen() {
         let seed = TrainConfig::default().seed;
         let (mut trained, mut seen) = (vec![], vec![]);
-        // 1,124 sequences of 16 in an epoch of 17,984 tokens or a few less.
+        // An epoch has 1,124 sequences of 16, which is 17,984 tokens or a few less.
         for (seq_len, batch, steps) in [(16, 8, 40), (64, 4, 20), (24, 4, 30), (16, 2, 20)] {
             let batches = after(&trained, (batch, seq_len), (0, 1));
             let first = batches.first_step;
@@ -193,7 +197,7 @@ mod tests {
         assert_eq!((all, seen.len()), (13_760, 13_760), "no token is predicted twice");
     }
 
-    /// Lengths 4 and 8 with 6 and 3 sequences a step, whatever the ranks.
+    /// Lengths 4 and 8 have 6 and 3 sequences per step, on any number of ranks.
     #[test]
     fn ranks_share_steps_of_rows_of_several_lengths() {
         // Documents of 3 and of 9 tokens.

@@ -40,10 +40,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a process returns that Ctrl-C or another signal has stopped, by custom 128 + SIGINT.
+/// Exit status after Ctrl-C or another signal; by convention 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// Trains GPT-2 and DeepSeek language models on many ranks, in pure Rust.
+/// Train GPT-2 and DeepSeek language models on many ranks, in pure Rust.
 #[derive(Debug, Parser)]
 #[command(
     name = "train",
@@ -62,8 +62,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Prints the configuration that the arguments of training make: every key with its documentation, default and
-    /// type, as YAML for `--config`
+    /// Print the configuration that the training arguments give: every key with its documentation, default and type, as
+    /// YAML for `--config`
     Config(ConfigArgs),
     Presets(PresetsArgs),
     Prepare(PrepareArgs),
@@ -95,7 +95,7 @@ struct TrainArgs {
     /// A YAML file; it may inherit from another (`base: FILE`, `base: preset:NAME`)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Ranks; with fewer devices they share them
+    /// Number of ranks; they share devices if there are fewer
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     gpus: Option<usize>,
     /// What each rank holds of parameters, gradients and optimizer state; zero2 is shard_grad_op, zero3 and fsdp are
@@ -106,10 +106,10 @@ struct TrainArgs {
     /// Optimizer steps
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     steps: Option<usize>,
-    /// Instead of --steps: passes over the training data; 0.5 is half of one
+    /// Passes over the training data, instead of --steps; may be fractional, such as 0.5
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = number, conflicts_with = "steps")]
     epochs: Option<f64>,
-    /// Highest learning rate; optim.min_lr changes in proportion, unless --set gives it
+    /// Peak learning rate; optim.min_lr scales with it unless --set gives it
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = number)]
     lr: Option<f64>,
     /// Sequences per step, over all ranks
@@ -122,44 +122,44 @@ struct TrainArgs {
     /// `shakespeare`, or `rust-crates`: Rust source that the build has put on disk
     #[arg(long, value_name = "SRC")]
     data: Option<String>,
-    /// Separate validation data, in any form that --data takes; all of --data then trains. For several sources set
-    /// data.validation
+    /// Separate validation data, in any form that --data accepts; all of --data is then used for training. For several
+    /// sources set data.validation
     #[arg(long, value_name = "SRC")]
     val_data: Option<String>,
-    /// auto, cpu, cuda, vulkan, metal, or one of several as in cuda:1
+    /// auto, cpu, cuda, vulkan, metal, or a single device such as cuda:1
     #[arg(long, value_name = "DEV")]
     device: Option<String>,
-    /// Run folder; a new one under runs/ if not given
+    /// Run folder; by default a new one under runs/
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Go on from a checkpoint, at any number of ranks, under any strategy: a run's folder, RUN@best, RUN@12 (of that
-    /// step), a folder step-N, `latest`, or `auto`, which skips damaged ones, and begins anew where there is no
-    /// checkpoint
+    /// Resume from a checkpoint, on any number of ranks, under any strategy: a run's folder, RUN@best, RUN@12 (that
+    /// step), a folder step-N, `latest`, or `auto`, which skips damaged checkpoints and starts from the beginning if
+    /// there is none
     #[arg(long, value_name = "auto|latest|DIR")]
     resume: Option<PathBuf>,
-    /// With --resume, for a model with other parameters than the checkpoint's: take those that fit by name and shape,
-    /// and begin with new ones for the others
+    /// With --resume, for a model whose parameters differ from the checkpoint's: load those that match by name and
+    /// shape, and initialize the others
     #[arg(long, requires = "resume")]
     partial: bool,
-    /// Seed of the initial parameters and of the order of the data
+    /// Seed of the initial parameters and the data order
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = whole_number)]
     seed: Option<usize>,
-    /// Try a run for which there is not enough memory
+    /// Run even if there is not enough memory
     #[arg(long)]
     force: bool,
-    /// Say what the run would take (memory, tokens, disk, and time after three steps), and leave nothing
+    /// Estimate what the run needs (memory, tokens, disk, and time after three steps), and leave nothing behind
     #[arg(long)]
     dry_run: bool,
-    /// Print only warnings, errors and what the run comes to
+    /// Print only warnings, errors and the final result
     #[arg(long, short)]
     quiet: bool,
-    /// Sets any key of the configuration, as in `--set optim.warmup_steps=50`; `train config` lists them. The flags
-    /// above count more
+    /// Set any configuration key, as in `--set optim.warmup_steps=50`; `train config` lists them. The flags above take
+    /// precedence
     #[arg(long, value_name = "A.B=C")]
     set: Vec<String>,
 }
 
-/// Parses the command line, runs the command, and prints what went wrong.
+/// Parses the command line, runs the command, and prints its error.
 pub fn main() -> ExitCode {
     let command = command();
     let args: Vec<String> = env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
@@ -218,7 +218,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         true => stop_at_once(Scratch::remover(launch)),
         false => stop_after_a_step(),
     }) {
-        // A script that starts the run until it ends well is at its end.
+        // A script that restarts the run until it succeeds is done.
         Err(done @ (TrainError::Finished { .. } | TrainError::OutOfPatience { .. }))
             if args.resume.as_deref() == Some(Path::new(resume::AUTO)) =>
         {
@@ -230,7 +230,7 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
         outcome => outcome?,
     };
     if launch.has_rank_0() && !args.dry_run {
-        // Where little is said, the one line says what else the last ones do.
+        // In quiet mode, the single line also says what the last lines would.
         let how_to_resume = ending::how_to_resume(&outcome, launch).filter(|_| args.quiet);
         print(&outcome, steps, how_to_resume);
         if !args.quiet {
@@ -240,8 +240,8 @@ fn run(args: &TrainArgs, launch: &Launch) -> Result<ExitCode, Box<dyn Error>> {
     Ok(if outcome.stopped { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-/// From here on Ctrl-C, SIGTERM (of Slurm, Kubernetes, `kill`) and SIGHUP (of a terminal that closes) set the flag, and
-/// end the process only when it is asked twice.
+/// Installs a handler: Ctrl-C, SIGTERM (sent by Slurm, Kubernetes, `kill`) and SIGHUP (sent by a closing terminal) set
+/// the flag. A second signal ends the process.
 fn stop_after_a_step() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let handler = stop.clone();
@@ -259,7 +259,7 @@ fn stop_after_a_step() -> Arc<AtomicBool> {
     stop
 }
 
-/// From here on a signal ends the process after `clean`: nothing is to be kept, and a step may take minutes.
+/// Installs a handler: a signal ends the process after `clean`, because nothing is kept and a step may take minutes.
 fn stop_at_once(clean: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     let keep_ignored = ignored_hangup();
     let set = ctrlc::set_handler(move || {
@@ -273,9 +273,9 @@ fn stop_at_once(clean: impl Fn() + Send + 'static) -> Arc<AtomicBool> {
     Arc::default()
 }
 
-/// What has SIGHUP ignored again, if it is ignored now: `nohup` means the run to go on when the terminal closes.
+/// Returns a function that restores an ignored SIGHUP: with `nohup` the run must survive a closing terminal.
 fn ignored_hangup() -> impl FnOnce() {
-    // SAFETY: SIG_IGN runs no code of ours, and the handler that was there is put back.
+    // SAFETY: SIG_IGN runs no code of this process, and the previous handler is restored.
     let before = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
     unsafe { libc::signal(libc::SIGHUP, before) };
     move || {
@@ -285,7 +285,7 @@ fn ignored_hangup() -> impl FnOnce() {
     }
 }
 
-/// What a run of so many steps came to.
+/// Prints the outcome of a run of `steps` steps.
 fn print(outcome: &Outcome, steps: usize, how_to_resume: Option<String>) {
     let folder = outcome.folder.display();
     match outcome.val_loss {
@@ -309,8 +309,9 @@ fn print(outcome: &Outcome, steps: usize, how_to_resume: Option<String>) {
     }
 }
 
-/// Prints a line on stdout. Where nobody reads it any more (`train ... | head`), `println!` would panic; where it
-/// cannot be written, as on a full disk, the process ends with an error. A terminal obeys nothing that is in it.
+/// Prints a line to stdout. If the reader is gone (`train ... | head`), the line is dropped, where `println!` would
+/// panic. If it cannot be written, for example on a full disk, the process exits with an error. On a terminal, control
+/// characters are escaped.
 pub(crate) fn say(line: &str) {
     let line = shown(line, io::stdout().is_terminal());
     match writeln!(io::stdout(), "{line}").and_then(|()| io::stdout().flush()) {
@@ -323,7 +324,8 @@ pub(crate) fn say(line: &str) {
 }
 
 impl TrainArgs {
-    /// The configuration, and a name for the run. `processes`: as many as `mpirun` has started are the ranks.
+    /// The configuration, and a name for the run. `processes` is the number of processes that `mpirun` started, which
+    /// are the ranks.
     fn resolve(&self, processes: Option<usize>) -> Result<(Config, Place), TrainError> {
         let whole = if processes.is_some() { Whole::Index } else { Whole::EveryByte };
         let find = |which: &PathBuf| resume::find(which, self.out.as_deref(), self.model.as_deref(), whole);
@@ -357,7 +359,7 @@ impl TrainArgs {
         };
         let mut config = Config::load(source, &self.overrides(processes)).or_else(|error| {
             if let (Some(checkpoint), None) = (&resume, &self.config) {
-                Checkpoint::open(checkpoint)?.read_file(CONFIG)?; // that it was changed says more than what is in it
+                Checkpoint::open(checkpoint)?.read_file(CONFIG)?; // a changed file is a better error than its contents
             }
             Err(TrainError::from(error))
         })?;
@@ -375,7 +377,7 @@ impl TrainArgs {
         self.val_data.iter().for_each(|data| config.data.validation = Some(Validation::One(data.clone())));
         self.device.iter().for_each(|device| config.train.device.clone_from(device));
         config.validate()?;
-        // That of a file counts where it is not the one that the checkpoint was configured with.
+        // A file's tokenizer takes effect if it differs from the one in the checkpoint's configuration.
         let before = || resumed.as_ref().and_then(|file| Config::load(Source::File(file), &[]).ok()?.data.tokenizer);
         let of_file = self.config.is_some() && config.data.tokenizer.is_some() && config.data.tokenizer != before();
         let new_tokenizer = of_file || self.sets("data.tokenizer");
@@ -399,8 +401,8 @@ impl TrainArgs {
         ))
     }
 
-    /// `--set`, and over it the flags that `parallel.adaptive` looks at. Processes that are there are the ranks, where
-    /// none are asked for.
+    /// `--set`, followed by the flags that `parallel.adaptive` considers. Without an explicit number of ranks, the
+    /// started processes are the ranks.
     fn overrides(&self, processes: Option<usize>) -> Vec<String> {
         let asked = self.gpus.is_some() || self.sets("parallel.gpus");
         let flags = [
@@ -415,30 +417,30 @@ impl TrainArgs {
         self.set.iter().cloned().chain(flags).chain(epochs).chain(strategy).collect()
     }
 
-    /// Whether `--set` gives this key.
+    /// Whether `--set` sets this key.
     fn sets(&self, key: &str) -> bool {
         is_overridden(&self.set, key)
     }
 
-    /// Where only the highest learning rate is given, the lowest keeps its proportion to it.
+    /// If only the peak learning rate is given, the minimum keeps its ratio to it.
     fn set_lr(&self, config: &mut Config) {
         let Some(lr) = self.lr else { return };
         let optim = &mut config.optim;
         if !self.sets("optim.min_lr") && optim.lr > 0.0 {
-            // A product like 5.000000000000001e-6 is one of 5e-6.
+            // Rounds 5.000000000000001e-6, the result of a product, to 5e-6.
             let min_lr = format!("{:.12e}", lr * (optim.min_lr / optim.lr));
             optim.min_lr = min_lr.parse().expect("a float is written as one");
         }
         optim.lr = lr;
     }
 
-    /// The configuration to be shown; without any argument the defaults.
+    /// The configuration to show; the defaults if there are no arguments.
     fn shown(&self) -> Result<Config, TrainError> {
         if *self == Self::default() { Ok(Config::default()) } else { Ok(self.resolve(None)?.0) }
     }
 }
 
-/// A whole number, which may be written as `1e3`.
+/// Parses a whole number, which may be written as `1e3`.
 pub(crate) fn whole_number(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().or_else(|| whole(text.parse().ok()?).map(|number| number as usize));
     let is_digits = || text.bytes().all(|digit| digit.is_ascii_digit());
@@ -451,17 +453,17 @@ pub(crate) fn whole_number(text: &str) -> Result<usize, String> {
     })
 }
 
-/// Any number.
+/// Parses any number.
 pub(crate) fn number(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| "give a number, such as 0.5 or 3e-4".into())
 }
 
-/// The strategies, under all their names.
+/// The strategies with all their names.
 fn strategies() -> [PossibleValue; Strategy::ALL.len()] {
     Strategy::ALL.map(|strategy| PossibleValue::new(strategy.name()).aliases(names_of(strategy)))
 }
 
-/// A strategy by its name, which is one of those there are.
+/// Finds a strategy by its name; the parser accepts only valid ones.
 fn strategy(name: String) -> Result<Strategy, String> {
     strategy_called(&name).ok_or(name)
 }

@@ -1,4 +1,4 @@
-//! Where the tokens of a step went, and the selection bias that follows from it.
+//! Expert loads of a step, and the selection bias that follows them.
 
 use crate::config::Config;
 use burn::tensor::Tensor;
@@ -6,52 +6,50 @@ use moe::MoeStats;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a rank's mixtures of experts do in a step: sums over its micro-batches, kept on the device and read once for
-/// all layers. Only what somebody will ask for is computed.
+/// A rank's expert loads in a step: sums over its micro-batches, kept on the device and read once for all layers. Only
+/// requested sums are computed.
 #[derive(Clone)]
 pub(crate) struct ExpertLoads {
-    /// Whether the assignments of every step are asked for, and the selection bias follows them.
+    /// Whether every step's assignments are needed because the selection bias follows them.
     pub follows: bool,
     step: Arc<Mutex<Step>>,
 }
 
 #[derive(Default)]
 struct Step {
-    /// Whether all is asked for.
+    /// Whether the step reports all sums.
     report: bool,
-    /// Layers and micro-batches (their first rows) that are in the sums: a forward that is run again is not counted
-    /// again.
+    /// Layers and micro-batches (by first row) already in the sums, so that a recomputed forward is not counted twice.
     counted: HashSet<(usize, u64)>,
-    /// Of each layer `[1, e]`, assigned, or `[3, e]`: assigned, dropped, gate mass. Counts are whole up to 2^24.
+    /// Sums per layer: `[1, e]` assigned, or `[3, e]` assigned, dropped and gate mass. Counts are exact up to 2^24.
     sums_se: BTreeMap<usize, Tensor<2>>,
 }
 
-/// One layer's tokens in a step, by expert.
+/// One layer's load in a step, per expert.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LayerLoad {
     pub layer: usize,
-    /// Choices.
+    /// Tokens routed to the expert.
     pub assigned: Vec<f64>,
-    /// Choices that no expert took.
+    /// Of those, tokens dropped because the expert was full.
     pub dropped: Vec<f64>,
-    /// Sum of gates.
+    /// Sum of the gates.
     pub gate_mass: Vec<f64>,
 }
 
 impl ExpertLoads {
-    /// Of a run, none of whose steps has begun.
+    /// Creates the loads of a run, before its first step.
     pub fn new(config: &Config) -> Self {
         let follows = config.moe.as_ref().is_some_and(|moe| moe.bias_update_speed != 0.0);
         Self { follows, step: Arc::default() }
     }
 
-    /// Forgets the step before; of the next one everything will be asked for (`report`), or what the selection bias
-    /// follows.
+    /// Starts a step. With `report`, all sums are recorded, otherwise only those the selection bias follows.
     pub fn begin(&self, report: bool) {
         *self.lock() = Step { report, ..Step::default() };
     }
 
-    /// Adds what `layer` did with the micro-batch of the step that begins at `first_row` of its global batch.
+    /// Adds the statistics of `layer` for the micro-batch that begins at `first_row` of the step's global batch.
     pub fn record(&self, layer: usize, first_row: u64, stats: &MoeStats) {
         let mut step = self.lock();
         if !(step.report || self.follows) || !step.counted.insert((layer, first_row)) {
@@ -69,8 +67,8 @@ impl ExpertLoads {
         step.sums_se.insert(layer, sum_se);
     }
 
-    /// The sums of each of `layers`, one layer after another, as a list of numbers that ranks can add up and
-    /// [`layer_loads`] reads; 0 where this rank has none, and what was not asked for.
+    /// The sums of each of `layers`, concatenated, as numbers that ranks can add up and [`layer_loads`] reads. Layers
+    /// this rank does not have and sums that were not requested are 0.
     pub fn sums(&self, layers: &[usize], experts: usize) -> Vec<f64> {
         let step = self.lock();
         let found = layers.iter().enumerate().filter_map(|(i, layer)| Some((i, step.sums_se.get(layer)?.clone())));
@@ -85,7 +83,7 @@ impl ExpertLoads {
         all
     }
 
-    /// What all ranks are to add up in this step: the [`sums`](Self::sums) of all layers with experts, or nothing where
+    /// The numbers that all ranks add up in this step: the [`sums`](Self::sums) of all layers with experts; empty if
     /// the step is not reported and no selection bias follows it.
     pub fn numbers(&self, config: &Config) -> Vec<f64> {
         match config.expert_layers() {
@@ -99,7 +97,7 @@ impl ExpertLoads {
     }
 }
 
-/// The parts of [`ExpertLoads::sums`].
+/// Splits [`ExpertLoads::sums`] by layer.
 pub(crate) fn layer_loads(sums: &[f64], layers: &[usize], experts: usize) -> Vec<LayerLoad> {
     let load = |(layer, sums): (&usize, &[f64])| LayerLoad {
         layer: *layer,
@@ -110,8 +108,8 @@ pub(crate) fn layer_loads(sums: &[f64], layers: &[usize], experts: usize) -> Vec
     layers.iter().zip(sums.chunks(3 * experts)).map(load).collect()
 }
 
-/// How the selection bias of each expert moves: `speed` up where it had fewer tokens than the mean of all, down where
-/// it had more (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+/// The update of each expert's selection bias: up by `speed` if the expert had fewer tokens than the mean, down if it
+/// had more (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 pub(crate) fn bias_update(assigned: &[f64], speed: f64) -> Vec<f32> {
     let mean = assigned.iter().sum::<f64>() / assigned.len() as f64;
     let step = |load: &f64| if *load == mean { 0.0 } else { (speed * (mean - load).signum()) as f32 };
@@ -119,19 +117,19 @@ pub(crate) fn bias_update(assigned: &[f64], speed: f64) -> Vec<f32> {
 }
 
 impl LayerLoad {
-    /// The busiest expert's choices over the mean of all.
+    /// The busiest expert's load over the mean.
     pub fn max_ratio(&self) -> f64 {
         self.assigned.iter().copied().fold(0.0, f64::max) / self.mean()
     }
 
-    /// Standard deviation over mean of the experts' choices.
+    /// Standard deviation of the loads over their mean.
     pub fn cv(&self) -> f64 {
         let mean = self.mean();
         let variance = self.assigned.iter().map(|load| (load - mean).powi(2)).sum::<f64>() / self.assigned.len() as f64;
         variance.sqrt() / mean
     }
 
-    /// Share of the choices that no expert took.
+    /// Fraction of the assignments that were dropped.
     pub fn dropped_share(&self) -> f64 {
         self.dropped.iter().sum::<f64>() / self.assigned.iter().sum::<f64>()
     }
@@ -155,7 +153,7 @@ mod tests {
         MoeLayer::new(8, &config, &Device::flex())
     }
 
-    /// Of a micro-batch of two sequences.
+    /// Statistics of a micro-batch of two sequences.
     fn stats(layer: &MoeLayer) -> MoeStats {
         let x_btd = Tensor::random([2, 1024, 8], Distribution::Default, &Device::flex());
         layer.forward(x_btd, None).stats
@@ -180,7 +178,7 @@ mod tests {
         loads.record(1, 0, &a);
         loads.record(1, 2, &b);
         loads.record(3, 0, &other_layer);
-        loads.record(1, 0, &a); // run again for the backward
+        loads.record(1, 0, &a); // recomputed for the backward
 
         let found = layer_loads(&loads.sums(&[1, 2, 3], EXPERTS), &[1, 2, 3], EXPERTS);
         let sum = |of: fn(&MoeStats) -> Tensor<1>| values(of(&a) + of(&b));

@@ -1,4 +1,4 @@
-//! How much arithmetic a token costs, to say what share of a device's peak a run uses.
+//! FLOPs per token, from which the utilization of a device's peak is reported.
 
 use crate::config::{Config, ModelConfig};
 use crate::units::parameters;
@@ -8,18 +8,18 @@ use checkpoint::Parameter;
 /// nanoGPT's `estimate_mfu`):
 ///
 /// ```text
-/// 6 N + 6 L H (Q + V) T        N  parameters in matrix products that a token passes: without embeddings (the tied head counts), and of
-///                                 E routed experts the top_k
+/// 6 N + 6 L H (Q + V) T        N  parameters in matrix products that a token passes: without embeddings (the tied head counts), and with
+///                                 only top_k of the E routed experts
 ///                              L, H, Q, V, T  layers, heads, widths of a head's query and value, tokens of a sequence
 /// ```
 ///
-/// `2 N` multiplications and additions forward, twice that backward; attention's two products are counted as if there
-/// were no causal mask, as is the custom; where documents of a row are apart, T is theirs. Recomputed activations are
-/// not counted: it is model FLOPs, not hardware FLOPs.
+/// The forward takes `2 N` multiplications and additions, the backward twice that. By convention, attention's two
+/// products are counted without a causal mask. If documents in a row are masked from each other, T is the length of the
+/// documents. Recomputed activations are not counted: these are model FLOPs, not hardware FLOPs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flops {
     products: f64,
-    /// Of each token that a token attends to.
+    /// Per token that a token attends to.
     attention: f64,
 }
 
@@ -30,13 +30,13 @@ impl Flops {
         Self { products: all - attention * config.train.seq_len as f64, attention }
     }
 
-    /// Of tokens of sequences, or documents, of mean length `t` (of the mean over tokens).
+    /// FLOPs per token for sequences or documents of mean length `t` (a mean over tokens).
     pub fn per_token(&self, t: f64) -> f64 {
         self.products + self.attention * t
     }
 }
 
-/// What a call's attention costs for each token that a token attends to, and which calls have one.
+/// The cost of a call's attention per token that a token attends to, and the calls that have attention.
 fn attention(config: &Config) -> (f64, Vec<usize>) {
     let (blocks, widths) = match &config.model {
         ModelConfig::Gpt2(shape) => (shape.n_layer, 2 * shape.n_embd),
@@ -49,8 +49,8 @@ fn attention(config: &Config) -> (f64, Vec<usize>) {
     (6.0 * widths as f64, (1..=blocks).chain(last - config.model.mtp_depth()..last).collect())
 }
 
-/// The same of each call of the model: the embedding, every block, and what is behind them. The output matrix counts
-/// once for each token that a position predicts.
+/// FLOPs per token of each call of the model: the embedding, every block, and the calls after them. The output matrix
+/// counts once per token that a position predicts.
 pub(crate) fn per_call(config: &Config) -> Vec<f64> {
     let t = config.train.seq_len as f64;
     let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.num_experts as f64);
@@ -75,7 +75,7 @@ pub(crate) fn per_call(config: &Config) -> Vec<f64> {
     flops
 }
 
-/// Parameters that a token passes: all but those of the routed experts that are not chosen for it.
+/// Parameters that a token passes: all except those of the routed experts not selected for it.
 pub(crate) fn active_parameters(config: &Config) -> usize {
     let share = config.moe.as_ref().map_or(1.0, |moe| moe.top_k as f64 / moe.num_experts as f64);
     let active = |parameter: &Parameter| match parameter.len().unwrap_or_default() as f64 {
@@ -85,7 +85,7 @@ pub(crate) fn active_parameters(config: &Config) -> usize {
     parameters(config).iter().map(active).sum::<f64>().round() as usize
 }
 
-/// Whether a parameter is one of the experts that a router chooses from.
+/// Whether a parameter belongs to a routed expert.
 fn is_routed(parameter: &str) -> bool {
     parameter.contains(".experts.") && !parameter.contains("shared_experts")
 }
@@ -106,14 +106,15 @@ mod tests {
 
     #[test]
     fn gpt2_small_costs_what_nanogpt_says_but_for_norms_and_biases() {
-        // nanoGPT: 6 * (124,439,808 - 1024 * 768) + 12 * 12 * 12 * 64 * 1024, N with the 121,344 of norms and biases.
+        // nanoGPT: 6 * (124,439,808 - 1024 * 768) + 12 * 12 * 12 * 64 * 1024; its N includes the 121,344 parameters of
+        // norms and biases.
         let (given, nanogpt) = (of("gpt2-124m", &[]), 6.0 * 123_653_376.0 + 12.0 * 12.0 * 768.0 * 1024.0);
         assert!((given / nanogpt - 1.0).abs() < 2e-3, "{given} and {nanogpt}");
     }
 
     #[test]
     fn deepseek_v3_has_the_active_parameters_of_its_paper() {
-        // 37 billion of 671 (arXiv 2412.19437), and of GPT-2 all.
+        // 37 of 671 billion (arXiv 2412.19437); in GPT-2 all are active.
         let active = |preset| active_parameters(&Config::load(Source::Preset(preset), &[]).unwrap());
         let billions = active("deepseek-v3") as f64 / 1e9;
         assert!((36.5..38.0).contains(&billions), "{billions}");
@@ -123,7 +124,7 @@ mod tests {
     #[test]
     fn of_the_experts_those_that_a_token_goes_to_count() {
         let [two, eight] = ["moe.top_k=2", "moe.top_k=8"].map(|top_k| of("deepseek", &[top_k]));
-        // 4 layers of 6 more experts of 3 matrices of 128 x 128.
+        // 4 layers with 6 more experts of three 128 x 128 matrices.
         assert_eq!(eight - two, 6.0 * (4 * 6 * 3 * 128 * 128) as f64);
     }
 

@@ -1,5 +1,4 @@
-//! A layout explained: which groups of ranks there are, what a rank holds of what each of them has together, and what
-//! it receives in a step.
+//! The layout table: the process groups, the resident bytes per rank that each shards, and the traffic of a step.
 
 mod calls;
 #[cfg(test)]
@@ -17,31 +16,31 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What the ranks of a run share, from shapes alone; of ranks that differ each figure is that of the rank with the
-/// most.
+/// What the ranks of a run shard and exchange, derived from shapes alone. If ranks differ, each figure is the largest
+/// of any rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub(crate) struct LayoutTable(Vec<Row>);
 
-/// A group of ranks; the last row is of all groups together, where there are several.
+/// A process group; if there are several, the last row adds them up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Row {
-    /// Axes of the mesh, by their names in configurations.
+    /// Axes of the mesh, by their configuration names.
     over: String,
     ranks: usize,
-    /// Bytes of parameters and moments.
+    /// Bytes of parameters and optimizer moments.
     at_rest: usize,
-    /// Bytes in a step, by collective.
+    /// Bytes received in a step, by collective.
     received: BTreeMap<&'static str, usize>,
 }
 
 impl LayoutTable {
-    /// Empty for one rank. Micro-batches are taken for full, and the loads of experts for even.
+    /// Computes the table, assuming full micro-batches and balanced experts. It is empty for one rank.
     pub fn new(config: &Config) -> Self {
         let parallel = &config.parallel;
         let ranks: Vec<usize> = match parallel.strategy {
             Strategy::Block => (0..parallel.gpus).collect(),
-            // The ranks of a stage are alike, but for parts that do not divide: the last one has the largest.
+            // Ranks of a stage differ only by parts that do not divide evenly; the last one has the largest.
             _ => (1..=parallel.pp).map(|stage| stage * (parallel.gpus / parallel.pp) - 1).collect(),
         };
         let (mut rows, mut all) = (vec![], vec![]);
@@ -59,13 +58,13 @@ impl LayoutTable {
         Self(rows)
     }
 
-    /// Whether no rank shares anything.
+    /// Whether there is only one rank.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Adds a row, or to the one of the same group what this one has more of.
+/// Adds a row, or merges it into the row of the same group by taking the larger figures.
 fn most(rows: &mut Vec<Row>, row: Row) {
     match rows.iter_mut().find(|other| other.over == row.over) {
         Some(other) => other.combine(row.at_rest, &row.received, usize::max),
@@ -83,7 +82,7 @@ impl Row {
     }
 }
 
-/// What one rank shares with others.
+/// The shares of one rank.
 fn shares(config: &Config, rank: usize) -> Vec<Share> {
     let (units, _) = units(config, &ExpertLoads::new(config), &Parallel::default(), &Device::flex());
     let (calls, on_cpu) = (calls::calls(config, rank), device::meant(&config.train.device) == "cpu");
@@ -93,7 +92,7 @@ fn shares(config: &Config, rank: usize) -> Vec<Share> {
 }
 
 impl fmt::Display for LayoutTable {
-    /// A line for each group.
+    /// Writes one line per group.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.0.iter().map(|row| row.over.len()).max().unwrap_or(0).max("ranks over".len());
         write!(f, "{:<width$}{:>8}{:>15}   received per step", "ranks over", "ranks", "held per rank")?;

@@ -1,3 +1,5 @@
+//! The configured model cut into sharding units, and its reassembly.
+
 mod tail;
 
 use crate::batch::Batch;
@@ -17,13 +19,13 @@ use moe::{ExpertParallel, Experts, Router};
 use std::ops::Deref;
 use tail::{Coefs, Tail};
 
-/// Which units a model was cut into, so that it can be put together again.
+/// The units a model was cut into, so that it can be reassembled.
 pub(crate) enum Parts {
     Gpt2 { ends: UnitId<Gpt2Ends>, blocks: Vec<UnitId<Gpt2Block>> },
     DeepSeek { embed: UnitId<Embedding>, blocks: Vec<UnitId<Block>>, tail: Tail },
 }
 
-/// The ranks that compute a model's sequences together with this one. A collective.
+/// Creates the groups of ranks that compute a model's sequences together with this one. A collective.
 pub(crate) fn parallel(config: &FsdpConfig, world: &Communicator) -> Result<Parallel, FsdpError> {
     let (mut parallel, mesh) = (Parallel::default(), Mesh::new(world.clone(), config.mesh(world.world_size())?)?);
     if config.ep > 1 {
@@ -38,9 +40,11 @@ pub(crate) fn parallel(config: &FsdpConfig, world: &Communicator) -> Result<Para
     Ok(parallel)
 }
 
-/// The configured model as units: the embedding, each block, the head (see [`tail`]); GPT-2's first and last are one,
-/// for they share their matrix. A unit's name is the path of its field in the model, so that a parameter's name in a
-/// checkpoint is its path. Blocks with experts record in `loads` where tokens in training go.
+/// Cuts the configured model into units: the embedding, each block, and the head (see [`tail`]). GPT-2's first and last
+/// unit are one, because they share their matrix.
+///
+/// A unit's name is the path of its field in the model, so a parameter's name in a checkpoint is its path. In training,
+/// blocks with experts record their token assignments in `loads`.
 pub(crate) fn units(
     config: &Config,
     loads: &ExpertLoads,
@@ -111,14 +115,14 @@ pub(crate) fn initial(config: &Config) -> Initial {
     }
 }
 
-/// A batch's loss, and in training its z-loss, where there is one.
+/// A batch's loss and, in training, its z-loss if there is one.
 fn main_loss(batch: &Batch, coef: f64, losses: impl FnOnce(Targets, f64) -> Losses) -> Loss {
     let coef = if batch.micro.place.is_some() { coef } else { 0.0 };
     let losses = losses(batch.targets.clone(), coef);
     Loss { loss: losses.cross_entropy, aux: (coef > 0.0).then_some(losses.z_loss) }
 }
 
-/// `forward` gives each block's function from its number.
+/// Adds blocks; `forward` returns the function of each block, given its index.
 fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static, F: Fn(&M, Tensor<3>, &Batch) -> A + 'static>(
     units: &mut Units<Batch>,
     blocks: Vec<M>,
@@ -133,8 +137,8 @@ fn add_blocks<M: Module + 'static, A: Into<Activation> + 'static, F: Fn(&M, Tens
 }
 
 impl Parts {
-    /// Moves the selection biases against the loads of the step, the sums over all ranks of [`ExpertLoads::numbers`],
-    /// where the configuration says so.
+    /// Moves the selection biases against the loads of the step, if configured. `sums` are the sums over all ranks of
+    /// [`ExpertLoads::numbers`].
     pub fn update_selection_biases(
         &self,
         config: &Config,
@@ -161,8 +165,8 @@ impl Parts {
         Ok(())
     }
 
-    /// The whole model, where it is to be kept. A collective: every rank calls it, and one that keeps nothing holds a
-    /// unit at a time.
+    /// Gathers the whole model and returns it if `keep` is set. A collective: every rank must call it, and ranks that
+    /// keep nothing hold one unit at a time.
     pub fn gather(
         &self,
         config: &Config,
@@ -219,7 +223,7 @@ pub(crate) enum Whole {
 }
 
 impl Whole {
-    /// The configured model, whose parameters are still to be given.
+    /// Creates the configured model without setting its parameters.
     pub fn new(config: &Config, device: &Device) -> Self {
         match &config.model {
             ModelConfig::Gpt2(shape) => Self::Gpt2(Gpt2::new(shape, device)),
@@ -241,7 +245,7 @@ impl Deref for Whole {
     }
 }
 
-/// Name and shape of each parameter of the configured model (which is not made for it).
+/// Name and shape of each parameter of the configured model, without initializing it.
 pub(crate) fn parameters(config: &Config) -> Vec<Parameter> {
     let layout = match Whole::new(config, &Device::flex()) {
         Whole::Gpt2(model) => Layout::of(&model, 1),

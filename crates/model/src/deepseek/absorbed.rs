@@ -1,3 +1,5 @@
+//! Multi-head latent attention with a cache of latents.
+
 use super::Mla;
 use crate::cache::{Chunk, LayerCache};
 use crate::rope::softmax_scale;
@@ -5,21 +7,22 @@ use burn::tensor::Tensor;
 use fused::linear;
 
 impl Mla {
-    /// [`forward`](Mla::forward) of new tokens, whose keys and values are never made: the cache has latents, and the
-    /// matrices that would make keys and values of them are absorbed into the query and into the output (arXiv
-    /// 2405.04434, section 2.1.2):
+    /// [`forward`](Mla::forward) for new tokens, without materializing keys and values.
+    ///
+    /// The cache holds latents. The matrices that expand a latent to keys and values are absorbed into the query and
+    /// the output (arXiv 2405.04434, section 2.1.2):
     ///
     /// ```text
     /// q_nope . k_nope = q_nope . (latent W_UK) = (q_nope W_UK^T) . latent
     /// sum_c p[c] v[c] = sum_c p[c] (latent[c] W_UV) = (sum_c p[c] latent[c]) W_UV
     /// ```
     ///
-    /// A token so takes `kv_lora_rank + qk_rope_head_dim` numbers of the cache, however many heads there are.
+    /// A token therefore takes `kv_lora_rank + qk_rope_head_dim` cached numbers, however many heads there are.
     pub(super) fn forward_cached(&self, x_btd: Tensor<3>, layer: &mut LayerCache, chunk: &Chunk) -> Tensor<3> {
         let [b, t, _] = x_btd.dims();
         let (heads, rank) = (self.config.num_attention_heads, self.config.kv_lora_rank);
         let (nope, rope, v) = (self.config.qk_nope_head_dim, self.config.qk_rope_head_dim, self.config.v_head_dim);
-        let n = b * t; // the heads' products are of all sequences at once
+        let n = b * t; // each head multiplies all sequences at once
         let positions = chunk.positions(self.config.max_position_embeddings);
         let positions = self.rope.at(&positions, &x_btd.device());
 
@@ -37,8 +40,8 @@ impl Mla {
         let k_rope = fused::rope(k_rope, &positions).reshape([b, 1, t, rope]);
         let [keys] = layer.append([Tensor::cat(vec![latent, k_rope], 3)], chunk);
 
-        // All heads see the same keys, whose first part is the values too. Of a single token the heads are as many
-        // queries.
+        // All heads share the same keys, whose first part also serves as the values. For a single token, the heads
+        // become that many queries.
         let latents = keys.clone().slice_dim(3, 0..rank);
         let q = if t == 1 { q_bhtw.swap_dims(1, 2) } else { q_bhtw };
         let y_bthr = chunk.attention(q, [keys, latents], softmax_scale(&self.config));

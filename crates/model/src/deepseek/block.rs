@@ -1,3 +1,5 @@
+//! A DeepSeek block: latent attention followed by a dense MLP or experts.
+
 use super::Mla;
 use crate::cache::{Chunk, LayerCache};
 use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm, Rope, RunPlace};
@@ -5,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use moe::{MoeConfig, MoeLayer, MoeStats, NoiseKey, SwiGlu};
 
-/// `x + attn(norm(x))`, then `x + mlp(norm(x))`, the MLP being dense or a mixture of experts.
+/// `x + attn(norm(x))`, then `x + mlp(norm(x))`; the MLP is dense or a mixture of experts.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Norm before the attention.
@@ -24,18 +26,18 @@ pub struct Block {
 pub enum Mlp {
     /// One SwiGLU for all tokens.
     Dense(SwiGlu),
-    /// Experts, a few per token.
+    /// Experts, a few of them per token.
     Moe(MoeLayer),
 }
 
-/// What a block returns.
+/// The output of a block.
 #[derive(Debug, Clone)]
 pub struct BlockOutput {
     /// The residual stream.
     pub x_btd: Tensor<3>,
-    /// `[1]`: the losses of the experts' balance, where there are any.
+    /// The load-balancing losses, `[1]`; `None` in a dense block or if no such loss is configured.
     pub aux_loss: Option<Tensor<1>>,
-    /// Where the tokens went, of a mixture of experts.
+    /// Where the tokens were routed, for a mixture of experts.
     pub stats: Option<MoeStats>,
 }
 
@@ -61,14 +63,16 @@ impl Block {
         }
     }
 
-    /// `[b, t, d]` to `[b, t, d]`, as in evaluation and generation: without noise, and no expert is ever full; see
+    /// Maps `[b, t, d]` to `[b, t, d]` as in evaluation and generation: without noise or capacity limits; see
     /// [`MoeLayer::evaluate`].
     pub fn forward(&self, x_btd: Tensor<3>) -> BlockOutput {
         self.forward_over(x_btd, &MicroBatch::default(), &Parallel::default())
     }
 
-    /// The same of its rows on one of several ranks, `[b, s, d]` to `[b, s, d]`; and in training, where there is a
-    /// `place`, with the router's noise and the experts' capacity where the configuration has some.
+    /// [`forward`](Self::forward) for the rank's rows, `[b, s, d]` to `[b, s, d]`.
+    ///
+    /// In training, when the batch has a `place`, it applies the router's noise and the experts' capacity if the
+    /// configuration sets them.
     pub fn forward_over(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> BlockOutput {
         let y = self.self_attn.forward(self.input_layernorm.forward(x_bsd.clone()), batch, parallel);
         self.mlp(y, x_bsd, batch, parallel)
@@ -80,7 +84,7 @@ impl Block {
         self.mlp(y, x_btd, &MicroBatch::default(), &Parallel::default()).x_btd
     }
 
-    /// From the attention of the heads, `y`, on.
+    /// The rest of the block after the heads' output `y`.
     fn mlp(&self, y: Tensor<3>, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> BlockOutput {
         let (ranks, tp) = (&parallel.sequences.padded(batch.padding), &parallel.sequences.tp);
         let [x_bsd, normed] = self.post_attention_layernorm.forward_sum(&self.self_attn.o_proj, y, x_bsd, tp);

@@ -1,3 +1,5 @@
+//! Multi-head latent attention.
+
 use crate::ring::{Keys, Ring};
 use crate::rope::{Rope, softmax_scale};
 use crate::{DeepSeekConfig, MicroBatch, Parallel, RmsNorm};
@@ -7,34 +9,36 @@ use burn::tensor::{Device, Tensor};
 use fused::{latent_attention, linear};
 use moe::gathered_rows;
 
-/// Epsilon of the norms of the compressed query and keys; DeepSeek's and Hugging Face's code fix it, whatever
-/// `rms_norm_eps` is.
+/// Epsilon of the norms of the compressed query and keys. DeepSeek's and Hugging Face's code fix it, independent of
+/// `rms_norm_eps`.
 const LATENT_NORM_EPS: f64 = 1e-6;
 
-/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values of all heads are made from
-/// one compressed latent, positions enter through a separate rotated part.
+/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+///
+/// The keys and values of all heads are expanded from one compressed latent. Positions enter through a separate rotated
+/// part.
 ///
 /// ```text
-/// x ─ q_a ─ norm ─ q_b ──> per head [q_nope | q_rope]                    (q_proj alone without q_lora_rank)
+/// x ─ q_a ─ norm ─ q_b ──> per head [q_nope | q_rope]                    (only q_proj without q_lora_rank)
 /// x ─ kv_a ─> [latent | k_rope]    latent ─ norm ─ kv_b ──> per head [k_nope | v]     (k_rope is shared by all heads)
 /// ```
 #[derive(Module, Debug)]
 pub struct Mla {
-    /// The query without compression, `[d, heads * (nope + rope)]`.
+    /// Direct query projection, without compression, `[d, heads * (nope + rope)]`.
     pub q_proj: Option<Linear>,
     /// Compression of the query, `[d, q_lora_rank]`.
     pub q_a_proj: Option<Linear>,
     /// Norm of the compressed query.
     pub q_a_layernorm: Option<RmsNorm>,
-    /// The query from its compression, `[q_lora_rank, heads * (nope + rope)]`.
+    /// Expands the compressed query, `[q_lora_rank, heads * (nope + rope)]`.
     pub q_b_proj: Option<Linear>,
-    /// Compression of keys and values, and the shared rotated key, `[d, kv_lora_rank + rope]`.
+    /// Compresses keys and values and projects to the shared rotated key, `[d, kv_lora_rank + rope]`.
     pub kv_a_proj_with_mqa: Linear,
     /// Norm of the latent.
     pub kv_a_layernorm: RmsNorm,
-    /// Keys and values from the latent, `[kv_lora_rank, heads * (nope + v)]`.
+    /// Expands the latent to keys and values, `[kv_lora_rank, heads * (nope + v)]`.
     pub kv_b_proj: Linear,
-    /// `[heads * v, d]`
+    /// Output projection, `[heads * v, d]`.
     pub o_proj: Linear,
     #[module(skip)]
     pub(super) config: DeepSeekConfig,
@@ -43,7 +47,7 @@ pub struct Mla {
 }
 
 impl Mla {
-    /// Layers share `positions`.
+    /// All layers share `positions`.
     pub(super) fn new(config: &DeepSeekConfig, positions: &Rope, device: &Device) -> Self {
         let DeepSeekConfig { hidden_size: d, num_attention_heads: heads, kv_lora_rank, .. } = *config;
         let (nope, rope, v) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
@@ -64,10 +68,11 @@ impl Mla {
         }
     }
 
-    /// Causal attention of the rank's rows by its heads, up to the projection: `[b, s, d]` to `[b, t, heads * v]`.
+    /// Causal attention of the rank's rows with its heads, up to the output projection: `[b, s, d]` to `[b, t, heads *
+    /// v]`.
     ///
-    /// Several ranks compress their own rows, and gather what is compressed: latent and rotated key, which all heads
-    /// share, and the query's compression.
+    /// Each tensor-parallel rank compresses its own rows; the ranks then gather the compressed tensors: the latent, the
+    /// rotated key that all heads share, and the compressed query.
     pub fn forward(&self, x_bsd: Tensor<3>, batch: &MicroBatch, parallel: &Parallel) -> Tensor<3> {
         let (rank, rope) = (self.config.kv_lora_rank, self.config.qk_rope_head_dim);
         let (query_input, query) = self.query(x_bsd.clone());
@@ -95,7 +100,7 @@ impl Mla {
         ring.forward(q_bhtw, Tensor::cat(vec![latent.x_btd, k_rope], 2), Some(weight))
     }
 
-    /// The last projection to the query, and its input.
+    /// The last projection to the query, with its input.
     pub(super) fn query(&self, x_btd: Tensor<3>) -> (Tensor<3>, &Linear) {
         match (&self.q_proj, &self.q_a_proj, &self.q_a_layernorm, &self.q_b_proj) {
             (Some(q), ..) => (x_btd, q),
@@ -107,8 +112,8 @@ impl Mla {
 
 /// Projects `[b, t, in]` to two parts, `[b, t, width]` each.
 ///
-/// The parts are cut out of the matrix, not out of its product: the gradient of a slice is as large as what it was cut
-/// from.
+/// The function slices the matrix rather than its product, because the gradient of a slice is as large as the tensor it
+/// was cut from.
 fn parts(x: Tensor<3>, projection: &Linear, [first, second]: [usize; 2]) -> [Tensor<3>; 2] {
     let from = x.dims()[2];
     [0..first, first..first + second]

@@ -18,7 +18,7 @@ use comm::TensorParallel;
 use fused::{Losses, embedding, linear};
 use moe::MoeConfig;
 
-/// A DeepSeek as its parts: embedding, blocks, head, and what predicts further tokens.
+/// A DeepSeek model: embedding, blocks, head, and multi-token prediction modules.
 #[derive(Module, Debug)]
 pub struct DeepSeek {
     /// Token embedding, `[vocab, d]`.
@@ -27,7 +27,7 @@ pub struct DeepSeek {
     pub blocks: Vec<Block>,
     /// Final norm and output matrix.
     pub head: Head,
-    /// Modules of multi-token prediction, `mtp_depth` of them; only training and speculative generation use them.
+    /// Multi-token prediction modules, `mtp_depth` of them; only training and speculative generation use them.
     pub mtp: Vec<Mtp>,
     #[module(skip)]
     config: DeepSeekConfig,
@@ -38,23 +38,23 @@ pub struct DeepSeek {
 pub struct Head {
     /// Final norm.
     pub norm: RmsNorm,
-    /// `[d, vocab]`
+    /// Output matrix, `[d, vocab]`.
     pub lm_head: Linear,
     vocab_size: usize,
 }
 
 impl DeepSeek {
-    /// A model whose parameters are made from `seed` when they are first read.
+    /// Returns a model whose parameters are generated from `seed` when they are first read.
     pub fn init(config: &DeepSeekConfig, moe: &MoeConfig, seed: u64, device: &Device) -> Self {
         Self::initial(seed).give(Self::new(config, moe, device))
     }
 
-    /// What [`init`](Self::init) gives the parameters.
+    /// The initialization that [`init`](Self::init) applies.
     pub fn initial(seed: u64) -> Initial {
         Initial { prefix: "deepseek", seed, residual: &[], residual_scale: 1.0 }
     }
 
-    /// A model whose parameters are still to be given.
+    /// Returns a model whose parameters are not set yet.
     pub fn new(config: &DeepSeekConfig, moe: &MoeConfig, device: &Device) -> Self {
         let (d, vocab, positions) = (config.hidden_size, config.vocab_size, Rope::new(config));
         Self {
@@ -72,12 +72,14 @@ impl DeepSeek {
         }
     }
 
-    /// The cross entropy of the next tokens, `[1]`, and those of the tokens behind them, one of each module of
-    /// multi-token prediction: `batches` are [`MtpBatch::of_rows`] of the same rows. As in evaluation: without noise,
-    /// and no expert is ever full.
+    /// Returns the cross entropy of the next tokens, `[1]`, and one loss of the tokens after them per multi-token
+    /// prediction module.
+    ///
+    /// `batches` come from [`MtpBatch::of_rows`] for the same rows. As in evaluation, there is no noise and no capacity
+    /// limit.
     ///
     /// # Panics
-    /// As [`LanguageModel::loss`].
+    /// See [`LanguageModel::loss`].
     pub fn mtp_losses(
         &self,
         tokens_bt: Tensor<2, Int>,
@@ -127,7 +129,7 @@ impl LanguageModel for DeepSeek {
     }
 }
 
-/// A rank's rows of tokens, `[b, t]` to `[b, s, d]`, by its part of the table of `vocab` tokens.
+/// Embeds a rank's rows of tokens, `[b, t]` to `[b, s, d]`, with its part of the table of `vocab` tokens.
 pub fn embed(table: &Embedding, tokens_bt: Tensor<2, Int>, vocab: usize, tp: &TensorParallel) -> Tensor<3> {
     vocabulary::embed(tp, table.weight.val(), tokens_bt, vocab)
 }
@@ -138,7 +140,7 @@ impl Head {
         linear(self.norm.forward(x_btd), self.lm_head.weight.val(), None)
     }
 
-    /// Cross entropy of the next tokens, and their z-loss: the rank's share of them, from its rows.
+    /// Cross entropy of the next tokens and their z-loss, as the rank's share computed from its rows.
     pub fn losses(&self, x_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64, tp: &TensorParallel) -> Losses {
         self.output(tp).losses(self.norm.forward(x_bsd), targets, z_loss_coef)
     }
@@ -150,16 +152,16 @@ impl Head {
 
 /// The output matrix, or a rank's columns of it.
 pub struct OutputMatrix<'a> {
-    /// `[d, vocab]`
+    /// The matrix, `[d, vocab]`.
     pub lm_head: &'a Linear,
-    /// Tokens that all ranks have together.
+    /// Size of the vocabulary over all ranks.
     pub vocab_size: usize,
-    /// The ranks that have the others.
+    /// The ranks that hold the other columns.
     pub tp: &'a TensorParallel,
 }
 
 impl OutputMatrix<'_> {
-    /// [`Head::losses`] of what the final norm made, `[b, s, d]`.
+    /// [`Head::losses`] from the output of the final norm, `[b, s, d]`.
     pub fn losses(&self, normed_bsd: Tensor<3>, targets: Targets, z_loss_coef: f64) -> Losses {
         self.head().losses(self.tp, normed_bsd, targets, z_loss_coef)
     }

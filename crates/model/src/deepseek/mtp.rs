@@ -1,16 +1,17 @@
-//! Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2, equations 21 to 25): at each position the model
-//! also predicts the tokens behind the next one, one further with each module, all with the model's own embedding and
-//! output matrix.
+//! Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2, equations 21 to 25).
+//!
+//! At each position the model also predicts tokens after the next one. Each module looks one token further ahead, and
+//! all share the model's embedding and output matrix.
 //!
 //! ```text
-//! h^0_i = norm(blocks(x)_i)                                             what the head predicts x_{i+1} from
+//! h^0_i = norm(blocks(x)_i)                                             the head predicts x_{i+1} from it
 //! h^k_i = norm_k(block_k([enorm_k(Emb(x_{i+k})) | hnorm_k(h^{k-1}_i)] eh_proj_k)_i)            k = 1 .. depth
-//! L_k   = -1/T sum_i log P(x_{i+k+1} | h^k_i)                           over the i that have a target; T: those that have a next token, x_{i+1}
+//! L_k   = -1/T sum_i log P(x_{i+k+1} | h^k_i)       over the i with a target; T counts the i with a next token x_{i+1}
 //! L     = L_main + coef / depth sum_k L_k
 //! ```
 //!
-//! The paper writes `[hidden | embedding]`; the published weights have the embedding's columns first, as here, and
-//! `h^k` is what `norm_k` (`shared_head.norm`) has made, for the head and for the next module.
+//! The paper writes `[hidden | embedding]`. The published weights have the embedding's columns first, and so does Kiln.
+//! `h^k` is the output of `norm_k` (`shared_head.norm`), both for the head and for the next module.
 
 use super::{Block, BlockOutput, OutputMatrix};
 use crate::cache::{Chunk, LayerCache};
@@ -22,34 +23,34 @@ use fused::linear;
 use moe::MoeConfig;
 use std::ops::Range;
 
-/// One module of multi-token prediction.
+/// One multi-token prediction module.
 #[derive(Module, Debug)]
 pub struct Mtp {
-    /// Norm of the embedding of the token that is new.
+    /// Norm of the new token's embedding.
     pub enorm: RmsNorm,
-    /// Norm of what the model, or the module before, has made.
+    /// Norm of the output of the model or of the previous module.
     pub hnorm: RmsNorm,
-    /// Both side by side to one, `[2 d, d]`.
+    /// Projects both norms, side by side, to width `d`: `[2 d, d]`.
     pub eh_proj: Linear,
-    /// As the model's own; of its numbers it has those behind the last.
+    /// A block like the model's own, numbered after the last of them.
     pub block: Block,
     /// Norm before the output matrix (`shared_head.norm`).
     pub norm: RmsNorm,
 }
 
-/// What one module of multi-token prediction reads of a batch, and what it is to predict.
+/// The input and the targets of one multi-token prediction module for a batch.
 ///
-/// Positions without a target are computed as all others, and count in the loads of experts; padding does not.
+/// Positions without a target are computed like all others and count toward the load of the experts; padding does not.
 #[derive(Debug, Clone)]
 pub struct MtpBatch {
-    /// `x_{i+k}` at position `i`, `[b, t]`; 0 where the row has none.
+    /// `x_{i+k}` at position `i`, `[b, t]`; 0 past the end of a row.
     pub tokens_bt: Tensor<2, Int>,
-    /// The targets `x_{i+k+1}`, where there are any.
+    /// The targets `x_{i+k+1}`; `None` if there are none.
     pub targets: Option<Targets>,
 }
 
 impl Mtp {
-    /// Number `k` from 0 on.
+    /// `k` counts from 0.
     pub(super) fn new(config: &DeepSeekConfig, moe: &MoeConfig, positions: &Rope, k: usize, device: &Device) -> Self {
         let d = config.hidden_size;
         let norm = || RmsNorm::new(d, config.rms_norm_eps, device);
@@ -62,12 +63,12 @@ impl Mtp {
         }
     }
 
-    /// From `h^{k-1}` and the embeddings of `x_{i+k}` to `h^k`, `[b, t, d]` each.
+    /// Maps `h^{k-1}` and the embeddings of `x_{i+k}` to `h^k`, `[b, t, d]` each.
     pub fn forward(&self, h_btd: Tensor<3>, embeddings_btd: Tensor<3>) -> Tensor<3> {
         self.forward_over(h_btd, embeddings_btd, &MicroBatch::default(), &Parallel::default()).x_btd
     }
 
-    /// The same as [`Block::forward_over`] is to [`Block::forward`].
+    /// [`forward`](Self::forward) for one rank, analogous to [`Block::forward_over`].
     pub fn forward_over(
         &self,
         h_bsd: Tensor<3>,
@@ -79,7 +80,7 @@ impl Mtp {
         BlockOutput { x_btd: self.norm.forward(output.x_btd), ..output }
     }
 
-    /// [`forward`](Self::forward) of positions that follow those in the cache.
+    /// [`forward`](Self::forward) for positions that follow those in the cache.
     pub(crate) fn forward_cached(
         &self,
         h_btd: Tensor<3>,
@@ -97,7 +98,7 @@ impl Mtp {
 }
 
 impl MtpBatch {
-    /// Those of the modules 1 to `depth` for some positions of rows.
+    /// The batches of modules 1 to `depth` for some positions of rows.
     pub fn of_rows(rows: &TokenRows<'_>, depth: usize, device: &Device) -> Vec<Self> {
         let (b, here) = (rows.targets.len() / rows.t, rows.here.iter().map(Range::len).sum::<usize>());
         (1..=depth)
@@ -113,8 +114,8 @@ impl MtpBatch {
             .collect()
     }
 
-    /// `L_k` of the `h^k` that module `k` has made, the rank's share of it from its rows `[b, s, d]`: `[1]`; None where
-    /// no position has a target.
+    /// `L_k` from the `h^k` of module `k`, as the rank's share from its rows `[b, s, d]`: `[1]`. Returns `None` if no
+    /// position has a target.
     pub fn loss(&self, output: &OutputMatrix, h_bsd: Tensor<3>) -> Option<Tensor<1>> {
         Some(output.losses(h_bsd, self.targets.clone()?, 0.0).cross_entropy)
     }
@@ -132,7 +133,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Of a row `x_0 .. x_t`, module `k` reads `x_{i+k}` and predicts `x_{i+k+1}` if no document ends in `x_{i+1}
+        /// For a row `x_0 .. x_t`, module `k` reads `x_{i+k}` and predicts `x_{i+k+1}` if no document ends in `x_{i+1}
         /// .. x_{i+k}`.
         #[test]
         fn targets_stay_in_their_row_and_cross_no_end_of_a_document(

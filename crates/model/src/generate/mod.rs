@@ -1,4 +1,4 @@
-//! Continuing prompts, with a cache.
+//! Text generation with a cache.
 
 mod sampling;
 mod speculative;
@@ -11,14 +11,14 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand_chacha::ChaCha8Rng;
 use std::ops::ControlFlow;
 
-/// How prompts are continued.
+/// Settings of a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
-    /// Tokens that are added to each prompt at most.
+    /// Maximum number of tokens to add to each prompt.
     pub max_new_tokens: usize,
-    /// Tokens that the model sees at most; above the model's context this is its context.
+    /// Maximum number of tokens the model attends to; capped at the model's context.
     pub window: usize,
-    /// The token that ends a sequence, such as `<|endoftext|>`; it is neither reported nor returned.
+    /// The token that ends a sequence, such as `<|endoftext|>`; neither reported nor returned.
     pub stop: Option<u32>,
     /// How tokens are drawn.
     pub sampling: Sampling,
@@ -30,35 +30,35 @@ pub enum GenerateError {
     /// A prompt without tokens.
     #[error("prompt {0} is empty: give at least one token, such as the end of a text")]
     EmptyPrompt(usize),
-    /// A setting that no token can be drawn with.
+    /// A setting that makes sampling impossible.
     #[error("{0}")]
     Setting(String),
 }
 
-/// A sequence that is not finished yet, one row of the cache.
+/// An unfinished sequence, which is one row of the cache.
 struct Row {
     sequence: usize,
     /// Prompt and new tokens.
     tokens: Vec<u32>,
     prompt: usize,
-    /// The first of the tokens in the window.
+    /// Index of the first token in the window.
     start: usize,
     rng: ChaCha8Rng,
 }
 
 /// Continues each of `prompts` and returns the new tokens of each. Prompts may have different lengths.
 ///
-/// `on_token` is told each new token and its sequence; [`ControlFlow::Break`] ends that sequence.
+/// `on_token` receives the index of the sequence and each new token; [`ControlFlow::Break`] ends that sequence.
 ///
-/// A sequence's tokens do not depend on the others': its draws are keyed by `(seed, number of the sequence)`, and
-/// attention sees its own tokens only. Where a sequence has grown beyond the window, generation goes on from the last
-/// half of the window, read anew; a prompt that is longer is read from its last `window` tokens.
+/// A sequence's tokens do not depend on the other sequences: its draws are keyed by `(seed, index of the sequence)`,
+/// and attention sees only its own tokens. When a sequence outgrows the window, its cache is cleared and generation
+/// resumes from the last half of the window. A prompt longer than the window is read from its last `window` tokens.
 ///
 /// # Errors
-/// If a prompt is empty, the window is 0, or the sampling's values make no sense.
+/// If a prompt is empty, the window is 0, or the sampling settings are invalid.
 ///
 /// # Panics
-/// If a prompt's token is not in the vocabulary.
+/// If a prompt contains a token outside the vocabulary.
 pub fn generate(
     model: &dyn LanguageModel,
     prompts: &[Vec<u32>],
@@ -102,7 +102,7 @@ pub fn generate(
     Ok(finished)
 }
 
-/// The tokens that the model sees at most, if it can continue these prompts in this way.
+/// Validates prompts and settings, and returns the maximum number of tokens the model attends to.
 fn checked_window(model: &dyn LanguageModel, prompts: &[Vec<u32>], how: &Generation) -> Result<usize, GenerateError> {
     how.sampling.validate().map_err(GenerateError::Setting)?;
     let window = how.window.min(model.context());
@@ -115,7 +115,7 @@ fn checked_window(model: &dyn LanguageModel, prompts: &[Vec<u32>], how: &Generat
     }
 }
 
-/// The logits behind each row's last token, `[rows, vocab]`, after the tokens that the cache has not seen.
+/// Reads the tokens that are not in the cache yet and returns the logits after each row's last token, `[rows, vocab]`.
 fn next_logits(
     model: &dyn LanguageModel,
     rows: &mut [Row],

@@ -1,31 +1,31 @@
-//! How the next token is drawn from its logits.
+//! Drawing the next token from its logits.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// How the next token is drawn: by `softmax(logits / temperature)` over the tokens that `top_k`, and of these `top_p`,
-/// leave, as in transformers.
+/// How the next token is drawn: from `softmax(logits / temperature)`, restricted first by `top_k` and then by `top_p`,
+/// as in transformers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the most likely token.
     pub temperature: f64,
-    /// Only tokens that are as likely as the `top_k`-th most likely one.
+    /// Keeps only tokens at least as likely as the `top_k`-th most likely one.
     pub top_k: Option<usize>,
-    /// Only the most likely tokens that together have at least this probability; always one.
+    /// Keeps the smallest set of most likely tokens whose probabilities sum to at least this value; at least one token.
     pub top_p: Option<f64>,
     /// Seed of the draws.
     pub seed: u64,
 }
 
 impl Default for Sampling {
-    /// By the model's probabilities.
+    /// Samples from the model's unmodified probabilities.
     fn default() -> Self {
         Self { temperature: 1.0, top_k: None, top_p: None, seed: 0 }
     }
 }
 
 impl Sampling {
-    /// Refuses values that no token can be drawn with, naming value and remedy.
+    /// Rejects settings that make sampling impossible. The message names value and remedy.
     pub fn validate(&self) -> Result<(), String> {
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {
             return Err(format!("temperature is {}: give 0 or more", self.temperature));
@@ -39,7 +39,7 @@ impl Sampling {
         }
     }
 
-    /// The draws of one sequence.
+    /// The random generator of one sequence.
     pub(super) fn rng(&self, sequence: usize) -> ChaCha8Rng {
         let mut rng = ChaCha8Rng::seed_from_u64(self.seed);
         rng.set_stream(sequence as u64);
@@ -60,11 +60,11 @@ impl Sampling {
             rest -= weight;
             rest < 0.0
         });
-        // Rounding may leave a rest: that is the last token with a weight.
+        // Rounding may leave a remainder; the last token with a weight takes it.
         drawn.or_else(|| weights.iter().rposition(|weight| *weight > 0.0)).expect("a weight above 0") as u32
     }
 
-    /// Each token's probability up to a common factor, 0 where it must not be drawn.
+    /// Each token's probability up to a common factor; 0 for excluded tokens.
     fn weights(&self, logits: &[f32]) -> Vec<f64> {
         let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut weights: Vec<f64> =
@@ -81,7 +81,7 @@ impl Sampling {
         }
         if let Some(p) = self.top_p {
             let total: f64 = order[..kept].iter().map(|token| weights[*token]).sum();
-            // A token goes if those above it have the probability already.
+            // A token is excluded once the tokens above it have reached the probability.
             let mut above = 0.0;
             kept = order[..kept]
                 .iter()
@@ -107,7 +107,7 @@ pub(super) fn most_likely(logits: &[f32]) -> u32 {
 mod tests {
     use super::*;
 
-    /// Logits whose probabilities at temperature 1 are these.
+    /// Logits that give these probabilities at temperature 1.
     fn logits(probabilities: &[f32]) -> Vec<f32> {
         probabilities.iter().map(|p| p.ln()).collect()
     }
@@ -138,7 +138,8 @@ mod tests {
         assert_eq!(p(1.0), [0, 1, 2, 3]);
     }
 
-    /// Of 0.4 and 0.3 the first has 0.57 of what top_k leaves: enough for 0.5, though it has only 0.4 of all.
+    /// With tokens of 0.4 and 0.3, the first has 0.57 of the mass that `top_k` leaves: enough for 0.5, although it has
+    /// only 0.4 of the whole.
     #[test]
     fn top_p_counts_what_top_k_leaves() {
         let rule = |top_k| Sampling { top_k, top_p: Some(0.5), ..Sampling::default() };
@@ -146,7 +147,8 @@ mod tests {
         assert_eq!(left(rule(None), &[0.3, 0.4, 0.2, 0.1]), [0, 1]);
     }
 
-    /// At temperature 0.5 probabilities 0.6, 0.4 become 0.36 / 0.52 and 0.16 / 0.52, and 0.65 is reached by the first.
+    /// At temperature 0.5, probabilities 0.6 and 0.4 become 0.36 / 0.52 and 0.16 / 0.52, so the first alone reaches
+    /// 0.65.
     #[test]
     fn the_temperature_comes_before_top_p() {
         let rule = |temperature| Sampling { temperature, top_p: Some(0.65), ..Sampling::default() };

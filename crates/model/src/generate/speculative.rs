@@ -1,17 +1,16 @@
-//! Continuing prompts with a model that drafts tokens ahead with its modules of multi-token prediction, and reads
-//! several at once.
+//! Speculative generation: multi-token prediction modules draft tokens, which the model verifies in one pass.
 //!
 //! ```text
-//! text      x_0 .. x_n | x_{n+1}                what the model has seen, and the token drawn last
+//! text      x_0 .. x_n | x_{n+1}                the tokens the model has read, and the one drawn last
 //! module 1  h^0_n and Emb(x_{n+1})  -> h^1_n -> draft d_{n+2}
 //! module 2  h^1_n and Emb(d_{n+2})  -> h^2_n -> draft d_{n+3}            ..
-//! model     [x_{n+1}, d_{n+2}, d_{n+3}] in one pass: draws x_{n+2}; if that is d_{n+2}, the next row holds too and draws x_{n+3}, and so on
+//! model     [x_{n+1}, d_{n+2}, d_{n+3}] in one pass: draws x_{n+2}; if that equals d_{n+2}, the next row is valid too and draws x_{n+3}, ...
 //! ```
 //!
-//! Each token is drawn from the model's own logits, with the draw that it has without drafts: the text is the same. As
-//! a draft is one token and not a distribution, that it is accepted is as likely as by rejection sampling (arXiv
-//! 2211.17192): the model's own probability of it. What a pass has read beyond the accepted tokens is cut off the
-//! caches.
+//! Each token is drawn from the model's own logits with the random number it would use without drafts, so the text is
+//! the same. A draft is one token rather than a distribution, so its acceptance rate equals that of rejection sampling
+//! (arXiv 2211.17192): the model's own probability of the draft. Whatever a pass reads beyond the accepted tokens is
+//! truncated from the caches.
 
 use super::{GenerateError, Generation, checked_window};
 use crate::{Cache, DeepSeek, LanguageModel};
@@ -19,23 +18,25 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use fused::{embedding, linear};
 use std::ops::ControlFlow;
 
-/// Tokens that modules of multi-token prediction have drafted.
+/// Counts of drafted and accepted tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Drafts {
-    /// Those that the model has read.
+    /// Drafts that the model has read.
     pub drafted: usize,
-    /// Those that it has drawn itself then.
+    /// Drafts that the model then drew itself.
     pub accepted: usize,
 }
 
-/// As [`generate`](super::generate), with the same tokens, one prompt after another. Rows that are computed together
-/// may be rounded otherwise than alone: where that decides between two tokens, the text goes on with the other one.
+/// Like [`generate`](super::generate), with the same tokens, but one prompt after another.
+///
+/// Rows computed together may be rounded differently than rows computed alone; if that decides between two tokens, the
+/// text continues with the other one.
 ///
 /// # Errors
-/// As there, and if the model has no modules of multi-token prediction.
+/// See [`generate`](super::generate); also if the model has no multi-token prediction modules.
 ///
 /// # Panics
-/// As there.
+/// See [`generate`](super::generate).
 pub fn generate_speculative(
     model: &DeepSeek,
     prompts: &[Vec<u32>],
@@ -80,28 +81,28 @@ pub fn generate_speculative(
     Ok((all, drafts))
 }
 
-/// A sequence that is continued.
+/// A sequence being generated.
 struct Text<'a> {
     model: &'a DeepSeek,
     device: &'a Device,
     window: usize,
     /// Prompt and new tokens.
     tokens: Vec<u32>,
-    /// The first of the tokens in the window. Positions count from it.
+    /// Index of the first token in the window. Positions count from it.
     start: usize,
     cache: Cache,
     modules: Vec<Module>,
-    /// What the model has made of the rows it read last, behind its final norm: `[1, n, d]`, from the position
-    /// `read_from` on.
+    /// Output of the model's final norm for the rows it read last: `[1, n, d]`, starting at position `read_from`.
     hidden: Option<Tensor<3>>,
     read_from: usize,
     drafts: Vec<u32>,
 }
 
-/// What a module of multi-token prediction remembers of a sequence.
+/// What a multi-token prediction module stores of a sequence.
 struct Module {
     cache: Cache,
-    /// What the module before has made of the positions that this one takes next, and that one has passed: `[1, 1, d]`.
+    /// Outputs of the previous module at the positions this one reads next, which the previous one will not recompute:
+    /// `[1, 1, d]`.
     kept: Option<Tensor<3>>,
 }
 
@@ -121,8 +122,9 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Reads the tokens that the model has not seen, and of the drafts behind them as many as the window has room for,
-    /// `most` at most. Returns the logits behind the last token and behind each of these drafts, and the drafts.
+    /// Reads the tokens the model has not seen, followed by as many drafts as fit in the window, at most `most`.
+    ///
+    /// Returns the logits after the last token and after each of these drafts, and the drafts.
     fn read(&mut self, most: usize) -> (Vec<Vec<f32>>, Vec<u32>) {
         if self.tokens.len() - self.start > self.window {
             self.start = self.tokens.len() - (self.window / 2).max(1);
@@ -143,7 +145,7 @@ impl<'a> Text<'a> {
         (logits, drafts)
     }
 
-    /// Cuts off what was read beyond the text, and drafts what may follow its last token.
+    /// Truncates what was read beyond the text, and drafts tokens to follow its last one.
     fn draft(&mut self) {
         let seen = self.tokens.len() - self.start - 1; // all but the last token
         self.cache.truncate(0, seen);
@@ -161,8 +163,8 @@ impl<'a> Text<'a> {
             let chunk = cache.extend(&[seen - from], seen - from, self.model.context());
             let made =
                 self.model.mtp[k - 1].forward_cached(h_btd.clone(), embeddings_btd, &mut cache.layers[0], &chunk);
-            // At the positions from here on it has read drafts: it will take them again, of what the module before has
-            // made of one more.
+            // From position `sure` on, this module has read drafts. It reads those positions again later, with the
+            // previous module's outputs, one of which is kept.
             let sure = (seen + 1).saturating_sub(k);
             cache.truncate(0, sure);
             let of_before = (seen + 2).saturating_sub(k).min(seen);
@@ -181,7 +183,7 @@ impl<'a> Text<'a> {
         Tensor::from_data(TensorData::new(ids, [1, tokens.len()]), self.device)
     }
 
-    /// Of what a norm before the head has made, `[1, n, d]`, a list for each row.
+    /// Logits of the output of a norm before the head, `[1, n, d]`: one list per row.
     fn logits(&self, normed_btd: Tensor<3>) -> Vec<Vec<f32>> {
         let logits = linear(normed_btd, self.model.head.lm_head.weight.val(), None);
         let vocab = logits.dims()[2];
@@ -196,7 +198,7 @@ mod tests {
     use crate::hf::{Folder, Pretrained};
     use std::path::Path;
 
-    /// What the modules make of a whole text at once, without any cache.
+    /// The drafts computed from a whole text at once, without a cache.
     fn naive(model: &DeepSeek, tokens: &[u32], device: &Device) -> Vec<u32> {
         let seen = tokens.len() - 1;
         let of = |tokens: &[u32]| {

@@ -1,3 +1,5 @@
+//! Reading tensors from a Hugging Face folder.
+
 use super::{HfError, fp8};
 use half::{bf16, f16};
 use safetensors::tensor::Metadata;
@@ -11,22 +13,22 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// An opened Hugging Face folder. Its files stay open, and tensors are read when they are asked for: a file that is cut
-/// short meanwhile is an error.
+/// An open Hugging Face folder. Its files stay open and tensors are read on demand; a file that is truncated in the
+/// meantime is an error.
 pub struct Folder {
     path: PathBuf,
     config: Value,
     files: Vec<Shard>,
-    /// File of each tensor, where the folder is sharded; else everything is in the one file.
+    /// File of each tensor in a sharded folder; empty if there is only one file.
     index: BTreeMap<String, usize>,
-    /// Rows and columns of an fp8 matrix that share a scale.
+    /// Rows and columns of the block of an fp8 matrix that shares a scale.
     fp8_block: [usize; 2],
 }
 
 struct Shard {
     path: PathBuf,
     file: File,
-    /// Where the tensors begin.
+    /// Offset of the tensors.
     start: u64,
     header: Metadata,
 }
@@ -37,18 +39,18 @@ struct Stored<'a> {
     dtype: Dtype,
     shape: &'a [usize],
     file: &'a File,
-    /// Where in the file.
+    /// Byte range in the file.
     bytes: Range<u64>,
 }
 
-/// Bytes that are read at once: a whole number of values of any type.
+/// Bytes read at once; a multiple of the size of every type.
 const AT_ONCE: u64 = 1 << 20;
 
-/// The longest header, which safetensors sets.
+/// The longest header that safetensors allows.
 const MAX_HEADER: u64 = 100_000_000;
 
 impl Stored<'_> {
-    /// The values, which `decode` makes of so many bytes at a time.
+    /// Reads the values; `decode` appends those of up to [`AT_ONCE`] bytes at a time.
     fn values(&self, decode: impl Fn(&[u8], &mut Vec<f32>)) -> Result<Vec<f32>, HfError> {
         let mut values = Vec::with_capacity(self.shape.iter().product());
         let mut buffer = vec![0; (self.bytes.end - self.bytes.start).min(AT_ONCE) as usize];
@@ -62,7 +64,7 @@ impl Stored<'_> {
     }
 }
 
-/// Files of a tokenizer, of which a folder has some.
+/// Tokenizer files; a folder has some of them.
 const TOKENIZER_FILES: [&str; 5] =
     ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"];
 
@@ -70,7 +72,7 @@ impl Folder {
     /// Opens `config.json` and `model.safetensors`, or the shards that `model.safetensors.index.json` lists.
     ///
     /// # Errors
-    /// If a file cannot be read or is not what its name says, or if the weights are quantised otherwise than in fp8.
+    /// If a file cannot be read or is malformed, or if the weights are quantized in a format other than fp8.
     pub fn open(path: &Path) -> Result<Self, HfError> {
         let config = read_json(&path.join("config.json"))?;
         let mut folder =
@@ -112,7 +114,7 @@ impl Folder {
         HfError::Format { path: self.path.join("config.json"), reason: reason.into() }
     }
 
-    /// Refuses a `copy` of a tensor, if there is one, that is not equal to it.
+    /// Rejects a `copy` of a tensor that exists but is not equal to the original.
     pub(super) fn check_copy(&self, copy: &str, original: &str, shape: &[usize]) -> Result<(), HfError> {
         if !self.has(copy) || self.tensor(copy, shape)? == self.tensor(original, shape)? {
             return Ok(());
@@ -121,7 +123,7 @@ impl Folder {
         Err(HfError::Format { path, reason })
     }
 
-    /// Name and bytes of the tokenizer's files that the folder has.
+    /// Names and contents of the tokenizer files in the folder.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -135,16 +137,18 @@ impl Folder {
         there.map(read).collect()
     }
 
-    /// Whether the folder has a tensor of this name.
+    /// Whether the folder contains a tensor with this name.
     pub fn has(&self, name: &str) -> bool {
         self.stored(name).is_ok()
     }
 
-    /// A tensor's values as f32; stored as f32, f16, bf16, or fp8 (e4m3) with a tensor `NAME_scale_inv` beside it,
-    /// which has an f32 factor for each block of the matrix (DeepSeek-V3's files).
+    /// Reads a tensor as f32.
+    ///
+    /// Supported types are f32, f16, bf16 and fp8 (e4m3). An fp8 matrix comes with a tensor `NAME_scale_inv` that holds
+    /// one f32 factor per block, as in DeepSeek-V3's files.
     ///
     /// # Errors
-    /// If it is missing, has not the shape `expected`, or is stored in another type.
+    /// If the tensor is missing, does not have the shape `expected`, or is stored in another type.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Vec<f32>, HfError> {
         let stored = self.stored_as(name, expected)?;
         let halves = |decode: fn([u8; 2]) -> f32| {
@@ -182,7 +186,7 @@ impl Folder {
         }
     }
 
-    /// Refuses numbers in a model's shape that no tensor here can have, before memory is taken for them.
+    /// Rejects sizes in a model's shape that no tensor of the folder can have, before memory is allocated for them.
     pub(super) fn check_sizes(&self, shape: &impl Serialize) -> Result<(), HfError> {
         let tensors = || self.files.iter().flat_map(|file| file.header.tensors().into_values());
         let count = tensors().count();
@@ -190,7 +194,7 @@ impl Folder {
         let json = serde_json::to_value(shape).expect("a configuration is JSON");
         for (key, value) in json.as_object().into_iter().flatten() {
             let (limit, what) = match &key[..] {
-                "max_position_embeddings" => continue, // no tensor is that long
+                "max_position_embeddings" => continue, // not the size of any tensor
                 "n_layer" | "num_hidden_layers" => (count, "tensors in the folder"),
                 _ => (numbers, "numbers in the folder"),
             };
@@ -263,8 +267,8 @@ impl Folder {
     }
 }
 
-/// The length of a file's header with its own length before it, and what it says: that every tensor lies in the file
-/// and has the bytes of its shape is made sure.
+/// Returns the header and its length including the length field. Verifies that every tensor lies within the file and
+/// has the number of bytes its shape requires.
 fn read_header(file: &File, length: u64) -> io::Result<Result<(u64, Metadata), SafeTensorError>> {
     let mut first = [0; size_of::<u64>()];
     if length < first.len() as u64 {
@@ -278,7 +282,7 @@ fn read_header(file: &File, length: u64) -> io::Result<Result<(u64, Metadata), S
     }
     let mut header = vec![0; start as usize];
     file.read_exact_at(&mut header, 0)?;
-    // Of the header alone the crate finds fault with the length last, when all else is right.
+    // Given only the header, the crate reports the missing data last, once everything else is valid.
     match SafeTensors::read_metadata(&header) {
         Ok(_) | Err(SafeTensorError::MetadataIncompleteBuffer) => {}
         Err(error) => return Ok(Err(error)),
@@ -294,7 +298,7 @@ fn read_header(file: &File, length: u64) -> io::Result<Result<(u64, Metadata), S
     }
 }
 
-/// Refuses a folder without `model.safetensors` whose weights are PyTorch's own files.
+/// Rejects a folder without `model.safetensors` whose weights are in PyTorch's format.
 fn check_format(folder: &Path) -> Result<(), HfError> {
     let is_torch =
         |path: &Path| path.extension().is_some_and(|of| ["bin", "pth", "pt"].iter().any(|ending| of == *ending));

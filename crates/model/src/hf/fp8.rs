@@ -1,7 +1,7 @@
-//! fp8 weights as DeepSeek publishes them: `weight = fp8 * scale_inv[row / 128, column / 128]`.
+//! fp8 weights in the format DeepSeek publishes: `weight = fp8 * scale_inv[row / 128, column / 128]`.
 
-/// The number of each byte in e4m3fn (arXiv 2209.05433): a sign, 4 bits of exponent with bias 7, 3 bits of mantissa, no
-/// infinities; 0x7f and 0xff are not a number.
+/// The value of each byte in e4m3fn (arXiv 2209.05433): a sign, 4 exponent bits with bias 7, 3 mantissa bits, no
+/// infinities; 0x7f and 0xff are NaN.
 const E4M3: [f32; 256] = table();
 
 const fn table() -> [f32; 256] {
@@ -19,18 +19,18 @@ const fn decode(byte: u32) -> f32 {
     let magnitude = match (exponent, mantissa) {
         (15, 7) => f32::NAN,
         (0, mantissa) => mantissa as f32 / 512.0, // 2^-6 * mantissa / 8
-        // As an f32: the exponent with bias 127, the mantissa at the upper of 23 bits.
+        // As f32 bits: exponent with bias 127, mantissa in the upper 3 of 23 bits.
         (exponent, mantissa) => f32::from_bits((exponent + 120) << 23 | mantissa << 20),
     };
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The numbers of e4m3fn bytes.
+/// Decodes e4m3fn bytes.
 pub fn decoded(bytes: &[u8]) -> Vec<f32> {
     bytes.iter().map(|byte| E4M3[usize::from(*byte)]).collect()
 }
 
-/// Multiplies `[rows, columns]` by the scale of each block of `block` rows and columns, the last ones of which may be
+/// Multiplies a matrix `[rows, columns]` by one scale per block of `block` rows and columns. Blocks at the edges may be
 /// smaller.
 pub fn scale(values: &mut [f32], columns: usize, scales: &[f32], block: [usize; 2]) {
     if columns == 0 {

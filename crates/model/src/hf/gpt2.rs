@@ -1,4 +1,4 @@
-//! GPT-2's `config.json` and tensor names. Its linear layers are `Conv1D`: stored `[in, out]`, as ours.
+//! GPT-2's `config.json` and tensor names. Its linear layers are `Conv1D`, stored as `[in, out]` like Kiln's.
 
 use super::{Folder, HfError, Source};
 use crate::Gpt2Config;
@@ -42,7 +42,7 @@ pub(super) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
         n_embd: json.n_embd,
         n_inner: json.n_inner,
         bias: true,
-        dropout: 0.0, // of training, which is the run's business
+        dropout: 0.0, // a training setting, which the run decides
         layer_norm_epsilon: json.layer_norm_epsilon.unwrap_or(1e-5),
     };
     folder.check_sizes(&config)?;
@@ -50,8 +50,8 @@ pub(super) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
     Ok(config)
 }
 
-/// `config.json` without what every model has. Training's dropout is told, for it is transformers' default not to have
-/// none.
+/// Returns `config.json` without the keys every model has. It states the dropout of training, because transformers'
+/// default is not 0.
 pub(super) fn to_json(config: &Gpt2Config) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],
@@ -75,15 +75,15 @@ pub(super) fn to_json(config: &Gpt2Config) -> Value {
     })
 }
 
-/// What transformers puts before every name; some files have nothing there.
+/// Prefix of every name in transformers; some files omit it.
 pub(super) const PREFIX: &str = "transformer.";
 
-/// What the folder puts before every name.
+/// Prefix of every name in this folder.
 pub(super) fn prefix(folder: &Folder) -> &'static str {
     if folder.has("transformer.wte.weight") { PREFIX } else { "" }
 }
 
-/// From our paths to GPT-2's names.
+/// Maps Kiln's parameter paths to GPT-2's names.
 pub(super) fn name(prefix: &str, path: &str) -> Source {
     let name = path.replace("ends.", "").replace("blocks.", "h.");
     Source::Same(prefix.to_string() + &name.replace(".gamma", ".weight").replace(".beta", ".bias"))

@@ -1,3 +1,5 @@
+//! Loading a model's weights from a Hugging Face folder.
+
 use super::{Folder, HfError, deepseek, gpt2};
 use crate::{DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, LanguageModel, fill};
 use burn::module::Module;
@@ -5,7 +7,7 @@ use burn::tensor::Device;
 use moe::MoeConfig;
 use std::ops::Deref;
 
-/// A model read from a folder.
+/// A model loaded from a folder.
 pub enum Pretrained {
     /// `model_type` `gpt2`.
     Gpt2(Gpt2Config, Gpt2),
@@ -14,7 +16,7 @@ pub enum Pretrained {
 }
 
 impl Pretrained {
-    /// Reads configuration and weights.
+    /// Loads configuration and weights.
     pub fn load(folder: &Folder, device: &Device) -> Result<Self, HfError> {
         match folder.config()["model_type"].as_str() {
             Some("gpt2") => {
@@ -35,7 +37,7 @@ impl Pretrained {
         }
     }
 
-    /// Tokens in the vocabulary.
+    /// Vocabulary size.
     pub fn vocab_size(&self) -> usize {
         match self {
             Self::Gpt2(config, _) => config.vocab_size,
@@ -55,18 +57,18 @@ impl Deref for Pretrained {
     }
 }
 
-/// Where a parameter's values are in a folder.
+/// The source of a parameter's values in a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A tensor of the parameter's shape.
+    /// A tensor with the parameter's shape.
     Same(String),
     /// A matrix `[out, in]` for a parameter `[in, out]`.
     Transposed(String),
-    /// One matrix `[out, in]` an expert for a parameter `[e, in, out]`: `PREFIX.{e}.SUFFIX`.
+    /// One matrix `[out, in]` per expert for a parameter `[e, in, out]`: `PREFIX.{e}.SUFFIX`.
     TransposedExperts(String, String),
 }
 
-/// From the path of a parameter in our models to its place in `folder`.
+/// Maps the path of a parameter in Kiln's models to its source in `folder`.
 pub fn names(folder: &Folder) -> impl Fn(&str) -> Source {
     let gpt2 = (folder.config()["model_type"] == "gpt2").then(|| gpt2::prefix(folder));
     let layers = folder.config()["num_hidden_layers"].as_u64().unwrap_or_default() as usize;
@@ -76,8 +78,8 @@ pub fn names(folder: &Folder) -> impl Fn(&str) -> Source {
     }
 }
 
-/// Gives every parameter of `module` the values that `source_of` names for it: a function from the path of fields
-/// (`blocks.0.attn.c_attn.weight`).
+/// Sets every parameter of `module` to the values of its source. `source_of` maps a parameter's field path
+/// (`blocks.0.attn.c_attn.weight`) to the source.
 pub fn bind<M: Module>(module: M, folder: &Folder, source_of: &dyn Fn(&str) -> Source) -> Result<M, HfError> {
     fill(module, |path, shape| values(folder, &source_of(path), shape))
 }
@@ -89,7 +91,7 @@ fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>,
             Ok(transpose(&folder.tensor(name, &[columns, rows])?, rows, columns))
         }
         (Source::TransposedExperts(prefix, suffix), &[experts, rows, columns]) => {
-            let mut stacked = vec![]; // as large as what is there, whatever config.json says
+            let mut stacked = vec![]; // grows with what is read, whatever config.json claims
             for expert in 0..experts {
                 let values = folder.tensor(&format!("{prefix}.{expert}.{suffix}"), &[columns, rows])?;
                 stacked.extend(transpose(&values, rows, columns));
@@ -100,8 +102,7 @@ fn values(folder: &Folder, source: &Source, shape: &[usize]) -> Result<Vec<f32>,
     }
 }
 
-/// `[columns, rows]` to `[rows, columns]`, tile by tile, so that what is read and what is written both stay in the
-/// cache.
+/// Transposes `[columns, rows]` to `[rows, columns]` tile by tile, so that reads and writes both stay in the cache.
 pub(super) fn transpose(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     const TILE: usize = 32;
     let mut transposed = vec![0.0; rows * columns];

@@ -1,6 +1,6 @@
-//! Weights in Hugging Face's format: a folder with `config.json` and `model.safetensors` (or its shards and index).
+//! Weights in Hugging Face's format: a folder with `config.json` and `model.safetensors`, or shards with an index.
 //!
-//! [`Folder`] and [`Pretrained`] read one, [`export`] writes one.
+//! [`Folder`] and [`Pretrained`] read such a folder, [`export`] writes one.
 
 mod deepseek;
 mod export;
@@ -15,10 +15,10 @@ pub use load::{Pretrained, Source, bind, names};
 
 use std::path::PathBuf;
 
-/// Why a folder could not be read or written; each message names the file, and the tensor or key where there is one.
+/// Why a folder could not be read or written. Each message names the file, and the tensor or key if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum HfError {
-    /// The folder has weights, but of PyTorch's own format.
+    /// The folder's weights are in PyTorch's own format.
     #[error(
         "{} has no model.safetensors but {file}, which only PyTorch reads: convert it, in Python:\n{python}",
         path.display()
@@ -26,12 +26,12 @@ pub enum HfError {
     PyTorch {
         /// The folder.
         path: PathBuf,
-        /// The file, or the first of them.
+        /// The file, or the first of several.
         file: String,
-        /// What converts it.
+        /// Python code that converts it.
         python: String,
     },
-    /// A file that is missing or cannot be read.
+    /// A file is missing or cannot be read.
     #[error(
         "cannot read {}: {source}; a model's folder has config.json, and model.safetensors or its shards and their index",
         path.display()
@@ -39,40 +39,40 @@ pub enum HfError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A file or folder that cannot be written.
+    /// A file or folder cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The folder of an export has files in it.
+    /// The destination of an export is not empty.
     #[error("{} exists and is not empty: choose a new folder, or delete it", path.display())]
     NotEmpty {
         /// The folder.
         path: PathBuf,
     },
-    /// A model that Hugging Face's code cannot compute.
+    /// Hugging Face's code cannot compute this model.
     #[error("{key}: {reason}")]
     NotExpressible {
-        /// The key of the configuration.
+        /// The configuration key.
         key: &'static str,
-        /// Its value, and why there is no equal.
+        /// Its value, and why it cannot be expressed.
         reason: String,
     },
-    /// The values of a parameter could not be had, or are not what its shape says, or do not fit the file's type.
+    /// The values of a parameter could not be read, do not match its shape, or do not fit the file's type.
     #[error("parameter `{path}`: {reason}")]
     Parameter {
-        /// The path of the parameter in our model.
+        /// The path of the parameter in Kiln's model.
         path: String,
         /// What is wrong.
         reason: String,
     },
-    /// A file that is not what its name says.
+    /// A file is malformed.
     #[error("{}: {reason}", path.display())]
     Format {
         /// The file.
@@ -88,16 +88,16 @@ pub enum HfError {
         /// The tensor.
         name: String,
     },
-    /// A tensor has another shape than `config.json` says.
+    /// A tensor's shape differs from what `config.json` implies.
     #[error("{}: tensor `{name}` has shape {found:?}, but config.json makes it {expected:?}", path.display())]
     WrongShape {
-        /// The file the tensor is in.
+        /// The file that contains the tensor.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// Its shape.
+        /// Its shape in the file.
         found: Vec<usize>,
-        /// The shape that the configuration asks for.
+        /// The shape that the configuration implies.
         expected: Vec<usize>,
     },
 }

@@ -1,24 +1,24 @@
-//! Normal numbers that are reached by their number: a range of them costs its length, wherever it begins.
+//! Normal numbers with random access: a range costs its length, wherever it begins.
 //!
 //! ```text
 //! words of ChaCha8   | w0   w1 | w2   w3 | w4   w5 | ..      32 bits each
 //! numbers            | z0   z1 | z2   z3 | z4   z5 | ..
 //! ```
 //!
-//! Each pair of words makes a pair of numbers (Box and Muller): 40 of its bits are a radius `sqrt(-2 ln u)`, the other
-//! 24 an angle. Number `i` therefore takes nothing but words `i` and `i ^ 1`, and ChaCha is a function of its key and a
-//! block's number.
+//! Each pair of words yields a pair of numbers (Box-Muller): 40 bits give a radius `sqrt(-2 ln u)`, the other 24 an
+//! angle. Number `i` therefore depends only on words `i` and `i ^ 1`, and ChaCha computes any block directly from its
+//! key and the block's number.
 
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::f64::consts::{LN_2, PI};
 use std::ops::Range;
 
-/// Bits of a pair that its radius is made of: the largest number is `sqrt(2 * 40 ln 2)`, 7.4.
+/// Bits of a pair that give the radius; the largest number is `sqrt(2 * 40 ln 2)`, 7.4.
 const RADIUS_BITS: u32 = 40;
-/// Bits of a pair that its angle is made of.
+/// Bits of a pair that give the angle.
 const ANGLE_BITS: u32 = 64 - RADIUS_BITS;
-/// Pairs that are made at a time.
+/// Pairs generated at a time.
 const PAIRS: usize = 128;
 
 /// A sequence of independent normal numbers.
@@ -52,12 +52,13 @@ impl Normals {
     }
 }
 
-/// Two independent normal numbers of 64 random bits.
+/// Converts 64 random bits to two independent normal numbers.
 ///
-/// Additions, products, a quotient and a root only, which are the same to the last bit on every machine; logarithm and
-/// sine of a system's library are not. Exact to 1e-9, far below a step of f32, and without a branch.
+/// Uses only additions, products, one quotient and one root, which give the same bits on every machine; the logarithm
+/// and sine of system libraries do not. The result is exact to 1e-9, far below the precision of f32, and the code has
+/// no branches.
 fn normals(bits: u64) -> [f64; 2] {
-    // u = 2^exponent * mantissa, the mantissa in [sqrt(1/2), sqrt(2)); ln mantissa = 2 artanh((mantissa - 1) /
+    // u = 2^exponent * mantissa, with the mantissa in [sqrt(1/2), sqrt(2)); ln mantissa = 2 artanh((mantissa - 1) /
     // (mantissa + 1)).
     const SQRT_HALF: u64 = 0x3fe6_a09e_0000_0000;
     let u = (((bits >> ANGLE_BITS) + 1) as f64).to_bits(); // times 2^-40: in (0, 1]
@@ -68,8 +69,7 @@ fn normals(bits: u64) -> [f64; 2] {
     let artanh = s * (1.0 + q * (1.0 / 3.0 + q * (1.0 / 5.0 + q * (1.0 / 7.0 + q * (1.0 / 9.0 + q * (1.0 / 11.0))))));
     let radius = (2.0 * LN_2 * (f64::from(RADIUS_BITS) - exponent as f64) - 4.0 * artanh).sqrt();
 
-    // Sine and cosine of a quarter of the angle, which is in (-pi, pi), by their series; then of twice that, and twice
-    // again.
+    // Sine and cosine of a quarter of the angle, which lies in (-pi, pi), by their series; then doubled twice.
     const STEPS: f64 = (1u64 << ANGLE_BITS) as f64;
     let angle = (bits & ((1 << ANGLE_BITS) - 1)) as f64 + 0.5;
     let x = (2.0 * angle - STEPS) * (PI / 4.0 / STEPS);
@@ -82,7 +82,7 @@ fn normals(bits: u64) -> [f64; 2] {
     [radius * cos, radius * sin]
 }
 
-/// Sine and cosine of twice an angle.
+/// Sine and cosine of twice the angle.
 #[inline(always)]
 fn doubled([sin, cos]: [f64; 2]) -> [f64; 2] {
     [2.0 * sin * cos, 1.0 - 2.0 * sin * sin]
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Bounds of five standard errors, so a fair sequence breaks one of them once in a million keys.
+    /// Bounds are five standard errors: a fair sequence exceeds one of them about once in a million keys.
     #[test]
     fn they_are_normal_and_independent() {
         const N: usize = 1 << 20;
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// The probability of a normal number below `x`: the integral of the density by Simpson's rule.
+    /// The probability that a normal number is below `x`: Simpson's rule applied to the density.
     fn cumulative(x: f64) -> f64 {
         let density = |t: f64| (-0.5 * t * t).exp() / (2.0 * PI).sqrt();
         let (steps, width) = (64, x / 64.0);

@@ -1,4 +1,4 @@
-//! The models that transformers has made, for several tests.
+//! Reference models made with transformers, shared by several tests.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use model::hf::{Folder, Pretrained};
 use std::path::{Path, PathBuf};
 
-/// The folders of `tests/reference` in f32.
+/// The f32 folders of `tests/reference`.
 pub const FIXTURES: [&str; 10] = [
     "gpt2-a",
     "gpt2-b",

@@ -56,7 +56,7 @@ fn equals_transformers(name: &str) {
     train_as_transformers(pretrained, &path, &expected, |model| model.loss(tokens.clone(), targets.clone()));
 }
 
-/// All sequences of a fixture as documents of one row.
+/// All sequences of a fixture, as documents of one row.
 #[test]
 fn documents_in_one_row_equal_transformers() {
     for name in ["gpt2-a", "deepseek-v3-q-lora", "deepseek-v3-yarn", "deepseek-v2-greedy"] {
@@ -79,7 +79,7 @@ fn documents_in_one_row_equal_transformers() {
     }
 }
 
-/// Tokens `[b, t]` as one row of b documents, of which a rank of a context has its part.
+/// Packs tokens `[b, t]` into one row of b documents. A context-parallel rank keeps its part.
 fn in_one_row(tokens_bt: Tensor<2, Int>, context: &ContextParallel) -> (Tensor<2, Int>, MicroBatch) {
     let [b, t] = tokens_bt.dims();
     let starts = (0..b * t).map(|i| (i / t * t) as i32).collect();
@@ -88,7 +88,7 @@ fn in_one_row(tokens_bt: Tensor<2, Int>, context: &ContextParallel) -> (Tensor<2
     (context.own(tokens_bt.reshape([1, b * t]), 1), batch)
 }
 
-/// Loss and gradients.
+/// Compares loss and gradients.
 fn train_as_transformers(
     pretrained: Pretrained,
     path: &Path,
@@ -106,14 +106,14 @@ fn train_as_transformers(
             compare_gradients(model, gradients(Gpt2::new(&config, &device), path), |model| loss(model));
         }
         Pretrained::DeepSeek(config, moe, model) => {
-            // The selection bias has no gradient: leave it out of the model of gradients.
+            // The selection bias has no gradient, so the model that holds the expected gradients omits it.
             let moe = MoeConfig { selection_bias: false, ..moe };
             compare_gradients(model, gradients(DeepSeek::new(&config, &moe, &device), path), |model| loss(model));
         }
     }
 }
 
-/// The losses and the gradients of their weighted sum, against PyTorch and a reading of the paper
+/// The losses and the gradients of their weighted sum, against PyTorch and an independent implementation of the paper
 /// (`tests/reference/make_mtp_fixtures.py`).
 #[test]
 fn multi_token_prediction_of_one_and_two_modules() {
@@ -147,8 +147,8 @@ fn multi_token_prediction_of_one_and_two_modules() {
     }
 }
 
-/// The expected gradients, bound like weights to a second model: they go through the same renaming, transposing and
-/// stacking.
+/// The expected gradients, loaded like weights into a second model, so that they are renamed, transposed and stacked
+/// the same way.
 fn gradients<M: Module>(model: M, path: &Path) -> M {
     let folder = tempfile::tempdir().unwrap();
     fs::copy(path.join("config.json"), folder.path().join("config.json")).unwrap();
@@ -191,7 +191,7 @@ impl ModuleMapper for Track {
     }
 }
 
-/// Values of parameters, or their gradients, by path.
+/// Collects values of parameters, or their gradients, by path.
 #[derive(Default)]
 struct Collect<'a> {
     gradients: Option<&'a mut Gradients>,

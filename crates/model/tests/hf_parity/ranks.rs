@@ -1,4 +1,4 @@
-//! The same over ranks that have parts of the heads, of the columns and of the rows.
+//! Parity with transformers for models sharded over ranks: heads, columns and rows.
 
 use super::common::{load, reference};
 use super::{Collect, GRADIENTS, LOGITS, Track, assert_close, floats, floats_of, gradients, ints};
@@ -82,7 +82,7 @@ fn equals_transformers(name: &str, comm: &Communicator, tp: usize, in_one_row: b
     }
 }
 
-/// Gradients of what every rank has are summed over all of them, those of parts over the ranks with the same part.
+/// Gradients of replicated parameters are summed over all ranks, those of shards over the ranks with the same shard.
 struct Sums {
     world: Communicator,
     context: Communicator,
@@ -99,7 +99,7 @@ fn compare<M: Module>(
     let tp = &parallel.sequences.tp;
     let part = |module: M| module.map(&mut Part { path: vec![], tp: tp.clone() });
     let (model, expected_gradients) = (part(model).map(&mut Track), part(expected_gradients));
-    // Ranks of a context have means of as many rows each.
+    // Each context-parallel rank's loss is a mean over the same number of rows.
     let loss = loss(&model, parallel) / sums.context.world_size() as f64;
     let mut found_gradients = loss.clone().backward();
     parallel.first_error.check()?;
@@ -128,7 +128,7 @@ fn compare<M: Module>(
     Ok(())
 }
 
-/// Leaves of each parameter a rank's part.
+/// Reduces each parameter to a rank's shard.
 struct Part {
     path: Vec<String>,
     tp: TensorParallel,

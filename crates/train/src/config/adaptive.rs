@@ -1,15 +1,14 @@
-//! A layout that follows the length of sequences. Activations grow with a micro-batch's tokens: the longer its
-//! sequences, the fewer of them are computed at once, the more ranks share each, and the more is computed again instead
-//! of kept.
+//! A layout that follows the sequence length. Activations grow with the tokens of a micro-batch. Longer sequences
+//! therefore run in smaller micro-batches, are spread over more ranks, and recompute more instead of keeping it.
 //!
-//! The table is as a layer of the configuration under the one that asks for it: what that one and those over it give
-//! counts more, what was inherited less.
+//! The table acts as a layer of the configuration just below the one that asks for it. Values given in that layer or
+//! above take precedence over the table; inherited values do not.
 //!
 //! ```text
 //! base: preset:deepseek                      train.global_batch_size 32, micro_batch_size 8: dropped
 //!        the table's row for train.seq_len   train.global_batch_size 16, micro_batch_size for 4 micro-batches, parallel.tp 2, ..
-//! parallel: {adaptive: true, tp: 1}          parallel.tp 1 stays
-//! --batch-size 64                            and so does this
+//! parallel: {adaptive: true, tp: 1}          parallel.tp 1 is kept
+//! --batch-size 64                            and so is this
 //! ```
 
 use super::validate::require;
@@ -20,31 +19,31 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use yaml_serde::{Mapping, Value};
 
-/// Whether a layout follows `train.seq_len`, and by which table.
+/// Whether the layout follows `train.seq_len`, and by which table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Adaptive {
-    /// By none, or by the program's own, [`Adaptive::GUIDE`].
+    /// false for none, true for the built-in table, [`Adaptive::GUIDE`].
     Guide(bool),
-    /// By these rows, from short sequences to long ones.
+    /// A table of your own, rows ordered from short sequences to long ones.
     Rows(Vec<AdaptiveRow>),
 }
 
-/// What sequences of up to so many tokens take.
+/// Settings for sequences of up to `up_to` tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptiveRow {
-    /// The longest sequence it is for, in tokens.
+    /// The longest sequence this row applies to, in tokens.
     pub up_to: usize,
-    /// Micro-batches of a step on each rank, or as many as its share of the batch has sequences: decides
+    /// Micro-batches per step on each rank, capped at the sequences of the rank's share; determines
     /// `train.micro_batch_size`.
     pub micro_batches: usize,
     /// `train.global_batch_size`.
     pub global_batch_size: usize,
-    /// `parallel.tp`; 1 if it is not given.
+    /// `parallel.tp`; 1 by default.
     #[serde(default = "one")]
     pub tp: usize,
-    /// `parallel.activation_checkpointing`; `none` if it is not given.
+    /// `parallel.activation_checkpointing`; `none` by default.
     #[serde(default)]
     pub activation_checkpointing: ActivationCheckpointing,
 }
@@ -53,7 +52,7 @@ fn one() -> usize {
     1
 }
 
-/// A key that a table may decide.
+/// A key that the table may set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AdaptedKey {
@@ -68,10 +67,10 @@ pub enum AdaptedKey {
 }
 
 impl AdaptedKey {
-    /// A rank's share, and with it the micro-batch size, follows from those before it.
+    /// The micro-batch size comes last because it follows from a rank's share, which the others determine.
     const ALL: [Self; 4] = [Self::GlobalBatchSize, Self::Tp, Self::ActivationCheckpointing, Self::MicroBatchSize];
 
-    /// Its section and name.
+    /// Section and name of the key.
     fn path(self) -> [&'static str; 2] {
         match self {
             Self::GlobalBatchSize => ["train", "global_batch_size"],
@@ -83,7 +82,7 @@ impl AdaptedKey {
 }
 
 impl Adaptive {
-    /// The guide's table, made for 16 ranks: `pp` 4 x `ep` 4.
+    /// The built-in table, made for 16 ranks: `pp` 4 x `ep` 4.
     pub const GUIDE: [AdaptiveRow; 4] = [
         row(512, 16, 32, 1, ActivationCheckpointing::None),
         row(2048, 8, 32, 1, ActivationCheckpointing::None),
@@ -103,14 +102,14 @@ impl Adaptive {
         }
     }
 
-    /// The row for sequences of so many tokens, and the shortest it is for.
+    /// The row for sequences of `seq_len` tokens, and the shortest length it covers.
     pub(super) fn row(&self, seq_len: usize) -> Option<(&AdaptiveRow, usize)> {
         let rows = self.rows();
         let i = rows.iter().position(|row| seq_len <= row.up_to)?;
         Some((&rows[i], if i == 0 { 1 } else { rows[i - 1].up_to + 1 }))
     }
 
-    /// Refuses rows in another order, and those of no batch.
+    /// Rejects rows that are out of order or have zero sizes.
     fn validate(&self) -> Result<(), ConfigError> {
         let rows = self.rows();
         require(!self.is_on() || !rows.is_empty(), || {
@@ -153,7 +152,7 @@ const fn row(
     AdaptiveRow { up_to, micro_batches, global_batch_size, tp, activation_checkpointing }
 }
 
-/// Drops what a table decides from `base`, if `layer` asks for one; of keys that `layer` gives no table has decided.
+/// Drops the table's keys from `base` if `layer` asks for a table, and unmarks keys that `layer` sets itself.
 pub(super) fn forget(base: &mut Mapping, layer: &Mapping) {
     let asks = at(layer, ["parallel", "adaptive"]).is_some_and(|value| *value != Value::Bool(false));
     if asks {
@@ -178,7 +177,7 @@ fn at<'a>(layer: &'a Mapping, [section, key]: [&str; 2]) -> Option<&'a Value> {
 }
 
 impl Config {
-    /// Takes the table's row for `train.seq_len`, but for keys that `layers`, all in one, give.
+    /// Applies the table's row for `train.seq_len`, except to keys that `layers`, all merged into one, set.
     pub(super) fn adapt(&mut self, layers: &Mapping) -> Result<(), ConfigError> {
         let adaptive = self.parallel.adaptive.clone();
         adaptive.validate()?;
@@ -187,7 +186,7 @@ impl Config {
         }
         let length = self.train.seq_len;
         let Some((row, _)) = adaptive.row(length) else {
-            let Some(last) = adaptive.rows().last() else { return Ok(()) }; // it is false
+            let Some(last) = adaptive.rows().last() else { return Ok(()) }; // adaptive is false
             return Err(ConfigError::Invalid(format!(
                 "train.seq_len is {length}, and the last row of parallel.adaptive is up to {last}: give at most so many tokens (--seq-len \
                  {last}), rows of your own with one up to {length}, or --set parallel.adaptive=false",
@@ -212,12 +211,12 @@ impl Config {
         Ok(())
     }
 
-    /// Whether the table decided this key.
+    /// Whether the table set this key.
     pub(super) fn is_adapted(&self, key: AdaptedKey) -> bool {
         self.parallel.adapted.contains(&key)
     }
 
-    /// What the table chose and why, and what was given instead: lines for the user, none without a table.
+    /// Lines for the user: what the table chose and why, and which values override it. Empty without a table.
     pub(crate) fn describe_adaptive(&self) -> Vec<String> {
         let (train, parallel) = (&self.train, &self.parallel);
         let Some((row, from)) = parallel.adaptive.row(train.seq_len) else { return vec![] };
@@ -256,7 +255,7 @@ impl Config {
         [chosen].into_iter().chain(other).collect()
     }
 
-    /// Says of what does not fit that the table chose it.
+    /// Adds to an error that the table chose the value at fault.
     pub(super) fn name_adaptive(&self, error: ConfigError) -> ConfigError {
         let (ConfigError::Invalid(message), Some((row, _))) = (&error, self.parallel.adaptive.row(self.train.seq_len))
         else {

@@ -1,21 +1,21 @@
-//! Rows of several lengths: a run's configuration at each of them.
+//! Rows of several lengths: the configuration of a run at each length.
 //!
 //! ```text
 //! data.buckets [512, 2048], train.seq_len 2048, global_batch_size 8, micro_batch_size 2
 //!
 //! rows of 2,048    as configured                                                     8 sequences a step, 2 at once
-//! rows of 512      as many tokens, or what parallel.adaptive's table says of 512     32 sequences a step, 8 at once
+//! rows of 512      as many tokens, or what parallel.adaptive's table says for 512    32 sequences a step, 8 at once
 //! ```
 //!
-//! The layout is that of the longest rows.
+//! All lengths use the layout of the longest rows.
 
 use super::adaptive::AdaptedKey;
 use super::validate::require;
 use super::{Config, ConfigError};
 
 impl Config {
-    /// The configuration of each length of rows, from the shortest on; the last is this one, and without `data.buckets`
-    /// the only one.
+    /// The configuration of each row length, shortest first. The last is this configuration, and the only one without
+    /// `data.buckets`.
     pub(crate) fn by_length(&self) -> Vec<Self> {
         let shorter = self.data.buckets.iter().flatten().filter(|length| **length < self.train.seq_len);
         shorter.map(|length| self.at_length(*length)).chain([self.clone()]).collect()
@@ -25,14 +25,14 @@ impl Config {
         let mut config = self.clone();
         config.data.buckets = None;
         let (own, table) = (&self.train, &self.parallel.adaptive);
-        // As many tokens, to half a row.
+        // The same number of tokens, rounded to whole rows.
         let rows =
             |of_longest: usize| ((of_longest as f64 * own.seq_len as f64 / length as f64).round() as usize).max(1);
         config.train.seq_len = length;
         config.train.global_batch_size = rows(own.global_batch_size);
         config.train.micro_batch_size = own.micro_batch_size.map(rows);
         let (longest, row) = (table.row(own.seq_len), table.row(length));
-        // What was given instead of the table's counts more than the table, at all lengths, also if it is the same.
+        // Values given instead of the table's take precedence at all lengths, even if they equal the table's.
         let (Some((longest, _)), Some((row, _))) = (longest, row) else { return config };
         if self.is_adapted(AdaptedKey::GlobalBatchSize) && own.global_batch_size == longest.global_batch_size {
             config.train.global_batch_size = row.global_batch_size;
@@ -43,7 +43,7 @@ impl Config {
         config
     }
 
-    /// Refuses lengths in another order, and those at which something else does not fit.
+    /// Rejects lengths that are out of order, and those at which other values do not fit.
     pub(super) fn validate_buckets(&self) -> Result<(), ConfigError> {
         let (Some(lengths), longest) = (&self.data.buckets, self.train.seq_len) else { return Ok(()) };
         require(
@@ -69,7 +69,7 @@ impl Config {
     }
 }
 
-/// Says of what does not fit at which length.
+/// Adds to an error the row length at which it occurs.
 fn at_length(length: usize, error: ConfigError) -> ConfigError {
     match error {
         ConfigError::Invalid(message) => {

@@ -1,6 +1,7 @@
-//! Checks a layer key by key, so that an error names the key and the place. Nothing here lists keys: which there are is
-//! read off a serialised default, whether a value is right by deserialising it alone, and what it may be off the
-//! schema.
+//! Checks a layer key by key, so that an error names the key and its origin.
+//!
+//! Nothing here lists keys. A serialized default says which keys exist, deserializing a value alone says whether it is
+//! right, and the schema says what would be.
 
 use strsim::jaro_winkler;
 use yaml_serde::{Mapping, Value};
@@ -8,13 +9,13 @@ use yaml_serde::{Mapping, Value};
 use super::synonyms::{strategy_called, synonyms};
 use super::{Config, ConfigError, ModelConfig, schema};
 
-/// `model.type` of a layer.
+/// The `model.type` of a layer.
 pub(super) fn model_type(layer: &Mapping) -> Option<&str> {
     layer.get("model")?.get("type")?.as_str()
 }
 
-/// Refuses unknown keys and values of the wrong type, and writes whole numbers and strategies as such. `inherited` is the
-/// `model.type` of the base.
+/// Rejects unknown keys and values of the wrong type. Normalizes whole numbers written as floats, and names of
+/// strategies. `inherited` is the `model.type` of the base.
 pub(super) fn check(layer: &mut Mapping, inherited: Option<&str>, origin: &str) -> Result<(), ConfigError> {
     let own = layer.get("model").and_then(|model| model.get("type")).cloned();
     if let Some(value) = &own {
@@ -28,7 +29,7 @@ pub(super) fn check(layer: &mut Mapping, inherited: Option<&str>, origin: &str) 
     Walk { model_type, template: template(model_type), origin }.mapping(layer, &mut Vec::new())
 }
 
-/// Sets a key, and makes the mappings on the way to it.
+/// Sets a key and creates the mappings on its path.
 pub(super) fn insert(root: &mut Mapping, path: &[&str], value: Value) {
     let [key, rest @ ..] = path else { return };
     if rest.is_empty() {
@@ -42,7 +43,7 @@ pub(super) fn insert(root: &mut Mapping, path: &[&str], value: Value) {
     insert(inner.as_mapping_mut().expect("made one above"), rest, value);
 }
 
-/// A value as in YAML.
+/// Shows a value as in YAML.
 pub(super) fn shown(value: &Value) -> String {
     let yaml = yaml_serde::to_string(value).unwrap_or_default();
     match value {
@@ -53,14 +54,14 @@ pub(super) fn shown(value: &Value) -> String {
     }
 }
 
-/// The same within a list: a mapping with its keys.
+/// Shows a list element; a mapping includes its keys.
 fn shown_within(value: &Value) -> String {
     let Value::Mapping(keys) = value else { return shown(value) };
     let key = |(key, value): (&Value, &Value)| format!("{}: {}", key.as_str().unwrap_or_default(), shown(value));
     format!("{{{}}}", keys.iter().map(key).collect::<Vec<_>>().join(", "))
 }
 
-/// The nearest of `names`, if one is near.
+/// The closest of `names`, if one is close enough.
 pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     names
         .map(|candidate| (jaro_winkler(candidate, name), candidate))
@@ -69,7 +70,7 @@ pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> O
         .map(|(_, candidate)| candidate)
 }
 
-/// All keys with their defaults; sections that may be null are filled.
+/// All keys with their defaults; nullable sections are filled in.
 pub(super) fn template(model_type: &str) -> Mapping {
     let optional: &[&[&str]] = &[&["moe"], &["model", "rope_scaling"]];
     let mut layer = Mapping::new();
@@ -88,15 +89,15 @@ pub(super) fn template(model_type: &str) -> Mapping {
     }
 }
 
-/// Floats below have all whole numbers.
+/// Largest range in which floats represent every whole number.
 pub(crate) const EXACT: f64 = (1u64 << 53) as f64;
 
-/// A number without a fraction, up to where floats have all whole numbers.
+/// Converts a float without a fraction, if it is in the range where floats represent every whole number.
 pub(crate) fn whole(number: f64) -> Option<u64> {
     (number.fract() == 0.0 && (0.0..=EXACT).contains(&number)).then_some(number as u64)
 }
 
-/// Refuses a value that does not deserialise, alone in a configuration of this type.
+/// Rejects a value that does not deserialize on its own in a configuration of this model type.
 fn probe(model_type: &str, path: &[&str], value: &Value, origin: &str) -> Result<(), ConfigError> {
     match expected(model_type, path, value) {
         None => Ok(()),
@@ -106,23 +107,23 @@ fn probe(model_type: &str, path: &[&str], value: &Value, origin: &str) -> Result
     }
 }
 
-/// What is expected instead of this value; `None` if it is right.
+/// Describes what is expected instead of this value; `None` if it is valid.
 fn expected(model_type: &str, path: &[&str], value: &Value) -> Option<String> {
     let mut alone = Mapping::new();
     insert(&mut alone, &["model", "type"], model_type.into());
     insert(&mut alone, path, value.clone());
     match yaml_serde::from_value::<Config>(Value::Mapping(alone)) {
-        // The parser takes null for an empty section; here it would silently discard the inherited one.
+        // The parser accepts null as an empty section; here that would silently discard the inherited one.
         Ok(config) if !value.is_null() || is_null_at(&config, path) => None,
         _ => Some(takes(model_type, path, value)),
     }
 }
 
-/// What a key takes, which this value is not.
+/// Describes the values a key accepts, given one that it does not.
 fn takes(model_type: &str, path: &[&str], value: &Value) -> String {
     let root = schema::root();
     let schema = path.iter().fold(&root, |section, name| schema::of_key(section, name, model_type));
-    // The kinds of model are for `type`.
+    // The kinds of model are values of `type`, not of `model`.
     let names = if path == ["model"] { vec![] } else { schema::variants(schema) };
     let types = schema::types(schema).into_iter().map(|name| match name {
         "integer" if value.as_f64().is_some_and(|number| number > EXACT) => "a smaller whole number",
@@ -173,7 +174,7 @@ impl Walk<'_> {
                 (None, value) => return Err(self.unknown(path, value)),
                 (Some(Value::Mapping(_)), Value::Mapping(inner)) => self.mapping(inner, path)?,
                 (Some(_), value) => {
-                    // `1e3` is a float of YAML, and a whole number for those who write it.
+                    // YAML reads `1e3` as a float, but users mean a whole number.
                     if let Some(whole) = value.as_f64().and_then(whole)
                         && expected(self.model_type, path, value).is_some()
                     {
@@ -209,7 +210,7 @@ impl Walk<'_> {
         let prefix = dotted("");
         let same =
             synonyms(name).map(|same| same.strip_prefix(&prefix).unwrap_or(same)).find(|same| siblings.contains(same));
-        // `Optim.LR` is written `optim: {LR: ..}`, of which the section is looked at first.
+        // `Optim.LR` is written `optim: {LR: ..}`; its section is the first part to be unknown.
         let mut whole = key.to_lowercase();
         let mut inner = value;
         while let Some((name, below)) = inner.as_mapping().and_then(|keys| keys.iter().next()) {
@@ -237,7 +238,7 @@ impl Walk<'_> {
     }
 }
 
-/// All keys of a model's configuration, with their dots.
+/// All dotted keys of a model's configuration.
 pub(crate) fn keys(model_type: &str) -> Vec<String> {
     dotted_keys(&template(model_type), "")
 }

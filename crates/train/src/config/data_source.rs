@@ -1,4 +1,4 @@
-//! The section `data`: what is learned from, and validated on.
+//! The `data` section: training and validation data.
 
 use data::TokenizerSpec;
 use schemars::JsonSchema;
@@ -9,34 +9,35 @@ use std::path::Path;
 use super::ConfigError;
 use super::validate::require;
 
-/// What is learned from.
+/// Training and validation data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
     /// `rust-crates`, the default corpus (Rust source that the build has put on disk), `shakespeare`, or the path of a
-    /// file or folder: text, JSONL, CSV, TSV, each as it is or in gzip or zstd, Parquet, tokens (`.bin`), or what
-    /// `train prepare` has made. Flag: `--data`.
+    /// file or folder. Files may be text, JSONL, CSV or TSV, each plain or compressed with gzip or zstd; Parquet;
+    /// tokens (`.bin`); or the output of `train prepare`. Flag: `--data`.
     pub source: String,
-    /// `byte`, `char`, `gpt2` or the path of a Hugging Face tokenizer; null for bytes, or for that of prepared data.
+    /// `byte`, `char`, `gpt2` or the path of a Hugging Face tokenizer; null means bytes, or the tokenizer of prepared
+    /// data.
     #[schemars(with = "Option<String>")]
     pub tokenizer: Option<TokenizerSpec>,
-    /// The field of JSONL, or the column of CSV, TSV or Parquet, that holds the text.
+    /// The JSONL field, or the CSV, TSV or Parquet column, that holds the text.
     pub text_field: String,
-    /// Fraction of the tokens, at the end, held out for validation, unless the data has files for that; null for a tenth,
-    /// but at most 10 million tokens.
+    /// Fraction of the tokens, taken from the end, held out for validation, unless the data has its own validation
+    /// files; null means a tenth, but at most 10 million tokens.
     pub val_fraction: Option<f64>,
-    /// Separate validation data, in any form that `source` takes: one source, or several by name, `{wiki: wiki.txt, code:
-    /// src/}`. If a source has a validation split of its own, only that split counts. Each source is reported under its
-    /// name, and the mean of their losses decides which validation is the best. All tokens of `data.source` then train,
-    /// except a validation split of its own. Flag: `--val-data`.
+    /// Separate validation data, in any form that `source` accepts: one source, or several by name, `{wiki: wiki.txt,
+    /// code: src/}`. If a source has a validation split of its own, only that split is used. Each source is reported
+    /// under its name, and the mean of their losses determines the best validation. All tokens of `data.source` are
+    /// then used for training, except its own validation split. Flag: `--val-data`.
     pub validation: Option<Validation>,
-    /// Whether documents that share a row are apart: none attends to another, positions begin anew in each, and nothing
-    /// is predicted across their border. The data must have an end-of-text token.
+    /// Document masking: whether documents that share a row are separate. No document attends to another, positions
+    /// restart in each, and nothing is predicted across a document's end. The data must have an end-of-text token.
     pub document_mask: bool,
-    /// Lengths of rows, from short to `train.seq_len`, into which documents are packed: the longest left opens the
-    /// shortest row that holds it, and shorter ones fill it up. Every step has rows of one length, and about as many
-    /// tokens as at `train.seq_len`, or the batch that `parallel.adaptive` has for it. Null: windows of
-    /// `train.seq_len`, wherever documents end.
+    /// Row lengths, from short to `train.seq_len`, into which documents are packed. The longest remaining document
+    /// opens the shortest row that holds it, and shorter documents fill the row. Every step has rows of one length,
+    /// with about as many tokens as at `train.seq_len` or the batch that `parallel.adaptive` has for that length. null
+    /// means windows of `train.seq_len`, regardless of document ends.
     pub buckets: Option<Vec<usize>>,
 }
 
@@ -55,7 +56,7 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
-    /// The same, wherever the process that reads it runs: with absolute paths.
+    /// The same section with absolute paths, so that it is valid in any working directory.
     pub(crate) fn with_absolute_paths(&self) -> Self {
         let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
         let of_source = |source: &String| match data::is_name(source) || source.is_empty() {
@@ -75,7 +76,7 @@ impl DataConfig {
         Self { source: of_source(&self.source), tokenizer, validation, ..self.clone() }
     }
 
-    /// Refuses what to validate on that does not fit together.
+    /// Rejects inconsistent validation settings.
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
         let Some(validation) = &self.validation else { return Ok(()) };
         require(self.val_fraction.is_none(), || {
@@ -93,7 +94,7 @@ impl DataConfig {
         require(!sources.is_empty(), || "data.validation names no data: give some, or null".into())
     }
 
-    /// The same for the data crate.
+    /// The options of the data crate.
     pub(crate) fn options(&self, progress: bool) -> data::OpenOptions {
         data::OpenOptions {
             tokenizer: self.tokenizer.clone(),
@@ -111,12 +112,12 @@ impl DataConfig {
 pub enum Validation {
     /// One source.
     One(String),
-    /// Several, by name.
+    /// Several sources by name.
     Named(BTreeMap<String, String>),
 }
 
 impl Validation {
-    /// The sources, each with its name, if it has one.
+    /// The sources, each with its name if it has one.
     pub(crate) fn sources(&self) -> Vec<(Option<&str>, &str)> {
         match self {
             Self::One(source) => vec![(None, source)],

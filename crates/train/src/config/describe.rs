@@ -1,5 +1,5 @@
-//! A configuration as YAML that says of each key what it is for, what it takes and what its default is. The words are
-//! the doc comments where the keys are declared, which `schemars` reads.
+//! A configuration as commented YAML: each key with its purpose, its values and its default. The text comes from the
+//! doc comments of the keys, which `schemars` reads.
 
 use serde_json::Value as Json;
 use yaml_serde::{Mapping, Value};
@@ -7,20 +7,21 @@ use yaml_serde::{Mapping, Value};
 use super::schema::{self, of_key, types, variants};
 use super::{Config, ModelConfig, MoeConfig, check};
 
-/// Columns of a line of comments.
+/// Maximum width of a comment line.
 const WIDTH: usize = 110;
 
-/// Column of the comment beside a value.
+/// Column of the comment next to a value.
 const BESIDE: usize = 40;
 
 impl Config {
-    /// [`to_yaml`](Self::to_yaml) with a comment for every key; keys of a section that is null are comments as a whole.
+    /// [`to_yaml`](Self::to_yaml) with a comment for every key. The keys of a section that is null are written as
+    /// comments.
     pub fn to_commented_yaml(&self) -> String {
         sections(self).into_iter().map(|(_, yaml)| yaml).collect::<Vec<_>>().join("\n")
     }
 }
 
-/// All keys of both models at their defaults, as the headings and blocks of a page in Markdown.
+/// The Markdown reference: all keys of both models at their defaults, as headings and code blocks.
 pub fn reference() -> String {
     let gpt2 = Config::default();
     let deepseek = ModelConfig::DeepSeek(Default::default());
@@ -53,8 +54,8 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// A key with its comments and everything below it. `default` is filled where `value` is a section that may be
-    /// null.
+    /// A key with its comments and everything below it. `default` is filled in even if `value` is a nullable section
+    /// that is null.
     fn entry(&self, indent: usize, name: &str, value: &Value, default: &Value, schema: &Json) -> String {
         let (margin, given_type) = (" ".repeat(indent), name == "type");
         let mut text = String::new();
@@ -77,7 +78,7 @@ impl Page<'_> {
             _ => String::new(),
         };
         text += &format!("{line:<BESIDE$} # {may_be}{default}\n");
-        // Experts are no GPT-2's.
+        // GPT-2 has no experts.
         if let Some(section) = section.filter(|_| name != "moe" || self.model_type != ModelConfig::TYPES[0]) {
             let inner = self.entries(2, section, &Value::Mapping(section.clone()), schema);
             text += &inner.lines().map(|line| format!("{margin}# {line}\n")).collect::<String>();
@@ -94,7 +95,7 @@ impl Page<'_> {
     }
 }
 
-/// What a value may be.
+/// Describes the values that a key accepts.
 fn words(schema: &Json, variants: &[(&str, &str)]) -> String {
     if !variants.is_empty() {
         return variants.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|");
@@ -112,7 +113,7 @@ fn words(schema: &Json, variants: &[(&str, &str)]) -> String {
     types(schema).into_iter().map(word).collect::<Vec<_>>().join(" or ")
 }
 
-/// A value in a line of YAML.
+/// A value on one line of YAML.
 pub(super) fn scalar(value: &Value) -> String {
     let yaml = yaml_serde::to_string(value).expect("a value is YAML");
     match value {
@@ -126,7 +127,7 @@ pub(super) fn scalar(value: &Value) -> String {
     }
 }
 
-/// A text as comments, its lines joined and broken anew; the first begins with `head`, the others below its end.
+/// Formats text as comment lines, rewrapped. The first line begins with `head`, the others are indented to its end.
 fn comment(indent: usize, head: &str, text: &str) -> String {
     let margin = format!("{:indent$}# ", "");
     let (mut lines, mut line) = (String::new(), format!("{margin}{head}"));

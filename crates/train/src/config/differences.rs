@@ -1,16 +1,16 @@
-//! What a configuration has otherwise than the one before it.
+//! Differences between two configurations.
 
 use super::Config;
 use super::describe::scalar;
 use crate::learning_rate::learning_rate;
 use yaml_serde::Value;
 
-/// What other keys decide.
+/// A key that Kiln fills in from others.
 const FILLED_IN: &str = "parallel.adapted";
 
 impl Config {
-    /// A line for each key whose value is another than `before`, and one on the learning rate, where the step that
-    /// follows on `done` ones has another: with more steps a cosine is stretched.
+    /// Lines for each key whose value differs from `before`, and one for the learning rate if that of the step after
+    /// `done` steps differs: more steps stretch a cosine, for example.
     pub(crate) fn changes_since(&self, before: &Self, done: usize) -> Vec<String> {
         let [old, new] = [before, self].map(|config| yaml_serde::to_value(config).unwrap_or_default());
         let mut lines = vec![];
@@ -24,7 +24,7 @@ impl Config {
     }
 }
 
-/// Lines on what is different below a key.
+/// Adds lines for the differences below a key.
 fn compare(old: Option<&Value>, new: Option<&Value>, key: &str, lines: &mut Vec<String>) {
     match (old, new) {
         (old, new) if old == new || key == FILLED_IN => {}

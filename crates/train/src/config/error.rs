@@ -1,11 +1,11 @@
-//! What is wrong with a configuration.
+//! Configuration errors.
 
 use std::io;
 use std::path::PathBuf;
 
 use super::ModelConfig;
 
-/// Why a configuration is refused. Every message says what was given, where, and what to do.
+/// Why a configuration is rejected. Every message states what was given, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file cannot be read.
@@ -13,9 +13,9 @@ pub enum ConfigError {
     Read {
         /// The file.
         file: PathBuf,
-        /// Which file names it, when one does; else empty.
+        /// Which file names it, or empty.
         role: String,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
     /// A file or an override is not YAML.
@@ -29,7 +29,7 @@ pub enum ConfigError {
     /// No preset has this name.
     #[error("there is no preset `{name}`: {hint}")]
     UnknownPreset {
-        /// The name given.
+        /// The name that was given.
         name: String,
         /// The nearest name and all names.
         hint: String,
@@ -37,7 +37,7 @@ pub enum ConfigError {
     /// Files inherit from each other in a circle.
     #[error("`base` runs in a circle: {}: remove one of them", chain.join(" -> "))]
     Cycle {
-        /// The files, the first of them again at the end.
+        /// The files; the first one is repeated at the end.
         chain: Vec<String>,
     },
     /// An override is not `KEY=VALUE`.
@@ -53,7 +53,7 @@ pub enum ConfigError {
         key: String,
         /// The file, preset or `--set`.
         origin: String,
-        /// The nearest key, or those there are.
+        /// The nearest key, or the existing ones.
         hint: String,
     },
     /// A value is of the wrong type.
@@ -65,10 +65,10 @@ pub enum ConfigError {
         given: String,
         /// The file, preset or `--set`.
         origin: String,
-        /// What it may be.
+        /// What is accepted.
         expected: String,
     },
-    /// Nothing says which model to train.
+    /// No `model.type` is given.
     #[error(
         "`model.type` is missing in {origin}: give {}, or inherit one with `base: preset:NAME`",
         ModelConfig::TYPES.join(" or ")
@@ -77,12 +77,12 @@ pub enum ConfigError {
         /// The file or preset.
         origin: String,
     },
-    /// Values that do not fit each other or their range.
+    /// Values that do not fit each other or are out of range.
     #[error("{0}")]
     Invalid(String),
 }
 
-/// What to do about a file that cannot be read.
+/// Advice for a file that cannot be read.
 fn how_to_read(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::InvalidData => "save it as UTF-8 (`iconv -f UTF-16 -t UTF-8`, or -f LATIN1)",
@@ -91,7 +91,7 @@ fn how_to_read(error: &io::Error) -> &'static str {
     }
 }
 
-/// The parser reads whole numbers beyond 64 bits, and then has no use for them.
+/// The parser reads whole numbers beyond 64 bits but then fails to use them.
 fn what_is_wrong(error: &yaml_serde::Error) -> String {
     match error.to_string() {
         message if message.contains("128") && message.contains("integer") => {

@@ -1,4 +1,4 @@
-//! How long a run is: in steps, or in passes over its data.
+//! The length of a run: in steps or in epochs.
 
 use yaml_serde::{Mapping, Value};
 
@@ -7,14 +7,14 @@ use super::ConfigError;
 const STEPS: &str = "steps";
 const EPOCHS: &str = "epochs";
 
-/// Of `train.steps` and `train.epochs`, has the one that `layer` gives count more than the one that `base` has.
+/// Gives whichever of `train.steps` and `train.epochs` `layer` sets precedence over the one inherited from `base`.
 ///
 /// # Errors
-/// If the layer gives both.
+/// If the layer sets both.
 pub(super) fn choose(base: &mut Mapping, layer: &Mapping, origin: &str) -> Result<(), ConfigError> {
     let given = |key| {
         let value = layer.get("train").and_then(|train| train.get(key));
-        // 0 steps are those of the epochs.
+        // 0 steps means that the epochs determine the steps.
         value.filter(|value| !value.is_null() && (key != STEPS || value.as_u64() != Some(0)))
     };
     let (key, value) = match (given(STEPS), given(EPOCHS)) {

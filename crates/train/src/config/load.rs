@@ -1,5 +1,5 @@
-//! From YAML files, presets and overrides to a [`Config`]: each is a *layer*, a mapping that is checked, then laid over
-//! the one it inherits from.
+//! Loads a [`Config`] from YAML files, presets and overrides. Each is a *layer*, a mapping that is checked and then
+//! merged over the one it inherits from.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,10 +10,10 @@ use yaml_serde::{Mapping, Value};
 
 use super::{Config, ConfigError, adaptive, check, length, preset};
 
-/// Far above what a configuration needs.
+/// Far more than a configuration needs.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Where a configuration comes from.
+/// Origin of a configuration.
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
     /// A preset's name.
@@ -32,9 +32,9 @@ impl fmt::Display for Source<'_> {
 }
 
 impl Config {
-    /// Reads a configuration with everything it inherits, lays `overrides` (`optim.lr=3e-4`; of two for one key the
-    /// later) over it, and lets `parallel.adaptive` choose what it is to choose. What is right key by key may still not
-    /// fit together: [`Config::validate`] says.
+    /// Loads a configuration with everything it inherits, merges `overrides` over it (`optim.lr=3e-4`; later ones take
+    /// precedence), and applies `parallel.adaptive`. Keys are checked one by one; [`Config::validate`] checks that they
+    /// fit together.
     pub fn load(source: Source, overrides: &[String]) -> Result<Self, ConfigError> {
         let layer = read(source, "", &mut Vec::new())?;
         let set = parse_overrides(overrides)?;
@@ -49,13 +49,13 @@ impl Config {
         Ok(config)
     }
 
-    /// The whole configuration, defaults included, as YAML that [`Config::load`] reads back to an equal one.
+    /// The whole configuration, including defaults, as YAML that [`Config::load`] reads back to an equal one.
     pub fn to_yaml(&self) -> String {
         yaml_serde::to_string(self).expect("a configuration is plain data")
     }
 }
 
-/// The text of a file of at most [`MAX_BYTES`].
+/// Reads a file of at most [`MAX_BYTES`].
 fn text_of(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let read = File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
@@ -65,15 +65,16 @@ fn text_of(path: &Path) -> io::Result<String> {
     }
 }
 
-/// The layer of `source` laid over its bases. `role` says which file names it, `chain` which files led here.
+/// Merges the layer of `source` over its bases. `role` says which file names it, `chain` which files led here.
 fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, ConfigError> {
     let (name, text) = match source {
         Source::Preset(name) => (source.to_string(), preset(name)?.yaml.to_string()),
         Source::File(path) => {
             let error = |error| ConfigError::Read { file: path.into(), role: role.into(), error };
-            // Two spellings of one path are the same link of the chain.
-            let name = path.canonicalize().unwrap_or_else(|_| path.into()).display().to_string(); // a pipe has no other
-            // What was named may be a pipe of the shell; what a file names is not to be waited for.
+            // Canonical paths, so that two spellings of one path count as the same file.
+            let name = path.canonicalize().unwrap_or_else(|_| path.into()).display().to_string(); // a pipe has none
+            // A file given by the user may be a shell pipe, but a base must be a regular file, so that loading never
+            // blocks.
             if !role.is_empty() && !fs::metadata(path).map_err(error)?.is_file() {
                 return Err(error(io::Error::other("it is no regular file")));
             }
@@ -118,8 +119,8 @@ fn read(source: Source, role: &str, chain: &mut Vec<String>) -> Result<Mapping, 
     Ok(resolved)
 }
 
-/// Checks `layer` and lays it over `base`. Another `model.type` drops the base's model, whose keys it does not have,
-/// and the experts.
+/// Checks `layer` and merges it over `base`. A different `model.type` drops the base's model, whose keys it does not
+/// have, and the experts.
 fn inherit(mut base: Mapping, mut layer: Mapping, origin: &str) -> Result<Mapping, ConfigError> {
     check::check(&mut layer, check::model_type(&base), origin)?;
     let (inherited, own) = (check::model_type(&base), check::model_type(&layer));
@@ -133,7 +134,7 @@ fn inherit(mut base: Mapping, mut layer: Mapping, origin: &str) -> Result<Mappin
     Ok(base)
 }
 
-/// Lays `over` over `under`: mappings key by key, everything else replaces.
+/// Merges `over` into `under`: mappings key by key; other values replace.
 fn merge(under: &mut Mapping, over: Mapping) {
     for (key, value) in over {
         match (under.get_mut(&key), value) {
@@ -145,7 +146,7 @@ fn merge(under: &mut Mapping, over: Mapping) {
     }
 }
 
-/// Whether overrides give a key, by itself or in its section (`optim={lr: 1}`).
+/// Whether overrides set a key, directly or within its section (`optim={lr: 1}`).
 pub(crate) fn is_overridden(overrides: &[String], key: &str) -> bool {
     let layer = parse_overrides(overrides).unwrap_or_default();
     let mut names = key.split('.');
@@ -153,7 +154,7 @@ pub(crate) fn is_overridden(overrides: &[String], key: &str) -> bool {
     names.try_fold(first, |value, name| Some(value?.get(name))).flatten().is_some()
 }
 
-/// The overrides as one layer.
+/// Parses the overrides into one layer.
 fn parse_overrides(overrides: &[String]) -> Result<Mapping, ConfigError> {
     let mut layer = Mapping::new();
     for given in overrides {

@@ -1,7 +1,7 @@
-//! What describes a run: one [`Config`], read from YAML (a preset or a file) and `--set` overrides.
+//! The description of a run: one [`Config`], read from YAML (a preset or a file) and `--set` overrides.
 //!
-//! A file may inherit from another (`base: other.yaml`, `base: preset:gpt2`), every key but `model.type` has a default,
-//! and a key that does not exist or a value of the wrong type is an error that names the key and where it stands.
+//! A file may inherit from another (`base: other.yaml`, `base: preset:gpt2`). Every key except `model.type` has a
+//! default. An unknown key or a value of the wrong type is an error that names the key and its origin.
 
 mod adaptive;
 mod buckets;
@@ -43,34 +43,35 @@ pub(crate) use presets::preset_meant;
 pub use presets::{PRESETS, Preset, preset};
 pub(crate) use synonyms::{names_of, strategy_called, synonyms, value_called};
 
-/// Everything that describes a run.
+/// The configuration of a run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// The preset that it is made from, which is filled in; `--resume latest --model NAME` looks for it.
+    /// The preset this configuration is based on; filled in automatically. `--resume latest --model NAME` searches by
+    /// it.
     pub preset: Option<String>,
-    /// The model: its family and shape, under the names of Hugging Face's `config.json`.
+    /// The model's family and shape, with the names of Hugging Face's `config.json`.
     pub model: ModelConfig,
-    /// The experts of a DeepSeek; null for a model without.
+    /// The experts of a DeepSeek; null for a model without experts.
     pub moe: Option<MoeConfig>,
-    /// What is learned from.
+    /// Training and validation data.
     pub data: DataConfig,
-    /// How long and in which portions.
+    /// Length of the run, batch sizes, validation and samples.
     pub train: TrainConfig,
-    /// AdamW and its learning rate's schedule.
+    /// AdamW and its learning rate schedule.
     pub optim: OptimConfig,
     /// How the run is spread over ranks.
     pub parallel: ParallelConfig,
     /// How long ranks wait for each other.
     pub comm: CommConfig,
-    /// When the run's state is saved.
+    /// When checkpoints are saved.
     pub checkpoint: CheckpointConfig,
-    /// What is written down on the way.
+    /// What is logged during the run.
     pub metrics: MetricsConfig,
 }
 
 impl Config {
-    /// What the model is, in a few words.
+    /// A short description of the model.
     pub fn describe_model(&self) -> String {
         let name = self.preset.as_deref().unwrap_or(self.model.type_name());
         let (layers, width) = match &self.model {
@@ -85,8 +86,8 @@ impl Config {
         format!("{name} ({layers} layers of width {width}{experts}{mtp})")
     }
 
-    /// Which blocks have experts, those of multi-token prediction behind the model's own, and how many; None for a
-    /// model without.
+    /// The blocks that have experts, and the number of experts per block; `None` for a model without experts.
+    /// Multi-token prediction blocks are numbered after the model's own.
     pub fn expert_layers(&self) -> Option<(Vec<usize>, usize)> {
         let ModelConfig::DeepSeek(shape) = &self.model else { return None };
         let layers: Vec<usize> = (shape.first_k_dense_replace..shape.num_layers()).collect();
@@ -95,7 +96,7 @@ impl Config {
     }
 }
 
-/// A model's shape; `type` in the `model` section says which.
+/// A model's shape; `type` in the `model` section selects the family.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum ModelConfig {
@@ -109,7 +110,7 @@ impl ModelConfig {
     /// The values of `type`.
     pub const TYPES: [&str; 2] = ["gpt2", "deepseek"];
 
-    /// The one of [`TYPES`](Self::TYPES) that it is.
+    /// The model's entry in [`TYPES`](Self::TYPES).
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Gpt2(_) => Self::TYPES[0],
@@ -117,7 +118,7 @@ impl ModelConfig {
         }
     }
 
-    /// Blocks, beside embedding and head.
+    /// Number of blocks, not counting embedding and head.
     pub fn blocks(&self) -> usize {
         match self {
             Self::Gpt2(shape) => shape.n_layer,
@@ -125,7 +126,7 @@ impl ModelConfig {
         }
     }
 
-    /// Modules of multi-token prediction.
+    /// Number of multi-token prediction modules.
     pub fn mtp_depth(&self) -> usize {
         match self {
             Self::Gpt2(_) => 0,
@@ -133,8 +134,8 @@ impl ModelConfig {
         }
     }
 
-    /// Calls that a forward makes behind the blocks: the head, or with multi-token prediction its norm, the embedding,
-    /// the modules, and the output matrix.
+    /// Number of calls after the blocks: the head, or with multi-token prediction its norm, the embedding, the modules,
+    /// and the output matrix.
     pub(crate) fn calls_behind_blocks(&self) -> usize {
         match self.mtp_depth() {
             0 => 1,
@@ -142,7 +143,7 @@ impl ModelConfig {
         }
     }
 
-    /// Tokens in the vocabulary; 0 until the data tells.
+    /// Tokens in the vocabulary; 0 until the data determines it.
     pub fn vocab_size(&self) -> usize {
         match self {
             Self::Gpt2(shape) => shape.vocab_size,
@@ -150,7 +151,7 @@ impl ModelConfig {
         }
     }
 
-    /// The longest context, in tokens, and the key that sets it.
+    /// The key that sets the longest context, and its value in tokens.
     pub fn context(&self) -> (&'static str, usize) {
         match self {
             Self::Gpt2(shape) => ("model.n_positions", shape.n_positions),
@@ -165,51 +166,52 @@ impl Default for ModelConfig {
     }
 }
 
-/// How long and in which portions the model is trained, and what is measured on the way.
+/// Length of the run, batch sizes, validation and samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Optimizer steps; 0 where `epochs` says how many. Flag: `--steps`.
+    /// Optimizer steps; 0 if `epochs` determines them. Flag: `--steps`.
     pub steps: usize,
-    /// Passes over the training tokens, instead of `steps`; 0.5 is half of one. Rounded up to whole steps, which the run
-    /// writes into its `config.yaml` as `steps`. Flag: `--epochs`.
+    /// Passes over the training tokens, instead of `steps`; may be fractional, such as 0.5. Rounded up to whole steps,
+    /// which the run writes to its `config.yaml` as `steps`. Flag: `--epochs`.
     pub epochs: Option<f64>,
-    /// Sequences per optimizer step, over all ranks, which take its micro-batches in turn. Flag: `--batch-size`.
+    /// Global batch size: sequences per optimizer step, over all ranks, which take its micro-batches in turn. Flag:
+    /// `--batch-size`.
     pub global_batch_size: usize,
-    /// Sequences a rank computes at once of its share of the global batch, over which gradients are accumulated; the
-    /// whole share if that is smaller, or if this is null, but in a pipeline as many as make four micro-batches per
+    /// Sequences per micro-batch on each rank; gradients are accumulated over micro-batches. At most the rank's share
+    /// of the global batch. null means the whole share, or in a pipeline a size that gives four micro-batches per
     /// stage.
     pub micro_batch_size: Option<usize>,
-    /// Tokens of a sequence; at most the model's context. Flag: `--seq-len`.
+    /// Tokens per sequence; at most the model's context. Flag: `--seq-len`.
     pub seq_len: usize,
-    /// Seed of the initial parameters and of the order of the data. Flag: `--seed`.
+    /// Seed of the initial parameters and the data order. Flag: `--seed`.
     pub seed: u64,
-    /// Steps between validations; 0 for one at the end only.
+    /// Steps between validations; 0 validates only at the end.
     pub val_every: usize,
-    /// Validations in a row without a lower loss, after which training ends early; null trains all `steps`. Needs
-    /// `val_every`, and `checkpoint.keep` of at least 1.
+    /// Number of consecutive validations without a lower loss after which training ends early; null trains all `steps`.
+    /// Requires `val_every`, and `checkpoint.keep` of at least 1.
     pub patience: Option<usize>,
-    /// Batches of `global_batch_size` sequences in a validation, of each source of `data.validation`; 0 for the whole
+    /// Batches of `global_batch_size` sequences per validation, for each source of `data.validation`; 0 means the whole
     /// validation split.
     pub val_batches: usize,
-    /// Steps between samples; 0 for one at the end only.
+    /// Steps between samples; 0 generates one only at the end.
     pub sample_every: usize,
-    /// Tokens of a sample, the text that the model generates; 0 for no samples.
+    /// Tokens per sample, a text that the model generates; 0 disables samples.
     pub sample_tokens: usize,
-    /// Weight of the z-loss, the mean square of the logits' log-sum-exp, which keeps logits from drifting; PaLM's is
-    /// 1e-4 (arXiv 2204.02311). In training only, and reported as a part of `aux_loss`.
+    /// Weight of the z-loss, the mean square of the logits' log-sum-exp, which keeps logits from drifting; PaLM uses
+    /// 1e-4 (arXiv 2204.02311). Applied in training only, and reported as part of `aux_loss`.
     pub z_loss_coef: f64,
-    /// Weight of the mean of the losses of multi-token prediction, where `model.mtp_depth` is above 0 (DeepSeek-V3,
-    /// arXiv 2412.19437: 0.3 for the first 10 of 14.8 trillion tokens, then 0.1). In training only, and reported as a
-    /// part of `aux_loss`.
+    /// Weight of the mean multi-token prediction loss, if `model.mtp_depth` is above 0 (DeepSeek-V3, arXiv 2412.19437:
+    /// 0.3 for the first 10 of 14.8 trillion tokens, then 0.1). Applied in training only, and reported as part of
+    /// `aux_loss`.
     pub mtp_loss_coef: f64,
-    /// What happens when a loss or a gradient is infinite or no number.
+    /// What to do if a loss or a gradient is infinite or NaN.
     pub on_non_finite: OnNonFinite,
-    /// Steps in a row that `on_non_finite: skip` may leave out; then the run ends with an error. Steps that fp16 skips to
-    /// halve its loss scale do not count.
+    /// Maximum number of consecutive steps that `on_non_finite: skip` may skip before the run ends with an error. Steps
+    /// that fp16 skips to halve its loss scale do not count.
     pub max_skips: usize,
-    /// The device of the ranks: `cpu`; `cuda`, `vulkan` or `metal` (in turn, where there are several); one of them, as in
-    /// `cuda:1`; or `auto`: a GPU where the program is built for it and there is one, else `cpu`. Flag: `--device`.
+    /// Device of the ranks: `cpu`; `cuda`, `vulkan` or `metal` (assigned in turn if there are several); a single one, such
+    /// as `cuda:1`; or `auto`, which uses a GPU if Kiln is built for it and finds one, else `cpu`. Flag: `--device`.
     pub device: String,
 }
 

@@ -1,4 +1,4 @@
-//! How a run is spread over ranks.
+//! The distribution of a run over ranks.
 
 use super::{AdaptedKey, Adaptive, Config, PrecisionConfig};
 use crate::flops;
@@ -9,69 +9,69 @@ use schedule::deal;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How the run is spread over ranks; see [`FsdpConfig`].
+/// How the run is distributed over ranks; see [`FsdpConfig`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
-    /// Number of ranks (the world size), which share devices where there are fewer. Flag: `--gpus`.
+    /// Number of ranks (the world size); they share devices if there are fewer. Flag: `--gpus`.
     pub gpus: usize,
-    /// Stages of a pipeline, which divide the ranks and the model; 1 for none. What follows is about the `gpus / pp`
-    /// ranks of a stage.
+    /// Number of pipeline stages, which divide the ranks and the model; 1 for no pipeline. The sizes below apply to the
+    /// `gpus / pp` ranks of a stage.
     pub pp: usize,
-    /// The order in which stages work on micro-batches.
+    /// The order in which stages process micro-batches.
     pub schedule: Schedule,
-    /// Chunks of the model that each stage has; null for 1, or 2 with a schedule that needs several.
+    /// Chunks of the model per stage; null means 1, or 2 with a schedule that needs several.
     pub virtual_stages: Option<usize>,
-    /// How many blocks each chunk has, the embedding being with the first and the head with the last; null: dealt so
-    /// that all take about as long.
+    /// Number of blocks in each chunk; the embedding belongs to the first chunk and the head to the last. null balances
+    /// the chunks by compute time.
     pub stages: Option<Vec<usize>>,
-    /// What each of N ranks holds of parameters, gradients and optimizer state. Also by the names `zero2`
-    /// (`shard_grad_op`), `zero3` and `fsdp` (`full_shard`), and `hsdp` (`hybrid_shard`). Flag: `--strategy`.
+    /// What each of N ranks holds of parameters, gradients and optimizer state. Aliases: `zero2` (`shard_grad_op`),
+    /// `zero3` and `fsdp` (`full_shard`), `hsdp` (`hybrid_shard`). Flag: `--strategy`.
     pub strategy: Strategy,
-    /// Replicas within a stage, each of `gpus / pp / dp_replicate` ranks, over which `strategy` shards. With more than
-    /// one it is hybrid, and `full_shard` is `hybrid_shard`. null for 2 with `hybrid_shard`, and else 1. Under `ddp`
-    /// the number of copies, if it is given.
+    /// Replicas within a stage. `strategy` shards over the `gpus / pp / dp_replicate` ranks of each. With more than
+    /// one, sharding is hybrid, and `full_shard` is the same as `hybrid_shard`. null means 2 with `hybrid_shard`, else
+    /// 1. Under `ddp`, the number of copies, if given.
     pub dp_replicate: Option<usize>,
-    /// Ranks that share what is sharded, of each replica; null for what `pp` and the replicas leave. Given, `pp`,
-    /// replicas and this multiply to `gpus`.
+    /// Ranks that shard each replica; null takes all that remain. If given, `pp`, the replicas, `dp_shard`, `cp` and
+    /// `tp` must multiply to `gpus`.
     pub dp_shard: Option<usize>,
-    /// Ranks that have a layer's experts together, a part each, for the tokens of all of them; 1 for all experts on
-    /// every rank. It divides the experts and the ranks of a stage, or of a replica. An expert's parameters are then
-    /// sharded by `strategy` over the ranks that have it.
+    /// Expert parallelism: ranks that divide a layer's experts among them, each computing its part for the tokens of
+    /// all; 1 keeps all experts on every rank. Must divide the number of experts and the ranks of a stage or replica.
+    /// `strategy` then shards an expert's parameters over the ranks that hold it.
     pub ep: usize,
-    /// Ranks that compute the same sequences together: each has a part of the heads, of the MLPs' columns and of the
-    /// vocabulary, and between them a part of each sequence's rows (tensor and sequence parallelism); 1 for none. It
-    /// divides the ranks of a stage, or of a replica, the heads and the MLPs' widths. What is not cut is sharded by
-    /// `strategy` over these ranks too.
+    /// Tensor and sequence parallelism: ranks that compute the same sequences together, each with a part of the heads,
+    /// the MLP columns and the vocabulary, and between these a part of each sequence's rows; 1 for none. Must divide
+    /// the ranks of a stage or replica, the heads and the MLP widths. `strategy` also shards parameters that are not
+    /// cut over these ranks.
     pub tp: usize,
-    /// Ranks that have a part of each sequence's rows each, through all layers, keys and values going round them
-    /// (context parallelism); 1 for none. It divides the ranks of a stage, or of a replica.
+    /// Context parallelism: ranks that each hold a part of each sequence's rows through all layers, while KV blocks
+    /// circulate among them; 1 for none. Must divide the ranks of a stage or replica.
     pub cp: usize,
-    /// What is kept, gathered and freed together.
+    /// The unit of parameters that is sharded, gathered and freed together.
     pub wrap: Wrap,
-    /// Whether gathered parameters are freed after the forward, and gathered again for the backward.
+    /// Whether gathered parameters are freed after the forward and gathered again for the backward.
     pub reshard_after_forward: bool,
-    /// What is kept of the forward for the backward; the rest is recomputed.
+    /// Which activations of the forward are kept for the backward; the rest are recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
-    /// Types of gathered parameters and of gradients on their way; what rests is fp32.
+    /// Types of gathered parameters and of gradients in transit; resident state is fp32.
     pub precision: PrecisionConfig,
-    /// For GPUs: whether shards, their gradients and optimizer state rest in the CPU's memory, and the optimizer steps
+    /// For GPUs: whether shards, their gradients and optimizer state reside in CPU memory, and the optimizer runs
     /// there.
     pub cpu_offload: bool,
-    /// When the forward sends for the next block's parameters.
+    /// When the forward requests the next block's parameters.
     pub forward_prefetch: Prefetch,
-    /// When the backward sends for the next block's parameters.
+    /// When the backward requests the next block's parameters.
     pub backward_prefetch: Prefetch,
-    /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole
-    /// gradients until then. null: where whole parameters are kept as long, which is `full_shard` and `hybrid_shard` in
-    /// a pipeline. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
+    /// Whether gradients are communicated only with a step's last micro-batch: less traffic, but each rank keeps whole
+    /// gradients until then. null enables it if whole parameters are kept as long, as with `full_shard` and
+    /// `hybrid_shard` in a pipeline. `ddp` and `zero1` keep whole gradients anyway and always do this.
     pub no_sync: Option<bool>,
     /// Whether `train.global_batch_size`, `train.micro_batch_size`, `parallel.tp` and
-    /// `parallel.activation_checkpointing` follow `train.seq_len`: true for the guide's table, or rows of one's own. Of
-    /// these keys those count that are given beside this one, or later; see docs/parallelism.md.
+    /// `parallel.activation_checkpointing` follow `train.seq_len`: true for the built-in table, or rows of your own.
+    /// Values of these keys that are given next to this one, or later, take precedence; see docs/parallelism.md.
     pub adaptive: Adaptive,
-    /// Which keys the table of `adaptive` has decided; it is filled in. A shorter row (`data.buckets`) takes these from
-    /// the table too. A key that is given later is left out from then on.
+    /// The keys that the table of `adaptive` has set; filled in automatically. Shorter rows (`data.buckets`) take these
+    /// keys from the table too. A key that is given later is removed from this list.
     pub adapted: Vec<AdaptedKey>,
 }
 
@@ -105,8 +105,8 @@ impl Default for ParallelConfig {
 }
 
 impl ParallelConfig {
-    /// Ranks, or groups of `cp` x `tp` ranks, that share a batch: of each stage all, but under `block` each computes a
-    /// part of the model for all of it.
+    /// Number of ranks, or groups of `cp` x `tp` ranks, that share a batch: all of a stage. Under `block` it is 1,
+    /// because each rank computes a part of the model for the whole batch.
     pub fn data_parallel_size(&self) -> usize {
         if self.strategy == Strategy::Block {
             1
@@ -115,7 +115,7 @@ impl ParallelConfig {
         }
     }
 
-    /// Chunks of the model on each stage; 1 without a pipeline, whatever its schedule would be.
+    /// Chunks of the model per stage; 1 without a pipeline, whatever its schedule.
     pub fn virtual_stages(&self) -> usize {
         match self.pp {
             1 => 1,
@@ -123,7 +123,7 @@ impl ParallelConfig {
         }
     }
 
-    /// In a word or two: `full_shard`, `pp 4 x ep 4 x zero1`.
+    /// A short description: `full_shard`, `pp 4 x ep 4 x zero1`.
     pub(crate) fn describe(&self) -> String {
         let replicas = self.dp_replicate.filter(|_| self.strategy != Strategy::Ddp).unwrap_or(1);
         let axes = [("pp", self.pp), ("dp_replicate", replicas), ("cp", self.cp), ("tp", self.tp), ("ep", self.ep)]
@@ -132,23 +132,23 @@ impl ParallelConfig {
         axes.map(|(name, size)| format!("{name} {size} x ")).chain([self.strategy.name().into()]).collect()
     }
 
-    /// The same in one stage.
+    /// The same layout without a pipeline.
     pub(crate) fn without_pipeline(&self) -> Self {
         Self { pp: 1, schedule: Schedule::OneFOneB, virtual_stages: None, stages: None, ..self.clone() }
     }
 }
 
 impl Config {
-    /// What the sharding layer is told. The model's vocabulary must be known where it is cut into stages.
+    /// The configuration of the sharding layer. If the model is cut into stages, its vocabulary must be known.
     pub(crate) fn fsdp(&self) -> FsdpConfig {
         self.fsdp_of_chunks(self.calls_of_chunks())
     }
 
-    /// The same with so many calls in each chunk.
+    /// The configuration of the sharding layer, with this many calls in each chunk.
     pub(super) fn fsdp_of_chunks(&self, calls: Vec<usize>) -> FsdpConfig {
         let (parallel, optim) = (&self.parallel, &self.optim);
         let pipeline = match parallel.pp {
-            1 => PipelineConfig::default(), // of a schedule that a run had with more stages nothing is left
+            1 => PipelineConfig::default(), // drops the schedule of a run that had more stages
             stages => {
                 let (schedule, virtual_stages) = (parallel.schedule, parallel.virtual_stages());
                 PipelineConfig { stages, schedule, virtual_stages, calls }
@@ -180,7 +180,7 @@ impl Config {
         }
     }
 
-    /// A line on the replicas of what a stage shards, where there are several.
+    /// A line on the replicas of what a stage shards, if there are several.
     pub(crate) fn describe_replicas(&self) -> Option<String> {
         let (fsdp, ranks) = (self.fsdp_of_chunks(vec![]), self.parallel.gpus / self.parallel.pp);
         let (replicas, hybrid) = (fsdp.replicas(), self.parallel.strategy == Strategy::HybridShard);
@@ -191,13 +191,13 @@ impl Config {
         })
     }
 
-    /// The length of sequences, with the padding that makes it one that `tp` and `cp` divide.
+    /// The sequence length, padded so that `tp` and `cp` divide it.
     pub(crate) fn padded_length(&self) -> usize {
         let (length, ParallelConfig { tp, cp, .. }) = (self.train.seq_len, &self.parallel);
         length.next_multiple_of(SequenceRanks::divisor(*tp, *cp))
     }
 
-    /// A line on that padding, where there is some.
+    /// A line on the padding, if there is any.
     pub(crate) fn describe_padding(&self) -> Option<String> {
         let (length, padded, ParallelConfig { tp, cp, .. }) =
             (self.train.seq_len, self.padded_length(), &self.parallel);
@@ -209,8 +209,8 @@ impl Config {
         })
     }
 
-    /// How many of the model's calls (embedding, blocks, head) each chunk has; nothing without a pipeline. What is
-    /// behind the blocks is all in the last one: between chunks activations are as wide as the model.
+    /// The number of the model's calls (embedding, blocks, head) in each chunk; empty without a pipeline. All calls
+    /// after the blocks are in the last chunk, because activations between chunks are as wide as the model.
     fn calls_of_chunks(&self) -> Vec<usize> {
         let chunks = self.parallel.pp * self.parallel.virtual_stages();
         let behind = self.model.calls_behind_blocks();
@@ -234,9 +234,8 @@ impl Config {
         }
     }
 
-    /// Sequences that a rank computes at once of its share of the batch. In a pipeline there are four micro-batches a
-    /// stage where nobody says how large they are and the share has as many sequences: then a fifth of the time or less
-    /// is the pipeline's bubble.
+    /// Micro-batch size of a rank. In a pipeline whose micro-batch size is not set, there are four micro-batches per
+    /// stage if the share has enough sequences, so that the bubble takes at most a fifth of the time.
     pub(crate) fn micro_batch_size(&self) -> usize {
         let (share, pp) = (self.share(), self.parallel.pp);
         match self.train.micro_batch_size {
@@ -246,12 +245,12 @@ impl Config {
         }
     }
 
-    /// Sequences of a step that a rank computes at most.
+    /// The largest number of sequences of a step that a rank computes.
     pub(super) fn share(&self) -> usize {
         self.train.global_batch_size.div_ceil(self.parallel.data_parallel_size()).max(1)
     }
 
-    /// Micro-batches of a step on each rank.
+    /// Micro-batches per step on each rank.
     pub(crate) fn micro_batches(&self) -> usize {
         self.micro_batches_of(self.micro_batch_size())
     }

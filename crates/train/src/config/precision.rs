@@ -1,16 +1,16 @@
-//! In which types a run computes and reduces.
+//! The number types in which a run computes and reduces.
 
 use fsdp::{FloatType, Precision};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Types of gathered parameters and of gradients on their way.
+/// Types of gathered parameters and of gradients in transit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PrecisionConfig {
-    /// Of gathered parameters, and so of the activations.
+    /// Type of gathered parameters, and therefore of activations.
     pub param: ParamType,
-    /// Of gradients on their way between ranks.
+    /// Type of gradients in transit between ranks.
     pub reduce: FloatType,
 }
 
@@ -18,7 +18,7 @@ pub struct PrecisionConfig {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ParamType {
-    /// bf16 on NVIDIA GPUs, fp32 elsewhere. A run writes down which.
+    /// bf16 on NVIDIA GPUs, fp32 elsewhere. A run records its choice.
     #[default]
     Auto,
     /// 32 bits.
@@ -26,7 +26,7 @@ pub enum ParamType {
     Fp32,
     /// 16 bits with the range of fp32 and 8 bits of precision.
     Bf16,
-    /// 16 bits with 11 bits of precision and a narrow range: losses are scaled.
+    /// 16 bits with 11 bits of precision and a narrow range; losses are scaled.
     #[serde(alias = "f16")]
     Fp16,
 }
@@ -51,14 +51,14 @@ impl PrecisionConfig {
         }
     }
 
-    /// Settles what `auto` is on devices of this kind (`cpu`, `cuda`, ...).
+    /// Resolves `auto` for devices of this kind (`cpu`, `cuda`, ...).
     pub(crate) fn choose(&mut self, kind: &str) {
         if self.param == ParamType::Auto {
             self.param = if kind == "cuda" { ParamType::Bf16 } else { ParamType::Fp32 };
         }
     }
 
-    /// What the sharding layer is told.
+    /// The precision of the sharding layer.
     pub(crate) fn of_fsdp(self) -> Precision {
         Precision { param: self.param(), reduce: self.reduce }
     }

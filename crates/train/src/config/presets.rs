@@ -1,15 +1,15 @@
-//! The configurations that are part of the program.
+//! The configurations built into Kiln.
 
 use super::{ConfigError, check};
 
-/// A configuration that is part of the program.
+/// A configuration built into Kiln.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preset {
-    /// What it is called in `--model` and `base: preset:NAME`.
+    /// Its name in `--model` and `base: preset:NAME`.
     pub name: &'static str,
-    /// What it is, in a line: the first comment of its file.
+    /// A one-line description: the first comment of its file.
     pub about: &'static str,
-    /// Its file.
+    /// Contents of its file.
     pub yaml: &'static str,
 }
 
@@ -19,7 +19,7 @@ macro_rules! presets {
     };
 }
 
-/// All presets, of each family the smallest first.
+/// All presets, smallest first within each family.
 pub const PRESETS: &[Preset] = presets![
     "gpt2",
     "gpt2-124m",
@@ -33,7 +33,7 @@ pub const PRESETS: &[Preset] = presets![
     "deepseek-v3",
 ];
 
-/// The preset of this name.
+/// Finds a preset by name.
 pub fn preset(name: &str) -> Result<&'static Preset, ConfigError> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| {
         let names = || PRESETS.iter().map(|preset| preset.name);
@@ -44,7 +44,7 @@ pub fn preset(name: &str) -> Result<&'static Preset, ConfigError> {
     })
 }
 
-/// Published names of presets that are called by their size here, as letters and digits.
+/// Published names of presets that Kiln names by their size, reduced to letters and digits.
 const PUBLISHED: &[(&str, &str)] = &[
     ("openaicommunitygpt2", "gpt2-124m"),
     ("gpt2small", "gpt2-124m"),
@@ -56,7 +56,7 @@ const PUBLISHED: &[(&str, &str)] = &[
     ("gpt215b", "gpt2-1558m"),
 ];
 
-/// The preset that a name means in another spelling: `GPT-2`, `deepseek_v3`, `deepseek-ai/DeepSeek-V3`, `gpt2-xl`.
+/// Finds the preset that an alternative spelling means: `GPT-2`, `deepseek_v3`, `deepseek-ai/DeepSeek-V3`, `gpt2-xl`.
 pub(crate) fn preset_meant(name: &str) -> Option<&'static Preset> {
     let plain = |name: &str| name.to_lowercase().replace(|c: char| !c.is_alphanumeric(), "");
     let last = name.rsplit('/').next().unwrap_or(name);

@@ -1,18 +1,18 @@
-//! Products of a configuration's sizes, in floats, which do not overflow.
+//! Checks of products of sizes, computed in floats, which do not overflow.
 
 use super::validate::require;
 use super::{CheckpointConfig, Config, ConfigError, ModelConfig};
 
-/// Parameters of a model, numbers of a tensor and tokens of a run are fewer: no machines have memory for more, and
-/// whoever multiplies sizes that have been validated gets no overflow.
+/// Upper limit of a model's parameters, a tensor's numbers and a run's tokens. No machine has memory for more, and
+/// products of validated sizes do not overflow.
 const MOST: f64 = (1u64 << 53) as f64;
 
 /// A key and its value.
 type Size = (&'static str, usize);
 
 impl Config {
-    /// Whether checkpoints are written while steps follow: every so many steps or minutes, and of the best validations, of
-    /// which the first is one.
+    /// Whether checkpoints are written before the last step: every so many steps or minutes, or for the best
+    /// validations, the first of which always counts.
     pub(crate) fn saves_on_the_way(&self) -> bool {
         let before_the_end = |every: usize| every > 0 && every < self.train.steps;
         let CheckpointConfig { every, every_minutes, keep, keep_every, keep_best, .. } = self.checkpoint;
@@ -20,7 +20,7 @@ impl Config {
         keep > 0 && (every_minutes.is_some() || [every, keep_every, val_every].into_iter().any(before_the_end))
     }
 
-    /// Refuses sizes that are too large together, naming the largest.
+    /// Rejects sizes whose product is too large, naming the largest.
     pub(super) fn validate_sizes(&self) -> Result<(), ConfigError> {
         let (shape, parameters) = self.shape();
         require(parameters <= MOST, || {
@@ -30,7 +30,7 @@ impl Config {
 
         let train = &self.train;
         let (batch, seq_len) = (("train.global_batch_size", train.global_batch_size), ("train.seq_len", train.seq_len));
-        // Steps are 0 until the data says how many an epoch has.
+        // Steps are 0 until the data determines how many an epoch has.
         let run = [("train.steps", train.steps.max(1)), batch, seq_len];
         let tokens = product(&run);
         require(tokens <= MOST, || {
@@ -48,7 +48,7 @@ impl Config {
         })
     }
 
-    /// The sizes of the model's matrices, and its parameters.
+    /// The sizes of the model's matrices, and its number of parameters.
     pub(super) fn shape(&self) -> (Vec<Size>, f64) {
         match &self.model {
             ModelConfig::Gpt2(shape) => (
@@ -82,10 +82,10 @@ impl Config {
         }
     }
 
-    /// What a token has in the largest tensors of a forward: the sizes to be multiplied for each.
+    /// Sizes per token of the largest tensors in a forward; those of each tensor are multiplied.
     fn activations(&self) -> Vec<Vec<Size>> {
         let context = ("train.seq_len", self.train.seq_len);
-        // A vocabulary that is not known yet is hardly larger.
+        // A vocabulary that is not known yet is unlikely to be larger.
         let vocab = ("model.vocab_size", if self.model.vocab_size() == 0 { 1 << 20 } else { self.model.vocab_size() });
         match &self.model {
             ModelConfig::Gpt2(shape) => vec![

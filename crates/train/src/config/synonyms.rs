@@ -1,8 +1,8 @@
-//! Names that other programs have for the same thing.
+//! Names that other programs use for the same thing.
 
 use fsdp::Strategy;
 
-/// Ours is among them: a flag, a key's last part, or where several keys end in it the whole key.
+/// Each group contains Kiln's name: a flag, a key's last part, or the whole key if several keys end in it.
 const SYNONYMS: &[&[&str]] = &[
     &["lr", "learning_rate", "max_lr"],
     &["min_lr", "lr_min", "eta_min"],
@@ -90,7 +90,7 @@ const SYNONYMS: &[&[&str]] = &[
     &["samples", "num_samples", "num_return_sequences"],
 ];
 
-/// Strategies under names of DeepSpeed and PyTorch.
+/// Strategies under their names in DeepSpeed and PyTorch.
 const STRATEGIES: &[(Strategy, &[&str])] = &[
     (Strategy::Ddp, &["zero0", "no_shard"]),
     (Strategy::ShardGradOp, &["zero2"]),
@@ -98,31 +98,31 @@ const STRATEGIES: &[(Strategy, &[&str])] = &[
     (Strategy::HybridShard, &["hsdp"]),
 ];
 
-/// Values of a key, by the key's last part, under names of PyTorch.
+/// Values of a key, by the key's last part, under their names in PyTorch.
 const VALUES: &[(&str, &str, &[&str])] = &[
     ("param", "bf16", &["bfloat16", "bf16_mixed", "torch.bfloat16"]),
     ("param", "fp16", &["float16", "half", "torch.float16"]),
     ("param", "fp32", &["float32", "float", "no", "torch.float32"]),
 ];
 
-/// What is meant by a name, itself first.
+/// The names with the same meaning, starting with `name` itself.
 pub(crate) fn synonyms(name: &str) -> impl Iterator<Item = &str> {
     let others = SYNONYMS.iter().filter(move |group| group.contains(&name)).flat_map(|group| group.iter().copied());
     std::iter::once(name).chain(others.filter(move |other| *other != name))
 }
 
-/// The other names of a strategy.
+/// Aliases of a strategy.
 pub(crate) fn names_of(strategy: Strategy) -> impl Iterator<Item = &'static str> {
     STRATEGIES.iter().filter(move |(of, _)| *of == strategy).flat_map(|(_, names)| names.iter().copied())
 }
 
-/// The strategy of a name, in any spelling of its letters.
+/// Finds a strategy by any of its names, ignoring case and `-` versus `_`.
 pub(crate) fn strategy_called(name: &str) -> Option<Strategy> {
     let name = name.to_lowercase().replace('-', "_");
     Strategy::ALL.into_iter().find(|of| of.name() == name || names_of(*of).any(|other| other == name))
 }
 
-/// The value of a key that others give under another name.
+/// Translates a value of a key from another program's name.
 pub(crate) fn value_called<'a>(key: &str, value: &'a str) -> &'a str {
     let same = |(of, _, names): &&(&str, &str, &[&str])| key.rsplit('.').next() == Some(of) && names.contains(&value);
     VALUES.iter().find(same).map_or(value, |(_, ours, _)| ours)

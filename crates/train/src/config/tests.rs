@@ -1,3 +1,5 @@
+//! Tests of configurations: loading, inheritance, overrides and errors.
+
 mod adaptive;
 mod buckets;
 mod length;
@@ -18,7 +20,7 @@ fn preset_with(name: &str, overrides: &[&str]) -> Result<Config, ConfigError> {
     config.validate().map(|()| config)
 }
 
-/// Loads the first of these files, all written into one folder.
+/// Loads the first of these files, after writing all of them into one folder.
 fn files(files: &[(&str, &str)]) -> Result<Config, ConfigError> {
     let folder = TempDir::new().unwrap();
     for (name, yaml) in files {
@@ -27,7 +29,7 @@ fn files(files: &[(&str, &str)]) -> Result<Config, ConfigError> {
     Config::load(Source::File(&folder.path().join(files[0].0)), &[])
 }
 
-/// The error's message, which contains all of `parts`.
+/// Asserts that the result is an error whose message contains all of `parts`.
 #[track_caller]
 fn refuses(result: Result<Config, ConfigError>, parts: &[&str]) {
     let message = result.expect_err("must be refused").to_string();
@@ -156,7 +158,7 @@ fn a_misspelt_key_is_answered_with_the_nearest() {
     refuses(set("deepseek", "model.n_layer=1"), &["did you mean `model.num_hidden_layers`?"]);
     refuses(set("deepseek", "model.top_k=1"), &["did you mean `moe.top_k`?"]);
     refuses(set("deepseek", "beta_fast=1"), &["did you mean `model.rope_scaling.beta_fast`?"]);
-    // Near none: those there are.
+    // Close to none: lists the existing keys.
     refuses(set("gpt2", "data.xyz=1"), &["the keys of `data` are source, tokenizer"]);
     refuses(set("gpt2", "model.q_lora_rank=1"), &["belongs to `model.type: deepseek`, not gpt2", "n_embd"]);
 }
@@ -275,7 +277,7 @@ fn values_that_do_not_fit_each_other_are_refused() {
         refuses(preset_with(preset, overrides), &[message]);
     }
     assert!(preset_with("deepseek", &["moe=null", "model.first_k_dense_replace=4"]).is_ok());
-    // Under `block` the ranks do not share the batch; others need not share it evenly.
+    // Under `block` the ranks do not share the batch; under other strategies they need not share it evenly.
     assert!(preset_with("gpt2", &["parallel.strategy=block", "parallel.gpus=33"]).is_ok());
     assert!(preset_with("gpt2", &["parallel.gpus=3", "train.micro_batch_size=5"]).is_ok());
     assert!(preset_with("gpt2", &["optim.schedule=wsd", "optim.decay_steps=380"]).is_ok());
@@ -288,7 +290,7 @@ fn fp32_may_be_called_f32() {
     assert!(config.to_yaml().contains("param: fp16"));
 }
 
-/// A change of a text: at a share of its length, so many characters are replaced by others.
+/// An edit of a text: at a fraction of its length, replaces some characters by others.
 fn edit() -> impl Generator<Value = (f64, usize, String)> {
     const WORDS: [&str; 25] = [
         "",
@@ -323,7 +325,7 @@ fn edit() -> impl Generator<Value = (f64, usize, String)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever is wrong with a file, there is an error, and it names the file.
+    /// Any broken file gives an error that names the file.
     #[test]
     fn a_broken_file_is_an_error(preset in prop::sample::select(PRESETS), edits in prop::collection::vec(edit(), 1..6)) {
         let mut yaml: Vec<char> = Config::load(Source::Preset(preset.name), &[]).unwrap().to_yaml().chars().collect();

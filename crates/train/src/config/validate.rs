@@ -1,4 +1,4 @@
-//! What makes a configuration valid, and warnings about one that is.
+//! Validation of a configuration, and warnings about valid ones.
 
 mod layout;
 mod nearest;
@@ -13,14 +13,14 @@ use fsdp::{FloatType, Schedule};
 use fused::simd;
 use schedule::Pipeline;
 
-/// Ranks of the largest clusters, and more.
+/// More ranks than the largest clusters have.
 const MAX_RANKS: usize = 1 << 16;
 
-/// The sample is there to be read.
+/// A sample is meant to be read.
 const MAX_SAMPLE: usize = 1_000_000;
 
 impl Config {
-    /// Refuses what cannot be trained: values out of range, and values that do not fit each other.
+    /// Rejects configurations that cannot be trained: values out of range, and values that do not fit each other.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_keys().map_err(|error| self.name_adaptive(error))?;
         self.validate_buckets()
@@ -52,7 +52,7 @@ impl Config {
         })
     }
 
-    /// What can be trained, but is hardly what was meant: a line each, for the user to read at the start.
+    /// Warnings about configurations that can be trained but are probably not intended, one line each.
     pub fn warnings(&self) -> Vec<String> {
         let (optim, steps) = (&self.optim, self.train.steps);
         let within_warmup = optim.warmup_steps >= steps;
@@ -70,7 +70,7 @@ impl Config {
         let waits = stages > 1 && micro_batches < 2 * stages;
         let bubble = waits.then(|| {
             let virtual_stages = self.parallel.virtual_stages();
-            // In each chunk of interleaved_1f1b a stage waits for the micro-batches that are missing.
+            // In each chunk of interleaved_1f1b, a stage waits for the missing micro-batches.
             let chunks = if self.parallel.schedule == Schedule::Interleaved1F1B { virtual_stages } else { 1 };
             let missing = stages.saturating_sub(micro_batches);
             let idle = chunks * missing + stages - missing - 1;
@@ -120,7 +120,7 @@ impl Config {
     }
 
     fn validate_model(&self) -> Result<(), ConfigError> {
-        // A vocabulary of 0 is the tokenizer's, which is not known yet.
+        // A vocabulary of 0 stands for the tokenizer's, which is not known yet.
         match &self.model {
             ModelConfig::Gpt2(shape) => {
                 let mut shape = shape.clone();
@@ -207,7 +207,7 @@ impl Config {
         self.validate_shares()
     }
 
-    /// Refuses a batch that the layout cannot share out.
+    /// Rejects a batch that the layout cannot divide.
     fn validate_shares(&self) -> Result<(), ConfigError> {
         let (batch, gpus) = (self.train.global_batch_size, self.parallel.data_parallel_size());
         let alone = self.parallel.tp.saturating_mul(self.parallel.cp) == 1;
@@ -221,7 +221,7 @@ impl Config {
         self.validate_micro_batches()
     }
 
-    /// Refuses micro-batches that the pipeline's schedule has no order for.
+    /// Rejects a number of micro-batches that the pipeline's schedule does not support.
     fn validate_micro_batches(&self) -> Result<(), ConfigError> {
         let parallel = &self.parallel;
         if parallel.pp == 1 {
@@ -236,7 +236,7 @@ impl Config {
     fn validate_optim(&self) -> Result<(), ConfigError> {
         let optim = &self.optim;
         let (lr, unit) = (optim.lr, 0.0..1.0);
-        // What is computed with is their fp32.
+        // The computation uses their fp32 values.
         let is_above_0 = |value: f64| value as f32 > 0.0;
         let is_beta = |value: f64| unit.contains(&(value as f32));
         let ranges = [
@@ -287,7 +287,7 @@ impl Config {
     }
 }
 
-/// In seconds.
+/// A week in seconds.
 const A_WEEK: u64 = 7 * 24 * 60 * 60;
 
 pub(super) fn require(fits: bool, message: impl FnOnce() -> String) -> Result<(), ConfigError> {

@@ -1,38 +1,38 @@
-//! What a rank receives in the model's own collectives: rows of activations over tensor-parallel ranks, keys and values
-//! over those of a context, rows of experts over expert-parallel ones.
+//! Traffic of the model's own collectives: activation rows over tensor-parallel ranks, KV blocks over context-parallel
+//! ranks, and expert rows over expert-parallel ranks.
 //!
-//! With `R(w)` the bytes of w numbers of (N - 1)/N of a micro-batch's tokens (those of the rank's part of the context),
-//! over N tensor-parallel ranks
+//! Let `R(w)` be the bytes of w numbers for (N - 1)/N of a micro-batch's tokens (those of the rank's part of the
+//! context). Over N tensor-parallel ranks, a rank receives
 //!
 //! ```text
 //!                forward                            backward
-//! read           all_gather                         all_gather again, reduce_scatter      what products of columns read
+//! read           all_gather                         all_gather again, reduce_scatter      inputs of column-parallel products
 //! kept           all_gather                         reduce_scatter                        the rotated key
 //! summed         reduce_scatter                     all_gather                            partial sums
 //!
 //!                read                               kept              summed
 //! embedding                                                           R(d)
 //! GPT-2 block    2 R(d)                                               2 R(d)
-//! MLA            R(query) + R(latent)               R(rope)           R(d)          query: its compression, or without that d
+//! MLA            R(query) + R(latent)               R(rope)           R(d)          query: the compressed width, or d without compression
 //! dense SwiGLU   R(d)                                                 R(d)
 //! experts        R(d) if some are shared                              R(d) if some are shared      and see below
-//! head           R(d), and an all_reduce of n and one of 2 n fp32 of n tokens; with multi-token prediction once more for each module, of the
+//! head           R(d), one all_reduce of n and one of 2 n fp32 for n tokens; the same again for each multi-token prediction module, for the
 //!                tokens that have a target if no document ends
 //! ```
 //!
-//! Over N ranks of a context messages of m numbers a token of the rank's part go round, in GPT-2 keys and values of the
-//! rank's heads, m = 2 d / tp, in MLA latent and rotated key (the latent is then kept, not read again): N - 1 in a
-//! forward, and in its backward N - 1 with N gradients in fp32.
+//! Over N context-parallel ranks, messages of m numbers per token of the rank's part circulate: N - 1 in the forward,
+//! and in the backward N - 1 plus N gradients in fp32. In GPT-2 a message holds keys and values of the rank's heads, m
+//! = 2 d / tp. In MLA it holds the latent and the rotated key; the latent is then kept, not read again.
 //!
-//! In a layer of e experts the ranks of both kinds tell each other of their tokens, in fp32: with a balance loss 2 e
-//! numbers of each sequence in an `all_reduce`, and their gradients in the backward; with a capacity the `top_k`
-//! choices of each token, or all its candidates where it may be rerouted; with noise, for which ranks choose for whole
-//! sequences, e scores of each token.
+//! In a layer of e experts, ranks of both kinds exchange routing data in fp32. A balance loss takes an `all_reduce` of
+//! 2 e numbers per sequence, and another for the gradients in the backward. A capacity takes the `top_k` choices of
+//! each token, or all its candidates if overflow is rerouted. Noise takes e scores per token, because ranks then choose
+//! for whole sequences.
 //!
-//! And over N expert-parallel ranks, whose loads are taken for even, (N - 1)/N of r rows of d there and back, in the
-//! forward and in the backward; r is the `top_k` a token, or as many as the capacity lets in. The numbers of rows come
-//! first, an `all_gather` of e (N - 1) of 4 bytes. (Where loads are so uneven that rows go in rounds, the backward has
-//! those of the forward again.)
+//! Over N expert-parallel ranks with balanced loads, (N - 1)/N of r rows of width d go there and back, in the forward
+//! and in the backward; r is `top_k` per token, or what the capacity admits. An `all_gather` of e (N - 1) row counts of
+//! 4 bytes precedes them. (If loads are so uneven that rows move in several rounds, the backward repeats those of the
+//! forward.)
 
 use crate::config::{Config, ModelConfig};
 use comm::{Axis, all_reduce_bytes};
@@ -42,10 +42,10 @@ use moe::MoeConfig;
 
 const FP32: usize = 4;
 
-/// A full micro-batch, and the ranks that share it.
+/// A full micro-batch and the ranks that share it.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
-    /// Sequences, and positions of one, of which `length` are no padding.
+    /// Sequences, and positions per sequence, `length` of which are not padding.
     b: usize,
     t: usize,
     length: usize,
@@ -53,12 +53,12 @@ struct Shape {
     size: usize,
     tp: usize,
     cp: usize,
-    /// The rank's number among those of its context.
+    /// The rank's index in its context-parallel group.
     of_context: usize,
     ep: usize,
 }
 
-/// Bytes that a rank receives of what it reads, keeps and sums with other ranks; as above.
+/// Bytes that a rank receives of rows it reads, keeps and sums with other ranks, as defined above.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rows {
     read: usize,
@@ -66,7 +66,7 @@ struct Rows {
     summed: usize,
 }
 
-/// The calls of the model in their order, on a rank.
+/// The traffic of each call of the model on a rank, in order.
 pub fn calls(config: &Config, rank: usize) -> Vec<CallTraffic> {
     let (size, parallel) = (config.parallel.precision.param().dtype().size(), &config.parallel);
     let (b, t, length) = (config.micro_batch_size(), config.padded_length(), config.train.seq_len);
@@ -93,16 +93,16 @@ pub fn calls(config: &Config, rank: usize) -> Vec<CallTraffic> {
 }
 
 impl Shape {
-    /// So many embeddings of each token.
+    /// Embeds each token `count` times.
     fn embeddings(&self, d: usize, count: usize) -> CallTraffic {
         self.call(d, Rows { summed: count * self.rows(d, self.size), ..Rows::default() })
     }
 
-    /// The losses of the next tokens, and of those that so many modules of multi-token prediction predict.
+    /// The losses of the next tokens, and of the tokens that `modules` multi-token prediction modules predict.
     fn head(&self, d: usize, modules: usize) -> CallTraffic {
         let mut head = self.call(d, Rows { read: (1 + modules) * self.rows(d, self.size), ..Rows::default() });
         for ahead in 0..=modules {
-            // Where none predicts the next token there is one all the same, which does not count.
+            // If no position predicts the next token, a dummy with weight 0 takes its place.
             let n = (self.b * self.labels(ahead)).max(usize::from(ahead == 0));
             let numbers = all_reduce_bytes(n, FP32, self.tp) + all_reduce_bytes(2 * n, FP32, self.tp);
             add(&mut head.forward, Axis::Tp, "all_reduce", numbers);
@@ -110,8 +110,8 @@ impl Shape {
         head
     }
 
-    /// The head, or with multi-token prediction the norm, the embeddings, the modules, which hand on all that was
-    /// predicted, and the output matrix.
+    /// The head; with multi-token prediction the norm, the embeddings, the modules, which pass on all predictions, and
+    /// the output matrix.
     fn behind_blocks(&self, model: &DeepSeekConfig, block: impl Fn(usize) -> CallTraffic) -> Vec<CallTraffic> {
         let (d, depth) = (model.hidden_size, model.mtp_depth);
         if depth == 0 {
@@ -144,7 +144,7 @@ impl Shape {
         call
     }
 
-    /// What ranks with parts of the same sequences tell each other of their tokens' experts.
+    /// Routing data exchanged by ranks with parts of the same sequences.
     fn route(&self, call: &mut CallTraffic, moe: &MoeConfig) {
         let scores = if moe.router_noise > 0.0 { moe.num_experts } else { 0 };
         let gathered = scores + moe.capacity_factor.map_or(0, |_| moe.candidates());
@@ -158,21 +158,21 @@ impl Shape {
         }
     }
 
-    /// Positions of a sequence that are here and have a token so far behind the next one.
+    /// Local positions of a sequence that have a token `ahead` places after the next one.
     fn labels(&self, ahead: usize) -> usize {
         let (end, chunks) = (self.length.saturating_sub(ahead), 2 * self.cp);
         let border = |chunk: usize| (chunk * self.t / chunks).min(end);
         [self.of_context, chunks - 1 - self.of_context].map(|chunk| border(chunk + 1) - border(chunk)).iter().sum()
     }
 
-    /// Rows of experts of this rank's tokens.
+    /// Expert rows of this rank's tokens.
     fn rows_of_experts(&self, moe: &MoeConfig) -> usize {
         let choices = self.length * moe.top_k;
         let of_sequence = moe.capacity(self.length).map_or(choices, |capacity| choices.min(capacity * moe.num_experts));
         self.b * of_sequence / self.tp / self.cp
     }
 
-    /// Messages of so many numbers a token, round the ranks of a context.
+    /// Circulates messages of `width` numbers per token in the context-parallel group.
     fn pass_round(&self, call: &mut CallTraffic, width: usize) {
         let (others, numbers) = (self.cp - 1, self.tokens() * width);
         add(&mut call.forward, Axis::Cp, "recv", others * numbers * self.size);
@@ -181,12 +181,12 @@ impl Shape {
         }
     }
 
-    /// Of the rank's part of the context.
+    /// Tokens of the rank's part of the context.
     fn tokens(&self) -> usize {
         self.b * self.t / self.cp
     }
 
-    /// A call that hands on rows of `d`.
+    /// A call that outputs rows of width `d`.
     fn call(&self, d: usize, rows: Rows) -> CallTraffic {
         let mut call = CallTraffic { output: self.tokens() / self.tp * d * self.size, ..CallTraffic::default() };
         let Rows { read, kept, summed } = rows;
@@ -197,7 +197,7 @@ impl Shape {
         call
     }
 
-    /// `R(width)`, of elements of `size` bytes.
+    /// `R(width)` with elements of `size` bytes.
     fn rows(&self, width: usize, size: usize) -> usize {
         self.tokens() / self.tp * (self.tp - 1) * width * size
     }

@@ -1,4 +1,4 @@
-//! What ranks meter in a step, by axis, is what the table says, to the byte; and so is what rests on them.
+//! Metered traffic per axis and resident memory match the layout table to the byte.
 
 use super::{LayoutTable, shares};
 use crate::batch::{Batch, BatchMaker};
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 const T: usize = 8;
-/// No number of ranks divides it.
+/// Not divisible by any number of ranks.
 const VOCAB: usize = 11;
 
 const GPT2: &[&str] = &["model.n_layer=3", "model.n_embd=32", "model.n_head=4", "model.n_positions=8"];
@@ -35,11 +35,11 @@ const DEEPSEEK: &[&str] = &[
     "moe.top_k=2",
     "moe.moe_intermediate_size=12",
     "moe.n_shared_experts=1",
-    // Every expert has room for one row of a sequence, and some token wants it: loads are even.
+    // Every expert has room for one row per sequence and some token always wants it, so loads are balanced.
     "moe.capacity_factor=0.01",
 ];
 
-/// Bytes by axes and collective, those of none left out.
+/// Bytes by axes and collective, without zeros.
 type Received = BTreeMap<(String, &'static str), usize>;
 
 fn config(preset: &str, settings: &[&str]) -> Config {
@@ -51,7 +51,7 @@ fn config(preset: &str, settings: &[&str]) -> Config {
     config
 }
 
-/// Of each rank what it received in its second step, and what rests on it then.
+/// For each rank, the bytes received in its second step and the resident bytes after it.
 fn metered(config: &Config) -> Vec<(Received, usize)> {
     let config = config.clone();
     run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
@@ -83,7 +83,7 @@ fn metered(config: &Config) -> Vec<(Received, usize)> {
     .unwrap()
 }
 
-/// Without the control numbers, which all ranks reduce.
+/// Excludes the control numbers, which all ranks reduce.
 fn received(by_axes: BTreeMap<String, TrafficTable>) -> Received {
     let of_axes = |(axes, table): (String, TrafficTable)| {
         table.0.into_iter().map(move |(name, traffic)| ((axes.clone(), name), traffic.bytes as usize))
@@ -92,7 +92,7 @@ fn received(by_axes: BTreeMap<String, TrafficTable>) -> Received {
     by_axes.into_iter().flat_map(of_axes).filter(|(of, _)| !is_control(of)).collect()
 }
 
-/// As [`metered`], in closed form.
+/// The closed form of [`metered`].
 fn expected(config: &Config, rank: usize) -> (Received, usize) {
     let (mut all, mut rest) = (Received::new(), 0);
     for share in shares(config, rank) {
@@ -174,7 +174,7 @@ fn a_step_of_deepseek_receives_what_the_table_says() {
     as_metered("deepseek", &[DEEPSEEK, &["moe.router_noise=0.1", "moe.aux_loss_coef=0"]].concat(), over);
 }
 
-/// As torchtitan's, unless it is said otherwise.
+/// By default as in torchtitan.
 #[test]
 fn a_pipelines_gradients_are_reduced_once_a_step() {
     let received = |setting: &str| {
@@ -185,7 +185,7 @@ fn a_pipelines_gradients_are_reduced_once_a_step() {
     let ((once, micro_batches), (each, _)) = (received("parallel.no_sync=null"), received("parallel.no_sync=false"));
     assert!(once > 0 && micro_batches > 1);
     assert_eq!(each, micro_batches * once);
-    // Gradients of `shard_grad_op` rest in shards.
+    // Gradients of `shard_grad_op` are resident as shards.
     let [by_default, each] = ["parallel.no_sync=null", "parallel.no_sync=false"].map(|setting| {
         let strategy = "parallel.strategy=shard_grad_op";
         shares(&config("gpt2", &[GPT2, &["parallel.gpus=4", "parallel.pp=2", strategy, setting]].concat()), 0)

@@ -1,22 +1,22 @@
-//! What a micro-batch leaves in memory for its backward: an estimate, from what each operation keeps.
+//! Estimated activation memory of a micro-batch, from what each operation keeps for its backward.
 //!
 //! With `n = b t` tokens, `S = n d` elements of the residual stream, and `P = b heads t` log-sum-exps of attention,
-//! which are fp32:
+//! which are fp32, the sizes in elements of the parameters' type are:
 //!
 //! ```text
 //! GPT-2 block     8 S + 2 n inner + P       x, norm, q, k, v, y, x + y, norm; the MLP before and after its GELU
-//! MLA             4 S + n (2 rank + rope + heads (2 nope + rope + 2 v)) + P + the projection cut in two; with a compressed query 2 n q_lora more
+//! MLA             4 S + n (2 rank + rope + heads (2 nope + rope + 2 v)) + P + both slices of the projection; 2 n q_lora more with a compressed query
 //! dense SwiGLU    3 n inner                 gate, up, and their product
-//! several ranks:   of all that 1/(tp cp) each; of all rows the rotated key (tp)
-//! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k rows of experts, or as many as their capacity
-//!                                           lets in; over ranks r d more, what came back, and in the first term as many
-//!                                           times r as one of them may get at once (`moe.max_rank_load`), or its capacity
-//! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward makes
-//! modules of multi-token prediction         a block, and (1 + depth) S + 7 S; the head's of each loss
+//! several ranks:   each keeps 1/(tp cp) of all of this, but the rotated key of all rows (tp)
+//! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k expert rows, or what the capacity admits; over several
+//!                                           ranks r d more for the returned rows, and the first term times the largest
+//!                                           load of one rank (`moe.max_rank_load`), at most its capacity
+//! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward computes
+//! modules of multi-token prediction         a block, and (1 + depth) S + 7 S; the head's share for each loss
 //! ```
 //!
-//! in elements of the parameters' type; masks of dropout are made where they are used, and of the head 256 rows of
-//! logits are there at once (on a GPU 256 MB). The router reads and keeps its input and scores in fp32.
+//! Dropout masks are generated where they are used. The head holds 256 rows of logits at once (256 MB on a GPU). The
+//! router reads and keeps its input and scores in fp32.
 
 use crate::config::{Config, ModelConfig};
 use crate::device;
@@ -25,10 +25,10 @@ use model::{DeepSeekConfig, Gpt2Config};
 use moe::MoeConfig;
 
 const FP32: f64 = 4.0;
-/// What the graphs' nodes take beside the tensors.
+/// Overhead of the graph's nodes beyond the tensors.
 const NODES: f64 = 1.02;
 
-/// A micro-batch: sequences, tokens of one, and the types and operations it is computed with.
+/// A micro-batch (sequences and tokens per sequence), and how it is computed.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     b: f64,
@@ -37,15 +37,15 @@ struct Shape {
     size: f64,
     /// Whether it is computed on the CPU.
     on_cpu: bool,
-    /// Ranks over which experts are spread.
+    /// Ranks in an expert-parallel group.
     ep: f64,
-    /// Ranks that have parts of a sequence's rows, of heads and of columns.
+    /// Ranks that share a sequence's rows, the heads and the columns.
     tp: f64,
-    /// Ranks that have parts of a sequence's rows through all layers.
+    /// Ranks that share a sequence's rows through all layers.
     cp: f64,
 }
 
-/// The calls of the model in their order, for micro-batches of so many sequences.
+/// The memory of each call of the model, in order, for micro-batches of `sequences` sequences.
 pub fn calls(config: &Config, sequences: usize) -> Vec<CallBytes> {
     let size = config.parallel.precision.param().dtype().size() as f64;
     let (b, t) = (sequences as f64, config.padded_length() as f64);
@@ -94,8 +94,8 @@ impl Shape {
         calls
     }
 
-    /// The head, or with multi-token prediction the norm, the embedding, the modules, which have such blocks, and the
-    /// output matrix.
+    /// The head; with multi-token prediction the norm, the embedding, the modules with their blocks, and the output
+    /// matrix.
     fn behind_blocks(&self, model: &DeepSeekConfig, [dense, experts]: [CallBytes; 2]) -> Vec<CallBytes> {
         let (d, depth) = (model.hidden_size as f64, model.mtp_depth);
         let head = self.head(d, model.vocab_size as f64);
@@ -104,8 +104,8 @@ impl Shape {
         }
         let (width, joined) = ((1 + depth) as f64 * d, self.call(d, 0.0, 0.0));
         let module = |block: CallBytes| {
-            // Its input is wider than a block's, and it keeps what is joined, its norm, their product, and the norm at
-            // its end.
+            // The input is wider than a block's. The module also keeps the joined input, its norm, their product, and
+            // the final norm.
             let more = self.kept(width + 7.0 * d) as usize;
             CallBytes { input: self.kept(width) as usize, graph: block.graph + more, ..block }
         };
@@ -121,33 +121,32 @@ impl Shape {
         CallBytes { input: input as usize, graph: (input + NODES * kept) as usize, backward: backward as usize }
     }
 
-    /// What is kept as it was computed, so many elements a token.
+    /// Bytes kept in the computation's type, for `width` elements per token.
     fn kept(&self, width: f64) -> f64 {
         self.tokens() / self.tp * width * self.size
     }
 
-    /// What is kept in fp32.
+    /// Bytes kept in fp32.
     fn wide(&self, width: f64) -> f64 {
         self.tokens() / self.tp * width * FP32
     }
 
-    /// What each of several ranks has of all rows.
+    /// Bytes of all rows, gathered on each of several tensor-parallel ranks.
     fn gathered(&self, width: f64) -> f64 {
         if self.tp > 1.0 { self.tokens() * width * self.size } else { 0.0 }
     }
 
-    /// Those of the sequences' parts that are here.
+    /// Tokens of the sequences' parts on this rank.
     fn tokens(&self) -> f64 {
         self.b * self.t / self.cp
     }
 
-    /// What the backward of an attention over ranks has of messages, keys, values and their gradients, so many elements
-    /// a token.
+    /// Messages, keys, values and their gradients in the backward of ring attention, for `width` elements per token.
     fn ring(&self, width: f64) -> f64 {
         if self.cp > 1.0 { self.wide(3.0 * width) } else { 0.0 }
     }
 
-    /// The copy in fp32 of what is kept anyway.
+    /// The fp32 copy of something that is kept anyway.
     fn widened(&self, width: f64) -> f64 {
         if self.size < FP32 { self.wide(width) } else { 0.0 }
     }
@@ -169,36 +168,36 @@ impl Shape {
         router + self.rows(d, moe) + self.kept(3.0 * shared)
     }
 
-    /// Rows of experts: `x`, gate, up, their product, and `y`, there and back where it was computed.
+    /// Expert rows: `x`, gate, up, their product and `y`; with several ranks also the returned rows.
     fn rows(&self, d: f64, moe: &MoeConfig) -> f64 {
         let capacity = moe.capacity(self.t as usize).map_or(f64::INFINITY, |c| (c * moe.num_experts) as f64);
-        let own = (self.t * moe.top_k as f64).min(capacity); // of a sequence
+        let own = (self.t * moe.top_k as f64).min(capacity); // per sequence
         let came_back = if self.ep > 1.0 { own * d } else { 0.0 };
-        // A full expert has as many of each sequence, so a rank whose experts are all full has as many as there is
-        // capacity on each.
+        // A full expert has the same number of rows from each sequence, so a rank whose experts are all full holds the
+        // capacity of each of them.
         let here = own * self.ep.min(moe.max_rank_load);
         let rows = here.min(capacity) * (2.0 * d + 3.0 * moe.moe_intermediate_size as f64);
         self.kept((rows + came_back) / self.t)
     }
 
-    /// Probabilities and the gradients of scores, in tiles of at most 128 queries for each head that is computed at a
-    /// time, 16 say.
+    /// Probabilities and gradients of the scores, in tiles of at most 128 queries for each head computed at a time,
+    /// assumed to be 16.
     fn scores(&self, heads: f64) -> f64 {
         2.0 * FP32 * (self.b * heads / self.tp).min(16.0) * self.t.min(128.0) * self.t / self.cp
     }
 
-    /// The gradients that the forward makes, and what their multiplication by the cotangent takes.
+    /// The gradients computed in the forward, and the memory to multiply them by the upstream gradient.
     fn head(&self, d: f64, vocab: f64) -> CallBytes {
         if self.tp > 1.0 {
-            // Here the backward makes the gradients, and logits are in fp32: they, their probabilities and what marks
-            // the targets.
+            // Here the backward computes the gradients, and logits are in fp32: the logits, their probabilities and the
+            // target mask.
             let (rows, vocab) = (self.tokens().min(256.0), vocab / self.tp);
             let gradients = self.gathered(d) / self.size * FP32 + 2.0 * d * vocab * FP32;
             return self.call(d, self.kept(d), 2.0 * gradients + 4.0 * rows * vocab * FP32);
         }
         let gradients = self.kept(d) + d * vocab * FP32;
-        // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a product of its own, and
-        // a matrix of other than multiples of 128 columns is copied.
+        // On a GPU a chunk of rows has 256 MB of logits, its part of the matrix's gradient is a separate product, and a
+        // matrix whose columns are not a multiple of 128 is copied.
         let (rows, parts) = if self.on_cpu { (256.0, 1.0) } else { ((256 << 20) as f64 / (vocab * self.size), 2.0) };
         let logits = self.tokens().min(rows) * vocab * self.size;
         let padded = if self.on_cpu || vocab % 128.0 == 0.0 { 0.0 } else { d * vocab * self.size };

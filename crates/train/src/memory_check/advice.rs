@@ -1,4 +1,4 @@
-//! What would help a run that does not fit, with figures for this very run.
+//! Advice for a run that does not fit, with figures for that run.
 
 use super::figures;
 use super::need::{self, Machine, Need, micro_batches};
@@ -7,39 +7,41 @@ use crate::device;
 use crate::words::count;
 use fsdp::{ActivationCheckpointing, FloatType, Strategy, Wrap};
 
-/// GB of devices that are to be had, and the most of them that is thought of.
+/// Sizes of available devices in GB, and the largest number of devices considered.
 const SIZES: [f64; 3] = [80.0, 141.0, 192.0];
 const MOST_DEVICES: usize = 1 << 20;
 
-/// A change helps if it leaves at most this share of the need.
+/// A change counts as helpful if it leaves at most this fraction of the need.
 const HELPS: f64 = 0.98;
-/// How many pairs of changes are shown.
+/// Maximum number of pairs of changes shown.
 const MOST_PAIRS: usize = 3;
 
-/// A change of the configuration: what becomes of one, and the flags that a user gives for it.
+/// A change of the configuration: returns the user's flags and the changed configuration.
 type Remedy<'a> = Box<dyn Fn(&Config) -> (String, Config) + 'a>;
 
-/// A changed configuration, the flags that change it, and what it needs.
+/// A changed configuration, the flags that change it, and its memory need.
 struct Trial {
     flags: Vec<String>,
     config: Config,
     needs: Vec<Need>,
 }
 
-/// A run that does not fit, and where it is to fit.
+/// A run that does not fit, and the machine it should fit on.
 pub struct Patient<'a> {
     pub config: &'a Config,
     pub machine: Machine,
-    /// How many devices the machine has.
+    /// Number of devices of the machine.
     pub devices: usize,
-    /// The largest share that these take of what is available.
+    /// The largest fraction of the available memory that these needs take.
     pub share: &'a dyn Fn(&[Need]) -> f64,
 }
 
 impl Patient<'_> {
-    /// Lines on what would help. First what fits: single changes, else pairs, else the fewest changes that do. Then
-    /// single changes that help, but not enough alone. Where nothing fits: what all changes together come to, and which
-    /// devices would do.
+    /// Lines of advice.
+    ///
+    /// First come changes that fit: single ones, else pairs, else the smallest combination. Then come single changes
+    /// that help but do not suffice alone. If nothing fits, the lines show all changes together and the devices that
+    /// would suffice.
     pub fn advice(&self) -> Vec<String> {
         let needs = need::of_run(self.config, self.machine);
         let unchanged = Trial { flags: vec![], config: self.config.clone(), needs };
@@ -64,7 +66,7 @@ impl Patient<'_> {
         lines(&fitting.chain(others.iter().map(|trial| (trial, "not enough alone"))).collect::<Vec<_>>())
     }
 
-    /// Pairs of changes that fit, those that cost the user least first.
+    /// Pairs of changes that fit, least costly for the user first.
     fn pairs(&self, remedies: &[&Remedy], unchanged: &Trial) -> Vec<Trial> {
         let mut pairs: Vec<_> = (0..remedies.len()).flat_map(|j| (0..j).map(move |i| (i, j))).collect();
         pairs.sort_by_key(|(i, j)| i + j);
@@ -72,7 +74,7 @@ impl Patient<'_> {
         trials.filter(|trial| self.fit(trial)).take(MOST_PAIRS).collect()
     }
 
-    /// As few changes as fit, or else all that help beside each other; None if none does.
+    /// The smallest combination that fits, or else all changes that add to each other; `None` if none helps.
     fn combination(&self, remedies: &[Remedy], unchanged: &Trial) -> Option<Trial> {
         let (mut chosen, mut all) = (vec![], None);
         for remedy in remedies {
@@ -98,13 +100,14 @@ impl Patient<'_> {
         (self.share)(&trial.needs) <= 1.0
     }
 
-    /// Several changes, in order of preference. The first one comes last: a micro-batch is as large as the others allow.
+    /// Combines several changes given in order of preference. The first is applied last, so that the micro-batch is as
+    /// large as the others allow.
     fn together(&self, remedies: &[&Remedy], unchanged: &Trial) -> Option<Trial> {
         let (last, first) = remedies.split_last()?;
         first.iter().rev().try_fold(self.apply(last, unchanged)?, |trial, remedy| self.apply(remedy, &trial))
     }
 
-    /// One more change than those tried; None if it does not help, or makes no valid configuration.
+    /// Applies one more change; `None` if it does not help or the configuration becomes invalid.
     fn apply(&self, remedy: &Remedy, tried: &Trial) -> Option<Trial> {
         let (flags, config) = remedy(&tried.config);
         let least = HELPS * (self.share)(&tried.needs);
@@ -112,15 +115,15 @@ impl Patient<'_> {
         Some(Trial { flags: [&[flags], &tried.flags[..]].concat(), config, needs })
     }
 
-    /// What a changed configuration would need; None if it is no valid one.
+    /// The needs of a changed configuration; `None` if it is invalid.
     fn try_out(&self, config: &Config) -> Option<Vec<Need>> {
         config.validate().ok()?;
         let ranks = if self.machine.threads { config.parallel.gpus } else { self.machine.ranks };
         Some(need::of_run(config, Machine { ranks, devices: self.devices.min(ranks), ..self.machine }))
     }
 
-    /// The changes that apply, those that cost the user least first: the same losses in about the same time, the same
-    /// losses more slowly, other losses, a run that begins anew if it dies.
+    /// The applicable changes, least costly first: same losses in about the same time, same losses but slower,
+    /// different losses, and last a run that restarts from the beginning if it dies.
     fn remedies(&self) -> Vec<Remedy<'_>> {
         let Config { parallel, train, moe, checkpoint, .. } = self.config;
         let on_cpu = device::meant(&train.device) == "cpu";
@@ -135,7 +138,7 @@ impl Patient<'_> {
         ];
         let saves = saves.into_iter().filter(|(_, is)| *is).map(|(key, _)| format!(" --set checkpoint.{key}"));
         let saves: String = saves.collect();
-        // More ranks where there are devices for them, fewer where they share one.
+        // More ranks if there are devices for them, fewer if they share one.
         let ranks = self.devices;
         let remedies: Vec<(bool, Remedy)> = vec![
             (true, Box::new(|config| self.with_smaller_micro_batches(config))),
@@ -185,7 +188,7 @@ impl Patient<'_> {
         remedies.into_iter().filter_map(|(applies, remedy)| applies.then_some(remedy)).collect()
     }
 
-    /// Micro-batches of the largest size that fits, or of one sequence.
+    /// Uses the largest micro-batch size that fits, or 1.
     fn with_smaller_micro_batches(&self, config: &Config) -> (String, Config) {
         let (now, _) = micro_batches(config);
         let of = |size: usize| {
@@ -212,7 +215,7 @@ fn set(key: &str, change: fn(&mut Config)) -> Remedy<'static> {
     remedy(format!("--set {key}"), change)
 }
 
-/// What the run would need with each change, and whether that is enough.
+/// The needs of the run with each change, and whether it suffices.
 fn lines(trials: &[(&Trial, &str)]) -> Vec<String> {
     let width = trials.iter().map(|(trial, _)| trial.flags.join(" ").len()).max().unwrap_or_default();
     let line = |(trial, enough): &(&Trial, &str)| {
@@ -221,13 +224,13 @@ fn lines(trials: &[(&Trial, &str)]) -> Vec<String> {
     trials.iter().map(line).collect()
 }
 
-/// Of the memory that has to give most.
+/// The need of the fullest memory.
 fn most(needs: &[Need]) -> f64 {
     needs.iter().map(|need| need.of_all.total()).fold(0.0, f64::max)
 }
 
-/// How many devices of which size hold the run, as long as each has its own rank and a share of everything; with
-/// experts or stages spread over ranks fewer may do.
+/// The number and size of devices that hold the run if each has its own rank and everything is fully sharded. With
+/// experts or stages spread over ranks, fewer may suffice.
 fn devices_that_do(config: &Config) -> String {
     let mut config = config.clone();
     config.train.device = "cuda".into();

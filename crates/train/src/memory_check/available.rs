@@ -1,10 +1,10 @@
-//! What memory there is to be had.
+//! Available memory.
 
 use crate::device::Devices;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Memory that a run can take, and who says so.
+/// Memory available to a run, and where that figure comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Available {
     pub bytes: u64,
@@ -12,7 +12,7 @@ pub struct Available {
     pub source: &'static str,
 }
 
-/// The memory that is free on the fullest of a run's devices; None where it is not known.
+/// Free memory of the fullest of a run's devices; `None` if unknown.
 pub fn of_devices(devices: &Devices) -> Option<Available> {
     let kind = devices.kind();
     let each = devices.numbers().into_iter().map(|number| of_gpu(kind, number)).collect::<Option<Vec<_>>>()?;
@@ -21,7 +21,7 @@ pub fn of_devices(devices: &Devices) -> Option<Available> {
     Some(Available { source, ..least })
 }
 
-/// The memory that is free where rank 0 of a run computes whose device has this name; None where it is not known.
+/// Free memory on the device of a run's rank 0, given the device's name; `None` if unknown.
 pub fn of_rank_0(device: &str) -> Option<Available> {
     match crate::device::meant(device).split_once(':') {
         None if crate::device::meant(device) == "cpu" => of_host(),
@@ -30,9 +30,9 @@ pub fn of_rank_0(device: &str) -> Option<Available> {
     }
 }
 
-/// What the driver says of this GPU: Burn itself does not say how large a device is. Metal's is not known.
+/// Free memory of a GPU according to its driver, because Burn does not report a device's size. Unknown for Metal.
 fn of_gpu(kind: &str, number: usize) -> Option<Available> {
-    let _ = number; // in a build without GPUs
+    let _ = number; // unused in builds without GPU backends
     match kind {
         // In the context that Burn will use too.
         #[cfg(feature = "cuda")]
@@ -49,13 +49,13 @@ fn of_gpu(kind: &str, number: usize) -> Option<Available> {
     }
 }
 
-/// The CPU's memory that is free or can be freed; None where the system does not say, which only Linux does.
+/// Free and reclaimable CPU memory; `None` if the system does not report it (only Linux does).
 pub fn of_host() -> Option<Available> {
     of_linux(Path::new("/"))
 }
 
-/// That of a Linux whose files are under `root`: the kernel's own estimate, and of each control group that this process
-/// is in what its limit leaves, for a container is killed at its limit and not at the machine's.
+/// The same for a Linux whose files are under `root`: the smaller of the kernel's own estimate and what the limits of
+/// this process's control groups leave. A container is killed at its own limit, not at the machine's.
 fn of_linux(root: &Path) -> Option<Available> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let machine = field(&read("proc/meminfo")?, "MemAvailable:")?.saturating_mul(1024);
@@ -69,8 +69,8 @@ fn of_linux(root: &Path) -> Option<Available> {
             _ if controllers.split(',').any(|controller| controller == "memory") => ("sys/fs/cgroup/memory", &V1),
             _ => return None,
         };
-        // Inside of a container the path may be the host's; the group itself is then the base. A limit above counts
-        // too.
+        // Inside a container the path may be the host's; the group itself is then the base. Limits of parent groups
+        // apply too.
         let group: PathBuf = root.join(base).join(path.trim_start_matches('/'));
         group
             .ancestors()
@@ -82,11 +82,11 @@ fn of_linux(root: &Path) -> Option<Available> {
     container.into_iter().chain([machine]).min_by_key(|available| available.bytes)
 }
 
-/// The files of a control group.
+/// File names of a control group version.
 struct Version {
     limit: &'static str,
     usage: &'static str,
-    /// In `memory.stat`: the cache of files that can be dropped, which counts as used.
+    /// Key in `memory.stat` of the droppable file cache, which counts as used.
     cache: &'static str,
 }
 
@@ -95,7 +95,7 @@ const V1: Version =
 const V2: Version = Version { limit: "memory.max", usage: "memory.current", cache: "inactive_file" };
 
 impl Version {
-    /// What a group's limit leaves; None where there is no limit (`max`), or no such group.
+    /// Memory that a group's limit leaves; `None` if there is no limit (`max`) or no such group.
     fn leaves(&self, group: &Path) -> Option<u64> {
         let read = |name: &str| fs::read_to_string(group.join(name)).ok();
         let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
@@ -105,7 +105,7 @@ impl Version {
     }
 }
 
-/// The number behind `name` in lines of a name and a number.
+/// The number after `name` in lines of a name and a number.
 fn field(text: &str, name: &str) -> Option<u64> {
     let mut words = text.lines().map(str::split_whitespace);
     words.find_map(|mut words| if words.next() == Some(name) { words.next()?.parse().ok() } else { None })
@@ -150,8 +150,7 @@ mod tests {
             ("sys/fs/cgroup/a/memory.stat", "anon 300\ninactive_file 200\n"),
         ];
         assert_eq!(machine(&version_2), expected);
-        // Seen from inside a container without a namespace for groups: the path is the host's, the group is at the
-        // base.
+        // Inside a container without a control group namespace, the path is the host's and the group is at the base.
         let version_1 = [
             MEMINFO,
             ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/0123\n"),

@@ -1,4 +1,4 @@
-//! What a run that fits will need, for who starts it.
+//! The memory estimate shown at the start of a run that fits.
 
 use super::available::{self, Available};
 use super::need::{self, Machine, Need, Pool};
@@ -7,16 +7,16 @@ use crate::config::Config;
 use crate::device::Devices;
 use crate::launch::Launch;
 
-/// What a run needs of the memory of which it takes the largest share.
+/// The need of the memory that a run fills most.
 #[derive(Debug, Clone)]
 pub(crate) struct Estimate {
     need: Need,
-    /// None: it is not known here how much there is.
+    /// `None` if the amount of memory is unknown.
     has: Option<Available>,
 }
 
 impl Estimate {
-    /// Of the rows of the length that needs the most.
+    /// Estimates the row length that needs the most.
     pub fn new(config: &Config, launch: &Launch, devices: &Devices) -> Self {
         let ranks = launch.ranks_here(config.parallel.gpus);
         let machine = Machine { ranks, devices: devices.distinct, threads: launch.processes().is_none() };
@@ -31,7 +31,8 @@ impl Estimate {
         all.max_by(|a, b| a.share().total_cmp(&b.share())).expect("a run needs memory")
     }
 
-    /// Of what there is; where that is not known, what is needed, which is less than any share.
+    /// Fraction of the available memory. If that is unknown, a negative value that orders needs and stays below any
+    /// fraction.
     fn share(&self) -> f64 {
         let needed = self.need.of_all.total();
         self.has.as_ref().map_or(-1.0 / needed, |has| needed / has.bytes as f64)
@@ -45,7 +46,7 @@ impl Estimate {
         format!("about {}{all}{}", gb(of_rank.total()), has.unwrap_or_default())
     }
 
-    /// What takes it, in GB, of a rank and of all that share the memory.
+    /// The breakdown in GB, per rank and for all ranks that share the memory.
     pub fn table(&self) -> String {
         table(&self.need)
     }

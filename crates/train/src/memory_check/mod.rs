@@ -1,11 +1,11 @@
-//! Whether a run fits into memory, found before anything is made.
+//! Checks that a run fits into memory before anything is allocated.
 //!
 //! ```text
 //! config ─> activations ─> fsdp's forecast ─> need: rows of each memory     available: /proc, control groups, CUDA
 //!                                               '── more than available? ──> refused, with the table and advice
 //! ```
 //!
-//! What rests is exact, activations are an estimate from what each operation keeps; docs/memory.md compares both with
+//! Resident state is exact; activations are estimated from what each operation keeps. docs/memory.md compares both with
 //! measurements.
 
 mod activations;
@@ -29,11 +29,11 @@ pub(crate) use estimate::Estimate;
 use need::{Machine, Need, Pool};
 use rows::Row;
 
-/// From this share of the available memory on the user is warned.
+/// Fraction of the available memory above which the user is warned.
 const NEARLY: f64 = 0.9;
 
-/// Refuses a run that needs more memory than there is, unless it is forced: the message has the table, and what would
-/// help. Returns what the user is to be told of one that goes on.
+/// Rejects a run that needs more memory than there is, unless it is forced; the message has the table and advice.
+/// Returns a warning if the run may proceed but memory is scarce or unknown.
 pub(crate) fn check(
     config: &Config,
     launch: &Launch,
@@ -49,7 +49,7 @@ pub(crate) fn check(
     judge(config, machine, devices.here, &available, force)
 }
 
-/// Refuses to make a whole model, in fp32, that does not fit into the CPU's memory.
+/// Rejects a model whose fp32 parameters do not fit into CPU memory.
 pub(crate) fn check_model(config: &Config) -> Result<(), String> {
     let needed = parameter_count(config) as f64 * size_of::<f32>() as f64;
     match available::of_host().filter(|has| needed > has.bytes as f64) {
@@ -60,13 +60,13 @@ pub(crate) fn check_model(config: &Config) -> Result<(), String> {
     }
 }
 
-/// Refuses to put the whole model together on rank 0 for a text at the end, where that does not fit into the memory
-/// that is free by then.
+/// Rejects gathering the whole model on rank 0 for a final sample if it does not fit into the memory that is free by
+/// then.
 pub(crate) fn check_sample(config: &Config) -> Result<(), String> {
     judge_sample(need::of_whole_model(config), available::of_rank_0(&config.train.device))
 }
 
-/// [`check_sample`] of a model of so many bytes, of which a tenth is left for what is made of it.
+/// [`check_sample`] for a model of `needed` bytes; a tenth of the memory stays free for what is computed from it.
 fn judge_sample(needed: f64, available: Option<Available>) -> Result<(), String> {
     match available.filter(|has| needed > NEARLY * has.bytes as f64) {
         Some(has) => Err(format!(
@@ -80,7 +80,7 @@ fn judge_sample(needed: f64, available: Option<Available>) -> Result<(), String>
     }
 }
 
-/// [`check`] of a machine with so many devices, where that much memory is available.
+/// [`check`] for a machine with this many devices and this much available memory.
 fn judge(
     config: &Config,
     machine: Machine,
@@ -113,7 +113,7 @@ fn judge(
     }
 }
 
-/// Each row in GB, of a rank and of all that share the memory.
+/// The rows in GB, per rank and for all ranks that share the memory.
 fn table(need: &Need) -> String {
     let all = match need.ranks {
         1 => String::new(),
@@ -134,7 +134,7 @@ fn table(need: &Need) -> String {
     )
 }
 
-/// What is needed of each memory.
+/// The need of each memory.
 fn figures(needs: &[Need]) -> String {
     let figure = |need: &Need| match (need.pool, needs.len()) {
         (Pool::Host, 1) => gb(need.of_all.total()),

@@ -1,4 +1,4 @@
-//! What a run will need, row by row.
+//! The memory need of a run, row by row.
 
 use super::activations;
 use super::rows::{Row, Rows};
@@ -10,45 +10,44 @@ use burn::tensor::Device;
 use fsdp::{Category, FloatType, Forecast, ForecastRun, Strategy};
 use model::Parallel;
 
-/// Where ranks of a run are: how many one machine has, and on how many devices.
+/// Placement of a run's ranks on a machine: how many, and on how many devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Machine {
     pub ranks: usize,
     pub devices: usize,
-    /// Whether they are threads of one process.
+    /// Whether the ranks are threads of one process.
     pub threads: bool,
 }
 
-/// Memory that ranks share.
+/// A kind of memory that ranks share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pool {
     Host,
     Device,
 }
 
-/// What ranks need of a memory that they share, at the moment when that is most.
+/// The peak need of ranks that share a memory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Need {
     pub pool: Pool,
-    /// How many ranks share it.
+    /// Number of ranks that share it.
     pub ranks: usize,
-    /// What the one with the most needs, and what all of them do.
+    /// The need of the largest rank, and of all ranks together.
     pub of_rank: Rows,
     pub of_all: Rows,
 }
 
-/// Code and tables of the program, and what the threads of a rank take; measured.
+/// Code and tables of the program, and the threads of a rank; measured.
 const PROGRAM: f64 = 60e6;
 const OF_A_RANK: f64 = 20e6;
-/// What the allocator holds in reserve, as a share of what is in use; measured. More where ranks hand each other
-/// memory.
+/// Allocator reserve as a fraction of what is in use; measured. It is larger if ranks pass memory to each other.
 const RESERVE: f64 = 0.3;
 const RESERVE_OF_RANKS: f64 = 0.4;
-/// Of a model with more blocks than this the rest is extrapolated.
+/// Models with more blocks are extrapolated from this many.
 const BLOCKS: usize = 1000;
 
-/// What a run needs of each memory that its ranks on a machine share: of the device with the most, and where shards are
-/// offloaded of the CPU's.
+/// The need of each memory that a run's ranks on a machine share: that of the fullest device, and with offloaded shards
+/// also the CPU's.
 pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
     let ranks = of_a_device(config, machine);
     let of_rank = *ranks.iter().max_by(|a, b| a.total().total_cmp(&b.total())).expect("a device has a rank");
@@ -75,12 +74,12 @@ pub fn of_run(config: &Config, machine: Machine) -> Vec<Need> {
     ]
 }
 
-/// Sequences of a rank's micro-batch, and micro-batches of a step.
+/// The micro-batch size of a rank, and its micro-batches per step.
 pub fn micro_batches(config: &Config) -> (usize, usize) {
     (config.micro_batch_size(), config.micro_batches())
 }
 
-/// What a rank will take, from shapes alone.
+/// Forecasts a rank's memory from shapes alone.
 pub fn forecast(config: &Config, rank: usize) -> Forecast {
     let (units, _) = units(config, &ExpertLoads::new(config), &Parallel::default(), &Device::flex());
     let (sequences, micro_batches) = micro_batches(config);
@@ -94,7 +93,7 @@ fn on_cpu(config: &Config) -> bool {
     device::meant(&config.train.device) == "cpu"
 }
 
-/// The rows of each rank of the device with the most.
+/// The rows of each rank on the fullest device.
 fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
     let ranks = machine.ranks.div_ceil(machine.devices);
     let is_block = config.parallel.strategy == Strategy::Block;
@@ -120,7 +119,7 @@ fn of_a_device(config: &Config, machine: Machine) -> Vec<Rows> {
     most.expect("there is a rank")
 }
 
-/// Of one rank, without the allocator.
+/// The rows of one rank, without the allocator.
 fn of_rank(config: &Config, rank: usize) -> Rows {
     let with_blocks = |count| {
         let mut config = config.clone();
@@ -128,7 +127,7 @@ fn of_rank(config: &Config, rank: usize) -> Rows {
         rows(&config, rank)
     };
     let count = *blocks(&mut config.clone());
-    // What a stage has does not grow with the blocks as a whole model does.
+    // A stage's memory does not grow linearly with the blocks like a whole model's.
     if count <= BLOCKS || config.parallel.pp > 1 {
         return with_blocks(count);
     }
@@ -163,26 +162,28 @@ fn rows(config: &Config, rank: usize) -> Rows {
     rows
 }
 
-/// What rank 0 needs to put the whole model together at the end, in fp32; nothing where it has all of it.
+/// The fp32 bytes that rank 0 needs to gather the whole model at the end; 0 if it already holds all of it.
 pub fn of_whole_model(config: &Config) -> f64 {
     let forecast = forecast(config, 0);
-    let shard = forecast.most[Category::Optimizer] / 2; // which has two moments
+    let shard = forecast.most[Category::Optimizer] / 2; // the optimizer holds two moments
     if shard < forecast.model { forecast.model as f64 } else { 0.0 }
 }
 
-/// The ranks of a device. Threads of a replica share what an `all_gather` makes for all of them, where all are on one
-/// device; on others each has a copy. Of experts or columns over ranks each part of the ranks has its own: then nothing
-/// is counted as shared.
+/// Adds up the ranks of a device.
+///
+/// If all ranks are on one device, threads of a replica share the result of an `all_gather`; on several devices each
+/// has a copy. With experts or columns spread over ranks, each part of the ranks has its own, so nothing is counted as
+/// shared.
 fn together(config: &Config, ranks: &[Rows], shares: bool) -> Rows {
     let of_replica = (config.parallel.gpus / config.parallel.pp / config.fsdp().replicas()).max(1);
     let mut all = ranks.iter().fold(Rows::default(), |sum, rows| sum.with(*rows, |sum, bytes| sum + bytes));
     if shares && config.parallel.ep * config.parallel.tp == 1 {
         let most_of = |ranks: &[Rows], row: Row| ranks.iter().map(|rows| rows[row]).fold(0.0, f64::max);
-        // Each stage, and each replica, has its own.
+        // Each stage and each replica has its own.
         let most = |row: Row| ranks.chunks(of_replica).map(|replica| most_of(replica, row)).sum::<f64>();
         all[Row::Gathered] = most(Row::Gathered);
         if matches!(config.parallel.strategy, Strategy::Zero1 | Strategy::ShardGradOp) {
-            // Each rank has its own copy until the first step has made one for all, and moments.
+            // Each rank has its own copy until the first step creates a shared one and the moments.
             let shards = if config.parallel.precision.param() == FloatType::Fp32 { 0.0 } else { all.shard() };
             let shared = most(Row::Parameters) + shards;
             all[Row::Parameters] = shared.max(all[Row::Parameters] - all[Row::Optimizer]);

@@ -1,8 +1,8 @@
-//! A table's rows and their bytes.
+//! The rows of the memory table and their bytes.
 
 use std::ops::{Index, IndexMut};
 
-/// What takes memory.
+/// A row: what the memory is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Row {
     Parameters,
@@ -10,15 +10,15 @@ pub enum Row {
     Optimizer,
     Gathered,
     Activations,
-    /// Gradients of a backward under way, and the optimizer's copies.
+    /// Gradients in a running backward, and the optimizer's copies.
     Working,
-    /// Parameters and moments as they were when the checkpoint was begun that is being written.
+    /// Parameters and moments as of the start of the checkpoint that is being written.
     Checkpoint,
-    /// The program, and what the allocator holds of freed memory that nothing else fits in.
+    /// The program, and freed memory that the allocator holds in unusable pieces.
     Allocator,
 }
 
-/// Bytes of each row. Not integers: these would overflow for a model that nobody could train.
+/// Bytes of each row, as floats because integers would overflow for absurdly large models.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Rows([f64; Row::ALL.len()]);
 
@@ -44,17 +44,17 @@ impl Rows {
         self.0.iter().sum()
     }
 
-    /// Row by row.
+    /// Combines two sets row by row.
     pub fn with(self, other: Self, combine: impl Fn(f64, f64) -> f64) -> Self {
         Self(std::array::from_fn(|row| combine(self.0[row], other.0[row])))
     }
 
-    /// The shard in fp32, of which the optimizer has two moments.
+    /// The fp32 shard; the optimizer holds two moments of it.
     pub fn shard(&self) -> f64 {
         self[Row::Optimizer] / 2.0
     }
 
-    /// What rests where shards do: of the parameters and gradients the shard's.
+    /// What is resident where the shards are: only the shard's part of parameters and gradients.
     pub fn rest(self) -> Self {
         let mut rest = Self::default();
         rest[Row::Parameters] = self.shard();

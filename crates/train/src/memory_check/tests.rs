@@ -1,3 +1,5 @@
+//! Tests of the memory check: closed forms, advice, and measurements of real runs.
+
 use super::available::Available;
 use super::need::{Machine, Pool, forecast, micro_batches, of_run, of_whole_model};
 use super::rows::Row;
@@ -7,7 +9,7 @@ use crate::{Place, train};
 use serde_json::Value;
 use std::fs;
 
-/// Workspaces of matrix products, of one thread, which a rank's first graph counts too.
+/// Workspaces of one thread's matrix products, which a rank's first graph includes.
 const WORKSPACE: f64 = 2e6;
 
 fn config(preset: &str, overrides: &[&str]) -> Config {
@@ -39,10 +41,10 @@ fn gpt2_small_takes_sixteen_bytes_a_parameter_and_its_activations() {
         close(need.of_all[row], bytes * parameters, 1e-3);
     }
     assert_eq!(need.of_all[Row::Gathered], 0.0);
-    // 12 sequences of 1024 tokens of width 768; 12 blocks of 12 heads.
+    // 12 sequences of 1024 tokens of width 768; 12 blocks with 12 heads.
     let (n, s) = (12.0 * 1024.0, 12.0 * 1024.0 * 768.0);
     let block = 8.0 * s + 2.0 * n * 3072.0 + 12.0 * n;
-    // Of the head stream, norm and their gradients, that of its matrix, twice while it is multiplied, and 256 rows of
+    // The head: stream, norm and their gradients, the matrix's gradient (twice while it is multiplied), and 256 rows of
     // logits.
     let head = 3.0 * s + 2.0 * 768.0 * 50257.0 + 256.0 * 50257.0;
     close(need.of_all[Row::Activations], 4.0 * (12.0 * block + head), 0.02);
@@ -59,11 +61,11 @@ fn ranks_share_a_model_and_a_device_adds_up_its_ranks() {
     let full_shard = of("full_shard", cpu(4));
     close(full_shard.of_rank[Row::Parameters], model / 4.0, 1e-3);
     close(full_shard.of_all[Row::Parameters], model, 1e-3);
-    // What is gathered for all of them lies there once: the ends, and the last block.
+    // What is gathered for all of them exists once: the ends and the last block.
     close(full_shard.of_all[Row::Gathered], full_shard.of_rank[Row::Gathered], 0.0);
     close(of("ddp", cpu(4)).of_all[Row::Parameters], 4.0 * model, 1e-3);
     close(of("zero1", cpu(4)).of_all[Row::Optimizer], 2.0 * model, 1e-3);
-    // Of four ranks on two devices two are on each.
+    // Four ranks on two devices: two on each.
     let two = of("full_shard", Machine { devices: 2, ..cpu(4) });
     assert_eq!(two.ranks, 2);
     close(two.of_all[Row::Parameters], model / 2.0, 1e-3);
@@ -89,7 +91,7 @@ fn shards_that_rest_on_the_cpu_are_counted_there() {
 #[test]
 fn deepseek_v3_is_refused_with_a_table_and_what_would_help() {
     let message = judge(&config("deepseek-v3", &[]), cpu(1), 1, &has(64.0), false).unwrap_err();
-    // Of 671 billion parameters 4 bytes and a copy of 2, and while units step the new copies of two, 46 GB.
+    // 671 billion parameters take 4 bytes and a copy of 2; while units step, the new copies of two units take 46 GB.
     for part in [
         "this machine has 64.0 GB",
         "parameters      4072.188",
@@ -128,7 +130,7 @@ fn a_run_goes_on_if_it_fits_is_forced_or_nobody_knows() {
     assert!(unknown.contains("not known here"), "{unknown}");
 }
 
-/// With ep 4 a rank holds a fourth of the experts, before anything is sharded.
+/// With ep 4 a rank holds a quarter of the experts, before any sharding.
 #[test]
 fn experts_over_ranks_are_a_part_on_each() {
     let of = |ep: &str| {
@@ -144,7 +146,7 @@ fn experts_over_ranks_are_a_part_on_each() {
     close(all[Row::Optimizer] - fourth[Row::Optimizer], 1.5 * bytes, 1e-3);
 }
 
-/// Of uneven loads a rank holds as many rows as it may take at once, and as many as capacity lets in.
+/// With uneven loads a rank holds as many rows as `moe.max_rank_load` and the capacity allow.
 #[test]
 fn experts_over_ranks_are_counted_with_the_load_that_one_rank_may_get() {
     let of = |overrides: &[&str]| {
@@ -157,7 +159,7 @@ fn experts_over_ranks_are_counted_with_the_load_that_one_rank_may_get() {
     let rows = 1.02 * 4.0 * (2.0 * 128.0 * 2.0) * (5.0 * 128.0);
     close(preset - even, rows, 1e-6);
     close(of(&["moe.max_rank_load=3.5"]) - even, 2.5 * rows, 1e-6);
-    // No more than all rows of four ranks, and than full experts have.
+    // At most all rows of four ranks, and at most those of full experts.
     close(of(&["moe.max_rank_load=100"]) - even, 3.0 * rows, 1e-6);
     close(of(&["moe.capacity_factor=1.5"]) - even, 0.5 * rows, 1e-6);
     close(of(&["moe.capacity_factor=1.0"]), even, 1e-6);
@@ -175,14 +177,14 @@ fn every_stage_of_a_pipeline_counts() {
         of_run(&config("gpt2-124m", &[&common[..], overrides].concat()), machine).remove(0)
     };
     let (one, model) = (Machine { devices: 1, ..cpu(4) }, 4.0 * 124_439_808.0);
-    // The embedding is the head too, and stands on the first and the last stage.
+    // The embedding is also the head, so it is on the first and the last stage.
     let tied = 4.0 * (50257.0 + 1024.0 + 2.0) * 768.0;
     let ddp = of(&["parallel.pp=4", "parallel.strategy=ddp"], one);
     close(ddp.of_all[Row::Parameters], model + tied, 1e-3);
-    // What each stage gathers stays, and counts once a stage: all of the model, and the tied part twice.
+    // What each stage gathers is kept and counts once per stage: the whole model, and the tied part twice.
     let sharded = of(&["parallel.pp=2"], one);
     close(sharded.of_all[Row::Gathered], model + tied, 1e-3);
-    // Of four devices the one of the last stage needs most: the logits of all micro-batches, under gpipe.
+    // Of four devices, the one with the last stage needs the most: under gpipe, the logits of all micro-batches.
     let four = Machine { devices: 4, ..cpu(4) };
     let gpipe = of(&["parallel.pp=4", "parallel.strategy=ddp", "parallel.schedule=gpipe"], four);
     assert!(gpipe.of_all[Row::Activations] > 12.0 * 4.0 * 1024.0 * 50257.0, "{:e}", gpipe.of_all[Row::Activations]);
@@ -212,7 +214,7 @@ fn a_pipeline_that_does_not_fit_is_refused_with_advice() {
     }
 }
 
-/// Bytes that a gpt2-124m needs with overrides and flags.
+/// Bytes that a gpt2-124m needs with these overrides and flags.
 fn needed_with(base: &[&str], flags: &str) -> f64 {
     let words = [("--gpus ", "parallel.gpus="), ("--strategy ", "parallel.strategy="), ("--set ", "")];
     let set = words.iter().fold(flags.to_string(), |flags, (word, key)| flags.replace(word, key));
@@ -220,8 +222,8 @@ fn needed_with(base: &[&str], flags: &str) -> f64 {
     of_run(&changed, cpu(changed.parallel.gpus))[0].of_all.total()
 }
 
-/// The flags that are advised for a gpt2-124m with overrides, and whether they are said to fit. Each line's figure must be
-/// that of a run with them, and its verdict true.
+/// The flags advised for a gpt2-124m with overrides, each with whether it is said to fit. Asserts that each line's
+/// figure is that of a run with the flags and that its verdict is true.
 #[track_caller]
 fn advised(message: &str, base: &[&str], gigabytes: f64) -> Vec<(String, bool)> {
     let advised = |line: &str| {
@@ -235,7 +237,7 @@ fn advised(message: &str, base: &[&str], gigabytes: f64) -> Vec<(String, bool)> 
     message.lines().filter(|line| line.starts_with("  --")).map(advised).collect()
 }
 
-/// Less and less memory: as few changes as fit, until nothing does.
+/// With less and less memory, the advice uses the fewest changes that fit, until nothing fits.
 #[test]
 fn changes_that_do_not_fit_alone_are_combined_into_as_few_as_do() {
     let base = ["parallel.gpus=2", "parallel.strategy=ddp"];
@@ -248,7 +250,7 @@ fn changes_that_do_not_fit_alone_are_combined_into_as_few_as_do() {
         }
         let lines = advised(&message, &base, gigabytes);
         assert!(lines[0].1 && lines.is_sorted_by_key(|(_, fits)| !fits), "{message}");
-        // The two flags on checkpoints are one change.
+        // The flags for checkpoints together are one change.
         let number = |flags: &str| flags.matches("--").count() - flags.matches("keep_best").count();
         numbers.push(number(&lines[0].0));
         let alike =
@@ -270,12 +272,12 @@ fn advice_has_the_figures_of_a_run_that_takes_it() {
     assert!(lines.len() >= 4 && message.matches(", fits").count() >= 2, "{message}");
     assert!(lines.is_sorted_by_key(|(_, fits)| !fits), "what fits comes first: {message}");
     assert!(!lines[0].0.contains("checkpoint.every"), "checkpoints are given up last: {message}");
-    // Nothing helps there, but devices would.
+    // Here nothing helps but more devices.
     let message = judge(&config("gpt2-1558m", &[]), cpu(1), 1, &has(8.0), false).unwrap_err();
     assert!(message.contains("it takes at least 1 device of 80 GB") && !message.contains("fits"), "{message}");
 }
 
-/// What is offloaded takes more of the CPU's memory than it took of the device's, which has less.
+/// Offloaded state takes more CPU memory than the device memory it frees.
 #[test]
 fn an_offload_helps_where_the_cpu_has_the_memory_that_a_device_has_not() {
     let config = config("gpt2-1558m", &["train.device=cuda", "train.micro_batch_size=1"]);
@@ -291,7 +293,7 @@ fn an_offload_helps_where_the_cpu_has_the_memory_that_a_device_has_not() {
     assert!(!small.contains("parallel.cpu_offload=true"), "{small}");
 }
 
-/// What rank 0 of a real run of one step counts is what was computed for it.
+/// Rank 0 of a real one-step run measures what was estimated for it.
 #[test]
 fn a_run_measures_what_was_estimated() {
     let folder = tempfile::tempdir().unwrap();
@@ -310,7 +312,7 @@ fn a_run_measures_what_was_estimated() {
             vec!["moe.n_shared_experts=1", "model.q_lora_rank=32", "model.first_k_dense_replace=1"],
         ),
         ("deepseek", [256, 4, 4], vec!["moe.capacity_factor=null", "parallel.precision.param=bf16"]),
-        // Of the first of p stages p micro-batches are alive, under gpipe all.
+        // The first of p stages holds p micro-batches, under gpipe all of them.
         ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4"]),
         ("gpt2", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=4", "parallel.schedule=gpipe"]),
         ("deepseek", [128, 8, 1], vec!["parallel.gpus=4", "parallel.pp=2"]),
@@ -351,7 +353,7 @@ fn a_run_measures_what_was_estimated() {
 
         crate::run::set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size())).unwrap();
         let counted = forecast(&config, 0).memory.peak[fsdp::Category::Activations];
-        // Loads of a first step are about even.
+        // Loads in a first step are roughly balanced.
         config.moe.iter_mut().for_each(|moe| moe.max_rank_load = 1.0);
         let (forecast, text) =
             (forecast(&config, 0), fs::read_to_string(outcome.folder.join("metrics.jsonl")).unwrap());
@@ -373,8 +375,8 @@ fn a_run_measures_what_was_estimated() {
         println!(
             "{overrides:?}: {found} bytes of activations, {expected} estimated with even loads, {counted} counted"
         );
-        // Ranks that compute the same sequences share what they gather. The last to come allocates it and the last to
-        // leave frees it, and the count is the thread's: a rank that is always early counts only what is its own.
+        // Ranks that compute the same sequences share what they gather. The last to arrive allocates it and the last to
+        // leave frees it, and counting is per thread: a rank that is always early counts only its own memory.
         let (least, most) = if config.parallel.tp * config.parallel.cp > 1 { (4.0, 1.5) } else { (1.3, 1.0) };
         assert!(
             (expected / least..=expected * most + threads * WORKSPACE).contains(&found),

@@ -1,4 +1,4 @@
-//! What follows a DeepSeek's blocks: its head, and with multi-token prediction what that is cut into.
+//! The calls after a DeepSeek's blocks: its head, or with multi-token prediction the parts it is split into.
 //!
 //! ```text
 //! depth 0     head
@@ -6,9 +6,9 @@
 //! width       d         | [h^0, e^1, .., e^D]  | [h^0, h^1, e^2, ..]       [h^0, h^1, .., h^D] | all losses
 //! ```
 //!
-//! A call has one unit, and what it hands on is one tensor: so `embed`, which is called a second time, puts the
-//! embeddings `e^k` of the tokens `k` further beside what the blocks have made, and each module puts its `h^k` in the
-//! place of `e^k`. In evaluation all of them hand on `h^0`.
+//! A call has one unit and passes on one tensor. So `embed`, in its second call, appends the embeddings `e^k` of the
+//! tokens `k` further ahead to the output of the blocks, and each module replaces `e^k` by its `h^k`. In evaluation all
+//! of them just pass on `h^0`.
 
 use super::{gather_all, gather_into, main_loss};
 use crate::batch::Batch;
@@ -19,22 +19,22 @@ use fsdp::{Fsdp, FsdpError, Loss, UnitId, Units};
 use model::deepseek::{Head, Mtp, MtpBatch, OutputMatrix};
 use model::{DeepSeek, DeepSeekConfig, Parallel, RmsNorm};
 
-/// The units.
+/// The units after the blocks.
 pub(crate) enum Tail {
     Head(UnitId<Head>),
     Mtp { norm: UnitId<RmsNorm>, modules: Vec<UnitId<Mtp>>, lm_head: UnitId<Linear> },
 }
 
-/// How much of the other losses is added to the main one.
+/// Coefficients of the losses that are added to the main one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Coefs {
     pub z_loss: f64,
-    /// Of the mean over the modules.
+    /// Coefficient of the mean over the modules.
     pub mtp: f64,
 }
 
 impl Tail {
-    /// Adds the units and their calls, behind those of the blocks.
+    /// Adds the units and their calls after those of the blocks.
     pub fn add(
         units: &mut Units<Batch>,
         embed: UnitId<Embedding>,
@@ -94,7 +94,7 @@ impl Tail {
         }
     }
 
-    /// Puts the parameters into a model, where it is to be kept. A collective.
+    /// Gathers the parameters into a model if `keep` is set. A collective.
     pub fn gather_into(&self, model: &mut DeepSeek, fsdp: &Fsdp<Batch>, keep: bool) -> Result<(), FsdpError> {
         match self {
             Self::Head(head) => gather_into(&mut model.head, fsdp, *head, keep),
@@ -107,7 +107,7 @@ impl Tail {
     }
 }
 
-/// The main loss of `h^0`, and what is added to it: its z-loss, and `coef / depth` times the losses of the modules.
+/// The main loss of `h^0`, plus its z-loss and `coef / depth` times the losses of the modules.
 fn all_losses(output: &OutputMatrix, x_bsw: Tensor<3>, batch: &Batch, coefs: Coefs) -> Loss {
     let depth = batch.mtp.len();
     let mut parts = x_bsw.chunk(depth + 1, 2).into_iter();

@@ -1,4 +1,4 @@
-//! Every parameter's gradient, gathered, is one rank's on any layout of tensor-parallel and context-parallel ranks.
+//! On any tensor-parallel and context-parallel layout, every parameter's gathered gradient matches one rank's.
 
 use super::*;
 use crate::batch::{BatchMaker, RowCounts};
@@ -13,12 +13,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 const T: usize = 8;
-/// No number of ranks divides it.
+/// Not divisible by any number of ranks.
 const VOCAB: usize = 11;
-/// Of a move, which is the difference of numbers a little above 1.
+/// Resolution of a move, which is the difference of numbers slightly above 1.
 const RESOLUTION: f32 = 1.2e-7;
 
-/// Sequences of each micro-batch, in order: they count by their numbers.
+/// Sequences of each micro-batch, in order; they are weighted by their number.
 const MICRO_BATCHES: [Range<usize>; 4] = [0..3, 3..4, 4..7, 7..8];
 
 const GPT2: &[&str] =
@@ -56,7 +56,7 @@ const V3: &[&str] = &[
     "moe.overflow=drop",
 ];
 
-/// By how much each parameter moves in each of three steps, and the norms of the gradients and the losses.
+/// The move of each parameter in each of three steps, and the gradient norms and losses.
 type Moves = (Vec<Vec<Vec<f32>>>, Vec<[f64; 3]>);
 
 fn config(preset: &str, settings: &[&[&str]]) -> Config {
@@ -68,7 +68,7 @@ fn config(preset: &str, settings: &[&[&str]]) -> Config {
     config
 }
 
-/// Of some rows, in training, with a scale of the losses that all rows have together.
+/// A training batch of some rows, with the loss scale of all rows together.
 fn batch(rows: &Range<usize>, step: u64, seq_len: usize, maker: &BatchMaker) -> Batch {
     let place = RunPlace { seed: 1, step, first_row: rows.start as u64 };
     let mut counts = RowCounts::default();
@@ -82,8 +82,8 @@ fn tokens(rows: &Range<usize>, step: u64, seq_len: usize) -> data::Batch {
     data::Batch { inputs: tokens(0), targets: tokens(1), sequences: rows.len(), seq_len }
 }
 
-/// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a
-/// gradient is one here, whatever the loss does.
+/// Uses such a large optimizer epsilon that a step is the running mean of gradients times a constant, so an error in a
+/// gradient shows up whatever the loss does.
 fn moves(config: &Config) -> Moves {
     let config = config.clone();
     let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
@@ -144,8 +144,8 @@ fn moves_as_on_one_rank(preset: &str, model: &[&[&str]], layouts: &[&[&str]]) {
     for layout in layouts {
         println!("{layout:?}");
         let (found, found_numbers) = moves(&config(preset, &[model, &[layout]].concat()));
-        // The last are of an evaluation, whose first micro-batches are other ones where ranks share them, which their
-        // weights tell.
+        // The last numbers come from an evaluation. If ranks share its micro-batches, their first ones differ, which
+        // the weights reveal.
         let same = |(found, expected): &(&[f64; 3], &[f64; 3])| found[0] == expected[0];
         let evaluated = found_numbers.iter().zip(&numbers).skip(3).filter(same);
         for (found, expected) in found_numbers.iter().zip(&numbers).take(3).chain(evaluated) {
@@ -237,7 +237,7 @@ fn every_gradient_of_multi_token_prediction_is_one_ranks() {
     moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
 }
 
-/// Ranks have unequal numbers of labels, and some of the messages of a context keys that no query of a rank sees.
+/// Ranks have unequal numbers of labels, and some context-parallel messages hold keys that no query of a rank sees.
 #[test]
 fn every_gradient_of_documents_apart_is_one_ranks() {
     const APART: &[&str] = &["data.document_mask=true"];
@@ -250,8 +250,8 @@ fn every_gradient_of_documents_apart_is_one_ranks() {
     moves_as_on_one_rank("deepseek", model, &[&without_tensors, &blocks, &["parallel.gpus=2", "parallel.pp=2"]]);
 }
 
-/// Rows that the ranks do not divide, up to such that some ranks of a context have nothing but padding, of a model that
-/// has no more positions.
+/// Rows that do not divide among the ranks, so short that some context-parallel ranks hold only padding, in a model
+/// without further positions.
 #[test]
 fn every_gradient_of_padded_rows_is_one_ranks() {
     let layouts = [&LAYOUTS[..2], &LAYOUTS[11..12], &CONTEXT[..3], &CONTEXT[7..8], &CONTEXT[10..11]].concat();
@@ -270,8 +270,7 @@ fn every_gradient_of_padded_rows_is_one_ranks() {
     }
 }
 
-/// The losses of the model itself on each document alone, added up and divided by the number of tokens that are
-/// predicted.
+/// The model's own losses on each document alone, summed and divided by the number of predicted tokens.
 #[test]
 fn the_loss_of_documents_apart_is_the_mean_over_what_each_predicts() {
     let config = config("gpt2", &[GPT2, &["model.dropout=0", "data.document_mask=true"]]);
@@ -323,8 +322,8 @@ fn every_gradient_of_deepseek_v3_is_one_ranks() {
     );
 }
 
-/// Bytes that a rank receives in a step by `all_gather`, `reduce_scatter` and `recv`; nothing is sharded, so they are
-/// of the ranks of a sequence alone.
+/// Bytes that a rank receives in a step by `all_gather`, `reduce_scatter` and `recv`. Nothing is sharded, so all
+/// traffic is between ranks that share sequences.
 fn received(config: &Config) -> [u64; 3] {
     let config = config.clone();
     let of_ranks = run_ranks(vec![Device::flex(); config.parallel.gpus], Duration::from_secs(60), move |comm| {
@@ -352,7 +351,7 @@ fn what_tensor_parallel_ranks_communicate_is_as_documented() {
     for tp in [2, 4] {
         let layout = [format!("parallel.gpus={tp}"), format!("parallel.tp={tp}")];
         let layout = [&layout[0], &layout[1], "parallel.strategy=ddp"];
-        // What a rank receives of `width` numbers of fp32 of each token.
+        // Bytes that a rank receives for `width` fp32 numbers per token.
         let of = |width: usize| (b * T * width * 4 * (tp - 1) / tp) as u64;
         let blocks = 2;
 
@@ -363,8 +362,8 @@ fn what_tensor_parallel_ranks_communicate_is_as_documented() {
         let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];
         let found = received(&config("deepseek", &[DEEPSEEK, &dropless, &layout]));
         let (rank, rope) = (8, 4);
-        // Of each block what attention and MLP read, and the head; and the rotated key, which is kept. A token's
-        // experts are its rank's business.
+        // Per block, the inputs of attention and MLP; the head's input; and the rotated key, which is kept. Each rank
+        // routes its own tokens to experts.
         let (read, kept) = (blocks * of(2 * d + rank) + of(d), blocks * of(rope));
         let scattered = (2 * blocks + 1) * of(d);
         assert_eq!(found, [2 * read + kept + scattered, read + kept + scattered, 0], "deepseek, tp {tp}");
@@ -377,8 +376,8 @@ fn what_ranks_of_a_context_communicate_is_as_documented() {
     for cp in [2, 4] {
         let layout = [format!("parallel.gpus={cp}"), format!("parallel.cp={cp}")];
         let layout = [&layout[0], &layout[1], "parallel.strategy=ddp"];
-        // A message of `width` numbers of each token of a rank goes on N - 1 times in the forward, as often in the
-        // backward, and its gradient N times.
+        // A message of `width` numbers per token of a rank moves on N - 1 times in the forward and N - 1 times in the
+        // backward, its gradient N times.
         let ring = |width: usize| (blocks * (3 * cp - 2) * b * T / cp * width * 4) as u64;
         assert_eq!(received(&config("gpt2", &[GPT2, &layout])), [0, 0, ring(2 * d)], "gpt2, cp {cp}");
 
@@ -386,7 +385,7 @@ fn what_ranks_of_a_context_communicate_is_as_documented() {
         let dropless = ["moe.capacity_factor=null", "moe.router_noise=0"];
         let found = received(&config("deepseek", &[DEEPSEEK, &dropless, &layout]));
         assert_eq!(found, [0, 0, ring(rank + rope)], "deepseek, cp {cp}");
-        // Capacity is a whole sequence's: all ranks know the choices of all of its tokens.
+        // Capacity applies to a whole sequence, so all ranks need the choices of all its tokens.
         let capped = ["moe.capacity_factor=1", "moe.router_noise=0", &format!("moe.top_k={top_k}")];
         let found = received(&config("deepseek", &[DEEPSEEK, &capped, &layout]));
         let choices = (b * T * top_k * 4 * (cp - 1) / cp) as u64;

@@ -1,15 +1,20 @@
+//! Export of DeepSeek's `config.json`.
+
 use crate::hf::HfError;
 use crate::{DeepSeekConfig, YarnConfig};
 use moe::{GroupMask, MoeConfig, ScoreFunc};
 use serde_json::{Value, json};
 
-/// `config.json` without what every model has: scores by sigmoid make it a `deepseek_v3`, by softmax a `deepseek_v2`.
+/// Returns `config.json` without the keys every model has. Sigmoid scores make it a `deepseek_v3`, softmax scores a
+/// `deepseek_v2`.
 ///
+/// Positions are written in the hub's older style (`rope_theta`, `rope_scaling`), which every version of transformers
+/// reads.
 /// The positions are written in the hub's older style (`rope_theta`, `rope_scaling`), which every version of
 /// transformers reads.
 ///
 /// # Errors
-/// If neither computes what this model does.
+/// If neither model type computes what this model does.
 pub fn to_json(config: &DeepSeekConfig, moe: &MoeConfig) -> Result<Value, HfError> {
     let v3 = moe.score_func == ScoreFunc::Sigmoid;
     let has_experts = config.first_k_dense_replace < config.num_layers();
@@ -87,8 +92,8 @@ fn yarn_json(yarn: &YarnConfig) -> Value {
     json
 }
 
-/// Without shared experts transformers still has their matrices, of width 0, and calls them missing where a file has
-/// not: their names and shapes.
+/// Names and shapes of the matrices that transformers creates, with width 0, for a model without shared experts; it
+/// reports them as missing if a file lacks them.
 pub fn absent_shared_experts(config: &DeepSeekConfig, moe: &MoeConfig) -> Vec<(String, [usize; 2])> {
     if moe.n_shared_experts > 0 {
         return vec![];
@@ -102,15 +107,15 @@ pub fn absent_shared_experts(config: &DeepSeekConfig, moe: &MoeConfig) -> Vec<(S
         .collect()
 }
 
-/// V3 in transformers: the selection bias always takes part, a group's score is that of its two best experts, experts
-/// of other groups are never chosen.
+/// V3 in transformers always applies the selection bias, scores a group by its two best experts, and never selects
+/// experts of other groups.
 fn check_v3(moe: &MoeConfig) -> Result<(), HfError> {
     let refuse = |key, reason: &str| Err(HfError::NotExpressible { key, reason: reason.into() });
     if moe.num_experts / moe.n_group < 2 {
         return refuse("moe.n_group", "leaves groups of one expert, but deepseek_v3 scores a group by its best two");
     }
     if moe.topk_group == moe.n_group {
-        return Ok(()); // groups rule nothing out
+        return Ok(()); // groups exclude nothing
     }
     if !moe.selection_bias {
         return refuse(
@@ -126,7 +131,7 @@ fn check_v3(moe: &MoeConfig) -> Result<(), HfError> {
     }
 }
 
-/// V2 in transformers: no selection bias, and the gates are the scores.
+/// V2 in transformers has no selection bias, and its gates are the scores.
 fn check_v2(moe: &MoeConfig) -> Result<(), HfError> {
     let refuse = |key, reason: &str| Err(HfError::NotExpressible { key, reason: reason.into() });
     if moe.norm_topk_prob {

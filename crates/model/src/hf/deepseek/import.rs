@@ -1,10 +1,12 @@
+//! Import of DeepSeek's `config.json`.
+
 use crate::hf::{Folder, HfError};
 use crate::{DeepSeekConfig, YarnConfig};
 use moe::{MoeConfig, ScoreFunc};
 use serde::Deserialize;
 
 /// The keys of the hub's files, and `rope_parameters`, which newer versions of transformers write instead of
-/// `rope_theta` and `rope_scaling`. The defaults are transformers' own, but for [`REQUIRED`].
+/// `rope_theta` and `rope_scaling`. Defaults are those of transformers, except for the keys in [`REQUIRED`].
 #[derive(Deserialize)]
 struct DeepSeekJson {
     model_type: String,
@@ -49,10 +51,10 @@ struct DeepSeekJson {
     num_nextn_predict_layers: Option<usize>,
 }
 
-/// Keys whose default in transformers is that of one published model, so that a file without them says too little; null
-/// will do.
+/// Keys that a file must state, because transformers' defaults for them come from one published model; null is
+/// accepted.
 const REQUIRED: [&str; 4] = ["first_k_dense_replace", "q_lora_rank", "n_shared_experts", "routed_scaling_factor"];
-/// The same, of V3.
+/// Further required keys for V3.
 const REQUIRED_V3: [&str; 2] = ["n_group", "topk_group"];
 
 #[derive(Deserialize)]
@@ -68,9 +70,9 @@ struct RopeJson {
     mscale_all_dim: Option<f64>,
 }
 
-/// What `config.json` says.
+/// Reads and validates `config.json`.
 pub fn config(folder: &Folder) -> Result<(DeepSeekConfig, MoeConfig), HfError> {
-    // Some files carry the kind of rope under both of its names.
+    // Some files name the kind of rope under both keys.
     let mut json = folder.config().clone();
     for rope in ["rope_scaling", "rope_parameters"] {
         if let Some(map) = json[rope].as_object_mut()
@@ -148,14 +150,15 @@ fn model_config(folder: &Folder, json: &DeepSeekJson) -> Result<DeepSeekConfig, 
     })
 }
 
-/// transformers knows no multi-token prediction: what it saves says how many layers there were, and has none of them.
+/// transformers does not support multi-token prediction: the folders it saves state the number of modules but do not
+/// contain them.
 fn mtp_depth(folder: &Folder, json: &DeepSeekJson) -> usize {
     let first = format!("{}.eh_proj.weight", super::mtp_layer(json.num_hidden_layers, 0));
     if folder.has(&first) { json.num_nextn_predict_layers.unwrap_or(0) } else { 0 }
 }
 
-/// Refuses modules of multi-token prediction whose copies of the embedding and the output matrix are not the model's,
-/// which all of them share.
+/// Rejects multi-token prediction modules whose copies of the embedding and the output matrix differ from the model's,
+/// because Kiln shares those between all modules.
 pub fn check_copies(folder: &Folder, config: &DeepSeekConfig) -> Result<(), HfError> {
     let shape = [config.vocab_size, config.hidden_size];
     (0..config.mtp_depth).map(|k| super::mtp_layer(config.num_hidden_layers, k)).try_for_each(|layer| {
@@ -165,8 +168,8 @@ pub fn check_copies(folder: &Folder, config: &DeepSeekConfig) -> Result<(), HfEr
     })
 }
 
-/// V3 routes by sigmoid with a selection bias. V2 routes by softmax, in groups only if `topk_method` says so, and never
-/// divides the weights by their sum (transformers ignores `norm_topk_prob` there).
+/// V3 routes by sigmoid with a selection bias. V2 routes by softmax, uses groups only if `topk_method` says so, and
+/// never divides the weights by their sum (transformers ignores `norm_topk_prob` there).
 fn moe_config(folder: &Folder, json: &DeepSeekJson) -> Result<MoeConfig, HfError> {
     let v3 = json.model_type == "deepseek_v3";
     let grouped = match json.topk_method.as_deref().unwrap_or(if v3 { "noaux_tc" } else { "greedy" }) {

@@ -1,4 +1,4 @@
-//! DeepSeek's `config.json` and tensor names. Linear layers are stored `[out, in]`, ours are `[in, out]`.
+//! DeepSeek's `config.json` and tensor names. The files store linear layers as `[out, in]`, Kiln as `[in, out]`.
 
 mod export;
 mod import;
@@ -8,16 +8,16 @@ pub(super) use import::{check_copies, config};
 
 use super::Source;
 
-/// What a module of multi-token prediction has beside its parameters, and what that is a copy of.
+/// Tensors that a multi-token prediction module has in addition to its parameters, with the originals they copy.
 pub(super) const COPIES: [(&str, &str); 2] =
     [("embed_tokens.weight", "model.embed_tokens.weight"), ("shared_head.head.weight", "lm_head.weight")];
 
-/// The layer of module `k` of multi-token prediction of a model with so many layers.
+/// The layer name of multi-token prediction module `k` in a model with `layers` layers.
 pub(super) fn mtp_layer(layers: usize, k: usize) -> String {
     format!("model.layers.{}", layers + k)
 }
 
-/// From our paths to DeepSeek's names, of a model with so many layers.
+/// Maps Kiln's parameter paths to DeepSeek's names, for a model with `layers` layers.
 pub(super) fn name(layers: usize, path: &str) -> Source {
     let path = path.replace(".gamma", ".weight").replace(".Dense", "").replace(".Moe", "");
     let path = match path.split_once('.') {

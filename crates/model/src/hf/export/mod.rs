@@ -1,3 +1,5 @@
+//! Export of a model as a Hugging Face folder.
+
 mod plan;
 mod write;
 
@@ -17,61 +19,61 @@ use write::write_shard;
 /// The shape of the model to export.
 #[derive(Debug, Clone, Copy)]
 pub enum ExportModel<'a> {
-    /// Becomes `model_type` `gpt2`.
+    /// Exported as `model_type` `gpt2`.
     Gpt2(&'a Gpt2Config),
-    /// Becomes `model_type` `deepseek_v3` if its scores are sigmoids, `deepseek_v2` if they are a softmax.
+    /// Exported as `model_type` `deepseek_v3` if its scores are sigmoids, as `deepseek_v2` if they are a softmax.
     DeepSeek(&'a DeepSeekConfig, &'a MoeConfig),
 }
 
-/// How a model is written.
+/// Settings of an export.
 #[derive(Debug, Clone, Copy)]
 pub struct ExportOptions<'a> {
-    /// Type of the weights. (The selection bias is f32 always, as on the hub and in transformers.)
+    /// Type of the weights. The selection bias is always f32, as on the hub and in transformers.
     pub dtype: Dtype,
-    /// Bytes of tensors in one file, unless a single tensor is larger.
+    /// Maximum bytes of tensors per file; a single larger tensor gets a file of its own.
     pub max_shard_bytes: u64,
-    /// The token that ends a text; none if the tokenizer has none.
+    /// The token that ends a text; `None` if the tokenizer has none.
     pub end_of_text: Option<u32>,
-    /// The token that begins one; that which ends one, if there is no other.
+    /// The token that begins a text; defaults to the token that ends one.
     pub begin_of_text: Option<u32>,
-    /// Files of the tokenizer, by name and bytes, that belong into the folder.
+    /// Names and contents of the tokenizer files to add to the folder.
     pub tokenizer: &'a [(String, Vec<u8>)],
 }
 
 impl Default for ExportOptions<'_> {
-    /// f32, 5 GB a file as in transformers' own exports of old, no tokenizer.
+    /// f32, 5 GB per file (the former default of transformers), no tokenizer.
     fn default() -> Self {
         let tokenizer = &[];
         Self { dtype: Dtype::F32, max_shard_bytes: 5_000_000_000, end_of_text: None, begin_of_text: None, tokenizer }
     }
 }
 
-/// What was written.
+/// Result of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
-    /// Names of the files with weights.
+    /// Names of the weight files.
     pub weight_files: Vec<String>,
-    /// Tensors in them.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Numbers in the tensors.
+    /// Number of elements in the tensors.
     pub parameters: usize,
     /// Bytes of the tensors.
     pub bytes: u64,
 }
 
-/// Writes `config.json`, `generation_config.json`, the tokenizer's files and `model.safetensors` (or shards with
-/// `model.safetensors.index.json`), as transformers loads them, into a new folder.
+/// Writes a new folder that transformers can load: `config.json`, `generation_config.json`, the tokenizer files, and
+/// `model.safetensors` or shards with `model.safetensors.index.json`.
 ///
-/// `values` is asked for each parameter by its path in our model (`blocks.0.attn.c_attn.weight`), once, one after
-/// another, in any order, and gives its values row by row; no more than one parameter is in memory at a time. The
-/// folder is written beside its place, under `NAME.partial`, synced and renamed: it is whole or not there.
+/// `values` returns a parameter's values row by row, given its path in Kiln's model (`blocks.0.attn.c_attn.weight`). It
+/// is called once per parameter, in any order, and only one parameter is in memory at a time. The folder is written as
+/// `NAME.partial` next to its destination, synced and renamed, so it is either complete or absent.
 ///
-/// What only training knows (capacity, noise, balance losses, the speed of the bias) is left out. A GPT-2 without
-/// biases gets biases of 0, as does a DeepSeek with sigmoid scores but without selection bias.
+/// Settings that only matter in training (capacity, noise, balancing losses, the speed of the bias) are left out. A
+/// GPT-2 without biases gets zero biases, as does a DeepSeek with sigmoid scores but no selection bias.
 ///
 /// # Errors
-/// If the folder exists and is not empty, cannot be written, if `values` fails or gives numbers that the shape or the
-/// type does not hold, or if transformers cannot compute what the model does.
+/// If the folder exists and is not empty or cannot be written, if `values` fails or returns numbers that do not fit the
+/// shape or the type, or if transformers cannot compute what the model does.
 pub fn export<E: Into<Box<dyn Error + Send + Sync>>>(
     folder: &Path,
     model: ExportModel,
@@ -140,7 +142,7 @@ fn write_weights(
     })
 }
 
-/// Cuts the tensors into runs of at most `max_bytes`.
+/// Splits the tensors into runs of at most `max_bytes`.
 fn shards(tensors: &[Tensor], max_bytes: u64) -> Vec<&[Tensor]> {
     let (mut shards, mut first, mut bytes) = (vec![], 0, 0);
     for (i, tensor) in tensors.iter().enumerate() {
@@ -166,14 +168,14 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), HfError> {
     write().map_err(|source| HfError::Write { path: path.into(), source })
 }
 
-/// The folder while it is written; deleted if it does not get its name.
+/// A folder being written; deleted unless it is renamed.
 struct Partial {
     path: PathBuf,
 }
 
 impl Partial {
     fn create(folder: &Path) -> Result<Self, HfError> {
-        // Not by appending to the whole path, which may end in a slash.
+        // Built from the name because the path may end in a slash.
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
         let path = folder.with_file_name(format!("{name}.partial"));
         let create = || {
@@ -184,7 +186,7 @@ impl Partial {
         };
         match create() {
             Ok(()) => Ok(Self { path }),
-            Err(_) if path.exists() => Err(HfError::NotEmpty { path }), // an interrupted export, or one that runs
+            Err(_) if path.exists() => Err(HfError::NotEmpty { path }), // an interrupted or a concurrent export
             Err(source) => Err(HfError::Write { path, source }),
         }
     }
@@ -205,6 +207,6 @@ impl Partial {
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path); // it is not there if it was renamed
+        let _ = fs::remove_dir_all(&self.path); // fails harmlessly after a rename
     }
 }

@@ -1,3 +1,5 @@
+//! The tensors of an export and where their values come from.
+
 use super::{Dtype, ExportModel, HfError};
 use crate::hf::load::transpose;
 use crate::hf::{Source, deepseek, gpt2};
@@ -6,9 +8,9 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Device;
 use moe::{MoeConfig, ScoreFunc};
 
-/// A tensor of the folder.
+/// A tensor of the exported folder.
 pub struct Tensor {
-    /// Its name there.
+    /// Its name in the folder.
     pub name: String,
     pub shape: Vec<usize>,
     pub dtype: Dtype,
@@ -18,12 +20,11 @@ pub struct Tensor {
 /// Where the values of a tensor come from.
 #[derive(Clone)]
 pub enum Content {
-    /// Zeros, for a parameter that our model does not have.
+    /// Zeros, for a parameter that Kiln's model does not have.
     Zeros,
-    /// A parameter as it is.
+    /// A parameter, unchanged.
     Same { path: String },
-    /// A parameter `[in, out]`, of which the tensor is the transpose; of a stack of such `[e, in, out]` the one of an
-    /// expert.
+    /// The transpose of a parameter `[in, out]`, or of one expert's matrix in a stack `[e, in, out]`.
     Transposed { path: String, expert: usize },
 }
 
@@ -37,10 +38,10 @@ impl Tensor {
     }
 }
 
-/// All tensors of the folder, in the model's order.
+/// Lists all tensors of the folder, in the model's order.
 pub fn plan(model: ExportModel, dtype: Dtype) -> Vec<Tensor> {
     let device = Device::flex();
-    // transformers' models have parameters that ours may lack: `all` has them, `ours` knows which are not there.
+    // transformers' models have parameters that Kiln's may lack: `all` includes them, `ours` shows which are missing.
     let (all, ours) = match model {
         ExportModel::Gpt2(config) => {
             let all = Gpt2::new(&Gpt2Config { bias: true, ..config.clone() }, &device);
@@ -93,12 +94,12 @@ pub fn plan(model: ExportModel, dtype: Dtype) -> Vec<Tensor> {
     tensors
 }
 
-/// The content of the tensor of that name.
+/// The content of the tensor with this name.
 fn copies(tensors: &[Tensor], name: &str) -> Content {
     tensors.iter().find(|tensor| tensor.name == name).expect("every model has one").content.clone()
 }
 
-/// Path and shape of every parameter; none is made for it.
+/// Path and shape of every parameter, without initializing any.
 fn parameters<M: Module>(model: &M) -> Vec<(String, Vec<usize>)> {
     #[derive(Default)]
     struct List {
@@ -123,10 +124,10 @@ fn parameters<M: Module>(model: &M) -> Vec<(String, Vec<usize>)> {
     list.found
 }
 
-/// The values of the parameter at a path.
+/// Reads the values of the parameter at a path.
 pub type ReadParameter<'a> = dyn FnMut(&str) -> Result<Vec<f32>, HfError> + 'a;
 
-/// Gives tensors their values and keeps one parameter, for those of which several tensors are cut.
+/// Reads tensors and caches the last parameter, because several tensors may be cut from it.
 pub struct Values<'a> {
     of: &'a mut ReadParameter<'a>,
     kept: Option<(String, Vec<f32>)>,
@@ -160,7 +161,7 @@ impl<'a> Values<'a> {
 
     fn read(&mut self, path: &str) -> Result<&[f32], HfError> {
         if self.kept.as_ref().is_none_or(|(kept, _)| kept != path) {
-            self.kept = None; // before the next one comes
+            self.kept = None; // released before the next one is read
             self.kept = Some((path.into(), (self.of)(path)?));
         }
         Ok(self.kept.as_ref().map(|(_, values)| &values[..]).expect("it was just read"))

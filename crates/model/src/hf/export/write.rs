@@ -1,3 +1,5 @@
+//! Writing safetensors files.
+
 use super::plan::{Content, Tensor, Values};
 use crate::hf::HfError;
 use half::{bf16, f16};
@@ -6,14 +8,14 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-/// Type of the numbers in a file.
+/// Number type of an exported file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
     /// 32 bits.
     F32,
-    /// The upper 16 bits of f32, rounded to the nearest, to even where two are.
+    /// The upper 16 bits of f32, rounded to nearest, ties to even.
     BF16,
-    /// IEEE half precision, rounded likewise; up to 65504.
+    /// IEEE half precision, rounded the same way; at most 65504.
     F16,
 }
 
@@ -36,7 +38,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of a number.
+    /// Bytes per number.
     pub(super) fn size(self) -> u64 {
         match self {
             Self::F32 => 4,
@@ -52,7 +54,7 @@ impl Dtype {
         })
     }
 
-    /// Whether a finite number becomes infinite.
+    /// Whether a finite number becomes infinite in this type.
     fn overflows(self, value: f32) -> bool {
         value.is_finite()
             && match self {
@@ -63,9 +65,9 @@ impl Dtype {
     }
 }
 
-/// Writes a safetensors file: the length of a JSON header in 8 bytes, the header, the tensors one after another.
+/// Writes a safetensors file: the length of the JSON header in 8 bytes, the header, then the tensors.
 pub fn write_shard(path: &Path, tensors: &[Tensor], values: &mut Values<'_>) -> Result<(), HfError> {
-    // Wide numbers first, so that each lies at a multiple of its size.
+    // Wide types first, so that each tensor starts at a multiple of its element size.
     let mut tensors: Vec<&Tensor> = tensors.iter().collect();
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.size()));
     let io = |source| HfError::Write { path: path.into(), source };
@@ -92,7 +94,7 @@ pub fn write_shard(path: &Path, tensors: &[Tensor], values: &mut Values<'_>) -> 
     file.sync_all().map_err(io)
 }
 
-/// The header, filled with spaces to a multiple of 8 bytes.
+/// The header, padded with spaces to a multiple of 8 bytes.
 fn header(tensors: &[&Tensor]) -> Vec<u8> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({"format": "pt"}));

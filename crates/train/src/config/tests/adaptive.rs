@@ -1,11 +1,11 @@
-//! A layout by the length of sequences.
+//! Tests of the layout that follows the sequence length.
 
 use super::*;
 use fsdp::ActivationCheckpointing;
 
 const LAYERS: &str = "base: preset:deepseek\nmodel: {max_position_embeddings: 10240}\nparallel: {gpus: 16, pp: 4, ep: 4, adaptive: true}";
 
-/// What the table decides: batch, micro-batches, tp and whether all is recomputed.
+/// What the table sets: batch, micro-batches, tp and whether everything is recomputed.
 fn chosen(config: &Config) -> (usize, usize, usize, bool) {
     let ParallelConfig { tp, activation_checkpointing, .. } = config.parallel;
     let recomputes = activation_checkpointing == ActivationCheckpointing::Full;
@@ -25,7 +25,7 @@ fn of_length(yaml: &str, sets: &[&str]) -> Config {
 #[test]
 fn the_guides_table_goes_by_the_length_of_sequences() {
     let rows = [
-        // The guide has 16 micro-batches here: four ranks that share 32 sequences have 8 each.
+        // The table asks for 16 micro-batches, but four ranks that share 32 sequences have only 8 each.
         (512, (32, 8, 1, false)),
         (514, (32, 8, 1, false)),
         (2048, (32, 8, 1, false)),
@@ -57,7 +57,7 @@ fn what_is_chosen_and_what_is_given_instead_is_told() {
 
 #[test]
 fn what_is_given_beside_a_table_or_later_counts_more_and_what_is_inherited_less() {
-    // The preset's micro_batch_size does not count, the file's tp and the later batch do.
+    // The preset's micro_batch_size is dropped; the file's tp and the later batch are kept.
     let with_tp = LAYERS.replace("adaptive: true", "adaptive: true, tp: 1");
     let config = of_length(&with_tp, &["train.seq_len=4096", "train.global_batch_size=64"]);
     assert_eq!(chosen(&config), (64, 4, 1, true));

@@ -1,8 +1,8 @@
-//! Rows of several lengths.
+//! Tests of rows of several lengths.
 
 use super::*;
 
-/// At each length: tokens of a row, the global batch, and sequences of a micro-batch.
+/// For each length: tokens per row, global batch size and micro-batch size.
 fn lengths(config: &Config) -> Vec<[usize; 3]> {
     config.validate().unwrap();
     let of = |config: Config| [config.train.seq_len, config.train.global_batch_size, config.micro_batch_size()];
@@ -26,13 +26,13 @@ fn a_table_by_length_decides_batch_and_micro_batches_of_each() {
     let guide = ["model.max_position_embeddings=4096", "train.seq_len=4096", "data.buckets=[512,2048,4096]"];
     let layout = ["parallel={gpus: 16, pp: 4, ep: 4, adaptive: true}"];
     let config = preset_with("deepseek", &[&guide[..], &layout].concat()).unwrap();
-    // tp 2 as the longest rows need it, so that two groups of ranks share a batch.
+    // tp is 2 because the longest rows need it, so two groups of ranks share a batch.
     assert_eq!(lengths(&config), [[512, 32, 1], [2048, 32, 2], [4096, 16, 2]]);
     assert!(config.by_length().iter().all(|at| at.parallel.tp == 2));
-    // A batch that is given counts more than the table, at all lengths.
+    // A given batch takes precedence over the table at all lengths.
     let given = preset_with("deepseek", &[&guide[..], &layout, &["train.global_batch_size=8"]].concat()).unwrap();
     assert_eq!(lengths(&given).into_iter().map(|[_, batch, _]| batch).collect::<Vec<_>>(), [64, 16, 8]);
-    // Also if it is the table's, and in a run that goes on.
+    // Even if it equals the table's, and in a resumed run.
     let given = preset_with("deepseek", &[&guide[..], &layout, &["train.global_batch_size=16"]].concat()).unwrap();
     let batches = |config: &Config| lengths(config).into_iter().map(|[_, batch, _]| batch).collect::<Vec<_>>();
     assert_eq!(batches(&given), [128, 32, 16]);

@@ -1,4 +1,4 @@
-//! Steps or epochs.
+//! Tests of steps and epochs.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Numbers of all kinds: each is refused with its key, or can be computed with.
+//! Tests of numeric keys: each value is either rejected with its key or can be computed with.
 
 use super::*;
 use crate::batches::Batches;
@@ -133,7 +133,7 @@ fn sixteen_bits_that_a_cpu_does_not_multiply_are_warned_of() {
     assert_eq!(warnings("bf16").is_empty(), fused::simd::multiplies_bf16());
 }
 
-/// A key of a preset's configuration that holds a number or null, and another number for it.
+/// Picks keys of a preset's configuration that may hold a number or null, and new numbers for them.
 fn numbers() -> impl Generator<Value = (usize, Vec<(f64, &'static str)>)> {
     const NUMBERS: [&str; 26] = [
         "0",
@@ -169,7 +169,7 @@ fn numbers() -> impl Generator<Value = (usize, Vec<(f64, &'static str)>)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever is accepted can be computed with: parameters are counted and rates and rows given without overflow.
+    /// Accepted values can be computed with: counting parameters, learning rates and rows does not overflow.
     #[test]
     fn numbers_are_refused_or_can_be_computed_with((preset, changes) in numbers()) {
         let load = |sets: &[String]| Config::load(Source::Preset(PRESETS[preset].name), sets);
@@ -182,7 +182,7 @@ proptest! {
             prop_assert_eq!(parameter_count(&config) as f64, config.shape().1);
             let warnings = config.warnings();
             prop_assert!(warnings.len() <= 3);
-            let steps = config.train.steps.max(1); // 0 until the data says how many an epoch has
+            let steps = config.train.steps.max(1); // 0 until the data determines how many an epoch has
             let last = learning_rate(&config.optim, steps - 1, steps);
             prop_assert!((0.0..=config.optim.lr * 1.000001).contains(&last), "{last}");
             let ranks = config.parallel.data_parallel_size();

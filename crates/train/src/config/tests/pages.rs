@@ -1,4 +1,4 @@
-//! A configuration with comments, and the page of all keys.
+//! Tests of the commented configuration and of the reference page.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Sizes of a layout that fit each other and the model.
+//! Checks that the sizes of a layout fit each other and the model.
 
 use super::{MAX_RANKS, require};
 use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
@@ -8,8 +8,8 @@ use fsdp::Strategy;
 use moe::MoeConfig;
 
 impl Config {
-    /// Refuses a layout that makes no sense, and says what would fit. No message of [`Self::validate_layout`] names a
-    /// number of ranks or a flag: only what passes all checks is advised.
+    /// Rejects an invalid layout and says what would fit. Messages of [`Self::validate_layout`] name no number of ranks
+    /// and no flag, so that only layouts that pass all checks are advised.
     pub(crate) fn validate_parallel(&self) -> Result<(), ConfigError> {
         self.validate_layout().map_err(|error| match error {
             ConfigError::Invalid(why) => ConfigError::Invalid(why + &self.what_fits()),
@@ -66,12 +66,12 @@ impl Config {
         })
     }
 
-    /// Sizes that are all given multiply to the number of ranks.
+    /// If `dp_shard` is given, the sizes must multiply to the number of ranks.
     fn validate_product(&self) -> Result<(), ConfigError> {
         let ParallelConfig { gpus, pp, tp, cp, strategy, dp_shard, .. } = self.parallel;
         let Some(dp_shard) = dp_shard else { return Ok(()) };
         let replicas = match strategy {
-            Strategy::Ddp => gpus / pp / tp.max(1) / cp.max(1), // all of a stage, and nothing is sharded
+            Strategy::Ddp => gpus / pp / tp.max(1) / cp.max(1), // all ranks of a stage; nothing is sharded
             _ => self.fsdp_of_chunks(vec![]).replicas(),
         };
         let product = pp.saturating_mul(replicas).saturating_mul(dp_shard).saturating_mul(cp).saturating_mul(tp);
@@ -116,7 +116,7 @@ impl Config {
         })
     }
 
-    /// Each of several ranks has a token of its own. A vocabulary of 0 is not known yet.
+    /// Each rank needs at least one token of the vocabulary. A vocabulary of 0 is not known yet.
     fn validate_vocabulary(&self) -> Result<(), ConfigError> {
         let (vocab, tp) = (self.model.vocab_size(), self.parallel.tp);
         require(vocab == 0 || vocab >= tp, || {
@@ -124,7 +124,7 @@ impl Config {
         })
     }
 
-    /// Heads, columns and ranks are dealt out evenly.
+    /// Heads, columns and ranks must divide evenly.
     fn validate_sequence_ranks(&self) -> Result<(), ConfigError> {
         let ParallelConfig { gpus, tp, cp, strategy, .. } = self.parallel;
         require(tp > 0, || "parallel.tp is 0: give at least 1, which is all heads and columns on every rank".into())?;
@@ -146,7 +146,7 @@ impl Config {
         self.validate_heads()
     }
 
-    /// Each rank has as many heads, and as many columns.
+    /// Each rank has the same number of heads and columns.
     fn validate_heads(&self) -> Result<(), ConfigError> {
         let tp = self.parallel.tp;
         let mut sizes = vec![];

@@ -1,18 +1,19 @@
-//! What would fit where a layout is refused: the nearest layout of as many ranks, and the fewest more ranks.
+//! Advice for a rejected layout: the nearest layout with the same number of ranks, and the smallest larger number of
+//! ranks.
 
 use super::MAX_RANKS;
 use crate::config::{Config, ParallelConfig};
 use crate::words::count;
 use fsdp::Strategy;
 
-/// A size of a layout: its key, what it is, and how it is set.
+/// A size of a layout: its key, its value, and its setter.
 type Size = (&'static str, usize, fn(&mut ParallelConfig, usize));
 
-/// A key that may be null, and how it is made so.
+/// A nullable key, and the function that sets it to null.
 type Optional = (&'static str, fn(&mut ParallelConfig));
 
 impl Config {
-    /// A sentence to follow on why a layout is refused; empty if nothing is found that fits.
+    /// A sentence to append to the reason for a rejection; empty if nothing fits.
     pub(super) fn what_fits(&self) -> String {
         let parallel = &self.parallel;
         if parallel.gpus == 0 || parallel.gpus > MAX_RANKS {
@@ -29,7 +30,7 @@ impl Config {
         }
     }
 
-    /// The fewest more ranks that the layout fits as it is.
+    /// The smallest larger number of ranks that fits the layout unchanged.
     fn more_ranks(&self) -> Option<usize> {
         let ParallelConfig { gpus, pp, tp, cp, .. } = self.parallel;
         let replicas = self.fsdp_of_chunks(vec![]).replicas();
@@ -45,11 +46,11 @@ impl Config {
         multiples.take_while(|ranks| *ranks <= MAX_RANKS).take(MOST_TRIED).find(fits)
     }
 
-    /// The flags that make the layout one that fits its ranks: of layouts without a larger size that with the fewest
-    /// others, and among these the one that is least smaller. None if none is found.
+    /// Flags that make the layout fit its ranks; `None` if none are found. No size grows. The fewest changed sizes win,
+    /// then the smallest total reduction.
     fn nearest_layout(&self) -> Option<Vec<String>> {
         let ParallelConfig { pp, dp_replicate, ep, tp, cp, strategy, .. } = self.parallel;
-        let is_ddp = strategy == Strategy::Ddp; // whose replicas are what the others leave
+        let is_ddp = strategy == Strategy::Ddp; // its replicas are what the others leave
         let replicas = dp_replicate.or((strategy == Strategy::HybridShard).then_some(2)).filter(|_| !is_ddp);
         let mut sizes: Vec<Size> = vec![
             ("pp", pp, |parallel, size| parallel.pp = size),
@@ -67,7 +68,7 @@ impl Config {
             (is_ddp && dp_replicate.is_some(), ("dp_replicate", |parallel| parallel.dp_replicate = None)),
         ];
         let given: Vec<Optional> = optional.into_iter().filter_map(|(is, key)| is.then_some(key)).collect();
-        // Those that make the fewest null first.
+        // Those that set the fewest keys to null come first.
         let mut nulls: Vec<Vec<Optional>> = vec![vec![]];
         for key in given {
             nulls.extend(nulls.clone().into_iter().map(|keys| [keys, vec![key]].concat()));
@@ -81,7 +82,7 @@ impl Config {
         Some(sizes.chain(nulls.iter().map(|(key, _)| format!("--set parallel.{key}=null"))).collect())
     }
 
-    /// Whether the layout passes all checks that a layout can fail, and with it the batches.
+    /// Whether the layout passes all layout checks, and the batches fit it.
     fn is_laid_out(&self) -> bool {
         self.validate_layout().is_ok() && self.by_length().iter().all(|config| config.validate_shares().is_ok())
     }
@@ -90,21 +91,21 @@ impl Config {
 struct Search<'a> {
     config: &'a Config,
     sizes: Vec<Size>,
-    /// Which keys may be made null together.
+    /// Sets of keys that may be set to null together.
     nulls: Vec<Vec<Optional>>,
     best: Option<(Cost, Vec<usize>, Vec<Optional>)>,
     tried: usize,
 }
 
-/// Layouts that are tried: more than there are of a thousand ranks, and no more than take a tenth of a second.
+/// Maximum number of layouts to try: more than a thousand ranks have, and at most a tenth of a second.
 const MOST_TRIED: usize = 5000;
 
-/// How many keys are others, and by how much all sizes are smaller.
+/// Number of changed keys, and the factor by which all sizes shrink.
 type Cost = (usize, f64);
 
 impl Search<'_> {
-    /// Tries all divisors of the ranks, up to what is given, for the sizes behind those that are `chosen`, as long as
-    /// these cost less than the best.
+    /// Tries, for the sizes after those already `chosen`, all divisors of the ranks up to the given size, as long as
+    /// the cost stays below the best.
     fn descend(&mut self, chosen: &mut Vec<usize>) {
         let (changed, smaller) = self.cost(chosen);
         if self.tried == MOST_TRIED || self.best.as_ref().is_some_and(|(best, ..)| *best <= (changed, smaller)) {
@@ -119,7 +120,7 @@ impl Search<'_> {
             }
             return;
         };
-        // Experts lie over ranks that other sizes count.
+        // Expert-parallel ranks overlap those that other sizes count.
         let left = if key == "ep" { self.config.parallel.gpus } else { self.left(chosen) };
         for size in (1..=given.min(left)).rev().filter(|size| left.is_multiple_of(*size)) {
             chosen.push(size);

@@ -1,9 +1,11 @@
+//! A test that whatever layout is advised passes validation.
+
 use crate::config::{Config, Source};
 use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
-/// Values of keys; nothing where the key is not given.
+/// Values of keys; an empty string leaves the key out.
 const KEYS: &[&[&str]] = &[
     &["gpus=1", "gpus=2", "gpus=3", "gpus=4", "gpus=6", "gpus=8", "gpus=12", "gpus=16", "gpus=20"],
     &["", "", "pp=2", "pp=3", "pp=4", "pp=8"],
@@ -19,7 +21,7 @@ const KEYS: &[&[&str]] = &[
     &["", "", "", "stages=[4,1]", "stages=[1,2,1]", "stages=[2,2]"],
 ];
 
-/// The arguments that a message advises: flags that follow each other belong together, and ranks stand alone.
+/// The arguments that a message advises. Consecutive flags belong together; numbers of ranks stand alone.
 fn advised(message: &str) -> Vec<Vec<String>> {
     let words: Vec<&str> =
         message.split_whitespace().map(|word| word.trim_matches(['(', ')', '.', ',', ';'])).collect();
