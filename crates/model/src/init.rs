@@ -2,51 +2,55 @@
 
 mod normals;
 
+use crate::parameters::{Initializer, ParameterSpec};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use normals::Normals;
 use sha2::{Digest, Sha256};
+use std::collections::HashMap;
 use std::ops::Range;
-
-/// Standard deviation of the initial weights (GPT-2, DeepSeek's published `initializer_range`).
-const STD: f32 = 0.02;
+use std::sync::Arc;
 
 /// The initial values of a model's parameters.
 ///
 /// A value depends only on the seed, the parameter's name and the index within the parameter. It is therefore the same
 /// in any layout, on any number of ranks and on any machine, and a rank generates only the values it holds.
-///
-/// Matrices and stacks of matrices are normal with standard deviation 0.02, scaled by `residual_scale` for the last
-/// matrix of a residual branch (GPT-2: `1/sqrt(2 * layers)`). Gains of norms are 1, biases 0.
 #[derive(Debug, Clone)]
 pub struct Initial {
-    /// Name of the model, which precedes the field path.
-    pub(crate) prefix: &'static str,
-    pub(crate) seed: u64,
-    /// The fields that come last in a residual branch.
-    pub(crate) residual: &'static [&'static str],
-    pub(crate) residual_scale: f32,
+    /// Name of the family, which precedes the field path.
+    family: &'static str,
+    seed: u64,
+    initializers: Arc<HashMap<String, Initializer>>,
 }
 
 impl Initial {
-    /// Generates the values of these flat ranges of elements, concatenated, for the parameter with `dims` dimensions at
-    /// a field path. Elements outside the ranges cost nothing.
-    pub fn values(&self, path: &str, dims: usize, runs: &[Range<usize>]) -> Vec<f32> {
-        let len = runs.iter().map(Range::len).sum();
-        if dims == 1 {
-            let of_norm = path.rsplit('.').next() == Some("gamma");
-            return vec![if of_norm { 1.0 } else { 0.0 }; len];
-        }
-        let is_residual = path.split('.').any(|field| self.residual.contains(&field));
-        let std = if is_residual { STD * self.residual_scale } else { STD };
-        let (mut normals, mut values) = (Normals::new(self.key(path)), Vec::with_capacity(len));
+    /// The values of a model with these parameters.
+    pub(crate) fn new(family: &'static str, seed: u64, parameters: Vec<ParameterSpec>) -> Self {
+        let initializers = parameters.into_iter().map(|parameter| (parameter.name, parameter.initializer));
+        Self { family, seed, initializers: Arc::new(initializers.collect()) }
+    }
+
+    /// Generates the values of these flat ranges of elements, concatenated, for the parameter at a field path. Elements
+    /// outside the ranges cost nothing.
+    ///
+    /// # Panics
+    /// If the model has no such parameter.
+    pub fn values(&self, path: &str, runs: &[Range<usize>]) -> Vec<f32> {
+        let initializer = self.initializers.get(path);
+        let std = match initializer.unwrap_or_else(|| panic!("the model has no parameter {path}")) {
+            Initializer::Zeros => return vec![0.0; runs.iter().map(Range::len).sum()],
+            Initializer::Ones => return vec![1.0; runs.iter().map(Range::len).sum()],
+            Initializer::Normal(std) => *std,
+        };
+        let mut values = Vec::with_capacity(runs.iter().map(Range::len).sum());
+        let mut normals = Normals::new(self.key(path));
         runs.iter().for_each(|run| normals.append(run.clone(), std, &mut values));
         values
     }
 
     /// The key of a parameter's random sequence; unique to the parameter and the seed.
     fn key(&self, path: &str) -> [u8; 32] {
-        let name = format!("{}.{path}", self.prefix);
+        let name = format!("{}.{path}", self.family);
         Sha256::new().chain_update(self.seed.to_le_bytes()).chain_update(name).finalize().into()
     }
 
@@ -74,7 +78,7 @@ impl ModuleMapper for Give {
         let (shape, device, id) = (param.lazy_shape(), param.lazy_device(), param.id);
         let (path, initial, of) = (self.path.join("."), self.initial.clone(), shape.clone());
         let value = move |device: &Device, _tracked: bool| {
-            let values = initial.values(&path, D, std::slice::from_ref(&(0..of.num_elements())));
+            let values = initial.values(&path, std::slice::from_ref(&(0..of.num_elements())));
             Tensor::from_data(TensorData::new(values, of), device)
         };
         Param::uninitialized(id, value, device, false, shape)
@@ -87,36 +91,48 @@ mod tests {
     use std::collections::HashSet;
     use std::slice;
 
+    /// Two blocks of matrices and the vectors beside them.
+    fn parameters() -> Vec<ParameterSpec> {
+        let block = |i: usize| {
+            let name = |field: &str| format!("blocks.{i}.{field}");
+            [
+                ParameterSpec::gain(name("ln_1.gamma"), 8),
+                ParameterSpec::matrix(name("attn.c_attn.weight"), [100, 10]),
+                ParameterSpec::bias(name("attn.c_attn.bias"), 8),
+                ParameterSpec::matrix(name("attn.c_proj.weight"), [100, 10]).scaled(0.5),
+            ]
+        };
+        (0..100).flat_map(block).collect()
+    }
+
     #[test]
-    fn no_two_parameters_have_the_same_values() {
+    fn no_two_matrices_have_the_same_values() {
         let mut firsts = HashSet::new();
-        for (prefix, seed) in [("gpt2", 1), ("gpt2", 2), ("deepseek", 1)] {
-            let initial = Initial { prefix, seed, residual: &[], residual_scale: 1.0 };
-            let names =
-                (0..100).flat_map(|i| ["attn.c_attn", "attn.c_proj"].map(|of| format!("blocks.{i}.{of}.weight")));
-            for name in names.chain(["ends.wte.weight".into()]) {
+        for (family, seed) in [("gpt2", 1), ("gpt2", 2), ("deepseek", 1)] {
+            let initial = Initial::new(family, seed, parameters());
+            for ParameterSpec { name, .. } in parameters().iter().filter(|parameter| parameter.shape.len() > 1) {
                 let first = 0..4;
-                let bits: Vec<u32> = initial.values(&name, 2, &[first]).into_iter().map(f32::to_bits).collect();
-                assert!(firsts.insert(bits), "{prefix}.{name} of seed {seed} begins as another one");
+                let bits: Vec<u32> = initial.values(name, &[first]).into_iter().map(f32::to_bits).collect();
+                assert!(firsts.insert(bits), "{family}.{name} with seed {seed} begins like another matrix");
             }
         }
-        assert_eq!(firsts.len(), 3 * 201);
+        assert_eq!(firsts.len(), 3 * 200);
     }
 
     #[test]
     fn runs_are_parts_of_the_whole_and_residual_branches_end_smaller() {
-        let initial = Initial { prefix: "gpt2", seed: 1, residual: &["c_proj"], residual_scale: 0.5 };
+        let initial = Initial::new("gpt2", 1, parameters());
         let all = 0..1000;
-        let whole = initial.values("attn.c_attn.weight", 2, slice::from_ref(&all));
+        let whole = initial.values("blocks.0.attn.c_attn.weight", slice::from_ref(&all));
         let runs = [3..10, 10..11, 500..700, 998..1000];
         let parts: Vec<f32> = runs.iter().flat_map(|run| whole[run.clone()].to_vec()).collect();
-        assert_eq!(initial.values("attn.c_attn.weight", 2, &runs), parts);
+        assert_eq!(initial.values("blocks.0.attn.c_attn.weight", &runs), parts);
         let deviation = |values: Vec<f32>| {
             (values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>() / values.len() as f64).sqrt()
         };
         assert!((deviation(whole) - 0.02).abs() < 0.002);
-        assert!((deviation(initial.values("attn.c_proj.weight", 2, &[all])) - 0.01).abs() < 0.001);
-        assert_eq!(initial.values("ln_1.gamma", 1, &[0..2, 7..8]), [1.0; 3]);
-        assert_eq!(initial.values("attn.c_attn.bias", 1, &[0..2, 7..8]), [0.0; 3]);
+        assert!((deviation(initial.values("blocks.0.attn.c_proj.weight", &[all])) - 0.01).abs() < 0.001);
+        assert_eq!(initial.values("blocks.0.ln_1.gamma", &[0..2, 7..8]), [1.0; 3]);
+        assert_eq!(initial.values("blocks.0.attn.c_attn.bias", &[0..2, 7..8]), [0.0; 3]);
     }
 }

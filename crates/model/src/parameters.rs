@@ -1,19 +1,142 @@
-//! Counting and setting a module's parameters.
+//! What is known of a model's parameters before any of them exists, and how a module's parameters are set.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
+use comm::Cut;
 
-/// Counts the elements of all parameters without initializing them.
-pub fn parameter_count<M: Module>(module: &M) -> usize {
-    struct Count(usize);
-    impl ModuleVisitor for Count {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0 += param.lazy_shape().num_elements();
+/// Standard deviation of the initial weights (GPT-2; DeepSeek's published `initializer_range`).
+const STD: f32 = 0.02;
+
+/// One parameter of a model: everything that a rank must know to create, shard, cast and count it.
+///
+/// A family lists its parameters in the order in which its modules are visited. Nothing else is derived from a
+/// parameter's name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParameterSpec {
+    /// Path of fields in the model, `blocks.0.attn.c_attn.weight`.
+    pub name: String,
+    /// Shape of the whole parameter, whatever part of it a rank holds.
+    pub shape: Vec<usize>,
+    /// Its initial values.
+    pub initializer: Initializer,
+    /// How several ranks split it beyond data parallelism.
+    pub sharding: Sharding,
+    /// Whether it stays in fp32 when the others are computed in 16 bits.
+    pub keep_fp32: bool,
+    /// The fraction of its elements that a token passes: `top_k / num_experts` for routed experts, 1 for all others.
+    pub active: f64,
+    /// How many matrix products a token takes part in with each of its active elements: 1 for a matrix, 0 for a vector
+    /// and for a table that is only looked up.
+    pub products: f64,
+}
+
+/// The distribution of a parameter's initial values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Initializer {
+    /// Zeros: biases.
+    Zeros,
+    /// Ones: gains of norms.
+    Ones,
+    /// Normal numbers of mean 0 and this standard deviation.
+    Normal(f32),
+}
+
+/// How tensor-parallel or expert-parallel ranks split a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharding {
+    /// Every rank has the whole parameter.
+    Replicated,
+    /// Tensor-parallel ranks each have a part of the columns or rows.
+    Tensor(Cut),
+    /// Expert-parallel ranks each have some experts of a stack `[e, in, out]`.
+    Experts,
+}
+
+impl ParameterSpec {
+    /// A matrix `[in, out]` of a product, with normal initial values, on every rank.
+    pub(crate) fn matrix(name: impl Into<String>, shape: [usize; 2]) -> Self {
+        Self {
+            name: name.into(),
+            shape: shape.into(),
+            initializer: Initializer::Normal(STD),
+            sharding: Sharding::Replicated,
+            keep_fp32: false,
+            active: 1.0,
+            products: 1.0,
         }
     }
-    let mut count = Count(0);
-    module.visit(&mut count);
-    count.0
+
+    /// A table whose rows are looked up.
+    pub(crate) fn table(name: impl Into<String>, shape: [usize; 2]) -> Self {
+        Self { products: 0.0, ..Self::matrix(name, shape) }
+    }
+
+    /// The gain of a norm.
+    pub(crate) fn gain(name: impl Into<String>, width: usize) -> Self {
+        Self { initializer: Initializer::Ones, ..Self::bias(name, width) }
+    }
+
+    /// A bias.
+    pub(crate) fn bias(name: impl Into<String>, width: usize) -> Self {
+        let shape = vec![width];
+        Self { shape, initializer: Initializer::Zeros, products: 0.0, ..Self::matrix(name, [0, 0]) }
+    }
+
+    /// A stack of the matrices of `experts` experts, of which each token passes `top_k`.
+    pub(crate) fn experts(name: impl Into<String>, experts: usize, top_k: usize, [from, to]: [usize; 2]) -> Self {
+        let active = top_k as f64 / experts as f64;
+        Self { shape: vec![experts, from, to], sharding: Sharding::Experts, active, ..Self::matrix(name, [0, 0]) }
+    }
+
+    /// Split among tensor-parallel ranks.
+    pub(crate) fn cut(self, cut: Cut) -> Self {
+        Self { sharding: Sharding::Tensor(cut), ..self }
+    }
+
+    /// The last matrix of a residual branch, whose initial values are smaller by this factor.
+    pub(crate) fn scaled(self, scale: f32) -> Self {
+        Self { initializer: Initializer::Normal(STD * scale), ..self }
+    }
+
+    /// The number of its elements, in floating point so that it cannot overflow.
+    pub fn len(&self) -> f64 {
+        self.shape.iter().map(|size| *size as f64).product()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.shape.contains(&0)
+    }
+
+    /// FLOPs of the products that one token takes part in with it, forward and backward.
+    pub fn flops_per_token(&self) -> f64 {
+        6.0 * self.len() * self.active * self.products
+    }
+}
+
+/// Path and shape of every parameter of a module, in the order in which it is visited; none is initialized.
+pub fn visited<M: Module>(module: &M) -> Vec<(String, Vec<usize>)> {
+    #[derive(Default)]
+    struct List {
+        path: Vec<String>,
+        found: Vec<(String, Vec<usize>)>,
+    }
+    impl ModuleVisitor for List {
+        fn enter_module(&mut self, name: &str, _container: &str) {
+            self.path.push(name.into());
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.path.pop();
+        }
+
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.found.push((self.path.join("."), param.lazy_shape().to_vec()));
+        }
+    }
+    let mut list = List::default();
+    module.visit(&mut list);
+    list.found
 }
 
 /// Sets every parameter to the values that `values` returns, row by row, for its field path

@@ -1,9 +1,8 @@
 //! Interleaved rotary positions with YaRN's frequencies.
 
-use crate::{DeepSeekConfig, YarnConfig};
+use super::YarnConfig;
 use burn::tensor::Device;
 use fused::RopeTable;
-use std::f64::consts::PI;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Tables for [`fused::rope`], which rotates the pairs `(x0, x1), (x2, x3), ...` of a head by `position *
@@ -22,19 +21,12 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Creates the frequencies `theta^(-2i/d)` for heads of width `d = qk_rope_head_dim`, modified by YaRN if it is
-    /// configured.
-    pub fn new(config: &DeepSeekConfig) -> Self {
-        let d = config.qk_rope_head_dim;
-        let plain = (0..d / 2).map(|pair| config.rope_theta.powf(-2.0 * pair as f64 / d as f64));
-        let (frequencies, amplitude) = match &config.rope_scaling {
+    /// Creates the frequencies `theta^(-2i/d)` for heads of width `d`, modified by YaRN if it is configured.
+    pub fn new(d: usize, theta: f64, scaling: Option<&YarnConfig>) -> Self {
+        let plain = (0..d / 2).map(|pair| theta.powf(-2.0 * pair as f64 / d as f64));
+        let (frequencies, amplitude) = match scaling {
             None => (plain.collect(), 1.0),
-            Some(yarn) => {
-                let (low, high) = yarn_range(yarn, d, config.rope_theta);
-                let interpolated = |pair: usize| ((pair as f64 - low) / (high - low)).clamp(0.0, 1.0);
-                let blend = |(pair, f)| f * (1.0 - interpolated(pair)) + f / yarn.factor * interpolated(pair);
-                (plain.enumerate().map(blend).collect(), yarn_amplitude(yarn))
-            }
+            Some(yarn) => (yarn.frequencies(d, theta, plain), yarn.amplitude()),
         };
         Self { frequencies, amplitude, tables: Arc::default() }
     }
@@ -64,38 +56,6 @@ impl Rope {
     }
 }
 
-/// The softmax scale of MLA: `1/sqrt(nope + rope)`, multiplied with YaRN by `m^2`, where `m = 0.1 * mscale_all_dim *
-/// ln(factor) + 1`.
-pub fn softmax_scale(config: &DeepSeekConfig) -> f64 {
-    let scale = ((config.qk_nope_head_dim + config.qk_rope_head_dim) as f64).powf(-0.5);
-    match &config.rope_scaling {
-        Some(yarn) if yarn.mscale_all_dim != 0.0 => scale * yarn_mscale(yarn.factor, yarn.mscale_all_dim).powi(2),
-        _ => scale,
-    }
-}
-
-/// `0.1 * mscale * ln(factor) + 1` (YaRN, arXiv 2309.00071, eq. 22).
-fn yarn_mscale(factor: f64, mscale: f64) -> f64 {
-    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
-}
-
-fn yarn_amplitude(yarn: &YarnConfig) -> f64 {
-    match (yarn.mscale, yarn.mscale_all_dim) {
-        (m, all) if m != 0.0 && all != 0.0 => yarn_mscale(yarn.factor, m) / yarn_mscale(yarn.factor, all),
-        _ => yarn_mscale(yarn.factor, 1.0),
-    }
-}
-
-/// The pairs between which YaRN blends from kept to divided frequencies: those that complete `beta_fast` and
-/// `beta_slow` rotations over the original context.
-fn yarn_range(yarn: &YarnConfig, d: usize, theta: f64) -> (f64, f64) {
-    let (d, context) = (d as f64, yarn.original_max_position_embeddings as f64);
-    let pair_of = |turns: f64| d * (context / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
-    let low = pair_of(yarn.beta_fast).floor().max(0.0);
-    let high = pair_of(yarn.beta_slow).ceil().min(d - 1.0);
-    (low, if low == high { high + 0.001 } else { high })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,8 +63,7 @@ mod tests {
 
     #[test]
     fn clones_share_one_table_a_device_which_grows_to_the_longest_that_was_asked_for() {
-        let (device, config) = (Device::flex(), DeepSeekConfig { qk_rope_head_dim: 4, ..DeepSeekConfig::default() });
-        let rope = Rope::new(&config);
+        let (device, rope) = (Device::flex(), Rope::new(4, 10000.0, None));
         let clone = rope.clone();
         for (asked, made) in [(5, 8), (8, 8), (3, 8), (9, 16), (100, 128), (20, 128)] {
             assert_eq!(clone.first(asked, &device.clone().autodiff()).positions(), asked);

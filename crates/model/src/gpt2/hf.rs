@@ -1,7 +1,9 @@
 //! GPT-2's `config.json` and tensor names. Its linear layers are `Conv1D`, stored as `[in, out]` like Kiln's.
 
-use super::{Folder, HfError, Source};
-use crate::Gpt2Config;
+use super::family::Gpt2Family;
+use crate::family::{Family, HuggingFace};
+use crate::hf::{Folder, HfError, Source};
+use crate::{Gpt2Config, ParameterSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -20,7 +22,7 @@ struct Gpt2Json {
     tie_word_embeddings: Option<bool>,
 }
 
-pub(super) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
+pub(crate) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
     let json = Gpt2Json::deserialize(folder.config()).map_err(|error| folder.config_error(error.to_string()))?;
     if let Some(other) = json.activation_function.filter(|name| name != "gelu_new") {
         return Err(folder.config_error(format!("activation_function \"{other}\" is not supported; gelu_new is")));
@@ -52,7 +54,7 @@ pub(super) fn config(folder: &Folder) -> Result<Gpt2Config, HfError> {
 
 /// Returns `config.json` without the keys every model has. It states the dropout of training, because transformers'
 /// default is not 0.
-pub(super) fn to_json(config: &Gpt2Config) -> Value {
+fn to_json(config: &Gpt2Config) -> Value {
     json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -76,15 +78,33 @@ pub(super) fn to_json(config: &Gpt2Config) -> Value {
 }
 
 /// Prefix of every name in transformers; some files omit it.
-pub(super) const PREFIX: &str = "transformer.";
+const PREFIX: &str = "transformer.";
 
-/// Prefix of every name in this folder.
-pub(super) fn prefix(folder: &Folder) -> &'static str {
-    if folder.has("transformer.wte.weight") { PREFIX } else { "" }
+/// Maps Kiln's parameter paths to the names in this folder.
+pub(crate) fn names(folder: &Folder) -> impl Fn(&str) -> Source + use<> {
+    let prefix = if folder.has("transformer.wte.weight") { PREFIX } else { "" };
+    move |path| name(prefix, path)
 }
 
-/// Maps Kiln's parameter paths to GPT-2's names.
-pub(super) fn name(prefix: &str, path: &str) -> Source {
+fn name(prefix: &str, path: &str) -> Source {
     let name = path.replace("ends.", "").replace("blocks.", "h.");
     Source::Same(prefix.to_string() + &name.replace(".gamma", ".weight").replace(".beta", ".bias"))
+}
+
+/// A GPT-2 in Hugging Face's format.
+pub(super) struct Gpt2Folder<'a>(pub &'a Gpt2Config);
+
+impl HuggingFace for Gpt2Folder<'_> {
+    fn config(&self) -> Result<Value, HfError> {
+        Ok(to_json(self.0))
+    }
+
+    fn source(&self, path: &str) -> Source {
+        name(PREFIX, path)
+    }
+
+    /// transformers' model always has biases.
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        Gpt2Family::new(&Gpt2Config { bias: true, ..self.0.clone() }, None).parameters()
+    }
 }

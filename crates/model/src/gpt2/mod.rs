@@ -1,11 +1,20 @@
 //! GPT-2 (Radford et al., 2019): pre-norm blocks, learned positions, the output tied to the token embedding.
 
+mod config;
+mod cost;
+mod family;
+pub(crate) mod hf;
+mod units;
+
+pub use config::Gpt2Config;
+pub(crate) use family::Gpt2Family;
+
 use crate::cache::{Chunk, LayerCache};
-use crate::dropout::{LayerDropout, Site};
-use crate::norm::project;
-use crate::ring::{Keys, Ring};
-use crate::vocabulary::{self, VocabularyHead};
-use crate::{Cache, Gpt2Config, Initial, LanguageModel, LayerNorm, MicroBatch, Parallel, Targets};
+use crate::layers::dropout::{LayerDropout, Site};
+use crate::layers::norm::project;
+use crate::layers::ring::{Keys, Ring};
+use crate::layers::vocabulary::{self, VocabularyHead};
+use crate::{Cache, Family, Initial, LanguageModel, LayerNorm, MicroBatch, Parallel, Targets};
 use burn::module::{Module, Param};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -80,8 +89,7 @@ impl Gpt2 {
 
     /// The initialization that [`init`](Self::init) applies.
     pub fn initial(config: &Gpt2Config, seed: u64) -> Initial {
-        let residual_scale = (2.0 * config.n_layer as f32).powf(-0.5);
-        Initial { prefix: "gpt2", seed, residual: &["c_proj"], residual_scale }
+        Gpt2Family::new(config, None).initial(seed)
     }
 
     /// Returns a model whose parameters are not set yet.

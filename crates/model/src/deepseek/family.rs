@@ -1,0 +1,223 @@
+//! DeepSeek as a [`Family`]: shape, limits and parameters.
+
+use super::units::DeepSeekUnits;
+use super::{DeepSeek, cost, hf};
+use crate::cost::{Flops, Workload};
+use crate::family::{Family, HuggingFace, ModelUnits, Size, Training};
+use crate::layers::mixture::{mixture, swiglu};
+use crate::{AnyModel, Batch, DeepSeekConfig, Initial, ParameterSpec};
+use burn::tensor::Device;
+use comm::Cut;
+use fsdp::{CallBytes, CallTraffic, Units};
+use moe::MoeConfig;
+
+/// A DeepSeek, known by its shape and its experts.
+pub struct DeepSeekFamily<'a> {
+    shape: &'a DeepSeekConfig,
+    /// The defaults if the configuration has none.
+    moe: MoeConfig,
+    has_experts: bool,
+}
+
+impl<'a> DeepSeekFamily<'a> {
+    /// A DeepSeek of this shape with these experts.
+    pub fn new(shape: &'a DeepSeekConfig, moe: Option<&MoeConfig>) -> Self {
+        Self { shape, moe: moe.cloned().unwrap_or_default(), has_experts: moe.is_some() }
+    }
+
+    /// The parameters of a block: the model's own, or that of a multi-token prediction module.
+    ///
+    /// Tensor-parallel ranks split heads (`q_proj` or `q_b_proj`, `kv_b_proj`, `o_proj`) and the columns of the dense
+    /// and the shared SwiGLU. Every rank has the norms, the compressions and the router.
+    fn block(&self, name: &str, layer: usize) -> Vec<ParameterSpec> {
+        let DeepSeekConfig { hidden_size: d, num_attention_heads: heads, kv_lora_rank, .. } = *self.shape;
+        let (nope, rope) = (self.shape.qk_nope_head_dim, self.shape.qk_rope_head_dim);
+        let field = |field: &str| format!("{name}.{field}");
+        let of_heads = |width: usize| heads.saturating_mul(width);
+        let query = of_heads(nope.saturating_add(rope));
+        let mut all = vec![ParameterSpec::gain(field("input_layernorm.gamma"), d)];
+        match self.shape.q_lora_rank {
+            None => all.push(ParameterSpec::matrix(field("self_attn.q_proj.weight"), [d, query]).cut(Cut::COLUMNS)),
+            Some(rank) => all.extend([
+                ParameterSpec::matrix(field("self_attn.q_a_proj.weight"), [d, rank]),
+                ParameterSpec::gain(field("self_attn.q_a_layernorm.gamma"), rank),
+                ParameterSpec::matrix(field("self_attn.q_b_proj.weight"), [rank, query]).cut(Cut::COLUMNS),
+            ]),
+        }
+        let (latent, keys) = (kv_lora_rank.saturating_add(rope), of_heads(nope.saturating_add(self.shape.v_head_dim)));
+        let values = of_heads(self.shape.v_head_dim);
+        all.extend([
+            ParameterSpec::matrix(field("self_attn.kv_a_proj_with_mqa.weight"), [d, latent]),
+            ParameterSpec::gain(field("self_attn.kv_a_layernorm.gamma"), kv_lora_rank),
+            ParameterSpec::matrix(field("self_attn.kv_b_proj.weight"), [kv_lora_rank, keys]).cut(Cut::COLUMNS),
+            ParameterSpec::matrix(field("self_attn.o_proj.weight"), [values, d]).cut(Cut::ROWS),
+            ParameterSpec::gain(field("post_attention_layernorm.gamma"), d),
+        ]);
+        match layer < self.shape.first_k_dense_replace {
+            true => all.extend(swiglu(&field("mlp.Dense"), d, self.shape.intermediate_size)),
+            false => all.extend(mixture(&field("mlp.Moe"), d, &self.moe)),
+        }
+        all
+    }
+
+    /// The parameters of multi-token prediction module `k`.
+    fn module(&self, k: usize) -> Vec<ParameterSpec> {
+        let (d, name) = (self.shape.hidden_size, |field: &str| format!("mtp.{k}.{field}"));
+        let mut all = vec![
+            ParameterSpec::gain(name("enorm.gamma"), d),
+            ParameterSpec::gain(name("hnorm.gamma"), d),
+            ParameterSpec::matrix(name("eh_proj.weight"), [d.saturating_mul(2), d]),
+        ];
+        all.extend(self.block(&name("block"), self.shape.num_hidden_layers.saturating_add(k)));
+        all.push(ParameterSpec::gain(name("norm.gamma"), d));
+        all
+    }
+}
+
+impl Family for DeepSeekFamily<'_> {
+    fn blocks(&self) -> usize {
+        self.shape.num_hidden_layers
+    }
+
+    fn width(&self) -> usize {
+        self.shape.hidden_size
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.shape.vocab_size
+    }
+
+    fn context(&self) -> Size {
+        ("model.max_position_embeddings", self.shape.max_position_embeddings)
+    }
+
+    fn mtp_depth(&self) -> usize {
+        self.shape.mtp_depth
+    }
+
+    fn expert_layers(&self) -> Result<(Vec<usize>, usize), &'static str> {
+        let layers: Vec<usize> = (self.shape.first_k_dense_replace..self.shape.num_layers()).collect();
+        match layers.is_empty() || !self.has_experts {
+            true => Err("all layers are dense (model.first_k_dense_replace)"),
+            false => Ok((layers, self.moe.num_experts)),
+        }
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        DeepSeekConfig { vocab_size: self.shape.vocab_size.max(1), ..self.shape.clone() }.validate()?;
+        let (dense, layers) = (self.shape.first_k_dense_replace, self.shape.num_layers());
+        if dense > layers {
+            return Err(format!(
+                "model.first_k_dense_replace is {dense} of {layers} layers: give at most as many as there are"
+            ));
+        }
+        if !self.has_experts && dense < layers {
+            let modules = if self.shape.mtp_depth > 0 { ", those of model.mtp_depth among them," } else { "" };
+            return Err(format!(
+                "model.first_k_dense_replace is {dense} of {layers} layers{modules} and the others have experts, but \
+                 there is no `moe` section: add one (`moe: {{num_experts: 8}}`), or make all dense (--set \
+                 model.first_k_dense_replace={layers})"
+            ));
+        }
+        if self.has_experts { self.moe.validate() } else { Ok(()) }
+    }
+
+    fn parameter_count(&self) -> f64 {
+        self.shape.parameters(&self.moe)
+    }
+
+    fn sizes(&self) -> Vec<Size> {
+        vec![
+            ("model.vocab_size", self.shape.vocab_size),
+            ("model.hidden_size", self.shape.hidden_size),
+            ("model.intermediate_size", self.shape.intermediate_size),
+            ("model.num_attention_heads", self.shape.num_attention_heads),
+            ("model.q_lora_rank", self.shape.q_lora_rank.unwrap_or(0)),
+            ("model.kv_lora_rank", self.shape.kv_lora_rank),
+            ("model.qk_nope_head_dim", self.shape.qk_nope_head_dim),
+            ("model.v_head_dim", self.shape.v_head_dim),
+            ("moe.num_experts", self.moe.num_experts),
+            ("moe.moe_intermediate_size", self.moe.moe_intermediate_size),
+            ("moe.n_shared_experts", self.moe.n_shared_experts),
+        ]
+    }
+
+    fn activations(&self, context: Size) -> Vec<Vec<Size>> {
+        let heads = ("model.num_attention_heads", self.shape.num_attention_heads);
+        let (d, top_k) = (("model.hidden_size", self.shape.hidden_size), ("moe.top_k", self.moe.top_k));
+        let width = ("moe.moe_intermediate_size", self.moe.moe_intermediate_size);
+        vec![
+            vec![heads, context],
+            vec![heads, ("model.qk_nope_head_dim", self.shape.qk_nope_head_dim)],
+            vec![heads, ("model.qk_rope_head_dim", self.shape.qk_rope_head_dim)],
+            vec![heads, ("model.v_head_dim", self.shape.v_head_dim)],
+            vec![("model.intermediate_size", self.shape.intermediate_size)],
+            vec![("1 + model.mtp_depth", 1 + self.shape.mtp_depth), d],
+            vec![top_k, d],
+            vec![top_k, width],
+            vec![("moe.n_shared_experts", self.moe.n_shared_experts), width],
+            vec![("moe.num_experts", self.moe.num_experts)],
+        ]
+    }
+
+    fn tensor_parallel_sizes(&self) -> Vec<Size> {
+        let mut sizes = vec![("model.num_attention_heads", self.shape.num_attention_heads)];
+        if self.shape.first_k_dense_replace > 0 {
+            sizes.push(("model.intermediate_size", self.shape.intermediate_size));
+        }
+        if self.has_experts && self.moe.n_shared_experts > 0 {
+            let width = self.moe.n_shared_experts.saturating_mul(self.moe.moe_intermediate_size);
+            sizes.push(("moe.n_shared_experts x moe.moe_intermediate_size", width));
+        }
+        sizes
+    }
+
+    /// The vocabulary of embedding and output matrix is split among tensor-parallel ranks; see also `block`.
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        let DeepSeekConfig { vocab_size, hidden_size: d, num_hidden_layers, mtp_depth, .. } = *self.shape;
+        let mut all = vec![ParameterSpec::table("embed.weight", [vocab_size, d]).cut(Cut::ROWS)];
+        all.extend((0..num_hidden_layers).flat_map(|layer| self.block(&format!("blocks.{layer}"), layer)));
+        let lm_head = ParameterSpec::matrix("head.lm_head.weight", [d, vocab_size]).cut(Cut::COLUMNS);
+        // Each module of multi-token prediction multiplies by the output matrix once more.
+        let lm_head = ParameterSpec { products: (1 + mtp_depth) as f64, ..lm_head };
+        all.extend([ParameterSpec::gain("head.norm.gamma", d), lm_head]);
+        all.extend((0..mtp_depth).flat_map(|k| self.module(k)));
+        all
+    }
+
+    fn initial(&self, seed: u64) -> Initial {
+        Initial::new("deepseek", seed, self.parameters())
+    }
+
+    /// The head; with multi-token prediction its norm, the embedding, the modules, and the output matrix.
+    fn calls_after_blocks(&self) -> usize {
+        match self.shape.mtp_depth {
+            0 => 1,
+            depth => depth + 3,
+        }
+    }
+
+    fn flops(&self) -> Vec<Flops> {
+        cost::flops(self.shape, &self.parameters(), self.calls_after_blocks())
+    }
+
+    fn memory(&self, workload: &Workload) -> Vec<CallBytes> {
+        cost::memory(self.shape, &self.moe, workload)
+    }
+
+    fn traffic(&self, workload: &Workload) -> Vec<CallTraffic> {
+        cost::traffic(self.shape, &self.moe, workload)
+    }
+
+    fn model(&self, device: &Device) -> AnyModel {
+        AnyModel::DeepSeek(DeepSeek::new(self.shape, &self.moe, device))
+    }
+
+    fn add_units(&self, units: &mut Units<Batch>, training: &Training, device: &Device) -> Box<dyn ModelUnits> {
+        Box::new(DeepSeekUnits::add(units, (self.shape, &self.moe), training, device))
+    }
+
+    fn hugging_face(&self) -> Box<dyn HuggingFace + '_> {
+        Box::new(hf::DeepSeekFolder { shape: self.shape, moe: &self.moe })
+    }
+}

@@ -1,0 +1,278 @@
+//! The model families: what a run must know of a model, and the only list of families.
+//!
+//! A family is a folder: `config` (shape and limits), the modules, `family` (this trait), `units` (sharding units and
+//! the calls of a training forward), `cost` (what the calls cost) and `hf` (Hugging Face's names). A new family adds
+//! its folder and a variant of [`ModelConfig`] and [`AnyModel`].
+
+mod units;
+
+use crate::cost::{Flops, Workload};
+use crate::hf::{Folder, HfError};
+use crate::parameters::{ParameterSpec, fill};
+use crate::{Batch, DeepSeek, DeepSeekConfig, Gpt2, Gpt2Config, Initial, LanguageModel, deepseek, gpt2};
+use burn::module::{Module, ModuleVisitor};
+use burn::tensor::Device;
+use fsdp::{CallBytes, CallTraffic, Units};
+use moe::MoeConfig;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::ops::Deref;
+
+pub(crate) use units::{add_blocks, gather_all, gather_into, main_loss};
+pub use units::{ModelUnits, Training};
+
+/// A configuration key and its value.
+pub type Size = (&'static str, usize);
+
+/// A model of some family, known by its configuration. Nothing here creates a parameter, but [`model`](Self::model) and
+/// [`units`](Self::units).
+pub trait Family {
+    /// Number of blocks, without embedding and head.
+    fn blocks(&self) -> usize;
+
+    /// Width of the residual stream.
+    fn width(&self) -> usize;
+
+    /// Vocabulary size; 0 until it is known from the data.
+    fn vocab_size(&self) -> usize;
+
+    /// The configuration key of the longest context, and its value in tokens.
+    fn context(&self) -> Size;
+
+    /// Number of multi-token prediction modules.
+    fn mtp_depth(&self) -> usize {
+        0
+    }
+
+    /// The blocks with experts, including those of multi-token prediction modules (numbered after the model's own),
+    /// and the number of experts; or the reason why there are none.
+    fn expert_layers(&self) -> Result<(Vec<usize>, usize), &'static str>;
+
+    /// Rejects shapes that no model can be built from; the message names key, value and remedy. A vocabulary of 0
+    /// passes.
+    fn validate(&self) -> Result<(), String>;
+
+    /// The number of parameters, in floating point so that it cannot overflow.
+    fn parameter_count(&self) -> f64;
+
+    /// Sizes of the model's matrices.
+    fn sizes(&self) -> Vec<Size>;
+
+    /// Sizes per token in the largest tensors of a forward over a context of this size; a tensor has the product of its
+    /// sizes.
+    fn activations(&self, context: Size) -> Vec<Vec<Size>>;
+
+    /// What the number of tensor-parallel ranks must divide: heads and columns.
+    fn tensor_parallel_sizes(&self) -> Vec<Size>;
+
+    /// All parameters, in the order in which the modules are visited.
+    fn parameters(&self) -> Vec<ParameterSpec>;
+
+    /// The initial values of the parameters.
+    fn initial(&self, seed: u64) -> Initial;
+
+    /// Number of calls that a forward makes after the blocks.
+    fn calls_after_blocks(&self) -> usize {
+        1
+    }
+
+    /// FLOPs of each call of a forward: the embedding, every block, and the calls after them.
+    fn flops(&self) -> Vec<Flops>;
+
+    /// Activation memory of each call.
+    fn memory(&self, workload: &Workload) -> Vec<CallBytes>;
+
+    /// Bytes that each call receives in its own collectives.
+    fn traffic(&self, workload: &Workload) -> Vec<CallTraffic>;
+
+    /// A model whose parameters are not set yet.
+    fn model(&self, device: &Device) -> AnyModel;
+
+    /// The model cut into sharding units, with the calls of a training forward.
+    ///
+    /// A unit's name is the path of its field in the model, so a parameter's name in a checkpoint is its path.
+    fn add_units(&self, units: &mut Units<Batch>, training: &Training, device: &Device) -> Box<dyn ModelUnits>;
+
+    /// How Hugging Face's folders name and store the model.
+    fn hugging_face(&self) -> Box<dyn HuggingFace + '_>;
+}
+
+/// A model in Hugging Face's format.
+pub trait HuggingFace {
+    /// `config.json`, without the keys that every model has.
+    ///
+    /// # Errors
+    /// If transformers cannot compute what the model does.
+    fn config(&self) -> Result<Value, HfError>;
+
+    /// The tensor of a parameter, given its path.
+    fn source(&self, path: &str) -> crate::hf::Source;
+
+    /// The parameters that transformers' model has; those that this one lacks are zeros.
+    fn parameters(&self) -> Vec<ParameterSpec>;
+
+    /// Names and shapes of tensors that copy others, with the names of the originals.
+    fn copies(&self) -> Vec<(String, &'static str, [usize; 2])> {
+        vec![]
+    }
+
+    /// Names and shapes of tensors without elements that transformers expects.
+    fn empty(&self) -> Vec<(String, [usize; 2])> {
+        vec![]
+    }
+
+    /// Rejects a folder whose tensors contradict the model.
+    fn check(&self, folder: &Folder) -> Result<(), HfError> {
+        let _ = folder;
+        Ok(())
+    }
+}
+
+/// The shape of a model; `type` in the `model` section selects the family.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum ModelConfig {
+    /// GPT-2.
+    Gpt2(Gpt2Config),
+    /// DeepSeek-V2/V3: latent attention and experts.
+    DeepSeek(DeepSeekConfig),
+}
+
+impl ModelConfig {
+    /// The values of `type`.
+    pub const TYPES: [&str; 2] = ["gpt2", "deepseek"];
+
+    /// The families at their defaults, each with experts if it can have some.
+    pub fn families() -> Vec<(Self, Option<MoeConfig>)> {
+        vec![
+            (Self::Gpt2(Gpt2Config::default()), None),
+            (Self::DeepSeek(DeepSeekConfig::default()), Some(MoeConfig::default())),
+        ]
+    }
+
+    /// The element of [`TYPES`](Self::TYPES) for this model.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Self::Gpt2(_) => Self::TYPES[0],
+            Self::DeepSeek(_) => Self::TYPES[1],
+        }
+    }
+
+    /// The model's family, with its experts.
+    pub fn family<'a>(&'a self, moe: Option<&'a MoeConfig>) -> Box<dyn Family + 'a> {
+        match self {
+            Self::Gpt2(shape) => Box::new(gpt2::Gpt2Family::new(shape, moe)),
+            Self::DeepSeek(shape) => Box::new(deepseek::DeepSeekFamily::new(shape, moe)),
+        }
+    }
+
+    /// Vocabulary size; 0 until it is known from the data.
+    pub fn vocab_size(&self) -> usize {
+        self.family(None).vocab_size()
+    }
+
+    /// Sets the vocabulary size.
+    pub fn set_vocab_size(&mut self, vocab_size: usize) {
+        match self {
+            Self::Gpt2(shape) => shape.vocab_size = vocab_size,
+            Self::DeepSeek(shape) => shape.vocab_size = vocab_size,
+        }
+    }
+
+    /// Number of blocks, without embedding and head.
+    pub fn blocks(&self) -> usize {
+        self.family(None).blocks()
+    }
+
+    /// Sets the number of blocks.
+    pub fn set_blocks(&mut self, blocks: usize) {
+        match self {
+            Self::Gpt2(shape) => shape.n_layer = blocks,
+            Self::DeepSeek(shape) => shape.num_hidden_layers = blocks,
+        }
+    }
+
+    /// Number of multi-token prediction modules.
+    pub fn mtp_depth(&self) -> usize {
+        self.family(None).mtp_depth()
+    }
+
+    /// The configuration key of the longest context, and its value in tokens.
+    pub fn context(&self) -> Size {
+        self.family(None).context()
+    }
+
+    /// Reads the model's configuration from a Hugging Face folder, with that of its experts.
+    pub fn from_hugging_face(folder: &Folder) -> Result<(Self, Option<MoeConfig>), HfError> {
+        match folder.config()["model_type"].as_str() {
+            Some("gpt2") => Ok((Self::Gpt2(gpt2::hf::config(folder)?), None)),
+            Some("deepseek_v2" | "deepseek_v3") => {
+                let (shape, moe) = deepseek::hf::config(folder)?;
+                Ok((Self::DeepSeek(shape), Some(moe)))
+            }
+            other => {
+                let found = other.map_or("no `model_type`".into(), |kind| format!("`model_type` \"{kind}\""));
+                Err(folder.config_error(format!("has {found}; known are gpt2, deepseek_v2 and deepseek_v3")))
+            }
+        }
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self::Gpt2(Gpt2Config::default())
+    }
+}
+
+/// A model of any family.
+#[derive(Debug)]
+pub enum AnyModel {
+    /// A GPT-2.
+    Gpt2(Gpt2),
+    /// A DeepSeek.
+    DeepSeek(DeepSeek),
+}
+
+impl AnyModel {
+    /// Sets every parameter; see [`fill`].
+    ///
+    /// # Errors
+    /// The first error of `values`.
+    pub fn fill<E>(self, values: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, E>) -> Result<Self, E> {
+        Ok(match self {
+            Self::Gpt2(model) => Self::Gpt2(fill(model, values)?),
+            Self::DeepSeek(model) => Self::DeepSeek(fill(model, values)?),
+        })
+    }
+
+    /// Visits every parameter.
+    pub fn visit(&self, visitor: &mut impl ModuleVisitor) {
+        match self {
+            Self::Gpt2(model) => model.visit(visitor),
+            Self::DeepSeek(model) => model.visit(visitor),
+        }
+    }
+
+    /// The model, if it can predict several tokens ahead for [`generate_speculative`](crate::generate_speculative).
+    pub fn predicts_ahead(&self) -> Option<&DeepSeek> {
+        match self {
+            Self::DeepSeek(model) if !model.mtp.is_empty() => Some(model),
+            _ => None,
+        }
+    }
+}
+
+impl Deref for AnyModel {
+    type Target = dyn LanguageModel;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::Gpt2(model) => model,
+            Self::DeepSeek(model) => model,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
