@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Tensors of at most this many bytes are all-reduced in one round: N/2 times the bytes of the two-round algorithm for
-/// half of the waiting.
+/// Most bytes of a tensor that is all-reduced in one round: N/2 times the bytes of two rounds, and half the waiting.
 const SMALL: usize = 32 * 1024;
 
 /// The axes under which a group is metered that does not lie along mesh axes.
