@@ -14,7 +14,7 @@ use std::time::Instant;
 /// Most bytes of a tensor that is all-reduced in one round: N/2 times the bytes of two rounds, and half the waiting.
 const SMALL: usize = 32 * 1024;
 
-/// The axes under which a group is metered that does not lie along mesh axes.
+/// The name under which a group is metered if it does not lie along mesh axes.
 const WORLD: &str = "world";
 
 /// Returns the bytes that a rank receives in an `all_reduce` of `len` elements of `size` bytes over `ranks` ranks. For
@@ -181,8 +181,8 @@ impl Communicator {
         Ok((K::remember(Payload::cat(parts)), counts))
     }
 
-    /// Sends a tensor to rank `to`, which [`recv`](Self::recv)s tensors in the order of sending. It may return before
-    /// the tensor is received.
+    /// Sends a tensor to rank `to`, which receives tensors in the order of sending ([`recv`](Self::recv)). The call may
+    /// return before the tensor is received.
     pub fn send<K: Kind>(&self, tensor: Tensor<1, K>, to: usize) -> Result<(), CommError> {
         let (collective, tensor) = (Collective::Send(to), K::forget(tensor));
         self.check_root(collective, to)?;

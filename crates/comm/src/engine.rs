@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// (`mpi`).
 ///
 /// [`Communicator`](crate::Communicator) can build every collective from [`exchange`](Self::exchange). An engine may
-/// override the default methods with shorter ways. Every call blocks until all ranks have made it and fails on all
-/// ranks if one does not.
+/// override the default methods with faster implementations. Every call blocks until all ranks have made it and fails
+/// on all ranks if one does not.
 pub trait Engine: Send + Sync {
     /// Returns this rank's number in the group.
     fn rank(&self) -> usize;
@@ -25,7 +25,7 @@ pub trait Engine: Send + Sync {
     /// both ends know where parts are missing.
     ///
     /// # Errors
-    /// Returns an error on every rank if one of them fails, is late, or calls with another signature.
+    /// Returns an error on every rank if one of them fails, is late, or calls with a different signature.
     fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError>;
 
     /// Concatenates all ranks' shards.
@@ -61,8 +61,8 @@ pub trait Engine: Send + Sync {
         self.world_size() - 1
     }
 
-    /// Sends a payload to rank `to`, which [`recv`](Self::recv)s payloads in the order of sending. It may return before
-    /// the payload is received.
+    /// Sends a payload to rank `to`, which receives payloads in the order of sending ([`recv`](Self::recv)). The call
+    /// may return before the payload is received.
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError>;
 
     /// Returns the next payload from rank `from`.

@@ -26,8 +26,8 @@
 //!   gets an error that names both sides.
 //! * No wait lasts forever. If a rank fails, leaves or is late, the others get a [`CommError`] that names it, even if
 //!   they wait for another rank in a group that was split off. Nor does [`run_ranks`] wait forever for a rank that is
-//!   stuck outside of a call. A call in flight when a rank fails succeeds on all threads or on none. Some processes may
-//!   have received everything they need; they succeed and get the error in the next call of that group. A killed
+//!   stuck outside of a call. If a rank fails during a call, the call succeeds on all threads or on none. Processes
+//!   that have already received all their parts succeed and get the error in the next call of that group. A killed
 //!   process reports nothing; `mpirun` ends the others.
 //! * Each rank meters the bytes it receives: [`Communicator::traffic`], and per mesh axis
 //!   [`Communicator::traffic_by_axes`].

@@ -31,7 +31,7 @@ impl SequenceRanks {
     }
 
     /// Returns the number that must divide the padded length of sequences shared by `tp` x `cp` ranks: all ranks hold
-    /// equally many rows, and with `cp` > 1 a context has two chunks per `cp` rank.
+    /// the same number of rows, and with `cp` > 1 a context has two chunks per `cp` rank.
     pub fn divisor(tp: usize, cp: usize) -> usize {
         cp * if cp > 1 && !tp.is_multiple_of(2) { 2 * tp } else { tp }
     }

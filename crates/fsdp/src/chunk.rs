@@ -63,8 +63,8 @@ pub(crate) struct Runner<'a, B> {
     pub kept: Vec<Option<Weights>>,
     /// Number of micro-batches in a step.
     pub micro_batches: usize,
-    /// For units that the stage calls more than once, by unit and micro-batch: the number of calls whose gradients
-    /// exist, and the sum of these gradients.
+    /// For units that the stage calls more than once, by unit and micro-batch: the number of calls whose gradients are
+    /// available, and the sum of these gradients.
     pub partial: HashMap<(usize, usize), (usize, Vec<Counted>)>,
     /// For each unit, the number of micro-batches whose gradients are complete.
     pub reduced: Vec<usize>,

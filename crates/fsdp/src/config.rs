@@ -89,15 +89,15 @@ pub enum Wrap {
 #[serde(try_from = "String", into = "String")]
 #[schemars(!try_from, !into)]
 pub enum ActivationCheckpointing {
-    /// Keep every block's activations: fast, but needs the most memory.
+    /// Every block's activations: fast, but needs the most memory.
     #[default]
     #[schemars(rename = "none")]
     None,
-    /// Keep every block's input; the backward runs the forward again. The last call of a forward is not recomputed,
-    /// because its backward follows at once, except under `gpipe`.
+    /// Every block's input; the backward runs the forward again. The last call of a forward is not recomputed, because
+    /// its backward follows at once, except under `gpipe`.
     #[schemars(rename = "full")]
     Full,
-    /// Use `full` for every K-th block and `none` for the others.
+    /// Like `full` for every K-th block and like `none` for the others.
     #[schemars(rename = "every:K")]
     Every(usize),
 }
@@ -115,7 +115,8 @@ pub enum Prefetch {
     Post,
 }
 
-/// How a model is cut over the stages of a pipeline, which have equally many ranks, and the order in which they work.
+/// How a model is cut over the stages of a pipeline, which have the same number of ranks, and the order in which they
+/// work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineConfig {
     /// Number of stages; 1 for no pipeline.
@@ -124,7 +125,8 @@ pub struct PipelineConfig {
     pub schedule: Schedule,
     /// Number of chunks of the model per stage.
     pub virtual_stages: usize,
-    /// Number of calls per chunk; if empty, calls are distributed so that chunks have about equally many parameters.
+    /// Number of calls per chunk; if empty, calls are distributed so that chunks have about the same number of
+    /// parameters.
     pub calls: Vec<usize>,
 }
 
@@ -155,9 +157,9 @@ pub struct FsdpConfig {
     pub pipeline: PipelineConfig,
     /// What is sharded.
     pub strategy: Strategy,
-    /// Number of replicas within a stage; each has equally many ranks, over which `strategy` shards. With more than one
-    /// replica, sharding is hybrid, and `full_shard` is the same as `hybrid_shard`. `None` means 2 for `hybrid_shard`
-    /// and 1 otherwise. Under `ddp`, if given, it must be the number of copies.
+    /// Number of replicas within a stage; each has the same number of ranks, over which `strategy` shards. With more
+    /// than one replica, sharding is hybrid, and `full_shard` is the same as `hybrid_shard`. `None` means 2 for
+    /// `hybrid_shard` and 1 otherwise. Under `ddp`, if given, it must be the number of copies.
     pub dp_replicate: Option<usize>,
     /// Number of ranks over which stacks of experts ([`Units::experts`](crate::Units::experts)) are distributed;
     /// together such a group has all experts. Experts are sharded over the ranks with the same experts. 1 for no expert

@@ -40,7 +40,8 @@ pub struct CopyDigest {
 }
 
 impl Copies {
-    /// Hashes all copies. This reads them once and takes a while; it may run on another thread than training.
+    /// Hashes all copies. This reads them once and takes a while; it may run on a thread other than the training
+    /// thread.
     pub fn digests(self) -> Vec<CopyDigest> {
         let digest = |ShardCopy { unit, of, tensors }: ShardCopy| {
             let mut hasher = DefaultHasher::new();

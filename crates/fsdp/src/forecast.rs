@@ -144,7 +144,7 @@ impl Step<'_> {
             }
         }
         let replicas = self.new_replicas();
-        // The stepping shard exists twice more: its matrices and vectors separately, and both together.
+        // A shard that steps exists twice more: as separate matrices and vectors, and with both joined.
         let shards = self.here().flat_map(|unit| &unit.classes).map(|class| class.shard);
         self.note(2 * shards.max().unwrap_or(0));
         drop(replicas);
@@ -256,8 +256,8 @@ impl Step<'_> {
         self.note(0);
     }
 
-    /// The inputs of deferred weight gradients count until those are computed. Gradients that already exist count as
-    /// the whole unit's, an upper bound.
+    /// The inputs of deferred weight gradients count until those are computed. Gradients that are already available
+    /// count as the whole unit's, an upper bound.
     fn backward_of_inputs(&mut self, calls: Range<usize>, saved: Vec<Saved>) -> Vec<(Saved, Held)> {
         let mut all = vec![];
         for (i, (weights, mut kept)) in calls.zip(saved).rev() {

@@ -43,7 +43,7 @@ pub struct Fsdp<B> {
     /// All ranks; under `block` this carries activations from rank to rank.
     world: Communicator,
     plan: Plan,
-    /// For each existing class, the number of ranks that hold a shard.
+    /// For each class in use, the number of ranks that hold each shard.
     replicas: Vec<(Class, usize)>,
     /// The first error of the collectives that calls run themselves.
     first_error: FirstError,
@@ -176,10 +176,10 @@ impl<B: 'static> Fsdp<B> {
     /// Makes a [`train_step`](Self::train_step) on micro-batches with `weights`, such as their numbers of sequences.
     /// The loss is the weighted mean over all ranks. A rank with fewer micro-batches than others adds some of weight 0.
     ///
-    /// `numbers` is called after the last backward and returns equally many numbers on every rank. Their sums over the
-    /// ranks travel with the losses, are passed to `before_step` and are reported. `before_step` is called when all
-    /// gradients exist, unless the step is skipped; call [`add_to_parameter`](Self::add_to_parameter) there. Without
-    /// `before_step`, the host waits for a device once per step, after it has launched all of the step's work.
+    /// `numbers` is called after the last backward and returns the same number of values on every rank. Their sums over
+    /// the ranks travel with the losses, are passed to `before_step` and are reported. `before_step` is called when all
+    /// gradients are available, unless the step is skipped; call [`add_to_parameter`](Self::add_to_parameter) there.
+    /// Without `before_step`, the host waits for a device once per step, after it has launched all of the step's work.
     ///
     /// Besides parameters, gradients and activations, the ranks exchange two small messages per step: one before the
     /// first forward to compare their numbers of micro-batches, and one after the last backward with losses, norms and

@@ -53,7 +53,7 @@ pub struct StageTimes {
     pub waiting: Duration,
 }
 
-/// The existing inputs of cells: for each cell the activation or the gradient from which it continues.
+/// The available inputs of cells: for each cell, the activation or the gradient from which it continues.
 type Inputs = HashMap<(Direction, Cell), Tensor<3>>;
 
 impl<B> Interpreter<'_, B> {

@@ -10,9 +10,9 @@
 //! step      clip by the global norm, AdamW on this rank's shard
 //! ```
 //!
-//! With [`PipelineConfig`] the calls are cut into chunks and assigned to stages of equally many ranks; everything below
-//! then applies to the ranks of one stage. A step is a program of the crate `schedule`, run by `interpreter.rs`.
-//! Without stages, the program runs each micro-batch forward and backward.
+//! With [`PipelineConfig`] the calls are cut into chunks and assigned to stages with the same number of ranks;
+//! everything below then applies to the ranks of one stage. A step is a program of the crate `schedule`, run by
+//! `interpreter.rs`. Without stages, the program runs each micro-batch forward and backward.
 //!
 //! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call has a small graph of its own: its
 //! input is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). The schedule is therefore
@@ -28,8 +28,8 @@
 //! | `hybrid_shard` | 1/S in each of N/S groups | all_gather in the group | reduce_scatter in it, all_reduce across |
 //! | `block` | 1/N | gather to the block's rank; activations move from rank to rank | scatter from the block's rank |
 //!
-//! Parameters at rest are fp32. If they are computed with in 16 bits, parameters that are whole on a rank also rest as
-//! a 16-bit copy (not with `cpu_offload`), which AdamW writes as it steps.
+//! Parameters at rest are fp32. If computation is in 16 bits, parameters that are whole on a rank also rest as a 16-bit
+//! copy (not with `cpu_offload`), which AdamW writes as it steps.
 //!
 //! Losses are means over all labels of the global batch, for any strategy, number of ranks and distribution of the
 //! labels.

@@ -6,7 +6,7 @@ use std::ops::Index;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A purpose of memory.
+/// The purpose of a piece of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Category {
     /// Parameters at rest.

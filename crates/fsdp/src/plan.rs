@@ -58,8 +58,8 @@ pub(crate) struct Plan {
     /// The device on which the rank computes, and the device on which its share rests.
     pub device: Device,
     pub rest_device: Device,
-    /// Whether the share rests in CPU memory. Data then crosses the bus in the type in which it is computed with or
-    /// reduced, and sums over micro-batches are computed where they rest.
+    /// Whether the share rests in CPU memory. Data then crosses the bus in the type of its computation or reduction,
+    /// and sums over micro-batches are computed where they rest.
     pub offloads: bool,
     pub ledger: Ledger,
 }

@@ -34,8 +34,8 @@ pub(crate) struct Class {
     pub whole_fp32: usize,
 }
 
-/// A call: its unit, the range of the model's functions that it consists of, and whether this rank computes it as far
-/// as its stage is concerned.
+/// A call: its unit, the range of the model's functions that it consists of, and whether this rank computes it if its
+/// stage does.
 pub(crate) struct ShapeCall {
     pub unit: usize,
     pub functions: Range<usize>,
@@ -96,7 +96,7 @@ impl Unit {
 }
 
 impl Class {
-    /// Returns whether the shard has the type and the place in which it is computed with.
+    /// Returns whether the shard has the type and the place in which it is used.
     fn is_at_hand(&self, config: &FsdpConfig, on_cpu: bool) -> bool {
         self.whole == self.whole_fp32 && (on_cpu || !config.cpu_offload)
     }

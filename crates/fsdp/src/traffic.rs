@@ -4,11 +4,11 @@
 //! bytes per element in computation and r bytes per element in reductions. Per step a rank receives
 //! ```text
 //! full_shard, hybrid_shard    all_gather       G (S - 1) n p    G: M per call, 2 M if gathered again; 1 in a pipeline
-//! zero1, shard_grad_op        all_gather         (S - 1) n p    of stepped parameters
-//! all of these                reduce_scatter   M (S - 1) n r    1 for M with no_sync, zero1, full_shard in a pipeline
-//! several copies              all_reduce       2 (R - 1) n r / R; if small (R - 1) n r, see comm::all_reduce_bytes
-//! a unit on several stages    all_reduce       the same for n fp32 elements, over these stages
-//! block                       gather           G (S - 1) n p    G as above, for the calls that it computes itself
+//! zero1, shard_grad_op        all_gather         (S - 1) n p    of stepped parameters all of these
+//! reduce_scatter   M (S - 1) n r    1, not M: no_sync, zero1, full_shard in a pipeline several copies
+//! all_reduce       2 (R - 1) n r / R; if small (R - 1) n r, see comm::all_reduce_bytes a unit on several stages
+//! all_reduce       the same for n fp32 elements, over these stages block                       gather           G
+//! (S - 1) n p    G as above, for the calls that it computes itself
 //!                             scatter          M n r            for each call that another rank computes
 //! between stages, and blocks  recv             each incoming activation and cotangent, with a header of 24 bytes
 //! ```
@@ -115,7 +115,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Adds the parameters of these calls' unit, received before they are computed with or after they have stepped.
+    /// Adds the parameters of these calls' unit, received before they are used or after the optimizer's step.
     fn parameters(&mut self, calls: &[usize], class: &Class) {
         let [shard, ..] = axes_of(class.of, self.config.strategy);
         let others = class.whole / class.shards * (class.shards - 1);

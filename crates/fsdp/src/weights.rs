@@ -45,7 +45,7 @@ impl Weights {
     /// they are [`refill`](Self::refill)ed.
     ///
     /// # Safety
-    /// As for [`Storage::free`], no slice of the parameters' memory may exist any more.
+    /// As for [`Storage::free`], no slice of the parameters' memory may still exist.
     pub unsafe fn free(&mut self, leaves: impl Iterator<Item = (usize, Leaf)>) {
         self.leaves = leaves.filter(|(class, _)| self.flats[*class].is_gathered()).map(|(_, leaf)| leaf).collect();
         Leaf::free(&self.leaves);

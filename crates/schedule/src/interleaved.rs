@@ -6,8 +6,8 @@
 //! and so on. The schedule sends v times as much data as 1F1B.
 //!
 //! Any number m of micro-batches works. There are floor(m / p) rounds, but at least one, and the first rounds take one
-//! micro-batch more if m is not a multiple: m = 7 on three stages makes rounds of 4 and 3. A round of p or more keeps
-//! every stage busy until its first micro-batch returns for the next chunk. A round of fewer, which exists only if
+//! micro-batch more if m does not divide evenly: m = 7 on three stages makes rounds of 4 and 3. A round of p or more
+//! keeps every stage busy until its first micro-batch returns for the next chunk. A shorter round, which occurs only if
 //! m < p, leaves gaps between chunks. PyTorch forms rounds in the same way but refuses unequal ones; the last round of
 //! Megatron-Core may be larger or smaller than the others.
 //!
@@ -64,8 +64,8 @@ pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
     alternate(warm_up(pipeline, stage), turns.len(), forward, backward)
 }
 
-/// Returns the micro-batches of each round: at least p if there are as many, and at most one more than in any later
-/// round.
+/// Returns the micro-batches of each round. A round has at least p of them if m >= p. Rounds differ by at most one
+/// micro-batch, and larger rounds come first.
 fn rounds(pipeline: &Pipeline) -> impl Iterator<Item = Range<usize>> {
     let (m, rounds) = (pipeline.micro_batches(), (pipeline.micro_batches() / pipeline.stages()).max(1));
     let (each, more) = (m / rounds, m % rounds);

@@ -14,7 +14,7 @@
 //! | `gpipe` | 1 | (p - 1)(f + b) | m |
 //! | `1f1b` | 1 | (p - 1)(f + b) | p - r |
 //! | `interleaved_1f1b` | v | (p - 1)(f + b) if m >= p | (v - 1) g + 2 (p - 1 - r) + 1 |
-//! | `zero_bubble` | 1 | (p - 1) max(f + i - w, f, i) | p |
+//! | `zero_bubble` | 1 | (p - 1) max(f + i - w, f, i) if m >= p | p |
 //! | `zb_v` | 2 | (p - 1) f if f = i = w and m >= 2 p - 1 | 2 p |
 //!
 //! f, i and w are the times that one chunk takes for one micro-batch: forward, input gradient and weight gradient;

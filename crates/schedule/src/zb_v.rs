@@ -3,8 +3,8 @@
 //! own output.
 //!
 //! Source: Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 5, in the order of PyTorch's
-//! `ScheduleZBVZeroBubble`. It needs as much memory as 1F1B. If forward, input gradient and weight gradient take
-//! equally long, the only time lost is the way to the last stage.
+//! `ScheduleZBVZeroBubble`. It needs as much memory as 1F1B. If forward, input gradient and weight gradient take the
+//! same time, the only time lost is the way to the last stage.
 //!
 //! ```
 //! # use schedule::*;
@@ -81,8 +81,8 @@ impl Order {
     }
 }
 
-/// Holds if the forward and both halves of the backward take equally long and there are at least 2 p - 1 micro-batches;
-/// there is no closed form otherwise.
+/// Holds if the forward and both halves of the backward take the same time and there are at least 2 p - 1
+/// micro-batches; there is no closed form otherwise.
 pub(crate) fn bubble(pipeline: &Pipeline, Ticks { forward, input, weights }: Ticks) -> Option<u64> {
     let holds = forward == input && input == weights && pipeline.micro_batches() >= 2 * pipeline.stages() - 1;
     holds.then(|| (pipeline.stages() as u64 - 1) * forward)

@@ -80,7 +80,7 @@ impl LocalEngine {
         self.group.members[self.rank]
     }
 
-    /// Returns whether a rank of the group has another device than this one.
+    /// Returns whether a rank of the group has a different device from this one.
     fn is_elsewhere(&self, rank: usize) -> bool {
         self.world.devices[self.group.members[rank]] != self.device
     }

@@ -16,8 +16,8 @@ pub struct Parcel {
 }
 
 impl Parcel {
-    /// Creates a parcel for each rank that is given a tensor. `is_elsewhere` tells which ranks have other devices than
-    /// this one.
+    /// Creates a parcel for each rank that is given a tensor. `is_elsewhere` tells which ranks have a different device
+    /// from this one.
     pub fn all(payloads: Vec<Option<Payload>>, is_elsewhere: impl Fn(usize) -> bool) -> Vec<Option<Self>> {
         let leaving = payloads.iter().enumerate().map(|(to, part)| part.as_ref().filter(|_| is_elsewhere(to)));
         let sources = Source::all(leaving);

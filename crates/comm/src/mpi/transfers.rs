@@ -29,7 +29,7 @@ struct Pending {
     request: ffi::MPI_Request,
 }
 
-// SAFETY: a request is a handle that any thread may test, because `World::start` requires `Threading::Multiple`.
+// SAFETY: a request is a handle that any thread may test, because `MpiWorld::start` requires `Threading::Multiple`.
 unsafe impl Send for Transfers {}
 
 impl Transfers {

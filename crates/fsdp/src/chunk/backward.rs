@@ -28,8 +28,8 @@ pub(crate) struct PutOff {
     now: Vec<Option<Tensor<1>>>,
     later: Deferred,
     weights: Weights,
-    /// The memory that is counted meanwhile: the inputs of the deferred gradients, and the gradients that already
-    /// exist.
+    /// The memory that is counted meanwhile: the inputs of the deferred gradients, and the gradients that are already
+    /// available.
     held: [Held; 2],
 }
 

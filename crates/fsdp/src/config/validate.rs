@@ -71,7 +71,7 @@ impl FsdpConfig {
     /// Refuses replicas that do not fit the number of ranks per stage.
     ///
     /// # Errors
-    /// Returns an error if the replicas cannot have equally many ranks.
+    /// Returns an error if the replicas cannot have the same number of ranks.
     pub fn validate_replicas(&self, ranks: usize) -> Result<(), FsdpError> {
         let replicas = self.replicas();
         if self.strategy == Strategy::Block && replicas != 1 {

@@ -38,9 +38,9 @@ impl Storage {
     /// Frees the memory. Reading the tensor afterwards panics; reading it on another thread always panics.
     ///
     /// # Safety
-    /// No slice of the memory of the tensor, or of tensors that share it, may exist any more. The type system cannot
-    /// check this: a slice from Burn (`FlexTensor::storage`) may live as long as a tensor does, and the graph's tensors
-    /// live on. Burn's operations hold such slices only while they run.
+    /// No slice of the memory of the tensor, or of tensors that share it, may still exist. The type system cannot check
+    /// this: a slice from Burn (`FlexTensor::storage`) may live as long as a tensor does, and the graph's tensors live
+    /// on. Burn's operations hold such slices only while they run.
     pub unsafe fn free(&mut self) {
         assert_eq!(std::thread::current().id(), self.owner, "freed on its own thread");
         *self.memory() = None;
@@ -98,7 +98,7 @@ impl AllocationController for Controller {
         };
         let bytes = tensor.bytes();
         // SAFETY: the bytes outlive this lock. They are freed only by `Storage::free`, whose caller guarantees that no
-        // such slice exists any more, or with this controller, from which the slice is borrowed. Until then they are
+        // such slice exists any longer, or with this controller, from which the slice is borrowed. Until then they are
         // neither moved nor written, because the tensor that holds them is never handed out. `free` is called on this
         // thread, the only one that gets the slice.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })

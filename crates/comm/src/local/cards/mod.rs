@@ -33,8 +33,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// Returns the memory of a tensor, whose kernels are queued on its GPU from now on, or `None` if it is not on a
-    /// GPU.
+    /// Returns the memory of a tensor, or `None` if it is not on a GPU. The tensor's kernels are in the GPU's queue
+    /// afterwards.
     fn of(payload: &Payload) -> Option<Self> {
         let bytes = payload.bytes();
         let (number, tensor) = on_card(payload)?;
