@@ -1,5 +1,5 @@
-//! What the laws of this crate say, checked on processes: `mpirun -n 4 mpi_laws LAW` fails where the law does not hold.
-//! Ranks that are threads say what is right. `tests/mpi/run.sh` runs all of them.
+//! Checks the laws of this crate on processes: `mpirun -n 4 mpi_laws LAW` fails if the law does not hold. Ranks that
+//! are threads provide the expected results. `tests/mpi/run.sh` runs all laws.
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
 use comm::{Collective, CommError, Communicator, Kind, MpiWorld, Reduce, Timeouts, run_ranks};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 type Law = fn(&Communicator) -> Result<(), CommError>;
 
-/// Each with how long a rank waits for the others in a call; until all have met it is [`PATIENCE`].
+/// The laws, each with the time that a rank waits for the others in a call; until all have met, it waits [`PATIENCE`].
 const LAWS: [(&str, Law, Duration); 8] = [
     ("collectives", collectives, PATIENCE),
     ("mismatch", mismatch, PATIENCE),
@@ -21,7 +21,7 @@ const LAWS: [(&str, Law, Duration); 8] = [
     ("panic", panics, PATIENCE),
 ];
 
-/// Long enough that a law that waits for it is told from one that does not.
+/// Long enough to tell a law that waits for it from one that does not.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Every collective gives on processes, bit by bit, what it gives on threads: for all dtypes and for short and long
+/// Every collective gives bitwise the same results on processes as on threads, for all dtypes, for short and long
 /// tensors, and in groups that are split off.
 fn collectives(comm: &Communicator) -> Result<(), CommError> {
     let (rank, n) = (comm.rank(), comm.world_size());
@@ -86,7 +86,7 @@ fn collectives(comm: &Communicator) -> Result<(), CommError> {
     in_step(comm)
 }
 
-/// The results of every collective on tensors of about `len` elements.
+/// Returns the results of every collective on tensors of about `len` elements.
 fn every<K: Kind>(
     comm: &Communicator,
     tensor: impl Fn(usize, usize) -> Tensor<1, K>,
@@ -109,7 +109,7 @@ fn every<K: Kind>(
     let (rows, counts) = comm.all_to_all(tensor(counts.iter().sum(), rank), &counts)?;
     results.push(rows);
     comm.barrier()?;
-    // Two to the next rank before one from the previous: a send may not wait for its receiver.
+    // Two sends to the next rank precede the receives from the previous one: a send must not wait for its receiver.
     comm.send(tensor(len, rank), next)?;
     comm.send(tensor(len + 1, rank), next)?;
     results.extend([comm.recv(previous)?, comm.recv(previous)?]);
@@ -118,13 +118,13 @@ fn every<K: Kind>(
     Ok(data.chain([TensorData::new(counts, [n])]).collect())
 }
 
-/// Different for every element and seed, with all bits of a mantissa in use.
+/// Returns values that differ for every element and seed and use all bits of the mantissa.
 fn floats(len: usize, seed: usize) -> Tensor<1> {
     let values = (0..len).map(|i| ((i * 7919 + seed * 104_729) % 9973) as f32 / 99.7 - 31.4);
     Tensor::from_data(TensorData::new(values.collect::<Vec<f32>>(), [len]), &Device::flex())
 }
 
-/// Rounds stay apart, whoever is late.
+/// Rounds do not mix, whichever rank is late.
 fn in_step(comm: &Communicator) -> Result<(), CommError> {
     let (rank, n) = (comm.rank(), comm.world_size());
     for round in 0..400 {
@@ -138,7 +138,7 @@ fn in_step(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// Calls that do not match are one error on every rank, and the ranks can go on.
+/// Mismatched calls give the same error on every rank, and the ranks can continue.
 fn mismatch(comm: &Communicator) -> Result<(), CommError> {
     let guilty = comm.rank() == GUILTY;
     let ones = |len| Tensor::<1>::ones([len], comm.device());
@@ -160,12 +160,11 @@ fn mismatch(comm: &Communicator) -> Result<(), CommError> {
     in_step(comm)
 }
 
-/// A rank that fails is named to all others: to those that wait for it, and to those that wait in a group that it is
-/// not in.
+/// A failing rank is named to all others: to those that wait for it and to those that wait in a group without it.
 fn abort(comm: &Communicator) -> Result<(), CommError> {
     let (rank, started) = (comm.rank(), Instant::now());
     let group = comm.split(usize::from(rank == GUILTY || rank == 0))?;
-    // A call that is under way when the world ends may fail on some ranks alone: here all have completed theirs.
+    // A call in flight when the world ends may fail on some ranks only; here all ranks have completed theirs.
     let done = Tensor::<1>::ones([1], comm.device());
     if rank == GUILTY {
         for other in (0..comm.world_size()).filter(|other| *other != GUILTY) {
@@ -175,7 +174,7 @@ fn abort(comm: &Communicator) -> Result<(), CommError> {
     } else {
         comm.send(done, GUILTY)?;
     }
-    // Rank 1 waits in a group without the guilty for rank 3, which never comes.
+    // Rank 1 waits for rank 3, which never arrives, in a group without the guilty rank.
     let found = if rank == 3 { comm.recv::<Float>(GUILTY).map(drop) } else { group.barrier() };
     let collective = if rank == 3 { Collective::Recv(GUILTY) } else { Collective::Barrier };
     let reason = "failed: out of paper".to_string();
@@ -184,12 +183,12 @@ fn abort(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// Where a rank fails between two calls, all others get the error: in the call that is under way, which some may
-/// complete, or in the next, which nobody completes.
+/// If a rank fails between two calls, all others get the error: in the call in flight, which some may complete, or in
+/// the next one, which nobody completes.
 fn under_way(comm: &Communicator) -> Result<(), CommError> {
     const CALLS: usize = 50;
     let rank = comm.rank();
-    // Parts of 4 MB take a while: ranks are in the midst of a call when the mark comes.
+    // Parts of 4 MB take a while, so ranks are in the middle of a call when the mark arrives.
     let gather = || comm.all_gather(Tensor::<1>::ones([1 << 20], comm.device())).map(drop);
     if rank == GUILTY {
         (0..CALLS).try_for_each(|_| gather())?;
@@ -210,7 +209,7 @@ fn under_way(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// Takes a long time to drop, as what waits for a slow disk does.
+/// A state that takes long to drop, like one that waits for a slow disk.
 struct SlowToDrop;
 
 impl Drop for SlowToDrop {
@@ -219,7 +218,7 @@ impl Drop for SlowToDrop {
     }
 }
 
-/// A rank that fails tells the others before it drops what it holds.
+/// A failing rank tells the others before it drops its state.
 fn slow_to_drop(comm: &Communicator) -> Result<(), CommError> {
     let (rank, started) = (comm.rank(), Instant::now());
     if rank == GUILTY {
@@ -240,7 +239,7 @@ fn leave(comm: &Communicator) -> Result<(), CommError> {
     if rank == GUILTY {
         return comm.barrier();
     }
-    // The second barrier ends the world, perhaps while another rank is in the first.
+    // The second barrier ends the world, perhaps while another rank is still in the first one.
     let found = comm.barrier().and_then(|()| comm.barrier());
     let (collective, reason) = (Collective::Barrier, "left before the call was complete".to_string());
     assert_eq!(found, Err(CommError::RankFailed { rank, collective, failed: GUILTY, reason }));
@@ -248,7 +247,7 @@ fn leave(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// A rank that is late is named to the others, and learns of it; but not the first time.
+/// A late rank is named to the others and learns of it itself, except during the first call.
 fn timeout(comm: &Communicator) -> Result<(), CommError> {
     let rank = comm.rank();
     let late = || (rank == GUILTY).then(|| thread::sleep(SHORT * 4));
@@ -264,7 +263,7 @@ fn timeout(comm: &Communicator) -> Result<(), CommError> {
     Ok(())
 }
 
-/// Fails: a rank panics, and the others wait for it.
+/// This law fails: a rank panics while the others wait for it.
 fn panics(comm: &Communicator) -> Result<(), CommError> {
     if comm.rank() == GUILTY {
         panic!("out of ink");

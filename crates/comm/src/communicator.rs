@@ -1,4 +1,4 @@
-//! The collectives of a rank, with typed tensors, over any engine.
+//! The collectives of a rank on typed tensors, over any engine.
 
 use crate::error::panic_message;
 use crate::meter::{Cost, Meter};
@@ -11,16 +11,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Tensors up to this many bytes are all-reduced in one round: N times the traffic of the long way, and half the
-/// waiting.
+/// Most bytes of a tensor that is all-reduced in one round: N/2 times the bytes of two rounds, and half the waiting.
 const SMALL: usize = 32 * 1024;
 
-/// As what a group is metered that is not along axes of a mesh.
+/// The name under which a group is metered if it does not lie along mesh axes.
 const WORLD: &str = "world";
 
-/// The bytes that a rank receives of an `all_reduce` of `len` elements of `size` bytes over so many ranks: where these
-/// are few all of the others' elements, else in each of two rounds a chunk of each of the others, of as many chunks as
-/// there are ranks.
+/// Returns the bytes that a rank receives in an `all_reduce` of `len` elements of `size` bytes over `ranks` ranks. For
+/// small tensors these are all elements of all other ranks. Larger tensors are split into one chunk per rank, and each
+/// of the two rounds receives one chunk from every other rank.
 pub fn all_reduce_bytes(len: usize, size: usize, ranks: usize) -> usize {
     let rounds = if len * size <= SMALL { len } else { 2 * len.div_ceil(ranks) };
     (ranks - 1) * rounds * size
@@ -29,62 +28,62 @@ pub fn all_reduce_bytes(len: usize, size: usize, ranks: usize) -> usize {
 /// The collectives of one rank in a group of N ranks.
 ///
 /// Every method blocks until all ranks of the group have made the same call, and returns an error on every rank if one
-/// of them does not; where a rank fails during a call of processes, see [the laws](crate). Tensors are flat (reshaping
-/// is free), of any float or integer dtype, and not tracked by autodiff. Clones are the same rank.
+/// of them does not; [the laws](crate) say what happens if a process fails during a call. Tensors are flat (reshaping
+/// is free), of any float or integer dtype, and not tracked by autodiff. Clones represent the same rank.
 #[derive(Clone)]
 pub struct Communicator {
     engine: Arc<dyn Engine>,
-    /// For errors.
+    /// For error messages.
     world_rank: usize,
-    /// Of a mesh, along which the group lies; for the meter.
+    /// The mesh axes along which the group lies; for the meter.
     axes: Arc<str>,
     meter: Meter,
 }
 
 impl Communicator {
-    /// Collectives over the engine of a world.
+    /// Creates the collectives of a world from its engine.
     pub fn new(engine: Arc<dyn Engine>) -> Self {
         Self { world_rank: engine.rank(), engine, axes: WORLD.into(), meter: Meter::default() }
     }
 
-    /// The same group, and those that will be split off from it, metered under these axes.
+    /// Returns the same group, metered under these axes together with all groups split off from it.
     pub(crate) fn along(self, axes: &str) -> Self {
         Self { axes: axes.into(), ..self }
     }
 
-    /// This rank's number, from 0 to N - 1.
+    /// Returns this rank's number, from 0 to N - 1.
     pub fn rank(&self) -> usize {
         self.engine.rank()
     }
 
-    /// How many ranks the group has, N.
+    /// Returns the number of ranks in the group, N.
     pub fn world_size(&self) -> usize {
         self.engine.world_size()
     }
 
-    /// The device on which results arrive.
+    /// Returns the device on which results arrive.
     pub fn device(&self) -> &Device {
         self.engine.device()
     }
 
-    /// The ranks' tensors one after another in rank order: `[n]` becomes `[N * n]`.
+    /// Concatenates the ranks' tensors in rank order: `[n]` becomes `[N * n]`.
     pub fn all_gather<K: Kind>(&self, shard: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
         let collective = Collective::AllGather;
         self.metered(collective, || self.all_gather_as(collective, K::forget(shard))).map(K::remember)
     }
 
-    /// Chunk `rank` of the sum of the ranks' tensors: `[N * n]` becomes `[n]`.
+    /// Returns chunk `rank` of the sum of the ranks' tensors: `[N * n]` becomes `[n]`.
     pub fn reduce_scatter<K: Kind>(&self, full: Tensor<1, K>) -> Result<Tensor<1, K>, CommError> {
         let collective = Collective::ReduceScatter;
         let call = || self.chunks(collective, K::forget(full)).map(|(chunks, cost)| (chunks.reduce(Reduce::Sum), cost));
         self.metered(collective, call).map(K::remember)
     }
 
-    /// [`reduce_scatter`](Self::reduce_scatter) that goes on with a sum: chunk `rank` of `((onto + t_0) + t_1) + ...`,
-    /// `onto` being this rank's chunk so far. Gradients of many micro-batches so have one order of addition, however
-    /// many ranks computed them.
+    /// Continues a sum with a [`reduce_scatter`](Self::reduce_scatter): returns chunk `rank` of
+    /// `((onto + t_0) + t_1) + ...`, where `onto` is this rank's chunk so far. The gradients of several micro-batches
+    /// are thus always added in the same order, however many ranks computed them.
     ///
-    /// Of tensors of 16 bits the sum is f32, and `onto` too: fp16 overflows over no number of ranks.
+    /// For 16-bit tensors, the sum and `onto` are f32, so fp16 does not overflow with any number of ranks.
     pub fn reduce_scatter_onto(&self, full: Tensor<1>, onto: Option<Tensor<1>>) -> Result<Tensor<1>, CommError> {
         let (collective, full, onto) = (Collective::ReduceScatter, Payload::Float(full), onto.map(Payload::Float));
         let call = || {
@@ -100,7 +99,7 @@ impl Communicator {
         self.metered(collective, call).map(Float::remember)
     }
 
-    /// The ranks' tensors combined: `[n]` stays `[n]`.
+    /// Combines the ranks' tensors: `[n]` stays `[n]`.
     pub fn all_reduce<K: Kind>(&self, tensor: Tensor<1, K>, how: Reduce) -> Result<Tensor<1, K>, CommError> {
         let (collective, tensor) = (Collective::AllReduce(how), K::forget(tensor));
         let small = tensor.bytes() <= SMALL;
@@ -108,7 +107,7 @@ impl Communicator {
         self.metered(collective, call).map(K::remember)
     }
 
-    /// The ranks' numbers combined, each with those at its place, in f64. They are the host's: no device takes part.
+    /// Combines the ranks' numbers element by element in f64. It runs on the host; no device takes part.
     pub fn all_reduce_numbers(&self, numbers: &[f64], how: Reduce) -> Result<Vec<f64>, CommError> {
         let data = TensorData::new(numbers.to_vec(), [numbers.len()]);
         let payload = Payload::from_data(data, &Device::flex());
@@ -116,7 +115,7 @@ impl Communicator {
         Ok(total.into_data().iter::<f64>().collect())
     }
 
-    /// Rank `root`'s tensor; the others' must have its shape and dtype.
+    /// Returns rank `root`'s tensor; the tensors of the others must have its shape and dtype.
     pub fn broadcast<K: Kind>(&self, tensor: Tensor<1, K>, root: usize) -> Result<Tensor<1, K>, CommError> {
         let (collective, tensor) = (Collective::Broadcast(root), K::forget(tensor));
         self.check_root(collective, root)?;
@@ -126,7 +125,7 @@ impl Communicator {
         Ok(K::remember(found[root].take().expect("the root gives everyone its tensor")))
     }
 
-    /// On rank `root` every rank's tensor, in rank order; their lengths may differ. Nothing on the others.
+    /// Returns every rank's tensor in rank order on rank `root`, and nothing elsewhere. Lengths may differ.
     pub fn gather<K: Kind>(&self, tensor: Tensor<1, K>, root: usize) -> Result<Vec<Tensor<1, K>>, CommError> {
         let (collective, tensor) = (Collective::Gather(root), K::forget(tensor));
         self.check_root(collective, root)?;
@@ -136,7 +135,7 @@ impl Communicator {
         Ok(self.call(&signature, parts)?.into_iter().flatten().map(K::remember).collect())
     }
 
-    /// Part `rank` of the parts that rank `root` gives, one for each rank; the others give None.
+    /// Returns part `rank` of the parts that rank `root` gives, one per rank; the others pass `None`.
     pub fn scatter<K: Kind>(&self, parts: Option<Vec<Tensor<1, K>>>, root: usize) -> Result<Tensor<1, K>, CommError> {
         let (collective, n) = (Collective::Scatter(root), self.world_size());
         self.check_root(collective, root)?;
@@ -156,8 +155,8 @@ impl Communicator {
         }
     }
 
-    /// Cuts `rows`, `[sum of send_counts]`, into parts, gives part i to rank i, and returns the parts that came, one
-    /// after another in rank order, with the count of each. Counts may be 0.
+    /// Splits `rows`, `[sum of send_counts]`, into parts and sends part i to rank i. Returns the received parts,
+    /// concatenated in rank order, and their element counts. Counts may be 0.
     pub fn all_to_all<K: Kind>(
         &self,
         rows: Tensor<1, K>,
@@ -182,8 +181,8 @@ impl Communicator {
         Ok((K::remember(Payload::cat(parts)), counts))
     }
 
-    /// Hands a tensor to rank `to`, which [`recv`](Self::recv)s in the order of sending. May return before it is
-    /// received.
+    /// Sends a tensor to rank `to`, which receives tensors in the order of sending ([`recv`](Self::recv)). The call may
+    /// return before the tensor is received.
     pub fn send<K: Kind>(&self, tensor: Tensor<1, K>, to: usize) -> Result<(), CommError> {
         let (collective, tensor) = (Collective::Send(to), K::forget(tensor));
         self.check_root(collective, to)?;
@@ -191,10 +190,10 @@ impl Communicator {
         self.metered(collective, || self.engine.send(tensor, to).map(|()| ((), Cost::default())))
     }
 
-    /// The next tensor from rank `from`.
+    /// Returns the next tensor from rank `from`.
     ///
     /// # Errors
-    /// Also if that is of another kind.
+    /// Also returns an error if the tensor is of another kind.
     pub fn recv<K: Kind>(&self, from: usize) -> Result<Tensor<1, K>, CommError> {
         let collective = Collective::Recv(from);
         self.check_root(collective, from)?;
@@ -210,11 +209,11 @@ impl Communicator {
         Ok(K::remember(payload))
     }
 
-    /// The next `count` tensors from rank `from`, which are on their way while `work` runs.
+    /// Returns the next `count` tensors from rank `from`, which are received while `work` runs.
     ///
     /// ```text
     /// this thread    | work                      | join |
-    /// another one    | recv, recv, ..  |                       where messages only move while somebody asks for them
+    /// another one    | recv, recv, ..  |                       if messages only move while somebody asks for them
     /// ```
     pub fn recv_during<K: Kind, T>(
         &self,
@@ -229,7 +228,7 @@ impl Communicator {
         }
         thread::scope(|scope| {
             let receiving = scope.spawn(receive);
-            // A panic is not to wait here until the other thread's time is up.
+            // A panic must not wait here until the other thread times out.
             let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
                 self.abort(&format!("panicked: {}", panic_message(&*panic)));
                 resume_unwind(panic)
@@ -247,8 +246,8 @@ impl Communicator {
         })
     }
 
-    /// The group of those ranks that give the same `color`, numbered in the order of their ranks here. Metered as
-    /// an `all_gather` of the colors.
+    /// Returns the group of the ranks that pass the same `color`, numbered in the order of their ranks here. It is
+    /// metered as an `all_gather` of the colors.
     pub fn split(&self, color: usize) -> Result<Self, CommError> {
         let data = TensorData::new(vec![color as i64], [1]);
         let color_1 = Tensor::<1, Int>::from_data(data, (self.device(), burn::tensor::DType::I64));
@@ -258,17 +257,17 @@ impl Communicator {
         Ok(Self { engine: self.engine.split(&members)?, ..self.clone() })
     }
 
-    /// Tells the other ranks that this one has failed: their calls under way and to come return an error with `reason`.
+    /// Tells the other ranks that this one has failed; their current and future calls return an error with `reason`.
     pub fn abort(&self, reason: &str) {
         self.engine.abort(reason);
     }
 
-    /// What `work` returns. If it fails or panics, the other ranks are told ([`abort`](Self::abort)) at once, before
-    /// the caller drops what it holds: state that takes minutes to drop, because it joins a thread that writes to a
-    /// slow disk, say, must not keep them waiting.
+    /// Returns the result of `work`; if it fails or panics, tells the other ranks at once ([`abort`](Self::abort)). The
+    /// others then do not wait until the caller has dropped its state, which can take minutes, for example if it joins
+    /// a thread that writes to a slow disk.
     ///
     /// ```text
-    /// let mut state = State::new();                        // outside of `work`: it is still there when the others are told
+    /// let mut state = State::new();                  // outside of `work`: not yet dropped when the others are told
     /// comm.abort_on_failure(|| state.train())?;
     /// ```
     pub fn abort_on_failure<T, E: Display>(&self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
@@ -281,18 +280,18 @@ impl Communicator {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// What this rank has communicated so far, through this communicator and those split off from it.
+    /// Returns what this rank has communicated through this communicator and all groups split off from it.
     pub fn traffic(&self) -> TrafficTable {
         self.meter.table()
     }
 
-    /// The same by the axes of the groups, as [`MeshShape::along`](crate::MeshShape::along) names them; `world` for
-    /// those that are not of a mesh.
+    /// Returns the traffic by the axes of the groups, as named by [`MeshShape::along`](crate::MeshShape::along); groups
+    /// outside a mesh count as `world`.
     pub fn traffic_by_axes(&self) -> BTreeMap<String, TrafficTable> {
         self.meter.by_axes()
     }
 
-    /// [`all_reduce`](Self::all_reduce) of few bytes: everyone gets everything.
+    /// Runs an [`all_reduce`](Self::all_reduce) of a small tensor: every rank receives everything.
     fn reduce_at_once(&self, tensor: Payload, how: Reduce) -> Result<(Payload, Cost), CommError> {
         let (collective, others, bytes) = (Collective::AllReduce(how), self.world_size() - 1, tensor.bytes());
         self.check_tracked(collective, &tensor)?;
@@ -303,7 +302,8 @@ impl Communicator {
         Ok((total, self.cost(others * bytes)))
     }
 
-    /// [`all_reduce`](Self::all_reduce) of many bytes: each rank reduces a chunk, padded so that there are N.
+    /// Runs an [`all_reduce`](Self::all_reduce) of a large tensor, padded to N equal chunks: each rank reduces one
+    /// chunk.
     fn reduce_in_chunks(&self, tensor: Payload, how: Reduce) -> Result<(Payload, Cost), CommError> {
         let (collective, n, len) = (Collective::AllReduce(how), self.world_size(), tensor.len());
         let padded = match len.next_multiple_of(n) - len {
@@ -316,7 +316,7 @@ impl Communicator {
         Ok((all.slice(0..len), cost))
     }
 
-    /// The gathered tensor.
+    /// Returns the gathered tensor and the cost.
     fn all_gather_as(&self, collective: Collective, shard: Payload) -> Result<(Payload, Cost), CommError> {
         self.check_tracked(collective, &shard)?;
         if self.world_size() == 1 {
@@ -328,7 +328,7 @@ impl Communicator {
         Ok((full, self.cost(bytes)))
     }
 
-    /// What all ranks give of this rank's chunk.
+    /// Returns all ranks' contributions to this rank's chunk, and the cost.
     fn chunks(&self, collective: Collective, full: Payload) -> Result<(Summands, Cost), CommError> {
         let (n, len, bytes) = (self.world_size(), full.len(), full.bytes());
         if len % n != 0 {
@@ -342,12 +342,12 @@ impl Communicator {
         Ok((chunks, self.cost(bytes / n * (n - 1))))
     }
 
-    /// A collective that is one exchange.
+    /// Runs a collective that consists of one exchange.
     fn call(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError> {
         self.metered(signature.collective, || self.exchange(signature, parts))
     }
 
-    /// What the ranks gave this one.
+    /// Returns the parts that the ranks gave to this one, and the cost.
     fn exchange(
         &self,
         signature: &Signature,
@@ -363,12 +363,12 @@ impl Communicator {
         Ok((found, self.cost(bytes)))
     }
 
-    /// Of one round in which so many bytes came.
+    /// Returns the cost of one round that received this many bytes.
     fn cost(&self, bytes: usize) -> Cost {
         Cost { bytes, control: self.engine.control_messages() }
     }
 
-    /// The result of `call`, which also says what it cost. A rank alone communicates nothing.
+    /// Runs `call` and meters the cost that it returns. A single rank communicates nothing.
     fn metered<T>(
         &self,
         collective: Collective,
@@ -387,7 +387,7 @@ impl Communicator {
         if rank < n { Ok(()) } else { Err(self.bad_argument(collective, format!("there are only {n} ranks"))) }
     }
 
-    /// Ranks that share a tracked tensor share a graph, and wait for each other's backward for ever.
+    /// Ranks that share a tracked tensor share a graph and wait for each other's backward forever.
     fn check_tracked(&self, collective: Collective, payload: &Payload) -> Result<(), CommError> {
         if payload.is_tracked() {
             return Err(self.bad_argument(collective, "the tensor is tracked by autodiff: give its `inner()`".into()));

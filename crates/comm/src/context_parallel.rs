@@ -1,14 +1,14 @@
-//! Context parallelism: which rows of a sequence each rank has, and how ranks exchange them.
+//! Context parallelism: the rows of a sequence that each rank holds, and how ranks exchange them.
 
 use crate::ops::{self, move_rows};
 use crate::{CommError, Communicator, FirstError, Kind, Reduce};
 use burn::tensor::Tensor;
 use std::ops::Range;
 
-/// The ranks that have a part of each sequence's rows each, and through all layers; by default this rank alone.
+/// The ranks that each hold a part of every sequence's rows, through all layers; by default this rank alone.
 ///
-/// A sequence of `t` rows is 2 N chunks, of which rank i of N has chunks i and 2 N - 1 - i, in this order: causal
-/// attention then is as much work on each (Llama 3, arXiv 2407.21783, section 3.3).
+/// A sequence of `t` rows has 2 N chunks, and rank i of N holds chunks i and 2 N - 1 - i, in this order. Causal
+/// attention is then the same amount of work on every rank (Llama 3, arXiv 2407.21783, section 3.3).
 ///
 /// ```text
 /// N = 2     rows    0 1   2 3   4 5   6 7
@@ -20,28 +20,28 @@ pub struct ContextParallel {
 }
 
 impl ContextParallel {
-    /// Over the ranks of `comm`; what fails in forwards and backwards goes into `first_error`.
+    /// Creates the ranks of `comm`. Failures in forwards and backwards are kept in `first_error`.
     pub fn new(comm: Communicator, first_error: FirstError) -> Self {
         Self { ranks: (comm.world_size() > 1).then_some((comm, first_error)) }
     }
 
-    /// Whether this rank has whole sequences.
+    /// Returns whether this rank holds whole sequences.
     pub fn is_alone(&self) -> bool {
         self.ranks.is_none()
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.ranks.as_ref().map_or(1, |(comm, _)| comm.world_size())
     }
 
-    /// This rank's number among them.
+    /// Returns this rank's number among them.
     pub fn rank(&self) -> usize {
         self.ranks.as_ref().map_or(0, |(comm, _)| comm.rank())
     }
 
-    /// Which rows of sequences of `t` rank `rank` has, in the order in which it has them: one range on a rank alone,
-    /// else two.
+    /// Returns the rows of sequences of `t` rows that rank `rank` holds, in the order in which it holds them: one range
+    /// if the rank is alone, else two.
     pub fn chunks_of(&self, rank: usize, t: usize) -> Vec<Range<usize>> {
         match self.size() {
             1 => std::iter::once(0..t).collect(),
@@ -49,12 +49,12 @@ impl ContextParallel {
         }
     }
 
-    /// [`chunks_of`](Self::chunks_of) this rank.
+    /// Returns [`chunks_of`](Self::chunks_of) this rank.
     pub fn chunks(&self, t: usize) -> Vec<Range<usize>> {
         self.chunks_of(self.rank(), t)
     }
 
-    /// This rank's rows, along dimension `dim`, of whole sequences.
+    /// Selects this rank's rows of whole sequences along dimension `dim`.
     pub fn own<const D: usize, K: Kind>(&self, x: Tensor<D, K>, dim: usize) -> Tensor<D, K> {
         if self.is_alone() {
             return x;
@@ -63,15 +63,15 @@ impl ContextParallel {
         Tensor::cat(chunks.collect(), dim)
     }
 
-    /// All rows of the sequences, in their order: `[b, t / N, d]` to `[b, t, d]`. Gradients of the result are taken for
-    /// partial sums.
+    /// Gathers all rows of the sequences in order: `[b, t / N, d]` becomes `[b, t, d]`. The backward treats gradients
+    /// of the result as partial sums.
     pub fn gather(&self, x_btd: Tensor<3>) -> Tensor<3> {
         let Some((comm, first_error)) = self.ranks.clone() else { return x_btd };
         let t = x_btd.dims()[1] * comm.world_size();
         move_rows(comm, first_error, x_btd, t, gather, scatter)
     }
 
-    /// The sum over the ranks, on each of them. Gradients of the result are taken for partial sums.
+    /// Returns the sum over the ranks, on each of them. The backward treats gradients of the result as partial sums.
     pub fn sum<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self.ranks.clone() {
             Some((comm, first_error)) => ops::sum(comm, first_error, x),
@@ -79,21 +79,22 @@ impl ContextParallel {
         }
     }
 
-    /// The combination of the ranks' numbers, in no graph.
+    /// Combines the ranks' numbers outside of any graph.
     pub fn all_reduce(&self, x_n: Tensor<1>, how: Reduce) -> Tensor<1> {
         let Some((comm, first_error)) = &self.ranks else { return x_n };
         first_error.run(|| comm.all_reduce(x_n.clone(), how), || x_n.clone())
     }
 
-    /// Gives `x` to the next rank, the first one being the last one's; returns at once.
+    /// Sends `x` to the next rank (the last rank sends to the first one) and returns at once.
     pub fn send(&self, x_n: Tensor<1>) {
         if let Some((comm, first_error)) = &self.ranks {
             first_error.run(|| comm.send(x_n, (comm.rank() + 1) % comm.world_size()), || ());
         }
     }
 
-    /// Runs `work`, and returns what the rank before [`send`](Self::send)s meanwhile, in its order: as many as there
-    /// are in `like`, whose zeros they are where that fails. Nothing on a rank alone.
+    /// Runs `work`, and meanwhile receives what the previous rank [`send`](Self::send)s, in order. It returns as many
+    /// tensors as `like` has; if receiving fails, they are zeros of the shapes in `like`. A single rank receives
+    /// nothing.
     pub fn recv_during<T>(&self, like: &[&Tensor<1>], work: impl FnOnce() -> T) -> (Vec<Tensor<1>>, T) {
         let Some((comm, first_error)) = &self.ranks else { return (vec![], work()) };
         let (from, mut work) = ((comm.rank() + comm.world_size() - 1) % comm.world_size(), Some(work));
@@ -104,24 +105,24 @@ impl ContextParallel {
             came
         };
         let came = first_error.run(receive, || like.iter().map(|like| like.zeros_like()).collect());
-        // After a failure nothing is received, and the work is done all the same.
+        // After an earlier failure nothing is received, but the work still runs.
         let done = done.unwrap_or_else(|| work.take().expect("it has not run")());
         (came, done)
     }
 }
 
-/// Each rank's rows of `b` sequences to all rows of each.
+/// Turns each rank's rows of `b` sequences into all rows of each sequence.
 fn gather(comm: &Communicator, x: Tensor<1>, b: usize) -> Result<Tensor<1>, CommError> {
     let (n, len) = (comm.world_size(), x.dims()[0]);
     let chunk = len / b / 2;
     let of_ranks = comm.all_gather(x)?.reshape([n, b, 2, chunk]);
-    // First chunks lie in the order of ranks, second ones against it.
+    // First chunks are in rank order, second chunks in reverse rank order.
     let first = of_ranks.clone().slice_dim(2, 0..1);
     let second = of_ranks.slice_dim(2, 1..2).flip([0]);
     Ok(Tensor::cat(vec![first, second], 0).reshape([2 * n, b, chunk]).swap_dims(0, 1).reshape([n * len]))
 }
 
-/// All rows of `b` sequences to this rank's rows of their sum.
+/// Turns all rows of `b` sequences into this rank's rows of their sum over the ranks.
 fn scatter(comm: &Communicator, y: Tensor<1>, b: usize) -> Result<Tensor<1>, CommError> {
     let (n, len) = (comm.world_size(), y.dims()[0]);
     let chunk = len / b / 2 / n;

@@ -1,47 +1,48 @@
-//! What a transport of tensors between ranks provides, and what ranks must agree on when they enter a call.
+//! The interface of a transport between ranks, and the properties of a call on which ranks must agree.
 
 use crate::{CommError, Payload, Reduce, Summands};
 use burn::tensor::{DType, Device};
 use std::fmt;
 use std::sync::Arc;
 
-/// What moves tensors between the ranks of a group: threads ([`local`](crate::run_ranks)), or processes (`mpi`).
+/// A transport that moves tensors between the ranks of a group: threads ([`local`](crate::run_ranks)) or processes
+/// (`mpi`).
 ///
-/// [`Communicator`](crate::Communicator) can make every collective of [`exchange`](Self::exchange); an engine may know
-/// a shorter way for those that have a default here. Every call blocks until all ranks have made it, and fails on all
-/// ranks if one does not.
+/// [`Communicator`](crate::Communicator) can build every collective from [`exchange`](Self::exchange). An engine may
+/// override the default methods with faster implementations. Every call blocks until all ranks have made it and fails
+/// on all ranks if one does not.
 pub trait Engine: Send + Sync {
-    /// This rank's number in the group.
+    /// Returns this rank's number in the group.
     fn rank(&self) -> usize;
 
-    /// How many ranks the group has, N.
+    /// Returns the number of ranks in the group, N.
     fn world_size(&self) -> usize;
 
-    /// The device on which results arrive.
+    /// Returns the device on which results arrive.
     fn device(&self) -> &Device;
 
-    /// Gives `parts[i]` to rank i and returns what each rank gave this one, in rank order. Where there is no part,
-    /// nothing is sent; both ends know of that.
+    /// Sends `parts[i]` to rank i and returns what each rank sent to this one, in rank order. `None` sends nothing;
+    /// both ends know where parts are missing.
     ///
     /// # Errors
-    /// On every rank, if one of them fails, is late, or comes with another signature.
+    /// Returns an error on every rank if one of them fails, is late, or calls with a different signature.
     fn exchange(&self, signature: &Signature, parts: Vec<Option<Payload>>) -> Result<Vec<Option<Payload>>, CommError>;
 
-    /// All ranks' shards, one after another.
+    /// Concatenates all ranks' shards.
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
         let shards = self.exchange(signature, vec![Some(shard); self.world_size()])?;
         Ok(Payload::cat(shards.into_iter().flatten().collect()))
     }
 
-    /// What all ranks give of this rank's chunk, of the N equal ones of `full`.
+    /// Returns all ranks' contributions to this rank's chunk; `full` has N equal chunks.
     fn chunks(&self, signature: &Signature, full: Payload) -> Result<Summands, CommError> {
         let (n, len) = (self.world_size(), full.len());
         let parts = (0..n).map(|to| Some(full.clone().slice(to * len / n..(to + 1) * len / n))).collect();
         Ok(Summands::new(self.exchange(signature, parts)?.into_iter().flatten().collect()))
     }
 
-    /// All ranks' tensors combined, in one round: for few bytes. What is on the CPU stays there, whatever the rank's
-    /// device is.
+    /// Combines all ranks' tensors in one round, for small tensors. A tensor on the CPU stays there, whatever the
+    /// rank's device.
     fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
         let len = tensor.len();
         let all = self.all_gather(signature, tensor)?;
@@ -54,29 +55,29 @@ pub trait Engine: Send + Sync {
         self.exchange(signature, vec![None; self.world_size()]).map(drop)
     }
 
-    /// How many messages beside tensors this rank sends in a call, so that all agree on it: one to each other rank, or
-    /// fewer.
+    /// Returns the number of messages without tensor data that this rank sends per call, so that all ranks agree on it:
+    /// one per other rank, or fewer.
     fn control_messages(&self) -> usize {
         self.world_size() - 1
     }
 
-    /// Hands a payload to rank `to`, which [`recv`](Self::recv)s in the order of sending. May return before it is
-    /// received.
+    /// Sends a payload to rank `to`, which receives payloads in the order of sending ([`recv`](Self::recv)). The call
+    /// may return before the payload is received.
     fn send(&self, payload: Payload, to: usize) -> Result<(), CommError>;
 
-    /// The next payload from rank `from`.
+    /// Returns the next payload from rank `from`.
     fn recv(&self, from: usize) -> Result<Payload, CommError>;
 
-    /// Whether messages come while no thread of this rank asks for them.
+    /// Returns whether messages arrive even if no thread of this rank asks for them.
     fn receives_unasked(&self) -> bool {
         true
     }
 
-    /// A group of some of this group's ranks, given in ascending order, of which this rank is one. Every rank of the
-    /// group calls it, each with its own new group; the new groups are disjoint.
+    /// Creates a group from some of this group's ranks, including this one, given in ascending order. Every rank of
+    /// this group calls it, each with its own new group; the new groups are disjoint.
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError>;
 
-    /// Tells the other ranks that this one has failed: their calls under way and to come return an error with `reason`.
+    /// Tells the other ranks that this one has failed; their current and future calls return an error with `reason`.
     fn abort(&self, reason: &str);
 }
 
@@ -86,7 +87,7 @@ pub trait Engine: Send + Sync {
 pub enum Collective {
     AllGather,
     ReduceScatter,
-    /// Combined so.
+    /// Combined in this way.
     AllReduce(Reduce),
     /// From this root.
     Broadcast(usize),
@@ -116,7 +117,7 @@ impl fmt::Display for Collective {
 }
 
 impl Collective {
-    /// The method's name.
+    /// Returns the name of the method.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all_gather",
@@ -133,14 +134,15 @@ impl Collective {
     }
 }
 
-/// What the ranks of a group must agree on when they enter a call. None: each may differ, or only some know it.
+/// The properties on which the ranks of a group must agree when they enter a call. `None` means that the value may
+/// differ or that only some ranks know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     /// The call.
     pub collective: Collective,
     /// Number of elements.
     pub len: Option<usize>,
-    /// Their type.
+    /// Element type.
     pub dtype: Option<DType>,
 }
 
@@ -156,7 +158,7 @@ impl fmt::Display for Signature {
 }
 
 impl Signature {
-    /// An error unless all ranks, given in rank order, enter with the same.
+    /// Returns an error unless all signatures, given in rank order, are equal.
     pub(crate) fn agree(signatures: &[Self]) -> Result<(), CommError> {
         match signatures.iter().position(|other| *other != signatures[0]) {
             Some(other_rank) => Err(CommError::Mismatch {

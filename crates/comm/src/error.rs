@@ -1,11 +1,11 @@
-//! Why a collective did not happen.
+//! Errors of collectives.
 
 use crate::Collective;
 use std::any::Any;
 use std::time::Duration;
 
-/// Why a collective did not happen. Ranks are numbered as in the world, also by a communicator that was split off; only
-/// the root in the name of a call is the number that the caller gave.
+/// The reason why a collective failed. Ranks have their world numbers, even in a communicator that was split off. Only
+/// the root in the name of a call has the number that the caller passed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommError {
     /// Another rank failed, or left before it made the call.
@@ -17,23 +17,23 @@ pub enum CommError {
         collective: Collective,
         /// The rank that failed.
         failed: usize,
-        /// What became of it.
+        /// What happened to it.
         reason: String,
     },
-    /// The call was not complete in time.
+    /// The call did not complete in time.
     #[error("{collective} on rank {rank}: no sign of {} within {timeout:?}", ranks(missing))]
     Timeout {
         /// The rank that reports this.
         rank: usize,
         /// The call that could not be completed.
         collective: Collective,
-        /// The ranks that did not come; where these wait for others themselves, those.
+        /// The ranks that did not arrive. With threads, a rank that itself waits for others is replaced by those.
         missing: Vec<usize>,
-        /// How long they were waited for.
+        /// How long this rank waited.
         timeout: Duration,
     },
-    /// The ranks called different collectives, or with tensors of different shape or dtype. Numbers are those of the
-    /// group.
+    /// The ranks called different collectives, or passed tensors of different shapes or dtypes. Numbers are those of
+    /// the group.
     #[error("ranks disagree: rank 0 calls {first}, rank {other_rank} calls {other}")]
     Mismatch {
         /// Rank 0's call.
@@ -43,7 +43,8 @@ pub enum CommError {
         /// Its call.
         other: String,
     },
-    /// What cannot be communicated so: a tensor that cannot be split over the ranks, a root that does not exist.
+    /// The arguments are invalid, for example a tensor that cannot be split over the ranks or a root that does not
+    /// exist.
     #[error("{collective} on rank {rank}: {reason}")]
     BadArgument {
         /// The rank that reports this.
@@ -58,13 +59,13 @@ pub enum CommError {
     Engine(String),
 }
 
-/// `rank 1`, `ranks 1, 2`.
+/// Formats rank numbers as `rank 1` or `ranks 1, 2`.
 pub(crate) fn ranks(numbers: &[usize]) -> String {
     let list: Vec<String> = numbers.iter().map(ToString::to_string).collect();
     format!("rank{} {}", if numbers.len() == 1 { "" } else { "s" }, list.join(", "))
 }
 
-/// What a panic that was caught says.
+/// Returns the message of a caught panic.
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())

@@ -1,15 +1,16 @@
-//! Keeps the first error of a collective that runs inside a graph, where none can be returned.
+//! The first error of a collective inside a graph, where none can be returned.
 
 use crate::CommError;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The first error of collectives that run where no error can be returned, inside a graph's forward or backward: it is
-/// kept until whoever runs the graph asks for it. Clones share it.
+/// Keeps the first error of collectives that run inside a graph's forward or backward, where no error can be returned,
+/// until the code that runs the graph asks for it. Clones share the error.
 #[derive(Debug, Clone, Default)]
 pub struct FirstError(Arc<Mutex<Option<CommError>>>);
 
 impl FirstError {
-    /// What a collective returns, or `instead` if it fails, or one before it did: then it is not made.
+    /// Returns the result of `collective`, or `instead` if it fails. After an earlier failure it returns `instead`
+    /// without running `collective`.
     pub fn run<T>(&self, collective: impl FnOnce() -> Result<T, CommError>, instead: impl FnOnce() -> T) -> T {
         let failed_before = self.lock().is_some();
         let result = if failed_before { None } else { Some(collective()) };
@@ -23,7 +24,7 @@ impl FirstError {
         }
     }
 
-    /// The error, if something has failed since it was last asked for.
+    /// Returns the first error since the last check, if there is one, and clears it.
     pub fn check(&self) -> Result<(), CommError> {
         self.lock().take().map_or(Ok(()), Err)
     }

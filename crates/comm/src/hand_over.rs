@@ -1,20 +1,21 @@
-//! Tensors that go from one thread to another.
+//! Tensors that move from one thread to another.
 
 use crate::Payload;
 use burn::tensor::{Tensor, kind::Basic};
 use burn_std::stream::StreamId;
 use std::sync::LazyLock;
 
-/// A stream on which nobody computes.
+/// A stream on which no thread computes.
 static NOBODY: LazyLock<StreamId> = LazyLock::new(StreamId::allocate);
 
-/// The same values, in the same memory, as a tensor that may go to another thread while clones of the given one stay
-/// on this thread.
+/// Returns a tensor with the same values in the same memory that may move to another thread while clones of the given
+/// tensor stay on this thread.
 ///
-/// Burn's fusion frees a tensor with the last of its clones. It counts them when an operation takes one, and hands the
-/// operation over afterwards: where another thread drops a clone in between, the tensor is freed before the operation
-/// reads it ("Should have handle for tensor"; burn-fusion 0.22.1, `FusionTensor::into_ir`). On the stream of another
-/// thread a clone is a tensor of its own, with a count of its own. So this one is made on a stream that no thread has.
+/// Burn's fusion frees a tensor with its last clone. It counts the clones when an operation takes one and registers the
+/// operation afterwards. If another thread drops a clone in between, the tensor is freed before the operation reads it
+/// ("Should have handle for tensor"; burn-fusion 0.22.1, `FusionTensor::into_ir`). On the stream of another thread, a
+/// clone becomes a separate tensor with its own count. This function therefore clones on a stream that belongs to no
+/// thread.
 pub fn hand_over<const D: usize, K: Basic>(tensor: Tensor<D, K>) -> Tensor<D, K> {
     NOBODY.executes(|| tensor.clone())
 }

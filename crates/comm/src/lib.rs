@@ -1,8 +1,8 @@
 //! Ranks and the collectives between them: [`Communicator`], the [`Engine`]s below it, and the [`Mesh`] above.
 //!
-//! A *rank* is one thread, or with the feature `mpi` one process that `mpirun` has started (`MpiWorld`), with one
-//! [`Device`](burn::tensor::Device); several ranks may share a device. Tensors go in, tensors come out; this crate
-//! knows nothing of parameters, models or training.
+//! A *rank* is a thread, or with the feature `mpi` a process started by `mpirun` (`MpiWorld`). Each rank has one
+//! [`Device`](burn::tensor::Device); several ranks may share a device. The collectives take and return tensors. This
+//! crate knows nothing of parameters, models or training.
 //!
 //! ```text
 //!               rank 0   rank 1   rank 2           rank 0        rank 1        rank 2
@@ -15,29 +15,31 @@
 //! all_to_all     abc      def      ghi      ->       adg           beh           cfi
 //! ```
 //!
-//! Above the collectives stand those with gradients, which a graph's forward and backward run through ([`ops`]): ranks
-//! that have heads and columns together ([`TensorParallel`]), and ranks that have parts of a context
-//! ([`ContextParallel`]); both together are [`SequenceRanks`].
+//! Three types build on the collectives and provide gradients, so a graph's forward and backward run through them
+//! ([`ops`]). [`TensorParallel`] ranks share heads and columns, [`ContextParallel`] ranks share a context, and
+//! [`SequenceRanks`] combines both.
 //!
 //! Four laws hold for every engine:
-//! * Sums run in rank order, so a result is bitwise the same every time and with every engine. Floats of 16 bits are
-//!   added in f32 and rounded once.
-//! * Every rank calls the same collectives in the same order. Where shapes, dtypes or collectives disagree, every rank gets
-//!   an error that names both sides.
-//! * No wait is for ever: when a rank fails, leaves or is late, the others get a [`CommError`] that names it, also
-//!   those that wait for somebody else in a group that was split off. Nor does [`run_ranks`] wait for ever for a rank
-//!   that is stuck outside of a call. A call that is under way when a rank fails succeeds on all threads or on none. Of
-//!   processes, some may have received all that they need, and succeed; they get the error in the next call of that
-//!   group. A process that is killed tells nobody, and `mpirun` ends the others.
-//! * Each rank meters what it receives: [`Communicator::traffic`], and by the axes of a mesh [`Communicator::traffic_by_axes`].
+//! * Sums run in rank order, so a result is bitwise the same every time and with every engine. 16-bit floats are added
+//!   in f32 and rounded once.
+//! * Every rank calls the same collectives in the same order. If shapes, dtypes or collectives disagree, every rank
+//!   gets an error that names both sides.
+//! * No wait lasts forever. If a rank fails, leaves or is late, the others get a [`CommError`] that names it, even if
+//!   they wait for another rank in a group that was split off. Nor does [`run_ranks`] wait forever for a rank that is
+//!   stuck outside of a call. If a rank fails during a call, the call succeeds on all threads or on none. Processes
+//!   that have already received all their parts succeed and get the error in the next call of that group. A killed
+//!   process reports nothing; `mpirun` ends the others.
+//! * Each rank meters the bytes it receives: [`Communicator::traffic`], and per mesh axis
+//!   [`Communicator::traffic_by_axes`].
 //!
-//! Bytes that a rank receives, of N ranks: `all_gather` of shards of n bytes (N - 1) n; `reduce_scatter` of F bytes
-//! (N - 1)/N F; `all_reduce` twice that, or in one round (N - 1) F up to 32 KiB; `broadcast` F and `scatter` n on all
-//! but the root, `gather` (N - 1) n on the root alone; `all_to_all` and `recv` what the others send.
+//! A rank among N ranks receives these bytes. `all_gather` of shards of n bytes: (N - 1) n. `reduce_scatter` of F
+//! bytes: (N - 1)/N F. `all_reduce` of F bytes: twice that, or (N - 1) F in one round for up to 32 KiB. `broadcast` of
+//! F bytes and `scatter` of n bytes: F and n, except on the root. `gather` of n bytes: (N - 1) n on the root only.
+//! `all_to_all` and `recv`: whatever the others send.
 //!
-//! Control messages that a rank sends in a round, so that all agree on the call: threads 1, to all, and a round wakes
-//! each rank once; processes N - 1. A call is one round, but for an `all_reduce` of more than 32 KiB, which is two;
-//! `send` between threads needs none.
+//! Before data moves, the ranks of a round agree on the call with control messages. A thread sends one, to all ranks,
+//! and is woken once per round; a process sends N - 1. A call is one round, except that an `all_reduce` of more than 32
+//! KiB takes two. `send` between threads needs none.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! Which ranks belong together: rank arithmetic along the axes of a mesh, and the communicators of its groups.
+//! Groups of ranks: rank arithmetic along the axes of a mesh, and the communicators of its groups.
 
 use crate::{CommError, Communicator};
 use std::fmt;
@@ -16,35 +16,36 @@ pub enum Axis {
     Cp,
     /// Tensor-parallel parts of matrices.
     Tp,
-    /// Ranks that have the same experts. Laid over the three axes before, as [`Ep`](Self::Ep).
+    /// Ranks that hold the same experts. Together with [`Ep`](Self::Ep) it covers the ranks of the three axes before
+    /// it.
     Efsdp,
-    /// Ranks that have different experts.
+    /// Ranks that hold different experts.
     Ep,
 }
 
 impl Axis {
-    /// The axes whose sizes multiply to the world's, outermost first: neighbours on the first are far apart.
+    /// The axes whose sizes multiply to the world size, outermost first: neighbors on the first axis are farthest
+    /// apart.
     pub const DENSE: [Self; 5] = [Self::Pp, Self::DpReplicate, Self::DpShard, Self::Cp, Self::Tp];
 
-    /// The same ranks as the experts see them, outermost first.
+    /// The axes of the same ranks as seen by the experts, outermost first.
     pub const SPARSE: [Self; 4] = [Self::Pp, Self::DpReplicate, Self::Efsdp, Self::Ep];
 
-    /// Its name in configurations.
+    /// Returns the axis name that configurations use.
     pub fn name(self) -> &'static str {
         ["pp", "dp_replicate", "dp_shard", "cp", "tp", "efsdp", "ep"][self as usize]
     }
 }
 
-/// How ranks are numbered along the axes: row-major, the innermost axis counts fastest. The only place with rank
-/// arithmetic.
+/// The numbering of ranks along the axes: row-major, so the innermost axis varies fastest. All rank arithmetic is here.
 ///
-/// The ranks of `dp_shard x cp x tp` are those of `efsdp x ep` too: a rank computes its own tokens, and has some of the
-/// experts for the tokens of all `ep` ranks (torchtitan's meshes).
+/// The ranks of `dp_shard x cp x tp` are also those of `efsdp x ep`: a rank computes its own tokens and holds some of
+/// the experts for the tokens of all `ep` ranks (as in torchtitan's meshes).
 ///
 /// ```text
 /// dp_shard 4, ep 2     rank    0   1   2   3
-///                      efsdp   0   0   1   1      the same experts on ranks 0 and 2: each has half of their parameters
-///                      ep      0   1   0   1      ranks 0 and 1 have all experts together
+///                      efsdp   0   0   1   1      ranks 0 and 2 hold the same experts, half of their parameters each
+///                      ep      0   1   0   1      ranks 0 and 1 together hold all experts
 /// ```
 ///
 /// ```
@@ -62,10 +63,11 @@ pub struct MeshShape {
 }
 
 impl MeshShape {
-    /// Axes with their sizes; those that are not given have 1, but `efsdp` what `ep` leaves.
+    /// Creates a mesh shape from axes and sizes. Missing axes have size 1, except `efsdp`, which covers the ranks that
+    /// `ep` leaves.
     ///
     /// # Panics
-    /// If a size is 0, `efsdp` is given, or `ep` does not divide `dp_shard x cp x tp`.
+    /// Panics if a size is 0, `efsdp` is given, or `ep` does not divide `dp_shard x cp x tp`.
     pub fn new(axes: &[(Axis, usize)]) -> Self {
         let mut sizes = [1; 7];
         for (axis, size) in axes {
@@ -78,39 +80,39 @@ impl MeshShape {
         Self { sizes }
     }
 
-    /// Ranks along an axis.
+    /// Returns the number of ranks along an axis.
     pub fn size(&self, axis: Axis) -> usize {
         self.sizes[axis as usize]
     }
 
-    /// Ranks in all.
+    /// Returns the number of ranks in the world.
     pub fn world_size(&self) -> usize {
         Axis::DENSE.iter().map(|axis| self.size(*axis)).product()
     }
 
-    /// Ranks of a group along these axes.
+    /// Returns the number of ranks in a group along these axes.
     pub fn ranks(&self, axes: &[Axis]) -> usize {
         axes.iter().map(|axis| self.size(*axis)).product()
     }
 
-    /// The axes of a group by name, outermost first, those with one rank left out: `dp_shard x tp`.
+    /// Returns the names of a group's axes, outermost first, without axes of size 1: `dp_shard x tp`.
     pub fn along(&self, axes: &[Axis]) -> String {
         let all = Axis::DENSE.iter().chain(&Axis::SPARSE[2..]);
         let names = all.filter(|axis| axes.contains(axis) && self.size(**axis) > 1).map(|axis| axis.name());
         names.collect::<Vec<_>>().join(" x ")
     }
 
-    /// A rank's place on one axis.
+    /// Returns a rank's coordinate on an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         let axes = if Axis::DENSE.contains(&axis) { &Axis::DENSE[..] } else { &Axis::SPARSE[..] };
         let inner = axes.iter().rev().take_while(|other| **other != axis).map(|other| self.size(*other));
         rank / inner.product::<usize>() % self.size(axis)
     }
 
-    /// The ranks that differ from `rank` on these axes only, itself included, in their order.
+    /// Returns the ranks that differ from `rank` on these axes only, including `rank` itself, in ascending order.
     ///
     /// # Panics
-    /// If the axes are neither of [`Axis::DENSE`] alone nor of [`Axis::SPARSE`] alone.
+    /// Panics if the axes are neither all in [`Axis::DENSE`] nor all in [`Axis::SPARSE`].
     pub fn group(&self, rank: usize, axes: &[Axis]) -> Vec<usize> {
         let views = [&Axis::DENSE[..], &Axis::SPARSE[..]];
         let view = views.into_iter().find(|view| axes.iter().all(|axis| view.contains(axis)));
@@ -130,15 +132,17 @@ impl fmt::Display for MeshShape {
     }
 }
 
-/// The world's ranks along the axes of a [`MeshShape`].
+/// The ranks of the world along the axes of a [`MeshShape`].
 pub struct Mesh {
     shape: MeshShape,
     world: Communicator,
 }
 
 impl Mesh {
+    /// Creates a mesh over the world.
+    ///
     /// # Errors
-    /// If the sizes do not multiply to the world size.
+    /// Returns an error if the sizes do not multiply to the world size.
     pub fn new(world: Communicator, shape: MeshShape) -> Result<Self, CommError> {
         if shape.world_size() != world.world_size() {
             let (mesh, ranks) = (shape.world_size(), world.world_size());
@@ -147,21 +151,21 @@ impl Mesh {
         Ok(Self { shape, world })
     }
 
-    /// Its sizes.
+    /// Returns the sizes of the axes.
     pub fn shape(&self) -> &MeshShape {
         &self.shape
     }
 
-    /// All ranks.
+    /// Returns the communicator of all ranks.
     pub fn world(&self) -> &Communicator {
         &self.world
     }
 
-    /// A new communicator of the ranks that differ from this one on `axes` only, metered under these; on none: of this
-    /// rank alone. A collective: every rank asks for the same axes.
+    /// Creates a communicator of the ranks that differ from this one on `axes` only, metered under these axes; without
+    /// axes, of this rank alone. This is a collective: every rank asks for the same axes.
     ///
     /// # Panics
-    /// As [`MeshShape::group`].
+    /// Panics under the same conditions as [`MeshShape::group`].
     pub fn over(&self, axes: &[Axis]) -> Result<Communicator, CommError> {
         let group = self.world.split(self.shape.group(self.world.rank(), axes)[0])?;
         Ok(group.along(&self.shape.along(axes)))
@@ -177,7 +181,7 @@ mod tests {
     fn partitions(shape: &MeshShape, axes: &[Axis]) {
         let world = 0..shape.world_size();
         let size = axes.iter().map(|axis| shape.size(*axis)).product::<usize>();
-        // Each rank is in one group, and all members agree on it.
+        // Each rank is in exactly one group, and all members agree on it.
         let groups: HashSet<_> = world.clone().map(|rank| shape.group(rank, axes)).collect();
         assert!(groups.iter().all(|group| group.len() == size && group.is_sorted()), "{axes:?} of {shape}");
         let mut members: Vec<_> = groups.iter().flatten().copied().collect();
@@ -210,7 +214,7 @@ mod tests {
                     }
                 }
             }
-            // Those with all experts together, and those with the same ones, are the ranks of dp_shard x cp x tp.
+            // `efsdp x ep` covers the same ranks as `dp_shard x cp x tp`.
             prop_assert_eq!(
                 shape.group(0, &[Axis::Efsdp, Axis::Ep]),
                 shape.group(0, &[Axis::DpShard, Axis::Cp, Axis::Tp])

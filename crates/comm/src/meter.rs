@@ -6,37 +6,36 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a rank has communicated, by the axes of the group and the name of the call; shared by a communicator and all
-/// that are split off from it.
+/// The traffic of a rank by group axes and call name. A communicator shares it with all groups split off from it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Table>>);
 
 type Table = BTreeMap<(Arc<str>, &'static str), Traffic>;
 
-/// What a call has cost this rank.
+/// The cost of a call for this rank.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Cost {
-    /// Bytes that came from other ranks.
+    /// Bytes received from other ranks.
     pub bytes: usize,
-    /// Messages beside tensors that it sent.
+    /// Messages without tensor data that it sent.
     pub control: usize,
 }
 
 /// Calls of one collective on one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// How many.
+    /// Number of calls.
     pub calls: u64,
-    /// Bytes that came from other ranks.
+    /// Bytes received from other ranks.
     pub bytes: u64,
-    /// Messages beside tensors that this rank sent, so that all agree on the calls
+    /// Messages without tensor data that this rank sent, so that all ranks agree on the calls
     /// ([`Engine::control_messages`](crate::Engine)).
     pub control: u64,
-    /// Time in the calls, waiting for others included.
+    /// Time spent in the calls, including waiting for others.
     pub time: Duration,
 }
 
-/// [`Traffic`] of one rank by the name of the call. Prints as a table.
+/// The [`Traffic`] of one rank by call name. It prints as a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TrafficTable(pub BTreeMap<&'static str, Traffic>);
 
@@ -47,7 +46,7 @@ impl Meter {
         table.entry((axes.clone(), collective.name())).or_default().add(traffic);
     }
 
-    /// Of all groups together.
+    /// Returns the traffic of all groups together.
     pub fn table(&self) -> TrafficTable {
         let mut all = TrafficTable::default();
         for ((_, name), traffic) in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {

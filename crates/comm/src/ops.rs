@@ -1,15 +1,15 @@
-//! Collectives that a graph's backward runs through.
+//! Collectives through which a graph's backward runs.
 //!
 //! ```text
 //! forward           backward
-//! gather            reduce_scatter      rows of all ranks, whose gradients are partial sums, a part on each rank
+//! gather            reduce_scatter      rows of all ranks; each rank's gradients of them are partial sums
 //! reduce_scatter    gather
-//! all_reduce        all_reduce          a sum, of which each rank's gradient is a part
+//! all_reduce        all_reduce          a sum; each rank's gradient of it is a partial sum
 //! ```
 //!
-//! They run here and now, on the rank's thread, and every rank runs each of them, forward and backward. They return no
-//! error, nor do they panic if a rank is lost: what failed is in a [`FirstError`], and the numbers of the graph mean
-//! nothing then.
+//! They run immediately on the rank's thread. Every rank runs each of them, forward and backward. They return no error
+//! and do not panic if a rank is lost: the failure is kept in a [`FirstError`], and the graph's numbers are meaningless
+//! from then on.
 
 use crate::{CommError, Communicator, FirstError, Reduce};
 use burn::backend::autodiff::{
@@ -25,7 +25,7 @@ use burn::tensor::Tensor;
 use std::fmt;
 use std::sync::Arc;
 
-/// What makes the gradients of the inputs, those that there are, of that of `y`; all flat.
+/// Computes the gradients of the inputs from the gradient of `y`; all are flat.
 type Formula = dyn Fn(Tensor<1>) -> Vec<Tensor<1>> + Send + Sync;
 
 /// A gradient that is computed outside of Burn's operations.
@@ -38,9 +38,9 @@ impl fmt::Debug for Back {
     }
 }
 
-/// `y`, which was made of `x` outside of any graph, as a function of `x`: its gradient is `back` of that of `y`, both
-/// flat. `back` runs on the thread of the backward, once if the loss depends on `y` and `x` is tracked, whether `x`
-/// itself wants a gradient or not.
+/// Makes `y`, computed from `x` outside of any graph, a function of `x`: `back` maps the gradient of `y` to that of
+/// `x`, both flat. `back` runs on the thread of the backward, once if the loss depends on `y` and `x` is tracked, even
+/// if `x` itself needs no gradient.
 pub fn with_gradient<const D: usize, const E: usize>(
     x: Tensor<D>,
     y: Tensor<E>,
@@ -49,7 +49,7 @@ pub fn with_gradient<const D: usize, const E: usize>(
     with_gradients([flat(x)], y, move |d_y| [back(d_y)])
 }
 
-/// The same of up to four inputs, which are flat.
+/// Does the same as [`with_gradient`] for one to four flat inputs.
 pub fn with_gradients<const N: usize, const E: usize>(
     inputs: [Tensor<1>; N],
     y: Tensor<E>,
@@ -63,7 +63,7 @@ pub fn with_gradients<const N: usize, const E: usize>(
     Tensor::<1>::from_dispatch(<Dispatch as WithGradient>::comm_with_gradient(a, b, c, d, y, back)).reshape(shape)
 }
 
-/// All elements in a row.
+/// Reshapes a tensor to one dimension.
 pub fn flat<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     let len = x.shape().num_elements();
     x.reshape([len])
@@ -132,7 +132,7 @@ where
     }
 }
 
-/// What a collective makes of `x`, or zeros where it fails.
+/// Returns the result of a collective on `x`, or zeros if it fails.
 pub(crate) fn run(
     first_error: &FirstError,
     x: Tensor<1>,
@@ -143,11 +143,11 @@ pub(crate) fn run(
     first_error.run(|| collective(x), || Tensor::zeros([len], (&device, dtype)))
 }
 
-/// What a collective makes of this rank's rows of `b` sequences, in one dimension.
+/// A collective that maps this rank's rows of `b` sequences to other rows, all flat.
 type Move = fn(&Communicator, Tensor<1>, usize) -> Result<Tensor<1>, CommError>;
 
-/// Rows in a graph, `[b, s, d]` to `[b, t, d]`: what `forward` makes of them, and of their gradient `backward`, its
-/// transpose; zeros where either fails.
+/// Moves rows in a graph: `forward` maps `[b, s, d]` to `[b, t, d]`, and its transpose `backward` maps the gradients.
+/// Either gives zeros if it fails.
 pub(crate) fn move_rows(
     comm: Communicator,
     first_error: FirstError,
@@ -162,7 +162,7 @@ pub(crate) fn move_rows(
     with_gradient(x_bsd, y.reshape([b, t, d]), back)
 }
 
-/// The sum over ranks in a graph, on each of them, and of the gradients of it; zeros where either fails.
+/// Sums a tensor, and its gradients in the backward, over the ranks, on each of them. Either sum is zeros if it fails.
 pub(crate) fn sum<const D: usize>(comm: Communicator, first_error: FirstError, x: Tensor<D>) -> Tensor<D> {
     let (shape, len) = (x.dims(), x.shape().num_elements());
     let of_ranks = move |x| run(&first_error, x, len, |x| comm.all_reduce(x, Reduce::Sum));

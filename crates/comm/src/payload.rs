@@ -1,9 +1,9 @@
-//! Tensors as engines move them: flat, with the kind forgotten.
+//! Tensors as engines move them: flat and of any kind.
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData, kind::Basic};
 use std::ops::Range;
 
-/// A flat tensor whose kind is forgotten: what an [`Engine`](crate::Engine) moves.
+/// A flat tensor whose kind is erased, as an [`Engine`](crate::Engine) moves it.
 #[derive(Debug, Clone)]
 pub enum Payload {
     /// Any float dtype.
@@ -15,26 +15,26 @@ pub enum Payload {
 /// How [`Communicator::all_reduce`](crate::Communicator::all_reduce) combines the ranks' tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduce {
-    /// Their sum, added in rank order; floats of 16 bits are added in f32, and the sum is rounded once.
+    /// The sum in rank order; 16-bit floats are added in f32, and the sum is rounded once.
     Sum,
-    /// The sum divided by the number of ranks; for integers rounded towards zero.
+    /// The sum divided by the number of ranks; integers are rounded toward zero.
     Mean,
-    /// The greatest of each element.
+    /// The maximum of each element.
     Max,
 }
 
 /// A kind of tensor that can be communicated: `Float` or `Int`.
 pub trait Kind: Basic + Sized {
-    /// Forgets the kind.
+    /// Erases the kind.
     fn forget(tensor: Tensor<1, Self>) -> Payload;
 
-    /// Remembers the kind.
+    /// Restores the kind.
     ///
     /// # Panics
-    /// If it is the other kind. Ranks agree on dtypes before a payload is handed over.
+    /// Panics if the payload is of the other kind. Ranks agree on dtypes before a payload changes hands.
     fn remember(payload: Payload) -> Tensor<1, Self>;
 
-    /// Whether it is of this kind.
+    /// Returns whether the payload is of this kind.
     fn is(payload: &Payload) -> bool;
 }
 
@@ -72,7 +72,7 @@ impl Kind for Int {
     }
 }
 
-/// The same expression for both kinds.
+/// Applies the same expression to both kinds.
 macro_rules! each_kind {
     ($payload:expr, $tensor:ident => $result:expr) => {
         match $payload {
@@ -83,7 +83,7 @@ macro_rules! each_kind {
 }
 
 impl Payload {
-    /// Values of this dtype.
+    /// Creates a payload with the values and dtype of `data`.
     pub fn from_data(data: TensorData, device: &Device) -> Self {
         let dtype = data.dtype();
         if dtype.is_float() {
@@ -93,7 +93,7 @@ impl Payload {
         }
     }
 
-    /// Its values.
+    /// Returns the values.
     pub fn into_data(self) -> TensorData {
         match self {
             Self::Float(tensor) => tensor.into_data(),
@@ -101,7 +101,7 @@ impl Payload {
         }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         match self {
@@ -110,7 +110,7 @@ impl Payload {
         }
     }
 
-    /// Type of an element.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         match self {
             Self::Float(tensor) => tensor.dtype(),
@@ -118,17 +118,17 @@ impl Payload {
         }
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.len() * self.dtype().size()
     }
 
-    /// Elements of a range; on the CPU a view of the same memory.
+    /// Returns a range of elements; on the CPU it is a view of the same memory.
     pub fn slice(self, range: Range<usize>) -> Self {
         each_kind!(self, tensor => tensor.slice(range))
     }
 
-    /// One after another. At least one, all of one dtype.
+    /// Concatenates payloads: at least one, all of one dtype.
     pub fn cat(payloads: Vec<Self>) -> Self {
         match &payloads[0] {
             Self::Float(_) => Self::Float(Tensor::cat(payloads.into_iter().map(Float::remember).collect(), 0)),
@@ -151,7 +151,7 @@ impl Payload {
         each_kind!(self.clone(), tensor => tensor.to_device(device))
     }
 
-    /// New elements of its dtype, which nothing has written.
+    /// Allocates uninitialized elements of the same dtype.
     pub(crate) fn empty_on(&self, device: &Device, len: usize) -> Self {
         let dtype = self.dtype();
         match self {

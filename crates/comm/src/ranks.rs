@@ -1,4 +1,4 @@
-//! Runs ranks as threads of this process, and reports the failure that came first.
+//! Ranks as threads of this process, and the failure that came first.
 
 use crate::error::{panic_message, ranks};
 use crate::{Communicator, LocalEngine, Timeouts};
@@ -10,10 +10,10 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// What a rank needs to come to its end once it has learnt that another one failed.
+/// The time a rank needs to finish after it learns that another one failed.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The failure that ended a group of ranks: the first one, not what it led to on the others.
+/// The failure that ended a group of ranks: the first one, not its consequences on the others.
 #[derive(Debug, thiserror::Error)]
 pub enum RankFailure<E: Error + 'static> {
     /// A rank returned an error.
@@ -32,14 +32,14 @@ pub enum RankFailure<E: Error + 'static> {
         /// The panic's message.
         message: String,
     },
-    /// A rank failed, and others are stuck outside of any call: in a write to a dead disk, say.
+    /// A rank failed, and others are stuck outside of any call, for example in a write to a dead disk.
     #[error("{failure}; {} did not come back within {waited:?}", ranks(stuck))]
     Stuck {
-        /// What failed first.
+        /// The first failure.
         failure: Box<Self>,
-        /// The ranks that have not come back.
+        /// The ranks that have not returned.
         stuck: Vec<usize>,
-        /// How long they were waited for after that failure.
+        /// How long Kiln waited for them after that failure.
         waited: Duration,
     },
 }
@@ -47,11 +47,11 @@ pub enum RankFailure<E: Error + 'static> {
 /// Runs `work` on one thread per device and returns the results in rank order.
 ///
 /// # Errors
-/// When a rank returns an error or panics, the others are told ([`Communicator::abort`]), all threads are joined, and
-/// the failure that came first is returned. The others are told once `work` has dropped its state; where that takes
-/// long, `work` wraps what may fail in [`Communicator::abort_on_failure`]. A thread that has not come back after the
-/// time of a call and five seconds more is left behind ([`RankFailure::Stuck`]), for nothing can end it from outside:
-/// it keeps what it holds until it comes back or the process ends.
+/// If a rank returns an error or panics, the others are told ([`Communicator::abort`]), all threads are joined, and the
+/// first failure is returned. The others are told after `work` has dropped its state; if that takes long, wrap the
+/// fallible part of `work` in [`Communicator::abort_on_failure`]. A thread that has not returned after the timeout of a
+/// call plus five seconds is left behind ([`RankFailure::Stuck`]), because nothing can end it from outside: it keeps
+/// its resources until it returns or the process ends.
 pub fn run_ranks<T, E, F>(
     devices: Vec<Device>,
     timeouts: impl Into<Timeouts>,
@@ -103,7 +103,7 @@ where
     }
 }
 
-/// Tells, as its thread ends in whichever way, that a rank is back.
+/// Reports that a rank's thread has ended, in whichever way.
 struct End {
     rank: usize,
     back: mpsc::Sender<usize>,
@@ -111,11 +111,11 @@ struct End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        let _ = self.back.send(self.rank); // nobody waits any more for a rank that was left behind
+        let _ = self.back.send(self.rank); // nobody waits for a rank that was left behind
     }
 }
 
-/// Runs one rank's `work`; where it fails, the others are told.
+/// Runs one rank's `work` and tells the other ranks if it fails.
 pub(crate) fn run_rank<T, E: Error + 'static>(
     comm: Communicator,
     work: impl FnOnce(Communicator) -> Result<T, E>,

@@ -1,4 +1,4 @@
-//! The ranks that share sequences: where their rows lie, and what is padding.
+//! The ranks that share sequences: the location of their rows, and padding.
 
 use std::ops::Range;
 
@@ -6,57 +6,58 @@ use burn::tensor::{Element, Tensor};
 
 use crate::{ContextParallel, Kind, Reduce, TensorParallel};
 
-/// The ranks that compute the same sequences: some have parts of the context, and of each of these some have parts of
-/// its rows between their layers.
+/// The ranks that compute the same sequences. `cp` splits the context into parts, and `tp` splits the rows of each part
+/// between layers.
 #[derive(Clone, Default)]
 pub struct SequenceRanks {
-    /// Those that have heads, columns and the vocabulary together.
+    /// The ranks that share heads, columns and the vocabulary.
     pub tp: TensorParallel,
-    /// Those that have the context together.
+    /// The ranks that share the context.
     pub cp: ContextParallel,
-    /// Rows at the end of each sequence that only make it one that the ranks divide; see [`divisor`](Self::divisor).
+    /// Padding rows at the end of each sequence, which make its length divisible by the ranks; see
+    /// [`divisor`](Self::divisor).
     pub padding: usize,
 }
 
 impl SequenceRanks {
-    /// Whether this rank has whole sequences.
+    /// Returns whether this rank holds whole sequences.
     pub fn is_alone(&self) -> bool {
         self.tp.is_alone() && self.cp.is_alone()
     }
 
-    /// How many ranks share a sequence.
+    /// Returns the number of ranks that share a sequence.
     pub fn size(&self) -> usize {
         self.tp.size() * self.cp.size()
     }
 
-    /// What divides the length of sequences, padding included, that `tp` x `cp` ranks share: each has as many rows, and
-    /// of a context two chunks.
+    /// Returns the number that must divide the padded length of sequences shared by `tp` x `cp` ranks: all ranks hold
+    /// the same number of rows, and with `cp` > 1 a context has two chunks per `cp` rank.
     pub fn divisor(tp: usize, cp: usize) -> usize {
         cp * if cp > 1 && !tp.is_multiple_of(2) { 2 * tp } else { tp }
     }
 
-    /// The same ranks, for sequences with so much padding.
+    /// Returns the same ranks for sequences with `padding` rows of padding.
     pub fn padded(&self, padding: usize) -> Self {
         Self { padding, ..self.clone() }
     }
 
-    /// Length, without padding, of sequences of which `s` rows each are here.
+    /// Returns the length, without padding, of sequences of which each rank holds `s` rows.
     pub fn whole(&self, s: usize) -> usize {
         s * self.size() - self.padding
     }
 
-    /// How many rows are here of each sequence of `t`.
+    /// Returns the number of rows that this rank holds of each sequence of `t` rows.
     pub fn here(&self, t: usize) -> usize {
         (t + self.padding) / self.size()
     }
 
-    /// How many of the `s` rows here of each sequence are real; padding comes behind them.
+    /// Returns how many of the `s` rows held here of each sequence are not padding; padding rows come last.
     pub fn filled(&self, s: usize) -> usize {
         let t = self.whole(s);
         self.rows(s).into_iter().map(|rows| rows.end.min(t).saturating_sub(rows.start)).sum()
     }
 
-    /// The same with `value` in the rows that are padding. Dimension `dim` has this rank's rows of a sequence.
+    /// Writes `value` into the padding rows. Dimension `dim` has this rank's rows of a sequence.
     pub fn fill_padding<const D: usize, K: Kind>(
         &self,
         x: Tensor<D, K>,
@@ -68,31 +69,31 @@ impl SequenceRanks {
         if padding[dim].is_empty() { x } else { x.slice_fill(padding, value) }
     }
 
-    /// All rows of the sequences but padding, in their order: `[b, s, d]` to `[b, t, d]`. Gradients of the result are
-    /// taken for partial sums.
+    /// Gathers all rows of the sequences in order, without padding: `[b, s, d]` becomes `[b, t, d]`. The backward
+    /// treats gradients of the result as partial sums.
     pub fn gather(&self, x_bsd: Tensor<3>) -> Tensor<3> {
         let (t, all) = (self.whole(x_bsd.dims()[1]), self.cp.gather(self.tp.gather(x_bsd)));
         if self.padding == 0 { all } else { all.slice_dim(1, 0..t) }
     }
 
-    /// The sum over the ranks, on each of them. Gradients of the result are taken for partial sums.
+    /// Returns the sum over the ranks, on each of them. The backward treats gradients of the result as partial sums.
     pub fn sum<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.cp.sum(self.tp.sum(x))
     }
 
-    /// The largest of the ranks' numbers, in no graph.
+    /// Returns the largest of the ranks' numbers, outside of any graph.
     pub fn max(&self, x_n: Tensor<1>) -> Tensor<1> {
         self.cp.all_reduce(self.tp.all_reduce(x_n, Reduce::Max), Reduce::Max)
     }
 
-    /// This rank's rows, along dimension `dim`, of whole sequences with their padding.
+    /// Selects this rank's rows of whole, padded sequences along dimension `dim`.
     pub fn own<const D: usize, K: Kind>(&self, x: Tensor<D, K>, dim: usize) -> Tensor<D, K> {
         let of_context = self.cp.own(x, dim);
         let rows = self.tp.part(of_context.dims()[dim]);
         if self.tp.is_alone() { of_context } else { of_context.slice_dim(dim, rows) }
     }
 
-    /// Where in their sequences the `s` rows of each lie that are here, as ranges in the order of the rows.
+    /// Returns the positions in the sequence of the `s` rows held here, as ranges in the order of the rows.
     pub fn rows(&self, s: usize) -> Vec<Range<usize>> {
         let of_context = s * self.tp.size();
         let mine = self.tp.part(of_context);

@@ -1,7 +1,7 @@
-//! Sums of the ranks' tensors, in rank order.
+//! Sums of the ranks' tensors in rank order.
 //!
-//! Floats of 16 bits are added in f32 and rounded once, at the end: in bf16, 256 + 1 is 256. On the CPU each tensor
-//! passes through the cache once; Burn adds two tensors at a time, and writes and reads the sum again for each.
+//! 16-bit floats are added in f32 and rounded once at the end: in bf16, 256 + 1 is 256. On the CPU each tensor passes
+//! through the cache once; Burn adds two tensors at a time and so writes and reads the sum again for each one.
 
 use crate::{Payload, Reduce};
 use burn::backend::Flex;
@@ -13,11 +13,11 @@ use half::{bf16, f16};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Elements whose sum stays in the cache while all ranks' are added to it.
+/// Elements per block, whose sum stays in the cache while all ranks' values are added.
 const BLOCK: usize = 4096;
 
-/// The same range of each rank's tensor, to be combined in rank order. The tensors are at least one, all of one dtype
-/// and length. Clones and other ranges share them.
+/// The same range of each rank's tensor, to be combined in rank order. There is at least one tensor, and all have the
+/// same dtype and length. Clones and subranges share the tensors.
 #[derive(Clone)]
 pub struct Summands {
     tensors: Arc<Tensors>,
@@ -26,15 +26,15 @@ pub struct Summands {
 
 struct Tensors {
     payloads: Vec<Payload>,
-    /// The same, if they are floats and the CPU has them.
+    /// The same tensors, if they are floats on the CPU.
     on_cpu: Option<Vec<FloatTensor<Flex>>>,
 }
 
 impl Summands {
-    /// The whole of these.
+    /// Creates summands from whole tensors.
     ///
     /// # Panics
-    /// If there are none.
+    /// Panics if there are none.
     pub fn new(payloads: Vec<Payload>) -> Self {
         let flex = |payload: &Payload| match payload {
             Payload::Float(tensor) => tensor.clone().try_into_primitive::<Flex>().ok(),
@@ -44,13 +44,13 @@ impl Summands {
         Self { tensors: Arc::new(Tensors { payloads, on_cpu }), range }
     }
 
-    /// This range of these.
+    /// Returns a subrange of these summands.
     pub(crate) fn part(&self, range: Range<usize>) -> Self {
         let start = self.range.start;
         Self { tensors: self.tensors.clone(), range: start + range.start..start + range.end }
     }
 
-    /// Each rank's, in rank order.
+    /// Returns each rank's range in rank order.
     fn payloads(&self) -> impl Iterator<Item = Payload> {
         let range = |payload: &Payload| match self.range == (0..payload.len()) {
             true => payload.clone(),
@@ -59,7 +59,7 @@ impl Summands {
         self.tensors.payloads.iter().map(range)
     }
 
-    /// Combined element by element, in their dtype.
+    /// Combines the tensors element by element, in their dtype.
     pub(crate) fn reduce(&self, how: Reduce) -> Payload {
         if how == Reduce::Max {
             return in_turn(self.payloads(), max);
@@ -79,8 +79,8 @@ impl Summands {
         })
     }
 
-    /// `((onto + p_0) + p_1) + ...`, in [`Payload::sum_dtype`], which `onto` has too: however many ranks there are, a
-    /// sum of fp16 does not overflow.
+    /// Returns `((onto + p_0) + p_1) + ...` in [`Payload::sum_dtype`], the dtype of `onto` too: sums of fp16 do not
+    /// overflow, however many ranks there are.
     pub(crate) fn sum_onto(&self, onto: Option<Payload>) -> Payload {
         let dtype = self.first().sum_dtype();
         let one_pass = match self.first().dtype() {
@@ -122,8 +122,8 @@ impl Summands {
         Some(Payload::from_data(TensorData::new(sums, [self.range.len()]), &self.first().device()))
     }
 
-    /// Gives `take` the sum block by block, if all tensors are of `E`, `onto` is of f32, and the CPU has them; None
-    /// otherwise.
+    /// Passes the sum to `take` block by block. Returns `None` unless all tensors are of `E`, `onto` is of f32, and all
+    /// are on the CPU.
     fn blocks<E: Addend>(&self, onto: Option<&Payload>, mut take: impl FnMut(&mut [f32])) -> Option<()> {
         let onto = onto.map(|onto| Self::new(vec![onto.clone()]));
         let onto = match &onto {
@@ -139,7 +139,7 @@ impl Summands {
             let block = start..len.min(start + BLOCK);
             let room = &mut room[..block.len()];
             sum.clear();
-            // The first is copied: to add it to zeros would turn -0 into 0.
+            // Copy the first tensor: adding it to zeros would turn -0 into 0.
             sum.extend_from_slice(onto.map_or(&[], |onto| &onto[block.clone()]));
             for slice in &slices {
                 let values = E::widened(&slice[block.clone()], room);
@@ -156,7 +156,7 @@ impl Summands {
 }
 
 impl Payload {
-    /// The dtype in which its like are added.
+    /// Returns the dtype in which payloads of this dtype are added.
     pub(crate) fn sum_dtype(&self) -> DType {
         if matches!(self.dtype(), DType::BF16 | DType::F16) { DType::F32 } else { self.dtype() }
     }
@@ -182,9 +182,9 @@ fn max(a: Payload, b: Payload) -> Payload {
     }
 }
 
-/// What is added in f32.
+/// A type that is added in f32.
 trait Addend: Element + Pod {
-    /// The values in f32; `room` is as long, and for those that are not f32 themselves.
+    /// Returns the values in f32. `room` has the same length and receives them if they must be converted.
     fn widened<'a>(values: &'a [Self], room: &'a mut [f32]) -> &'a [f32];
 }
 
@@ -225,13 +225,14 @@ mod tests {
         payload.into_data().iter::<f64>().collect()
     }
 
-    /// One tensor a rank, rounded to `dtype`: of one sign, so that the sum is as precise as its terms.
+    /// Creates one tensor per rank, rounded to `dtype`. All values have one sign, so the sum is as precise as its
+    /// terms.
     fn parts(len: usize, dtype: DType) -> Vec<Payload> {
         let value = |rank: usize, i: usize| 0.5 + ((rank * 7919 + i * 104_729) % 997) as f32 / 997.0;
         (0..RANKS).map(|rank| payload((0..len).map(|i| value(rank, i)).collect(), dtype)).collect()
     }
 
-    /// Half a unit in the last place of a sum that is rounded once, and what f32 loses on the way.
+    /// Allows half a unit in the last place for rounding the sum once, plus the rounding errors of adding in f32.
     fn within_one_rounding(sum: f64, exact: f64, bits: i32) {
         let bound = exact.abs() * (2f64.powi(-bits) + RANKS as f64 * 2f64.powi(-24));
         assert!((sum - exact).abs() <= bound, "{sum} is not {exact} to {bits} bits");

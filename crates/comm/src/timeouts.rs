@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-/// How long a rank waits for the others by default. Ranks that share a CPU can be a whole step apart.
+/// Default time that a rank waits for the others. Ranks that share a CPU can be a whole step apart.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long a rank waits for the others before the group has failed. A [`Duration`] is both.
+/// The time that a rank waits for the others before the group fails. A [`Duration`] sets both values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Until all ranks of the world have met in a collective: one may be ready long before another.
+    /// Until all ranks of the world have met in a collective; one rank may be ready long before another.
     pub init: Duration,
     /// In every later call.
     pub call: Duration,

@@ -1,4 +1,4 @@
-//! What collectives return on ranks that are threads.
+//! Results of the collectives on ranks that are threads.
 
 mod common;
 
@@ -8,13 +8,14 @@ use common::*;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One tensor per rank, of a length that divides by the number of ranks.
+/// Generates one tensor per rank, of a length that is a multiple of the number of ranks.
 fn inputs() -> impl Strategy<Value = Vec<Vec<f32>>> {
     (1..=5usize, 1..40usize)
         .prop_flat_map(|(n, len)| prop::collection::vec(prop::collection::vec(-1e3f32..1e3, n * len), n))
 }
 
-/// Lengths to reduce: few, and around the number of 4 and 8 byte elements from which on it takes two rounds.
+/// Generates lengths to reduce: small ones, and those around 4096 and 8192 elements, where elements of 8 and 4 bytes
+/// start to take two rounds.
 fn lengths() -> impl Strategy<Value = usize> {
     prop_oneof![0..40usize, 4090..4103usize, 8186..8199usize]
 }
@@ -24,13 +25,13 @@ fn floats_of(seed: u64, rank: usize, len: usize) -> Vec<f64> {
     (0..len).map(|i| f64::from(float(i) as f32)).collect()
 }
 
-/// Up to +- 2^`width`.
+/// Generates integers up to +-2^`width`.
 fn ints_of(seed: u64, rank: usize, len: usize, width: u32) -> Vec<i64> {
     let int = |i| noise(seed ^ ((rank * 100_000 + i) as u64), 2 << width) as i64 - (1 << width);
     (0..len).map(int).collect()
 }
 
-/// Element by element.
+/// Iterates over the ranks' values of each element.
 fn columns<T: Copy>(inputs: &[Vec<T>]) -> impl Iterator<Item = Vec<T>> {
     (0..inputs[0].len()).map(|i| inputs.iter().map(|input| input[i]).collect())
 }
@@ -57,7 +58,7 @@ proptest! {
     fn reduce_scatter_is_a_slice_of_all_reduce_and_the_same_every_time(inputs in inputs()) {
         let (n, len) = (inputs.len(), inputs[0].len());
         let run = |seed: u64| on_ranks(n, |comm| {
-            nap(seed * 8 + comm.rank() as u64, 200); // ranks arrive in another order each time
+            nap(seed * 8 + comm.rank() as u64, 200); // ranks arrive in a different order each time
             let input = tensor(comm, &inputs[comm.rank()]);
             (bits(comm.reduce_scatter(input.clone())), bits(comm.all_reduce(input, Reduce::Sum)))
         });
@@ -161,7 +162,7 @@ proptest! {
         counts in (1..=5usize).prop_flat_map(|n| prop::collection::vec(prop::collection::vec(0..6usize, n), n)),
     ) {
         let n = counts.len();
-        // Every element says whose it was, for whom, and which.
+        // Every element encodes its sender, its receiver and its index.
         let part = |from: usize, to: usize| (0..counts[from][to]).map(move |i| (from * 100 + to * 10 + i) as i64);
         let rows = |rank| (0..n).flat_map(|to| part(rank, to)).collect::<Vec<_>>();
         let found = on_ranks(n, |comm| {
@@ -179,7 +180,7 @@ proptest! {
     #[test]
     fn recv_gets_what_each_rank_sent_in_its_order(n in 1..=4usize, seed in any::<u64>()) {
         const LETTERS: usize = 12;
-        // Everyone writes to everyone, also to itself, and reads in an order of its own.
+        // Every rank sends to every rank, including itself, and receives in its own order.
         on_ranks(n, |comm| {
             let (me, mut read) = (comm.rank(), vec![0; n]);
             for letter in 0..LETTERS {
@@ -250,12 +251,12 @@ fn results_keep_the_dtype() {
     }
 }
 
-/// In bf16, 256 + 1 is 256, and fp16 ends at 65504.
+/// In bf16, 256 + 1 is 256, and the largest fp16 value is 65504.
 #[test]
 fn sums_of_16_bits_are_added_in_32_and_rounded_once() {
     let n = 16;
     let values = |tensor: Tensor<1>| tensor.into_data().iter::<f64>().collect::<Vec<f64>>();
-    // Short and long: in one round and in chunks.
+    // Short and long tensors: one round, and two rounds with chunks.
     for (len, dtype, term) in [(n, DType::BF16, 257.0), (1 << 15, DType::BF16, 0.001), (n, DType::F16, 0.3)] {
         for found in on_ranks(n, |comm| {
             let mine = || Tensor::<1>::full([len], term, comm.device()).cast(dtype);

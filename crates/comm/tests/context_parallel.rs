@@ -1,12 +1,11 @@
-//! A context's rows over ranks: dealt out so that each has as much causal attention, gathered in their order, and
-//! passed round.
+//! Context parallelism: rows are distributed for equal causal attention work, gathered in order, and circulated.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use comm::{ContextParallel, FirstError, SequenceRanks, TensorParallel, run_ranks};
 
 const T: usize = 16;
 
-/// `[2, T, 3]`, each element another number.
+/// Returns a tensor `[2, T, 3]` of distinct elements.
 fn sequences() -> Tensor<3> {
     let values: Vec<f32> = (0..2 * T * 3).map(|i| i as f32).collect();
     Tensor::from_data(TensorData::new(values, [2, T, 3]), &Device::flex())
@@ -35,7 +34,7 @@ fn what_is_own_of_all_ranks_is_gathered_in_order_and_its_gradient_is_the_sum_of_
         run_ranks(vec![Device::flex(); ranks], comm::TIMEOUT, move |comm| {
             let first_error = FirstError::default();
             let rank = comm.rank();
-            // Ranks of a context are `of_rows` apart, those of its rows beside each other.
+            // Ranks of a context are `of_rows` apart; ranks that share rows are adjacent.
             let tp = TensorParallel::new(comm.split(rank / of_rows)?, first_error.clone());
             let cp = ContextParallel::new(comm.split(rank % of_rows)?, first_error.clone());
             let of = SequenceRanks { tp, cp, padding: 0 };
@@ -45,7 +44,7 @@ fn what_is_own_of_all_ranks_is_gathered_in_order_and_its_gradient_is_the_sum_of_
             let by_row: Vec<Tensor<3>> = rows.iter().map(|row| sequences().slice_dim(1, *row..row + 1)).collect();
             assert_eq!(floats(Tensor::cat(by_row, 1)), floats(own.clone()), "rank {rank}");
 
-            // The last rows are padding, of which some ranks have nothing else.
+            // The last rows are padding; some ranks hold nothing else.
             for padding in 1..T {
                 let (of, t, s) = (of.padded(padding), T - padding, own.dims()[1]);
                 assert_eq!((of.whole(s), of.here(t)), (t, s));
@@ -57,7 +56,7 @@ fn what_is_own_of_all_ranks_is_gathered_in_order_and_its_gradient_is_the_sum_of_
             let own = own.autodiff().require_grad();
             let all = of.gather(own.clone());
             assert_eq!(floats(all.clone().inner()), floats(sequences()), "rank {rank}");
-            // Each rank's cotangent is its number more than 1 times the values.
+            // The cotangent of rank r is r + 1 times the values.
             let cotangent = Tensor::from_inner(sequences() * (rank + 1) as f32);
             let gradient = own.grad(&(all * cotangent).sum().backward()).unwrap();
             let times = (1..=ranks).sum::<usize>() as f32;

@@ -1,6 +1,6 @@
-//! Collectives on the devices of CubeCL: ranks that share one, and a rank or more on each of several.
+//! Collectives on CubeCL devices: several ranks on one device, and one rank or more on each of several devices.
 //!
-//! `KILN_KERNEL_DEVICE` names the kind of device, as for the tests of kernels; all devices of the kind are used.
+//! `KILN_KERNEL_DEVICE` selects the kind of device, as in the kernel tests; all devices of that kind are used.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 mod common;
@@ -12,7 +12,7 @@ use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// The devices of the kind, which a training sets up alike: with one CubeCL stream each.
+/// The devices of the selected kind, set up as for training: with one CubeCL stream each.
 static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
     let mut config = CubeClRuntimeConfig::default().override_from_env();
     config.streaming.max_streams = 1;
@@ -28,7 +28,7 @@ static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
     }
 });
 
-/// For so many ranks, in turn; where there are several, no two neighbours have the same.
+/// Returns devices for `n` ranks in turn; if there are several devices, neighboring ranks have different ones.
 fn devices(n: usize) -> Vec<Device> {
     DEVICES.iter().cycle().take(n).cloned().collect()
 }
@@ -49,7 +49,7 @@ fn bits(data: TensorData) -> Vec<u64> {
     data.iter::<f64>().map(f64::to_bits).collect()
 }
 
-/// What each collective gives a rank, in bits.
+/// Returns the bits of each collective's result on a rank.
 fn everything(comm: &Communicator, dtype: DType, len: usize) -> Vec<(&'static str, Vec<u64>)> {
     let (me, n) = (comm.rank(), comm.world_size());
     let mine = || tensor_of(comm, dtype, len);
@@ -86,8 +86,8 @@ fn everything(comm: &Communicator, dtype: DType, len: usize) -> Vec<(&'static st
 
 #[test]
 fn every_collective_has_the_bits_of_the_cpu() {
-    // With four devices, five ranks are on them one by one and two on one. Up to 32 KiB an `all_reduce` takes one round, and
-    // above two, with chunks that are padded here.
+    // On four devices, five ranks use each of them, and one device has two ranks. An `all_reduce` takes one round up to
+    // 32 KiB and two rounds above, here with padded chunks.
     let cases = [(5, DType::F32, 60), (5, DType::F32, 9001), (2, DType::BF16, 60), (2, DType::F16, 60)];
     for (n, dtype, len) in cases.into_iter().filter(|case| DEVICES[0].supports_dtype(case.1)) {
         let expected = on_ranks(n, |comm| everything(comm, dtype, len));
@@ -100,7 +100,7 @@ fn every_collective_has_the_bits_of_the_cpu() {
     }
 }
 
-/// Nothing is read before the end, so only the devices' own order keeps the rounds apart.
+/// Nothing is read before the end, so only the devices' own ordering separates the rounds.
 #[test]
 fn what_was_given_may_be_overwritten_and_what_came_may_be_used_at_once() {
     const ROUNDS: usize = 12;
@@ -115,7 +115,7 @@ fn what_was_given_may_be_overwritten_and_what_came_may_be_used_at_once() {
             let sum = comm.reduce_scatter(gathered.clone()).unwrap();
             comm.send(sum.clone() + 1.0, (me + 1) % n).unwrap();
             let passed: Tensor<1> = comm.recv((me + n - 1) % n).unwrap();
-            // In place, where nobody else has the memory.
+            // The addition is in place if nobody else has the memory.
             mine = mine + n as f32;
             found.push((round, gathered, sum * 2.0, passed * 2.0));
         }
@@ -125,7 +125,7 @@ fn what_was_given_may_be_overwritten_and_what_came_may_be_used_at_once() {
             for (rank, shard) in gathered.chunk(n, 0).into_iter().enumerate() {
                 assert!(all(shard, of_rank(rank)), "round {round}: shard {rank} on rank {me}");
             }
-            // Rank `i` has shard `i` of what all gathered alike.
+            // All ranks gathered the same tensor, and rank `i` has the sum of shard `i`.
             assert!(all(sum, 2.0 * n as f32 * of_rank(me)), "round {round}: sum on rank {me}");
             let before = (me + n - 1) % n;
             assert!(all(passed, 2.0 * (n as f32 * of_rank(before) + 1.0)), "round {round}: what came to rank {me}");
@@ -133,12 +133,12 @@ fn what_was_given_may_be_overwritten_and_what_came_may_be_used_at_once() {
     });
 }
 
-/// Set in the process that is counted: how many rounds it communicates.
+/// The environment variable that sets the number of rounds in the profiled process.
 const ROUNDS: &str = "KILN_TEST_ROUNDS";
-/// Elements of a shard.
+/// Elements per shard.
 const SHARD: usize = 5000;
 
-/// The numbers in the lines of the emulated driver's profile: host waits; bytes that went to cards, from cards, on cards.
+/// Returns numbers from the emulated driver's profile: host waits, and bytes copied to, from and on GPUs.
 fn profile_of(rounds: usize) -> Option<[usize; 4]> {
     let name = "each_byte_moves_once_from_card_to_card_and_no_thread_waits_for_a_card";
     let file = std::env::temp_dir().join(format!("kiln-comm-{}-{rounds}", std::process::id()));
@@ -182,9 +182,9 @@ fn each_byte_moves_once_from_card_to_card_and_no_thread_waits_for_a_card() {
     };
     let many = profile_of(12).unwrap();
     let [waits, to_cards, from_cards, on_cards] = [0, 1, 2, 3].map(|i| many[i] - few[i]);
-    // Into each card: all shards, its own too, and its chunk of the others' sums.
+    // Each GPU receives all shards, including its own, and its chunk of the others' sums.
     assert_eq!(on_cards, 10 * n * 4 * SHARD * (n + n - 1));
     assert_eq!((waits, from_cards), (0, 0));
-    // Arguments of kernels.
+    // The rest are kernel arguments.
     assert!(to_cards < 10 * n * 4 * SHARD / 2, "{to_cards} bytes went to cards");
 }

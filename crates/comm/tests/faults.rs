@@ -1,4 +1,4 @@
-//! What happens when ranks fail, leave, are late, disagree or ask for what cannot be.
+//! Behavior when ranks fail, leave, are late, disagree or pass invalid arguments.
 
 mod common;
 
@@ -19,7 +19,7 @@ enum End {
     Sleep,
 }
 
-/// On four ranks, one comes to its end before each collective. The others must learn of it at once, and by name.
+/// Ends one of four ranks before each collective. The others must learn its number at once.
 fn the_others_learn_of(end: End, timeout: Duration) {
     for (i, collective) in COLLECTIVES.into_iter().enumerate() {
         let (guilty, start) = (i % 4, Instant::now());
@@ -108,7 +108,7 @@ fn a_rank_that_is_stuck_outside_of_a_call_is_left_behind_and_named() {
     thread::spawn(move || {
         let result = run_ranks(ranks(4), timeout, move |comm| match comm.rank() {
             1 => Err(io::Error::other("disk full")),
-            // As in a write to a disk that does not answer: whatever the others do, it does not come back.
+            // Like a write to a disk that does not respond: it does not return, whatever the others do.
             2 => stuck.lock().unwrap().recv().map_err(io::Error::other),
             _ => comm.barrier().map_err(io::Error::other),
         });
@@ -119,7 +119,7 @@ fn a_rank_that_is_stuck_outside_of_a_call_is_left_behind_and_named() {
     release.send(()).unwrap();
 }
 
-/// State that is dropped once all others have been told, and not before. `in_time`: they were told.
+/// A state that is dropped only after all others have been told; `in_time` records that they were.
 struct SlowToDrop {
     told: Arc<Mutex<Vec<(usize, CommError)>>>,
     in_time: Arc<AtomicBool>,
@@ -312,7 +312,8 @@ fn calls_that_do_not_match_are_an_error_on_every_rank_that_names_both() {
     }
 }
 
-/// `work` is a bad argument on rank 1 of three ranks, with this reason; the others, in a barrier, are told of it.
+/// Checks that `work` is refused as a bad argument on rank 1 of three ranks, and that the others, in a barrier, are
+/// told the reason.
 fn is_refused(
     collective: Collective,
     reason: &str,
@@ -378,7 +379,7 @@ fn tensors_that_are_tracked_by_autodiff_are_bad_arguments() {
     let tracked = |comm: &Communicator| Tensor::<1>::ones([6], comm.device()).autodiff().require_grad();
     for collective in COLLECTIVES.into_iter().filter(|it| *it != Collective::Barrier).chain([Collective::Send(0)]) {
         is_refused(collective, reason, move |comm| call_with(comm, collective, tracked(comm)));
-        // Also on a rank alone, where it would do no harm: what works there works on many.
+        // Also refused on a single rank, where it would do no harm, so that what works on one rank works on many.
         let alone = match collective {
             Collective::Broadcast(_) => Collective::Broadcast(0),
             Collective::Gather(_) => Collective::Gather(0),

@@ -1,4 +1,4 @@
-//! Groups that are split off, and meshes of them.
+//! Groups that are split off, and groups of meshes.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The world ranks of a group, in its order; `me` is this rank's number in the world.
+/// Returns the world ranks of a group in its order; `me` is this rank's world number.
 fn members(group: &Communicator, me: usize) -> Vec<usize> {
     let all = group.all_gather(ints(group, &[me as i64])).unwrap();
     int_values(all).into_iter().map(|rank| rank as usize).collect()
@@ -31,7 +31,7 @@ proptest! {
             assert_eq!(members(&group, me), expected);
             assert_eq!((expected[group.rank()], group.world_size()), (me, expected.len()));
 
-            // Groups of groups, each with calls of its own; then those above go on as if nothing had been.
+            // Nested groups make calls of their own; then the groups above them continue undisturbed.
             let nested = group.split(inner(me).1).unwrap();
             let expected_nested: Vec<_> = (0..n).filter(|rank| inner(*rank) == inner(me)).collect();
             for _ in 0..=inner(me).0 + inner(me).1 {
@@ -139,7 +139,7 @@ fn who_is_late_is_named_also_to_those_that_wait_for_somebody_who_waits() {
 
 fn who_is_late_is_named(timeout: Duration) {
     let start = Instant::now();
-    // The first to time out must not blame rank 1 or 2, which wait themselves: for rank 3, in other groups.
+    // The first rank to time out must not blame rank 1 or 2, because they wait for rank 3 in other groups.
     for first in [[0, 1], [1, 2]] {
         let all_seen = Arc::new(Mutex::new(vec![]));
         let seen = all_seen.clone();

@@ -1,4 +1,4 @@
-//! A thousand worlds in which a rank fails. Alone in its program, because it counts the threads of the process.
+//! A thousand worlds in which a rank fails. The test has its own binary because it counts the process's threads.
 
 mod common;
 
@@ -21,14 +21,15 @@ enum End {
     Sleep,
 }
 
-/// What happens in one world.
+/// The events in one world.
 #[derive(Debug, Clone)]
 struct Case {
     end: End,
     guilty: usize,
-    /// Call in which the guilty rank is missed. None: each rank sends to the next one of its group, and receives.
+    /// The call in which the guilty rank is missing. `None`: each rank sends to the next rank of its group and
+    /// receives.
     collective: Option<Collective>,
-    /// Colors of the groups in which the call is made; in the world, if there are none.
+    /// The colors of the groups that make the call; without colors the world makes it.
     colors: Option<[usize; N]>,
     seed: u64,
 }
@@ -59,7 +60,7 @@ impl Case {
         }
     }
 
-    /// What the guilty rank does; breaks with its result, or goes on when the others have seen it asleep.
+    /// Ends the guilty rank. Breaks with its result, or continues after the others have seen it asleep.
     fn end(&self, others_saw: impl Fn() -> bool) -> ControlFlow<io::Result<()>> {
         match self.end {
             End::Error => ControlFlow::Break(Err(io::Error::other("disk full"))),
@@ -87,7 +88,7 @@ impl Case {
         }
     }
 
-    /// Whether every other rank, and the caller, was told who is guilty; what they were told otherwise.
+    /// Checks that every other rank and the caller were told who is guilty; the error says what they were told instead.
     fn try_run(&self, timeout: Duration) -> Result<(), String> {
         let (ready, all_seen) = (Barrier::new(N), Arc::new(Mutex::new(vec![])));
         let (case, seen) = (self.clone(), all_seen.clone());
@@ -105,7 +106,7 @@ impl Case {
                 return case.call(&group).and_then(|()| comm.barrier()).map_err(io::Error::other);
             }
             nap(case.seed + me as u64, 300);
-            // A group without the guilty rank may succeed; it is missed at the latest by all.
+            // A group without the guilty rank may succeed; the barrier of all ranks misses it at the latest.
             let error = case.call(&group).and_then(|()| comm.barrier()).expect_err("a rank is missing");
             seen.lock().unwrap().push((me, error.clone()));
             Err(io::Error::other(error))
@@ -135,14 +136,14 @@ impl Case {
             {
                 Ok(())
             }
-            // Those who are left report who is missing.
+            // The remaining ranks report the missing one.
             (End::Leave | End::Sleep, RankFailure::Failed { rank, .. }) if rank != self.guilty => Ok(()),
             (_, failure) => Err(format!("the caller was told: {failure}")),
         }
     }
 }
 
-/// Threads of this process, where the system tells.
+/// Returns the number of threads of this process, if the system provides it.
 fn threads() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("Threads:"))?.trim().parse().ok()
@@ -163,7 +164,7 @@ fn whoever_fails_in_whichever_call_is_named_to_all_and_nothing_is_left_behind() 
         case.run();
         on_ranks(N, |comm| case.call(comm).unwrap());
     }
-    // The system takes a moment to forget a thread that has been joined.
+    // The system takes a moment to forget a joined thread.
     for _ in 0..1000 {
         if threads() <= before {
             return;

@@ -1,4 +1,4 @@
-//! Tensor parallelism's collectives against one rank's graph: values, and the gradients of all inputs.
+//! The collectives of tensor parallelism against the graph of a single rank: values and gradients of all inputs.
 
 use burn::tensor::{Device, Tensor, TensorData};
 use comm::{FirstError, TensorParallel, part, run_ranks};
@@ -18,8 +18,8 @@ fn values(tensor: Option<Tensor<3>>) -> Vec<f32> {
     tensor.expect("a gradient").into_data().try_to_vec().expect("f32")
 }
 
-/// `sum of w (x W1)^2 W2`, and its gradients by `x`, `W1` and `W2`, of which `columns` are this rank's and `rows` of
-/// each sequence.
+/// Returns `(x W1)^2 W2` and the gradients of its weighted sum by `x`, `W1` and `W2`. This rank has `columns` of the
+/// matrices and `rows` of each sequence.
 fn layer(tp: &TensorParallel, rows: std::ops::Range<usize>, columns: std::ops::Range<usize>) -> [Vec<f32>; 4] {
     let x = numbers(1, [B, T, D]).inner().slice([0..B, rows.clone()]).autodiff().require_grad();
     let w1 = numbers(2, [1, D, H]).inner().slice([0..1, 0..D, columns.clone()]).autodiff().require_grad();
@@ -32,7 +32,7 @@ fn layer(tp: &TensorParallel, rows: std::ops::Range<usize>, columns: std::ops::R
     [values(Some(y.inner())), of_x, of_w1, of_w2]
 }
 
-/// The ranks' parts of a tensor along a dimension, put together.
+/// Concatenates the ranks' parts of a tensor along a dimension.
 fn whole(parts: Vec<Vec<f32>>, shape: [usize; 3], dim: usize) -> Vec<f32> {
     let ranks = parts.len();
     let tensors = parts.into_iter().enumerate().map(|(rank, values)| {
@@ -68,7 +68,7 @@ fn a_layer_of_several_ranks_is_that_of_one() {
 fn a_lost_rank_is_an_error_and_no_panic() {
     let errors = run_ranks(vec![Device::flex(); 2], comm::TIMEOUT, |comm| {
         if comm.rank() == 1 {
-            return Ok(String::new()); // it leaves
+            return Ok(String::new()); // this rank leaves
         }
         let first_error = FirstError::default();
         let tp = TensorParallel::new(comm, first_error.clone());

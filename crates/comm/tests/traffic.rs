@@ -1,4 +1,4 @@
-//! What each rank meters, against the closed forms in the crate's documentation.
+//! The metered traffic of each rank against the closed forms in the crate's documentation.
 
 mod common;
 
@@ -7,13 +7,13 @@ use comm::{Axis, Communicator, Mesh, MeshShape, Reduce, Traffic, TrafficTable};
 use common::*;
 use proptest::prelude::*;
 
-/// Calls and bytes of everything that was metered.
+/// Returns the calls and bytes of all metered collectives.
 fn metered(comm: &Communicator) -> Vec<(&'static str, u64, u64)> {
     let count = |(name, Traffic { calls, bytes, .. }): (_, Traffic)| (name, calls, bytes);
     comm.traffic().0.into_iter().map(count).collect()
 }
 
-/// Control messages of everything that was metered.
+/// Returns the control messages of all metered collectives.
 fn control(comm: &Communicator) -> Vec<(&'static str, u64)> {
     comm.traffic().0.into_iter().map(|(name, traffic)| (name, traffic.control)).collect()
 }
@@ -27,7 +27,7 @@ proptest! {
             Just(DType::F32), Just(DType::F64), Just(DType::BF16),
         ],
     ) {
-        // A whole tensor of `full` elements, or shards of `len`.
+        // `full` is the length of a whole tensor, `len` that of a shard.
         let full = n * len;
         let bytes = |elements: usize| (elements * dtype.size()) as u64;
         let count = |from: usize, to: usize| len * (from + 2 * to) / 16;
@@ -71,7 +71,7 @@ proptest! {
             ];
             let expected = expected.map(|(name, each, bytes)| (name, each * calls as u64, bytes * calls as u64));
             prop_assert_eq!(found, expected);
-            // A post a round, however many ranks there are; messages from rank to rank need none.
+            // One post per round, for any number of ranks; point-to-point messages need none.
             let rounds = |name| match name {
                 "send" | "recv" => 0,
                 "all_reduce" if whole > 32 * 1024 => 2,
@@ -102,7 +102,7 @@ fn groups_and_clones_meter_together_and_a_rank_alone_meters_nothing() {
         assert_eq!(pair.traffic(), alone.traffic());
         metered(comm)
     });
-    // Both splits gather the colors, of eight bytes, of the other three.
+    // Both splits gather the colors of the other three ranks, 8 bytes each.
     let expected = [("all_gather", 2, 2 * 3 * 8), ("all_reduce", 1, 20), ("barrier", 1, 0)];
     assert!(found.iter().all(|found| *found == expected), "{found:?}");
 }
@@ -120,7 +120,7 @@ fn groups_of_a_mesh_are_metered_by_its_axes() {
         let of = |(axes, table): (String, TrafficTable)| (axes, table.0.values().map(|traffic| traffic.bytes).sum());
         comm.traffic_by_axes().into_iter().map(of).collect::<Vec<(String, u64)>>()
     });
-    // A split of the pair gathers the other's color, and then its three numbers come.
+    // The split of the pair gathers the other rank's color (8 bytes), and then its three numbers arrive (12 bytes).
     let expected = [("dp_shard x tp".into(), 60), ("tp".into(), 8 + 12), ("world".into(), 3 * 3 * 8)];
     assert!(found.iter().all(|found| *found == expected), "{found:?}");
 }

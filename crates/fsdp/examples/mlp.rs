@@ -1,7 +1,7 @@
 //! An MLP of your own, sharded over four ranks: `cargo run --example mlp`.
 //!
-//! It learns y = |x_0| + ... + |x_15|. Each of the layers is a unit: gathered when it is used, resting on a quarter a
-//! rank.
+//! It learns y = |x_0| + ... + |x_15|. Each layer is a unit: it is gathered when it is used, and a quarter of it rests
+//! on each rank.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -33,7 +33,7 @@ fn main() {
     let xs = Tensor::<3>::random([RANKS * 8, 8, 16], Distribution::Uniform(-1.0, 1.0), &device);
 
     let lines = run_ranks(vec![device; RANKS], TIMEOUT, move |comm| {
-        // The model as units, and what the forward does with each: from the batch, from the activation before, to the
+        // The model as units, with the forward of each unit: from the batch, from the previous activation, and to the
         // loss.
         let mut units = Units::<Tensor<3>>::new();
         let first = units.add("input", input.clone());

@@ -1,4 +1,4 @@
-//! One use of a unit in the forward, and what it returns.
+//! A call of a unit in the forward, and its result.
 
 use crate::memory::bytes;
 use crate::modules::BoundModules;
@@ -6,21 +6,21 @@ use crate::unit::{Activation, Loss};
 use burn::tensor::Tensor;
 use std::any::Any;
 
-/// A use of a unit in the forward: one or more functions in a row.
+/// A call of a unit in the forward: one or more functions in a row.
 pub(crate) struct Call<B> {
     pub unit: usize,
     steps: Vec<Step<B>>,
 }
 
 struct Step<B> {
-    /// Which of the unit's modules it is a function of.
+    /// The unit's module to which the function is applied.
     member: usize,
     forward: Forward<B>,
 }
 
 pub(crate) type Forward<B> = Box<dyn Fn(&dyn Any, Option<Tensor<3>>, &B) -> Output>;
 
-/// Where in a forward a call stands.
+/// The position of a call in a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     First,
@@ -28,10 +28,10 @@ pub(crate) enum Role {
     Last,
 }
 
-/// What a call returns.
+/// The result of a call.
 pub(crate) enum Output {
     Activation(Activation),
-    /// What is added to the loss is of other calls too that were merged with this one.
+    /// Its auxiliary loss includes that of other calls that were merged with this one.
     Loss(Loss),
 }
 
@@ -40,20 +40,20 @@ impl<B> Call<B> {
         Self { unit, steps: vec![Step { member: 0, forward }] }
     }
 
-    /// The same call of module `member` of unit `unit`.
+    /// Returns the same call for module `member` of unit `unit`.
     pub fn moved(mut self, unit: usize, member: usize) -> Self {
         self.unit = unit;
         self.steps.iter_mut().for_each(|step| step.member = member);
         self
     }
 
-    /// This call and then `next`, which is of the same unit.
+    /// Appends `next`, a call of the same unit.
     pub fn and_then(&mut self, next: Self) {
         assert_eq!(self.unit, next.unit);
         self.steps.extend(next.steps);
     }
 
-    /// How many functions it is.
+    /// Returns the number of functions.
     pub fn functions(&self) -> usize {
         self.steps.len()
     }
@@ -81,7 +81,7 @@ impl Output {
         }
     }
 
-    /// Whether all of its numbers are finite.
+    /// Returns whether all numbers are finite.
     pub fn is_finite(&self) -> bool {
         let (sum, aux) = match self {
             Self::Loss(Loss { loss, aux }) => (fused::sum_of_squares(loss.clone()), aux),
@@ -90,11 +90,11 @@ impl Output {
                 (fused::sum_of_squares(x.clone().reshape([len])), aux)
             }
         };
-        // On the CPU it is a sum in f64, which squares of finite f32 numbers do not overflow.
+        // On the CPU the sum is f64, and squares of finite f32 numbers do not overflow it.
         sum.is_finite() && aux.as_ref().is_none_or(|aux| fused::sum_of_squares(aux.clone()).is_finite())
     }
 
-    /// The same values outside of any graph.
+    /// Returns the same values outside of any graph.
     pub fn detached(&self) -> Output {
         let inner = |aux: &Option<Tensor<1>>| aux.clone().map(Tensor::inner);
         match self {

@@ -1,19 +1,19 @@
-//! The forward of one micro-batch through calls that follow each other, and in `chunk/backward.rs` the backward: what
-//! is gathered, bound, run, reduced and freed, and when.
+//! The forward of one micro-batch through consecutive calls, and in `chunk/backward.rs` the backward: what is gathered,
+//! bound, run, reduced and freed, and when.
 //!
 //! ```text
 //! communication   gather 0 | gather 1 | gather 2 |         gather 1 | reduce 2, gather 0 | reduce 1 | reduce 0
 //! computation              | run 0    | run 1    | run 2   vjp 2    | vjp 1              | vjp 0    |
 //! ```
 //!
-//! While a call computes, the next one's parameters are on their way: at most two units are gathered at a time. The
-//! last call's stay until its backward, which follows at once.
+//! While a call computes, the next one's parameters are being gathered, so at most two units are gathered at a time.
+//! The last call's parameters stay until its backward, which follows at once.
 //!
-//! In a pipeline what is gathered stays until the last micro-batch's backward is through, for some micro-batch needs it
-//! most of the time.
+//! In a pipeline, gathered parameters stay until the backward of the last micro-batch, because some micro-batch needs
+//! them most of the time.
 //!
-//! Under [`Strategy::Block`](crate::Strategy::Block) every rank goes through all calls, for it has a shard of each unit
-//! to give and a part of each gradient to take; it computes only its own, and hands the activation on.
+//! Under [`Strategy::Block`](crate::Strategy::Block) every rank goes through all calls, because it contributes a shard
+//! of each unit and receives a part of each gradient. It computes only its own calls and sends the activation on.
 
 mod backward;
 
@@ -35,56 +35,56 @@ use comm::{Communicator, FirstError};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The losses of one micro-batch, as far as this rank computed them.
+/// The losses of one micro-batch that this rank computed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Losses {
-    /// What the last call returned, `[1]`.
+    /// The loss that the last call returned, `[1]`.
     pub loss: Option<Tensor<1>>,
-    /// The calls' own losses.
+    /// The sum of the calls' own losses.
     pub aux: Option<Tensor<1>>,
 }
 
-/// What runs chunks of a model on a rank, within a step or an evaluation.
+/// Runs chunks of a model on a rank, within a step or an evaluation.
 pub(crate) struct Runner<'a, B> {
     pub units: &'a mut [ShardedUnit],
     pub calls: &'a [Call<B>],
-    /// Which stage computes each call.
+    /// The assignment of calls to stages.
     pub stages: &'a Stages,
-    /// Under `block`: which rank computes each call.
+    /// Under `block`: the rank that computes each call.
     pub owners: Option<&'a [usize]>,
     pub lanes: &'a Lanes,
     /// Under `block`: carries activations from rank to rank.
     pub world: &'a Communicator,
     pub plan: &'a Plan,
     pub config: &'a FsdpConfig,
-    /// Of the collectives that calls make themselves.
+    /// The first error of the collectives that calls run themselves.
     pub first_error: &'a FirstError,
-    /// What was gathered of each unit, where it stays.
+    /// The gathered parameters of each unit, if they stay.
     pub kept: Vec<Option<Weights>>,
-    /// Micro-batches of a step.
+    /// Number of micro-batches in a step.
     pub micro_batches: usize,
-    /// Of units that the stage calls more than once, by unit and micro-batch: how many calls have given their
-    /// gradients, and the sum of these.
+    /// For units that the stage calls more than once, by unit and micro-batch: the number of calls whose gradients are
+    /// available, and the sum of these gradients.
     pub partial: HashMap<(usize, usize), (usize, Vec<Counted>)>,
-    /// Of each unit how many micro-batches have given all their gradients.
+    /// For each unit, the number of micro-batches whose gradients are complete.
     pub reduced: Vec<usize>,
-    /// How far the step is.
+    /// The progress of the step.
     pub work: Work<'a>,
 }
 
-/// A micro-batch on its way back.
+/// A micro-batch in the backward.
 pub(crate) struct Micro<'a, B> {
     pub batch: &'a B,
     pub number: usize,
-    /// By what its losses are multiplied: its weight, and the factor of fp16.
+    /// The factor of its losses: its weight times the fp16 loss scale.
     pub scale: f64,
 }
 
 /// What the forward of a call leaves for its backward.
 pub(crate) enum Saved {
-    /// Another rank computed it.
+    /// Nothing: another rank computed the call.
     Elsewhere,
-    /// Its input (the first has none): the forward will be run again.
+    /// The call's input (the first call has none); the backward runs the forward again.
     Input {
         x: Option<Tensor<3>>,
         weights: Option<Weights>,
@@ -96,7 +96,7 @@ pub(crate) enum Saved {
     },
 }
 
-/// A call that has run with tracked leaves.
+/// A call that ran with tracked leaves.
 pub(crate) struct Graph {
     bound: BoundModules,
     x: Option<Tensor<3>>,
@@ -105,7 +105,7 @@ pub(crate) struct Graph {
 }
 
 impl<B> Runner<'_, B> {
-    /// Runs calls without keeping anything, and `look`s at each one's output.
+    /// Runs calls without keeping anything, and passes each one's output to `look`.
     pub fn evaluate(
         &mut self,
         calls: Range<usize>,
@@ -121,7 +121,7 @@ impl<B> Runner<'_, B> {
         })
     }
 
-    /// Runs calls, adds their losses to `losses`, and returns what their backward needs and the last one's activation.
+    /// Runs calls and adds their losses to `losses`. Returns what their backward needs, and the last one's activation.
     pub fn forward(
         &mut self,
         calls: Range<usize>,
@@ -139,7 +139,7 @@ impl<B> Runner<'_, B> {
         Ok((saved, x))
     }
 
-    /// Gathers for each of the calls in turn, and `run`s those of this rank.
+    /// Gathers the parameters of each call in turn, and calls `run` for the calls of this rank.
     fn run(
         &mut self,
         calls: Range<usize>,
@@ -174,7 +174,7 @@ impl<B> Runner<'_, B> {
         Ok(x)
     }
 
-    /// Runs call `i`, and keeps of it what its backward needs.
+    /// Runs call `i` and keeps what its backward needs.
     fn run_and_save(&self, i: usize, weights: Weights, x: Option<Tensor<3>>, batch: &B) -> (Saved, Output) {
         if self.recomputes(i) {
             let bound = self.unit(i).bind(&weights, false);
@@ -187,8 +187,8 @@ impl<B> Runner<'_, B> {
         let graph = self.run_tracked(i, &weights, x, batch);
         let output = graph.output.detached();
         if self.regathers(i) {
-            // SAFETY: the call has returned. Operations have slices of parameters only while they run, and a call's
-            // function keeps none, as `Units` asks of it.
+            // SAFETY: the call has returned. Operations have slices of parameters only while they run, and the function
+            // of a call keeps none, as `Units` requires.
             unsafe { self.unit(i).free(&mut weights, &graph.bound) };
         }
         (Saved::Graph { graph, weights }, output)
@@ -201,18 +201,18 @@ impl<B> Runner<'_, B> {
         let bound = self.unit(i).bind(weights, true);
         let x = x.map(|x| x.autodiff().require_grad());
         let output = self.calls[i].run(&bound, x.clone(), batch);
-        // Its input was there before; its output is the next call's input, and counted there.
+        // The input existed before; the output is the next call's input and is counted there.
         let kept = allocated() - before - output.bytes() as isize;
         let bytes = x.as_ref().map_or(0, bytes) + usize::try_from(kept).unwrap_or(0);
         Graph { bound, x, output, _held: self.plan.ledger.hold(Category::Activations, bytes) }
     }
 
-    /// Whether the backward runs the forward of call `i` again.
+    /// Returns whether the backward runs the forward of call `i` again.
     fn recomputes(&self, i: usize) -> bool {
         self.config.recomputes(i, self.calls.len())
     }
 
-    /// Whether the backward gathers the parameters of call `i` again.
+    /// Returns whether the backward gathers the parameters of call `i` again.
     fn regathers(&self, i: usize) -> bool {
         self.plan.gathers() && self.config.regathers(i, self.calls.len())
     }
@@ -247,7 +247,7 @@ impl<B> Runner<'_, B> {
 }
 
 impl Losses {
-    /// Keeps the losses of a call's output, and returns its activation.
+    /// Adds the losses of a call's output, and returns its activation.
     fn take(&mut self, output: Output) -> Option<Tensor<3>> {
         let (x, aux) = match output {
             Output::Activation(Activation { x, aux }) => (Some(x), aux),

@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// A rank's communication beside its computation, each kind in an order of its own: parameters that it waits for do not
-/// queue behind gradients, which nobody waits for.
+/// A rank's communication beside its computation, with a separate order for each kind: parameters that the rank waits
+/// for do not queue behind gradients, for which nobody waits.
 pub(crate) struct Lanes {
-    /// Parameters, on their way to be computed with.
+    /// Parameters that are about to be used in computation.
     pub gather: CommThread,
-    /// Gradients, on their way to their shards, and all else.
+    /// Gradients in flight to their shards, and everything else.
     pub reduce: CommThread,
 }
 
 impl Lanes {
-    /// With communicators of its own for each lane. A collective.
+    /// Starts both lanes, each with its own communicators. This is a collective.
     pub fn start(groups: Groups) -> Result<Self, CommError> {
         let gather = CommThread::start(groups.again()?);
         Ok(Self { gather, reduce: CommThread::start(groups) })
@@ -27,8 +27,8 @@ impl Lanes {
 
 /// A thread on which a rank communicates, so that collectives run while the rank computes.
 ///
-/// Jobs run one after another in the order they were submitted. Every rank submits the same collectives in the same
-/// order, which is all that an order of collectives needs.
+/// Jobs run one after another in the order of submission. Every rank submits the same collectives in the same order,
+/// and collectives require nothing more.
 pub(crate) struct CommThread {
     rank: usize,
     jobs: Option<mpsc::Sender<Job>>,
@@ -38,7 +38,7 @@ pub(crate) struct CommThread {
 
 type Job = Box<dyn FnOnce(&Groups) + Send>;
 
-/// A result that may still have to come.
+/// A result that may not have arrived yet.
 pub(crate) struct Pending<T>(Box<dyn FnOnce() -> Result<T, FsdpError>>);
 
 impl CommThread {
@@ -66,42 +66,42 @@ impl CommThread {
                 let message = panic_message(&*panic);
                 Err(CommError::Engine(format!("rank {rank} panicked while it communicated: {message}")))
             });
-            // Before the result is there: who has all results finds the thread at rest.
+            // Before the result is sent, so that a rank with all results finds the thread idle.
             unfinished.fetch_sub(1, Ordering::Release);
             let _ = sender.send(result); // nobody waits for it if the rank has failed meanwhile
         });
         if let Some(jobs) = &self.jobs {
-            let _ = jobs.send(job); // a thread that has ended shows up when the result is waited for
+            let _ = jobs.send(job); // a thread that has ended is noticed when the result is awaited
         }
         Pending(Box::new(move || Ok(result.recv().map_err(|_| FsdpError::CommThread { rank })??)))
     }
 }
 
 impl<T: 'static> Pending<T> {
-    /// A result that is there already.
+    /// Wraps an existing result.
     pub fn ready(value: T) -> Self {
         Self(Box::new(|| Ok(value)))
     }
 
-    /// Several results.
+    /// Combines several results.
     pub fn all(all: Vec<Self>) -> Pending<Vec<T>> {
         Pending(Box::new(|| all.into_iter().map(Self::wait).collect()))
     }
 
-    /// Another result, made of this one once it is there.
+    /// Maps the result once it has arrived.
     pub fn then<U>(self, make: impl FnOnce(T) -> U + 'static) -> Pending<U> {
         Pending(Box::new(|| self.wait().map(make)))
     }
 
-    /// Waits for it.
+    /// Waits for the result.
     pub fn wait(self) -> Result<T, FsdpError> {
         (self.0)()
     }
 }
 
 impl Drop for CommThread {
-    /// Ends the thread. Where a job still runs, the rank has failed, and the job waits for ranks that will learn of
-    /// that only after this returns: then the thread is left to end by itself.
+    /// Ends the thread. If a job is still running, the rank has failed, and the job waits for ranks that will learn of
+    /// the failure only after this returns. The thread is then left to end by itself.
     fn drop(&mut self) {
         drop(self.jobs.take());
         if self.unfinished.load(Ordering::Acquire) == 0

@@ -1,4 +1,4 @@
-//! How a model is spread over ranks and trained: strategies, wrapping, recomputation, pipeline.
+//! The distribution of a model over ranks, and its training: strategies, wrapping, recomputation, pipeline.
 
 mod validate;
 
@@ -14,29 +14,29 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Strategy {
-    /// Everything, on every rank; gradients are all-reduced.
+    /// Keeps everything on every rank; gradients are all-reduced.
     Ddp,
-    /// 1/N of the optimizer state (ZeRO-1).
+    /// Keeps 1/N of the optimizer state (ZeRO-1).
     Zero1,
-    /// 1/N of gradients and optimizer state (ZeRO-2). PyTorch's `SHARD_GRAD_OP`, which also shards parameters between
-    /// steps, is `full_shard` with `reshard_after_forward: false`.
+    /// Keeps 1/N of the gradients and the optimizer state (ZeRO-2). PyTorch's `SHARD_GRAD_OP`, which also shards
+    /// parameters between steps, is `full_shard` with `reshard_after_forward: false`.
     ShardGradOp,
-    /// 1/N of everything; parameters are gathered just before use (ZeRO-3, FSDP).
+    /// Keeps 1/N of everything; parameters are gathered just before use (ZeRO-3, FSDP).
     #[default]
     FullShard,
-    /// 1/S of everything inside groups of S ranks, and replicas across the groups (HSDP).
+    /// Keeps 1/S of everything inside groups of S ranks, with replicas across the groups (HSDP).
     HybridShard,
-    /// 1/N of everything; each block is computed by one rank only, to which it is gathered, and activations travel from
+    /// Keeps 1/N of everything. Each block is gathered to one rank, which alone computes it, and activations move from
     /// rank to rank.
     Block,
 }
 
 impl Strategy {
-    /// All of them.
+    /// All strategies.
     pub const ALL: [Self; 6] =
         [Self::Ddp, Self::Zero1, Self::ShardGradOp, Self::FullShard, Self::HybridShard, Self::Block];
 
-    /// What is in shards.
+    /// Returns what is sharded.
     pub(crate) fn shards(self) -> Sharded {
         let [parameters, gradients, optimizer] = match self {
             Self::Ddp => [false, false, false],
@@ -47,7 +47,7 @@ impl Strategy {
         Sharded { parameters, gradients, optimizer }
     }
 
-    /// Its name in configurations.
+    /// Returns the name that configurations use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ddp => "ddp",
@@ -60,71 +60,73 @@ impl Strategy {
     }
 }
 
-/// What a strategy has in shards, and not whole on every rank.
+/// What a strategy shards instead of keeping it whole on every rank.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sharded {
     pub parameters: bool,
-    /// Those that wait for the step.
+    /// Gradients that wait for the step.
     pub gradients: bool,
-    /// And the fp32 masters with it.
+    /// The optimizer state, including the fp32 masters.
     pub optimizer: bool,
 }
 
-/// Which modules are one unit: kept, gathered and freed together.
+/// The modules that form one unit, which is kept, gathered and freed together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(!try_from, !into)]
 pub enum Wrap {
-    /// Each block alone, and what stands before and after the blocks.
+    /// Each block separately, and the modules before and after the blocks.
     #[default]
     #[schemars(rename = "block")]
     Block,
-    /// As many that follow each other as have together at least so many parameters.
+    /// Consecutive modules that together have at least MIN_PARAMS parameters.
     #[schemars(rename = "size:MIN_PARAMS")]
     Size(usize),
 }
 
-/// What is kept of a forward for its backward.
+/// What a forward keeps for its backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(!try_from, !into)]
 pub enum ActivationCheckpointing {
-    /// Every block's activations: fast, and needs the most memory.
+    /// Every block's activations: fast, but needs the most memory.
     #[default]
     #[schemars(rename = "none")]
     None,
-    /// Every block's input; its backward runs the forward again. The last block, whose backward follows at once but
-    /// under `gpipe`, is not run twice.
+    /// Every block's input; the backward runs the forward again. The last call of a forward is not recomputed, because
+    /// its backward follows at once, except under `gpipe`.
     #[schemars(rename = "full")]
     Full,
-    /// As `full` for every K-th block, as `none` for the others.
+    /// Like `full` for every K-th block and like `none` for the others.
     #[schemars(rename = "every:K")]
     Every(usize),
 }
 
-/// When the parameters of the next block are sent for.
+/// When the gather of the next block's parameters starts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Prefetch {
-    /// When it needs them: behind all other communication.
+    /// When the next block needs them, so the gather is not hidden behind computation.
     None,
-    /// Before the block at hand computes: the way there is hidden behind it, and two blocks are gathered at a time.
+    /// Before the current block computes, which hides the communication; two blocks are gathered at a time.
     #[default]
     Pre,
-    /// After the block at hand has computed, before its gradients are reduced: one block is gathered at a time.
+    /// After the current block has computed, before its gradients are reduced; one block is gathered at a time.
     Post,
 }
 
-/// How a model is cut over the stages of a pipeline, each of as many ranks, and in which order these work.
+/// How a model is cut over the stages of a pipeline, which have the same number of ranks, and the order in which they
+/// work.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PipelineConfig {
-    /// Stages; 1 for no pipeline.
+    /// Number of stages; 1 for no pipeline.
     pub stages: usize,
-    /// The order.
+    /// The order in which stages work on micro-batches.
     pub schedule: Schedule,
-    /// Chunks of the model that each stage has.
+    /// Number of chunks of the model per stage.
     pub virtual_stages: usize,
-    /// How many calls each chunk has; none: dealt so that chunks have about as many parameters.
+    /// Number of calls per chunk; if empty, calls are distributed so that chunks have about the same number of
+    /// parameters.
     pub calls: Vec<usize>,
 }
 
@@ -135,13 +137,14 @@ impl Default for PipelineConfig {
 }
 
 impl PipelineConfig {
-    /// The pipeline of a step of so many micro-batches.
+    /// Returns the pipeline of a step with `micro_batches` micro-batches.
     pub fn of(&self, micro_batches: usize) -> Result<Pipeline, FsdpError> {
         Pipeline::new(self.schedule, self.stages, self.virtual_stages, micro_batches)
             .map_err(|error| FsdpError::Config(error.to_string()))
     }
 
-    /// The pipeline of a number of micro-batches that every schedule takes: where chunks are does not depend on it.
+    /// Returns the pipeline for a number of micro-batches that every schedule accepts; the placement of chunks does not
+    /// depend on it.
     pub(crate) fn of_a_round(&self) -> Result<Pipeline, FsdpError> {
         self.of(self.stages)
     }
@@ -150,51 +153,52 @@ impl PipelineConfig {
 /// How units are trained.
 #[derive(Debug, Clone)]
 pub struct FsdpConfig {
-    /// Stages of a pipeline; what follows is about the ranks of each.
+    /// The stages of a pipeline; everything below applies to the ranks of one stage.
     pub pipeline: PipelineConfig,
     /// What is sharded.
     pub strategy: Strategy,
-    /// Replicas within a stage, each of as many ranks, over which `strategy` shards: with more than one it is hybrid,
-    /// and `full_shard` is `hybrid_shard`. None: 2 for `hybrid_shard`, and 1 for the others. Under `ddp` the number of
-    /// copies, if it is given.
+    /// Number of replicas within a stage; each has the same number of ranks, over which `strategy` shards. With more
+    /// than one replica, sharding is hybrid, and `full_shard` is the same as `hybrid_shard`. `None` means 2 for
+    /// `hybrid_shard` and 1 otherwise. Under `ddp`, if given, it must be the number of copies.
     pub dp_replicate: Option<usize>,
-    /// Ranks over which stacks of experts ([`Units::experts`](crate::Units::experts)) are spread, each group of them
-    /// having all; they are sharded over the ranks with the same experts. 1 for none.
+    /// Number of ranks over which stacks of experts ([`Units::experts`](crate::Units::experts)) are distributed;
+    /// together such a group has all experts. Experts are sharded over the ranks with the same experts. 1 for no expert
+    /// parallelism.
     pub ep: usize,
-    /// Ranks over which matrices are cut ([`Units::tensor_parallel`](crate::Units::tensor_parallel)), each group of
-    /// them computing the same sequences. What is not cut is sharded over them too, for each has rows of its own. 1 for
-    /// none.
+    /// Number of ranks over which matrices are cut ([`Units::tensor_parallel`](crate::Units::tensor_parallel));
+    /// together such a group computes the same sequences. These ranks also shard parameters that are not cut, because
+    /// each has its own rows. 1 for no tensor parallelism.
     pub tp: usize,
-    /// Ranks that have a part of each sequence's rows each, through all layers; to parameters they are data ranks. 1
-    /// for none.
+    /// Number of ranks that each hold a part of every sequence's rows, through all layers; these ranks also shard
+    /// parameters. 1 for no context parallelism.
     pub cp: usize,
-    /// What is a unit.
+    /// What forms a unit.
     pub wrap: Wrap,
-    /// Whether gathered parameters are freed after the forward and gathered again for the backward. They stay in
-    /// pipelines, and with schedules that put gradients of weights off.
+    /// Whether gathered parameters are freed after the forward and gathered again for the backward. They always stay
+    /// gathered in pipelines and with schedules that defer weight gradients.
     pub reshard_after_forward: bool,
     /// What is recomputed.
     pub activation_checkpointing: ActivationCheckpointing,
-    /// In which types parameters are gathered and gradients are reduced.
+    /// The types in which parameters are gathered and gradients are reduced.
     pub precision: Precision,
-    /// Whether shards, gradients and optimizer state rest in the memory of the CPU, and the optimizer steps there.
-    /// Gradients of micro-batches are added up there too, with fp32 reductions over several ranks in another order than
-    /// elsewhere.
+    /// Whether shards, gradients and optimizer state rest in CPU memory, where the optimizer also steps. Gradients of
+    /// micro-batches are accumulated there too; with fp32 reductions over several ranks, the order of additions differs
+    /// from that without offload.
     pub cpu_offload: bool,
-    /// When the forward sends for parameters.
+    /// When the forward gathers parameters.
     pub forward_prefetch: Prefetch,
-    /// When the backward sends for parameters.
+    /// When the backward gathers parameters.
     pub backward_prefetch: Prefetch,
-    /// Whether gradients are communicated with a step's last micro-batch only: less traffic, and each rank keeps whole
-    /// gradients until then. None: where whole parameters are kept as long, which is `full_shard` and `hybrid_shard` in
-    /// a pipeline. `ddp` and `zero1`, which keep whole gradients anyway, always do so.
+    /// Whether gradients are communicated only with a step's last micro-batch: less traffic, but each rank keeps whole
+    /// gradients until then. `None` does so if whole parameters are kept as long: with `full_shard` and `hybrid_shard`
+    /// in a pipeline. `ddp` and `zero1` always do so, because they keep whole gradients anyway.
     pub no_sync: Option<bool>,
-    /// The optimizer. Its weight decay is for matrices; vectors (norm gains, biases) do not decay.
+    /// The optimizer. Weight decay applies to matrices only, not to vectors (norm gains, biases).
     pub adamw: AdamW,
-    /// Gradients whose global norm is above this are scaled down to it.
+    /// Gradients with a larger global norm are scaled down to this norm.
     pub clip_grad_norm: Option<f64>,
-    /// Bytes that this rank's computing threads have allocated and not freed so far, where an allocator counts them:
-    /// what a forward's graph keeps is the difference. Without it a graph is counted by its input alone.
+    /// Returns the bytes that this rank's computing threads have allocated and not freed, if an allocator counts them;
+    /// the difference over a forward is what its graph keeps. Without it, a graph counts as its input alone.
     pub allocated: Option<fn() -> isize>,
 }
 
@@ -223,7 +227,7 @@ impl Default for FsdpConfig {
 }
 
 impl FsdpConfig {
-    /// Replicas of what a stage shards; 1 under `ddp`, which shards nothing.
+    /// Returns the number of replicas of what a stage shards; 1 under `ddp`, which shards nothing.
     pub fn replicas(&self) -> usize {
         match self.strategy {
             Strategy::Ddp => 1,
@@ -232,9 +236,9 @@ impl FsdpConfig {
         }
     }
 
-    /// Whether the backward runs the forward of call `i` of so many again.
+    /// Returns whether the backward runs the forward of call `i` of `calls` again.
     pub(crate) fn recomputes(&self, i: usize, calls: usize) -> bool {
-        // Under gpipe all other micro-batches come in between.
+        // Under gpipe all other micro-batches run in between.
         let is_last = i + 1 == calls && self.pipeline.schedule != Schedule::Gpipe;
         !is_last
             && match self.activation_checkpointing {
@@ -244,21 +248,22 @@ impl FsdpConfig {
             }
     }
 
-    /// Whether the backward gathers the parameters of call `i` again, where they are gathered at all. Not for the last
-    /// call, whose backward follows at once, nor in a pipeline.
+    /// Returns whether the backward gathers the parameters of call `i` again, if they are gathered at all. The last
+    /// call's are not, because its backward follows at once, nor are any in a pipeline.
     pub(crate) fn regathers(&self, i: usize, calls: usize) -> bool {
         let is_last = i + 1 == calls;
         self.reshard_after_forward && !is_last && !self.keeps_gathered()
     }
 
-    /// Whether gradients go to their shards with a step's last micro-batch only, and wait whole until then.
+    /// Returns whether gradients are sent to their shards only with a step's last micro-batch and stay whole until
+    /// then.
     pub fn reduces_once(&self) -> bool {
         let shards = self.strategy.shards();
         !shards.gradients || self.no_sync.unwrap_or(shards.parameters && self.keeps_gathered())
     }
 
-    /// Whether what is gathered stays until the last micro-batch's backward: in a pipeline some micro-batch needs it
-    /// most of the time.
+    /// Returns whether gathered parameters stay until the last micro-batch's backward: in a pipeline some micro-batch
+    /// needs them most of the time.
     pub(crate) fn keeps_gathered(&self) -> bool {
         self.pipeline.stages > 1 || self.pipeline.schedule.splits_backward()
     }
@@ -309,7 +314,7 @@ impl FromStr for ActivationCheckpointing {
     }
 }
 
-/// Serde by way of `Display` and `FromStr`.
+/// Implements serde's conversions with `Display` and `FromStr`.
 macro_rules! as_text {
     ($type:ty) => {
         impl TryFrom<String> for $type {

@@ -1,4 +1,4 @@
-//! Whether copies of a shard are the same on all ranks that have one.
+//! Comparison of the copies of a shard on all ranks that hold one.
 
 use crate::FsdpError;
 use crate::plan::Class;
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// What a rank holds that others hold too, parameters and moments, as it is between two steps: all under `ddp` (of
-/// experts over ranks those that several ranks have) and `hybrid_shard`, and what several stages hold.
+/// The parameters and moments that a rank holds and other ranks hold too, between two steps: everything under `ddp` (of
+/// distributed experts, those that several ranks have) and `hybrid_shard`, and units that several stages hold.
 ///
-/// It costs no copy: the tensors share memory with the model until its next step, which then makes new ones.
+/// It makes no copy: the tensors share memory with the model until the next step, which creates new ones.
 #[derive(Debug, Clone, Default)]
 pub struct Copies(pub(crate) Vec<ShardCopy>);
 
@@ -22,11 +22,11 @@ pub(crate) struct ShardCopy {
     pub tensors: Vec<Tensor<1>>,
 }
 
-/// Which shard of a unit: copies of it have the same on all ranks.
+/// Identifies a shard of a unit; all ranks that hold it must have the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ShardOf {
     pub class: Class,
-    /// Of the parameters, where they are cut up.
+    /// The part of each parameter, if the parameters are cut.
     pub part: usize,
     pub shard: usize,
 }
@@ -40,7 +40,8 @@ pub struct CopyDigest {
 }
 
 impl Copies {
-    /// Reads them all once. That takes a while, and may be done on another thread than the one that trains.
+    /// Hashes all copies. This reads them once and takes a while; it may run on a thread other than the training
+    /// thread.
     pub fn digests(self) -> Vec<CopyDigest> {
         let digest = |ShardCopy { unit, of, tensors }: ShardCopy| {
             let mut hasher = DefaultHasher::new();
@@ -51,11 +52,11 @@ impl Copies {
     }
 }
 
-/// Refuses ranks whose copies are not the same to the last bit, given by the digests of each rank, from rank 0 on: a
-/// device or its memory has failed then, or the ranks do not run the same program.
+/// Checks that the copies on all ranks are bitwise the same, given the digests of each rank in rank order. If they
+/// differ, a device or its memory has failed, or the ranks do not run the same program.
 ///
 /// # Errors
-/// [`FsdpError::Copies`] with a unit, and two ranks that differ in it.
+/// Returns [`FsdpError::Copies`] with a unit and two ranks that differ in it.
 pub fn compare_copies<'a>(of_ranks: impl IntoIterator<Item = &'a [CopyDigest]>) -> Result<(), FsdpError> {
     let mut first = HashMap::new();
     for (rank, digests) in of_ranks.into_iter().enumerate() {

@@ -1,19 +1,19 @@
-//! Parts of a parameter that different ranks compute with: some experts of a stack, some columns of a matrix.
+//! Parts of a parameter with which different ranks compute: some experts of a stack, some columns of a matrix.
 
 use crate::layout::{Layout, NamedShape};
 use comm::Cut;
 use std::ops::Range;
 
-/// A parameter, and how it is cut; without a cut every rank computes with all of it.
+/// A parameter and its cut; without a cut every rank computes with the whole parameter.
 #[derive(Debug, Clone)]
 pub(crate) struct Sliced {
     pub name: String,
-    /// Of the whole.
+    /// The shape of the whole parameter.
     pub shape: Vec<usize>,
     pub cut: Option<Cut>,
 }
 
-/// A box of a parameter that is seen in `view`, a shape of as many elements.
+/// A box of a parameter that is reshaped to `view`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Slice {
     pub view: Vec<usize>,
@@ -22,7 +22,7 @@ pub(crate) struct Slice {
 }
 
 impl Sliced {
-    /// Part `part` of `parts`.
+    /// Returns part `part` of `parts`.
     pub fn slice(&self, [part, parts]: [usize; 2]) -> Slice {
         let (mut view, mut start) = (self.shape.clone(), vec![0; self.shape.len()]);
         let Some(Cut { dim, blocks }) = self.cut else { return Slice { size: view.clone(), view, start } };
@@ -38,7 +38,7 @@ impl Sliced {
         Slice { view, start, size }
     }
 
-    /// Name and shape of a part.
+    /// Returns the name and shape of a part.
     pub fn part(&self, place: [usize; 2]) -> NamedShape {
         let mut shape = self.shape.clone();
         if let Some(Cut { dim, blocks }) = self.cut {
@@ -49,7 +49,7 @@ impl Sliced {
 }
 
 impl Slice {
-    /// Elements `range` of the box, flat, as ranges of the parameter's elements, flat, in their order.
+    /// Returns flat elements `range` of the box as ranges of the parameter's flat elements, in order.
     pub fn runs(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let [wide, all] = [&self.size, &self.view];
         let axis = wide.iter().zip(all).position(|(size, all)| size != all).unwrap_or(0);
@@ -70,7 +70,7 @@ impl Slice {
         runs
     }
 
-    /// The widths before, of, and behind the dimension that is cut, of the box.
+    /// Returns the box's widths before, in and after the dimension that is cut.
     pub fn around(&self) -> [usize; 3] {
         let axis = self.size.iter().zip(&self.view).position(|(size, all)| size != all).unwrap_or(0);
         let (before, of) = self.size.split_at(axis.min(self.size.len()));
@@ -78,7 +78,7 @@ impl Slice {
     }
 }
 
-/// The layout of one part of all these parameters.
+/// Returns the layout of one part of each parameter.
 pub(crate) fn layout(params: &[Sliced], place: [usize; 2], shards: usize) -> Layout {
     Layout::new(params.iter().map(|param| param.part(place)), shards)
 }
@@ -89,7 +89,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against the indices of all elements, one by one.
+        /// Compares with the indices of all elements, one by one.
         #[test]
         fn parts_are_all_elements_once_each_in_the_order_of_its_box(
             shape in prop::collection::vec(1usize..5, 1..4),

@@ -1,4 +1,4 @@
-//! The ledger of a step without its tensors: what a rank will take, before anything is made.
+//! A forecast of a rank's memory before anything is allocated: the ledger of a step without its tensors.
 
 use crate::memory::{Bytes, Category, Held, Ledger};
 use crate::placement::Stages;
@@ -8,14 +8,14 @@ use schedule::{Action, Cell};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// What the forward of a call leaves in memory, and what its backward takes, in bytes; only the model knows.
+/// The bytes that the forward of a call leaves in memory and that its backward needs; only the model knows them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CallBytes {
-    /// Its input: all that is kept where the forward will be run again.
+    /// The call's input: all that is kept if the forward is run again.
     pub input: usize,
-    /// Its graph: input and what its operations keep, without its output, which is the next one's input.
+    /// The call's graph: the input and what operations keep, without the output, which is the next call's input.
     pub graph: usize,
-    /// What its backward holds beside the graph, but for the gradients of parameters.
+    /// What the backward holds in addition to the graph, without the gradients of parameters.
     pub backward: usize,
 }
 
@@ -24,24 +24,25 @@ pub struct CallBytes {
 pub struct ForecastRun<'a> {
     /// Number of ranks.
     pub world_size: usize,
-    /// The rank; in a pipeline and under [`Strategy::Block`] they differ.
+    /// The rank; ranks differ in a pipeline and under [`Strategy::Block`].
     pub rank: usize,
-    /// Micro-batches of a step.
+    /// Number of micro-batches per step.
     pub micro_batches: usize,
-    /// Of each call of the units.
+    /// One entry for each call of the units.
     pub calls: &'a [CallBytes],
     /// Whether the ranks compute on the CPU.
     pub on_cpu: bool,
 }
 
-/// What a rank will take.
+/// The memory that a rank will take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Forecast {
-    /// What it will count itself, each category at its own peak.
+    /// The bytes that the rank will count itself, with each category at its own peak.
     pub memory: Memory,
-    /// The moment of a step when most is taken: each category then,
+    /// The bytes of each category at the moment of a step when the total is highest.
     pub most: Bytes,
-    /// and what nobody counts: gradients of a backward under way, and the optimizer's copies.
+    /// The bytes at that moment that no category counts: gradients of a backward in progress, and the optimizer's
+    /// copies.
     pub working: usize,
     /// The whole model's parameters in fp32.
     pub model: usize,
@@ -60,24 +61,24 @@ struct Step<'a> {
     units: Vec<Unit>,
     calls: Vec<Call>,
     stages: Stages,
-    /// What was gathered of each unit, where it stays.
+    /// The gathered parameters of each unit, if they stay.
     kept: Vec<Option<Held>>,
-    /// Gradients of units that are called again earlier in the model, by unit and micro-batch.
+    /// Gradients of units that are also called earlier in the model, by unit and micro-batch.
     partial: HashMap<(usize, usize), Held>,
     on_cpu: bool,
     ledger: Ledger,
-    /// Gradients that wait: of each unit and class its shard's, and all of it where it was not communicated.
+    /// Waiting gradients for each unit and class: those of the shard, and whole ones that were not communicated.
     gradients: Vec<[[Option<Held>; 2]; 4]>,
     most: Bytes,
     working: usize,
 }
 
 impl<B: 'static> Units<B> {
-    /// What a rank will take once it has made a step, from shapes alone. What rests is exact; the activations are what
-    /// `run` says.
+    /// Forecasts the memory of a rank that has made a step, from shapes alone. Memory at rest is exact; activations are
+    /// those given in `run`.
     ///
     /// # Errors
-    /// Those of [`Fsdp::new`](crate::Fsdp::new) that need no values.
+    /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn forecast(self, config: &FsdpConfig, run: ForecastRun) -> Result<Forecast, FsdpError> {
         let Shapes { units, calls, stages, model } = Shapes::new(self, config, run.world_size, run.rank)?;
         let call = |ShapeCall { unit, functions, is_mine }: ShapeCall| {
@@ -113,7 +114,7 @@ type Saved = (Option<Held>, Held);
 impl Step<'_> {
     fn run(mut self, micro_batches: usize, model: usize) -> Result<Forecast, FsdpError> {
         let rest = self.at_rest();
-        // Without stages, more than two micro-batches take no more.
+        // Without stages, a third micro-batch takes no more memory.
         let micro_batches = if self.config.pipeline.stages == 1 { micro_batches.min(2) } else { micro_batches };
         let (mut saved, mut put_off) = (HashMap::<Cell, Vec<Saved>>::new(), HashMap::<Cell, Vec<(Saved, Held)>>::new());
         let number = |cell: Cell| (cell.micro_batch, cell.micro_batch + 1 == micro_batches);
@@ -143,7 +144,7 @@ impl Step<'_> {
             }
         }
         let replicas = self.new_replicas();
-        // Of the shard that steps, its matrices and its vectors apart, and both together.
+        // A shard that steps exists twice more: as separate matrices and vectors, and with both joined.
         let shards = self.here().flat_map(|unit| &unit.classes).map(|class| class.shard);
         self.note(2 * shards.max().unwrap_or(0));
         drop(replicas);
@@ -153,7 +154,7 @@ impl Step<'_> {
         Ok(Forecast { memory, most: self.most, working: self.working, model })
     }
 
-    /// The units that the rank's stage holds.
+    /// Returns the units that the rank's stage holds.
     fn here(&self) -> impl Iterator<Item = &Unit> {
         self.units.iter().filter(|unit| unit.is_here)
     }
@@ -162,7 +163,7 @@ impl Step<'_> {
         self.ledger.hold(category, bytes)
     }
 
-    /// A moment of the step, when `working` is taken that nobody counts.
+    /// Records a moment of the step with `working` uncounted bytes.
     fn note(&mut self, working: usize) {
         let now = self.ledger.memory().now;
         if now.total().saturating_add(working) > self.most.total().saturating_add(self.working) {
@@ -170,7 +171,7 @@ impl Step<'_> {
         }
     }
 
-    /// Parameters and moments.
+    /// Holds parameters and moments.
     fn at_rest(&self) -> Vec<Held> {
         let parameters = |class: &Class| class.parameters_at_rest(self.config, self.on_cpu);
         let unit = |unit: &Unit| {
@@ -180,7 +181,7 @@ impl Step<'_> {
         self.here().flat_map(unit).collect()
     }
 
-    /// While units step, the new replicas of two, of which one may be all there is, are there beside the old ones.
+    /// Holds new replicas: while units step, those of two units (or of the only one) exist beside the old ones.
     fn new_replicas(&self) -> Held {
         let replica = |class: &Class| if class.replicates(self.config) { class.whole } else { 0 };
         let replicas: Vec<usize> = self.here().map(|unit| unit.sum(replica)).collect();
@@ -188,7 +189,7 @@ impl Step<'_> {
         self.hold(Category::Parameters, most)
     }
 
-    /// The whole parameters of call `i`, where they are not there anyway.
+    /// Holds the whole parameters of call `i`, unless they exist anyway.
     fn gather(&mut self, i: usize) -> Held {
         let call = self.calls[i];
         let gathered = |class: &Class| if class.gathers(self.config, self.on_cpu) { class.whole } else { 0 };
@@ -244,7 +245,7 @@ impl Step<'_> {
             let gradient = if is_mine { self.units[unit].sum(|class| class.whole) } else { 0 };
             self.note(bytes.backward + gradient);
             drop((kept, again));
-            self.note(2 * gradient); // each parameter's, and all in one buffer
+            self.note(2 * gradient); // one per parameter, and all in one buffer
             drop(weights);
             if self.config.backward_prefetch == Prefetch::Post && ahead.is_none() {
                 ahead = next.map(|next| self.gather(next));
@@ -255,8 +256,8 @@ impl Step<'_> {
         self.note(0);
     }
 
-    /// What gradients of weights are computed of counts until they are; and those that are there already, all of them
-    /// at most.
+    /// The inputs of deferred weight gradients count until those are computed. Gradients that are already available
+    /// count as the whole unit's, an upper bound.
     fn backward_of_inputs(&mut self, calls: Range<usize>, saved: Vec<Saved>) -> Vec<(Saved, Held)> {
         let mut all = vec![];
         for (i, (weights, mut kept)) in calls.zip(saved).rev() {
@@ -277,7 +278,7 @@ impl Step<'_> {
         while let Some(kept) = saved.pop() {
             let i = calls.start + saved.len();
             let gradient = self.units[self.calls[i].unit].sum(|class| class.whole);
-            self.note(2 * gradient); // each parameter's, and all in one buffer
+            self.note(2 * gradient); // one per parameter, and all in one buffer
             drop(kept);
             reduction.clear();
             reduction = self.reduce(i, number);
@@ -285,7 +286,7 @@ impl Step<'_> {
         self.note(0);
     }
 
-    /// The gradient of call `i` goes to its shards; returns what is there until it has arrived.
+    /// Sends the gradient of call `i` to its shards; returns what exists until it has arrived.
     fn reduce(&mut self, i: usize, (micro_batch, last): (usize, bool)) -> Vec<Held> {
         let (u, ledger) = (self.calls[i].unit, self.ledger.clone());
         let gradient = |bytes| ledger.hold(Category::Gradients, bytes);

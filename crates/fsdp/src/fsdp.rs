@@ -33,72 +33,71 @@ use std::ops::Range;
 pub struct Fsdp<B> {
     units: Vec<ShardedUnit>,
     calls: Vec<Call<B>>,
-    /// Of every module that was added: its unit, and its number there.
+    /// The unit of every added module, and the module's number in that unit.
     places: Vec<(usize, usize)>,
-    /// Under `block`: which rank computes each call.
+    /// Under `block`: the rank that computes each call.
     owners: Option<Vec<usize>>,
     stages: Stages,
     wires: Wires,
     lanes: Lanes,
-    /// All ranks; under `block` it carries activations from rank to rank.
+    /// All ranks; under `block` this carries activations from rank to rank.
     world: Communicator,
     plan: Plan,
-    /// Of each class that there is, how many ranks hold a shard.
+    /// For each class in use, the number of ranks that hold each shard.
     replicas: Vec<(Class, usize)>,
-    /// Of the collectives that calls make themselves.
+    /// The first error of the collectives that calls run themselves.
     first_error: FirstError,
-    /// What activations of a batch are like.
+    /// The sequences of a batch's activations, and their length.
     shape: Option<Box<ShapeOf<B>>>,
     config: FsdpConfig,
     loss_scale: LossScaling,
     watch: Option<Box<Watch>>,
 }
 
-/// What is done before a step with the sums over the ranks of the caller's numbers.
+/// A function that runs before a step; it gets the sums over the ranks of the caller's numbers.
 pub type BeforeStep<'a, B> = &'a mut dyn FnMut(&mut Fsdp<B>, &[f64]) -> Result<(), FsdpError>;
 
-/// What a step did, but for its [`times`](Self::times) the same on every rank.
+/// The result of a step; all fields except [`times`](Self::times) are the same on every rank.
 #[derive(Debug, Clone)]
 pub struct StepReport {
     /// Mean of the last call's loss over the global batch, before the step.
     pub loss: f64,
-    /// Sum of all that calls add to it, each a mean over the global batch.
+    /// Sum of the losses that all calls add, each a mean over the global batch.
     pub aux_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
-    /// Whether the step was not made, and the parameters are as they were: fp16 gradients have overflown (then the next
-    /// step's loss is scaled by half as much), or there is something [`non_finite`](Self::non_finite).
+    /// Whether the step was skipped and the parameters are unchanged: fp16 gradients have overflowed (the loss scale is
+    /// then halved for the next step), or something was [`non_finite`](Self::non_finite).
     pub skipped: bool,
-    /// Where the first number came up that is infinite or none, but for fp16 gradients that a smaller scale of the loss
-    /// may mend.
+    /// The origin of the first number that is infinite or NaN, except fp16 gradients that a smaller loss scale may fix.
     pub non_finite: Option<NonFinite>,
-    /// The sums over the ranks of the numbers that the caller gave.
+    /// The sums over the ranks of the caller's numbers.
     pub sums: Vec<f64>,
-    /// What its forwards and backwards took of this rank; the others report their own.
+    /// The times of this rank's forwards and backwards; other ranks report their own.
     pub times: StageTimes,
 }
 
-/// Where a number that is infinite or none came up first.
+/// The origin of an infinite number or NaN.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NonFinite {
-    /// The unit: that whose output it was in, or else the last one whose gradient it was in.
+    /// The unit whose output had it first, or else the last unit whose gradient had it.
     pub unit: String,
-    /// The rank whose micro-batch it was; None for a gradient, which is the sum of all ranks'.
+    /// The rank whose micro-batch caused it; `None` for a gradient, which is the sum over all ranks.
     pub rank: Option<usize>,
 }
 
 impl<B: 'static> Fsdp<B> {
-    /// Shards `units` over the ranks of `comm`. Units are made one at a time, and of each this rank keeps its share;
-    /// every rank makes them with the same values.
+    /// Shards `units` over the ranks of `comm`. Units are created one at a time, and this rank keeps its share of each.
+    /// Every rank must create them with the same values.
     ///
     /// # Errors
-    /// If the calls are not one first, any others, one last, or the first one's unit has no parameters; if options do
-    /// not go together; if the ranks' values differ; if a rank fails.
+    /// Returns an error if the calls are not one first call, any number of others and one last call, if the first
+    /// call's unit has no parameters, if options conflict, if the ranks' values differ, or if a rank fails.
     pub fn new(units: Units<B>, comm: Communicator, config: FsdpConfig) -> Result<Self, FsdpError> {
         Self::sharded(units, comm, config, true)
     }
 
-    /// The sharded units; with their initial values, or without any.
+    /// Shards the units, with their initial values or without any.
     fn sharded(units: Units<B>, comm: Communicator, config: FsdpConfig, valued: bool) -> Result<Self, FsdpError> {
         let world_size = comm.world_size();
         config.validate(world_size)?;
@@ -160,35 +159,35 @@ impl<B: 'static> Fsdp<B> {
         })
     }
 
-    /// This rank's place among those that share the batch, and their number: all ranks of its stage, of which those
-    /// that compute the same sequences count as one; but under `block` each computes every batch.
+    /// Returns this rank's number among the ranks that share the batch, and the number of these ranks. They are all
+    /// ranks of its stage, where the ranks that compute the same sequences count as one. Under `block` every rank
+    /// computes every batch.
     pub fn data_parallel(&self) -> (usize, usize) {
         let (Plan { shard, shards, replica, replicas, .. }, of) = (&self.plan, self.config.tp * self.config.cp);
         if self.owners.is_some() { (0, 1) } else { ((replica * shards + shard) / of, replicas * shards / of) }
     }
 
-    /// One optimizer step on this rank's micro-batches of the global batch, which all count alike; every rank has as
-    /// many.
+    /// Makes one optimizer step on this rank's micro-batches of the global batch, all of equal weight. Every rank
+    /// passes the same number of micro-batches.
     pub fn train_step(&mut self, micro_batches: &[B], lr: f64) -> Result<StepReport, FsdpError> {
         self.train_step_with(micro_batches, &vec![1.0; micro_batches.len()], lr, Vec::new, None)
     }
 
-    /// [`train_step`](Self::train_step) of micro-batches that count by `weights`, such as the numbers of their
-    /// sequences: the loss is the weighted mean over all ranks, and a rank with fewer micro-batches than others gives
-    /// some of weight 0.
+    /// Makes a [`train_step`](Self::train_step) on micro-batches with `weights`, such as their numbers of sequences.
+    /// The loss is the weighted mean over all ranks. A rank with fewer micro-batches than others adds some of weight 0.
     ///
-    /// `numbers` are asked for after the last backward; they are as many on every rank, and their sums over the ranks,
-    /// which travel with the losses, are given to `before_step` and reported. `before_step` is called when all
-    /// gradients are there, unless the step is skipped: the place for [`add_to_parameter`](Self::add_to_parameter).
-    /// Without one, the host waits for a device once a step, after it has launched all of it.
+    /// `numbers` is called after the last backward and returns the same number of values on every rank. Their sums over
+    /// the ranks travel with the losses, are passed to `before_step` and are reported. `before_step` is called when all
+    /// gradients are available, unless the step is skipped; call [`add_to_parameter`](Self::add_to_parameter) there.
+    /// Without `before_step`, the host waits for a device once per step, after it has launched all of the step's work.
     ///
-    /// Besides parameters, gradients and activations, the ranks exchange two small messages a step: one before the
-    /// first forward, that they have as many micro-batches, and one after the last backward, with losses, norms and
+    /// Besides parameters, gradients and activations, the ranks exchange two small messages per step: one before the
+    /// first forward to compare their numbers of micro-batches, and one after the last backward with losses, norms and
     /// `numbers`.
     ///
     /// # Errors
-    /// If the ranks do not have as many micro-batches, before they compute; if all weights are 0; if a rank fails.
-    /// Nothing of this step is in the next one then.
+    /// Returns an error if the ranks' numbers of micro-batches differ (before anything is computed), if all weights are
+    /// 0, or if a rank fails. Nothing of the failed step carries over to the next one.
     pub fn train_step_with(
         &mut self,
         micro_batches: &[B],
@@ -204,56 +203,56 @@ impl<B: 'static> Fsdp<B> {
         report
     }
 
-    /// Of each batch the mean over ranks of the last call's loss, each rank's counted by its weight, and the sum of
-    /// weights. All ranks have as many batches; in a pipeline stages work on several at a time.
+    /// Returns, for each batch, the weighted mean over ranks of the last call's loss, and the sum of the weights. All
+    /// ranks pass the same number of batches; a pipeline works on several at a time.
     pub fn evaluate(&mut self, batches: &[B], weights: &[f64]) -> Result<Vec<(f64, f64)>, FsdpError> {
         let pipeline = self.config.pipeline.of_a_round()?;
         let losses = self.interpreter(pipeline).evaluate(batches, &mut |_, _| ())?;
-        // Under `block` one rank has the loss, in a pipeline the last stage.
+        // Under `block` one rank has the loss; in a pipeline the last stage has it.
         let mine = losses.into_iter().zip(weights).flat_map(|(losses, weight)| match losses.loss {
             Some(loss) => [f64::from(loss.into_scalar::<f32>()) * weight, *weight],
             None => [0.0, 0.0],
         });
         let sums = self.all_reduce(&mine.collect::<Vec<_>>())?;
-        // Ranks that compute the same sequences have shares of their loss, and each counts their weight.
+        // Ranks that compute the same sequences hold shares of the loss, and each of them counts the weight.
         let of = |sums: &[f64]| (sums[0], sums[1] / self.config.tp as f64);
         Ok(sums.chunks(2).map(of).map(|(loss, weight)| (loss / weight, weight)).collect())
     }
 
-    /// Adds `delta` to a parameter, by its path in the unit's module, apart from its gradient; all ranks give the same.
-    /// Copies of parameters follow with the step, so this belongs into `before_step` of
+    /// Adds `delta` to a parameter, named by its path in the unit's module, separately from its gradient. All ranks
+    /// pass the same `delta`. Copies of parameters are updated with the step, so call this in `before_step` of
     /// [`train_step_with`](Self::train_step_with).
     ///
     /// # Panics
-    /// If the unit has no such parameter, or it is of another length.
+    /// Panics if the unit has no such parameter, or if the lengths differ.
     pub fn add_to_parameter<M>(&mut self, unit: UnitId<M>, path: &str, delta: &[f32]) {
         let (unit, member) = self.places[unit.index];
         self.units[unit].add_to_parameter(member, path, delta);
     }
 
-    /// A unit's module with its whole parameters, in fp32. A collective: every rank calls it.
+    /// Returns a unit's module with its whole parameters in fp32. This is a collective: every rank calls it.
     pub fn gather<M: Module + 'static>(&self, unit: UnitId<M>) -> Result<M, FsdpError> {
         let (unit, member) = self.places[unit.index];
         let bound = self.units[unit].gather_whole(&self.lanes)?;
         Ok(bound.module(member).downcast_ref::<M>().expect("a unit's id carries its module's type").clone())
     }
 
-    /// This rank's bytes by category. Between steps nothing is gathered and no activation is kept.
+    /// Returns this rank's bytes by category. Between steps nothing is gathered and no activation is kept.
     pub fn memory(&self) -> Memory {
         self.plan.ledger.memory()
     }
 
-    /// What this rank has communicated so far.
+    /// Returns what this rank has communicated so far.
     pub fn traffic(&self) -> TrafficTable {
         self.world.traffic()
     }
 
-    /// The same by the axes of the groups, as [`Units::shares`] has them.
+    /// Returns the traffic by the axes of the groups, named as in [`Units::shares`].
     pub fn traffic_by_axes(&self) -> BTreeMap<String, TrafficTable> {
         self.world.traffic_by_axes()
     }
 
-    /// The calls in the order of the forward.
+    /// Returns the calls in the order of the forward.
     pub fn placements(&self) -> Vec<Placement> {
         let placement = |(i, call): (usize, &Call<B>)| Placement {
             unit: self.units[call.unit].name(),
@@ -263,12 +262,12 @@ impl<B: 'static> Fsdp<B> {
         self.calls.iter().enumerate().map(placement).collect()
     }
 
-    /// This rank's stage of the pipeline, and how many there are.
+    /// Returns this rank's stage of the pipeline, and the number of stages.
     pub fn stage(&self) -> (usize, usize) {
         (self.stages.stage, self.config.pipeline.stages)
     }
 
-    /// The ranks that compute a call; None: all.
+    /// Returns the ranks that compute a call; `None` means all.
     fn ranks_of(&self, call: usize) -> Option<Range<usize>> {
         if let Some(owners) = &self.owners {
             return Some(owners[call]..owners[call] + 1);
@@ -301,12 +300,12 @@ impl<B: 'static> Fsdp<B> {
     }
 }
 
-/// An error unless all ranks were given the same values, by sums of their squares, if there are any.
+/// Returns an error unless all ranks were given the same values, compared by sums of squares, if there are any.
 fn agree(world: &Communicator, units: &[ShardedUnit], squares: &[Option<f64>]) -> Result<(), FsdpError> {
     if squares.is_empty() {
         return Ok(());
     }
-    // The highest of each square, and of its negative; of units that other stages hold nothing.
+    // The maximum of each square and of its negative; for units held by other stages this rank contributes nothing.
     let highest =
         |sign: f64| squares.iter().map(move |square| square.map_or(f64::NEG_INFINITY, |square| sign * square));
     let values: Vec<f64> = highest(1.0).chain(highest(-1.0)).collect();

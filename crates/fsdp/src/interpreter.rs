@@ -1,7 +1,7 @@
-//! A stage's program, interpreted: chunks run, and activations and their gradients go from stage to stage.
+//! The interpreter of a stage's program: it runs chunks and moves activations and their gradients between stages.
 //!
 //! ```text
-//! schedule::Pipeline ─> [Recv, Forward, Send, ..] ─> this ─> chunk.rs: the calls of a chunk, one micro-batch
+//! schedule::Pipeline ─> [Recv, Forward, Send, ..] ─> interpreter ─> chunk.rs: the calls of a chunk, one micro-batch
 //! ```
 
 use crate::call::Output;
@@ -14,15 +14,15 @@ use schedule::{Action, Cell, Direction, Pipeline};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Communicators between stages: one for each direction, for what goes one way has one order, and both ways together
-/// have none.
+/// The communicators between stages, one per direction: messages in one direction are ordered, but the two directions
+/// have no common order.
 pub(crate) struct Wires {
     forward: Communicator,
     backward: Communicator,
 }
 
 impl Wires {
-    /// Between stages. A collective.
+    /// Creates the communicators between stages. This is a collective.
     pub fn new(stages: &Communicator) -> Result<Self, FsdpError> {
         Ok(Self { forward: stages.split(0)?, backward: stages.split(0)? })
     }
@@ -39,26 +39,26 @@ pub(crate) struct Interpreter<'a, B> {
     pub runner: Runner<'a, B>,
     pub wires: &'a Wires,
     pub pipeline: Pipeline,
-    /// Sequences and length of a batch's activations, where the model says it.
+    /// Returns the number of sequences in a batch's activations, and their length, if the model defines it.
     pub shape: Option<&'a ShapeOf<B>>,
 }
 
-/// What a step's forwards and backwards took of a rank.
+/// The time that a step's forwards and backwards took on a rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StageTimes {
-    /// In which it computed, and waited for the other ranks of its stage.
+    /// Time spent on computing and on waiting for other ranks of the stage.
     pub computing: Duration,
-    /// In which it waited for another stage, and at the end for all: its part of the pipeline's bubble, and of
-    /// messages.
+    /// Time spent on waiting for another stage, and at the end for all ranks: the rank's part of the pipeline's bubble,
+    /// and messages.
     pub waiting: Duration,
 }
 
-/// What cells need that is there: of each the activation, or the gradient, that it goes on with.
+/// The available inputs of cells: for each cell, the activation or the gradient from which it continues.
 type Inputs = HashMap<(Direction, Cell), Tensor<3>>;
 
 impl<B> Interpreter<'_, B> {
-    /// A step's micro-batches forward and backward: the gradients of their losses times `scales` are added to the
-    /// units'. Returns each one's losses, as far as this rank has computed them, and how long it took.
+    /// Runs a step's micro-batches forward and backward, and adds the gradients of their losses times `scales` to the
+    /// units' gradients. Returns the losses of each micro-batch that this rank has computed, and the times.
     pub fn train(&mut self, micro_batches: &[B], scales: &[f64]) -> Result<(Vec<Losses>, StageTimes), FsdpError> {
         let (started, mut waiting) = (Instant::now(), Duration::ZERO);
         let mut losses = vec![Losses::default(); micro_batches.len()];
@@ -107,7 +107,8 @@ impl<B> Interpreter<'_, B> {
         Ok((losses, StageTimes { computing: started.elapsed() - waiting, waiting }))
     }
 
-    /// Batches forward, with a look at the output of each call of this rank; returns each one's losses.
+    /// Runs batches forward and passes the output of each call of this rank to `look`; returns the losses of each
+    /// batch.
     pub fn evaluate(&mut self, batches: &[B], look: &mut dyn FnMut(usize, &Output)) -> Result<Vec<Losses>, FsdpError> {
         let (mut losses, mut inputs) = (vec![Losses::default(); batches.len()], Inputs::new());
         for action in self.pipeline.forward_of(self.runner.stages.stage, batches.len()) {
@@ -127,7 +128,7 @@ impl<B> Interpreter<'_, B> {
         Ok(losses)
     }
 
-    /// What a cell has computed is what the next cell that way goes on with.
+    /// Passes a cell's result to the next cell in that direction.
     fn hand_on(&self, inputs: &mut Inputs, way: Direction, cell: Cell, x: Option<Tensor<3>>) {
         if let (Some(x), Some(next)) = (x, self.next(way, cell)) {
             inputs.insert((way, next), x);
@@ -151,7 +152,7 @@ impl<B> Interpreter<'_, B> {
             let (ranks, plan) = (self.runner.world.world_size() / self.pipeline.stages(), self.runner.plan);
             let (from, found) = (stage * ranks + plan.rank % ranks, [sequences, length]);
             let error = FsdpError::Shape { rank: plan.rank, from, found, expected };
-            // What was sent beside it is of no use to anybody.
+            // Other messages that were sent with it are of no use.
             self.runner.world.abort(&error.to_string());
             return Err(error);
         }

@@ -1,15 +1,16 @@
-//! Where each parameter of a unit lies in the unit's flat buffer.
+//! The layout of a unit's parameters in its flat buffer.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 
 /// Alignment of a parameter in its unit's buffer, in elements. CubeCL's slices alias their buffer only at multiples of
-/// 512 bytes: 256 elements of the narrowest type that parameters are gathered in, bf16.
+/// 512 bytes, which are 256 elements of the narrowest type in which parameters are gathered, bf16.
 const ALIGN: usize = 512 / 2;
 
-/// Where each parameter of a unit lies in its flat buffer. All numbers are elements.
+/// The position of each parameter in a unit's flat buffer. All numbers count elements.
 ///
-/// Matrices come first, then vectors (norm gains, biases), so that weight decay, which is for matrices, is a range:
+/// Matrices come first, then vectors (norm gains, biases), so weight decay, which applies to matrices, covers one
+/// range:
 ///
 /// ```text
 /// | matrix 0 | pad | matrix 1 | pad || vector 0 | pad | ... | pad to a multiple of N x 256 |
@@ -27,21 +28,21 @@ pub struct Layout {
 /// One parameter of a [`Layout`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamLayout {
-    /// Path of fields from the unit's module, `attn.c_attn.weight`.
+    /// Path of fields from the unit's module, such as `attn.c_attn.weight`.
     pub name: String,
-    /// Its shape.
+    /// The parameter's shape.
     pub shape: Vec<usize>,
-    /// Where it starts in the buffer.
+    /// The parameter's start in the buffer.
     pub offset: usize,
 }
 
 impl ParamLayout {
-    /// Its number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it has no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -53,7 +54,7 @@ impl Layout {
         Self::new(params(module), shards)
     }
 
-    /// Lays out parameters, given by name and shape in the order the module is visited, for `shards` equal shards.
+    /// Lays out parameters for `shards` equal shards; names and shapes are given in visiting order.
     pub fn new(params: impl IntoIterator<Item = NamedShape>, shards: usize) -> Self {
         let mut params: Vec<_> =
             params.into_iter().map(|(name, shape)| ParamLayout { name, shape, offset: 0 }).collect();
@@ -71,32 +72,32 @@ impl Layout {
         Self { params, by_offset, matrices_end, padded_len: end.max(1).next_multiple_of(shards * ALIGN) }
     }
 
-    /// The parameters in the order the module is visited.
+    /// Returns the parameters in visiting order.
     pub fn params(&self) -> &[ParamLayout] {
         &self.params
     }
 
-    /// Indices of [`params`](Self::params) in the order they lie in the buffer.
+    /// Returns the indices of [`params`](Self::params) in the order of the buffer.
     pub fn by_offset(&self) -> &[usize] {
         &self.by_offset
     }
 
-    /// Where matrices end and vectors begin.
+    /// Returns the end of the matrices, where vectors start.
     pub fn matrices_end(&self) -> usize {
         self.matrices_end
     }
 
-    /// Length of the buffer, a multiple of the number of shards.
+    /// Returns the length of the buffer, a multiple of the number of shards.
     pub fn padded_len(&self) -> usize {
         self.padded_len
     }
 
-    /// Number of parameters' elements, without padding.
+    /// Returns the number of parameter elements, without padding.
     pub fn len(&self) -> usize {
         self.params.iter().map(ParamLayout::len).sum()
     }
 
-    /// Whether there are no parameters.
+    /// Returns whether there are no parameters.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -105,7 +106,7 @@ impl Layout {
 /// Name and shape of a parameter.
 pub(crate) type NamedShape = (String, Vec<usize>);
 
-/// Names and shapes of a module's parameters in the order of visits, none of which is made for it.
+/// Returns the names and shapes of a module's parameters in visiting order without initializing them.
 pub(crate) fn params<M: Module>(module: &M) -> Vec<NamedShape> {
     let mut shapes = Shapes::default();
     module.visit(&mut shapes);

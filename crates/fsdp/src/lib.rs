@@ -1,37 +1,38 @@
-//! Sharded training, unit by unit, in one stage or a pipeline of several.
+//! Sharded training, unit by unit, in one stage or in a pipeline of several stages.
 //!
-//! A *unit* is an ordinary Burn module whose parameters are kept, gathered and freed together: a transformer block,
-//! say. A model is handed over as [`Units`]: modules, and the calls a forward makes of them. This crate knows no model
-//! and no token.
+//! A *unit* is an ordinary Burn module whose parameters are kept, gathered and freed together, for example a
+//! transformer block. A model is passed as [`Units`]: modules, and the calls that a forward makes to them. This crate
+//! knows no model and no token.
 //!
 //! ```text
-//! forward   for each call:            gather (prefetched while the one before computes) -> bind -> run -> free
+//! forward   for each call:            gather (prefetched while the previous one computes) -> bind -> run -> free
 //! backward  for each call, reversed:  gather (prefetched) -> bind -> [recompute] -> vjp -> reduce_scatter -> free
 //! step      clip by the global norm, AdamW on this rank's shard
 //! ```
 //!
-//! With [`PipelineConfig`] the calls are cut into chunks over stages, each of as many ranks; what follows is then about
-//! the ranks of a stage. A step is a program of the crate `schedule`, which `interpreter.rs` runs: without stages, each
-//! micro-batch forward and backward.
+//! With [`PipelineConfig`] the calls are cut into chunks and assigned to stages with the same number of ranks;
+//! everything below then applies to the ranks of one stage. A step is a program of the crate `schedule`, run by
+//! `interpreter.rs`. Without stages, the program runs each micro-batch forward and backward.
 //!
-//! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call is a small graph of its own: its
-//! input is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). So the schedule is explicit:
-//! what is gathered, when it is freed and what is communicated stands in `chunk.rs`, to be read. `examples/mlp.rs` is a
+//! PyTorch's FSDP hooks into one autograd graph of the whole model. Here every call has a small graph of its own: its
+//! input is a leaf, and its output is seeded with the incoming cotangent (`vjp_seed`). The schedule is therefore
+//! explicit: `chunk.rs` shows what is gathered, when it is freed and what is communicated. `examples/mlp.rs` is a
 //! worked example.
 //!
-//! | [`Strategy`] | parameters and optimizer at rest | forward, backward | gradients |
+//! | [`Strategy`] | parameters and optimizer at rest | forward and backward | gradients |
 //! |---|---|---|---|
 //! | `ddp` | whole, on every rank | local | all_reduce |
 //! | `zero1` | parameters whole, optimizer 1/N | local | reduce_scatter; all_gather of stepped parameters |
 //! | `shard_grad_op` | parameters whole, gradients and optimizer 1/N | local | as `zero1`, for every micro-batch |
 //! | `full_shard` | 1/N (ZeRO-3) | all_gather | reduce_scatter |
-//! | `hybrid_shard` | 1/S in each of N/S groups | all_gather in the group | reduce_scatter in the group, all_reduce across |
-//! | `block` | 1/N | gather to the block's rank; activations from rank to rank | scatter from the block's rank |
+//! | `hybrid_shard` | 1/S in each of N/S groups | all_gather in the group | reduce_scatter in it, all_reduce across |
+//! | `block` | 1/N | gather to the block's rank; activations move from rank to rank | scatter from the block's rank |
 //!
-//! Parameters rest in fp32. Computed with in 16 bits, those that are whole on a rank rest in that type too (not with
-//! `cpu_offload`): AdamW writes the copy as it steps.
+//! Parameters at rest are fp32. If computation is in 16 bits, parameters that are whole on a rank also rest as a 16-bit
+//! copy (not with `cpu_offload`), which AdamW writes as it steps.
 //!
-//! Losses are means over all labels of the global batch, whatever the strategy, the number of ranks and their shares.
+//! Losses are means over all labels of the global batch, for any strategy, number of ranks and distribution of the
+//! labels.
 
 mod call;
 mod chunk;

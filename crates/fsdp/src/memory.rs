@@ -1,4 +1,4 @@
-//! Counts the bytes that a rank holds, by what they are for.
+//! Counts the bytes that a rank holds, by purpose.
 
 use burn::tensor::Tensor;
 use std::fmt;
@@ -6,14 +6,14 @@ use std::ops::Index;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What memory is used for.
+/// The purpose of a piece of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Category {
     /// Parameters at rest.
     Parameters,
-    /// Gradients that wait for the next step, or are on their way to their shards.
+    /// Gradients that wait for the next step or are in flight to their shards.
     Gradients,
-    /// AdamW's two moments; none before the first step.
+    /// AdamW's two moments, which do not exist before the first step.
     Optimizer,
     /// Whole units' parameters, gathered for computation.
     Gathered,
@@ -22,10 +22,10 @@ pub enum Category {
 }
 
 impl Category {
-    /// All of them.
+    /// All categories.
     pub const ALL: [Self; 5] = [Self::Parameters, Self::Gradients, Self::Optimizer, Self::Gathered, Self::Activations];
 
-    /// Its name in tables.
+    /// Returns the name in tables.
     pub fn name(self) -> &'static str {
         ["parameters", "gradients", "optimizer", "gathered", "activations"][self as usize]
     }
@@ -44,19 +44,18 @@ impl Index<Category> for Bytes {
 }
 
 impl Bytes {
-    /// Of all categories.
+    /// Returns the sum over all categories.
     pub fn total(&self) -> usize {
         self.0.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 }
 
-/// A rank's memory, now and at its highest: of each category the bytes it had when that category was at its peak.
-/// Prints as a table.
+/// A rank's memory, now and at its peak; each category has its own peak. It prints as a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Between steps: what is at rest.
+    /// The current bytes; between steps these are the bytes at rest.
     pub now: Bytes,
-    /// The highest since the start.
+    /// The highest number of bytes since the start.
     pub peak: Bytes,
 }
 
@@ -125,7 +124,7 @@ impl Counted {
         Self { tensor, _held }
     }
 
-    /// A view of what is counted already.
+    /// Wraps a view of memory that is already counted.
     pub fn free_of_charge(tensor: Tensor<1>) -> Self {
         Self { tensor, _held: None }
     }

@@ -1,4 +1,4 @@
-//! Puts modules that follow each other into units, and gives them values to compute with.
+//! Groups consecutive modules into units, and gives them values for computation.
 
 use crate::call::{Call, Role};
 use crate::cut::Sliced;
@@ -14,14 +14,14 @@ use fused::weight_gradients::Place;
 use std::any::Any;
 use std::collections::BTreeSet;
 
-/// The modules that are kept, gathered and freed together: one, or more by [`Wrap::Size`].
+/// The modules that are kept, gathered and freed together: one, or several with [`Wrap::Size`].
 pub(crate) struct Modules {
     members: Vec<Box<dyn AnyUnit>>,
 }
 
 /// A unit's parameters by their [`Class`].
 pub(crate) struct Classes {
-    /// Of each parameter, in the order of visits: which of the unit's classes it is in, and its number there.
+    /// The class (an index into `params`) of each parameter in visiting order, and its number there.
     pub places: Vec<(usize, usize)>,
     /// The classes that the unit has.
     pub params: Vec<(Class, Vec<Sliced>)>,
@@ -30,22 +30,22 @@ pub(crate) struct Classes {
 /// A unit's modules with values.
 pub(crate) struct BoundModules(Vec<Box<dyn Bound>>);
 
-/// Units of one or more modules, their calls, and where each module went: its unit and its number there.
+/// Units of one or more modules, their calls, and the place of each module: its unit and its number there.
 pub(crate) struct Wrapped<B> {
     pub units: Vec<Modules>,
     pub calls: Vec<Call<B>>,
-    /// How many of the calls each chunk of the pipeline has.
+    /// Number of calls in each chunk of the pipeline.
     pub calls_of_chunks: Vec<usize>,
     pub places: Vec<(usize, usize)>,
-    /// As [`Units`] have them.
+    /// The same as in [`Units`].
     pub draw: Option<Box<Draw>>,
     pub marks: Marks,
     pub first_error: FirstError,
     pub shape: Option<Box<ShapeOf<B>>>,
 }
 
-/// Puts modules that follow each other into units, and calls of one unit that follow each other into one; in a pipeline
-/// only those that are in the same chunk, or in the same chunks.
+/// Groups consecutive modules into units, and merges consecutive calls of one unit. In a pipeline, calls are merged
+/// only within one chunk, and modules only if they are called in the same chunks.
 pub(crate) fn wrap<B>(mut model: Units<B>, config: &FsdpConfig) -> Result<Wrapped<B>, FsdpError> {
     check_roles(&model.roles)?;
     let min_params = match config.wrap {
@@ -104,7 +104,7 @@ fn check_roles(roles: &[Role]) -> Result<(), FsdpError> {
 }
 
 impl Modules {
-    /// Its only member's name, or the first and the last one's.
+    /// Returns the name of the only member, or those of the first and the last one.
     pub fn name(&self) -> String {
         match self.members.as_slice() {
             [one] => one.name().into(),
@@ -113,7 +113,7 @@ impl Modules {
         }
     }
 
-    /// Names and shapes of the parameters, in the order of visits.
+    /// Returns the names and shapes of the parameters in visiting order.
     pub fn params(&self) -> Vec<NamedShape> {
         let named = |member: &dyn AnyUnit| {
             let of = member.name().to_string();
@@ -122,15 +122,15 @@ impl Modules {
         self.members.iter().flat_map(|member| named(&**member)).collect()
     }
 
-    /// Number of the parameters' elements.
+    /// Returns the number of parameter elements.
     pub fn len(&self) -> usize {
         self.params().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
     }
 
-    /// The parameters by class, those of each cut into so many parts.
+    /// Returns the parameters by class; `parts` is the number of parts into which those of a class are cut.
     ///
     /// # Errors
-    /// If one cannot be cut into so many parts.
+    /// Returns an error if a parameter cannot be cut into that many parts.
     pub fn classes(
         &self,
         parts: impl Fn(Class) -> usize,
@@ -138,7 +138,7 @@ impl Modules {
     ) -> Result<Classes, FsdpError> {
         let params = self.params();
         let of_class = |class| params.iter().any(|(name, _)| class_of(name).0 == class);
-        // A unit without parameters has an empty buffer of dense ones, so that it takes part in all that others do.
+        // A unit without parameters has an empty dense buffer, so it takes part in all collectives.
         let is_present = |class: &Class| of_class(*class) || params.is_empty() && *class == Class::Dense;
         let present: Vec<Class> = Class::ALL.into_iter().filter(is_present).collect();
         let mut classes = Classes { places: vec![], params: present.iter().map(|class| (*class, vec![])).collect() };
@@ -154,30 +154,29 @@ impl Modules {
         Ok(classes)
     }
 
-    /// The name of a member's parameter.
+    /// Returns the name of a member's parameter.
     pub fn param(&self, member: usize, path: &str) -> String {
         format!("{}.{path}", self.members[member].name())
     }
 
-    /// Gives the parameters' values to `take`, flat, one after another in the order of visits; the modules give them
-    /// up.
+    /// Passes the parameter values to `take`, flat and one at a time in visiting order; the modules release them.
     pub fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>)) {
         self.members.iter_mut().for_each(|member| member.take_values(take));
     }
 
-    /// Forgets the values, which may never have been made.
+    /// Releases the values, which may never have been created.
     pub fn release(&mut self) {
         self.members.iter_mut().for_each(|member| member.release());
     }
 
-    /// The modules with these parameters, in the order of visits; `tracked`: each the leaf of a graph.
+    /// Returns the modules with these parameters, given in visiting order; if `tracked`, each is the leaf of a graph.
     pub fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> BoundModules {
         BoundModules(self.members.iter().map(|member| member.bind(values, tracked)).collect())
     }
 }
 
-/// Whether `width` experts or columns can be cut into so many parts. Parts of columns may differ by one: what is to be
-/// alike, such as heads, the model knows.
+/// Checks that `width` experts or columns can be cut into `parts` parts. Parts of columns may differ by one; the model
+/// knows what must be equal, such as heads.
 fn check_cut(name: &str, class: Class, width: usize, parts: usize) -> Result<(), FsdpError> {
     let refused = match class {
         Class::Expert if !width.is_multiple_of(parts) => {
@@ -194,7 +193,7 @@ impl BoundModules {
         self.0[member].module()
     }
 
-    /// The parameters on a device, in the order of visits.
+    /// Returns the parameters that are on a device, in visiting order.
     pub fn leaves(&self) -> Vec<Leaf> {
         self.0.iter().flat_map(|member| member.leaves()).collect()
     }

@@ -6,34 +6,34 @@ use burn::tensor::{DType, Tensor};
 use fused::{AdamW, AdamWState, AdamWStep, adamw};
 use std::ops::Range;
 
-/// By what gradients are multiplied before a step.
+/// The factor of gradients before a step.
 #[derive(Clone)]
 pub(crate) struct GradientScale {
-    /// As far as the host knows it.
+    /// The part that the host knows.
     pub known: f64,
-    /// What the device alone knows yet, where they are on one: [`fused::clip_factor`].
+    /// The part that only the device knows so far, if gradients are on a device: [`fused::clip_factor`].
     pub factor: Option<Tensor<1>>,
 }
 
-/// The optimizer of one shard, which begins with its part of the matrices; only these decay.
+/// The optimizer of one shard, which starts with its part of the matrices; only these decay.
 pub(crate) struct ShardOptimizer {
     config: AdamW,
-    /// Elements of the shard that are of matrices.
+    /// Number of the shard's elements that belong to matrices.
     decayed: usize,
     state: Option<AdamWState>,
     ledger: Ledger,
-    /// The moments' bytes; none before the first step.
+    /// The moments' bytes; `None` before the first step.
     held: Option<Held>,
 }
 
 impl ShardOptimizer {
-    /// For the shard that begins at `start` of its unit's buffer.
+    /// Creates the optimizer of the shard that starts at `start` of its unit's buffer.
     pub fn new(config: &AdamW, layout: &Layout, start: usize, len: usize, ledger: Ledger) -> Self {
         let decayed = layout.matrices_end().saturating_sub(start).min(len);
         Self { config: *config, decayed, state: None, ledger, held: None }
     }
 
-    /// One step from `shard` along its gradient, and the copy of it that is wanted.
+    /// Steps from `shard` along its gradient; returns the new shard, and its copy in the type `copy` if one is given.
     pub fn step(
         &mut self,
         lr: f64,
@@ -49,7 +49,7 @@ impl ShardOptimizer {
         stepped
     }
 
-    /// Counts the last step as none: its gradient's factor has turned out to be below 0.
+    /// Takes back the last step, which had no effect because its gradient's factor turned out to be below 0.
     pub fn take_back(&mut self) {
         match &mut self.state {
             Some(state) if state.steps > 1 => state.steps -= 1,
@@ -57,29 +57,29 @@ impl ShardOptimizer {
         }
     }
 
-    /// The moments of one parameter's part, a range of the shard; none before the first step.
+    /// Returns the moments of a parameter's part, a range of the shard; `None` before the first step.
     pub fn moments(&self, range: Range<usize>) -> Option<[Tensor<1>; 2]> {
         self.all_moments().map(|moments| moments.map(|all| all.slice(range.clone())))
     }
 
-    /// The moments of the whole shard; none before the first step.
+    /// Returns the moments of the whole shard; `None` before the first step.
     pub fn all_moments(&self) -> Option<[Tensor<1>; 2]> {
         self.state.as_ref().map(|state| [state.mean.clone(), state.square.clone()])
     }
 
-    /// Goes on from these moments of the whole shard after so many steps; none: from the beginning.
+    /// Resumes with these moments of the whole shard after `steps` steps; `None` starts from the beginning.
     pub fn load(&mut self, moments: Option<[Tensor<1>; 2]>, steps: u64) {
         let steps = i32::try_from(steps).unwrap_or(i32::MAX);
         self.state = moments.map(|[mean, square]| AdamWState { mean, square, steps });
         self.hold();
     }
 
-    /// Steps made.
+    /// Returns the number of steps made.
     pub fn steps(&self) -> u64 {
         self.state.as_ref().map_or(0, |state| state.steps as u64)
     }
 
-    /// Counts the moments' bytes, once there are moments.
+    /// Counts the moments' bytes once moments exist.
     fn hold(&mut self) {
         if let Some(state) = &self.state {
             let held = bytes(&state.mean) + bytes(&state.square);

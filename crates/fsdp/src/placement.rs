@@ -1,4 +1,4 @@
-//! Which ranks keep which parameters, and which compute which calls.
+//! The ranks that keep each parameter and those that compute each call.
 
 use crate::plan::{Class, Holders};
 use crate::{FsdpConfig, FsdpError, PipelineConfig, Strategy};
@@ -10,38 +10,38 @@ use std::ops::Range;
 /// The communicators of a rank.
 pub(crate) struct Groups {
     pub world: Communicator,
-    /// The ranks that keep dense parameters, and where they are spread, experts.
+    /// The ranks that keep dense parameters, and those that keep experts if experts are distributed.
     dense: Keepers,
     experts: Option<Keepers>,
-    /// And where matrices are cut over ranks, their parts.
+    /// The ranks that keep parts of matrices, if matrices are cut over ranks.
     tensor: Option<Keepers>,
-    /// Of each stage the rank at this one's place in it, in the order of stages.
+    /// One rank of each stage, in stage order: the one with this rank's place in its stage.
     pub stages: Communicator,
-    /// For each unit that several stages hold: those of [`stages`](Self::stages) that do.
+    /// For each unit that several stages hold: the ranks of [`stages`](Self::stages) that hold it.
     pub ties: Vec<Communicator>,
 }
 
-/// The ranks of a stage that keep a class of parameters: a strategy is a number of replicas, each of a number of
-/// shards; only `block` has an order of its own.
+/// The ranks of a stage that keep a class of parameters. A strategy is a number of replicas with a number of shards
+/// each; only `block` moves its shards in an order of its own.
 pub(crate) struct Keepers {
-    /// Ranks that hold different shards of the same replica, S of them.
+    /// The S ranks that hold different shards of the same replica.
     pub shard: Communicator,
-    /// Ranks that hold the same shard of different replicas.
+    /// The ranks that hold the same shard of different replicas.
     pub replicate: Communicator,
-    /// Ranks that hold different parts of each parameter: experts, columns.
+    /// The ranks that hold different parts of each parameter: experts, columns.
     pub parts: Communicator,
 }
 
-/// The axes along which a class of parameters is in shards, has copies, and is in parts.
+/// Returns the axes along which a class of parameters is sharded, replicated and cut into parts.
 pub(crate) fn axes_of(class: Class, strategy: Strategy) -> [Vec<Axis>; 3] {
     use Axis::{Cp, DpReplicate, DpShard, Efsdp, Ep, Tp};
     let (shard, parts) = match class {
-        // Ranks of a tensor-parallel layer are data ranks to all that is not cut: each has rows of its own.
+        // Tensor-parallel ranks are data-parallel ranks for parameters that are not cut: each has its own rows.
         Class::Dense | Class::Fp32 => (vec![DpShard, Cp, Tp], vec![]),
         Class::Expert => (vec![Efsdp], vec![Ep]),
         Class::Tensor => (vec![DpShard, Cp], vec![Tp]),
     };
-    // Where nothing is sharded, what would be shards are replicas.
+    // If nothing is sharded, the ranks of shards are replicas.
     match strategy.shards().optimizer {
         true => [shard, vec![DpReplicate], parts],
         false => [vec![], [shard, vec![DpReplicate]].concat(), parts],
@@ -49,7 +49,7 @@ pub(crate) fn axes_of(class: Class, strategy: Strategy) -> [Vec<Axis>; 3] {
 }
 
 impl Groups {
-    /// The groups, and the stage of this rank.
+    /// Creates the groups, and returns the stage of this rank.
     pub fn new(world: Communicator, config: &FsdpConfig) -> Result<(Self, usize), FsdpError> {
         let shape = config.mesh(world.world_size())?;
         let mesh = Mesh::new(world, shape)?;
@@ -66,7 +66,7 @@ impl Groups {
         Ok((Self { world: mesh.world().clone(), dense, experts, tensor, stages, ties: vec![] }, stage))
     }
 
-    /// The same groups, with an order of collectives of their own. A collective.
+    /// Returns the same groups with a separate order of collectives. This is a collective.
     pub fn again(&self) -> Result<Self, CommError> {
         let again = |of: &Keepers| {
             let (shard, replicate) = (of.shard.split(0)?, of.replicate.split(0)?);
@@ -82,7 +82,7 @@ impl Groups {
         })
     }
 
-    /// The ranks that keep a class of parameters.
+    /// Returns the ranks that keep a class of parameters.
     pub fn of(&self, class: Class) -> &Keepers {
         match class {
             Class::Dense | Class::Fp32 => &self.dense,
@@ -91,15 +91,15 @@ impl Groups {
         }
     }
 
-    /// Which stages hold a unit that has these calls; all ranks ask for all units in turn, for those of several stages
-    /// get a group.
+    /// Returns the stages that hold a unit with these calls. All ranks ask for all units in turn, because a unit on
+    /// several stages gets a group.
     pub fn holders(&mut self, stages: &Stages, calls: impl Iterator<Item = usize>) -> Result<Holders, FsdpError> {
         let all: BTreeSet<usize> = calls.map(|call| stages.of_call(call)).collect();
         let first = *all.first().expect("a unit has a call");
         let (is_here, is_first) = (all.contains(&stages.stage), first == stages.stage);
         let mut tie = None;
         if all.len() > 1 {
-            let others = self.stages.world_size(); // a color that is no stage's
+            let others = self.stages.world_size(); // a color that no stage has
             self.ties.push(self.stages.split(if is_here { first } else { others })?);
             tie = Some(self.ties.len() - 1);
         }
@@ -107,28 +107,29 @@ impl Groups {
     }
 }
 
-/// One call of the forward: which unit, and which ranks compute it.
+/// A call of the forward: its unit, and the ranks that compute it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     /// Name of the unit.
     pub unit: String,
-    /// Its parameters, without padding.
+    /// Number of its parameters, without padding.
     pub parameters: usize,
-    /// The ranks, if not all do, each for its own part of the batch: of a stage, or under `block` the one.
+    /// The ranks that compute the call, unless all ranks do, each for its own part of the batch: those of a stage, or a
+    /// single rank under `block`.
     pub ranks: Option<Range<usize>>,
 }
 
-/// Which stage of the pipeline computes which calls.
+/// The assignment of calls to the stages of the pipeline.
 #[derive(Debug, Clone)]
 pub(crate) struct Stages {
-    /// This rank's.
+    /// This rank's stage.
     pub stage: usize,
-    /// The calls of each chunk of the model, and its stage.
+    /// The calls of each chunk of the model, and the chunk's stage.
     chunks: Vec<(Range<usize>, usize)>,
 }
 
 impl Stages {
-    /// Of a rank in `stage`, for chunks of so many calls each.
+    /// Creates the assignment for a rank in `stage`; `calls` is the number of calls in each chunk.
     pub fn new(config: &PipelineConfig, calls: &[usize], stage: usize) -> Result<Self, FsdpError> {
         let pipeline = config.of_a_round()?;
         let mut end = 0;
@@ -140,7 +141,7 @@ impl Stages {
         Ok(Self { stage, chunks: calls.iter().enumerate().map(chunk).collect() })
     }
 
-    /// How many calls each chunk has, of calls of modules with so many parameters each.
+    /// Returns the number of calls in each chunk; `parameters` is the number of parameters of each call's module.
     pub fn calls_of_chunks(config: &PipelineConfig, parameters: &[usize]) -> Result<Vec<usize>, FsdpError> {
         let (calls, chunks) = (parameters.len(), config.of_a_round()?.chunks());
         if calls < chunks {
@@ -161,24 +162,25 @@ impl Stages {
         Ok(counts)
     }
 
-    /// The calls of a chunk.
+    /// Returns the calls of a chunk.
     pub fn calls(&self, chunk: usize) -> Range<usize> {
         self.chunks[chunk].0.clone()
     }
 
-    /// The stage that computes a call.
+    /// Returns the stage that computes a call.
     pub fn of_call(&self, call: usize) -> usize {
         self.chunks.iter().find(|(calls, _)| calls.contains(&call)).expect("every call is in a chunk").1
     }
 
-    /// Whether this rank's stage computes a call.
+    /// Returns whether this rank's stage computes a call.
     pub fn is_here(&self, call: usize) -> bool {
         self.of_call(call) == self.stage
     }
 }
 
-/// Which rank computes which call under [`Strategy::Block`]: the first call on rank 0, the last on the last rank, and
-/// those between in as equal ranges as can be, the longer ones at the end. 61 blocks on 4 ranks: 15, 15, 15, 16.
+/// Returns the rank that computes each call under [`Strategy::Block`]: the first call on rank 0, the last call on the
+/// last rank, and the calls between them in ranges that are as equal as possible, with longer ones at the end. 61
+/// blocks on 4 ranks: 15, 15, 15, 16.
 pub fn block_owners(calls: usize, world_size: usize) -> Vec<usize> {
     let blocks = calls.saturating_sub(2);
     let end = |rank: usize| (rank + 1) * blocks / world_size;

@@ -1,4 +1,4 @@
-//! What is the same for all units of a rank, and which stages hold a unit.
+//! The properties that all units of a rank share, and the stages that hold a unit.
 
 use crate::memory::{Category, Counted, Ledger};
 use crate::placement::{Groups, Keepers};
@@ -7,29 +7,29 @@ use crate::{FsdpConfig, Strategy};
 use burn::tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 
-/// The stages of a pipeline that hold a unit, seen from one of them.
+/// The stages of a pipeline that hold a unit, as seen from one stage.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Holders {
-    /// The first of them: it keeps the unit's state.
+    /// The first of these stages, which saves the unit's state.
     pub first: usize,
-    /// Whether this rank's stage is one.
+    /// Whether this rank's stage is one of them.
     pub is_here: bool,
-    /// Whether it is the first.
+    /// Whether this rank's stage is the first of them.
     pub is_first: bool,
-    /// Which of the groups of [`Groups::ties`] they are, if there are several.
+    /// The index of their group in [`Groups::ties`], if there are several.
     pub tie: Option<usize>,
 }
 
-/// Parameters that are kept alike.
+/// A class of parameters that are kept in the same way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Class {
-    /// All but those of the other classes.
+    /// All parameters that are in no other class.
     Dense,
-    /// Stacks of experts, cut along their first dimension: each of `ep` ranks has a part of every stack.
+    /// Stacks of experts, cut along their first dimension: each of `ep` ranks holds a part of every stack.
     Expert,
-    /// Heads and columns, of which each of `tp` ranks has a part.
+    /// Heads and columns, of which each of `tp` ranks holds a part.
     Tensor,
-    /// As dense ones, but fp32 whatever the precision is.
+    /// Like dense parameters, but always fp32.
     Fp32,
 }
 
@@ -37,7 +37,7 @@ impl Class {
     pub const ALL: [Self; 4] = [Self::Dense, Self::Expert, Self::Tensor, Self::Fp32];
 }
 
-/// What is the same for all units of a rank, for one class of their parameters.
+/// The properties that all units of a rank share, for one class of their parameters.
 #[derive(Clone)]
 pub(crate) struct Plan {
     pub class: Class,
@@ -45,21 +45,21 @@ pub(crate) struct Plan {
     pub param: FloatType,
     pub reduce: FloatType,
     pub reduces_once: bool,
-    /// S, and which of the S shards is this rank's.
+    /// The number of shards, S, and the number of this rank's shard.
     pub shards: usize,
     pub shard: usize,
-    /// Into how many parts each parameter is cut before it is sharded, and which of them this rank has.
+    /// The number of parts into which each parameter is cut before it is sharded, and the number of this rank's part.
     pub parts: usize,
     pub part: usize,
-    /// How many ranks hold this shard, and which of them this rank is.
+    /// The number of ranks that hold this shard, and this rank's number among them.
     pub replicas: usize,
     pub replica: usize,
     pub rank: usize,
-    /// Where the rank computes, and where its share rests.
+    /// The device on which the rank computes, and the device on which its share rests.
     pub device: Device,
     pub rest_device: Device,
-    /// Whether the share rests in the CPU's memory: then what crosses the bus has the type that it is computed with or
-    /// reduced in, and sums of micro-batches are made where they rest.
+    /// Whether the share rests in CPU memory. Data then crosses the bus in the type of its computation or reduction,
+    /// and sums over micro-batches are computed where they rest.
     pub offloads: bool,
     pub ledger: Ledger,
 }
@@ -88,12 +88,12 @@ impl Plan {
         alone.of(Class::Dense, groups)
     }
 
-    /// Which of how many parts of each parameter this rank has.
+    /// Returns the number of this rank's part of each parameter, and the number of parts.
     pub fn place(&self) -> [usize; 2] {
         [self.part, self.parts]
     }
 
-    /// The same for another class.
+    /// Returns the plan of another class.
     pub fn of(&self, class: Class, groups: &Groups) -> Self {
         let Keepers { shard, replicate, parts } = groups.of(class);
         Self {
@@ -109,14 +109,14 @@ impl Plan {
         }
     }
 
-    /// Whether computing needs parameters that this rank does not hold, or not in the type or place that it needs.
+    /// Returns whether computing needs parameters that this rank does not hold, or not in the right type or place.
     pub fn gathers(&self) -> bool {
         let at_hand = self.shards == 1 && self.param == FloatType::Fp32 && self.device == self.rest_device;
         !at_hand && !self.replicates()
     }
 
-    /// Whether all parameters rest here in the type that they are computed with: other ranks' too, or a 16-bit copy of
-    /// a rank's own.
+    /// Returns whether all parameters rest here in the compute type: those of other ranks too, or a 16-bit copy of the
+    /// rank's own.
     pub fn replicates(&self) -> bool {
         match self.shards {
             1 => self.param != FloatType::Fp32 && !self.offloads,
@@ -124,7 +124,7 @@ impl Plan {
         }
     }
 
-    /// A gradient where it rests, in fp32: it crosses in the type that it comes in.
+    /// Moves a gradient to where it rests, in fp32; it crosses in the type in which it arrives.
     pub fn to_rest(&self, gradient: Tensor<1>) -> Tensor<1> {
         gradient.to_device(&self.rest_device).cast(DType::F32)
     }

@@ -21,7 +21,7 @@ pub enum FloatType {
 }
 
 impl FloatType {
-    /// Burn's name of it.
+    /// Returns Burn's type.
     pub fn dtype(self) -> DType {
         match self {
             Self::Fp32 => DType::F32,
@@ -31,22 +31,22 @@ impl FloatType {
     }
 }
 
-/// In which types parameters are gathered and computed with, and gradients are reduced. What rests (masters, gradients,
-/// the optimizer's moments) is fp32: in bf16 1.0 + 0.003 is 1.0. There is no type for buffers as in PyTorch's
-/// `MixedPrecision`: Burn's modules have none, and constants such as rotation tables are made in fp32 where they are
-/// used.
+/// The types in which parameters are gathered and used, and in which gradients are reduced. Values at rest (masters,
+/// gradients, the optimizer's moments) are fp32: in bf16, 1.0 + 0.003 is 1.0. There is no type for buffers as in
+/// PyTorch's `MixedPrecision`, because Burn's modules have no buffers; constants such as rotation tables are created in
+/// fp32 where they are used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Precision {
-    /// Of gathered parameters, and so of the activations.
+    /// Type of gathered parameters, and so of the activations.
     pub param: FloatType,
-    /// Of gradients on their way between ranks.
+    /// Type of gradients in flight between ranks.
     pub reduce: FloatType,
 }
 
-/// Scales the losses of a run that computes or reduces in fp16, as PyTorch's `GradScaler`: the factor is halved, and
-/// the step skipped, when a gradient overflows; doubled after 2000 steps without. It is 1 at least: what is not finite
-/// at 1 is no matter of scale.
+/// Scales the losses of a run that computes or reduces in fp16, like PyTorch's `GradScaler`. If a gradient overflows,
+/// the factor is halved and the step skipped; after 2000 steps without overflow the factor is doubled. The factor is at
+/// least 1: a number that is not finite at 1 is not a matter of scale.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LossScaling(Option<LossScale>);
 
@@ -58,25 +58,25 @@ impl LossScaling {
         Self(scales.then_some(LossScale { factor: 65536.0, good_steps: 0 }))
     }
 
-    /// By what losses are multiplied: 1 where they are not scaled.
+    /// Returns the factor of losses: 1 if they are not scaled.
     pub fn factor(&self) -> f64 {
         self.0.map_or(1.0, |scale| scale.factor)
     }
 
-    /// What a run goes on from; none where losses are not scaled.
+    /// Returns the state from which a run resumes; `None` if losses are not scaled.
     pub fn state(&self) -> Option<LossScale> {
         self.0
     }
 
-    /// Goes on from this scale, where losses are scaled, and were.
+    /// Resumes from this scale, if losses are scaled now and were before.
     pub fn resume(&mut self, state: Option<LossScale>) {
         if let (Some(scale), Some(state)) = (&mut self.0, state) {
             *scale = state;
         }
     }
 
-    /// Whether the gradients of a step, with this norm, have overflown; then the next one's are half as large. A
-    /// gradient that is no number may be an overflow as well (infinite less infinite): it is one until the factor is 1.
+    /// Returns whether the gradients of a step with this norm have overflowed, and if so halves the factor for the next
+    /// step. NaN may result from an overflow (infinity minus infinity), so it counts as one until the factor is 1.
     pub fn update(&mut self, grad_norm: f64) -> bool {
         let Some(scale) = &mut self.0 else { return false };
         let overflown = !grad_norm.is_finite() && scale.factor > 1.0;

@@ -1,5 +1,4 @@
-//! A model's units and calls as one rank of a layout has them, from shapes alone: what forecasts of memory and traffic
-//! are made of.
+//! A model's units and calls on one rank, from shapes alone: the basis of forecasts of memory and traffic.
 
 use crate::cut::{self, Sliced};
 use crate::modules::{Modules, Wrapped, wrap};
@@ -24,8 +23,8 @@ pub(crate) struct Unit {
     pub is_here: bool,
 }
 
-/// The bytes of a class of a unit's parameters: of the rank's shard in fp32, of all of them (of experts: of the rank's)
-/// in the type they are computed with, and in fp32.
+/// The bytes of a class of a unit's parameters: the rank's shard in fp32, all parameters (of cut ones, the rank's
+/// parts) in the compute type, and the same in fp32.
 #[derive(Clone, Copy)]
 pub(crate) struct Class {
     pub of: plan::Class,
@@ -35,8 +34,8 @@ pub(crate) struct Class {
     pub whole_fp32: usize,
 }
 
-/// A call: its unit, which of the functions that the model was handed over as it consists of, and whether this rank
-/// computes it, but for what its stage says.
+/// A call: its unit, the range of the model's functions that it consists of, and whether this rank computes it if its
+/// stage does.
 pub(crate) struct ShapeCall {
     pub unit: usize,
     pub functions: Range<usize>,
@@ -44,7 +43,7 @@ pub(crate) struct ShapeCall {
 }
 
 impl Shapes {
-    /// Of a rank in a world of so many.
+    /// Computes the shapes for one rank of `world_size` ranks.
     pub fn new<B: 'static>(
         units: Units<B>,
         config: &FsdpConfig,
@@ -90,19 +89,19 @@ impl Shapes {
 }
 
 impl Unit {
-    /// The sum of a number of bytes over the classes.
+    /// Returns the sum of a number of bytes over the classes.
     pub fn sum(&self, bytes: impl Fn(&Class) -> usize) -> usize {
         self.classes.iter().map(bytes).sum()
     }
 }
 
 impl Class {
-    /// Whether the shard is of the type, and in the place, that it is computed with.
+    /// Returns whether the shard has the type and the place in which it is used.
     fn is_at_hand(&self, config: &FsdpConfig, on_cpu: bool) -> bool {
         self.whole == self.whole_fp32 && (on_cpu || !config.cpu_offload)
     }
 
-    /// As [`Plan::replicates`](plan::Plan::replicates).
+    /// The same as [`Plan::replicates`](plan::Plan::replicates).
     pub fn replicates(&self, config: &FsdpConfig) -> bool {
         match self.shards {
             1 => self.whole != self.whole_fp32 && !config.cpu_offload,
@@ -110,21 +109,21 @@ impl Class {
         }
     }
 
-    /// As [`Plan::gathers`](plan::Plan::gathers).
+    /// The same as [`Plan::gathers`](plan::Plan::gathers).
     pub fn gathers(&self, config: &FsdpConfig, on_cpu: bool) -> bool {
         (self.shards > 1 || !self.is_at_hand(config, on_cpu)) && !self.replicates(config)
     }
 
-    /// Bytes of parameters between steps.
+    /// Returns the bytes of parameters between steps.
     pub fn parameters_at_rest(&self, config: &FsdpConfig, on_cpu: bool) -> usize {
         match self.replicates(config) {
             false => self.shard,
-            true if self.is_at_hand(config, on_cpu) => self.whole, // a part of which it is
+            true if self.is_at_hand(config, on_cpu) => self.whole, // the shard is a part of it
             true => self.whole + self.shard,
         }
     }
 
-    /// Bytes of the optimizer's moments.
+    /// Returns the bytes of the optimizer's moments.
     pub fn moments(&self) -> usize {
         2 * self.shard
     }

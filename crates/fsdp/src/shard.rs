@@ -1,4 +1,4 @@
-//! One rank's share of a unit's parameters, with the gradients and the optimizer state that belong to it.
+//! One rank's share of a unit's parameters, with its gradients and optimizer state.
 
 mod kept;
 
@@ -16,33 +16,33 @@ use comm::{CommError, Communicator, Reduce, hand_over};
 use fused::weight_gradients;
 use std::ops::Range;
 
-/// A class of a unit's parameters at rest: this rank's share of them, of their gradients and optimizer state; nothing
-/// of a unit that its stage has no use for.
+/// A class of a unit's parameters at rest: this rank's share of them, of their gradients and of the optimizer state. It
+/// is empty for a unit that the rank's stage does not hold.
 pub(crate) struct FlatShard {
     params: Vec<Sliced>,
-    /// Of this rank's part of each parameter.
+    /// The layout of this rank's part of each parameter.
     layout: Layout,
     plan: Plan,
     holders: Holders,
-    /// fp32: this rank's shard, or all if there is one shard only.
+    /// fp32: this rank's shard, or all parameters if there is only one shard.
     master: Counted,
-    /// Where there is one shard in 16 bits, and under `zero1` and `shard_grad_op`: all parameters, in the type they are
-    /// computed with.
+    /// All parameters in the compute type, if there is one shard in 16 bits, and under `zero1` and `shard_grad_op`.
     replica: Option<Counted>,
-    /// The master in that type, from its step to the replica that is made of it.
+    /// The master in that type, from its step until the replica is made from it.
     stepped: Option<Tensor<1>>,
-    /// fp32 gradients of earlier micro-batches: the shard's, and the whole unit's where they were not communicated.
+    /// fp32 gradients of earlier micro-batches: those of the shard, and those of the whole unit that were not
+    /// communicated.
     gradient: Option<Counted>,
     whole_gradient: Option<Counted>,
-    /// Under `block`: the shard's part of a gradient that another call of this unit will add to.
+    /// Under `block`: the shard's part of a gradient to which another call of this unit will add.
     partial: Option<Counted>,
     optimizer: ShardOptimizer,
-    /// Whether there was a gradient to step along at the last step.
+    /// Whether the last step had a gradient.
     has_stepped: bool,
 }
 
 impl FlatShard {
-    /// A shard of this rank's parts of parameters. Its values are still to be given.
+    /// Creates a shard of this rank's parts of parameters. Its values must be set afterwards.
     pub fn new(params: Vec<Sliced>, config: &FsdpConfig, plan: &Plan, holders: Holders) -> Self {
         let layout = cut::layout(&params, plan.place(), plan.shards);
         let len = layout.padded_len() / plan.shards;
@@ -66,28 +66,28 @@ impl FlatShard {
         self.plan.class
     }
 
-    /// Number of this shard's elements.
+    /// Returns the number of elements of this shard.
     fn len(&self) -> usize {
         self.layout.padded_len() / self.plan.shards
     }
 
-    /// This shard's place in the buffer.
+    /// Returns the range of this shard in the buffer.
     fn range(&self) -> Range<usize> {
         self.plan.shard * self.len()..(self.plan.shard + 1) * self.len()
     }
 
-    /// What of the buffer rests on this rank.
+    /// Returns the range of the buffer that rests on this rank.
     fn held(&self) -> Range<usize> {
         if self.plan.replicates() { 0..self.layout.padded_len() } else { self.range() }
     }
 
-    /// Which elements of parameter `i`, the first of it being 0, this rank is to be given, in order.
+    /// Returns the elements of parameter `i`, counted from 0, that this rank needs, in order.
     pub fn wanted(&self, i: usize) -> Vec<Range<usize>> {
         let slice = self.params[i].slice(self.plan.place());
         overlap(&self.layout.params()[i], &self.held()).map_or(vec![], |part| slice.runs(part))
     }
 
-    /// Takes those elements, of each parameter in turn.
+    /// Takes those elements of each parameter.
     pub fn set_initial(&mut self, mut values: Vec<Option<Tensor<1>>>) {
         let (plan, range, held) = (self.plan.clone(), self.range(), self.held());
         let parts = self.layout.by_offset().iter().filter_map(|i| {
@@ -106,20 +106,20 @@ impl FlatShard {
         self.set_replica(replica);
     }
 
-    /// Of the whole buffer parameter `i`, or this rank's part of it.
+    /// Returns parameter `i`, or this rank's part of it, from the whole buffer.
     pub fn value(&self, flat: &Tensor<1>, i: usize) -> Value {
         let param = &self.layout.params()[i];
         (param.shape.clone(), flat.clone().slice(param.offset..param.offset + param.len()))
     }
 
-    /// Length of the longest part's buffer.
+    /// Returns the length of the longest part's buffer.
     fn longest(&self) -> usize {
         let parts = self.plan.parts;
         let len = |part| cut::layout(&self.params, [part, parts], self.plan.shards).padded_len();
         (0..parts).map(len).max().unwrap_or(0)
     }
 
-    /// The whole of parameter `i` from all its parts' buffers, one after another, each as long as the longest.
+    /// Returns the whole parameter `i` from the concatenated buffers of all parts, each padded to the longest.
     pub fn whole_value(&self, buffers: &Tensor<1>, i: usize) -> Value {
         let (parts, longest, whole) = (self.plan.parts, self.longest(), &self.params[i]);
         let part = |part| {
@@ -158,7 +158,7 @@ impl FlatShard {
         }
     }
 
-    /// All parameters in the type they are computed with; under `block` on rank `owner` only.
+    /// Gathers all parameters in the compute type; under `block` on rank `owner` only.
     pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Flat>> {
         let plan = &self.plan;
         if !plan.gathers() {
@@ -181,7 +181,7 @@ impl FlatShard {
         }
     }
 
-    /// The masters of all parts, one after another, on every rank of every stage.
+    /// Gathers the masters of all parts, concatenated, on every rank of every stage.
     pub fn gather_masters(&self, lanes: &Lanes) -> Pending<Tensor<1>> {
         let (master, device, class) =
             (hand_over(self.master.tensor.clone()), self.plan.device.clone(), self.plan.class);
@@ -202,8 +202,8 @@ impl FlatShard {
         })
     }
 
-    /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless that is put off to
-    /// the `last` micro-batch. What comes of it, [`set_gradient`](Self::set_gradient) takes.
+    /// Adds a whole unit's gradient to those of earlier micro-batches and communicates it, unless communication is
+    /// deferred to the `last` micro-batch. Pass the result to [`set_gradient`](Self::set_gradient).
     pub fn reduce(&mut self, lanes: &Lanes, gradient: Tensor<1>, last: bool) -> Option<Pending<Counted>> {
         let plan = self.plan.clone();
         let gradient = match self.whole_gradient.take() {
@@ -240,8 +240,8 @@ impl FlatShard {
         }))
     }
 
-    /// [`reduce`](Self::reduce) under `block`: the owner gives each rank its part of the gradient of one of the unit's
-    /// calls; `done`: of the last of them in this backward.
+    /// Does the work of [`reduce`](Self::reduce) under `block`: the owner gives each rank its part of the gradient of
+    /// one of the unit's calls. `done` marks the last of them in this backward.
     pub fn scatter(
         &mut self,
         lanes: &Lanes,
@@ -266,8 +266,8 @@ impl FlatShard {
         })
     }
 
-    /// The sum of the gradient over the stages that hold the unit, if there are several:
-    /// [`set_gradient`](Self::set_gradient) takes it.
+    /// Sums the gradient over the stages that hold the unit, if there are several. Pass the result to
+    /// [`set_gradient`](Self::set_gradient).
     pub fn sum_over_holders(&mut self, lanes: &Lanes) -> Option<Pending<Counted>> {
         let tie = self.tie()?;
         let (gradient, plan) = (self.gradient.take()?, self.plan.clone());
@@ -278,7 +278,7 @@ impl FlatShard {
         }))
     }
 
-    /// `done`: it is the gradient of all the unit's calls.
+    /// Stores a gradient; `done` means that it is that of all the unit's calls.
     pub fn set_gradient(&mut self, gradient: Counted, done: bool) {
         if done {
             self.gradient = Some(gradient);
@@ -287,14 +287,14 @@ impl FlatShard {
         }
     }
 
-    /// Sum of the squares of this rank's gradient, in f64: so it is the same however the gradient is sharded. Of
-    /// several stages that hold the unit the first one has it.
+    /// Returns the sum of squares of this rank's gradient in f64, so that it does not depend on the sharding. If
+    /// several stages hold the unit, only the first one has it.
     pub fn gradient_square(&self) -> f64 {
         let gradient = self.gradient.as_ref().filter(|_| self.holders.is_first);
         gradient.map_or(0.0, |gradient| fused::sum_of_squares(gradient.tensor.clone()))
     }
 
-    /// `sum`, and the sum of those squares times `factor`, where the gradient is; see [`fused::add_sum_of_squares`].
+    /// Adds those squares times `factor` to `sum`, on the gradient's device; see [`fused::add_sum_of_squares`].
     pub fn add_gradient_square(&self, sum: Tensor<1>, factor: f64) -> Tensor<1> {
         match self.gradient.as_ref().filter(|_| self.holders.is_first) {
             Some(gradient) => fused::add_sum_of_squares(sum, gradient.tensor.clone(), factor),
@@ -302,7 +302,7 @@ impl FlatShard {
         }
     }
 
-    /// Steps along the accumulated gradient times `scale`, and forgets it.
+    /// Steps along the accumulated gradient times `scale`, and discards the gradient.
     pub fn step(&mut self, lr: f64, scale: &GradientScale) {
         self.has_stepped = self.gradient.is_some();
         if let Some(gradient) = self.gradient.take() {
@@ -315,30 +315,30 @@ impl FlatShard {
         }
     }
 
-    /// The last step was none; see [`ShardOptimizer::take_back`].
+    /// Takes back the last step, which had no effect; see [`ShardOptimizer::take_back`].
     pub fn take_step_back(&mut self) {
         if self.has_stepped {
             self.optimizer.take_back();
         }
     }
 
-    /// The group of stages that hold the unit too, if there are any.
+    /// Returns the group of stages that hold the unit, if there are several and this stage is one.
     fn tie(&self) -> Option<usize> {
         self.holders.tie.filter(|_| self.holders.is_here)
     }
 
-    /// Steps that the optimizer has made.
+    /// Returns the number of steps that the optimizer has made.
     pub fn optimizer_steps(&self) -> u64 {
         self.optimizer.steps()
     }
 
-    /// Forgets the accumulated gradient.
+    /// Discards the accumulated gradient.
     pub fn skip(&mut self) {
         (self.gradient, self.whole_gradient, self.partial) = (None, None, None);
     }
 
-    /// Sends for the replica of the masters that the ranks have stepped, where there is one:
-    /// [`set_replica`](Self::set_replica) takes it.
+    /// Starts to gather the replica of the stepped masters, if there is one. Pass it to
+    /// [`set_replica`](Self::set_replica).
     pub fn replicate(&mut self, lanes: &Lanes) -> Option<Pending<Counted>> {
         (self.plan.replicates() && self.holders.is_here).then_some(())?;
         let plan = self.plan.clone();
@@ -360,7 +360,7 @@ impl FlatShard {
         self.replica = Some(replica);
     }
 
-    /// In fp32 the master is a part of the replica, and takes no memory of its own.
+    /// Returns whether the master is a part of the replica and takes no memory of its own, as in fp32.
     fn holds_master(&self, replica: &Counted) -> bool {
         replica.tensor.dtype() == DType::F32 && self.plan.device == self.plan.rest_device
     }
@@ -371,14 +371,14 @@ impl FlatShard {
     }
 }
 
-/// Which elements of a parameter are in a range of the buffer, if any are.
+/// Returns the elements of a parameter in a range of the buffer, if there are any.
 fn overlap(param: &ParamLayout, range: &Range<usize>) -> Option<Range<usize>> {
     let (from, to) = (param.offset.max(range.start), (param.offset + param.len()).min(range.end));
     (from < to).then(|| from - param.offset..to - param.offset)
 }
 
-/// The sum of the copies' gradients, where it rests. In fp16 the mean over all ranks is what crosses: no number of
-/// ranks takes it beyond fp16's range.
+/// Sums the gradient over the replicas and moves it to where it rests. In fp16 the mean over all ranks is communicated,
+/// so no number of ranks exceeds the range of fp16.
 fn sum_over_replicas(plan: &Plan, replicate: &Communicator, sum: Tensor<1>) -> Result<Tensor<1>, CommError> {
     let dtype = plan.reduce.dtype();
     if plan.reduce != FloatType::Fp16 {
@@ -388,7 +388,7 @@ fn sum_over_replicas(plan: &Plan, replicate: &Communicator, sum: Tensor<1>) -> R
     Ok(plan.to_rest(mean) * (plan.shards * plan.replicas) as f64)
 }
 
-/// The same values in memory of their own: a slice may be a view that keeps the whole buffer alive.
+/// Copies the values to new memory: a slice may be a view that keeps the whole buffer alive.
 pub(crate) fn owned_copy(slice: Tensor<1>) -> Tensor<1> {
     slice.zeros_like() + slice
 }

@@ -1,4 +1,4 @@
-//! A unit at rest: its parameters by class, each with ranks of its own that keep them.
+//! A unit at rest: its parameters by class, each class kept by its own group of ranks.
 
 use crate::comm_thread::{Lanes, Pending};
 use crate::copies::ShardCopy;
@@ -20,21 +20,21 @@ use std::ops::Range;
 /// A unit's modules, without values, and this rank's shares of their parameters.
 pub(crate) struct ShardedUnit {
     modules: Modules,
-    /// One for each class of parameters that the unit has.
+    /// One shard for each class of parameters in the unit.
     classes: Vec<FlatShard>,
-    /// Of each parameter, in the order of visits: which of the unit's classes it is in, and its number there.
+    /// The class (an index into `classes`) of each parameter in visiting order, and its number there.
     places: Vec<(usize, usize)>,
-    /// Number of all its parameters' elements.
+    /// Number of elements of all parameters.
     len: usize,
 }
 
-/// Elements of a drawn parameter by which ranks are compared.
+/// Number of elements of a drawn parameter that ranks compare.
 const PROBE: usize = 64;
 
 impl ShardedUnit {
-    /// Takes this rank's share of the unit's values; of a unit that the rank's stage does not hold, and where a state
-    /// has them, none are made. Also returns a sum of squares of values that does not depend on the share, so that
-    /// ranks can be compared by it.
+    /// Takes this rank's share of the unit's values. No values are created for a unit that the rank's stage does not
+    /// hold, or if a state has them. Also returns a sum of squares of values that does not depend on the share, by
+    /// which ranks are compared.
     pub fn new(
         modules: Modules,
         config: &FsdpConfig,
@@ -100,46 +100,46 @@ impl ShardedUnit {
         self.modules.name()
     }
 
-    /// Number of parameters' elements, on all ranks together.
+    /// Returns the number of parameter elements, over all ranks together.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The whole unit's parameters, or this rank's parts of them, in the type they are computed with; under `block` on
-    /// rank `owner` only.
+    /// Gathers the whole unit's parameters, or this rank's parts of them, in the compute type; under `block` on rank
+    /// `owner` only.
     pub fn gather(&self, lanes: &Lanes, owner: usize) -> Pending<Option<Weights>> {
         let classes = self.classes.iter().map(|class| class.gather(lanes, owner)).collect();
         Pending::all(classes).then(|flats| flats.into_iter().collect::<Option<Vec<_>>>().map(Weights::new))
     }
 
-    /// The modules with their parameters being views of `weights`; `tracked`: each the leaf of a graph.
+    /// Returns the modules with parameters that are views of `weights`; if `tracked`, each is the leaf of a graph.
     pub fn bind(&self, weights: &Weights, tracked: bool) -> BoundModules {
         let mut values =
             self.places.iter().map(|(class, i)| self.classes[*class].value(&weights.flats[*class].tensor, *i));
         self.modules.bind(&mut values, tracked)
     }
 
-    /// Gives up the memory of what was gathered for `bound`, the leaves of a graph.
+    /// Frees the memory that was gathered for `bound`, the leaves of a graph.
     ///
     /// # Safety
-    /// As of [`Weights::free`].
+    /// The requirements of [`Weights::free`] apply.
     pub unsafe fn free(&self, weights: &mut Weights, bound: &BoundModules) {
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         unsafe { weights.free(self.by_class(bound.leaves())) };
     }
 
-    /// Takes what was gathered `again` in the place of what was [`free`](Self::free)d.
+    /// Replaces what was [`free`](Self::free)d by the parameters gathered `again`.
     pub fn refill(&self, weights: &mut Weights, again: Weights) {
         let leaves = if weights.has_leaves() { self.bind(&again, false).leaves() } else { vec![] };
         weights.refill(again, self.by_class(leaves));
     }
 
-    /// Leaves in the order of visits, each with its class.
+    /// Pairs the leaves, given in visiting order, with their classes.
     fn by_class(&self, leaves: Vec<Leaf>) -> impl Iterator<Item = (usize, Leaf)> {
         self.places.iter().map(|(class, _)| *class).zip(leaves)
     }
 
-    /// The modules with their whole parameters in fp32, on every rank of every stage.
+    /// Returns the modules with their whole parameters in fp32, on every rank of every stage.
     pub fn gather_whole(&self, lanes: &Lanes) -> Result<BoundModules, FsdpError> {
         let classes = self.classes.iter().map(|class| class.gather_masters(lanes)).collect();
         let flats = Pending::all(classes).wait()?;
@@ -172,7 +172,7 @@ impl ShardedUnit {
         self.classes.iter().zip(of_classes).zip(buffers).map(of_class).collect()
     }
 
-    /// [`FlatShard::reduce`] of each class.
+    /// Calls [`FlatShard::reduce`] for each class.
     pub fn reduce(&mut self, lanes: &Lanes, gradients: Vec<Tensor<1>>, last: bool) -> Pending<Vec<Option<Counted>>> {
         let reduce = |(class, gradient): (&mut FlatShard, Tensor<1>)| match class.reduce(lanes, gradient, last) {
             Some(pending) => pending.then(Some),
@@ -181,7 +181,7 @@ impl ShardedUnit {
         Pending::all(self.classes.iter_mut().zip(gradients).map(reduce).collect())
     }
 
-    /// [`FlatShard::scatter`] of each class.
+    /// Calls [`FlatShard::scatter`] for each class.
     pub fn scatter(
         &mut self,
         lanes: &Lanes,
@@ -207,7 +207,7 @@ impl ShardedUnit {
         Ok(())
     }
 
-    /// `done`: they are the gradients of all the unit's calls.
+    /// Stores the gradients; `done` means that they are those of all the unit's calls.
     pub fn set_gradients(&mut self, gradients: Vec<Option<Counted>>, done: bool) {
         for (class, gradient) in self.classes.iter_mut().zip(gradients) {
             if let Some(gradient) = gradient {
@@ -216,22 +216,22 @@ impl ShardedUnit {
         }
     }
 
-    /// Sum of the squares of this rank's gradient, by class; see [`FlatShard::gradient_square`].
+    /// Returns the sum of squares of this rank's gradient by class; see [`FlatShard::gradient_square`].
     pub fn gradient_squares(&self) -> impl Iterator<Item = (Class, f64)> {
         self.classes.iter().map(|class| (class.class(), class.gradient_square()))
     }
 
-    /// [`FlatShard::add_gradient_square`] of all classes, each times the factor of its class.
+    /// Calls [`FlatShard::add_gradient_square`] for all classes, each with the factor of its class.
     pub fn add_gradient_squares(&self, sum: Tensor<1>, factor: impl Fn(Class) -> f64) -> Tensor<1> {
         self.classes.iter().fold(sum, |sum, class| class.add_gradient_square(sum, factor(class.class())))
     }
 
-    /// [`FlatShard::take_step_back`] of each class.
+    /// Calls [`FlatShard::take_step_back`] for each class.
     pub fn take_step_back(&mut self) {
         self.classes.iter_mut().for_each(FlatShard::take_step_back);
     }
 
-    /// Steps along the accumulated gradient times `scale`, and forgets it.
+    /// Steps along the accumulated gradient times `scale`, and discards the gradient.
     pub fn step(&mut self, lr: f64, scale: &GradientScale) {
         self.classes.iter_mut().for_each(|class| class.step(lr, scale));
     }
@@ -244,35 +244,35 @@ impl ShardedUnit {
         self.classes[class].add_to_parameter(i, delta);
     }
 
-    /// [`FlatShard::copy`] of each class.
+    /// Calls [`FlatShard::copy`] for each class.
     pub fn copies(&self) -> impl Iterator<Item = ShardCopy> {
         let copies = self.classes.iter().filter_map(FlatShard::copy);
         copies.map(|(of, tensors)| ShardCopy { unit: self.name(), of, tensors })
     }
 
-    /// The parts of parameters that this rank is to keep.
+    /// Returns the parts of parameters that this rank must save.
     pub fn state(&self) -> Vec<StatePart> {
         self.classes.iter().flat_map(FlatShard::state).collect()
     }
 
-    /// Takes this rank's share from `read`; with `steps` above 0 the optimizer's moments too. Replicas are still to
-    /// follow.
+    /// Reads this rank's share with `read`, including the optimizer's moments if `steps` is above 0. Replicas must be
+    /// set afterwards.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
         self.classes.iter_mut().try_for_each(|class| class.load_state(steps, read))
     }
 
-    /// Steps that the optimizer has made.
+    /// Returns the number of steps that the optimizer has made.
     pub fn optimizer_steps(&self) -> u64 {
         self.classes.iter().map(FlatShard::optimizer_steps).max().unwrap_or(0)
     }
 
-    /// Forgets the accumulated gradient.
+    /// Discards the accumulated gradient.
     pub fn skip(&mut self) {
         self.classes.iter_mut().for_each(FlatShard::skip);
     }
 
-    /// Sends for the replicas of the masters that the ranks have stepped, where there are any:
-    /// [`set_replicas`](Self::set_replicas) takes them.
+    /// Starts to gather the replicas of the stepped masters, if there are any; pass them to
+    /// [`set_replicas`](Self::set_replicas).
     pub fn replicate(&mut self, lanes: &Lanes) -> Pending<Vec<Option<Counted>>> {
         let replicate = |class: &mut FlatShard| match class.replicate(lanes) {
             Some(pending) => pending.then(Some),

@@ -1,83 +1,83 @@
-//! What a run keeps of a model: parameters and the optimizer's moments, each rank its part.
+//! The state of a model that a run saves: parameters and the optimizer's moments, a part on each rank.
 
 use crate::{Copies, FsdpError};
 use burn::tensor::Tensor;
 use std::ops::Range;
 
-/// What one rank has to keep so that all of them together keep everything once.
+/// What one rank must save so that all ranks together save everything once.
 #[derive(Debug, Clone)]
 pub struct State {
     /// This rank's parts of parameters.
     pub parts: Vec<StatePart>,
-    /// What is the same on every rank.
+    /// The progress, which is the same on every rank.
     pub progress: Progress,
-    /// What other ranks hold too: to be compared before the state counts as kept.
+    /// What other ranks hold too; compare it before the state counts as saved.
     pub copies: Copies,
 }
 
-/// How far the optimizer is, the same on every rank.
+/// The progress of the optimizer, the same on every rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// Steps of AdamW, without those that were skipped.
+    /// Number of AdamW steps, without skipped ones.
     pub optimizer_steps: u64,
-    /// Of fp16 losses; none without fp16.
+    /// The scale of fp16 losses; `None` without fp16.
     pub loss_scale: Option<LossScale>,
 }
 
-/// The factor by which losses are multiplied so that fp16 gradients do not vanish.
+/// The factor of losses that keeps fp16 gradients from vanishing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScale {
     /// The factor.
     pub factor: f64,
-    /// Steps since it was last changed.
+    /// Steps since its last change.
     pub good_steps: u64,
 }
 
-/// A part of a parameter: elements `range`, flat, of a box of it.
+/// A part of a parameter: flat elements `range` of a box of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Name of the unit, a dot, and the path of fields in its module.
     pub name: String,
     /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// The shape, of as many elements, in which it is seen as one that has the box: its own, but where several blocks
-    /// of columns are cut alike.
+    /// The shape to which the parameter is reshaped to contain the box: its own shape, unless several blocks of columns
+    /// are cut alike.
     pub view: Vec<usize>,
-    /// Where the box begins in each dimension: all of the parameter, or the experts or columns of a rank.
+    /// The start of the box in each dimension. The box is the whole parameter, or the experts or columns of a rank.
     pub start: Vec<usize>,
-    /// How large it is.
+    /// The size of the box in each dimension.
     pub size: Vec<usize>,
-    /// Which of the box's elements.
+    /// The range of the box's elements.
     pub range: Range<usize>,
 }
 
-/// A part that a rank keeps.
+/// A part that a rank saves.
 ///
-/// The tensors share memory with the model until its next step, which then makes new ones. They may go to another
-/// thread ([`comm::hand_over`]).
+/// The tensors share memory with the model until its next step, which creates new ones. They may move to another thread
+/// ([`comm::hand_over`]).
 #[derive(Debug, Clone)]
 pub struct StatePart {
-    /// Of what.
+    /// The part.
     pub of: Part,
     /// Values, f32.
     pub param: Tensor<1>,
-    /// AdamW's running means of gradients and of their squares, f32; none before the first step.
+    /// AdamW's running means of gradients and of their squares, f32; `None` before the first step.
     pub moments: Option<[Tensor<1>; 2]>,
 }
 
-/// The values of a [`Part`], each list of its length.
+/// The values of a [`Part`]; each list has its length.
 #[derive(Debug, Clone)]
 pub struct PartValues {
-    /// Of the parameter.
+    /// Values of the parameter.
     pub param: Vec<f32>,
-    /// AdamW's running means of gradients and of their squares; none: as before the first step.
+    /// AdamW's running means of gradients and of their squares; `None` means those before the first step.
     pub moments: Option<[Vec<f32>; 2]>,
 }
 
-/// Where [`Unloaded::load_state`](crate::Unloaded::load_state) gets values from. An error is a message for the user.
+/// The source of values for [`Unloaded::load_state`](crate::Unloaded::load_state). An error is a message for the user.
 pub type ReadPart<'a> = dyn FnMut(&Part) -> Result<PartValues, String> + 'a;
 
-/// Values of a whole shard, put together from parts.
+/// The values of a whole shard, assembled from parts.
 pub(crate) struct ShardValues {
     pub param: Vec<f32>,
     pub moments: Option<[Vec<f32>; 2]>,
@@ -89,7 +89,7 @@ impl ShardValues {
         Self { param: zeros(), moments: with_moments.then(|| [zeros(), zeros()]) }
     }
 
-    /// Puts the values of a part at `at`.
+    /// Stores the values of a part at `at`.
     pub fn put(&mut self, at: usize, wanted: &Part, values: &PartValues) -> Result<(), FsdpError> {
         let len = wanted.range.len();
         let put = |into: &mut Vec<f32>, from: &[f32]| {

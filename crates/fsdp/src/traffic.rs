@@ -1,21 +1,20 @@
-//! What a rank shares with which ranks: bytes at rest, and those it receives in a step, in closed form.
+//! What a rank shares with which ranks: bytes at rest and bytes received per step, in closed form.
 //!
-//! With S shards of n elements in a class of a unit's parameters, R copies of each, M micro-batches, p bytes of an
-//! element that is computed with and r of one that is reduced, a rank receives in a step
-//!
+//! Consider a class of a unit's parameters with S shards of n elements, R copies of each shard, M micro-batches, p
+//! bytes per element in computation and r bytes per element in reductions. Per step a rank receives
 //! ```text
-//! full_shard, hybrid_shard    all_gather       G (S - 1) n p    G: M for each call, 2 M where the backward gathers again; in a pipeline 1
-//! zero1, shard_grad_op        all_gather         (S - 1) n p    of stepped parameters
-//! all of these                reduce_scatter   M (S - 1) n r    1 for M: no_sync, zero1, full_shard in a pipeline
-//! several copies              all_reduce       2 (R - 1) n r / R; of few bytes (R - 1) n r, see comm::all_reduce_bytes
-//! a unit on several stages    all_reduce       the same of n fp32, over these stages
-//! block                       gather           G (S - 1) n p    G as above, of the calls that it computes itself
-//!                             scatter          M n r            of each call that another rank computes
-//! between stages, and blocks  recv             each activation and cotangent that comes in, with a header of 24 bytes
+//! full_shard, hybrid_shard    all_gather       G (S - 1) n p    G: M per call, 2 M if gathered again; 1 in a pipeline
+//! zero1, shard_grad_op        all_gather         (S - 1) n p    of stepped parameters all of these
+//! reduce_scatter   M (S - 1) n r    1, not M: no_sync, zero1, full_shard in a pipeline several copies
+//! all_reduce       2 (R - 1) n r / R; if small (R - 1) n r, see comm::all_reduce_bytes a unit on several stages
+//! all_reduce       the same for n fp32 elements, over these stages block                       gather           G
+//! (S - 1) n p    G as above, for the calls that it computes itself
+//!                             scatter          M n r            for each call that another rank computes
+//! between stages, and blocks  recv             each incoming activation and cotangent, with a header of 24 bytes
 //! ```
 //!
-//! and what the model's calls make it receive themselves, once more where the forward is run again. Control numbers
-//! (losses, norms, whether to go on) are left out: some hundred bytes a step.
+//! and the bytes that the model's calls receive themselves, counted again if the forward is run again. Control numbers
+//! (losses, norms, numbers of micro-batches) are left out: some hundred bytes per step.
 
 use crate::placement::axes_of;
 use crate::shapes::{Class, ShapeCall, Shapes};
@@ -25,14 +24,14 @@ use schedule::{Action, Direction};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// What a call of the model does beside computing, for one micro-batch on one rank.
+/// The communication of a model's call for one micro-batch on one rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CallTraffic {
-    /// Its output, in bytes, which may be for another rank.
+    /// Bytes of its output, which another rank may need.
     pub output: usize,
-    /// Bytes that its forward receives in collectives of its own, by axis and collective,
+    /// Bytes that its forward receives in collectives of its own, by axis and collective.
     pub forward: Received,
-    /// and its backward.
+    /// The same for its backward.
     pub backward: Received,
 }
 
@@ -44,11 +43,11 @@ pub type Received = BTreeMap<(Axis, &'static str), usize>;
 pub struct SharesRun<'a> {
     /// Number of ranks.
     pub world_size: usize,
-    /// The rank; those of one stage differ by no more than a column of a matrix, but under [`Strategy::Block`].
+    /// The rank. Ranks of one stage differ by at most a column of a matrix, except under [`Strategy::Block`].
     pub rank: usize,
-    /// Micro-batches of a step.
+    /// Number of micro-batches per step.
     pub micro_batches: usize,
-    /// Of each call of the units.
+    /// One entry for each call of the units.
     pub calls: &'a [CallTraffic],
     /// Whether the ranks compute on the CPU.
     pub on_cpu: bool,
@@ -57,24 +56,24 @@ pub struct SharesRun<'a> {
 /// What a rank shares with the ranks of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// The axes of the group, as [`MeshShape::along`] names them; `world` for activations under [`Strategy::Block`].
+    /// The axes of the group, as named by [`MeshShape::along`]; `world` for activations under [`Strategy::Block`].
     pub axes: String,
-    /// Ranks of the group.
+    /// Number of ranks in the group.
     pub ranks: usize,
-    /// Bytes of parameters and moments that rest on the rank, of those that these ranks hold together.
+    /// Resident bytes of this rank: parameters and moments that the group holds together.
     pub at_rest: usize,
-    /// Bytes that the rank receives of the others in a step, by collective.
+    /// Bytes that the rank receives from the others per step, by collective.
     pub received: BTreeMap<&'static str, usize>,
 }
 
-/// Shape of an activation on its way: three numbers of 64 bits.
+/// Bytes of an activation's shape in flight: three 64-bit numbers.
 const HEADER: usize = 3 * 8;
 
 impl<B: 'static> Units<B> {
-    /// What a rank shares with each group that it is in, from shapes alone; groups of one rank are left out.
+    /// Returns what a rank shares with each of its groups, from shapes alone; groups of one rank are left out.
     ///
     /// # Errors
-    /// Those of [`Fsdp::new`](crate::Fsdp::new) that need no values.
+    /// Returns the errors of [`Fsdp::new`](crate::Fsdp::new) that need no values.
     pub fn shares(self, config: &FsdpConfig, run: SharesRun) -> Result<Vec<Share>, FsdpError> {
         let shapes = Shapes::new(self, config, run.world_size, run.rank)?;
         let mut step = Step { config, run, mesh: config.mesh(run.world_size)?, shapes: &shapes, shares: vec![] };
@@ -105,7 +104,8 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    /// What rests of a class of a unit's parameters: theirs whom it is spread over, first as shards.
+    /// Adds the resident bytes of a class of a unit's parameters to the first group that holds them together, shards
+    /// first.
     fn rest(&mut self, class: &Class) {
         let [shard, copies, parts] = axes_of(class.of, self.config.strategy);
         let groups = [&shard, &copies, &parts, &vec![Axis::Pp]];
@@ -115,7 +115,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// How a class of the parameters of these calls' unit comes, before it is computed with or after it has stepped.
+    /// Adds the parameters of these calls' unit, received before they are used or after the optimizer's step.
     fn parameters(&mut self, calls: &[usize], class: &Class) {
         let [shard, ..] = axes_of(class.of, self.config.strategy);
         let others = class.whole / class.shards * (class.shards - 1);
@@ -128,7 +128,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// How its gradients come: to their shards, to copies of these, and to other stages that have the unit too.
+    /// Adds their gradients, received for shards, for copies of shards, and for other stages that hold the unit.
     fn gradients(&mut self, calls: &[usize], class: &Class) {
         let [shard, copies, _] = axes_of(class.of, self.config.strategy);
         let (n, r) = (class.shard / size_of::<f32>(), self.config.precision.reduce.dtype().size());
@@ -143,7 +143,7 @@ impl<'a> Step<'a> {
         self.receive(&[Axis::Pp], "all_reduce", all_reduce_bytes(n, size_of::<f32>(), stages.len()));
     }
 
-    /// How often a unit is gathered in a step for these calls.
+    /// Returns how often a unit is gathered per step for these calls.
     fn gathers(&self, calls: &[usize]) -> usize {
         if self.config.keeps_gathered() {
             return 1;
@@ -152,12 +152,12 @@ impl<'a> Step<'a> {
         calls.iter().map(|i| 1 + usize::from(again(*i))).sum::<usize>() * self.run.micro_batches
     }
 
-    /// How often gradients go to their shards in a step.
+    /// Returns how often gradients are sent to their shards per step.
     fn reductions(&self) -> usize {
         if self.config.reduces_once() { 1 } else { self.run.micro_batches }
     }
 
-    /// Activations and cotangents of the stage's program.
+    /// Adds the activations and cotangents that the stage's program receives.
     fn between_stages(&mut self) -> Result<(), FsdpError> {
         let stages = &self.shapes.stages;
         let come = |action| match action {
@@ -171,7 +171,7 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Under `block`: activations from the rank of the call before, cotangents from that of the call after.
+    /// Under `block`: activations from the rank of the previous call, cotangents from the rank of the next call.
     fn between_blocks(&mut self) {
         let calls = &self.shapes.calls;
         let come = |i: usize| {
@@ -186,7 +186,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// What calls of this rank receive themselves.
+    /// Adds the bytes that calls of this rank receive themselves.
     fn of_calls(&mut self) {
         let all: &'a [ShapeCall] = &self.shapes.calls;
         for (i, ShapeCall { functions, is_mine, .. }) in all.iter().enumerate() {
@@ -204,7 +204,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// What call `i` hands on, with its header.
+    /// Returns the bytes that call `i` sends on, including the header.
     fn output(&self, i: usize) -> usize {
         let last = self.functions(self.shapes.calls[i].functions.clone()).last();
         HEADER + last.map_or(0, |call| call.output)
@@ -220,7 +220,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// What is shared along these axes.
+    /// Returns the share along these axes, creating it if needed.
     fn share(&mut self, axes: &[Axis]) -> &mut Share {
         let (name, ranks) = (self.mesh.along(axes), self.mesh.ranks(axes));
         let found = self.shares.iter().position(|share| share.axes == name).unwrap_or(self.shares.len());

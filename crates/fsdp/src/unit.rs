@@ -1,4 +1,4 @@
-//! A model as its user hands it over: units, and the calls that a forward makes of them.
+//! A model as its user defines it: units, and the calls that a forward makes to them.
 
 use crate::call::{Call, Forward, Output, Role};
 use crate::layout::NamedShape;
@@ -14,11 +14,11 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A model as units and the calls a forward makes of them; `B` is the batch, which only the calls look into.
+/// A model as units and the calls that a forward makes to them; `B` is the batch, which only the calls inspect.
 ///
-/// A call's function gets a module whose parameters are there for as long as it runs: it returns what it has computed
-/// of them, not one of them or a view of it, hands none to another thread, and keeps no slice of their memory
-/// (`try_into_primitive`), which is freed when it has returned.
+/// The function of a call gets a module whose parameters exist only while it runs. It must return newly computed
+/// values, not a parameter or a view of one. It must not pass a parameter to another thread or keep a slice of its
+/// memory (`try_into_primitive`), which is freed after the function returns.
 ///
 /// A unit may be called more than once (tied embeddings): it is gathered for each call, and its gradients are added
 /// before they are communicated.
@@ -36,7 +36,7 @@ use std::ops::Range;
 pub struct Units<B> {
     pub(crate) units: Vec<Box<dyn AnyUnit>>,
     pub(crate) calls: Vec<Call<B>>,
-    /// Of the calls.
+    /// The roles of the calls.
     pub(crate) roles: Vec<Role>,
     pub(crate) draw: Option<Box<Draw>>,
     pub(crate) marks: Marks,
@@ -44,13 +44,13 @@ pub struct Units<B> {
     pub(crate) shape: Option<Box<ShapeOf<B>>>,
 }
 
-/// Sequences of a batch, and their length.
+/// Returns the number of sequences in a batch, and their length.
 pub(crate) type ShapeOf<B> = dyn Fn(&B) -> [usize; 2];
 
-/// How a parameter is cut, by its name.
+/// Returns how a parameter is cut, by its name.
 type CutOf = dyn Fn(&str) -> Option<Cut>;
 
-/// Which parameters are kept otherwise than others, by their names.
+/// Selects by name the parameters that are kept differently from others.
 pub(crate) struct Marks {
     is_expert: Box<dyn Fn(&str) -> bool>,
     is_fp32: Box<dyn Fn(&str) -> bool>,
@@ -58,7 +58,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// The class that a parameter is in, and how it is cut.
+    /// Returns the class of a parameter, and how it is cut.
     pub fn class_of(&self, config: &FsdpConfig) -> impl Fn(&str) -> (Class, Option<Cut>) {
         let (spread, cuts, rounds) = (config.ep > 1, config.tp > 1, config.precision.param != FloatType::Fp32);
         move |name: &str| match (self.cut)(name).filter(|_| cuts) {
@@ -70,22 +70,22 @@ impl Marks {
     }
 }
 
-/// The values of runs of a parameter's elements, flat, one after another, from its name (the unit's, a dot, the path of
-/// fields) and number of dimensions.
+/// Returns the values of runs of a parameter's elements, flat and concatenated. The arguments are its name (the unit's
+/// name, a dot, the path of fields), its number of dimensions, and the runs.
 pub(crate) type Draw = dyn Fn(&str, usize, &[Range<usize>]) -> Vec<f32>;
 
-/// Where the values of a model's parameters come from.
+/// The source of a model's parameter values.
 #[derive(Clone, Copy)]
 pub(crate) enum ValuesFrom<'a> {
-    /// The modules have them, or make them.
+    /// The modules have them or create them.
     Modules,
-    /// Each rank makes those that it holds.
+    /// Each rank draws the values that it holds.
     Draw(&'a Draw),
-    /// A state that is loaded later, so none are made.
+    /// A state is loaded later, so none are created.
     State,
 }
 
-/// Names a unit of [`Units`] and the type of its module.
+/// Identifies a unit of [`Units`] and the type of its module.
 pub struct UnitId<M> {
     pub(crate) index: usize,
     module: PhantomData<fn() -> M>,
@@ -99,11 +99,11 @@ impl<M> Clone for UnitId<M> {
 
 impl<M> Copy for UnitId<M> {}
 
-/// What a call in the middle of a forward returns.
+/// The result of a call in the middle of a forward.
 pub struct Activation {
-    /// What the next call gets.
+    /// The input of the next call.
     pub x: Tensor<3>,
-    /// `[1]`: a loss of its own, which is added to the model's.
+    /// `[1]`: a loss of this call, which is added to the model's.
     pub aux: Option<Tensor<1>>,
 }
 
@@ -119,11 +119,11 @@ impl From<(Tensor<3>, Option<Tensor<1>>)> for Activation {
     }
 }
 
-/// What the last call of a forward returns.
+/// The result of the last call of a forward.
 pub struct Loss {
     /// `[1]`: the model's loss.
     pub loss: Tensor<1>,
-    /// `[1]`: what is added to it, and reported with the other calls' own losses.
+    /// `[1]`: a loss that is added to it, and reported with the other calls' own losses.
     pub aux: Option<Tensor<1>>,
 }
 
@@ -134,7 +134,7 @@ impl From<Tensor<1>> for Loss {
 }
 
 impl<B: 'static> Units<B> {
-    /// No units yet.
+    /// Creates a model without units.
     pub fn new() -> Self {
         let marks = Marks {
             is_expert: Box::new(|_: &str| false),
@@ -152,56 +152,57 @@ impl<B: 'static> Units<B> {
         }
     }
 
-    /// Values come from `draw` instead of the modules, on each rank those that it holds: of a parameter, by its name
-    /// (the unit's, a dot, the path of fields) and number of dimensions, those of runs of its elements, flat, one run
-    /// after another.
+    /// Takes values from `draw` instead of the modules. Each rank draws only the values that it holds: `draw` gets a
+    /// parameter's name (the unit's name, a dot, the path of fields), its number of dimensions and runs of its
+    /// elements, and returns the values of the runs, flat and concatenated.
     pub fn draw(&mut self, draw: impl Fn(&str, usize, &[Range<usize>]) -> Vec<f32> + 'static) {
         self.draw = Some(Box::new(draw));
     }
 
-    /// Parameters for whose names `is_expert` holds are stacks of experts, of which each of
-    /// [`FsdpConfig::ep`](crate::FsdpConfig) ranks has a part: a call's function gets that.
+    /// Marks the parameters whose names satisfy `is_expert` as stacks of experts. Each of
+    /// [`FsdpConfig::ep`](crate::FsdpConfig) ranks holds a part of every stack, and the function of a call gets that
+    /// part.
     pub fn experts(&mut self, is_expert: impl Fn(&str) -> bool + 'static) {
         self.marks.is_expert = Box::new(is_expert);
     }
 
-    /// What fails in the collectives that calls make themselves is in `first_error`, and ends the step.
+    /// Ends a step if `first_error` reports a failure of the collectives that calls run themselves.
     pub fn collectives(&mut self, first_error: FirstError) {
         self.first_error = first_error;
     }
 
-    /// Parameters for whose names there is a `cut` are matrices and vectors of which each of
-    /// [`FsdpConfig::tp`](crate::FsdpConfig) ranks has a part: a call's function gets that, and what it returns is of
-    /// the rank's rows. Losses that it returns are the rank's shares, which add up.
+    /// Cuts the matrices and vectors for whose names `cut` returns a cut. Each of [`FsdpConfig::tp`](crate::FsdpConfig)
+    /// ranks holds a part, and the function of a call gets that part and returns values for this rank's rows. Losses
+    /// that it returns are this rank's shares, which add up.
     pub fn tensor_parallel(&mut self, cut: impl Fn(&str) -> Option<Cut> + 'static) {
         self.marks.cut = Box::new(cut);
     }
 
-    /// Activations have the sequences and the length that `shape` says of their batch: a stage of a pipeline that sends
-    /// others is named.
+    /// Sets the function that returns the number of sequences in a batch's activations, and their length. A pipeline
+    /// stage that sends other shapes is then named in an error.
     pub fn shape(&mut self, shape: impl Fn(&B) -> [usize; 2] + 'static) {
         self.shape = Some(Box::new(shape));
     }
 
-    /// Parameters for whose names `is_fp32` holds are fp32 in every call, whatever [`Precision`](crate::Precision) says
-    /// of the others.
+    /// Keeps the parameters whose names satisfy `is_fp32` in fp32 in every call, whatever
+    /// [`Precision`](crate::Precision) says.
     pub fn keep_fp32(&mut self, is_fp32: impl Fn(&str) -> bool + 'static) {
         self.marks.is_fp32 = Box::new(is_fp32);
     }
 
-    /// Adds a unit. Its parameters' values are read when it is sharded, so a lazily initialised module is made only
-    /// then. All of them are trained, and in fp32, whatever the module's own settings are.
+    /// Adds a unit. Its parameter values are read when it is sharded, so a lazily initialized module is created only
+    /// then. All parameters are trained, in fp32, whatever the module's own settings.
     pub fn add<M: Module + 'static>(&mut self, name: impl Into<String>, module: M) -> UnitId<M> {
         self.units.push(Box::new(ModuleUnit::new(name.into(), module)));
         UnitId { index: self.units.len() - 1, module: PhantomData }
     }
 
-    /// The first call of a forward: from the batch to an activation.
+    /// Adds the first call of a forward: from the batch to an activation.
     pub fn first<M: Module + 'static>(&mut self, unit: UnitId<M>, forward: impl Fn(&M, &B) -> Tensor<3> + 'static) {
         self.call(unit, Role::First, move |module, _x, batch| Output::Activation(forward(module, batch).into()));
     }
 
-    /// The next call of a forward: from an activation to an activation, with or without a loss of its own.
+    /// Adds the next call of a forward: from an activation to an activation, with or without a loss of its own.
     pub fn then<M: Module + 'static, A: Into<Activation>>(
         &mut self,
         unit: UnitId<M>,
@@ -212,7 +213,7 @@ impl<B: 'static> Units<B> {
         });
     }
 
-    /// The last call of a forward: from an activation to the batch's mean loss, `[1]`, in fp32.
+    /// Adds the last call of a forward: from an activation to the batch's mean loss, `[1]`, in fp32.
     pub fn last<M: Module + 'static, L: Into<Loss>>(
         &mut self,
         unit: UnitId<M>,
@@ -248,20 +249,20 @@ fn expect(x: Option<Tensor<3>>) -> Tensor<3> {
 /// The value of a parameter: its shape and elements.
 pub(crate) type Value = (Vec<usize>, Tensor<1>);
 
-/// A module whose type is forgotten.
+/// A module of any type.
 pub(crate) trait AnyUnit {
     fn name(&self) -> &str;
 
-    /// Names and shapes of its parameters in the order of visits.
+    /// Returns the names and shapes of the parameters in visiting order.
     fn params(&self) -> Vec<NamedShape>;
 
-    /// Gives the parameters' values to `take`, flat, one after another; the module gives them up.
+    /// Passes the parameter values to `take`, flat and one at a time; the module releases them.
     fn take_values(&mut self, take: &mut dyn FnMut(Tensor<1>));
 
-    /// Forgets the parameters' values, which may never have been made.
+    /// Releases the parameter values, which may never have been created.
     fn release(&mut self);
 
-    /// The module with these parameters, in the order of visits; `tracked`: each the leaf of a graph.
+    /// Returns the module with these parameters, given in visiting order; if `tracked`, each is the leaf of a graph.
     fn bind(&self, values: &mut dyn Iterator<Item = Value>, tracked: bool) -> Box<dyn Bound>;
 }
 
@@ -269,7 +270,7 @@ pub(crate) trait AnyUnit {
 pub(crate) trait Bound {
     fn module(&self) -> &dyn Any;
 
-    /// The parameters, if a device has them.
+    /// Returns the parameters that are on a device.
     fn leaves(&self) -> Vec<Leaf>;
 
     /// Adds to `places` where each parameter's gradient goes on a device; `next` gives the parameter's buffer and its
@@ -282,7 +283,7 @@ pub(crate) trait Bound {
 
 struct ModuleUnit<M> {
     name: String,
-    /// There but while its values are taken.
+    /// `None` only while the values are taken.
     module: Option<M>,
     params: Vec<NamedShape>,
 }
@@ -349,7 +350,7 @@ fn flat<const D: usize>(value: Tensor<D>) -> Tensor<1> {
     value.reshape([len])
 }
 
-/// A parameter at rest, which holds no memory.
+/// Returns a parameter at rest, which holds no memory.
 fn empty<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
     Param::initialized(param.id, Tensor::empty([0; D], &param.lazy_device()))
 }
@@ -385,7 +386,7 @@ impl ModuleVisitor for TakeGradients<'_> {
     }
 }
 
-/// Takes values one at a time: a module whose parameters are made when they are read never has all of them.
+/// Takes values one at a time, so that a module with lazily initialized parameters never holds all of them.
 struct Take<'a>(&'a mut dyn FnMut(Tensor<1>));
 
 impl ModuleMapper for Take<'_> {

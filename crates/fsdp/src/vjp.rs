@@ -1,4 +1,4 @@
-//! Starts a backward with a given cotangent instead of a loss.
+//! Starts a backward from a given cotangent instead of a loss.
 
 use burn::backend::autodiff::{
     Autodiff,
@@ -9,14 +9,15 @@ use burn::backend::autodiff::{
 use burn::backend::{Backend, Dispatch, Flex, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Tensor};
 
-/// A zero, `[1]` in fp32, whose backward gives `y` the gradient `cotangent`: the start of a vector-Jacobian product.
+/// Returns a zero, `[1]` in fp32, whose backward gives `y` the gradient `cotangent`: the start of a vector-Jacobian
+/// product.
 ///
-/// Burn's backward starts at a loss and takes no gradient. `(y * cotangent).sum()` would do, at the price of two passes
-/// over both; this costs nothing. It can be added to another loss of the same graph. On other backends than `flex` it
-/// is that sum.
+/// Burn's backward starts at a loss and accepts no gradient. `(y * cotangent).sum()` would work at the cost of two
+/// passes over both tensors; this costs nothing. The result can be added to another loss of the same graph. On backends
+/// other than `flex` it is that sum.
 ///
 /// # Panics
-/// In the backward, if the shapes differ.
+/// Panics in the backward if the shapes differ.
 pub fn vjp_seed<const D: usize>(y: Tensor<D>, cotangent: Tensor<D>) -> Tensor<1> {
     if cotangent.clone().inner().try_into_primitive::<Flex>().is_err() {
         return (y * cotangent.autodiff()).sum().cast(DType::F32);

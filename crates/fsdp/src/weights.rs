@@ -1,4 +1,4 @@
-//! A unit's parameters while they are computed with.
+//! A unit's parameters while they are used for computation.
 
 use crate::memory::{Category, Held, Ledger, bytes};
 use crate::storage::device::Leaf;
@@ -7,9 +7,9 @@ use burn::tensor::Tensor;
 
 /// A whole unit's parameters, for as long as this lives.
 pub(crate) struct Weights {
-    /// One buffer for each class that the unit has.
+    /// One buffer for each class in the unit.
     pub flats: Vec<Flat>,
-    /// On a device, of a graph whose memory was taken away: its parameters.
+    /// On a device: the parameters of a graph whose memory was freed.
     leaves: Vec<Leaf>,
 }
 
@@ -17,40 +17,41 @@ pub(crate) struct Weights {
 pub(crate) struct Flat {
     pub tensor: Tensor<1>,
     storage: Option<Storage>,
-    /// Counts what was gathered, and not what is at rest anyway.
+    /// Counts gathered memory, but not memory at rest.
     held: Option<Held>,
 }
 
 impl Weights {
-    /// Buffers that another thread may have made.
+    /// Wraps buffers that another thread may have created.
     pub fn new(flats: Vec<Flat>) -> Self {
-        // A clone is this thread's own: each view of another thread's would wait for Burn to make it one of this thread.
+        // A clone belongs to this thread; every view of another thread's tensor would wait until Burn moves it to this
+        // thread.
         let here = |flat: Flat| Flat { tensor: flat.tensor.clone(), ..flat };
         Self { flats: flats.into_iter().map(here).collect(), leaves: vec![] }
     }
 
-    /// The same for somebody else, while the one who has this counts it and keeps it.
+    /// Returns the same weights for another user, while the owner of this value counts and keeps them.
     pub fn lent(&self) -> Self {
         let flats = self.flats.iter().map(|flat| Flat::at_hand(flat.tensor.clone())).collect();
         Self { flats, leaves: vec![] }
     }
 
-    /// The same, in memory that can be [`free`](Self::free)d while graphs hold it.
+    /// Moves the weights to memory that can be [`free`](Self::free)d while graphs hold it.
     pub fn refillable(self) -> Self {
         Self { flats: self.flats.into_iter().map(Flat::refillable).collect(), ..self }
     }
 
-    /// Gives up the memory that `leaves`, each of a class, are views of; a graph that holds it must not run until it is
-    /// [`refill`](Self::refill)ed.
+    /// Frees the memory of which `leaves`, each with its class, are views. A graph that holds them must not run until
+    /// they are [`refill`](Self::refill)ed.
     ///
     /// # Safety
-    /// As of [`Storage::free`]: nobody has a slice of the parameters' memory any more.
+    /// As for [`Storage::free`], no slice of the parameters' memory may still exist.
     pub unsafe fn free(&mut self, leaves: impl Iterator<Item = (usize, Leaf)>) {
         self.leaves = leaves.filter(|(class, _)| self.flats[*class].is_gathered()).map(|(_, leaf)| leaf).collect();
         Leaf::free(&self.leaves);
         for flat in self.flats.iter_mut().filter(|flat| flat.is_gathered()) {
             match &mut flat.storage {
-                // SAFETY: as the caller says.
+                // SAFETY: guaranteed by the caller.
                 Some(storage) => unsafe { storage.free() },
                 None => flat.tensor = Tensor::empty([0], (&flat.tensor.device(), flat.tensor.dtype())),
             }
@@ -58,12 +59,12 @@ impl Weights {
         }
     }
 
-    /// Whether a graph's leaves are to have memory again.
+    /// Returns whether leaves of a graph need memory again.
     pub fn has_leaves(&self) -> bool {
         !self.leaves.is_empty()
     }
 
-    /// Takes the memory of the same unit gathered again, with these leaves, in the place of what was freed.
+    /// Replaces what was freed by the memory of the same unit gathered again, with these leaves.
     pub fn refill(&mut self, again: Self, leaves: impl Iterator<Item = (usize, Leaf)>) {
         for (flat, again) in self.flats.iter_mut().zip(again.flats).filter(|(_, again)| again.is_gathered()) {
             match &mut flat.storage {
@@ -78,12 +79,12 @@ impl Weights {
 }
 
 impl Flat {
-    /// What rests on the rank anyway.
+    /// Wraps parameters that rest on the rank anyway.
     pub fn at_hand(tensor: Tensor<1>) -> Self {
         Self { tensor, storage: None, held: None }
     }
 
-    /// What was brought together.
+    /// Wraps parameters that were gathered.
     pub fn gathered(tensor: Tensor<1>, ledger: &Ledger) -> Self {
         let held = Some(ledger.hold(Category::Gathered, bytes(&tensor)));
         Self { tensor, storage: None, held }

@@ -1,9 +1,9 @@
-//! Activations and their cotangents on the way from rank to rank.
+//! Activations and their cotangents in flight between ranks.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use comm::{CommError, Communicator};
 
-/// Hands `x` to rank `to`.
+/// Sends `x` to rank `to`.
 pub(crate) fn send(wire: &Communicator, x: &Tensor<3>, to: usize) -> Result<(), CommError> {
     let shape = TensorData::new(x.dims().map(|size| size as i64).to_vec(), [3]);
     wire.send(Tensor::<1, Int>::from_data(shape, (wire.device(), DType::I64)), to)?;
@@ -11,7 +11,7 @@ pub(crate) fn send(wire: &Communicator, x: &Tensor<3>, to: usize) -> Result<(), 
     wire.send(x.clone().reshape([len]), to)
 }
 
-/// What rank `from` hands over next.
+/// Receives the next tensor from rank `from`.
 pub(crate) fn recv(wire: &Communicator, from: usize) -> Result<Tensor<3>, CommError> {
     let shape = wire.recv::<Int>(from)?.into_data();
     let shape: Vec<usize> = shape.iter::<i64>().map(|size| size as usize).collect();

@@ -1,11 +1,11 @@
-//! How far a rank is in a step, for who waits for a long one.
+//! Progress of a rank in a step, for observers of long steps.
 
 use std::cell::Cell;
 
-/// Told of a step's work how much is done and how much there is, after each call's forward and backward.
+/// Called after each call's forward and backward with the finished and the total work of a step.
 pub(crate) type Watch = dyn Fn(usize, usize) + Send;
 
-/// A backward is twice as much work as its forward.
+/// Work of a backward; a forward counts 1.
 const BACKWARD: usize = 2;
 
 /// The forwards and backwards of a step on this rank.
@@ -16,17 +16,17 @@ pub(crate) struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Of so many calls.
+    /// Starts to count the work of `calls` calls.
     pub fn new(watch: Option<&'a Watch>, calls: usize) -> Self {
         Self { watch, done: Cell::new(0), all: calls * (1 + BACKWARD) }
     }
 
-    /// A call's forward is through.
+    /// Counts a finished forward of a call.
     pub fn forward(&self) {
         self.add(1);
     }
 
-    /// A call's backward is through.
+    /// Counts a finished backward of a call.
     pub fn backward(&self) {
         self.add(BACKWARD);
     }

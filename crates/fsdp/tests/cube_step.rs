@@ -1,4 +1,4 @@
-//! A whole step on a device: what the host waits for, and what it does with numbers that are not finite.
+//! A whole step on a device: what the host waits for, and how non-finite numbers are handled.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::module::Param;
@@ -42,7 +42,7 @@ fn batch(rank: usize, factor: f32, device: &Device) -> Tensor<3> {
     Tensor::from_data(TensorData::new(values.collect::<Vec<_>>(), [1, 4, WIDTH]), device)
 }
 
-/// A step of what nobody can read, see [`unreadable`], ends where it reads something for the first time.
+/// A step on data that cannot be read ([`unreadable`]) ends at its first read.
 fn the_optimizer_is_launched_before_anything_is_read() {
     if !testing::is_cpu_runtime() {
         return;
@@ -58,7 +58,8 @@ fn the_optimizer_is_launched_before_anything_is_read() {
                 });
                 assert_eq!(step.is_ok(), is_readable, "{ranks} ranks, {strategy:?}: {step:?}");
             });
-            // A unit's matrix and bias are flattened together: when it is made, and of each micro-batch the gradients.
+            // A unit's matrix and bias are flattened together: once at creation, and the gradients once per
+            // micro-batch.
             ["flatten_kernel", "adamw_kernel"].map(|kernel| names.iter().filter(|name| name.contains(kernel)).count())
         };
         let expected = [(1 + 2) * ranks * LAYERS, ranks * LAYERS];
@@ -66,10 +67,10 @@ fn the_optimizer_is_launched_before_anything_is_read() {
     }
 }
 
-/// Of a step the loss, the norm and which unit has a number that is not finite.
+/// The loss and the norm of a step, and the unit with a non-finite number.
 type Report = ([f64; 2], Option<String>);
 
-/// Reports of all steps, and how many the optimizer has made.
+/// Returns the reports of all steps, and the number of steps that the optimizer has made.
 fn train(device: &Device, ranks: usize, strategy: Strategy) -> (Vec<Report>, u64) {
     let device = device.clone();
     let results = run_ranks(vec![device.clone(); ranks], Duration::from_secs(300), move |comm| {
@@ -101,7 +102,7 @@ fn steps_are_skipped_as_on_the_cpu() {
     }
 }
 
-/// One test: launches are counted of the whole process.
+/// A single test, because launches are counted for the whole process.
 #[test]
 fn a_step_is_launched_whole_and_skipped_where_it_must_be() {
     testing::device_of_ranks();

@@ -1,4 +1,4 @@
-//! What ranks on a device hold of a model that they gather.
+//! The device memory of ranks that gather a model.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::module::Param;
@@ -25,7 +25,7 @@ fn linear(device: &Device) -> Linear {
     LinearConfig::new(WIDTH, WIDTH).with_initializer(initializer).init(device)
 }
 
-/// Linear layers; `look` is called in the last one's forward, when all others are through theirs.
+/// Creates linear layers; `look` is called in the last one's forward, after the forwards of all others.
 fn units(device: &Device, look: impl Fn(Tensor<3>) + 'static) -> Units<Tensor<3>> {
     let mut units = Units::new();
     let first = units.add("first", linear(device));
@@ -42,8 +42,8 @@ fn units(device: &Device, look: impl Fn(Tensor<3>) + 'static) -> Units<Tensor<3>
     units
 }
 
-/// Of each step the loss and the norm, the bytes of the device that were in use in the last forward, and those that the
-/// first rank counts as gathered at its peak.
+/// Returns the loss and the norm of each step, the device bytes in use in the last forward, and the peak of bytes that
+/// the first rank counts as gathered.
 fn train(device: &Device, ranks: usize, reshard_after_forward: bool) -> (Vec<[f64; 2]>, u64, usize) {
     let device = device.clone();
     let results = run_ranks(vec![device.clone(); ranks], Duration::from_secs(300), move |comm| {
@@ -75,7 +75,7 @@ fn train(device: &Device, ranks: usize, reshard_after_forward: bool) -> (Vec<[f6
     results.into_iter().next().unwrap()
 }
 
-/// All that are gathered at a time are the unit that computes and the next one.
+/// Only the unit that computes and the next one are gathered at a time.
 #[test]
 fn a_graph_on_a_device_does_not_keep_the_memory_of_gathered_parameters() {
     let device = testing::device_of_ranks();
@@ -85,7 +85,7 @@ fn a_graph_on_a_device_does_not_keep_the_memory_of_gathered_parameters() {
     assert_eq!(freed, kept, "refilled parameters are the same");
     let layers = (all_gathered - gathered) as u64 / LAYER_BYTES;
     assert_eq!(layers, LAYERS as u64 - 2, "{gathered} bytes gathered, {all_gathered} where a graph keeps them");
-    // The other rank may be a call behind.
+    // The other rank may be one call behind.
     assert!(in_use + (layers - 1) * LAYER_BYTES <= in_use_where_kept, "{in_use} of {in_use_where_kept}");
     let (on_cpu, ..) = train(&Device::flex(), 2, true);
     let near = |(a, b): (&[f64; 2], &[f64; 2])| a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs());

@@ -1,4 +1,4 @@
-//! Every strategy, on any number of ranks, trains as one autodiff graph of the whole model on one device does.
+//! Every strategy on any number of ranks matches one autodiff graph of the whole model on one device.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn every_strategy_on_any_number_of_ranks_trains_as_one_graph() {
         for activation_checkpointing in [ActivationCheckpointing::None, ActivationCheckpointing::Full] {
             for (ranks, micro_batches) in [(1, 1), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1), (4, 2)] {
                 let config = FsdpConfig { activation_checkpointing, ..config(strategy) };
-                // Eight sequences are not shared by three ranks; under `block` they need not be.
+                // Three ranks cannot share eight sequences evenly; under `block` they need not share them.
                 let fits = ranks != 3 || strategy == Strategy::Block;
                 if fits && config.validate(ranks).is_ok() {
                     table.push((config, ranks, micro_batches));
@@ -61,7 +61,7 @@ fn every_policy_trains_as_one_graph() {
     all_train_as(&expected, &model, &batch, &table);
 }
 
-/// The CPU's memory is where these ranks compute, so nothing is moved, but casts and sums are those of an offload.
+/// These ranks compute in CPU memory, so nothing moves, but casts and sums are those of an offload.
 #[test]
 fn what_is_offloaded_trains_as_one_graph() {
     let device = Device::flex();
@@ -129,7 +129,7 @@ fn an_overflow_of_fp16_changes_nothing_and_halves_the_scale() {
         let (config, model, batch) = (FsdpConfig { precision, ..config(strategy) }, model.clone(), batch.clone());
         let reports = run_ranks(vec![Device::flex(); 2], Duration::from_secs(60), move |comm| {
             let mut fsdp = Fsdp::new(units(model.clone()), comm, config.clone())?;
-            // At the first scale, 65536, the gradients of this loss are beyond fp16's 65504.
+            // With the initial scale of 65536, the gradients of this loss exceed 65504, the largest fp16 value.
             let large = Batch { x: batch.x.clone() * 3.0, target: batch.target.clone() * 100.0 };
             (0..20).map(|_| fsdp.train_step(std::slice::from_ref(&large), LR)).collect::<Result<Vec<_>, FsdpError>>()
         })

@@ -1,4 +1,4 @@
-//! A rank that fails anywhere in a step ends all ranks at once, with its name.
+//! A rank that fails anywhere in a step ends all ranks at once, and is named.
 
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
@@ -14,11 +14,11 @@ const MICRO_BATCHES: usize = 4;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const FAULT: &str = "a fault that was put there";
 
-/// What happens where.
+/// A fault and its location.
 #[derive(Debug, Clone, Copy)]
 struct Fault {
     rank: usize,
-    /// After so many of the rank's calls of units.
+    /// The number of calls of units on this rank before the fault.
     after: usize,
     what: What,
 }
@@ -27,11 +27,11 @@ struct Fault {
 enum What {
     Panic,
     Late(Duration),
-    /// It makes an activation of another shape.
+    /// The call returns an activation of another shape.
     Shape,
 }
 
-/// Faults are told on stderr by the panic hook, a thousand of them.
+/// Silences the panic hook for injected faults, of which there are a thousand.
 fn quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -44,7 +44,7 @@ fn quiet() {
     });
 }
 
-/// Units that count their calls, and fail at one of them.
+/// Creates units that count their calls and fail at one of them.
 fn units(rank: usize, fault: Fault) -> Units<Tensor<3>> {
     let (mut units, device) = (Units::new(), Device::flex());
     let calls = Arc::new(AtomicUsize::new(0));
@@ -71,7 +71,7 @@ fn units(rank: usize, fault: Fault) -> Units<Tensor<3>> {
     units
 }
 
-/// Two steps; returns how they ended, and after how long.
+/// Runs two steps; returns the failure, if there is one, and the elapsed time.
 fn train(
     config: &FsdpConfig,
     ranks: usize,
@@ -119,7 +119,7 @@ fn a_thousand_faults_end_all_ranks_with_the_name_of_the_one_that_failed() {
     };
     for i in 0..1000 {
         let (config, ranks) = &configs[i % configs.len()];
-        // Of two steps; a rank has at least so many units.
+        // In two steps; every rank has at least this many calls.
         let calls = 2 * MICRO_BATCHES * (CALLS / config.pipeline.stages);
         let fault = Fault { rank: below(*ranks), after: below(calls), what: What::Panic };
         let (failure, took) = train(config, *ranks, fault, TIMEOUT);
@@ -138,7 +138,7 @@ fn a_stage_that_is_late_is_named() {
             let fault = Fault { rank: ranks - 1, after: 3, what: What::Late(5 * timeout) };
             train(&config, ranks, fault, timeout).0.expect("nobody waits so long").to_string()
         };
-        // A busy machine may hold up another rank as well; then only more patience tells.
+        // A busy machine may delay another rank as well; then only a longer timeout tells them apart.
         let late = format!("rank {}", ranks - 1);
         let is_named = [200, 2_000].iter().any(|millis| message(Duration::from_millis(*millis)).contains(&late));
         if !is_named {
@@ -150,12 +150,12 @@ fn a_stage_that_is_late_is_named() {
 
 #[test]
 fn a_stage_that_sends_another_shape_is_named() {
-    // In a V the first stage is the last one too.
+    // In a V the first stage is also the last one.
     let hands_on = |config: &FsdpConfig| config.pipeline.stages > 1 && config.pipeline.schedule != Schedule::ZbV;
     for (config, ranks) in configs().into_iter().filter(|(config, _)| hands_on(config)) {
-        // The last stage hands nothing on.
+        // The last stage sends no activations.
         for rank in 0..ranks - ranks / config.pipeline.stages {
-            // The last call of its first chunk of the first micro-batch.
+            // The last call of the stage's first chunk for the first micro-batch.
             let after = CALLS / config.pipeline.stages / config.pipeline.virtual_stages - 1;
             let fault = Fault { rank, after, what: What::Shape };
             let (failure, took) = train(&config, ranks, fault, TIMEOUT);

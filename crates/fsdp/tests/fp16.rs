@@ -1,4 +1,4 @@
-//! What the scale of fp16 losses cannot mend.
+//! The limits of fp16 loss scaling, and numbers beyond the range or the precision of 16 bits.
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig};
@@ -7,7 +7,7 @@ use comm::run_ranks;
 use fsdp::{FloatType, Fsdp, FsdpConfig, FsdpError, NonFinite, PipelineConfig, Precision, Strategy, Units};
 use std::time::Duration;
 
-/// Two layers whose loss is finite, and whose gradient is no number.
+/// Creates two layers whose loss is finite and whose gradient is NaN.
 fn units() -> Units<Tensor<3>> {
     let (mut units, device) = (Units::new(), Device::flex());
     let linear = || LinearConfig::new(8, 8).with_initializer(Initializer::Constant { value: 0.1 }).init(&device);
@@ -16,7 +16,7 @@ fn units() -> Units<Tensor<3>> {
     let last = units.add("last", linear());
     units.last(last, |linear: &Linear, x, _| {
         let y = linear.forward(x).cast(DType::F32);
-        // The slope of a root is infinite at 0, and times 0 no number.
+        // The slope of a square root is infinite at 0, and infinity times 0 is NaN.
         y.clone().powi_scalar(2).mean() + (y * 0.0).sqrt().mean()
     });
     units
@@ -39,14 +39,14 @@ fn a_gradient_that_is_no_number_at_scale_one_is_not_finite() {
         for (step, report) in reports[0].iter().enumerate() {
             let same = report.loss.is_finite() && report.loss == reports[0][0].loss;
             assert!(report.skipped && same, "{strategy:?}, step {step}: {report:?}");
-            // From 65536 the scale is 1 after 16 halvings.
+            // The scale falls from 65536 to 1 in 16 halvings.
             let last = NonFinite { unit: "last".into(), rank: None };
             assert_eq!(report.non_finite, (step >= 16).then_some(last), "{strategy:?}, step {step}");
         }
     }
 }
 
-/// Each rank's gradient is 0.6 x 65536, and within fp16's range; the sum over the ranks is beyond it.
+/// Each rank's gradient is 0.6 x 65536, within the range of fp16; the sum over the ranks is beyond it.
 #[test]
 fn a_sum_over_ranks_beyond_fp16_is_no_overflow() {
     for (strategy, dp_replicate, cpu_offload) in [
@@ -72,7 +72,7 @@ fn a_sum_over_ranks_beyond_fp16_is_no_overflow() {
             fsdp.train_step(&[Tensor::<3>::ones([1, 2, 8], &device)], 1e-3)
         })
         .unwrap();
-        // Of 64 gradients of 0.6, the mean over ranks.
+        // The norm of 64 gradients, each with the mean 0.6 over ranks.
         let (report, norm) = (&reports[0], 0.6 * 8.0);
         let case = format!("{strategy:?}, copies: {dp_replicate:?}, offloaded: {cpu_offload}");
         assert!(!report.skipped && (report.grad_norm / norm - 1.0).abs() < 1e-3, "{case}: {report:?}");
@@ -85,7 +85,7 @@ struct Biased {
     bias: Param<Tensor<1>>,
 }
 
-/// A bias that moves by 0.001 a step from 0.3, where a step of bf16 is 0.002.
+/// A bias starts at 0.3 and moves by 0.001 per step, less than the spacing of bf16 numbers there, 0.002.
 #[test]
 fn a_parameter_that_is_kept_fp32_is_not_rounded() {
     for (strategy, ranks) in [

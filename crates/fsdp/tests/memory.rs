@@ -1,4 +1,4 @@
-//! What a rank says it uses is what the allocator says.
+//! The memory that a rank counts equals the memory that the allocator counts.
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear, LinearConfig};
@@ -16,7 +16,7 @@ static LIVE: AtomicIsize = AtomicIsize::new(0);
 
 struct Counting;
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
@@ -41,7 +41,7 @@ fn live() -> isize {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// A stack of matrices, of which a rank may have a part.
+/// A stack of matrices, of which a rank may hold a part.
 #[derive(Module, Debug)]
 struct Experts {
     experts: Param<Tensor<3>>,
@@ -53,7 +53,7 @@ impl Experts {
     }
 }
 
-/// The same with a layer of four experts, which ranks may have a part of.
+/// Creates units with a layer of four experts, of which ranks may hold a part.
 fn units_with_experts() -> Units<Tensor<3>> {
     let (mut units, device) = (Units::new(), Device::flex());
     let (value, is_expert) = (0.5 / WIDTH as f64, |name: &str| name.ends_with("experts"));
@@ -86,7 +86,7 @@ fn units() -> Units<Tensor<3>> {
     units
 }
 
-/// Every rank's memory after two steps, and by how much the process grew meanwhile.
+/// Returns every rank's memory after two steps, and the growth of the process meanwhile.
 fn train(config: &FsdpConfig, ranks: usize) -> (Vec<Memory>, isize) {
     let device = Device::flex();
     let (config, x) = (config.clone(), Tensor::<3>::random([8, 16, WIDTH], Distribution::Default, &device));
@@ -99,7 +99,7 @@ fn train(config: &FsdpConfig, ranks: usize) -> (Vec<Memory>, isize) {
             }
             Ok::<_, FsdpError>(fsdp)
         });
-        drop(steps(comm.split(0)?)?); // threads keep workspaces of matrix products: let them make these first
+        drop(steps(comm.split(0)?)?); // creates the threads' workspaces of matrix products before measuring
         barrier.barrier()?;
         let before = live();
         barrier.barrier()?;
@@ -113,13 +113,13 @@ fn train(config: &FsdpConfig, ranks: usize) -> (Vec<Memory>, isize) {
     (results.iter().map(|(memory, _)| *memory).collect(), results[0].1)
 }
 
-// One test, for the allocator counts for the whole process.
+// A single test, because the allocator counts for the whole process.
 #[test]
 fn memory_is_what_the_allocator_says() {
     let parameters = LAYERS * (WIDTH * WIDTH + WIDTH) * 4;
     let two_layers = Wrap::Size(WIDTH * WIDTH + WIDTH + 1);
     let bf16 = Precision { param: FloatType::Bf16, ..Precision::default() };
-    // Of the parameters two thirds are experts'.
+    // Two thirds of the parameters belong to experts.
     for row in [
         (1, 4, Strategy::Ddp, 4, [0.5, 0.5]),
         (1, 4, Strategy::FullShard, 4, [0.25, 0.25]),
@@ -147,7 +147,7 @@ fn memory_is_what_the_allocator_says() {
     )
     .map(|row| (row, FsdpConfig::default()))
     .chain(
-        // What is not sharded has a copy in 16 bits.
+        // Parameters that are not sharded have a 16-bit copy.
         [
             (1, 1, Strategy::FullShard, 1, [1.5, 1.0]),
             (1, 1, Strategy::Ddp, 2, [1.5, 1.0]),
@@ -157,7 +157,7 @@ fn memory_is_what_the_allocator_says() {
         .map(|row| (row, FsdpConfig { precision: bf16, ..FsdpConfig::default() })),
     )
     .chain(
-        // Replicas, and in a pipeline units of two calls and gradients that go to their shards in every micro-batch.
+        // Replicas; in a pipeline, units of two calls, and gradients that are reduced in every micro-batch.
         [
             ((1, 1, Strategy::FullShard, 4, [0.5, 0.5]), FsdpConfig { dp_replicate: Some(2), ..FsdpConfig::default() }),
             ((1, 1, Strategy::Zero1, 4, [1.0, 0.5]), FsdpConfig { dp_replicate: Some(2), ..FsdpConfig::default() }),
@@ -180,7 +180,7 @@ fn memory_is_what_the_allocator_says() {
             let units = if ep > 1 { units_with_experts() } else { units() };
             let forecast = units.forecast(&config, run).unwrap().memory;
             assert_eq!(forecast.now, memory.now, "{strategy:?} on {ranks}, {stages} stages, ep {ep}");
-            // When a gather or a reduction ends is a matter of time: at most as much is there as if each ended late.
+            // The end of a gather or a reduction depends on timing; the forecast assumes that each ends late.
             for category in [Category::Parameters, Category::Gradients, Category::Gathered] {
                 let (most, found) = (forecast.peak[category], memory.peak[category]);
                 assert!(
@@ -191,9 +191,9 @@ fn memory_is_what_the_allocator_says() {
             }
         }
         let counted: usize = memories.iter().map(|memory| memory.now.total()).sum();
-        // Threads on one device share what they gather, and these two keep it.
+        // Threads on one device share what they gather, and these two strategies keep it.
         let shared = match strategy {
-            // Dense ones all of a stage, experts those that have the same.
+            // All ranks of a stage share dense parameters; ranks with the same experts share experts.
             Strategy::Zero1 if ep > 1 => {
                 let (dense, experts) = (2 * (WIDTH * WIDTH + WIDTH) * 4, 4 * WIDTH * WIDTH * 4 / ep);
                 (ranks - 1) * dense + (ranks - ep) * experts
@@ -204,11 +204,12 @@ fn memory_is_what_the_allocator_says() {
             _ => 0,
         };
         let counted = counted - shared;
-        // Beside the tensors: modules, names, a communication thread for each rank, communicators for each class of
-        // parameters with their meters.
+        // Other memory: modules, names, a communication thread per rank, and communicators per class of parameters with
+        // their meters.
         let slack = ranks as isize * if ep > 1 { 64 } else { 52 } * 1024;
         assert!((grown - counted as isize).abs() < slack, "{strategy:?} on {ranks}: {counted} counted, {grown} grown");
-        let close = |found: usize, part: f64| (found as f64 / (part * parameters as f64) - 1.0).abs() < 0.04; // with padding
+        // The tolerance covers padding.
+        let close = |found: usize, part: f64| (found as f64 / (part * parameters as f64) - 1.0).abs() < 0.04;
         for memory in memories {
             assert!(close(memory.now[Category::Parameters], of_parameters), "{strategy:?} on {ranks}: {memory}");
             assert!(close(memory.now[Category::Optimizer], 2.0 * of_moments), "{strategy:?} on {ranks}: {memory}");
@@ -216,14 +217,14 @@ fn memory_is_what_the_allocator_says() {
         }
     }
 
-    // One rank: every layer's graph keeps its input; the first one's is the batch. The last one's keeps its output
-    // besides.
+    // On one rank every layer's graph keeps its input; that of the first one is the batch. The last graph also keeps
+    // its output.
     let allocated: Option<fn() -> isize> = Some(live);
     let config = FsdpConfig { strategy: Strategy::Ddp, allocated, ..FsdpConfig::default() };
     let peak = |config: &FsdpConfig| train(config, 1).0[0].peak[Category::Activations];
     let kept = peak(&config) as f64 / BATCH_BYTES as f64;
     assert!((LAYERS as f64..LAYERS as f64 + 1.5).contains(&kept), "{kept} batches are kept of {LAYERS} layers");
-    // Inputs alone, and one graph at a time.
+    // Only the inputs, and one graph at a time.
     let recomputed = peak(&FsdpConfig { activation_checkpointing: ActivationCheckpointing::Full, ..config });
     let kept = recomputed as f64 / BATCH_BYTES as f64;
     assert!(

@@ -1,4 +1,4 @@
-//! How many messages a step takes beside parameters, gradients and activations, in closed form.
+//! The number of messages per step besides parameters, gradients and activations, in closed form.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// One tells all ranks how many micro-batches there are, the other carries losses, norms and the caller's numbers.
+/// One message compares the numbers of micro-batches; the other carries losses, norms and the caller's numbers.
 const MESSAGES: u64 = 2;
 
 #[test]
@@ -41,7 +41,7 @@ fn a_step_takes_two_messages_of_all_ranks_whatever_the_layout() {
     }
 }
 
-/// A step's work is told to its end, and never more of it, whatever the layout and the order of micro-batches.
+/// A watch sees a step's work up to its end, and never more, for any layout and order of micro-batches.
 #[test]
 fn a_watch_sees_all_of_a_steps_work() {
     let device = Device::flex();
@@ -69,7 +69,7 @@ fn a_watch_sees_all_of_a_steps_work() {
     }
 }
 
-/// Calls and control messages of the second step on rank 0, by collective.
+/// Returns the calls and control messages of the second step on rank 0, by collective.
 fn of_a_step(ranks: usize, micro_batches: usize) -> BTreeMap<&'static str, [u64; 2]> {
     let device = Device::flex();
     let (model, batch) = (model(&device), global_batch(&device));
@@ -89,9 +89,10 @@ fn of_a_step(ranks: usize, micro_batches: usize) -> BTreeMap<&'static str, [u64;
     found.unwrap().swap_remove(0)
 }
 
-/// Of C calls of U units and M micro-batches under `full_shard`: each call gathers its unit in the forward and, but for
-/// the last, in the backward; each unit's gradient is scattered once a micro-batch; and two small sums tell all ranks
-/// how many micro-batches there are, and then losses and norm. Rank threads post once a round, however many they are.
+/// Under `full_shard`, with C calls of U units and M micro-batches: each call gathers its unit in the forward and,
+/// except for the last call, in the backward. Each unit's gradient is reduce-scattered once per micro-batch. Two small
+/// all-reduces compare the numbers of micro-batches, and carry losses and norm. Ranks that are threads post once per
+/// round, however many there are.
 #[test]
 fn a_step_has_as_many_control_messages_as_calls_however_many_ranks_there_are() {
     let (calls, units) = (5, 4);

@@ -1,4 +1,4 @@
-//! Stages of a pipeline, unequal shares of a batch, and copies, against one graph and one rank.
+//! Pipeline stages, unequal shares of a batch, and copies, compared with one graph and with a single rank.
 
 mod common;
 
@@ -16,7 +16,8 @@ use fsdp::{
 };
 use std::time::Duration;
 
-/// Three ranks share eight sequences in micro-batches of at most three, and one of them has only one that counts.
+/// Three ranks share eight sequences in micro-batches of at most three; one of them has only one micro-batch with a
+/// weight.
 #[test]
 fn micro_batches_count_by_their_labels() {
     let device = Device::flex();
@@ -46,8 +47,8 @@ fn micro_batches_count_by_their_labels() {
     }
 }
 
-/// Chunks of 5 calls, of which the first and the last are of one unit, over 2 to 5 stages, with what is sharded in
-/// each.
+/// Chunks of 5 calls, the first and the last of which use the same unit, over 2 to 5 stages, with each kind of
+/// sharding.
 #[test]
 fn every_pipeline_trains_as_one_graph() {
     let device = Device::flex();
@@ -108,7 +109,7 @@ fn copies_that_are_not_the_same_are_found() {
     let (model, batch) = (model(&device), global_batch(&device));
     let two = PipelineConfig { stages: 2, ..PipelineConfig::default() };
     let tied = FsdpConfig { pipeline: two, ..config(Strategy::FullShard) };
-    // Of which rank the copy is spoilt, of which unit, and the two ranks that differ.
+    // The rank whose copy is corrupted, the unit, and the two ranks that differ.
     for (config, ranks, spoilt, unit, expected) in [
         (config(Strategy::Ddp), 3, 2, 1, Some("unit block 0 is not the same on ranks 0 and 2")),
         (config(Strategy::HybridShard), 4, 0, 0, Some("unit ends is not the same on ranks 0 and 2")),
@@ -142,12 +143,12 @@ fn copies_that_are_not_the_same_are_found() {
     }
 }
 
-/// Sequences of each micro-batch, in order.
+/// The range of sequences of each micro-batch.
 const MICRO_BATCHES: [(usize, usize); 4] = [(0, 3), (3, 4), (4, 7), (7, 8)];
 
-/// What each parameter has moved by in each of three steps with micro-batches of unequal weight. The optimizer's
-/// epsilon is so large that a step is the running mean of gradients times a number: an error in a gradient is one here,
-/// whatever the loss does.
+/// Returns the change of each parameter in each of three steps with micro-batches of unequal weight. The optimizer's
+/// epsilon is so large that a step is proportional to the running mean of gradients, so an error in a gradient is
+/// visible here, whatever the loss.
 fn moves(
     model: &Model,
     batch: &Batch,
@@ -247,7 +248,7 @@ fn every_parameter_moves_as_on_one_rank() {
     assert!(tried > 50, "{tried}");
 }
 
-/// Nothing to keep, and it is called all the same.
+/// A module without parameters, which is called nonetheless.
 #[derive(Module, Debug)]
 struct Halve {
     #[module(skip)]

@@ -1,4 +1,4 @@
-//! Which values a rank makes of a model: those that it holds, and none where it goes on from a state.
+//! The values that a rank creates for a model: those that it holds, and none if it resumes from a state.
 
 mod common;
 
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Elements by which ranks are compared, of each parameter.
+/// Number of elements per parameter that ranks compare.
 const PROBE: usize = 64;
 
-/// Units whose values are drawn, and how many have been.
+/// Creates units with drawn values, and a counter of drawn values.
 fn drawn(model: &Model) -> (Units<Batch>, Arc<AtomicUsize>) {
     let (mut units, count) = (units(model.clone()), Arc::new(AtomicUsize::new(0)));
     let counted = count.clone();
@@ -28,7 +28,7 @@ fn drawn(model: &Model) -> (Units<Batch>, Arc<AtomicUsize>) {
     (units, count)
 }
 
-/// Elements of each parameter, and of all.
+/// Returns the number of elements of each parameter, and of all parameters.
 fn sizes(model: &Model) -> (Vec<usize>, usize) {
     let layout = fsdp::Layout::of(model, 1);
     (layout.params().iter().map(|param| param.shape.iter().product()).collect(), layout.len())
@@ -61,12 +61,12 @@ fn all_ranks_together_draw_what_they_hold_once() {
         let total: usize = drawn_by(config(strategy)).into_iter().sum();
         assert_eq!(total, copies * len + 4 * probes, "{strategy:?}");
     }
-    // Columns of a matrix, of which a rank holds a part of every row.
+    // Columns of a matrix; each rank holds a part of every row.
     let total: usize = drawn_by(FsdpConfig { tp: 4, ..config(Strategy::FullShard) }).into_iter().sum();
     assert_eq!(total, len + 4 * probes, "columns over four ranks");
 }
 
-/// Whole parameters and moments of all ranks' states, none of which is cut.
+/// Whole parameters and moments assembled from all ranks' states; nothing is cut.
 #[derive(Default)]
 struct Kept(HashMap<String, [Vec<f32>; 3]>);
 

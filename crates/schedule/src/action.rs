@@ -1,4 +1,4 @@
-//! What a stage of a pipeline does, one action at a time.
+//! The actions of a pipeline stage.
 
 use std::fmt;
 
@@ -11,34 +11,34 @@ pub struct Cell {
     pub micro_batch: usize,
 }
 
-/// Which way something goes through the model.
+/// The direction in which data moves through the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
-    /// Activations, from a chunk to the next.
+    /// Activations move from a chunk to the next one.
     Forward,
-    /// Their gradients, from a chunk to the one before.
+    /// Gradients of activations move from a chunk to the previous one.
     Backward,
 }
 
-/// One thing that a stage does.
+/// One action of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// Computes a chunk's output, and keeps what its backward needs.
+    /// Computes a chunk's output and keeps what its backward needs.
     Forward(Cell),
     /// Computes the gradients of a chunk's input and of its weights.
     Backward(Cell),
-    /// Computes the gradient of a chunk's input only, and keeps what that of its weights needs.
+    /// Computes the gradient of a chunk's input only and keeps what the weight gradient needs.
     BackwardInput(Cell),
     /// Computes the gradient of a chunk's weights, after its [`BackwardInput`](Self::BackwardInput).
     BackwardWeights(Cell),
-    /// Gives what the cell has computed to the stage of the next chunk that way.
+    /// Sends the cell's result to the stage that holds the next chunk in this direction.
     Send(Direction, Cell),
-    /// Takes what the cell needs from the stage of the chunk before it that way.
+    /// Receives the cell's input from the stage that holds the previous chunk in this direction.
     Recv(Direction, Cell),
 }
 
 impl Direction {
-    /// The chunk that a cell's output goes to; None at the model's end.
+    /// Returns the chunk that receives a cell's output, or `None` at the end of the model.
     pub fn next(self, chunk: usize, chunks: usize) -> Option<usize> {
         match self {
             Self::Forward => Some(chunk + 1).filter(|next| *next < chunks),
@@ -46,7 +46,7 @@ impl Direction {
         }
     }
 
-    /// The chunk that a cell's input comes from; None at the model's other end.
+    /// Returns the chunk that produces a cell's input, or `None` at the other end of the model.
     pub fn previous(self, chunk: usize, chunks: usize) -> Option<usize> {
         match self {
             Self::Forward => Self::Backward.next(chunk, chunks),
@@ -56,7 +56,7 @@ impl Direction {
 }
 
 impl Action {
-    /// The cell that it computes; None of what computes nothing.
+    /// Returns the cell that this action computes, or `None` for a message.
     pub fn computes(self) -> Option<Cell> {
         match self {
             Self::Forward(cell) | Self::Backward(cell) | Self::BackwardInput(cell) | Self::BackwardWeights(cell) => {
@@ -66,7 +66,7 @@ impl Action {
         }
     }
 
-    /// The direction and cell of what goes on to another chunk once it is done.
+    /// Returns the direction and the cell of the result that another chunk needs once this action is done.
     pub fn gives(self) -> Option<(Direction, Cell)> {
         match self {
             Self::Forward(cell) => Some((Direction::Forward, cell)),
@@ -75,14 +75,14 @@ impl Action {
         }
     }
 
-    /// Whether nothing of its cell is kept any longer once it is done.
+    /// Returns whether the stage keeps nothing of the cell after this action.
     pub fn frees(self) -> bool {
         matches!(self, Self::Backward(_) | Self::BackwardWeights(_))
     }
 }
 
-/// `F1.0`: the forward of chunk 1 and micro-batch 0; `B`, `I`, `W`: backward, of the input, of the weights; `>` and `<`
-/// are sent (`s`) or received (`r`).
+/// Writes `F1.0` for the forward of chunk 1 and micro-batch 0. `B`, `I` and `W` are the full backward, the input
+/// gradient and the weight gradient; `s>`, `s<`, `r>` and `r<` are messages sent and received.
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let arrow = |direction: &Direction| if *direction == Direction::Forward { '>' } else { '<' };

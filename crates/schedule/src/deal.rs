@@ -1,14 +1,16 @@
-//! Deals the blocks of a model out to stages by their cost.
+//! Distributes the blocks of a model over stages by cost.
 
-/// Deals things that follow each other, of these costs, out to so many places, at least one to each: how many each
-/// place gets, so that the costliest place costs as little as can be, and of the ways to do so that the squares of all
-/// places' costs add up to the least.
+/// Splits a sequence of items with these costs into `places` contiguous parts, each with at least one item, and returns
+/// the number of items in each part.
+///
+/// The split minimizes the cost of the most expensive part. Among the splits that do, it minimizes the sum of the
+/// squared costs of all parts.
 ///
 /// # Panics
-/// If there are fewer things than places, or no place.
+/// Panics if there are fewer items than places, or no places.
 ///
 /// ```
-/// // An embedding that costs nothing, six blocks, and a head that costs as much as two of them.
+/// An embedding that costs nothing, six blocks, and a head that costs as much as two blocks.
 /// assert_eq!(schedule::deal(&[0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0], 4), [3, 2, 2, 1]);
 /// ```
 pub fn deal(costs: &[f64], places: usize) -> Vec<usize> {
@@ -20,13 +22,13 @@ pub fn deal(costs: &[f64], places: usize) -> Vec<usize> {
         }))
         .collect();
     let cost = |from: usize, to: usize| sums[to] - sums[from];
-    // Of the first n things on so many places: the least that the costliest place can cost.
+    // least[n]: the lowest possible cost of the most expensive part when the first n items are split.
     let mut least: Vec<f64> = (0..=costs.len()).map(|n| cost(0, n)).collect();
     for place in 1..places {
         least = best(place, costs.len(), &|n, count| least[n - count].max(cost(n - count, n)), &|_, _| true).0;
     }
-    let limit = least[costs.len()] * (1.0 + 1e-12); // sums round
-    // Within that, the least sum of squares, and how many things the last place gets then.
+    let limit = least[costs.len()] * (1.0 + 1e-12); // rounding errors of the sums
+    // Within that limit: the least sum of squares, and the number of items that the last part gets for it.
     let square = |from: usize, to: usize| match cost(from, to) {
         cost if cost <= limit => cost * cost,
         _ => f64::INFINITY,
@@ -48,8 +50,10 @@ pub fn deal(costs: &[f64], places: usize) -> Vec<usize> {
     counts
 }
 
-/// Of each number of things on `place + 1` places the least `value`, and how many things the last place gets for it;
-/// only counts that come before the first one that is not `tried`, for more cost more.
+/// Returns, for each number of items split into `place + 1` parts, the least `value` and the size of the last part that
+/// attains it.
+///
+/// Sizes are tried in increasing order up to the first one that `tried` rejects, because larger parts cost more.
 fn best(
     place: usize,
     things: usize,

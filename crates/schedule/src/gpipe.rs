@@ -1,7 +1,7 @@
-//! GPipe: all micro-batches forward, then all of them backward, in the same order.
+//! GPipe runs all micro-batches forward and then all of them backward, in the same order.
 //!
-//! Huang et al., GPipe, [1811.06965](https://arxiv.org/abs/1811.06965). Its bubble is that of 1F1B, but all
-//! micro-batches are alive at once.
+//! Source: Huang et al., GPipe, [1811.06965](https://arxiv.org/abs/1811.06965). The bubble is as long as that of 1F1B,
+//! but all micro-batches are alive at once.
 //!
 //! ```
 //! # use schedule::*;
@@ -24,7 +24,7 @@ pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
     all.clone().map(|i| Action::Forward(cell(i))).chain(all.map(|i| Action::Backward(cell(i)))).collect()
 }
 
-/// The last stage begins when p - 1 forwards are done, and the first one waits for p - 1 backwards after it.
+/// The last stage starts after p - 1 forwards, and the first stage waits for p - 1 backwards after that.
 pub(crate) fn bubble(pipeline: &Pipeline, ticks: Ticks) -> Option<u64> {
     Some((pipeline.stages() as u64 - 1) * ticks.all())
 }

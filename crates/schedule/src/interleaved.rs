@@ -1,19 +1,19 @@
-//! Interleaved 1F1B: a stage holds v chunks, p apart, so that a micro-batch is back at a stage after a v-th of the
+//! Interleaved 1F1B gives each stage v chunks that lie p apart, so a micro-batch returns to a stage after 1/v of the
 //! time.
 //!
-//! Narayanan et al., [2104.04473](https://arxiv.org/abs/2104.04473), section 2.2.2; Megatron-Core's order.
-//! Micro-batches go in rounds: those of a round through a stage's first chunk, then through its second one, and so on.
-//! It sends v times as much as 1F1B.
+//! Source: Narayanan et al., [2104.04473](https://arxiv.org/abs/2104.04473), section 2.2.2, in Megatron-Core's order.
+//! Micro-batches are processed in rounds: a round passes through a stage's first chunk, then through its second one,
+//! and so on. The schedule sends v times as much data as 1F1B.
 //!
-//! Any number m of micro-batches will do. They are dealt to as many rounds as have p of them, at least one, and the
-//! first rounds take one more each where that does not come out even: m = 7 on three stages are rounds of 4 and 3. A
-//! round of p or more keeps every stage busy until the next chunk's first micro-batch is back; a round of fewer, which
-//! there is only if m < p, leaves gaps between chunks. PyTorch deals rounds alike, but refuses those that are not
-//! equal; Megatron-Core has a last one that may be larger or smaller.
+//! Any number m of micro-batches works. There are floor(m / p) rounds, but at least one, and the first rounds take one
+//! micro-batch more if m does not divide evenly: m = 7 on three stages makes rounds of 4 and 3. A round of p or more
+//! keeps every stage busy until its first micro-batch returns for the next chunk. A shorter round, which occurs only if
+//! m < p, leaves gaps between chunks. PyTorch forms rounds in the same way but refuses unequal ones; the last round of
+//! Megatron-Core may be larger or smaller than the others.
 //!
-//! From the last stage a micro-batch is back at the first one p turns after it went out there. In a larger round it is
-//! received then, and not when its turn comes: a stage that sends does not wait for a turn that depends on its own next
-//! one.
+//! A micro-batch arrives at the first stage, back from the last one, p turns after it left. In a round of more than p
+//! it is received on arrival rather than at its turn, so that a sending stage never waits for a turn that depends on
+//! its own next one.
 //!
 //! ```
 //! # use schedule::*;
@@ -28,7 +28,7 @@
 //! # ");
 //! ```
 //!
-//! Five micro-batches on two stages, in rounds of 3 and 2:
+//! Five micro-batches on two stages in rounds of 3 and 2:
 //!
 //! ```
 //! # use schedule::*;
@@ -47,7 +47,7 @@ use std::ops::Range;
 
 pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
     let (p, v) = (pipeline.stages(), pipeline.virtual_stages());
-    // The turns: which of the stage's chunks, and which micro-batch.
+    // Each turn is one of the stage's chunks and a micro-batch.
     let mut turns = vec![];
     for round in rounds(pipeline) {
         turns.extend((0..v).flat_map(|chunk| round.clone().map(move |micro_batch| (chunk, micro_batch))));
@@ -64,7 +64,8 @@ pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
     alternate(warm_up(pipeline, stage), turns.len(), forward, backward)
 }
 
-/// The micro-batches of each round: at least p, and no round has more than one before it.
+/// Returns the micro-batches of each round. A round has at least p of them if m >= p. Rounds differ by at most one
+/// micro-batch, and larger rounds come first.
 fn rounds(pipeline: &Pipeline) -> impl Iterator<Item = Range<usize>> {
     let (m, rounds) = (pipeline.micro_batches(), (pipeline.micro_batches() / pipeline.stages()).max(1));
     let (each, more) = (m / rounds, m % rounds);
@@ -72,8 +73,8 @@ fn rounds(pipeline: &Pipeline) -> impl Iterator<Item = Range<usize>> {
     (0..rounds).map(move |round| start(round)..start(round + 1))
 }
 
-/// How many turns before its own a cell's input is received: between the last stage and the first, as many as its round
-/// has beyond p.
+/// Returns how many turns early the input of a cell is received: between the last stage and the first one, the number
+/// of micro-batches that the round has beyond p.
 pub(crate) fn early(pipeline: &Pipeline, stage: usize, way: Direction, cell: Cell) -> usize {
     let goes_round = match way {
         Direction::Forward => stage == 0,
@@ -83,16 +84,16 @@ pub(crate) fn early(pipeline: &Pipeline, stage: usize, way: Direction, cell: Cel
     round.map_or(0, |round| round.len().saturating_sub(pipeline.stages()))
 }
 
-/// Forwards before the first backward can be there: a round through all chunks but the last, and the way to the last
-/// stage and back.
+/// Returns the number of forwards before the first backward can arrive: one round through all chunks but the last, plus
+/// the way to the last stage and back.
 fn warm_up(pipeline: &Pipeline, stage: usize) -> usize {
     let (p, v) = (pipeline.stages(), pipeline.virtual_stages());
     let first = rounds(pipeline).next().map_or(0, |round| round.len());
     (v - 1) * first + 2 * (p - 1 - stage)
 }
 
-/// As that of 1F1B, but of chunks, which cost a v-th; with fewer micro-batches than stages a stage waits in each chunk
-/// for those that are missing.
+/// The bubble of 1F1B, but made of chunks, each of which costs 1/v of a stage. With fewer micro-batches than stages, a
+/// stage also waits in each of its chunks for the missing ones.
 pub(crate) fn bubble(pipeline: &Pipeline, ticks: Ticks) -> Option<u64> {
     let (p, v, m) = (pipeline.stages(), pipeline.virtual_stages(), pipeline.micro_batches());
     let chunks = v * p.saturating_sub(m) + p.min(m) - 1;

@@ -1,27 +1,27 @@
-//! A training step as data: what each stage of a pipeline does, in which order, and a simulator that runs it.
+//! A training step as data: the actions of each pipeline stage in order, and a simulator that runs them.
 //!
-//! A model is cut into *chunks*, which follow each other; a *stage*, one rank of the pipeline or several that share the
-//! work of one, holds one chunk or more. A *micro-batch* goes through all chunks forward and then through all of them
-//! backward. A [`Pipeline`] says in which order: [`Pipeline::program`] is a list of [`Action`]s for each stage, which a
-//! trainer interprets and [`simulate`] times. Nothing here knows a tensor.
+//! A model is cut into consecutive *chunks*. A *stage* holds one chunk or more; it is one rank of the pipeline, or
+//! several ranks that share its work. A *micro-batch* passes forward through all chunks and then backward through all
+//! of them. A [`Pipeline`] defines the order: [`Pipeline::program`] lists the [`Action`]s of each stage. A trainer
+//! interprets that list, and [`simulate`] times it. Nothing in this crate handles tensors.
 //!
 //! ```text
-//! Schedule ─> order of computation ─> program: with messages ─> simulate: time line, bubble, what is alive
+//! Schedule ─> order of computations ─> program with messages ─> simulate: timeline, bubble, live cells
 //! ```
 //!
-//! | [`Schedule`] | chunks a stage | bubble, of p stages | alive at most, of chunks on stage r |
+//! | [`Schedule`] | chunks per stage | bubble of p stages | most live cells on stage r |
 //! |---|---|---|---|
 //! | `gpipe` | 1 | (p - 1)(f + b) | m |
 //! | `1f1b` | 1 | (p - 1)(f + b) | p - r |
-//! | `interleaved_1f1b` | v | (p - 1)(f + b), from m = p on | (v - 1) g + 2 (p - 1 - r) + 1 |
-//! | `zero_bubble` | 1 | (p - 1) max(f + i - w, f, i) | p |
-//! | `zb_v` | 2 | (p - 1) f, where f = i = w | 2 p |
+//! | `interleaved_1f1b` | v | (p - 1)(f + b) if m >= p | (v - 1) g + 2 (p - 1 - r) + 1 |
+//! | `zero_bubble` | 1 | (p - 1) max(f + i - w, f, i) if m >= p | p |
+//! | `zb_v` | 2 | (p - 1) f if f = i = w and m >= 2 p - 1 | 2 p |
 //!
-//! f, i, w: what a chunk's forward takes for a micro-batch, its backward to the input, and that to the weights; and
-//! b = i + w. There are m micro-batches, in rounds of at most g = m / floor(m / p), rounded up, which is p where p
-//! divides m. A chunk of v on a stage has 1 / v of the stage's layers, so v times as many chunks mean v times shorter
-//! bubbles. The *bubble* is the time in which a stage computes nothing, from the first action of any stage to the last
-//! one's end, for a step ends everywhere at once.
+//! f, i and w are the times that one chunk takes for one micro-batch: forward, input gradient and weight gradient;
+//! b = i + w. A step has m micro-batches. Interleaved 1F1B processes them in rounds of at most g = m / floor(m / p),
+//! rounded up; g is p if p divides m. With v chunks per stage, a chunk has 1/v of the stage's layers, so v times as
+//! many chunks make the bubble v times shorter. The *bubble* of a stage is the time in which it computes nothing, from
+//! the start of the first action on any stage to the end of the last one: a step ends on all stages at once.
 
 mod action;
 mod deal;

@@ -1,7 +1,7 @@
-//! 1F1B: a stage runs a micro-batch backward as soon as it can, and forward otherwise, so that few are alive.
+//! 1F1B runs a backward as soon as one is ready and a forward otherwise, so few micro-batches are alive at once.
 //!
-//! Narayanan et al., PipeDream, 1806.03377, with the flush of [2104.04473](https://arxiv.org/abs/2104.04473), section
-//! 2.2.1. Stage r begins with p - 1 - r forwards, as many as it takes until the first backward comes back to it.
+//! Source: Narayanan et al., PipeDream, 1806.03377, with the flush of [2104.04473](https://arxiv.org/abs/2104.04473),
+//! section 2.2.1. Stage r starts with p - 1 - r forwards, the number it can run before its first backward arrives.
 //!
 //! ```
 //! # use schedule::*;
@@ -25,7 +25,7 @@ pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
     alternate(pipeline.stages() - 1 - stage, m, forward, backward)
 }
 
-/// `all` forwards and backwards in turn, after so many forwards.
+/// Runs `warm_up` forwards, then alternates forwards and backwards until `all` of both are done.
 pub(crate) fn alternate(
     warm_up: usize,
     all: usize,
@@ -41,7 +41,7 @@ pub(crate) fn alternate(
     order
 }
 
-/// Until the first micro-batch is back, a stage waits for p - 1 forwards and backwards of others.
+/// A stage waits for p - 1 forwards and p - 1 backwards of other stages until its first micro-batch returns.
 pub(crate) fn bubble(pipeline: &Pipeline, ticks: Ticks) -> Option<u64> {
     Some((pipeline.stages() as u64 - 1) * ticks.all())
 }

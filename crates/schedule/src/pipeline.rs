@@ -1,4 +1,4 @@
-//! The pipeline schedules by name, their programs, and closed forms of the bubble and of what a stage keeps.
+//! Pipeline schedules by name, their programs, and closed forms of the bubble and of the live cells.
 
 use crate::{Action, Cell, gpipe, interleaved, one_f_one_b, program, zb_v, zero_bubble};
 use schemars::JsonSchema;
@@ -8,22 +8,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
-    /// All forwards, then all backwards: every micro-batch's activations are kept at once.
+    /// All forwards, then all backwards; the activations of every micro-batch are kept at once.
     Gpipe,
-    /// One forward, one backward, as soon as there is something to run backward.
+    /// One forward, one backward, starting as soon as a backward is ready.
     #[default]
     #[serde(rename = "1f1b")]
     OneFOneB,
-    /// The same with several chunks of the model per stage: shorter bubbles, more messages.
+    /// 1F1B with several chunks of the model per stage: shorter bubbles, more messages.
     #[serde(rename = "interleaved_1f1b")]
     Interleaved1F1B,
-    /// One forward, one backward to the input; those to the weights fill the gaps.
+    /// 1F1B with deferred weight gradients: each backward computes input gradients, and weight gradients fill the gaps.
     ZeroBubble,
-    /// The same with two chunks per stage, the second ones in reverse.
+    /// Zero bubble with two chunks per stage; the second chunks follow the stages in reverse order.
     ZbV,
 }
 
-/// Stages, chunks and micro-batches that go together.
+/// A valid combination of schedule, stages, chunks and micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pipeline {
     schedule: Schedule,
@@ -32,18 +32,18 @@ pub struct Pipeline {
     micro_batches: usize,
 }
 
-/// What a chunk's computation takes for a micro-batch, in any unit of time.
+/// The times that one chunk takes for one micro-batch, in any unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ticks {
-    /// Its forward.
+    /// The forward.
     pub forward: u64,
-    /// The gradient of its input.
+    /// The gradient of the input.
     pub input: u64,
-    /// The gradient of its weights.
+    /// The gradient of the weights.
     pub weights: u64,
 }
 
-/// Why there is no such pipeline.
+/// The reasons why a combination is not a valid pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum PipelineError {
@@ -61,10 +61,10 @@ pub enum PipelineError {
 }
 
 impl Schedule {
-    /// All of them.
+    /// All schedules.
     pub const ALL: [Self; 5] = [Self::Gpipe, Self::OneFOneB, Self::Interleaved1F1B, Self::ZeroBubble, Self::ZbV];
 
-    /// As it is written in a configuration.
+    /// Returns the name that configurations use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gpipe => "gpipe",
@@ -75,7 +75,7 @@ impl Schedule {
         }
     }
 
-    /// The chunks of a stage, where nobody says how many.
+    /// Returns the number of chunks per stage if none is given.
     pub fn default_virtual_stages(self) -> usize {
         match self {
             Self::Gpipe | Self::OneFOneB | Self::ZeroBubble => 1,
@@ -83,19 +83,19 @@ impl Schedule {
         }
     }
 
-    /// Whether gradients of weights are computed apart from those of inputs.
+    /// Returns whether weight gradients are computed separately from input gradients.
     pub fn splits_backward(self) -> bool {
         matches!(self, Self::ZeroBubble | Self::ZbV)
     }
 }
 
 impl Ticks {
-    /// Forward and backward.
+    /// Returns the time of the forward and the whole backward.
     pub fn all(self) -> u64 {
         self.forward + self.input + self.weights
     }
 
-    /// What an action takes; messages nothing.
+    /// Returns the time of an action; messages take none.
     pub fn of(self, action: Action) -> u64 {
         match action {
             Action::Forward(_) => self.forward,
@@ -108,10 +108,11 @@ impl Ticks {
 }
 
 impl Pipeline {
-    /// A pipeline of so many stages, of so many chunks each, and the micro-batches of a step.
+    /// Creates a pipeline of `stages` stages with `virtual_stages` chunks each, for a step of `micro_batches`
+    /// micro-batches.
     ///
     /// # Errors
-    /// If they do not go together.
+    /// Returns an error if the schedule does not support these numbers.
     pub fn new(
         schedule: Schedule,
         stages: usize,
@@ -131,32 +132,33 @@ impl Pipeline {
         }
     }
 
-    /// Its schedule.
+    /// Returns the schedule.
     pub fn schedule(&self) -> Schedule {
         self.schedule
     }
 
-    /// Stages, p.
+    /// Returns the number of stages, p.
     pub fn stages(&self) -> usize {
         self.stages
     }
 
-    /// Chunks of a stage, v.
+    /// Returns the number of chunks per stage, v.
     pub fn virtual_stages(&self) -> usize {
         self.virtual_stages
     }
 
-    /// Micro-batches of a step, m.
+    /// Returns the number of micro-batches in a step, m.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches
     }
 
-    /// Chunks of the model.
+    /// Returns the number of chunks in the model.
     pub fn chunks(&self) -> usize {
         self.stages * self.virtual_stages
     }
 
-    /// The stage that holds a chunk: they go round the stages, under `zb_v` there and back.
+    /// Returns the stage that holds a chunk. Chunks are assigned to the stages in turn; under `zb_v`, to the last stage
+    /// and back.
     pub fn stage_of(&self, chunk: usize) -> usize {
         match self.schedule {
             Schedule::ZbV => chunk.min(self.chunks() - 1 - chunk),
@@ -164,17 +166,17 @@ impl Pipeline {
         }
     }
 
-    /// The chunks that a stage holds, in the order of the model.
+    /// Returns the chunks that a stage holds, in model order.
     pub fn chunks_of(&self, stage: usize) -> impl Iterator<Item = usize> {
         (0..self.chunks()).filter(move |chunk| self.stage_of(*chunk) == stage)
     }
 
-    /// What each stage does in a step.
+    /// Returns the actions of all stages in a step.
     pub fn program(&self) -> Vec<Vec<Action>> {
         (0..self.stages).map(|stage| self.program_of(stage)).collect()
     }
 
-    /// What a stage does in a step.
+    /// Returns the actions of one stage in a step.
     pub fn program_of(&self, stage: usize) -> Vec<Action> {
         let early = |way, cell| match self.schedule {
             Schedule::Interleaved1F1B => interleaved::early(self, stage, way, cell),
@@ -183,8 +185,8 @@ impl Pipeline {
         program::with_messages(self, stage, self.order(stage), &early)
     }
 
-    /// What a stage does of so many micro-batches' forward, without a backward to come: in rounds of as many as there
-    /// are stages, those of a round through each of its chunks in turn.
+    /// Returns the actions of a stage for a forward pass of `micro_batches` micro-batches that no backward follows. A
+    /// round has as many micro-batches as there are stages and passes through each of the stage's chunks in turn.
     pub fn forward_of(&self, stage: usize, micro_batches: usize) -> Vec<Action> {
         let round = |first: usize| {
             let round = first..(first + self.stages).min(micro_batches);
@@ -195,8 +197,8 @@ impl Pipeline {
         program::with_messages(self, stage, order, &|_, _| 0)
     }
 
-    /// The bubble in closed form, where there is one: stages that cost the same, messages that take no time, and enough
-    /// micro-batches.
+    /// Returns the bubble in closed form, or `None` if there is no such form. It assumes stages of equal cost, messages
+    /// that take no time, and enough micro-batches.
     pub fn bubble(&self, ticks: Ticks) -> Option<u64> {
         match self.schedule {
             Schedule::Gpipe => gpipe::bubble(self, ticks),
@@ -207,7 +209,7 @@ impl Pipeline {
         }
     }
 
-    /// How many cells a stage keeps something of at most, whatever its actions take.
+    /// Returns the most cells of which a stage keeps data at once, however long actions take.
     pub fn live(&self, stage: usize) -> usize {
         let most = match self.schedule {
             Schedule::Gpipe => gpipe::live(self),
@@ -219,7 +221,7 @@ impl Pipeline {
         most.min(self.micro_batches * self.virtual_stages)
     }
 
-    /// What a stage computes, in which order.
+    /// Returns the computations of a stage in order.
     fn order(&self, stage: usize) -> Vec<Action> {
         match self.schedule {
             Schedule::Gpipe => gpipe::order(self, stage),

@@ -1,13 +1,13 @@
-//! From what a stage computes to all that it does.
+//! Adds messages to the computations of a stage.
 
 use crate::{Action, Cell, Direction, Pipeline};
 
-/// The order with its messages: what others need is sent at once, and what is needed is received just before it is.
-/// With `early` above 0 it is received before what the stage computes that many turns earlier in the same direction.
-/// Chunks that follow each other on a stage hand over without a message.
+/// Adds the messages to an order of computations. A result that another stage needs is sent at once, and an input is
+/// received just before its computation. If `early` is above 0, the input is received that many computations of the
+/// same direction earlier. Consecutive chunks on one stage pass results on without a message.
 ///
-/// Between two stages all that goes one way is sent and received in one order, which a mailbox of one place for each
-/// way is enough for.
+/// Messages between two stages in one direction are sent and received in the same order, so a mailbox with one slot per
+/// direction suffices.
 pub(crate) fn with_messages(
     pipeline: &Pipeline,
     stage: usize,

@@ -1,18 +1,18 @@
-//! All stages' programs, run against what each action takes.
+//! Simulation of all stages' programs with given durations.
 
 use crate::{Action, Cell, Direction, Event, Pipeline, Timeline};
 use std::collections::{HashMap, HashSet};
 
-/// How messages go between stages: there is a mailbox for each two stages and direction.
+/// The properties of the messages between stages; each pair of stages has one mailbox per direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Links {
-    /// From the end of a send until the message can be received.
+    /// Time from the end of a send until the message can be received.
     pub latency: u64,
-    /// Messages that have been sent and not received yet; a sender waits while there are as many.
+    /// Most messages that are sent and not yet received; a sender waits while the mailbox is full.
     pub slots: usize,
 }
 
-/// Why programs do not come to their end.
+/// The reasons why programs do not finish.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum Fault {
@@ -27,26 +27,26 @@ pub enum Fault {
 }
 
 impl Links {
-    /// Messages that take no time, one at a time.
+    /// Messages take no time, and a mailbox holds one of them.
     pub const FREE: Self = Self { latency: 0, slots: 1 };
 }
 
-/// What has gone through a mailbox.
+/// The messages that have passed through a mailbox.
 #[derive(Default)]
 struct Mailbox {
-    /// Cells, and when they could be received.
+    /// Cells, each with the time from which it can be received.
     sent: Vec<(Cell, u64)>,
-    /// When they were.
+    /// The times at which cells were received.
     received: Vec<u64>,
 }
 
-/// From a stage to a stage, one way through the model.
+/// A mailbox's sending stage, receiving stage and direction.
 type Way = (usize, usize, Direction);
 
-/// What a stage has of a cell.
+/// Something that a stage has of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Has {
-    /// What another stage has computed for it.
+    /// The input that another stage has computed for it.
     Received(Direction),
     Computed(Action),
 }
@@ -57,17 +57,17 @@ struct Simulation<'a> {
     links: Links,
     mailboxes: HashMap<Way, Mailbox>,
     has: Vec<HashSet<(Has, Cell)>>,
-    /// When each stage has done what it has done.
+    /// The time at which each stage finished its latest action.
     now: Vec<u64>,
     events: Vec<Vec<Event>>,
 }
 
-/// Runs a program for each stage, every action taking what `takes` says of it and its stage; each stage does one at a
-/// time.
+/// Runs one program per stage; each action takes the time that `takes` returns for its stage and the action. A stage
+/// executes one action at a time.
 ///
 /// # Errors
-/// The first fault: stages that wait for each other, a message that is another than the one expected, an action before
-/// what it needs.
+/// Returns the first fault: stages that wait for each other, a message other than the expected one, or an action that
+/// runs before its inputs are there.
 pub fn simulate(
     pipeline: &Pipeline,
     program: &[Vec<Action>],
@@ -84,7 +84,7 @@ pub fn simulate(
         now: vec![0; stages],
         events: vec![vec![]; stages],
     };
-    // Times follow from what waits for what, so the stages may be looked at in any order.
+    // Start times depend only on the dependencies, so stages may be visited in any order.
     let mut next = vec![0; stages];
     loop {
         let mut moved = false;
@@ -109,7 +109,7 @@ pub fn simulate(
 }
 
 impl Simulation<'_> {
-    /// When a stage can begin with an action; None until others have done more.
+    /// Returns when a stage can start an action, or `None` if other stages must advance first.
     fn start(&self, stage: usize, action: Action) -> Result<Option<u64>, Fault> {
         let now = self.now[stage];
         if !self.is_ready(stage, action) {
@@ -127,7 +127,7 @@ impl Simulation<'_> {
             Action::Recv(way, wanted) => {
                 let Some(mailbox) = self.mailbox(stage, action) else { return Ok(None) };
                 let Some((found, at)) = mailbox.sent.get(mailbox.received.len()) else { return Ok(None) };
-                // What a cell receives was computed in the chunk before it.
+                // A cell's input comes from the previous chunk.
                 let from = way.previous(wanted.chunk, self.pipeline.chunks());
                 if Some(found.chunk) != from || found.micro_batch != wanted.micro_batch {
                     return Err(Fault::OtherMessage { stage, wanted: action, found: *found });
@@ -161,7 +161,7 @@ impl Simulation<'_> {
         self.mailboxes.get(&way_of(self.pipeline, stage, action)?.0)
     }
 
-    /// Whether a stage has what an action needs that is not a message under way, and has not done it yet.
+    /// Returns whether a stage has all inputs of an action, except messages in flight, and has not executed it yet.
     fn is_ready(&self, stage: usize, action: Action) -> bool {
         let has = |has: Has, cell: Cell| self.has[stage].contains(&(has, cell));
         let computed = |action: Action| action.computes().is_some_and(|cell| has(Has::Computed(action), cell));
@@ -188,7 +188,8 @@ impl Simulation<'_> {
     }
 }
 
-/// The mailbox of a message, and its cell; None of what is no message, or one from nowhere or to nowhere.
+/// Returns the mailbox of a message and its cell, or `None` for a computation or a message beyond the ends of the
+/// model.
 fn way_of(pipeline: &Pipeline, stage: usize, action: Action) -> Option<(Way, Cell)> {
     let chunks = pipeline.chunks();
     match action {

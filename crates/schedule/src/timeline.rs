@@ -1,20 +1,20 @@
-//! What each stage of a pipeline has done when, and how long it waited.
+//! The timeline of a pipeline: what each stage did when, and how long it waited.
 
 use crate::{Action, Cell};
 use std::collections::HashSet;
 
-/// An action and when it was done.
+/// An action with its start and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// What was done.
+    /// The action.
     pub action: Action,
-    /// From when on.
+    /// The time at which it started.
     pub start: u64,
-    /// Until when.
+    /// The time at which it ended.
     pub end: u64,
 }
 
-/// What each stage has done when.
+/// The actions of each stage over time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeline {
     stages: Vec<Vec<Event>>,
@@ -25,25 +25,25 @@ impl Timeline {
         Self { stages }
     }
 
-    /// Each stage's actions in order.
+    /// Returns the events of each stage in order.
     pub fn stages(&self) -> &[Vec<Event>] {
         &self.stages
     }
 
-    /// When the last stage is done.
+    /// Returns the time at which the last stage finishes.
     pub fn end(&self) -> u64 {
         self.stages.iter().filter_map(|events| events.last()).map(|event| event.end).max().unwrap_or(0)
     }
 
-    /// The time in which a stage computes nothing.
+    /// Returns the time in which a stage computes nothing.
     pub fn bubble(&self, stage: usize) -> u64 {
         let computes = |event: &&Event| event.action.computes().is_some();
         let busy: u64 = self.stages[stage].iter().filter(computes).map(|event| event.end - event.start).sum();
         self.end() - busy
     }
 
-    /// How many cells a stage has kept something of at most: from a forward to the end of the backward, to the weights
-    /// as well.
+    /// Returns the most cells of which a stage kept data at once. A cell counts from its forward to the end of its
+    /// backward, including the weight gradient.
     pub fn live(&self, stage: usize) -> usize {
         let (mut live, mut most) = (HashSet::<Cell>::new(), 0);
         for Event { action, .. } in &self.stages[stage] {
@@ -57,8 +57,8 @@ impl Timeline {
         most
     }
 
-    /// A line a stage, three characters a unit of time: what is computed, and of which micro-batch. Capitals are of a
-    /// stage's first chunk, `=` goes on with what was begun, `.` waits.
+    /// Draws one line per stage with three characters per unit of time: the computation and its micro-batch. Capital
+    /// letters mark a stage's first chunk, `=` continues a computation, and `.` is idle time.
     pub fn picture(&self) -> String {
         let first =
             |stage: &[Event]| stage.iter().filter_map(|event| event.action.computes()).map(|cell| cell.chunk).min();

@@ -1,9 +1,10 @@
-//! ZB-V: zero bubble with two chunks a stage, the first ones from stage to stage and the second ones back, in a V: the
-//! first stage has the model's both ends, and the last one can go on with what it has just computed.
+//! ZB-V is zero bubble with two chunks per stage: the first chunks run from the first stage to the last, the second
+//! ones back, like a V. The first stage holds both ends of the model, and the last stage continues directly with its
+//! own output.
 //!
-//! Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 5, in the order of torch's
-//! `ScheduleZBVZeroBubble`. With as much memory as 1F1B, and where forward, input and weights take as long, nothing is
-//! lost but the way to the last stage.
+//! Source: Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 5, in the order of PyTorch's
+//! `ScheduleZBVZeroBubble`. It needs as much memory as 1F1B. If forward, input gradient and weight gradient take the
+//! same time, the only time lost is the way to the last stage.
 //!
 //! ```
 //! # use schedule::*;
@@ -20,7 +21,7 @@
 
 use crate::{Action, Cell, Pipeline, Ticks};
 
-/// What a stage does with its two chunks.
+/// What a stage does with one of its two chunks.
 #[derive(Clone, Copy)]
 enum Do {
     F,
@@ -32,14 +33,14 @@ struct Order {
     /// The stage's chunks.
     chunks: [usize; 2],
     micro_batches: usize,
-    /// How often each was done with each chunk.
+    /// The number of times that each was done, per chunk.
     done: [[usize; 2]; 3],
     actions: Vec<Action>,
 }
 
 pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
     let (p, r) = (pipeline.stages(), stage);
-    // The order is that of 2 p - 1 micro-batches or more; of fewer, what is of others is left out.
+    // The construction needs at least 2 p - 1 micro-batches. If there are fewer, `repeat` leaves out the excess cells.
     let m = pipeline.micro_batches().max(2 * p - 1);
     let mut order = Order {
         chunks: [r, 2 * p - 1 - r],
@@ -80,8 +81,8 @@ impl Order {
     }
 }
 
-/// Where a forward takes as long as each half of the backward, with at least 2 p - 1 micro-batches; there is no closed
-/// form for others.
+/// Holds if the forward and both halves of the backward take the same time and there are at least 2 p - 1
+/// micro-batches; there is no closed form otherwise.
 pub(crate) fn bubble(pipeline: &Pipeline, Ticks { forward, input, weights }: Ticks) -> Option<u64> {
     let holds = forward == input && input == weights && pipeline.micro_batches() >= 2 * pipeline.stages() - 1;
     holds.then(|| (pipeline.stages() as u64 - 1) * forward)

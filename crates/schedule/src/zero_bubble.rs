@@ -1,9 +1,9 @@
-//! Zero bubble (ZB-H1): 1F1B whose backward goes to the input first, which the stage before waits for; what goes to the
-//! weights, which nobody waits for, fills the gaps.
+//! Zero bubble (ZB-H1) is 1F1B with deferred weight gradients: a backward first computes the input gradient, for which
+//! the previous stage waits, and weight gradients, for which nobody waits, fill the gaps.
 //!
-//! Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 2.2. Stage r leaves r micro-batches' weights for
-//! later, so that every stage keeps p of them. (ZB-H2, with no bubble for twice the memory, needs an optimizer that
-//! does not wait for the norm of all gradients.)
+//! Source: Qi et al., [2401.10241](https://arxiv.org/abs/2401.10241), section 2.2. Stage r defers the weight gradients
+//! of r micro-batches, so every stage keeps p micro-batches. (ZB-H2 has no bubble, for twice the memory, but needs an
+//! optimizer that does not wait for the norm of all gradients.)
 //!
 //! ```
 //! # use schedule::*;
@@ -38,7 +38,7 @@ pub(crate) fn order(pipeline: &Pipeline, stage: usize) -> Vec<Action> {
     order
 }
 
-/// With at least p micro-batches.
+/// Holds for at least p micro-batches.
 pub(crate) fn bubble(pipeline: &Pipeline, Ticks { forward, input, weights }: Ticks) -> Option<u64> {
     let longest = (forward + input).saturating_sub(weights).max(forward).max(input);
     (pipeline.micro_batches() >= pipeline.stages()).then(|| (pipeline.stages() as u64 - 1) * longest)

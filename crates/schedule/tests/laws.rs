@@ -1,10 +1,10 @@
-//! What every schedule's programs must be, over stages, chunks, micro-batches and costs.
+//! Properties of every schedule's programs over varying stages, chunks, micro-batches and costs.
 
 use proptest::prelude::*;
 use schedule::{Action, Cell, Fault, Links, Pipeline, Schedule, Ticks, deal, simulate};
 use std::collections::HashMap;
 
-/// Any pipeline, also of more stages than micro-batches.
+/// Generates any valid pipeline, including those with more stages than micro-batches.
 fn pipelines() -> impl Strategy<Value = Pipeline> {
     (prop::sample::select(&Schedule::ALL), 1usize..9, 2usize..5, 1usize..20).prop_map(
         |(schedule, stages, chunks, micro_batches)| {
@@ -18,7 +18,7 @@ fn ticks() -> impl Strategy<Value = Ticks> {
     (1u64..20, 1u64..20, 1u64..20).prop_map(|(forward, input, weights)| Ticks { forward, input, weights })
 }
 
-/// Something that looks like noise, the same for the same action.
+/// Returns a pseudo-random duration below 30, the same for the same seed, stage and action.
 fn noise(seed: u64, stage: usize, action: Action) -> u64 {
     let text = format!("{seed} {stage} {action}");
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)) % 30
@@ -27,7 +27,7 @@ fn noise(seed: u64, stage: usize, action: Action) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Also with one place in each mailbox and whatever actions and messages take, so the order alone decides.
+    /// Durations, latency and mailbox slots vary, down to one slot per mailbox: only the order matters.
     #[test]
     fn every_program_comes_to_its_end(pipeline in pipelines(), seed: u64, latency in 0u64..40, slots in 1usize..3) {
         let takes = |stage, action| noise(seed, stage, action);
@@ -70,7 +70,8 @@ proptest! {
         prop_assert_eq!(forwards, pipeline.chunks() * micro_batches);
     }
 
-    /// Of all ways to deal, tried one by one, none has a cheaper costliest place, or as cheap a one and is more even.
+    /// Compares the result with all possible splits: none has a cheaper most expensive part, or an equally cheap one
+    /// and a smaller sum of squares.
     #[test]
     fn things_are_dealt_as_evenly_as_can_be(costs in prop::collection::vec(0u32..9, 1..9), places in 1usize..5) {
         let places = places.min(costs.len());
@@ -78,7 +79,7 @@ proptest! {
         let counts = deal(&costs, places);
         prop_assert_eq!((counts.len(), counts.iter().sum::<usize>()), (places, costs.len()));
         prop_assert!(counts.iter().all(|count| *count > 0));
-        /// The costliest place, and the sum of squares.
+        /// Returns the cost of the most expensive part and the sum of squared costs.
         fn evenness(costs: &[f64], counts: &[usize]) -> (f64, f64) {
             let (mut rest, mut most, mut squares) = (costs, 0.0f64, 0.0);
             for count in counts {
@@ -131,12 +132,12 @@ fn a_zero_bubble_is_a_third_of_the_bubble_of_1f1b_and_in_a_v_a_sixth() {
     };
     assert_eq!(bubble(Schedule::OneFOneB, ticks(2, 2, 2)), 18);
     assert_eq!(bubble(Schedule::ZeroBubble, ticks(2, 2, 2)), 6);
-    // Chunks of half the layers.
+    // Each chunk has half the layers.
     assert_eq!(bubble(Schedule::Interleaved1F1B, ticks(1, 1, 1)), 9);
     assert_eq!(bubble(Schedule::ZbV, ticks(1, 1, 1)), 3);
 }
 
-/// With what the papers leave out: costs that differ, where ZB-V has no closed form.
+/// Covers what the papers leave out: unequal costs, for which ZB-V has no closed form.
 #[test]
 fn zb_v_with_unequal_costs_is_what_others_have_simulated() {
     let pipeline = Pipeline::new(Schedule::ZbV, 4, 2, 16).unwrap();
@@ -176,7 +177,7 @@ fn programs_that_are_wrong_are_found() {
     twice[0].insert(2, forward);
     assert_eq!(run(&twice).unwrap_err(), Fault::Early { stage: 0, action: forward });
 
-    // The first stage wants the gradient of what it has not sent.
+    // The first stage waits for the gradient of an activation that it has not sent.
     let alone = Pipeline::new(Schedule::OneFOneB, 2, 1, 1).unwrap();
     let mut stuck = alone.program();
     stuck[0].swap(1, 2);

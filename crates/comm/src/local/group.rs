@@ -1,4 +1,4 @@
-//! A group of ranks: the rounds of its calls, and the mail between its members. Ranks are numbered as in the group.
+//! A group of ranks: the rounds of its calls, and the messages between its members. Ranks have their group numbers.
 
 use super::parcel::Parcel;
 use super::world::{Failure, GroupId};
@@ -9,27 +9,27 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 pub struct Group {
     pub id: GroupId,
-    /// Their numbers in the world, in ascending order.
+    /// The members' world numbers, in ascending order.
     pub members: Vec<usize>,
     state: Mutex<GroupState>,
-    /// Wakes those that wait for a round: it is complete, a rank has left, or the world has failed. Who waits for mail
-    /// is woken by its mailbox.
+    /// Wakes the ranks that wait for a round: it is complete, a rank has left, or the world has failed. Ranks that wait
+    /// for a message are woken by its mailbox.
     pub met: Condvar,
 }
 
 #[derive(Default)]
 pub struct GroupState {
     pub rounds: HashMap<u64, Round>,
-    /// Sent and not yet received, by sender and receiver.
+    /// Messages sent and not yet received, by sender and receiver.
     mail: HashMap<(usize, usize), Mailbox>,
     /// Ranks that are in a call, and what each of them waits for.
     pub waits: HashMap<usize, Wait>,
     /// Ranks that have left the world.
     pub left: Vec<usize>,
     pub failure: Option<Arc<Failure>>,
-    /// Engines that are still to be made or dropped.
+    /// Engines that are not yet created or not yet dropped.
     engines: usize,
-    /// How often a rank that waits for a round was woken.
+    /// Number of times that a waiting rank was woken.
     pub wakes: u64,
 }
 
@@ -42,30 +42,30 @@ struct Mailbox {
 /// One call of all ranks.
 pub struct Round {
     posts: Vec<Option<(Signature, Post)>>,
-    /// How many ranks have posted.
+    /// Number of ranks that have posted.
     arrived: usize,
-    /// The rank that came last, and combines the posts.
+    /// The rank that arrived last and combines the posts.
     combiner: Option<usize>,
     pub outcome: Option<Result<Outcome, CommError>>,
     taken: usize,
 }
 
-/// What a rank gives.
+/// The tensors that a rank gives to the others.
 pub type Post = Vec<Option<Parcel>>;
 
-/// What a round comes to, the same for all ranks; its type is a matter of the call.
+/// The result of a round, the same for all ranks; its type depends on the call.
 pub type Outcome = Arc<dyn Any + Send + Sync>;
 
 /// What a rank waits for.
 #[derive(Clone, Copy)]
 pub enum Wait {
     Round(u64),
-    /// Mail from this rank, or that it takes some.
+    /// A message from this rank, or its receipt of one.
     Peer(usize),
 }
 
 impl Group {
-    /// For a world that some ranks may have left, and that may have failed.
+    /// Creates a group in a world that may have failed or lost ranks.
     pub fn new(id: GroupId, members: Vec<usize>, left: &[usize], failure: Option<Arc<Failure>>) -> Self {
         let left = left.iter().filter_map(|rank| members.binary_search(rank).ok()).collect();
         let state = GroupState { left, failure, engines: members.len(), ..GroupState::default() };
@@ -76,7 +76,7 @@ impl Group {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A rank has left the world, which may be none of the group's.
+    /// Records that a rank has left the world; it need not be a member of this group.
     pub fn loses(&self, world_rank: usize) {
         let Ok(rank) = self.members.binary_search(&world_rank) else { return };
         let mut state = self.lock();
@@ -84,7 +84,7 @@ impl Group {
         self.wake_all(&state);
     }
 
-    /// The world has failed: rounds that are not complete never will be.
+    /// Records that the world has failed: incomplete rounds will never complete.
     pub fn fail(&self, state: &mut GroupState, failure: &Arc<Failure>) {
         state.failure = Some(failure.clone());
         state.rounds.retain(|_, round| round.outcome.is_some());
@@ -98,13 +98,13 @@ impl Group {
 }
 
 impl GroupState {
-    /// One of its engines is dropped; returns how many are left.
+    /// Records that one of the engines was dropped and returns how many remain.
     pub fn one_less(&mut self) -> usize {
         self.engines -= 1;
         self.engines
     }
 
-    /// Takes part in a round of `n` ranks. The last rank to come is given all ranks' signatures and posts.
+    /// Posts in a round of `n` ranks. The last rank to arrive gets all ranks' signatures and posts.
     pub fn post(
         &mut self,
         id: u64,
@@ -123,7 +123,7 @@ impl GroupState {
         })
     }
 
-    /// The outcome of a round, if there is one; the last rank to take it removes the round.
+    /// Returns the outcome of a round if there is one; the last rank to take it removes the round.
     pub fn take(&mut self, id: u64, n: usize) -> Option<Result<Outcome, CommError>> {
         let round = self.rounds.get_mut(&id)?;
         let outcome = round.outcome.clone()?;
@@ -134,7 +134,7 @@ impl GroupState {
         Some(outcome)
     }
 
-    /// Puts a parcel into a mailbox, and wakes who waits for it.
+    /// Puts a parcel into a mailbox and wakes the rank that waits for it.
     pub fn send(&mut self, from: usize, to: usize, parcel: Parcel) {
         let mailbox = self.mail.entry((from, to)).or_default();
         mailbox.letters.push_back(parcel);
@@ -149,12 +149,12 @@ impl GroupState {
         self.mail.get(&(from, to)).is_some_and(|mailbox| !mailbox.letters.is_empty())
     }
 
-    /// Wakes who waits for mail between these two.
+    /// Returns the condition that wakes a rank waiting for a message between these two ranks.
     pub fn arrival(&mut self, from: usize, to: usize) -> Arc<Condvar> {
         self.mail.entry((from, to)).or_default().arrived.clone()
     }
 
-    /// The ranks that this one, which has posted or asks for mail, waits for.
+    /// Returns the ranks that this one waits for, after it has posted or while it waits for a message.
     pub fn missing(&self, rank: usize, what: Wait) -> Vec<usize> {
         let id = match what {
             Wait::Peer(peer) => return vec![peer],
@@ -167,7 +167,7 @@ impl GroupState {
         }
     }
 
-    /// A rank that this one waits for and that has left.
+    /// Returns a rank that this one waits for and that has left.
     pub fn lost(&self, rank: usize, what: Wait) -> Option<usize> {
         if self.left.is_empty() {
             return None;

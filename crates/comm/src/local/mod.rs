@@ -1,8 +1,8 @@
 //! The engine whose ranks are threads of one process.
 //!
-//! Each call is one *round* of its group: every rank posts its tensors, the last one to arrive publishes what all get,
-//! all leave with the result. A rank cannot start round `i + 1` before round `i` is complete, so at most two rounds of
-//! a group are alive.
+//! Each call is one *round* of its group: every rank posts its tensors, the last one to arrive publishes the results,
+//! and all ranks leave with them. A rank cannot start round `i + 1` before round `i` is complete, so a group has at
+//! most two live rounds.
 //!
 //! ```text
 //! rank 0  post ......................... wait | take
@@ -10,12 +10,12 @@
 //! rank 2          post, combine, publish      | take
 //! ```
 //!
-//! A rank posts once, to all, and is woken once: a round of N ranks costs N posts and N - 1 wakes, whatever other
-//! groups do meanwhile. What all ranks get is made once.
+//! A rank posts once, to all ranks, and is woken once. A round of N ranks costs N posts and N - 1 wakes, whatever other
+//! groups do meanwhile. A result that is the same for all ranks is computed once.
 //!
-//! Ranks that share a device share its memory, and what all get is made by the rank that came last. Where the ranks of a
-//! group have several devices, the round only tells each what the others gave: each rank then copies what it needs into
-//! its own device, in its own thread, so that all copy at once and each byte moves once.
+//! Ranks that share a device share its memory, and the last rank to arrive computes the common results. If the ranks of
+//! a group have several devices, a round only tells each rank what the others posted. Each rank then copies what it
+//! needs to its own device on its own thread, so all copy at once and each byte moves once.
 //!
 //! A world and all groups that are split off from it share one [`World`]: the first failure in any of them ends them
 //! all.
@@ -37,15 +37,15 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use world::{Failure, GroupId, World};
 
-/// A rank of the engine whose ranks are threads of one process; made by [`LocalEngine::world`].
+/// A rank that is a thread of this process; created by [`LocalEngine::world`].
 ///
-/// Dropping it, and all that were split off from it, tells the others that the rank has left: a call that still needs
-/// it fails at once, instead of at the timeout.
+/// When a rank drops it and all engines split off from it, the others learn that the rank has left: a call that still
+/// needs it fails at once instead of at the timeout.
 pub struct LocalEngine {
     /// This rank's number in the group.
     rank: usize,
     device: Device,
-    /// Whether the group has several, which is the same on all its ranks.
+    /// Whether the group has several devices; the same on all its ranks.
     several_devices: bool,
     round: AtomicU64,
     splits: AtomicU64,
@@ -54,7 +54,7 @@ pub struct LocalEngine {
 }
 
 impl LocalEngine {
-    /// One engine per device, in rank order; a rank waits at most so long for the others.
+    /// Creates one engine per device, in rank order; `timeouts` limits how long a rank waits for the others.
     pub fn world(devices: Vec<Device>, timeouts: impl Into<Timeouts>) -> Vec<Self> {
         let (n, world) = (devices.len(), World::new(devices.clone(), timeouts.into()));
         let rank = |(rank, device)| Self::new(rank, rank, device, vec![], || (0..n).collect(), world.clone());
@@ -75,22 +75,23 @@ impl LocalEngine {
         Self { rank, device, several_devices, round, splits, group, world }
     }
 
-    /// This rank's number in the world.
+    /// Returns this rank's number in the world.
     fn world_rank(&self) -> usize {
         self.group.members[self.rank]
     }
 
-    /// Whether a rank of the group has another device than this one.
+    /// Returns whether a rank of the group has a different device from this one.
     fn is_elsewhere(&self, rank: usize) -> bool {
         self.world.devices[self.group.members[rank]] != self.device
     }
 
-    /// What this rank gives to all.
+    /// Prepares the same payload for all ranks.
     fn for_all(&self, payload: Payload) -> Post {
         Parcel::all(vec![Some(payload)], |_| self.several_devices)
     }
 
-    /// Meets the other ranks: posts `mine`, and returns what the last rank to come made of all posts with `combine`.
+    /// Meets the other ranks: posts `mine` and returns the result of `combine`, which the last rank to arrive applies
+    /// to all posts.
     fn meet<T: Send + Sync + 'static>(
         &self,
         signature: &Signature,
@@ -104,12 +105,12 @@ impl LocalEngine {
             drop(state);
             let outcome = Signature::agree(&signatures).map(|()| Arc::new(combine(posts)) as Outcome);
             state = self.group.lock();
-            // If the world failed meanwhile, the round is gone and fails for all: never for some.
+            // If the world failed meanwhile, the round is gone and fails on all ranks, never on some of them.
             if let Some(round) = state.rounds.get_mut(&id) {
                 round.outcome = Some(outcome);
             }
             let taken = state.take(id, n);
-            drop(state); // or those that are woken would wait for it
+            drop(state); // otherwise the woken ranks would wait for this lock
             self.group.met.notify_all();
             match taken {
                 Some(outcome) => return outcome.map(of_this_call),
@@ -119,7 +120,7 @@ impl LocalEngine {
         self.wait(state, Wait::Round(id), signature.collective, |state| state.take(id, n)).map(of_this_call)
     }
 
-    /// Waits until `done` gives something.
+    /// Waits until `done` returns a result.
     fn wait<'a, T>(
         &'a self,
         mut state: MutexGuard<'a, GroupState>,
@@ -166,7 +167,7 @@ impl LocalEngine {
         result
     }
 
-    /// How long that is waited for.
+    /// Returns the timeout of a wait.
     fn timeout(&self, what: Wait) -> Duration {
         let met = match what {
             Wait::Round(id) => id,
@@ -176,7 +177,7 @@ impl LocalEngine {
         if self.group.id.is_empty() && met == 0 { init } else { call }
     }
 
-    /// An error if the world has failed.
+    /// Returns an error if the world has failed.
     fn check_failure(&self, state: &GroupState, collective: Collective) -> Result<(), CommError> {
         match state.failure.as_deref() {
             Some(Failure { failed, reason, .. }) => {
@@ -191,7 +192,7 @@ impl LocalEngine {
         self.world.fail(Failure { reporter: self.world_rank(), failed, reason });
     }
 
-    /// The time is up: the ranks that are to blame, unless it ended otherwise at the last moment.
+    /// Handles a timeout: returns the ranks to blame, unless the wait ended in another way at the last moment.
     fn fail_late(&self, what: Wait, collective: Collective, timeout: Duration) -> Option<Vec<usize>> {
         let has_come = |state: &GroupState| match what {
             Wait::Round(id) => state.rounds.get(&id).is_some_and(|round| round.outcome.is_some()),
@@ -201,13 +202,13 @@ impl LocalEngine {
         self.world.fail_late(&self.group, self.rank, what, has_come, reason)
     }
 
-    /// Whether the world has ended and this rank was the first to notice.
+    /// Returns whether the world has ended and this rank was the first to notice.
     pub(crate) fn failed_first(&self) -> bool {
         self.world.first_to_notice(self.world_rank())
     }
 
-    /// One tensor for all ranks, of theirs in rank order. Ranks that share a device share its memory. Where all do, the
-    /// last one to come makes it, else the first one on each device.
+    /// Computes one tensor for all ranks from their tensors in rank order. Ranks that share a device share its memory.
+    /// The last rank to arrive computes it if all ranks share one device; otherwise the first rank on each device does.
     fn same_for_all(
         &self,
         signature: &Signature,
@@ -224,17 +225,17 @@ impl LocalEngine {
     }
 }
 
-/// What the ranks, which agree on the call, combine alike.
+/// Restores the type of an outcome; all ranks agree on the call, so it is the type that this call combines.
 fn of_this_call<T: Send + Sync + 'static>(outcome: Outcome) -> Arc<T> {
     outcome.downcast().unwrap_or_else(|_| unreachable!("one call makes one thing"))
 }
 
-/// Of posts of one tensor each.
+/// Returns the parcels of posts with one tensor each.
 fn parcels(posts: Vec<Post>) -> impl Iterator<Item = Parcel> {
     posts.into_iter().flatten().flatten()
 }
 
-/// Why a rank is lost.
+/// The reason why a rank is lost.
 const LEFT: &str = "left before the call was complete";
 
 impl Engine for LocalEngine {
@@ -262,16 +263,16 @@ impl Engine for LocalEngine {
         self.meet(signature, vec![], drop).map(drop)
     }
 
-    /// Ranks that share a device share the gathered buffer: it is made once.
+    /// Ranks that share a device share the gathered buffer, which is built once.
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
         self.same_for_all(signature, shard, Payload::cat, |parcels| join(parcels, &self.device))
     }
 
-    /// The last rank to come adds, for all; where they have several devices, one rank on each.
+    /// The last rank to arrive adds for all; with several devices, one rank on each does.
     fn all_reduce(&self, signature: &Signature, tensor: Payload, how: Reduce) -> Result<Payload, CommError> {
         let reduce = |tensors| Summands::new(tensors).reduce(how);
         if tensor.is_on_cpu() {
-            // Numbers of the host are added there, wherever the ranks compute.
+            // Host numbers are added on the host, wherever the ranks compute.
             let all = |posts: Vec<Post>| reduce(parcels(posts).map(Parcel::into_payload).collect()).handed_over();
             return Ok(self.meet(signature, Parcel::all(vec![Some(tensor)], |_| false), all)?.as_ref().clone());
         }
@@ -279,7 +280,7 @@ impl Engine for LocalEngine {
         self.same_for_all(signature, tensor, reduce, reduce_here)
     }
 
-    /// Each rank reads its chunk out of all ranks' tensors.
+    /// Each rank reads its chunk from all ranks' tensors.
     fn chunks(&self, signature: &Signature, full: Payload) -> Result<Summands, CommError> {
         let chunk = full.len() / self.world_size();
         let (mine, range) = (self.for_all(full), self.rank * chunk..(self.rank + 1) * chunk);
@@ -292,7 +293,7 @@ impl Engine for LocalEngine {
         Ok(Summands::new(fetch(&parts, &self.device)))
     }
 
-    /// Its post.
+    /// One post.
     fn control_messages(&self) -> usize {
         1
     }
@@ -368,7 +369,7 @@ mod tests {
         assert_eq!((world.rounds.len(), world.waits.len()), (0, 0));
     }
 
-    /// Ranks meet in the world and in pairs, each at a pace of its own.
+    /// Ranks meet in the world and in pairs, at different paces.
     #[test]
     fn a_rank_is_woken_by_its_own_calls_only() {
         const N: usize = 8;
@@ -386,7 +387,7 @@ mod tests {
         for group in groups {
             let n = group.members.len() as u64;
             let rounds = if n == N as u64 { ROUNDS } else { 10 * ROUNDS };
-            // All but the last to come are woken once. The system may wake a thread for nothing now and then.
+            // All but the last rank to arrive are woken once. The system may cause a few spurious wakes.
             let (wakes, most) = (group.lock().wakes, rounds * (n - 1));
             assert!(wakes <= most + most / 100, "{wakes} wakes in {rounds} rounds of {n} ranks");
         }

@@ -1,23 +1,23 @@
-//! Takes the place of `cards` in a build that has no CUDA.
+//! A replacement for `cards` in builds without CUDA.
 
 use crate::Payload;
 use std::ops::Range;
 
-/// A tensor on a card: there is none.
+/// A tensor on a GPU; there is none.
 pub enum Source {}
 
 impl Source {
-    /// No card has any of these tensors.
+    /// Creates no source: none of these tensors is on a GPU.
     pub fn all<'a>(payloads: impl Iterator<Item = Option<&'a Payload>>) -> Vec<Option<Self>> {
         payloads.map(|_| None).collect()
     }
 }
 
-/// Bytes of a source.
+/// A range of a source's bytes.
 pub struct Piece<'a> {
-    /// Whose.
+    /// The source.
     pub source: &'a Source,
-    /// Which.
+    /// The range.
     pub bytes: Range<usize>,
 }
 

@@ -1,24 +1,24 @@
-//! What all ranks of a call get alike: made once for each device, by the first of its ranks that comes for it.
+//! Results that are the same for all ranks of a call, computed once per device by the first rank that needs them there.
 
 use super::parcel::Parcel;
 use crate::Payload;
 use burn::tensor::Device;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// The same tensor for all ranks.
+/// A tensor that is the same for all ranks.
 pub enum Same {
-    /// It is there, on the one device of all.
+    /// It exists, on the one device of all ranks.
     Here(Payload),
-    /// Each device's ranks make it of what all gave.
+    /// The ranks of each device compute it from all ranks' parcels.
     OfParcels(Vec<Parcel>, Made),
 }
 
-/// What is made or being made, by device.
+/// The results that exist or are being computed, by device.
 #[derive(Default)]
 pub struct Made(Mutex<Vec<(Device, Arc<OnceLock<Payload>>)>>);
 
 impl Same {
-    /// The tensor on a device. The first rank there calls `make`, while those that share the device wait.
+    /// Returns the tensor on a device. The first rank there calls `make`, and others that share the device wait for it.
     pub fn on(&self, device: &Device, make: impl FnOnce(&[Parcel]) -> Payload) -> Payload {
         match self {
             Self::Here(payload) => payload.clone(),

@@ -1,4 +1,4 @@
-//! What the ranks of a world share, and how it ends: the first failure in any group ends all of them.
+//! The state that the ranks of a world share, and the end of a world: the first failure in any group ends all groups.
 
 use super::group::{Group, GroupState, Wait};
 use crate::Timeouts;
@@ -6,13 +6,14 @@ use burn::tensor::Device;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How a group came of the world, for each split on the way: the number of the split in its parent, and the first
-/// member there.
+/// The splits that lead from the world to a group. Each entry is the number of the split in its parent group and the
+/// first member's number there.
 pub type GroupId = Vec<(u64, usize)>;
 
-/// Locks are taken in this order: the world's, then groups'. Who holds a group's takes no other.
+/// The ranks of a world. Lock order: the world's lock first, then the groups'. A thread that holds only a group's lock
+/// takes no other.
 pub struct World {
-    /// Of each rank.
+    /// The device of each rank.
     pub devices: Vec<Device>,
     pub timeouts: Timeouts,
     state: Mutex<WorldState>,
@@ -20,26 +21,26 @@ pub struct World {
 
 #[derive(Default)]
 struct WorldState {
-    /// From the first rank's joining to the last one's leaving.
+    /// Groups, from the first rank's joining to the last one's leaving.
     groups: HashMap<GroupId, Arc<Group>>,
-    /// How many engines each rank has, in all groups; who has none left has left. Not one by one: a rank that fails
-    /// drops those of its groups before it can tell why.
+    /// Number of engines per rank, over all groups. A rank leaves the world with its last engine, not group by group,
+    /// because a failing rank drops the engines of its groups before it can report why it fails.
     engines: HashMap<usize, usize>,
     left: Vec<usize>,
     failure: Option<Arc<Failure>>,
 }
 
-/// The first failure: it ends the world. Ranks are numbered as in the world.
+/// The first failure, which ends the world. Ranks have their world numbers.
 pub struct Failure {
     /// The rank that noticed it.
     pub reporter: usize,
     /// The rank that failed.
     pub failed: usize,
-    /// What became of it.
+    /// What happened to it.
     pub reason: String,
 }
 
-/// A group that is held still.
+/// A group that is locked.
 type Held<'a> = (&'a Group, MutexGuard<'a, GroupState>);
 
 impl World {
@@ -47,8 +48,7 @@ impl World {
         Arc::new(Self { devices, timeouts, state: Mutex::default() })
     }
 
-    /// The group, for an engine of its rank `rank`, whom the world has under number `world_rank`; the first to come
-    /// makes it of `members`.
+    /// Returns the group, for an engine of world rank `world_rank`. The first rank to arrive creates it from `members`.
     pub fn join(&self, id: GroupId, world_rank: usize, members: impl FnOnce() -> Vec<usize>) -> Arc<Group> {
         let mut state = self.lock();
         let WorldState { groups, engines, left, failure } = &mut *state;
@@ -58,7 +58,7 @@ impl World {
         group.clone()
     }
 
-    /// An engine of the group is dropped. With a rank's last one it leaves the world.
+    /// Records that an engine of the group was dropped. With its last engine, a rank leaves the world.
     pub fn leave(&self, group: &Group, world_rank: usize) {
         let mut state = self.lock();
         if group.lock().one_less() == 0 {
@@ -73,14 +73,14 @@ impl World {
         }
     }
 
-    /// Ends the world, unless it has ended: rounds that are not complete never will be, complete ones can still be
+    /// Ends the world, unless it has already ended. Incomplete rounds will never complete; complete ones can still be
     /// taken.
     pub fn fail(&self, failure: Failure) {
         self.hold_still(|failed, groups| end(failed, groups, failure));
     }
 
-    /// Ends the world because of those who are late for this rank of the group: returns them, unless the world has
-    /// ended before, or `done` says that what the rank waits for has come at the last moment.
+    /// Ends the world because of the ranks for which this rank has waited too long, and returns them. Does nothing if
+    /// the world has already ended, or if `done` says that the awaited result has arrived at the last moment.
     pub fn fail_late(
         &self,
         group: &Group,
@@ -104,12 +104,12 @@ impl World {
         late
     }
 
-    /// Whether the world has ended and this rank was the first to notice.
+    /// Returns whether the world has ended and this rank was the first to notice.
     pub fn first_to_notice(&self, world_rank: usize) -> bool {
         self.lock().failure.as_ref().is_some_and(|failure| failure.reporter == world_rank)
     }
 
-    /// Calls `look` while no rank enters a call or leaves one.
+    /// Calls `look` while no rank can enter or leave a call.
     fn hold_still(&self, look: impl FnOnce(&mut Option<Arc<Failure>>, &mut [Held])) {
         let mut state = self.lock();
         let WorldState { groups, failure, .. } = &mut *state;
@@ -130,8 +130,8 @@ fn end(failed: &mut Option<Arc<Failure>>, groups: &mut [Held], failure: Failure)
     groups.iter_mut().for_each(|(group, state)| group.fail(state, failure));
 }
 
-/// Who is to blame that `missing` are missing: they, unless they wait for others themselves, in any group, but then
-/// those. Ranks that wait for each other in a circle are all to blame.
+/// Returns the ranks to blame for `missing` ranks. A missing rank that itself waits for others, in any group, is
+/// replaced by those. Ranks that wait for each other in a cycle are all to blame.
 fn to_blame(groups: &[Held], missing: Vec<usize>) -> Vec<usize> {
     let mut waits = BTreeMap::<usize, Vec<usize>>::new();
     for (group, state) in groups {
@@ -154,7 +154,7 @@ fn to_blame(groups: &[Held], missing: Vec<usize>) -> Vec<usize> {
 
 #[cfg(test)]
 impl World {
-    /// The groups that there are, and each rank's engines.
+    /// Returns the existing groups and each rank's number of engines.
     pub fn inventory(&self) -> (Vec<Arc<Group>>, HashMap<usize, usize>) {
         let state = self.lock();
         (state.groups.values().cloned().collect(), state.engines.clone())

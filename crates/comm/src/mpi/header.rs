@@ -1,21 +1,21 @@
-//! The header that ranks send each other at the start of a call, and its encoding in bytes.
+//! The header that ranks exchange at the start of a call, and its byte encoding.
 
 use crate::{Collective, Reduce, Signature};
 use burn::tensor::{Bytes, DType};
 use std::fmt;
 
-/// What a rank tells each other rank of the group when it enters a call, before any tensor is moved: eight words.
+/// The eight words that a rank sends to each other rank of the group when it enters a call, before any tensor moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// None: the rank has left the group and enters no more calls.
+    /// `None` means that the rank has left the group and enters no more calls.
     pub signature: Option<Signature>,
     /// Length and dtype of the part that follows, if one does.
     pub part: Option<Part>,
-    /// A number that no group has yet, as far as this rank knows.
+    /// A group number that is free as far as this rank knows.
     pub free_group: u64,
 }
 
-/// In the order of their codes, from 1.
+/// Dtypes in the order of their codes, which start at 1.
 const DTYPES: [DType; 13] = [
     DType::F64,
     DType::F32,
@@ -32,11 +32,11 @@ const DTYPES: [DType; 13] = [
     DType::U8,
 ];
 
-/// In the order of their codes.
+/// Reductions in the order of their codes.
 const REDUCES: [Reduce; 3] = [Reduce::Sum, Reduce::Mean, Reduce::Max];
 
 impl Header {
-    /// A rank's last.
+    /// The last header of a rank.
     pub const LEFT: Self = Self { signature: None, part: None, free_group: 0 };
 
     pub fn to_bytes(&self) -> Bytes {
@@ -57,7 +57,7 @@ impl Header {
         Bytes::from_elems(words.to_vec())
     }
 
-    /// None: these are not the bytes of a header.
+    /// Decodes a header; returns `None` if the bytes are not a header.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
         let &[collective, rank, len, dtype, part_len, part_dtype, free_group, 0] = words.as_slice() else {
@@ -77,10 +77,10 @@ impl Header {
 /// Length and dtype of a part.
 pub type Part = (usize, DType);
 
-/// What may follow from another rank in a call.
+/// What a call expects from another rank.
 enum Due {
     Nothing,
-    /// Of this length and dtype; None: of any.
+    /// A part of this length and dtype; `None` accepts any.
     Part(Option<usize>, Option<DType>),
 }
 
@@ -97,10 +97,11 @@ impl fmt::Display for Due {
     }
 }
 
-/// The part of `header` that follows from rank `from` to rank `to` of a group of `n`, which agree on `signature`.
+/// Returns the part that `header` announces from rank `from` to rank `to` in a group of `n` that agrees on `signature`.
 ///
 /// # Errors
-/// What the rank has announced, if the call has no such part, or if it is too large for this machine's memory.
+/// Returns a description of the announced part if the call has no such part, or if it does not fit into this machine's
+/// memory.
 pub fn due_part(
     signature: &Signature,
     header: &Header,
@@ -135,8 +136,10 @@ pub fn due_part(
     }
 }
 
+/// Returns the code of a dtype.
+///
 /// # Panics
-/// For a dtype that no payload has.
+/// Panics for a dtype that no payload has.
 fn dtype_code(dtype: Option<DType>) -> u64 {
     let code = |dtype| DTYPES.iter().position(|known| *known == dtype).expect("payloads are floats or integers");
     dtype.map_or(0, |dtype| code(dtype) as u64 + 1)

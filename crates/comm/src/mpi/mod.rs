@@ -1,21 +1,21 @@
-//! The engine whose ranks are processes, on one machine or several: feature `mpi`.
+//! The engine whose ranks are processes on one machine or several: feature `mpi`.
 //!
-//! All of it is made of messages that nobody blocks on, because MPI's own collectives wait for ever where a rank is
-//! missing. A call is two stages: each rank tells each other one in a [`Header`] what it calls and what it will send;
-//! if all call the same, the parts follow.
+//! It uses only non-blocking messages, because MPI's own collectives wait forever if a rank is missing. A call has two
+//! stages. First each rank tells each other rank in a [`Header`] which call it makes and what it will send. If all
+//! ranks make the same call, the parts follow.
 //!
 //! ```text
 //! rank 0  header to 1, 2 | headers from 1, 2: agree? | part to 1, 2 | parts from 1, 2
 //! rank 1  header to 0, 2 | headers from 0, 2: agree? | part to 0, 2 | parts from 0, 2
 //! ```
 //!
-//! Every rank sees the same headers, so all come to the same error where they disagree. Messages between two ranks with
-//! one tag arrive in the order of sending, which keeps rounds apart; groups that are split off have tags of their own.
-//! A wait looks for a third kind of message too, the mark of a rank that has failed.
+//! Every rank sees the same headers, so all ranks get the same error if they disagree. Messages between two ranks with
+//! the same tag arrive in the order of sending, which separates rounds. Groups that are split off have their own tags.
+//! Each wait also looks for a third kind of message: the mark of a failed rank.
 //!
-//! A call that is under way at that moment succeeds on the ranks that have received all their parts, and fails on the
-//! others. No rank is further than that one call: nobody completes the next, for which the failed rank sends no header.
-//! A process that is killed cannot send a mark. `mpirun` ends the others then, and their calls return nothing.
+//! A call in flight at that moment succeeds on the ranks that have received all their parts and fails on the others. No
+//! rank gets further than that call: the next one cannot complete, because the failed rank sends no header. A killed
+//! process cannot send a mark. `mpirun` then ends the others, and their calls never return.
 
 mod header;
 mod transfers;
@@ -33,10 +33,10 @@ use std::time::{Duration, Instant};
 use transfers::Transfers;
 use world::World;
 
-/// The tag of a failed rank's mark: eight bytes of its number, and the reason.
+/// The tag of a failed rank's mark, which holds its number in eight bytes and the reason.
 const ABORT: i32 = 0;
 
-/// What a group's messages are; each kind has a tag.
+/// The kinds of messages in a group; each has its own tag.
 #[derive(Clone, Copy)]
 enum Tag {
     Header = 1,
@@ -45,41 +45,41 @@ enum Tag {
     Mail = 4,
 }
 
-/// MPI promises tags up to 32767.
+/// Number of groups for which there are tags; MPI guarantees tags up to 32767.
 const MAX_GROUPS: u64 = 32767 / 4;
 
-/// A rank that is a process started by `mpirun`; made by [`MpiWorld`].
+/// A rank that is a process started by `mpirun`; created by [`MpiWorld`].
 ///
-/// Dropping it tells the others that the rank has left: a call that still needs it fails at once, instead of at the
-/// timeout.
+/// When it is dropped, the others learn that the rank has left: a call that still needs it fails at once instead of at
+/// the timeout.
 pub struct MpiEngine {
     /// This rank's number in the group.
     rank: usize,
     group: u64,
-    /// The group's ranks, by their numbers in the world.
+    /// The world numbers of the group's ranks.
     members: Vec<usize>,
     device: Device,
     timeouts: Timeouts,
     /// Whether all ranks of the world have been in a call together.
     met: AtomicBool,
-    /// Sent, and perhaps not yet received.
+    /// Messages that were sent and may not have been received yet.
     outbox: Mutex<Vec<Transfers>>,
     world: Arc<World>,
 }
 
-/// What a look at the messages has found.
+/// The result of polling the messages.
 enum Step<T> {
     Done(T),
-    /// Ranks that are still waited for, numbered as in the world.
+    /// The ranks that are still missing, by world number.
     Missing(Vec<usize>),
-    /// A rank that is needed and will not come, for this reason.
+    /// A rank that is needed and will not arrive, with the reason.
     Lost(usize, &'static str),
 }
 
 impl MpiEngine {
     fn new(group: u64, members: Vec<usize>, device: Device, timeouts: Timeouts, world: Arc<World>) -> Self {
         let rank = members.iter().position(|rank| *rank == world.rank).expect("this rank is a member");
-        let met = AtomicBool::new(group != 0); // the world is the first group
+        let met = AtomicBool::new(group != 0); // group 0 is the world
         Self { rank, group, members, device, timeouts, met, outbox: Mutex::default(), world }
     }
 
@@ -87,13 +87,13 @@ impl MpiEngine {
         (self.group * 4) as i32 + tag as i32
     }
 
-    /// The other ranks' numbers, in the group and in the world.
+    /// Returns the other ranks' numbers in the group and in the world.
     fn others(&self) -> impl Iterator<Item = (usize, usize)> {
         self.members.iter().copied().enumerate().filter(|(rank, _)| *rank != self.rank)
     }
 
-    /// The first stage of a call: what each rank says that it calls and gives to this one, in rank order. `parts`: what
-    /// this one gives.
+    /// Runs the first stage of a call: returns every rank's header for this rank, in rank order. `parts` is what this
+    /// rank gives.
     fn meet(&self, signature: &Signature, parts: &[Option<Payload>]) -> Result<Vec<Header>, CommError> {
         let collective = signature.collective;
         self.check_failure(collective)?;
@@ -139,7 +139,7 @@ impl MpiEngine {
         Ok(headers)
     }
 
-    /// The parts that the ranks have announced to this one.
+    /// Returns the parts that the ranks have announced to this one.
     fn coming(&self, signature: &Signature, headers: &[Header]) -> Result<Vec<Option<Part>>, CommError> {
         let n = self.members.len();
         let part = |(from, header)| match due_part(signature, header, [from, self.rank], n) {
@@ -158,7 +158,7 @@ impl MpiEngine {
         self.check_failure(collective).err().unwrap_or(named)
     }
 
-    /// Waits for messages, and returns those received.
+    /// Waits for messages and returns the received ones.
     fn finish(&self, collective: Collective, mut transfers: Transfers) -> Result<Vec<Bytes>, CommError> {
         self.wait(collective, || match transfers.done() {
             Ok(true) => Step::Done(()),
@@ -168,7 +168,7 @@ impl MpiEngine {
         Ok(transfers.into_received())
     }
 
-    /// Looks at the messages until that is done, a rank has failed, or the time is up.
+    /// Polls the messages until `look` is done, a rank has failed, or the time is up.
     fn wait<T>(&self, collective: Collective, mut look: impl FnMut() -> Step<T>) -> Result<T, CommError> {
         let Timeouts { init, call } = self.timeouts;
         let (start, timeout) = (Instant::now(), if self.met.load(Ordering::Relaxed) { call } else { init });
@@ -177,7 +177,7 @@ impl MpiEngine {
             if let Step::Done(result) = step {
                 return Ok(result);
             }
-            self.check_failure(collective)?; // a rank that has failed says why before it leaves
+            self.check_failure(collective)?; // a failed rank reports why before it leaves
             match step {
                 Step::Lost(rank, reason) => self.world.fail(rank, reason.into()),
                 Step::Missing(missing) if start.elapsed() >= timeout => {
@@ -191,7 +191,7 @@ impl MpiEngine {
         unreachable!("the time is up before")
     }
 
-    /// An error if the world has failed.
+    /// Returns an error if the world has failed.
     fn check_failure(&self, collective: Collective) -> Result<(), CommError> {
         match self.world.failure() {
             Some((failed, reason)) => Err(CommError::RankFailed { rank: self.world.rank, collective, failed, reason }),
@@ -204,17 +204,17 @@ impl MpiEngine {
     }
 }
 
-/// Why a rank is lost.
+/// The reasons why a rank is lost.
 const LEFT: &str = "left before the call was complete";
 const REFUSED: &str = "cannot be reached: MPI has returned an error";
 const NOT_A_HEADER: &str = "sent what is no header: do all processes run the same build?";
 
-/// A wait first gives way to other processes, for what comes soon; then it sleeps, for where there are fewer cores than
-/// processes.
+/// A wait first yields to other processes, in case messages come soon; then it sleeps, in case there are fewer cores
+/// than processes.
 const SPINS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Memory for `len` elements, aligned for them, so that a tensor can be made of it without a copy.
+/// Allocates memory for `len` elements, aligned for them, so that a tensor can be created from it without a copy.
 fn buffer(len: usize, dtype: DType) -> Bytes {
     match dtype.size() {
         1 => Bytes::from_elems(vec![0u8; len]),
@@ -267,7 +267,7 @@ impl Engine for MpiEngine {
         Ok(parts)
     }
 
-    /// Every shard arrives where it belongs in the whole.
+    /// Every shard arrives at its place in the result.
     fn all_gather(&self, signature: &Signature, shard: Payload) -> Result<Payload, CommError> {
         self.meet(signature, &[])?;
         let (n, len, dtype, size) = (self.members.len(), shard.len(), shard.dtype(), shard.bytes());
@@ -326,13 +326,13 @@ impl Engine for MpiEngine {
         Ok(self.payload(bytes, len, dtype))
     }
 
-    /// MPI moves large messages inside of its calls only.
+    /// MPI moves large messages only during its calls.
     fn receives_unasked(&self) -> bool {
         false
     }
 
-    /// The new groups share the first number that is free on all ranks: they are disjoint, so no two ranks have it in
-    /// common twice.
+    /// All new groups of a split get the same number, the first one that is free on all ranks. The groups are disjoint,
+    /// so no two ranks meet in two groups with that number.
     fn split(&self, members: &[usize]) -> Result<Arc<dyn Engine>, CommError> {
         let headers = self.meet(&Signature { collective: Collective::Barrier, len: None, dtype: None }, &[])?;
         let group = headers.iter().map(|header| header.free_group).max().expect("a group has ranks");
@@ -350,7 +350,7 @@ impl Engine for MpiEngine {
 }
 
 impl Drop for MpiEngine {
-    /// Waits for what was sent to be received, as long as for any call.
+    /// Waits until sent messages are received, at most as long as for any call.
     fn drop(&mut self) {
         let outbox = std::mem::take(self.outbox.get_mut().unwrap_or_else(PoisonError::into_inner));
         for mail in outbox {
@@ -364,6 +364,6 @@ impl Drop for MpiEngine {
         for tag in [Tag::Header, Tag::MailHeader] {
             marks.send(Header::LEFT.to_bytes(), self.others().map(|(_, to)| to), self.tag(tag));
         }
-        let _ = marks.done(); // that short, they are gone; if they are not, dropping the rest only leaks 64 bytes
+        let _ = marks.done(); // so short, they are sent at once; if not, dropping the rest only leaks 64 bytes
     }
 }

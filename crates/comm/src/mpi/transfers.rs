@@ -1,4 +1,4 @@
-//! Messages under way in MPI, with the memory that they own until they are done.
+//! MPI messages in flight, with the memory that they own until they are done.
 
 use ::mpi::Rank;
 use ::mpi::ffi;
@@ -6,14 +6,14 @@ use burn::tensor::Bytes;
 use std::mem::{MaybeUninit, forget, take};
 use std::ops::Range;
 
-/// MPI counts with 32 bits: what is longer goes as several messages.
+/// The longest message; MPI counts with 32 bits, so longer data is split into several messages.
 const CHUNK: usize = 1 << 30;
 
-/// Messages under way, with the memory that MPI reads and writes for them. The only place that hands memory to MPI.
+/// Messages in flight, with the memory that MPI reads and writes for them. Only this type hands memory to MPI.
 ///
-/// Where they are dropped before they are done, a rank has failed: their memory is leaked, for MPI may still use it. So
-/// the memory is here before MPI hears of it, and so is room for the request: nothing in between can panic and free
-/// what MPI will write.
+/// If transfers are dropped before they are done, a rank has failed. Their memory is then leaked, because MPI may still
+/// use it. Therefore the memory and the space for the request are stored here before MPI learns of them: no panic in
+/// between can free memory that MPI will write.
 #[derive(Default)]
 pub struct Transfers {
     pending: Vec<Pending>,
@@ -24,16 +24,16 @@ pub struct Transfers {
 }
 
 struct Pending {
-    /// The other end, by its number in the world.
+    /// The world number of the other end.
     rank: usize,
     request: ffi::MPI_Request,
 }
 
-// SAFETY: a request is a handle, which any thread may test: `World::start` insists on `Threading::Multiple`.
+// SAFETY: a request is a handle that any thread may test, because `MpiWorld::start` requires `Threading::Multiple`.
 unsafe impl Send for Transfers {}
 
 impl Transfers {
-    /// Sends the same bytes to some ranks.
+    /// Sends the same bytes to several ranks.
     pub fn send(&mut self, bytes: Bytes, to: impl IntoIterator<Item = usize>, tag: i32) {
         self.outgoing.push(bytes);
         let Self { outgoing, pending, refused, .. } = self;
@@ -42,8 +42,7 @@ impl Transfers {
             for chunk in bytes.chunks(CHUNK) {
                 let (count, to) = (chunk.len() as i32, rank as Rank);
                 start(pending, refused, rank, |request| {
-                    // SAFETY: `outgoing` keeps the memory of `chunk`, unchanged and where it is, until the request is
-                    // done.
+                    // SAFETY: `outgoing` keeps the memory of `chunk` unchanged and in place until the request is done.
                     unsafe {
                         ffi::MPI_Isend(
                             chunk.as_ptr().cast(),
@@ -60,10 +59,10 @@ impl Transfers {
         }
     }
 
-    /// Receives into pieces of `bytes`, each from a rank; they ascend and are disjoint.
+    /// Receives into pieces of `bytes`, each from one rank; the pieces are ascending and disjoint.
     ///
     /// # Panics
-    /// If they do not, or are longer than `bytes`.
+    /// Panics if the pieces are not ascending and disjoint, or if they exceed `bytes`.
     pub fn receive(&mut self, bytes: Bytes, pieces: impl IntoIterator<Item = (usize, Range<usize>)>, tag: i32) {
         self.incoming.push(bytes);
         let Self { incoming, pending, refused, .. } = self;
@@ -71,15 +70,14 @@ impl Transfers {
         let mut rest: &mut [u8] = &mut incoming[last];
         let mut start_of_rest = 0;
         for (rank, piece) in pieces {
-            // Cut off from the front, so that no two requests are given the same bytes.
+            // Split from the front, so that no two requests get the same bytes.
             let (_, from_piece) = take(&mut rest).split_at_mut(piece.start - start_of_rest);
             let (this, after) = from_piece.split_at_mut(piece.len());
             (rest, start_of_rest) = (after, piece.end);
             for chunk in this.chunks_mut(CHUNK) {
                 let (count, from) = (chunk.len() as i32, rank as Rank);
                 start(pending, refused, rank, |request| {
-                    // SAFETY: `incoming` keeps the memory of `chunk`, untouched and where it is, until the request is
-                    // done.
+                    // SAFETY: `incoming` keeps the memory of `chunk` untouched and in place until the request is done.
                     unsafe {
                         ffi::MPI_Irecv(
                             chunk.as_mut_ptr().cast(),
@@ -96,16 +94,16 @@ impl Transfers {
         }
     }
 
-    /// Whether all are done.
+    /// Returns whether all transfers are done.
     ///
     /// # Errors
-    /// A rank with which MPI could not exchange messages. What is under way with it never ends, and its memory stays
-    /// with MPI.
+    /// Returns a rank with which MPI could not exchange messages. Its transfers never finish, and MPI keeps their
+    /// memory.
     pub fn done(&mut self) -> Result<bool, usize> {
         let refused = &mut self.refused;
         self.pending.retain_mut(|pending| {
             let mut flag = 0;
-            // SAFETY: the request was started and is not done: where it is, `retain_mut` forgets it.
+            // SAFETY: the request was started and is not done; `retain_mut` forgets requests that are done.
             let code = unsafe { ffi::MPI_Test(&mut pending.request, &mut flag, ffi::RSMPI_STATUS_IGNORE) };
             if code != SUCCESS {
                 refused.get_or_insert(pending.rank);
@@ -118,25 +116,25 @@ impl Transfers {
         }
     }
 
-    /// The other ends of those that are not done.
+    /// Returns the other ends of the transfers that are not done.
     pub fn waiting_for(&self) -> impl Iterator<Item = usize> {
         self.pending.iter().map(|pending| pending.rank)
     }
 
-    /// What has been received, in the order of the calls.
+    /// Returns the received bytes, in the order of the calls.
     ///
     /// # Panics
-    /// If they are not done.
+    /// Panics if the transfers are not done.
     pub fn into_received(mut self) -> Vec<Bytes> {
         assert!(self.pending.is_empty(), "MPI still writes there");
         take(&mut self.incoming)
     }
 }
 
-/// Open MPI ends the process where there is another code (`MPI_ERRORS_ARE_FATAL`), unless it is told not to.
+/// The code of success. With any other code, Open MPI ends the process by default (`MPI_ERRORS_ARE_FATAL`).
 const SUCCESS: i32 = ffi::MPI_SUCCESS as i32;
 
-/// Starts a request with a rank, and keeps it.
+/// Starts a request with a rank and stores it.
 fn start(
     pending: &mut Vec<Pending>,
     refused: &mut Option<usize>,
@@ -149,7 +147,7 @@ fn start(
         refused.get_or_insert(rank);
         return;
     }
-    // SAFETY: MPI has written it.
+    // SAFETY: MPI has initialized it.
     pending.push(Pending { rank, request: unsafe { request.assume_init() } });
 }
 

@@ -1,4 +1,4 @@
-//! The processes that `mpirun` has started: start, failure and end.
+//! The processes started by `mpirun`: their start, failure and end.
 
 use super::transfers::Transfers;
 use super::{ABORT, Header};
@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The processes that `mpirun` has started, one rank each. MPI ends when this is dropped: at the end of a process,
-/// after its communicators.
+/// The processes started by `mpirun`, one rank each. MPI ends when this is dropped: at the end of the process, after
+/// its communicators.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
@@ -26,38 +26,38 @@ use std::time::{Duration, Instant};
 /// let result = world.run(Device::flex(), comm::TIMEOUT, |comm| comm.barrier());
 /// if let Err(failure) = result {
 ///     eprintln!("{failure}");
-///     world.abort_process(1); // a process that just returned would leave the others waiting
+///     world.abort_process(1); // a process that merely returned would leave the others waiting
 /// }
 /// # Ok::<(), comm::CommError>(())
 /// ```
 pub struct MpiWorld(Arc<World>);
 
-/// What all engines of a process share.
+/// The state that all engines of a process share.
 pub(super) struct World {
     universe: Universe,
     pub rank: usize,
     pub size: usize,
-    /// The first number that no group has, as far as this rank knows.
+    /// The first group number that is free as far as this rank knows.
     pub free_group: AtomicU64,
     failure: Mutex<Option<Failure>>,
 }
 
-/// The first failure that this rank knows of: it ends the world. Ranks are numbered as in the world.
+/// The first failure that this rank knows of; it ends the world. Ranks have their world numbers.
 struct Failure {
     failed: usize,
     reason: String,
-    /// The marks that tell the others, where this rank was the first to notice.
+    /// The marks that tell the others, if this rank was the first to notice.
     marks: Option<Transfers>,
 }
 
-/// How long [`MpiWorld`] waits at its end for its communicators to be dropped.
+/// How long the drop of [`MpiWorld`] waits for its communicators to be dropped.
 const LET_GO: Duration = Duration::from_secs(10);
 
 impl MpiWorld {
-    /// Starts MPI, once in a process, on its main thread. None: `mpirun` has not started the process.
+    /// Starts MPI, once per process, on its main thread. Returns `None` if `mpirun` has not started the process.
     ///
     /// # Errors
-    /// If MPI runs already, or allows no calls from several threads.
+    /// Returns an error if MPI has been started before, or does not allow calls from several threads.
     pub fn start() -> Result<Option<Self>, CommError> {
         if !["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"].iter().any(|name| env::var_os(name).is_some()) {
             return Ok(None);
@@ -74,36 +74,36 @@ impl MpiWorld {
         Ok(Some(Self(Arc::new(World { universe, rank, size, free_group, failure }))))
     }
 
-    /// This process' rank.
+    /// Returns this process's rank.
     pub fn rank(&self) -> usize {
         self.0.rank
     }
 
-    /// How many processes there are.
+    /// Returns the number of processes.
     pub fn world_size(&self) -> usize {
         self.0.size
     }
 
-    /// This process' number among those of its machine, and how many they are. Where `mpirun` does not say, all are on
-    /// one machine.
+    /// Returns this process's number among those on its machine, and how many there are. If `mpirun` does not say, all
+    /// processes are on one machine.
     pub fn local_rank(&self) -> (usize, usize) {
         let number = |name| env::var(name).ok()?.parse().ok();
         let (rank, size) = (number("OMPI_COMM_WORLD_LOCAL_RANK"), number("OMPI_COMM_WORLD_LOCAL_SIZE"));
         rank.zip(size).unwrap_or((self.rank(), self.world_size()))
     }
 
-    /// This rank's collectives with all other processes, waiting at most so long for them. Made once: a second one
-    /// would take the first one's messages.
+    /// Creates this rank's communicator with all other processes; `timeouts` limits how long it waits for them. Call it
+    /// once: a second communicator would take the first one's messages.
     pub fn communicator(&self, device: Device, timeouts: impl Into<Timeouts>) -> Communicator {
         let members = (0..self.0.size).collect();
         Communicator::new(Arc::new(MpiEngine::new(0, members, device, timeouts.into(), self.0.clone())))
     }
 
-    /// Runs `work` as this process' rank; like [`run_ranks`](crate::run_ranks), which runs all ranks as threads.
+    /// Runs `work` as this process's rank, as [`run_ranks`](crate::run_ranks) does for ranks that are threads.
     ///
     /// # Errors
-    /// When this rank returns an error or panics. The others are told, but wait in MPI for this process to end, which
-    /// [`abort_process`](Self::abort_process) spares them.
+    /// Returns an error if this rank returns an error or panics. The others are told, but wait in MPI for this process
+    /// to end; [`abort_process`](Self::abort_process) ends that wait.
     pub fn run<T, E: Error + 'static>(
         &self,
         device: Device,
@@ -113,7 +113,7 @@ impl MpiWorld {
         run_rank(self.communicator(device, timeouts), work)
     }
 
-    /// Whether another rank has failed, and this one, if it did, in consequence only.
+    /// Returns whether another rank failed first; a failure of this rank is then only a consequence.
     pub fn another_failed_first(&self) -> bool {
         self.0.poll_marks();
         self.0.lock().as_ref().is_some_and(|failure| failure.marks.is_none())
@@ -126,13 +126,12 @@ impl MpiWorld {
 }
 
 impl Drop for MpiWorld {
-    /// Ends MPI, which waits for the other processes. One that panics does not, and ends them.
+    /// Ends MPI, which waits for the other processes. A panicking process does not wait and ends them.
     fn drop(&mut self) {
         if thread::panicking() {
             self.abort_process(101);
         }
-        // A thread of the rank may be about to let go of its communicator; MPI is to end here, and before the process
-        // does.
+        // A thread of the rank may be about to drop its communicator. MPI must end here, before the process does.
         let start = Instant::now();
         while Arc::strong_count(&self.0) > 1 && start.elapsed() < LET_GO {
             thread::sleep(Duration::from_millis(1));
@@ -141,13 +140,14 @@ impl Drop for MpiWorld {
 }
 
 impl World {
-    /// The header that a rank has sent next with a tag, if it is there; None in the second place if it is none.
+    /// Returns the next header that a rank has sent with a tag, if one is there; the inner `None` means that it is not
+    /// a header.
     pub fn receive_header(&self, from: usize, tag: i32) -> Option<Option<Header>> {
         let message = self.universe.world().process_at_rank(from as Rank).immediate_matched_probe_with_tag(tag)?;
         Some(Header::from_bytes(&receive(message)))
     }
 
-    /// Ends the world, unless it has ended, and tells the other ranks.
+    /// Ends the world, unless it has already ended, and tells the other ranks.
     pub fn fail(&self, failed: usize, reason: String) {
         self.poll_marks();
         self.lock().get_or_insert_with(|| {
@@ -159,13 +159,13 @@ impl World {
         });
     }
 
-    /// The rank that has ended the world and why, if one has.
+    /// Returns the rank that ended the world and the reason, if there was a failure.
     pub fn failure(&self) -> Option<(usize, String)> {
         self.poll_marks();
         self.lock().as_ref().map(|failure| (failure.failed, failure.reason.clone()))
     }
 
-    /// Takes in what other ranks have told of failures.
+    /// Receives the failure marks of other ranks.
     fn poll_marks(&self) {
         while let Some(message) = self.universe.world().any_process().immediate_matched_probe_with_tag(ABORT) {
             let mark = receive(message);
@@ -180,7 +180,7 @@ impl World {
     }
 }
 
-/// Bytes of a reason: short messages are sent without waiting for the receiver.
+/// Most bytes of a reason; short messages are sent without waiting for the receiver.
 const MAX_REASON: usize = 1024;
 
 fn receive(message: (Message, Status)) -> Vec<u8> {

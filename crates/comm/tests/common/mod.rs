@@ -1,4 +1,4 @@
-//! What the tests of communication share.
+//! Helpers that the tests of this crate share.
 #![allow(dead_code, reason = "each of them uses some of it")]
 
 use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-/// Long enough that a test that waits for it is told from one that does not.
+/// Long enough to tell a test that waits for it from one that does not.
 pub const HANG: Duration = Duration::from_secs(60);
 
 pub const COLLECTIVES: [Collective; 8] = [
@@ -22,8 +22,8 @@ pub const COLLECTIVES: [Collective; 8] = [
     Collective::Barrier,
 ];
 
-/// Runs a test of timeouts, with a longer one if it fails. Who is late is a matter of time: where a busy machine holds up
-/// an innocent rank as well, only more patience tells.
+/// Runs a test of timeouts, and repeats it with a longer timeout if it fails. On a busy machine an innocent rank may be
+/// late as well, and only a longer timeout tells it from the guilty one.
 pub fn patiently(test: impl Fn(Duration)) {
     let quick = [20, 200, 2_000].map(Duration::from_millis);
     if !quick.iter().any(|timeout| catch_unwind(AssertUnwindSafe(|| test(*timeout))).is_ok()) {
@@ -35,13 +35,13 @@ pub fn ranks(n: usize) -> Vec<Device> {
     vec![Device::flex(); n]
 }
 
-/// The results of `work` on `n` ranks, which may be errors of collectives: these do not end the group. It may borrow,
-/// as no rank is left behind.
+/// Returns the results of `work` on `n` ranks. Errors of collectives are results too and do not end the group. `work`
+/// may borrow, because no rank is left behind.
 pub fn on_ranks<T: Send>(n: usize, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     on(ranks(n), work)
 }
 
-/// The same on a rank for each of these devices.
+/// Does the same as [`on_ranks`] with one rank per device.
 pub fn on<T: Send>(devices: Vec<Device>, work: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let work = &work;
@@ -55,7 +55,7 @@ pub fn tensor(comm: &Communicator, values: &[f32]) -> Tensor<1> {
     Tensor::from_floats(values, comm.device())
 }
 
-/// Bits, so that equal means equal.
+/// Returns the bits of a tensor, so that equality means identical values.
 pub fn bits(tensor: Result<Tensor<1>, CommError>) -> Vec<u32> {
     tensor.unwrap().into_data().try_to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
@@ -72,7 +72,7 @@ pub fn int_values(tensor: Tensor<1, Int>) -> Vec<i64> {
     tensor.into_data().iter::<i64>().collect()
 }
 
-/// A collective of `len` ones.
+/// Runs a collective on `len` ones.
 pub fn call(comm: &Communicator, collective: Collective, len: usize) -> Result<(), CommError> {
     call_with(comm, collective, Tensor::ones([len], comm.device()))
 }
@@ -99,7 +99,7 @@ pub fn call_with(comm: &Communicator, collective: Collective, tensor: Tensor<1>)
     }
 }
 
-/// Below `limit` and different for every `seed` (SplitMix64).
+/// Returns a pseudo-random number below `limit` for each `seed` (SplitMix64).
 pub fn noise(seed: u64, limit: u64) -> u64 {
     let mut z = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -107,7 +107,7 @@ pub fn noise(seed: u64, limit: u64) -> u64 {
     (z ^ (z >> 31)) % limit
 }
 
-/// Keeps a rank for some microseconds, so that ranks arrive in another order each time.
+/// Delays a rank by some microseconds, so that ranks arrive in a different order each time.
 pub fn nap(seed: u64, limit: u64) {
     thread::sleep(Duration::from_micros(noise(seed, limit)));
 }

@@ -1,4 +1,4 @@
-//! The backward of one micro-batch: at once, or in two parts, of which the second fills a pipeline's gaps.
+//! The backward of one micro-batch: at once, or in two parts, the second of which fills a pipeline's bubble.
 
 use super::{Graph, Micro, Runner, Saved};
 use crate::call::{Output, add};
@@ -13,28 +13,29 @@ use burn::tensor::{Gradients, Tensor};
 use fused::deferred::{Deferred, backward_of_inputs};
 use std::ops::Range;
 
-/// Gradients on their way to their shards.
+/// Gradients in flight to their shards.
 struct Reduction {
     unit: usize,
     gradients: Pending<Vec<Option<Counted>>>,
     done: bool,
 }
 
-/// A call whose gradients of weights are still to be computed.
+/// A call with deferred weight gradients.
 pub(crate) struct PutOff {
     call: usize,
     bound: BoundModules,
-    /// Gradients of parameters that were not put off.
+    /// The gradients of parameters that were not deferred.
     now: Vec<Option<Tensor<1>>>,
     later: Deferred,
     weights: Weights,
-    /// What waits counts: what gradients are computed of, and those that are there.
+    /// The memory that is counted meanwhile: the inputs of the deferred gradients, and the gradients that are already
+    /// available.
     held: [Held; 2],
 }
 
 impl<B> Runner<'_, B> {
-    /// Runs the calls that `forward` has saved backward, adds their gradients to the units', and returns that of their
-    /// input.
+    /// Runs backward the calls that `forward` has saved, adds their gradients to the units' gradients, and returns the
+    /// gradient of their input.
     pub fn backward(
         &mut self,
         calls: Range<usize>,
@@ -80,9 +81,9 @@ impl<B> Runner<'_, B> {
         Ok(cotangent)
     }
 
-    /// The first part of [`backward`](Self::backward), as far as the stages before wait for it: returns the gradient of
-    /// the calls' input, and what is left for [`backward_of_weights`](Self::backward_of_weights): nothing of calls none
-    /// of whose gradients are put off. Nothing is gathered again, and all calls are this rank's.
+    /// Runs the first part of [`backward`](Self::backward), for which the previous stages wait. Returns the deferred
+    /// calls for [`backward_of_weights`](Self::backward_of_weights), without calls that have no deferred gradients, and
+    /// the gradient of the calls' input. Nothing is gathered again, and all calls are this rank's.
     pub fn backward_of_inputs(
         &mut self,
         calls: Range<usize>,
@@ -105,7 +106,7 @@ impl<B> Runner<'_, B> {
                 all.push(PutOff { call, bound, now, later, weights, held });
                 continue;
             }
-            // Nothing was put off, so there is nothing to wait for.
+            // Nothing was deferred, so the gradients are complete.
             drop((gradients, bound, weights, _held));
             let gradients = self.unit(call).flatten(now, vec![]);
             self.finish(reduction.take())?;
@@ -115,7 +116,7 @@ impl<B> Runner<'_, B> {
         Ok((all, cotangent))
     }
 
-    /// The second part of [`backward`](Self::backward).
+    /// Runs the second part of [`backward`](Self::backward).
     pub fn backward_of_weights(&mut self, all: Vec<PutOff>, micro: &Micro<B>) -> Result<(), FsdpError> {
         let mut reduction = None::<Reduction>;
         for PutOff { call, bound, now, later, weights, held } in all {
@@ -132,7 +133,7 @@ impl<B> Runner<'_, B> {
         self.finish(reduction)
     }
 
-    /// The graph of a call of this rank, run again where only its input was kept, and its parameters.
+    /// Returns the graph of a call of this rank and its parameters; the call runs again if only its input was kept.
     fn restore(&self, i: usize, call: Saved, again: Option<Weights>, batch: &B) -> Option<(Graph, Weights)> {
         match call {
             Saved::Elsewhere => None,
@@ -150,7 +151,7 @@ impl<B> Runner<'_, B> {
         }
     }
 
-    /// The gradient of a call's input, if it has one.
+    /// Returns the gradient of a call's input, if it has one.
     fn of_input(&self, x: Option<Tensor<3>>, gradients: &mut Gradients) -> Option<Tensor<3>> {
         x.map(|x| {
             let zeros = || Tensor::zeros(x.shape(), (&self.plan.device, x.dtype()));
@@ -158,7 +159,7 @@ impl<B> Runner<'_, B> {
         })
     }
 
-    /// Sends the gradients of call `i` to the unit's shards, once all calls of the unit have theirs of this
+    /// Sends the gradients of call `i` to the unit's shards, once all calls of the unit have theirs for this
     /// micro-batch.
     fn reduce(&mut self, i: usize, gradients: Option<Vec<Tensor<1>>>, micro: &Micro<B>) -> Option<Reduction> {
         let (unit, owner) = (self.calls[i].unit, self.owner(i));
@@ -191,8 +192,8 @@ impl<B> Runner<'_, B> {
         Some(Reduction { unit, gradients, done: true })
     }
 
-    /// Waits for the reduction that is under way, before the next one: finished gradients do not pile up behind a slow
-    /// link.
+    /// Waits for the reduction in flight before the next one starts, so that finished gradients do not pile up behind a
+    /// slow link.
     fn finish(&mut self, reduction: Option<Reduction>) -> Result<(), FsdpError> {
         if let Some(Reduction { unit, gradients, done }) = reduction {
             self.units[unit].set_gradients(gradients.wait()?, done);
@@ -201,7 +202,7 @@ impl<B> Runner<'_, B> {
     }
 }
 
-/// What the backward of a call starts at: its losses, times `scale`, or the cotangent of its output.
+/// Returns the start of a call's backward: its losses times `scale`, and the cotangent of its output.
 fn root(output: Output, cotangent: Option<Tensor<3>>, scale: f64) -> Tensor<1> {
     let scaled = |loss: Tensor<1>| if scale == 1.0 { loss } else { loss * scale };
     let root = match output {

@@ -1,15 +1,15 @@
-//! Options that go together.
+//! Validation of options against each other and against the number of ranks.
 
 use super::{ActivationCheckpointing, FsdpConfig, PipelineConfig, Strategy, Wrap};
 use crate::FsdpError;
 use comm::{Axis, MeshShape};
 
 impl FsdpConfig {
-    /// How so many ranks are laid out. Under `ddp` nothing is sharded, and the ranks that have the experts together
-    /// take the place of shards.
+    /// Returns the mesh of `world_size` ranks. Under `ddp`, which shards nothing, the inner axes are only as large as
+    /// `ep` and the ranks of a sequence require; all other ranks are replicas.
     ///
     /// # Errors
-    /// If the sizes do not divide each other.
+    /// Returns an error if the sizes do not divide each other.
     pub fn mesh(&self, world_size: usize) -> Result<MeshShape, FsdpError> {
         let ranks = self.validate_pipeline(world_size)?;
         let shared = self.ranks_for_experts(world_size);
@@ -28,7 +28,7 @@ impl FsdpConfig {
                 "tp {tp} x cp {cp} does not divide the number of ranks {of}, which is {shared}: take a divisor"
             )));
         }
-        // As many as `ep` and the ranks of a sequence both divide, where there need not be more.
+        // The smallest number that both `ep` and the ranks of a sequence divide.
         let least = (1..).map(|times| times * together).find(|ranks| ranks.is_multiple_of(ep));
         let least = least.expect("their product is one");
         let sharded = if self.strategy.shards().optimizer { shared } else { least };
@@ -43,13 +43,13 @@ impl FsdpConfig {
         Ok(MeshShape::new(&sizes))
     }
 
-    /// Of how many ranks [`ep`](Self::ep) is a divisor: those of a stage, or of a replica.
+    /// Returns the number of ranks that [`ep`](Self::ep) must divide: those of a stage, or of a replica.
     pub fn ranks_for_experts(&self, world_size: usize) -> usize {
         let ranks = world_size / self.pipeline.stages.max(1);
         ranks / self.replicas().max(1)
     }
 
-    /// Refuses a pipeline that so many ranks cannot make; returns the ranks of a stage.
+    /// Refuses a pipeline that does not fit the number of ranks; returns the number of ranks per stage.
     fn validate_pipeline(&self, world_size: usize) -> Result<usize, FsdpError> {
         let refuse = |reason: String| Err(FsdpError::Config(reason));
         let PipelineConfig { stages, schedule, virtual_stages, .. } = self.pipeline;
@@ -68,10 +68,10 @@ impl FsdpConfig {
         Ok(world_size / stages)
     }
 
-    /// Refuses replicas that so many ranks of a stage cannot make.
+    /// Refuses replicas that do not fit the number of ranks per stage.
     ///
     /// # Errors
-    /// If the ranks are not as many in each.
+    /// Returns an error if the replicas cannot have the same number of ranks.
     pub fn validate_replicas(&self, ranks: usize) -> Result<(), FsdpError> {
         let replicas = self.replicas();
         if self.strategy == Strategy::Block && replicas != 1 {
@@ -92,7 +92,7 @@ impl FsdpConfig {
         Ok(())
     }
 
-    /// Refuses what makes no sense on so many ranks, or together.
+    /// Refuses options that make no sense together or on this number of ranks.
     pub fn validate(&self, world_size: usize) -> Result<(), FsdpError> {
         let refuse = |reason: String| Err(FsdpError::Config(reason));
         let ranks = self.validate_pipeline(world_size)?;

@@ -1,4 +1,4 @@
-//! A step: forwards and backwards, totals, the optimizer.
+//! A training step: forwards and backwards, totals, the optimizer.
 
 use super::sums::Totals;
 use super::sums_on_device::DeviceTotals;
@@ -11,7 +11,7 @@ use comm::Reduce;
 use std::time::Instant;
 
 impl<B: 'static> Fsdp<B> {
-    /// See [`train_step_with`](Self::train_step_with).
+    /// Makes a step; see [`train_step_with`](Self::train_step_with).
     pub(super) fn step(
         &mut self,
         micro_batches: &[B],
@@ -20,25 +20,25 @@ impl<B: 'static> Fsdp<B> {
         numbers: impl FnOnce() -> Vec<f64>,
         before_step: Option<BeforeStep<B>>,
     ) -> Result<StepReport, FsdpError> {
-        // Of the largest weight, so that full micro-batches are not scaled: their gradients are those without weights
-        // to the last bit.
+        // Weights are relative to the largest one, so full micro-batches are not scaled: their gradients are bitwise
+        // those without weights.
         let most = self.agree_on(micro_batches.len(), weights)?;
-        // A rank of a context has the mean over its part of the rows: as many times larger gradients than of all, which
-        // fp16 might not hold.
+        // A context-parallel rank has the mean over its part of the rows. Its gradients would be `cp` times larger than
+        // those of the mean over all rows, which fp16 might not hold.
         let parts = self.config.cp as f64;
         let shares: Vec<f64> = weights.iter().map(|weight| weight / most / parts).collect();
         let scales: Vec<f64> = shares.iter().map(|share| share * self.loss_scale.factor()).collect();
         let pipeline = self.config.pipeline.of(micro_batches.len())?;
         let (losses, mut times) = self.interpreter(pipeline).train(micro_batches, &scales)?;
         let through = Instant::now();
-        // Each stage has the gradient of its own calls.
+        // Each stage has the gradients of its own calls.
         self.units.iter_mut().try_for_each(|unit| unit.sum_over_holders(&self.lanes))?;
         let (limit, numbers) = (self.config.clip_grad_norm, numbers());
         let on_device = match self.rests_on_device() {
             true => Some(self.totals_on_device(&losses, &shares, &numbers)?),
             false => None,
         };
-        // Gradients were summed over ranks and micro-batches; the loss is a mean over both.
+        // Gradients are sums over ranks and micro-batches; the loss is a mean over both.
         let count_of = |weight: f64| weight * self.loss_scale.factor();
         let ahead = on_device.as_ref().map(|totals| {
             let count = count_of(totals.weight);
@@ -52,7 +52,7 @@ impl<B: 'static> Fsdp<B> {
             Some(totals) => totals.read(),
             None => self.totals(&losses, &shares, numbers)?,
         };
-        times.waiting += through.elapsed(); // for the stages that are through last
+        times.waiting += through.elapsed(); // for the stages that finish last
         let count = weight * self.loss_scale.factor();
         let grad_norm = norm / count;
         let finite = loss.is_finite() && aux_loss.is_finite();
@@ -81,7 +81,7 @@ impl<B: 'static> Fsdp<B> {
         Ok(StepReport { loss, aux_loss, grad_norm, skipped, non_finite, sums, times })
     }
 
-    /// Runs the forward again and looks at each call's output; the ranks agree on the first.
+    /// Runs the forward again and checks each call's output; the ranks agree on the first non-finite one.
     fn locate_non_finite(
         &mut self,
         micro_batches: &[B],
@@ -113,7 +113,8 @@ impl<B: 'static> Fsdp<B> {
     }
 
     fn step_units(&mut self, lr: f64, scale: &GradientScale) -> Result<(), FsdpError> {
-        // A unit's replica is on its way while the next one steps: not all of them, for the old ones are still there.
+        // The replica of a unit is in flight while the next unit steps. More would take more memory, because the old
+        // replicas still exist.
         let mut under_way = None;
         for i in 0..self.units.len() {
             self.units[i].step(lr, scale);

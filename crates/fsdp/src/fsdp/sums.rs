@@ -1,4 +1,4 @@
-//! Numbers of a step that all ranks have: how much its micro-batches count, its loss, its norm.
+//! Numbers of a step that all ranks share: the weight of its micro-batches, its loss, its norm.
 
 use super::Fsdp;
 use crate::chunk::Losses;
@@ -8,20 +8,20 @@ use crate::{FsdpConfig, FsdpError};
 use burn::tensor::Tensor;
 use comm::Reduce;
 
-/// What all ranks together have after a step's last backward.
+/// The totals over all ranks after a step's last backward.
 pub(super) struct Totals {
-    /// Means over micro-batches and ranks, by their shares, of the loss and of the sum of the other losses.
+    /// The loss and the sum of the other losses, as means over micro-batches and ranks, weighted by their shares.
     pub losses: [f64; 2],
     /// The sum of all shares.
     pub weight: f64,
-    /// Of the summed gradient.
+    /// The norm of the summed gradient.
     pub norm: f64,
-    /// Of the caller's numbers.
+    /// The sums of the caller's numbers.
     pub sums: Vec<f64>,
 }
 
 impl<B: 'static> Fsdp<B> {
-    /// The sum of each value over the ranks.
+    /// Returns the sum of each value over the ranks.
     pub fn all_reduce(&self, values: &[f64]) -> Result<Vec<f64>, FsdpError> {
         self.over_world(values.to_vec(), Reduce::Sum)
     }
@@ -30,7 +30,8 @@ impl<B: 'static> Fsdp<B> {
         Ok(self.world.all_reduce_numbers(&values, how)?)
     }
 
-    /// The largest weight of a micro-batch, once all ranks are found to have as many micro-batches.
+    /// Returns the largest weight of a micro-batch, after checking that all ranks have the same number of
+    /// micro-batches.
     pub(super) fn agree_on(&self, count: usize, weights: &[f64]) -> Result<f64, FsdpError> {
         assert_eq!(count, weights.len(), "each micro-batch has a weight");
         let most = weights.iter().copied().fold(0.0, f64::max);
@@ -50,7 +51,8 @@ impl<B: 'static> Fsdp<B> {
         }
     }
 
-    /// What all ranks together have after a step's last backward, by one message; `numbers` are the caller's.
+    /// Returns the totals over all ranks after a step's last backward, exchanged in one message; `numbers` are the
+    /// caller's.
     pub(super) fn totals(&self, losses: &[Losses], shares: &[f64], numbers: Vec<f64>) -> Result<Totals, FsdpError> {
         let sum = |pick: fn(&Losses) -> &Option<Tensor<1>>| {
             let values = losses.iter().zip(shares).filter_map(|(losses, share)| Some((pick(losses).clone()?, share)));
@@ -67,15 +69,15 @@ impl<B: 'static> Fsdp<B> {
         Ok(Totals { losses: [loss / weight, aux / weight], weight, norm, sums: sums.collect() })
     }
 
-    /// By how much all micro-batches count, of the sum of all ranks' shares: every stage, and under `block` every rank, has
-    /// the same ones.
+    /// Returns the total weight of all micro-batches from the sum of all ranks' shares: every stage, and under `block`
+    /// every rank, has the same micro-batches.
     pub(super) fn weight(&self, shares: f64) -> f64 {
-        let counting = self.data_parallel().1 * self.config.cp; // ranks with losses of their own, or shares of one
+        let counting = self.data_parallel().1 * self.config.cp; // ranks with their own losses or shares of one
         shares * counting as f64 / self.world.world_size() as f64
     }
 
-    /// Of this rank's gradient: of experts over ranks, of parts of matrices, and of all else, each of whose replicas
-    /// counts the whole.
+    /// Returns the sums of squares of this rank's gradient: experts, tensor-parallel parts, and all other parameters.
+    /// Each replica of a shard counts the whole shard.
     fn gradient_squares(&self) -> [f64; 3] {
         let mut squares = [0.0; 3];
         for (class, square) in self.units.iter().flat_map(ShardedUnit::gradient_squares) {
@@ -88,8 +90,8 @@ impl<B: 'static> Fsdp<B> {
         squares
     }
 
-    /// Norm of the summed gradient over all units, and over all ranks that have different parts of it, of this rank's
-    /// squares and all ranks'.
+    /// Returns the norm of the summed gradient over all units and over all ranks that hold different parts of it, from
+    /// this rank's squares and their sums over all ranks.
     fn norm(&self, mine: [f64; 3], sums: [f64; 3]) -> f64 {
         let FsdpConfig { pipeline, ep, tp, .. } = &self.config;
         if self.plan.shards * pipeline.stages * ep * tp == 1 {
@@ -99,7 +101,7 @@ impl<B: 'static> Fsdp<B> {
         (of(0, Class::Expert) + of(1, Class::Tensor) + of(2, Class::Dense)).sqrt()
     }
 
-    /// How many ranks hold a shard of a class.
+    /// Returns the number of ranks that hold each shard of a class.
     pub(super) fn replicas(&self, class: Class) -> usize {
         self.replicas.iter().find(|(other, _)| *other == class).map_or(1, |(_, replicas)| *replicas)
     }

@@ -1,4 +1,4 @@
-//! The totals of a step whose gradients are on a device: they stay there, so that the optimizer's step is launched before
+//! The totals of a step whose gradients are on a device. They stay there, so the optimizer's step is launched before
 //! the host knows the loss.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //! device       forward, backward                   | totals, factor | AdamW .. |
 //! ```
 //!
-//! The factor that clips the gradient says as well whether there is a step at all: host and device come to that from the
+//! The factor that clips the gradient also tells whether there is a step at all; host and device derive it from the
 //! same totals.
 
 use super::Fsdp;
@@ -18,26 +18,26 @@ use burn::tensor::{DType, Device, Tensor};
 use comm::Reduce;
 use fused::ClipRule;
 
-/// What all ranks together have after a step's last backward.
+/// The totals over all ranks after a step's last backward.
 pub(super) struct DeviceTotals {
-    /// `[4]`: the loss and the sum of the other losses, not divided by the weight yet, and the square of the gradient's
-    /// norm with its rest.
+    /// `[4]`: the loss and the sum of the other losses, not yet divided by the weight, and the squared norm of the
+    /// gradient with its rounding remainder.
     totals: Tensor<1>,
-    /// Of this rank's gradient of the last unit, of the last two, and so on: the squares, each with a rest.
+    /// The sums of squares of this rank's gradient over the last 0, 1, 2, ... units, each with its rounding remainder.
     squares: Vec<Tensor<1>>,
     /// The sum of all shares.
     pub weight: f64,
-    /// Of the caller's numbers.
+    /// The sums of the caller's numbers.
     sums: Vec<f64>,
 }
 
 impl<B: 'static> Fsdp<B> {
-    /// Whether gradients rest on a device.
+    /// Returns whether gradients rest on a device.
     pub(super) fn rests_on_device(&self) -> bool {
         self.plan.rest_device != Device::flex()
     }
 
-    /// What all ranks together have after a step's last backward, and nothing of it waited for; `numbers` are the
+    /// Returns the totals over all ranks after a step's last backward without waiting for the device; `numbers` are the
     /// caller's.
     pub(super) fn totals_on_device(
         &self,
@@ -67,12 +67,12 @@ impl<B: 'static> Fsdp<B> {
 }
 
 impl DeviceTotals {
-    /// By what the device is to multiply gradients that are sums of `count`; below 0 where something is not finite.
+    /// Returns the factor for gradients that are sums of `count`; it is below 0 if something is not finite.
     pub fn factor(&self, count: f64, limit: Option<f64>) -> Tensor<1> {
         fused::clip_factor(self.totals.clone(), ClipRule { count, limit })
     }
 
-    /// Launches what was asked for, and waits for the device.
+    /// Launches all queued operations and waits for the device.
     pub fn read(&self) -> Totals {
         launch_all(self.totals.clone());
         let totals: Vec<f64> = self.totals.clone().into_data().iter::<f64>().collect();
@@ -80,7 +80,7 @@ impl DeviceTotals {
         Totals { losses, weight: self.weight, norm: (totals[2] + totals[3]).sqrt(), sums: self.sums.clone() }
     }
 
-    /// The last unit whose gradient on this rank is not finite.
+    /// Returns the last unit whose gradient on this rank is not finite.
     pub fn last_non_finite(&self) -> Option<usize> {
         let squares: Vec<f32> = Tensor::cat(self.squares.clone(), 0).into_data().iter::<f32>().collect();
         let units = self.squares.len() - 1;

@@ -1,4 +1,4 @@
-//! What is kept of a shard between runs, compared between its copies, and changed apart from its gradient.
+//! Saving and loading of a shard, comparison with its copies, and changes that are not part of its gradient.
 
 use super::{FlatShard, overlap};
 use crate::FsdpError;
@@ -10,7 +10,7 @@ use comm::hand_over;
 use std::ops::Range;
 
 impl FlatShard {
-    /// The parts of parameters that this rank is to keep: of its shard, which `replicas` ranks hold, its share.
+    /// Returns the parts of parameters that this rank must save: its share of the shard, which `replicas` ranks hold.
     pub fn state(&self) -> Vec<StatePart> {
         if !self.holders.is_first {
             return vec![];
@@ -27,8 +27,8 @@ impl FlatShard {
         self.parts(share).map(part).collect()
     }
 
-    /// Takes this rank's shard from `read`; with `steps` above 0 the optimizer's moments too. A replica is still to
-    /// follow.
+    /// Reads this rank's shard with `read`, including the optimizer's moments if `steps` is above 0. A replica must be
+    /// set afterwards.
     pub fn load_state(&mut self, steps: u64, read: &mut ReadPart) -> Result<(), FsdpError> {
         if !self.holders.is_here {
             return Ok(());
@@ -46,7 +46,7 @@ impl FlatShard {
         Ok(())
     }
 
-    /// The parameters' parts in a range of the unit's buffer, and where each begins in the buffer.
+    /// Returns the parts of parameters in a range of the unit's buffer, and where each starts in the buffer.
     fn parts(&self, range: Range<usize>) -> impl Iterator<Item = (Part, usize)> {
         self.layout.params().iter().zip(&self.params).filter_map(move |(param, whole)| {
             let range = overlap(param, &range)?;
@@ -76,8 +76,8 @@ impl FlatShard {
         }
     }
 
-    /// This rank's part of the parameters and their moments, to be compared with its copies; None where there is no
-    /// part, or no copy of it.
+    /// Returns this rank's part of the parameters and their moments, to compare it with its copies; `None` if there is
+    /// no part or no copy of it.
     pub fn copy(&self) -> Option<(ShardOf, Vec<Tensor<1>>)> {
         let plan = &self.plan;
         let has_copies = self.holders.is_here && (plan.replicas > 1 || self.holders.tie.is_some());

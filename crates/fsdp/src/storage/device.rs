@@ -1,17 +1,17 @@
-//! Leaves of a graph on a device, whose memory is taken away and given back.
+//! Leaves of a graph on a device, whose memory can be freed and refilled.
 //!
-//! To Burn's fusion a tensor is a number, and a table says which memory it has. A graph holds the number. So its leaf
-//! stays the same tensor while there is nothing behind it, and while it has the memory of another one.
+//! To Burn's fusion a tensor is a number, and a table maps the number to memory. A graph holds the number. Its leaf
+//! thus stays the same tensor while it has no memory, and while it has the memory of another tensor.
 //!
 //! ```text
 //! forward           leaf 17 ─> gathered buffer            (views of one buffer)
-//! free              leaf 17 ─> nothing                    the buffer goes with its last view
+//! free              leaf 17 ─> nothing                    the buffer is freed with its last view
 //! gathered again    leaf 93 ─> another buffer
-//! refill            leaf 17 ─> another buffer             93 is gone
+//! refill            leaf 17 ─> another buffer             93 no longer exists
 //! ```
 //!
-//! A view of a leaf that a call has made and that the graph keeps is a tensor of its own. It holds on to the first
-//! buffer, which has the same values.
+//! A view of a leaf that a call has made and that the graph keeps is a separate tensor. It keeps the first buffer
+//! alive, which has the same values.
 
 #[cfg(feature = "cubecl")]
 pub(crate) use on_cube::{Leaf, launch_all};
@@ -31,17 +31,17 @@ mod on_cube {
     pub(crate) struct Leaf(FusionTensor<FusionCubeRuntime>);
 
     impl Leaf {
-        /// None where the tensor is not on a device.
+        /// Wraps a tensor; returns `None` if it is not on a device.
         pub fn of<const D: usize>(tensor: Tensor<D>) -> Option<Self> {
             tensor.try_into_primitive::<Cube>().ok().map(Self)
         }
 
-        /// Takes their memory away. Whoever reads one now panics.
+        /// Frees the memory of leaves. Reading one afterwards panics.
         pub fn free(leaves: &[Self]) {
             run(leaves, vec![], Free(leaves.iter().map(|leaf| leaf.0.id).collect()));
         }
 
-        /// Gives them the memory of other tensors of the same shapes.
+        /// Gives leaves the memory of other tensors with the same shapes.
         pub fn refill(leaves: &[Self], others: Vec<Self>) {
             let ids = leaves.iter().map(|leaf| leaf.0.id);
             let from: Vec<TensorIr> = others.into_iter().map(|other| other.0.into_ir()).collect();
@@ -49,20 +49,20 @@ mod on_cube {
         }
     }
 
-    /// Launches all that this thread has asked for so far of the tensor's device, which is not waited for: fusion keeps
-    /// operations back, and reads past them what there is already.
+    /// Launches everything that this thread has queued so far for the tensor's device, without waiting for the device.
+    /// Fusion defers operations, and reads of results that already exist do not launch them.
     pub(crate) fn launch_all(tensor: Tensor<1>) {
         if let Some(Leaf(tensor)) = Leaf::of(tensor) {
             tensor.client.sync(|| ());
         }
     }
 
-    /// Runs `operation` after all that this thread has asked for so far, and before all that it will ask for. The device
-    /// is not waited for.
+    /// Runs `operation` after everything that this thread has queued so far and before everything that it queues later,
+    /// without waiting for the device.
     fn run(leaves: &[Leaf], inputs: Vec<TensorIr>, operation: impl Operation<FusionCubeRuntime> + 'static) {
         let Some(Leaf(leaf)) = leaves.first() else { return };
         assert_eq!(leaf.stream, StreamId::current(), "a graph's leaves are its thread's");
-        // Of operations that are waiting, fusion may change the order, and it does not see what this one does.
+        // Fusion may reorder waiting operations, and it does not see what this one does.
         leaf.client.sync(|| ());
         let repr = OperationIr::Custom(CustomOpIr::new("memory of leaves", &inputs, &[]));
         leaf.client.register(leaf.stream, repr, operation);
@@ -93,7 +93,7 @@ mod on_cube {
     }
 }
 
-/// In a build without devices there are none.
+/// A build without devices has no leaves on a device.
 #[cfg(not(feature = "cubecl"))]
 mod nowhere {
     use burn::tensor::Tensor;

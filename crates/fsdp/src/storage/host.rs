@@ -1,4 +1,4 @@
-//! A buffer of the CPU whose memory is taken away and given back.
+//! A CPU buffer whose memory can be freed and refilled.
 
 use burn::backend::Flex;
 use burn::backend::tensor::FloatTensor;
@@ -8,46 +8,45 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 
-/// A tensor whose memory can be taken away and given back while graphs hold it, and views of it.
+/// A tensor whose memory can be freed and refilled while graphs hold the tensor and its views.
 pub(crate) struct Storage {
     memory: Arc<Mutex<Option<FloatTensor<Flex>>>>,
     tensor: Tensor<1>,
-    /// The thread that made it, which alone reads, frees and refills.
+    /// The thread that created it; only this thread reads, frees and refills it.
     owner: ThreadId,
 }
 
 impl Storage {
-    /// Wraps a tensor without a copy. None where tensors do not live in the CPU's memory.
+    /// Wraps a tensor without a copy. Returns `None` if the tensor is not in CPU memory.
     pub fn new(flat: Tensor<1>) -> Option<Self> {
         let (shape, dtype, device) = (flat.shape(), flat.dtype(), flat.device());
         let memory = Arc::new(Mutex::new(Some(contents(flat)?)));
         let len = shape.num_elements() * dtype.size();
         let owner = std::thread::current().id();
         let controller = Box::new(Controller { memory: memory.clone(), owner, len, align: dtype.size() });
-        // SAFETY: the controller shows `len` bytes of a tensor, all of which are initialised.
+        // SAFETY: the controller exposes `len` bytes of a tensor, all of which are initialized.
         let bytes = unsafe { Bytes::from_controller(controller, len) };
         let tensor = Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), (&device, dtype));
         Some(Self { memory, tensor, owner })
     }
 
-    /// The tensor; what is made of it shares its memory.
+    /// Returns the tensor; tensors derived from it share its memory.
     pub fn tensor(&self) -> &Tensor<1> {
         &self.tensor
     }
 
-    /// Gives up the memory. Whoever reads the tensor now panics, and so does, at any time, who reads it on another
-    /// thread.
+    /// Frees the memory. Reading the tensor afterwards panics; reading it on another thread always panics.
     ///
     /// # Safety
-    /// Nobody has a slice of the memory of the tensor, or of what shares it, any more. The type system cannot tell: to
-    /// a slice that Burn gives (`FlexTensor::storage`) the memory lives as long as a tensor does, and the graph's live
-    /// on. Burn's operations have theirs only while they run.
+    /// No slice of the memory of the tensor, or of tensors that share it, may still exist. The type system cannot check
+    /// this: a slice from Burn (`FlexTensor::storage`) may live as long as a tensor does, and the graph's tensors live
+    /// on. Burn's operations hold such slices only while they run.
     pub unsafe fn free(&mut self) {
         assert_eq!(std::thread::current().id(), self.owner, "freed on its own thread");
         *self.memory() = None;
     }
 
-    /// Takes this tensor's memory, of the same length and type, in the place of what was [`free`](Self::free)d.
+    /// Replaces the memory that was [`free`](Self::free)d by this tensor's memory, of the same length and type.
     pub fn refill(&mut self, flat: Tensor<1>) {
         assert_eq!((flat.shape(), flat.dtype()), (self.tensor.shape(), self.tensor.dtype()), "refilled with the same");
         assert_eq!(std::thread::current().id(), self.owner, "refilled on its own thread");
@@ -61,7 +60,7 @@ impl Storage {
     }
 }
 
-/// The tensor's memory, from its first element on.
+/// Returns the tensor's memory, from its first element on.
 fn contents(flat: Tensor<1>) -> Option<FloatTensor<Flex>> {
     let len = flat.shape().num_elements() * flat.dtype().size();
     let tensor = flat.try_into_primitive::<Flex>().ok()?.to_contiguous();
@@ -98,14 +97,14 @@ impl AllocationController for Controller {
             return Err(AccessError::Read("a unit's parameters are read while they are not gathered".into()));
         };
         let bytes = tensor.bytes();
-        // SAFETY: the bytes outlive this lock. They go by `Storage::free` only, whose caller knows that nobody has this
-        // slice any more, or with this controller, whose borrow the slice is. Until then they are neither moved nor
-        // written, for the tensor that holds them is never handed out. `free` is called on this thread, the only one
-        // that gets the slice.
+        // SAFETY: the bytes outlive this lock. They are freed only by `Storage::free`, whose caller guarantees that no
+        // such slice exists any longer, or with this controller, from which the slice is borrowed. Until then they are
+        // neither moved nor written, because the tensor that holds them is never handed out. `free` is called on this
+        // thread, the only one that gets the slice.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 
-    /// Not called while the unit is in use: the tensor above has a second owner then, and what is shared is copied
+    /// Never called while the unit is in use: the tensor above then has a second owner, and shared memory is copied
     /// before it is written.
     unsafe fn memory_mut(&mut self, _policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         Err(AccessError::WouldCopy)
@@ -126,7 +125,7 @@ mod tests {
             let w = storage.tensor().clone().reshape([3, 4]).autodiff().require_grad();
             let loss = x.clone().matmul(w.clone()).powi_scalar(2).sum();
             if refill {
-                // SAFETY: the operations of the forward are over.
+                // SAFETY: the operations of the forward have finished.
                 unsafe { storage.free() };
                 storage.refill(flat.clone());
             }

@@ -1,4 +1,4 @@
-//! A small model with tied ends, and what it trains like as one graph.
+//! A small model with tied ends, and its training as one graph and in shards.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -71,7 +71,7 @@ impl Block {
     }
 }
 
-/// The product whose weights' gradients can be put off.
+/// A product whose weight gradients can be deferred.
 fn linear(of: &Linear, x: Tensor<3>) -> Tensor<3> {
     fused::linear(x, of.weight.val(), of.bias.as_ref().map(Param::val))
 }
@@ -80,7 +80,7 @@ pub fn model(device: &Device) -> Model {
     model_of(device, 0x2545_f491_4f6c_dd1d)
 }
 
-/// Another one for each seed.
+/// Creates a different model for each seed.
 pub fn model_of(device: &Device, seed: u64) -> Model {
     let block = || Block {
         norm: LayerNormConfig::new(WIDTH).init(device),
@@ -94,7 +94,7 @@ pub fn model_of(device: &Device, seed: u64) -> Model {
     Model { ends, blocks: (0..3).map(|_| block()).collect() }.map(&mut Fix(seed))
 }
 
-/// Values that are the same in every run: of an unlucky draw AdamW makes 1e-5 of 1e-7.
+/// Sets values that are the same in every run: for an unlucky draw, AdamW amplifies an error of 1e-7 to 1e-5.
 struct Fix(u64);
 
 impl Fix {
@@ -198,7 +198,7 @@ pub fn units(model: Model) -> Units<Batch> {
     named_units(model).0
 }
 
-/// The same, and what they are called by.
+/// Returns the units with their ids.
 pub fn named_units(model: Model) -> (Units<Batch>, UnitId<Ends>, Vec<UnitId<Block>>) {
     let mut units = Units::new();
     let ends = units.add("ends", model.ends);
@@ -214,7 +214,7 @@ pub fn named_units(model: Model) -> (Units<Batch>, UnitId<Ends>, Vec<UnitId<Bloc
 }
 
 impl Batch {
-    /// Some of its sequences.
+    /// Returns a range of the batch's sequences.
     pub fn part(&self, range: Range<usize>) -> Self {
         Self { x: self.x.clone().slice([range.clone()]), target: self.target.clone().slice([range]) }
     }
@@ -250,7 +250,7 @@ pub fn config(strategy: Strategy) -> FsdpConfig {
     FsdpConfig { strategy, clip_grad_norm: Some(CLIP), ..FsdpConfig::default() }
 }
 
-/// Trains in every way that is asked for, and lists all that do not train as `expected`.
+/// Trains with every configuration of the table, and lists all that do not match `expected`.
 pub fn all_train_as(expected: &Curve, model: &Model, batch: &Batch, table: &[(FsdpConfig, usize, usize)]) {
     let mut wrong = vec![];
     for (config, ranks, micro_batches) in table {

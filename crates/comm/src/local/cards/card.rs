@@ -1,9 +1,9 @@
-//! A card as copies between cards see it: its context, a stream for copies into it, and the order between those copies
-//! and everything else on the card.
+//! A CUDA GPU as copies between GPUs see it: its context, a stream for copies into it, and the ordering of those copies
+//! with all other work on the GPU.
 //!
-//! CubeCL keeps its streams to itself, so an event cannot be recorded in them. Events of the whole context can
-//! (`cuCtxRecordEvent`, `cuCtxWaitEvent`, CUDA 12.5 and later): the host then waits for nothing. Older drivers have no such
-//! call, and there the host waits.
+//! CubeCL does not expose its streams, so events cannot be recorded in them. Instead, events are recorded for the whole
+//! context (`cuCtxRecordEvent`, `cuCtxWaitEvent`, CUDA 12.5 and later), and the host waits for nothing. Older drivers
+//! lack these calls, and the host waits.
 
 use cudarc::driver::DriverError;
 use cudarc::driver::result::{self, event, stream};
@@ -11,21 +11,21 @@ use cudarc::driver::sys::{self, CUcontext, CUevent, CUevent_flags, CUevent_wait_
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// A CUDA card.
+/// A CUDA GPU.
 pub struct Card {
     number: usize,
     context: CUcontext,
-    /// Copies into this card run here.
+    /// The stream of the copies into this GPU.
     copies: CUstream,
 }
 
-// SAFETY: the driver takes its handles from any thread, and a `Card` lives until the process ends.
+// SAFETY: the driver accepts its handles from any thread, and a `Card` lives until the process ends.
 unsafe impl Send for Card {}
 // SAFETY: see above.
 unsafe impl Sync for Card {}
 
 impl Card {
-    /// The card of this number.
+    /// Returns the GPU with this number.
     pub fn get(number: usize) -> &'static Self {
         static CARDS: Mutex<Option<HashMap<usize, &'static Card>>> = Mutex::new(None);
         let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +34,7 @@ impl Card {
 
     fn open(number: usize) -> Self {
         let opened = result::device::get(number as i32).and_then(|device| {
-            // SAFETY: the device exists. CubeCL uses its primary context as well, and nobody releases this hold.
+            // SAFETY: the device exists. CubeCL uses its primary context as well, and this reference is never released.
             let context = unsafe { result::primary_ctx::retain(device)? };
             // SAFETY: the context is live.
             unsafe { result::ctx::set_current(context)? };
@@ -43,23 +43,24 @@ impl Card {
         opened.unwrap_or_else(|error| panic!("cuda:{number} cannot be opened for copies: {error}"))
     }
 
-    /// An event after everything that any thread has handed to this card so far.
+    /// Returns an event after all work that any thread has queued on this GPU so far.
     pub fn event_after_all(&'static self) -> Event {
         let event = self.event();
         let recorded = match ContextEvents::get() {
-            // SAFETY: the event is of this context.
+            // SAFETY: the event belongs to this context.
             Some(events) => unsafe { (events.record)(self.context, event.handle) }.result(),
-            // The event, never recorded, counts as passed.
+            // An event that was never recorded counts as passed.
             None => result::ctx::synchronize(),
         };
         self.expect("cuCtxRecordEvent", recorded);
         event
     }
 
-    /// Everything that any thread hands to this card from now on waits for the event, which may be another card's.
+    /// Makes all work that any thread queues on this GPU from now on wait for the event, which may belong to another
+    /// GPU.
     ///
     /// # Errors
-    /// The driver's, with which nothing waits.
+    /// Returns the driver's error; nothing waits then.
     pub fn wait_for(&self, event: &Event) -> Result<(), DriverError> {
         match ContextEvents::get() {
             // SAFETY: both are live.
@@ -69,7 +70,7 @@ impl Card {
         }
     }
 
-    /// Copies into this card that are queued from now on wait for the event, which may be another card's.
+    /// Makes copies into this GPU that are queued from now on wait for the event, which may belong to another GPU.
     pub fn copies_wait_for(&self, event: &Event) {
         self.enter();
         // SAFETY: stream and event are live.
@@ -77,23 +78,23 @@ impl Card {
         self.expect("cuStreamWaitEvent", waits);
     }
 
-    /// Queues a copy into this card.
+    /// Queues a copy into this GPU.
     ///
     /// # Safety
-    /// Both addresses are of so many bytes of memory on their cards, which lives and is used by nobody else until the
-    /// copy is over; that is what events are for.
+    /// Both addresses must point to `bytes` bytes of memory on their GPUs. That memory must stay alive and unused by
+    /// others until the copy has finished, which events ensure.
     pub unsafe fn copy(&self, to: u64, from_card: &Self, from: u64, bytes: usize) {
         self.reach(from_card);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let queued =
             unsafe { result::memcpy_peer_async(self.context, to, from_card.context, from, bytes, self.copies) };
         self.expect(&format!("a copy of {bytes} bytes from cuda:{}", from_card.number), queued);
     }
 
-    /// An event after the copies into this card that are queued so far.
+    /// Returns an event after all copies into this GPU that are queued so far.
     pub fn event_after_copies(&'static self) -> Event {
         let event = self.event();
-        // SAFETY: event and stream are of this context.
+        // SAFETY: event and stream belong to this context.
         self.expect("cuEventRecord", unsafe { event::record(event.handle, self.copies) });
         event
     }
@@ -104,8 +105,8 @@ impl Card {
         Event { handle: self.expect("cuEventCreate", handle) }
     }
 
-    /// Lets this card read the other's memory, so that copies do not go through the host. Where the machine has no way
-    /// from card to card, the driver takes the one through the host.
+    /// Gives this GPU access to the other GPU's memory, so that copies bypass the host. If the machine has no path
+    /// between the GPUs, the driver copies through the host.
     fn reach(&self, other: &Self) {
         static ASKED: Mutex<Option<HashSet<(usize, usize)>>> = Mutex::new(None);
         let mut asked = ASKED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,52 +114,55 @@ impl Card {
             return;
         }
         self.enter();
-        // SAFETY: the context is live. Whether it was allowed before, is now or cannot be: copies work.
+        // SAFETY: the context is live. Copies work whether access was allowed before, is allowed now, or cannot be
+        // allowed.
         let _ = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) };
     }
 
-    /// Makes its context this thread's.
+    /// Makes the GPU's context current on this thread.
     fn enter(&self) {
         // SAFETY: the context is live.
         self.expect("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.context) });
     }
 
+    /// Unwraps the result of a driver call.
+    ///
     /// # Panics
-    /// If the driver refuses: the card is lost, and all that is on it.
+    /// Panics if the driver refuses: the GPU and everything on it are lost.
     fn expect<T>(&self, what: &str, done: Result<T, DriverError>) -> T {
         done.unwrap_or_else(|error| panic!("cuda:{}: {what}: {error}", self.number))
     }
 }
 
-/// A mark in a card's work.
+/// A marker in a GPU's work.
 pub struct Event {
     handle: CUevent,
 }
 
-// SAFETY: the driver takes its handles from any thread.
+// SAFETY: the driver accepts its handles from any thread.
 unsafe impl Send for Event {}
 // SAFETY: see above.
 unsafe impl Sync for Event {}
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the handle. What waits for the event has taken note of it.
+        // SAFETY: nobody else has the handle. Work that waits for the event is already registered with the driver.
         let _ = unsafe { event::destroy(self.handle) };
     }
 }
 
-/// The calls of CUDA 12.5. By name, because a build for an older CUDA does not know them.
+/// The calls of CUDA 12.5, looked up by name because builds for older CUDA versions do not declare them.
 struct ContextEvents {
     record: unsafe extern "C" fn(CUcontext, CUevent) -> CUresult,
     wait: unsafe extern "C" fn(CUcontext, CUevent) -> CUresult,
 }
 
 impl ContextEvents {
-    /// None with a driver that is older.
+    /// Returns `None` with an older driver.
     fn get() -> Option<&'static Self> {
         static FOUND: OnceLock<Option<ContextEvents>> = OnceLock::new();
         let find = || {
-            // SAFETY: the driver is loaded, or there were no card; the types are those of its documentation.
+            // SAFETY: the driver is loaded, or there would be no GPU; the types are those of its documentation.
             unsafe {
                 let driver = sys::culib();
                 Some(Self {

@@ -1,17 +1,17 @@
-//! Copies from card to card: each byte once, by the cards' copy engines, while no thread waits.
+//! Copies between CUDA GPUs: each byte moves once, by the copy engines of the GPUs, and no thread waits.
 //!
-//! Burn's `to_device` between two cards goes through the host, or, where it finds NCCL, reads memory that the giver may
-//! have reused meanwhile (CubeCL 0.11.3 lets no stream wait for a send). So the driver copies here:
+//! Burn's `to_device` between two GPUs goes through the host. If it finds NCCL, it reads memory that the sender may
+//! have reused meanwhile (CubeCL 0.11.3 lets no stream wait for a send). Here the driver copies instead:
 //!
 //! ```text
-//! giver    ... kernels | ready            what comes later waits for done |
-//! taker    ... kernels | fresh            what comes later waits for done |
-//! copies of the taker          ready, fresh -> copy, copy, .. -> done
+//! sender     ... kernels | ready            later work waits for done |
+//! receiver   ... kernels | fresh            later work waits for done |
+//! copies into the receiver     ready, fresh -> copy, copy, .. -> done
 //! ```
 //!
-//! * *ready*: the giver's tensor is written. *fresh*: what used the taker's new memory before has ended.
-//! * The giver's memory is held, so that it is neither reused nor written in place, until what the giver's card gets
-//!   from then on waits for *done*. The last rank that has the [`Source`] lets go of it.
+//! * *ready*: the sender's tensor is written. *fresh*: earlier uses of the receiver's new memory have ended.
+//! * The sender's memory is held until all later work on its GPU waits for *done*, so it is neither reused nor written
+//!   in place. The last rank that has the [`Source`] releases it.
 
 mod card;
 
@@ -24,7 +24,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A tensor's memory on a card. As long as this lives, it stays where it is and nobody writes it in place.
+/// A tensor's memory on a GPU. While this lives, the memory stays in place and nobody writes to it.
 struct Memory {
     card: &'static Card,
     address: u64,
@@ -33,7 +33,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// That of a tensor, whose kernels are in the card's queue from now on; None if no card has it.
+    /// Returns the memory of a tensor, or `None` if it is not on a GPU. The tensor's kernels are in the GPU's queue
+    /// afterwards.
     fn of(payload: &Payload) -> Option<Self> {
         let bytes = payload.bytes();
         let (number, tensor) = on_card(payload)?;
@@ -47,7 +48,7 @@ impl Memory {
     }
 }
 
-/// The tensor and its card's number, if a card has it.
+/// Returns the tensor and its GPU's number, or `None` if it is not on a GPU.
 fn on_card(payload: &Payload) -> Option<(usize, CubeTensor)> {
     macro_rules! resolved {
         ($tensor:expr, $resolve:ident) => {{
@@ -63,19 +64,20 @@ fn on_card(payload: &Payload) -> Option<(usize, CubeTensor)> {
     }
 }
 
-/// A tensor on a card, for ranks with other cards.
+/// A tensor on a GPU, as a source for ranks with other GPUs.
 pub struct Source {
     memory: Memory,
     ready: Arc<Event>,
-    /// Ends of the copies out of it.
+    /// The events at the ends of the copies from it.
     done: Mutex<Vec<Arc<Event>>>,
 }
 
 impl Source {
-    /// These tensors, in their order; None for those that no card has. To be called by the thread that computes them.
+    /// Creates sources for these tensors, in order; `None` for those that are not on a GPU. Call it on the thread that
+    /// computes them.
     pub fn all<'a>(payloads: impl Iterator<Item = Option<&'a Payload>>) -> Vec<Option<Self>> {
         let memory: Vec<_> = payloads.map(|payload| payload.and_then(Memory::of)).collect();
-        // One event for all: a rank has one device.
+        // One event suffices for all: a rank has one device.
         let ready = memory.iter().flatten().next().map(|memory| Arc::new(memory.card.event_after_all()));
         let source = |memory| Some(Self { memory: memory?, ready: ready.clone()?, done: Mutex::default() });
         memory.into_iter().map(source).collect()
@@ -86,24 +88,24 @@ impl Drop for Source {
     fn drop(&mut self) {
         let done = std::mem::take(self.done.get_mut().unwrap_or_else(PoisonError::into_inner));
         if done.iter().any(|done| self.memory.card.wait_for(done).is_err()) {
-            // The card is lost. Its memory is not given to anybody else.
+            // The GPU is lost. Never hand out its memory again.
             let held = self.memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
             std::mem::forget(std::mem::replace(held, Box::new(())));
         }
     }
 }
 
-/// Bytes of a source.
+/// A range of a source's bytes.
 pub struct Piece<'a> {
-    /// Whose.
+    /// The source.
     pub source: &'a Source,
-    /// Which.
+    /// The range.
     pub bytes: Range<usize>,
 }
 
-/// Fills new tensors, all of one device, each with its pieces one after another. They may be used at once, by any thread.
+/// Fills new tensors on one device, each with its pieces one after another. Any thread may use them at once.
 ///
-/// Returns false, and fills nothing, if no card has them.
+/// Returns false and fills nothing if they are not on a GPU.
 pub fn fill<'a>(tensors: impl Iterator<Item = &'a (Payload, Vec<Piece<'a>>)> + Clone) -> bool {
     let memory: Option<Vec<_>> = tensors.clone().map(|(payload, _)| Memory::of(payload)).collect();
     let Some(memory) = memory.filter(|memory| !memory.is_empty()) else { return false };
@@ -116,8 +118,8 @@ pub fn fill<'a>(tensors: impl Iterator<Item = &'a (Payload, Vec<Piece<'a>>)> + C
             assert!(bytes.end <= from.bytes && start + len <= memory.bytes, "a piece does not fit");
             if len > 0 {
                 card.copies_wait_for(&source.ready);
-                // SAFETY: both ranges are within memory that is held until `done`, or until what is queued later waits
-                // for that. The copy comes after `ready` and after the use that the new memory had before.
+                // SAFETY: both ranges lie within memory that is held until `done`, or until all later work waits for
+                // it. The copy comes after `ready` and after earlier uses of the new memory.
                 unsafe { card.copy(memory.address + start as u64, from.card, from.address + bytes.start as u64, len) };
             }
             start += len;
