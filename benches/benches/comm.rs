@@ -23,7 +23,7 @@ const PAYLOADS: [(&str, usize); 5] =
 /// Creates a rank's round for a payload in bytes.
 type Work = fn(&Communicator, usize) -> Box<dyn FnMut()>;
 
-/// Name, `n` where a rank writes 1/n of the payload, and the call.
+/// Name, the divisor n (a rank writes 1/n of the payload), and the call.
 const COLLECTIVES: [(&str, usize, Work); 3] =
     [("all_gather", 1, all_gather), ("reduce_scatter", RANKS, reduce_scatter), ("all_to_all", 1, all_to_all)];
 

@@ -87,7 +87,7 @@ pub enum CheckpointError {
         /// The steps that have one, the oldest first.
         there: Vec<u64>,
     },
-    /// The text after the `@` behind a run names no checkpoint.
+    /// The text after the `@` that follows a run names no checkpoint.
     #[error("{}: behind the @ give best, or a step: {}", path.display(), steps(there))]
     NoWhich {
         /// The path as given.

@@ -112,8 +112,8 @@ impl Files {
     }
 }
 
-/// Most bytes read into memory at once from files other than those of the ranks. The index of 1,024 ranks takes a
-/// million.
+/// Most bytes read into memory at once from files other than those of the ranks. The index of 1,024 ranks has a million
+/// bytes.
 const AT_ONCE: u64 = 1 << 30;
 
 /// Reads a whole small file.

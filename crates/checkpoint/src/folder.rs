@@ -57,9 +57,9 @@ impl Folder {
         Ok(replaced || complete.collect::<Result<Vec<_>, _>>()?.into_iter().any(|ranks| ranks.is_some()))
     }
 
-    /// Completes what a killed process left with only the renaming missing: a checkpoint that all ranks have written,
-    /// and one that was being replaced. Returns the newly completed checkpoints. The run must not be training at the
-    /// same time. `may_be` is asked before a checkpoint that all ranks have written is completed.
+    /// Finishes what a killed process left one step short of complete: a checkpoint that all ranks have written, and
+    /// one that was being replaced. Returns the newly completed checkpoints. The run must not be training at the same
+    /// time. `may_be` is asked before a checkpoint that all ranks have written is completed.
     ///
     /// # Errors
     /// If a file cannot be read or written. Nothing is lost in that case.

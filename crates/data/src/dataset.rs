@@ -141,8 +141,8 @@ impl Dataset {
         (self.train.len().saturating_sub(seq_len as u64) / seq_len as u64).max(1)
     }
 
-    /// Sequences `sequences` of the run with this seed, counted from its start. The first sequence of step `s` is `s *
-    /// global_batch_size`.
+    /// Sequences `sequences` of the run with this seed, counted from its start. The first sequence of step `s` has
+    /// number `s * global_batch_size`.
     ///
     /// ```text
     /// tokens   |offset|   window 0   |   window 1   |   window 2   | rest |      offset < seq_len, new in each epoch

@@ -10,11 +10,11 @@ use crate::{Batch, DataError};
 const CHUNK: u64 = if cfg!(test) { 7 } else { 1 << 20 };
 
 impl Batch {
-    /// For each position, the position in its row (counted from 0) where its document begins, row-major `[sequences,
-    /// seq_len]`.
+    /// For each position, the index in its row where its document begins, counted from 0. Row-major
+    /// `[sequences, seq_len]`.
     ///
     /// ```text
-    /// inputs    b b . c c c . d      . ends a document; a row starts one, possibly amid a document that was cut
+    /// inputs    b b . c c c . d      . ends a document; each row starts one, possibly the rest of one that was cut
     /// starts    0 0 0 3 3 3 3 7
     /// ```
     pub fn document_starts(&self, end_of_text: i32) -> Vec<i32> {

@@ -24,8 +24,8 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts to read ahead. The thread calls `cut` for each of `steps` in order; it returns the step's micro-batches.
-    /// Nothing follows the first error.
+    /// Starts to read ahead. The thread calls `cut`, which returns a step's micro-batches, for each of `steps` in
+    /// order. Nothing follows the first error.
     pub fn start(
         steps: Range<u64>,
         mut cut: impl FnMut(u64) -> Result<Vec<Batch>, DataError> + Send + 'static,

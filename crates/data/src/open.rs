@@ -81,8 +81,8 @@ impl Prepared {
         Ok(opened.dataset.only(if opened.has_split { Split::Val } else { Split::All }))
     }
 
-    /// Replaces the validation split by the tokens of `sets`. The old validation tokens join the training split unless
-    /// the data itself defines its splits.
+    /// Replaces the validation split with the tokens of `sets`. The old validation tokens join the training split
+    /// unless the data itself defines its splits.
     pub fn validate_on(&mut self, sets: &[Dataset]) {
         self.dataset = self.dataset.clone().validated_on(sets, self.has_split);
     }
@@ -106,7 +106,7 @@ fn hex(hash: Sha256) -> String {
     hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Opens what `--data` names: `rust-crates`, `shakespeare`, or a file or folder of text, of tokens, or written by
+/// Opens what `--data` names: `rust-crates`, `shakespeare`, a file or folder of text or tokens, or a folder written by
 /// [`prepare`](crate::prepare). Text is first prepared into the cache unless it is already there; its folder there
 /// depends on the text and the tokenizer. Only one of several processes prepares it, and the others wait.
 ///

@@ -31,7 +31,7 @@ const BATCH_BYTES: usize = 16 << 20;
 /// How text is read and tokens are written.
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
-    /// Learn a byte-level BPE of this many tokens from the text instead of using the given tokenizer.
+    /// Number of tokens of a byte-level BPE to learn from the text, instead of using the given tokenizer.
     pub train_bpe: Option<usize>,
     /// The field of JSON lines, or the column of CSV, TSV and Parquet, that holds the text.
     pub text_field: String,

@@ -72,8 +72,8 @@ impl Windows {
     /// The sequences of the training split of `dataset`, for a run that has `trained` on parts of it and continues with
     /// sequences of `seq_len` tokens.
     ///
-    /// Each change of length within an epoch takes time and memory: one bit per window, and the position of windows in
-    /// the order.
+    /// Each change of length within an epoch costs one bit of memory per window, and a lookup in the order for at most
+    /// half of the windows.
     ///
     /// # Panics
     /// If the training split has fewer than `seq_len + 1` tokens: see [`Dataset::check`].

@@ -68,8 +68,8 @@ pub(crate) struct Setup {
     pub layout: Vec<Group>,
 }
 
-/// A group of ranks along axes of the mesh. For the rank with the most, it gives the bytes of the shared state that the
-/// rank holds and the bytes that it receives from the others in a step, by collective.
+/// A group of ranks along axes of the mesh. The bytes are those of the rank with the most: its part of what the ranks
+/// hold together, and what it receives from the others in a step, by collective.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Group {

@@ -125,7 +125,7 @@ impl Source {
         new | other | self.read_config() | self.read_checkpoints() | self.see_state()
     }
 
-    /// Whether the run's state has changed, which time alone can do: a run that stops writing has stopped.
+    /// Whether the run's state has changed. Time alone can change it: a run that stops writing has stopped.
     fn see_state(&mut self) -> bool {
         let silent = self.written.zip(seconds(SystemTime::now()));
         let silent = silent.map(|(written, now)| now.saturating_sub(written) as f64);

@@ -53,7 +53,7 @@ impl EventWriter {
         self.write(&scalars(since_1970().as_secs_f64(), step, values))
     }
 
-    /// One system call per record, so that readers, and runs that are stopped, leave only complete ones.
+    /// Uses one system call per record, so that readers never see, and stopped runs never leave, an incomplete one.
     fn write(&mut self, event: &[u8]) -> io::Result<()> {
         self.file.write_all(&record(event))
     }

@@ -17,8 +17,8 @@ const WORSE: f64 = 0.01;
 const RISE: f64 = 0.1;
 /// The run has diverged if this many last steps were all skipped.
 const SKIPPED: usize = 10;
-/// Spikes are counted in the last fifth of the steps, but in at least `OF_LATE`. They matter from `SPIKES` on, and from
-/// one in `ONE_IN` steps on.
+/// Spikes are counted in the last fifth of the steps, but in at least the last `OF_LATE`. They matter if there are at
+/// least `SPIKES` of them, and at least one per `ONE_IN` steps.
 const OF_LATE: usize = 500;
 const SPIKES: usize = 3;
 const ONE_IN: usize = 200;

@@ -222,7 +222,7 @@ impl Check {
         self.floats(&format!("unpermute {name} dgates"), gates_kn.grad(&gradients).unwrap(), &d_gates, 1e-5);
     }
 
-    /// Covers an expert without rows, odd segment lengths, and rows after the last segment.
+    /// Covers an expert without rows, irregular segment lengths, and rows after the last segment.
     fn product(&mut self, smoke: bool, tier: Tier, dtype: DType) {
         let (lengths, p, q): (&[i32], _, _) =
             if smoke { (&[6, 0, 33, 1], 24, 40) } else { (&[300, 0, 77, 1, 128, 513], 320, 192) };

@@ -43,7 +43,8 @@ pub struct HuggingFace {
     tokenizer: Arc<tokenizers::Tokenizer>,
     /// Set if the file brings its own regular expressions.
     patterns: Option<Arc<Patterns>>,
-    /// Set if the tokenizer splits text like GPT-2's: its number, and the names that must not be split.
+    /// Set if the tokenizer splits text like GPT-2's: a unique number for the cache, and the names that must not be
+    /// split.
     gpt2: Option<(u64, Vec<String>)>,
     pub vocab_size: usize,
     /// Name and id of the end-of-text token.
