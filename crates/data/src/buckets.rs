@@ -96,7 +96,7 @@ impl Buckets {
     /// ```text
     /// bucket 0   rows 5 0 3 | 9 1 7 | 2 8 6 | 4 .         reordered each time, without a gap from one pass to the next
     /// bucket 1   rows 7 2 | 4 1 | 0 .
-    /// step       0 = bucket 1, rows 7 2    1 = bucket 0, rows 5 0 3    2 = bucket 0, rows 9 1 7    3 = bucket 1, rows 4 1   ...
+    /// step       0: bucket 1, rows 7 2   1: bucket 0, rows 5 0 3   2: bucket 0, rows 9 1 7   3: bucket 1, rows 4 1 ...
     /// ```
     ///
     /// Each row of a bucket comes once before any comes again, whatever the batch sizes. In each epoch a bucket has as

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  rust-crates, shakespeare       prepare                    Dataset                   Loader
-//!  FILE.txt, .jsonl, .parquet  ──────────────>  FOLDER      ─────────>  train, val   ─────────>  micro-batches of a step,
-//!  .gz, .zst, a folder of them    Tokenizer     meta.json    (in place)  or Buckets    (thread)   read ahead
+//!  FILE.txt, .jsonl, .parquet  ──────────────>  FOLDER      ─────────>  train, val   ─────────>  micro-batches
+//!  .gz, .zst, a folder of them    Tokenizer     meta.json    (in place)  or Buckets    (thread)   of a step, read ahead
 //!                                               train-*.bin     │
 //!  .bin of llm.c or nanoGPT  ───────────────────────────────────┘
 //! ```

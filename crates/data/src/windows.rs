@@ -3,7 +3,7 @@
 //! ```text
 //! tokens       |offset|  w0  |  w1  |  w2  |  w3  |  w4  |  w5  | rest |
 //! seq_len 4    sequences w3 w0 | here the length becomes 6
-//! remaining    w1 w2 w4 w5, end to end     |  v0  .  v1  .  v0' ...          cut anew; an incomplete last one is dropped
+//! remaining    w1 w2 w4 w5, end to end     |  v0  .  v1  .  v0' ...          cut anew; an incomplete last one dropped
 //! seq_len 6    sequences v1 v0 | next epoch: adjacent windows of 6 again
 //! ```
 //!
