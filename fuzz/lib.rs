@@ -1,4 +1,4 @@
-//! What the targets share.
+//! Helpers shared by the fuzz targets.
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -6,7 +6,7 @@ use std::{fs, process};
 
 use data::{PrepareOptions, TokenizerSpec};
 
-/// A folder of this process in that of `scripts/fuzz.sh`, which removes it.
+/// This process's folder inside that of `scripts/fuzz.sh`, which removes it.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     let parent = std::env::var_os("KILN_FUZZ_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
     let folder = parent.join(format!("kiln-fuzz-{}", process::id()));
@@ -14,12 +14,12 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// A path in it.
+/// A path in that folder.
 pub fn path(name: &str) -> PathBuf {
     FOLDER.join(name)
 }
 
-/// Prepares a source of this name with these bytes, and throws away what comes of it.
+/// Prepares a source with this name and these bytes, and discards the result.
 pub fn prepare(name: &str, bytes: &[u8]) {
     let (source, out) = (path(name), path("out"));
     fs::write(&source, bytes).expect("memory has room");

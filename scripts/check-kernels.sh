@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Checks the GPU kernels of crates/fused and crates/moe without a GPU: tests them on CubeCL's CPU runtime, on lavapipe, Mesa's Vulkan driver in
-# software, and on an emulated CUDA card (tools/cuda-emulator), counts there what a model launches, trains on lavapipe and on four emulated cards,
-# and compiles each kernel for A100 and H100.
+# Checks the GPU kernels of crates/fused and crates/moe without a GPU: tests them on CubeCL's CPU runtime, on lavapipe
+# (Mesa's Vulkan driver in software) and on an emulated CUDA card (tools/cuda-emulator), counts a model's kernel
+# launches there, trains on lavapipe and on four emulated cards, and compiles each kernel for A100 and H100.
 #
 #   bash scripts/check-kernels.sh
 #
-# A kernel becomes CUDA C++ and, through LLVM, PTX; NVIDIA's tools assemble both. Fails where a test fails, where a kernel
-# is not listed, does not compile or spills registers, and where one for wgmma has no wgmma in its machine code. Prints what each takes of a GPU.
+# A kernel becomes CUDA C++ and, through LLVM, PTX; NVIDIA's tools assemble both. The script fails if a test fails, if a
+# kernel is not listed, does not compile or spills registers, or if a kernel for wgmma has no wgmma in its machine code.
+# It prints the GPU resources of each kernel.
 #
 # The tools come from PyPI and stay in ${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas, about 350 MB.
 set -euo pipefail
@@ -14,7 +15,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 tools=${XDG_CACHE_HOME:-$HOME/.cache}/kiln-ptxas
 packages=scripts/kernel-tools.txt # with the digest of every archive
-# Both commands build these, so that Burn is compiled once. (`cargo run` takes one package, and other features of what lies below Burn.)
+# Both commands build these, so that Burn is compiled once. (`cargo run` accepts one package, which gives the crates
+# below Burn other features.)
 both=(--package moe --package fused --package model --package comm --package fsdp --package train --features moe/offline,fused/offline,train/cpu-jit,train/vulkan,train/cuda)
 tests=(cargo test --locked "${both[@]}" --test 'cube*' --no-run)
 
@@ -25,7 +27,7 @@ fail() {
     exit 1
 }
 
-# The list of packages lies beside them last: what is half there is not taken for whole.
+# The list of packages is copied last, so that an incomplete installation is not taken for complete.
 install_tools() {
     if cmp --quiet "$packages" "$tools/packages"; then
         say "NVIDIA's tools are in $tools"
@@ -40,7 +42,7 @@ install_tools() {
     cp "$packages" "$tools/packages"
 }
 
-# The paths of the tests' programs.
+# The paths of the test programs.
 programs() {
     local executables
     executables='import json, sys
@@ -49,9 +51,9 @@ print(*(line["executable"] for line in lines if "test" in line.get("target", {})
     "${tests[@]}" --quiet --message-format=json | python3 -c "$executables"
 }
 
-# Runs `WIDTH PROGRAM` of each line, as many at once as there are cores: most of their time CubeCL compiles kernels, on one thread, and cargo runs one
-# program after another. What one prints is shown when it has ended. WIDTH is that of lavapipe's vectors in bits, `cpu` for CubeCL's CPU runtime, or
-# `cuda` for emulated cards.
+# Runs `WIDTH PROGRAM` of each line, as many at once as there are cores: most of the time CubeCL compiles kernels on one
+# thread, and cargo would run one program after another. A program's output is shown when it has ended. WIDTH is the
+# width of lavapipe's vectors in bits, `cpu` for CubeCL's CPU runtime, or `cuda` for emulated cards.
 run_tests() {
     xargs --max-procs="$(nproc)" --max-args=2 bash -c '
         run=()
@@ -71,7 +73,7 @@ run_tests() {
         out=$("${run[@]}" "$1" 2>&1); code=$?; printf "%s, %s: %s\n" "${1##*/}" "$0" "$out"; exit "$code"'
 }
 
-# Planes have a unit for each 32 bits of a vector. `cube_listed` and `cube_ahead` are about the code and the CPU runtime.
+# Planes have one unit per 32 bits of a vector. `cube_listed` and `cube_ahead` test the code and the CPU runtime.
 on_lavapipe() {
     local width
     for width in 256 128 512; do
@@ -80,13 +82,13 @@ on_lavapipe() {
     grep /cube_training- "$work/programs" | sed 's/^/256 /'
 }
 
-# On emulated cards a measurement of the card, and the choice of the fastest kernel, take minutes: CubeCL keeps them in this folder.
+# Measuring an emulated card and choosing the fastest kernel takes minutes, so CubeCL caches the results in this folder.
 on_cuda() {
     printf '[environment.path]\ndirectory = "%s"\n' "$environment" >"$environment/cubecl.toml"
     grep -v -e /cube_listed- -e /cube_ahead- "$work/programs" | sed 's/^/cuda /'
 }
 
-# Kernels that compute on tensor cores have done so, by the emulator's own count.
+# Checks by the emulator's own count that kernels for tensor cores have used them.
 check_profile() {
     python3 - "$profile" <<'PYTHON'
 import sys
@@ -110,7 +112,7 @@ install_tools
 cargo build --locked --quiet "${both[@]}" --example compile_kernels
 "${tests[@]}"
 say "testing the kernels on the CPU, and compiling them"
-# In CUDA_PATH, LLVM finds `exp` and its like.
+# LLVM finds `exp` and the like in CUDA_PATH.
 CUDA_PATH=$tools/nvidia/cuda_nvcc "${CARGO_TARGET_DIR:-target}/debug/examples/compile_kernels" "$work/code" >"$work/compiled" 2>&1 &
 compiling=$!
 programs >"$work/programs"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs the thread team of crates/fused in every order of its threads' steps (https://docs.rs/loom), with at most three changes of thread that nobody waited for.
+# Runs the thread team of crates/fused in every order of its threads' steps (https://docs.rs/loom), with at most three
+# preemptions.
 #
 #   bash scripts/check-loom.sh
 #
-# The model, crates/fused/loom, is a workspace of its own and takes some seconds.
+# The model, crates/fused/loom, is a separate workspace and takes a few seconds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Interprets the unsafe code of crates/fused that needs no Burn, on its portable path, and the regions of crates/checkpoint under Miri.
+# Interprets under Miri the unsafe code of crates/fused that does not need Burn, on its portable path, and the regions
+# of crates/checkpoint.
 #
 #   bash scripts/check-miri.sh
 #
-# Miri is a component of a nightly toolchain (rustup toolchain install nightly --component miri). Where it is missing this fails, and says so;
-# `scripts/check-sanitizers.sh memcheck` then sees reads of memory that is not set, and none of the rules of borrows.
+# Miri is a component of a nightly toolchain (rustup toolchain install nightly --component miri). If it is missing, this
+# fails with a message. In that case `scripts/check-sanitizers.sh memcheck` still finds reads of uninitialized memory,
+# but no violations of the borrowing rules.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

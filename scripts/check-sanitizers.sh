@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Runs the unsafe code of crates/fused that needs no Burn (crates/fused/alone: memory that is not set, parts of it for tasks, the thread team,
-# products on this processor's vectors) under LLVM's sanitizers and valgrind.
+# Runs the unsafe code of crates/fused that does not need Burn under LLVM's sanitizers and valgrind (crates/fused/alone:
+# uninitialized memory, its parts for tasks, the thread team, products on this processor's vectors).
 #
 #   bash scripts/check-sanitizers.sh                       # all that can run here
-#   bash scripts/check-sanitizers.sh address thread        # some: address, thread, memcheck
-#   bash scripts/check-sanitizers.sh address --all         # the tests of fused, moe and comm too: compiles Burn again, some ten minutes
+#   bash scripts/check-sanitizers.sh address thread        # some of: address, thread, memcheck
+#   bash scripts/check-sanitizers.sh address --all         # also the tests of fused, moe and comm: recompiles Burn, about ten minutes
 #
-# The stable toolchain has the sanitizers' runtimes. Without the component rust-src the standard library is not instrumented: an error inside
-# its compiled code is not seen, and ThreadSanitizer does not see that a thread which waited for one of its locks has it. It then calls what
-# the lock guards a race: 41 reports of `fused/alone`, all of them behind a lock or a channel of the standard library (rayon's sleep and
-# latches, the test harness, `Crew`'s state). Whether the thread team is right is for `check-loom.sh` to say, then.
-# memcheck needs valgrind, which has no AVX-512; it sees reads of memory that is not set, which no sanitizer here does.
+# The stable toolchain includes the sanitizers' runtimes. Without the component rust-src the standard library is not
+# instrumented: errors inside its compiled code go unseen, and ThreadSanitizer does not see that a thread which waited
+# for one of its locks holds it. It then reports races on what the lock guards: 41 reports for `fused/alone`, all behind
+# a lock or a channel of the standard library (rayon's sleep and latches, the test harness, `Crew`'s state). In that
+# case only `check-loom.sh` can tell whether the thread team is correct. memcheck needs valgrind, which has no AVX-512.
+# It finds reads of uninitialized memory, which none of these sanitizers does.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

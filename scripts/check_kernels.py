@@ -1,10 +1,10 @@
-"""Assembles the code that crates/moe/examples/compile_kernels.rs wrote, and tells what each kernel takes of a GPU.
+"""Assembles the code written by crates/moe/examples/compile_kernels.rs, and prints the GPU resources of each kernel.
 
     python3 scripts/check_kernels.py TOOLS CODE
 
-TOOLS is where scripts/check-kernels.sh put NVRTC, ptxas and nvdisasm. Fails, naming the kernel, where there is no code, where
-registers spill (cubek's product and attention may, a little), where the machine code lacks an instruction that the kernel is written for, and where a tile without rows does not end
-at once.
+TOOLS is where scripts/check-kernels.sh put NVRTC, ptxas and nvdisasm. Fails, naming the kernel, if there is no code,
+if registers spill (cubek's product and attention may spill a little), if the machine code lacks an instruction that
+the kernel is written for, or if a tile without rows does not end at once.
 """
 
 import ctypes
@@ -18,12 +18,14 @@ from pathlib import Path
 
 HEADER = ["kernel", "compiler", "target", "registers", "shared", "stack", "spills", "instructions"]
 
-# Kernels that get their rows by a table of tiles, some of them without rows: a cube of such a tile is to end before it has done anything.
+# Kernels that find their rows in a table of tiles, some without rows. A cube of such a tile must end before doing any
+# work.
 TILED = ("grouped_gemm simt", "grouped_gemm multi_level", "grouped_gemm wgmma")
-# Loads of the table's entry: expert, first row, end.
+# Loads of a table entry: expert, first row, end.
 ENTRY = 3
-# Bytes of registers that may spill. cubek chooses the tiles of its multiplication, and with them its registers: on an A100 a few of them spill. Of attention's
-# kernels some spill a few although they are far below 255 registers: the assembler makes room for one more cube, and CubeCL cannot tell it otherwise.
+# Bytes of registers that may spill. cubek chooses the tiles of its product, and with them its registers: on an A100 a
+# few of them spill. Some attention kernels spill a few although they are far below 255 registers: the assembler makes
+# room for one more cube, and CubeCL has no option to prevent it.
 MAY_SPILL = {"grouped_gemm multi_level": 128, "attention": 64}
 
 
@@ -69,7 +71,7 @@ class Assembler:
 
     def check(self, entry):
         """A row of the table, and what is wrong with the kernel."""
-        # What is Hopper's own, as TMA and wgmma, is in the target with an `a`.
+        # Features specific to Hopper, such as TMA and wgmma, need the target with an `a`.
         target = f"sm_{entry['sm']}" + ("a" if entry["sm"] >= 90 else "")
         row = [entry["kernel"], entry["compiler"], target]
         try:
@@ -94,7 +96,7 @@ class Assembler:
         stack = max(numbers(r"(\d+) bytes stack frame", report))
         spills = sum(numbers(r"(\d+) bytes spill", report))
         tiled = entry["kernel"].startswith(TILED)
-        # Taken apart only where it is looked into: that takes longer than all else.
+        # Disassembled only if needed, because that takes longer than everything else.
         machine_code = run(self.nvdisasm, "--print-code", cubin) if tiled or entry["instructions"] else ""
         counts = {name: len(re.findall(rf"\b{name}\b", machine_code)) for name in entry["instructions"]}
 
@@ -108,7 +110,9 @@ class Assembler:
 
 
 def leaves_early(machine_code):
-    """Whether a cube can end after it has read an entry of the table of tiles, before it loads, shares or waits for anything else."""
+    """Whether a cube can end after reading an entry of the table of tiles, before it loads, shares or waits for
+    anything else.
+    """
     start = machine_code.split("EXIT")[0]
     return len(re.findall(r"\bLDG\b", start)) <= ENTRY and not re.search(r"\b(STS|BAR|UTMALDG)\b", start)
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Runs a command with CUDA cards that are emulated on the CPU: no GPU and no NVIDIA driver is needed.
+# Runs a command with CUDA cards that are emulated on the CPU, without a GPU or an NVIDIA driver.
 #
 #   bash scripts/emulated-cuda.sh COMMAND [ARGUMENT...]
 #   KILN_EMULATED_ARCH=sm_90a bash scripts/emulated-cuda.sh cargo run --release --features cuda -- ...
 #
-# Builds the driver, tools/cuda-emulator, which stands in the place of libcuda.so.1; its README lists the settings. The first run also takes
-# NVRTC, CUDA's headers, libdevice and ptxas from PyPI, about 350 MB. All of it stays in ${XDG_DATA_HOME:-$HOME/.local/share}/kiln-emulated-cuda.
+# Builds the driver, tools/cuda-emulator, which replaces libcuda.so.1; its README lists the settings. The first run also
+# downloads NVRTC, CUDA's headers, libdevice and ptxas from PyPI, about 350 MB. Everything stays in
+# ${XDG_DATA_HOME:-$HOME/.local/share}/kiln-emulated-cuda.
 #
-# The command sees LD_LIBRARY_PATH, CUDA_PATH and CUDA_HOME, and works in the folder where this is called. KILN_EMULATED_PTXAS=1 takes the
-# ptxas of that folder. Nothing that runs here is a result of a GPU.
+# The command sees LD_LIBRARY_PATH, CUDA_PATH and CUDA_HOME, and runs in the current folder. KILN_EMULATED_PTXAS=1 uses
+# the ptxas of that installation. Nothing that runs here is a result of a GPU.
 set -euo pipefail
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -22,8 +23,8 @@ fail() {
     exit 1
 }
 
-# A toolkit as /usr/local/cuda would be, of links to the wheels' folders. The list of packages is written last: what is half there is not
-# taken for whole.
+# A toolkit like /usr/local/cuda, made of links to the folders of the wheels. The list of packages is written last, so
+# that an incomplete toolkit is not taken for complete.
 install_toolkit() {
     cmp --quiet "$packages" "$home/packages" && return
     local work new
@@ -43,7 +44,7 @@ install_toolkit() {
             [[ -e $new/include/${entry##*/} ]] || ln -s "$nvidia/$package/include/${entry##*/}" "$new/include/"
         done
     done
-    # From CUDA 13 on, these headers have a folder of their own.
+    # From CUDA 13 on, these headers have their own folder.
     ln -s "$nvidia/cuda_cccl/include" "$new/include/cccl"
     ln -s "$nvidia/cuda_nvcc/bin/ptxas" "$new/bin/"
     for entry in "$work/wheels/nvidia/cuda_nvrtc/lib"/*.so*; do
@@ -60,7 +61,7 @@ install_toolkit() {
     cp "$packages" "$home/packages"
 }
 
-# A program that runs keeps the library that it has: the new one takes its name in one step.
+# A running program keeps its library: the new one takes over the name in one step.
 install_driver() {
     local target
     target=$(cd "$repository" && cargo metadata --locked --offline --no-deps --format-version=1 2>/dev/null |
@@ -79,7 +80,7 @@ install_toolkit
 install_driver
 export CUDA_PATH=$home/toolkit CUDA_HOME=$home/toolkit
 export LD_LIBRARY_PATH=$home/lib:$home/toolkit/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-# CubeCL keeps what it has measured by the kind of card: that of emulated cards is not to be taken for that of real ones.
+# CubeCL caches measurements by the kind of card. Those of emulated cards must not be used for real ones.
 export CUBECL_ENVIRONMENT=${CUBECL_ENVIRONMENT:-emulated-cuda}
 [[ ${KILN_EMULATED_PTXAS:-} != 1 ]] || export KILN_EMULATED_PTXAS=$home/toolkit/bin/ptxas
 exec "$@"

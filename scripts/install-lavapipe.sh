@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Puts lavapipe, Mesa's Vulkan driver that computes on the CPU, beside the system, on Debian and its kin.
+# Installs lavapipe, Mesa's Vulkan driver that computes on the CPU, beside the system, on Debian and its derivatives.
 #
 #   bash scripts/install-lavapipe.sh        # prints the script that runs a program on it
 #   $(bash scripts/install-lavapipe.sh) PROGRAM ARGUMENTS...
 #
-# Mesa 26.1 or later: 22.3 and 25.0 crash in their compiler where a kernel has shared memory and barriers. Debian has that in `sid`, built against
-# a newer C library, so sid's packages and all that they need, C library included, are unpacked into a folder of their own, and the printed
-# script starts a program with that C library's loader. Nothing is installed into the system. 66 MB are downloaded, 340 MB unpacked.
+# It needs Mesa 26.1 or later: in 22.3 and 25.0 the compiler crashes on kernels with shared memory and barriers. Debian
+# has 26.1 in `sid`, built against a newer C library. So sid's packages and all their dependencies, including the C
+# library, are unpacked into a separate folder, and the printed script starts a program with that C library's loader.
+# Nothing is installed into the system. It downloads 66 MB and unpacks 340 MB.
 set -euo pipefail
 
 prefix=${XDG_DATA_HOME:-$HOME/.local/share}/kiln-lavapipe
@@ -29,7 +30,7 @@ mirror=$(grep -rhsoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/a
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"/{lists,archives}/partial "$work/root"
-: >"$work/status" # no package is there, so all are fetched
+: >"$work/status" # no package counts as installed, so all are fetched
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror sid main" >"$work/sources.list"
 apt=(apt-get --quiet=2 -o "Dir::Etc::SourceList=$work/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$work/lists"
     -o "Dir::State::status=$work/status" -o "Dir::Cache::Archives=$work/archives" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache=
@@ -46,7 +47,7 @@ loader=$(find "$work/root" -name 'ld-linux-*.so.*' | head -n 1)
 library=${library#"$work/root"} loader=${loader#"$work/root"}
 icd=$(find "$work/root/usr/share/vulkan/icd.d" -name 'lvp_icd*.json' | head -n 1)
 sed -i "s%\"library_path\": *\"[^\"]*\"%\"library_path\": \"$prefix$library\"%" "$icd"
-# The libraries of the system come last: what a program is linked to that Mesa does not need.
+# The system's libraries come last: those that the program is linked to and Mesa does not need.
 system=$(dirname "$(cc -print-file-name=libgcc_s.so.1 2>/dev/null || echo /usr/lib/libgcc_s.so.1)")
 cat >"$work/root/run" <<RUN
 #!/bin/sh
@@ -54,7 +55,7 @@ cat >"$work/root/run" <<RUN
 VK_DRIVER_FILES=$prefix${icd#"$work/root"} exec $prefix$loader --library-path "$prefix$(dirname "$library"):$system\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" "\$@"
 RUN
 chmod +x "$work/root/run"
-# In one piece: what is half there would be taken for whole.
+# Moved in one step, so that an incomplete folder is not taken for complete.
 rm -rf "$prefix"
 mkdir -p "$(dirname "$prefix")"
 mv "$work/root" "$prefix"

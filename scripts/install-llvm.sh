@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Puts LLVM 23 where CubeCL's build looks for it: needed for the Cargo features `cuda` and `cpu-jit`, on Debian and its kin.
+# Puts LLVM 23 where CubeCL's build looks for it, as the Cargo features `cuda` and `cpu-jit` need, on Debian and its
+# derivatives.
 #
 #   bash scripts/install-llvm.sh
 #
-# CubeCL's build (the crate tracel-llvm-bundler) downloads LLVM by itself. Where that has happened, or can happen, this does nothing. Where
-# the download is blocked, it unpacks Debian's packages of the same LLVM into the folder of the download; beside the libraries listed
-# below nothing is installed into the system.
+# CubeCL's build (the crate tracel-llvm-bundler) downloads LLVM by itself. If it has done so, or can, this script does
+# nothing. If the download is blocked, it unpacks Debian's packages of the same LLVM into the download's folder. Nothing
+# is installed into the system except the libraries listed below.
 set -euo pipefail
 
 version=23.1.0-4 # of tracel-llvm-bundler in Cargo.lock
@@ -24,7 +25,7 @@ downloads() {
     python3 -c 'import sys, urllib.request as r; r.urlopen(r.Request(sys.argv[1], method="HEAD"), timeout=15)' "$release" 2>/dev/null
 }
 
-# What the archives of Debian's LLVM need to be linked.
+# Libraries needed to link the archives of Debian's LLVM.
 install_libraries() {
     local sudo=() packages=(zlib1g-dev libzstd-dev libxml2-dev libz3-dev binutils gcc)
     dpkg --status "${packages[@]}" >/dev/null 2>&1 && return
@@ -33,7 +34,8 @@ install_libraries() {
     "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --quiet=2 --yes --no-install-recommends "${packages[@]}"
 }
 
-# unpack DIR: Debian's packages of this LLVM, which are in its suite `sid`, from the mirror this machine uses, into DIR.
+# unpack DIR: unpacks into DIR Debian's packages of this LLVM, from the suite `sid` of the mirror that this machine
+# uses.
 unpack() {
     local root=$1 apt mirror
     mirror=$(grep -rhsoE 'https?://[^ ]+/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d | head -n 1 | tr -d ' ' || true)
@@ -50,7 +52,7 @@ unpack() {
     done
 }
 
-# Debian's llvm-config names shared libraries by path, and lists Polly, which is in another package.
+# Debian's llvm-config gives shared libraries by path, and lists Polly, which is in another package.
 wrap_llvm_config() {
     cat >"$1/bin/llvm-config" <<'WRAPPER'
 #!/bin/sh
@@ -60,7 +62,8 @@ WRAPPER
     chmod +x "$1/bin/llvm-config"
 }
 
-# The archives refer to three functions that glibc has since 2.38; before, these are the ones of C11 under another name.
+# The archives refer to three functions that glibc has since 2.38. For older versions, these forward to the C11
+# functions under their names.
 add_missing_symbols() {
     local archive=$1
     cat >"$work/isoc23.c" <<'C'
@@ -97,7 +100,7 @@ cp -r "$work/root/usr/include/llvm-$major/llvm" "$work/root/usr/include/llvm-c-$
 cp "$work/root/usr/lib/llvm-$major/bin/llvm-config" "$new/bin/llvm-config.real"
 wrap_llvm_config "$new"
 add_missing_symbols "$new/lib/libLLVMSupport.a"
-# The mark last, and the folder in one piece: what is half there would be taken for whole.
+# The marker is written last and the folder is moved in one step, so that an incomplete one is not taken for complete.
 touch "$new/.tracel-llvm-installed"
 rm -rf "$prefix"
 mkdir -p "$(dirname "$prefix")"

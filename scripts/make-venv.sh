@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes a Python environment in a folder, whatever is there already:
+# Creates a Python environment in a folder, replacing what is there:
 #
 #   bash scripts/make-venv.sh FOLDER
 #
-# Debian's Python comes without the module that does so, which is then installed.
+# Debian's Python lacks the module for this, which is then installed.
 set -euo pipefail
 
 if ! python3 -c 'import ensurepip' 2>/dev/null; then

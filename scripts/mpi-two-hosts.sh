@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Trains on two "hosts" of two ranks each, that talk over TCP: two network namespaces of this machine with a cable between them. Then
-# trains on four threads, and compares the losses. Needs root, `ip` and Open MPI.
+# Trains on two "hosts" with two ranks each that communicate over TCP: two network namespaces of this machine, connected
+# by a virtual cable. Then trains on four threads, and compares the losses. Needs root, `ip` and Open MPI.
 #
 #   bash scripts/mpi-two-hosts.sh [MODEL [STEPS]]
 #
-# Where the hosts are two machines that reach each other with ssh, the same is
+# On two real machines that reach each other by ssh, the equivalent is
 #
 #   mpirun --hostfile hosts -n 4 target/debug/train --model deepseek
 set -euo pipefail
@@ -35,14 +35,14 @@ for i in 0 1; do
     ip -netns "${hosts[i]}" link set eth0 up
 done
 
-# on-host HOST COMMAND...: runs it in the host's namespace, under the host's name.
+# on-host HOST COMMAND...: runs the command in the host's namespace, under the host's name.
 cat >"$work/on-host" <<'EOF'
 #!/usr/bin/env bash
 host=$1
 shift
 exec ip netns exec "$host" unshare --uts bash -c "hostname $host && $*"
 EOF
-# What mpirun calls in place of ssh: ADDRESS COMMAND...
+# What mpirun calls instead of ssh: ADDRESS COMMAND...
 cat >"$work/agent" <<EOF
 #!/usr/bin/env bash
 shift # the address: only the second host is started from elsewhere
@@ -61,7 +61,7 @@ for host in "${hosts[@]}"; do
 done
 "$bin" "${run[@]}" --gpus 4 --out "$work/threads-run"
 
-# losses RUN: the metrics without what is measured in time.
+# losses RUN: the metrics without measurements of time.
 losses() { grep -v -E '"(traffic|event|started|stages)":' "$work/$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'; }
 
 diff <(losses threads-run) <(losses hosts-run) || { echo "two hosts and four threads differ" >&2; exit 1; }

@@ -1,8 +1,8 @@
-//! The bubble of a pipeline: a step of four stages whose chunks sleep for what they cost, against the closed form of
-//! each schedule.
+//! The bubble of a pipeline: a step of four stages whose chunks sleep for their cost, compared with each schedule's
+//! closed form.
 //!
-//! `cargo bench -p benches -- bubble`. Stages compute nothing, so two cores do for all of them; what a step takes
-//! beyond its naps and the closed form is messages, waking up and the engine itself.
+//! `cargo bench -p benches -- bubble`. Stages compute nothing, so two cores suffice for all of them. What a step takes
+//! beyond its naps and the closed form is due to messages, wake-ups and the engine itself.
 
 use benches::nap;
 use burn::module::{Module, Param};
@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 const STAGES: usize = 4;
-/// What a stage's forward takes, in milliseconds; its backward twice that.
+/// Milliseconds of a stage's forward. Its backward takes twice that.
 const FORWARD: u64 = 20;
 const STEPS: usize = 5;
 
@@ -47,7 +47,7 @@ fn units(chunks: usize, forward: Duration) -> Units<Tensor<3>> {
     units
 }
 
-/// Median time of a step of a rank, in milliseconds.
+/// Median time of a rank's step, in milliseconds.
 fn train(comm: Communicator, pipeline: &PipelineConfig, micro_batches: usize) -> Result<f64, FsdpError> {
     let chunks = pipeline.stages * pipeline.virtual_stages;
     let forward = Duration::from_millis(FORWARD) / pipeline.virtual_stages as u32;
@@ -64,7 +64,7 @@ fn train(comm: Communicator, pipeline: &PipelineConfig, micro_batches: usize) ->
     Ok(times[STEPS / 2])
 }
 
-/// The first stage's step.
+/// The first stage's step time.
 fn measure(pipeline: &PipelineConfig, micro_batches: usize) -> f64 {
     thread::scope(|scope| {
         let engines = LocalEngine::world(vec![Device::flex(); STAGES], TIMEOUT);
@@ -75,7 +75,7 @@ fn measure(pipeline: &PipelineConfig, micro_batches: usize) -> f64 {
     })
 }
 
-/// In closed form, or where there is none, as few micro-batches in a V have, by simulation.
+/// The bubble in closed form. Where there is none, as for few micro-batches in a V schedule, it is simulated.
 fn bubble(pipeline: &Pipeline, ticks: Ticks) -> u64 {
     pipeline.bubble(ticks).unwrap_or_else(|| {
         let takes = |_, action| ticks.of(action);
@@ -86,7 +86,7 @@ fn bubble(pipeline: &Pipeline, ticks: Ticks) -> u64 {
 }
 
 fn main() {
-    // As criterion does it: a benchmark runs if its name contains the filter.
+    // As in criterion, a benchmark runs if its name contains the filter.
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     if filter.is_some_and(|filter| !"bubble".contains(&filter)) {
         return;

@@ -1,8 +1,8 @@
-//! Collectives between four ranks that are threads, next to a copy of what each rank must at least write.
+//! Collectives between four ranks that are threads, next to a copy of the bytes that each rank must at least write.
 //!
-//! A payload is the full tensor of one rank, in bytes: what `all_gather` returns, what `reduce_scatter` takes, what
-//! `all_to_all` takes and returns. Between 16 to 256 ranks, with little to move, the time of a call is that of meeting.
-//! `peers/comm_gloo.py` measures the same in PyTorch's gloo, and `peers/compare.py` divides the two.
+//! A payload is the full tensor of one rank, in bytes: the result of `all_gather`, the input of `reduce_scatter`, the
+//! input and result of `all_to_all`. With 16 to 256 ranks and little data, the time of a call is the time of
+//! synchronizing. `peers/comm_gloo.py` measures the same in PyTorch's gloo, and `peers/compare.py` computes the ratio.
 
 use benches::RankThreads;
 use burn::tensor::Tensor;
@@ -13,17 +13,17 @@ use std::time::Duration;
 
 const RANKS: usize = 4;
 
-/// Numbers of ranks, and what each of them gives: for the time of meeting.
+/// Numbers of ranks, and the bytes that each contributes, for the time of synchronizing.
 const MANY: [usize; 4] = [16, 64, 128, 256];
 const LITTLE: usize = 256 * size_of::<f32>();
 
 const PAYLOADS: [(&str, usize); 5] =
     [("1 KB", 1 << 10), ("16 KB", 16 << 10), ("256 KB", 256 << 10), ("4 MB", 4 << 20), ("64 MB", 64 << 20)];
 
-/// Makes a rank's round for a payload in bytes.
+/// Creates a rank's round for a payload in bytes.
 type Work = fn(&Communicator, usize) -> Box<dyn FnMut()>;
 
-/// Name, the part 1/n of the payload that a rank writes, and the call.
+/// Name, the divisor n (a rank writes 1/n of the payload), and the call.
 const COLLECTIVES: [(&str, usize, Work); 3] =
     [("all_gather", 1, all_gather), ("reduce_scatter", RANKS, reduce_scatter), ("all_to_all", 1, all_to_all)];
 
@@ -96,7 +96,7 @@ fn all_to_all(comm: &Communicator, payload: usize) -> Box<dyn FnMut()> {
     Box::new(move || drop(black_box(comm.all_to_all(full.clone(), &counts).unwrap())))
 }
 
-/// A copy into memory that is there, on every rank at once.
+/// A copy into allocated memory, on every rank at once.
 fn memcpy(_comm: &Communicator, bytes: usize) -> Box<dyn FnMut()> {
     let (from, mut to) = (vec![1u8; bytes], vec![0u8; bytes]);
     Box::new(move || black_box(&mut to).copy_from_slice(black_box(&from)))

@@ -1,7 +1,8 @@
-//! Initial values: what the last of 1,000 ranks waits for its first ones, of a GPT-2 of 10^12 parameters that is never
-//! made.
+//! Initial values: how long the last of 1,000 ranks waits for its first ones, for a GPT-2 of 10^12 parameters that is
+//! never allocated.
 //!
-//! `cargo bench -p benches -- initial`. Any range of values costs its length, and a rank makes those that it holds.
+//! `cargo bench -p benches -- initial`. Any range of values costs time proportional to its length, and a rank computes
+//! only those that it holds.
 
 use burn::tensor::Device;
 use fsdp::{Layout, ParamLayout};
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 
 const RANKS: usize = 1000;
 const FIRST: usize = 1000;
-/// Columns of a row that a rank of tensor parallelism has.
+/// Columns of a row that a tensor-parallel rank holds.
 const COLUMNS: usize = 128;
 
-/// The fastest of several times.
+/// The fastest of several runs.
 fn fastest(times: usize, work: impl Fn()) -> Duration {
     let time = |_| {
         let started = Instant::now();
@@ -26,7 +27,7 @@ fn fastest(times: usize, work: impl Fn()) -> Duration {
 }
 
 fn main() {
-    // As criterion does it: a benchmark runs if its name contains the filter.
+    // As in criterion, a benchmark runs if its name contains the filter.
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     if filter.is_some_and(|filter| !"initial".contains(&filter)) {
         return;

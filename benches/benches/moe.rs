@@ -1,7 +1,7 @@
-//! A mixture-of-experts layer on the CPU, forward and backward, and each of its operations; next to a naive loop over
+//! A mixture-of-experts layer on the CPU, forward and backward, and each of its operations, next to a naive loop over
 //! tokens.
 //!
-//! `peers/moe_torch.py` measures the same layers in PyTorch, and `peers/compare.py moe` divides the two.
+//! `peers/moe_torch.py` measures the same layers in PyTorch, and `peers/compare.py moe` computes the ratio.
 
 use burn::tensor::{Device, Distribution, Tensor};
 use criterion::{BenchmarkId, Criterion, Throughput};
@@ -17,7 +17,7 @@ use std::time::Duration;
 const TOKENS: usize = 4096;
 const D: usize = 512;
 
-/// Name, experts, choices, width of an expert.
+/// Name, experts, top-k, width of an expert.
 const SHAPES: [(&str, usize, usize, usize); 2] = [("E=8 top-2 h=1024", 8, 2, 1024), ("E=64 top-6 h=256", 64, 6, 256)];
 
 fn main() {
@@ -42,8 +42,8 @@ fn random<const N: usize>(shape: [usize; N], device: &Device) -> Tensor<N> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
-/// Forward and backward of a dropless layer, with the gradients of tokens and weights; the naive loop does a part of
-/// the tokens.
+/// Forward and backward of a dropless layer, with the gradients of tokens and weights. The naive loop processes only
+/// some of the tokens.
 fn layer(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usize) {
     let device = Device::flex().autodiff();
     let layer = MoeLayer::new(D, &config(e, k, h), &device);
@@ -62,7 +62,7 @@ fn layer(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usize) {
     group.bench_function(BenchmarkId::new("naive", name), |bencher| bencher.iter(|| black_box(naive.run())));
 }
 
-/// Each operation at the sizes it has in the layer.
+/// Each operation at the sizes that it has in the layer.
 fn operations(criterion: &mut Criterion, name: &str, e: usize, k: usize, h: usize) {
     let device = Device::flex();
     let logits_ne = random([TOKENS, e], &device);
@@ -113,9 +113,9 @@ fn gradients(criterion: &mut Criterion, name: &str, x_rd: Tensor<2>, up_edh: Ten
     });
 }
 
-/// One token after another, one expert after another, one product after another; forward and backward.
+/// Forward and backward, one token, one expert and one product at a time.
 struct Naive {
-    /// Tokens, and for each its experts.
+    /// Tokens, and the experts of each.
     x: Vec<Vec<f32>>,
     experts: Vec<Vec<usize>>,
     /// `[e, d, h]`, `[e, d, h]`, `[e, h, d]`
@@ -150,7 +150,7 @@ impl Naive {
                 let s: Vec<f32> = gate.iter().map(|g| 1.0 / (1.0 + (-g).exp())).collect();
                 let hidden: Vec<f32> = (0..h).map(|i| gate[i] * s[i] * up[i]).collect();
                 add(&mut y, &row_times(&hidden, down_w, D));
-                // From a gradient of ones.
+                // The incoming gradient is all ones.
                 let dy = vec![1.0; D];
                 let d_hidden = times_column(down_w, &dy, h);
                 let d_up: Vec<f32> = (0..h).map(|i| d_hidden[i] * gate[i] * s[i]).collect();

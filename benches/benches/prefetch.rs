@@ -1,8 +1,8 @@
-//! What prefetch hides: one step of 24 equal units on two ranks whose network takes half as long as their computation,
-//! as long, or twice.
+//! How much communication prefetch hides: a step of 24 equal units on two ranks whose network takes half as long as
+//! their computation, as long, or twice as long.
 //!
 //! `cargo bench -p benches -- prefetch`. With perfect overlap a step takes as long as the longer of the two; without
-//! any, as long as both.
+//! overlap, as long as both together.
 
 use benches::SlowEngine;
 use burn::module::{Module, Param};
@@ -95,12 +95,12 @@ fn bytes(comm: &Communicator) -> u64 {
     comm.traffic().0.values().map(|traffic| traffic.bytes).sum()
 }
 
-/// The slowest rank's step with a network that needs `per_byte` seconds for a byte.
+/// The slowest rank's step with a network that needs `per_byte` seconds per byte.
 fn measure(per_byte: f64, prefetch: Prefetch) -> Step {
     let mlps: Vec<Mlp> = (0..UNITS).map(|_| Mlp::new(&Device::flex())).collect();
     let run = |engine: LocalEngine| {
         let comm = Communicator::new(Arc::new(SlowEngine::new(Arc::new(engine), per_byte)));
-        // One core a rank, as `train` has it on a machine with as many cores as ranks.
+        // One core per rank, as `train` uses on a machine with as many cores as ranks.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread can be started");
         pool.install(|| {
             train(comm.clone(), &mlps, prefetch)
@@ -117,7 +117,7 @@ fn measure(per_byte: f64, prefetch: Prefetch) -> Step {
 }
 
 fn main() {
-    // As criterion does it: a benchmark runs if its name contains the filter.
+    // As in criterion, a benchmark runs if its name contains the filter.
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     if filter.is_some_and(|filter| !"prefetch".contains(&filter)) {
         return;
@@ -129,7 +129,8 @@ fn main() {
     );
     println!("compute  communication    none    post     pre   pre of the longer");
     for load in [0.5, 1.0, 2.0] {
-        // In turn, for the machine's speed changes within minutes; the medians of the rounds count.
+        // Measured in turn, because the machine's speed changes within minutes. The table has the medians of the
+        // rounds.
         let (mut alone, mut communication, mut steps) = (vec![], vec![], [vec![], vec![], vec![]]);
         for _ in 0..ROUNDS {
             let compute = measure(0.0, Prefetch::Pre);

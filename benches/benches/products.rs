@@ -1,8 +1,8 @@
-//! Matrix products on the CPU, one a line, in GFLOP/s: the best of several rounds. `peers/products_torch.py` prints the
-//! same lines of PyTorch.
+//! Matrix products on the CPU, one per line, in GFLOP/s: the best of several rounds. `peers/products_torch.py` prints
+//! the same lines for PyTorch.
 //!
-//! `m x k x n` is `[m, k]` by `[k, n]`; `nn` is a forward product, `nt` reads the right matrix as it lies transposed
-//! (the gradient of an input), `tn` the left one (the gradient of a weight).
+//! `m x k x n` is `[m, k]` by `[k, n]`. `nn` is a forward product; `nt` reads the right matrix transposed in place (the
+//! gradient of an input), `tn` the left one (the gradient of a weight).
 
 use fused::gemm::{Matrix, Product, products};
 use fused::{Element, overwritten};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const ROUNDS: usize = 7;
 const ROUND: Duration = Duration::from_millis(25);
 
-/// Lists of products, as of a layer of experts: how many, `m`, `k`, `n`, form.
+/// Lists of products, as in a layer of experts: count, `m`, `k`, `n`, form.
 const LISTS: [(usize, [usize; 3], &str); 9] = [
     (8, [1024, 1024, 512], "nn"),
     (8, [1024, 512, 1024], "nt"),
@@ -25,7 +25,7 @@ const LISTS: [(usize, [usize; 3], &str); 9] = [
     (1, [512, 4096, 512], "tn"),
 ];
 
-/// Linear layers, each of which has a product of every form: rows, from, to.
+/// Linear layers, each with a product of every form: rows, input width, output width.
 const LAYERS: [[usize; 3]; 7] = [
     [768, 128, 384],
     [768, 128, 128],
@@ -37,7 +37,7 @@ const LAYERS: [[usize; 3]; 7] = [
 ];
 
 fn main() {
-    // As criterion does it: a benchmark runs if its name contains the filter.
+    // As in criterion, a benchmark runs if its name contains the filter.
     let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     if filter.is_some_and(|filter| !"products".contains(&filter)) {
         return;
@@ -65,7 +65,7 @@ fn line<T: Element>(name: &str, count: usize, [m, k, n]: [usize; 3], form: &str)
             k,
             a: if form == "tn" { Matrix::new(a, m).transposed() } else { Matrix::new(a, k) },
             b: if form == "nt" { Matrix::new(b, k).transposed() } else { Matrix::new(b, n) },
-            // SAFETY: `products` sets what it writes.
+            // SAFETY: `products` overwrites all elements.
             c: unsafe { overwritten(c) },
         });
         products(list.collect());

@@ -1,16 +1,16 @@
-"""What a step's time goes to, kernel by kernel: reads the log that CubeCL writes when it profiles. `steps.py` calls it."""
+"""Breaks a step's time down by kernel, from the log that CubeCL writes when it profiles. `steps.py` calls it."""
 
 import re
 
-# CubeCL looks for this file where a program starts and in the folders above. A line of its log is `| DURATION | KERNEL`; each kernel is timed by
-# events of the device around its launch. A summary at each synchronisation has more columns.
+# CubeCL looks for this file in the folder where a program starts and in its parents. A line of its log is `| DURATION |
+# KERNEL`; device events around each launch time the kernel. The summary at each synchronization has more columns.
 CONFIGURATION = '[profiling.logger]\nlevel = "basic"\nfile = "{log}"\nappend = false\n'
 LINE = re.compile(r"\| (\d+(?:\.\d+)?)(ns|µs|ms|s) +\| ([^|]+)$")
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def configure(folder):
-    """Lets a program that starts in `folder` write a log; returns where."""
+    """Makes a program that starts in `folder` write a log. Returns its path."""
     log = folder / "cubecl.log"
     (folder / "cubecl.toml").write_text(CONFIGURATION.format(log=log))
     return log
@@ -27,7 +27,7 @@ def read(log):
 
 
 def difference(longer, shorter, steps):
-    """Calls and seconds a step of a run of `steps` steps more than another: what both do once falls out."""
+    """Calls and seconds per step, for a run with `steps` more steps than another: one-time work cancels out."""
     rows = []
     for name, (calls, seconds) in longer.items():
         before = shorter.get(name, (0, 0.0))

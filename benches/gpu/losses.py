@@ -1,5 +1,6 @@
-"""Whether the `train` program trains on the GPU as on the CPU: the losses of the first steps of both small models, on one rank and on four
-that share the GPU, next to those of one rank on the CPU. `run.py` calls it.
+"""Checks that the `train` program trains the same way on the GPU as on the CPU: compares the losses of the first
+steps of both small models, on one rank and on four that share the GPU, with those of one rank on the CPU. `run.py`
+calls it.
 """
 
 import json
@@ -12,15 +13,17 @@ import processes
 
 MODELS = ["gpt2", "deepseek"]
 STEPS = 5
-# Sums in another order move an f32 loss by about 1e-6; products in TF32, with which Burn may multiply f32 on a GPU, round each factor to
-# 11 bits, 5e-4 at most, and a few tokens of a close choice go to another expert. A wrong gradient of one operation moves the losses of
-# steps 2 to 5 by percents.
+# Reordered sums move an f32 loss by about 1e-6. Products in TF32, with which Burn may multiply f32 on a GPU, round each
+# factor to 11 bits, 5e-4 at most, and send a few tokens with close scores to another expert. A wrong gradient of one
+# operation moves the losses of steps 2 to 5 by percents.
 TOLERANCE = 1e-3
 LIMIT_SECONDS = 180
 
 
 def corpus(file, size=1 << 20):
-    """A text that is on every machine with Python: its standard library. Kiln's own corpus needs Rust's folders."""
+    """Writes a text that exists on every machine with Python, its standard library. Kiln's own corpus needs Rust's
+    folders.
+    """
     text = ""
     for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         text += path.read_text(encoding="utf-8", errors="ignore")
@@ -50,7 +53,7 @@ def counted(device, ranks):
 
 
 def compare(binary, model, device, folder, env, limit):
-    """A row for each layout, in so many seconds; `why` is empty where the losses agree."""
+    """A row for each layout, within `limit` seconds in all. `why` is empty if the losses agree."""
     data = folder / "text"
     corpus(data)
     rows, reference = [], None

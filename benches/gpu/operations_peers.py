@@ -1,7 +1,7 @@
-"""The operations of `fused` in PyTorch, at the sizes that the binary `gpu` has in its report. `torch_peers.py` calls it.
+"""The operations of `fused` in PyTorch, at the sizes in the report of the binary `gpu`. `torch_peers.py` calls it.
 
-Each is measured as it is (`eager`) and through `torch.compile` (`compiled`), attention with the backend that is asked for by name. A backward
-begins with a tensor of ones, as Burn's does.
+Each is measured eagerly (`eager`) and through `torch.compile` (`compiled`), attention also with an explicit backend.
+A backward starts with a tensor of ones, as Burn's does.
 """
 
 import torch
@@ -71,7 +71,9 @@ def deepseek(sizes, device):
     turns = torch.polar(torch.ones_like(angles), angles)
 
     def latent(pad):
-        """Queries and keys of both parts side by side, the rotated key repeated for each head; values as wide as they are, or padded."""
+        """Queries and keys with both parts concatenated and the rotated key repeated for each head. Values keep
+        their width or are padded.
+        """
 
         def attention(q, kv, k_rope):
             q_plain, q_turned = q.unflatten(-1, (heads, -1)).transpose(1, 2).split([nope, rope], dim=-1)
@@ -83,7 +85,7 @@ def deepseek(sizes, device):
 
         return attention
 
-    # Flash attention wants values as wide as keys.
+    # Flash attention requires values as wide as keys.
     padded = backends(latent(nope + rope - v))
     forms = padded | {f"{form}, values not padded": run for form, run in plain(latent(0)).items()}
     return [
@@ -96,7 +98,7 @@ def deepseek(sizes, device):
 
 
 def rotate(x, turns):
-    """Interleaved pairs as complex numbers, in f32, as DeepSeek's own code and torchtitan's."""
+    """Interleaved pairs as complex numbers, in f32, as in DeepSeek's own code and torchtitan's."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
@@ -106,12 +108,12 @@ def plain(function):
 
 
 def backends(attention):
-    """Flash attention, and what SDPA chooses without a word; both as they are and compiled."""
+    """Flash attention, and SDPA's default choice; both eager and compiled."""
     return plain(attention) | {f"{form}, flash": flash(run) for form, run in plain(attention).items()}
 
 
 def operations(peers, shapes, dtype, dtypes):
-    """Measures all, forward, and forward and backward."""
+    """Measures all of them, forward, and forward and backward."""
     for sizes, of in [(shapes["gpt2"], gpt2), (shapes["deepseek"], deepseek)]:
         for name, inputs, forms in of(sizes, peers.device):
             what = {"group": "operation", "shape": sizes["name"], "rows": sizes["b"] * sizes["t"], "dtype": dtype}
@@ -132,7 +134,7 @@ def gradients(run, inputs):
 
 
 def optimizer(peers, sizes):
-    """All parameters in one tensor of f32."""
+    """All parameters in one f32 tensor."""
     parameter = torch.nn.Parameter(peers.random(sizes["parameters"], dtype=torch.float32))
     parameter.grad = peers.random(sizes["parameters"], dtype=torch.float32)
     what = {"group": "operation", "shape": sizes["name"], "rows": sizes["parameters"], "dtype": "f32"}

@@ -1,5 +1,5 @@
-"""The parts that `run.py` is made of, in order. Each is a process or a few, ends within its limit, and returns what goes into the JSON: `records`,
-`missing`, and what later parts ask for.
+"""The parts of `run.py`, in order. Each runs one or a few processes, ends within its limit, and returns what goes
+into the JSON: `records`, `missing`, and the data that later parts need.
 """
 
 import json
@@ -19,7 +19,7 @@ FORMS = ["Kiln", "compiled", "eager"]
 
 
 def parts(options):
-    """Names and functions of (results so far, folder, seconds) to a result."""
+    """Maps each name to a function from (results so far, folder, seconds) to a result."""
     found = {}
     for name in CHECKS:
         found[f"check {name}"] = lambda done, folder, limit, name=name: kiln(options, folder, limit, "--check", name)
@@ -55,13 +55,15 @@ def missing(what, why, failed):
 
 
 def unmet(what, why):
-    """A part that needs others before it: it stays to be done."""
+    """A part that needs others first. It remains to be done."""
     print(f"later {what}: {why}", flush=True)
     return {"unmet": True}
 
 
 def kiln(options, folder, limit, *flags):
-    """The binary's report. What failed is listed in it; it is written as it grows, so a crash leaves what was measured before."""
+    """The binary's report, which lists failures. It is written as it grows, so a crash leaves what was measured
+    before.
+    """
     file = folder / "kiln.json"
     command = [options.kiln, "--device", "cuda:0" if options.device == "cuda" else "cpu", "--json", file, *flags]
     command += ["--smoke"] * options.smoke + (["--commit", options.commit] if options.commit else [])
@@ -69,7 +71,7 @@ def kiln(options, folder, limit, *flags):
 
 
 def reported(command, file, limit, what, env=None):
-    """What a program has written into `file`, also where it was stopped."""
+    """What a program has written into `file`, even if it was stopped."""
     code, why = None, f"not done after {limit:.0f} s"
     try:
         code = processes.run(command, limit, env=env).returncode
@@ -83,7 +85,7 @@ def reported(command, file, limit, what, env=None):
 
 
 def products(options, tier, done, folder, limit):
-    """A tier, if what it computes is right."""
+    """Measures a tier if its results are correct."""
     name = f"check grouped_gemm-{tier}-{dtype(options)}"
     if name not in done:
         return unmet(f"products {tier}", f"`{name}` has not run")
@@ -93,7 +95,7 @@ def products(options, tier, done, folder, limit):
 
 
 def pytorch(options, what, done, folder, limit):
-    """PyTorch's records at the sizes that the binary has told."""
+    """PyTorch's records at the sizes that the binary reported."""
     told = next((result for result in done.values() if "cases" in result), None)
     if told is None and what == "ceiling":
         told = {"sizes": None, "cases": []}
@@ -114,7 +116,7 @@ def step(options, name, form, batch, done, folder, limit):
 
 
 def kernels(options, name, form, done, folder, limit):
-    """Of the fastest micro-batch."""
+    """Profiles the fastest micro-batch."""
     what = f"kernels {name} {form}"
     if not all(f"step {name} {form} {batch}" in done for batch in steps.models(options.smoke)[name].batches):
         return unmet(what, "not all of its steps have run")

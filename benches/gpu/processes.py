@@ -1,4 +1,6 @@
-"""Programs that are stopped when their time is over, with all that they have started: what goes on holds the GPU's memory."""
+"""Runs programs with a time limit. When time runs out, everything that they started is stopped, because a leftover
+process would hold the GPU's memory.
+"""
 
 import os
 import signal
@@ -6,7 +8,7 @@ import subprocess
 
 
 def run(command, limit, **rest):
-    """As `subprocess.run`, in a group of its own."""
+    """Like `subprocess.run`, but in a separate process group."""
     command = [str(word) for word in command]
     process = subprocess.Popen(command, start_new_session=True, **rest)
     try:

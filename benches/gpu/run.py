@@ -1,11 +1,13 @@
-"""Checks Kiln on a GPU, measures it, and measures PyTorch on the same shapes beside it. Prints tables in Markdown and writes JSON.
+"""Checks Kiln on a GPU, measures it, and measures PyTorch on the same shapes. Prints tables in Markdown and writes
+JSON.
 
     pip install torch
     python run.py --kiln ./gpu --train ./train --json out.json
 
-It is made of parts of less than ten minutes, and notes each in the JSON: the same command goes on with what is left, and `--minutes` says how long
-it may take at a time. A ratio above 1 means that Kiln is faster. --smoke takes tiny sizes, --device cpu CubeCL's CPU runtime and PyTorch on the CPU:
-together they try all of it on a machine without a GPU, and their figures mean nothing. See README.md.
+The work consists of parts of less than ten minutes each, which are recorded in the JSON. Repeat the same command to
+continue with the rest; `--minutes` limits the time of a call. A ratio above 1 means that Kiln is faster. With
+`--smoke` (tiny sizes) and `--device cpu` (CubeCL's CPU runtime, and PyTorch on the CPU) everything runs on a machine
+without a GPU, and the figures mean nothing. See README.md.
 """
 
 import argparse
@@ -22,11 +24,11 @@ import toolkit
 from parts import parts
 from tables import tables
 
-# A part may take this long.
+# Most time for a part.
 LIMIT_SECONDS = 540
-# With less time than this no part is begun.
+# No part begins with less time than this.
 LEAST_SECONDS = 150
-# A grouped product is not faster than a large square one: what is, has not been computed.
+# A grouped product is not faster than a large square one. If it seems so, it was not computed.
 MOST_OF_CEILING = 1.1
 UNFINISHED = 3
 
@@ -72,7 +74,7 @@ def machine(options):
 
 
 def begun(options, here):
-    """What a call before has done."""
+    """The results of an earlier call."""
     if not options.json.is_file():
         return {"machine": here, "parts": {}}
     everything = json.loads(options.json.read_text())
@@ -82,7 +84,7 @@ def begun(options, here):
 
 
 def work(options, everything):
-    """Does what is left, as far as there is time; returns the names of the parts that are left then."""
+    """Runs the remaining parts as far as time allows. Returns the names of those that then remain."""
     all_parts, done = parts(options), everything["parts"]
     chosen = [name for name in all_parts if not options.only or name.startswith(tuple(options.only))]
     if not chosen:
@@ -99,7 +101,7 @@ def work(options, everything):
             unmet.append(left.pop(0))
             continue
         if result.pop("cut", False) and limit < LIMIT_SECONDS and start > end - 60 * options.minutes + 1:
-            break  # begun late: the next call begins with it
+            break  # started late: the next call begins with it
         done[name] = result | {"seconds": time.monotonic() - start}
         options.json.write_text(json.dumps(everything, indent=1))
         left.pop(0)
@@ -107,7 +109,7 @@ def work(options, everything):
 
 
 def too_fast(everything, ceiling):
-    """What cannot be: records beyond the ceiling."""
+    """Impossible records: those above the ceiling."""
     for record in (r for part, result in everything["parts"].items() if part.startswith("kiln") for r in result["records"]):
         share = record["flops"] / record["seconds"] / ceiling
         if share > MOST_OF_CEILING:
@@ -116,7 +118,7 @@ def too_fast(everything, ceiling):
 
 
 def other_models(everything):
-    """Programs whose parameters are not as many."""
+    """Programs whose numbers of parameters differ."""
     of_shape = {}
     for record in (r for part, result in everything["parts"].items() if part.startswith("step") for r in result["records"]):
         of_shape.setdefault(record["shape"], set()).add(record["parameters"])

@@ -1,5 +1,5 @@
-"""Whole training steps: `train` beside PyTorch's scripts in `../peers`, the same models in bf16, over a list of micro-batches, and what one of the
-steps goes to kernel by kernel. `parts.py` calls it.
+"""Measures whole training steps: `train` next to PyTorch's scripts in `../peers`, on the same models in bf16, over a
+list of micro-batches; and profiles one of the steps by kernel. `parts.py` calls it.
 """
 
 import json
@@ -15,13 +15,13 @@ from losses import corpus
 PEERS = Path(__file__).resolve().parent.parent / "peers"
 STEPS, UNTIMED = 30, 10
 LR, WARMUP, BETA2 = 1e-3, 10, 0.95
-# Steps of the two runs whose difference is looked into.
+# Steps of the two profiled runs, whose difference is evaluated.
 PROFILED = [4, 8]
 
 
 @dataclass
 class Model:
-    """A model for both programs, and the micro-batches that are tried; a step has one."""
+    """A model for both programs, and the micro-batches to try. Each step has one micro-batch."""
 
     preset: str
     keys: dict
@@ -37,7 +37,7 @@ def models(smoke):
         deepseek = dict(layers=2, dense=1, width=32, heads=2, rank=16, nope=16, rope=8, value=16, hidden=48)
         deepseek |= dict(experts=8, top_k=2, expert=24, shared=1, vocab=256)
     else:
-        gpt2 = dict(layers=12, heads=12, width=768, vocab=50304)  # as nanoGPT: a multiple of 64
+        gpt2 = dict(layers=12, heads=12, width=768, vocab=50304)  # as in nanoGPT: a multiple of 64
         deepseek = dict(layers=5, dense=1, width=2048, heads=16, rank=512, nope=128, rope=64, value=128, hidden=10944)
         deepseek |= dict(experts=64, top_k=6, expert=1408, shared=2, vocab=102400)
     names = dict(layers="n_layer", heads="n_head", width="n_embd", vocab="vocab_size")
@@ -65,7 +65,7 @@ def tokens(folder):
 
 
 def call(command, limit, **rest):
-    """What a program prints; a failure says what it has printed last."""
+    """The output of a program. A failure reports the end of its output."""
     done = processes.run(command, limit, stdout=PIPE, stderr=PIPE, text=True, **rest)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing")[-600:]
@@ -74,7 +74,7 @@ def call(command, limit, **rest):
 
 
 def train(options, model, batch, steps, folder, limit):
-    """The lines of `metrics.jsonl` of a run of Kiln's."""
+    """The lines of `metrics.jsonl` of one of Kiln's runs."""
     keys = model.keys | {
         "parallel.precision.param": "bf16", "parallel.activation_checkpointing": "none", "train.seq_len": model.context,
         "train.global_batch_size": batch, "train.micro_batch_size": batch, "train.val_every": 0, "train.val_batches": 0, "train.sample_tokens": 0,
@@ -83,14 +83,14 @@ def train(options, model, batch, steps, folder, limit):
     }
     settings = [word for key, value in keys.items() for word in ["--set", f"{key}={value}"]]
     out = folder / f"run-{batch}-{steps}"
-    # Whether it fits shows itself: the forecast is not asked.
+    # Runs without the memory forecast: whether it fits will show.
     command = [options.train, "--model", model.preset, *settings, "--gpus", 1, "--force", "--steps", steps, "--data", tokens(folder), "--out", out]
     call(command, limit, env=options.env, cwd=folder)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def kiln(options, model, batch, folder, limit):
-    """What a run of Kiln's measures of itself."""
+    """What one of Kiln's runs measures itself."""
     lines = train(options, model, batch, STEPS, folder, limit)
     at = {line["step"]: line for line in lines if "elapsed_seconds" in line}
     done, seconds = (at[STEPS][key] - at[UNTIMED][key] for key in ["tokens", "elapsed_seconds"])
@@ -106,7 +106,7 @@ def kiln(options, model, batch, folder, limit):
 
 
 def pytorch(options, model, batch, folder, limit, *flags):
-    """The same of a script."""
+    """The same for one of the scripts."""
     given = [word for flag, value in model.flags.items() for word in [f"--{flag.replace('_', '-')}", *([] if value is True else [value])]]
     given += ["--lr", LR, "--min-lr", LR / 10, "--warmup", WARMUP, "--beta2", BETA2]
     given += ["--context", model.context, "--batch", batch, "--device", options.device, "--bf16", *flags]

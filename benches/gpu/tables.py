@@ -6,7 +6,7 @@ from text import best, ratio, share, show, speed, table
 
 def products(kiln, peers, ceiling):
     own = [r for r in kiln if r["group"] == "grouped_gemm"]
-    # The tiers of a product one below the other.
+    # Lists the tiers of a product below each other.
     order = list(dict.fromkeys((r["shape"], r["rows"], r["skew"], r["op"]) for r in own))
     rows = []
     for r in sorted(own, key=lambda r: order.index((r["shape"], r["rows"], r["skew"], r["op"]))):
@@ -57,7 +57,7 @@ def losses(rows):
 
 
 def operations(kiln, peers, ceiling):
-    """Forward, and forward and backward, each beside PyTorch eager and its fastest form."""
+    """Forward, and forward and backward, next to PyTorch eager and PyTorch's fastest form."""
     rows = []
     for r in (r for r in kiln if r["group"] == "operation"):
         what = {key: r[key] for key in ["group", "op", "shape", "rows"]}

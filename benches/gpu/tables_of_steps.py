@@ -2,11 +2,12 @@
 
 from text import best, show, table
 
-# Published rates of products in bf16 without sparsity, 10^12 a second, by a part of the device's name; the first that fits.
+# Published rates of bf16 products without sparsity, in 10^12 per second, by a part of the device's name. The first
+# match counts.
 PEAKS = {"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "GH200": 989, "B200": 2250, "A100": 312, "L40S": 362, "RTX 4090": 165}
-# Kernels in a table; the others are one line.
+# Most kernels in a table. The others share one line.
 MOST_KERNELS = 20
-# What a step of GPT-2 has of each operation, in the rows of the estimate in docs/gpus.md.
+# How often a step of GPT-2 runs each operation, in the rows of the estimate in docs/gpus.md.
 BOTH = "forward and backward"
 PARTS = {
     "linear layers, 48, with GELU, residuals, 12 norms": {
@@ -21,7 +22,9 @@ PARTS = {
 
 
 def from_operations(kiln, peers):
-    """Times of single operations, as often as a step of 12 sequences has them; PyTorch's fastest form of each."""
+    """Times of single operations, multiplied by their number in a step of 12 sequences, with PyTorch's fastest form
+    of each.
+    """
     own = {r["op"]: r for r in kiln if r["group"] == "operation" and r["shape"] == "gpt2-124m"}
     if any(op not in own for part in PARTS.values() for op in part):
         return "Not measured."
@@ -38,7 +41,9 @@ def from_operations(kiln, peers):
 
 
 def steps(records, device):
-    """Every micro-batch; the fastest of each program is compared with Kiln's fastest. FLOPs of a token are Kiln's figure for both."""
+    """Every micro-batch. The fastest of each program is compared with Kiln's fastest. FLOPs per token are Kiln's
+    figure for both.
+    """
     peak = next((rate * 1e12 for name, rate in PEAKS.items() if name in device), None)
     rows = []
     for shape in dict.fromkeys(r["shape"] for r in records):
@@ -67,7 +72,7 @@ def gb(size):
 
 
 def kernels(record):
-    """The share of each in the sum of their times, and how often a step launches it."""
+    """The share of each kernel in the sum of their times, and its launches per step."""
     found = sorted(record["kernels"], key=lambda kernel: -kernel[2])
     total = sum(seconds for _, _, seconds in found)
     rest = found[MOST_KERNELS:]

@@ -1,8 +1,8 @@
-"""Tables in Markdown, and how a figure is written."""
+"""Markdown tables and the formatting of figures."""
 
 
 def table(head, rows):
-    """Columns of numbers are on the right."""
+    """Columns of numbers are aligned to the right."""
     rows = list(rows)
     if not rows:
         return "Not measured."
@@ -16,7 +16,7 @@ def show(seconds):
 
 
 def best(records, **what):
-    """The fastest of PyTorch's records that agree."""
+    """The fastest of PyTorch's matching records."""
     found = [record for record in records if all(record.get(key) == value for key, value in what.items())]
     return min(found, key=lambda record: record["seconds"], default=None)
 

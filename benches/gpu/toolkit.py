@@ -1,5 +1,5 @@
-"""The parts of CUDA that Kiln's programs look for when they compile kernels: `CUDA_PATH` and libnvrtc. Where no toolkit is installed they are
-put together from what PyTorch and Triton have brought along. `run.py` calls it.
+"""Finds the parts of CUDA that Kiln's programs need to compile kernels: `CUDA_PATH` and libnvrtc. If no toolkit is
+installed, they are assembled from the packages of PyTorch and Triton. `run.py` calls it.
 """
 
 import os
@@ -15,7 +15,7 @@ def first(folder, *patterns):
 
 
 def environment(folder):
-    """The environment for the programs, and a line on where it leads."""
+    """The environment for the programs, and a line that describes it."""
     env = dict(os.environ)
     if "CUDA_PATH" in env:
         return env, f"CUDA_PATH is {env['CUDA_PATH']}"
@@ -36,7 +36,7 @@ def environment(folder):
     nvrtc = first(packages, "nvidia/cu1[0-9]/lib/libnvrtc.so*", "nvidia/cuda_nvrtc/lib/libnvrtc.so*")
     if nvrtc:
         env["LD_LIBRARY_PATH"] = ":".join([str(nvrtc.parent), *filter(None, [env.get("LD_LIBRARY_PATH")])])
-    # Of tensor cores' header the other half is a package of its own.
+    # The other half of the header for tensor cores is in a separate package.
     crt = first(cuda, "include/crt/mma.h")
     parts = {"libdevice": found[LIBDEVICE], "libnvrtc": nvrtc, "headers": found["include"], "crt/mma.h (pip install nvidia-cuda-crt)": crt}
     have, lack = ([part for part, path in parts.items() if bool(path) == there] for there in [True, False])

@@ -1,6 +1,6 @@
-"""The work of the binary `gpu` in PyTorch: grouped products as `torch._grouped_mm` and as a loop of `torch.matmul`, a mixture-of-experts
-layer forward and backward, copies, the operations of `operations_peers.py`, and the matrix multiplication that is the ceiling. `parts.py` starts it
-with the sizes that the binary has told.
+"""The work of the binary `gpu` in PyTorch: grouped products as `torch._grouped_mm` and as a loop of `torch.matmul`,
+a mixture-of-experts layer forward and backward, copies, the operations of `operations_peers.py`, and the matrix
+product that is the ceiling. `parts.py` starts it with the sizes that the binary reported.
 """
 
 import argparse
@@ -17,7 +17,9 @@ DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 
 class Peers:
-    """Measures as the binary does: a host clock around batches of launches between two synchronisations, the median of the samples."""
+    """Measures as the binary does: a host clock around batches of launches between two synchronizations, and the
+    median of the samples.
+    """
 
     def __init__(self, device, smoke, file):
         self.device, self.smoke, self.file = torch.device(device), smoke, file
@@ -45,26 +47,26 @@ class Peers:
         """Adds a record, or a line on why there is none."""
         try:
             seconds = self.seconds(launch)
-        except Exception as error:  # what a build of PyTorch lacks shows itself in many ways
+        except Exception as error:  # missing features of a PyTorch build raise various errors
             return self.skip(f"PyTorch {form} {' '.join(str(value) for value in what.values())}", error)
         self.records.append({"form": form, **what, "seconds": seconds})
         self.write()
         return seconds
 
     def write(self):
-        """As it grows, for what is stopped."""
+        """Writes results as they grow, in case the process is stopped."""
         self.file.write_text(json.dumps({"records": self.records, "missing": self.missing}))
 
     def skip(self, what, error, failed=False):
         if not failed and type(error).__name__ == "AcceleratorError":
-            raise error  # the GPU takes no more work from this process
+            raise error  # the GPU accepts no more work from this process
         why = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
         self.missing.append({"what": what, "why": why, "failed": failed})
         print(f"{'FAIL ' if failed else 'skip '} {what}: {why}", flush=True)
         self.write()
 
     def attempt(self, what, run):
-        """Notes a failure and goes on."""
+        """Notes a failure and continues."""
         try:
             run()
         except Exception as error:
@@ -85,7 +87,7 @@ class Peers:
         print(f"time  torch.matmul {n}^3 {dtype}: {2e-12 * n**3 / seconds:.3f} TFLOP/s", flush=True)
 
     def copies(self, sizes):
-        """Seconds of a copy that reads and writes as many bytes, half of them each."""
+        """Seconds of a copy that moves as many bytes in total, half of them read and half written."""
         for size in sorted(sizes):
             source = torch.ones(max(1, int(size) // 8), device=self.device)
             target = torch.empty_like(source)
@@ -124,7 +126,7 @@ class Peers:
                 self.skip(f"PyTorch {op} {what}", ValueError("grouped_mm and loop disagree"), failed=True)
 
     def layers(self, model, dtype):
-        """A layer of the model's experts of one rank, for fewer and for more rows."""
+        """A layer of the model's experts of one rank, with fewer and with more rows."""
         e, d, h = model["experts"] // model["ep"], model["d"], model["h"]
         for product in [grouped_product, loop_product]:
             layer = Layer(self, e, model["top_k"], d, h, DTYPES[dtype], product)
@@ -139,7 +141,7 @@ class Peers:
 
 
 def same(a, b):
-    """But for rounding to bf16, relative to the largest; a part at a time, as they may be large."""
+    """Equal up to rounding to bf16, relative to the largest. Compares in chunks, as the tensors may be large."""
     largest = b.abs().max().item()
     return all((c.float() - d.float()).abs().max().item() <= 1e-2 * largest for c, d in zip(a.chunk(16), b.chunk(16)))
 
@@ -185,7 +187,7 @@ def step(run, layer, x):
 
 
 def work(peers, what, given):
-    """Measures what is asked for."""
+    """Measures what is requested."""
     dtype, cases = given["dtype"], given["cases"]
     match what:
         case ["ceiling"]:

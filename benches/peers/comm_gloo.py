@@ -1,12 +1,12 @@
-"""Measures PyTorch's gloo: all_gather, reduce_scatter and all_to_all between four processes of this machine, as `cargo bench -p benches
--- comm` measures Kiln's between four threads. Prints a table and writes JSON.
+"""Measures PyTorch's gloo: all_gather, reduce_scatter and all_to_all between four processes of this machine, as
+`cargo bench -p benches -- comm` measures Kiln's between four threads. Prints a table and writes JSON.
 
     pip install torch
     python benches/peers/comm_gloo.py --json gloo.json
 
-A payload is the full tensor of one rank, in bytes: what all_gather returns, what reduce_scatter takes, what all_to_all takes and returns.
-Outputs are allocated once. Every sample is some rounds between two barriers, and the slowest rank's time counts; the median of the samples
-is printed.
+A payload is the full tensor of one rank, in bytes: the result of all_gather, the input of reduce_scatter, the input
+and result of all_to_all. Outputs are allocated once. Every sample is a number of rounds between two barriers, timed
+on the slowest rank; the median of the samples is printed.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def all_to_all_by_sends(full, other):
         request.wait()
 
 
-# The first form that this version of gloo knows is measured.
+# Uses the first form that this version of gloo supports.
 COLLECTIVES = {
     "all_gather": [all_gather_into_tensor, all_gather_list],
     "reduce_scatter": [reduce_scatter_tensor, reduce_scatter_list, reduce_scatter_by_all_reduce],
@@ -85,7 +85,7 @@ def known(collective):
 
 
 def seconds_of(form, args, rounds):
-    """The slowest rank's seconds for one round."""
+    """The slowest rank's seconds per round."""
     dist.barrier()
     start = time.perf_counter()
     for _ in range(rounds):

@@ -1,17 +1,18 @@
-"""Measures Kiln and its peer in PyTorch one after the other, `--runs` times in turn, and prints both and their ratio. Each figure is the median
-over the runs.
+"""Measures Kiln and its peer in PyTorch alternately, `--runs` times, and prints both and their ratio. Each figure is
+the median over the runs.
 
     pip install torch transformers
     python benches/peers/compare.py comm                   # collectives against gloo
     python benches/peers/compare.py moe                    # the mixture-of-experts layer against PyTorch's, eager and compiled, and a naive loop
     python benches/peers/compare.py gpt2 --data FILE       # training steps of GPT-2, against PyTorch eager and compiled
     python benches/peers/compare.py gpt2-bf16 --data FILE  # the same in bf16, against autocast
-    python benches/peers/compare.py deepseek --data FILE   # the same of DeepSeek, against `transformers`
+    python benches/peers/compare.py deepseek --data FILE   # the same for DeepSeek, against `transformers`
     python benches/peers/compare.py generate --data FILE   # continuing one text and 16, against `transformers`
 
-The last four run on two threads with `target/release/train` (`cargo build --release -p train`); `--runs 1 --steps 20` tries them in a minute.
-On a processor of AMD the peer's matrix products run at half their speed unless MKL is told otherwise: docs/benchmarks.md says how.
-Written as a table in Markdown, with the machine and the versions above it. A ratio above 1 means that Kiln is faster. On Linux.
+The last four use two threads and `target/release/train` (`cargo build --release -p train`); `--runs 1 --steps 20`
+tries them in a minute. On an AMD processor the peer's matrix products run at half their speed unless MKL is
+configured otherwise; docs/benchmarks.md says how. The output is a Markdown table, with the machine and the versions
+above it. A ratio above 1 means that Kiln is faster. Linux only.
 """
 
 import argparse
@@ -30,13 +31,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 THREADS = 2
-# The preset `deepseek` without what `transformers` does not have, and with the shared expert that it cannot do without.
+# The preset `deepseek` without the features that `transformers` lacks, and with the shared expert that `transformers`
+# requires.
 LIKE_TRANSFORMERS = {"moe.capacity_factor": "null", "moe.aux_loss_coef": 0, "moe.bias_update_speed": 0, "moe.selection_bias": "false", "moe.n_shared_experts": 1}
-UNTIMED = 10  # steps of a training; the first ones are slower, and PyTorch compiles in them
+UNTIMED = 10  # first steps of a training: they are slower, and PyTorch compiles in them
 
 
 def criterion(bench, filter):
-    """Runs a benchmark of Kiln on two threads."""
+    """Runs one of Kiln's benchmarks on two threads."""
     command = ["cargo", "bench", "-p", "benches", "--bench", bench, "--", filter]
     environment = {**os.environ, "RAYON_NUM_THREADS": "2"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
@@ -49,7 +51,7 @@ def seconds(*names):
 
 
 def peer(script):
-    """What a script of this folder writes with `--json`."""
+    """The JSON that a script of this folder writes."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "peer.json"
         subprocess.run([sys.executable, Path(__file__).with_name(script), "--json", table], check=True, stdout=subprocess.DEVNULL)
@@ -108,7 +110,7 @@ class Moe:
         criterion("moe", "moe/layer")
         for name in self.names:
             results.setdefault(("kiln", name), []).append(seconds("moe_layer", "kiln", name))
-            # The naive loop does 32 tokens.
+            # The naive loop processes 32 tokens.
             results.setdefault(("naive", name), []).append(seconds("moe_layer", "naive", name) * self.tokens / 32)
         for name, figures in peer("moe_torch.py").items():
             for mode, value in figures.items():
@@ -124,7 +126,7 @@ class Moe:
 
 @dataclass
 class Model:
-    """A model, and the arguments that both programs train it with."""
+    """A model, and the arguments with which both programs train it."""
 
     name: str
     steps: int
@@ -133,7 +135,7 @@ class Model:
 
 
 class Training:
-    """Training steps of whole models, in tokens a second over all steps but the first ones."""
+    """Training steps of whole models, in tokens per second over all steps but the first ones."""
 
     def __init__(self, options):
         if options.data is None:
@@ -143,7 +145,7 @@ class Training:
         self.program = target() / "release" / "train"
         if not self.program.exists():
             sys.exit(f"{self.program} is missing: cargo build --release -p train")
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # from which Kiln takes the number of its threads
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])  # Kiln derives its number of threads from this
         self.data, self.steps = options.data.resolve(), options.steps
         self.folder = tempfile.TemporaryDirectory()
         self.models = self.make_models(Path(self.folder.name))
@@ -166,7 +168,7 @@ class Training:
                 sys.exit(f"{model.name}: the parameters are not as many: these are not the same models")
 
     def kiln(self, model, steps):
-        """Tokens a second, and the number of parameters."""
+        """Tokens per second, and the number of parameters."""
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             rest = settings({"train.val_every": 0, "train.val_batches": 1, "train.sample_tokens": 0, "checkpoint.keep": 0})
@@ -177,7 +179,7 @@ class Training:
         return tokens / seconds, next(line["parameters"] for line in lines if "parameters" in line)
 
     def peer(self, model, steps, *flags):
-        """The same of a script of this folder."""
+        """The same for a script of this folder."""
         script, *rest = model.peer
         rest += ["--data", self.data, "--steps", steps, "--untimed", UNTIMED, "--threads", THREADS, *flags]
         measured = json.loads(call(sys.executable, Path(__file__).with_name(script), *rest))
@@ -195,7 +197,9 @@ class Training:
 
 
 class Gpt2(Training):
-    """nanoGPT's configuration for a CPU, and one with the blocks and the context of that for a GPU. Characters are tokens."""
+    """nanoGPT's configuration for a CPU, and one with the blocks and the context of its configuration for a GPU.
+    Tokens are characters.
+    """
 
     def make_models(self, folder):
         return [
@@ -217,7 +221,7 @@ class Gpt2(Training):
 
 
 class Gpt2Bf16(Gpt2):
-    """The same in bf16, where PyTorch's forward runs under autocast: masters and optimizer are fp32 in both."""
+    """The same in bf16, with PyTorch's forward under autocast. Master weights and optimizer are fp32 in both."""
 
     def model(self, name, steps, **shape):
         model = super().model(name, steps, **shape)
@@ -225,8 +229,10 @@ class Gpt2Bf16(Gpt2):
 
 
 class DeepSeek(Training):
-    """The preset without what `transformers` does not have, capacity and balance, and with the shared expert that it cannot do without; a step's
-    sequences are computed at once. The peer trains the model that Kiln exports. Bytes are tokens."""
+    """The preset without the features that `transformers` lacks, capacity and load balancing, and with the shared
+    expert that it requires. All sequences of a step are computed at once. The peer trains the model that Kiln
+    exports. Tokens are bytes.
+    """
 
     def make_models(self, folder):
         kiln = ["--model", "deepseek", *settings(LIKE_TRANSFORMERS | {"train.micro_batch_size": "null"})]
@@ -237,7 +243,9 @@ class DeepSeek(Training):
 
 
 class Generation(Training):
-    """Greedy generation with a cache; the peer has the weights that Kiln exports. Bytes are tokens, of models that have made one step."""
+    """Greedy generation with a cache. The peer has the weights that Kiln exports. Tokens are bytes, and the models
+    have made one step.
+    """
 
     PROMPT, TOKENS, BATCHES = "First Citizen: B\n", 200, (1, 16)
 
@@ -259,7 +267,7 @@ class Generation(Training):
         for model in self.models:
             for batch, prompts in self.prompts.items():
                 command = [self.program, "generate", *model.kiln, "--prompts", prompts, "--tokens", self.TOKENS, "--temperature", 0]
-                for _ in range(2):  # the checkpoint is read from memory then
+                for _ in range(2):  # the second time, the checkpoint is read from memory
                     done = subprocess.run([str(word) for word in command], check=True, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
                 kiln = float(re.findall(r"([\d.]+) tokens/s", done.stderr)[-1])
                 script = Path(__file__).with_name("generate_torch.py")
@@ -276,7 +284,7 @@ def settings(values):
 
 
 def call(*command):
-    """What a program prints; where it fails, that and its errors are shown."""
+    """The output of a program. If it fails, the output and errors are shown."""
     command = [str(word) for word in command]
     done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if done.returncode != 0:
@@ -285,7 +293,9 @@ def call(*command):
 
 
 def others():
-    """Seconds that the cores have worked for other processes than this one and its children, since the machine's start."""
+    """Seconds that the cores have spent on processes other than this one and its children, since the machine's
+    start.
+    """
     user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
     own = os.times()
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK") - sum(own[:4])
@@ -311,7 +321,7 @@ def main():
     options = p.parse_args()
     if options.simd:
         simd = {"KILN_SIMD": options.simd, "ATEN_CPU_CAPABILITY": options.simd}
-        # MKL has no word for less than AVX2 that processors of AMD heed.
+        # MKL has no setting below AVX2 that AMD processors respect.
         os.environ.update(simd | ({"MKL_ENABLE_INSTRUCTIONS": options.simd.upper()} if options.simd != "default" else {}))
     job = JOBS[options.what](options)
     results, loads = {}, []

@@ -1,10 +1,12 @@
-"""Trains a DeepSeek-V2 of PyTorch's own operations and prints its speed, memory and losses as one line of JSON, to compare with.
+"""Trains a DeepSeek-V2 built from PyTorch's own operations and prints its speed, memory and losses as one line of
+JSON, for comparison.
 
     pip install torch
     python benches/peers/deepseek_grouped.py --data FILE --device cuda --bf16 --compile
 
-Attention is latent, through SDPA; a layer's tokens are sorted by expert and multiplied by `torch._grouped_mm`, as in torchtitan. Matrices, norms and
-moments are fp32; with `--bf16` the forward runs under autocast. Tokens are bytes. There is no balance loss.
+Attention is latent, through SDPA. A layer's tokens are sorted by expert and multiplied by `torch._grouped_mm`, as in
+torchtitan. Matrices, norms and moments are fp32; with `--bf16` the forward runs under autocast. Tokens are bytes.
+There is no load-balancing loss.
 """
 
 import json
@@ -30,14 +32,14 @@ def linear(from_, to):
 
 
 class Norm(nn.RMSNorm):
-    """With the gain in the input's type: PyTorch has one kernel for these only."""
+    """Converts the gain to the input's type, the only case for which PyTorch has a single kernel."""
 
     def forward(self, x):
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):
-    """DeepSeek-V2's (arXiv 2405.04434, section 2.1), the query without compression."""
+    """DeepSeek-V2's attention (arXiv 2405.04434, section 2.1), without query compression."""
 
     def __init__(self, a):
         super().__init__()
@@ -75,7 +77,7 @@ class SwiGlu(nn.Module):
 
 
 class Experts(nn.Module):
-    """The routed and the shared experts: softmax over all, the best `top_k` with their scores as they are."""
+    """The routed and the shared experts: softmax over all, and the `top_k` best with unnormalized scores."""
 
     def __init__(self, a):
         super().__init__()
@@ -94,7 +96,7 @@ class Experts(nn.Module):
         order = chosen.argsort(stable=True)
         numbers = torch.arange(scores.shape[1], device=x.device)
         ends = (chosen[:, None] == numbers).sum(dim=0).cumsum(dim=0).to(torch.int32)
-        # Autocast knows nothing of the grouped product.
+        # Autocast does not cover the grouped product.
         gate, up, down = (weight.to(self.dtype) for weight in [self.gate, self.up, self.down])
         rows = x.to(self.dtype)[order // self.top_k]
         hidden = F.silu(torch._grouped_mm(rows, gate, ends)) * torch._grouped_mm(rows, up, ends)

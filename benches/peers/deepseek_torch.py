@@ -1,11 +1,13 @@
-"""Trains a DeepSeek that Kiln has exported with `transformers` and PyTorch on the CPU and prints its speed and losses as one line of JSON, to compare with.
+"""Trains a DeepSeek exported by Kiln with `transformers` and PyTorch on the CPU, and prints its speed and losses as
+one line of JSON, for comparison.
 
     pip install torch transformers
     python benches/peers/deepseek_torch.py FOLDER --data FILE --steps 100
 
-Tokens are bytes. `--experts` is one of the implementations of `transformers`: `eager` loops over the experts, each with the rows of its tokens;
-`grouped_mm` sorts the rows by expert for PyTorch's grouped product, on the CPU a loop as well; `batched_mm` copies an expert's matrices for each of its
-rows. The defaults are as fast as any on a CPU; docs/benchmarks.md has the others.
+Tokens are bytes. `--experts` selects an implementation of `transformers`: `eager` loops over the experts, each with
+the rows of its tokens; `grouped_mm` sorts the rows by expert for PyTorch's grouped product, which is also a loop on
+the CPU; `batched_mm` copies an expert's matrices for each of its rows. The defaults are as fast as any on a CPU;
+docs/benchmarks.md has the others.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Continues texts with a model that Kiln has exported, greedily and with a cache, with `transformers` on the CPU; prints its speed as one line of JSON.
+"""Continues texts with a model exported by Kiln, greedily and with a cache, with `transformers` on the CPU. Prints
+its speed as one line of JSON.
 
     pip install torch transformers
     python benches/peers/generate_torch.py EXPORTED --batch 16

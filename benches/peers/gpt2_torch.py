@@ -1,4 +1,5 @@
-"""Trains a small character-level GPT-2 with PyTorch and prints its speed and losses as one line of JSON, to compare with.
+"""Trains a small character-level GPT-2 with PyTorch and prints its speed and losses as one line of JSON, for
+comparison.
 
     pip install torch
     python benches/peers/gpt2_torch.py --data FILE --steps 500 --eval
@@ -69,7 +70,7 @@ class GPT2(nn.Module):
 
 
 def validation_loss(model, data, context):
-    """The mean over the non-overlapping windows of the split; a shorter rest is left out."""
+    """The mean loss over the non-overlapping windows of the split. An incomplete last window is left out."""
     windows = (len(data) - 1) // context
     x = data[: windows * context].view(windows, context)
     y = data[1 : windows * context + 1].view(windows, context)
@@ -79,7 +80,7 @@ def validation_loss(model, data, context):
 
 
 def characters(text):
-    """A number for each character, and how many there are."""
+    """A number for each character, and the number of distinct characters."""
     index = {c: i for i, c in enumerate(sorted(set(text)))}
     return [index[c] for c in text], len(index)
 

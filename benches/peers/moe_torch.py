@@ -1,10 +1,12 @@
-"""A mixture-of-experts layer in PyTorch on the CPU, forward and backward: the same two layers as `benches/benches/moe.rs`.
+"""A mixture-of-experts layer in PyTorch on the CPU, forward and backward: the same two layers as
+`benches/benches/moe.rs`.
 
     pip install torch
     python benches/peers/moe_torch.py --json FILE
 
-Tokens are sorted by expert, each expert multiplies its rows (a loop over experts: PyTorch's `grouped_mm` is no faster for f32 on the CPU), and rows are added
-back weighted, as torchtitan's and Hugging Face's layers do. Measured as it is (`eager`) and through `torch.compile` (`compiled`).
+Tokens are sorted by expert, each expert multiplies its rows (a loop over experts: PyTorch's `grouped_mm` is no
+faster for f32 on the CPU), and the weighted rows are added back, as in torchtitan's and Hugging Face's layers.
+Measured eagerly (`eager`) and through `torch.compile` (`compiled`).
 """
 
 import argparse
@@ -37,7 +39,7 @@ class MoeLayer(nn.Module):
         token = order // self.k
         counts = torch.bincount(experts.flatten(), minlength=e).tolist()
         rows = x[token]
-        # Unbound at once: the gradient of `gate[i]` alone would be as large as all of `gate`.
+        # Unbound at once, because the gradient of `gate[i]` alone would be as large as all of `gate`.
         matrices = zip(self.gate.unbind(), self.up.unbind(), self.down.unbind())
         parts = [(F.silu(part @ gate) * (part @ up)) @ down for part, (gate, up, down) in zip(rows.split(counts), matrices)]
         weighted = torch.cat(parts) * gates.flatten()[order].unsqueeze(-1)

@@ -1,14 +1,15 @@
-"""Measures `train prepare` and Python's `tokenizers` on the same text with the same tokenizer, `--runs` times in turn, and prints the medians, their
-ratio and each one's peak memory.
+"""Measures `train prepare` and Python's `tokenizers` on the same text with the same tokenizer, alternately `--runs`
+times, and prints the medians, their ratio and the peak memory of each.
 
     pip install tokenizers
     cargo build --release -p train
     python benches/peers/prepare.py target/release/train TEXT.txt --megabytes 1000 --tokenizer gpt2/tokenizer.json
 
-TEXT.txt is repeated up to `--megabytes`. Python gets the text in chunks of 128 KiB cut at line breaks, 128 of them at a time, and encodes them with
-`encode_batch`, and with `encode_batch_fast`, which computes no offsets, on all cores; it writes nothing. Kiln writes its shards. Without `--tokenizer` a BPE of
-`--vocabulary` tokens is trained on the first megabytes. A program other than `train` is called as PROGRAM SOURCE TOKENIZER OUT with `--example`, which
-is how `crates/data/examples/prepare.rs` is measured.
+TEXT.txt is repeated up to `--megabytes`. Python reads the text in chunks of 128 KiB cut at line breaks, 128 of them
+at a time, and encodes them on all cores with `encode_batch`, and with `encode_batch_fast`, which computes no
+offsets; it writes nothing. Kiln writes its shards. Without `--tokenizer`, a BPE of `--vocabulary` tokens is trained
+on the first megabytes. With `--example`, a program other than `train` is called as PROGRAM SOURCE TOKENIZER OUT,
+which is how `crates/data/examples/prepare.rs` is measured.
 """
 
 import argparse
@@ -26,7 +27,7 @@ CHUNKS = 128
 
 
 def text(source, megabytes, target):
-    """Repeats a file until it is large enough; not in memory, for a child's peak memory counts from this process's."""
+    """Repeats a file until it is large enough, without loading it: a child's peak memory starts from this process's."""
     with open(target, "wb") as file:
         while file.tell() < megabytes * 1_000_000:
             with open(source, "rb") as again:
@@ -64,7 +65,7 @@ def batches(path):
 
 
 def encode(path, tokenizer, function):
-    """The peer, in a process of its own."""
+    """The peer, in a separate process."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer)
@@ -73,7 +74,7 @@ def encode(path, tokenizer, function):
 
 
 def measure(command):
-    """Seconds and peak resident bytes of a process; os.wait4 tells the memory of this one child."""
+    """Seconds and peak resident bytes of a process. os.wait4 reports the memory of this child alone."""
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -99,7 +100,7 @@ def main():
         size = text(options.text, options.megabytes, source)
         tokenizer = options.tokenizer or Path(folder) / "tokenizer.json"
         if not options.tokenizer:
-            # Not in this process: a child's peak memory counts from its parent's.
+            # In a separate process, because a child's peak memory starts from its parent's.
             subprocess.run([sys.executable, __file__, "--train", source, str(options.vocabulary), tokenizer], check=True)
         flags = [source, tokenizer, out] if options.example else ["prepare", source, "--tokenizer", tokenizer, "--out", out]
         peer = [sys.executable, __file__, "--peer", source, tokenizer]

@@ -1,4 +1,5 @@
-"""Matrix products of PyTorch on the CPU: the same lines as `benches/benches/products.rs`, GFLOP/s, the best of several rounds.
+"""Matrix products of PyTorch on the CPU: the same lines as `benches/benches/products.rs`, in GFLOP/s, the best of
+several rounds.
 
     pip install torch
     python benches/peers/products_torch.py

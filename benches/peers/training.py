@@ -1,5 +1,7 @@
-"""What the peers that train a model share: the command line, the split, the optimizer with its schedule, the step, and its timing. A step is a batch,
-forward, backward, clipping and AdamW, in fp32. On a GPU also its memory, and with `--profile` what its kernels take."""
+"""Shared by the peers that train a model: the command line, the split, the optimizer with its schedule, the step,
+and its timing. A step is a batch, forward, backward, clipping and AdamW, in fp32. On a GPU it also reports memory,
+and with `--profile` the time of each kernel.
+"""
 
 import argparse
 import math
@@ -34,12 +36,12 @@ def start(a):
     if a.steps <= a.untimed:
         raise SystemExit(f"--steps {a.steps}: give more than the {a.untimed} first steps that are not timed")
     torch.set_num_threads(a.threads)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as nanoGPT; nothing on a CPU
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as in nanoGPT; no effect on a CPU
     torch.manual_seed(a.seed)
 
 
 def split(ids):
-    """Nine tenths for training, the rest for validation."""
+    """The training split of 90%, and the rest for validation."""
     ids = torch.tensor(ids)
     return ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :]
 
@@ -53,7 +55,7 @@ def learning_rate(step, a):
 
 
 def train(model, tokens, a):
-    """Trains `model`, which returns the loss of inputs and targets; returns what was measured."""
+    """Trains `model`, which returns the loss of inputs and targets. Returns the measurements."""
     model, tokens = model.to(a.device), tokens.to(a.device)
     parameters = list(model.parameters())
     groups = [
@@ -73,7 +75,7 @@ def train(model, tokens, a):
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return loss.item()  # which waits for all of it
+        return loss.item()  # waits for all of it
 
     started = time.perf_counter()
     for step in range(a.steps):
@@ -90,14 +92,14 @@ def train(model, tokens, a):
 
 
 def memory(device):
-    """Bytes of tensors at the most, and what PyTorch's allocator has taken for them."""
+    """Peak bytes of tensors, and bytes reserved by PyTorch's allocator."""
     if torch.device(device).type != "cuda":
         return {}
     return {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
 
 
 def kernels(a, make_step):
-    """Calls and seconds of each kernel in a step; on a CPU those of PyTorch's operators."""
+    """Calls and seconds of each kernel per step. On a CPU, those of PyTorch's operators."""
     if not a.profile:
         return {}
     on_gpu = torch.device(a.device).type == "cuda"

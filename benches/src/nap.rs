@@ -1,4 +1,5 @@
-//! Computation that takes its time and no core: a machine of two cores has the bubbles of a pipeline on many devices.
+//! Computation that takes time but no core, so that a machine of two cores shows the bubbles of a pipeline on many
+//! devices.
 
 use burn::backend::autodiff::{
     Autodiff,
@@ -12,8 +13,8 @@ use fused::deferred;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// `x`, after a sleep; its backward sleeps too, as if for the gradients of an input and of weights, which may be put
-/// off. On the CPU.
+/// Returns `x` after a sleep. Its backward sleeps as well: for the input's gradient, and for the weights' gradients,
+/// which may be deferred. Runs on the CPU.
 pub fn nap(x: Tensor<3>, forward: Duration, backward: [Duration; 2]) -> Tensor<3> {
     sleep(forward);
     Tensor::from_dispatch(<Dispatch as NapOps>::nap(x.into_dispatch(), backward))
@@ -22,7 +23,7 @@ pub fn nap(x: Tensor<3>, forward: Duration, backward: [Duration; 2]) -> Tensor<3
 /// The operation behind [`nap`].
 #[backend_extension(Flex, Autodiff)]
 pub trait NapOps: Backend {
-    /// Its input; the backward sleeps.
+    /// Returns its input; the backward sleeps.
     fn nap(x: FloatTensor<Self>, backward: [Duration; 2]) -> FloatTensor<Self>;
 }
 

@@ -1,17 +1,19 @@
+//! Ranks in persistent threads, for measuring collectives.
+
 use burn::tensor::Device;
 use comm::{CommError, Communicator, TIMEOUT, run_ranks};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Rank threads that live through a whole measurement and run what they are given.
+/// Rank threads that live through a whole measurement and run the rounds that they are given.
 pub struct RankThreads {
     orders: Vec<mpsc::Sender<Order>>,
     times: mpsc::Receiver<Duration>,
     group: Option<JoinHandle<()>>,
 }
 
-/// What a rank runs once; made of `Work` on each rank before the clock starts.
+/// One round of a rank. `Work` creates it on each rank before the clock starts.
 pub type Round = Box<dyn FnMut()>;
 
 type Work = Arc<dyn Fn(&Communicator) -> Round + Send + Sync>;
@@ -32,7 +34,7 @@ impl RankThreads {
             let run = run_ranks(vec![Device::flex(); ranks], TIMEOUT, move |comm| {
                 let sender = sender.lock().expect("nobody panics with it").clone();
                 for order in queues[comm.rank()].lock().expect("each rank has its own").iter() {
-                    let _ = sender.send(time(&comm, &order)?); // nobody waits any more when the benchmark is over
+                    let _ = sender.send(time(&comm, &order)?); // after the benchmark, nobody waits for this
                 }
                 Ok::<_, CommError>(())
             });
@@ -41,7 +43,8 @@ impl RankThreads {
         Self { orders, times, group: Some(group) }
     }
 
-    /// The slowest rank's time for `rounds` rounds between two barriers. `work` makes a rank's round, with its tensors.
+    /// The slowest rank's time for `rounds` rounds between two barriers. `work` creates a rank's round, with its
+    /// tensors.
     ///
     /// # Panics
     /// If a rank fails.

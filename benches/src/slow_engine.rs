@@ -1,3 +1,5 @@
+//! An engine that simulates a slow network.
+
 use burn::tensor::Device;
 use comm::{CommError, Engine, Payload, Signature};
 use std::sync::Arc;
@@ -6,9 +8,9 @@ use std::time::Duration;
 
 /// An engine with a slow network: after each call it sleeps for every byte that came from another rank.
 ///
-/// Threads exchange tensors at the speed of memory, and what overlaps with computation would not show. A sleeping rank
-/// uses no CPU, as one that waits for a network card: so prefetch can be measured on a machine whose cores are all busy
-/// computing.
+/// Threads exchange tensors at the speed of memory, which would hide whether communication overlaps with computation. A
+/// sleeping rank uses no CPU, like one that waits for a network card, so prefetch can be measured on a machine whose
+/// cores are all busy computing.
 pub struct SlowEngine {
     engine: Arc<dyn Engine>,
     /// Sleep per byte, in seconds.
@@ -16,7 +18,7 @@ pub struct SlowEngine {
 }
 
 impl SlowEngine {
-    /// Slows an engine down to `1 / per_byte` bytes a second, `per_byte` in seconds.
+    /// Slows an engine down to `1 / per_byte` bytes a second, where `per_byte` is in seconds.
     pub fn new(engine: Arc<dyn Engine>, per_byte: f64) -> Self {
         Self { engine, per_byte }
     }

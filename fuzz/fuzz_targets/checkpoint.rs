@@ -1,5 +1,5 @@
-//! A checkpoint of one rank whose lengths and digests are put right: JSON of `index.json`, a zero byte, the length of
-//! `pieces.bin` in two bytes, that file, and the rank's.
+//! Fuzzes a checkpoint of one rank with corrected lengths and digests. The input is the JSON of `index.json`, a zero
+//! byte, the length of `pieces.bin` in two bytes, that file, and the rank's file.
 #![no_main]
 
 use checkpoint::Checkpoint;
@@ -30,7 +30,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// Writes the index, and the list of blocks that it asks for: one for each file that is not empty.
+/// Writes the index, and the list of blocks that it refers to: one for each file that is not empty.
 fn write_index(folder: &Path, mut index: Value, table: &[u8], data: &[u8]) {
     let mut blocks = vec![];
     let mut right = |entry: &mut Value, bytes: &[u8]| {

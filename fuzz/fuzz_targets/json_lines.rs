@@ -1,4 +1,4 @@
-//! Lines of JSON.
+//! Fuzzes lines of JSON.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::prepare("a.jsonl", bytes));

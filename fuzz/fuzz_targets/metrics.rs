@@ -1,4 +1,4 @@
-//! A run's metrics, and behind a zero byte its configuration, as a page.
+//! Fuzzes the page of a run. The input is the metrics, a zero byte, and the configuration.
 #![no_main]
 
 use std::fs;

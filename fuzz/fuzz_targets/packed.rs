@@ -1,4 +1,4 @@
-//! Compressed text; the first byte says how.
+//! Fuzzes compressed text. The first byte selects the format.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

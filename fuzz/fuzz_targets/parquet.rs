@@ -1,4 +1,4 @@
-//! Parquet files.
+//! Fuzzes Parquet files.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::prepare("a.parquet", bytes));

@@ -1,4 +1,4 @@
-//! Regions of tensors, as an index may say them.
+//! Fuzzes regions of tensors, as an index may contain them.
 #![no_main]
 
 use checkpoint::Region;

@@ -1,4 +1,4 @@
-//! A `tokenizer.json`, and behind a zero byte a text to encode and decode.
+//! Fuzzes a tokenizer. The input is a `tokenizer.json`, a zero byte, and a text to encode and decode.
 #![no_main]
 
 use data::Tokenizer;

@@ -1,4 +1,4 @@
-//! A file of tokens, in a folder whose `meta.json` comes before a zero byte.
+//! Fuzzes a token file in a prepared folder. The input is the folder's `meta.json`, a zero byte, and the tokens.
 #![no_main]
 
 use data::{OpenOptions, TokenizerSpec, open};

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Ranks that are processes started by Open MPI's mpirun, on this machine:
+# Tests ranks that are processes started by Open MPI's mpirun, on this machine:
 #
 #   bash tests/mpi/run.sh
 #
 # * The collectives keep their laws: crates/comm/examples/mpi_laws.rs.
-# * Four processes have the losses of four threads, to the last digit.
-# * They wait for one that prepares data as long as comm.init_timeout_seconds says.
-# * A process that panics or is killed ends all others within ten seconds, with its rank's number in the output.
+# * Four processes match the losses of four threads, to the last digit.
+# * They wait for one that prepares data as long as comm.init_timeout_seconds allows.
+# * If a process panics or is killed, all others end within ten seconds, and the output names its rank.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -16,7 +16,7 @@ out=$(mktemp -d)
 job=
 trap '[[ -z $job ]] || kill "$job" 2>/dev/null || true; rm -rf "$out"' EXIT
 
-# More processes than cores, and perhaps in a container: as root, and without the right to read each other's memory.
+# Allows more processes than cores, and containers: running as root, and without the right to read each other's memory.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
 mpirun=(mpirun --oversubscribe --bind-to none -n 4)
 short=(--set train.sample_tokens=0 --set train.val_batches=1)
@@ -28,7 +28,7 @@ fail() {
     exit 1
 }
 
-# now: milliseconds.
+# now: the time in milliseconds.
 now() { date +%s%3N; }
 
 laws() {
@@ -38,7 +38,7 @@ laws() {
     done
 }
 
-# losses FOLDER: the metrics without what is measured in time, or is a process'.
+# losses FOLDER: the metrics without measurements of time and data of processes.
 losses() {
     grep -vE '"(traffic|event|started|stages)":' "$1/metrics.jsonl" | sed -E 's/,"(tokens_per_second|tflops|mfu|[a-z_]*_seconds)":[^,}]*//g'
 }
@@ -57,8 +57,8 @@ same_losses() {
     echo "$model $*: four processes have the losses of four threads"
 }
 
-# with_data_late SECONDS OPTION...: a run whose rank 0 has its data later than the others, as on a machine of its own. Another process
-# that prepares it holds it up.
+# with_data_late SECONDS OPTION...: a run whose rank 0 gets its data later than the others, as on a separate machine.
+# Another process that prepares the data delays it.
 with_data_late() {
     local seconds=$1 key of_rank='KILN_CACHE=$0/$([[ $OMPI_COMM_WORLD_RANK == 0 ]] && echo cold || echo warm) exec "$@"'
     shift
@@ -80,7 +80,7 @@ data_that_is_late() {
     echo "processes wait for one that prepares data, and not for ever"
 }
 
-# ended_for CODE LOG WHAT: a run that failed returned a code, and said which rank failed.
+# ended_for CODE LOG WHAT: checks that a failed run returned a code and said which rank failed.
 ended_for() {
     local code=$1 log=$2 what=$3
     [[ $code != 0 ]] || fail "$what: mpirun returned 0"
@@ -104,7 +104,7 @@ a_panic() {
     echo "a panic of rank $killed: code $code, all ended after $(($(now) - start)) ms, starting included"
 }
 
-# rank_of PID: empty where the process is gone or no rank.
+# rank_of PID: empty if the process is gone or is not a rank.
 rank_of() { tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p' || true; }
 
 a_kill() {

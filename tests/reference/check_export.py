@@ -1,4 +1,5 @@
-"""Loads exported folders with Hugging Face `transformers` and compares its logits, and its greedy choices, with ours.
+"""Loads exported folders with Hugging Face `transformers` and compares its logits, and its greedy choices, with
+Kiln's.
 
     cargo run -- logits --hf FOLDER --tokens "1,2,3;4,5,6" --out ours.safetensors
     python tests/reference/check_export.py FOLDER ours.safetensors --tokens "1,2,3;4,5,6"
@@ -9,8 +10,8 @@
     EXPORT_DIR=/tmp/exported cargo test --workspace --test hf_export -- --ignored
     python tests/reference/check_export.py /tmp/exported/*/
 
-Without a file of logits the folder has one, `ours.safetensors`, with the tensors `tokens` and `logits`,
-which the ignored test writes: there the logits are those of the model before it was exported.
+Without a file of logits, the folder contains one, `ours.safetensors`, with the tensors `tokens` and `logits`. The
+ignored test writes it; the logits are then those of the model before the export.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def load(folder):
     GenerationConfig.from_pretrained(folder)
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, output_loading_info=True)
-    # transformers has no multi-token prediction: it leaves out the layers behind the model's own.
+    # transformers has no multi-token prediction: it ignores the layers after the model's own.
     further = getattr(config, "num_nextn_predict_layers", None) or 0
     layers = range(config.num_hidden_layers, config.num_hidden_layers + further)
     is_mtp = lambda key: any(key.startswith(f"model.layers.{layer}.") for layer in layers)
@@ -59,7 +60,8 @@ def check_continuation(folder, prompt, ours):
     assert count > 0, f"{ours!r} does not go on"
     theirs = tokenizer.decode(model.generate(**inputs, do_sample=False, max_new_tokens=count)[0])
     print(f"{folder}: {theirs!r}")
-    # A token may be more than a character, so theirs may be longer. Tokens that the model has and the tokenizer does not, they leave out.
+    # A token may be more than a character, so theirs may be longer. They omit tokens that the model has and the
+    # tokenizer lacks.
     assert theirs.startswith(ours.replace("\ufffd", "")), f"{folder}: we go on with {ours!r}"
 
 
@@ -71,7 +73,7 @@ if __name__ == "__main__":
     parser.add_argument("--continuation", type=Path, help="what `generate` has printed")
     args = parser.parse_args()
     if args.continuation:
-        # `generate` ends the line.
+        # `generate` ends its output with a line break.
         check_continuation(args.paths[0], args.prompt, args.continuation.read_text().removesuffix("\n"))
     elif args.tokens:
         tokens = torch.tensor([[int(token) for token in text.split(",")] for text in args.tokens.split(";")])

@@ -1,11 +1,12 @@
-"""Makes the event files that the writer of TensorBoard's events is compared with, byte for byte: TensorBoard's own messages and
-record writer, with fixed times. The second file is that of a process which goes on with the run: it does step 300 again.
+"""Makes the reference event files for the writer of TensorBoard events, which is compared with them byte for byte:
+TensorBoard's own messages and record writer, with fixed times. The second file is that of a process that resumes the
+run and repeats step 300.
 
     pip install tensorboard
     python tests/reference/make_events.py
 
 The checked-in files come from Python 3.11, tensorboard 2.21 and protobuf 7.36. The script reads them back with
-EventAccumulator and fails if the values are not those it wrote, or those of a step that was done again.
+EventAccumulator and fails unless the values are those that it wrote, with repeated steps replaced.
 """
 
 from pathlib import Path
@@ -17,7 +18,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 FOLDER = Path(__file__).parent / "events"
 
-# Step, and values by tag: no step, several values, zero and negative ones, a long tag, a step of more than 32 bits, no value.
+# Step, and values by tag: no step, several values, zero and negative ones, a long tag, a step of more than 32 bits, no
+# value.
 STEPS = [
     (0, [("loss", 5.5)]),
     (1, [("loss_metrics/global_avg_loss", 5.4371), ("grad_norm", 0.0), ("mfu(%)", -1.5)]),
@@ -27,7 +29,7 @@ STEPS = [
 ]
 
 
-# What the second process does again, from the first of these steps on.
+# What the second process repeats, starting at the first of these steps.
 AGAIN = [(300, [("loss", 2.5)]), (301, [("loss", 2.25)])]
 
 

@@ -17,9 +17,9 @@ float32, eager attention, no dropout). Each folder holds
                        loss [1] f32, the mean cross entropy of logits against targets;
                        grad.<weight name> for each parameter, zeros for an expert that got no token
 
-deepseek-v3-fp8 is as DeepSeek publishes V3: matrices in float8_e4m3fn with `<name>_scale_inv`, a factor for
-each block of 128 x 128, the rest in bfloat16 or float32. Its expectations are those of the dequantised
-weights in float32; it has no gradients, and `e4m3`, the number of each of the 256 bytes.
+deepseek-v3-fp8 follows DeepSeek's release of V3: matrices in float8_e4m3fn with `<name>_scale_inv`, a factor for each
+block of 128 x 128, and the rest in bfloat16 or float32. Its expectations are those of the dequantized weights in
+float32. It has no gradients, but `e4m3`, the value of each of the 256 bytes.
 """
 
 import json
@@ -73,27 +73,27 @@ def yarn(original, **rest):
             "type": "yarn"} | rest
 
 
-# name: (config, options). Options: time; resave: config.json as transformers saves it; prefix: keep
-# `transformer.`; shards; small: activations so small that the epsilons of the norms matter.
+# name: (config, options). Options: time; resave: config.json as transformers saves it; prefix: keep `transformer.`;
+# shards; small: activations so small that the epsilons of the norms matter.
 FIXTURES = {
     "gpt2-a": (GPT2 | {"n_embd": 48, "n_head": 4, "n_layer": 2, "vocab_size": 96}, {}),
     "gpt2-b": (
         GPT2 | {"n_embd": 40, "n_head": 2, "n_layer": 3, "n_inner": 100, "vocab_size": 65},
         {"prefix": True, "resave": True, "time": 20},
     ),
-    # rms_norm_eps holds for all the norms but q_a_layernorm and kv_a_layernorm, which have 1e-6.
+    # rms_norm_eps applies to all norms except q_a_layernorm and kv_a_layernorm, which use 1e-6.
     "deepseek-v3-q-lora": (V3 | {"num_hidden_layers": 3, "rms_norm_eps": 1e-5}, {"small": True}),
     "deepseek-v3-no-q-lora": (
         V3 | {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
               "n_shared_experts": 2, "routed_scaling_factor": 1.5}, {},
     ),
-    # At a length of 8 the ramp of yarn is a step: only the fastest frequency stays as it is.
+    # At a length of 8 the ramp of YaRN is a step: only the fastest frequency is unchanged.
     "deepseek-v3-yarn": (
         V3 | {"max_position_embeddings": 32,
               "rope_scaling": yarn(8, beta_fast=32, beta_slow=1, mscale=1.0)},
         {"shards": 2},
     ),
-    # Here frequencies 0 and 1 stay, 2 to 4 are mixed and 5 to 7 interpolated; cos and sin are scaled.
+    # Here frequencies 0 and 1 are unchanged, 2 to 4 are mixed and 5 to 7 interpolated; cos and sin are scaled.
     "deepseek-v3-yarn-2": (
         V3 | {"first_k_dense_replace": 0, "qk_rope_head_dim": 16, "rope_theta": 50,
               "rope_scaling": yarn(16, beta_fast=1.5, beta_slow=0.25, mscale=0.707)},
@@ -109,7 +109,7 @@ FIXTURES = {
 
 
 def randomise(model, small):
-    """Weights far enough from an initialisation that attention and routing are far from uniform."""
+    """Weights far enough from an initialization that attention and routing are far from uniform."""
     for name, p in [*model.named_parameters(), *model.named_buffers()]:
         if name.endswith("e_score_correction_bias"):
             p.normal_(0, 0.2)
@@ -125,7 +125,7 @@ def randomise(model, small):
         if small and name.endswith("q_a_proj.weight"):
             p *= 0.02
         if small and name.endswith("kv_a_proj_with_mqa.weight"):
-            p[: model.config.kv_lora_rank] *= 0.02  # the latent; the rotary key behind it stays
+            p[: model.config.kv_lora_rank] *= 0.02  # the latent; the rotary key after it is unchanged
 
 
 def hub_tensors(model, prefix, of):
@@ -148,7 +148,7 @@ def hub_tensors(model, prefix, of):
 
 
 def choose(gate, x, bias=True):
-    """The experts a router chooses for x, written out, and by how much the choices are clear."""
+    """The experts that a router chooses for x, computed explicitly, and the margin of the choices."""
     scores, v3 = x.flatten(0, -2) @ gate.weight.T, hasattr(gate, "e_score_correction_bias")
     scores = scores.sigmoid() if v3 else scores.softmax(-1)
     if v3 and bias:
@@ -171,7 +171,7 @@ def choose(gate, x, bias=True):
 
 
 def check_routing(model, tokens):
-    """The smallest margin of all choices; 0 where the correction bias changes no choice at all."""
+    """The smallest margin of all choices. 0 if the correction bias changes no choice at all."""
     margins, changed, v3 = [], False, model.config.model_type == "deepseek_v3"
 
     def look(gate, inputs, outputs):
@@ -245,7 +245,7 @@ def make(name):
         weights |= {f"h.{i}.attn.bias": mask.clone() for i in range(config["n_layer"])}
     write_weights(folder, weights, options.get("shards", 1))
 
-    # What the folder says is the model that the expectations come from.
+    # Checks that the folder holds the model from which the expectations come.
     again, info = AutoModelForCausalLM.from_pretrained(
         folder, config=load_config(folder), dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"] and not info["mismatched_keys"], info
@@ -271,7 +271,7 @@ FP8 = V3 | {
 
 
 def quantise(w, block=128):
-    """A matrix in fp8, a factor for each block, and the matrix that these stand for."""
+    """A matrix in fp8, a factor for each block, and the matrix that they represent."""
     rows, columns = w.shape
     factors = torch.empty(-(-rows // block), -(-columns // block))
     for i in range(factors.shape[0]):
@@ -284,7 +284,7 @@ def quantise(w, block=128):
 
 
 def stored(name, w):
-    """What the file has for a weight, and what that stands for."""
+    """The tensors that the file has for a weight, and the values that they represent."""
     if name.endswith("e_score_correction_bias"):
         return {name: w}, w
     if w.dim() == 1 or name.endswith(("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")):

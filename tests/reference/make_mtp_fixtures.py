@@ -1,16 +1,17 @@
-"""Makes the reference fixtures of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2), which `transformers` does not have.
+"""Makes the reference fixtures of multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2), which
+`transformers` does not have.
 
     python tests/reference/make_mtp_fixtures.py
 
-The blocks are `transformers`' own; what makes modules of them is written out here from the paper, with the column order of the
-published weights. Folders and names are as `make_fixtures.py` has them, with the layers of the modules behind the model's. Of
-`expected.safetensors` the following is other:
+The blocks are those of `transformers`. What turns them into modules is implemented here from the paper, with the
+column order of the published weights. Folders and names follow `make_fixtures.py`, with the modules' layers after
+the model's. `expected.safetensors` differs in the following:
 
-  loss          [1] f32, the mean cross entropy of the next tokens
-  mtp_losses    [depth] f32: of each module the sum of the cross entropies of its targets / (batch * time)
-  grad.*        of loss + 0.3 / depth * sum(mtp_losses)
+    loss          [1] f32, the mean cross entropy of the next tokens
+    mtp_losses    [depth] f32: for each module, the sum of the cross entropies of its targets / (batch * time)
+    grad.*        of loss + 0.3 / depth * sum(mtp_losses)
 
-Token 1 ends a document: module k has no target at position i if one of the tokens i+1 to i+k is it.
+Token 1 ends a document: module k has no target at position i if one of the tokens i+1 to i+k is token 1.
 """
 
 import json
@@ -34,7 +35,7 @@ FIXTURES = {
 
 
 class Module(DeepseekV3DecoderLayer):
-    """A decoder layer with what makes a module of multi-token prediction of it, under the hub's names."""
+    """A decoder layer extended to a module of multi-token prediction, under the hub's names."""
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
@@ -52,7 +53,7 @@ class Module(DeepseekV3DecoderLayer):
 def losses(model, modules, text):
     tokens, targets = text[:, :-1], text[:, 1:]
     batch, time = tokens.shape
-    hidden = model.model(tokens, use_cache=False).last_hidden_state  # behind the final norm
+    hidden = model.model(tokens, use_cache=False).last_hidden_state  # after the final norm
     main = F.cross_entropy(model.lm_head(hidden).flatten(0, 1), targets.flatten())
     positions = torch.arange(time)[None]
     rotary = model.model.rotary_emb(hidden, positions)
@@ -106,7 +107,7 @@ def make(name):
 
     main, further = both(text)
     (main + COEF / depth * further.sum()).backward()
-    model.model.layers.extend(both.further)  # whose names are then those of the hub
+    model.model.layers.extend(both.further)  # their names are then those of the hub
     weights = hub_tensors(model, False, lambda p: p)
     grads = hub_tensors(model, False, lambda p: p.grad)
     weights |= {n: b.clone() for n, b in model.named_buffers() if n.endswith("e_score_correction_bias")}

@@ -1,4 +1,5 @@
-"""Trains a small byte-level BPE with Python's `tokenizers` and writes it with the ids of some texts, which `crates/data` has to find too.
+"""Trains a small byte-level BPE with Python's `tokenizers` and writes it with the ids of some texts, which
+`crates/data` must reproduce.
 
     pip install tokenizers
     python tests/reference/make_tokenizer.py            # writes tests/reference/tokenizer/

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Models between Hugging Face transformers and us, both ways, with a Python that has requirements.txt installed:
+# Moves models between Hugging Face transformers and Kiln, both ways, with a Python that has requirements.txt installed:
 #
 #   PYTHON=python3 bash tests/reference/round_trip.sh
 #
-# * A model that transformers has made is imported, trained for 5 steps and exported as fp32, bf16 and fp16: transformers loads the
-#   folders and has our logits to 1e-4, and continues a prompt as we do.
-# * Of every fixture, and of models that we have initialised, transformers has the logits from before the export.
+# * A model made by transformers is imported, trained for 5 steps and exported as fp32, bf16 and fp16. transformers
+#   loads the folders, matches Kiln's logits to 1e-4, and continues a prompt in the same way.
+# * For every fixture, and for models initialized by Kiln, transformers matches the logits from before the export.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 

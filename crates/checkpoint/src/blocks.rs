@@ -1,4 +1,4 @@
-//! Digests of files, BLAKE3's tree cut at blocks of 2 MiB, so that any block is checked by itself.
+//! Digests of files: BLAKE3's tree, cut at blocks of 2 MiB so that each block can be checked by itself.
 //!
 //! ```text
 //! digest of a file                    root              `b3sum FILE` prints it
@@ -7,24 +7,24 @@
 //! its blocks, 2 MiB each   0       1         2       3  one digest each, in blocks.bin
 //! ```
 //!
-//! The list of a file's blocks needs no digest of its own: it has to lead to the root.
+//! A file's list of block digests needs no digest of its own, because it must hash to the root.
 
 use blake3::Hasher;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 use std::ops::Range;
 
-/// Bytes of a block.
+/// Bytes per block.
 pub(crate) const BLOCK: u64 = 2 << 20;
 
-/// Of a block or of a file.
+/// The digest of a block or of a file.
 pub(crate) type Digest = [u8; 32];
 
-/// How many blocks a file has.
+/// The number of blocks in a file.
 pub(crate) fn count(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK)
 }
 
-/// The bytes of block `number` of a file.
+/// The byte range of block `number` of a file.
 pub(crate) fn range(bytes: u64, number: u64) -> Range<u64> {
     number * BLOCK..bytes.min((number + 1) * BLOCK)
 }
@@ -33,7 +33,7 @@ pub(crate) fn range(bytes: u64, number: u64) -> Range<u64> {
 pub(crate) fn digest(bytes: u64, number: u64, block: &[u8]) -> Digest {
     let mut hasher = Hasher::new();
     if count(bytes) <= 1 {
-        return hasher.update(block).finalize().into(); // the root itself
+        return hasher.update(block).finalize().into(); // the block is the root
     }
     hasher.set_input_offset(number * BLOCK).update(block).finalize_non_root()
 }
@@ -60,12 +60,12 @@ fn subtree(blocks: &[Digest]) -> Digest {
     }
 }
 
-/// The left one has as many blocks as a full tree can that leaves something to the right.
+/// Splits the blocks as BLAKE3 does: the left half is the largest full tree that leaves something for the right.
 fn halves(blocks: &[Digest]) -> (&[Digest], &[Digest]) {
     blocks.split_at(blocks.len().next_power_of_two() / 2)
 }
 
-/// The blocks of a file whose length is known, while it is written.
+/// Digests the blocks of a file of known length while it is written.
 pub(crate) struct Blocks {
     bytes: u64,
     list: Vec<Digest>,
@@ -77,7 +77,7 @@ impl Blocks {
         Self { bytes, list: Vec::with_capacity(count(bytes) as usize), hasher: Hasher::new() }
     }
 
-    /// The next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let left = (BLOCK - self.hasher.count()) as usize;
@@ -90,10 +90,10 @@ impl Blocks {
         }
     }
 
-    /// Digests of the blocks of all that there was.
+    /// The digests of the blocks of all bytes added.
     ///
     /// # Panics
-    /// If it was not as long as was said.
+    /// If the number of blocks is not that of the announced length.
     pub fn finish(mut self) -> Vec<Digest> {
         if self.hasher.count() > 0 {
             self.close();
@@ -110,21 +110,21 @@ impl Blocks {
     }
 }
 
-/// The blocks of all bytes at once.
+/// The digests of the blocks of `bytes`.
 pub(crate) fn of(bytes: &[u8]) -> Vec<Digest> {
     let mut blocks = Blocks::new(bytes.len() as u64);
     blocks.update(bytes);
     blocks.finish()
 }
 
-/// What one of `parts` has of `total` blocks: each block is in one part, and no part has more than one block above
-/// another.
+/// The blocks, out of `total`, that belong to one of `parts` parts: each block belongs to one part, and the sizes of
+/// parts differ by at most one block.
 pub(crate) fn share(total: u64, part: usize, parts: usize) -> Range<u64> {
     let cut = |part: usize| (u128::from(total) * part as u128 / parts as u128) as u64;
     cut(part)..cut(part + 1)
 }
 
-/// A digest as text.
+/// The hexadecimal digits of a digest.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,12 +1,12 @@
-//! How a checkpoint that is being written becomes whole.
+//! Completing a checkpoint that is being written.
 //!
 //! ```text
 //! rank 0     begin: head.json, extra files ─ its file ─┐
-//! rank 1               its file, rank-1.json ──────────┼─ complete: pieces.bin, blocks.bin, index.json, then the rename
+//! rank 1               its file, rank-1.json ──────────┼─ complete: pieces.bin, blocks.bin, index.json, the rename
 //! rank 2     its file, rank-2.json ────────────────────┘
 //! ```
 //!
-//! All that the last step needs is in the folder, so that it can be made by a later process, where this one has ended
+//! The folder contains everything that the last step needs, so a later process can take this step if the first one ends
 //! before it.
 
 use crate::blocks::{self, Digest};
@@ -19,17 +19,17 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What is known of the run, until the index has it.
+/// The file that holds what is known of the run until there is an index.
 const HEAD: &str = "head.json";
 
 impl Folder {
-    /// Begins the checkpoint of `index.step`, which has these `extra` files (name and bytes). Of `index`, what is known
-    /// of the run counts; parameters, files and digest are filled in when it is [completed](Self::complete).
+    /// Begins the checkpoint of `index.step` with these `extra` files (name and bytes). It uses what `index` says of
+    /// the run; [`complete`](Self::complete) fills in parameters, files and digest.
     pub fn begin(&self, index: &Index, extra: &[(String, Vec<u8>)]) -> Result<(), CheckpointError> {
         self.expect_own()?;
         let partial = self.partial(index.step);
         fs::create_dir_all(&partial).map_err(CheckpointError::write(&partial))?;
-        // Or else a power loss may take the folder that all checkpoints are in.
+        // Otherwise a power loss may take the folder of all checkpoints.
         self.sync_parent()?;
         let mut head = Index { format: Index::FORMAT, parameters: vec![], files: vec![], ..index.clone() };
         for (name, bytes) in extra {
@@ -39,19 +39,19 @@ impl Folder {
         write_synced(&partial.join(HEAD), &serde_json::to_vec(&head).expect("an index is plain data"))
     }
 
-    /// The ranks that have not written their part of a checkpoint yet.
+    /// The ranks that have not yet written their part of a checkpoint.
     pub fn missing(&self, step: u64, world_size: usize) -> Vec<usize> {
         let partial = self.partial(step);
         (0..world_size).filter(|rank| !partial.join(entry_file(*rank)).is_file()).collect()
     }
 
-    /// Completes a checkpoint that was [begun](Self::begin), and whose ranks' files are all written; returns its
+    /// Completes a checkpoint that was [begun](Self::begin) and whose ranks have all written their files. Returns its
     /// folder.
     pub fn complete(&self, step: u64) -> Result<PathBuf, CheckpointError> {
         self.expect_own()?;
         let (partial, whole) = (self.partial(step), self.step(step));
         let index_path = partial.join("index.json");
-        // One that is there was written last, by a process that ended before it could rename the folder.
+        // An existing index was written last, by a process that ended before it could rename the folder.
         let index = if index_path.is_file() { Index::read(&index_path)? } else { write_index(&partial)? };
         let ranks = (0..index.world_size).flat_map(|rank| [entry_file(rank), blocks_file(rank)]);
         for name in ranks.chain([HEAD.into()]) {
@@ -67,17 +67,17 @@ impl Folder {
         Ok(whole)
     }
 
-    /// [`begin`](Self::begin)s and [`complete`](Self::complete)s the checkpoint of `index.step`, whose ranks' files are
-    /// all written.
+    /// [`begin`](Self::begin)s and [`complete`](Self::complete)s the checkpoint of `index.step`, whose ranks have all
+    /// written their files.
     pub fn commit(&self, index: Index, extra: &[(String, Vec<u8>)]) -> Result<PathBuf, CheckpointError> {
         self.begin(&index, extra)?;
         self.complete(index.step)
     }
 
-    /// The number of ranks that have written a checkpoint of which nothing but the last step is missing.
+    /// The number of ranks that have written a checkpoint that lacks nothing but the last step.
     ///
     /// # Errors
-    /// If that cannot be told, because of a disk that does not answer: then nothing is to be removed.
+    /// If this cannot be determined because the disk fails to answer. Nothing must be removed in that case.
     pub(crate) fn ranks_of_complete(&self, step: u64) -> Result<Option<usize>, CheckpointError> {
         let partial = self.partial(step);
         if !is_there(&partial, fs::Metadata::is_dir)? {
@@ -87,7 +87,7 @@ impl Folder {
             return Ok(Some(index.world_size));
         }
         let Some(head) = if_whole(read_head(&partial))? else { return Ok(None) };
-        // The first that is missing will do: the head may speak of more ranks than there are names to look for.
+        // Stops at the first missing rank: a damaged head may claim more ranks than can be looked up.
         for rank in 0..head.world_size {
             if !is_there(&partial.join(entry_file(rank)), fs::Metadata::is_file)? {
                 return Ok(None);
@@ -97,7 +97,7 @@ impl Folder {
     }
 }
 
-/// None of a file that is not there, or is not what it should be.
+/// None for a file that is missing or broken.
 fn if_whole(index: Result<Index, CheckpointError>) -> Result<Option<Index>, CheckpointError> {
     match index {
         Ok(index) => Ok(Some(index)),
@@ -107,7 +107,7 @@ fn if_whole(index: Result<Index, CheckpointError>) -> Result<Option<Index>, Chec
     }
 }
 
-/// Whether there is something of this kind; a link is of another.
+/// Whether there is something of this kind at `path`. A link is never of the kind.
 fn is_there(path: &Path, is_kind: impl FnOnce(&fs::Metadata) -> bool) -> Result<bool, CheckpointError> {
     match fs::symlink_metadata(path) {
         Ok(found) => Ok(is_kind(&found)),
@@ -127,7 +127,7 @@ fn read_head(partial: &Path) -> Result<Index, CheckpointError> {
     }
 }
 
-/// Writes what the ranks have said of their files as the checkpoint's table, digests and index.
+/// Writes the checkpoint's table, digests and index from the ranks' entries.
 fn write_index(partial: &Path) -> Result<Index, CheckpointError> {
     let head = read_head(partial)?;
     let broken = |reason: String| CheckpointError::broken(partial, reason);
@@ -162,7 +162,7 @@ fn write_index(partial: &Path) -> Result<Index, CheckpointError> {
     Ok(index)
 }
 
-/// Writes the digests of the ranks' files, which lie beside them, and of the others.
+/// Writes the digests of the ranks' files, which lie beside them, and those of the other files.
 fn write_blocks<'a>(
     partial: &Path,
     ranks: &[FileEntry],

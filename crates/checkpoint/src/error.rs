@@ -1,30 +1,30 @@
-//! What can be wrong with a checkpoint.
+//! Errors of writing and reading checkpoints.
 
 use crate::Folder;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a checkpoint cannot be written or read; each message names the file, and the parameter where there is one.
+/// Why a checkpoint cannot be written or read. Each message names the file, and the parameter if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// A file or folder that cannot be written: the disk is full, say.
+    /// A file or folder cannot be written, for example because the disk is full.
     #[error("cannot write {}: {source}; older checkpoints are as they were: make room, or give the run another folder with --out", path.display())]
     Write {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file or folder that cannot be read.
+    /// A file or folder cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file that is not what was written: cut off, edited, or of something else.
+    /// A file is not what was written: it was cut off, edited, or replaced.
     #[error("{}: {reason}: the checkpoint cannot be trusted; {}", path.display(), instead(path, ", as `--resume auto` does by itself"))]
     Broken {
         /// The file.
@@ -32,14 +32,14 @@ pub enum CheckpointError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A parameter of a model that has diverged.
+    /// A parameter is not finite: the model has diverged.
     #[error("{}: parameter {parameter} is not finite (it has the value {value}); {}", path.display(), instead(path, ""))]
     NotFinite {
         /// The checkpoint, or the folder in which it is written.
         path: PathBuf,
         /// The parameter's name.
         parameter: String,
-        /// One of its values that are not finite.
+        /// One of its non-finite values.
         value: f32,
     },
     /// The checkpoint was written in another format.
@@ -54,7 +54,7 @@ pub enum CheckpointError {
         /// The version of its format.
         format: u32,
     },
-    /// A folder of a run that is a link to elsewhere.
+    /// A folder of a run is a symbolic link.
     #[error(
         "{}: is a symbolic link, and Kiln writes and removes files in it: put a folder in its place (a link to the whole run is fine)",
         path.display()
@@ -63,7 +63,7 @@ pub enum CheckpointError {
         /// The link.
         path: PathBuf,
     },
-    /// The checkpoint is of another model.
+    /// The checkpoint belongs to another model.
     #[error("{}: {reason}: this is a checkpoint of another model", path.display())]
     OtherModel {
         /// The checkpoint.
@@ -71,7 +71,7 @@ pub enum CheckpointError {
         /// What does not fit.
         reason: String,
     },
-    /// There is no checkpoint in a folder.
+    /// A folder contains no checkpoint.
     #[error("{}: there is no checkpoint: {}", path.display(), runs_in(path))]
     None {
         /// The folder.
@@ -87,10 +87,10 @@ pub enum CheckpointError {
         /// The steps that have one, the oldest first.
         there: Vec<u64>,
     },
-    /// What follows the `@` behind a run names no checkpoint.
+    /// The text after the `@` that follows a run names no checkpoint.
     #[error("{}: behind the @ give best, or a step: {}", path.display(), steps(there))]
     NoWhich {
-        /// As it was given.
+        /// The path as given.
         path: PathBuf,
         /// The steps that have a checkpoint, the oldest first.
         there: Vec<u64>,
@@ -108,7 +108,7 @@ pub enum CheckpointError {
     },
 }
 
-/// The steps that there are, in words.
+/// The available steps, in words.
 fn steps(there: &[u64]) -> String {
     let (last, before) = match there {
         [] => return "there is none at all".into(),
@@ -119,8 +119,8 @@ fn steps(there: &[u64]) -> String {
     format!("there are those of steps {} and {last} (RUN@{last})", before.join(", "))
 }
 
-/// Which checkpoint of the run to take instead of the one that `path` is or is in: the one before, or else the newest.
-/// `by_itself`: what is said of the one before.
+/// Names the checkpoint of the run to use instead of the one that `path` is or lies in: the one before it, or else the
+/// newest. `by_itself` is appended if it is the one before.
 fn instead(path: &Path, by_itself: &str) -> String {
     let step = |folder: &Path| folder.file_name()?.to_str()?.strip_prefix("step-")?.parse::<u64>().ok();
     let found = path.ancestors().find_map(|folder| {
@@ -138,7 +138,7 @@ fn instead(path: &Path, by_itself: &str) -> String {
     }
 }
 
-/// What to give instead of a folder that has no checkpoint: one of the runs in it, if there are some.
+/// Says what to give instead of a folder without checkpoints: one of the runs in it, if there are any.
 fn runs_in(folder: &Path) -> String {
     const NAMED: usize = 8;
     let folders = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());

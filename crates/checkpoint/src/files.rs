@@ -1,5 +1,4 @@
-//! Files of a checkpoint, read block by block. The first use of a block in a process compares its digest with that of the
-//! index.
+//! A checkpoint's files, read block by block. The first use of a block in a process compares its digest with the index.
 
 use crate::blocks::{self, Digest, hex};
 use crate::{CheckpointError, FileEntry, Index};
@@ -10,19 +9,19 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Digests of all blocks of all files, in the order of the index, the table's last.
+/// Digests of all blocks of all files, in the order of the index, followed by the table's.
 pub(crate) const BLOCKS: &str = "blocks.bin";
 
-/// Files that are open at once; more of them would meet the limit that systems set a process, 1,024.
+/// Files open at once. Systems commonly limit a process to 1,024.
 const OPEN: usize = 256;
 
-/// The files of a checkpoint, opened when they are needed. The table comes after those of the index.
+/// The files of a checkpoint, opened when they are needed: those of the index, then the table.
 pub(crate) struct Files {
     folder: PathBuf,
     entries: Vec<FileEntry>,
-    /// Of each file the number of its first block, and that of all at the end.
+    /// The number of each file's first block, followed by the number of all blocks.
     first: Vec<u64>,
-    /// The one used last is the last one.
+    /// The most recently used file is last.
     open: Mutex<Vec<(usize, Arc<Open>)>>,
 }
 
@@ -44,15 +43,16 @@ impl Files {
         &self.entries
     }
 
-    /// All blocks of all files.
+    /// The number of blocks of all files.
     pub fn blocks(&self) -> u64 {
         self.first[self.entries.len()]
     }
 
-    /// A file, which stays open for as long as it is used now and then.
+    /// A file. The most recently used files stay open.
     ///
     /// # Errors
-    /// If it is missing, or not as long as the index says, or the list of its blocks is not that of the index.
+    /// If the file is missing or has another length than the index says, or if its list of block digests does not match
+    /// the index.
     pub fn get(&self, number: usize) -> Result<Arc<Open>, CheckpointError> {
         if let Some(open) = self.used(number) {
             return Ok(open);
@@ -92,7 +92,7 @@ impl Files {
         Ok(Open { path, file, bytes: entry.bytes, digests, checked })
     }
 
-    /// Checks the blocks of a share of all bytes, which may be of several files.
+    /// Checks one part of the blocks of all files. A part may span several files.
     pub fn verify(&self, part: usize, parts: usize) -> Result<(), CheckpointError> {
         let share = blocks::share(self.blocks(), part, parts);
         let mut buffer = vec![];
@@ -106,17 +106,17 @@ impl Files {
         Ok(())
     }
 
-    /// Closes all, so that a checkpoint that is removed frees its place.
+    /// Closes all files, so that the space of a removed checkpoint is freed.
     pub fn close(&self) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-/// Bytes that are read into memory at once at most, of files that are not those of the ranks. The index of 1,024 ranks
-/// has a million.
+/// Most bytes read into memory at once from files other than those of the ranks. The index of 1,024 ranks has a million
+/// bytes.
 const AT_ONCE: u64 = 1 << 30;
 
-/// A small file, whole.
+/// Reads a whole small file.
 pub(crate) fn read_small(path: &Path) -> Result<Vec<u8>, CheckpointError> {
     expect_file(path)?;
     let file = File::open(path).map_err(CheckpointError::read(path))?;
@@ -134,7 +134,7 @@ pub(crate) fn expect_small(path: &Path, bytes: u64) -> Result<(), CheckpointErro
     }
 }
 
-/// An error unless it is a file: a pipe would never be opened.
+/// An error unless `path` is a regular file: opening a pipe would block forever.
 fn expect_file(path: &Path) -> Result<(), CheckpointError> {
     match fs::metadata(path).map_err(CheckpointError::read(path))?.is_file() {
         true => Ok(()),
@@ -142,7 +142,7 @@ fn expect_file(path: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-/// Opens what has to be a file of this length.
+/// Opens a regular file that must have this length.
 fn open_with_length(path: &Path, bytes: u64) -> Result<File, CheckpointError> {
     expect_file(path)?;
     let file = File::open(path).map_err(CheckpointError::read(path))?;
@@ -152,13 +152,13 @@ fn open_with_length(path: &Path, bytes: u64) -> Result<File, CheckpointError> {
     }
 }
 
-/// A file of a checkpoint. What is checked is what is used: both come from one descriptor.
+/// An open file of a checkpoint. The bytes that are checked are those that are used: both come from one descriptor.
 pub(crate) struct Open {
     pub path: PathBuf,
     file: File,
     bytes: u64,
     digests: Vec<Digest>,
-    /// Whether a block has been read once and had its digest.
+    /// Whether each block has been read once and matched its digest.
     checked: Vec<AtomicBool>,
 }
 
@@ -170,7 +170,7 @@ impl Open {
     /// Reads a block.
     ///
     /// # Errors
-    /// If it cannot be read, or has another digest.
+    /// If the block cannot be read or does not match its digest.
     pub fn read_block(&self, number: u64, into: &mut Vec<u8>) -> Result<(), CheckpointError> {
         let range = blocks::range(self.bytes, number);
         into.resize((range.end - range.start) as usize, 0);
@@ -194,14 +194,15 @@ impl Open {
     }
 }
 
-/// The blocks that were used last, so that reading a matrix whose columns lie in several files reads each block once.
+/// The most recently used blocks, so that reading a matrix whose columns lie in several files reads each block once.
 pub(crate) struct Recent {
     kept: usize,
     blocks: Vec<((usize, u64), Vec<u8>)>,
 }
 
 impl Recent {
-    /// For a matrix whose rows go through so many files. Beyond 128 blocks, 256 MB, memory is dearer than reading again.
+    /// For a matrix whose rows span `files` files. It keeps 128 blocks (256 MB) at most: beyond that, memory costs more
+    /// than reading again.
     pub fn new(files: usize) -> Self {
         Self { kept: files.clamp(4, 128), blocks: vec![] }
     }

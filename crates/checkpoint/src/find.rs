@@ -3,17 +3,17 @@
 use crate::{CheckpointError, Folder, Index};
 use std::path::{Path, PathBuf};
 
-/// A checkpoint that is named by a run's folder and what follows it, as in `RUN@best`.
+/// A checkpoint named by a suffix of its run's folder, as in `RUN@best`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
-    /// The one with the lowest validation loss.
+    /// The checkpoint with the lowest validation loss.
     Best,
-    /// The one after so many steps.
+    /// The checkpoint after this many steps.
     Step(u64),
 }
 
-/// Splits `RUN@best` and `RUN@12` into the run's folder and which of its checkpoints is meant. None for any other path,
-/// and for one that is there under this very name.
+/// Splits `RUN@best` or `RUN@12` into the run's folder and the checkpoint meant. None for any other path, and for a
+/// path that exists under this very name.
 pub fn split_at(path: &Path) -> Option<(&Path, Which)> {
     let (run, which) = path.to_str().filter(|_| !path.exists())?.rsplit_once('@')?;
     let which = match which {
@@ -23,18 +23,18 @@ pub fn split_at(path: &Path) -> Option<(&Path, Which)> {
     Some((Path::new(run), which))
 }
 
-/// The folder of the run in `RUN@WHICH`, where that is neither there nor names a checkpoint.
+/// The run's folder in `RUN@WHICH`, if the path does not exist and `WHICH` names no checkpoint.
 pub fn run_of_unknown(path: &Path) -> Option<&Path> {
     let (run, _) = path.to_str().filter(|_| !path.exists() && split_at(path).is_none())?.rsplit_once('@')?;
     Some(Path::new(run)).filter(|run| run.is_dir())
 }
 
 impl Folder {
-    /// The checkpoint at `path`: a checkpoint itself, `RUN@best`, `RUN@12`, or the newest one of a run's folder or of
+    /// The checkpoint at `path`: a checkpoint itself, `RUN@best`, `RUN@12`, or the newest one in a run's folder or in
     /// its `checkpoints/`.
     ///
     /// # Errors
-    /// If there is none; then the error names those that there are.
+    /// If there is no such checkpoint. The error lists the existing ones.
     pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
         if let Some((run, which)) = split_at(path) {
             let folder = Self::of_run(run);
@@ -59,7 +59,7 @@ impl Folder {
         newest.ok_or(CheckpointError::None { path: path.into() })
     }
 
-    /// The checkpoint with the lowest validation loss so far, as the newest one that can be read says.
+    /// The checkpoint with the lowest validation loss so far, according to the newest checkpoint that can be read.
     fn best(&self) -> Result<PathBuf, CheckpointError> {
         let indexes = self.list()?.into_iter().rev().map(|(_, path)| Index::read(&path.join("index.json")));
         let newest = indexes.reduce(|newest, older| newest.or(older)).transpose()?;
@@ -70,7 +70,7 @@ impl Folder {
         }
     }
 
-    /// The checkpoint after so many steps.
+    /// The checkpoint after this many steps.
     fn expect_step(&self, step: u64) -> Result<PathBuf, CheckpointError> {
         let path = self.step(step);
         if path.is_dir() {

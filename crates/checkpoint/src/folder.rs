@@ -4,30 +4,30 @@ use crate::CheckpointError;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// The folder `checkpoints/` of a run.
+/// A run's folder `checkpoints/`.
 #[derive(Debug, Clone)]
 pub struct Folder(PathBuf);
 
-/// Says whether what so many ranks have written in a folder may be a checkpoint.
+/// Decides whether the files that this number of ranks wrote to a folder may form a checkpoint.
 pub type MayBe<'a> = dyn Fn(&Path, usize) -> Result<bool, CheckpointError> + 'a;
 
 impl Folder {
-    /// Of a run; it need not be there yet.
+    /// The folder of a run. It need not exist yet.
     pub fn of_run(run: &Path) -> Self {
         Self(run.join("checkpoints"))
     }
 
-    /// A folder of checkpoints, whatever its name.
+    /// A folder of checkpoints of any name.
     pub(crate) fn at(path: &Path) -> Self {
         Self(path.into())
     }
 
-    /// The folder.
+    /// The folder's path.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Step and folder of each checkpoint, the oldest first.
+    /// Step and folder of each checkpoint, oldest first.
     pub fn list(&self) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
         let mut found = self.entries("step-", "")?;
         found.sort();
@@ -39,17 +39,17 @@ impl Folder {
         Ok(self.list()?.pop().map(|(_, path)| path))
     }
 
-    /// A checkpoint's folder.
+    /// The folder of a step's checkpoint.
     pub fn step(&self, step: u64) -> PathBuf {
         self.0.join(format!("step-{step}"))
     }
 
-    /// The folder in which a checkpoint is written.
+    /// The folder in which a step's checkpoint is written.
     pub fn partial(&self, step: u64) -> PathBuf {
         self.0.join(format!(".step-{step}.partial"))
     }
 
-    /// Whether [`mend`](Self::mend) would find something to do.
+    /// Whether [`mend`](Self::mend) would find anything to do.
     pub fn needs_mending(&self) -> Result<bool, CheckpointError> {
         let replaced = self.entries(".step-", ".replaced")?.into_iter().any(|(step, _)| !self.step(step).exists());
         let partial = self.entries(".step-", ".partial")?;
@@ -57,12 +57,12 @@ impl Folder {
         Ok(replaced || complete.collect::<Result<Vec<_>, _>>()?.into_iter().any(|ranks| ranks.is_some()))
     }
 
-    /// Makes whole what a process that was killed has left so that nothing but a name is missing: a checkpoint that all
-    /// ranks have written, and one that was to be replaced. Returns those that are new. The run must not be trained
-    /// meanwhile. `may_be` is asked before a checkpoint of ranks that have all written is completed.
+    /// Finishes what a killed process left one step short of complete: a checkpoint that all ranks have written, and
+    /// one that was being replaced. Returns the newly completed checkpoints. The run must not be training at the same
+    /// time. `may_be` is asked before a checkpoint that all ranks have written is completed.
     ///
     /// # Errors
-    /// If a file cannot be read or written; nothing is lost then.
+    /// If a file cannot be read or written. Nothing is lost in that case.
     pub fn mend(&self, may_be: &MayBe<'_>) -> Result<Vec<PathBuf>, CheckpointError> {
         self.expect_own()?;
         for (step, replaced) in self.entries(".step-", ".replaced")? {
@@ -78,7 +78,7 @@ impl Folder {
                 continue;
             }
             match self.complete(step) {
-                // It only seemed to be whole.
+                // It only seemed complete.
                 Err(CheckpointError::Broken { .. } | CheckpointError::OtherFormat { .. }) => {}
                 other => adopted.push(other?),
             }
@@ -86,7 +86,7 @@ impl Folder {
         Ok(adopted)
     }
 
-    /// [`mend`](Self::mend)s, and removes what a process that was killed has left half-written or half-removed.
+    /// [`mend`](Self::mend)s, and removes what a killed process left half-written or half-removed.
     pub fn clean(&self, may_be: &MayBe<'_>) -> Result<Vec<PathBuf>, CheckpointError> {
         let adopted = self.mend(may_be)?;
         let mut removed = false;
@@ -102,8 +102,8 @@ impl Folder {
         Ok(adopted)
     }
 
-    /// Moves the checkpoints after `step` into the folder `abandoned/`, where they no longer count, and returns where
-    /// they are: a run that goes on from an older checkpoint is not to take them for its own.
+    /// Moves the checkpoints after `step` into the folder `abandoned/`, where they no longer count, and returns their
+    /// new paths. A run that resumes from an older checkpoint must not mistake them for its own.
     pub fn set_aside(&self, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
         self.expect_own()?;
         let abandoned = self.0.join("abandoned");
@@ -119,15 +119,15 @@ impl Folder {
             moved.push(target);
         }
         if !moved.is_empty() {
-            // Where they are first, so that none is lost in between.
+            // The target first, so that none is lost in between.
             sync_folder(&abandoned)?;
             sync_folder(&self.0)?;
         }
         Ok(moved)
     }
 
-    /// Gives the whole checkpoint in `partial` its name. One of the same step, written at the end of a shorter run, is
-    /// there until the new one is.
+    /// Gives the complete checkpoint in `partial` its name. An older one of the same step, written at the end of a
+    /// shorter run, stays until the new one is in place.
     pub(crate) fn replace(&self, partial: &Path, whole: &Path, step: u64) -> Result<(), CheckpointError> {
         sync_folder(partial)?;
         let replaced = self.0.join(format!(".step-{step}.replaced"));
@@ -143,7 +143,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Syncs the folder that this one is in.
+    /// Syncs the parent folder.
     pub(crate) fn sync_parent(&self) -> Result<(), CheckpointError> {
         match self.0.parent() {
             Some(parent) if parent == Path::new("") => sync_folder(Path::new(".")),
@@ -152,13 +152,13 @@ impl Folder {
         }
     }
 
-    /// An error if the folder is a link: what is removed in it would be elsewhere.
+    /// An error if the folder is a link: removing files in it would remove them elsewhere.
     pub(crate) fn expect_own(&self) -> Result<(), CheckpointError> {
         expect_no_link(&self.0)
     }
 
-    /// Removes all checkpoints but the newest `keep`, those of multiples of `every` steps (0: none), those of the steps
-    /// `also`, and that of step 0: no training can make again the model that a run was begun with.
+    /// Removes all checkpoints except the newest `keep`, those at multiples of `every` steps (0: none), those of the
+    /// steps in `also`, and that of step 0, because no training can recreate the model that a run began with.
     pub fn prune(&self, keep: usize, every: u64, also: &[u64]) -> Result<(), CheckpointError> {
         self.expect_own()?;
         let all = self.list()?;
@@ -167,15 +167,14 @@ impl Folder {
         older.filter(|step| !stays(step)).try_for_each(|step| self.remove(step))
     }
 
-    /// Removes what was written of a checkpoint; it is renamed first, so that no later process takes a part of it for
-    /// whole.
+    /// Removes an unfinished checkpoint. It is renamed first, so that no later process takes a part of it for complete.
     pub fn discard(&self, step: u64) -> Result<(), CheckpointError> {
         let removed = self.0.join(format!(".step-{step}.removed"));
         rename(&self.partial(step), &removed)?;
         fs::remove_dir_all(&removed).map_err(CheckpointError::write(&removed))
     }
 
-    /// Removes a checkpoint; it is renamed first, so that there is never a part of one under its name.
+    /// Removes a checkpoint. It is renamed first, so that its name never stands for a part of it.
     fn remove(&self, step: u64) -> Result<(), CheckpointError> {
         let removed = self.0.join(format!(".step-{step}.removed"));
         rename(&self.step(step), &removed)?;
@@ -183,7 +182,7 @@ impl Folder {
         fs::remove_dir_all(&removed).map_err(CheckpointError::write(&removed))
     }
 
-    /// Folders named PREFIX N SUFFIX, with their N.
+    /// Folders named PREFIX N SUFFIX, each with its N.
     fn entries(&self, prefix: &str, suffix: &str) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
         let entries = match fs::read_dir(&self.0) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(vec![]),
@@ -209,7 +208,7 @@ fn expect_no_link(path: &Path) -> Result<(), CheckpointError> {
     }
 }
 
-/// Waits until a folder's names are on the disk.
+/// Waits until the names in a folder are on disk.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
     File::open(path).and_then(|folder| folder.sync_all()).map_err(CheckpointError::write(path))
 }

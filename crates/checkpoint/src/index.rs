@@ -1,4 +1,4 @@
-//! What `index.json` holds.
+//! The contents of `index.json`.
 
 use crate::blocks::{Digest, hex, root};
 use crate::files::read_small;
@@ -8,48 +8,48 @@ use crate::{CheckpointError, Kind};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What `index.json` holds.
+/// The contents of `index.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Index {
-    /// Version of this layout; [`Index::FORMAT`].
+    /// Version of this layout, [`Index::FORMAT`].
     pub format: u32,
-    /// Optimizer steps of the run so far. With the seed it is all that the order of data and the random numbers of a
-    /// run depend on.
+    /// Optimizer steps of the run so far. A run's data order and random numbers depend on this and the seed alone.
     pub step: u64,
     /// The run's seed.
     pub seed: u64,
     /// Tokens trained on so far.
     pub tokens: u64,
-    /// Loss of the last step, in nats per token; none before the first.
+    /// Loss of the last step, in nats per token. None before the first step.
     pub loss: Option<f64>,
     /// Loss of the last validation, in nats per token.
     pub val_loss: Option<f64>,
-    /// The lowest of all validations' losses so far, where the run keeps its checkpoint.
+    /// The lowest validation loss so far, if the run keeps its checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
-    /// Steps of the best validations on other data, before the run went on with this; their checkpoints stay.
+    /// Steps of the best validations on other data, from before the run resumed with the current data. Their
+    /// checkpoints stay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<u64>,
-    /// The lowest validation loss so far, of a run that ends once it has waited long enough for a lower one.
+    /// The lowest validation loss so far, for a run that stops early if no lower one follows for long enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lowest: Option<Lowest>,
-    /// Steps of AdamW, without those that were skipped; 0: there are no moments.
+    /// AdamW's steps without skipped ones. 0: there are no moments.
     pub optimizer_steps: u64,
-    /// The factor on fp16 losses; none without fp16.
+    /// The scale of fp16 losses. None without fp16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
-    /// Ranks that wrote it.
+    /// Number of ranks that wrote the checkpoint.
     pub world_size: usize,
-    /// Their strategy.
+    /// Their parallelism strategy.
     pub strategy: String,
-    /// All parameters, in the order of their names.
+    /// All parameters, ordered by name.
     pub parameters: Vec<Parameter>,
-    /// The files of the ranks, in their order, and those that the run has added.
+    /// The ranks' files in rank order, followed by those that the run added.
     pub files: Vec<FileEntry>,
-    /// The file that says where the pieces of all parameters are in those of the ranks.
+    /// The file that says where the pieces of all parameters lie in the ranks' files.
     pub table: FileEntry,
-    /// BLAKE3 of this file with these digits left out.
+    /// BLAKE3 of this file without these digits.
     pub digest: String,
 }
 
@@ -57,7 +57,7 @@ pub struct Index {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
-    /// The step it was made after.
+    /// The step after which it ran.
     pub step: u64,
     /// Its loss, in nats per token.
     pub val_loss: f64,
@@ -71,17 +71,17 @@ pub struct Lowest {
     pub step: u64,
     /// Its loss, in nats per token.
     pub val_loss: f64,
-    /// Validations since.
+    /// Validations since then.
     pub since: u64,
 }
 
-/// The factor on fp16 losses.
+/// The scale of fp16 losses.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LossScale {
-    /// The factor.
+    /// The scale factor.
     pub factor: f64,
-    /// Steps since it was last changed.
+    /// Steps since the factor last changed.
     pub good_steps: u64,
 }
 
@@ -89,14 +89,14 @@ pub struct LossScale {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parameter {
-    /// Path of fields in the model, `blocks.0.attn.c_attn.weight`.
+    /// Its path of fields in the model, such as `blocks.0.attn.c_attn.weight`.
     pub name: String,
-    /// Shape of the whole.
+    /// Shape of the whole parameter.
     pub shape: Vec<usize>,
 }
 
 impl Parameter {
-    /// Number of elements; none if it is beyond what a computer can count.
+    /// Number of elements. None if it overflows.
     pub fn len(&self) -> Option<usize> {
         elements(&self.shape)
     }
@@ -115,7 +115,7 @@ pub struct FileEntry {
     pub name: String,
     /// Its length.
     pub bytes: u64,
-    /// Its BLAKE3 digest, the one that `b3sum` prints.
+    /// Its BLAKE3 digest, as `b3sum` prints it.
     pub blake3: String,
 }
 
@@ -125,7 +125,7 @@ impl FileEntry {
     }
 }
 
-/// The part of an index that all formats have.
+/// The part of an index that all formats share.
 #[derive(Deserialize)]
 struct Version {
     format: u32,
@@ -134,12 +134,12 @@ struct Version {
 const DIGEST_KEY: &str = "\"digest\": \"";
 
 impl Index {
-    /// What it has of each parameter: moments only once AdamW has made a step.
+    /// What is stored for each parameter: moments only after AdamW's first step.
     pub fn kinds(&self) -> &'static [Kind] {
         if self.optimizer_steps > 0 { &Kind::ALL } else { &Kind::ALL[..1] }
     }
 
-    /// The files that the run has added to those of its ranks.
+    /// The files that the run added to those of its ranks.
     pub fn extra(&self) -> &[FileEntry] {
         self.files.get(self.world_size..).unwrap_or_default()
     }
@@ -147,7 +147,7 @@ impl Index {
     /// The version that this crate writes and reads.
     pub const FORMAT: u32 = 2;
 
-    /// As JSON, with its digest.
+    /// The index as JSON with its digest.
     pub(crate) fn to_json(&self) -> String {
         let text = serde_json::to_string_pretty(&Self { digest: String::new(), ..self.clone() });
         let text = text.expect("an index is plain data") + "\n";
@@ -161,7 +161,7 @@ impl Index {
         Self::from_json(&text.map_err(|_| CheckpointError::broken(path, "not an index: it is no text"))?, path)
     }
 
-    /// Reads JSON; refuses what was changed since.
+    /// Parses JSON. Refuses an index that was changed after it was written.
     pub(crate) fn from_json(text: &str, path: &Path) -> Result<Self, CheckpointError> {
         let broken = |reason: String| CheckpointError::broken(path, reason);
         if let Ok(Version { format }) = serde_json::from_str(text)
@@ -178,14 +178,15 @@ impl Index {
         Ok(index)
     }
 
-    /// An error unless names are those of files beside it, each once, and of different parameters.
+    /// An error unless each file name is unique and names a file beside the index, and the parameters are sorted and
+    /// distinct.
     fn check(&self, path: &Path) -> Result<(), CheckpointError> {
         let broken = |reason: String| Err(CheckpointError::broken(path, reason));
         let mut names: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
         if let Some(name) = names.iter().find(|name| Path::new(name).file_name().is_none_or(|base| base != **name)) {
             return broken(format!("`{name}` is not the name of a file beside it"));
         }
-        // They are printed, and a terminal obeys some.
+        // The names are printed, and terminals obey control characters.
         let printed = names.iter().copied().chain(self.parameters.iter().map(|of| of.name.as_str()));
         if let Some(name) = printed.chain([self.strategy.as_str()]).find(|name| name.chars().any(char::is_control)) {
             return broken(format!("{name:?} has characters that no name has"));

@@ -1,4 +1,4 @@
-//! Reading a checkpoint.
+//! Reads checkpoints.
 
 use crate::blocks::{self, BLOCK};
 use crate::files::{Files, Recent, expect_small};
@@ -10,10 +10,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-/// A checkpoint that is open for reading, by any number of threads.
+/// A checkpoint open for reading by any number of threads.
 ///
-/// Every byte comes with its digest: a block of 2 MiB is compared when it is first read, and is used from the
-/// descriptor that it was read from. Of the places of pieces only those of the parameter that is read are in memory.
+/// Every byte is verified: a block of 2 MiB is compared with its digest when it is first read, and its bytes come from
+/// the same descriptor. Only the piece locations of the parameter being read are in memory.
 pub struct Checkpoint {
     path: PathBuf,
     index: Index,
@@ -21,7 +21,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a folder `step-N`. The index is checked; the other files are when they are read, or by
+    /// Opens a folder `step-N`. This checks the index. The other files are checked when they are read, or by
     /// [`verify`](Self::verify).
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let index_path = path.join("index.json");
@@ -30,23 +30,23 @@ impl Checkpoint {
         Ok(Self { path: path.into(), index, files })
     }
 
-    /// Its folder.
+    /// The checkpoint's folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What its index says.
+    /// The checkpoint's index.
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Reads every byte of this rank's share of the files and compares digests; all of `world_size` ranks together read
-    /// each byte once, and none reads more than a block of 2 MiB above another, however many files there are.
+    /// Reads every byte of this rank's share of the files and compares digests. All `world_size` ranks together read
+    /// each byte once, and their shares differ by at most one block of 2 MiB, however many files there are.
     pub fn verify(&self, rank: usize, world_size: usize) -> Result<(), CheckpointError> {
         self.files.verify(rank, world_size)
     }
 
-    /// [`verify`](Self::verify)s all, on all cores.
+    /// [`verify`](Self::verify)s all files on all cores.
     pub fn verify_all(&self) -> Result<(), CheckpointError> {
         let threads = thread::available_parallelism().map_or(1, NonZero::get);
         thread::scope(|scope| {
@@ -56,33 +56,33 @@ impl Checkpoint {
         })
     }
 
-    /// Closes its files, which are opened again when they are read. A checkpoint that is removed keeps its place on the
-    /// disk until then.
+    /// Closes the files. They are reopened when they are read again. A removed checkpoint occupies disk space until
+    /// this is called.
     pub fn close(&self) {
         self.files.close();
     }
 
-    /// The bytes of a file that the run has added.
+    /// The bytes of a file that the run added.
     ///
     /// # Errors
-    /// If there is none of that name.
+    /// If there is no file of that name.
     pub fn read_file(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let extra = self.index.extra().iter().position(|file| file.name == name);
         let number = self.index.world_size + extra.ok_or_else(|| self.other(format!("it has no file {name}")))?;
         self.bytes(number, 0..self.files.entries()[number].bytes)
     }
 
-    /// A parameter, for reading it.
+    /// Opens a parameter for reading.
     ///
     /// # Errors
-    /// If there is none of that name, or its pieces are not the whole of it.
+    /// If there is no parameter of that name, or if its pieces do not cover it exactly.
     pub fn parameter(&self, name: &str) -> Result<Elements<'_>, CheckpointError> {
         let all = &self.index.parameters;
         let number = all.binary_search_by(|of| of.name.as_str().cmp(name));
         let number = number.map_err(|_| self.other(format!("there is no parameter {name}")))?;
         let table = self.files.entries().len() - 1;
         let broken = || CheckpointError::broken(&self.path.join(&self.index.table.name), not_whole(name));
-        // The head, and in it where the section before ends, and this one.
+        // The head says where the previous section ends and where this one does.
         let head = all.len() as u64 * 8;
         let ends = number.saturating_sub(1) as u64 * 8..(number as u64 + 1) * 8;
         let ends = self.bytes_if(table, ends)?.ok_or_else(broken)?;
@@ -111,18 +111,18 @@ impl Checkpoint {
         })
     }
 
-    /// Elements `range` of a parameter, flat, or of its moments.
+    /// Reads elements `range` of a flattened parameter, or of its moments.
     ///
     /// # Errors
-    /// If there is no such parameter, it is shorter, or it has no moments.
+    /// If there is no such parameter, if it is shorter, or if it has no moments.
     pub fn read(&self, name: &str, kind: Kind, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         self.parameter(name)?.read(kind, range)
     }
 
-    /// [`read`](Self::read) of a range of a box's elements.
+    /// [`read`](Self::read)s a range of a box's elements.
     ///
     /// # Errors
-    /// As there, and if the box is not one of the parameter.
+    /// As for [`read`](Self::read), and if the box does not fit the parameter.
     pub fn read_region(
         &self,
         name: &str,
@@ -133,7 +133,7 @@ impl Checkpoint {
         self.parameter(name)?.read_region(kind, region, range)
     }
 
-    /// An error unless the parameters are these, in any order.
+    /// An error unless the parameters are exactly these, in any order.
     pub fn expect(&self, model: &[Parameter]) -> Result<(), CheckpointError> {
         let mut kept: HashMap<&str, &[usize]> =
             self.index.parameters.iter().map(|parameter| (parameter.name.as_str(), &parameter.shape[..])).collect();
@@ -156,7 +156,7 @@ impl Checkpoint {
         CheckpointError::OtherModel { path: self.path.clone(), reason }
     }
 
-    /// Bytes of a file; none if it is shorter.
+    /// Bytes of a file. None if it is shorter.
     fn bytes_if(&self, file: usize, range: Range<u64>) -> Result<Option<Vec<u8>>, CheckpointError> {
         let is_there = range.end <= self.files.entries()[file].bytes;
         is_there.then(|| self.bytes(file, range)).transpose()
@@ -176,7 +176,7 @@ impl Checkpoint {
     }
 }
 
-/// A parameter of a checkpoint, and its moments.
+/// A parameter of a checkpoint, with its moments.
 pub struct Elements<'a> {
     checkpoint: &'a Checkpoint,
     parameter: &'a Parameter,
@@ -185,10 +185,10 @@ pub struct Elements<'a> {
 }
 
 impl Elements<'_> {
-    /// Elements `range`, flat, of one kind.
+    /// Reads elements `range` of one kind of the flattened parameter.
     ///
     /// # Errors
-    /// If it is shorter, has no such kind, or a file was changed.
+    /// If the parameter is shorter or lacks this kind, or if a file was changed.
     pub fn read(&mut self, kind: Kind, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         let (name, len) = (&self.parameter.name, self.section.len());
         if range.end > len {
@@ -201,10 +201,10 @@ impl Elements<'_> {
         Ok(values)
     }
 
-    /// [`read`](Self::read) of a range of a box's elements.
+    /// [`read`](Self::read)s a range of a box's elements.
     ///
     /// # Errors
-    /// As there, and if the box is not one of the parameter.
+    /// As for [`read`](Self::read), and if the box does not fit the parameter.
     pub fn read_region(
         &mut self,
         kind: Kind,
@@ -221,7 +221,8 @@ impl Elements<'_> {
         Ok(values)
     }
 
-    /// The files that elements `range`, flat, of one kind lie in, by their numbers, and their bytes there, in order.
+    /// Where elements `range` of one kind of the flattened parameter lie: file numbers and the bytes in each file, in
+    /// order.
     pub fn places(&self, kind: Kind, range: Range<usize>) -> impl Iterator<Item = (usize, Range<u64>)> {
         let mut at = range.start;
         let segments = std::iter::from_fn(move || {
@@ -253,7 +254,7 @@ impl Elements<'_> {
                 let block = self.recent.block(&self.checkpoint.files, row.file, number)?;
                 let until = end.min((number + 1) * BLOCK);
                 let bytes = &block[(at - number * BLOCK) as usize..(until - number * BLOCK) as usize];
-                // The format is little-endian, as are the machines that this runs on.
+                // The format is little-endian, like all machines that Kiln supports.
                 match bytemuck::try_cast_slice(bytes) {
                     Ok(floats) => values.extend_from_slice(floats),
                     Err(_) => values.extend(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))),

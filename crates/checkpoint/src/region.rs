@@ -3,8 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// A box of a tensor: where it begins, and how large it is, in each dimension. A rank's experts, columns or rows are
-/// one.
+/// A box of a tensor: its start and size in each dimension. A rank's experts, columns or rows form such a box.
 ///
 /// ```text
 /// shape [4, 5], start [1, 2], size [2, 3]     . . . . .
@@ -15,18 +14,18 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Region {
-    /// A shape of as many elements in which the tensor is seen, `[8, 3, 4]` of `[8, 12]` for some columns of each of
-    /// three blocks; none: its own.
+    /// A shape with the same number of elements in which the tensor is viewed, such as `[8, 3, 4]` for `[8, 12]` to
+    /// select some columns of each of three blocks. None: the tensor's own shape.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub view: Option<Vec<usize>>,
-    /// Of each dimension the first index.
+    /// The first index in each dimension.
     pub start: Vec<usize>,
-    /// Of each dimension how many.
+    /// The number of indices in each dimension.
     pub size: Vec<usize>,
 }
 
 impl Region {
-    /// All of a tensor.
+    /// The box that covers a whole tensor.
     pub fn whole(shape: &[usize]) -> Self {
         Self { view: None, start: vec![0; shape.len()], size: shape.to_vec() }
     }
@@ -35,7 +34,7 @@ impl Region {
         self.view.as_deref().unwrap_or(shape)
     }
 
-    /// Whether it lies in a tensor of this shape, whose elements can be counted.
+    /// Whether the box lies in a tensor of this shape and the tensor's number of elements does not overflow.
     pub fn fits(&self, shape: &[usize]) -> bool {
         let (own, shape) = (shape, self.seen(shape));
         let inside =
@@ -45,21 +44,21 @@ impl Region {
             && self.start.iter().zip(self.size.iter().zip(shape)).all(inside)
     }
 
-    /// Number of its elements.
+    /// Number of elements in the box.
     pub fn len(&self) -> usize {
         self.size.iter().product()
     }
 
-    /// Whether it has none.
+    /// Whether the box has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Elements `range` of it, flat, as ranges of the tensor's elements, flat, in their order. They are made one by
-    /// one, so that a box of any size takes no memory.
+    /// Elements `range` of the flattened box, as ranges of the flattened tensor's elements, in order. The ranges are
+    /// computed lazily, so a box of any size takes no memory.
     ///
     /// # Panics
-    /// If it does not [fit](Self::fits) the shape.
+    /// If the box does not [fit](Self::fits) the shape.
     pub fn runs(&self, shape: &[usize], range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
         assert!(self.fits(shape), "{self:?} of a tensor of shape {shape:?}");
         let shape = self.seen(shape);
@@ -84,21 +83,20 @@ impl Region {
     }
 }
 
-/// The last dimension that is cut, and how many elements of a box of this size lie together in a tensor of this shape:
-/// what follows that dimension does, and so does its part.
+/// The last dimension that is cut, and how many elements of a box of this size are contiguous in a tensor of this
+/// shape: the box's size along that dimension times all later dimensions.
 pub(crate) fn together(size: &[usize], shape: &[usize]) -> (usize, usize) {
     let cut = size.iter().zip(shape).rposition(|(size, all)| size != all).unwrap_or(0);
     (cut, size.get(cut..).map_or(1, |sizes| sizes.iter().product()))
 }
 
-/// How many elements a tensor of this shape has; none if they, or those of any of its dimensions, are beyond what a
-/// computer can count.
+/// The number of elements of a tensor of this shape. None if the product of its nonzero dimensions overflows.
 pub(crate) fn elements(shape: &[usize]) -> Option<usize> {
     let at_most = shape.iter().try_fold(1usize, |len, width| len.checked_mul((*width).max(1)))?;
     Some(if shape.contains(&0) { 0 } else { at_most })
 }
 
-/// Of each dimension how many elements lie between neighbours.
+/// The number of elements between neighbors, for each dimension.
 pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|d| shape[d + 1..].iter().product()).collect()
 }
@@ -129,7 +127,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against every index of the box, one by one.
+        /// Compares the runs with every index of the box, one by one.
         #[test]
         fn runs_are_the_elements_of_the_box_in_order(
             dims in prop::collection::vec((1usize..5, 0usize..4, 1usize..5), 1..4),

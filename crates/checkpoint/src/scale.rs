@@ -1,5 +1,5 @@
-//! What opening a checkpoint takes of a rank where model and ranks are many. Only the index is made: no rank's file is
-//! there.
+//! Tests of what opening a checkpoint costs a rank if the model is large and ranks are many. They write only the index
+//! and its tables; ranks' files are missing or sparse.
 
 use crate::blocks::{self, Digest, hex, root};
 use crate::files::BLOCKS;
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Instant;
 
 thread_local! {
-    /// Bytes that this thread has allocated and not freed, and the most there were.
+    /// Bytes that this thread has allocated and not freed, and their peak.
     static HELD: Cell<(isize, isize)> = const { Cell::new((0, 0)) };
 }
 
@@ -25,8 +25,8 @@ fn add(bytes: isize) {
     HELD.set((held + bytes, most.max(held + bytes)));
 }
 
-// SAFETY: every call goes to the system's allocator as it came. The counter is a thread-local without a destructor and
-// never allocates.
+// SAFETY: every call is forwarded to the system's allocator unchanged. The counter is a thread-local without a
+// destructor and never allocates.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most bytes that `work` has held at a time.
+/// The peak of bytes that `work` held.
 fn most_held<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get().0;
     HELD.set((before, before));
@@ -53,10 +53,11 @@ fn most_held<T>(work: impl FnOnce() -> T) -> (T, usize) {
 const WIDTH: usize = 25_600;
 const LAYERS: usize = 128;
 
-/// A parameter as a rank of `tp` has it: name, shape, and its box.
+/// A parameter as a tensor-parallel rank holds it: name, shape, and the rank's box.
 type Cut = (String, Vec<usize>, Region);
 
-/// What a rank of `tp` has of GPT-2's large matrices, layer after layer: 1.007e12 parameters in all.
+/// A tensor-parallel rank's share of the large matrices of one GPT-2 layer. All layers together have 1.007e12
+/// parameters.
 fn layer(layer: usize, rank: usize, tp: usize) -> Vec<Cut> {
     let (d, part) = (WIDTH, WIDTH / tp);
     let name = |of: &str| format!("blocks.{layer}.{of}.weight");
@@ -70,7 +71,7 @@ fn layer(layer: usize, rank: usize, tp: usize) -> Vec<Cut> {
     ]
 }
 
-/// What rank `rank` of `ranks`, `tp` of which share a matrix, has under `full_shard`: of each box a range.
+/// What rank `rank` of `ranks` holds under `full_shard`, with `tp` ranks sharing each matrix: a range of each box.
 fn parts(rank: usize, ranks: usize, tp: usize) -> impl Iterator<Item = (Cut, Range<usize>)> {
     let (of_tp, shard, shards) = (rank % tp, rank / tp, ranks / tp);
     (0..LAYERS).flat_map(move |number| {
@@ -105,7 +106,7 @@ fn write_index(folder: &Path, ranks: usize, tp: usize) {
     let of_table = blocks::of(&table);
     let before: u64 = files.iter().map(|file| blocks::count(file.bytes)).sum();
     let list = File::create(folder.join(BLOCKS)).unwrap();
-    list.write_all_at(of_table.as_flattened(), before * size_of::<Digest>() as u64).unwrap(); // the others are a hole
+    list.write_all_at(of_table.as_flattened(), before * size_of::<Digest>() as u64).unwrap(); // the rest is a hole
     fs::write(folder.join(TABLE), &table).unwrap();
     let table = FileEntry { name: TABLE.into(), bytes: table.len() as u64, blake3: hex(&root(&of_table)) };
     let optimizer_steps = 1;
@@ -123,7 +124,7 @@ fn a_trillion_parameters_of_1024_ranks_are_found_within_100_mb_a_rank_in_any_oth
             let checkpoint = Checkpoint::open(folder.path()).unwrap();
             for ((name, shape, region), range) in parts(rank, ranks, tp) {
                 let parameter = checkpoint.parameter(&name).unwrap();
-                // Of the box's runs the first and the last.
+                // The first and the last run of the box.
                 let end = range.end;
                 for part in [range.start..(range.start + 1).min(end), end - 1..end] {
                     let run = region.runs(&shape, part).next().unwrap();
@@ -152,7 +153,7 @@ fn an_index_of_few_bytes_takes_few_however_large_its_numbers() {
     let (parameters, table) = table.finish().unwrap();
     let of_table = blocks::of(&table);
     fs::write(folder.path().join(TABLE), &table).unwrap();
-    // The file is as long as it says, and holds nothing.
+    // The file has the announced length but is a hole.
     let files = vec![FileEntry { name: "rank-0.safetensors".into(), bytes: 4 << 40, blake3: hex(&[7; 32]) }];
     File::create(folder.path().join(&files[0].name)).unwrap().set_len(4 << 40).unwrap_or_default();
     let list = File::create(folder.path().join(BLOCKS)).unwrap();

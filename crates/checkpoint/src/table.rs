@@ -1,6 +1,6 @@
-//! Where the elements of a parameter are: in which file, at which byte.
+//! Where the elements of a parameter lie: in which file, at which byte.
 //!
-//! A parameter is cut into boxes, which are the cells of a grid, and a box into pieces, flat, one after another:
+//! A parameter is cut into boxes, which are the cells of a grid. A flattened box is cut into consecutive pieces:
 //!
 //! ```text
 //! columns over two ranks, each box over three     piece 0 0 0 0│3 3 3 3
@@ -8,8 +8,8 @@
 //!                                                       1 2 2 2│4 5 5 5
 //! ```
 //!
-//! `pieces.bin` has a section a parameter, so that a rank reads those that it needs; what a section takes is a few
-//! numbers a box and a piece, however large they are. All numbers are u64, little-endian:
+//! `pieces.bin` has one section per parameter, so a rank reads only those that it needs. A section takes a few numbers
+//! per box and per piece, however large these are. All numbers are u64, little-endian:
 //!
 //! ```text
 //! head       per parameter, in the order of the index: where its section ends, in bytes from the head's end
@@ -25,23 +25,24 @@ use std::collections::BTreeMap;
 /// The name of the file with all sections.
 pub(crate) const TABLE: &str = "pieces.bin";
 
-/// Where a kind is that there is none of.
+/// The location of a kind that is absent.
 pub(crate) const NONE: u64 = u64::MAX;
 
-/// A part of a parameter in a rank's file: elements `offset..offset + len`, flat, of it or of a box of it.
+/// A part of a parameter in a rank's file: elements `offset..offset + len` of the flattened parameter or of a box of
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PieceEntry {
     /// The parameter.
     pub name: String,
-    /// Its whole shape.
+    /// The whole parameter's shape.
     pub shape: Vec<usize>,
-    /// The box; none: all of the parameter.
+    /// The box. None: the whole parameter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub region: Option<Region>,
-    /// Where the piece begins.
+    /// The first element of the piece.
     pub offset: usize,
-    /// Its length.
+    /// The number of elements.
     pub len: usize,
     /// The first byte of each kind in the file, or [`NONE`].
     pub at: [u64; 3],
@@ -50,18 +51,18 @@ pub(crate) struct PieceEntry {
 /// A piece of a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Row {
-    /// Where it begins in the box.
+    /// Its first element in the box.
     pub offset: usize,
     pub len: usize,
     pub file: usize,
     pub at: [u64; 3],
 }
 
-/// The sections of a checkpoint in the making.
+/// The sections of a checkpoint, as its pieces are collected.
 #[derive(Default)]
 pub(crate) struct Builder(BTreeMap<String, Pieces>);
 
-/// A parameter's; the boxes in the order of the grid's cells.
+/// The pieces of one parameter, with boxes in the order of the grid's cells.
 struct Pieces {
     shape: Vec<usize>,
     view: Vec<usize>,
@@ -72,7 +73,7 @@ impl Builder {
     /// Adds a piece of a file.
     ///
     /// # Errors
-    /// If it cannot be one of its parameter, or is one of another shape than the pieces before.
+    /// If the piece does not fit its parameter, or if its shape differs from that of earlier pieces.
     pub fn add(&mut self, file: usize, piece: PieceEntry) -> Result<(), String> {
         let PieceEntry { name, shape, region, offset, len, at } = piece;
         let region = region.unwrap_or_else(|| Region::whole(&shape));
@@ -90,10 +91,10 @@ impl Builder {
         Ok(())
     }
 
-    /// The parameters in the order of their names, and the bytes of the table.
+    /// The parameters ordered by name, and the bytes of the table.
     ///
     /// # Errors
-    /// If the pieces of a parameter are not the whole of it.
+    /// If the pieces of a parameter do not cover it exactly.
     pub fn finish(self) -> Result<(Vec<Parameter>, Vec<u8>), String> {
         let (mut parameters, mut head, mut sections) = (vec![], vec![], vec![]);
         for (name, pieces) in self.0 {
@@ -123,7 +124,7 @@ impl Pieces {
         let mut numbers: Vec<u64> = numbers.into_iter().map(|number| number as u64).collect();
         for rows in boxes.values_mut() {
             rows.sort_by_key(|row| (row.offset, row.len));
-            // A gap or an overlap gives a sum that is not the box's.
+            // A gap or an overlap is marked by a length that makes the sum differ from the box's size.
             let mut end = 0;
             for Row { offset, len, file, at } in rows {
                 numbers.extend([if *offset == end { *len as u64 } else { NONE }, *file as u64]);
@@ -140,7 +141,7 @@ impl Pieces {
 pub(crate) struct Section {
     view: Vec<usize>,
     strides: Vec<usize>,
-    /// Of each dimension where the grid's cells begin, and how large they are.
+    /// Start and size of the grid's cells along each dimension.
     cuts: Vec<Vec<(usize, usize)>>,
     boxes: Vec<Cell>,
     len: usize,
@@ -153,26 +154,26 @@ struct Cell {
     rows: Vec<Row>,
 }
 
-/// Elements that lie together in a file.
+/// Elements that are contiguous in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub row: Row,
-    /// Where they begin in the piece.
+    /// The first element's position in the piece.
     pub within: usize,
     pub len: usize,
 }
 
-/// The section is not one of the parameter.
+/// The section does not describe the parameter.
 #[derive(Debug)]
 pub(crate) struct NotASection;
 
 impl Section {
-    /// How many boxes a row of the first dimension goes through.
+    /// How many boxes one row of the first dimension spans.
     pub fn across(&self) -> usize {
         self.cuts.iter().skip(1).map(Vec::len).product()
     }
 
-    /// Of a parameter of this shape; what it takes is bounded by the bytes that are there.
+    /// Parses the section of a parameter of this shape. The memory it takes is bounded by the number of bytes.
     pub fn parse(bytes: &[u8], shape: &[usize]) -> Result<Self, NotASection> {
         let (numbers, rest) = bytes.as_chunks();
         let mut numbers = Numbers(numbers);
@@ -206,12 +207,12 @@ impl Section {
         numbers.0.is_empty().then_some(Self { view, strides, cuts, boxes: of_boxes, len: all }).ok_or(NotASection)
     }
 
-    /// Elements of the parameter.
+    /// Number of elements of the parameter.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The elements from `from` on, flat, that lie together in a file, `end` at most.
+    /// The flattened elements from `from` up to at most `end` that are contiguous in a file.
     ///
     /// # Panics
     /// If there is no element `from`.
@@ -239,7 +240,7 @@ impl Section {
     }
 }
 
-/// The cuts of each dimension, if these boxes are all cells of a grid over the shape, in its order.
+/// The cuts of each dimension, if these boxes are all the cells of a grid over the shape, in the grid's order.
 fn grid(shape: &[usize], boxes: &[(Vec<usize>, Vec<usize>)]) -> Option<Vec<Vec<(usize, usize)>>> {
     let mut cuts = vec![];
     for (d, width) in shape.iter().enumerate() {
@@ -263,7 +264,7 @@ fn grid(shape: &[usize], boxes: &[(Vec<usize>, Vec<usize>)]) -> Option<Vec<Vec<(
     (cells == Some(boxes.len()) && boxes.iter().enumerate().all(is_cell)).then_some(cuts)
 }
 
-/// What is left of a section.
+/// The unread rest of a section.
 struct Numbers<'a>(&'a [[u8; 8]]);
 
 impl Numbers<'_> {
@@ -304,7 +305,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The cells of a grid whose dimensions are cut into parts of these sizes: start and size of each.
+    /// Start and size of each cell of a grid whose dimensions are cut into parts of these sizes.
     fn cells(dims: &[Vec<usize>]) -> Vec<(Vec<usize>, Vec<usize>)> {
         dims.iter().fold(vec![(vec![], vec![])], |cells, sizes| {
             let longer = |(start, size): &(Vec<usize>, Vec<usize>)| {
@@ -321,8 +322,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each box is cut in two pieces, all in one file after another; against every element of every box, one by
-        /// one.
+        /// Each box is cut in two pieces, all consecutive in one file. Compares every element of every box, one by one.
         #[test]
         fn every_element_is_found_where_its_piece_has_it(
             dims in prop::collection::vec(prop::collection::vec(1usize..4, 1..4), 1..4),
@@ -330,7 +330,7 @@ mod tests {
         ) {
             let view: Vec<usize> = dims.iter().map(|sizes| sizes.iter().sum()).collect();
             let len: usize = view.iter().product();
-            let shape = vec![len]; // seen in as many dimensions as it is cut in
+            let shape = vec![len]; // viewed in as many dimensions as it is cut in
             let (mut pieces, mut file, mut bytes) = (vec![], vec![0; len], 0);
             for (start, size) in cells(&dims) {
                 let region = Region { view: Some(view.clone()), start, size };
@@ -360,7 +360,7 @@ mod tests {
                 at += segment.len;
             }
             prop_assert_eq!(at, end);
-            // Without one of them, or with one twice, they are not the whole.
+            // With a piece missing or repeated, they do not cover the parameter.
             let gap = gap.index(pieces.len());
             if pieces[gap].len > 0 {
                 let twice = [&pieces[..], &pieces[gap..gap + 1]].concat();

@@ -1,4 +1,4 @@
-//! Writing a rank's part.
+//! Writes a rank's part of a checkpoint.
 
 use crate::blocks::{Blocks, Digest, root};
 use crate::files::read_small;
@@ -14,25 +14,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A part of a parameter that a rank writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// The parameter's name, the path of fields in the model.
+    /// The parameter's name: its path of fields in the model.
     pub name: String,
     /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// The box of the parameter that it is a part of; none: the whole parameter. All boxes of a parameter are cells of
-    /// one grid.
+    /// The box of the parameter that this is a part of. None: the whole parameter. All boxes of a parameter are cells
+    /// of one grid.
     pub region: Option<Region>,
-    /// Where the part begins in that, flat.
+    /// Where the part begins in the flattened box or parameter.
     pub offset: usize,
     /// Its length.
     pub len: usize,
-    /// Whether there are moments, too.
+    /// Whether the piece has AdamW's moments.
     pub has_moments: bool,
 }
 
-/// Gives the values of a piece when they are about to be written, so that only one piece at a time is in memory.
+/// Produces the values of a piece just before they are written, so that only one piece at a time is in memory.
 pub type Values<'a> = Box<dyn Fn(Kind) -> Vec<f32> + Send + 'a>;
 
-/// How far a rank is with its file, for whoever waits for it.
+/// How much of its file a rank has written, for those who wait for it.
 #[derive(Debug, Default)]
 pub struct Written {
     bytes: AtomicU64,
@@ -40,20 +40,21 @@ pub struct Written {
 }
 
 impl Written {
-    /// Bytes written, and of how many; 0 of 0 before it begins.
+    /// Bytes written and the total. Both are 0 before writing begins.
     pub fn bytes(&self) -> (u64, u64) {
         (self.bytes.load(Ordering::Relaxed), self.of.load(Ordering::Relaxed))
     }
 }
 
-/// What is written at a time.
+/// Bytes written at a time.
 const AT_ONCE: usize = 4 << 20;
 
-/// Writes and syncs a rank's file in a [`partial`](crate::Folder::partial) folder, which it makes where it is not
-/// there. What says that it is whole, `rank-N.json`, comes last.
+/// Writes and syncs a rank's file in a [`partial`](crate::Folder::partial) folder, which it creates if needed. The file
+/// `rank-N.json`, which marks the rank as done, comes last.
 ///
 /// # Errors
-/// If a file cannot be written, or a parameter has a value that is not finite: the rank's part is never whole then.
+/// If a file cannot be written, or if a parameter has a non-finite value. The rank's part then never counts as
+/// complete.
 pub fn write_rank(
     partial: &Path,
     rank: usize,
@@ -82,7 +83,7 @@ pub fn write_rank(
                 if kind == Kind::Param {
                     CheckpointError::expect_finite(&values, partial, &piece.name)?;
                 }
-                // The format is little-endian, as are the machines that this runs on.
+                // The format is little-endian, like all machines that Kiln supports.
                 bytemuck::cast_slice(&values).chunks(AT_ONCE).try_for_each(&mut put).map_err(failed)?;
             }
         }
@@ -96,19 +97,19 @@ pub fn write_rank(
     write_synced(&partial.join(entry_file(rank)), &json)
 }
 
-/// What a rank says of its file, until the commit.
+/// A rank's description of its file, until the commit.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RankEntry {
     pub file: FileEntry,
     pub pieces: Vec<PieceEntry>,
 }
 
-/// Where a rank's [`RankEntry`] waits for the commit. That it is there says that the rank is done.
+/// The file that keeps a rank's [`RankEntry`] until the commit. Its presence means that the rank is done.
 pub(crate) fn entry_file(rank: usize) -> String {
     format!("rank-{rank}.json")
 }
 
-/// The digests of a rank's file, until the commit.
+/// The file with the digests of a rank's file, until the commit.
 pub(crate) fn blocks_file(rank: usize) -> String {
     format!("rank-{rank}.blocks")
 }
@@ -121,8 +122,8 @@ fn data_len(piece: &Piece) -> u64 {
     (piece.len * size_of::<f32>() * kinds(piece).len()) as u64
 }
 
-/// Where each piece will be, and the header of the safetensors file: all values, then all means, then all squares, so
-/// that what is read together lies together.
+/// The location of each piece and the header of the safetensors file. All values come first, then all means, then all
+/// squares, so that what is read together lies together.
 fn layout(pieces: &[(Piece, Values)]) -> (Vec<PieceEntry>, Vec<u8>) {
     let (mut tensors, mut at) = (serde_json::Map::new(), 0);
     let mut entries: Vec<PieceEntry> = pieces.iter().map(|(piece, _)| entry(piece)).collect();
@@ -150,8 +151,8 @@ fn entry(piece: &Piece) -> PieceEntry {
     PieceEntry { name, shape, region, offset, len, at: [NONE; 3] }
 }
 
-/// Writes a file beside its place, waits for the disk, and renames it: whoever looks finds nothing, or all of it. A
-/// link is not followed.
+/// Writes a file beside its place, syncs it, and renames it, so that readers find nothing or all of it. It does not
+/// follow a link.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     write_synced_with(path, |file| file.write_all(bytes))
 }
@@ -172,14 +173,14 @@ pub(crate) fn write_synced_with(
     whole().map_err(CheckpointError::write(path))
 }
 
-/// The digests in a file of them.
+/// The digests in a file written by [`write_rank`].
 pub(crate) fn digests(path: &Path) -> Result<Vec<Digest>, CheckpointError> {
     let bytes = read_small(path)?;
     let (digests, _) = bytes.as_chunks();
     Ok(digests.to_vec())
 }
 
-/// Whether these are the digests of the file that an entry is of.
+/// Whether these are the digests of the file that `entry` describes.
 pub(crate) fn is_of(blocks: &[Digest], entry: &FileEntry) -> bool {
     blocks.len() as u64 == crate::blocks::count(entry.bytes) && crate::blocks::hex(&root(blocks)) == entry.blake3
 }

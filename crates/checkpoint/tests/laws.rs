@@ -1,4 +1,4 @@
-//! What is written by any ranks is read by any, or refused.
+//! Laws of checkpoints: what any number of ranks writes, any number reads or refuses.
 
 use checkpoint::{Best, Checkpoint, CheckpointError, Folder, Index, Kind, Piece, Region, Values, Written, write_rank};
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn value(name: &str, kind: Kind, i: usize) -> f32 {
     (i * 3 + kind as usize) as f32 + f32::from(name.as_bytes()[0]) / 256.0
 }
 
-/// Writes the parameters, each cut at `cuts` (in thousandths of its length) for one rank more than there are cuts.
+/// Writes the parameters, each cut at `cuts` (in thousandths of its length), on one more rank than there are cuts.
 fn write(run: &Path, step: u64, cuts: &[usize]) -> Result<PathBuf, CheckpointError> {
     let folder = Folder::of_run(run);
     let mut cuts = cuts.to_vec();
@@ -106,7 +106,7 @@ proptest! {
     }
 }
 
-/// Two ranks' files of several blocks.
+/// Two ranks write files of several blocks.
 #[test]
 fn a_byte_that_was_changed_anywhere_in_large_files_is_found_by_the_rank_that_has_it_and_its_file_named() {
     const LEN: usize = 1_500_000;
@@ -131,7 +131,7 @@ fn a_byte_that_was_changed_anywhere_in_large_files_is_found_by_the_rank_that_has
             (0..5).filter_map(|rank| Some(checkpoint.verify(rank, 5).err()?.to_string())).collect();
         assert!(found.len() == 1 && found[0].contains(&format!("{name}: has digest ")), "{found:?}");
         assert!(checkpoint.verify_all().is_err());
-        // Who does not verify finds it as soon as the block is read.
+        // Without verification, the error appears as soon as the block is read.
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let wrong = file * LEN + at.saturating_sub(header) / 4;
         assert!(read(wrong..wrong + 1).is_err(), "{name} {at}");
@@ -163,7 +163,7 @@ fn files_are_those_that_other_programs_read() {
     assert_eq!(tensor.dtype(), safetensors::Dtype::F32);
 }
 
-/// A checkpoint from somebody else may hold anything.
+/// A checkpoint from somebody else may contain anything.
 #[test]
 fn pipes_endless_files_and_names_that_a_terminal_obeys_are_refused() {
     let run = tempfile::tempdir().unwrap();
@@ -275,7 +275,7 @@ fn a_missing_step_is_answered_with_those_that_there_are() {
     }
     assert_eq!(Folder::find(&at("9")).unwrap(), folder.step(9));
     assert!(error(&at("best")).contains("the checkpoint of step 12 knows no best validation"));
-    // The newest one that can be read says which is the best.
+    // The newest readable checkpoint says which one is best.
     write_rank(&folder.partial(15), 0, vec![], &Written::default()).unwrap();
     let best = Some(Best { step: 9, val_loss: 1.5 });
     folder.commit(Index { step: 15, world_size: 1, best, ..Index::default() }, &[]).unwrap();
@@ -293,7 +293,7 @@ fn checkpoints_after_the_one_gone_back_to_no_longer_count() {
     assert_eq!(folder.latest().unwrap(), Some(folder.step(3)));
     assert_eq!(aside.len(), 2);
     aside.iter().for_each(|path| read_all(path).unwrap());
-    // And again, with another one of step 6.
+    // Again, with another checkpoint of step 6.
     write(run.path(), 6, &[]).unwrap();
     assert_eq!(folder.set_aside(3).unwrap(), [run.path().join("checkpoints/abandoned/step-6")]);
 }
@@ -309,7 +309,7 @@ fn a_checkpoint_whose_replacement_was_killed_comes_back() {
     read_all(&folder.step(3)).unwrap();
 }
 
-/// A process may be killed at any moment from the last rank's last byte on.
+/// A process may be killed at any moment after the last rank's last byte.
 #[test]
 fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
     let config = || vec![("config.yaml".to_string(), b"model: {}\n".to_vec())];
@@ -326,8 +326,8 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
         write_rank(&folder.partial(6), 0, vec![(piece, values)], &Written::default()).unwrap();
         folder
     };
-    // Before anything was made of it; with the index, under its own name already; and with a rest of what the ranks had
-    // said.
+    // Killed before completion began; after the index was written but before the rename; with a leftover entry of a
+    // rank.
     for moment in 0..3 {
         let run = tempfile::tempdir().unwrap();
         let folder = written(run.path(), true);
@@ -346,13 +346,13 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
         let expected = ["blocks.bin", "config.yaml", "index.json", "pieces.bin", "rank-0.safetensors"];
         assert_eq!(names.collect::<Vec<_>>(), expected, "moment {moment}");
     }
-    // Whoever asks may know better.
+    // The caller may refuse.
     let run = tempfile::tempdir().unwrap();
     let folder = written(run.path(), true);
     let refused = |partial: &Path, ranks: usize| Ok((partial, ranks) != (&folder.partial(6), 1));
     assert_eq!(folder.clean(&refused).unwrap(), [""; 0].map(PathBuf::from));
     assert!(!folder.partial(6).exists());
-    // What was never begun, or has lost a part since, is not whole.
+    // A checkpoint that was never begun, or has lost a part since, is incomplete.
     for begun in [false, true] {
         let run = tempfile::tempdir().unwrap();
         let folder = written(run.path(), begun);
@@ -362,7 +362,7 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
         assert_eq!(folder.clean(&|_, _| Ok(true)).unwrap(), [""; 0].map(PathBuf::from));
         assert_eq!(files(&run.path().join("checkpoints")), [folder.step(3)]);
     }
-    // A head may speak of more ranks than anybody could look for.
+    // A head may claim more ranks than can be looked up.
     let run = tempfile::tempdir().unwrap();
     let folder = written(run.path(), true);
     let head = folder.partial(6).join("head.json");
@@ -371,7 +371,7 @@ fn a_checkpoint_that_all_ranks_have_written_is_completed_and_not_removed() {
     fs::write(&head, text).unwrap();
     assert!(!folder.needs_mending().unwrap());
     assert_eq!(folder.clean(&|_, _| Ok(true)).unwrap(), [""; 0].map(PathBuf::from));
-    // What nobody can judge, because it cannot be read, stays.
+    // What cannot be judged because it cannot be read stays.
     let run = tempfile::tempdir().unwrap();
     let folder = written(run.path(), true);
     let unreadable = |partial: &Path, _: usize| {
@@ -422,7 +422,7 @@ fn links_are_not_followed_to_what_would_be_written_or_removed() {
     refused(folder.commit(Index::default(), &[]).map(drop));
     fs::remove_file(run.path().join("checkpoints")).unwrap();
 
-    // A folder that was half written, and files in it.
+    // A half-written folder and files in it.
     write(run.path(), 3, &[]).unwrap();
     symlink(&own, folder.partial(6)).unwrap();
     assert_eq!(folder.clean(&|_, _| Ok(true)).unwrap(), [""; 0].map(PathBuf::from));
@@ -442,7 +442,7 @@ fn links_are_not_followed_to_what_would_be_written_or_removed() {
     assert!(error.contains("abandoned: is a symbolic link"), "{error}");
 }
 
-/// Linux has a file on which the disk is always full.
+/// On Linux, `/dev/full` acts as a full disk.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_an_error_that_names_the_file_and_leaves_older_checkpoints() {
@@ -458,7 +458,7 @@ fn a_full_disk_is_an_error_that_names_the_file_and_leaves_older_checkpoints() {
     read_all(&folder.latest().unwrap().unwrap()).unwrap();
 }
 
-/// Three ranks have columns of a matrix, which is read by rows, and by other columns.
+/// Three ranks hold columns of a matrix, which is read by rows and by other columns.
 #[test]
 fn columns_of_ranks_are_read_as_any_other_part() {
     let run = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `prepare SOURCE TOKENIZER OUT`: text to a folder of tokens, and how fast it went.
+//! `prepare SOURCE TOKENIZER OUT`: tokenizes text into a folder and prints the throughput.
 
 use std::path::Path;
 use std::time::Instant;

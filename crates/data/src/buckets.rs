@@ -1,4 +1,4 @@
-//! Rows of several lengths, and which of them a step trains on.
+//! Rows of several lengths, and the choice of rows for each step.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use crate::packing::{self, Rows};
 use crate::tokens::Tokens;
 use crate::{Batch, DataError, Dataset};
 
-/// The documents of the training split, packed by length into rows of several lengths: a bucket has the rows of one.
+/// The documents of the training split, packed by length into rows of several lengths. Each bucket holds the rows of
+/// one length.
 ///
 /// ```text
 /// documents      eeeeeeeeeeee.  aaaaaaa.  bbb.  cc.  d.       . is the end-of-text token
@@ -16,16 +17,16 @@ use crate::{Batch, DataError, Dataset};
 /// bucket of 4    eeee.  bbb.d  cc.d.                          all but the last are inputs, all but the first targets
 /// ```
 ///
-/// A document longer than the longest row is cut into such rows, and its rest is packed as one. Then, from the longest
-/// document to the shortest, each opens a row of the shortest length that has room for it, and the longest that fit
-/// fill the row (best fit decreasing, as in [Fewer Truncations](https://arxiv.org/abs/2404.10830)). A gap that no
-/// document fits is filled with the begin of the shortest one, whose rest is packed later and begins with the last
-/// token used.
+/// A document longer than the longest row is cut into such rows, and its remainder is packed like a document. Then,
+/// from longest to shortest, each document opens a row of the shortest length that has room for it, and the longest
+/// documents that fit fill the row (best fit decreasing, as in [Fewer Truncations](https://arxiv.org/abs/2404.10830)).
+/// A gap that no document fits is filled with the beginning of the shortest longer one, whose remainder is packed later
+/// and starts with the last token used.
 ///
-/// So there is no padding, and every token that has a next one in its document is an input once, in the row of one
-/// bucket. Short documents fill up rows of longer ones first. Left out are documents of an end-of-text token alone,
-/// and, if they fill no row, the last of the shortest documents, and the last tokens of a split that ends amid a
-/// document. Which rows there are depends on tokens and lengths alone.
+/// So there is no padding, and every token that has a successor in its document is an input once, in a row of one
+/// bucket. Short documents first fill up the rows of longer ones. Three things are left out: documents that consist of
+/// an end-of-text token alone, the last of the shortest documents if they fill no row, and the last tokens of a split
+/// that ends inside a document. The rows depend on tokens and lengths alone.
 #[derive(Debug, Clone)]
 pub struct Buckets {
     tokens: Tokens,
@@ -36,20 +37,20 @@ pub struct Buckets {
 /// The sequences of a step: its global batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// The bucket that the rows are of.
+    /// The bucket of the rows.
     pub bucket: usize,
-    /// The rows, by number in their bucket.
+    /// The rows, by their numbers in the bucket.
     pub rows: Vec<usize>,
 }
 
 impl Buckets {
-    /// Packs the training split of `dataset` into rows of `lengths` inputs, after one pass over it.
+    /// Packs the training split of `dataset` into rows of `lengths` inputs, in one pass over it.
     ///
     /// # Errors
-    /// A split that does not fill one row of the shortest length; a token file that cannot be read any more.
+    /// If the split does not fill one row of the shortest length, or if a token file can no longer be read.
     ///
     /// # Panics
-    /// If `lengths` are none, or not positive and strictly ascending.
+    /// If `lengths` is empty, not strictly ascending, or starts at 0.
     pub fn new(dataset: &Dataset, lengths: &[usize], end_of_text: u32, progress: bool) -> Result<Self, DataError> {
         assert!(lengths.is_sorted_by(|a, b| a < b) && lengths.first().is_some_and(|&length| length > 0), "{lengths:?}");
         let tokens = dataset.train.clone();
@@ -65,21 +66,21 @@ impl Buckets {
         self.rows[bucket].len()
     }
 
-    /// How many documents lie whole in rows of a bucket.
+    /// Number of documents that lie whole in a bucket's rows.
     pub fn documents(&self, bucket: usize) -> usize {
         self.rows[bucket].pieces().iter().filter(|piece| piece.whole).count()
     }
 
-    /// How many pieces of cut documents lie in rows of a bucket, and single tokens that fill a row's last place.
+    /// Number of pieces of cut documents in a bucket's rows, including single tokens that fill a row's last place.
     pub fn cut_pieces(&self, bucket: usize) -> usize {
         self.rows[bucket].pieces().len() - self.documents(bucket)
     }
 
-    /// Steps in which all rows of all buckets are trained on `epochs` times, where a step of bucket `i` has `batch[i]`
-    /// sequences; rows that do not fill a step count as the part of one that they fill.
+    /// The number of steps that train `epochs` times on all rows of all buckets, if a step of bucket `i` has `batch[i]`
+    /// sequences. Rows that do not fill a step count as the fraction that they fill.
     ///
     /// # Panics
-    /// If `batch` does not have a number for each bucket, at least 1 for each that has rows.
+    /// If `batch` lacks a number for a bucket, or has a 0 for a bucket that has rows.
     pub fn steps_in(&self, epochs: f64, batch: &[usize]) -> f64 {
         assert_eq!(batch.len(), self.lengths.len(), "a batch size for each bucket");
         let of_bucket = |bucket: usize| match self.rows(bucket) {
@@ -89,21 +90,21 @@ impl Buckets {
         (0..self.lengths.len()).map(of_bucket).sum()
     }
 
-    /// What step `step`, counted from the start of the run with this seed, trains on, where a step of bucket `i` has
-    /// `batch[i]` sequences.
+    /// The rows that step `step`, counted from the start of the run, trains on under this seed, if a step of bucket `i`
+    /// has `batch[i]` sequences.
     ///
     /// ```text
-    /// bucket 0   rows 5 0 3 | 9 1 7 | 2 8 6 | 4 .         each time in another order, and without a gap from one to the next
+    /// bucket 0   rows 5 0 3 | 9 1 7 | 2 8 6 | 4 .         reordered each time, without a gap from one pass to the next
     /// bucket 1   rows 7 2 | 4 1 | 0 .
-    /// step       0 = bucket 1, rows 7 2    1 = bucket 0, rows 5 0 3    2 = bucket 0, rows 9 1 7    3 = bucket 1, rows 4 1   ...
+    /// step       0: bucket 1, rows 7 2   1: bucket 0, rows 5 0 3   2: bucket 0, rows 9 1 7   3: bucket 1, rows 4 1 ...
     /// ```
     ///
-    /// A bucket's rows come one after another, all of them before one comes again, whatever the sizes of batches. In
-    /// the time of an epoch each bucket has so many steps as its rows fill, and where they fill a part of one, it waits
-    /// for the next epochs' rows. The steps of an epoch come mixed. All orders are functions of (`seed`, epoch) alone.
+    /// Each row of a bucket comes once before any comes again, whatever the batch sizes. In each epoch a bucket has as
+    /// many steps as its rows fill; rows that fill only part of a step wait for those of the next epochs. The steps of
+    /// an epoch are shuffled. All orders are functions of (`seed`, epoch) alone.
     ///
     /// # Panics
-    /// If `batch` does not have a number for each bucket, at least 1 for each that has rows.
+    /// If `batch` lacks a number for a bucket, or has a 0 for a bucket that has rows.
     pub fn step(&self, seed: u64, step: u64, batch: &[usize]) -> Step {
         let (bucket, number) = self.place(seed, step, batch);
         let mut epochs = Epochs::new(mix(seed ^ mix(bucket as u64 + 1)), self.rows(bucket) as u64, 1);
@@ -114,19 +115,19 @@ impl Buckets {
     /// The bucket of [`step`](Self::step), without its rows.
     ///
     /// # Panics
-    /// As there.
+    /// As for [`step`](Self::step).
     pub fn bucket(&self, seed: u64, step: u64, batch: &[usize]) -> usize {
         self.place(seed, step, batch).0
     }
 
-    /// The bucket of a step, and how many of the run's steps this bucket had before.
+    /// The bucket of a step, and the number of earlier steps of this bucket in the run.
     fn place(&self, seed: u64, step: u64, batch: &[usize]) -> (usize, u128) {
         let epoch = self.epoch(step, batch);
         let (first, all) = (self.steps(epoch, batch), self.steps(epoch + 1, batch));
         let steps = (all - first) as u64;
         let mut number = u128::from(Epoch::new(seed, epoch as u64, steps, 1).window((u128::from(step) - first) as u64));
         for bucket in 0..self.lengths.len() {
-            // The steps that it had before this epoch, and those that it has in it.
+            // The bucket's steps before this epoch, and those in it.
             let before = self.steps_of_bucket(bucket, epoch, batch);
             let here = self.steps_of_bucket(bucket, epoch + 1, batch) - before;
             if number < here {
@@ -137,7 +138,7 @@ impl Buckets {
         unreachable!("the steps of an epoch are those of its buckets")
     }
 
-    /// The epoch that a step is of.
+    /// The epoch of a step.
     fn epoch(&self, step: u64, batch: &[usize]) -> u128 {
         assert_eq!(batch.len(), self.lengths.len(), "a batch size for each bucket");
         let (step, mut low, mut high) = (u128::from(step), 0, 1);
@@ -156,7 +157,7 @@ impl Buckets {
         (0..self.lengths.len()).map(|bucket| self.steps_of_bucket(bucket, epoch, batch)).sum()
     }
 
-    /// Steps of a bucket before an epoch.
+    /// Steps of one bucket before an epoch.
     fn steps_of_bucket(&self, bucket: usize, epoch: u128, batch: &[usize]) -> u128 {
         match self.rows(bucket) {
             0 => 0,
@@ -164,13 +165,13 @@ impl Buckets {
         }
     }
 
-    /// Part `sequences` of the batch of `step`: what a rank computes, or a micro-batch.
+    /// Part `sequences` of the batch of `step`: a rank's share, or a micro-batch.
     ///
     /// # Errors
-    /// A token file that cannot be read any more.
+    /// If a token file can no longer be read.
     ///
     /// # Panics
-    /// If the step does not have these sequences, or is not of these buckets.
+    /// If the step does not have these sequences, or belongs to other buckets.
     pub fn batch(&self, step: &Step, sequences: Range<usize>) -> Result<Batch, DataError> {
         let seq_len = self.lengths[step.bucket];
         let mut batch = Batch { seq_len, ..Batch::default() };
@@ -192,13 +193,13 @@ mod tests {
 
     const LENGTHS: [usize; 3] = [4, 9, 16];
 
-    /// The letters of `text` as tokens, all of which train; documents end in full stops.
+    /// Buckets with the letters of `text` as training tokens. Documents end in full stops.
     fn buckets(text: &str, lengths: &[usize]) -> Result<Buckets, DataError> {
         let tokens = Tokens::from_vec(text.bytes().map(u32::from).collect());
         Buckets::new(&Dataset::split(tokens, 0), lengths, u32::from(b'.'), false)
     }
 
-    /// Documents with so many letters.
+    /// Documents with these numbers of letters.
     fn documents(lens: &[usize]) -> String {
         let letters = ('a'..='z').cycle();
         lens.iter().zip(letters).map(|(&len, letter)| String::from(letter).repeat(len) + ".").collect()

@@ -1,4 +1,4 @@
-//! Folders that appear whole or not at all, and where the cache of them is.
+//! Folders that appear complete or not at all, and the location of the cache.
 
 use std::ffi::OsString;
 use std::fs::{File, TryLockError};
@@ -8,11 +8,11 @@ use std::{env, fs, io, process};
 
 use crate::DataError;
 
-/// The folder of prepared data: `$KILN_CACHE`, else `$XDG_CACHE_HOME/kiln`, else `$HOME/.cache/kiln`, else
-/// one below the system's folder for temporary files, which is this user's alone.
+/// The folder of prepared data: `$KILN_CACHE`, else `$XDG_CACHE_HOME/kiln`, else `$HOME/.cache/kiln`, else a private
+/// folder in the system's folder for temporary files.
 ///
 /// # Errors
-/// A folder for temporary files in which another user has taken the name, or may write into what has it.
+/// If it would be a temporary folder whose name another user has taken, or to which others may write.
 pub fn root() -> Result<PathBuf, DataError> {
     let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let own = set("KILN_CACHE")
@@ -21,10 +21,10 @@ pub fn root() -> Result<PathBuf, DataError> {
     own.map_or_else(|| private(&env::temp_dir()), Ok)
 }
 
-/// A folder for this user alone in one that all write into.
+/// This user's private folder in a folder to which everybody may write.
 fn private(shared: &Path) -> Result<PathBuf, DataError> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-    // SAFETY: the call takes and changes nothing.
+    // SAFETY: the call takes no arguments and changes nothing.
     let user = unsafe { libc::geteuid() };
     let folder = shared.join(format!("kiln-{user}"));
     let failed = |error| DataError::write(&folder, error);
@@ -39,25 +39,25 @@ fn private(shared: &Path) -> Result<PathBuf, DataError> {
     }
 }
 
-/// A folder under a temporary name, which is deleted if it is not published.
+/// A folder under a temporary name, deleted if it is not published.
 #[derive(Debug)]
 pub struct NewFolder {
     temporary: PathBuf,
     target: PathBuf,
     lock: PathBuf,
-    /// The lock is held as long as the file is open.
+    /// Holds the lock as long as the file is open.
     _locked: File,
 }
 
 impl NewFolder {
-    /// Creates an empty folder beside `target`; None if `target` exists.
+    /// Creates an empty folder beside `target`. None if `target` exists.
     ///
-    /// One process at a time does so: others wait in here until it has published its folder, which they find then, or
-    /// has failed, and then try themselves. With `progress` they say on stderr that they wait.
+    /// Only one process at a time does this. Others wait here until it has published its folder, which they then find,
+    /// or has failed, and then try themselves. With `progress` they print to stderr that they are waiting.
     pub fn create(target: &Path, progress: bool) -> Result<Option<Self>, DataError> {
         let failed = |error| DataError::write(target, error);
         let name = target.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
-        let target = target.with_file_name(name); // without slashes at its end
+        let target = target.with_file_name(name); // drops trailing slashes
         fs::create_dir_all(parent(&target)).map_err(failed)?;
         let lock = hidden(&target, ".lock");
         let file = File::options().write(true).create(true).truncate(false).open(&lock).map_err(failed)?;
@@ -68,20 +68,20 @@ impl NewFolder {
         }
         let temporary = if locked { hidden(&target, ".partial") } else { unique(&target) };
         if temporary.exists() {
-            fs::remove_dir_all(&temporary).map_err(failed)?; // what a process that was killed has left
+            fs::remove_dir_all(&temporary).map_err(failed)?; // left by a killed process
         }
         fs::create_dir(&temporary).map_err(failed)?;
         Ok(Some(Self { temporary, target, lock, _locked: file }))
     }
 
-    /// Where to write.
+    /// The folder to write to.
     pub fn path(&self) -> &Path {
         &self.temporary
     }
 
-    /// Waits until the disk has the folder's files and gives it its name; whether this one got it.
+    /// Syncs the folder's files and gives the folder its name. Returns whether this process was first.
     ///
-    /// Renaming is atomic and fails where there is a folder with files, so the first one wins also without locks.
+    /// Renaming is atomic and fails if the target contains files, so the first process wins even without locks.
     pub fn publish(self) -> Result<bool, DataError> {
         let failed = |error| DataError::write(&self.target, error);
         for entry in fs::read_dir(&self.temporary).map_err(failed)? {
@@ -94,8 +94,8 @@ impl NewFolder {
             Err(error) => return Err(failed(error)),
         };
         sync(parent(&self.target)).map_err(failed)?;
-        // Only now: whoever gets a lock from here on finds the target. Were the file deleted after a failure too, one
-        // that waits would get the lock of the deleted file while a newcomer gets that of a new one, and both would
+        // Deleted only now: whoever gets a lock from here on finds the target. If the file were also deleted after a
+        // failure, a waiting process would lock the deleted file while a newcomer locks a new one, and both would
         // write.
         _ = fs::remove_file(&self.lock);
         Ok(first)
@@ -110,8 +110,8 @@ impl Drop for NewFolder {
     }
 }
 
-/// Locks the file, for as long as it is open, as soon as no other process has it; false where the file system has no
-/// locks.
+/// Waits until no other process holds the file's lock, then locks it for as long as the file is open. Returns false if
+/// the file system has no locks.
 fn wait_for(file: &File, target: &Path, progress: bool) -> bool {
     match file.try_lock() {
         Ok(()) => true,
@@ -125,7 +125,7 @@ fn wait_for(file: &File, target: &Path, progress: bool) -> bool {
     }
 }
 
-/// `.NAME` and the ending, beside `path` of that name.
+/// The hidden sibling of `path` named `.NAME` plus the ending.
 fn hidden(path: &Path, ending: &str) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -133,11 +133,11 @@ fn hidden(path: &Path, ending: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// A name beside `path` that no other process or thread takes.
+/// A sibling name of `path` that no other process or thread takes.
 fn unique(path: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let counter = COUNTER.fetch_add(1, Ordering::Relaxed);
-    // Time too, for containers with a shared folder and process numbers of their own.
+    // The time tells apart containers that share a folder but number their processes separately.
     let nanoseconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos());
     hidden(path, &format!(".tmp-{}-{counter}-{nanoseconds:x}", process::id()))
 }
@@ -147,7 +147,7 @@ fn parent(path: &Path) -> &Path {
 }
 
 fn sync(path: &Path) -> io::Result<()> {
-    // Folders can be opened and synced on Unix only.
+    // Only Unix can open and sync folders.
     if cfg!(unix) || path.is_file() { File::open(path)?.sync_all() } else { Ok(()) }
 }
 

@@ -5,28 +5,28 @@ use std::ops::Range;
 use crate::tokens::Tokens;
 use crate::{DataError, Windows};
 
-/// The validation split is at most this long unless a share is given.
+/// Longest validation split unless a fraction is given.
 const MAX_VAL_TOKENS: u64 = 10_000_000;
 
-/// Some of a dataset's tokens.
+/// A selection of a dataset's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// Those that train.
+    /// The training tokens.
     Train,
-    /// Those that validate.
+    /// The validation tokens.
     Val,
-    /// All of them: those that train, then those that validate.
+    /// All of them: training tokens, then validation tokens.
     All,
 }
 
-/// Two streams of tokens: one trains, one validates.
+/// Two streams of tokens: the training split and the validation split.
 #[derive(Debug, Clone)]
 pub struct Dataset {
     pub(crate) train: Tokens,
     val: Tokens,
 }
 
-/// Sequences of tokens and the token that follows each.
+/// Sequences of tokens, and the token that follows each position.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Input tokens, row-major `[sequences, seq_len]`.
@@ -40,7 +40,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Adds a sequence: the first `seq_len` of `seq_len + 1` tokens are its inputs, the last its targets.
+    /// Appends a sequence: of `seq_len + 1` tokens, the first `seq_len` are the inputs and the last `seq_len` the
+    /// targets.
     pub(crate) fn push(&mut self, tokens: &[i32]) {
         self.inputs.extend_from_slice(&tokens[..self.seq_len]);
         self.targets.extend_from_slice(&tokens[1..]);
@@ -48,7 +49,8 @@ impl Batch {
     }
 }
 
-/// How many of `total` tokens, at the end, validate: the given share, or a tenth but at most 10 million.
+/// The length of the validation split at the end of `total` tokens: the given fraction, or by default 10%, at most 10
+/// million tokens.
 pub(crate) fn val_tokens(total: u64, fraction: Option<f64>) -> u64 {
     match fraction {
         Some(fraction) => ((total as f64 * fraction).round() as u64).min(total),
@@ -57,7 +59,7 @@ pub(crate) fn val_tokens(total: u64, fraction: Option<f64>) -> u64 {
 }
 
 impl Dataset {
-    /// A dataset in memory, of which the last tenth validates.
+    /// A dataset in memory. The last 10%, at most 10 million tokens, is the validation split.
     ///
     /// # Errors
     /// See [`check`](Self::check).
@@ -69,7 +71,7 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// The dataset whose last `val` tokens validate.
+    /// The dataset whose last `val` tokens are the validation split.
     pub(crate) fn split(tokens: Tokens, val: u64) -> Self {
         let at = tokens.len().saturating_sub(val);
         let (train, val) = tokens.split(at);
@@ -81,7 +83,8 @@ impl Dataset {
         Self { train, val }
     }
 
-    /// The tokens of `split`, all of which validate: to evaluate a model on them.
+    /// A dataset with the tokens of `split` as its validation split and no training tokens, for evaluating a model on
+    /// them.
     pub fn only(&self, split: Split) -> Self {
         let Self { train, val } = self.clone();
         let val = match split {
@@ -92,10 +95,10 @@ impl Dataset {
         Self { train: Tokens::from_vec(vec![]), val }
     }
 
-    /// Whether both splits have room for a sequence.
+    /// Checks that both splits have room for a sequence.
     ///
     /// # Errors
-    /// A split with fewer than `seq_len + 1` tokens: it could not fill one sequence and its targets.
+    /// If a split has fewer than `seq_len + 1` tokens, too few for one sequence and its targets.
     pub fn check(&self, seq_len: usize) -> Result<(), DataError> {
         let (needed, total) = (seq_len as u64 + 1, self.train.len() + self.val.len());
         for (split, found) in [("training", self.train.len()), ("validation", self.val.len())] {
@@ -106,40 +109,40 @@ impl Dataset {
         Ok(())
     }
 
-    /// The largest token of both splits, after a pass over all of them; with `progress` it is shown on stderr.
+    /// The largest token of both splits, found in a pass over all tokens. With `progress` the pass is shown on stderr.
     ///
     /// # Errors
-    /// A token file that cannot be read any more.
+    /// If a token file can no longer be read.
     pub fn largest_token(&self, progress: bool) -> Result<Option<u32>, DataError> {
         Ok(self.train.largest(progress)?.max(self.val.largest(progress)?))
     }
 
-    /// The same tokens to train on, with those of `sets` to validate on, one set after another. The tokens that
-    /// validated before train too, unless `leave_out`.
+    /// The same training tokens, with the validation tokens of all `sets`, one after another, as the validation split.
+    /// The old validation tokens join the training split unless `leave_out` is set.
     pub(crate) fn validated_on(self, sets: &[Self], leave_out: bool) -> Self {
         let train = if leave_out { self.train } else { self.train.then(self.val) };
         let val = sets.iter().fold(Tokens::from_vec(vec![]), |all, set| all.then(set.val.clone()));
         Self { train, val }
     }
 
-    /// Tokens to train on.
+    /// Number of training tokens.
     pub fn train_tokens(&self) -> u64 {
         self.train.len()
     }
 
-    /// Tokens to validate on.
+    /// Number of validation tokens.
     pub fn val_tokens(&self) -> u64 {
         self.val.len()
     }
 
-    /// How many sequences an epoch has: as many windows of `seq_len` tokens side by side, and the last one's last
-    /// target, as fit into the training split whatever the epoch's offset.
+    /// The number of sequences in an epoch: the number of adjacent windows of `seq_len` tokens, plus the last target,
+    /// that fit into the training split at any offset.
     pub fn epoch_sequences(&self, seq_len: usize) -> u64 {
         (self.train.len().saturating_sub(seq_len as u64) / seq_len as u64).max(1)
     }
 
-    /// Sequences `sequences` of the run with this seed, counted from its start: the first of step `s` is
-    /// `s * global_batch_size`.
+    /// Sequences `sequences` of the run with this seed, counted from its start. The first sequence of step `s` has
+    /// number `s * global_batch_size`.
     ///
     /// ```text
     /// tokens   |offset|   window 0   |   window 1   |   window 2   | rest |      offset < seq_len, new in each epoch
@@ -147,11 +150,11 @@ impl Dataset {
     /// epoch 1  sequence 3 = window 1, ...
     /// ```
     ///
-    /// An epoch visits every window once, in an order that is a function of (`seed`, epoch) alone. So ranks and
-    /// micro-batches cut their parts out of one and the same order, and the loader's state is one number.
+    /// An epoch visits every window once, in an order that is a function of (`seed`, epoch) alone. So all ranks and
+    /// micro-batches cut their parts from the same order, and the loader's state is one number.
     ///
     /// # Errors
-    /// A token file that cannot be read any more.
+    /// If a token file can no longer be read.
     ///
     /// # Panics
     /// If the training split has fewer than `seq_len + 1` tokens: see [`check`](Self::check).
@@ -159,22 +162,23 @@ impl Dataset {
         Windows::new(self, &[], seed, seq_len).batch(sequences)
     }
 
-    /// How many windows of `seq_len` tokens, side by side, the validation split has.
+    /// The number of adjacent windows of `seq_len` tokens in the validation split.
     pub fn val_windows(&self, seq_len: usize) -> usize {
-        (self.val.len().saturating_sub(1) / seq_len as u64) as usize // the last target is one token more
+        (self.val.len().saturating_sub(1) / seq_len as u64) as usize // the last target takes one more token
     }
 
-    /// Which windows to validate on: `n` spread evenly over the split, in order; all if `n` is 0 or more than all.
+    /// The windows to validate on: `n` spread evenly over the split, in order. All windows if `n` is 0 or exceeds their
+    /// number.
     pub fn val_indices(&self, n: usize, seq_len: usize) -> Vec<usize> {
         let all = self.val_windows(seq_len);
         let n = if n == 0 { all } else { n.min(all) };
         (0..n).map(|i| i * all / n).collect()
     }
 
-    /// The given windows of the validation split, in the given order; window `i` starts at token `i * seq_len`.
+    /// The given windows of the validation split, in the given order. Window `i` starts at token `i * seq_len`.
     ///
     /// # Errors
-    /// A token file that cannot be read any more.
+    /// If a token file can no longer be read.
     ///
     /// # Panics
     /// If a window is not below [`val_windows`](Self::val_windows).
@@ -183,7 +187,7 @@ impl Dataset {
     }
 }
 
-/// One sequence of `seq_len` tokens at each of `starts`, with its targets one token further.
+/// One sequence of `seq_len` tokens at each of `starts`, with targets shifted by one token.
 fn cut(tokens: &Tokens, starts: impl Iterator<Item = u64>, seq_len: usize) -> Result<Batch, DataError> {
     let mut batch = Batch { seq_len, ..Batch::default() };
     let mut window = Vec::with_capacity(seq_len + 1);
@@ -200,7 +204,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Token `i` is `i`, so a batch shows where it was cut.
+    /// A dataset in which token `i` is `i`, so a batch shows where it was cut.
     fn counting(tokens: u32, seq_len: usize) -> Dataset {
         Dataset::new((0..tokens).collect(), seq_len).unwrap()
     }

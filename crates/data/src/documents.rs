@@ -1,4 +1,4 @@
-//! Where documents begin and end. A document's last token is the end-of-text token, so after one a new document begins.
+//! Document boundaries. A document's last token is the end-of-text token; the next document begins right after it.
 
 use std::ops::Range;
 
@@ -6,14 +6,15 @@ use crate::progress::Progress;
 use crate::tokens::Tokens;
 use crate::{Batch, DataError};
 
-/// Tokens that are read at once; few in tests, so that documents reach over the borders.
+/// Tokens read at once. Few in tests, so that documents span several reads.
 const CHUNK: u64 = if cfg!(test) { 7 } else { 1 << 20 };
 
 impl Batch {
-    /// For each position the place in its row, from 0, where its document begins, row-major `[sequences, seq_len]`.
+    /// For each position, the index in its row where its document begins, counted from 0. Row-major
+    /// `[sequences, seq_len]`.
     ///
     /// ```text
-    /// inputs    b b . c c c . d      . ends a document; a row begins with one, perhaps the rest of one that was cut
+    /// inputs    b b . c c c . d      . ends a document; each row starts one, possibly the rest of one that was cut
     /// starts    0 0 0 3 3 3 3 7
     /// ```
     pub fn document_starts(&self, end_of_text: i32) -> Vec<i32> {
@@ -30,17 +31,17 @@ impl Batch {
         starts
     }
 
-    /// How many positions have a target in their own document: all but those of end-of-text tokens.
+    /// The number of positions whose target lies in the same document: all except those of end-of-text tokens.
     pub fn labels(&self, end_of_text: i32) -> usize {
         self.inputs.iter().filter(|&&token| token != end_of_text).count()
     }
 }
 
-/// Calls `found` with the places of each document of `tokens`, in order, its end-of-text token included; returns what
-/// follows the last of those tokens, often nothing.
+/// Calls `found` with the range of each document of `tokens`, in order, including its end-of-text token. Returns the
+/// range after the last end-of-text token, which is often empty.
 ///
 /// # Errors
-/// A token file that cannot be read any more.
+/// If a token file can no longer be read.
 pub fn scan(
     tokens: &Tokens,
     end_of_text: i32,

@@ -1,13 +1,13 @@
-//! What can be wrong with data.
+//! Errors of opening, preparing and reading data.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// What to do where the text is in another field.
+/// What to do if the text is in another field.
 const NAME_THE_FIELD: &str = "name the one that holds the text as data.text_field (--text-field NAME of `train prepare` and \
                               `train eval`, --set data.text_field=NAME in training)";
 
-/// Why a run has no data: each message names the file, crate or value, and says what to do.
+/// Why a run has no data. Each message names the file, crate or value, and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum DataError {
@@ -210,7 +210,7 @@ impl DataError {
     }
 }
 
-/// What to do where a file cannot be written.
+/// What to do if a file cannot be written.
 fn to_write(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "choose a folder that you may write into",

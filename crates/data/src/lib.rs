@@ -1,18 +1,19 @@
-//! The data of a run: from text to tokens to the batches that ranks train on.
+//! Training data: text becomes tokens, and tokens become the batches that ranks train on.
 //!
 //! ```text
 //!  rust-crates, shakespeare       prepare                    Dataset                   Loader
-//!  FILE.txt, .jsonl, .parquet  ──────────────>  FOLDER      ─────────>  train, val   ─────────>  micro-batches of a step,
-//!  .gz, .zst, a folder of them    Tokenizer     meta.json    (in place)  or Buckets    (thread)   read ahead
+//!  FILE.txt, .jsonl, .parquet  ──────────────>  FOLDER      ─────────>  train, val   ─────────>  micro-batches
+//!  .gz, .zst, a folder of them    Tokenizer     meta.json    (in place)  or Buckets    (thread)   of a step, read ahead
 //!                                               train-*.bin     │
 //!  .bin of llm.c or nanoGPT  ───────────────────────────────────┘
 //! ```
 //!
-//! [`open`] takes whatever `--data` takes: it prepares text into a cache folder, once, and reads tokens where they are.
-//! [`prepare`] does the same into a folder of the user's, to be copied to other machines.
+//! [`open`] takes whatever `--data` takes: it prepares text once, into a cache folder, and reads tokens in place.
+//! [`prepare`] does the same into a folder of your choice, which you can copy to other machines.
 //!
 //! [`Buckets`] packs the documents of a dataset by length into rows of several lengths, without padding, so that few
-//! are cut and short ones are not trained on in long rows; [`Batch::document_starts`] says where they begin in rows.
+//! documents are cut and short ones do not end up in long rows. [`Batch::document_starts`] says where documents begin
+//! in a row.
 //!
 //! ```
 //! # fn main() -> Result<(), data::DataError> {
@@ -26,11 +27,10 @@
 //! assert_eq!((batch.sequences, batch.inputs.len()), (4, 64));
 //! # Ok(()) }
 //! ```
-//!
-//! Nothing here keeps a position or knows a rank. A training sequence is a function of (seed, its number since the
-//! start of the run), and the rows of buckets that a step trains on are one of (seed, step). So a rank asks for its
-//! part of the global batch, a resumed run asks for the step it stopped at, and both see the tokens that one
-//! undisturbed rank would have seen.
+//! This crate keeps no position and knows no ranks. A training sequence is a function of (seed, its number since the
+//! start of the run), and the rows of buckets in a step are a function of (seed, step). So a rank asks for its part of
+//! the global batch, a resumed run asks for the step it stopped at, and both see the tokens that a single uninterrupted
+//! rank would have seen.
 
 mod buckets;
 mod cache;

@@ -1,4 +1,4 @@
-//! Reading ahead: a thread cuts the batches of the next steps while the ranks compute this one.
+//! Reading ahead: a thread cuts the batches of the next steps while the ranks compute the current one.
 
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::{Batch, DataError};
 
-/// Steps that are ready before they are asked for.
+/// Steps that are prepared ahead of time.
 const AHEAD: usize = 2;
 
-/// The micro-batches of a rank, step by step, cut ahead of time in a thread that also waits for the disk. Dropping it
-/// ends the thread.
+/// The micro-batches of a rank, step by step, cut ahead of time in a thread that also waits for the disk. Dropping the
+/// loader ends the thread.
 ///
 /// ```text
 /// thread   |cut 0|cut 1|cut 2|   waits   |cut 3|        |cut 4|
@@ -24,8 +24,8 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts to read ahead: `cut` is called in the thread for each of `steps`, in order, and gives the step's
-    /// micro-batches. The first error is the last thing that it gives.
+    /// Starts to read ahead. The thread calls `cut`, which returns a step's micro-batches, for each of `steps` in
+    /// order. Nothing follows the first error.
     pub fn start(
         steps: Range<u64>,
         mut cut: impl FnMut(u64) -> Result<Vec<Batch>, DataError> + Send + 'static,
@@ -43,13 +43,13 @@ impl Loader {
         Self { batches: Some(batches), thread: Some(thread.expect("the system has room for one more thread")) }
     }
 
-    /// The micro-batches of the next step, and how long they had to be waited for.
+    /// The micro-batches of the next step, and how long the caller waited for them.
     ///
     /// # Errors
-    /// Why they could not be cut; nothing follows.
+    /// The error of cutting them. Nothing follows it.
     ///
     /// # Panics
-    /// If all `steps` have been taken, or there was an error before.
+    /// If all `steps` have been taken, or after an error.
     #[allow(clippy::should_implement_trait, reason = "a step without data is a bug of the trainer, not an end")]
     pub fn next(&mut self) -> Result<(Vec<Batch>, Duration), DataError> {
         let start = Instant::now();
@@ -61,7 +61,7 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        self.batches = None; // so that a thread that waits to send stops
+        self.batches = None; // unblocks a thread that waits to send
         if let Some(thread) = self.thread.take() {
             _ = thread.join();
         }

@@ -1,4 +1,4 @@
-//! What a prepared folder says about itself.
+//! The metadata of a prepared folder.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,27 +8,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::DataError;
 
-/// The version of the folder's format; a cache made by another is made again.
+/// The version of the folder's format. Caches of other versions are not used; the data is prepared again.
 pub const VERSION: u32 = 1;
 
-/// Far above what thousands of shards need.
+/// Largest accepted file, far above the need of thousands of shards.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// What ours has and hardly another.
+/// A key that Kiln's files have and hardly any other file does.
 const SHARDS: &[u8] = b"\"shards\"";
 
-/// The file `meta.json` of a folder made by [`prepare`](crate::prepare).
+/// The file `meta.json` of a folder written by [`prepare`](crate::prepare).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
     /// Version of the format.
     pub version: u32,
-    /// What was prepared.
+    /// The source that was prepared.
     pub source: String,
-    /// The tokenizer, as it was given, or that it was learned.
+    /// The tokenizer as given, or a note that it was learned.
     pub tokenizer: String,
     /// Number of token ids.
     pub vocab_size: usize,
-    /// The token after each document; null where the source is one document or the tokenizer has none.
+    /// The token after each document. Null if the source is one document or the tokenizer has no such token.
     pub eot: Option<u32>,
     /// Number of documents.
     pub documents: u64,
@@ -36,7 +36,7 @@ pub struct Meta {
     pub text_bytes: u64,
     /// Number of tokens in all shards.
     pub tokens: u64,
-    /// How many of them, at the end, validate.
+    /// How many of them, at the end, form the validation split.
     pub val_tokens: u64,
     /// The token files, in order.
     pub shards: Vec<Shard>,
@@ -49,29 +49,29 @@ pub struct Shard {
     pub file: String,
     /// Number of tokens.
     pub tokens: u64,
-    /// SHA-256 of the file, in hexadecimal digits; older folders do not have it.
+    /// SHA-256 of the file, in hexadecimal digits. Older folders lack it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
 }
 
 impl Shard {
-    /// The name of the file with this number.
+    /// The file name of the shard with this number.
     pub(crate) fn name(number: usize) -> String {
         format!("train-{number:06}.bin")
     }
 }
 
 impl Meta {
-    /// The name of the file.
+    /// The name of the metadata file.
     pub(crate) const FILE: &str = "meta.json";
 
-    /// Whether `folder` has a `meta.json` of ours, whole or damaged. Other programs have files of that name, but not
-    /// beside token files that are named as ours.
+    /// Whether `folder` has a `meta.json` written by Kiln, intact or damaged. Other programs write files of that name,
+    /// but not beside token files named like Kiln's.
     pub(crate) fn is_in(folder: &Path) -> bool {
         let path = folder.join(Self::FILE);
         let mut bytes = Vec::new();
         let read = File::open(&path).and_then(|file| file.take(MAX_BYTES).read_to_end(&mut bytes));
-        // One that cannot be read is an error of `load`.
+        // `load` reports a file that cannot be read.
         let ours = || read.is_err() || bytes.windows(SHARDS.len()).any(|part| part == SHARDS);
         path.is_file() && (folder.join(Shard::name(0)).is_file() || ours())
     }
@@ -100,7 +100,7 @@ impl Meta {
             return Err(wrong(format!("the shards' tokens do not add up to {}", meta.tokens)));
         }
         for shard in &meta.shards {
-            // A name leads nowhere but into the folder.
+            // A name must not lead out of the folder.
             if Path::new(&shard.file).file_name().is_none_or(|name| name != shard.file.as_str()) {
                 return Err(wrong(format!("{:?} is not a file name", shard.file)));
             }

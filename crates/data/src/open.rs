@@ -1,4 +1,4 @@
-//! What `--data` names, as a dataset.
+//! Opens what `--data` names as a dataset.
 
 use std::path::{Path, PathBuf};
 
@@ -14,19 +14,19 @@ use crate::source::{self, Source, TextSource, TokenFiles, hash_part};
 use crate::tokens::Tokens;
 use crate::{DataError, Dataset, Meta, Split, Tokenizer, TokenizerSpec};
 
-/// How a source is opened.
+/// Options for opening a source.
 #[derive(Debug, Clone)]
 pub struct OpenOptions {
-    /// How text becomes tokens; None for bytes, or for the tokenizer of a prepared folder.
+    /// How text becomes tokens. None for bytes, or for the tokenizer of a prepared folder.
     pub tokenizer: Option<TokenizerSpec>,
-    /// The field of JSON lines, or column of CSV, TSV and Parquet, that holds the text.
+    /// The field of JSON lines, or the column of CSV, TSV and Parquet, that holds the text.
     pub text_field: String,
-    /// The share of the tokens, at the end, that validates, unless the source has files for that; None for a tenth but
-    /// at most 10 million tokens.
+    /// Fraction of the tokens, at the end, held out for validation, unless the source has validation files. None for
+    /// 10%, at most 10 million tokens.
     pub val_fraction: Option<f64>,
-    /// Where text is prepared; None for `$KILN_CACHE`, else the user's cache.
+    /// Where text is prepared. None for `$KILN_CACHE`, else the user's cache.
     pub cache: Option<PathBuf>,
-    /// Whether to show progress, and what is left out of a folder, on stderr.
+    /// Whether to report progress, and skipped files of a folder, on stderr.
     pub progress: bool,
 }
 
@@ -40,23 +40,23 @@ impl Default for OpenOptions {
 /// A source that is ready to train on.
 #[derive(Debug, Clone)]
 pub struct Prepared {
-    /// Its tokens.
+    /// The source's tokens.
     pub dataset: Dataset,
-    /// How text becomes its tokens; None for token files alone that no tokenizer was given for.
+    /// The tokenizer. None for token files for which none was given.
     pub tokenizer: Option<Tokenizer>,
-    /// What the data is, for printing.
+    /// A description of the data, for printing.
     pub name: String,
-    /// Whether the data itself says which of its tokens validate: a folder of [`prepare`](crate::prepare), or files for
-    /// both.
+    /// Whether the data itself defines a validation split: a folder of [`prepare`](crate::prepare), or files for both
+    /// splits.
     pub has_split: bool,
-    /// What is known of it; None for token files alone.
+    /// The metadata. None for bare token files.
     pub meta: Option<Meta>,
-    /// The tokenizer, as it can be opened again.
+    /// How to open the tokenizer again.
     spec: Option<TokenizerSpec>,
 }
 
 impl Prepared {
-    /// Number of token ids, if it is known.
+    /// Number of token ids, if known.
     pub fn vocab_size(&self) -> Option<usize> {
         self.tokenizer.as_ref().map(Tokenizer::vocab_size)
     }
@@ -67,11 +67,11 @@ impl Prepared {
         of_tokenizer.or_else(|| self.meta.as_ref()?.eot)
     }
 
-    /// Opens data to validate on, with the tokenizer of these; `options` say the rest. As its validation split, the
-    /// dataset has that of `source` where it has one of its own, and else all of its tokens.
+    /// Opens other data to validate on, with this data's tokenizer and otherwise `options`. The validation split of the
+    /// result is that of `source`, or all of its tokens if it defines none.
     ///
     /// # Errors
-    /// As of [`open`]; a text, where the tokenizer of these is not known.
+    /// Those of [`open`], and if `source` is text and the tokenizer of this data is unknown.
     pub fn open_validation(&self, source: &str, options: &OpenOptions) -> Result<Dataset, DataError> {
         let options = OpenOptions { tokenizer: self.spec.clone(), val_fraction: None, ..options.clone() };
         if options.tokenizer.is_none() && matches!(source::find(source)?, Source::Text(_)) {
@@ -81,17 +81,17 @@ impl Prepared {
         Ok(opened.dataset.only(if opened.has_split { Split::Val } else { Split::All }))
     }
 
-    /// Has the tokens of `sets` validate. Those that validated before train too, unless the data itself says that they
-    /// do not.
+    /// Replaces the validation split with the tokens of `sets`. The old validation tokens join the training split
+    /// unless the data itself defines its splits.
     pub fn validate_on(&mut self, sets: &[Dataset]) {
         self.dataset = self.dataset.clone().validated_on(sets, self.has_split);
     }
 
-    /// What differs when other tokens train: 32 hexadecimal digits. Of prepared data it is made of the digests of the
-    /// files, else of the number of tokens and of 64 samples of them, so that it takes no time however many there are.
+    /// A fingerprint of the training tokens: 32 hexadecimal digits. It covers the number of tokens, 64 samples of them,
+    /// and the shards' digests if the data was prepared, so its cost does not grow with the data.
     ///
     /// # Errors
-    /// A token file that cannot be read any more.
+    /// If a token file can no longer be read.
     pub fn fingerprint(&self) -> Result<String, DataError> {
         let mut hash = Sha256::new();
         self.dataset.train.hash_samples(&mut hash)?;
@@ -101,14 +101,14 @@ impl Prepared {
     }
 }
 
-/// The first 16 bytes of a digest.
+/// The first 16 bytes of a digest, in hexadecimal digits.
 fn hex(hash: Sha256) -> String {
     hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Opens what `--data` names: `rust-crates`, `shakespeare`, a file or folder of text, of tokens, or made by
-/// [`prepare`](crate::prepare). Text is prepared into the cache first, unless it is there: its place depends on the
-/// text and the tokenizer. Of several processes one does so, and the others wait for it.
+/// Opens what `--data` names: `rust-crates`, `shakespeare`, a file or folder of text or tokens, or a folder written by
+/// [`prepare`](crate::prepare). Text is first prepared into the cache unless it is already there; its folder there
+/// depends on the text and the tokenizer. Only one of several processes prepares it, and the others wait.
 ///
 /// # Errors
 /// Whatever is wrong with the source, the tokenizer, or the cache; see [`DataError`].
@@ -140,7 +140,7 @@ fn open_text(text: &TextSource, options: &OpenOptions) -> Result<Prepared, DataE
             progress: options.progress,
             ..PrepareOptions::default()
         };
-        // None if another process has made it meanwhile.
+        // None if another process has prepared it in the meantime.
         if let Some(new) = NewFolder::create(&folder, options.progress).map_err(in_cache)? {
             prepare::write(text, &spec.to_string(), tokenizer, new.path(), &prepare_options).map_err(in_cache)?;
             new.publish().map_err(in_cache)?;
@@ -150,11 +150,11 @@ fn open_text(text: &TextSource, options: &OpenOptions) -> Result<Prepared, DataE
     let has_split = text.has_split();
     let val_fraction = options.val_fraction.filter(|_| !has_split);
     let opened = open_folder(&folder, &OpenOptions { val_fraction, ..options.clone() }, None).map_err(damaged)?;
-    // The folder keeps the name of whoever made it.
+    // The folder keeps the name that its creator used.
     Ok(Prepared { name: text.name.clone(), has_split, ..opened })
 }
 
-/// The name of the folder for a text and its tokenizer.
+/// The folder name for a text and its tokenizer.
 fn key(
     text: &TextSource,
     options: &OpenOptions,
@@ -167,7 +167,7 @@ fn key(
     match tokenizer {
         Some(tokenizer) => {
             hash_part(&mut hash, tokenizer.to_json().as_bytes());
-            // Not always in that file.
+            // The file does not always contain this.
             hash_part(&mut hash, format!("{:?}", tokenizer.eot()).as_bytes());
         }
         None => hash_part(&mut hash, spec.to_string().as_bytes()),

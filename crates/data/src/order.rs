@@ -8,21 +8,21 @@ const ROUNDS: usize = 8;
 
 /// The order and the offset of one epoch.
 ///
-/// A Feistel network permutes the numbers below a power of four: it halves a number's bits and, round by round, changes
-/// one half by a keyed function of the other, which can be undone whatever the function is. The least such power at or
-/// above the number of windows is at most four times too large; a result that is no window is put in again until it is
-/// one ("cycle walking"), which keeps it a permutation.
+/// A Feistel network permutes the numbers below a power of four. It splits a number's bits into halves and, round by
+/// round, changes one half by a keyed function of the other, which can be undone whatever the function is. The smallest
+/// such power that is at least the number of windows is at most four times too large. A result that is no window is
+/// permuted again until it is one ("cycle walking"), which keeps this a permutation.
 #[derive(Debug, Clone)]
 pub struct Epoch {
     windows: u64,
     half_bits: u32,
     keys: [u64; ROUNDS],
-    /// Where the first window starts, below what was asked for.
+    /// Where the first window starts; below the requested `offsets`.
     pub offset: u64,
 }
 
 impl Epoch {
-    /// Epoch number `epoch` of a run with `seed` over `windows` windows; the offset is below `offsets`.
+    /// Epoch number `epoch` of a run with `seed` over `windows` windows. The offset is below `offsets`.
     pub fn new(seed: u64, epoch: u64, windows: u64, offsets: u64) -> Self {
         let mut key = [0; 32];
         key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -33,12 +33,12 @@ impl Epoch {
             windows,
             half_bits: bits.div_ceil(2).max(1),
             keys: std::array::from_fn(|_| rng.next_u64()),
-            // The high half of the product: uniform up to one part in 2^64 / offsets.
+            // The high half of the product is uniform up to one part in 2^64 / offsets.
             offset: ((u128::from(rng.next_u64()) * u128::from(offsets)) >> 64) as u64,
         }
     }
 
-    /// The window that is visited as number `index` of the epoch.
+    /// The window that comes at position `index` of the epoch.
     pub fn window(&self, index: u64) -> u64 {
         debug_assert!(index < self.windows);
         let mut window = self.permute(index);
@@ -58,23 +58,23 @@ impl Epoch {
     }
 }
 
-/// Epochs without end, each in an order of its own.
+/// An endless sequence of epochs, each in its own order.
 #[derive(Debug, Clone)]
 pub struct Epochs {
     seed: u64,
     windows: u64,
     offsets: u64,
-    /// The last one that was asked for: the next number is mostly of it too.
+    /// The epoch asked for last; the next request is usually for the same one.
     last: Option<(u64, Epoch)>,
 }
 
 impl Epochs {
-    /// Of a run with `seed`; see [`Epoch::new`].
+    /// The epochs of a run with `seed`; see [`Epoch::new`].
     pub fn new(seed: u64, windows: u64, offsets: u64) -> Self {
         Self { seed, windows, offsets, last: None }
     }
 
-    /// The window that is visited as number `index` since the start of the run, and the offset of its epoch.
+    /// The window at position `index` since the start of the run, and the offset of its epoch.
     pub fn at(&mut self, index: u128) -> (u64, u64) {
         let (number, index) = ((index / u128::from(self.windows)) as u64, (index % u128::from(self.windows)) as u64);
         let (_, epoch) = match self.last.take() {

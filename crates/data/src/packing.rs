@@ -1,4 +1,4 @@
-//! Documents of many lengths, packed into full rows of a few lengths.
+//! Packs documents of many lengths into full rows of a few lengths.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::tokens::Tokens;
 use crate::{DataError, documents};
 
-/// Tokens of one document that follow each other in a row.
+/// Consecutive tokens of one document in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     pub start: u64,
@@ -29,7 +29,7 @@ impl Piece {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rows {
     pieces: Vec<Piece>,
-    /// For each row the number of pieces up to its end.
+    /// For each row, the number of pieces up to its end.
     ends: Vec<usize>,
 }
 
@@ -49,7 +49,7 @@ impl Rows {
         &self.pieces[start..self.ends[row]]
     }
 
-    /// Gives back memory that is not used.
+    /// Releases unused memory.
     fn shrink(&mut self) {
         self.pieces.shrink_to_fit();
         self.ends.shrink_to_fit();
@@ -61,16 +61,16 @@ impl Rows {
     }
 }
 
-/// Packs the documents of `tokens` into rows: for each of `lengths`, ascending, those of `length + 1` tokens.
+/// Packs the documents of `tokens` into rows: for each of the ascending `lengths`, rows of `length + 1` tokens.
 ///
 /// # Errors
-/// A token file that cannot be read any more.
+/// If a token file can no longer be read.
 pub fn pack(tokens: &Tokens, lengths: &[usize], end_of_text: i32, progress: bool) -> Result<Vec<Rows>, DataError> {
     let rows = vec![Rows::default(); lengths.len()];
     let mut packing = Packing { lengths, buckets: lengths.len(), rows, left: BTreeMap::new() };
     let mut tail = documents::scan(tokens, end_of_text, progress, |document| packing.add(document, true))?;
     packing.fill_rows();
-    // The split ends amid its last document. As no token ends it, no other document may follow it in a row.
+    // The split ends inside its last document. No token ends that document, so no other may follow it in a row.
     for bucket in (0..lengths.len()).rev() {
         tail = packing.cut_rows(bucket, tail, false);
     }
@@ -80,22 +80,22 @@ pub fn pack(tokens: &Tokens, lengths: &[usize], end_of_text: i32, progress: bool
 
 struct Packing<'a> {
     lengths: &'a [usize],
-    /// How many of the lengths, the shortest ones, rows can still be filled of.
+    /// How many of the lengths, counted from the shortest, can still be filled.
     buckets: usize,
     rows: Vec<Rows>,
-    /// Documents that are in no row yet, or what is left of them, by their length.
+    /// Documents, or remainders of documents, that are in no row yet, by length.
     left: BTreeMap<u32, Vec<Piece>>,
 }
 
 impl Packing<'_> {
-    /// Adds a document (or a part of one, if not `whole`): the longest rows that it fills alone are cut off it.
+    /// Adds a document (or a part of one, if not `whole`). The longest rows that it fills alone are cut off first.
     fn add(&mut self, document: Range<u64>, whole: bool) {
         let rest = self.cut_rows(self.buckets - 1, document.clone(), whole);
         let whole = whole && rest == document;
         self.put(Piece::new(rest, whole));
     }
 
-    /// Cuts rows that overlap by a token off a document, as many as it fills; returns its rest.
+    /// Cuts off as many rows as the document fills, overlapping by one token. Returns its remainder.
     fn cut_rows(&mut self, bucket: usize, document: Range<u64>, whole: bool) -> Range<u64> {
         let (length, mut rest) = (self.lengths[bucket] as u64, document.clone());
         while rest.end - rest.start > length {
@@ -107,7 +107,7 @@ impl Packing<'_> {
         rest
     }
 
-    /// Fills rows until no document is left, or none that fills the shortest row.
+    /// Fills rows until no documents are left, or too few to fill the shortest row.
     fn fill_rows(&mut self) {
         let mut row = Vec::new();
         while let Some(longest) = self.take_longest(u32::MAX) {
@@ -125,7 +125,7 @@ impl Packing<'_> {
                 self.rows[bucket].push(&row);
                 continue;
             }
-            // All that is left is in this row: it may fill shorter ones.
+            // This row holds all that is left; it may fill shorter rows.
             self.buckets = bucket;
             if bucket == 0 {
                 break;
@@ -134,14 +134,14 @@ impl Packing<'_> {
         }
     }
 
-    /// Takes the longest document left of at most `len` tokens.
+    /// Takes the longest remaining document of at most `len` tokens.
     fn take_longest(&mut self, len: u32) -> Option<Piece> {
         let (&len, _) = self.left.range(..=len).next_back()?;
         self.take(len)
     }
 
-    /// The first `len` tokens of the shortest document left that is longer than that. Its rest begins with the last of
-    /// them, which is only a target in the row that they end.
+    /// Takes the first `len` tokens of the shortest remaining document that is longer than `len`. Its remainder begins
+    /// with the last of them, which is only a target in the row that they end.
     fn cut_shortest(&mut self, len: u32) -> Option<Piece> {
         let (&longer, _) = self.left.range(len + 1..).next()?;
         let document = self.take(longer)?;
@@ -150,7 +150,7 @@ impl Packing<'_> {
         Some(Piece { start, len, whole: false })
     }
 
-    /// Takes the document of `len` tokens that was put last.
+    /// Takes the document of `len` tokens that was added last.
     fn take(&mut self, len: u32) -> Option<Piece> {
         let same = self.left.get_mut(&len)?;
         let document = same.pop();
@@ -160,7 +160,7 @@ impl Packing<'_> {
         document
     }
 
-    /// Puts a document among those left, unless it has nothing to predict.
+    /// Adds a document to the remaining ones, unless it has nothing to predict.
     fn put(&mut self, document: Piece) {
         if document.len >= 2 {
             self.left.entry(document.len).or_default().push(document);
@@ -176,7 +176,7 @@ mod tests {
 
     const END: i32 = i32::MAX;
 
-    /// Documents of these lengths, one after the other, and their places: token `i` is `i` or ends a document.
+    /// Documents of these lengths, one after another, and their ranges. Token `i` is `i` or ends a document.
     fn documents(lens: &[u64]) -> (Vec<u32>, Vec<Range<u64>>) {
         let (mut tokens, mut places) = (Vec::new(), Vec::new());
         for len in lens {

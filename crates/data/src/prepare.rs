@@ -1,11 +1,11 @@
-//! From text to a folder of tokens.
+//! Tokenizes text into a folder.
 //!
 //! ```text
 //! reader thread           all threads              this thread
 //! files ─> pieces ─batch─> encode each piece ─────> shards, one stream
 //! ```
 //!
-//! A batch is some megabytes, and one is read while another is encoded, so memory does not grow with the source.
+//! A batch is a few megabytes, and one is read while another is encoded, so memory does not grow with the source.
 
 use std::fs;
 use std::path::Path;
@@ -25,22 +25,22 @@ use crate::tokenizer::{CharSet, check_bpe};
 use crate::tokens::ShardWriter;
 use crate::{DataError, Meta, Tokenizer, TokenizerSpec};
 
-/// Text that is encoded at once, by all threads together.
+/// Bytes of text that all threads together encode at once.
 const BATCH_BYTES: usize = 16 << 20;
 
 /// How text is read and tokens are written.
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
-    /// Learn a byte-level BPE of so many tokens from the text, instead of taking the tokenizer that is given.
+    /// Number of tokens of a byte-level BPE to learn from the text, instead of using the given tokenizer.
     pub train_bpe: Option<usize>,
-    /// The field of JSON lines, or column of CSV, TSV and Parquet, that holds the text.
+    /// The field of JSON lines, or the column of CSV, TSV and Parquet, that holds the text.
     pub text_field: String,
-    /// The share of the tokens, at the end, that validates, unless the source has files for that; None for a tenth but
-    /// at most 10 million tokens.
+    /// Fraction of the tokens, at the end, held out for validation, unless the source has validation files. None for
+    /// 10%, at most 10 million tokens.
     pub val_fraction: Option<f64>,
-    /// Tokens of a shard.
+    /// Tokens per shard.
     pub shard_tokens: u64,
-    /// Whether to show progress, and what is left out of a folder, on stderr.
+    /// Whether to report progress, and skipped files of a folder, on stderr.
     pub progress: bool,
 }
 
@@ -56,12 +56,12 @@ impl Default for PrepareOptions {
     }
 }
 
-/// Makes text into tokens: writes the folder `out` with `train-000000.bin`... (llm.c's layout), `meta.json` and the
-/// tokenizer's files. The folder appears when it is whole.
+/// Tokenizes text: writes a folder `out` with `train-000000.bin`... (llm.c's layout), `meta.json` and the tokenizer's
+/// files. The folder appears once it is complete.
 ///
 /// # Errors
-/// A source that is missing, broken or not text; a tokenizer likewise; a vocabulary to learn that is too small; a
-/// folder `out` that is not empty.
+/// If the source or the tokenizer is missing or broken, if the source is not text, if the vocabulary to learn is too
+/// small or too large, or if the folder `out` is not empty.
 pub fn prepare(
     source: &str,
     tokenizer: &TokenizerSpec,
@@ -78,7 +78,7 @@ pub fn prepare(
     let Source::Text(text) = source::find(source)? else {
         return Err(DataError::AlreadyTokens { path: source.into() });
     };
-    // What can fail at once does so before the folder is begun.
+    // Everything that can fail immediately does so before the folder is begun.
     let given = if options.train_bpe.is_none() { tokenizer.open()? } else { None };
     if empty {
         fs::remove_dir(out).map_err(|error| DataError::write(out, error))?;
@@ -96,7 +96,7 @@ pub fn prepare(
     if folder.publish()? { Ok(meta) } else { Err(exists()) }
 }
 
-/// Learns a byte-level BPE of at most `vocab_size` tokens from all of `source` that is not kept to validate.
+/// Learns a byte-level BPE of at most `vocab_size` tokens from all of `source` except its validation files.
 fn learn_bpe(source: &TextSource, field: &str, vocab_size: usize) -> Result<Tokenizer, DataError> {
     thread::scope(|scope| {
         let (sender, pieces) = sync_channel(64);
@@ -119,8 +119,8 @@ pub(crate) fn check_fraction(fraction: Option<f64>) -> Result<(), DataError> {
     }
 }
 
-/// Encodes all of `source` into `folder`; without a tokenizer, by the source's own characters. `name` is what
-/// `meta.json` calls the tokenizer.
+/// Encodes all of `source` into `folder`, by the source's own characters if there is no tokenizer. `name` is the
+/// tokenizer's name in `meta.json`.
 pub(crate) fn write(
     source: &TextSource,
     name: &str,
@@ -179,7 +179,7 @@ pub(crate) fn write(
     Ok(meta)
 }
 
-/// The error of encoding a piece, before which its document has so many bytes.
+/// The error of encoding a piece that begins `before` bytes into its document.
 fn in_document(source: &str, number: u64, before: usize, error: DataError) -> DataError {
     let error = match error {
         DataError::UnknownChar { char, offset, vocab_size } => {
@@ -190,7 +190,7 @@ fn in_document(source: &str, number: u64, before: usize, error: DataError) -> Da
     DataError::Document { source_name: source.into(), number, problem: error.to_string() }
 }
 
-/// The tokenizer of the characters that the source has.
+/// The tokenizer of the source's own characters.
 fn characters(source: &TextSource, options: &PrepareOptions) -> Result<Tokenizer, DataError> {
     let mut seen = CharSet::default();
     let mut progress = Progress::new("finding characters in", source.bytes(), !options.progress);
@@ -205,7 +205,7 @@ fn characters(source: &TextSource, options: &PrepareOptions) -> Result<Tokenizer
     Ok(seen.into_tokenizer())
 }
 
-/// Calls `take` with batches of pieces, in order, while a thread reads the next.
+/// Calls `take` with batches of pieces, in order, while a thread reads the next batch.
 fn in_batches(
     source: &TextSource,
     field: &str,
@@ -216,7 +216,7 @@ fn in_batches(
         let reader = scope.spawn(move || read_batches(source, field, &sender));
         for batch in &batches {
             if let Err(error) = take(batch) {
-                drop(batches); // the reader stops at its next batch
+                drop(batches); // stops the reader at its next batch
                 return Err(error);
             }
         }
@@ -227,7 +227,7 @@ fn in_batches(
 fn read_batches(source: &TextSource, field: &str, sender: &SyncSender<Vec<Piece>>) -> Result<(), DataError> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
     source.read(field, &mut |piece| {
-        // Also what a piece costs besides its text: documents may be short.
+        // Includes the overhead of a piece, as documents may be short.
         bytes += piece.text.len() + 64;
         batch.push(piece);
         if bytes < BATCH_BYTES {
@@ -243,7 +243,7 @@ fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// The reader's error when its text is no longer wanted; the cause is another error, which is reported instead.
+/// The reader's error when its text is no longer wanted. The actual cause is another error, which is reported instead.
 fn stopped() -> DataError {
     DataError::Encode { problem: "stopped".into() }
 }

@@ -1,4 +1,4 @@
-//! How far a long job has come: a bar on a terminal, else a line now and then.
+//! Progress of long jobs: a bar on a terminal, otherwise an occasional line.
 
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ pub struct Progress {
     quiet: bool,
 }
 
-/// A line for the user, where progress is shown.
+/// Prints a line for the user if progress is shown.
 pub fn say(line: Option<&String>, progress: bool) {
     if let Some(line) = line.filter(|_| progress) {
         eprintln!("{line}");
@@ -35,7 +35,7 @@ impl Progress {
         Self { what, bar, total, shown: Instant::now(), quiet }
     }
 
-    /// `bytes` are done.
+    /// Reports that `bytes` are done.
     pub fn set(&mut self, bytes: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(bytes);

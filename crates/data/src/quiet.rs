@@ -8,9 +8,9 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `call` returns; None if it panics, of which nothing is printed. Other threads' panics are printed as ever.
+/// What `call` returns, or None if it panics. Its panic is not printed; those of other threads are printed as usual.
 ///
-/// `call` must not leave anything half-done that is used afterwards.
+/// `call` must not leave half-done state behind that is used afterwards.
 pub fn catch<T>(call: impl FnOnce() -> T) -> Option<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -5,8 +5,8 @@
 //! nanoGPT   u16 tokens, no header
 //! ```
 //!
-//! All little-endian. Files stay open and are read where a batch lies, not mapped: one that is cut short while it is in
-//! use, or a disk that fails, is then an error and not the end of the process.
+//! All numbers are little-endian. Files stay open and are read at each batch's position, not mapped. So a file that is
+//! truncated while in use, or a failing disk, is an error and does not end the process.
 
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Seek, SeekFrom, Write};
@@ -28,24 +28,24 @@ const LLMC_U16: [u32; 2] = [20_240_520, 1];
 /// Magic number and version of files with 32-bit tokens.
 const LLMC_U32: [u32; 2] = [20_240_801, 7];
 
-/// Tokens of a shard, at its start, that are compared with the vocabulary when it is opened: enough to find a wrong
-/// tokenizer, without reading a corpus of terabytes. The others are compared batch by batch, by whoever trains on them.
+/// Tokens at the start of a shard that are compared with the vocabulary when it is opened: enough to detect a wrong
+/// tokenizer without reading a corpus of terabytes. Training compares the others batch by batch.
 const CHECKED_TOKENS: u64 = 1_000_000;
 
 /// Tokens that a pass over all of them reads at once.
 const PASS_TOKENS: u64 = 1 << 20;
 
-/// Places of a stream whose tokens its fingerprint has, and tokens of each.
+/// Positions of a stream that its fingerprint samples, and the number of tokens of each sample.
 const SAMPLES: u64 = 64;
 const SAMPLE_TOKENS: u64 = 1024;
 
-/// A stream of tokens that lies in several files or in memory. Cloning it shares the files.
+/// A stream of tokens in several files or in memory. Clones share the files.
 #[derive(Debug, Clone)]
 pub struct Tokens {
     parts: Vec<Part>,
 }
 
-/// A part of one file, and where in the stream it starts.
+/// A part of one file, and its start in the stream.
 #[derive(Debug, Clone)]
 struct Part {
     start: u64,
@@ -85,7 +85,8 @@ impl Tokens {
         Self::of_files([Bytes::Memory(tokens)])
     }
 
-    /// The tokens of `paths` one after the other; the first of each file are below `vocab_size` if that is known.
+    /// The tokens of `paths`, one file after another. If `vocab_size` is known, the first tokens of each file must be
+    /// below it.
     pub fn open(paths: &[PathBuf], vocab_size: Option<usize>) -> Result<Self, DataError> {
         allow_open_files(paths.len());
         let open = |path: &PathBuf| {
@@ -96,7 +97,7 @@ impl Tokens {
         Ok(Self::of_files(paths.iter().map(open).collect::<Result<Vec<_>, DataError>>()?))
     }
 
-    /// The files that are open, with their paths.
+    /// The open files, with their paths.
     pub fn files(&self) -> impl Iterator<Item = (&Path, &File)> {
         self.parts.iter().filter_map(|part| match &*part.file {
             Bytes::File(file) => Some((&*file.path, &file.file)),
@@ -124,12 +125,12 @@ impl Tokens {
         self.parts.last().map_or(0, Part::end)
     }
 
-    /// Number of bytes that these tokens take.
+    /// Number of bytes of these tokens.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len() * part.file.width()).sum()
     }
 
-    /// The tokens before and from `at` on.
+    /// Splits the stream into the tokens before `at` and those from `at` on.
     pub fn split(self, at: u64) -> (Self, Self) {
         let [mut before, mut after] = [vec![], vec![]];
         for Part { start, file, range } in self.parts {
@@ -140,15 +141,16 @@ impl Tokens {
         (Self::of_parts(before), Self::of_parts(after))
     }
 
-    /// These tokens, then those of `other`.
+    /// These tokens, followed by those of `other`.
     pub fn then(self, other: Self) -> Self {
         Self::of_parts(self.parts.into_iter().chain(other.parts).map(|part| (part.range, part.file)))
     }
 
-    /// The largest token, at most `i32::MAX`, after a pass over all of them, by all threads; None of no tokens.
+    /// The largest token, at most `i32::MAX`, found by all threads in a pass over all tokens. None if there are no
+    /// tokens.
     ///
     /// # Errors
-    /// A file that cannot be read any more, or was cut short since it was opened.
+    /// If a file can no longer be read, or was truncated since it was opened.
     pub fn largest(&self, progress: bool) -> Result<Option<u32>, DataError> {
         let done = Mutex::new((Progress::new("looking for the largest token in", self.bytes(), !progress), 0));
         let largest_of = |pass: u64| {
@@ -164,10 +166,10 @@ impl Tokens {
         passes.map(largest_of).try_reduce(|| None, |a, b| Ok(a.max(b)))
     }
 
-    /// Adds their number and a sample of them to a hash: 64 places from the first to the last, evenly spread.
+    /// Adds the number of tokens and a sample of them to a hash: 64 evenly spread positions from first to last.
     ///
     /// # Errors
-    /// A file that cannot be read any more, or was cut short since it was opened.
+    /// If a file can no longer be read, or was truncated since it was opened.
     pub fn hash_samples(&self, hash: &mut Sha256) -> Result<(), DataError> {
         hash_part(hash, &self.len().to_le_bytes());
         let sample = self.len().min(SAMPLE_TOKENS);
@@ -180,13 +182,13 @@ impl Tokens {
         Ok(())
     }
 
-    /// Appends tokens `range` to `out`; a token above `i32::MAX` becomes that.
+    /// Appends tokens `range` to `out`. A file's tokens above `i32::MAX` become `i32::MAX`.
     ///
     /// # Errors
-    /// A file that cannot be read any more, or was cut short since it was opened.
+    /// If a file can no longer be read, or was truncated since it was opened.
     ///
     /// # Panics
-    /// If the range does not lie in the stream.
+    /// If the range exceeds the stream.
     pub fn read(&self, range: Range<u64>, out: &mut Vec<i32>) -> Result<(), DataError> {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} tokens", self.len());
         let first = self.parts.partition_point(|part| part.end() <= range.start);
@@ -205,7 +207,7 @@ impl Bytes {
         }
     }
 
-    /// Bytes of a token.
+    /// Bytes per token.
     fn width(&self) -> u64 {
         match self {
             Self::File(file) => file.width,
@@ -224,7 +226,7 @@ impl Bytes {
                 let bytes = file.bytes(range)?;
                 match file.width {
                     2 => out.extend(u16s(&bytes).map(|token| token as i32)),
-                    // No vocabulary is as large as that: whoever compares must not find negative numbers.
+                    // No vocabulary is that large; clamping keeps comparisons free of negative numbers.
                     _ => out.extend(u32s(&bytes).map(|token| token.min(i32::MAX as u32) as i32)),
                 }
                 Ok(())
@@ -283,7 +285,7 @@ impl TokenFile {
         Ok(bytes)
     }
 
-    /// Whether the first [`CHECKED_TOKENS`] tokens are below `vocab_size`.
+    /// Checks that the first [`CHECKED_TOKENS`] tokens are below `vocab_size`.
     fn check(&self, vocab_size: usize) -> Result<(), DataError> {
         if self.width == 2 && vocab_size > usize::from(u16::MAX) {
             return Ok(());
@@ -311,11 +313,11 @@ fn u32s(bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
     bytes.as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes))
 }
 
-/// Raises this process's limit of open files as far as the system lets it, where so many more may pass the usual 1024.
+/// Raises this process's limit of open files as far as the system allows, if this many more may exceed the usual 1024.
 fn allow_open_files(files: usize) {
     if files > 256 {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: both calls read or write `limit` alone. Where they fail, opening the files says what is wrong.
+        // SAFETY: both calls access only `limit`. If they fail, opening the files reports what is wrong.
         unsafe {
             if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
                 limit.rlim_cur = limit.rlim_max;
@@ -325,7 +327,7 @@ fn allow_open_files(files: usize) {
     }
 }
 
-/// SHA-256 of a file, in hexadecimal digits; `read` is told how many bytes were read.
+/// SHA-256 of a file, in hexadecimal digits. Calls `read` with the number of bytes of each read.
 pub fn digest(file: &File, mut read: impl FnMut(u64)) -> io::Result<String> {
     let (mut hash, mut buffer, mut at) = (Sha256::new(), vec![0; 1 << 20], 0);
     let len = file.metadata()?.len();
@@ -356,7 +358,7 @@ impl ShardWriter {
         Self { folder: folder.into(), magic, shard_tokens, open: None, shards: Vec::new() }
     }
 
-    /// Appends tokens, starting a new shard where one is full.
+    /// Appends tokens, starting a new shard whenever one is full.
     pub fn write(&mut self, mut tokens: &[u32]) -> Result<(), DataError> {
         while !tokens.is_empty() {
             if self.open.is_none() {
@@ -378,7 +380,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Ends the last shard; what has been written.
+    /// Ends the last shard and returns all shards.
     pub fn finish(mut self) -> Result<Vec<Shard>, DataError> {
         self.end()?;
         Ok(self.shards)
@@ -398,7 +400,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Writes the header, whose count is known now, waits until the disk has it all, and keeps the file's digest.
+    /// Writes the header, whose count is now known, syncs the file, and stores its digest.
     fn end(&mut self) -> Result<(), DataError> {
         let (Some(file), Some(shard)) = (self.open.take(), self.shards.last_mut()) else { return Ok(()) };
         let words = [self.magic[0], self.magic[1], shard.tokens as u32];

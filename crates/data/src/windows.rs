@@ -1,16 +1,16 @@
-//! The order of a run's sequences, also where their length changes amid an epoch.
+//! The order of a run's sequences, including changes of their length within an epoch.
 //!
 //! ```text
 //! tokens       |offset|  w0  |  w1  |  w2  |  w3  |  w4  |  w5  | rest |
 //! seq_len 4    sequences w3 w0 | here the length becomes 6
-//! left         w1 w2 w4 w5, end to end     |  v0  .  v1  .  v0' ...          cut anew, the rest of the last to be left out
-//! seq_len 6    sequences v1 v0 | next epoch: windows of 6 side by side again
+//! remaining    w1 w2 w4 w5, end to end     |  v0  .  v1  .  v0' ...          cut anew; an incomplete last one dropped
+//! seq_len 6    sequences v1 v0 | next epoch: adjacent windows of 6 again
 //! ```
 //!
-//! What an epoch has left goes on end to end, in the order of the text, and is cut into sequences of the new length,
-//! which come in an order of their own. So no token is predicted twice in an epoch, and none is left out but fewer than
-//! a sequence at its end. A sequence may join parts of the text; each of its targets is the token that follows in the
-//! text.
+//! The rest of an epoch is concatenated in the order of the text and cut into sequences of the new length, which come
+//! in an order of their own. So no token is predicted twice in an epoch, and fewer tokens than one sequence are left
+//! out at its end. A sequence may join several parts of the text, but each of its targets is the token that follows in
+//! the text.
 
 use std::ops::Range;
 
@@ -26,42 +26,42 @@ use crate::{Batch, DataError, Dataset};
 pub struct Trained {
     /// The seed of the order.
     pub seed: u64,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
-    /// Number of tokens, by all ranks.
+    /// Number of tokens, over all ranks.
     pub tokens: u64,
 }
 
-/// The sequences that a run has still to train on, after what it has trained on in sequences of this length or others.
+/// The sequences that a run has yet to train on, after training on sequences of this or other lengths.
 ///
-/// Which they are follows from the seeds, the lengths and the numbers of tokens alone.
+/// They depend only on the seeds, the lengths and the numbers of tokens.
 #[derive(Debug, Clone)]
 pub struct Windows {
     tokens: Tokens,
     seed: u64,
     seq_len: usize,
-    /// The number of the epoch that the next sequence is of.
+    /// The epoch of the next sequence.
     epoch: u64,
-    /// What it had before lengths changed in it; empty where none did.
+    /// The epoch's earlier orders, from before its changes of length. Empty if there were none.
     cuts: Vec<Cut>,
-    /// How it is cut now.
+    /// The current order.
     now: Order,
     /// Sequences of it that are done.
     done: u64,
 }
 
-/// Sequences of one length, side by side, and their order.
+/// Adjacent sequences of one length, and their order.
 #[derive(Debug, Clone)]
 struct Order {
     seq_len: u64,
     windows: u64,
-    /// None where nothing is left that fills one.
+    /// None if too few tokens are left for one window.
     epoch: Option<Epoch>,
-    /// Tokens that were cut.
+    /// Number of tokens cut into windows.
     len: u64,
 }
 
-/// An order that was left for another.
+/// An order that was replaced by another.
 #[derive(Debug, Clone)]
 struct Cut {
     order: Order,
@@ -69,17 +69,17 @@ struct Cut {
 }
 
 impl Windows {
-    /// Of the training split of `dataset`, for a run that has `trained` on parts of it and goes on with sequences of
-    /// `seq_len` tokens.
+    /// The sequences of the training split of `dataset`, for a run that has `trained` on parts of it and continues with
+    /// sequences of `seq_len` tokens.
     ///
-    /// It takes time and memory where a length changed amid an epoch: a bit, and the place of a window in the order,
-    /// for each window.
+    /// Each change of length within an epoch costs one bit of memory per window, and a lookup in the order for at most
+    /// half of the windows.
     ///
     /// # Panics
     /// If the training split has fewer than `seq_len + 1` tokens: see [`Dataset::check`].
     pub fn new(dataset: &Dataset, trained: &[Trained], seed: u64, seq_len: usize) -> Self {
         let mut windows = Self::begin(dataset, seed, seq_len);
-        // On other data a longer length was possible.
+        // Earlier parts may have used other data, with sequences too long for this one.
         let fits = |seq_len| seq_len > 0 && windows.tokens.len() > seq_len as u64;
         let mut parts =
             trained.iter().copied().filter(|part| part.tokens > 0 && fits(part.seq_len)).collect::<Vec<_>>();
@@ -100,11 +100,11 @@ impl Windows {
         Self { tokens, seed, seq_len, epoch: 0, cuts: vec![], now, done: 0 }
     }
 
-    /// The number of windows of an epoch that begins with this length, and how many offsets there are.
+    /// The number of windows in an epoch that begins with this length, and the number of offsets.
     fn windows(&self) -> (u64, u64) {
         let (len, seq_len) = (self.tokens.len(), self.seq_len as u64);
         let windows = (len.saturating_sub(seq_len) / seq_len).max(1);
-        // One of the tokens that are spare is the last target.
+        // One of the spare tokens is the last target.
         (windows, len.saturating_sub(windows * seq_len).clamp(1, seq_len))
     }
 
@@ -115,7 +115,7 @@ impl Windows {
         Order { seq_len: self.seq_len as u64, windows, epoch: Some(epoch), len: windows * self.seq_len as u64 }
     }
 
-    /// Goes on with another length, or in another order.
+    /// Continues with another length or seed.
     fn turn_to(&mut self, seed: u64, seq_len: usize) {
         if (seed, seq_len) == (self.seed, self.seq_len) {
             return;
@@ -135,7 +135,7 @@ impl Windows {
         self.done = 0;
     }
 
-    /// Goes over so many sequences.
+    /// Skips this many sequences.
     fn skip(&mut self, sequences: u64) {
         let here = self.now.windows - self.done;
         if sequences < here {
@@ -149,10 +149,10 @@ impl Windows {
         self.now = self.whole();
     }
 
-    /// Sequences `sequences`, counted from the first that the run has still to train on.
+    /// Sequences `sequences`, counted from the first one that the run has yet to train on.
     ///
     /// # Errors
-    /// A token file that cannot be read any more.
+    /// If a token file can no longer be read.
     pub fn batch(&self, sequences: Range<u64>) -> Result<Batch, DataError> {
         let mut batch = Batch { seq_len: self.seq_len, ..Batch::default() };
         let here = self.now.windows - self.done;
@@ -166,7 +166,7 @@ impl Windows {
                 let start = window * self.now.seq_len;
                 self.find(self.cuts.len(), start..start + self.now.seq_len, &mut parts);
             } else {
-                // Before this epoch all had as many sequences.
+                // Counts as if each earlier epoch had this many sequences.
                 let before = u128::from(self.epoch + 1) * u128::from(windows);
                 let (window, offset) = epochs.at(before + u128::from(sequence - here));
                 let start = offset + window * self.seq_len as u64;
@@ -183,7 +183,7 @@ impl Windows {
         Ok(batch)
     }
 
-    /// Finds where a range of what is cut after `cuts` changes lies in the text.
+    /// Maps a range of the tokens as cut after `cuts` changes to parts of the text.
     fn find(&self, cuts: usize, mut range: Range<u64>, parts: &mut Vec<Range<u64>>) {
         let Some(cut) = cuts.checked_sub(1).map(|last| &self.cuts[last]) else {
             let first = self.cuts.first().map_or(&self.now, |cut| &cut.order);
@@ -200,7 +200,7 @@ impl Windows {
             let (number, within) = (range.start / seq_len, range.start % seq_len);
             let (start, end) = match number < windows {
                 true => (cut.left.nth(number) * seq_len + within, range.end.min((number + 1) * seq_len)),
-                // What filled no window comes last.
+                // The tokens that filled no window come last.
                 false => (cut.order.windows * seq_len + range.start - windows * seq_len, range.end),
             };
             self.find(cuts - 1, start..start + end - range.start, parts);
@@ -209,19 +209,19 @@ impl Windows {
     }
 }
 
-/// The windows of an order that did not come, by number.
+/// The windows of an order that were not visited, by number.
 #[derive(Debug, Clone)]
 struct Left {
-    /// A bit for each window.
+    /// One bit per window.
     bits: Vec<u64>,
-    /// How many are left before each [`BLOCK`] of words.
+    /// How many windows are left before each [`BLOCK`] of words.
     before: Vec<u64>,
 }
 
 const BLOCK: usize = 8;
 
 impl Left {
-    /// Those of `order` after `done` sequences.
+    /// The windows of `order` that are left after `done` sequences.
     fn after(order: &Order, done: u64) -> Self {
         let words = order.windows.div_ceil(64) as usize;
         let few = done <= order.windows / 2;
@@ -259,7 +259,7 @@ impl Left {
         }
         let mut word = self.bits[place];
         for _ in 0..rest {
-            word &= word - 1; // without its lowest bit
+            word &= word - 1; // clears its lowest bit
         }
         place as u64 * 64 + u64::from(word.trailing_zeros())
     }
@@ -270,12 +270,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Token `i` is `i`, and all train.
+    /// A dataset in which token `i` is `i` and all tokens train.
     fn counting(tokens: u32) -> Dataset {
         Dataset::split(Tokens::from_vec((0..tokens).collect()), 0)
     }
 
-    /// The next sequences of a run, at most so many, up to its epoch's end.
+    /// The next sequences of a run up to its epoch's end, at most `most`.
     fn of_epoch(windows: &Windows, most: u64) -> Batch {
         windows.batch(0..most.min(windows.now.windows - windows.done)).unwrap()
     }
@@ -292,7 +292,8 @@ mod tests {
             for (number, &(seq_len, sequences, batch)) in changes.iter().enumerate() {
                 let seed = if reseeded { seed ^ number as u64 } else { seed };
                 let windows = Windows::new(&dataset, &trained, seed, seq_len);
-                // A new epoch only where the last one had less left than a sequence of the last length, or of this.
+                // A new epoch begins only if the last one had less left than a sequence of the previous or the current
+                // length.
                 if epoch.is_some_and(|epoch| epoch != windows.epoch) {
                     let last = changes[number.saturating_sub(1)].0.max(seq_len) as u64;
                     prop_assert!(lost < last, "{lost} lost");

@@ -1,5 +1,5 @@
-//! Broken files of every kind end in an error (or are read, where the damage does no harm): no panic, and no memory
-//! asked for because a number in a file says so.
+//! Broken files of every kind end in an error, or are read if the damage is harmless. They never cause a panic, nor an
+//! allocation that a number in the file dictates.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
@@ -16,12 +16,12 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use proptest::prelude::*;
 
-/// The largest single request since it was reset: a wrong number asks for much at once.
+/// Records the largest single request since the last reset, because a wrong number asks for much at once.
 struct Largest;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all requests go to the system's allocator as they are.
+// SAFETY: all requests are forwarded to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Largest {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
@@ -106,7 +106,7 @@ const LINES: &[u8] = b"{\"text\": \"one \\u00e9 two\", \"n\": [1, {}]}\n{\"text\
 
 const PARQUET: [&str; 5] = ["one two", "three", "", "four é", "five"];
 
-/// Whole files of every kind, which are then damaged.
+/// Intact files of every kind, to be damaged.
 fn files() -> Vec<(&'static str, Vec<u8>)> {
     let tokens: Vec<u8> = (0..60u32).flat_map(u32::to_le_bytes).collect();
     let header = |words: [u32; 3]| {
@@ -127,7 +127,7 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Where, and what with: bytes overwritten, and how much of the end is lost.
+/// Damage: bytes overwritten at random positions, and possibly a truncation.
 fn damage() -> impl Strategy<Value = (Vec<(prop::sample::Index, u8)>, Option<prop::sample::Index>)> {
     let bytes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6);
     (bytes, prop::option::weighted(0.2, any::<prop::sample::Index>()))
@@ -169,7 +169,7 @@ fn the_files_are_read_when_they_are_whole() {
         message.starts_with("column \"n\" of ") && message.contains(" holds INT32, not strings: name"),
         "{message}"
     );
-    // The name of the column, and its codec: 0 is none, and 4 Brotli, whose zigzag is 8.
+    // The name of the column, then its codec: 0 is none, and 4 is Brotli, whose zigzag encoding is 8.
     let mut bytes = fs::read(&path).unwrap();
     let codecs: Vec<usize> = (9..bytes.len()).filter(|&at| bytes[..at].ends_with(b"\x18\x04text\x15\x00")).collect();
     codecs.iter().for_each(|at| bytes[at - 1] = 8);

@@ -1,4 +1,4 @@
-//! What an enemy's file may cost: memory is counted while it is read.
+//! Limits of what a hostile file may cost: memory is counted while such files are read.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use data::{OpenOptions, open};
 
-/// Counts the bytes that are held, and the most that ever were.
+/// Counts the bytes held, and their peak.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -19,7 +19,7 @@ fn took(bytes: usize) {
     MOST.fetch_max(HELD.fetch_add(bytes, Ordering::Relaxed) + bytes, Ordering::Relaxed);
 }
 
-// SAFETY: all requests go to the system's allocator as they are.
+// SAFETY: all requests are forwarded to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         took(layout.size());
@@ -41,10 +41,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One test at a time, or each would count the others' memory.
+/// Runs one test at a time, because each would count the others' memory.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What came of opening a source, and the most bytes that were held meanwhile beyond those before.
+/// The result of opening a source, and the peak of additional bytes held while it was opened.
 fn opened(source: &Path) -> (String, usize) {
     let cache = tempfile::tempdir().unwrap();
     let options = OpenOptions { cache: Some(cache.path().into()), ..OpenOptions::default() };

@@ -1,4 +1,4 @@
-//! From files on disk to batches.
+//! Tests from files on disk to batches.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ fn options(cache: &Path) -> OpenOptions {
     OpenOptions { cache: Some(cache.into()), ..OpenOptions::default() }
 }
 
-/// All tokens: those that train, then those that validate.
+/// All tokens: training tokens, then validation tokens.
 fn tokens(prepared: &Prepared) -> Vec<u32> {
     let dataset = &prepared.dataset;
-    // Windows of one token; the last of a split is a target only.
+    // Windows of one token. The last token of a split is only a target.
     let val = dataset.val_batch(dataset.val_indices(0, 1), 1).unwrap();
     let mut train = dataset.train_batch(0, 0..dataset.epoch_sequences(1), 1).unwrap();
     train.inputs.sort_unstable();
@@ -98,7 +98,7 @@ fn what_cannot_be_encoded_is_an_error_with_its_source_and_document() {
 
 #[test]
 fn pieces_have_the_tokens_of_the_whole_text() {
-    // A megabyte, so several pieces, with all that patterns treat differently before and after line breaks.
+    // A megabyte, so several pieces, with everything that patterns treat differently around line breaks.
     let unit =
         "fn main() {\n\n    let x = 12;\t// it's a test\r\n}\n \n\nText ends\n\nhere. And so, on\n一二三。\nstop";
     let text = (0..10_000).map(|i| format!("{unit}{i}")).collect::<String>();
@@ -252,7 +252,7 @@ fn a_folder_with_files_for_both_trains_on_one_and_validates_on_the_other() {
     fs::write(source.join("notes.md"), "xyz").unwrap();
     let cache = folder.path().join("cache");
     let spec = Some(TokenizerSpec::Char);
-    // A share would be of the end of all text: the files count.
+    // A fraction would apply to the end of all text, but the files take precedence.
     for val_fraction in [None, Some(0.5)] {
         let options = OpenOptions { tokenizer: spec.clone(), val_fraction, ..options(&cache) };
         let prepared = open(source.to_str().unwrap(), &options).unwrap();

@@ -1,4 +1,4 @@
-//! Token ids against those of Python's `tokenizers`; `tests/reference/make_tokenizer.py` wrote them.
+//! Compares token ids with those of Python's `tokenizers`, written by `tests/reference/make_tokenizer.py`.
 
 use std::path::{Path, PathBuf};
 

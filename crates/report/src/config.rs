@@ -1,8 +1,8 @@
-//! A run's configuration as the page lists it: a line a key.
+//! A run's configuration as the page lists it: one line per key.
 
 use yaml_serde::Value;
 
-/// Keys with their dots and values as text, in the order of the file.
+/// Dotted keys and their values as text, in the order of the file.
 pub(crate) type Entries = Vec<(String, String)>;
 
 /// The entries of a YAML file, or what is wrong with it.
@@ -18,7 +18,7 @@ pub(crate) fn get<'a>(entries: &'a Entries, key: &str) -> Option<&'a str> {
     entries.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str())
 }
 
-/// What the model is, in a few words.
+/// A short description of the model.
 pub(crate) fn model(entries: &Entries) -> Option<String> {
     let kind = get(entries, "model.type")?;
     let one_of = |keys: [&str; 2]| keys.into_iter().find_map(|key| get(entries, key));

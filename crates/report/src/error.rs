@@ -9,19 +9,19 @@ pub enum ReportError {
     /// No run was named.
     #[error("no run to report: name one run folder or more")]
     NoRuns,
-    /// The path of a run is no folder.
+    /// The path of a run is not a folder.
     #[error("{}: no such folder; name a run folder, which holds `metrics.jsonl`", path.display())]
     NotAFolder {
-        /// The path as it was given.
+        /// The path as given.
         path: PathBuf,
     },
-    /// A folder holds no metrics.
+    /// A folder contains no metrics.
     #[error("{}: no such file; the folder is not that of a run, or the run has not started", path.display())]
     NoMetrics {
         /// The file that was expected.
         path: PathBuf,
     },
-    /// The metrics have no line that says anything about a step.
+    /// The metrics have no line about a step.
     #[error(
         "{}: it has no step yet ({lines} {}); wait for the run's first step, or follow it with `--serve`",
         path.display(),
@@ -38,7 +38,7 @@ pub enum ReportError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The page cannot be written.
@@ -46,13 +46,13 @@ pub enum ReportError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// What follows `--serve` is no address.
+    /// The argument of `--serve` is not an address.
     #[error("`{address}` is neither PORT nor HOST:PORT; name the runs before `--serve`")]
     Address {
-        /// What was given.
+        /// The argument.
         address: String,
     },
     /// The page cannot be served.
@@ -62,7 +62,7 @@ pub enum ReportError {
     Listen {
         /// The address.
         address: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -5,11 +5,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Opens a file to read it; what is no regular file is an error, and is not waited for.
+/// Opens a file for reading. Anything other than a regular file is an error, without waiting.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true);
-    // A pipe that nobody writes to would block.
+    // Opening a pipe without a writer would block.
     options.custom_flags(libc::O_NONBLOCK);
     let file = options.open(path)?;
     if !file.metadata()?.is_file() {

@@ -1,4 +1,4 @@
-//! A file of metrics that grows: each time, only what is new is read.
+//! Follows a growing file of metrics: each pass reads only what is new.
 
 use crate::file;
 use crate::lines::Line;
@@ -8,36 +8,36 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// So many bytes before the place where reading goes on are to be the same as before.
+/// How many bytes before the resume position must be unchanged.
 const TAIL: usize = 256;
 
-/// Bytes that are read at once, and the longest line; few in tests.
+/// Bytes read at once, and the longest line. Few in tests.
 const CHUNK: u64 = if cfg!(test) { 100 } else { 4 << 20 };
 const LINE: u64 = if cfg!(test) { 1000 } else { 16 << 20 };
 
-/// `metrics.jsonl` of a run, as far as it was read.
+/// A run's `metrics.jsonl`, as far as it has been read.
 #[derive(Debug, Default)]
 pub(crate) struct Follower {
     pub path: PathBuf,
     pub log: Log,
-    /// The first line that is not JSON, and how many there are.
+    /// The first line that is not JSON, and the number of such lines.
     torn: Option<(usize, usize)>,
     lines: usize,
-    /// Bytes of all lines that were read.
+    /// Bytes of all lines read so far.
     read: u64,
-    /// The last of these bytes, and the file's identity: where one differs, it is another file.
+    /// The last of these bytes, and the file's inode. If either differs, it is another file.
     tail: Vec<u8>,
     identity: u64,
 }
 
 impl Follower {
-    /// Of a file that need not exist yet.
+    /// Follows a file that need not exist yet.
     pub fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), ..Self::default() }
     }
 
-    /// Reads the lines that were appended, or all if the file was replaced or has become shorter, as a resumed run does
-    /// with it. Returns whether anything has changed. A last line that is not whole yet is left for the next time.
+    /// Reads the appended lines, or all lines if the file was replaced or became shorter, as it does when a run
+    /// resumes. Returns whether anything has changed. An incomplete last line is left for the next time.
     pub fn read_on(&mut self) -> io::Result<bool> {
         let mut file = match file::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.read > 0 => {
@@ -76,12 +76,12 @@ impl Follower {
         }
     }
 
-    /// How many lines were read.
+    /// Number of lines read.
     pub fn lines(&self) -> usize {
         self.lines
     }
 
-    /// What a reader should know about the file.
+    /// Notes for the reader about the file.
     pub fn notes(&self) -> Vec<String> {
         let torn = self.torn.map(|(first, count)| {
             let which = match count {
@@ -105,7 +105,7 @@ impl Follower {
         Ok(tail == self.tail)
     }
 
-    /// Adds the whole lines, and the rest as it says, and returns how many bytes they have.
+    /// Adds the complete lines, treats the rest as `rest` says, and returns the number of bytes taken.
     fn take_lines(&mut self, bytes: &[u8], rest: Rest) -> usize {
         let mut read = 0;
         for line in bytes.split_inclusive(|&byte| byte == b'\n') {
@@ -131,14 +131,14 @@ impl Follower {
     }
 }
 
-/// What to do with a last line that has no end.
+/// What to do with an unterminated last line.
 #[derive(Debug, Clone, Copy)]
 enum Rest {
-    /// The run is writing it, or was stopped in it.
+    /// Takes it if it is JSON: the run is still writing it, or was stopped while writing it.
     IfJson,
-    /// More of it is read.
+    /// Waits: more of it is to be read.
     Later,
-    /// It is far too long, and as good as torn.
+    /// Takes it: it is far too long, as good as torn.
     Now,
 }
 
@@ -181,7 +181,7 @@ mod tests {
         assert!(follower.read_on().unwrap());
         assert_eq!((steps(&follower).last(), follower.lines), (Some(&41), 41));
 
-        // Were the beginning read again, it would be torn now; the tail is as it was.
+        // If the beginning were read again, it would now be torn. The tail is unchanged.
         let text = fs::read_to_string(&path).unwrap();
         let mut file = OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all(b"#").unwrap();

@@ -1,4 +1,4 @@
-//! As much of HTTP as a page needs: one request a connection, with a deadline, and an answer.
+//! The part of HTTP that a page needs: one request per connection, with a deadline, and an answer.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -11,30 +11,30 @@ use std::time::{Duration, Instant};
 const REQUEST: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// How many connections there may be at once; one beyond waits for another's end.
+/// Most concurrent connections. A further one waits until another ends.
 const CONNECTIONS: usize = 64;
 
-/// The longest head of a request.
+/// Longest head of a request, in bytes.
 const HEAD: usize = 16 << 10;
 
 /// A request without its body.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Request {
     pub method: String,
-    /// Without the part behind a `?`.
+    /// Without the part after a `?`.
     pub path: String,
     pub host: Option<String>,
     pub if_none_match: Option<String>,
 }
 
-/// What is answered.
+/// The answer to a request.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// Number and name, as in `200 OK`.
+    /// Status code and reason, as in `200 OK`.
     pub status: &'static str,
     pub kind: &'static str,
     pub body: Arc<str>,
-    /// Name and value of a further header.
+    /// Name and value of an additional header.
     pub header: Option<(&'static str, String)>,
 }
 
@@ -44,7 +44,7 @@ impl Answer {
     }
 }
 
-/// Answers what comes to `listener`, in threads of its own, until the process ends.
+/// Answers requests to `listener` in background threads until the process ends.
 pub(crate) fn serve(listener: TcpListener, answer: impl Fn(&Request) -> Answer + Send + Sync + 'static) {
     let (answer, open) = (Arc::new(answer), Arc::new(AtomicUsize::new(0)));
     thread::spawn(move || {
@@ -52,7 +52,7 @@ pub(crate) fn serve(listener: TcpListener, answer: impl Fn(&Request) -> Answer +
             while open.load(Ordering::Acquire) >= CONNECTIONS {
                 thread::sleep(Duration::from_millis(5));
             }
-            // Where there are too many files or threads, later ones may be answered.
+            // If files or threads run out, later connections may still succeed.
             let Ok(stream) = stream else {
                 thread::sleep(Duration::from_millis(50));
                 continue;
@@ -67,7 +67,7 @@ pub(crate) fn serve(listener: TcpListener, answer: impl Fn(&Request) -> Answer +
     });
 }
 
-/// A connection that counts until it is dropped.
+/// Counts a connection until it is dropped.
 struct Counted(Arc<AtomicUsize>);
 
 impl Drop for Counted {
@@ -98,7 +98,7 @@ fn converse(stream: &TcpStream, answer: &dyn Fn(&Request) -> Answer) -> io::Resu
     if !only_head {
         writer.write_all(answer.body.as_bytes())?;
     }
-    // What the other side still sends is read for a moment: else it may see the connection broken and not the answer.
+    // Reads for a moment what the peer still sends; otherwise it may see a reset connection instead of the answer.
     stream.shutdown(Shutdown::Write)?;
     let mut rest = Timed { stream, until: Instant::now() + Duration::from_millis(500) };
     let mut buffer = [0; 4096];
@@ -110,10 +110,10 @@ fn converse(stream: &TcpStream, answer: &dyn Fn(&Request) -> Answer) -> io::Resu
     Ok(())
 }
 
-/// Text for people.
+/// The content type of plain text for people.
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 
-/// The head of a request; None if it is too long, or is not whole.
+/// The head of a request. None if it is too long or incomplete.
 fn head(reader: &mut impl Read) -> io::Result<Option<String>> {
     let (mut bytes, mut buffer) = (Vec::new(), [0; 1024]);
     while !bytes.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -150,7 +150,7 @@ fn parse(head: &str) -> Option<Request> {
     request.host.is_some().then_some(request)
 }
 
-/// A stream on which nothing is waited for beyond a moment.
+/// A stream whose reads and writes fail after a deadline.
 struct Timed<'a> {
     stream: &'a TcpStream,
     until: Instant,

@@ -1,8 +1,8 @@
 //! A run's metrics as one HTML page, and as TensorBoard events.
 //!
-//! [`write()`] reads run folders and writes a page that holds everything it needs: style, script and numbers. It loads
-//! nothing from anywhere, so it can be mailed, archived, or opened years later. Several runs are laid over each other,
-//! a colour each. [`serve()`] shows the same page of runs that go on, and follows them.
+//! [`write()`] reads run folders and writes a page that contains everything it needs: style, script and numbers. It
+//! loads nothing from anywhere, so you can mail it, archive it, or open it years later. Several runs are overlaid, each
+//! in its own color. [`serve()`] shows the same page for live runs and follows them.
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;
@@ -17,20 +17,20 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What a run folder may hold, and what becomes of it:
+//! The files of a run folder and how the page uses them:
 //!
 //! | file | on the page |
 //! |---|---|
-//! | `metrics.jsonl` | head, plots and tables; a run without a line of a step, a validation or a usage is left out, with a note |
-//! | `config.yaml` | the model's name, the steps planned, a pipeline's time line, the folded list of keys; without it, a note |
+//! | `metrics.jsonl` | head, plots and tables; a run without a line about a step, a validation or a usage is left out, with a note |
+//! | `config.yaml` | the model's name, the planned steps, a pipeline's timeline, the folded list of keys; without it, a note |
 //! | `checkpoints/step-N` | the names of the checkpoints |
 //!
-//! Lines of `metrics.jsonl` are told apart by their keys. Keys that a run lacks leave their plots out, null values are
-//! gaps, lines of other kinds are passed over, and a last line without an end is one that is still being written. A
-//! resumed run may do steps again: the later lines hold, and wall time goes on.
+//! The lines of `metrics.jsonl` are distinguished by their keys. The page omits plots whose keys a run lacks, shows
+//! null values as gaps, and ignores lines of other kinds. An unterminated last line is one that is still being written.
+//! A resumed run may repeat steps: the later lines take precedence, and wall time continues.
 //!
-//! However long the run, a plot has at most some 2000 points of it. They keep the least and the greatest value of each
-//! stretch, so that spikes stay visible; the smoothed line runs through the means of the stretches.
+//! However long the run, each of its curves has at most about 2000 points. They keep the minimum and maximum of each
+//! stretch, so spikes stay visible. The smoothed line runs through the means of the stretches.
 //!
 //! [`tensorboard`] writes the event files that TensorBoard reads.
 

@@ -1,18 +1,18 @@
-//! The lines of `metrics.jsonl`. They are told apart by their keys; a key that an older run lacks is a gap, a line of
-//! another kind is left out.
+//! The lines of `metrics.jsonl`, distinguished by their keys. A key that an older run lacks is a gap; a line of another
+//! kind is ignored.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
-/// One line that the page has a use for.
+/// A line that the page uses.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Line {
     Step(Box<Step>),
     Validation {
         step: u64,
         loss: f64,
-        /// Of each set, where there are several.
+        /// The loss of each validation set, if there are several.
         of_sets: BTreeMap<String, f64>,
     },
     Usage(Usage),
@@ -35,17 +35,17 @@ pub(crate) enum Line {
     },
     /// A process starts to train.
     Start(Box<Setup>),
-    /// How many parameters the model has, in a line of its own as older versions write it.
+    /// The model's number of parameters, in a separate line as older versions write it.
     Parameters(u64),
 }
 
-/// What a process says of itself when it starts to train. What an older version does not say is null.
+/// A process's description of itself when it starts to train. What an older version does not report is null.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Setup {
-    /// In UTC, as `2026-11-21T21:45:07Z`.
+    /// In UTC, such as `2026-11-21T21:45:07Z`.
     pub started: Option<String>,
-    /// The step that it goes on after, 0 in a new run.
+    /// The step after which it resumes, 0 in a new run.
     pub step: u64,
     pub version: Option<String>,
     /// The command line.
@@ -64,12 +64,12 @@ pub(crate) struct Setup {
     pub global_batch_size: Option<u64>,
     pub micro_batch_size: Option<u64>,
     pub seq_len: Option<u64>,
-    /// Of several ranks.
+    /// The groups of several ranks.
     pub layout: Vec<Group>,
 }
 
-/// Ranks along axes of the mesh, and of the rank with the most: its bytes of what they hold together, and those that it
-/// receives of the others in a step, by collective.
+/// A group of ranks along axes of the mesh. The bytes are those of the rank with the most: its part of what the ranks
+/// hold together, and what it receives from the others in a step, by collective.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Group {
@@ -79,7 +79,7 @@ pub(crate) struct Group {
     pub received: BTreeMap<String, u64>,
 }
 
-/// A training step. What is not in the line is NaN.
+/// A training step. Values missing from the line are NaN.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Step {
     pub step: u64,
@@ -96,7 +96,7 @@ pub(crate) struct Step {
     pub elapsed_seconds: f64,
     /// Per device.
     pub tflops: f64,
-    /// A share of 1.
+    /// A fraction of 1.
     pub mfu: f64,
     pub loss_z: f64,
     pub grad_norm_z: f64,
@@ -118,7 +118,7 @@ pub(crate) struct Memory {
     pub peak: f64,
 }
 
-/// One collective since the process started.
+/// One collective's totals since the process started.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Traffic {
     pub calls: f64,
@@ -126,11 +126,11 @@ pub(crate) struct Traffic {
     pub seconds: f64,
 }
 
-/// What a step took of a stage of a pipeline.
+/// Seconds of a step in one pipeline stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct StageSeconds {
     pub computing: f64,
-    /// For other stages.
+    /// Waiting for other stages.
     pub waiting: f64,
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct Layer {
 }
 
 impl Line {
-    /// Reads one line; None is one of a kind that is not known here.
+    /// Parses one line. None for a line of an unknown kind.
     pub fn parse(text: &str) -> Result<Option<Self>, serde_json::Error> {
         let Value::Object(line) = serde_json::from_str(text)? else { return Ok(None) };
         Ok(Self::of(&line))

@@ -1,28 +1,28 @@
-//! The loads of experts as heat maps: rows are experts, columns are steps.
+//! Expert loads as heat maps: rows are experts, columns are steps.
 
 use crate::lines::Layer;
 use crate::series::Rounded;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The most cells of all the heat maps of a run, and the most columns of one.
+/// Most cells of all heat maps of a run together, and most columns of one.
 const CELLS: usize = 300_000;
 const COLUMNS: usize = 200;
 
-/// One layer's experts over the steps that were reported.
+/// One layer's experts over the reported steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Loads {
     pub layer: u64,
-    /// The first step of each column; where there are too many, a column is the mean of several.
+    /// The first step of each column. If there are too many steps, a column is the mean of several.
     pub step: Vec<u64>,
-    /// A row an expert: its choices over the mean of all experts.
+    /// One row per expert: its assignments relative to the mean of all experts.
     pub load: Vec<Vec<Rounded>>,
     pub cv: Vec<Rounded>,
     pub max_ratio: Vec<Rounded>,
     pub dropped: Vec<Rounded>,
 }
 
-/// The heat map of each layer, by layer.
+/// The heat map of each layer, ordered by layer.
 pub(crate) fn loads(lines: &[(u64, Vec<Layer>)]) -> Vec<Loads> {
     let mut layers = BTreeMap::<u64, Vec<(u64, &Layer)>>::new();
     for (step, layer) in lines.iter().flat_map(|(step, layers)| layers.iter().map(move |layer| (*step, layer))) {
@@ -32,7 +32,7 @@ pub(crate) fn loads(lines: &[(u64, Vec<Layer>)]) -> Vec<Loads> {
         layers.values().filter_map(|lines| lines.iter().map(|(_, layer)| layer.assigned.len()).max()).sum();
     let columns = (CELLS / rows.max(1)).clamp(1, COLUMNS);
     let mut cells = CELLS;
-    // No run has so many experts: what is beyond is left out, layer by layer.
+    // No real run has so many experts. Layers beyond the limit are left out.
     let fits = |(layer, lines): (u64, Vec<(u64, &Layer)>)| {
         let experts = lines.iter().map(|(_, layer)| layer.assigned.len()).max().unwrap_or(0);
         cells = cells.checked_sub(experts.max(1) * columns.min(lines.len()))?;

@@ -1,53 +1,53 @@
-//! All lines of a run, in order: what a resumed run did again replaces what it had done.
+//! All lines of a run, in order. The steps that a resumed run repeats replace the earlier ones.
 
 use crate::lines::{Layer, Line, Memory, Setup, StageSeconds, Step, Traffic};
 use std::collections::BTreeMap;
 
-/// How the event begins that a process writes which goes on with a run.
+/// Prefix of the event with which a process resumes a run.
 pub(crate) const RESUMED: &str = "resumed from ";
-/// How the event begins of a checkpoint.
+/// Prefix of the event of a saved checkpoint.
 pub(crate) const SAVED: &str = "saved ";
-/// How an event begins that says that no more steps follow.
+/// Prefix of the event that says that no more steps follow.
 pub(crate) const ENDED_EARLY: &str = "ended early ";
 
-/// What the lines of `metrics.jsonl` say.
+/// The content of the lines of `metrics.jsonl`.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub steps: Vec<Step>,
-    /// Seconds since the run's start at the end of each step; they go on after a resume.
+    /// Seconds since the run's start at the end of each step. They continue after a resume.
     pub seconds: Vec<f64>,
     /// Step and loss.
     pub validations: Vec<(u64, f64)>,
-    /// Of each set to validate on, where there are several.
+    /// The same for each validation set, if there are several.
     pub validations_of_sets: BTreeMap<String, Vec<(u64, f64)>>,
     pub experts: Vec<(u64, Vec<Layer>)>,
-    /// Of a pipeline, in the order of the model.
+    /// For a pipeline, its stages in the order of the model.
     pub stages: Vec<(u64, Vec<StageSeconds>)>,
     pub events: Vec<(u64, String)>,
-    /// The processes that the run had, by the step they went on after.
+    /// The run's processes, by the step after which each started.
     pub setups: Vec<Setup>,
-    /// Step and text, one of a step.
+    /// Step and text, one sample per step.
     pub samples: Vec<(u64, String)>,
-    /// The last bytes at rest, and the highest peak of all.
+    /// The latest bytes at rest, and the highest of all peaks.
     pub memory: BTreeMap<String, Memory>,
-    /// The last bytes in use and reserved.
+    /// The latest bytes in use and reserved.
     pub device: Option<(f64, f64)>,
     pub parameters: Option<u64>,
-    /// Steps that were done, and then done again after a resume.
+    /// Number of steps repeated after a resume.
     again: usize,
-    /// Of the processes before the current one.
+    /// Traffic of the processes before the current one.
     traffic_before: BTreeMap<String, Traffic>,
-    /// Of the current process, at its last line.
+    /// Traffic of the current process, at its last line.
     traffic_now: BTreeMap<String, Traffic>,
     clock: Clock,
 }
 
-/// Wall time that goes on where a process starts from zero again.
+/// Wall time that continues when a process starts from zero again.
 #[derive(Debug, Default)]
 struct Clock {
     /// When the process started.
     start: f64,
-    /// The last time.
+    /// The latest time.
     now: f64,
 }
 
@@ -68,7 +68,7 @@ impl Log {
         self.steps.is_empty() && self.validations.is_empty() && self.memory.is_empty()
     }
 
-    /// The last step that was made, or of a run of validations alone the last one that was validated.
+    /// The last training step, or the last validated one if the run only validated.
     pub fn last_step(&self) -> Option<u64> {
         self.steps.last().map(|step| step.step).or(self.validations.last().map(|(step, _)| *step))
     }
@@ -80,7 +80,7 @@ impl Log {
         all
     }
 
-    /// What a reader should know about the steps.
+    /// A note for the reader about the steps.
     pub fn note(&self) -> Option<String> {
         let (steps, course) = match self.again {
             0 => return None,
@@ -90,7 +90,7 @@ impl Log {
         Some(format!("{steps} done again after a resume; {course} not shown"))
     }
 
-    /// Takes the next line.
+    /// Adds the next line.
     pub fn add(&mut self, line: Line) {
         match line {
             Line::Step(step) => {
@@ -103,7 +103,7 @@ impl Log {
             }
             Line::Validation { step, loss, of_sets } => {
                 let put = |validations: &mut Vec<(u64, f64)>, loss| {
-                    validations.pop_if(|(of, _)| *of == step); // done again by a run that had ended
+                    validations.pop_if(|(of, _)| *of == step); // repeated by a run that had ended
                     validations.push((step, loss));
                 };
                 put(&mut self.validations, loss);
@@ -122,7 +122,7 @@ impl Log {
             Line::Usage(usage) => {
                 for (name, memory) in usage.memory {
                     let kept = self.memory.entry(name).or_insert(memory);
-                    // `max` ignores NaN, so a missing peak hides none.
+                    // `max` ignores NaN, so a missing peak hides no other.
                     *kept = Memory { at_rest: memory.at_rest, peak: memory.peak.max(kept.peak) };
                 }
                 self.device = usage.device.or(self.device);
@@ -135,7 +135,7 @@ impl Log {
             Line::Start(setup) => {
                 self.end_process();
                 self.parameters = setup.parameters.or(self.parameters);
-                // One that began after the same step or later has left no step that still holds.
+                // A process that started at the same step or later has left no step that is still valid.
                 self.setups.retain(|before| before.step < setup.step);
                 self.setups.push(*setup);
             }
@@ -143,12 +143,12 @@ impl Log {
         }
     }
 
-    /// A resumed run starts before the end of what was written: the later lines hold.
+    /// A resumed run starts before the end of what was written: the later lines take precedence.
     fn forget_from(&mut self, step: u64, before: usize) {
         self.again += self.steps.len() - before;
         self.steps.truncate(before);
         self.seconds.truncate(before);
-        // What was found after the step before this one still holds.
+        // What was found after an earlier step is still valid.
         self.validations.retain(|(of, _)| *of < step);
         self.validations_of_sets.values_mut().for_each(|of_set| of_set.retain(|(of, _)| *of < step));
         self.experts.retain(|(of, _)| *of < step);
@@ -156,7 +156,7 @@ impl Log {
         self.samples.retain(|(of, _)| *of < step);
     }
 
-    /// What follows counts time and traffic from zero.
+    /// The following lines count time and traffic from zero.
     fn end_process(&mut self) {
         self.clock.start = self.clock.now;
         add_traffic(&mut self.traffic_before, &std::mem::take(&mut self.traffic_now));
@@ -174,7 +174,7 @@ fn add_traffic(all: &mut BTreeMap<String, Traffic>, more: &BTreeMap<String, Traf
 
 #[cfg(test)]
 impl Log {
-    /// Of lines as they are in a file.
+    /// A log of lines as they appear in a file.
     pub fn of(lines: &[impl AsRef<str>]) -> Self {
         let mut log = Self::default();
         lines.iter().for_each(|line| log.add(Line::parse(line.as_ref()).unwrap().unwrap()));
@@ -205,7 +205,7 @@ mod tests {
             "{\"step\":2,\"sample\":\"fn\"}".into(),
             "{\"step\":3,\"sample\":\"fn main\"}".into(),
             "{\"step\":2,\"event\":\"resumed from step-2 on 2 ranks\"}".into(),
-            // Later than the first process ever came, after more calls.
+            // Later than the first process ever got, after more calls.
             step(3, 2, 3.5),
             step(4, 1, 4.5),
             usage(14),

@@ -1,4 +1,4 @@
-//! What is marked in the plots: what happened to the run, and values far above those before them.
+//! Marks in the plots: events of the run, and values far above the preceding ones.
 
 use crate::lines::Step;
 use crate::log::{Log, RESUMED, SAVED};
@@ -6,14 +6,14 @@ use crate::series::Rounded;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// A step whose loss or gradient norm is that many standard deviations above recent steps is marked.
+/// Standard deviations above recent steps at which a loss or gradient norm is marked.
 pub(crate) const SPIKE: f64 = 4.0;
-/// The most spikes of a run in a plot: beyond, they hide it.
+/// Most spikes of a run in a plot: more would hide it.
 const SPIKES: usize = 100;
-/// The most marks of a kind.
+/// Most marks of a kind.
 const MARKS: usize = 500;
 
-/// What happened after a step.
+/// An event after a step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Mark {
     pub step: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Spike {
     pub z: Rounded,
 }
 
-/// The run's events and skipped steps, by step; of very many of a kind the last.
+/// The run's events and skipped steps, by step. If a kind has too many, only the last ones.
 pub(crate) fn marks(log: &Log) -> Vec<Mark> {
     let told = log.events.iter().map(|(step, text)| {
         let (kind, text) = match text {
@@ -67,7 +67,7 @@ fn without_folders(text: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// The steps far above those before them; of very many, the farthest.
+/// The steps far above those before them. If there are too many, the most extreme ones.
 pub(crate) fn spikes(steps: &[Step], of: fn(&Step) -> (f64, f64)) -> Vec<Spike> {
     let spike = |step: &Step| {
         let (value, z) = of(step);

@@ -1,4 +1,4 @@
-//! The page: its style, its script and the runs in one text.
+//! The page: style, script and runs in one text.
 
 use crate::run::Run;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 const HTML: &str = include_str!("page/page.html");
 const CSS: &str = include_str!("page/page.css");
-/// In this order, in one scope.
+/// Concatenated in this order, in one scope.
 const SCRIPTS: [&str; 16] = [
     include_str!("page/dom.js"),
     include_str!("page/format.js"),
@@ -25,7 +25,7 @@ const SCRIPTS: [&str; 16] = [
     include_str!("page/tables.js"),
     include_str!("page/page.js"),
 ];
-/// After these, on a page that is served.
+/// Appended to these on a page that is served.
 const LIVE: &str = include_str!("page/live.js");
 
 #[derive(Serialize)]
@@ -34,17 +34,17 @@ struct Data<'a> {
     notes: &'a [String],
 }
 
-/// What the page's script reads.
+/// The JSON that the page's script reads.
 pub(crate) fn data(runs: &[Run], notes: &[String]) -> serde_json::Result<String> {
     serde_json::to_string(&Data { runs, notes })
 }
 
-/// The page with these data, or without any one that asks the server for them, again and again.
+/// The page with this data, or, without any, a page that polls the server for it.
 pub(crate) fn page(title: &str, data: Option<&str>) -> String {
     let in_page = in_script(data.unwrap_or("null"));
     let live = if data.is_none() { LIVE } else { "" };
     let script = ["\n(() => {\n\"use strict\";\n", &SCRIPTS.concat(), live, "})();\n"].concat();
-    // Split by name rather than replaced one after the other: what comes from files is never searched.
+    // Split by name instead of replaced one by one, so that text from files is never searched.
     let mut page = String::with_capacity(HTML.len() + in_page.len() + 80_000);
     for part in HTML.split_inclusive("}}") {
         let (text, name) = part.strip_suffix("}}").and_then(|part| part.rsplit_once("{{")).unwrap_or((part, ""));
@@ -53,7 +53,7 @@ pub(crate) fn page(title: &str, data: Option<&str>) -> String {
             "title" => page.push_str(&in_html(title)),
             "connect" if data.is_none() => page.push_str("connect-src 'self'; "),
             "css" => page.push_str(CSS),
-            // What is on the page runs, and nothing that gets into it.
+            // The policy allows exactly the style and script of the page, and nothing that gets into it.
             "css-hash" => page.push_str(&hash(CSS)),
             "js-hash" => page.push_str(&hash(&script)),
             "data" => page.push_str(&in_page),
@@ -64,7 +64,7 @@ pub(crate) fn page(title: &str, data: Option<&str>) -> String {
     page
 }
 
-/// The digest by which a page allows a script or style that stands in it.
+/// The digest by which a page's policy allows an inline script or style.
 fn hash(text: &str) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let digest = Sha256::digest(text);
@@ -79,9 +79,9 @@ fn hash(text: &str) -> String {
     format!("sha256-{}", digits.collect::<String>())
 }
 
-/// JSON that ends no script element and opens no comment in one.
+/// JSON that neither ends a script element nor opens a comment in one.
 fn in_script(json: &str) -> String {
-    // These characters stand in strings only, where JSON reads the escape as the character.
+    // These characters occur only in strings, where JSON reads the escape as the character.
     json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 

@@ -1,4 +1,4 @@
-//! A step of a pipeline as a time line: its schedule, simulated with what the stages computed for.
+//! A step of a pipeline as a timeline: its schedule, simulated with the measured compute time of the stages.
 
 use crate::config::{self, Entries};
 use crate::lines::{Setup, StageSeconds};
@@ -6,36 +6,37 @@ use crate::series::{Rounded, median};
 use schedule::{Action, Links, Pipeline, Schedule, Ticks, Timeline, simulate};
 use serde::Serialize;
 
-/// The most actions that are drawn; fewer micro-batches stand for the others beyond.
+/// Most actions drawn. If there are more, fewer micro-batches represent them all.
 const ACTIONS: usize = 6000;
-/// What the slowest stage computes for in a step.
+/// Time units that the slowest stage computes in a step.
 const TICKS: f64 = 1e6;
-/// A backward takes as long for the input as for the weights, and each as long as a forward.
+/// Without measurements: a backward takes as long for the input as for the weights, and each as long as a forward.
 const EQUAL: Ticks = Ticks { forward: 1, input: 1, weights: 1 };
 
-/// What the stages do when in a step.
+/// When each stage does what in a step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Step {
     pub schedule: &'static str,
-    /// Of a step, and how many of them are drawn.
+    /// Micro-batches in a step, and how many of them are drawn.
     pub micro_batches: usize,
     pub drawn: usize,
-    /// Of a stage.
+    /// Chunks per stage.
     pub chunks: usize,
     /// When the last stage is done.
     pub end: u64,
-    /// Seconds of a unit of time; none where nothing was measured, and all stages take as long.
+    /// Seconds per time unit. None if nothing was measured; then all stages take equally long.
     pub tick: Option<Rounded>,
     pub stages: Vec<Vec<Done>>,
-    /// The share of the step that each stage waits.
+    /// Fraction of the step that each stage waits.
     pub waits: Vec<Rounded>,
 }
 
-/// Kind (`F`, `B`, or of a split backward `I` and `W`), chunk, micro-batch, start and end.
+/// Kind (`F`, `B`, or `I` and `W` of a split backward), chunk, micro-batch, start and end.
 type Done = (char, usize, usize, u64, u64);
 
 impl Step {
-    /// Of a run with several stages, which the configuration says. `measured`: what each computed for, if it is known.
+    /// The step of a run with several stages, according to its configuration. `measured` is each stage's compute time,
+    /// if known.
     pub fn new(config: &Entries, setup: Option<&Setup>, measured: &[StageSeconds]) -> Option<Self> {
         let given = |key| config::get(config, key);
         let count = |key| given(key)?.parse::<usize>().ok().filter(|count| *count > 0);
@@ -98,7 +99,7 @@ fn waits(timeline: &Timeline, stage: usize) -> Rounded {
     Rounded(timeline.bubble(stage) as f64 / timeline.end() as f64)
 }
 
-/// The median of what each stage took in the steps that tell, as long as there were as many stages as in the last one.
+/// The median times of each stage, over the steps that had as many stages as the last one.
 pub(crate) fn medians(told: &[(u64, Vec<StageSeconds>)]) -> Vec<StageSeconds> {
     let stages = told.last().map_or(0, |(_, stages)| stages.len());
     let alike = || told.iter().map(|(_, of)| of).filter(|of| of.len() == stages);
@@ -135,10 +136,10 @@ mod tests {
     #[test]
     fn a_step_is_the_schedules_time_line() {
         let step = Step::new(&config(&TWO_STAGES), None, &[]).unwrap();
-        // Two groups of ranks share 12 rows, 3 at once.
+        // Two groups of ranks share 12 rows, 3 at a time.
         assert_eq!((step.micro_batches, step.drawn, step.chunks, step.end, step.tick), (2, 2, 1, 9, None));
         assert_eq!(step.stages[0], [('F', 0, 0, 0, 1), ('F', 0, 1, 1, 2), ('B', 0, 0, 5, 7), ('B', 0, 1, 7, 9)]);
-        // (p - 1)(f + b) of m (f + b) + (p - 1)(f + b).
+        // (p - 1)(f + b) out of m (f + b) + (p - 1)(f + b).
         assert_eq!(step.waits, [Rounded(3.0 / 9.0); 2]);
         let setup = Setup { micro_batch_size: Some(1), ..Setup::default() };
         assert_eq!(Step::new(&config(&TWO_STAGES), Some(&setup), &[]).unwrap().micro_batches, 6);

@@ -1,4 +1,4 @@
-//! One run as the page shows it.
+//! A run as the page shows it.
 
 use crate::config::{self, Entries};
 use crate::lines::{Setup, StageSeconds, Step};
@@ -12,68 +12,68 @@ use crate::verdict::{State, Verdict};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most samples of a run on the page, and the most characters of one.
+/// Most samples of a run on the page, and most characters of one.
 const SAMPLES: usize = 50;
 const SAMPLE_CHARS: usize = 10_000;
 
-/// What the page's script reads of a run.
+/// What the page's script reads about a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Run {
     pub name: String,
     pub model: Option<String>,
     pub parameters: Option<u64>,
     pub verdict: Verdict,
-    /// The last step, and how many there are to be.
+    /// The last step, and the planned number of steps.
     pub step: Option<u64>,
     pub steps: Option<u64>,
     pub tokens: Rounded,
     pub seconds: Rounded,
-    /// The mean of the last fiftieth of the steps: one batch's loss says little.
+    /// The mean of the last fiftieth of the steps, because one batch's loss says little.
     pub loss: Rounded,
     pub val_loss: Rounded,
     /// Step and loss of the best validation.
     pub best_val: Option<(u64, Rounded)>,
-    /// Medians.
+    /// Medians over the steps.
     pub tokens_per_second: Option<Rounded>,
     pub flops: Option<Rounded>,
     pub mfu: Option<Rounded>,
-    /// Share of the time of all steps that went into waiting for data.
+    /// Fraction of the time of all steps spent waiting for data.
     pub data_wait: Rounded,
     pub skipped: usize,
     /// Seconds spent on checkpoints.
     pub saving: Rounded,
-    /// How many checkpoints were saved.
+    /// Number of checkpoints saved.
     pub saved: usize,
-    /// Those that were kept.
+    /// Names of the checkpoints that were kept.
     pub checkpoints: Vec<String>,
     pub notes: Vec<String>,
     /// Seconds since 1970 at the last line.
     pub written: Option<u64>,
-    /// How it was set up, each time that this has changed.
+    /// How the run was set up, once per change.
     pub setups: Vec<Setup>,
     /// Step and text.
     pub samples: Vec<(u64, String)>,
     pub axis: Axis,
     pub series: BTreeMap<&'static str, Series>,
-    /// Losses of each set to validate on, where there are several.
+    /// Losses of each validation set, if there are several.
     pub val_losses: BTreeMap<String, Series>,
     pub spikes: BTreeMap<&'static str, Vec<Spike>>,
     pub marks: Vec<Mark>,
-    /// Category, bytes at rest, bytes at most.
+    /// Category, bytes at rest, peak bytes.
     pub memory: Vec<(String, Rounded, Rounded)>,
     pub device: Option<(Rounded, Rounded)>,
     /// Collective, calls, bytes, seconds.
     pub traffic: Vec<(String, Rounded, Rounded, Rounded)>,
-    /// Of each stage of a pipeline, medians of the steps that tell: seconds of computing, and the share of its time that
-    /// it waited.
+    /// For each pipeline stage, medians over the reported steps: seconds of computing, and the fraction of time spent
+    /// waiting.
     pub stages: Vec<(Rounded, Rounded)>,
-    /// What these do when.
+    /// The timeline of these stages.
     pub pipeline: Option<pipeline::Step>,
     pub experts: Vec<Loads>,
     pub config: Entries,
 }
 
-/// Tokens and wall time at some steps; what lies between is interpolated.
+/// Tokens and wall time at some steps. Values in between are interpolated.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Axis {
     pub step: Vec<u64>,
@@ -82,7 +82,8 @@ pub(crate) struct Axis {
 }
 
 impl Run {
-    /// `written`: seconds since 1970 at the last line of the metrics, which may have been the last one or not (`state`).
+    /// `written` is the time of the last line of the metrics in seconds since 1970; `state` says whether more may
+    /// follow.
     pub fn new(
         name: &str,
         log: &Log,
@@ -148,7 +149,7 @@ impl Run {
     }
 }
 
-/// How many steps there are to be.
+/// The planned number of steps.
 pub(crate) fn planned(config: &Entries) -> Option<u64> {
     config::get(config, "train.steps").and_then(|steps| steps.parse().ok())
 }
@@ -168,13 +169,13 @@ impl Axis {
     }
 }
 
-/// After how many steps a checkpoint was saved.
+/// Number of steps after which a checkpoint was saved.
 fn saved(log: &Log) -> usize {
     let steps = log.events.iter().filter(|(_, text)| text.starts_with(SAVED)).map(|(step, _)| step);
     steps.collect::<BTreeSet<_>>().len()
 }
 
-/// At most so many of the samples, from the first to the last, and so much of each.
+/// At most [`SAMPLES`] samples, spread from the first to the last, each cut to [`SAMPLE_CHARS`] characters.
 fn samples(all: &[(u64, String)]) -> Vec<(u64, String)> {
     let kept = all.len().min(SAMPLES);
     let at = |index: usize| if kept < 2 { index } else { index * (all.len() - 1) / (kept - 1) };
@@ -185,12 +186,12 @@ fn samples(all: &[(u64, String)]) -> Vec<(u64, String)> {
     (0..kept).map(|index| &all[at(index)]).map(|(step, text)| (*step, short(text))).collect()
 }
 
-/// Seconds of computing, and the share of waiting.
+/// Seconds of computing, and the fraction of waiting.
 fn stage(of: &StageSeconds) -> (Rounded, Rounded) {
     (Rounded(of.computing), Rounded(of.waiting / (of.computing + of.waiting)))
 }
 
-/// The mean share of waiting of all stages, in percent.
+/// The mean waiting fraction of all stages, in percent.
 fn bubble(stages: &[StageSeconds]) -> f64 {
     stages.iter().map(|of| 100.0 * stage(of).1.0).sum::<f64>() / stages.len() as f64
 }
@@ -218,7 +219,7 @@ fn series(log: &Log) -> BTreeMap<&'static str, Series> {
         ("val_loss", of_validations(&log.validations)),
     ]);
     series.retain(|_, series| !series.is_empty());
-    // A model without a balance loss reports zeros.
+    // A model without a load-balancing loss reports zeros.
     if series.get("aux_loss").is_some_and(|aux| aux.value.iter().all(|v| v.0 == 0.0)) {
         series.remove("aux_loss");
     }
@@ -230,14 +231,14 @@ fn of_validations(validations: &[(u64, f64)]) -> Series {
     Series::new(&steps, &losses, POINTS)
 }
 
-/// The mean loss of the last fiftieth of the steps, at least of the last.
+/// The mean loss of the last fiftieth of the steps, but at least of the last step.
 fn final_loss(steps: &[Step]) -> f64 {
     let last = &steps[steps.len() - (steps.len() / 50).max(1).min(steps.len())..];
     let finite: Vec<_> = last.iter().map(|step| step.loss).filter(|loss| loss.is_finite()).collect();
     finite.iter().sum::<f64>() / finite.len() as f64
 }
 
-/// What waiting for data took of the steps that tell it.
+/// The fraction of time spent waiting for data, over the steps that report it.
 fn data_wait(steps: &[Step]) -> f64 {
     let told = steps.iter().filter(|step| step.data_wait_seconds.is_finite() && step.step_seconds.is_finite());
     let (wait, all) = told.fold((0.0, 0.0), |(w, a), step| (w + step.data_wait_seconds, a + step.step_seconds));

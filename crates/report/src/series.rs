@@ -1,11 +1,11 @@
-//! Series of at most some thousand points, that look like the ones of millions.
+//! Series of at most a few thousand points that look like those of millions.
 
 use serde::{Serialize, Serializer};
 
-/// The most points of a series, so that a page of long runs stays small.
+/// Most points of a series, so that pages of long runs stay small.
 pub(crate) const POINTS: usize = 2000;
 
-/// A number on the page: six significant digits, or null where there is none.
+/// A number on the page: six significant digits, or null if it is not finite.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rounded(pub f64);
 
@@ -15,7 +15,7 @@ impl Serialize for Rounded {
             return serializer.serialize_none();
         }
         let short = format!("{:.5e}", self.0).parse().unwrap_or(self.0);
-        // Without the `.0` of a whole number: a tenth of the page is such zeros otherwise.
+        // Omits the `.0` of whole numbers, which would otherwise make up a tenth of the page.
         if short == f64::trunc(short) && short.abs() < 1e15 {
             serializer.serialize_i64(short as i64)
         } else {
@@ -24,22 +24,22 @@ impl Serialize for Rounded {
     }
 }
 
-/// Values over steps; a value that is not finite is a gap.
+/// Values over steps. A value that is not finite is a gap.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Series {
     pub step: Vec<u64>,
     pub value: Vec<Rounded>,
-    /// Of each point, the mean of all values that it stands for: smoothing needs it, as extremes lie on neither side
-    /// alike. Empty where each point is one value.
+    /// For each point, the mean of all values that it represents. Smoothing needs it, because the extremes are not
+    /// balanced. Empty if each point is one value.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mean: Vec<Rounded>,
 }
 
 impl Series {
-    /// At most `points` of the given ones, but five where there are more. Among them are the first, the last, and the
-    /// least and the greatest of each stretch, so that no spike is lost; a stretch with a gap shows a gap.
+    /// Thins the given points to at most `points`, or 5 if `points` is less. The result includes the first and last
+    /// point and each stretch's minimum and maximum, so no spike is lost. A stretch with a gap shows a gap.
     pub fn new(step: &[u64], value: &[f64], points: usize) -> Self {
-        // Both ends, the extremes and a gap of one stretch.
+        // Room for both ends, the extremes and a gap of one stretch.
         let points = points.max(5);
         let len = step.len().min(value.len());
         if len <= points {
@@ -70,7 +70,7 @@ impl Series {
     }
 }
 
-/// The indices to keep of a stretch, ascending, and the mean of its values.
+/// The ascending indices to keep of a stretch, and the mean of its values.
 fn extremes(value: &[f64], start: usize, end: usize, len: usize) -> (Vec<usize>, f64) {
     let finite = || (start..end).filter(|&i| value[i].is_finite());
     let least = finite().min_by(|&a, &b| value[a].total_cmp(&value[b]));
@@ -83,7 +83,7 @@ fn extremes(value: &[f64], start: usize, end: usize, len: usize) -> (Vec<usize>,
     (kept, finite().map(|i| value[i]).sum::<f64>() / finite().count() as f64)
 }
 
-/// The middle one of the finite values.
+/// The median of the finite values.
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<_> = values.filter(|v| v.is_finite()).collect();
     values.sort_by(f64::total_cmp);

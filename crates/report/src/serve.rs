@@ -1,4 +1,4 @@
-//! The page of runs that go on, over HTTP: it asks for its numbers again and again.
+//! Serves the page of live runs over HTTP. The page polls for its numbers.
 
 use crate::ReportError;
 use crate::http::{self, Answer, Request, TEXT};
@@ -9,16 +9,15 @@ use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Serves the page of these run folders, which shows the runs while they go on, until the process ends; returns its
-/// URL. `address` is PORT (of 127.0.0.1) or HOST:PORT, where port 0 is a free one. A run that has not made its first
-/// step yet is shown as waiting.
+/// Serves a page that follows these run folders until the process ends, and returns its URL. `address` is PORT (on
+/// 127.0.0.1) or HOST:PORT; port 0 picks a free one. A run that has not made its first step yet is shown as waiting.
 ///
-/// The URL has a key, another one each time: whoever does not know it gets nothing, also on this machine. Nothing can
-/// be changed through the page, and it asks nobody else for anything. A request whose `Host` is not the served address
-/// is refused: else a page of another site, whose name was made to mean this machine, could try.
+/// The URL contains a key that differs each time: whoever does not know it gets nothing, even on this machine. The page
+/// cannot change anything and requests nothing from anywhere else. A request whose `Host` is not the served address is
+/// refused; otherwise a page of another site, whose name was made to resolve to this machine, could try.
 ///
 /// # Errors
-/// If a folder does not exist, the address is none or is taken, or the system has no random numbers.
+/// If a folder does not exist, the address is invalid or taken, or the system has no random numbers.
 pub fn serve(runs: &[PathBuf], address: &str) -> Result<String, ReportError> {
     let (host, port) = parse(address).ok_or_else(|| ReportError::Address { address: address.into() })?;
     let runs = Sources::new(runs)?;
@@ -33,14 +32,14 @@ pub fn serve(runs: &[PathBuf], address: &str) -> Result<String, ReportError> {
     Ok(format!("http://{shown}:{port}/{key}/"))
 }
 
-/// 128 random bits, as digits.
+/// 128 random bits in hexadecimal digits.
 fn key() -> io::Result<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| io::Error::other(format!("no random numbers: {error}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// `8080` or `host:8080`, where the host may be `[::1]`.
+/// Parses `8080` or `host:8080`. The host may be `[::1]`.
 fn parse(address: &str) -> Option<(String, u16)> {
     let (host, port) = address.rsplit_once(':').unwrap_or(("127.0.0.1", address));
     let is_host = |c: char| c.is_alphanumeric() || "-._[]:".contains(c);
@@ -48,28 +47,28 @@ fn parse(address: &str) -> Option<(String, u16)> {
     valid.then_some((host.to_lowercase(), port.parse().ok()?))
 }
 
-/// The address of a host; that of version 4 where it has several.
+/// The IP address of a host, preferably an IPv4 one.
 fn resolve(host: &str) -> io::Result<IpAddr> {
     let found: Vec<_> = format!("{host}:0").to_socket_addrs()?.map(|address| address.ip()).collect();
     let found = found.iter().find(|ip| ip.is_ipv4()).or(found.first());
     found.copied().ok_or_else(|| io::Error::other("this host has no address"))
 }
 
-/// Listens in threads of its own, and returns the port.
+/// Listens in background threads and returns the port.
 fn listen(site: Site, host: &str, ip: IpAddr, port: u16) -> io::Result<u16> {
     let listener = TcpListener::bind((ip, port))?;
     let on = listener.local_addr()?.port();
     let hosts = ["localhost", "127.0.0.1", "[::1]", host].map(|host| format!("{host}:{on}"));
-    // All of the machine's addresses are served: a number cannot be made to mean another machine.
+    // All addresses of the machine are served. A numeric address cannot be made to resolve to another machine.
     let served = Served { hosts, addresses: ip.is_unspecified().then_some(on) };
     http::serve(listener, move |request| site.answer(request, &served));
     Ok(on)
 }
 
-/// What a request's `Host` may be.
+/// The accepted values of a request's `Host`.
 struct Served {
     hosts: [String; 4],
-    /// Any address in numbers, with this port.
+    /// Also accepts any numeric address with this port.
     addresses: Option<u16>,
 }
 
@@ -94,11 +93,11 @@ struct Site {
     numbers: Mutex<Numbers>,
 }
 
-/// The page's numbers as they were told last.
+/// The page's latest numbers.
 struct Numbers {
     runs: Sources,
     json: Arc<str>,
-    /// Another one for other numbers.
+    /// Changes with the numbers.
     version: String,
 }
 
@@ -139,7 +138,7 @@ impl Site {
     }
 }
 
-/// Compares in a time that does not depend on where they differ.
+/// Compares in time that does not depend on where the strings differ.
 fn is_same(given: &str, key: &str) -> bool {
     let different = given.bytes().zip(key.bytes()).fold(0, |all, (a, b)| all | (a ^ b));
     given.len() == key.len() && std::hint::black_box(different) == 0

@@ -1,11 +1,11 @@
-//! How a run was set up: what its processes say, or for older runs the configuration and the events.
+//! How a run was set up: what its processes report, or for older runs the configuration and the events.
 
 use crate::config::{self, Entries};
 use crate::lines::Setup;
 use crate::log::{Log, RESUMED};
 use std::collections::HashMap;
 
-/// The setups of a run, each that differs from the one before in more than its time.
+/// The setups of a run, without those that differ from the previous one only in their time and step.
 pub(crate) fn setups(log: &Log, config: &Entries) -> Vec<Setup> {
     let mut setups = if log.setups.is_empty() { of_older(log, config) } else { log.setups.clone() };
     name_data_alike(setups.iter_mut());
@@ -16,10 +16,10 @@ pub(crate) fn setups(log: &Log, config: &Entries) -> Vec<Setup> {
     setups
 }
 
-/// Gives the same data the name that they had first. Paths name the same data if one of them ends with the other, as
-/// `/home/me/text.txt` ends with `text.txt`, and there are as many tokens.
+/// Gives the same data the name that it had first. Two paths name the same data if one ends with the other, as
+/// `/home/me/text.txt` ends with `text.txt`, and the numbers of tokens are equal.
 pub(crate) fn name_data_alike<'a>(setups: impl Iterator<Item = &'a mut Setup>) {
-    // By what is alike in all names of the same data, so that few are compared.
+    // Keyed by what all names of the same data share, so that few are compared.
     let mut names = HashMap::<_, Vec<String>>::new();
     for setup in setups {
         let Some(data) = &mut setup.data else { continue };
@@ -32,16 +32,16 @@ pub(crate) fn name_data_alike<'a>(setups: impl Iterator<Item = &'a mut Setup>) {
     }
 }
 
-/// Names of as many tokens and the same last part that are compared.
+/// Most names compared that share the last part and the numbers of tokens.
 const NAMES: usize = 100;
 
-/// A path's parts from its end on, as far as they say where it is.
+/// A path's parts from its end, up to a `..`, beyond which they no longer say where it is.
 fn parts(path: &str) -> impl Iterator<Item = &str> {
     path.rsplit('/').filter(|part| !["", "."].contains(part)).take_while(|part| *part != "..")
 }
 
-/// Of a run whose processes do not tell: the configuration is that of the last one, the events tell the ranks of the
-/// resumed ones.
+/// The setups of a run whose processes do not report them. The configuration is that of the last process; the events
+/// give the number of ranks of the resumed ones.
 fn of_older(log: &Log, config: &Entries) -> Vec<Setup> {
     let text = |key| config::get(config, key).map(str::to_owned);
     let whole = |key| config::get(config, key).and_then(|value| value.parse().ok());

@@ -1,4 +1,4 @@
-//! The folders that are reported, and what was read of them.
+//! The folders in a report, and what was read from them.
 
 use crate::config::{self, Entries};
 use crate::follow::Follower;
@@ -12,14 +12,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Far above what a configuration needs.
+/// Largest accepted configuration, far above what one needs.
 const CONFIG_BYTES: u64 = 1 << 20;
 
-/// Run folders, each with what was read of it.
+/// Run folders, each with what was read from it.
 #[derive(Debug)]
 pub(crate) struct Sources {
     pub sources: Vec<Source>,
-    /// What was named and is no folder.
+    /// Paths that were named but are not folders.
     pub left_out: Vec<String>,
 }
 
@@ -40,10 +40,11 @@ pub(crate) struct Source {
 }
 
 impl Sources {
-    /// Nothing is read yet.
+    /// Accepts the folders without reading them.
     ///
     /// # Errors
-    /// If there is none, or one of them does not exist. A file among several paths is a note: `runs/*` may name one.
+    /// If there are none, or one of them does not exist. A file among several paths only gives a note, because `runs/*`
+    /// may include one.
     pub fn new(folders: &[PathBuf]) -> Result<Self, ReportError> {
         let missing = |path: &&PathBuf| if folders.len() == 1 { !path.is_dir() } else { !path.exists() };
         if let Some(path) = folders.iter().find(missing) {
@@ -60,29 +61,29 @@ impl Sources {
         Ok(Self { sources, left_out })
     }
 
-    /// What the page is called.
+    /// The page's title.
     pub fn title(&self) -> String {
         let names: Vec<_> = self.sources.iter().map(|source| source.name.as_str()).collect();
         if names.len() > 4 { format!("{} runs", names.len()) } else { names.join(", ") }
     }
 
-    /// The page's numbers.
+    /// The page's numbers as JSON.
     pub fn data(&self) -> serde_json::Result<String> {
         let mut runs: Vec<_> = self.sources.iter().map(Source::run).collect();
         name_data_alike(runs.iter_mut().flat_map(|run| &mut run.setups));
         page::data(&runs, &self.left_out)
     }
 
-    /// Reads what is new in all of them; returns whether anything is.
+    /// Reads what is new in all of them. Returns whether anything is new.
     pub fn read_on(&mut self) -> bool {
-        // Each is read, whatever the others say.
+        // Reads each one, whatever the others return.
         self.sources.iter_mut().fold(false, |new, source| source.read_on() | new)
     }
 
     /// Leaves out the runs that have not made a step yet, each with a note.
     ///
     /// # Errors
-    /// If none has, or a file cannot be read.
+    /// If no run has made a step, or if a file cannot be read.
     pub fn leave_out_empty(&mut self) -> Result<(), ReportError> {
         let mut first = None;
         for source in self.sources.iter().filter(|source| source.metrics.log.is_empty()) {
@@ -111,7 +112,7 @@ impl Source {
     fn read_on(&mut self) -> bool {
         let (new, unreadable) = match self.metrics.read_on() {
             Ok(new) => (new, None),
-            // A run that has not started yet, or whose folder was taken away.
+            // The run has not started yet, or its folder was removed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => (self.written.is_some(), None),
             Err(error) => (false, Some(error.to_string())),
         };
@@ -124,7 +125,7 @@ impl Source {
         new | other | self.read_config() | self.read_checkpoints() | self.see_state()
     }
 
-    /// Whether the run has become another one by time alone: one that does not write has stopped.
+    /// Whether the run's state has changed. Time alone can change it: a run that stops writing has stopped.
     fn see_state(&mut self) -> bool {
         let silent = self.written.zip(seconds(SystemTime::now()));
         let silent = silent.map(|(written, now)| now.saturating_sub(written) as f64);
@@ -133,7 +134,7 @@ impl Source {
         std::mem::replace(&mut self.state, state) != state
     }
 
-    /// A run without a configuration is still worth a page.
+    /// Reads the configuration. A run without one is still worth a page.
     fn read_config(&mut self) -> bool {
         let text = file::text(&self.folder.join("config.yaml"), CONFIG_BYTES);
         let (text, read) = text.map_or_else(|error| (error.to_string(), false), |text| (text, true));
@@ -145,7 +146,7 @@ impl Source {
         new
     }
 
-    /// The names of the checkpoints, by step.
+    /// Reads the names of the checkpoints, ordered by step.
     fn read_checkpoints(&mut self) -> bool {
         let step = |name: &str| name.strip_prefix("step-").and_then(|step| step.parse::<u64>().ok());
         let entries = fs::read_dir(self.folder.join("checkpoints")).into_iter().flatten().flatten();
@@ -158,10 +159,10 @@ impl Source {
         new
     }
 
-    /// What a reader should know of the folder.
+    /// Notes for the reader about the folder.
     pub fn notes(&self) -> Vec<String> {
         let unreadable = self.unreadable.iter().map(|error| format!("metrics.jsonl: cannot be read: {error}"));
-        // A folder that is still empty lacks nothing yet.
+        // A folder without lines yet lacks nothing.
         let config = self.config.1.as_ref().err().filter(|_| self.metrics.lines() > 0);
         let config = config.map(|error| format!("config.yaml: {error}"));
         unreadable.chain(self.metrics.notes()).chain(config).collect()
@@ -175,14 +176,14 @@ impl Source {
     }
 }
 
-/// Since 1970.
+/// Seconds since 1970.
 fn seconds(time: SystemTime) -> Option<u64> {
     time.duration_since(UNIX_EPOCH).ok().map(|time| time.as_secs())
 }
 
-/// The last part of each path, or as many as it takes to tell the runs apart.
+/// The last part of each path, or as many parts as it takes to distinguish the runs.
 fn names(runs: &[PathBuf]) -> Vec<String> {
-    // `.` has no name of its own.
+    // Resolves `.`, which has no name.
     let full: Vec<_> = runs.iter().map(|run| run.canonicalize().unwrap_or_else(|_| run.clone())).collect();
     let parts = |path: &PathBuf, count: usize| {
         let all: Vec<_> = path.components().map(|part| part.as_os_str().to_string_lossy().into_owned()).collect();
@@ -195,7 +196,7 @@ fn names(runs: &[PathBuf]) -> Vec<String> {
             return names;
         }
     }
-    // The same folder twice.
+    // The same folder occurs twice.
     full.iter().enumerate().map(|(index, path)| format!("{} ({})", parts(path, 1), index + 1)).collect()
 }
 

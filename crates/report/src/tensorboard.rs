@@ -1,7 +1,7 @@
 //! TensorBoard's event files: a sequence of framed records, each an `Event` in protocol-buffer encoding.
 //!
-//! A record is its length in 8 bytes, the masked CRC-32C of these, its bytes, and the masked CRC-32C of those; all
-//! numbers are little-endian. Of the messages, these fields are written:
+//! A record consists of its length in 8 bytes, the masked CRC-32C of the length, the data, and the masked CRC-32C of
+//! the data. All numbers are little-endian. These fields of the messages are written:
 //!
 //! | message | field | number | type |
 //! |---|---|---:|---|
@@ -9,7 +9,7 @@
 //! | | `step` | 2 | int64 |
 //! | | `file_version` | 3 | string, in the first event |
 //! | | `summary` | 5 | `Summary` |
-//! | | `session_log` | 7 | `SessionLog`, in the second event of a run that goes on |
+//! | | `session_log` | 7 | `SessionLog`, in the second event of a resumed run |
 //! | `SessionLog` | `status` | 1 | enum, 1 for START |
 //! | `Summary` | `value` | 1 | repeated `Value` |
 //! | `Value` | `tag` | 1 | string |
@@ -27,7 +27,7 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates a new event file in `folder`, which is created too where it does not exist.
+    /// Creates a new event file in `folder`, which is created if it does not exist.
     pub fn create(folder: impl AsRef<Path>) -> io::Result<Self> {
         let folder = folder.as_ref();
         fs::create_dir_all(folder)?;
@@ -40,26 +40,26 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Creates a new event file of a run that goes on with step `first`: of this step and later ones TensorBoard
-    /// forgets what the files before say, as with `purge_step` of PyTorch's `SummaryWriter`.
+    /// Creates a new event file of a run that resumes with step `first`. From this step on, TensorBoard discards what
+    /// earlier files say, as with `purge_step` of PyTorch's `SummaryWriter`.
     pub fn create_from(folder: impl AsRef<Path>, first: u64) -> io::Result<Self> {
         let mut writer = Self::create(folder)?;
         writer.write(&start(since_1970().as_secs_f64(), first))?;
         Ok(writer)
     }
 
-    /// Writes the values of a step, by tag, as one event. TensorBoard keeps values in f32.
+    /// Writes the values of a step, by tag, as one event. TensorBoard stores values as f32.
     pub fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> io::Result<()> {
         self.write(&scalars(since_1970().as_secs_f64(), step, values))
     }
 
-    /// One call of the system a record: a reader, or a run that is stopped, sees whole ones.
+    /// Uses one system call per record, so that readers never see, and stopped runs never leave, an incomplete one.
     fn write(&mut self, event: &[u8]) -> io::Result<()> {
         self.file.write_all(&record(event))
     }
 }
 
-/// A second writer of the same process and second gets a number.
+/// Creates the file. A second writer of the same process in the same second gets a number.
 fn new_file(folder: &Path, name: &str) -> io::Result<File> {
     let create = |name: &str| OpenOptions::new().write(true).create_new(true).open(folder.join(name));
     let mut created = create(name);
@@ -73,7 +73,7 @@ fn new_file(folder: &Path, name: &str) -> io::Result<File> {
 }
 
 fn since_1970() -> Duration {
-    // A clock before 1970 is no reason to stop a run.
+    // A clock set before 1970 is no reason to stop a run.
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -89,7 +89,7 @@ fn record(event: &[u8]) -> Vec<u8> {
     [&length[..], &masked_crc(&length).to_le_bytes(), event, &masked_crc(event).to_le_bytes()].concat()
 }
 
-/// Masked, because the CRC of data that contain their own CRC is weak.
+/// Masked, because the CRC of data that contains its own CRC is weak.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -102,7 +102,7 @@ fn version(wall_time: f64) -> Vec<u8> {
     event
 }
 
-/// The event by which a resumed run says from which step on it starts.
+/// The event that says at which step a resumed run starts.
 fn start(wall_time: f64, first: u64) -> Vec<u8> {
     let (mut event, mut log) = (vec![], vec![]);
     key(&mut log, 1, Wire::Varint);
@@ -112,7 +112,7 @@ fn start(wall_time: f64, first: u64) -> Vec<u8> {
     event
 }
 
-/// An event of one value a tag.
+/// An event with one value per tag.
 fn scalars(wall_time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
     let (mut event, mut summary) = (vec![], vec![]);
     for (tag, simple_value) in values {
@@ -129,7 +129,7 @@ fn scalars(wall_time: f64, step: u64, values: &[(&str, f64)]) -> Vec<u8> {
 
 fn time_and_step(event: &mut Vec<u8>, wall_time: f64, step: u64) {
     double(event, 1, wall_time);
-    // Zero is what a missing number means, so Python leaves it out.
+    // A missing number means zero, so Python omits it.
     if step != 0 {
         key(event, 2, Wire::Varint);
         varint(event, step);
@@ -174,7 +174,7 @@ mod tests {
 
     type Steps<'a> = &'a [(u64, &'a [(&'a str, f64)])];
 
-    /// Compares a file of the fixture with what we would write from its first event's time on.
+    /// Compares a file of the fixture with what Kiln writes, given the time of the first event.
     fn compare(name: &str, time: f64, first: &[Vec<u8>], steps: Steps) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/events").join(name);
         let expected = fs::read(path).unwrap();

@@ -1,4 +1,4 @@
-//! What a run's numbers say of it in a few words. The rule is a few thresholds; docs/report.md explains it.
+//! A verdict on a run in a few words, from a few thresholds on its numbers; docs/report.md explains the rules.
 
 use crate::lines::Step;
 use crate::log::{ENDED_EARLY, Log};
@@ -6,37 +6,38 @@ use crate::marks::SPIKE;
 use crate::series::median;
 use serde::Serialize;
 
-/// Fewer steps tell nothing.
+/// Least number of steps for a verdict.
 const ENOUGH: usize = 20;
-/// The loss is looked at in stretches: a hundred of them, but none of fewer steps.
+/// The loss is judged in stretches of steps: about a hundred of them, each of at least ten steps.
 const STRETCHES: usize = 100;
 const STRETCH: usize = 10;
-/// A loss is worse than another one by more than this part of it.
+/// A loss counts as worse than another if it exceeds it by more than this fraction.
 const WORSE: f64 = 0.01;
-/// The least rise of the loss, as a part of it, that means divergence.
+/// The smallest relative rise of the loss that means divergence.
 const RISE: f64 = 0.1;
-/// So many last steps that were all skipped.
+/// The run has diverged if this many last steps were all skipped.
 const SKIPPED: usize = 10;
-/// Spikes count in the last fifth of the steps, or in so many, if they are at least so many, and one in so many steps.
+/// Spikes are counted in the last fifth of the steps, but in at least the last `OF_LATE`. They matter if there are at
+/// least `SPIKES` of them, and at least one per `ONE_IN` steps.
 const OF_LATE: usize = 500;
 const SPIKES: usize = 3;
 const ONE_IN: usize = 200;
-/// Seconds, and steps' times, without a new line after which a run is taken for stopped.
+/// Seconds, and multiples of the mean step time, without a new line after which a run counts as stopped.
 const SILENT_SECONDS: f64 = 60.0;
 const SILENT_STEPS: f64 = 20.0;
 
-/// How a run does.
+/// The verdict on a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Verdict {
     pub kind: Kind,
     /// The headline.
     pub title: String,
-    /// The numbers that it follows from.
+    /// The numbers that it is based on.
     pub why: String,
     pub state: State,
 }
 
-/// From the worst on.
+/// From worst to best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -48,7 +49,7 @@ pub(crate) enum Kind {
     Healthy,
 }
 
-/// Whether there is more to come.
+/// Whether more steps may follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
@@ -60,14 +61,14 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// `planned` steps there are to be; nothing was written in the last `silent` seconds.
+    /// The state of a run of `planned` steps that has written nothing for `silent` seconds.
     pub fn new(log: &Log, planned: Option<u64>, silent: Option<f64>) -> Self {
         let Some(step) = log.last_step() else { return Self::Waiting };
         let ended_early = log.events.iter().any(|(of, text)| *of == step && text.starts_with(ENDED_EARLY));
         if ended_early || planned.is_some_and(|planned| step >= planned) {
             return Self::Finished;
         }
-        // Some steps may be long, and between them may be a save or a validation.
+        // Some steps may take longer, and saves and validations come between steps.
         let per_step = log.seconds.last().map_or(0.0, |seconds| seconds / log.seconds.len() as f64);
         match silent.is_some_and(|silent| silent > SILENT_SECONDS.max(SILENT_STEPS * per_step)) {
             true => Self::Stopped,
@@ -95,7 +96,7 @@ impl Verdict {
 
 type Found = (Kind, String, String);
 
-/// The loss is not a number, or has lost half of what it had gained.
+/// The loss is not a number, or has lost half of its gain.
 fn diverged(log: &Log) -> Option<Found> {
     let steps = &log.steps;
     let found = |since, why| Some((Kind::Diverged, format!("Diverged since step {since}"), why));
@@ -173,13 +174,13 @@ fn healthy(log: &Log) -> Found {
     (Kind::Healthy, "Healthy".to_owned(), why)
 }
 
-/// The first step of each stretch, and the median of its losses; then how many steps a stretch has.
+/// The first step and the median loss of each stretch, and the number of steps per stretch.
 struct Stretches(Vec<(u64, f64)>, usize);
 
 impl Stretches {
     fn new(steps: &[Step]) -> Self {
         let len = (steps.len() / STRETCHES).max(STRETCH);
-        // The last one is whole, so that it says as much as the others.
+        // The last stretch is complete, so that it says as much as the others.
         let stretches = steps.rchunks(len).rev().filter(|steps| 2 * steps.len() >= len);
         let middle = |steps: &[Step]| Some((steps[0].step, median(steps.iter().map(|step| step.loss))?));
         Self(stretches.filter_map(middle).collect(), len)
@@ -193,7 +194,7 @@ impl Stretches {
         self.0.last().map(|(_, loss)| *loss)
     }
 
-    /// What its losses are.
+    /// Describes the values of the stretches.
     fn medians(&self) -> String {
         format!("medians of {} steps", self.1)
     }
@@ -202,7 +203,7 @@ impl Stretches {
         self.0.iter().map(|(_, loss)| *loss).min_by(f64::total_cmp)
     }
 
-    /// Of the stretch that a step is in.
+    /// The loss of the stretch that contains a step.
     fn at(&self, step: u64) -> Option<f64> {
         let after = self.0.partition_point(|(first, _)| *first <= step);
         self.0.get(after.saturating_sub(1)).map(|(_, loss)| *loss)
@@ -221,11 +222,11 @@ mod tests {
     use crate::lines::Line;
     use std::collections::BTreeMap;
 
-    /// Steps of a loss each, with a validation after each `every`.
+    /// A log of steps with the given losses and, if `every` is positive, a validation every so often.
     fn run(steps: usize, loss: impl Fn(usize) -> f64, every: usize, val_loss: impl Fn(usize) -> f64) -> Log {
         let mut log = Log::default();
         for step in 1..=steps {
-            // Noise, the same in each test.
+            // Noise that is the same in each test.
             let noise = ((step * 7919) % 101) as f64 / 101.0 - 0.5;
             let line = match loss(step) {
                 loss if loss.is_finite() => format!("{{\"step\":{step},\"loss\":{}}}", loss + 0.1 * noise),
@@ -257,7 +258,7 @@ mod tests {
         );
         let (kind, _, why) = verdict(&run(400, |_| 5.5, 0, falling));
         assert_eq!((kind, &why[..]), (Kind::Healthy, "the loss went from 5.49 to 5.50 (medians of 10 steps)"));
-        // A validation that is a little worse than the best is none of a model that overfits.
+        // A validation slightly worse than the best does not mean overfitting.
         let noisy = run(400, falling, 50, |step| 2.0 + if step == 200 { -0.015 } else { 0.0 });
         assert_eq!(verdict(&noisy).0, Kind::Healthy);
     }

@@ -1,3 +1,5 @@
+//! Writes the page of a report to a file.
+
 use crate::ReportError;
 use crate::page::page;
 use crate::source::{Source, Sources};
@@ -8,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// What was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
-    /// How many runs the page shows.
+    /// Number of runs on the page.
     pub runs: usize,
     /// The page's size.
     pub bytes: usize,
@@ -16,8 +18,8 @@ pub struct Summary {
     pub notes: Vec<String>,
 }
 
-/// Writes the page of these run folders to `out`, which changes from what it was to the whole page at once. A run that
-/// has not made a step yet is left out, with a note.
+/// Writes the page for these run folders to `out`, atomically. A run that has not made a step yet is left out, with a
+/// note.
 ///
 /// # Errors
 /// If no run has anything to show, a folder does not exist, or a file cannot be read or written.
@@ -34,8 +36,8 @@ pub fn write(runs: &[PathBuf], out: &Path) -> Result<Summary, ReportError> {
     Ok(Summary { runs: runs.sources.len(), bytes: page.len(), notes })
 }
 
-/// Writes beside the file and renames, so that nobody reads half a page. The file beside it is always a new one: a link
-/// that somebody put in its place is not followed.
+/// Writes a temporary file beside `out` and renames it, so that nobody reads half a page. The temporary file is always
+/// a new one, so a link that somebody put in its place is not followed.
 fn replace(out: &Path, bytes: &[u8]) -> io::Result<()> {
     let name = out.file_name().ok_or_else(|| io::Error::other("the path names no file"))?;
     let mut beside = name.to_owned();
@@ -44,7 +46,7 @@ fn replace(out: &Path, bytes: &[u8]) -> io::Result<()> {
     let _ = fs::remove_file(&beside);
     let written = File::create_new(&beside).and_then(|mut file| file.write_all(bytes));
     written.and_then(|()| fs::rename(&beside, out)).inspect_err(|_| {
-        // What went wrong first is what is told.
+        // Reports the first error, not one of the cleanup.
         let _ = fs::remove_file(&beside);
     })
 }

@@ -1,4 +1,4 @@
-//! Run folders in, a page out: what is on it, what must not be, and what is refused.
+//! Tests of the page written for run folders: what it contains, what it must not contain, and what is refused.
 
 use proptest::prelude::*;
 use report::{ReportError, write};
@@ -29,7 +29,7 @@ fn run(folder: &TempDir, name: &str, config: &str, metrics: impl AsRef<[u8]>) ->
     run
 }
 
-/// What the page's script reads.
+/// The JSON that the page's script reads.
 fn data(page: &str) -> Value {
     let (_, rest) = page.split_once("<script type=\"application/json\" id=\"data\">").unwrap();
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()

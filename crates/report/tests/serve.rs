@@ -1,4 +1,4 @@
-//! The page of a running run, asked for as a browser does.
+//! Tests of the page of a live run, requested as a browser does.
 
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
@@ -17,7 +17,7 @@ fn parts(url: &str) -> (&str, &str) {
     url.split_at(url.find('/').unwrap())
 }
 
-/// Asks the server at `http://HOST:PORT/KEY/`; the request's path is below the key.
+/// Requests a path below the key from the server at `http://HOST:PORT/KEY/`.
 fn ask(url: &str, request: &str, headers: &str) -> Answer {
     let (address, key) = parts(url);
     ask_at(address, &request.replacen('/', &format!("{key}/"), 1), headers)
@@ -155,7 +155,7 @@ fn without_the_key_of_the_url_there_is_nothing() {
 fn connections_that_say_little_end_and_do_not_keep_others_out_for_long() {
     let folder = tempfile::tempdir().unwrap();
     let url = serve(&[run(&folder, "a")]);
-    // As many as there may be; each says a byte, and would say one more each second.
+    // The maximum number of connections. Each sends one byte, and would send another every second.
     let slow: Vec<_> = (0..64).map(|_| TcpStream::connect(parts(&url).0).unwrap()).collect();
     slow.iter().for_each(|mut stream| stream.write_all(b"G").unwrap());
     let dripping = slow.iter().map(|stream| stream.try_clone().unwrap()).collect::<Vec<_>>();

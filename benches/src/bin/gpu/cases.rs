@@ -1,4 +1,4 @@
-//! What is measured: the shapes of three models, how many rows each expert gets, and how large all of it is.
+//! What is measured: the shapes of three models, the distribution of rows over experts, and the sizes.
 
 use crate::numbers::Numbers;
 use crate::operations::Shapes;
@@ -8,18 +8,18 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Model {
     pub name: &'static str,
-    /// Experts of the layer.
+    /// Number of experts in the layer.
     pub experts: usize,
     pub top_k: usize,
-    /// Ranks that the experts are spread over: this one has `experts / ep`.
+    /// Ranks that share the experts. This rank holds `experts / ep` of them.
     pub ep: usize,
     /// Width of a token.
     pub d: usize,
     /// Width of an expert.
     pub h: usize,
-    /// Tokens of all ranks together, for fewer and for more rows: `tokens * top_k / ep` rows.
+    /// Tokens of all ranks together, in a case with fewer and one with more rows: `tokens * top_k / ep` rows.
     pub tokens: [usize; 2],
-    /// Whether experts are scored and grouped as DeepSeek-V3's: sigmoid, the best 4 of 8 groups, selection bias.
+    /// Whether experts are scored and grouped as in DeepSeek-V3: sigmoid, the best 4 of 8 groups, selection bias.
     pub grouped: bool,
 }
 
@@ -58,23 +58,23 @@ const MODELS: [Model; 3] = [
     },
 ];
 
-/// Sizes and the effort of measuring them.
+/// Sizes, and the effort spent on measuring.
 #[derive(Debug, Clone, Serialize)]
 pub struct Sizes {
     pub shapes: Shapes,
     pub models: Vec<Model>,
-    /// Medians are of this many samples.
+    /// Number of samples for a median.
     pub samples: usize,
-    /// Launches before them.
+    /// Launches before the samples.
     pub warm_up: usize,
-    /// A sample is as many launches as take about this long, at least 1.
+    /// Each sample consists of as many launches as take about this long, but at least 1.
     pub sample_seconds: f64,
-    /// Only one product of kernels that are made for GPUs: a CPU takes seconds for it.
+    /// Measures only one product for kernels made for GPUs, because a CPU takes seconds for it.
     pub smoke: bool,
 }
 
 impl Sizes {
-    /// Small ones for `smoke`.
+    /// The sizes. Tiny ones for `smoke`.
     pub fn new(smoke: bool) -> Self {
         if !smoke {
             return Self {
@@ -106,27 +106,27 @@ impl Sizes {
     }
 }
 
-/// How rows are spread over experts.
+/// How rows are distributed over experts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Skew {
-    /// As evenly as whole [`GRAIN`]s can be.
+    /// As evenly as whole [`GRAIN`]s allow.
     Balanced,
-    /// Expert number i in some order gets a share of 1 / i.
+    /// Expert number i in some order gets a share proportional to 1 / i.
     Zipf,
 }
 
-/// Segments are multiples of this many rows, which PyTorch's grouped product asks for.
+/// Segments are multiples of this many rows, as PyTorch's grouped product requires.
 const GRAIN: usize = 16;
 
-/// A grouped product to measure, here and in PyTorch.
+/// A grouped product to measure, in Kiln and in PyTorch.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProductCase {
     pub model: Model,
     pub tokens: usize,
     pub rows: usize,
     pub skew: Skew,
-    /// First row of each expert, and the end of the last.
+    /// The first row of each expert, then the end of the last.
     pub segments: Vec<i32>,
 }
 
@@ -144,22 +144,22 @@ impl ProductCase {
             .collect()
     }
 
-    /// Multiplications and additions of one of the three products.
+    /// Floating-point operations of one of the three products.
     pub fn flops(&self) -> f64 {
         2.0 * self.rows as f64 * self.model.d as f64 * self.model.h as f64
     }
 }
 
-/// Borders of segments of `rows` rows in all, the same for the same arguments.
+/// Borders of segments with `rows` rows in total. The same arguments always give the same borders.
 fn segments(rows: usize, experts: usize, skew: Skew) -> Vec<i32> {
-    // Expert `order[i]` is number i: a shuffle from one seed.
+    // Expert `order[i]` is number i: a shuffle with a fixed seed.
     let mut order: Vec<usize> = (0..experts).collect();
     (1..experts).rev().for_each(|i| order.swap(i, Numbers(7).below(i, i + 1)));
     let share = |i: usize| if skew == Skew::Zipf { 1.0 / (i + 1) as f64 } else { 1.0 };
     let total: f64 = (0..experts).map(share).sum();
     let (mut lengths, mut sum, mut given) = (vec![0; experts], 0.0, 0);
     for (i, expert) in order.into_iter().enumerate() {
-        // The rounded running sum, so that nothing is left over.
+        // Rounds the running sum, so that nothing is left over.
         sum += share(i);
         let end = ((rows / GRAIN) as f64 * sum / total).round() as usize * GRAIN;
         lengths[expert] = end - given;

@@ -1,5 +1,5 @@
-//! The operations of `fused` on the device against the same in f32 and plain Rust, which `cargo test -p fused` compares
-//! with naive sums in f64.
+//! Compares the operations of `fused` on the device with those in plain Rust and f32, which `cargo test -p fused`
+//! compares with naive sums in f64.
 
 use crate::checks::{Check, tolerance};
 use crate::numbers::{Numbers, tensor};
@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, Tensor};
 use fused::{AdamW, AdamWState, AdamWStep, adamw, sum_of_squares};
 
 impl Check {
-    /// Results and the gradients of all inputs, and the optimizer, whose state is f32.
+    /// Compares results, the gradients of all inputs, and the optimizer, whose state is f32.
     pub fn operations(&mut self, smoke: bool, dtype: DType) {
         let shapes = if smoke { Shapes::TINY } else { Shapes::SMALL };
         let pairs = operations(&shapes, &Device::flex()).into_iter().zip(operations(&shapes, &self.device));
@@ -28,7 +28,8 @@ impl Check {
         let inputs: Vec<Vec<f32>> = own.inputs.iter().enumerate().map(values).collect();
         let expected = self.results(plain, &inputs, &Device::flex(), DType::F32, self.ones(dtype));
         let found = self.results(own, &inputs, &self.device.clone(), dtype, self.ones(dtype));
-        // A sum of products of rounded factors, rounded again: of the largest twice what a single rounding is.
+        // A sum of products of rounded factors is rounded again: relative to the largest, this is twice a single
+        // rounding.
         let bound = match dtype {
             DType::F32 if own.burns_product && !self.cpu => 2e-3,
             DType::F32 => tolerance(dtype),
@@ -58,15 +59,15 @@ impl Check {
         let gradients = if ones {
             y.backward()
         } else {
-            // Whole 64ths in every dtype.
+            // Multiples of 1/64, exact in every dtype.
             (y.clone() * Numbers(109).tensor([len], 1.0, y.dtype(), &device)).backward()
         };
         let of = |input: &Tensor<1>| input.grad(&gradients).expect("every input has a gradient");
         [y.clone().inner()].into_iter().chain(inputs.iter().map(of)).collect()
     }
 
-    /// Two steps, of which the second finds moments, with the first half of the parameters decaying; and the gradient's
-    /// norm.
+    /// Compares two steps, the second of which finds moments, with weight decay on the first half of the parameters,
+    /// and the gradient's norm.
     fn optimizer(&mut self, len: usize) {
         let (parameters, gradients) = (Numbers(121).in_dtype(len, DType::F32), Numbers(122).in_dtype(len, DType::F32));
         let run = |device: &Device| {

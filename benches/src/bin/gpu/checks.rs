@@ -1,4 +1,4 @@
-//! The operations of `moe` on the device against [`reference`]: numbers relative to the largest, indices exactly.
+//! Compares the operations of `moe` on the device with [`reference`]: numbers relative to the largest, indices exactly.
 
 use crate::numbers::{Numbers, ints, tensor};
 use crate::parts::Part;
@@ -15,7 +15,7 @@ use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, sel
 use moe::{MoeConfig, MoeLayer, ScoreFunc};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs a part in this process and prints a line for each result. Whether all are right.
+/// Runs a part in this process and prints a line for each result. Returns whether all are correct.
 pub fn run(part: Part, device: &Device, smoke: bool) -> bool {
     let cpu = open_is_cpu(device);
     let mut check = Check { device: device.clone(), cpu, right: true };
@@ -39,12 +39,12 @@ pub fn run(part: Part, device: &Device, smoke: bool) -> bool {
     check.right
 }
 
-/// Whether the device is CubeCL's CPU runtime: code that Burn generates there rounds to bf16 on few CPUs.
+/// Whether the device is CubeCL's CPU runtime, on which Burn's generated code rounds to bf16 on few CPUs only.
 fn open_is_cpu(device: &Device) -> bool {
     crate::parts::open("cpu").is_ok_and(|cpu| cpu == *device)
 }
 
-/// The device, and whether all was right so far.
+/// The device, and whether everything was correct so far.
 pub struct Check {
     pub device: Device,
     /// Whether it is CubeCL's CPU runtime.
@@ -52,7 +52,7 @@ pub struct Check {
     right: bool,
 }
 
-/// Rounding of sums in f32, and of results to bf16.
+/// Allowed error: rounding of sums in f32, and of results to bf16.
 pub fn tolerance(dtype: DType) -> f64 {
     if dtype == DType::F32 { 1e-5 } else { 1e-2 }
 }
@@ -61,13 +61,13 @@ fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|value| f64::from(*value)).collect()
 }
 
-/// Experts of `n` tokens, `k` different ones each, one in nine missing: `[k, n]`.
+/// `k` distinct experts for each of `n` tokens, with one in nine missing: `[k, n]`.
 fn some_experts(n: usize, k: usize, e: usize) -> Vec<i32> {
     let first = |token: usize| Numbers(11).below(token, e);
     (0..k * n).map(|p| if p % 9 == 4 { -1 } else { ((first(p % n) + p / n) % e) as i32 }).collect()
 }
 
-/// Tokens, experts, choices, width.
+/// Tokens, experts, top-k, width.
 fn size(smoke: bool) -> [usize; 4] {
     if smoke { [24, 8, 2, 16] } else { [1024, 64, 6, 320] }
 }
@@ -77,13 +77,13 @@ impl Check {
         let found: Vec<f64> = found.into_data().iter::<f64>().collect();
         let largest = expected.iter().fold(f64::MIN_POSITIVE, |largest, value| largest.max(value.abs()));
         let errors = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs() / largest);
-        // A NaN is the worst and stays it.
+        // A NaN counts as the worst error, and stays so.
         let worst = errors.fold(0.0, |worst: f64, error| if worst.is_nan() || error <= worst { worst } else { error });
         let right = found.len() == expected.len() && worst <= tolerance;
         self.line(right, &format!("{what}: off by {worst:.1e} of the largest, {tolerance:.0e} allowed"));
     }
 
-    /// Goes on where an operation panics.
+    /// Continues if an operation panics.
     pub fn each(&mut self, what: &str, run: impl FnOnce(&mut Self)) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(self))) {
             self.line(false, &format!("{what}: {}", message(&*panic)));
@@ -95,12 +95,12 @@ impl Check {
         self.right &= right;
     }
 
-    /// Tracked, from numbers that the dtype holds exactly.
+    /// A tracked tensor of numbers that the dtype holds exactly.
     fn tracked<const D: usize>(&self, values: &[f32], shape: [usize; D], dtype: DType) -> Tensor<D> {
         tensor(values, shape, dtype, &self.device.clone().autodiff()).require_grad()
     }
 
-    /// What `backward` starts from.
+    /// The gradient from which `backward` starts.
     fn cotangent(&self, seed: u32, len: usize, dtype: DType) -> Vec<f32> {
         if self.ones(dtype) { vec![1.0; len] } else { Numbers(seed).in_dtype(len, dtype) }
     }
@@ -117,7 +117,7 @@ impl Check {
         (y * cotangent).backward()
     }
 
-    /// Choice, counting and placing of experts, on the device and in plain Rust.
+    /// Compares selecting, counting and placing experts on the device with plain Rust.
     fn indices(&mut self, smoke: bool) {
         let [n, e, k, _] = size(smoke);
         let plain = [Device::flex(), self.device.clone()];
@@ -126,7 +126,7 @@ impl Check {
             self.line(found == expected && !found.is_empty(), &format!("{what}: {} indices", found.len()));
         };
         let read = |tensor: Tensor<2, Int>| tensor.into_data().iter::<i64>().collect::<Vec<_>>();
-        // Few different scores, so that there are ties.
+        // Few distinct scores, so that there are ties.
         let coarse =
             |seed, len| Numbers(seed).vec(len).into_iter().map(|x| (x * 8.0).round() / 8.0).collect::<Vec<_>>();
         let (scores, bias) = (coarse(1, n * e), coarse(2, e));
@@ -180,7 +180,7 @@ impl Check {
             self.floats(&format!("scores {func:?}"), scores_ne, &expected, 1e-5);
             self.floats(&format!("scores {func:?} dlogits"), logits_ne.grad(&gradients).unwrap(), &d_logits, 1e-5);
         }
-        // Positive, as scores are.
+        // Positive, like scores.
         let values: Vec<f32> = Numbers(23).vec(n * e).into_iter().map(|x| (x + 1.25) / 4.0).collect();
         let (experts, cotangent) = (some_experts(n, k, e), Numbers(24).vec(k * n));
         for normalise in [false, true] {
@@ -222,7 +222,7 @@ impl Check {
         self.floats(&format!("unpermute {name} dgates"), gates_kn.grad(&gradients).unwrap(), &d_gates, 1e-5);
     }
 
-    /// An expert without rows, segments that are no multiples of anything, rows behind the last one.
+    /// Covers an expert without rows, irregular segment lengths, and rows after the last segment.
     fn product(&mut self, smoke: bool, tier: Tier, dtype: DType) {
         let (lengths, p, q): (&[i32], _, _) =
             if smoke { (&[6, 0, 33, 1], 24, 40) } else { (&[300, 0, 77, 1, 128, 513], 320, 192) };
@@ -235,7 +235,7 @@ impl Check {
             Numbers(53).in_dtype(r * q, dtype),
         );
         let expected = reference::product(&wide(&x), &wide(&weight), &wide(&d_y), &segments, [p, q]);
-        // On a GPU cubek multiplies f32 in TF32, which keeps 10 bits.
+        // On a GPU, cubek multiplies f32 in TF32, which keeps 10 bits.
         let tf32 = tier == Tier::MultiLevel && dtype == DType::F32 && !self.cpu;
         let tolerance = if tf32 { 2e-3 } else { tolerance(dtype) };
 
@@ -246,7 +246,7 @@ impl Check {
         let (x_rp, d_y_rq) = (on(&x, [r, p]), on(&d_y, [r, q]));
         let name = format!("grouped_gemm {tier} {}", dtype_name(dtype));
         let y_rq = grouped_gemm(x_rp.clone(), weight_epq.clone(), &segments);
-        // Rows behind the end are the next operation's business.
+        // The next operation handles the rows after the end.
         let [y, d_x] = [y_rq, rows_gradient(d_y_rq.clone(), weight_epq, &segments)].map(|rows| rows.slice(0..end));
         self.floats(&name, y, &expected.y[..end * q], tolerance);
         self.floats(&format!("{name} dx"), d_x, &expected.d_x[..end * p], tolerance);
@@ -254,8 +254,8 @@ impl Check {
         self.floats(&format!("{name} dW"), d_weight, &expected.d_weight, tolerance);
     }
 
-    /// A layer and its gradients, against the same one in f32 and plain Rust. Router's weights make logits of single
-    /// inputs, which are exact in every precision: both choose the same experts.
+    /// Compares a layer and its gradients with the same layer in f32 and plain Rust. The router's weights make each
+    /// logit a multiple of a single input, exact in every precision, so both choose the same experts.
     fn layer(&mut self, smoke: bool, dtype: DType) {
         let [n, e, k, d] = size(smoke);
         let (h, name) = (2 * d, dtype_name(dtype));
@@ -287,7 +287,7 @@ impl Check {
         let expected = run(&Device::flex(), DType::F32);
         for ((what, found), (_, expected)) in run(&self.device, dtype).into_iter().zip(expected) {
             let expected: Vec<f64> = expected.into_data().iter::<f64>().collect();
-            // The router's own product may be in TF32, and its gradient passes through it.
+            // The router's product may be in TF32, and dx includes its gradient.
             let tolerance = if dtype == DType::BF16 {
                 2e-2
             } else if what == "dx" {

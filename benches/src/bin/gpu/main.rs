@@ -1,4 +1,4 @@
-//! `gpu`: checks Kiln's operations on a GPU and measures them. `benches/gpu/run.py` runs it, and PyTorch beside it.
+//! `gpu`: checks Kiln's operations on a GPU and measures them. `benches/gpu/run.py` runs it next to PyTorch.
 
 mod cases;
 mod check_operations;
@@ -25,10 +25,10 @@ use std::process::ExitCode;
 /// Checks Kiln's operations on a device, then measures them.
 #[derive(Debug, Parser)]
 struct Args {
-    /// cuda:N; cpu for CubeCL's CPU runtime; flex for the plain Rust, which has no tiers: to try this program itself
+    /// cuda:N; cpu for CubeCL's CPU runtime; flex for plain Rust, which has no tiers, to test this program itself
     #[arg(long, default_value = "cuda:0")]
     device: String,
-    /// Tiny sizes and few rounds: whether all of it runs, not how fast
+    /// Use tiny sizes and few rounds: tests that everything runs, not how fast
     #[arg(long)]
     smoke: bool,
     /// Where to write the results
@@ -37,13 +37,13 @@ struct Args {
     /// The commit that this program was built from
     #[arg(long, value_name = "ID", default_value = option_env!("KILN_COMMIT").unwrap_or("unknown"))]
     commit: String,
-    /// Only these parts of the checks; without --measure nothing is measured then
+    /// Run only these parts of the checks; without --measure, measure nothing
     #[arg(long, value_name = "NAME")]
     check: Vec<Part>,
-    /// Only these measurements; without --check nothing is checked then
+    /// Run only these measurements; without --check, check nothing
     #[arg(long, value_name = "NAME")]
     measure: Vec<Measure>,
-    /// One part of the checks, in this process
+    /// Run one part of the checks in this process
     #[arg(long, value_name = "NAME", hide = true)]
     part: Option<Part>,
 }
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all that ran was right.
+/// Runs what `args` ask for. Returns whether everything was correct.
 fn run(args: &Args) -> Result<bool, String> {
     let device = parts::open(&args.device)?;
     if let Some(part) = args.part {
@@ -93,9 +93,9 @@ fn run_one(measure: Measure, device: &Device, sizes: &Sizes, report: &mut Report
         Measure::Layers => run_layer::measure(device, sizes, report),
         Measure::Products(tier) => {
             match report.outcome(Part::Product(tier, report.dtype())) {
-                // Where it has not been checked here, the caller has done so.
+                // If it was not checked here, the caller has checked it.
                 None | Some(Outcome::Passed) => run_products::measure(device, sizes, tier, report),
-                // That is noted.
+                // The report already notes this.
                 Some(_) => {}
             }
         }

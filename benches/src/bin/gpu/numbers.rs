@@ -1,10 +1,10 @@
-//! Numbers that look random, in steps that bf16 holds exactly, and tensors of them.
+//! Pseudorandom numbers in steps that bf16 holds exactly, and tensors of them.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use half::bf16;
 use rayon::prelude::*;
 
-/// A sequence of numbers: each can be had by its place.
+/// A sequence of numbers with random access.
 #[derive(Debug, Clone, Copy)]
 pub struct Numbers(pub u32);
 
@@ -14,14 +14,14 @@ impl Numbers {
         (self.bits(i) >> 25) as f32 / 64.0 - 1.0
     }
 
-    /// The first `len`, with all the digits that the dtype has: in f32 products of them are rounded, in TF32 the
-    /// numbers too.
+    /// The first `len` numbers, with all the digits of the dtype. In f32, products of them are rounded; in TF32, so are
+    /// the numbers themselves.
     pub fn in_dtype(self, len: usize, dtype: DType) -> Vec<f32> {
         let fine = |i| (self.bits(i) >> 8) as f32 / (1 << 23) as f32 - 1.0;
         if dtype == DType::F32 { (0..len).map(fine).collect() } else { self.vec(len) }
     }
 
-    /// Below `bound`.
+    /// Number `i` as an integer below `bound`.
     pub fn below(self, i: usize, bound: usize) -> usize {
         ((u64::from(self.bits(i)) * bound as u64) >> 32) as usize
     }
@@ -30,12 +30,12 @@ impl Numbers {
         mix((i as u32).wrapping_mul(0x9e37_79b9) ^ mix(self.0 ^ (i >> 32) as u32))
     }
 
-    /// The first `len` of them.
+    /// The first `len` numbers.
     pub fn vec(self, len: usize) -> Vec<f32> {
         (0..len).map(|i| self.at(i)).collect()
     }
 
-    /// The first of them times `scale`, a power of two; as many as the shape has.
+    /// A tensor of the first numbers of the sequence times `scale`, a power of two.
     pub fn tensor<const D: usize>(self, shape: [usize; D], scale: f32, dtype: DType, device: &Device) -> Tensor<D> {
         let values = (0..shape.iter().product()).into_par_iter().map(|i| self.at(i) * scale);
         let data = match dtype {

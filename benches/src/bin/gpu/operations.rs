@@ -1,18 +1,17 @@
-//! The operations of `fused` at the sizes of two models: each is defined once, and both checked and measured as it
-//! stands here.
+//! The operations of `fused` at the sizes of two models. Each is defined once here, for both checks and measurements.
 //!
 //! ```text
 //! inputs, flat:  [n d] [d] [d]  ->  run: reshape, the operation, reshape  ->  the result, flat
 //! ```
 //!
-//! A reshape moves nothing, so inputs and results of all ranks are of one type.
+//! A reshape moves nothing. It gives inputs and results of any number of dimensions one type.
 
 use crate::numbers::{Numbers, ints};
 use burn::tensor::{Device, Tensor};
 use fused::{DropoutKey, RopeTable};
 use serde::Serialize;
 
-/// Sizes of a GPT-2; PyTorch's side reads them from the report.
+/// Sizes of a GPT-2. PyTorch's side reads them from the report.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Gpt2 {
     pub name: &'static str,
@@ -22,7 +21,7 @@ pub struct Gpt2 {
     pub d: usize,
     pub hidden: usize,
     pub vocab: usize,
-    /// That an optimizer's step changes.
+    /// Number of parameters that an optimizer's step changes.
     pub parameters: usize,
 }
 
@@ -41,7 +40,7 @@ pub struct DeepSeek {
     pub vocab: usize,
 }
 
-/// Sizes of both.
+/// Sizes of both models.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Shapes {
     pub gpt2: Gpt2,
@@ -52,7 +51,7 @@ const GPT2: &str = "gpt2-124m";
 const DEEPSEEK: &str = "deepseek-v2-lite";
 
 impl Shapes {
-    /// GPT-2 with 124 million parameters as nanoGPT trains it, DeepSeek-V2-Lite with its own context.
+    /// GPT-2 with 124 million parameters as trained by nanoGPT, and DeepSeek-V2-Lite with its own context length.
     pub const FULL: Self = Self {
         gpt2: Gpt2 {
             name: GPT2,
@@ -77,7 +76,7 @@ impl Shapes {
             vocab: 102_400,
         },
     };
-    /// To check with: a head's widths are those above, for which tensor cores have kernels, and nothing else is a
+    /// For checks: DeepSeek's head widths are those above, for which tensor cores have kernels, and nothing else is a
     /// multiple of a tile.
     pub const SMALL: Self = Self {
         gpt2: Gpt2 { b: 2, t: 200, heads: 2, d: 128, hidden: 520, vocab: 1001, parameters: 100_003, ..Self::FULL.gpt2 },
@@ -101,31 +100,31 @@ impl Shapes {
     };
 }
 
-/// The result from the inputs.
+/// Computes the result from the inputs.
 type Run = Box<dyn Fn(&[Tensor<1>]) -> Tensor<1>>;
 
 /// An operation with gradients, at one model's sizes.
 pub struct Operation {
     pub name: &'static str,
     pub model: &'static str,
-    /// Tokens.
+    /// Number of tokens.
     pub rows: usize,
-    /// How many numbers each input has.
+    /// Number of elements of each input.
     pub inputs: Vec<usize>,
     pub run: Run,
-    /// Multiplications and additions of the forward, and of forward and backward; 0 where bytes count.
+    /// Floating-point operations of the forward, and of forward and backward. 0 if the operation is measured in bytes.
     pub flops: [f64; 2],
-    /// Numbers that must at least be read and written, in the same two.
+    /// Elements that the forward, and forward and backward, must at least read and write.
     pub elements: [usize; 2],
-    /// Of the inputs, which are in -1..1.
+    /// Factor on the inputs, which are in -1..1.
     pub scale: f32,
-    /// Whether its products are Burn's, which may be in TF32 on a GPU.
+    /// Whether its products are Burn's, which may use TF32 on a GPU.
     pub burns_product: bool,
 }
 
 impl Operation {
-    /// A forward reads its inputs and writes its result; a backward reads them and the result's gradient and writes the
-    /// inputs' gradients.
+    /// Creates an operation. Its forward reads the inputs and writes the result. Its backward reads these inputs and
+    /// the result's gradient, and writes the inputs' gradients.
     fn new(
         [name, model]: [&'static str; 2],
         rows: usize,
@@ -148,19 +147,19 @@ impl Operation {
         }
     }
 
-    /// The backward leaves out so many numbers of what [`new`](Self::new) counts.
+    /// The backward skips this many of the elements that [`new`](Self::new) counts.
     fn less(self, numbers: usize) -> Self {
         let [forward, both] = self.elements;
         Self { elements: [forward, both - numbers], ..self }
     }
 
-    /// The forward has a second result of so many numbers.
+    /// The forward has a second result of this many elements.
     fn more(self, numbers: usize) -> Self {
         Self { elements: self.elements.map(|elements| elements + numbers), ..self }
     }
 
-    /// Attention under a causal mask, half of `t^2` scores a head: `q k^T` and `p v` forward; again `q k^T`, `dy v^T`
-    /// and three products for the gradients backward, which reads the result too.
+    /// Attention under a causal mask, with half of `t^2` scores per head. The forward computes `q k^T` and `p v`. The
+    /// backward computes `q k^T` again, `dy v^T` and three products for the gradients, and it also reads the result.
     fn attention(self, scores: usize, qk: usize, v: usize, result: usize) -> Self {
         let half = scores as f64 / 2.0;
         let forward = half * 2.0 * (qk + v) as f64;
@@ -172,8 +171,8 @@ impl Operation {
         }
     }
 
-    /// A head of `d` by `vocab` and the loss: one product forward, two more for the gradients, and nothing but the
-    /// gradients is written. Logits of large inputs would be rounded to bf16 by more than a softmax bears.
+    /// A language-model head of `d` by `vocab` and the loss: one product forward, two more for the gradients, and only
+    /// the gradients are written. Large inputs would give logits whose rounding to bf16 distorts the softmax.
     fn cross_entropy(self, d: usize, vocab: usize) -> Self {
         let (forward, read) = (2.0 * (self.rows * d) as f64 * vocab as f64, self.inputs.iter().sum::<usize>());
         Self { flops: [forward, 3.0 * forward], elements: [read, 2 * read], scale: 0.25, burns_product: true, ..self }
@@ -185,14 +184,14 @@ impl Operation {
         Self { flops: [forward, 3.0 * forward], scale: 0.25, burns_product: true, ..self }
     }
 
-    /// Rows of a table: only these are read, but the whole table has a gradient.
+    /// Rows of a table. Only these are read, but the whole table has a gradient.
     fn embedding(self, d: usize) -> Self {
         let (rows, table) = (self.rows * d, self.inputs[0]);
         Self { elements: [2 * rows, 3 * rows + table], ..self }
     }
 }
 
-/// All of them on this device.
+/// All operations on this device.
 pub fn operations(shapes: &Shapes, device: &Device) -> Vec<Operation> {
     gpt2(&shapes.gpt2, device).into_iter().chain(deepseek(&shapes.deepseek, device)).collect()
 }

@@ -1,5 +1,5 @@
-//! The parts of the checks, each in a process of its own: a kernel that crashes, or leaves the GPU unusable, ends that
-//! process only.
+//! The parts of the checks, each in its own process: a kernel that crashes or leaves the GPU unusable ends only that
+//! process.
 
 use burn::tensor::{DType, Device};
 use moe::kernels::grouped_gemm::Tier;
@@ -24,7 +24,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// In order.
+    /// All parts, in the order in which they run.
     pub const ALL: [Self; 10] = [
         Self::Routing,
         Self::Fused(DType::F32),
@@ -64,12 +64,12 @@ impl Serialize for Part {
     }
 }
 
-/// Something to measure.
+/// A measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Measure {
     /// The operations of `fused`.
     Operations,
-    /// What moves tokens.
+    /// The operations that move tokens.
     Routing,
     /// Whole layers of experts.
     Layers,
@@ -78,7 +78,8 @@ pub enum Measure {
 }
 
 impl Measure {
-    /// In order: should a newer kernel leave the GPU unusable, the others are measured.
+    /// All measurements in order. The newest kernels come last, so that the others are measured even if these leave the
+    /// GPU unusable.
     pub const ALL: [Self; 6] = [
         Self::Operations,
         Self::Routing,
@@ -113,25 +114,25 @@ impl FromStr for Measure {
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Passed,
-    /// The device or the build cannot do it, for this reason.
+    /// The device or the build does not support it, for this reason.
     Skipped(String),
     Failed(String),
 }
 
-/// A part that has ended, and what it printed.
+/// The outcome of a part, and what it printed.
 #[derive(Debug, Clone, Serialize)]
 pub struct Checked {
     pub outcome: Outcome,
     pub lines: Vec<String>,
 }
 
-/// The most that a part may take; kernels are compiled meanwhile.
+/// Most time that a part may take, including the compilation of kernels.
 const LIMIT: Duration = Duration::from_secs(500);
 
-/// What a tier that cannot run says before the reason.
+/// The words that a tier prints before the reason why it cannot run.
 const CANNOT: &str = "cannot run here: ";
 
-/// Runs a part in a process of its own and prints its lines.
+/// Runs a part in a separate process and prints its lines.
 pub fn check(part: Part, device: &str, smoke: bool) -> Result<Checked, String> {
     let failed = |error: std::io::Error| format!("check {part}: {error}");
     let mut output = std::env::temp_dir();
@@ -181,7 +182,7 @@ pub fn check(part: Part, device: &str, smoke: bool) -> Result<Checked, String> {
 /// The device of this name.
 ///
 /// # Errors
-/// A message, if it is not in this build or not on this machine.
+/// A message if this build or this machine lacks the device.
 pub fn open(name: &str) -> Result<Device, String> {
     match name.split_once(':').unwrap_or((name, "0")) {
         ("flex", "0") => Ok(Device::flex()),

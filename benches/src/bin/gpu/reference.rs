@@ -1,4 +1,4 @@
-//! The operations and their gradients as plain loops in f64. `experts` and `slot` are `[k, n]`, -1 where there is none.
+//! The operations and their gradients as plain loops in f64. `experts` and `slot` are `[k, n]`, with -1 for none.
 
 use moe::ScoreFunc;
 use moe::kernels::route::GateRule;
@@ -10,7 +10,7 @@ pub struct Product {
     pub d_weight: Vec<f64>,
 }
 
-/// `[r, p]` by `[e, p, q]`, where `r` is the length of `x` divided by `p`.
+/// Multiplies `[r, p]` by `[e, p, q]`, where `r` is the length of `x` divided by `p`.
 pub fn product(x: &[f64], weight: &[f64], d_y: &[f64], segments: &[i32], [p, q]: [usize; 2]) -> Product {
     let r = x.len() / p;
     let (mut y, mut d_x, mut d_weight) = (vec![0.0; r * q], vec![0.0; r * p], vec![0.0; weight.len()]);
@@ -66,7 +66,7 @@ pub fn gates(scores: &[f64], experts: &[i32], d_gates: &[f64], e: usize, rule: G
     (gates, d_scores)
 }
 
-/// Rows `[r, d]`, and the gradient of the tokens `[n, d]` from that of the rows.
+/// Rows `[r, d]`, and the gradient of the tokens `[n, d]` given that of the rows.
 pub fn permute(x: &[f64], slot: &[i32], d_rows: &[f64], n: usize) -> (Vec<f64>, Vec<f64>) {
     let d = x.len() / n;
     let (mut rows, mut d_x) = (vec![0.0; d_rows.len()], vec![0.0; x.len()]);

@@ -1,4 +1,4 @@
-//! What was found, as lines on the way and as JSON at the end.
+//! The results: lines while running, and JSON at the end.
 
 use crate::cases::{ProductCase, Sizes};
 use crate::parts::{Checked, Outcome, Part};
@@ -13,46 +13,46 @@ pub struct Record {
     /// `operation`, `routing`, `layer` or `grouped_gemm`
     pub group: &'static str,
     pub op: String,
-    /// The kernel that was forced; `chosen` where the device chooses.
+    /// The kernel that was forced; `chosen` if the device chooses.
     pub tier: String,
     /// Name of the model.
     pub shape: &'static str,
     pub rows: usize,
-    /// `balanced`, `zipf`, `routed` where a router chooses, `none` where there are no experts.
+    /// `balanced`, `zipf`, `routed` if a router chooses, `none` if there are no experts.
     pub skew: String,
     pub dtype: String,
     pub seconds: f64,
-    /// Multiplications and additions that the result needs; 0 where bytes count.
+    /// Floating-point operations that the result needs; 0 if bytes are measured.
     pub flops: f64,
-    /// Bytes that must at least be read and written; 0 where flops count.
+    /// Bytes that must at least be read and written; 0 if operations are counted.
     pub bytes: f64,
 }
 
-/// Something that was not done.
+/// A check or measurement without a result.
 #[derive(Debug, Clone, Serialize)]
 pub struct Missing {
     pub what: String,
     pub why: String,
-    /// Whether it should have been done.
+    /// Whether this is a failure.
     pub failed: bool,
 }
 
-/// All of it.
+/// The whole report.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub device: String,
-    /// As the user names it.
+    /// The device as the user names it.
     pub device_kind: String,
     pub commit: String,
     pub smoke: bool,
     pub method: &'static str,
     pub checks: Vec<(Part, Checked)>,
     pub cases: Vec<ProductCase>,
-    /// Of what is measured.
+    /// The sizes of the measurements.
     pub sizes: Option<Sizes>,
     pub records: Vec<Record>,
     pub missing: Vec<Missing>,
-    /// Where it is kept as it grows: a kernel may end the process.
+    /// Where it is written as it grows, because a kernel may end the process.
     #[serde(skip)]
     file: Option<PathBuf>,
 }
@@ -74,7 +74,7 @@ impl Report {
         }
     }
 
-    /// What is measured in: bf16, and f32 on CPUs, of which not all round to bf16.
+    /// The dtype of measurements: bf16, but f32 on CPUs, not all of which round to bf16.
     pub fn dtype(&self) -> DType {
         if self.device_kind.starts_with("cuda") { DType::BF16 } else { DType::F32 }
     }
@@ -97,7 +97,7 @@ impl Report {
         self.missing.push(Missing { what, why, failed });
     }
 
-    /// Takes the measurement, or why there is none.
+    /// Adds a measurement, or the reason why there is none.
     pub fn measured(&mut self, record: Record, seconds: Result<f64, String>) {
         let Record { group, op, tier, shape, rows, skew, dtype, flops, bytes, .. } = &record;
         let name = format!("{group} {op} {tier} {shape} {rows} {skew} {dtype}");
@@ -112,7 +112,7 @@ impl Report {
             }
             Err(why) => self.missing(name, why, true),
         }
-        // What cannot be written is said at the end.
+        // An error of writing is reported at the end.
         let _ = self.write();
     }
 
@@ -120,7 +120,7 @@ impl Report {
         self.missing.iter().all(|missing| !missing.failed)
     }
 
-    /// Writes it where there is a file to write.
+    /// Writes the report if there is a file for it.
     pub fn write(&self) -> Result<(), String> {
         let Some(file) = &self.file else { return Ok(()) };
         let text = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
@@ -128,7 +128,7 @@ impl Report {
     }
 }
 
-/// As PyTorch and the tables call it.
+/// The name that PyTorch and the tables use.
 pub fn dtype_name(dtype: DType) -> &'static str {
     if dtype == DType::BF16 { "bf16" } else { "f32" }
 }

@@ -1,4 +1,4 @@
-//! A whole layer, forward and backward, with the gradients of tokens and parameters.
+//! Measures a whole layer, forward and backward, with the gradients of tokens and parameters.
 
 use crate::cases::{Model, Sizes};
 use crate::numbers::Numbers;
@@ -8,14 +8,14 @@ use burn::module::Param;
 use burn::tensor::Device;
 use moe::{MoeConfig, MoeLayer};
 
-/// Measures every model's experts of one rank as a layer of its own, for fewer and for more rows.
+/// Measures every model's experts of one rank as a separate layer, with fewer and with more rows.
 pub fn measure(device: &Device, sizes: &Sizes, report: &mut Report) {
     let (device, dtype) = (device.clone().autodiff(), report.dtype());
     for model in &sizes.models {
         let (e, Model { top_k: k, d, h, .. }) = (model.local_experts(), *model);
         let config = MoeConfig { num_experts: e, top_k: k, moe_intermediate_size: h, ..MoeConfig::default() };
         let mut layer = MoeLayer::new(d, &config, &device);
-        // About 1 / sqrt(d)
+        // About 1 / sqrt(d).
         let scale = 0.5f32.powi((d.ilog2() / 2) as i32);
         let stack = |seed, shape| Param::from_tensor(Numbers(seed).tensor::<3>(shape, scale, dtype, &device));
         layer.router.proj.weight = Param::from_tensor(Numbers(81).tensor::<2>([d, e], scale, dtype, &device));
@@ -36,7 +36,8 @@ pub fn measure(device: &Device, sizes: &Sizes, report: &mut Report) {
                 skew: "routed".into(),
                 dtype: dtype_name(dtype).into(),
                 seconds: 0.0,
-                // Three matrices of an expert; forward, the rows' and the matrices' gradients.
+                // Three matrices per expert, and three products for each: forward, the rows' gradients, the matrices'
+                // gradients.
                 flops: 3.0 * 3.0 * 2.0 * (rows * d) as f64 * h as f64,
                 bytes: 0.0,
             };

@@ -1,4 +1,4 @@
-//! The operations of `fused`, forward, and forward and backward, and a step of the optimizer.
+//! Measures the operations of `fused`, forward alone and with backward, and a step of the optimizer.
 
 use crate::cases::Sizes;
 use crate::numbers::Numbers;
@@ -38,7 +38,7 @@ fn of_operation(operation: &Operation, device: &Device, sizes: &Sizes, report: &
     }
     let device = device.clone().autodiff();
     let inputs: Vec<_> = inputs(&device).into_iter().map(Tensor::require_grad).collect();
-    // A backward begins with a tensor of ones, here and in PyTorch.
+    // Both Kiln and PyTorch start the backward with a tensor of ones.
     let launch = || (operation.run)(&inputs).backward();
     note(
         1,
@@ -46,7 +46,7 @@ fn of_operation(operation: &Operation, device: &Device, sizes: &Sizes, report: &
     );
 }
 
-/// All parameters in one tensor, as a rank has them, in f32.
+/// Measures the optimizer on all parameters in one f32 tensor, as on a rank.
 fn optimizer(model: &Gpt2, device: &Device, sizes: &Sizes, report: &mut Report) {
     let (len, dtype) = (model.parameters, DType::F32);
     let on = |seed| Numbers(seed).tensor::<1>([len], 0.25, dtype, device);
@@ -55,7 +55,7 @@ fn optimizer(model: &Gpt2, device: &Device, sizes: &Sizes, report: &mut Report) 
         let bytes = (bytes * len) as f64;
         report.measured(Record { bytes, ..record(op.into(), model.name, len, dtype) }, time);
     };
-    // Parameter, gradient and both moments are read, all but the gradient written, and a copy in 16 bits.
+    // Reads parameter, gradient and both moments; writes all but the gradient, and a copy in 16 bits.
     note("adamw step", 7 * 4 + 2, {
         let mut parameter = Some(on(132));
         let mut state = AdamWState::new(&gradient);
@@ -68,7 +68,7 @@ fn optimizer(model: &Gpt2, device: &Device, sizes: &Sizes, report: &mut Report) 
         };
         seconds(device, sizes, launch, finite)
     });
-    // With the way of the result to the host, where training needs it.
+    // Includes copying the result to the host, where training needs it.
     note("sum_of_squares forward", 4, {
         let check = |sum: f64| if sum.is_finite() { Ok(()) } else { Err("the sum is not a number".into()) };
         seconds(device, sizes, || sum_of_squares(gradient.clone()), check)

@@ -1,4 +1,4 @@
-//! The grouped product and its two gradients, each kernel by itself.
+//! Measures the grouped product and its two gradients, each kernel by itself.
 
 use crate::cases::{ProductCase, Sizes};
 use crate::numbers::{Numbers, ints};
@@ -76,7 +76,7 @@ impl ProductCase {
         self.segments[expert] as usize..self.segments[expert + 1] as usize
     }
 
-    /// The first expert with rows, and the last.
+    /// The first and the last expert with rows.
     fn ends(&self) -> impl Iterator<Item = usize> {
         let with_rows = |expert: &usize| !self.rows_of(*expert).is_empty();
         let first = (0..self.model.local_experts()).find(with_rows);
@@ -121,7 +121,7 @@ fn places(len: usize) -> [usize; 3] {
     [0, len / 2 + 1, len - 1]
 }
 
-/// Whether `found` is the sum of products, but for rounding it to bf16 and for sums in f32.
+/// Checks that `found` is the sum of products, up to rounding to bf16 and summing in f32.
 fn compare(found: f32, terms: Vec<(f32, f32)>) -> Result<(), String> {
     let products = || terms.iter().map(|(a, b)| f64::from(*a) * f64::from(*b));
     let (sum, size) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());

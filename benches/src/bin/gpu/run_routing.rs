@@ -1,4 +1,5 @@
-//! What moves tokens, in bytes a second: router, dispatch, permute, unpermute, each beside a copy of as many bytes.
+//! Measures the operations that move tokens in bytes per second: router, dispatch, permute and unpermute, each next to
+//! a copy of as many bytes.
 
 use crate::cases::{Model, Sizes};
 use crate::numbers::{Numbers, tensor};
@@ -39,7 +40,7 @@ fn of_model(device: &Device, sizes: &Sizes, report: &mut Report, model: &Model) 
         (gates_kn, scores_ne, experts_kn)
     };
     let x_nd = Numbers(72).tensor::<2>([n, d], 1.0, dtype, device);
-    // As in a layer: padding is the layout's expense, and not among the bytes.
+    // As in a layer. Padding is the layout's overhead and does not count as bytes.
     let layout = Layout::Sorted { tile: tile_rows(&x_nd) };
     let rule = DispatchRule { experts: e, groups: 1, capacity: None, order: Order::Choice, layout };
     let (gates_kn, _, experts_kn) = route();
@@ -47,7 +48,7 @@ fn of_model(device: &Device, sizes: &Sizes, report: &mut Report, model: &Model) 
     let y_rd = permute(x_nd.clone(), &placed);
 
     let (r, token) = (n * k, d * dtype.size());
-    // Each input read once, each output written once.
+    // Each input is read once, each output is written once.
     let mut record = |op: &str, bytes: usize, seconds: Result<f64, String>| {
         let (skew, dtype) = ("routed".into(), dtype_name(dtype).into());
         let (op, tier, bytes) = (op.into(), "chosen".into(), bytes as f64);
@@ -58,7 +59,7 @@ fn of_model(device: &Device, sizes: &Sizes, report: &mut Report, model: &Model) 
     };
     let mut with_copy = |op: &str, bytes: usize, time: Result<f64, String>| {
         record(op, bytes, time);
-        // Half of the bytes are read, half written.
+        // Half of the bytes are read, half are written.
         let from = Numbers(73).tensor::<1>([bytes / 8], 1.0, DType::F32, device);
         record("copy", bytes / 8 * 8, seconds(device, sizes, || from.clone().neg(), finite));
     };

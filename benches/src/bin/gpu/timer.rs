@@ -1,4 +1,4 @@
-//! Seconds of a launch.
+//! Measures the seconds of a launch.
 
 use crate::cases::Sizes;
 use burn::tensor::{Device, Tensor};
@@ -12,7 +12,7 @@ pub const METHOD: &str = "host clock around a batch of launches between two sync
                           --smoke one launch after two). Every result is a new tensor from the runtime's pool. Afterwards numbers of \
                           one more result are read and checked, so that a launch that has failed is no measurement";
 
-/// Median seconds of `launch`, or why it could not be measured; `check` looks at one result.
+/// Median seconds of `launch`, or why it could not be measured. `check` examines one result.
 pub fn seconds<T>(
     device: &Device,
     sizes: &Sizes,
@@ -24,7 +24,7 @@ pub fn seconds<T>(
         let start = Instant::now();
         for _ in 0..launches {
             let result = launch();
-            // Burn may leave out what computes a tensor that is dropped before it is asked to begin.
+            // Burn may skip the computation of a tensor that is dropped before it is flushed.
             device.flush().map_err(|error| error.to_string())?;
             drop(result);
         }
@@ -43,13 +43,13 @@ pub fn seconds<T>(
     Ok(samples[samples.len() / 2])
 }
 
-/// Whether the first number of a tensor can be read and is one.
+/// Checks that the first number of a tensor can be read and is finite.
 pub fn finite<const D: usize>(tensor: Tensor<D>) -> Result<(), String> {
     let first = tensor.slice([const { 0..1 }; D]).into_data();
     if first.iter::<f32>().all(f32::is_finite) { Ok(()) } else { Err("the result is not a number".into()) }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned().or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
     text.unwrap_or_else(|| "a panic without a message".into())

@@ -1,4 +1,4 @@
-//! The default corpus: the Rust source that cargo has already put on this disk.
+//! The default corpus: Rust source that cargo has already put on this disk.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use crate::DataError;
 /// The source that needs no file: Rust source of crates pinned in `Cargo.lock`.
 pub const DEFAULT_SOURCE: &str = "rust-crates";
 
-/// Size limit of the default corpus in bytes: enough for a small model, loaded in a fraction of a second.
+/// Size limit of the default corpus in bytes: enough for a small model, and loaded in a fraction of a second.
 const MAX_BYTES: usize = 4 << 20;
 
-/// The crates of the default corpus. Cargo downloads only what the platform and the features need, so this is not all
-/// of `Cargo.lock` but crates that the default build compiles on every platform. Not `serde`: it carries a copy of
-/// `serde_core`, and a file in both splits would flatter the validation loss.
+/// The crates of the default corpus. Cargo downloads only what the platform and the features need, so this lists only
+/// crates that the default build compiles on every platform, not all of `Cargo.lock`. It omits `serde`, which carries a
+/// copy of `serde_core`: a file in both splits would flatter the validation loss.
 #[rustfmt::skip]
 const CRATES: &[&str] = &[
     "burn-autodiff", "burn-backend", "burn-core", "burn-derive", "burn-flex", "burn-nn", "burn-optim", "burn-std",
@@ -27,11 +27,11 @@ const LOCK_FILE: &str = include_str!("../../../../Cargo.lock");
 
 /// The name of the default corpus, and its text.
 ///
-/// It is the `.rs` files below `src/` of a fixed list of crates, in the versions that the `Cargo.lock` of this build
-/// pins (the highest, where there are several), read from `registry/src` of cargo's home. Files are ordered by a hash
-/// of `crate/path` and appended unchanged until the next would pass [`MAX_BYTES`]; files that are not UTF-8 are
-/// skipped. So the same lock file gives the same bytes everywhere, and the last tenth, which validates, is drawn from
-/// the same mix of crates as the rest.
+/// It consists of the `.rs` files below `src/` of a fixed list of crates, read from `registry/src` of cargo's home, in
+/// the versions that the `Cargo.lock` of this build pins (the highest if there are several). Files are ordered by a
+/// hash of `crate/path` and appended unchanged until the next one would exceed [`MAX_BYTES`]. Files that are not UTF-8
+/// are skipped. So the same lock file gives the same bytes everywhere, and the validation split, the last 10%, draws
+/// from the same mix of crates as the rest.
 pub fn load() -> Result<(String, String), DataError> {
     load_crates(CRATES, LOCK_FILE, &cargo_home().join("registry").join("src"), MAX_BYTES)
 }
@@ -70,7 +70,7 @@ fn cargo_home() -> PathBuf {
     set.unwrap_or_else(|| env::home_dir().unwrap_or_default().join(".cargo"))
 }
 
-/// The version of each crate in a lock file; the highest of those with several.
+/// The version of each crate in a lock file, the highest if there are several.
 fn pinned_versions(lock_file: &str) -> HashMap<String, String> {
     #[derive(Deserialize)]
     struct LockFile {
@@ -93,7 +93,7 @@ fn version_numbers(version: &str) -> Vec<u64> {
     release.split('.').map(|number| number.parse().unwrap_or(0)).collect()
 }
 
-/// `registry/*/NAME-VERSION`; the middle folder is named after the registry, and a mirror has another name.
+/// Finds `registry/*/NAME-VERSION`. The middle folder is named after the registry, and a mirror has another name.
 fn crate_folder(registry: &Path, name: &str, version: &str) -> Result<PathBuf, DataError> {
     let found = fs::read_dir(registry).ok().and_then(|entries| {
         let folders = entries.flatten().map(|entry| entry.path().join(format!("{name}-{version}")));
@@ -102,7 +102,7 @@ fn crate_folder(registry: &Path, name: &str, version: &str) -> Result<PathBuf, D
     found.ok_or_else(|| DataError::MissingCrate { name: name.into(), version: version.into(), folder: registry.into() })
 }
 
-/// Adds every `.rs` file below `folder` as (id, path), where the id has `/` separators on every platform.
+/// Adds every `.rs` file below `folder` as (id, path). Ids have `/` separators on every platform.
 fn list_rust_files(folder: &Path, id: &str, files: &mut Vec<(String, PathBuf)>) -> Result<(), DataError> {
     let failed = |error| DataError::read(folder, error);
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -118,7 +118,7 @@ fn list_rust_files(folder: &Path, id: &str, files: &mut Vec<(String, PathBuf)>) 
     Ok(())
 }
 
-/// FNV-1a, 64 bits: unlike the hashers of `std` it is the same in every release of Rust.
+/// FNV-1a, 64 bits. Unlike the hashers of `std`, it is the same in every release of Rust.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -135,7 +135,7 @@ mod tests {
             { name = "bee", version = "1.0.0" },
         ]"#;
 
-    /// A registry with `ant` and `bee` of four files of ten bytes each, one of them not UTF-8.
+    /// A registry with `ant` and `bee`, which have four source files of ten bytes each, one of them not UTF-8.
     fn registry() -> tempfile::TempDir {
         let registry = tempfile::tempdir().unwrap();
         let files: [(&str, &[u8]); 5] = [

@@ -1,4 +1,4 @@
-//! What a file holds, by its name, and the files of a folder.
+//! What a file contains, judged by its name, and the files of a folder.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,14 +14,14 @@ pub struct TextFile {
     pub compression: Option<Compression>,
 }
 
-/// How a file holds its text.
+/// How a file stores its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// The file is a document.
+    /// The file is one document.
     Text,
     /// A document per line, in a field of an object.
     JsonLines,
-    /// A document per row, in a column that the first row names; CSV or TSV.
+    /// CSV or TSV: a document per row, in a column that the first row names.
     Table { delimiter: u8 },
     /// A document per row, in a column.
     Parquet,
@@ -33,7 +33,7 @@ pub enum Compression {
     Zstd,
 }
 
-/// Endings of the text files that are taken from a folder; a file that is named itself may have any.
+/// Extensions of the text files taken from a folder. A file that is named itself may have any extension.
 #[rustfmt::skip]
 const TEXT: &[&str] = &[
     "txt", "text", "md", "markdown", "rst", "tex", "org", "html", "htm", "xml",
@@ -43,7 +43,7 @@ const TEXT: &[&str] = &[
 ];
 
 impl TextFile {
-    /// The file at `path`; what no ending tells is text.
+    /// The file at `path`. A file with an unknown extension is text.
     pub fn new(path: PathBuf) -> Self {
         let (ending, compression) = ending(&path);
         let format = match &ending[..] {
@@ -62,7 +62,7 @@ pub fn is_tokens(path: &Path) -> bool {
     path.extension() == Some(OsStr::new("bin"))
 }
 
-/// The last ending of a file's name, without that of its compression, in lower case.
+/// The last extension of a file's name in lower case, without that of its compression.
 fn ending(path: &Path) -> (String, Option<Compression>) {
     let lower =
         |path: &Path| path.extension().map(|ending| ending.to_string_lossy().to_lowercase()).unwrap_or_default();
@@ -74,8 +74,8 @@ fn ending(path: &Path) -> (String, Option<Compression>) {
     (path.file_stem().map(|stem| lower(Path::new(stem))).unwrap_or_default(), Some(compression))
 }
 
-/// The text files below a folder, and its other files, each in the order of their paths; without hidden ones and those
-/// behind linked folders.
+/// The text files and the other files below a folder, each sorted by path. Skips hidden files and folders, and linked
+/// folders.
 pub fn text_files(folder: &Path) -> Result<(Vec<TextFile>, Vec<PathBuf>), DataError> {
     let (mut files, mut others) = (Vec::new(), Vec::new());
     let mut folders = vec![folder.to_path_buf()];
@@ -97,19 +97,20 @@ pub fn text_files(folder: &Path) -> Result<(Vec<TextFile>, Vec<PathBuf>), DataEr
     Ok((files, others))
 }
 
-/// Whether a file is taken from a folder, by its name.
+/// Whether a file is taken from a folder, judged by its name.
 fn is_text(path: &Path) -> bool {
     let (ending, compression) = ending(path);
     match &ending[..] {
         "jsonl" | "ndjson" | "csv" | "tsv" | "parquet" => true,
-        // Uncompressed it is rather a `package.json` than a corpus.
+        // An uncompressed one is more likely a `package.json` than a corpus.
         "json" | "" => compression.is_some(),
         ending => TEXT.contains(&ending),
     }
 }
 
-/// The token files of a folder for training, for validation, and of other names, and what else lies there, each in
-/// order: `train.bin` and `val.bin` of nanoGPT, `NAME_train_000000.bin` and `NAME_val_000000.bin` of llm.c.
+/// The files of a folder, each list sorted: training tokens, validation tokens, tokens under other names, and
+/// everything else. Recognizes nanoGPT's `train.bin` and `val.bin` and llm.c's `NAME_train_000000.bin` and
+/// `NAME_val_000000.bin`.
 pub fn token_files(folder: &Path) -> Result<[Vec<PathBuf>; 4], DataError> {
     let (mut train, mut val, mut others, mut no_tokens) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (path, is_folder) in list(folder)? {

@@ -1,4 +1,4 @@
-//! JSON lines: an object per line, one field of which is a document.
+//! JSON lines: one object per line, with a document in one of its fields.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,17 +14,17 @@ use super::pieces::{self, Emit};
 use super::text;
 use crate::DataError;
 
-/// A line is held in memory, and its document once more, so it has a limit.
+/// A line and its document are held in memory, so lines have a limit.
 const MAX_LINE: u64 = 64 << 20;
 
-/// Fields that an error names, and characters of each.
+/// How many fields an error names, and how many characters of each.
 const NAMED_FIELDS: usize = 8;
 const NAMED_CHARS: usize = 40;
 
-/// What is wrong with a file that is one list of objects.
+/// What is wrong with a file that is one array of objects.
 const ARRAY: &str = "is an array, not an object (`jq -c '.[]' FILE > FILE.jsonl` makes it a line for each)";
 
-/// Emits the documents of a file; empty lines are skipped, and nulls are counted.
+/// Emits the documents of a file. Empty lines are skipped, and nulls are counted.
 pub fn read(file: &TextFile, field: &str, counts: &Counts, emit: Emit<'_>) -> Result<(), DataError> {
     let mut reader = text::open(file, &counts.read)?;
     let mut bytes = Vec::new();
@@ -64,7 +64,7 @@ pub fn read(file: &TextFile, field: &str, counts: &Counts, emit: Emit<'_>) -> Re
 
 fn not_json(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    // What the parser says of a surrogate without its other half.
+    // What the parser says of half a surrogate pair.
     match ["lone leading surrogate", "unexpected end of hex escape"].iter().any(|half| text.starts_with(half)) {
         true => {
             let column = error.column();
@@ -77,7 +77,7 @@ fn not_json(error: &serde_json::Error) -> String {
     }
 }
 
-/// What a line has in the wanted field.
+/// What the wanted field of a line contains.
 #[derive(Debug, PartialEq, Eq)]
 enum Found<'a> {
     Text(Cow<'a, str>),
@@ -88,7 +88,7 @@ enum Found<'a> {
     NoObject,
 }
 
-/// Reads `line` and keeps the string in `field` alone: a list of numbers as a value tree takes 16 times its text.
+/// Parses `line` and keeps only the string in `field`: a list of numbers as a value tree would take 16 times its text.
 fn parse<'a>(line: &'a [u8], field: &str) -> serde_json::Result<Found<'a>> {
     let mut json = serde_json::Deserializer::from_slice(line);
     let found = match line.first() {
@@ -117,7 +117,7 @@ impl<'de> Visitor<'de> for Object<'_> {
         let (mut found, mut names) = (None, Vec::new());
         while let Some(Content::Text(name)) = map.next_key_seed(Value)? {
             if name == self.field {
-                // The last one counts where there are several.
+                // The last of several fields of this name counts.
                 found = Some(map.next_value_seed(Value)?);
                 continue;
             }
@@ -135,7 +135,7 @@ impl<'de> Visitor<'de> for Object<'_> {
     }
 }
 
-/// A string, borrowed from the line where nothing in it is escaped; of anything else nothing is kept.
+/// A string, borrowed from the line if nothing in it is escaped. Other values are not kept.
 #[derive(Debug, PartialEq, Eq)]
 enum Content<'a> {
     Text(Cow<'a, str>),
@@ -143,7 +143,7 @@ enum Content<'a> {
     Other,
 }
 
-/// Reads a [`Content`].
+/// Deserializes a [`Content`].
 struct Value;
 
 impl<'de> DeserializeSeed<'de> for Value {

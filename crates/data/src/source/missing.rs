@@ -1,4 +1,4 @@
-//! What to do where a name leads to nothing on this machine.
+//! Advice for a name that leads to nothing on this machine.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::{DEFAULT_SOURCE, SHAKESPEARE};
 
-/// What to do about data that is not there.
+/// What to do about data that does not exist.
 pub fn advice(source: &str) -> String {
     if source == "-" {
         return "standard input is not read: write the text to a file, and give that".into();
@@ -18,8 +18,8 @@ pub fn advice(source: &str) -> String {
     how_to_get(source, "dataset").unwrap_or_else(otherwise)
 }
 
-/// How to get what `name` is elsewhere, if it is a URL or looks like the name of a `kind`, "model" or "dataset", on the
-/// Hugging Face hub: only files of this machine are read.
+/// How to download `name`, if it is a URL or looks like the name of a `kind` ("model" or "dataset") on the Hugging Face
+/// hub. Kiln itself reads only local files.
 pub fn how_to_get(name: &str, kind: &str) -> Option<String> {
     const LOCAL: &str = "only files of this machine are read";
     let on_hub = ["hf://", "https://huggingface.co/", "https://hf.co/"].iter().find_map(|hub| name.strip_prefix(hub));
@@ -36,7 +36,7 @@ pub fn how_to_get(name: &str, kind: &str) -> Option<String> {
             }
             (owner, repository)
         }
-        // From before there were owners.
+        // From before names had owners.
         None if kind == "model" && ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"].contains(&path) => {
             ("openai-community", path)
         }
@@ -49,7 +49,7 @@ pub fn how_to_get(name: &str, kind: &str) -> Option<String> {
     ))
 }
 
-/// Whether `owner/repository` is meant as a path rather than as a name on the hub.
+/// Whether `owner/repository` is meant as a path, not as a name on the hub.
 fn is_path(owner: &str, repository: &str) -> bool {
     let of_hub = |part: &str| {
         let known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -60,7 +60,7 @@ fn is_path(owner: &str, repository: &str) -> bool {
     is_file || !of_hub(owner) || !of_hub(repository) || Path::new(owner).exists()
 }
 
-/// A source that has a name, or a file beside `source`, that may be meant.
+/// A named source, or a file in the folder of `source`, that may be meant.
 fn similar(source: &str) -> Option<String> {
     let lower = source.to_lowercase();
     let path = Path::new(source);
@@ -104,7 +104,7 @@ mod tests {
             let found = get(name).unwrap();
             assert!(found.starts_with("only files of this machine are read") && found.contains(command), "{found}");
         }
-        // `src` is a folder beside the tests.
+        // The tests run beside a folder `src`.
         for path in ["gpt3", "data/a.txt", "./a/b", "../b", "/a/b", "a/b/c", "src/none", "a b/c", ""] {
             assert_eq!(get(path), None, "{path}");
         }

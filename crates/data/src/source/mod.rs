@@ -1,4 +1,4 @@
-//! What `--data` can name, and the text that comes out of it, piece by piece.
+//! What `--data` can name, and the pieces of text that it contains.
 
 mod crates;
 mod files;
@@ -28,15 +28,15 @@ pub use crates::DEFAULT_SOURCE;
 pub use missing::how_to_get;
 pub use pieces::{Emit, Piece};
 
-/// The name of the tiny Shakespeare.
+/// The name of the tiny Shakespeare corpus.
 const SHAKESPEARE: &str = "shakespeare";
 
 /// What `--data` names.
 #[derive(Debug)]
 pub enum Source {
-    /// Text, to be made into tokens.
+    /// Text to tokenize.
     Text(TextSource),
-    /// A folder that `prepare` has made.
+    /// A folder written by `prepare`.
     Prepared(PathBuf),
     /// Token files.
     Tokens(TokenFiles),
@@ -47,23 +47,23 @@ pub enum Source {
 pub struct TokenFiles {
     pub name: String,
     pub train: Vec<PathBuf>,
-    /// Empty if the end of `train` validates.
+    /// Empty if the validation split is the end of `train`.
     pub val: Vec<PathBuf>,
-    /// What the user should know of the folder's files.
+    /// A note for the user about the folder's files.
     pub note: Option<String>,
 }
 
 /// Text in memory or in files.
 #[derive(Debug)]
 pub struct TextSource {
-    /// What it is, for printing.
+    /// A description, for printing.
     pub name: String,
     text: Text,
-    /// Whether there may be more than one document, so that their ends are marked.
+    /// Whether there may be several documents, so that their ends are marked.
     pub many: bool,
-    /// The file from which on they validate; None where the end of all text does.
+    /// Number of the first validation file. None if the validation split is the end of all text.
     first_validating: Option<usize>,
-    /// What the user should know of the folder's files.
+    /// A note for the user about the folder's files.
     pub note: Option<String>,
     pub counts: Counts,
 }
@@ -71,9 +71,9 @@ pub struct TextSource {
 /// What has been seen of a source.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Bytes of [`bytes`](TextSource::bytes) that have been read.
+    /// Bytes read so far, out of [`bytes`](TextSource::bytes).
     pub read: AtomicU64,
-    /// Lines of JSON and rows of Parquet that have null for their text.
+    /// Lines of JSON and rows of Parquet whose text is null.
     pub nulls: AtomicU64,
 }
 
@@ -83,7 +83,7 @@ enum Text {
     Files(Vec<TextFile>),
 }
 
-/// Whether `source` is known by its name, and is no path.
+/// Whether `source` is the name of a built-in source, not a path.
 pub fn is_name(source: &str) -> bool {
     [DEFAULT_SOURCE, SHAKESPEARE].contains(&source)
 }
@@ -124,7 +124,7 @@ fn find_folder(path: &Path) -> Result<Source, DataError> {
     if Meta::is_in(path) {
         return Ok(Source::Prepared(path.into()));
     }
-    // The names are the trainer's; as text its logs and YAML would be trained on.
+    // The trainer writes files of these names. Otherwise its logs and YAML would be trained on as text.
     if ["config.yaml", "metrics.jsonl"].iter().all(|file| path.join(file).is_file()) {
         return Err(DataError::Run { path: path.into() });
     }
@@ -156,7 +156,7 @@ impl TextSource {
         Self { name, text, many, first_validating: None, note: None, counts: Counts::default() }
     }
 
-    /// Whether it has files of its own that validate.
+    /// Whether the source has validation files.
     pub fn has_split(&self) -> bool {
         self.first_validating.is_some()
     }
@@ -169,8 +169,8 @@ impl TextSource {
         }
     }
 
-    /// Calls `emit` with the text in order, in pieces of bounded size, first what trains; `field` is where JSON lines
-    /// and tables have it.
+    /// Calls `emit` with the text in order, in pieces of bounded size, training text first. `field` names the field or
+    /// column that holds the text in JSON lines and tables.
     pub fn read(&self, field: &str, emit: Emit<'_>) -> Result<(), DataError> {
         let Counts { read, nulls } = &self.counts;
         [read, nulls].into_iter().for_each(|count| count.store(0, Ordering::Relaxed));
@@ -193,7 +193,7 @@ impl TextSource {
         }
     }
 
-    /// Adds all that the text depends on to a hash; with `progress` it is shown.
+    /// Adds everything that the text depends on to a hash. With `progress` this is shown.
     pub fn hash(&self, hash: &mut Sha256, progress: bool) -> Result<(), DataError> {
         match &self.text {
             Text::Memory(text) => hash_part(hash, text.as_bytes()),
@@ -225,7 +225,7 @@ impl TextSource {
     }
 }
 
-/// Adds bytes and their number, so that no two lists of parts look alike.
+/// Adds bytes and their number, so that no two lists of parts hash alike.
 pub fn hash_part(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());
     hash.update(bytes);

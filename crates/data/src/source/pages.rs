@@ -1,4 +1,4 @@
-//! The pages of a Parquet column, whose sizes are looked at before the crate `parquet` takes memory for what they say.
+//! The pages of a Parquet column, whose sizes are checked before the crate `parquet` allocates what they claim.
 //!
 //! ```text
 //! file    | page header: type, unpacked and packed size, values | packed bytes | page header | ...
@@ -21,17 +21,17 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::ColumnDescriptor;
 
-/// What a page may unpack to: writers aim at 1 MB, some at 100 MB.
+/// Most bytes that a page may unpack to. Writers aim at 1 MB, some at 100 MB.
 const PAGE_BYTES: u64 = 256 << 20;
 
-/// Values that a page may have, and a dictionary: the crate takes 4 and some 40 bytes for each.
+/// Most values of a page and of a dictionary. The crate takes 4 and about 40 bytes for each.
 const PAGE_VALUES: u64 = 16 << 20;
 const DICTIONARY_VALUES: u64 = 4 << 20;
 
-/// A header has a smallest and a largest value, which may be documents.
+/// A header contains a smallest and a largest value, which may be documents.
 const HEADER_BYTES: u64 = 32 << 20;
 
-/// Whether a column may have nulls.
+/// Whether a column may contain nulls.
 pub fn is_nullable(column: &ColumnDescriptor) -> bool {
     column.max_def_level() > 0
 }
@@ -60,7 +60,7 @@ fn refused<T>(problem: impl std::fmt::Display) -> Result<T> {
 struct Chunk {
     file: Arc<File>,
     compression: Compression,
-    /// That of the page whose bytes come next.
+    /// The header of the page whose bytes come next.
     header: Mutex<Header>,
 }
 
@@ -86,7 +86,7 @@ impl ChunkReader for Chunk {
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         let bytes = self.file.get_bytes(start, length)?;
         let header = *self.header.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of these two the crate unpacks whatever comes, up to a thousand times the page.
+        // For these two the crate unpacks everything, up to a thousand times the size of the page.
         let unpacked = match self.compression {
             Compression::GZIP(_) => {
                 let packed = bytes.get(header.levels as usize..).unwrap_or_default();
@@ -102,7 +102,7 @@ impl ChunkReader for Chunk {
     }
 }
 
-/// Pages that hold no more values than can be.
+/// Pages that hold no more values than they have room for.
 struct Pages {
     pages: SerializedPageReader<Chunk>,
     nullable: bool,
@@ -135,7 +135,7 @@ impl Iterator for Pages {
 fn check(page: &Page, nullable: bool) -> Result<()> {
     let (values, bytes) = (u64::from(page.num_values()), page.buffer());
     if page.is_dictionary_page() {
-        // Each has its length in 4 bytes.
+        // Each value has its length in 4 bytes.
         let most = DICTIONARY_VALUES.min(bytes.len() as u64 / 4);
         return if values > most {
             refused(format!("a dictionary of {values} values, at most {most}"))
@@ -151,7 +151,7 @@ fn check(page: &Page, nullable: bool) -> Result<()> {
         Encoding::DELTA_BYTE_ARRAY => 2,        // and of shared prefixes
         _ => return Ok(()),
     };
-    // These say their number of values once more.
+    // These encodings repeat the number of values.
     let mut rest = after_levels(page, nullable);
     for _ in 0..lists {
         rest = rest.and_then(|rest| after_deltas(rest, values));
@@ -159,14 +159,14 @@ fn check(page: &Page, nullable: bool) -> Result<()> {
     rest.map_or_else(|| refused("a page has other lengths than values"), |_| Ok(()))
 }
 
-/// What follows a page's levels, which say where its nulls are; None where they are torn.
+/// The bytes after a page's levels, which say where its nulls are. None if the levels are cut off.
 ///
 /// ```text
 /// version 1, nullable | bytes of levels, u32 | levels | values
 /// version 2           | levels, whose bytes the header says | values
 /// ```
 ///
-/// Only lists have levels of repetition, and their columns are not read.
+/// Only lists have repetition levels, and columns of lists are not read.
 fn after_levels(page: &Page, nullable: bool) -> Option<&[u8]> {
     let bytes = page.buffer();
     match page {
@@ -178,13 +178,12 @@ fn after_levels(page: &Page, nullable: bool) -> Option<&[u8]> {
             let (levels, rest) = bytes.split_first_chunk()?;
             rest.get(u32::from_le_bytes(*levels) as usize..)
         }
-        // Of before there were these encodings of values.
+        // Other level encodings predate these encodings of values.
         _ => None,
     }
 }
 
-/// What follows a list of delta-encoded numbers, which may be at most `most`; None where they are more, or the list is
-/// torn.
+/// The bytes after a list of at most `most` delta-encoded numbers. None if there are more, or if the list is cut off.
 fn after_deltas(mut bytes: &[u8], most: u64) -> Option<&[u8]> {
     let [block, parts, count, _] = [(); 4].map(|()| varint(&mut bytes).ok());
     let (parts, count) = (parts?, count?);
@@ -203,7 +202,7 @@ fn after_deltas(mut bytes: &[u8], most: u64) -> Option<&[u8]> {
     (count <= most).then_some(bytes)
 }
 
-/// The sizes that a page's header says; the largest, where it says one more than once.
+/// The sizes in a page's header, the largest if a size is repeated.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Header {
     unpacked: u64,
@@ -211,7 +210,7 @@ struct Header {
     levels: u64,
 }
 
-/// Numbers of the fields of `PageHeader`, and of `DataPageHeaderV2` in it.
+/// Field numbers of `PageHeader`, and of the `DataPageHeaderV2` in it.
 const UNPACKED: u64 = 2;
 const NUMBERS: std::ops::RangeInclusive<u64> = 1..=4;
 const HEADERS: std::ops::RangeInclusive<u64> = 5..=8;
@@ -260,7 +259,7 @@ fn fields<R: Read>(read: &mut R, take: &mut dyn FnMut(&mut R, u64, u8) -> Result
     }
 }
 
-/// Reads over a value of a type, within so many others.
+/// Skips a value of a type, nested `depth` levels deep.
 fn skip<R: Read>(read: &mut R, kind: u8, depth: u32) -> Result<()> {
     match kind {
         1 | 2 => {}
@@ -275,7 +274,7 @@ fn skip<R: Read>(read: &mut R, kind: u8, depth: u32) -> Result<()> {
             let head = byte(read)?;
             let count = if head >> 4 == 15 { varint(read)? } else { u64::from(head >> 4) };
             for _ in 0..count {
-                // In a list a truth value has a byte.
+                // In a list, a boolean takes a byte.
                 let kind = if matches!(head & 15, 1 | 2) { 3 } else { head & 15 };
                 skip(read, kind, depth + 1)?;
             }
@@ -293,7 +292,7 @@ fn over(read: &mut impl Read, bytes: u64) -> Result<()> {
     }
 }
 
-/// A number that is not negative; what is, is far too large.
+/// A non-negative number. A negative one becomes `u64::MAX`, which no limit allows.
 fn number(read: &mut impl Read) -> Result<u64> {
     let zigzag = varint(read)?;
     Ok(if zigzag & 1 == 0 { zigzag >> 1 } else { u64::MAX })
@@ -325,7 +324,7 @@ mod tests {
     use parquet::schema::types::{ColumnPath, Type as SchemaType};
     use std::io::Write;
 
-    /// A field of this number after the one before, of a 32-bit integer.
+    /// A field with a 32-bit integer, whose number exceeds the previous field's by `delta`.
     fn int(delta: u8, value: i64) -> Vec<u8> {
         let mut zigzag = ((value << 1) ^ (value >> 63)) as u64;
         let mut bytes = vec![delta << 4 | I32];
@@ -337,7 +336,7 @@ mod tests {
         bytes
     }
 
-    /// The header of a page, whose type is 0 for data and 2 for a dictionary, and its bytes.
+    /// A page: its header, whose type is 0 for data and 2 for a dictionary, and its bytes.
     fn page(kind: i64, unpacked: i64, values: i64, encoding: i64, packed: &[u8]) -> Vec<u8> {
         let sizes = [int(1, kind), int(1, unpacked), int(1, packed.len() as i64)].concat();
         let header = vec![if kind == 2 { 4 } else { 2 } << 4 | STRUCT];

@@ -1,4 +1,4 @@
-//! Parquet files: a row per document, in a column of strings.
+//! Parquet files: one document per row, in a column of strings.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,10 +17,10 @@ use super::pieces::{self, Emit};
 use super::text;
 use crate::{DataError, quiet};
 
-/// Rows that are decoded at once.
+/// Rows decoded at once.
 const ROWS: usize = 256;
 
-/// Emits the documents of a file, row group by row group; nulls are counted.
+/// Emits the documents of a file, row group by row group. Nulls are counted.
 pub fn read(path: &Path, field: &str, counts: &Counts, emit: Emit<'_>) -> Result<(), DataError> {
     let file = Arc::new(File::open(path).map_err(|error| DataError::read(path, error))?);
     let reader = guard(path, || SerializedFileReader::new(file.try_clone()?))?;
@@ -44,7 +44,7 @@ pub fn read(path: &Path, field: &str, counts: &Counts, emit: Emit<'_>) -> Result
                 let Ok(text) = std::str::from_utf8(document.data()) else {
                     return Err(DataError::ParquetText { path: path.into(), row, field: field.into() });
                 };
-                // A few bytes may name a long document of the dictionary again and again.
+                // A few bytes may refer to a long document in the dictionary again and again.
                 unpacked += text.len() as u64;
                 if unpacked > text::limit(size) {
                     let (path, advice) = (path.into(), "write it as JSON lines and give those".into());
@@ -59,7 +59,7 @@ pub fn read(path: &Path, field: &str, counts: &Counts, emit: Emit<'_>) -> Result
     Ok(())
 }
 
-/// The next rows; None for a null.
+/// The next rows. None for a null.
 fn next_rows(
     rows: &mut ColumnReaderImpl<ByteArrayType>,
     nullable: bool,
@@ -67,7 +67,7 @@ fn next_rows(
     let (mut levels, mut values) = (Vec::new(), Vec::new());
     let (read, _, _) = rows.read_records(ROWS, nullable.then_some(&mut levels), None, &mut values)?;
     let mut values = values.into_iter();
-    // Level 0 of a column outside of groups is a null.
+    // In a column outside of groups, level 0 is a null.
     let row = |index: usize| if levels.get(index).is_some_and(|&level| level == 0) { None } else { values.next() };
     Ok(((0..read).map(row).collect(), read))
 }
@@ -88,8 +88,8 @@ fn find_column(path: &Path, field: &str, reader: &SerializedFileReader<File>) ->
     Err(DataError::ParquetColumn { path: path.into(), field: field.into(), columns: names.join(", ") })
 }
 
-/// Calls into the crate `parquet`, which trusts a file's numbers here and there and then panics (on an index or a
-/// capacity out of range). A broken file is an error of its user, not of this program, so it ends as one.
+/// Calls into the crate `parquet`, which trusts some of a file's numbers and then panics (on an index or a capacity out
+/// of range). A broken file is the user's error, not a bug of Kiln, so it must end as an error.
 fn guard<T>(path: &Path, call: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, DataError> {
     let wrong = |problem| DataError::Parquet { path: path.into(), problem };
     match quiet::catch(call) {

@@ -1,17 +1,17 @@
-//! Cutting long texts so that they can be encoded in parallel and in little memory, without changing their tokens.
+//! Cuts long texts so that they can be encoded in parallel and in little memory, without changing their tokens.
 //!
-//! A tokenizer of GPT-2's kind splits text into words by a pattern and never merges across them, so a cut between two
-//! words is harmless if both sides still split alike. That holds between an ASCII letter and a line break, and between
-//! an ASCII letter and a space that another follows, for GPT-2's pattern and for those of Llama 3 and DeepSeek: a run
-//! of letters ends there, and a line break, or a space with its word, begins. Newline after newline or after a full
-//! stop is no such place: patterns differ in whom a line break belongs to.
+//! A tokenizer like GPT-2's splits text into words by a pattern and never merges across words, so a cut between two
+//! words is harmless if both sides still split the same way. That holds between an ASCII letter and a line break, and
+//! between an ASCII letter and a space followed by another ASCII letter, for GPT-2's pattern and for those of Llama 3
+//! and DeepSeek: a run of letters ends there, and a line break, or a space with its word, begins. It does not hold
+//! between line breaks or after a full stop, where patterns differ in what a line break belongs to.
 
 use crate::DataError;
 
-/// Size of a piece, unless no good place to cut is found.
+/// Size of a piece, unless there is no good place to cut.
 pub const BYTES: usize = 128 << 10;
 
-/// Size at which a piece is cut wherever it can be.
+/// Size at which a piece is cut anywhere.
 const MAX_BYTES: usize = 4 << 20;
 
 /// A part of a document's text.
@@ -20,21 +20,21 @@ pub struct Piece {
     pub text: String,
     /// Whether the document ends here.
     pub end: bool,
-    /// Whether its file is one of those that validate.
+    /// Whether the piece comes from a validation file.
     pub validates: bool,
 }
 
 impl Piece {
-    /// A piece of a document that trains.
+    /// A piece of a training document.
     pub fn new(text: &str, end: bool) -> Self {
         Self { text: text.into(), end, validates: false }
     }
 }
 
-/// What takes the pieces of a source.
+/// The receiver of a source's pieces.
 pub type Emit<'a> = &'a mut dyn FnMut(Piece) -> Result<(), DataError>;
 
-/// Emits a whole document; nothing if it is empty.
+/// Emits a whole document. Emits nothing if it is empty.
 pub fn document(mut text: &str, emit: Emit<'_>) -> Result<(), DataError> {
     while text.len() > BYTES {
         let mut size = BYTES;
@@ -53,7 +53,7 @@ pub fn document(mut text: &str, emit: Emit<'_>) -> Result<(), DataError> {
     if text.is_empty() { Ok(()) } else { emit(Piece::new(text, true)) }
 }
 
-/// The last place of `text` where it can be cut without changing its tokens.
+/// The last place where `text` can be cut without changing its tokens.
 pub fn cut(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let harmless = |&at: &usize| {
@@ -64,13 +64,13 @@ pub fn cut(text: &str) -> Option<usize> {
                 _ => false,
             }
     };
-    // Text without such places, like Chinese: exact with GPT-2, a token more or less with others.
+    // Text without such places, such as Chinese: exact with GPT-2; with other tokenizers a token more or less.
     let passable = |&at: &usize| matches!(bytes[at], b'\n' | b'\r') && !ends_in_space(&text[..at]);
     (1..bytes.len()).rev().find(harmless).or_else(|| (1..bytes.len()).rev().find(passable))
 }
 
-/// Where to cut text of which more may follow: None for "read on". Something is left after the cut, with which the
-/// document can end if nothing follows.
+/// Where to cut text that may continue. None: read on first. Something always remains after the cut, so that the
+/// document can end with it if nothing follows.
 pub fn cut_stream(text: &str) -> Option<usize> {
     let last = || text.char_indices().next_back().map(|(at, _)| at);
     cut(text).or_else(|| if text.len() >= MAX_BYTES { last() } else { None })

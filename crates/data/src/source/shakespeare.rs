@@ -1,4 +1,4 @@
-//! The tiny Shakespeare of char-rnn, 1 MB, which comes with the program.
+//! The tiny Shakespeare corpus of char-rnn, 1 MB, which is built into Kiln.
 
 use std::io::Read;
 
@@ -7,7 +7,7 @@ use flate2::read::GzDecoder;
 /// `data/tinyshakespeare/input.txt` of github.com/karpathy/char-rnn.
 const TEXT: &[u8] = include_bytes!("tinyshakespeare.txt.gz");
 
-/// The text.
+/// The whole text.
 pub fn load() -> String {
     let mut text = String::new();
     GzDecoder::new(TEXT).read_to_string(&mut text).expect("the build has put in the whole file");

@@ -1,4 +1,4 @@
-//! Which files of a folder train and which validate, by their names, and what is said of the others.
+//! Divides a folder's files into training and validation files by their names, and describes the rest.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use super::files::TextFile;
 use crate::error::count;
 
-/// Endings of files that may be a split; `train.py` is source code.
+/// Extensions of files that may form a split. `train.py` is source code.
 const DATA: &[&str] = &["txt", "text", "json", "jsonl", "ndjson", "csv", "tsv", "parquet"];
 
-/// Kinds of files that a note names.
+/// How many kinds of files a note names.
 const NAMED_KINDS: usize = 3;
 
-/// The files that train, those that validate, and those that do neither: all train, unless there are files for both,
+/// The training files, the validation files, and the others. All files train unless there are files for both splits,
 /// such as `train.txt` and `val.txt`, or `train-00000-of-00002.parquet` and `validation-00000-of-00001.parquet`.
 pub fn split(files: Vec<TextFile>) -> [Vec<TextFile>; 3] {
     let is_of = |names: &'static [&str]| {
@@ -27,7 +27,7 @@ pub fn split(files: Vec<TextFile>) -> [Vec<TextFile>; 3] {
     [train, val, others]
 }
 
-/// The word that a file's name begins with, if nothing but a number follows it.
+/// The first word of a file's name, if only a number follows it.
 fn split_name(path: &Path) -> Option<String> {
     let name = path.file_name()?.to_str()?.to_lowercase();
     let (stem, endings) = name.split_once('.')?;
@@ -39,8 +39,8 @@ fn split_name(path: &Path) -> Option<String> {
     (number.is_empty() || number.starts_with(|c: char| c.is_ascii_digit())).then(|| word.into())
 }
 
-/// What the user should know of a folder's files: how many of them train and validate, and what is left out. None where
-/// all of them train.
+/// A note for the user about a folder's files: how many train and validate, and what is left out. None if all files
+/// train.
 pub fn note(folder: &str, [train, val]: [usize; 2], left_out: &[PathBuf]) -> Option<String> {
     if val == 0 && left_out.is_empty() {
         return None;
@@ -58,7 +58,7 @@ pub fn note(folder: &str, [train, val]: [usize; 2], left_out: &[PathBuf]) -> Opt
     Some(note)
 }
 
-/// Files by their ending, the most frequent first.
+/// Counts files by extension, the most frequent first.
 fn kinds(files: &[PathBuf]) -> String {
     let mut kinds = BTreeMap::<String, usize>::new();
     for file in files {
@@ -66,7 +66,7 @@ fn kinds(files: &[PathBuf]) -> String {
         *kinds.entry(ending.unwrap_or_else(|| "without an ending".into())).or_default() += 1;
     }
     let mut kinds: Vec<_> = kinds.into_iter().collect();
-    kinds.sort_by_key(|(_, number)| std::cmp::Reverse(*number)); // stable: of equals in the order of the alphabet
+    kinds.sort_by_key(|(_, number)| std::cmp::Reverse(*number)); // stable: equal counts stay in alphabetical order
     let rest: usize = kinds.iter().skip(NAMED_KINDS).map(|(_, number)| number).sum();
     let mut named: Vec<String> =
         kinds.iter().take(NAMED_KINDS).map(|(ending, number)| format!("{number} {ending}")).collect();

@@ -1,4 +1,4 @@
-//! CSV and TSV: a row per document, in one of the columns that the first row names.
+//! CSV and TSV: one document per row, in one of the columns that the first row names.
 
 use std::io::{self, BufRead};
 use std::str;
@@ -12,15 +12,15 @@ use super::text;
 use crate::DataError;
 use crate::error::count;
 
-/// A row is held in memory, and its document once more, so it has a limit; a quote that is never closed makes one row
-/// of all that follows.
+/// A row and its document are held in memory, so rows have a limit. A quote that is never closed turns the rest of the
+/// file into one row.
 const MAX_ROW: usize = 64 << 20;
 
-/// Columns that an error names, and characters of each.
+/// How many columns an error names, and how many characters of each.
 const NAMED_COLUMNS: usize = 8;
 const NAMED_CHARS: usize = 40;
 
-/// Emits the documents of a file; empty fields are skipped. Quotes are those of RFC 4180, also between tabs.
+/// Emits the documents of a file. Empty fields are skipped. Quotes follow RFC 4180, in TSV as well.
 pub fn read(file: &TextFile, delimiter: u8, field: &str, read: &AtomicU64, emit: Emit<'_>) -> Result<(), DataError> {
     let mut rows = Rows::new(text::open(file, read)?, delimiter);
     let wrong = |row, problem| DataError::Row { path: file.path.clone(), row, problem };
@@ -66,7 +66,7 @@ fn name(field: &[u8]) -> String {
     String::from_utf8_lossy(field).trim().into()
 }
 
-/// What else stands between the names of columns, if one of them is then `field`.
+/// Another delimiter that would give a column named `field`.
 fn other_delimiter(columns: &[String], field: &str) -> Option<char> {
     let parts = |delimiter| columns.iter().flat_map(move |column| column.split(delimiter));
     [';', ',', '\t', '|'].into_iter().find(|&delimiter| parts(delimiter).any(|name| name.trim() == field))
@@ -83,7 +83,7 @@ enum RowError {
 struct Rows<'a> {
     text: Box<dyn BufRead + 'a>,
     parser: Reader,
-    /// The fields of the row, one after another, and where each ends; of the first `len` ends only.
+    /// The concatenated fields of the row, and where each ends. Only the first `len` ends are valid.
     bytes: Vec<u8>,
     ends: Vec<usize>,
     len: usize,
@@ -95,13 +95,14 @@ impl<'a> Rows<'a> {
         Self { text, parser, bytes: vec![0; 4096], ends: vec![0; 16], len: 0 }
     }
 
-    /// Reads the next row that is not an empty line; false at the end.
+    /// Reads the next row that is not an empty line. Returns false at the end.
     fn next(&mut self) -> Result<bool, RowError> {
         let mut written = 0;
         self.len = 0;
         loop {
             let input = self.text.fill_buf().map_err(RowError::Read)?;
-            // The parser would take the file's end for that of a quote too; a line end becomes a part of what is quoted.
+            // Feeds a line break at the end of the file: the parser would accept the end itself as a closing quote, but
+            // a line break becomes part of the quoted text.
             let at_end = input.is_empty();
             let input = if at_end { b"\n" } else { input };
             let (result, taken, bytes, ends) =

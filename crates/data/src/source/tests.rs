@@ -1,3 +1,5 @@
+//! Tests of sources: which text files, folders and names give.
+
 use std::io::Write;
 
 use super::*;

@@ -13,13 +13,13 @@ use super::files::{Compression, TextFile};
 use super::pieces::{self, Emit, Piece};
 use crate::DataError;
 
-/// How many times its size a compressed file may unpack to: text shrinks to a third or a tenth, logs to a fiftieth.
+/// How many times its size a compressed file may unpack to. Text shrinks to a third or a tenth, logs to a fiftieth.
 const MOST_TIMES: u64 = 200;
 
-/// What any file may unpack to, however small it is: text that repeats itself.
+/// What any file may unpack to, however small: repetitive text shrinks further.
 const FREE_BYTES: u64 = 64 << 20;
 
-/// What no file may unpack to.
+/// What no file may exceed.
 const MOST_BYTES: u64 = 1 << 40;
 
 /// Emits a text file as one document.
@@ -27,14 +27,14 @@ pub fn read(file: &TextFile, count: &AtomicU64, emit: Emit<'_>) -> Result<(), Da
     let mut reader = open(file, count)?;
     let (mut bytes, mut offset) = (Vec::new(), 0u64);
     loop {
-        // As much again where there was no place to cut: each byte is searched twice, not once for each later read.
+        // Doubles the text if there was no place to cut, so that each byte is searched about twice, not once per read.
         let wanted = pieces::BYTES.saturating_sub(bytes.len()).max(bytes.len()) as u64;
         let got = reader.by_ref().take(wanted).read_to_end(&mut bytes).map_err(|error| failed(file, error))?;
         let last = (got as u64) < wanted;
         let not_utf8 = |valid| DataError::NotUtf8 { path: file.path.clone(), offset: offset + valid as u64 };
         let text = match std::str::from_utf8(&bytes) {
             Ok(text) => text,
-            // A character that goes on in what has not been read.
+            // A character that continues beyond what has been read.
             Err(error) if !last && error.error_len().is_none() => {
                 std::str::from_utf8(&bytes[..error.valid_up_to()]).expect("valid up to there")
             }
@@ -51,8 +51,8 @@ pub fn read(file: &TextFile, count: &AtomicU64, emit: Emit<'_>) -> Result<(), Da
     }
 }
 
-/// Opens a file, through its decompression, which ends in an error where it unpacks to far more than text does; `count`
-/// grows by the bytes that are read from the disk.
+/// Opens a file for reading its decompressed text, which ends in an error if the file unpacks to far more than text
+/// does. `count` grows by the bytes read from disk.
 pub fn open<'a>(file: &TextFile, count: &'a AtomicU64) -> Result<Box<dyn BufRead + 'a>, DataError> {
     let failed = |error| DataError::read(&file.path, error);
     let packed = Rc::new(Cell::new(0));
@@ -61,7 +61,7 @@ pub fn open<'a>(file: &TextFile, count: &'a AtomicU64) -> Result<Box<dyn BufRead
     let unpacked: Box<dyn Read + 'a> = match file.compression {
         None => return Ok(Box::new(raw)),
         Some(Compression::Gzip) => Box::new(MultiGzDecoder::new(raw)),
-        // It takes at most 128 MiB itself, whatever the file says.
+        // It needs at most 128 MiB itself, whatever the file says.
         Some(Compression::Zstd) => Box::new(zstd::Decoder::with_buffer(raw).map_err(failed)?),
     };
     Ok(Box::new(BufReader::with_capacity(1 << 18, Limited { unpacked, packed, bytes: 0 })))
@@ -84,7 +84,7 @@ pub fn failed(file: &TextFile, error: io::Error) -> DataError {
     }
 }
 
-/// What so many bytes may unpack to.
+/// How many bytes a file of `packed` bytes may unpack to.
 pub fn limit(packed: u64) -> u64 {
     FREE_BYTES.max(packed.saturating_mul(MOST_TIMES)).min(MOST_BYTES)
 }
@@ -104,7 +104,7 @@ impl Read for Counting<'_> {
     }
 }
 
-/// Ends in an error where a file unpacks to more than [`MOST_TIMES`] its size, or to more than [`MOST_BYTES`].
+/// A reader that fails if a file unpacks to more than [`limit`] allows.
 struct Limited<R> {
     unpacked: R,
     packed: Rc<Cell<u64>>,
@@ -123,7 +123,7 @@ impl<R: Read> Read for Limited<R> {
     }
 }
 
-/// A file that unpacks to too much: bytes that were read of it, and what came out.
+/// A file that unpacks to too much: the bytes read from it, and the bytes that came out.
 #[derive(Debug, thiserror::Error)]
 #[error("{bytes} bytes out of {packed}")]
 struct Bomb {

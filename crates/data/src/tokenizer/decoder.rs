@@ -1,19 +1,19 @@
-//! Text from tokens that come one by one.
+//! Decodes tokens that arrive one by one.
 
 use super::Tokenizer;
 
-/// Tokens to wait for a whole character: it has at most four bytes, but a token may end one and begin the next. After
-/// these it is taken for no text.
+/// Tokens to wait for a complete character. A character has at most four bytes, but a token may end one and begin the
+/// next. After this many tokens, the bytes are taken for something other than text.
 const PATIENCE: usize = 8;
 
-/// Turns tokens into text as they come: only whole characters come out, so a terminal can print each piece.
+/// Turns tokens into text as they arrive. Only complete characters come out, so a terminal can print each piece.
 #[derive(Debug, Clone)]
 pub struct Decoder {
     tokenizer: Tokenizer,
-    /// The last token that has been printed, then those that have not. The former is kept because some tokenizers drop
-    /// the space before the first token.
+    /// The last printed token, then the unprinted ones. The printed one is kept because some tokenizers drop the space
+    /// before the first token.
     tokens: Vec<u32>,
-    /// How many of `tokens`, and bytes of their text, have been printed.
+    /// How many of `tokens`, and how many bytes of their text, have been printed.
     printed: (usize, usize),
 }
 
@@ -22,7 +22,7 @@ impl Decoder {
         Self { tokenizer, tokens: Vec::new(), printed: (0, 0) }
     }
 
-    /// The text that this token completes; empty while a character is not whole.
+    /// The text that this token completes. Empty while a character is incomplete.
     pub fn push(&mut self, token: u32) -> String {
         self.tokens.push(token);
         let text = self.tokenizer.decode(&self.tokens);
@@ -30,7 +30,7 @@ impl Decoder {
         if waits { String::new() } else { self.print(&text) }
     }
 
-    /// What is left at the end: the beginning of a character, as `U+FFFD`.
+    /// The remaining text at the end. An incomplete character becomes `U+FFFD`.
     pub fn finish(mut self) -> String {
         let text = self.tokenizer.decode(&self.tokens);
         self.print(&text)
@@ -54,7 +54,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_pieces_join_to_the_text_and_none_ends_inside_a_character(text in any::<String>()) {
-            let text = text.replace(char::REPLACEMENT_CHARACTER, ""); // looks like a character that is not whole
+            let text = text.replace(char::REPLACEMENT_CHARACTER, ""); // looks like an incomplete character
             let bpe = Tokenizer::train_bpe(["a b a b é".to_string()].into_iter(), 260).unwrap();
             for tokenizer in [Tokenizer::byte(), Tokenizer::char(&text), bpe] {
                 let mut decoder = tokenizer.decoder();

@@ -1,11 +1,11 @@
-//! The files of a tokenizer, in Hugging Face's form also where it is ours.
+//! Writes a tokenizer's files in Hugging Face's format, even for Kiln's own tokenizers.
 //!
 //! | | model | words | decoder |
 //! |---|---|---|---|
-//! | byte | BPE of 256 tokens without merges | all the text, as GPT-2's characters for bytes | the same, back |
-//! | char | word level, a word per character | each character | joined |
+//! | byte | BPE of 256 tokens without merges | the whole text, as GPT-2's characters for bytes | the reverse mapping |
+//! | char | word level, one word per character | single characters | concatenation |
 //!
-//! `tokenizer_config.json` holds what `transformers` wants to know and, under `kiln_tokenizer`, which of the two it is.
+//! `tokenizer_config.json` holds what `transformers` needs to know and, under `kiln_tokenizer`, which of the two it is.
 
 use std::fs;
 use std::path::Path;
@@ -25,8 +25,8 @@ pub fn files(tokenizer: &Tokenizer) -> Vec<(String, Vec<u8>)> {
     match &tokenizer.0 {
         Kind::Byte => config[KEY] = "byte".into(),
         Kind::Char(_) => config[KEY] = "char".into(),
-        // Not for the two above, whose end of text must stay an ordinary token: a special one would be found in text
-        // too.
+        // Not for the two above, whose end-of-text token must stay an ordinary token: a special one would also be
+        // recognized in text.
         Kind::HuggingFace(tokenizer) => config["eos_token"] = tokenizer.eot.as_ref().map(|(name, _)| &name[..]).into(),
     }
     let files = [(JSON, tokenizer_json(tokenizer)), (CONFIG, format!("{config:#}\n"))];
@@ -41,7 +41,7 @@ pub fn tokenizer_json(tokenizer: &Tokenizer) -> String {
     }
 }
 
-/// The byte or character tokenizer in a folder, or beside the given file; None if it is another's.
+/// The byte or character tokenizer in a folder, or beside the given file. None for any other tokenizer.
 pub fn load(path: &Path) -> Result<Option<Kind>, DataError> {
     let folder = if path.is_dir() { path } else { path.parent().unwrap_or(path) };
     let path = folder.join(JSON);
@@ -63,15 +63,15 @@ pub fn load(path: &Path) -> Result<Option<Kind>, DataError> {
     }
 }
 
-/// The name of the end-of-text token that the `tokenizer_config.json` in a folder has as `eos_token`.
+/// The name of the end-of-text token that a folder's `tokenizer_config.json` gives as `eos_token`.
 pub fn eos_token(folder: &Path) -> Result<Option<String>, DataError> {
     let config = config(folder)?;
     let token = &config["eos_token"];
-    // A name, or an object with the name and with how the token is found in text.
+    // A name, or an object with the name and the rules for finding the token in text.
     Ok(token.as_str().or(token["content"].as_str()).map(str::to_string))
 }
 
-/// The `tokenizer_config.json` in a folder; null without one.
+/// A folder's `tokenizer_config.json`. Null if there is none.
 fn config(folder: &Path) -> Result<Value, DataError> {
     let path = folder.join(CONFIG);
     if !path.is_file() {
@@ -81,7 +81,7 @@ fn config(folder: &Path) -> Result<Value, DataError> {
     serde_json::from_slice(&bytes).map_err(|error| DataError::Tokenizer { path, problem: error.to_string() })
 }
 
-/// The characters of a file of ours, by id.
+/// The characters of a file written by Kiln, in the order of their ids.
 fn parse_chars(bytes: &[u8]) -> Result<Vec<char>, String> {
     #[derive(Deserialize)]
     struct File {
@@ -92,7 +92,7 @@ fn parse_chars(bytes: &[u8]) -> Result<Vec<char>, String> {
         vocab: std::collections::BTreeMap<char, u32>,
     }
     let file: File = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    // The map is in the order of code points, as the ids are.
+    // The map is ordered by code point, as are the ids.
     let expected = (0..).zip(&file.model.vocab).find(|(id, (_, found))| id != *found);
     match expected {
         Some((id, (char, found))) => Err(format!("character {char:?} has id {found} where {id} is next")),
@@ -137,11 +137,11 @@ fn byte_json() -> String {
 fn char_json(chars: &[char]) -> String {
     let words = json!({ "type": "Split", "pattern": { "Regex": "[\\s\\S]" }, "behavior": "Isolated", "invert": false });
     let vocab: Map<_, _> = chars.iter().zip(0..).map(|(char, id)| (char.to_string(), Value::from(id))).collect();
-    // The unknown token is not in the vocabulary: an unknown character is an error there as it is here.
+    // The unknown token is not in the vocabulary, so an unknown character is an error there as well.
     file(words, json!({ "type": "Fuse" }), json!({ "type": "WordLevel", "vocab": vocab, "unk_token": "<unk>" }))
 }
 
-/// GPT-2's printable character for a byte: the byte itself where Latin-1 prints it, else one from 256 on.
+/// GPT-2's printable character for a byte: the byte itself if Latin-1 prints it, else a code point from 256 on.
 fn byte_char(byte: u8) -> char {
     let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     let code =

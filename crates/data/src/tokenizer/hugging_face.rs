@@ -1,4 +1,4 @@
-//! Tokenizers of the crate `tokenizers`, which is also what Python's package runs.
+//! Tokenizers of the crate `tokenizers`, which Python's package runs as well.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,21 +18,20 @@ use super::patterns::Patterns;
 use super::words::{self, Part};
 use crate::{DataError, quiet, source};
 
-/// What the end of a text is called where no configuration says it: in the tokenizers of GPT-2, DeepSeek, Llama 2,
-/// Llama 3 and Gemma.
+/// Names of the end-of-text token if no configuration gives one: those of GPT-2, DeepSeek, Llama 2, Llama 3 and Gemma.
 const EOT: [&str; 5] = [END_OF_TEXT, "<｜end▁of▁sentence｜>", "</s>", "<|end_of_text|>", "<eos>"];
 const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// Words whose tokens each thread remembers: most of a text is the same few ten thousand words.
+/// Words whose tokens each thread caches. Most of a text consists of the same few ten thousand words.
 const CACHED_WORDS: usize = 1 << 17;
 
-/// More tokens than any tokenizer has; the crate takes memory for as many as are asked for.
+/// More tokens than any tokenizer has. The crate allocates memory for as many as it is asked for.
 const MAX_VOCABULARY: usize = 1 << 20;
 
-/// Longest word that is worth remembering, in bytes.
+/// Longest word worth caching, in bytes.
 const CACHED_BYTES: usize = 32;
 
-/// The tokens of words, of the tokenizer with this number.
+/// The tokens of words, for the tokenizer with this number.
 type Cache = (u64, HashMap<Box<str>, Box<[u32]>>);
 
 thread_local! {
@@ -42,9 +41,10 @@ thread_local! {
 #[derive(Clone)]
 pub struct HuggingFace {
     tokenizer: Arc<tokenizers::Tokenizer>,
-    /// If the file brings regular expressions of its own.
+    /// Set if the file brings its own regular expressions.
     patterns: Option<Arc<Patterns>>,
-    /// If the tokenizer splits text as GPT-2's: a number of its own, and the names that must not be split.
+    /// Set if the tokenizer splits text like GPT-2's: a unique number for the cache, and the names that must not be
+    /// split.
     gpt2: Option<(u64, Vec<String>)>,
     pub vocab_size: usize,
     /// Name and id of the end-of-text token.
@@ -73,8 +73,8 @@ impl HuggingFace {
     fn from_json(path: &Path) -> Result<Self, DataError> {
         let bytes = fs::read(path).map_err(|error| DataError::read(path, error))?;
         let wrong = |problem: String| DataError::Tokenizer { path: path.into(), problem };
-        // The crate panics on some files that are JSON but no tokenizer. That is an error of the file, not of this
-        // program.
+        // The crate panics on some files that are JSON but not a tokenizer. That is the file's error, not a bug of
+        // Kiln.
         match quiet::catch(|| tokenizers::Tokenizer::from_bytes(bytes)) {
             Some(Ok(tokenizer)) => Self::new(tokenizer, eos_token_beside(path)?).map_err(wrong),
             Some(Err(error)) => Err(wrong(error.to_string())),
@@ -108,7 +108,7 @@ impl HuggingFace {
     }
 
     fn new(mut tokenizer: tokenizers::Tokenizer, eos_token: Option<String>) -> Result<Self, String> {
-        // A file may ask to cut or to fill up each text, which would lose or add tokens.
+        // A file may request truncation or padding, which would lose or add tokens.
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         tokenizer.with_padding(None);
         // Ids may have gaps, so the number of tokens is not enough.
@@ -172,7 +172,7 @@ impl HuggingFace {
                 self.tokenizer.post_process(encoding, None, false)
             }
         };
-        // The crate panics on some files' rules.
+        // The crate panics on the rules of some files.
         match quiet::catch(encode) {
             Some(Ok(encoding)) => ids.extend_from_slice(encoding.get_ids()),
             Some(Err(error)) => return Err(DataError::Encode { problem: error.to_string() }),
@@ -205,7 +205,7 @@ impl fmt::Debug for HuggingFace {
     }
 }
 
-/// Whether a BPE of so many tokens can be learned.
+/// Whether a BPE of this many tokens can be learned.
 pub fn check_bpe(vocab_size: usize) -> Result<(), DataError> {
     let problem = match vocab_size {
         0..257 => format!("256 bytes and {END_OF_TEXT} need 257"),
@@ -219,8 +219,8 @@ fn eos_token_beside(file: &Path) -> Result<Option<String>, DataError> {
     export::eos_token(file.parent().unwrap_or(file))
 }
 
-/// Name and id of the end-of-text token: the one that is given, if the vocabulary has it, else a special one with a
-/// usual name. An ordinary token with such a name is a word of the text.
+/// Name and id of the end-of-text token: the given one if the vocabulary has it, else a special token with a usual
+/// name. An ordinary token with such a name is a word of the text.
 fn end_of_text(tokenizer: &tokenizers::Tokenizer, given: Option<String>) -> Option<(String, u32)> {
     let given = given.and_then(|name| tokenizer.token_to_id(&name).map(|id| (name, id)));
     given.or_else(|| {
@@ -232,8 +232,8 @@ fn end_of_text(tokenizer: &tokenizers::Tokenizer, given: Option<String>) -> Opti
     })
 }
 
-/// If `tokenizer` splits text as GPT-2's and encodes each word by itself, the names of its added tokens, which may lie
-/// across words.
+/// The names of `tokenizer`'s added tokens, which may span several words, if it splits text like GPT-2's and encodes
+/// each word by itself.
 fn gpt2_names(tokenizer: &tokenizers::Tokenizer) -> Option<Vec<String>> {
     let rules = match tokenizer.get_pre_tokenizer() {
         Some(PreTokenizerWrapper::ByteLevel(rules)) => rules,
@@ -244,13 +244,13 @@ fn gpt2_names(tokenizer: &tokenizers::Tokenizer) -> Option<Vec<String>> {
         _ => false,
     };
     let names: Vec<String> = tokenizer.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
-    // Each name is searched in each text.
+    // Each text is searched for each name.
     let few = names.len() <= 8;
     (plain && few && rules.use_regex && !rules.add_prefix_space && tokenizer.get_normalizer().is_none())
         .then_some(names)
 }
 
-/// GPT-2's rules for words and bytes around a BPE.
+/// A tokenizer that wraps a BPE in GPT-2's rules for words and bytes.
 fn byte_level(bpe: BPE) -> tokenizers::Tokenizer {
     let rules = ByteLevel::new(false, true, true);
     let mut tokenizer = tokenizers::Tokenizer::new(bpe);

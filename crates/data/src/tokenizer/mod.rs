@@ -1,4 +1,4 @@
-//! Text to token ids and back.
+//! Converts text to token ids and back.
 
 mod decoder;
 mod export;
@@ -22,20 +22,20 @@ pub struct Tokenizer(Kind);
 
 #[derive(Debug, Clone)]
 enum Kind {
-    /// A token is a byte of the UTF-8 text: 256 ids, and every text has an encoding.
+    /// One token per byte of the UTF-8 text: 256 ids, and every text has an encoding.
     Byte,
-    /// A token is a character, its id the index in this sorted list (as in nanoGPT's `shakespeare_char`).
+    /// One token per character. Its id is its index in this sorted list (as in nanoGPT's `shakespeare_char`).
     Char(Vec<char>),
     HuggingFace(HuggingFace),
 }
 
 impl Tokenizer {
-    /// A token per byte.
+    /// The tokenizer with one token per byte.
     pub fn byte() -> Self {
         Self(Kind::Byte)
     }
 
-    /// A token per distinct character of `text`, in the order of their code points. `\0` is taken for the end of a
+    /// The tokenizer with one token per distinct character of `text`, ordered by code point. `\0` acts as the end of a
     /// document.
     pub fn char(text: &str) -> Self {
         let mut seen = CharSet::default();
@@ -43,11 +43,11 @@ impl Tokenizer {
         seen.into_tokenizer()
     }
 
-    /// The tokenizer in a folder: one that [`save`](Self::save) has written, or a Hugging Face `tokenizer.json`, or
-    /// GPT-2's `vocab.json` and `merges.txt`. The path of a `tokenizer.json` will do too.
+    /// Opens the tokenizer in a folder: one written by [`save`](Self::save), a Hugging Face `tokenizer.json`, or
+    /// GPT-2's `vocab.json` and `merges.txt`. The path of a `tokenizer.json` works too.
     ///
     /// # Errors
-    /// No such files; files that are not a tokenizer.
+    /// If there are no such files, or they are not a tokenizer.
     pub fn open(path: &Path) -> Result<Self, DataError> {
         match export::load(path)? {
             Some(kind) => Ok(Self(kind)),
@@ -55,25 +55,25 @@ impl Tokenizer {
         }
     }
 
-    /// Learns a byte-level BPE as GPT-2's from texts, with the special token `<|endoftext|>`; progress goes to stderr
+    /// Learns a byte-level BPE like GPT-2's from texts, with the special token `<|endoftext|>`. Progress goes to stderr
     /// if that is a terminal.
     ///
     /// # Errors
-    /// A vocabulary without room for the 256 bytes and the special token, or of more than a million tokens.
+    /// If the vocabulary has no room for the 256 bytes and the special token, or has more than a million tokens.
     pub fn train_bpe(texts: impl Iterator<Item = String> + Send, vocab_size: usize) -> Result<Self, DataError> {
         HuggingFace::train(texts, vocab_size).map(Kind::HuggingFace).map(Self)
     }
 
-    /// `tokenizer.json` and `tokenizer_config.json` as Hugging Face has them, whatever the kind of tokenizer:
-    /// `transformers` reads them and finds the same ids. Name and bytes of each.
+    /// Name and contents of `tokenizer.json` and `tokenizer_config.json` in Hugging Face's format, whatever the kind of
+    /// tokenizer. `transformers` reads them and finds the same ids.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
         export::files(self)
     }
 
-    /// Writes [`files`](Self::files) into a folder, which [`open`](Self::open) opens.
+    /// Writes [`files`](Self::files) into a folder, from which [`open`](Self::open) reads them.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// If the folder cannot be written.
     pub fn save(&self, folder: &Path) -> Result<(), DataError> {
         self.files().into_iter().try_for_each(|(name, bytes)| {
             let path = folder.join(name);
@@ -90,7 +90,7 @@ impl Tokenizer {
         }
     }
 
-    /// The token after each document, if there is one: what a `tokenizer_config.json` calls `eos_token`, else a special
+    /// The token after each document, if there is one: the `eos_token` of a `tokenizer_config.json`, else a special
     /// token with one of the usual names.
     pub fn eot(&self) -> Option<u32> {
         match &self.0 {
@@ -100,11 +100,12 @@ impl Tokenizer {
         }
     }
 
-    /// The token ids of `text`. Names of special tokens in the text become these tokens, as in Python; none is added.
+    /// The token ids of `text`. Names of special tokens in the text become these tokens, as in Python. No token is
+    /// added.
     ///
     /// # Errors
-    /// A character that the training text did not have (characters only); a text outside a vocabulary without an
-    /// unknown token.
+    /// If a character did not occur in the training text (character tokenizers only), or if the vocabulary does not
+    /// cover the text and has no unknown token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         match &self.0 {
             Kind::Byte => Ok(text.bytes().map(u32::from).collect()),
@@ -136,7 +137,7 @@ impl Tokenizer {
         }
     }
 
-    /// A decoder of tokens that come one by one.
+    /// A decoder for tokens that arrive one by one.
     pub fn decoder(&self) -> Decoder {
         Decoder::new(self.clone())
     }
@@ -157,9 +158,9 @@ impl Tokenizer {
     }
 }
 
-/// The characters that a text has.
+/// The characters of a text.
 pub(crate) struct CharSet {
-    /// A table over all code points is many times faster than a set for a text of millions of characters.
+    /// Indexed by code point: for a text of millions of characters this is many times faster than a set.
     seen: Vec<bool>,
 }
 

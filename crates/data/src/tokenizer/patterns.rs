@@ -1,7 +1,7 @@
-//! The regular expressions of a `tokenizer.json`, matched within a limit of time.
+//! The regular expressions of a `tokenizer.json`, matched within a time limit.
 //!
-//! They come with the file and are matched by backtracking, as in Python: one like `(a|aa)+$` takes hours on a page of
-//! text. Those of GPT-2, Llama 3, Qwen or DeepSeek look at each character a few times.
+//! They come with the file and are matched by backtracking, as in Python. An expression like `(a|aa)+$` takes hours on
+//! a page of text. Those of GPT-2, Llama 3, Qwen or DeepSeek look at each character a few times.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -15,23 +15,22 @@ use tokenizers::{
     Result, SplitDelimiterBehavior,
 };
 
-/// Time of the processor that a text's patterns may take, and more for each of its bytes: a thousand times what they
-/// need.
+/// CPU time that a text's patterns may take, plus an allowance per byte: a thousand times what they need.
 const TIME: Duration = Duration::from_secs(20);
 const TIME_PER_BYTE: Duration = Duration::from_micros(20);
 
-/// Times that a match at one place may go back, seconds at most, and at how many places that is tried before the time
-/// is looked at.
+/// How often a match at one place may backtrack, which takes seconds at most, and how many places are tried between two
+/// looks at the clock.
 const STEPS_BACK: u32 = 20_000_000;
 const PLACES: usize = 16;
 
-/// Times that all matches of a search may go back before it is made place by place; few in tests.
+/// How often all matches of a search together may backtrack before the search proceeds place by place. Few in tests.
 const STEPS_BACK_IN_ALL: u64 = if cfg!(test) { 1 << 10 } else { 1 << 30 };
 
-/// Places to go back to that may be kept for each byte of the text.
+/// Backtracking positions that may be kept per byte of the text.
 const PLACES_KEPT: usize = 8;
 
-/// How a tokenizer with patterns of its own changes and splits a text.
+/// How a tokenizer with its own patterns normalizes and splits a text.
 #[derive(Debug)]
 pub struct Patterns {
     normalizer: Option<Steps<Normalize>>,
@@ -54,10 +53,10 @@ enum PreTokenize {
 }
 
 impl Patterns {
-    /// Those of `tokenizer`; None if it has none.
+    /// The patterns of `tokenizer`. None if it has none.
     ///
     /// # Errors
-    /// A pattern that is none; one in the decoder, where no known tokenizer has one.
+    /// If a pattern is invalid, or if the decoder has one, which no known tokenizer does.
     pub fn of(tokenizer: &tokenizers::Tokenizer) -> Result<Option<Self>> {
         if let Some(decoder) = tokenizer.get_decoder()
             && has_regex(&serde_json::to_value(decoder)?)
@@ -73,7 +72,7 @@ impl Patterns {
         Ok(own.then_some(Self { normalizer, splits }))
     }
 
-    /// `text` as `tokenizer` changes and splits it.
+    /// Normalizes and splits `text` as `tokenizer` does.
     ///
     /// # Errors
     /// If that takes too long.
@@ -81,7 +80,7 @@ impl Patterns {
         Clock::start(text.len());
         FAILED.set(None);
         let mut split = tokenizer.get_added_vocabulary().extract_and_normalize(self.normalizer.as_ref(), text);
-        // The crate takes a text that could not be changed for one that needs no change.
+        // The crate treats a text that could not be normalized as one that needs no change.
         if let Some(error) = FAILED.take() {
             return Err(error);
         }
@@ -102,7 +101,7 @@ fn add_normalizer(normalizer: &NormalizerWrapper, steps: &mut Vec<Normalize>) ->
     match normalizer {
         NormalizerWrapper::Sequence(all) => return all.as_ref().iter().try_for_each(|one| add_normalizer(one, steps)),
         NormalizerWrapper::Replace(replace) => {
-            // The crate keeps its pattern to itself.
+            // The crate does not expose the pattern.
             let json = serde_json::to_value(replace)?;
             if let Some(regex) = json["pattern"]["Regex"].as_str() {
                 steps.push(Normalize::Replace(Regex::new(regex)?, replace.content.clone()));
@@ -148,7 +147,7 @@ impl Normalizer for Steps<Normalize> {
     }
 }
 
-/// A pattern that stops when the time of this thread's text is over.
+/// A pattern that stops when the time for this thread's text runs out.
 struct Timed<'a>(&'a Regex);
 
 impl Pattern for Timed<'_> {
@@ -162,7 +161,7 @@ impl Pattern for Timed<'_> {
         while from <= text.len()
             && let Some((start, stop)) = self.search(text, from, &mut region)?
         {
-            // As `find_iter`: no empty match where the last one ended.
+            // Like `find_iter`: no empty match where the previous one ended.
             if start == stop && last == Some(stop) {
                 from += text[from..].chars().next().map_or(1, char::len_utf8);
                 continue;
@@ -182,17 +181,17 @@ impl Pattern for Timed<'_> {
 }
 
 impl Timed<'_> {
-    /// The first match at or after a place.
+    /// The first match at or after `from`.
     fn search(&self, text: &str, from: usize, region: &mut Region) -> Result<Option<(usize, usize)>> {
         Clock::check()?;
-        // Seconds at most, in all places of the text together: the library looks at no clock.
+        // Seconds at most for all places of the text together, because the library does not look at the clock.
         let few = (STEPS_BACK_IN_ALL / text.len() as u64).clamp(10, u32::MAX.into()) as u32;
         let options = SearchOptions::SEARCH_OPTION_NONE;
         region.clear();
         if let Ok(found) = self.0.search_with_param(text, from, text.len(), options, Some(region), limits(text, few)) {
             return Ok(found.and_then(|_| region.pos(0)));
         }
-        // Something goes back often: place by place, with a look at the clock between.
+        // Something backtracks a lot: search place by place and look at the clock in between.
         let places = text[from..].char_indices().map(|(at, _)| from + at).chain([text.len()]);
         for (number, at) in places.enumerate() {
             if number % PLACES == 0 {
@@ -209,7 +208,7 @@ impl Timed<'_> {
     }
 }
 
-/// Limits of a match that goes back so often at one place at most.
+/// Limits of a match that may backtrack this often at one place.
 fn limits(text: &str, steps_back: u32) -> MatchParam {
     let mut limits = MatchParam::default();
     limits.set_retry_limit_in_match(steps_back);
@@ -217,11 +216,11 @@ fn limits(text: &str, steps_back: u32) -> MatchParam {
     limits
 }
 
-/// What a hostile file's user is told.
+/// The message for the user of a hostile file.
 const TOO_LONG: &str =
     "a regular expression of the tokenizer takes too long on it; take a tokenizer from a source you trust";
 
-/// When the time of this thread's text is over.
+/// When the time for this thread's text runs out.
 #[derive(Clone, Copy)]
 struct Clock {
     started: Instant,
@@ -230,7 +229,7 @@ struct Clock {
 }
 
 thread_local! {
-    /// Why a text of this thread could not be changed.
+    /// Why a text of this thread could not be normalized.
     static FAILED: Cell<Option<tokenizers::Error>> = const { Cell::new(None) };
     static CLOCK: Cell<Option<Clock>> = const { Cell::new(None) };
 }
@@ -241,10 +240,10 @@ impl Clock {
         CLOCK.set(Some(Self { started: Instant::now(), used: used(), limit }));
     }
 
-    /// An error if the time is over.
+    /// An error if the time has run out.
     fn check() -> Result<()> {
         let Some(clock) = CLOCK.get() else { return Ok(()) };
-        // The processor's time takes longer to ask for, and is less: a machine may be busy, or asleep.
+        // CPU time takes longer to query and is shorter: a machine may be busy or asleep.
         if clock.started.elapsed() > clock.limit && used().saturating_sub(clock.used) > clock.limit {
             return Err(TOO_LONG.into());
         }
@@ -252,10 +251,10 @@ impl Clock {
     }
 }
 
-/// Time of the processor that this thread has had.
+/// CPU time that this thread has used.
 fn used() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes a time into `time`.
+    // SAFETY: the call writes only to `time`.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
@@ -267,7 +266,8 @@ mod tests {
     use proptest::sample::select;
     use tokenizers::utils::SysRegex;
 
-    /// Of GPT-2; Llama 3 and GPT-4; DeepSeek-V2; DeepSeek-V3; a few that match rarely, nothing, or at the ends.
+    /// Patterns of GPT-2, of Llama 3 and GPT-4, of DeepSeek-V2, of DeepSeek-V3, and a few that match rarely, match
+    /// nothing, or match at the ends.
     const KNOWN: [&str; 11] = [
         r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",

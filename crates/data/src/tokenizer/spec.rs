@@ -1,4 +1,4 @@
-//! Which tokenizer, as a user writes it.
+//! The user's choice of a tokenizer.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -14,19 +14,19 @@ use crate::DataError;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum TokenizerSpec {
-    /// A token per byte: 256 of them, whatever the text.
+    /// One token per byte: 256 of them, whatever the text.
     #[default]
     Byte,
-    /// A token per distinct character of the corpus, in the order of their code points.
+    /// One token per distinct character of the corpus, ordered by code point.
     Char,
-    /// GPT-2's, in the folder `$KILN_GPT2` or else `gpt2`.
+    /// GPT-2's tokenizer, in the folder `$KILN_GPT2`, else `gpt2`.
     Gpt2,
     /// A Hugging Face `tokenizer.json`, or a folder with one or with `vocab.json` and `merges.txt`.
     Path(PathBuf),
 }
 
 impl TokenizerSpec {
-    /// Opens the tokenizer; None for [`Char`](Self::Char), which only a corpus gives.
+    /// Opens the tokenizer. None for [`Char`](Self::Char), which depends on a corpus.
     ///
     /// # Errors
     /// See [`Tokenizer::open`].

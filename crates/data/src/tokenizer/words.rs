@@ -1,10 +1,10 @@
-//! GPT-2's words, found without its regular expression where a text is ASCII.
+//! Finds GPT-2's words in ASCII text without its regular expression.
 //!
 //! GPT-2 splits text by `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+` and encodes each
-//! word by itself. Most of a text is words that were there before, so splitting costs more than encoding, and the
-//! regular expression is most of it. For ASCII this scanner finds the same words. A stretch with other characters is
-//! left to the regular expression, up to the next place where a word surely ends: after an ASCII letter, before a line
-//! break or before a space and a letter.
+//! word by itself. Most words of a text have occurred before, so splitting costs more than encoding, and the regular
+//! expression is most of that cost. For ASCII this scanner finds the same words. It leaves a stretch with other
+//! characters to the regular expression, up to the next place where a word surely ends: after an ASCII letter, and
+//! before a line break or before a space and a letter.
 
 /// A part of a text that is encoded by itself.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub fn parts(text: &str) -> impl Iterator<Item = Part<'_>> {
     })
 }
 
-/// The length of the first word of a text that is not empty; None if it takes more than ASCII to tell.
+/// The length of the first word of a nonempty text. None if ASCII alone does not determine it.
 fn word(text: &[u8]) -> Option<usize> {
     for suffix in ["'s", "'t", "'re", "'ve", "'m", "'ll", "'d"] {
         if text[0] == b'\'' && text.starts_with(suffix.as_bytes()) {
@@ -43,13 +43,13 @@ fn word(text: &[u8]) -> Option<usize> {
         Some(Class::Foreign) => None,
         Some(Class::Space) | None => {
             let end = run(text, 0, Class::Space)?;
-            // `\s+(?!\S)` leaves the last space to the word that follows; `\s+` takes a single one.
+            // `\s+(?!\S)` leaves the last space to the next word; `\s+` takes a single one.
             Some(if end == text.len() || end == 1 { end } else { end - 1 })
         }
     }
 }
 
-/// Where the bytes of a class from `start` on end; None if a character follows that is not ASCII.
+/// Where the run of bytes of a class that begins at `start` ends. None if a non-ASCII character follows.
 fn run(text: &[u8], start: usize, expected: Class) -> Option<usize> {
     match text[start..].iter().position(|&byte| class(byte) != expected) {
         None => Some(text.len()),
