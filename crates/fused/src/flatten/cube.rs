@@ -1,6 +1,8 @@
-//! The kernel of [`flatten`](super): up to eight parts of one type at a launch, whose vectors are dealt out to all units.
+//! The kernel of [`flatten`](super): one launch copies up to eight parts of one dtype, with their vectors spread over
+//! all units.
 //!
-//! An extension of Burn's backends takes a fixed number of tensors, so the operation is handed to fusion directly.
+//! An extension of Burn's backends takes a fixed number of tensors, so the operation is registered with fusion
+//! directly.
 
 use crate::cube::launch::{Elements, address_type, empty, over_items, vector_size};
 #[cfg(feature = "offline")]
@@ -18,10 +20,10 @@ use burn_fusion::ExecutionError;
 use burn_fusion::custom::{CustomOpIr, HandleContainer, Operation, OperationIr, StreamId, TensorIr};
 use cubecl::prelude::*;
 
-/// Parts of a launch.
+/// Parts per launch.
 const PARTS: usize = 8;
 
-/// The parts again where they are not on a device.
+/// Returns the parts unchanged if they are not on a device.
 pub(super) fn flatten(
     parts: Vec<(usize, Tensor<1>)>,
     len: usize,
@@ -112,7 +114,7 @@ fn launch(parts: Vec<(usize, CubeTensor)>, len: usize, dtype: DType) -> CubeTens
     flat
 }
 
-/// The greatest number that divides both; of 0 and another one the other one.
+/// The greatest common divisor; with 0, the other number.
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -159,7 +161,7 @@ fn put<F: Float, T: Float, V: Size>(flat: &mut [Vector<T, V>], part: &[Vector<F,
     }
 }
 
-/// The kernel with typical compile-time values.
+/// Lists the kernel with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     let case = |(name, dtype, vector)| {
