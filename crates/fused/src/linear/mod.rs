@@ -1,7 +1,7 @@
 //! Products with a weight matrix, all rows at once.
 //!
 //! ```text
-//! y = x W + b, or its gelu, or its sum with a residual; dx = dy W^T, dW = x^T dy, db = sum over rows of dy
+//! y = x W + b, or its gelu, or its sum with a residual;   dx = dy W^T,   dW = x^T dy,   db = sum over rows of dy
 //! ```
 //!
 //! Burn's `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of `W`

@@ -1,7 +1,7 @@
 //! A product added to a residual, and the norm of the sum: the operation between the two halves of a transformer block.
 //!
 //! ```text
-//! h = residual + x W + b, y = norm(h) returns both: h is the residual stream, y is the next layer's input
+//! h = residual + x W + b,   y = norm(h)          returns both: h is the residual stream, y is the next layer's input
 //!
 //! CPU:     the product's last step adds b and the residual; the norm reads rows that were just written
 //! device:  the product, then one kernel that reads it and the residual, and writes h and y

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! y = n gain + bias,   n = (x - m) r,   r = 1 / sqrt(mean((x - m)^2) + epsilon),   m = mean(x), or 0 in RMSNorm
-//! dx = r (c - mean(c) - n mean(c n)), c = dy gain, the middle term only in LayerNorm
+//! dx = r (c - mean(c) - n mean(c n)),   c = dy gain,   the middle term only in LayerNorm
 //! d_gain = sum over rows of dy n,   d_bias = sum over rows of dy
 //! ```
 //!

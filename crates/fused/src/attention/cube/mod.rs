@@ -1,8 +1,10 @@
 //! The kernels of [`attention`](super): FlashAttention-2 (arXiv 2307.08691), shared by all three input layouts.
 //!
 //! ```text
-//! forward keys queries a cube: a tile of queries a tile of keys a tile of queries loops over: tiles of keys that they
-//! see tiles of queries that see it tiles of keys that they see writes: y, l dk, dv dq
+//!                forward                          keys                             queries
+//!  a cube:       a tile of queries                a tile of keys                   a tile of queries
+//!  loops over:   tiles of keys that they see      tiles of queries that see it     tiles of keys that they see
+//!  writes:       y, l                             dk, dv                           dq
 //! ```
 //!
 //! The backward launches `mean`, `keys` and `queries`, and for a rotated key the sum of its gradient over heads. A
