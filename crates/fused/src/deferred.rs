@@ -74,7 +74,8 @@ impl Deferred {
 
 /// Whether to defer the gradient of a weight whose node has `parents` parents.
 ///
-/// An operation's backward step asks this. If true, it computes the other gradients and [`defer`]s this one.
+/// The backward step of an operation asks this. If so, it computes only the other gradients, and passes a job for this
+/// one to [`defer`].
 pub fn defers(parents: usize) -> bool {
     parents == 0 && JOBS.with_borrow(Option::is_some)
 }

@@ -4,7 +4,7 @@
 //! library's `tanhf` for each element, and a GPU would launch one kernel for each of the nine. Outside of matrix
 //! products, such compositions take most of a training step.
 //!
-//! Each operation is a module that holds its formula, the CPU loop over rows (vectorised for the processor and spread
+//! Each operation is a module that holds its formula, the CPU loop over rows (vectorized for the processor and spread
 //! over its cores) and the GPU kernel. The trait in `ops` connects the operations to Burn's backends. They take f32,
 //! bf16 and f16, compute in f32 and round once.
 //!

@@ -1,4 +1,4 @@
-//! Arithmetic on `f32` in a form that compilers vectorise, and loops over rows on all cores.
+//! Arithmetic on `f32` in a form that compilers vectorize, and loops over rows on all cores.
 
 use crate::element::Element;
 use crate::pieces::Pieces;

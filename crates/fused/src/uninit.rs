@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static POISON: AtomicBool = AtomicBool::new(false);
 
-/// Turns on or off that new memory is filled with 0xff bytes, which are NaN as floats: a test then sees what an
-/// operation has not written.
+/// Sets whether new memory is filled with 0xff bytes, which are NaN as floats, so that a test sees what an operation
+/// has not written.
 #[doc(hidden)]
 pub fn poison_uninitialised(on: bool) {
     POISON.store(on, Ordering::Relaxed);

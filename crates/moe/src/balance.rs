@@ -60,8 +60,8 @@ fn loss(score_b1e: Tensor<3>, assigned_be: Tensor<2>) -> Tensor<1> {
     (Tensor::from_inner(load_b1e) * score_b1e).sum() / b as f64
 }
 
-/// Returns the router z-loss, `[1]`, without its coefficient: the mean over tokens of `log(sum over experts of
-/// exp(logit))^2`, which keeps logits small (ST-MoE, arXiv 2202.08906, eq. 5).
+/// Returns the router z-loss, `[1]`, without its coefficient: the mean over tokens of
+/// `log(sum over experts of exp(logit))^2`, which keeps logits small (ST-MoE, arXiv 2202.08906, eq. 5).
 ///
 /// # Panics
 /// If there are no logits, or if they are not f32.

@@ -13,8 +13,8 @@ pub(crate) struct Exchange {
     /// Numbers of rows that this rank sends to each rank, and receives from each.
     sent: Vec<usize>,
     arrived: Vec<usize>,
-    /// Lengths of the tensors before and after, of which these rows are the first. The others are not sent, and become
-    /// 0.
+    /// Numbers of rows of the tensors before and after. The exchanged rows come first; the others are not sent, and are
+    /// 0 afterwards.
     lengths: [usize; 2],
 }
 

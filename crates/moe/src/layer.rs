@@ -60,8 +60,8 @@ impl MoeLayer {
         }
     }
 
-    /// Routes every token of `x_btd`, and returns the weighted sum of its experts (plus the shared ones): `y[n] = sum
-    /// over k of gate[k, n] * expert(x[n])`, without dropped choices.
+    /// Routes every token of `x_btd`, and returns the weighted sum of its experts (plus the shared ones):
+    /// `y[n] = sum over k of gate[k, n] * expert(x[n])`, without dropped choices.
     ///
     /// With a key, noise affects the choice. For bf16 or f16 tokens, the sum is in f32, the precision of the gates, and
     /// rounded once.
@@ -116,8 +116,8 @@ impl MoeLayer {
         call.not_empty("router.proj", &router);
         call.width("x", [b, s, d], router[0]);
         if b > 0 && s == 0 {
-            // Burn reads a 0 in a new shape as "keep this dimension", so `[b, 0, d]` cannot become `[0, d]`, but `[0,
-            // b, d]` can.
+            // Burn reads a 0 in a new shape as "keep this dimension", so `[b, 0, d]` cannot become `[0, d]`, but
+            // `[0, b, d]` can.
             let mut output = self.forward_with(x_bsd.swap_dims(0, 1), noise, capacity, tile, ranks, experts);
             output.stats.sequences = b;
             return MoeOutput { y_btd: output.y_btd.swap_dims(0, 1), ..output };

@@ -213,8 +213,8 @@ fn counts_agree() {
     }
 }
 
-/// The CPU rejects such numbers. A device cannot reject them without a read back, but it must not write outside of its
-/// tables.
+/// The CPU rejects such numbers. A device cannot reject them without reading them back, but it must not write outside
+/// of its tables.
 #[test]
 fn numbers_that_no_expert_has_count_for_nobody() {
     let device = testing::device();

@@ -225,8 +225,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// Turns scores into probabilities `p`, and the gradients of probabilities into those of scores, `scale p (dp -
-    /// mean)`. With factors `f` of dropout, the results are `p f` and `scale p (f dp - mean)`.
+    /// Turns scores into probabilities `p`, and the gradients of probabilities into those of scores,
+    /// `scale p (dp - mean)`. With factors `f` of dropout, the results are `p f` and `scale p (f dp - mean)`.
     fn probabilities(tile: Tile<'_>, p: &mut [f32], ds: &mut [f32], of_rows: [&[f32]; 2]) {
         let [l, mean] = of_rows;
         let (scale, n) = (tile.rule.scale, tile.keys.len());

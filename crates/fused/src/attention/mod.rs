@@ -18,9 +18,9 @@
 //! 2307.08691). The result of a row depends only on its query and on the keys up to it. Its bits do not change with the
 //! rest of the batch.
 //!
-//! For document masking, `starts`, `[b, t]`, holds the first key that each query sees, which adds the condition `j >=
-//! starts[i]`. Starts never decrease along a sequence. Tiles of keys that no query of a tile sees are skipped, so that
-//! the work is the sum of the squared document lengths. Rows then have the same bits if the same documents precede
+//! For document masking, `starts`, `[b, t]`, holds the first key that each query sees, which adds the condition
+//! `j >= starts[i]`. Starts never decrease along a sequence. Tiles of keys that no query of a tile sees are skipped, so
+//! that the work is the sum of the squared document lengths. Rows then have the same bits if the same documents precede
 //! them. A query that sees no key has the result 0 and an `l` of -1e30.
 //!
 //! ```text
@@ -82,7 +82,7 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, of
 /// Computes causal attention of queries, keys and values that are one product (GPT-2's `c_attn`).
 ///
 /// `qkv` is `[b, t, 3 heads d]`: the three are side by side, each divided into heads. The result is `[b, t, heads d]`.
-/// `dropout` is a probability and a key. `starts`, `[b, t]`, are the first keys that queries see, to mask documents.
+/// `dropout` is a probability and a key. `starts`, `[b, t]`, masks documents: the first key that each query sees.
 ///
 /// # Panics
 /// If the arguments do not have these shapes and a type of f32, bf16 or f16, if a width or `heads` is 0, or if starts
@@ -112,7 +112,7 @@ pub fn causal_self_attention(
 /// # Shapes
 /// `q`: `[b, t, heads (nope + rope)]`, in each head the unrotated part first; `kv`: `[b, t, heads (nope + v)]`, in each
 /// head the key first; `k_rope`: `[b, t, rope]`; the table: `[t, rope / 2]`; the result: `[b, t, heads v]`. `starts`,
-/// `[b, t]`, are the first keys that queries see, to mask documents.
+/// `[b, t]`, masks documents: the first key that each query sees.
 ///
 /// # Panics
 /// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width or `heads` is 0, or if starts

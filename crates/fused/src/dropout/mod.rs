@@ -22,8 +22,8 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use std::mem::MaybeUninit;
 
-/// Determines which elements [`dropout`] keeps. There is no generator with a state: recomputing a forward drops the
-/// same elements, and so does another rank that gets the same sequence.
+/// Determines which elements [`dropout`] keeps. There is no generator state, so recomputing a forward drops the same
+/// elements, and so does another rank that gets the same sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DropoutKey {
     /// Masks of different keys are independent.

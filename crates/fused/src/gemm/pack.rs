@@ -153,7 +153,6 @@ fn along<T: Element, V: Vector>(data: &[T], start: usize, stride: usize, count: 
 ///
 /// # Safety
 /// The processor must have the instructions of `V`.
-/// The processor must have the instructions of `V`.
 #[inline(always)]
 unsafe fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left: usize, to: &mut [f32]) {
     let first = &data[start..][..to.len()];

@@ -7,9 +7,9 @@
 //! device:  the product, then one kernel that reads it and the residual, and writes h and y
 //! ```
 //!
-//! A product, an addition of `b`, one of the residual and a norm would each read and write rows of `d` on a device, 4
-//! times in total; this operation reads 2 and writes 3. On the tape it is a product, a sum and a [`norm`](crate::norm),
-//! which keep `x`, `W`, `h` and the gain.
+//! As separate kernels on a device, the product, the addition of `b`, that of the residual and the norm would read and
+//! write rows of `d` 4 times each; this operation reads 2 times and writes 3 times. On the tape it is a product, a sum
+//! and a [`norm`](crate::norm), which keep `x`, `W`, `h` and the gain.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;

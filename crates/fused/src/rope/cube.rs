@@ -104,7 +104,7 @@ fn deinterleave<V: Size>(low: Vector<f32, V>, high: Vector<f32, V>) -> (Vector<f
     (even, odd)
 }
 
-/// The inverse of [`deinterleave`].
+/// The inverse of `deinterleave`.
 #[cube]
 fn interleave<V: Size>(even: Vector<f32, V>, odd: Vector<f32, V>) -> (Vector<f32, V>, Vector<f32, V>) {
     let vector = V::value();

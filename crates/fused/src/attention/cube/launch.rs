@@ -73,7 +73,7 @@ macro_rules! launch {
         let (count, dim) = $body.grid($problem, $rows);
         let addresses = address_type([&q.tensor, &k.tensor, &v.tensor]);
         let dtype = dtype_to_elem_type(q.tensor.dtype);
-        // SAFETY: no kernel reads or writes rows behind the last query and key, and shared memory is as long as its
+        // SAFETY: no kernel reads or writes rows past the last query and key, and shared memory is as long as its
         // shape says. Gradients that share a buffer occupy disjoint parts of it.
         unsafe {
             match $body {

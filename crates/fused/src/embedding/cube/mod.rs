@@ -9,13 +9,13 @@
 //!                                    starts[v]: tokens of the rows before v in v's block;
 //!                                    blocks[block]: tokens of the rows of a cube
 //! scan_blocks  one cube              blocks[block] becomes the number of tokens in the blocks before it
-//! place        a cube per chunk      places[blocks[v's] + starts[v] + counts[chunk, v] + v's before i in the chunk] = i
+//! place        a cube per chunk      places[blocks[v's] + starts[v] + counts[chunk, v] + v's before i in it] = i
 //! parts        a cube per part       parts[part] = sum of dy[places[..]] over 64 places of a row that has this many
 //! sum          a cube per row v      dW[v] = sum of v's parts and of dy[places[..]] over the remaining places, rounded
 //! ```
 //!
-//! `counts` takes 4 bytes per chunk and row: for 12,288 tokens and 50,304 rows, 24 chunks and 4.8 MB. At 128 chunks,
-//! chunks get longer instead of more numerous.
+//! `counts` takes 4 bytes per chunk and row: for 12,288 tokens and 50,304 rows, 24 chunks and 4.8 MB. Beyond 128
+//! chunks, chunks get longer instead.
 
 mod sort;
 mod sum;

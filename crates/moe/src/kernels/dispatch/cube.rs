@@ -3,10 +3,10 @@
 //! The assignments of a group, in order, are divided into chunks of `units * items`; no chunk spans two groups.
 //!
 //! ```text
-//! histogram   a cube per chunk    counts[chunk, e]: assignments to e in the chunk, counted in shared memory; source = -1
+//! histogram   a cube per chunk    counts[chunk, e]: assignments to e in the chunk, in shared memory; source = -1
 //! scan        a cube for some     counts[chunk, e] becomes the number before the chunk in its group; totals[group, e]
 //!             experts of a group
-//! place       a unit per expert   kept, segments, and begins[group, e], the group's first row inside the expert's segment
+//! place       a unit per expert   kept, segments, and begins[group, e], the group's first row in the expert's segment
 //! assign      a cube per chunk    position = counts[chunk, e] + those of earlier units + those of this unit so far
 //! ```
 //!

@@ -48,8 +48,8 @@ pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1,
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(x_rp.into_dispatch(), weight_epq.into_dispatch(), segments, false))
 }
 
-/// Returns the gradient of the rows, `[r, p]`: this product of [`grouped_gemm`]'s backward as a function. The result is
-/// not tracked.
+/// Returns the gradient of the rows, `[r, p]`: the product in the backward of [`grouped_gemm`], as a separate function.
+/// The result is not tracked.
 ///
 /// # Panics
 /// Like [`grouped_gemm`].
@@ -60,8 +60,8 @@ pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(d_y, weight, segments.clone().inner().into_dispatch(), true))
 }
 
-/// Returns the gradient of the matrices, `[e, p, q]`: this sum of [`grouped_gemm`]'s backward as a function. The result
-/// is not tracked.
+/// Returns the gradient of the matrices, `[e, p, q]`: the sum in the backward of [`grouped_gemm`], as a separate
+/// function. The result is not tracked.
 ///
 /// # Panics
 /// Like [`grouped_gemm`].

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A group's score is its best choice, or the sum of its two best (DeepSeek-V3, arXiv 2412.19437, and its `Gate`). The
-//! choice carries no gradient. Gates carry gradients into the scores: with `S` the sum above, `ds[j] = scale / S *
-//! (dg[j] - sum_i dg[i] s[i] / S)`.
+//! choice carries no gradient. Gates carry gradients into the scores: with `S` the sum above,
+//! `ds[j] = scale / S * (dg[j] - sum_i dg[i] s[i] / S)`.
 //!
 //! ```text
 //! scores_ne  token 0: e0 e1 e2 .. | token 1: ..       a token's scores are adjacent: one unit reads its row

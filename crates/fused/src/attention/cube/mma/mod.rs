@@ -192,7 +192,7 @@ fn right_of_rows<F: Float>(
     #[comptime] pitch: usize,
 ) -> Operand<F> {
     let lane = UNIT_POS_PLANE as usize;
-    // Both halves of the sum for the first 8 columns, then for the last 8.
+    // Both halves of k for rows 0 to 7, then for rows 8 to 15.
     let at = (row + lane / 16 * 8 + lane % 8) * pitch + comptime!(column / VECTOR) + lane / 8 % 2;
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     mma.load_matrix::<Eight<F>, Const<2>>(&tile[at..at + 1], MatrixIdent::B, 4usize, false)
@@ -207,7 +207,7 @@ fn right_of_columns<F: Float>(
     #[comptime] pitch: usize,
 ) -> Operand<F> {
     let lane = UNIT_POS_PLANE as usize;
-    // Both halves of the sum for columns 0, then for columns 8.
+    // Both halves of k for columns 0 to 7, then for columns 8 to 15.
     let at = (row + lane % 16) * pitch + comptime!(column / VECTOR) + lane / 16;
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     mma.load_matrix::<Eight<F>, Const<2>>(&tile[at..at + 1], MatrixIdent::B, 4usize, true)

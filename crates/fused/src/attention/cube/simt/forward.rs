@@ -3,7 +3,7 @@
 //! ```text
 //!  m, total, y = -inf, 0, 0            for each tile of keys:   s  = q k^T
 //!                                                               m' = max(m, s of the row)     p = exp(scale (s - m'))
-//!                                                               a  = exp(scale (m - m'))      total = a total + sum of p
+//!                                                               a  = exp(scale (m - m'))      total = a total + sum p
 //!  y / total,  l = scale m + ln(total)                          y  = a y + p v
 //! ```
 //!

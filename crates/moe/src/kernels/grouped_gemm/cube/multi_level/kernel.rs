@@ -15,7 +15,8 @@ type Batches<G> = PartitionedBatchMatmulFamily<(), G, RowMajorGlobalPartitionMat
 type Multiply<G, T> = <Batches<G> as BatchMatmulFamily<()>>::Matmul<T>;
 
 /// Does what cubek's entry point does, after a lookup in the table of tiles. cubek maps cubes to batches in several
-/// ways, chosen by device and problem. The kernel asks the mapping, so that cubes of empty tiles exit with any of them.
+/// ways, chosen by device and problem. The kernel asks the mapping in use, so that cubes of empty tiles exit with each
+/// of them.
 #[allow(clippy::collapsible_if, clippy::type_complexity)]
 #[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
 pub(super) fn product<F: Numeric, L: Size, R: Size, O: Size, G: GlobalMatmulFamily<()>>(
