@@ -1,10 +1,10 @@
-//! What operations ask of their arguments: who passes others gets a panic that names the function, the argument, what
-//! it is and what was expected.
+//! Checks of arguments: a violation panics and names the function, the argument, the value found and the value
+//! expected.
 
 use burn::tensor::DType;
 use std::fmt::Display;
 
-/// A call of a function of this name.
+/// A call of the function with this name.
 ///
 /// ```text
 /// layer_norm: bias has shape [1], expected [4]
@@ -14,7 +14,7 @@ pub struct Call(pub &'static str);
 
 impl Call {
     /// # Panics
-    /// If the argument is not of the expected shape.
+    /// If the argument does not have the expected shape.
     #[track_caller]
     pub fn shape<const D: usize>(self, argument: &str, found: [usize; D], expected: [usize; D]) {
         assert!(found == expected, "{}: {argument} has shape {found:?}, expected {expected:?}", self.0);
@@ -36,7 +36,7 @@ impl Call {
     }
 
     /// # Panics
-    /// If the argument is not of a float that operations take: f32, bf16 or f16.
+    /// If the argument is not of a float type that operations take: f32, bf16 or f16.
     #[track_caller]
     pub fn float(self, argument: &str, found: DType) {
         let taken = matches!(found, DType::F32 | DType::BF16 | DType::F16);
@@ -44,7 +44,7 @@ impl Call {
     }
 
     /// # Panics
-    /// If the argument is not of integers that can be indices: i32 or i64.
+    /// If the argument is not of an integer type that can be an index: i32 or i64.
     #[track_caller]
     pub fn index(self, argument: &str, found: DType) {
         let taken = matches!(found, DType::I32 | DType::I64);
@@ -52,14 +52,14 @@ impl Call {
     }
 
     /// # Panics
-    /// If the argument is not of the expected type.
+    /// If the argument does not have the expected dtype.
     #[track_caller]
     pub fn dtype(self, argument: &str, found: DType, expected: DType) {
         assert!(found == expected, "{}: {argument} is of {found:?}, expected {expected:?}", self.0);
     }
 
     /// # Panics
-    /// If what is asked for does not hold, with what is wrong.
+    /// If `holds` is false, with the message `wrong`.
     #[track_caller]
     pub fn that(self, holds: bool, wrong: impl Display) {
         assert!(holds, "{}: {wrong}", self.0);

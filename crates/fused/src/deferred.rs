@@ -1,5 +1,5 @@
-//! A backward in two parts: what goes on to the operations before it, and the gradients of weights, which nothing waits
-//! for.
+//! Deferred weight gradients: a backward pass in two parts, first the gradients of inputs, which earlier operations
+//! wait for, then those of weights, which nothing waits for.
 //!
 //! ```text
 //! backward          dy ─> dx = dy W^T ─> ...        backward_of_inputs   dy ─> dx = dy W^T ─> ...
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Pipelines without bubbles fill their gaps with the second part (Zero Bubble, arXiv 2401.10241). Burn's tape cannot
-//! be cut so; an operation of ours can ask here whether its weight's gradient is to wait.
+//! be split this way. Instead, an operation of Kiln asks this module whether to defer the gradient of its weight.
 
 use burn::backend::autodiff::{
     Autodiff,
@@ -22,27 +22,28 @@ use std::cell::RefCell;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Computes the gradient of a weight, and registers it.
+/// Computes the gradient of a weight and registers it.
 type Job = Box<dyn FnOnce(&mut Tape) + Send>;
 
 thread_local! {
-    /// The jobs of the backward that runs on this thread, if its weights' gradients are put off.
+    /// The jobs of the backward that runs on this thread, if it defers weight gradients.
     static JOBS: RefCell<Option<Vec<Job>>> = const { RefCell::new(None) };
 }
 
-/// The gradients of weights that a backward has put off. They keep what they will be computed of.
+/// The weight gradients that a backward has deferred, with the tensors from which they will be computed.
 #[derive(Default)]
 pub struct Deferred(Vec<Job>);
 
-/// Runs the backward of a loss, but puts off the gradients of weights, on every backend: those of
-/// [`linear`](crate::linear) and its kin, and of other operations that ask [`defers`]; not that of the head of a loss,
-/// which its forward makes. Only of weights that are leaves: what a weight is a part or a function of waits for its
-/// gradient.
+/// Runs the backward of a loss but defers weight gradients, on every backend.
+///
+/// This covers [`linear`](crate::linear), its variants, and other operations that ask [`defers`]. The head of a loss is
+/// an exception: its forward computes its gradient. Only leaves are deferred; if the weight is a slice or a function of
+/// another tensor, that tensor waits for the gradient.
 pub fn backward_of_inputs(loss: &Tensor<1>) -> (Gradients, Deferred) {
     JOBS.with_borrow_mut(|jobs| {
         assert!(jobs.replace(vec![]).is_none(), "backward_of_inputs: one backward at a time on a thread")
     });
-    // Also if the backward panics.
+    // Runs even if the backward panics.
     struct Off;
     impl Drop for Off {
         fn drop(&mut self) {
@@ -57,15 +58,14 @@ pub fn backward_of_inputs(loss: &Tensor<1>) -> (Gradients, Deferred) {
 }
 
 impl Deferred {
-    /// Whether nothing was put off.
+    /// Whether no gradient was deferred.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Computes what was put off.
+    /// Computes the deferred gradients.
     pub fn backward(self) -> Gradients {
-        // The step of a tape that does nothing else: so the gradients come in Burn's own container, each under its
-        // leaf.
+        // A tape with this single step puts the gradients into Burn's own container, each under its leaf.
         let root = Tensor::<1>::zeros([1], &Device::flex()).autodiff().require_grad();
         let jobs = Arc::new(Jobs(Mutex::new(self.0)));
         Tensor::<1>::from_dispatch(<Dispatch as DeferredOps>::run_deferred(root.into_dispatch(), jobs)).backward()
@@ -78,17 +78,17 @@ pub fn defers() -> bool {
     JOBS.with_borrow(Option::is_some)
 }
 
-/// Keeps a job that computes a weight's gradient, and registers it.
+/// Keeps a job that computes a weight's gradient and registers it.
 ///
 /// # Panics
-/// If it is not put off; see [`defers`].
+/// If gradients are not deferred on this thread; see [`defers`].
 pub fn defer(job: impl FnOnce(&mut Tape) + Send + 'static) {
     JOBS.with_borrow_mut(|jobs| {
         jobs.as_mut().expect("defer: no backward of this thread puts gradients off").push(Box::new(job))
     });
 }
 
-/// What the step of [`DeferredOps`] does.
+/// The jobs that the backward step of [`DeferredOps`] runs.
 pub struct Jobs(Mutex<Vec<Job>>);
 
 impl fmt::Debug for Jobs {
@@ -100,7 +100,7 @@ impl fmt::Debug for Jobs {
 /// The operation behind [`Deferred::backward`].
 #[backend_extension(Flex, Autodiff)]
 pub trait DeferredOps: Backend {
-    /// `root`, whose backward does `jobs`.
+    /// Returns `root`; its backward runs `jobs`.
     fn run_deferred(root: FloatTensor<Self>, jobs: Arc<Jobs>) -> FloatTensor<Self>;
 }
 
@@ -139,8 +139,8 @@ mod tests {
     use crate::linear;
     use burn::tensor::Distribution;
 
-    /// A weight that is called twice, one that is cut out of a leaf, and biases: the parts together are the whole, to
-    /// the last bit.
+    /// A weight used twice, one that is a slice of a leaf, and biases: the two parts together equal the whole backward
+    /// bit for bit.
     #[test]
     fn both_parts_together_are_the_whole_backward() {
         let device = Device::flex();

@@ -1,29 +1,31 @@
+//! The float types of operations, and their conversion from and to f32.
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// A float that is computed with in f32: f32, bf16 or f16.
+/// A float type whose arithmetic runs in f32: f32, bf16 or f16.
 pub trait Element: burn::tensor::Element + bytemuck::Pod + Send + Sync + 'static {
-    /// Whether it is f32 itself, so that memory of it can be used as it is.
+    /// Whether the type is f32, so that its memory can be used directly.
     const IS_F32: bool = false;
 
-    /// Exactly.
+    /// Converts to f32, exactly.
     fn to_f32(self) -> f32;
 
-    /// To the nearest.
+    /// Rounds an f32 to the nearest value.
     fn from_f32(value: f32) -> Self;
 
-    /// Whole slices of the same length to f32.
+    /// Converts a slice to an f32 slice of the same length.
     #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32());
     }
 
-    /// The slice itself where it is of f32.
+    /// Returns the slice itself if the type is f32.
     fn as_f32s(_: &[Self]) -> Option<&[f32]> {
         None
     }
 
-    /// Whole slices of the same length from f32.
+    /// Rounds an f32 slice into a slice of the same length.
     #[inline(always)]
     fn narrow(from: &[f32], to: &mut [Self]) {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = Self::from_f32(*from));

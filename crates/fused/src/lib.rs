@@ -1,26 +1,27 @@
-//! Operations of language models, each in one pass over memory, with its gradient: plain Rust on the CPU, CubeCL
-//! kernels on GPUs.
+//! Fused operations of language models with their gradients: plain Rust on the CPU, CubeCL kernels on GPUs.
 //!
-//! Burn's `flex` backend composes a GELU of nine tensors and calls the C library's `tanhf` for each element, and a GPU
-//! would launch a kernel for each: outside of matrix products such compositions are most of a training step. Here an
-//! operation is a module with its formula, the loop over rows, vectorised for the machine that it runs on and spread
-//! over its cores, and the kernel; the trait in `ops` puts them under Burn's backends. It takes f32, bf16 and f16,
-//! computes in f32 and rounds once.
+//! Each operation makes one pass over memory. Burn's `flex` backend composes a GELU of nine tensors and calls the C
+//! library's `tanhf` for each element, and a GPU would launch one kernel for each of the nine. Outside of matrix
+//! products, such compositions take most of a training step.
+//!
+//! Each operation is a module that holds its formula, the CPU loop over rows (vectorized for the processor and spread
+//! over its cores) and the GPU kernel. The trait in `ops` connects the operations to Burn's backends. They take f32,
+//! bf16 and f16, compute in f32 and round once.
 //!
 //! | function | formula | kept for the backward |
 //! |---|---|---|
 //! | [`linear`], [`linear_gelu`], [`linear_add`] | `x W + b`, all rows in one product; GELU of it; a residual added | `x`, `W`; `x W + b` |
 //! | [`gelu`] | `x / (1 + exp(-2 sqrt(2/pi) (x + 0.044715 x^3)))`, the tanh form | `x` |
 //! | [`silu_mul`] | `gate / (1 + exp(-gate)) * up` | `gate`, `up` |
-//! | [`causal_attention`], [`causal_self_attention`], [`latent_attention`] | `softmax(mask(scale q k^T)) v`, a tile of scores at a time | the inputs, the result, a number a row |
-//! | [`linear_cross_entropy`] | mean of `log(sum(exp(x W))) - (x W)[target]`, some rows of logits at a time | the gradients |
+//! | [`causal_attention`], [`causal_self_attention`], [`latent_attention`] | `softmax(mask(scale q k^T)) v`, one tile of scores at a time | the inputs, the result, one number per row |
+//! | [`linear_cross_entropy`] | mean of `log(sum(exp(x W))) - (x W)[target]`, a few rows of logits at a time | the gradients |
 //! | [`embedding`] | rows of a table | the tokens |
 //! | [`layer_norm`], [`rms_norm`] | over the last dimension, with gain | `x`, gain |
 //! | [`linear_add_layer_norm`], [`linear_add_rms_norm`] | `h = residual + x W + b`, and the norm of `h` | `x`, `W`, `h`, gain |
 //! | [`rope`] | rotation of interleaved pairs | |
-//! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's place in the global batch | |
-//! | [`adamw`], [`sum_of_squares`], [`clip_factor`] | one step of the optimizer, the square of a gradient's norm, and how it is clipped | |
-//! | [`flatten`] | tensors at their places in one buffer, such as gradients | |
+//! | [`dropout`] | 0, or `x / (1 - p)`, by a hash of the element's position in the global batch | |
+//! | [`adamw`], [`sum_of_squares`], [`clip_factor`] | one optimizer step, the squared norm of a gradient, the factor that clips it | |
+//! | [`flatten`] | copies tensors, such as gradients, to their offsets in one buffer | |
 
 mod adamw;
 mod attention;

@@ -1,4 +1,4 @@
-//! Arithmetic on `f32` in a form that compilers vectorise, and rows over cores.
+//! Arithmetic on `f32` in a form that compilers vectorize, and loops over rows on all cores.
 
 use crate::element::Element;
 use crate::pieces::Pieces;
@@ -7,14 +7,14 @@ use crate::team;
 use crate::uninit::written;
 use std::mem::MaybeUninit;
 
-/// Elements that are worth a task of their own.
+/// Number of elements that justify a separate task.
 pub(crate) const TASK: usize = 16 * 1024;
 
-/// Independent partial results of a reduction: strict floating point forbids a compiler to reorder a sum, so the order
-/// is spelt out here, one lane per element of the widest vector.
+/// Independent partial results of a reduction. Strict floating point forbids the compiler to reorder a sum, so the code
+/// spells out the order: one lane per element of the widest vector.
 const LANES: usize = 16;
 
-/// `e^x` within 2e-7 relative; below -87 it is `e^-87`.
+/// Returns `e^x` within 2e-7 relative; `x` is clamped to -87 ..= 88.
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` by the polynomial of Cephes' `expf`, `2^n` by its exponent bits.
 #[inline(always)]
@@ -41,7 +41,7 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// The sum of `term` over three slices of equal length.
+/// Sums `term` over three slices of equal length.
 #[inline(always)]
 pub(crate) fn sum3<T: Element, U: Element, V: Element>(
     (a, b, c): (&[T], &[U], &[V]),
@@ -60,19 +60,19 @@ pub(crate) fn sum3<T: Element, U: Element, V: Element>(
     lanes.iter().sum::<f32>() + rest.map(|((a, b), c)| term(a.to_f32(), b.to_f32(), c.to_f32())).sum::<f32>()
 }
 
-/// The sum of `term` over two slices of equal length.
+/// Sums `term` over two slices of equal length.
 #[inline(always)]
 pub(crate) fn sum2<T: Element, U: Element>(a: &[T], b: &[U], term: impl Fn(f32, f32) -> f32) -> f32 {
     sum3((a, b, b), |a, b, _| term(a, b))
 }
 
-/// The sum of `term` over a slice.
+/// Sums `term` over a slice.
 #[inline(always)]
 pub(crate) fn sum<T: Element>(a: &[T], term: impl Fn(f32) -> f32) -> f32 {
     sum3((a, a, a), |a, _, _| term(a))
 }
 
-/// The largest value of a slice.
+/// Returns the largest value of a slice.
 #[inline(always)]
 pub(crate) fn max<T: Element>(a: &[T]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -94,17 +94,17 @@ vectorised! {
     }
 }
 
-/// Elements of a task: whole rows of `width`, about [`TASK`] elements. It does not depend on the number of cores, so
-/// neither do results that are summed task by task.
+/// Number of elements of a task: whole rows of `width`, about [`TASK`] elements. It does not depend on the number of
+/// cores, so neither do results that are summed task by task.
 pub(crate) fn task_len(width: usize) -> usize {
     (TASK / width.max(1)).max(1) * width.max(1)
 }
 
-/// The elements of the same number as those of `inputs`: `task` writes those of whole rows of `width`, of which it gets
-/// the first's number, on all cores.
+/// Computes `len` elements from `inputs` of the same length, on all cores. Each call of `task` gets the number of its
+/// first row, the inputs' parts and the output's part, all of them whole rows of `width`.
 ///
 /// # Safety
-/// `task` must set every element that it is given.
+/// `task` must set every element of its output.
 pub(crate) unsafe fn over_rows<T: Element, const N: usize>(
     width: usize,
     len: usize,
@@ -115,13 +115,13 @@ pub(crate) unsafe fn over_rows<T: Element, const N: usize>(
     let write = |output: &mut [MaybeUninit<T>]| {
         let (len, output) = (output.len(), Pieces::new(output));
         team::for_each(len.div_ceil(task_len), |i| {
-            // SAFETY: each task has its own part.
+            // SAFETY: the parts of tasks are disjoint.
             let output = unsafe { output.part(i, task_len) };
             let piece = i * task_len..i * task_len + output.len();
             task(i * task_len / width.max(1), inputs.map(|input| &input[piece.clone()]), output);
         });
     };
-    // SAFETY: the pieces are all of it, and the caller promises that each is set.
+    // SAFETY: together the pieces cover the output, and the caller guarantees that each is set.
     unsafe { written(len, write) }
 }
 

@@ -1,9 +1,9 @@
-//! Memory that the tasks of a loop write, each its own part.
+//! A slice that the tasks of a loop write concurrently, each its own part.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A slice of which tasks take disjoint ranges.
+/// A slice from which tasks take disjoint ranges.
 #[derive(Clone, Copy)]
 pub(crate) struct Pieces<'a, T> {
     first: *mut T,
@@ -19,30 +19,30 @@ impl<'a, T> Pieces<'a, T> {
         Self { first: values.as_mut_ptr(), len: values.len(), memory: PhantomData }
     }
 
-    /// The first element, for tasks whose parts are no ranges.
+    /// The first element, for tasks whose parts are not ranges.
     pub fn as_mut_ptr(&self) -> *mut T {
         self.first
     }
 
     /// # Safety
-    /// No other range that is in use overlaps this one.
+    /// No other range in use may overlap this one.
     ///
     /// # Panics
-    /// If the range is not inside.
+    /// If the range is out of bounds.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn take(&self, range: Range<usize>) -> &'a mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
-        // SAFETY: the range is inside, and the caller promises that it is free.
+        // SAFETY: the range is in bounds, and the caller guarantees that nothing else uses it.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(range.start), range.len()) }
     }
 
-    /// Part `i` of parts of `len`, the last of which may be shorter.
+    /// Returns part `i` of the parts of length `len`; the last part may be shorter.
     ///
     /// # Safety
-    /// No other range that is in use overlaps this one.
+    /// No other range in use may overlap this one.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn part(&self, i: usize, len: usize) -> &'a mut [T] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.take(i * len..self.len.min((i + 1) * len)) }
     }
 }

@@ -1,10 +1,10 @@
-//! Tensors as rows of their last dimension, and back.
+//! Conversion of tensors to rows of their last dimension, and back.
 //!
-//! In a new shape Burn takes a 0 for "as it was", so `[b, 0, d]` does not become `[0, d]`; `[0, b, d]` does.
+//! Burn reads a 0 in a new shape as "keep this dimension", so `[b, 0, d]` cannot become `[0, d]`, but `[0, b, d]` can.
 
 use burn::tensor::Tensor;
 
-/// `[.., d]`, where `d` is not 0, to `[n, d]`.
+/// Reshapes `[.., d]` to `[n, d]`, where `d` is not 0.
 pub(crate) fn to_rows<const D: usize>(x: Tensor<D>) -> Tensor<2> {
     let shape = x.dims();
     let rows = [shape[..D - 1].iter().product(), shape[D - 1]];
@@ -14,7 +14,7 @@ pub(crate) fn to_rows<const D: usize>(x: Tensor<D>) -> Tensor<2> {
     }
 }
 
-/// `[n, d]`, where `d` is not 0, to `[.., d]`. What has two dimensions of 0 is not tracked.
+/// Reshapes `[n, d]` to `[.., d]`, where `d` is not 0. A result with two dimensions of 0 is not tracked.
 pub(crate) fn from_rows<const D: usize>(rows: Tensor<2>, mut shape: [usize; D]) -> Tensor<D> {
     let mut empty = (0..D).filter(|dim| shape[*dim] == 0);
     match (empty.next(), empty.next()) {

@@ -1,26 +1,25 @@
-//! Which vector instructions the CPU's loops and products take: the widest that the processor has and that
-//! `KILN_SIMD` allows.
+//! The vector instructions of CPU loops and products: the widest set that the processor has and `KILN_SIMD` allows.
 
 use std::sync::LazyLock;
 
-/// The environment's variable that allows less than the processor has: a name of [`Simd`].
+/// The environment variable that selects a narrower set than the processor has: a [name](Simd::name) of [`Simd`].
 pub const VARIABLE: &str = "KILN_SIMD";
 
-/// Sets of vector instructions, each with all of those before it.
+/// Sets of vector instructions; each includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Simd {
     /// What the program is compiled for: SSE2 on x86-64.
     Default,
     /// AVX2 with FMA: 8 floats.
     Avx2,
-    /// AVX-512 F, DQ and VL: 16 floats; and BF16, where the processor has it.
+    /// AVX-512 F, DQ and VL: 16 floats; also BF16, if the processor has it.
     Avx512,
 }
 
 impl Simd {
     const ALL: [Self; 3] = [Self::Default, Self::Avx2, Self::Avx512];
 
-    /// The name that `KILN_SIMD` gives it, as `ATEN_CPU_CAPABILITY` of PyTorch.
+    /// The value of `KILN_SIMD` that selects this set; PyTorch's `ATEN_CPU_CAPABILITY` uses the same names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Default => "default",
@@ -29,7 +28,7 @@ impl Simd {
         }
     }
 
-    /// The widest that this processor has.
+    /// Returns the widest set of this processor.
     pub fn of_processor() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
@@ -47,10 +46,10 @@ impl Simd {
         Self::Default
     }
 
-    /// What `KILN_SIMD` asks for; `None` if it is not set.
+    /// Returns the set that `KILN_SIMD` asks for, or `None` if the variable is not set or empty.
     ///
     /// # Errors
-    /// If it is no name of one, or this processor does not have it.
+    /// If the variable does not name a set, or if this processor does not have that set.
     pub fn asked_for() -> Result<Option<Self>, String> {
         let Some(asked) = std::env::var_os(VARIABLE).filter(|asked| !asked.is_empty()) else { return Ok(None) };
         let widest = Self::of_processor();
@@ -65,13 +64,14 @@ impl Simd {
     }
 }
 
-/// What is taken: that asked for, or else that of the processor, also where another is asked for in vain.
+/// Returns the set in use: the one that `KILN_SIMD` asks for, otherwise (also if the request is invalid) that of the
+/// processor.
 pub fn simd() -> Simd {
     static SIMD: LazyLock<Simd> = LazyLock::new(|| Simd::asked_for().ok().flatten().unwrap_or_else(Simd::of_processor));
     *SIMD
 }
 
-/// Whether products of bf16 take its own instructions, AVX512-BF16; other 16-bit products are computed in f32.
+/// Whether bf16 products use the native instructions of AVX512-BF16; other 16-bit products are computed in f32.
 pub fn multiplies_bf16() -> bool {
     #[cfg(target_arch = "x86_64")]
     return simd() == Simd::Avx512 && is_x86_feature_detected!("avx512bf16");
@@ -79,7 +79,8 @@ pub fn multiplies_bf16() -> bool {
     false
 }
 
-/// A loop compiled for each [`Simd`]; a call takes that of [`simd`]. What it calls must be inlined to be compiled so.
+/// Compiles a loop for each [`Simd`]; a call runs the version that [`simd`] selects. Functions that the loop calls must
+/// be inlined to be compiled for it too.
 macro_rules! vectorised {
     ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$t:ident: $bound:path>)? ($($arg:ident: $of:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$doc])*
@@ -100,7 +101,7 @@ macro_rules! vectorised {
                 }
 
                 match $crate::simd::simd() {
-                    // SAFETY: the processor was asked.
+                    // SAFETY: `simd` has checked the processor.
                     $crate::simd::Simd::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     $crate::simd::Simd::Avx2 => return unsafe { avx2($($arg),*) },

@@ -1,11 +1,11 @@
-//! Tensors of `flex` as slices, and back, for operations in plain Rust.
+//! Conversion of `flex` tensors to slices and back, for operations in plain Rust.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Flex, tensor::FloatTensor};
 use burn::tensor::{Element, Shape, TensorData};
 use bytemuck::Pod;
 
-/// `$body` with `$T` as the Rust type of a float dtype.
+/// Evaluates `$body` with `$T` as the Rust type of a float dtype.
 #[macro_export]
 macro_rules! with_float {
     ($dtype:expr, $T:ident => $body:expr) => {
@@ -27,23 +27,24 @@ macro_rules! with_float {
     };
 }
 
-/// Flex's own `to_contiguous` would copy a part of a larger buffer, as the parameters of a sharded unit are.
+/// Returns a contiguous tensor. Flex's own `to_contiguous` would also copy a contiguous part of a larger buffer, such
+/// as the parameters of a sharded unit.
 pub fn contiguous(tensor: &FloatTensor<Flex>) -> FloatTensor<Flex> {
     if tensor.is_contiguous() { tensor.clone() } else { tensor.to_contiguous() }
 }
 
-/// All elements.
+/// Returns all elements of a tensor.
 ///
 /// # Panics
-/// If the tensor is not contiguous, or of another dtype.
+/// If the tensor is not contiguous or has another dtype.
 pub fn slice<T: Element + Pod>(contiguous: &FloatTensor<Flex>) -> &[T] {
     contiguous.as_slice().expect("slice: the tensor is contiguous, and of the type that is asked for")
 }
 
-/// A tensor of these elements, without a copy.
+/// Makes a tensor of these elements, without a copy.
 ///
 /// # Panics
-/// If there are more or fewer than the shape has.
+/// If the number of elements is not that of the shape.
 pub fn float<T: Element>(values: Vec<T>, shape: impl Into<Shape>) -> FloatTensor<Flex> {
     let (len, shape) = (values.len(), shape.into());
     assert!(len == shape.num_elements(), "float: {len} values, expected those of {shape:?}");

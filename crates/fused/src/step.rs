@@ -1,4 +1,4 @@
-//! An operation of ours as a step of Burn's tape.
+//! An operation of Kiln as a step of Burn's tape.
 
 use crate::{deferred, weight_gradients};
 use burn::backend::autodiff::{
@@ -11,16 +11,16 @@ use burn::backend::{Backend, tensor::FloatTensor};
 use std::fmt::Debug;
 use std::marker::PhantomData;
 
-/// An operation's gradient formula, which keeps what it needs of the forward: from the output's gradient to those of
-/// the `N` inputs, of which only the `wanted` are used.
+/// The gradient formula of an operation, with what it keeps of the forward: it maps the output's gradient to those of
+/// the `N` inputs. Only the `wanted` ones are used.
 pub trait Gradient<B: Backend, const N: usize>: Clone + Debug + Send + Sync + 'static {
-    /// The input that is a weight, whose gradient may be put off; see [`deferred`].
+    /// The input that is a weight, whose gradient may be deferred; see [`deferred`].
     const WEIGHT: Option<usize> = None;
 
-    /// The gradients, where they are wanted.
+    /// Returns the gradients that are wanted.
     fn of(self, d_y: FloatTensor<B>, wanted: [bool; N]) -> [Option<FloatTensor<B>>; N];
 
-    /// What the weight's gradient alone needs.
+    /// Keeps only what the weight's gradient needs.
     fn of_weight_alone(self) -> Self {
         self
     }
@@ -38,8 +38,8 @@ fn of_weight<B: Backend, G: Gradient<B, N>, const N: usize>(gradient: G, d_y: Fl
     all.into_iter().flatten().next().expect("an operation with a weight has its gradient")
 }
 
-/// The output `y` of an operation with these inputs, with the gradient that `gradient` makes where one of them is
-/// tracked.
+/// Returns the output `y` of an operation with these inputs. If one of them is tracked, `gradient` makes its gradient
+/// formula.
 pub fn step<B: Backend, C: CheckpointStrategy, G: Gradient<B, N>, const N: usize>(
     inputs: [&FloatTensor<Autodiff<B, C>>; N],
     y: FloatTensor<B>,

@@ -1,12 +1,12 @@
-//! Memory that is about to be overwritten and so is not cleared first: large results are written once and not twice.
+//! Memory that will be overwritten and is not cleared first, so that large results are written once instead of twice.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static POISON: AtomicBool = AtomicBool::new(false);
 
-/// Whether new memory is filled with ones from now on, which as floats are NaN: a test sees what an operation has not
-/// written.
+/// Sets whether new memory is filled with 0xff bytes, which are NaN as floats, so that a test sees what an operation
+/// has not written.
 #[doc(hidden)]
 pub fn poison_uninitialised(on: bool) {
     POISON.store(on, Ordering::Relaxed);
@@ -17,7 +17,7 @@ pub(crate) fn poisoned() -> bool {
     POISON.load(Ordering::Relaxed)
 }
 
-/// Room for elements, none of which is set.
+/// Capacity for elements, none of which is set.
 pub(crate) struct Room<T> {
     values: Vec<T>,
     len: usize,
@@ -27,7 +27,7 @@ impl<T> Room<T> {
     pub fn new(len: usize) -> Self {
         let mut room = Self { values: Vec::with_capacity(len), len };
         if poisoned() {
-            // SAFETY: there is room for `len` elements.
+            // SAFETY: the capacity is `len` elements.
             unsafe { room.elements().as_mut_ptr().write_bytes(0xff, len) };
         }
         room
@@ -38,31 +38,31 @@ impl<T> Room<T> {
     }
 
     /// # Safety
-    /// All elements are set.
+    /// All elements must be set.
     pub unsafe fn set(mut self) -> Vec<T> {
-        // SAFETY: there is room for `len` elements, and the caller promises that they are set.
+        // SAFETY: the capacity is `len` elements, and the caller guarantees that they are set.
         unsafe { self.values.set_len(self.len) };
         self.values
     }
 }
 
-/// `len` elements, each of which `write` writes.
+/// Returns `len` elements, each written by `write`.
 ///
 /// # Safety
 /// `write` must set every element.
 pub unsafe fn written<T>(len: usize, write: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
     let mut room = Room::new(len);
     write(room.elements());
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     unsafe { room.set() }
 }
 
-/// Elements that are set, as elements to be written over.
+/// Returns initialized elements as memory to write.
 ///
 /// # Safety
-/// Only elements that are set may be written there.
+/// Only initialized elements may be written there.
 pub unsafe fn overwritten<T: Copy>(values: &mut [T]) -> &mut [MaybeUninit<T>] {
-    // SAFETY: the layout is the same, and the caller promises that all elements stay set.
+    // SAFETY: the layout is the same, and the caller guarantees that all elements stay initialized.
     unsafe { &mut *(values as *mut [T] as *mut [MaybeUninit<T>]) }
 }
 
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn what_is_not_written_is_nan_where_memory_is_poisoned() {
         poison_uninitialised(true);
-        // SAFETY: `new` has set all elements: it poisons them.
+        // SAFETY: `new` has set all elements, because it poisons them.
         let values = unsafe { Room::<f32>::new(9).set() };
         poison_uninitialised(false);
         assert!(values.len() == 9 && values.iter().all(|value| value.is_nan()));

@@ -1,13 +1,14 @@
-//! Every operation against a naive reference in f64, and every gradient against that reference's central differences.
+//! Compares every operation with a naive reference in f64, and every gradient with that reference's central
+//! differences.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use proptest::prelude::*;
 
-/// Naive form of an operation: from flat inputs to the flat output.
+/// The naive form of an operation: from flat inputs to the flat output.
 type Naive<'a> = &'a dyn Fn(&[Vec<f64>]) -> Vec<f64>;
 
-/// Compares output and gradients of `op`, whose inputs have these `shapes`, with `naive`, for f32, and for bf16 and
-/// f16, whose results may be off by one rounding. All numbers are representable in bf16.
+/// Compares output and gradients of `op` with `naive`, for inputs of these `shapes`. It does so for f32, and for bf16
+/// and f16, whose results may be off by one rounding. All numbers are representable in bf16.
 fn check(
     shapes: &[Vec<usize>],
     seed: u64,
@@ -18,7 +19,7 @@ fn check(
     check_for(&tolerances, shapes, seed, naive, op)
 }
 
-/// The same for these dtypes, each with what the results may be off.
+/// The same for these dtypes, each with its tolerance.
 fn check_for(
     tolerances: &[(DType, f64)],
     shapes: &[Vec<usize>],
@@ -72,7 +73,7 @@ fn values(tensor: Tensor<1>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// Uniform in -2..2 (splitmix64), cut to what bf16 represents.
+/// Uniform numbers in -2..2 (splitmix64), truncated to what bf16 represents.
 struct Random(u64);
 
 impl Random {
@@ -90,8 +91,8 @@ fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
     tensor.reshape([len])
 }
 
-/// So large that a row of nearly equal values is no exception: `1 / sqrt(var + EPSILON)`, by which rounding grows, is
-/// at most 3.2.
+/// Large enough that a row of nearly equal values is not an exception: `1 / sqrt(var + EPSILON)`, by which rounding
+/// errors grow, is at most 3.2.
 const EPSILON: f64 = 0.1;
 
 fn norm(x: &[f64], gain: &[f64], bias: Option<&Vec<f64>>, centred: bool) -> Vec<f64> {
@@ -122,8 +123,8 @@ proptest! {
         check(&[vec![n], vec![n]], seed, &naive, &|x| fused::silu_mul(x[0].clone(), x[1].clone()))?;
     }
 
-    /// Its parts are rounded to the inputs' dtype on the way, so only f32 is as exact as the others; see
-    /// `crates/model/tests/low_precision.rs` for those.
+    /// Intermediate results are rounded to the inputs' dtype, so only f32 is as exact as the other operations; see
+    /// `crates/model/tests/low_precision.rs` for the other dtypes.
     #[test]
     fn linear_cross_entropy(n in prop_oneof![1usize..5, 255usize..259], d in 1usize..5, vocab in 1usize..9, transposed: bool, z in prop_oneof![Just(0.0), Just(0.1)], seed: u64) {
         let targets: Vec<usize> = (0..n).map(|i| (seed as usize).wrapping_add(i * 7) % vocab).collect();
@@ -218,7 +219,8 @@ proptest! {
         check(&[vec![n, d], vec![d]], seed, &|x| norm(&x[0], &x[1], None, true), &fused)?;
     }
 
-    /// The sum is rounded to the inputs' dtype before its norm is taken, so only f32 is as exact as the others.
+    /// The sum is rounded to the inputs' dtype before its norm is taken, so only f32 is as exact as the other
+    /// operations.
     #[test]
     fn linear_add_norms(n in 1usize..5, from in 1usize..6, to in 2usize..40, centred: bool, biased: bool, seed: u64) {
         let biases = usize::from(biased && centred);
@@ -275,7 +277,7 @@ proptest! {
 
 #[test]
 fn rows_over_many_tasks_are_like_rows_alone() {
-    // Larger than one task of any operation, and not a multiple of it.
+    // More elements than one task of any operation, and not a multiple of a task.
     let (rows, d) = (129, 201);
     let mut random = Random(1);
     let x: Vec<f32> = (0..rows * d).map(|_| random.next() as f32).collect();
@@ -292,7 +294,7 @@ fn values_of(tensor: Tensor<2>) -> Vec<f64> {
     values(flat(tensor))
 }
 
-/// With many rows a probability divided by their number is no longer an f16, and neither is a loss scale.
+/// With many rows, a probability divided by their number underflows f16, and a loss scale overflows it.
 #[test]
 fn a_scaled_loss_of_many_rows_has_its_gradients_in_f16() {
     let (n, vocab) = (4096, 512);

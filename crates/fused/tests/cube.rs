@@ -1,5 +1,5 @@
-//! The kernels on CubeCL's CPU runtime, with one and two units a cube, against the plain Rust. Gradients are those of a
-//! user's call.
+//! Compares the kernels with the plain Rust, on CubeCL's CPU runtime with one and two units per cube. Gradients are
+//! those of a user's call.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -12,7 +12,7 @@ use fused::{
 };
 
 const ALL: &[DType] = &[DType::F32, DType::BF16, DType::F16];
-/// Burn's own products in bf16, which the cotangent of a loss needs, do not compile for every CPU.
+/// Burn's bf16 products, which the cotangent of a loss needs, do not compile for every CPU.
 const NOT_BF16: &[DType] = &[DType::F32, DType::F16];
 
 /// Values, with the dtype that they were rounded to.
@@ -23,7 +23,7 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Output {
     (tensor.into_data().iter::<f32>().collect(), dtype)
 }
 
-/// The outputs on the device that is tested are those on flex, to rounding.
+/// Checks that the outputs on the test device equal those on flex, up to rounding.
 fn agree(case: &str, run: impl Fn(&Device) -> Vec<Output>) {
     let expected = run(&Device::flex());
     for &units in testing::units() {
@@ -48,7 +48,7 @@ fn agree(case: &str, run: impl Fn(&Device) -> Vec<Output>) {
     }
 }
 
-/// Numbers that look random.
+/// Pseudorandom numbers.
 struct Random(u64);
 
 impl Random {
@@ -57,13 +57,13 @@ impl Random {
         (self.0 >> 33) as usize % bound
     }
 
-    /// In -2..2, in steps of 1/32.
+    /// Draws numbers in -2..2, in steps of 1/32.
     fn floats(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.below(128) as f32 / 32.0 - 2.0).collect()
     }
 
     fn tokens(&mut self, len: usize, vocab: usize) -> Vec<i64> {
-        // One in two is a frequent one.
+        // Every second token is a frequent one.
         (0..len).map(|_| if self.below(2) == 0 { self.below(vocab.min(2)) } else { self.below(vocab) } as i64).collect()
     }
 }
@@ -76,12 +76,12 @@ fn tokens<const D: usize>(values: &[i64], shape: [usize; D], dtype: DType, devic
     Tensor::from_data(TensorData::new(values.to_vec(), shape).convert_dtype(dtype), (device, dtype))
 }
 
-/// `y` times numbers made from `weight`: cotangents that differ.
+/// Multiplies `y` by numbers made from `weight`, so that cotangents differ.
 fn weighted<const D: usize>(weight: &[f32], y: Tensor<D>) -> Tensor<D> {
     silu_mul(float(weight, y.dims(), y.dtype(), &y.device()), y)
 }
 
-/// Output and gradients of an operation of tensors of these shapes and dtypes.
+/// Checks output and gradients of an operation on tensors of these shapes and dtypes.
 fn check<const N: usize, const D: usize>(
     case: &str,
     shapes: [&[usize]; N],
@@ -150,7 +150,7 @@ fn norms_agree() {
     }
 }
 
-/// In 16 bits a device rounds the product once more than the CPU: it is small beside the residual here.
+/// In 16 bits a device rounds the product once more than the CPU, so it is small beside the residual here.
 #[test]
 fn products_added_and_normed_agree() {
     for [rows, from, to] in [[1, 2, 3], [6, 5, 200], [7, 32, 48]] {
@@ -180,7 +180,7 @@ fn products_added_and_normed_agree() {
     }
 }
 
-/// 300 rows are two chunks on the CPU runtime, and a vocabulary of 128 is not padded.
+/// 300 rows make two chunks on the CPU runtime, and a vocabulary of 128 is not padded.
 #[test]
 fn cross_entropy_agrees() {
     let mut random = Random(11);
@@ -201,7 +201,7 @@ fn cross_entropy_agrees() {
     }
 }
 
-/// What panics on the CPU cannot panic on a device.
+/// A device cannot panic as the CPU does.
 #[test]
 fn a_target_beyond_the_vocabulary_makes_the_loss_no_number() {
     let device = &testing::device();
@@ -215,7 +215,7 @@ fn a_target_beyond_the_vocabulary_makes_the_loss_no_number() {
     }
 }
 
-/// 1,300 tokens are several chunks of the sort.
+/// 1,300 tokens make several chunks of the sort.
 #[test]
 fn embeddings_agree() {
     let mut random = Random(12);
@@ -231,7 +231,7 @@ fn embeddings_agree() {
     }
 }
 
-/// To the bit: parts of 64 places in their order, then the places that are left.
+/// Bit for bit: parts of 64 places in order, then the remaining places.
 #[test]
 fn a_row_of_an_embedding_adds_up_its_places_in_one_order() {
     const PART: usize = 64;
@@ -270,7 +270,7 @@ fn steps_of_adamw_agree() {
             let tensor = |values: &[f32]| float(values, [len], DType::F32, device);
             let mut parameter = tensor(&parameter);
             let (held, mut state, mut copy) = (parameter.clone(), AdamWState::new(&parameter), None);
-            // The last one's factor says that there is none.
+            // The last factor skips the step.
             for (step, factor) in [None, Some(0.25), Some(2.0), Some(-1.0)].into_iter().enumerate() {
                 let gradient = tensor(&gradient) * (1 + step) as f32;
                 let gradient = if fp16 && step == 1 { gradient.cast(DType::F16) } else { gradient };
@@ -288,7 +288,7 @@ fn steps_of_adamw_agree() {
 #[test]
 fn flattened_parts_agree() {
     let mut random = Random(17);
-    // Whole vectors one after another; then odd lengths with gaps, two types, and more parts than a launch takes.
+    // Whole vectors back to back; then odd lengths with gaps, two dtypes, and more parts than one launch takes.
     for lens in [&[256, 512, 64][..], &[1, 7, 300, 8, 64, 5, 12, 40, 3, 9, 100]] {
         let values: Vec<Vec<f32>> = lens.iter().map(|len| random.floats(*len)).collect();
         for (case, gap, other) in [("together", 0, DType::F32), ("apart", 3, DType::F16)] {

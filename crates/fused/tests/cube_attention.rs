@@ -1,4 +1,4 @@
-//! Attention as CubeCL kernels, on CubeCL's CPU runtime with one and two units a cube, against the plain Rust.
+//! Compares the attention kernels with the plain Rust, on CubeCL's CPU runtime with one and two units per cube.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -8,7 +8,7 @@ use fused::{AttentionPart, DropoutKey, RopeTable, causal_attention, causal_self_
 
 type Outputs = Vec<Vec<f32>>;
 
-/// Numbers between -1 and 1 that look random.
+/// Pseudorandom numbers between -1 and 1.
 fn numbers(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
@@ -27,9 +27,9 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// The result, and the gradients of the inputs for a cotangent that is a function of the result.
+/// Returns the result, and the gradients of the inputs for a cotangent that is a function of the result.
 fn gradients<const D: usize, const I: usize>(y: Tensor<D>, inputs: [Tensor<I>; 3]) -> Outputs {
-    // Burn's own product in bf16 does not compile on every CPU: `silu_mul` is ours.
+    // Burn's product in bf16 does not compile on every CPU; `silu_mul` is Kiln's.
     let len = y.shape().num_elements();
     let flat: Tensor<2> = y.clone().reshape([1, len]);
     let dtype = y.dtype();
@@ -40,13 +40,13 @@ fn gradients<const D: usize, const I: usize>(y: Tensor<D>, inputs: [Tensor<I>; 3
     outputs
 }
 
-/// The outputs on the device that is tested are those on flex.
+/// Checks that the outputs on the test device equal those on flex.
 fn agree(case: &str, dtype: DType, run: impl Fn(&Device) -> Outputs) {
     if !testing::computes_in(dtype, case) {
         return;
     }
     let expected = run(&Device::flex());
-    // Rounded once there and once here, to 8, 11 and 24 bits.
+    // Both sides round once, to 8, 11 and 24 bits.
     let tolerance = match dtype {
         DType::BF16 => 1.0 / 128.0,
         DType::F16 => 1.0 / 1024.0,
@@ -69,7 +69,7 @@ fn agree(case: &str, dtype: DType, run: impl Fn(&Device) -> Outputs) {
     }
 }
 
-/// `[b, heads, t, s, d, dv, offset]` of queries, keys and values that lie by head or by position.
+/// Checks queries, keys and values of sizes `[b, heads, t, s, d, dv, offset]`, laid out by head or by position.
 fn separate_agree([b, heads, t, s, d, dv, offset]: [usize; 7], by_position: bool, dtype: DType) {
     let case = format!("b={b} heads={heads} t={t} s={s} d={d} dv={dv} offset={offset} {dtype:?}");
     agree(&case, dtype, |device| {
@@ -95,7 +95,7 @@ fn separate_queries_keys_and_values_agree() {
 fn queries_behind_keys_that_are_there_already_agree() {
     separate_agree([1, 2, 5, 41, 16, 8, 36], false, DType::F32);
     separate_agree([1, 2, 1, 18, 8, 16, 17], true, DType::F32);
-    // Fewer keys than the last query might see.
+    // There are fewer keys than the last query could see.
     separate_agree([1, 1, 20, 30, 4, 4, 13], true, DType::F32);
 }
 
@@ -141,11 +141,11 @@ fn latent_attention_agrees() {
     }
 }
 
-/// Of three documents in each of two rows of 39.
+/// The starts of three documents in each of two rows of 39.
 fn starts(device: &Device) -> Tensor<2, Int> {
     let rows = [[0..13, 13..14, 14..39], [0..17, 17..35, 35..39]];
     let starts: Vec<i32> = rows.into_iter().flatten().flat_map(|place| vec![place.start; place.len()]).collect();
-    // Turned, so that they do not lie one after another, as those of a device that pads rows do not.
+    // Transposed, so that rows are not contiguous, as on a device that pads rows.
     Tensor::<2, Int>::from_data(TensorData::new(starts, [2, 39]), (device, DType::I32))
         .transpose()
         .reshape([78])
@@ -175,7 +175,7 @@ fn documents_agree() {
     });
 }
 
-/// Of the later queries some see none of the earlier keys.
+/// Some of the later queries see none of the earlier keys.
 #[test]
 fn parts_of_documents_agree() {
     let [b, heads, t, d] = [2, 2, 39, 8];
@@ -185,7 +185,7 @@ fn parts_of_documents_agree() {
         let part = AttentionPart { first: [20, 0], scale: 0.8, dropout: None };
         let [q, k, v] = [q.slice_dim(2, 20..t), k.slice_dim(2, 0..20), v.slice_dim(2, 0..20)];
         let (y, l) = part.forward([q.clone(), k.clone(), v.clone()], Some(starts.clone()));
-        // As if there were no other keys; where there is none here, whatever comes of the others.
+        // As if there were no other keys; for queries that see none here, as if the others had some log-sum-exp.
         let (d_y, l) = (input([b, t - 20, heads, d], 4, DType::F32, device), l.clamp_min(-5.0));
         let [d_q, d_k, d_v] = part.backward([q, k, v], [y.clone(), d_y], l.clone(), Some(starts));
         [y, l.unsqueeze_dim(3), d_q, d_k, d_v].map(floats).to_vec()

@@ -1,4 +1,4 @@
-//! How many kernels an operation launches, forward and backward.
+//! Counts the kernels that an operation launches in its forward and backward.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Int, Tensor};
@@ -8,14 +8,14 @@ use fused::{
     linear_cross_entropy_transposed, rms_norm, rope, silu_mul, sum_of_squares,
 };
 
-/// The kernels of this crate among those that `run` launches, at its second time: at the first some may be tried.
+/// Returns the kernels of this crate that the second call of `run` launches; the first may also try kernels.
 fn ours(run: impl Fn()) -> Vec<String> {
     run();
     let names = launches(&run).into_iter().filter(|name| name.contains("fused::"));
     names.map(|name| name.split("::").filter(|part| part.ends_with("_kernel")).collect()).collect()
 }
 
-/// Forward and backward of `op`.
+/// Runs forward and backward of `op`.
 fn trained<const D: usize>(op: impl Fn() -> Tensor<D>) -> Vec<String> {
     ours(|| {
         let y = op();
@@ -72,6 +72,6 @@ fn operations_launch_few_kernels() {
         };
         launches(run).len()
     };
-    // The first copies the parameter, which somebody else has too; the others are in place.
+    // The first step copies the parameter, which has another owner; the others update it in place.
     assert_eq!([steps(2) - steps(1), steps(3) - steps(2)], [1, 1]);
 }

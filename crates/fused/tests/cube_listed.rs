@@ -1,4 +1,4 @@
-//! Every kernel in the sources is listed among those that are compiled for GPUs that are not there.
+//! Checks that every kernel in the sources is listed for the compilation without a GPU.
 #![cfg(feature = "offline")]
 
 use fused::cube::{kernels, sources};

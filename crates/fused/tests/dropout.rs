@@ -1,11 +1,11 @@
-//! Dropout's mask: a function of the key and the element's place in the global batch, fair, and independent of other
-//! masks.
+//! Checks that the dropout mask is a function of the key and the element's position in the global batch, fair, and
+//! independent of other masks.
 
 use burn::tensor::{DType, Device, Tensor};
 use fused::{DropoutKey, dropout};
 use proptest::prelude::*;
 
-/// The mask of `rows` rows of `width` elements from the key's first row on: 0 or `1 / (1 - p)`.
+/// Returns the mask of `rows` rows of `width` elements from the key's first row on: 0 or `1 / (1 - p)`.
 fn mask(rows: usize, width: usize, p: f64, key: DropoutKey, dtype: DType) -> Vec<f64> {
     let ones = Tensor::<2>::ones([rows, width], (&Device::flex(), dtype));
     dropout(ones, p, key).into_data().iter::<f64>().collect()
@@ -15,7 +15,7 @@ fn kept(mask: &[f64]) -> Vec<bool> {
     mask.iter().map(|value| *value != 0.0).collect()
 }
 
-/// Whether a count of `n` draws of probability `p` lies within 6 standard deviations: it fails once in 5e8 fair counts.
+/// Whether a count of `n` draws of probability `p` is within 6 standard deviations; one in 5e8 fair counts is not.
 fn is_fair(count: usize, n: usize, p: f64) -> bool {
     let n = n as f64;
     (count as f64 - n * p).abs() <= 6.0 * (n * p * (1.0 - p)).sqrt()
@@ -28,7 +28,7 @@ fn agreements(a: &[bool], b: &[bool]) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    // Widths up to beyond one task's elements (16 Ki).
+    // Widths exceed the elements of one task (16 Ki).
     #[test]
     fn a_row_has_the_same_mask_in_any_part_of_the_batch(
         (rows, split) in (2usize..6).prop_flat_map(|rows| (Just(rows), 1..rows)),

@@ -1,4 +1,4 @@
-//! Matrix products against their law, written down, and against f64.
+//! Compares matrix products with their documented order of summation, and with f64.
 
 use fused::Element;
 use fused::gemm::{Epilogue, Matrix, Product, products, products_with};
@@ -45,9 +45,9 @@ impl Case {
     }
 }
 
-/// `c`, to be written over.
+/// Returns `c` as memory to write.
 fn over<T: Copy>(c: &mut [T]) -> &mut [MaybeUninit<T>] {
-    // SAFETY: `products` sets what it writes.
+    // SAFETY: `products` sets every element.
     unsafe { fused::overwritten(c) }
 }
 
@@ -61,7 +61,7 @@ fn the_environment_says_which_vectors_are_taken() {
     assert_eq!(simd().name(), asked.as_deref().unwrap_or(Simd::of_processor().name()));
 }
 
-/// The law, written down: blocks of 256, a chain of multiply-adds in each, fused if the processor can.
+/// The documented order: blocks of 256, a chain of multiply-adds in each, fused if the processor can.
 fn law(k: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
     let fused = simd() >= Simd::Avx2;
     let step = |sum: f32, p: usize| {
@@ -156,7 +156,7 @@ fn half_types_sum_in_f32_and_round_once() {
     }
 }
 
-/// Half a unit in the last of 8 places, 2^-8, and what sums in f32 lose.
+/// Tolerates half a unit in the last of 8 places, 2^-8, plus the rounding errors of sums in f32.
 #[test]
 fn bf16_is_the_rounded_sum_in_double_precision() {
     for case in cases() {
@@ -175,7 +175,7 @@ fn bf16_is_the_rounded_sum_in_double_precision() {
     }
 }
 
-/// What an epilogue of f32 says, pass by pass over the bare product; 16-bit types round each of its outputs once.
+/// Applies the formula of the epilogue in f32 to the bare product, pass by pass; 16-bit types round each output once.
 #[test]
 fn an_epilogue_is_its_formula_on_the_bare_product() {
     fn gelu(x: f32) -> f32 {
@@ -183,12 +183,12 @@ fn an_epilogue_is_its_formula_on_the_bare_product() {
         let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
         (0.5 * x * (1.0 + u.tanh())) as f32
     }
-    /// `ulp`: the relative distance of neighbours.
+    /// `ulp` is the relative distance of adjacent numbers.
     fn check<T: Element + PartialEq + std::fmt::Debug>(ulp: f32) {
         let of = |count, seed| numbers(count, seed).into_iter().map(T::from_f32).collect::<Vec<T>>();
         for (number, case) in cases().into_iter().enumerate() {
             let (m, n, k) = (case.m, case.n, case.k);
-            // Integers, so that the product is exact.
+            // Integers make the product exact.
             let whole =
                 |count, seed| numbers(count, seed).into_iter().map(|x| T::from_f32((4.0 * x).round())).collect();
             let (a, b): (Vec<T>, Vec<T>) = (whole(m * k, 15), whole(k * n, 16));
@@ -223,8 +223,8 @@ fn an_epilogue_is_its_formula_on_the_bare_product() {
     check::<bf16>(1.0 / 256.0);
 }
 
-/// Of bf16, as the way through pairs is its own; with an epilogue, whose bits must not depend on the place in a row
-/// either.
+/// In bf16, because pairs take a separate path; with an epilogue, because its bits must not depend on the position in a
+/// row either.
 #[test]
 fn rows_of_bf16_with_an_epilogue_do_not_depend_on_the_batch_or_threads() {
     let of = |count, seed| numbers(count, seed).into_iter().map(bf16::from_f32).collect::<Vec<_>>();

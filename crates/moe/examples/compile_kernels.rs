@@ -1,9 +1,9 @@
 //! Writes the code of every kernel of `fused` and `moe` into a folder, with a manifest for `scripts/check_kernels.py`.
-//! Needs no GPU.
+//! It needs no GPU.
 //!
 //! `cargo run -p moe --features offline --example compile_kernels -- DIR`
 //!
-//! Fails where the sources have a kernel that is not listed to be compiled.
+//! It fails if the sources contain a kernel that is not listed for compilation.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
@@ -28,7 +28,7 @@ fn main() -> io::Result<()> {
     fs::write(dir.join("manifest.json"), serde_json::to_string_pretty(&manifest)?)
 }
 
-/// Writes the code as file `i` of the folder. Returns its entry in the manifest.
+/// Writes the code as file `i` of the folder. Returns its manifest entry.
 fn write(dir: &Path, i: usize, compiled: Compiled) -> io::Result<Value> {
     let Compiled { kernel, target, instructions, code } = compiled;
     let (compiler, extension) = match target.compiler {

@@ -1,20 +1,20 @@
-//! The losses that keep a router in balance.
+//! The losses that keep a router balanced.
 
 use burn::tensor::{DType, Int, Tensor};
 use comm::SequenceRanks;
 use fused::check::Call;
 
-/// The balance loss of each sequence, averaged over sequences: `[1]`, without its coefficient.
+/// Returns the balance loss of each sequence, averaged over sequences: `[1]`, without its coefficient.
 ///
-/// For one sequence of T tokens: `sum over experts i of f_i * P_i`, where `f_i = E / (k T)` times the tokens that chose
-/// i, and `P_i` is the mean of i's normalised score (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20). It is 1 when loads
-/// are even. Gradients flow through `P` only.
+/// For one sequence of T tokens it is `sum over experts i of f_i * P_i`, where `f_i = E / (k T)` times the number of
+/// tokens that chose i, and `P_i` is the mean normalized score of i (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20). It
+/// is 1 if loads are even. Gradients flow only through `P`.
 ///
-/// `scores_ne` are of `b` sequences, one after another; `assigned_be` counts each sequence's choices of each expert.
+/// `scores_ne` holds `b` sequences, one after another; `assigned_be` counts each sequence's choices of each expert.
 ///
 /// # Panics
-/// If there are no scores, or they are not f32, or the sequences are not of one length or their counts of other
-/// experts.
+/// If there are no scores, if they are not f32, if the sequences do not have one length, or if the counts do not match
+/// the number of experts.
 pub fn sequence_balance_loss(scores_ne: Tensor<2>, assigned_be: Tensor<2, Int>) -> Tensor<1> {
     let (call, [n, e], [b, _]) = (Call("sequence_balance_loss"), scores_ne.dims(), assigned_be.dims());
     call.dtype("scores", scores_ne.dtype(), DType::F32);
@@ -25,8 +25,8 @@ pub fn sequence_balance_loss(scores_ne: Tensor<2>, assigned_be: Tensor<2, Int>) 
     loss(score_b1e, assigned_be.float())
 }
 
-/// [`sequence_balance_loss`] of sequences of which this rank has some rows, and others the rest. The ranks add up their
-/// rows' normalised scores and choices, 2 E numbers a sequence; no rank sees others' scores.
+/// [`sequence_balance_loss`] for sequences of which this rank holds some rows and other ranks the rest. The ranks sum
+/// their rows' normalized scores and choices, 2 E numbers per sequence; no rank sees the scores of others.
 pub(crate) fn sequence_balance_loss_over(
     scores_ne: Tensor<2>,
     assigned_be: Tensor<2, Int>,
@@ -45,13 +45,13 @@ pub(crate) fn sequence_balance_loss_over(
     loss(score_b1e, sums_b2e.inner().slice_dim(1, 1..2).squeeze_dim(1))
 }
 
-/// Each token's scores over their sum.
+/// Divides each token's scores by their sum.
 fn normalised(scores_ne: Tensor<2>) -> Tensor<2> {
     let total_n1 = scores_ne.clone().sum_dim(1);
     scores_ne / total_n1
 }
 
-/// From the mean normalised scores and the choices of each sequence.
+/// Computes the loss from each sequence's mean normalized scores and choices.
 fn loss(score_b1e: Tensor<3>, assigned_be: Tensor<2>) -> Tensor<1> {
     let [b, e] = assigned_be.dims();
     // Each of the T tokens has chosen k experts.
@@ -60,11 +60,11 @@ fn loss(score_b1e: Tensor<3>, assigned_be: Tensor<2>) -> Tensor<1> {
     (Tensor::from_inner(load_b1e) * score_b1e).sum() / b as f64
 }
 
-/// The router z-loss, `[1]`, without its coefficient: the mean over tokens of `log(sum over experts of exp(logit))^2`,
-/// which keeps logits small (ST-MoE, arXiv 2202.08906, eq. 5).
+/// Returns the router z-loss, `[1]`, without its coefficient: the mean over tokens of
+/// `log(sum over experts of exp(logit))^2`, which keeps logits small (ST-MoE, arXiv 2202.08906, eq. 5).
 ///
 /// # Panics
-/// If there are no logits, or they are not f32.
+/// If there are no logits, or if they are not f32.
 pub fn router_z_loss(logits_ne: Tensor<2>) -> Tensor<1> {
     let call = Call("router_z_loss");
     call.dtype("logits", logits_ne.dtype(), DType::F32);
@@ -74,8 +74,8 @@ pub fn router_z_loss(logits_ne: Tensor<2>) -> Tensor<1> {
     log_sum_n1.powi_scalar(2).mean()
 }
 
-/// [`router_z_loss`] of this rank's rows of `b` sequences, without padding, such that the mean over ranks is that of all
-/// rows.
+/// [`router_z_loss`] for this rank's rows of `b` sequences, without padding. It is scaled so that the mean over ranks
+/// is the loss of all rows.
 pub(crate) fn router_z_loss_over(logits_ne: Tensor<2>, b: usize, ranks: &SequenceRanks) -> Tensor<1> {
     let [n, e] = logits_ne.dims();
     let (s, filled) = (n / b, ranks.filled(n / b));
@@ -84,7 +84,7 @@ pub(crate) fn router_z_loss_over(logits_ne: Tensor<2>, b: usize, ranks: &Sequenc
         _ if ranks.padding == 0 => router_z_loss(logits_ne),
         _ => {
             let rows = logits_ne.reshape([b, s, e]).slice_dim(1, 0..filled).reshape([b * filled, e]);
-            // The mean number of real rows of a sequence on a rank.
+            // The mean number of real rows of a sequence per rank.
             let mean = ranks.whole(s) as f64 / ranks.size() as f64;
             router_z_loss(rows) * (filled as f64 / mean)
         }

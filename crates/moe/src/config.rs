@@ -1,4 +1,4 @@
-//! The settings of a mixture-of-experts layer, and what makes them valid.
+//! The settings of a mixture-of-experts layer, and their validation.
 
 use crate::kernels::dispatch::{DispatchRule, Layout, Order};
 use crate::kernels::route::{GateRule, MAX_CANDIDATES, SelectRule};
@@ -15,13 +15,14 @@ pub enum ScoreFunc {
     Sigmoid,
 }
 
-/// What an expert outside of a token's chosen groups has in place of its score.
+/// The score of an expert outside of a token's chosen groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupMask {
     /// Minus infinity: never chosen, as in DeepSeek's reference code.
     NegInf,
-    /// 0.0, as in Hugging Face `transformers` for DeepSeek-V2, and for V3 in older versions: chosen before an expert inside whose biased score is negative.
+    /// 0.0, as in Hugging Face `transformers` for DeepSeek-V2, and for V3 in older versions: chosen before an expert of
+    /// a chosen group whose biased score is negative.
     Zero,
 }
 
@@ -29,9 +30,9 @@ pub enum GroupMask {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Overflow {
-    /// It is left out of the token's sum.
+    /// It is dropped from the token's sum.
     Drop,
-    /// It goes to the token's next-best expert with room, and is left out where there is none.
+    /// It goes to the token's next-best expert with room, or is dropped if there is none.
     Reroute,
 }
 
@@ -41,51 +42,52 @@ pub enum Overflow {
 pub struct MoeConfig {
     /// Number of routed experts, E.
     pub num_experts: usize,
-    /// Experts a token is sent to, k; at most 16.
+    /// Number of experts per token, k; at most 16.
     pub top_k: usize,
     /// Hidden width of one expert's SwiGLU.
     pub moe_intermediate_size: usize,
-    /// Shared experts, which every token passes: one SwiGLU of this many times the expert's width; 0 for none.
+    /// Shared experts, which process every token: one SwiGLU of this many times the expert's width; 0 for none.
     pub n_shared_experts: usize,
-    /// Scores from logits.
+    /// How logits become scores.
     pub score_func: ScoreFunc,
-    /// A bias per expert that takes part in the choice of experts and not in their weights (DeepSeek-V3). With it a
-    /// group's score is the sum of its two best experts, without it its best one, as in DeepSeek's reference code.
+    /// Adds a bias per expert that affects which experts are chosen, but not their weights (DeepSeek-V3). With the
+    /// bias, a group's score is the sum of its two best experts; without it, that of its best one, as in DeepSeek's
+    /// reference code.
     pub selection_bias: bool,
-    /// Groups the experts are divided into; 1 for none.
+    /// Number of groups of experts; 1 for none.
     pub n_group: usize,
-    /// Groups a token may choose experts from.
+    /// Number of groups from which a token may choose experts.
     pub topk_group: usize,
-    /// How experts outside of the chosen groups are kept out.
+    /// How experts outside of the chosen groups are masked.
     pub group_mask: GroupMask,
-    /// Uniform noise of at most this size on the scores by which experts are chosen, in training: a hash of seed, step,
-    /// layer and place, so the same on any layout; 0 for none.
+    /// Largest uniform noise on the scores that choose experts, in training only: a hash of seed, step, layer and
+    /// position, so that it does not depend on the layout; 0 for none.
     pub router_noise: f64,
-    /// Whether the chosen experts' weights are divided by their sum.
+    /// Whether the weights of the chosen experts are divided by their sum.
     pub norm_topk_prob: bool,
     /// Factor on the weights of the chosen experts.
     pub routed_scaling_factor: f64,
-    /// In training an expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one
-    /// sequence, the first ones in order; null for dropless, as evaluation and generation always are: what they make of
-    /// a token must not depend on how many follow it.
+    /// In training, an expert takes at most `ceil(capacity_factor * tokens * top_k / num_experts)` assignments of one
+    /// sequence, the first ones in order; null for a dropless layer. Evaluation and generation are always dropless, so
+    /// that the result for a token does not depend on how many tokens follow it.
     pub capacity_factor: Option<f64>,
     /// What happens to an assignment whose expert is full.
     pub overflow: Overflow,
-    /// Whose assignments come first where capacity is limited.
+    /// Which assignments come first if capacity is limited.
     pub order: Order,
-    /// With `parallel.ep`, the most rows of experts that a rank takes at once, as a multiple of the mean of the ranks
-    /// that have the experts together. Where one would get more, the rows go in rounds, whose products are computed
-    /// again in the backward: the same numbers, more slowly, in the memory that is counted before the start. At least
-    /// 1; a number above `parallel.ep` is never reached.
+    /// With `parallel.ep`, the most expert rows that a rank takes at once, as a multiple of the mean over the
+    /// expert-parallel ranks. If a rank would get more, the rows go in rounds, and the backward recomputes their
+    /// products: the results are the same, more slowly, within the memory estimated before the start. At least 1; a
+    /// value above `parallel.ep` is never reached.
     pub max_rank_load: f64,
-    /// Coefficient of the balance loss per sequence (DeepSeek-V3, arXiv 2412.19437, eq. 17); 0 for none.
+    /// Coefficient of the sequence balance loss (DeepSeek-V3, arXiv 2412.19437, eq. 17); 0 for none.
     pub aux_loss_coef: f64,
     /// Coefficient of the router z-loss, the mean of `log(sum(exp(logits)))^2` (ST-MoE, arXiv 2202.08906, eq. 5); 0 for
     /// none.
     pub z_loss_coef: f64,
-    /// How much the selection bias of an expert moves at each step, up where it had fewer tokens than the mean of all,
-    /// down where it had more (DeepSeek-V3's balance without a loss, arXiv 2412.19437, section 2.1.2, where it is
-    /// 0.001); 0 for never.
+    /// Step size of an expert's selection bias, which moves up after a step in which the expert got fewer tokens than
+    /// the mean and down if it got more (DeepSeek-V3's auxiliary-loss-free balancing, arXiv 2412.19437, section 2.1.2,
+    /// where it is 0.001); 0 for never.
     pub bias_update_speed: f64,
 }
 
@@ -116,7 +118,7 @@ impl Default for MoeConfig {
 }
 
 impl MoeConfig {
-    /// Refuses what no layer can be built from, naming key, value and remedy.
+    /// Rejects settings from which no layer can be built; the error names key, value and remedy.
     pub fn validate(&self) -> Result<(), String> {
         let (e, k, g, tg) = (self.num_experts, self.top_k, self.n_group, self.topk_group);
         if e == 0 || self.moe_intermediate_size == 0 {
@@ -181,7 +183,7 @@ impl MoeConfig {
         Ok(())
     }
 
-    /// How experts are chosen; `noise` is left to the caller.
+    /// The rule for choosing experts; the caller sets `noise`.
     pub(crate) fn select_rule(&self) -> SelectRule {
         SelectRule {
             candidates: self.candidates(),
@@ -196,8 +198,8 @@ impl MoeConfig {
         }
     }
 
-    /// Experts that a token can go to: its choices, and where it may be rerouted, as many of the next as there are, up
-    /// to [`MAX_CANDIDATES`] in all.
+    /// Number of experts that a token can go to: its choices, and with rerouting the next-best ones, up to
+    /// [`MAX_CANDIDATES`] in total.
     pub fn candidates(&self) -> usize {
         let open = self.topk_group * (self.num_experts / self.n_group);
         match self.overflow {
@@ -206,13 +208,13 @@ impl MoeConfig {
         }
     }
 
-    /// How gates are made.
+    /// The rule for computing gates.
     pub(crate) fn gate_rule(&self) -> GateRule {
         GateRule { normalise: self.norm_topk_prob, scale: self.routed_scaling_factor as f32 }
     }
 
-    /// Where the assignments of `sequences` sequences go, at most `capacity` of one to an expert, in tiles of `tile`
-    /// rows.
+    /// The rule that places the assignments of `sequences` sequences, at most `capacity` of one sequence per expert, in
+    /// tiles of `tile` rows.
     pub(crate) fn dispatch_rule(&self, sequences: usize, capacity: Option<usize>, tile: usize) -> DispatchRule {
         DispatchRule {
             experts: self.num_experts,
@@ -223,8 +225,8 @@ impl MoeConfig {
         }
     }
 
-    /// Slots of one expert for a group of `tokens` tokens: `ceil(factor * tokens * k / E)`, at most `tokens` (an expert
-    /// is chosen at most once by a token); `None` when dropless.
+    /// Capacity of one expert for a group of `tokens` tokens: `ceil(factor * tokens * k / E)`, at most `tokens` (a
+    /// token chooses an expert at most once); `None` if dropless.
     pub fn capacity(&self, tokens: usize) -> Option<usize> {
         let exact = |f: f64| (f * (tokens * self.top_k) as f64 / self.num_experts as f64).ceil() as usize;
         self.capacity_factor.map(|f| exact(f).min(tokens))

@@ -1,4 +1,4 @@
-//! Rows from rank to rank, and their gradients back.
+//! Exchange of rows between ranks, and of their gradients on the way back.
 
 use burn::tensor::Tensor;
 use comm::ops::with_gradient;
@@ -8,17 +8,18 @@ use comm::{CommError, Communicator, FirstError};
 #[derive(Clone)]
 pub(crate) struct Exchange {
     comm: Communicator,
-    /// Of its backward.
+    /// Takes the first error of the backward.
     first_error: FirstError,
-    /// Rows that this rank gives to each rank, and gets of each.
+    /// Numbers of rows that this rank sends to each rank, and receives from each.
     sent: Vec<usize>,
     arrived: Vec<usize>,
-    /// Rows of the tensors that they are the first ones of; the others stay, and become 0.
+    /// Numbers of rows of the tensors before and after. The exchanged rows come first; the others are not sent, and are
+    /// 0 afterwards.
     lengths: [usize; 2],
 }
 
 impl Exchange {
-    /// Of the first ones of `rows`.
+    /// An exchange of the first rows of `rows`.
     pub fn new(
         comm: Communicator,
         first_error: FirstError,
@@ -30,16 +31,16 @@ impl Exchange {
         Self { comm, first_error, sent, arrived, lengths }
     }
 
-    /// The way back.
+    /// The exchange in the opposite direction.
     pub fn reversed(&self) -> Self {
         let (sent, arrived, [from, to]) = (self.arrived.clone(), self.sent.clone(), self.lengths);
         Self { sent, arrived, lengths: [to, from], ..self.clone() }
     }
 
-    /// Rows to rows; the gradient goes the way back.
+    /// Exchanges rows; the gradient takes the opposite direction.
     ///
-    /// It is one step of a graph, however many rows there are: the ranks' graphs are alike, and so is the order in
-    /// which their backwards communicate.
+    /// It is one step of the graph for any number of rows. So all ranks have the same graph, and their backwards
+    /// communicate in the same order.
     pub fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>, CommError> {
         let (d, back) = (x.dims()[1], self.reversed());
         let y = self.plain(x.clone().inner())?;

@@ -1,3 +1,5 @@
+//! The routed experts of a layer: their weights, forward and backward.
+
 use crate::kernels::grouped_gemm::{grouped_gemm, rows_gradient, weight_gradient};
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
@@ -17,12 +19,12 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Whether a path of fields leads to a parameter of routed experts, which is a stack of one matrix an expert.
+    /// Whether a path of fields leads to a parameter of routed experts, which is a stack of one matrix per expert.
     pub fn hold(path: &str) -> bool {
         path.split('.').any(|field| field == "experts")
     }
 
-    /// `e` experts of width `d` and hidden width `h`.
+    /// Makes `e` experts of width `d` and hidden width `h`.
     pub fn new(e: usize, d: usize, h: usize, device: &Device) -> Self {
         let stack = |from: usize, to: usize| {
             Initializer::Normal { mean: 0.0, std: (from as f64).powf(-0.5) }.init::<3, _>([e, from, to], device)
@@ -30,13 +32,13 @@ impl Experts {
         Self { gate_proj: stack(d, h), up_proj: stack(d, h), down_proj: stack(h, d) }
     }
 
-    /// Each row of `x_rd` through its expert, `down(silu(gate(x)) * up(x))`; of `segments`, see
+    /// Computes `down(silu(gate(x)) * up(x))` for each row of `x_rd` with its expert. For `segments` see
     /// [`dispatch`](crate::kernels::dispatch).
     pub fn forward(&self, x_rd: Tensor<2>, segments: &Tensor<1, Int>) -> Tensor<2> {
         experts(x_rd, &self.weights(), segments)
     }
 
-    /// Gate, up and down.
+    /// The weights of gate, up and down.
     pub(crate) fn weights(&self) -> [Tensor<3>; 3] {
         [&self.gate_proj, &self.up_proj, &self.down_proj].map(|weight| weight.val())
     }
@@ -49,8 +51,8 @@ pub(crate) fn experts(x_rd: Tensor<2>, [gate, up, down]: &[Tensor<3>; 3], segmen
     grouped_gemm(silu_mul(gate_rh, up_rh), down.clone(), segments)
 }
 
-/// The backward of [`experts`] by itself, from its input and the gradient of its output to those of the input and of
-/// the weights. All are in no graph.
+/// The backward of [`experts`] as a function: maps its input and the gradient of its output to the gradients of the
+/// input and of the weights. All tensors are outside of any graph.
 pub(crate) fn experts_backward(
     x_rd: Tensor<2>,
     d_y_rd: Tensor<2>,
@@ -63,7 +65,7 @@ pub(crate) fn experts_backward(
     let hidden_rh = silu_mul(gate_rh.clone(), up_rh.clone());
     let d_down = weight_gradient(hidden_rh.clone().inner(), d_y_rd.clone(), segments);
     let d_hidden_rh = rows_gradient(d_y_rd, down.clone(), segments);
-    // A number that has this gradient.
+    // A scalar that has this gradient.
     let number = Tensor::<1>::zeros([1], (&x_rd.device(), x_rd.dtype()));
     let mut gradients = with_gradient(hidden_rh, number, move |_| flat(d_hidden_rh.clone())).backward();
     let [d_gate_rh, d_up_rh] =

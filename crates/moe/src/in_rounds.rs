@@ -1,4 +1,4 @@
-//! Rows through experts on other ranks a part at a time, for loads that are too uneven to be computed at once.
+//! Expert parallelism in rounds, for loads that are too uneven to be computed at once.
 
 use crate::Experts;
 use crate::experts::{experts, experts_backward};
@@ -12,28 +12,28 @@ use comm::{CommError, Communicator, FirstError};
 use fused::widened;
 use std::ops::Range;
 
-/// The exchanges and products of all rounds, as one step of a graph.
+/// The exchanges and products of all rounds, as one step of the graph.
 ///
 /// ```text
-/// forward     of each round   x there, experts, y back
-/// backward    of each round   x there, dy there, experts again and their backward, dx back
+/// forward     for each round   dispatch x, experts, return y
+/// backward    for each round   dispatch x, dispatch dy, experts again and their backward, return dx
 /// ```
 ///
-/// Between the two a rank keeps its own tokens' rows and nothing of what came, so it never holds more of others' rows
-/// than one round has, whatever the loads are. A row's numbers are those of one round, to the last bit. Gradients of
-/// weights are added up round by round, of 16-bit weights in f32, and are there when the step's backward is over: they
-/// are not [put off](fused::deferred).
+/// Between the two, a rank keeps only the rows of its own tokens and none that it received. So it never holds more rows
+/// of other ranks than one round has, whatever the loads are. Each row has the bits of an exchange in one round. Weight
+/// gradients are summed round by round, in f32 also for 16-bit weights. They are complete after the step's backward:
+/// they are not [deferred](fused::deferred).
 #[derive(Clone)]
 pub(crate) struct InRounds {
     pub comm: Communicator,
-    /// Of its backward.
+    /// Takes the first error of the backward.
     pub first_error: FirstError,
     pub rounds: Rounds,
 }
 
 impl InRounds {
-    /// `x_rd`, whose first rows lie expert by expert, through the experts that all ranks have together, a part here;
-    /// the rows behind become 0.
+    /// Applies the experts, which are spread over the ranks, to `x_rd`, whose first rows are sorted by expert. The
+    /// remaining rows become 0.
     pub fn forward(self, x_rd: Tensor<2>, experts: &Experts) -> Result<Tensor<2>, CommError> {
         let (weights, x) = (experts.weights(), x_rd.clone().inner());
         let plain = weights.clone().map(Tensor::inner);
@@ -60,7 +60,7 @@ impl InRounds {
         Ok(self.joined(parts, x))
     }
 
-    /// The gradients of `x` and of the weights, all flat.
+    /// Returns the gradients of `x` and of the weights, all flat.
     fn backward_plain(
         &self,
         x: &Tensor<2>,
@@ -84,7 +84,7 @@ impl InRounds {
         Ok([flat(self.joined(parts, x)), gate, up, down])
     }
 
-    /// A round's rows of `x` to the ranks of their experts: those that come to this one.
+    /// Sends a round's rows of `x` to the ranks of their experts; returns those that this rank receives.
     fn there(&self, x: &Tensor<2>, round: usize) -> Result<Tensor<2>, CommError> {
         let (d, parts) = (x.dims()[1], self.rounds.sent(round));
         let counts: Vec<usize> = parts.iter().map(|rows| rows.len() * d).collect();
@@ -94,7 +94,7 @@ impl InRounds {
         Ok(arrived.reshape([length / d, d]))
     }
 
-    /// What a round made of the rows that came, back to where they came from: of this rank's rows those of the round.
+    /// Returns a round's results to the ranks that sent the rows; the result covers this rank's rows of the round.
     fn back(&self, y_ad: Tensor<2>, round: usize) -> Result<Tensor<2>, CommError> {
         let d = y_ad.dims()[1];
         let counts: Vec<usize> = self.rounds.arriving(round).into_iter().map(|rows| rows * d).collect();
@@ -108,7 +108,7 @@ impl InRounds {
         by_expert(&counts, counts.len() / self.comm.world_size(), x_ad)
     }
 
-    /// The rows of all rounds where those of `x` lie, and zeros behind them.
+    /// Puts the rows of all rounds into the order of `x`, with zeros after them.
     fn joined(&self, rounds: Vec<Tensor<2>>, x: &Tensor<2>) -> Tensor<2> {
         let sent: Vec<Vec<Range<usize>>> = (0..rounds.len()).map(|round| self.rounds.sent(round)).collect();
         let mut starts = vec![0; rounds.len()];
@@ -127,13 +127,13 @@ impl InRounds {
     }
 }
 
-/// Rows that lie expert by expert in the order in which they came.
+/// Puts rows that are sorted by expert into the order in which they arrived.
 fn in_order_of_arrival(y_rd: Tensor<2>, placed: &Dispatched) -> Tensor<2> {
     let gates = Tensor::ones([1, placed.slot_kn.dims()[1]], (&y_rd.device(), DType::F32));
     unpermute(y_rd, gates, placed)
 }
 
-/// These rows of these tensors one after another; `like` has their width.
+/// Concatenates these rows of these tensors; `like` has their width.
 fn concatenated<'a>(parts: impl Iterator<Item = (&'a Tensor<2>, Range<usize>)>, like: &Tensor<2>) -> Tensor<2> {
     let parts = parts.filter(|(_, rows)| !rows.is_empty()).map(|(x, rows)| x.clone().slice_dim(0, rows));
     let parts: Vec<Tensor<2>> = parts.collect();

@@ -1,3 +1,5 @@
+//! The mixture-of-experts layer.
+
 use crate::balance::{router_z_loss_over, sequence_balance_loss_over};
 use crate::kernels::dispatch::{Dispatched, dispatch};
 use crate::kernels::permute::{permute, unpermute};
@@ -10,7 +12,7 @@ use burn::tensor::{Device, Int, Tensor};
 use comm::SequenceRanks;
 use fused::check::Call;
 
-/// A mixture-of-experts layer: router, routed experts, and shared experts that every token passes.
+/// A mixture-of-experts layer: a router, routed experts, and shared experts that process every token.
 #[derive(Module, Debug)]
 pub struct MoeLayer {
     /// Chooses experts.
@@ -26,18 +28,19 @@ pub struct MoeLayer {
 /// What a layer returns.
 #[derive(Debug, Clone)]
 pub struct MoeOutput {
-    /// The layer's output, of its input's shape.
+    /// The layer's output, with the shape of its input.
     pub y_btd: Tensor<3>,
-    /// `[1]`: balance loss and z-loss, each times its coefficient, where one of the coefficients is not 0.
+    /// Balance loss and z-loss, each times its coefficient, `[1]`; present if a coefficient is not 0 and there are
+    /// tokens.
     pub aux_loss: Option<Tensor<1>>,
     /// Where the tokens went.
     pub stats: MoeStats,
 }
 
-/// Rows through their experts.
+/// Applies the experts to their rows.
 pub(crate) type RunExperts<'a> = dyn FnOnce(Tensor<2>, &Dispatched) -> Tensor<2> + 'a;
 
-/// Which experts compute what, and with which weight it counts.
+/// The routing of a batch: gates, rows, statistics and choices.
 pub(crate) struct Plan {
     pub gates_kn: Tensor<2>,
     pub placed: Dispatched,
@@ -46,7 +49,7 @@ pub(crate) struct Plan {
 }
 
 impl MoeLayer {
-    /// A layer of width `d`.
+    /// Makes a layer of width `d`.
     pub fn new(d: usize, config: &MoeConfig, device: &Device) -> Self {
         let shared = config.n_shared_experts * config.moe_intermediate_size;
         Self {
@@ -57,30 +60,32 @@ impl MoeLayer {
         }
     }
 
-    /// Routes every token of `x_btd` and returns the weighted sum of its experts (plus the shared ones): `y[n] = sum
-    /// over k of gate[k, n] * expert(x[n])`, dropped choices left out. With a key, noise takes part in the choice. Of
-    /// bf16 or f16 tokens the sum is made in f32, the precision of the gates, and rounded.
+    /// Routes every token of `x_btd`, and returns the weighted sum of its experts (plus the shared ones):
+    /// `y[n] = sum over k of gate[k, n] * expert(x[n])`, without dropped choices.
+    ///
+    /// With a key, noise affects the choice. For bf16 or f16 tokens, the sum is in f32, the precision of the gates, and
+    /// rounded once.
     pub fn forward(&self, x_btd: Tensor<3>, noise: Option<NoiseKey>) -> MoeOutput {
         self.forward_over(x_btd, noise, &SequenceRanks::default())
     }
 
-    /// [`forward`](Self::forward) without noise and without capacity: no choice is dropped or rerouted, whatever
-    /// `capacity_factor` is.
+    /// [`forward`](Self::forward) without noise and without capacity: no choice is dropped or rerouted for any
+    /// `capacity_factor`.
     ///
-    /// Capacity counts a whole sequence's tokens, so with it the output of a token would depend on how many follow, and
-    /// generation, which sees one at a time, could not have the output of evaluation.
+    /// Capacity depends on the number of tokens of a whole sequence. With it, the output of a token would depend on how
+    /// many tokens follow, and generation, which sees one token at a time, could not match evaluation.
     pub fn evaluate(&self, x_btd: Tensor<3>) -> MoeOutput {
         self.evaluate_over(x_btd, &SequenceRanks::default())
     }
 
-    /// [`forward`](Self::forward) of this rank's rows, `[b, s, d]`, with its part of the shared experts' columns; its
+    /// [`forward`](Self::forward) for this rank's rows, `[b, s, d]`, with its part of the shared experts' columns. The
     /// loss is the rank's share.
     pub fn forward_over(&self, x_bsd: Tensor<3>, noise: Option<NoiseKey>, ranks: &SequenceRanks) -> MoeOutput {
         let capacity = self.config.capacity(ranks.whole(x_bsd.dims()[1]));
         self.forward_here(x_bsd, noise, capacity, ranks)
     }
 
-    /// [`evaluate`](Self::evaluate), likewise.
+    /// [`evaluate`](Self::evaluate) for this rank's rows.
     pub fn evaluate_over(&self, x_bsd: Tensor<3>, ranks: &SequenceRanks) -> MoeOutput {
         self.forward_here(x_bsd, None, None, ranks)
     }
@@ -111,7 +116,8 @@ impl MoeLayer {
         call.not_empty("router.proj", &router);
         call.width("x", [b, s, d], router[0]);
         if b > 0 && s == 0 {
-            // In a new shape Burn takes a 0 for "as it was", so `[b, 0, d]` does not become `[0, d]`; `[0, b, d]` does.
+            // Burn reads a 0 in a new shape as "keep this dimension", so `[b, 0, d]` cannot become `[0, d]`, but
+            // `[0, b, d]` can.
             let mut output = self.forward_with(x_bsd.swap_dims(0, 1), noise, capacity, tile, ranks, experts);
             output.stats.sequences = b;
             return MoeOutput { y_btd: output.y_btd.swap_dims(0, 1), ..output };
@@ -129,10 +135,10 @@ impl MoeLayer {
         MoeOutput { y_btd: y_bsd, aux_loss: self.aux_loss(routing, choices_kn, b, ranks), stats }
     }
 
-    /// From what the router thinks of the tokens to rows of experts.
+    /// Turns the router's output into rows of experts.
     ///
-    /// Where a rank has a part of the rows, capacity is counted in whole sequences nevertheless: every rank knows the
-    /// choices of all of them and places them, and what found no room has no expert when each places its own.
+    /// Even if a rank has only a part of the rows, capacity counts whole sequences: every rank gathers all choices and
+    /// places them. Assignments that found no room are then masked before each rank places its own.
     fn plan(
         &self,
         routing: &Routing,
@@ -169,7 +175,7 @@ impl MoeLayer {
         Plan { gates_kn, placed, stats, choices_kn }
     }
 
-    /// This rank's share, where several have parts of the rows.
+    /// The auxiliary loss; this rank's share, if several ranks have parts of the rows.
     fn aux_loss(
         &self,
         routing: Routing,
@@ -179,9 +185,9 @@ impl MoeLayer {
     ) -> Option<Tensor<1>> {
         let MoeConfig { aux_loss_coef, z_loss_coef, num_experts, .. } = self.config;
         if routing.scores_ne.dims()[0] == 0 {
-            return None; // a mean over no tokens
+            return None; // the mean over no tokens is undefined
         }
-        let share = 1.0 / ranks.tp.size() as f64; // ranks of a context have losses of their own, whose mean is taken
+        let share = 1.0 / ranks.tp.size() as f64; // context-parallel ranks have separate losses, which are averaged
         let balance = (aux_loss_coef != 0.0).then(|| {
             let assigned_be = route::count(choices_kn, sequences, num_experts);
             sequence_balance_loss_over(routing.scores_ne, assigned_be, ranks) * (aux_loss_coef * share)

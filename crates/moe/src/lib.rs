@@ -1,4 +1,4 @@
-//! Mixture of experts: a router sends each token to its `top_k` experts, and their outputs come back weighted.
+//! Mixture of experts: a router sends each token to its `top_k` experts, and combines their outputs by weight.
 //!
 //! ```text
 //! x_btd ─ router ─> candidates_cn ─ [reroute] ─ dispatch ─> slot_kn, source_r, segments
@@ -6,17 +6,19 @@
 //! x_nd ─ permute ─> x_rd ─ grouped_gemm ─ silu_mul ─ grouped_gemm ─> y_rd ─────────── unpermute ─> y_btd
 //! ```
 //!
-//! A *row* is one token for one of its experts; rows lie expert by expert, so that an expert's product is one matrix
-//! product. Dispatch gives every assignment (token, choice) at most one row: dropless, or at most `capacity` rows for
-//! each expert and sequence. The operations of that line stand in [`kernels`], each with formula, layout, plain Rust
-//! and CubeCL kernel; [`MoeLayer`] puts them together, and [`ExpertParallel`] runs one whose experts are spread over
-//! ranks.
+//! A *row* is one token for one of its experts. Rows are sorted by expert, so that each expert computes one matrix
+//! product. Dispatch gives every assignment (token, choice) at most one row: dropless, or at most `capacity` rows per
+//! expert and sequence.
 //!
-//! **Where a sequence's tokens go, and what they become, never depends on the sequences beside it**: capacity is counted inside a
-//! sequence, noise is a hash of a token's place in the global batch, and a row's product is that row's alone.
+//! The operations of this diagram are in [`kernels`], each with its formula, layout, plain Rust and CubeCL kernel.
+//! [`MoeLayer`] combines them, and [`ExpertParallel`] runs a layer whose experts are spread over ranks.
+//!
+//! **The routing and the output of a sequence never depend on other sequences in the batch**: capacity is counted
+//! within a sequence, noise is a hash of a token's position in the global batch, and a row's product depends only on
+//! that row.
 //!
 //! Shape suffixes: `b` sequences, `t` positions, `n` = b x t tokens, `d` hidden width, `h` expert width, `e` experts,
-//! `k` choices of a token, `c` its candidates, `r` rows, `p` and `q` widths of a product.
+//! `k` choices per token, `c` candidates per token, `r` rows, `p` and `q` widths of a product.
 
 mod balance;
 mod config;

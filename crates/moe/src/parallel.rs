@@ -1,3 +1,5 @@
+//! Expert parallelism: a layer whose routed experts are spread over ranks.
+
 use crate::exchange::Exchange;
 use crate::in_rounds::InRounds;
 use crate::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
@@ -9,32 +11,33 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use comm::{CommError, Communicator, FirstError, Gathered, SequenceRanks};
 use fused::Rows;
 
-/// The ranks that have a layer's routed experts together; router and shared experts are on every rank.
+/// An expert-parallel process group, over which a layer's routed experts are spread. Every rank has the router and the
+/// shared experts.
 ///
 /// ```text
 ///           rank 0: experts 0 1                      rank 1: experts 2 3
 /// route     rows  | 0 0 1 | 2 3 3 |                  rows  | 1 | 2 2 3 |           sorted by expert, no padding
-/// counts    of rows, a number an expert, to all ranks, first
+/// counts    one number per expert, all-gathered first
 /// rows      |0 0 1|---'      `----------------.      |1|---'   `-------.
 ///           all_to_all                         `---------------------. |
-/// arrive    | 0 0 1 | 1 |  of rank 0, of rank 1      | 2 3 3 | 2 2 3 |
-/// permute   | 0 0 | 1 1 |  expert by expert          | 2 2 2 | 3 3 3 |
-/// experts, then the same way back; each rank weighs its tokens' rows by its gates
+/// arrive    | 0 0 1 | 1 |  from rank 0, rank 1       | 2 3 3 | 2 2 3 |
+/// permute   | 0 0 | 1 1 |  sorted by expert          | 2 2 2 | 3 3 3 |
+/// experts, then the same way back; each rank weights its tokens' rows by its gates
 /// ```
 ///
-/// Rank i of N has the experts from `i e / N` to `(i + 1) e / N`, and a layer on it has no others: `layer.experts` are
-/// these, while its configuration counts all. The counts are read back to the host, which the sizes of the exchange
-/// need; a layer on one rank reads nothing. A rank sends at most `k n d` elements each way, and the backward as much
-/// again.
+/// Rank i of N has the experts from `i e / N` to `(i + 1) e / N`, and its layer has no others: `layer.experts` holds
+/// only these, while the configuration counts all. The host reads the counts back, because it needs the sizes of the
+/// exchange; a layer on a single rank reads nothing. A rank sends at most `k n d` elements each way, and the backward
+/// the same amount.
 ///
-/// What comes is as uneven as the choices are. A rank takes at most
-/// [`MoeConfig::max_rank_load`](crate::MoeConfig::max_rank_load) times the mean of all ranks at once, in training and
-/// in evaluation. Where one would get more, all of them go in rounds, which have the same numbers and less speed: the
-/// backward then exchanges the rows again, and computes their products again.
+/// The number of rows that arrive is as uneven as the choices. A rank takes at most
+/// [`MoeConfig::max_rank_load`](crate::MoeConfig::max_rank_load) times the mean over all ranks at once, in training and
+/// in evaluation. If any rank would get more, all ranks exchange rows in rounds. Rounds give the same numbers at a
+/// lower speed: the backward exchanges the rows again and recomputes their products.
 ///
 /// [`forward`](Self::forward) and [`evaluate`](Self::evaluate) are collectives: every rank calls them and runs the
-/// backward. A rank that has whole sequences may have none of them. They return no error, nor do they panic if a rank is lost: what failed is in the
-/// `first_error`, and the numbers of the graph mean nothing.
+/// backward. A rank with whole sequences may have none. If a rank is lost, they neither return an error nor panic:
+/// `first_error` holds the failure, and the values of the graph are meaningless.
 #[derive(Clone)]
 pub struct ExpertParallel {
     comm: Communicator,
@@ -42,13 +45,13 @@ pub struct ExpertParallel {
 }
 
 impl ExpertParallel {
-    /// Over the ranks of `comm`, whose number divides that of the experts. What fails in forwards and backwards goes
-    /// into `first_error`.
+    /// An expert-parallel group of the ranks of `comm`, whose number divides that of the experts. Failures of forwards
+    /// and backwards are stored in `first_error`.
     pub fn new(comm: Communicator, first_error: FirstError) -> Self {
         Self { comm, first_error }
     }
 
-    /// [`MoeLayer::forward_over`] of this rank's sequences, or its rows of them.
+    /// [`MoeLayer::forward_over`] for this rank's sequences, or its rows of them.
     pub fn forward(
         &self,
         layer: &MoeLayer,
@@ -60,7 +63,7 @@ impl ExpertParallel {
         self.run(layer, x_bsd, noise, capacity, ranks)
     }
 
-    /// [`MoeLayer::evaluate_over`], likewise.
+    /// [`MoeLayer::evaluate_over`] for this rank's sequences, or its rows of them.
     pub fn evaluate(&self, layer: &MoeLayer, x_bsd: Tensor<3>, ranks: &SequenceRanks) -> MoeOutput {
         self.run(layer, x_bsd, None, None, ranks)
     }
@@ -79,7 +82,7 @@ impl ExpertParallel {
         layer.forward_with(x_bsd, noise, capacity, 1, ranks, Box::new(experts))
     }
 
-    /// The rows of `x_rd` through their experts, wherever those are.
+    /// Applies the experts to the rows of `x_rd`, on whichever rank they are.
     fn experts(
         &self,
         layer: &MoeLayer,
@@ -98,7 +101,7 @@ impl ExpertParallel {
             return InRounds { comm, first_error, rounds }.forward(x_rd, &layer.experts);
         }
         let sent = rounds.sent(0).into_iter().map(|rows| rows.len()).collect();
-        // Rows that nothing fills lie behind all others and stay.
+        // Unfilled rows come after all others and are not sent.
         let exchange = Exchange::new(comm, first_error, r, sent, rounds.arriving(0));
         let x_ad = exchange.forward(x_rd)?;
 
@@ -111,15 +114,16 @@ impl ExpertParallel {
         exchange.reversed().forward(y_ad)
     }
 
-    /// The most rounds that any of the ranks which share sequences needs, whose experts' groups are several. A backward
-    /// goes through its graph by depth, and rounds have another depth than one exchange: only with the same graph on all
-    /// of them do their collectives come in the same order.
+    /// Returns the most rounds that any rank sharing these sequences needs, if the ranks belong to several expert
+    /// groups. A backward traverses its graph by depth, and rounds have a different depth than a single exchange. Only
+    /// if all ranks have the same graph do their collectives come in the same order.
     fn most_rounds(&self, rounds: &Rounds, ranks: &SequenceRanks) -> usize {
         let mine = Tensor::<1>::from_floats([rounds.len() as f32], self.comm.device());
         ranks.max(mine).into_data().iter::<f32>().fold(1.0, f32::max) as usize
     }
 
-    /// From how many rows each expert gets of this rank to how many it gets of each rank, by rank and then by expert.
+    /// All-gathers the number of rows that each expert gets from this rank; the result is ordered by rank, then by
+    /// expert.
     fn gather_counts(&self, kept_e: Tensor<1, Int>) -> Result<Vec<usize>, CommError> {
         let kept: Vec<i32> = kept_e.into_data().iter::<i32>().collect();
         let len = kept.len();
@@ -128,7 +132,7 @@ impl ExpertParallel {
     }
 }
 
-/// Where rows that came by rank and then by expert, as many of each as `arriving` says, go to lie by expert alone.
+/// Sorts rows that arrived by rank and then by expert, in the numbers of `arriving`, by expert alone.
 pub(crate) fn by_expert(arriving: &[usize], experts: usize, x_ad: &Tensor<2>) -> Dispatched {
     let places = arriving.iter().enumerate();
     let experts_of_rows: Vec<i32> = places.flat_map(|(place, count)| vec![(place % experts) as i32; *count]).collect();
@@ -138,7 +142,7 @@ pub(crate) fn by_expert(arriving: &[usize], experts: usize, x_ad: &Tensor<2>) ->
     dispatch(experts_1a, DispatchRule { experts, groups: 1, capacity: None, order: Order::Token, layout })
 }
 
-/// Gathered rows for a product, which does not keep them.
+/// The gathered rows as input of a product that does not keep them.
 pub fn gathered_rows(x: &Gathered) -> Rows<3> {
     match x.again() {
         Some(again) => Rows::not_kept(x.x_btd.clone(), again),

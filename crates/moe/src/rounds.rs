@@ -1,33 +1,34 @@
-//! In how many rounds rows go to the ranks of their experts.
+//! The rounds in which rows go to the ranks of their experts.
 
 use std::ops::Range;
 
-/// How many rows each rank has for each expert, and the rounds in which they go so that no rank gets too many at once.
-/// All ranks know the same counts, so they agree on the rounds, and on the collectives that these take, without asking
-/// each other again.
+/// The number of rows that each rank has for each expert, and the rounds that keep any rank from getting too many at
+/// once. All ranks know the same counts, so they agree on the rounds and their collectives without further
+/// communication.
 ///
 /// ```text
 /// rows for ranks 0 1 2 3      at most 8 at once: 3 rounds             arriving at rank 1 in rounds 0, 1, 2
 /// of rank 0      0 6 1 1      a third of each number in each          5 7 8   (20 rows)
 /// of rank 1      1 5 2 0
-/// of rank 2      0 4 2 2      a rank that gets few takes part in all rounds, with few rows or none
+/// of rank 2      0 4 2 2      a rank that gets few rows takes part in all rounds, with few rows or none
 /// of rank 3      1 5 0 2
 /// ```
 #[derive(Debug, Clone)]
 pub(crate) struct Rounds {
     rank: usize,
     ranks: usize,
-    /// By rank that has the rows, then by expert.
+    /// Rows by the rank that holds them, then by expert.
     counts: Vec<usize>,
-    /// The same added up by rank that has the experts: by rank that has the rows, then by rank that gets them.
+    /// The same, summed by the rank that receives them: by the rank that holds the rows, then by the rank that has the
+    /// experts.
     rows: Vec<usize>,
     rounds: usize,
 }
 
 impl Rounds {
-    /// The fewest rounds in which no rank of `ranks` gets more than `max_load` times the mean of all at once, or one
-    /// row of each rank where that is more. `counts` are by rank, then by expert; rank i has the i-th part of the
-    /// experts.
+    /// Finds the fewest rounds in which no rank of `ranks` gets more than `max_load` times the mean of all ranks at
+    /// once, or one row from each rank if that is more. `counts` are by rank, then by expert; rank i has the i-th part
+    /// of the experts.
     pub fn new(rank: usize, ranks: usize, counts: Vec<usize>, max_load: f64) -> Self {
         let experts = counts.len() / ranks / ranks;
         let rows: Vec<usize> = counts.chunks(experts).map(|of_rank| of_rank.iter().sum()).collect();
@@ -40,17 +41,17 @@ impl Rounds {
         Self { rank, ranks, counts, rows, rounds }
     }
 
-    /// The same rows in at least so many rounds.
+    /// The same rows in at least `rounds` rounds.
     pub fn at_least(self, rounds: usize) -> Self {
         Self { rounds: self.rounds.max(rounds), ..self }
     }
 
-    /// How many there are, at least one.
+    /// Number of rounds, at least one.
     pub fn len(&self) -> usize {
         self.rounds
     }
 
-    /// Of the rows of this rank, which lie expert by expert, those that go to each rank in a round.
+    /// The rows of this rank, which are sorted by expert, that go to each rank in a round.
     pub fn sent(&self, round: usize) -> Vec<Range<usize>> {
         let mut start = 0;
         let to_rank = |rows: &usize| {
@@ -61,14 +62,14 @@ impl Rounds {
         self.rows[self.rank * self.ranks..][..self.ranks].iter().map(to_rank).collect()
     }
 
-    /// How many rows come of each rank in a round.
+    /// Number of rows that arrive from each rank in a round.
     pub fn arriving(&self, round: usize) -> Vec<usize> {
         let of_rank = |from: usize| self.part(self.rows[from * self.ranks + self.rank], round).len();
         (0..self.ranks).map(of_rank).collect()
     }
 
-    /// How many rows of each of this rank's experts come of each rank in a round: by rank, then by expert, the order in
-    /// which they come.
+    /// Number of rows that arrive in a round from each rank for each of this rank's experts: by rank, then by expert,
+    /// in the order of arrival.
     pub fn arriving_by_expert(&self, round: usize) -> Vec<usize> {
         let (all, mine) = (self.counts.len() / self.ranks, self.counts.len() / self.ranks / self.ranks);
         let of_rank = |from: usize| {
@@ -83,7 +84,7 @@ impl Rounds {
         (0..self.ranks).flat_map(of_rank).collect()
     }
 
-    /// Of so many rows those of a round.
+    /// The range of a round within `rows` rows.
     fn part(&self, rows: usize, round: usize) -> Range<usize> {
         round * rows / self.rounds..(round + 1) * rows / self.rounds
     }
@@ -152,7 +153,7 @@ mod tests {
         assert_eq!(rounds(&[20, 0, 20, 0], 1.0), 2);
         assert_eq!(rounds(&[20, 0, 20, 0], 2.0), 1);
         assert_eq!(rounds(&[0, 0, 0, 0], 1.0), 1);
-        // One row of each rank always goes.
+        // One row from each rank is always allowed.
         assert_eq!(rounds(&[1, 0, 1, 0], 1.0), 1);
     }
 }

@@ -1,3 +1,5 @@
+//! The router, which chooses each token's experts.
+
 use crate::kernels::route::{self, Noise};
 use crate::{MoeConfig, NoiseKey};
 use burn::module::{Module, Param, ParamId};
@@ -8,37 +10,38 @@ use fused::{linear, widened};
 
 /// Chooses the experts of each token and their weights (GShard arXiv 2006.16668; DeepSeek-V2/V3's `Gate`).
 ///
-/// Weights carry gradients, the choice does not. Of bf16 or f16 tokens and parameters all of it is computed in f32, as
-/// in DeepSeek's.
+/// Weights carry gradients, the choice does not. For bf16 or f16 tokens and parameters everything is computed in f32,
+/// as in DeepSeek's code.
 #[derive(Module, Debug)]
 pub struct Router {
     /// `[d, e]`, no bias.
     pub proj: Linear,
-    /// `[e]`, added to the scores for the choice only. It is moved by the balance of loads and never by a gradient.
+    /// `[e]`, added to the scores for the choice only. The load balance moves it, never a gradient.
     pub bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     config: MoeConfig,
 }
 
-/// What the router thinks of the tokens.
+/// The router's output for a batch of tokens.
 #[derive(Debug, Clone)]
 pub struct Routing {
     /// The product with the router's matrix.
     pub logits_ne: Tensor<2>,
     /// Score of every expert, before choice and scaling.
     pub scores_ne: Tensor<2>,
-    /// The best experts of each token, best first: the first `top_k` are its choices, others the reserves of a reroute.
+    /// The best experts of each token, best first. The first `top_k` are its choices; the others are reserves for
+    /// rerouting.
     pub candidates_cn: Tensor<2, Int>,
 }
 
 impl Router {
-    /// Whether a path of fields leads to a router's bias. It is to stay fp32: near 0.3 a step of bf16 is 0.002, twice
-    /// what a step of training moves it by.
+    /// Whether a path of fields leads to a router's bias. The bias must stay fp32: near 0.3 the spacing of bf16 is
+    /// 0.002, twice the change of one training step.
     pub fn holds_bias(path: &str) -> bool {
         path.ends_with("router.bias")
     }
 
-    /// A router for width `d`.
+    /// Makes a router for width `d`.
     pub fn new(d: usize, config: &MoeConfig, device: &Device) -> Self {
         let bias = || {
             let experts = config.num_experts;
@@ -57,16 +60,16 @@ impl Router {
         }
     }
 
-    /// Routes the tokens of `x_nd`, which are sequences of `seq_len` tokens; with a key, noise takes part in the
-    /// choice.
+    /// Routes the tokens of `x_nd`, sequences of `seq_len` tokens. With a key, noise affects the choice.
     pub fn forward(&self, x_nd: Tensor<2>, seq_len: usize, noise: Option<NoiseKey>) -> Routing {
         self.forward_over(x_nd, seq_len, noise, &SequenceRanks::default())
     }
 
-    /// The same of a rank's rows of sequences of `seq_len` tokens.
+    /// [`forward`](Self::forward) for a rank's rows of sequences of `seq_len` tokens.
     ///
-    /// What a token chooses follows from its own scores, so no rank needs others'. Noise is a hash of a token's place
-    /// in its sequence: there all ranks choose for whole sequences, of which the scores are gathered a block at a time.
+    /// A token's choice follows from its own scores, so no rank needs the scores of others. Noise is a hash of a
+    /// token's position in its sequence: with noise, all ranks choose for whole sequences, whose scores they gather one
+    /// block at a time.
     pub(crate) fn forward_over(
         &self,
         x_nd: Tensor<2>,
@@ -105,22 +108,22 @@ impl Router {
     }
 }
 
-/// Scores that are gathered at once, 64 MB of them; those of one sequence may be more.
+/// Scores that are gathered at once: 64 MB. Those of one sequence may be more.
 const SCORES: usize = 16 << 20;
 
-/// Of how many sequences scores of `e` experts are gathered at once.
+/// Number of sequences whose scores of `e` experts are gathered at once.
 fn sequences_at_once(seq_len: usize, e: usize) -> usize {
     (SCORES / (seq_len * e).max(1)).max(1)
 }
 
-/// Blocks of at most so many sequences, each with the number of its first.
+/// Blocks of at most `sequences` sequences, each with the number of its first one.
 fn blocks(x_bse: Tensor<3>, sequences: usize) -> Vec<(Tensor<3>, usize)> {
     let b = x_bse.dims()[0];
     let block = |first: usize| (x_bse.clone().slice_dim(0, first..b.min(first + sequences)), first);
     (0..b).step_by(sequences).map(block).collect()
 }
 
-/// Of `[k, n]` of all rows of `b` sequences this rank's `s` of each; padding has no expert.
+/// Selects this rank's `s` rows of each of `b` sequences from `[k, n]` of all rows; padding has no expert.
 pub(crate) fn rows_here(of_all_kn: Tensor<2, Int>, [b, s]: [usize; 2], ranks: &SequenceRanks) -> Tensor<2, Int> {
     if ranks.is_alone() {
         return of_all_kn;
@@ -134,7 +137,7 @@ pub(crate) fn rows_here(of_all_kn: Tensor<2, Int>, [b, s]: [usize; 2], ranks: &S
     ranks.own(of_all_kbt, 2).reshape([k, b * s])
 }
 
-/// `[k, n]` of this rank's `s` rows of each sequence, with no expert for padding.
+/// Removes the experts of padding from `[k, n]` of this rank's `s` rows of each sequence.
 fn without_padding(experts_kn: Tensor<2, Int>, s: usize, ranks: &SequenceRanks) -> Tensor<2, Int> {
     if ranks.padding == 0 {
         return experts_kn;
@@ -143,13 +146,13 @@ fn without_padding(experts_kn: Tensor<2, Int>, s: usize, ranks: &SequenceRanks) 
     ranks.fill_padding(experts_kn.reshape([k, n / s, s]), 2, -1).reshape([k, n])
 }
 
-/// Of `[k, n]` of this rank's `s` rows of each of `b` sequences those of all rows.
+/// Gathers `[k, n]` of all rows from `[k, n]` of this rank's `s` rows of each of `b` sequences.
 pub(crate) fn all_rows(own_kn: Tensor<2, Int>, [b, s]: [usize; 2], ranks: &SequenceRanks) -> Tensor<2, Int> {
     if ranks.is_alone() {
         return own_kn;
     }
     let (k, dtype) = (own_kn.dims()[0], own_kn.dtype());
-    // Numbers of experts are exact in f32.
+    // Expert numbers are exact in f32.
     let own_bsk = own_kn.float().transpose().reshape([b, s, k]);
     ranks.gather(own_bsk).inner().reshape([b * ranks.whole(s), k]).transpose().int().cast(dtype)
 }

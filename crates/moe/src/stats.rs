@@ -1,8 +1,10 @@
+//! Routing statistics of a layer.
+
 use crate::kernels::dispatch::Dispatched;
 use crate::kernels::route;
 use burn::tensor::{Int, Tensor};
 
-/// Where a layer's tokens went: tensors on the device, which cost nothing until somebody reads them.
+/// Where a layer's tokens went, as tensors on the device. They cost nothing until they are read.
 #[derive(Debug, Clone)]
 pub struct MoeStats {
     choices_kn: Tensor<2, Int>,
@@ -29,34 +31,34 @@ impl MoeStats {
         self.kept_e.dims()[0]
     }
 
-    /// How many times each sequence chose each expert, whether it had room or not: `[b, e]`.
+    /// Returns how many times each sequence chose each expert, whether it had room or not: `[b, e]`.
     pub fn assigned_be(&self) -> Tensor<2, Int> {
         route::count(self.choices_kn.clone(), self.sequences, self.experts())
     }
 
-    /// The same of all sequences: `[e]`.
+    /// Returns the same for all sequences together: `[e]`.
     pub fn assigned_e(&self) -> Tensor<1, Int> {
         route::count(self.choices_kn.clone(), 1, self.experts()).squeeze_dim(0)
     }
 
-    /// Assignments that each expert took, `[e]`; with rerouting also those that had chosen another.
+    /// Returns the number of assignments that each expert took, `[e]`, including rerouted ones.
     pub fn kept_e(&self) -> Tensor<1, Int> {
         self.kept_e.clone()
     }
 
-    /// Choices of each expert that no expert took, `[e]`.
+    /// Returns the number of choices of each expert that no expert took, `[e]`.
     pub fn dropped_e(&self) -> Tensor<1, Int> {
         let dropped_kn = self.slot_kn.clone().lower_elem(0);
         let lost_kn = self.choices_kn.clone().mask_fill(dropped_kn.bool_not(), -1);
         route::count(lost_kn, 1, self.experts()).squeeze_dim(0)
     }
 
-    /// Sum of the gates with which each expert's outputs count, `[e]`, before drops.
+    /// Returns the sum of the gates of each expert's outputs, `[e]`, before drops.
     pub fn gate_mass_e(&self) -> Tensor<1> {
         let [k, n] = self.gates_kn.dims();
         let e = self.experts();
         if n == 0 {
-            return Tensor::zeros([e], (&self.gates_kn.device(), self.gates_kn.dtype())); // Burn's reshape takes a 0 for "as it was"
+            return Tensor::zeros([e], (&self.gates_kn.device(), self.gates_kn.dtype())); // reshape would keep a 0
         }
         let expert_1e = Tensor::<1, Int>::arange(0..e as i64, &self.gates_kn.device()).reshape([1, e]);
         let expert_1e = expert_1e.cast(burn::tensor::IntDType::I32);
@@ -64,14 +66,14 @@ impl MoeStats {
         (one_hot * self.gates_kn.clone().reshape([k * n, 1])).sum_dim(0).squeeze_dim(0)
     }
 
-    /// Each expert's assignments over the mean of all experts, `[e]`: 1 where loads are even.
+    /// Returns each expert's assignments over the mean of all experts, `[e]`: 1 if loads are even.
     pub fn load_ratio_e(&self) -> Tensor<1> {
         let assigned_e = self.assigned_e().float();
         assigned_e.clone() / assigned_e.mean()
     }
 
-    /// Coefficient of variation of the experts' assignments, `[1]`: standard deviation over mean, 0 where loads are
-    /// even.
+    /// Returns the coefficient of variation of the experts' assignments, `[1]`: standard deviation over mean, 0 if
+    /// loads are even.
     pub fn load_cv(&self) -> Tensor<1> {
         (self.load_ratio_e() - 1.0).powi_scalar(2).mean().sqrt()
     }

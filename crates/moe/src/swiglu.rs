@@ -1,3 +1,5 @@
+//! The SwiGLU of dense layers and shared experts.
+
 use crate::gathered_rows;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -18,23 +20,23 @@ pub struct SwiGlu {
 }
 
 impl SwiGlu {
-    /// Width `d`, hidden width `h`.
+    /// Makes a layer of width `d` and hidden width `h`.
     pub fn new(d: usize, h: usize, device: &Device) -> Self {
         let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
         Self { gate_proj: linear(d, h), up_proj: linear(d, h), down_proj: linear(h, d) }
     }
 
-    /// `[.., d]` to `[.., d]`.
+    /// Applies the layer: `[.., d]` to `[.., d]`.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         linear(self.hidden(x), self.down_proj.weight.val(), None)
     }
 
-    /// The same, added to `residual`.
+    /// Applies the layer and adds the result to `residual`.
     pub fn forward_add<const D: usize>(&self, x: Tensor<D>, residual: Tensor<D>) -> Tensor<D> {
         linear_add(self.hidden(x), self.down_proj.weight.val(), None, residual)
     }
 
-    /// The same of this rank's rows, `[b, s, d]`, by its part of the hidden columns.
+    /// [`forward_add`](Self::forward_add) for this rank's rows, `[b, s, d]`, with its part of the hidden columns.
     pub fn forward_add_over(&self, x_bsd: Tensor<3>, residual_bsd: Tensor<3>, tp: &TensorParallel) -> Tensor<3> {
         match tp.is_alone() {
             true => self.forward_add(x_bsd, residual_bsd),

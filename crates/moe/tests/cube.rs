@@ -1,5 +1,5 @@
-//! The kernels on CubeCL's CPU runtime, with one and two units a cube, against the plain Rust: indices exactly, numbers
-//! to rounding.
+//! Compares the kernels with the plain Rust, on CubeCL's CPU runtime with one and two units per cube: indices exactly,
+//! numbers up to rounding.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -12,10 +12,10 @@ use moe::kernels::permute::{permute, unpermute};
 use moe::kernels::reroute::{RerouteRule, reroute};
 use moe::kernels::route::{GateRule, Noise, SelectRule, count, gates, scores, select};
 
-/// What an operation gave.
+/// The output of an operation.
 enum Output {
     Ints(Vec<i64>),
-    /// With the dtype that they were rounded to.
+    /// Values, with the dtype that they were rounded to.
     Floats(Vec<f32>, DType),
 }
 
@@ -29,7 +29,7 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Output {
     Output::Floats(tensor.into_data().iter::<f32>().collect(), dtype)
 }
 
-/// The outputs on the device that is tested are those on flex.
+/// Checks that the outputs on the test device equal those on flex.
 fn agree(case: &str, run: impl Fn(&Device) -> Vec<Output>) {
     let expected = run(&Device::flex());
     for &units in testing::units() {
@@ -61,7 +61,7 @@ fn agree(case: &str, run: impl Fn(&Device) -> Vec<Output>) {
     }
 }
 
-/// Numbers that look random.
+/// Pseudorandom numbers.
 struct Random(u64);
 
 impl Random {
@@ -70,12 +70,12 @@ impl Random {
         (self.0 >> 33) as usize % bound
     }
 
-    /// In -2..2, in steps of `1 / steps`.
+    /// Draws numbers in -2..2, in steps of `1 / steps`.
     fn floats(&mut self, len: usize, steps: usize) -> Vec<f32> {
         (0..len).map(|_| self.below(4 * steps) as f32 / steps as f32 - 2.0).collect()
     }
 
-    /// The first `k` of the experts shuffled, for each of `n` tokens: `[k, n]`. One in `holes` is -1.
+    /// Draws the first `k` of the shuffled experts for each of `n` tokens: `[k, n]`. One in `holes` is -1.
     fn experts(&mut self, k: usize, n: usize, e: usize, holes: usize) -> Vec<i32> {
         let mut experts = vec![-1; k * n];
         for token in 0..n {
@@ -103,7 +103,7 @@ fn f32s<const D: usize>(values: &[f32], shape: [usize; D], device: &Device) -> T
     float(values, shape, DType::F32, device)
 }
 
-/// `y` times numbers made from `weight`. Burn's own product in bf16 does not compile on every CPU.
+/// Multiplies `y` by numbers made from `weight`. Burn's bf16 product does not compile on every CPU.
 fn weighted(weight: &[f32], y: Tensor<2>) -> Tensor<2> {
     silu_mul(float(weight, y.dims(), y.dtype(), &y.device()), y)
 }
@@ -128,7 +128,7 @@ fn plain(candidates: usize) -> SelectRule {
     SelectRule { candidates, n_group: 1, topk_group: 1, group_best: 1, mask: 0.0, noise: None }
 }
 
-/// `steps` of scores and biases are few where ties are wanted.
+/// With few `steps`, scores and biases have ties.
 fn choices_agree(n: usize, e: usize, steps: usize, rule: SelectRule) {
     let mut random = Random((n * e + rule.candidates) as u64);
     let (scores, bias) = (random.floats(n * e, steps), random.floats(e, steps));
@@ -155,7 +155,7 @@ fn choices_inside_groups_agree() {
         let rule = SelectRule { n_group: 4, topk_group: 2, group_best, mask, ..plain(6) };
         choices_agree(40, 16, 2, rule);
         choices_agree(5, 256, 64, rule);
-        // More than the chosen groups have: the rest are masked experts, the lowest numbers first.
+        // More than the chosen groups have: the rest are masked experts, lowest numbers first.
         choices_agree(21, 8, 2, rule);
         choices_agree(9, 4, 2, SelectRule { candidates: 3, ..rule });
     }
@@ -213,8 +213,8 @@ fn counts_agree() {
     }
 }
 
-/// On the CPU such numbers are refused. A device cannot refuse them without reading back; what it must not do is to write
-/// outside of its tables.
+/// The CPU rejects such numbers. A device cannot reject them without reading them back, but it must not write outside
+/// of its tables.
 #[test]
 fn numbers_that_no_expert_has_count_for_nobody() {
     let device = testing::device();
@@ -342,7 +342,7 @@ fn rows_of_tokens_and_their_gradients_agree() {
     }
 }
 
-/// There are no more cubes than 65,536, so cubes go through several rows, groups or tokens.
+/// A launch has at most 65,536 cubes, so cubes loop over several rows, groups or tokens.
 #[test]
 fn more_rows_than_cubes_agree() {
     let mut random = Random(9);

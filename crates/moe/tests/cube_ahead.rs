@@ -1,4 +1,5 @@
-//! The host runs ahead of a device: no operation and no step of a layer, forward or backward, waits for a number of it.
+//! Checks that the host runs ahead of a device: no operation and no layer reads a result back in its forward or
+//! backward.
 #![cfg(feature = "cpu-jit")]
 
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -12,9 +13,9 @@ fn gradient<const D: usize, const E: usize>(x: Tensor<D>, op: impl Fn(Tensor<D>)
     x.grad(&gradients).expect("a gradient of x")
 }
 
-/// Forward and backward of an operation of a tensor like `x`.
+/// Checks forward and backward of an operation on a tensor like `x`.
 fn ahead<const D: usize, const E: usize>(x: Tensor<D>, op: impl Fn(Tensor<D>) -> Tensor<E>) {
-    // At the first time products may be tried, which waits.
+    // The first call may try several products, which waits for the device.
     gradient(x.clone(), &op).try_into_data().expect("a gradient that can be read");
     gradient(unreadable(x), &op).try_into_data().expect_err("it depends on what cannot be read");
 }
@@ -28,7 +29,7 @@ fn operations_read_nothing_on_their_way() {
     ahead(x(), |x| gelu(layer_norm(silu_mul(x.clone(), x), gain.clone(), None, 1e-5)));
     ahead(x(), |weight| {
         let y = dropout(embedding(weight, ids.clone()), 0.5, DropoutKey::derive(1, 2, 3, 4));
-        // So that the gradient depends on the table.
+        // Makes the gradient depend on the table.
         silu_mul(y.clone(), y)
     });
     ahead(x(), |x| linear_cross_entropy_transposed(x.clone(), x, ids.clone().reshape([6]), 0.0).cross_entropy);

@@ -1,5 +1,5 @@
-//! Deferred gradients of weights: with those of a backward without them they are the whole backward's, on the CPU and
-//! in kernels.
+//! Deferred weight gradients: together with the gradients of inputs they equal those of a whole backward, on the CPU
+//! and in kernels.
 
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 #[cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
@@ -11,11 +11,11 @@ use moe::kernels::grouped_gemm::grouped_gemm;
 const D: usize = 8;
 const ROWS: usize = 6;
 
-/// Leaves, and a loss of each product with a weight.
+/// Leaves, and a loss that uses every product with a weight.
 struct Graph {
     weights: Vec<Tensor<2>>,
     experts: Tensor<3>,
-    /// Whose gradients are never put off.
+    /// Leaves whose gradients are never deferred.
     others: Vec<Tensor<1>>,
     x: Tensor<2>,
     loss: Tensor<1>,
@@ -34,7 +34,7 @@ fn graph(dtype: DType, device: &Device) -> Graph {
     let segments = TensorData::new(vec![0i32, 2, ROWS as i32], [3]);
     let segments = Tensor::<1, Int>::from_data(segments, (device, DType::I32)).autodiff();
 
-    // The first weight twice; of the second one the rows are not kept.
+    // The first weight is used twice; the rows of the second product are not kept.
     let y = linear(linear(x.clone(), weights[0].clone(), Some(others[0].clone())), weights[0].clone(), None);
     let again = y.clone().inner();
     let y = linear(Rows::not_kept(y, move || again.clone()), weights[1].clone(), None);
@@ -52,7 +52,7 @@ fn values<const N: usize>(tensor: Tensor<N>) -> Vec<f32> {
 }
 
 impl Graph {
-    /// Of weights from `later`, of the others from `now`.
+    /// Collects the gradients of weights from `later`, and of the others from `now`.
     fn gradients(&self, now: &Gradients, later: &Gradients) -> Vec<Vec<f32>> {
         let weights = self.weights.iter().map(|weight| values(weight.grad(later).expect("a weight's gradient")));
         let experts = std::iter::once_with(|| values(self.experts.grad(later).expect("the experts' gradient")));
@@ -85,7 +85,7 @@ fn both_parts_together_are_the_whole_backward_on_flex() {
     }
 }
 
-/// Burn chooses among kernels for its products by trying them, so that two runs need not have the same bits.
+/// Burn chooses kernels for its products by trying them, so two runs need not have the same bits.
 #[cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 #[test]
 fn both_parts_together_are_the_whole_backward_on_the_cpu_runtime() {

@@ -1,4 +1,4 @@
-//! The grouped products as CubeCL kernels, on CubeCL's CPU runtime, against sums in f64.
+//! Compares the grouped products in CubeCL with sums in f64, on CubeCL's CPU runtime.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
@@ -14,7 +14,7 @@ struct Case {
     segments: Vec<i32>,
 }
 
-/// Eighths between -1 and 1, which bf16 holds exactly.
+/// Multiples of 1/8 between -1 and 1, which bf16 represents exactly.
 fn eighths(len: usize, seed: usize) -> Vec<f32> {
     (0..len).map(|i| ((i * 37 + seed * 11 + i / 7) % 17) as f32 / 8.0 - 1.0).collect()
 }
@@ -69,7 +69,7 @@ fn run(case: &Case, x: &[f32], weight: &[f32], d_y: &[f32], dtype: DType) -> Pro
     let y = grouped_gemm(x.clone(), weight.clone(), &segments);
     let gradients = match dtype {
         DType::F32 => (y.clone() * tensor(d_y, [case.r, case.q], dtype, &device)).backward(),
-        // Burn's own product in bf16 does not compile on every CPU: the gradient of `y` is 1.
+        // Burn's bf16 product does not compile on every CPU, so the gradient of `y` is 1.
         _ => y.clone().backward(),
     };
     Products {
@@ -84,7 +84,7 @@ fn check(case: &Case, dtype: DType) {
     let (x, weight) = (eighths(case.r * case.p, 1), eighths(e * case.p * case.q, 2));
     let d_y = if dtype == DType::F32 { eighths(case.r * case.q, 3) } else { vec![1.0; case.r * case.q] };
     let (got, want) = (run(case, &x, &weight, &d_y, dtype), reference(case, &x, &weight, &d_y));
-    // Half of the last of 8 bits, of 11, or of 24 and the sum's own rounding.
+    // Half a unit in the last of 8, 11 or 24 bits; for f32 also the rounding errors of the sum.
     let tolerance = match dtype {
         DType::BF16 => 1.0 / 256.0,
         DType::F16 => 1.0 / 2048.0,
@@ -98,7 +98,7 @@ fn check(case: &Case, dtype: DType) {
     }
 }
 
-/// Segments of these lengths, and rows behind them.
+/// Segments of these lengths, followed by `tail` rows.
 fn case(lengths: &[usize], tail: usize, p: usize, q: usize) -> Case {
     let mut segments = vec![0];
     segments.extend(lengths.iter().scan(0, |end, length| {
@@ -108,7 +108,7 @@ fn case(lengths: &[usize], tail: usize, p: usize, q: usize) -> Case {
     Case { r: lengths.iter().sum::<usize>() + tail, p, q, segments }
 }
 
-/// (name, case); widths are vectors of 4 or not, and more and less than a tile.
+/// Names and cases; widths are multiples of 4 or not, and more or less than a tile.
 fn cases() -> Vec<(&'static str, Case)> {
     let few_of_many: Vec<usize> = (0..256).map(|e| if e % 50 == 7 { e % 3 + 1 } else { 0 }).collect();
     vec![
@@ -124,7 +124,7 @@ fn cases() -> Vec<(&'static str, Case)> {
     ]
 }
 
-/// Gives the choice of units and tier back, also when a test fails.
+/// Resets units and tier when dropped, even if a test fails.
 struct Forced(#[allow(dead_code)] CpuUnits);
 
 impl Forced {
@@ -168,8 +168,8 @@ fn simt_rounds_sums_of_bf16_once() {
     check_simt(2, DType::BF16);
 }
 
-/// Two cases: cubek's kernels have barriers between several units, which spin on a CPU, and each width is seconds of
-/// compiling.
+/// Only two cases: cubek's kernels have barriers between several units, which spin on a CPU, and each width takes
+/// seconds to compile.
 #[test]
 fn multi_level_sums_as_f64() {
     let _forced = Forced::new(Some(Tier::MultiLevel), 1);
@@ -177,7 +177,7 @@ fn multi_level_sums_as_f64() {
     check(&case(&[9, 0], 5, 5, 7), DType::F32);
 }
 
-/// Where the device has tensor cores, which CubeCL's CPU runtime and lavapipe have not.
+/// Needs a device with tensor cores, which CubeCL's CPU runtime and lavapipe do not have.
 #[test]
 fn tensor_cores_sum_as_f64() {
     for (tier, dtypes) in [(Tier::MultiLevel, &[DType::BF16, DType::F16][..]), (Tier::Wgmma, &[DType::BF16])] {
@@ -188,7 +188,7 @@ fn tensor_cores_sum_as_f64() {
         }
         for &dtype in dtypes {
             for (name, case) in cases() {
-                // Whole vectors of 8 for copies by hardware.
+                // Copies by hardware need whole vectors of 8.
                 let whole = case.p % 8 == 0 && case.q % 8 == 0;
                 if tier == Tier::Wgmma && !whole {
                     continue;
@@ -201,7 +201,7 @@ fn tensor_cores_sum_as_f64() {
     }
 }
 
-/// Whether the tier that is forced runs, or the panic that says why not.
+/// Whether the forced tier runs; if not, the message of its panic.
 fn can_run(tier: Tier) -> Result<(), String> {
     let device = testing::device();
     let x = tensor(&[1.0; 64], [8, 8], DType::BF16, &device);
@@ -235,8 +235,8 @@ fn kernels_and_plain_rust_agree() {
     }
 }
 
-/// Borders of rows that do not exist are refused on the CPU. A device does not see them on its host; it must stay within
-/// the rows that there are.
+/// The CPU rejects borders of rows that do not exist. A device does not see them on the host, but it must stay within
+/// the existing rows.
 #[test]
 fn borders_that_are_none_write_no_row_that_is_not_there() {
     for (r, segments) in [(256, vec![0, -5]), (16, vec![0, 1_000]), (16, vec![0, -9, 4]), (8, vec![-3, 5])] {

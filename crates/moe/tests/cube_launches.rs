@@ -1,4 +1,4 @@
-//! What a layer launches, forward and backward.
+//! Counts the kernels that a layer launches, forward and backward.
 #![cfg(any(feature = "cpu-jit", feature = "cuda", feature = "vulkan"))]
 
 use burn::tensor::{DType, Tensor};
@@ -15,9 +15,9 @@ fn a_layer_launches_few_kernels() {
         let gradients = layer.forward(x_btd.clone(), None).y_btd.backward();
         x_btd.grad(&gradients).expect("a gradient of x").into_data();
     };
-    // At the first time some products are tried.
+    // The first call tries some products.
     run();
     let names = launches(run);
-    // 50 when this was written. 6 of them make the table of tiles, which each grouped product makes anew.
+    // It was 50 when this was written. Six of them make the table of tiles, once per grouped product.
     assert!(names.len() <= 56, "{} launches: {names:#?}", names.len());
 }

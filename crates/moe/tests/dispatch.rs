@@ -1,4 +1,4 @@
-//! Which assignments get a row, and which one.
+//! Checks which assignments get a row, and which row.
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use moe::kernels::dispatch::{DispatchRule, Dispatched, Layout, Order, dispatch};
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 #[derive(Debug, Clone)]
 struct Choices {
     groups: usize,
-    /// Tokens of a group.
+    /// Tokens per group.
     tokens: usize,
     k: usize,
     c: usize,
@@ -29,7 +29,7 @@ impl Choices {
         &self.candidates[..self.k * self.n()]
     }
 
-    /// Assignments (choice, token) of a group in order.
+    /// The assignments (choice, token) of a group, in order.
     fn in_order(&self, group: usize, order: Order) -> Vec<(usize, usize)> {
         let mut all: Vec<_> = (0..self.k).flat_map(|j| (0..self.tokens).map(move |t| (j, t))).collect();
         if order == Order::Token {
@@ -65,8 +65,8 @@ fn ints<const D: usize>(tensor: Tensor<D, Int>) -> Vec<i32> {
     tensor.into_data().iter::<i32>().collect()
 }
 
-/// `dispatch` keeps the first `capacity` assignments of each group to each expert, its index tensors are each other's
-/// inverse, and rows lie where the layout says.
+/// Checks that `dispatch` keeps the first `capacity` assignments of each group to each expert, that its index tensors
+/// are inverses of each other, and that rows follow the layout.
 fn follows_the_rule(case: &Choices, experts: &[i32], rule: DispatchRule) {
     let n = case.n();
     let Dispatched { slot_kn, source_r, segments, kept_e } = dispatch(tensor(experts, case.k, n), rule);
@@ -137,14 +137,14 @@ proptest! {
         follows_the_rule(&whole, &with_holes, rule);
     }
 
-    /// What is left out after rerouting had no candidate with room that its token does not hold already.
+    /// After rerouting, a dropped choice had no candidate with room that its token does not already hold.
     #[test]
     fn reroute_drops_nothing_while_a_candidate_has_room(case in choices(), order in order(), capacity in 0..=6usize) {
         let (n, k) = (case.n(), case.k);
         let rule = RerouteRule { top_k: k, experts: case.e, groups: case.groups, capacity, order };
         let experts = ints(reroute(tensor(&case.candidates, case.c, n), rule));
         for group in 0..case.groups {
-            // In order: the choice itself, else the best reserve with room, else none.
+            // In order: the choice itself, otherwise the best reserve with room, otherwise none.
             let mut load = vec![0; case.e];
             for (j, token) in case.in_order(group, order) {
                 let held: Vec<i32> = (0..k).map(|i| experts[i * n + token]).filter(|expert| *expert >= 0).collect();
@@ -167,7 +167,7 @@ proptest! {
                 }
             }
         }
-        // What is rerouted fits, whole.
+        // Rerouted assignments all fit.
         let layout = Layout::Sorted { tile: 1 };
         let rule = DispatchRule { experts: case.e, groups: case.groups, capacity: Some(capacity), order, layout };
         let kept = ints(dispatch(tensor(&experts, k, n), rule).kept_e).iter().sum::<i32>() as usize;
@@ -207,7 +207,7 @@ fn where_capacity_runs_out_the_weakest_choices_go_first() {
 
 #[test]
 fn a_full_expert_sends_on_to_the_best_reserve_with_room() {
-    // Candidates of three tokens, top-1, one place each.
+    // Candidates of three tokens, top-1, one place per expert.
     let candidates = tensor(&[0, 0, 0, 1, 1, 2, 2, 2, 1], 3, 3);
     let rule = RerouteRule { top_k: 1, experts: 3, groups: 1, capacity: 1, order: Order::Choice };
     assert_eq!(ints(reroute(candidates, rule)), [0, 1, 2]);

@@ -1,4 +1,4 @@
-//! The layer against a naive one in f64 that goes token by token: values, capacity, balance and gradients.
+//! Compares the layer with a naive one in f64 that works token by token: values, capacity, balance and gradients.
 
 mod naive;
 
@@ -14,7 +14,8 @@ fn tensor<const D: usize>(values: &[f64], shape: [usize; D]) -> Tensor<D> {
     Tensor::from_data(TensorData::new(values, shape), &Device::flex())
 }
 
-/// The layer with these numbers, and its input. All of them require gradients if `tracked`, even the selection bias.
+/// Makes the layer with these numbers, and its input. If `tracked`, all of them require gradients, even the selection
+/// bias.
 fn layer(case: &Case, numbers: &Numbers, tracked: bool) -> (MoeLayer, Tensor<3>) {
     fn bound<const D: usize>(values: &[f64], shape: [usize; D], tracked: bool) -> Tensor<D> {
         let tensor = tensor(values, shape);
@@ -103,7 +104,7 @@ proptest! {
     }
 }
 
-/// A layer that uses every rule at once.
+/// A configuration that uses every rule at once.
 fn everything() -> MoeConfig {
     MoeConfig {
         num_experts: 8,
@@ -140,8 +141,8 @@ fn without_tokens_there_is_no_output_and_no_loss() {
     }
 }
 
-/// To the last bit: what a token becomes in evaluation does not depend on the tokens after it, in training with a
-/// capacity it may.
+/// Bit for bit: in evaluation the result for a token does not depend on later tokens. In training with a capacity it
+/// may.
 #[test]
 fn evaluation_is_that_of_a_dropless_layer_without_noise() {
     let limited = MoeConfig { router_noise: 0.5, ..everything() };
@@ -159,7 +160,7 @@ fn evaluation_is_that_of_a_dropless_layer_without_noise() {
     }
 }
 
-/// To the last bit, with every rule at work: capacity, rerouting, noise, groups, shared experts.
+/// Bit for bit, with all rules in use: capacity, rerouting, noise, groups, shared experts.
 #[test]
 fn a_sequence_has_the_same_output_and_gradients_alone_and_in_any_batch() {
     let reroute = MoeConfig { overflow: Overflow::Reroute, router_noise: 0.05, ..everything() };
@@ -234,7 +235,7 @@ fn the_balance_loss_is_one_for_even_loads_and_scores_and_more_for_uneven_ones() 
 /// Compares the gradient of `sum(y * cotangent) + balance loss` with central differences of the reference.
 fn has_the_gradients_of_the_reference(case: &Case) {
     let [b, t, d] = case.shape_btd;
-    let numbers = case.numbers(1e-3); // far from ties, for the step of 1e-5
+    let numbers = case.numbers(1e-3); // far from ties, compared with the step of 1e-5
     assert_eq!(reference(case, &numbers).dropped > 0, case.quarters.is_some(), "drops are part of the case");
     let cotangent = random(99, b * t * d);
     let loss = |numbers: &Numbers| {

@@ -1,5 +1,5 @@
-//! No rank holds more rows of others at once than it was told to, however uneven the choices are, and none holds
-//! others' scores.
+//! Checks that no rank holds more rows of other ranks at once than configured, however uneven the choices are, and that
+//! no rank holds the scores of others.
 
 use burn::module::{Param, ParamId};
 use burn::tensor::{Device, Tensor};
@@ -9,12 +9,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Bytes that are allocated; the most of them, and the largest block, since that was last asked.
+/// Bytes currently allocated; the most of them, and the largest block, since the last reset.
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 static BLOCK: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts for all ranks together: what one of them allocates another may free.
+/// Counts for all ranks together, because one may free what another allocates.
 struct Counting;
 
 #[global_allocator]
@@ -26,7 +26,7 @@ fn add(bytes: usize) {
     BLOCK.fetch_max(bytes, Relaxed);
 }
 
-// SAFETY: every call goes to `System` as it came. Counting never allocates.
+// SAFETY: every call is forwarded to `System` unchanged. Counting never allocates.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size());
@@ -53,16 +53,16 @@ unsafe impl GlobalAlloc for Counting {
 const RANKS: usize = 4;
 const D: usize = 32;
 const H: usize = 64;
-/// Rows of a rank.
+/// Rows per rank.
 const ROWS: usize = 2048;
-/// What a pass takes at most beyond what was there before, on all ranks together, and its largest block.
+/// The most bytes that a pass allocates on all ranks together beyond those before it, and its largest block.
 #[derive(Debug, Clone, Copy)]
 struct Peak {
     bytes: usize,
     block: usize,
 }
 
-/// Of what all ranks do at the same time.
+/// Measures the peak of a pass that all ranks run at the same time.
 fn peak_of(comm: &Communicator, pass: impl FnOnce()) -> Result<Peak, CommError> {
     comm.barrier()?;
     let before = NOW.load(Relaxed);
@@ -74,7 +74,7 @@ fn peak_of(comm: &Communicator, pass: impl FnOnce()) -> Result<Peak, CommError> 
     Ok(Peak { bytes: MOST.load(Relaxed) - before, block: BLOCK.load(Relaxed) })
 }
 
-/// Of a pass in training, with its backward, or in evaluation, where all tokens want the expert of rank 0.
+/// Measures a pass in training, with its backward, or in evaluation; all tokens choose the expert of rank 0.
 fn peak(training: bool, max_rank_load: f64) -> Peak {
     let config = MoeConfig {
         num_experts: RANKS,
@@ -91,7 +91,7 @@ fn peak(training: bool, max_rank_load: f64) -> Peak {
         }
         let floats = |values: Vec<f32>| Tensor::<1>::from_floats(values.as_slice(), &device);
         let mut layer = MoeLayer::new(D, &config, &device);
-        // Expert i likes element i, and token i is element i % 4: a fourth of them likes each expert.
+        // Expert i prefers element i, and token i is element i % 4, so a quarter of the tokens prefers each expert.
         let likes = floats((0..D * RANKS).map(|i| f32::from(i / RANKS == i % RANKS)).collect());
         let tokens = floats((0..ROWS * D).map(|i| f32::from(i / D % RANKS == i % D)).collect());
         layer.router.proj.weight = param(likes.reshape([D, RANKS]), training);
@@ -114,7 +114,7 @@ fn peak(training: bool, max_rank_load: f64) -> Peak {
 }
 
 fn of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once() {
-    // The widest of what there is a row of.
+    // The widest rows are those of the experts' hidden layer.
     let block = |rows: usize| rows * H * size_of::<f32>();
     for training in [true, false] {
         let at_once = peak(training, RANKS as f64);
@@ -130,8 +130,7 @@ fn of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once() {
     }
 }
 
-/// The largest block of a pass in training over `t` rows of each of two sequences, of which each of the ranks has a
-/// part.
+/// Measures the largest block of a training pass over `t` rows of each of two sequences, spread over the ranks.
 fn block_of_routing(config: &MoeConfig, t: usize) -> usize {
     let config = config.clone();
     let of_ranks = run_ranks(vec![Device::flex(); RANKS], Duration::from_secs(60), move |comm| {
@@ -168,7 +167,7 @@ fn no_rank_holds_scores_of_rows_that_it_does_not_have() {
     }
 }
 
-/// One after another: the allocator counts for the whole process.
+/// Both checks run in one test, because the allocator counts for the whole process.
 #[test]
 fn what_one_rank_holds_of_others_is_bounded() {
     of_the_rows_of_all_ranks_one_holds_a_bounded_part_at_once();

@@ -1,4 +1,4 @@
-//! Each operation, with its gradients, against plain f64 loops.
+//! Compares each operation and its gradients with plain loops in f64.
 
 mod naive;
 
@@ -12,7 +12,7 @@ use moe::kernels::route::{GateRule, Noise, SelectRule, gates, scores, select};
 use naive::random;
 use proptest::prelude::*;
 
-/// Tracked, of a dtype, from numbers that it holds exactly.
+/// A tracked tensor of a dtype, from numbers that it represents exactly.
 fn tracked<const D: usize>(values: &[f64], shape: [usize; D], dtype: DType) -> Tensor<D> {
     let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
     Tensor::<D>::from_data(TensorData::new(values, shape), &Device::flex().autodiff()).cast(dtype).require_grad()
@@ -22,7 +22,7 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f64> {
     tensor.into_data().iter::<f64>().collect()
 }
 
-/// `[-1, 1)` in steps that bf16 holds exactly.
+/// Numbers in [-1, 1) in steps that bf16 represents exactly.
 fn numbers(seed: u64, len: usize) -> Vec<f64> {
     random(seed, len).into_iter().map(|value| (value * 64.0).round() / 64.0).collect()
 }
@@ -54,7 +54,7 @@ fn differences(x: &[f64], cotangent: &[f64], f: impl Fn(&[f64]) -> Vec<f64>) -> 
     (0..x.len()).map(|i| (at(i, 1e-4) - at(i, -1e-4)) / 2e-4).collect()
 }
 
-/// What an operation returned and the gradients of its inputs, which are flat.
+/// Returns the flat result of an operation, and the gradients for a cotangent.
 fn run<const D: usize>(y: Tensor<D>, cotangent: &[f64]) -> (Vec<f64>, burn::tensor::Gradients) {
     let shape = y.dims();
     let cotangent: Vec<f32> = cotangent.iter().map(|value| *value as f32).collect();
@@ -71,12 +71,12 @@ fn dtypes() -> impl Strategy<Value = DType> {
     prop_oneof![Just(DType::F32), Just(DType::BF16)]
 }
 
-/// Sizes with the ends that break things.
+/// Sizes, with the edge cases.
 fn size(most: usize) -> impl Strategy<Value = usize> {
     prop_oneof![1 => Just(0), 2 => Just(1), 6 => 2..=most]
 }
 
-/// Experts of `n` tokens with some of them missing, and where they went.
+/// Experts of `n` tokens, and the rule that places them.
 #[derive(Debug, Clone)]
 struct Placement {
     n: usize,
@@ -223,7 +223,7 @@ proptest! {
             let total = |t: usize| if normalise { (0..k).map(|j| of(j * n + t)).sum::<f64>() + 1e-20 } else { 1.0 };
             (0..k * n).map(|p| 2.5 * of(p) / total(p % n)).collect()
         };
-        // Scores that are away from 0, as those of a softmax and a sigmoid are.
+        // Scores away from 0, like those of a softmax or a sigmoid.
         let s: Vec<f64> = numbers(seed ^ 2, n * e).into_iter().map(|value| (value + 1.2) / 2.2).collect();
         let (scores_ne, cotangent) = (tracked(&s, [n, e], DType::F32), numbers(seed ^ 3, k * n));
         let rule = GateRule { normalise, scale: 2.5 };
@@ -233,7 +233,7 @@ proptest! {
         assert_close("dscores", &gradient(&scores_ne, &gradients), &d_scores, 2e-5);
     }
 
-    /// Scores are few different numbers, so that there are ties: the lower number wins.
+    /// Scores take few different values, so that there are ties: the lower number wins.
     #[test]
     fn the_best_experts_of_the_best_groups_are_chosen(
         n in size(5), g in 1..=4usize, per_group in prop_oneof![2..=5usize, Just(64)], group_best in 1..=2usize, zero in any::<bool>(),
@@ -276,7 +276,7 @@ proptest! {
     }
 }
 
-/// The noise's definition, in words of 64 bits.
+/// The definition of the noise, in 64-bit words.
 fn noise_at(noise: &Noise, token: usize, expert: usize, e: usize) -> f32 {
     let mix = |x: u64| {
         let x = ((x ^ (x >> 16)) * 0x7feb_352d) & 0xffff_ffff;

@@ -1,4 +1,4 @@
-//! Experts spread over ranks compute what the local layer computes.
+//! Checks that experts spread over ranks compute the same as the local layer.
 
 mod naive;
 
@@ -30,7 +30,7 @@ fn tensor<const N: usize>(seed: u64, shape: [usize; N], device: &Device) -> Tens
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// A layer of tracked parameters, the same on every rank; `favourite` is chosen by every token.
+/// Makes a layer of tracked parameters, the same on every rank; every token chooses `favourite`.
 fn layer(config: &MoeConfig, favourite: Option<usize>) -> MoeLayer {
     let device = Device::flex().autodiff();
     let mut layer = MoeLayer::new(D, config, &device);
@@ -56,14 +56,14 @@ fn layer(config: &MoeConfig, favourite: Option<usize>) -> MoeLayer {
     layer
 }
 
-/// Output and gradients: of the input, the router, the three matrices of the experts.
+/// Output, and gradients of the input, the router and the three matrices of the experts.
 #[derive(Debug)]
 struct Found {
     y: Vec<f32>,
     gradients: [Vec<f32>; 5],
 }
 
-/// Runs the sequences `from..to` of the global batch of `b` through `forward`, and back from a fixed cotangent.
+/// Runs the sequences `from..to` of the global batch of `b` through `forward`, and the backward from a fixed cotangent.
 fn run(layer: &MoeLayer, b: usize, from: usize, to: usize, forward: impl FnOnce(Tensor<3>) -> Tensor<3>) -> Found {
     let device = Device::flex().autodiff();
     let of_batch = |seed| tensor::<3>(seed, [b, T, D], &Device::flex()).slice([from..to, 0..T, 0..D]);
@@ -93,7 +93,7 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
-/// Leaves a layer the experts of a rank.
+/// Reduces a layer to the experts of a rank.
 fn keep_experts(layer: &mut MoeLayer, rank: usize, ranks: usize) {
     let each = layer.experts.gate_proj.dims()[0] / ranks;
     for weight in [&mut layer.experts.gate_proj, &mut layer.experts.up_proj, &mut layer.experts.down_proj] {
@@ -102,7 +102,7 @@ fn keep_experts(layer: &mut MoeLayer, rank: usize, ranks: usize) {
     }
 }
 
-/// `shares`: how many sequences each rank has.
+/// `shares` is the number of sequences of each rank.
 fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: &[usize]) {
     let b = shares.iter().sum();
     let local = layer(config, favourite);
@@ -124,10 +124,10 @@ fn equals_the_local_layer(config: &MoeConfig, favourite: Option<usize>, shares: 
     let found = found.unwrap_or_else(|failure: comm::RankFailure<CommError>| panic!("{failure}"));
 
     let joined = |of: fn(&Found) -> &Vec<f32>| found.iter().flat_map(|found| of(found).clone()).collect::<Vec<f32>>();
-    // A row's numbers are its own, wherever they are computed: the same bits.
+    // A row has the same bits wherever it is computed.
     assert_eq!(joined(|found| &found.y), expected.y, "y on {shares:?}");
     assert_eq!(joined(|found| &found.gradients[0]), expected.gradients[0], "gradient of x on {shares:?}");
-    // Each rank's part of the batch gives its part of the router's gradient; an expert's is whole on its rank.
+    // Each rank's part of the batch contributes to the router's gradient; an expert's gradient is complete on its rank.
     let zeros = vec![0.0; expected.gradients[1].len()];
     let router = found.iter().fold(zeros, |sum, found| {
         // A rank without tokens has no gradient.
@@ -175,7 +175,7 @@ fn rows_that_go_in_rounds_become_the_same() {
                 equals_the_local_layer(&skewed, Some(favourite), shares);
             }
         }
-        // Of the rows of a layer with a capacity some are not filled.
+        // In a layer with a capacity, some rows are unfilled.
         let limited = MoeConfig { capacity_factor: Some(1.5), ..skewed.clone() };
         equals_the_local_layer(&limited, Some(0), &[2, 0, 1]);
     }
@@ -183,7 +183,7 @@ fn rows_that_go_in_rounds_become_the_same() {
 
 #[test]
 fn a_lost_rank_is_a_failure_that_is_kept_in_forward_and_backward() {
-    // With a favourite the rows go in rounds.
+    // With a favorite expert, the rows go in rounds.
     for (lost_in_backward, favourite) in [(false, None), (true, None), (false, Some(0)), (true, Some(0))] {
         let found = run_ranks(vec![Device::flex(); 2], TIMEOUT, move |comm| {
             let rank = comm.rank();

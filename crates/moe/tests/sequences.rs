@@ -1,4 +1,4 @@
-//! A layer whose sequences' rows are spread over ranks routes as the one that has them all.
+//! Checks that a layer whose sequences are spread over ranks routes like a single rank that has them all.
 
 mod naive;
 
@@ -17,7 +17,7 @@ fn tensor<const N: usize>(seed: u64, shape: [usize; N], device: &Device) -> Tens
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// A layer of tracked parameters, the same on every rank.
+/// Makes a layer of tracked parameters, the same on every rank.
 fn layer(config: &MoeConfig, d: usize) -> MoeLayer {
     let device = Device::flex().autodiff();
     let mut layer = MoeLayer::new(d, config, &device);
@@ -32,7 +32,7 @@ fn layer(config: &MoeConfig, d: usize) -> MoeLayer {
     layer
 }
 
-/// These ranks of a context, and of each of these the ranks of its rows, which are beside each other.
+/// The process groups of a rank: tensor parallelism over adjacent ranks, context parallelism across these groups.
 fn ranks(comm: &Communicator, tp: usize, first_error: &FirstError) -> Result<SequenceRanks, CommError> {
     let of_rows = TensorParallel::new(comm.split(comm.rank() / tp)?, first_error.clone());
     let of_context = ContextParallel::new(comm.split(comm.rank() % tp)?, first_error.clone());
@@ -48,11 +48,11 @@ struct Found {
     y: Vec<f32>,
     aux: f32,
     choices: Vec<i32>,
-    /// Of the input and of the router.
+    /// Gradients of the input and of the router.
     gradients: [Vec<f32>; 2],
 }
 
-/// A pass in training over the rows `x_bsd`, and back from `cotangent_bsd` and `times` the auxiliary loss.
+/// Runs a training pass over the rows `x_bsd`, and the backward from `cotangent_bsd` and `times` the auxiliary loss.
 fn run(
     layer: &MoeLayer,
     x_bsd: Tensor<3>,
@@ -86,12 +86,12 @@ fn assert_close(what: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
-/// `[b, t, d]` on a rank alone, and on each of `cp` x `tp` ranks.
+/// Compares `[b, t, d]` on a single rank with its parts on `cp` x `tp` ranks.
 fn routes_as_alone(config: &MoeConfig, [b, t, d]: [usize; 3], [cp, tp]: [usize; 2]) {
     let device = Device::flex();
     let (x, cotangent) = (tensor(8, [b, t, d], &device), tensor(9, [b, t, d], &device));
     let own = layer(config, d);
-    // Each rank of a context has the loss of the whole.
+    // Each context-parallel rank has the loss of the whole.
     let (expected, _) = run(&own, x.clone(), cotangent.clone(), &SequenceRanks::default(), cp as f64);
     let config = config.clone();
     let of_ranks = run_ranks(vec![device; cp * tp], TIMEOUT, move |comm| {
@@ -111,7 +111,7 @@ fn routes_as_alone(config: &MoeConfig, [b, t, d]: [usize; 3], [cp, tp]: [usize; 
     let mut router = vec![0.0; expected.gradients[1].len()];
     for (rank, found) in of_ranks.iter().enumerate() {
         let what = |what: &str| format!("{what} on rank {rank} of cp {cp} x tp {tp}");
-        // A token's choice and output are its own: the same bits.
+        // A token's choice and output do not depend on the layout: the same bits.
         assert_eq!(found.y, expected.y, "{}", what("y"));
         assert_close(&what("gradient of x"), &found.gradients[0], &expected.gradients[0]);
         choices.iter_mut().zip(&found.choices).for_each(|(all, own)| *all += own);
@@ -145,7 +145,7 @@ fn rows_over_ranks_are_routed_as_on_one() {
     }
 }
 
-/// Two blocks of sequences, of which the first has 64 MB of scores.
+/// Two blocks of sequences, the first of which has 64 MB of scores.
 #[test]
 fn noise_is_that_of_a_tokens_place_in_whichever_block_its_sequence_is() {
     let noisy = MoeConfig {

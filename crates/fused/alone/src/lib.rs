@@ -1,5 +1,6 @@
-//! The unsafe code of `fused` that needs no Burn: memory that is not set, parts of memory for tasks, rows of heads, the
-//! thread team, matrix products on every vector path of this processor. With its own tests, and those below.
+//! The unsafe code of `fused`, compiled without Burn: uninitialized memory, disjoint parts of memory for tasks, rows of
+//! attention heads, the thread team, and matrix products on every vector path of this processor. The modules bring
+//! their own tests; more follow below.
 #![cfg(test)]
 #![allow(dead_code, unused_imports, reason = "parts of a crate")]
 
@@ -20,7 +21,7 @@ mod uninit;
 #[path = "../../src/attention/views.rs"]
 mod views;
 
-/// As `fused::gelu` has it.
+/// The GELU of `fused::gelu`.
 mod gelu {
     pub(crate) fn of(x: f32) -> f32 {
         x * crate::math::sigmoid(1.595_769_2 * (x + 0.044_715 * x * x * x))
@@ -35,7 +36,7 @@ use std::mem::MaybeUninit;
 use uninit::{overwritten, written};
 use views::{Target, View};
 
-/// Small enough for an interpreter, with edges on every side of tiles and blocks.
+/// Small enough for an interpreter, with partial tiles and blocks on every side.
 const SIZES: &[[usize; 3]] = if cfg!(miri) {
     &[[1, 1, 1], [3, 5, 2], [7, 33, 4], [2, 3, 259], [9, 17, 0]]
 } else {
@@ -46,7 +47,7 @@ fn numbers<T: Element>(len: usize) -> Vec<T> {
     (0..len).map(|i| T::from_f32(((i * 37 + i / 5) % 17) as f32 / 8.0 - 1.0)).collect()
 }
 
-/// `A` and `B` as they are or turned, with and without an epilogue, against sums in f64.
+/// Compares products with sums in f64, for `A` and `B` plain or transposed, with and without GELU.
 fn products_are_those_of_f64<T: Element>(tolerance: f64) {
     for &[m, n, k] in SIZES {
         for turned in 0..4 {
@@ -56,7 +57,7 @@ fn products_are_those_of_f64<T: Element>(tolerance: f64) {
             let view_b = if turned & 2 == 0 { Matrix::new(&b, n) } else { Matrix::new(&b, k).transposed() };
             let mut pre = vec![];
             let write = |c: &mut [_]| {
-                // SAFETY: the product sets all of both.
+                // SAFETY: the product sets all elements of both outputs.
                 pre = unsafe {
                     written(m * n, |pre| {
                         let (bias, residual) = (Some(&*bias), Some(&*residual));
@@ -105,21 +106,21 @@ fn tasks_write_disjoint_parts() {
         let write = |values: &mut [MaybeUninit<usize>]| {
             let parts = Pieces::new(values);
             team::for_each(usize::div_ceil(len, 3), |i| {
-                // SAFETY: each task has its own part.
+                // SAFETY: the parts of tasks are disjoint.
                 for (j, value) in unsafe { parts.part(i, 3) }.iter_mut().enumerate() {
                     value.write(3 * i + j);
                 }
             });
         };
-        // SAFETY: the parts are all of it.
+        // SAFETY: together the parts cover the slice.
         let mut values = unsafe { written(len, write) };
-        // SAFETY: all are set again.
+        // SAFETY: every element is set again.
         unsafe { overwritten(&mut values) }.iter_mut().enumerate().for_each(|(i, value)| _ = value.write(i));
         assert!(values.iter().copied().eq(0..len));
     }
 }
 
-/// `[b, t, 3, heads, width]`: rows of heads lie apart, and a target has the same places.
+/// Copies `[b, t, 3, heads, width]`: the rows of a head are not adjacent, and source and target use the same offsets.
 fn heads_are_read_and_written_where_they_lie<T: Element + PartialEq>() {
     let [b, heads, t, width] = [2, 3, 4, 5];
     let strides = [3 * t * heads * width, width, 3 * heads * width];
@@ -127,14 +128,14 @@ fn heads_are_read_and_written_where_they_lie<T: Element + PartialEq>() {
     let mut to = vec![T::from_f32(9.0); from.len()];
     for part in 0..3 {
         let view = View::new(&from[part * heads * width..], strides, width);
-        // SAFETY: the rows of a part lie in this memory, apart.
+        // SAFETY: the rows of a part lie inside this memory and do not overlap.
         let target = unsafe { Target::new(to.as_mut_ptr().wrapping_add(part * heads * width), strides, width) };
         team::for_each(b * heads, |i| {
             let (place, mut wide, mut to_wide) = ([i / heads, i % heads], vec![], vec![]);
             let rows = view.rows(place, t, &mut wide);
             let (first, stride) = target.rows(place, t, &mut to_wide);
             for (row, column) in (0..t * width).map(|i| (i / width, i % width)) {
-                // SAFETY: it is one of the head's.
+                // SAFETY: the element belongs to this head.
                 unsafe { *first.add(row * stride + column) = rows.data[row * rows.row_stride + column] };
             }
             target.put(place, &to_wide);

@@ -1,6 +1,6 @@
-//! A leader and its helpers in every order of their steps, with at most three changes of thread that nobody waited for:
-//! a loop's memory is used by nobody who is not inside, every task is done once, and the helpers that a leader counts
-//! on come.
+//! A loom model of the thread team: a leader and its helpers in every interleaving with at most three preemptions. It
+//! checks that only threads inside a loop use the loop's memory, that every task runs once, and that the helpers a
+//! leader counts on arrive.
 #![cfg(test)]
 
 #[path = "../../src/team/shared.rs"]
@@ -25,10 +25,11 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// What tasks write without a lock: two that write one, or one that is read too early, fail the model.
+/// Cells that tasks write without a lock: two concurrent writes to one cell, or a read that comes too early, fail the
+/// model.
 struct Cells<const N: usize>([UnsafeCell<usize>; N]);
 
-// SAFETY: what loom is to find out.
+// SAFETY: loom checks exactly this.
 unsafe impl<const N: usize> Sync for Cells<N> {}
 
 impl<const N: usize> Cells<N> {
@@ -37,7 +38,7 @@ impl<const N: usize> Cells<N> {
     }
 
     fn add(&self, i: usize) {
-        // SAFETY: loom says if somebody else uses it.
+        // SAFETY: loom reports concurrent use.
         self.0[i].with_mut(|cell| unsafe { *cell += 1 });
     }
 
@@ -47,7 +48,7 @@ impl<const N: usize> Cells<N> {
     }
 }
 
-/// A loop of the leader, as `for_each` runs it; `crew` is asked for no helpers: they are there already.
+/// Runs a loop on the leader, as `for_each` does, but does not ask the pool for helpers: they are already running.
 fn run<const N: usize>(crew: &Crew, helpers: usize) {
     let cells = Cells::<N>::new();
     let task = |i: usize| cells.add(i);
@@ -59,7 +60,7 @@ fn run<const N: usize>(crew: &Crew, helpers: usize) {
     assert_eq!(cells.all(), [1; N], "every task once, and all are done");
 }
 
-/// A helper that looks this often for a loop.
+/// Starts a helper that looks for a loop `times` times.
 fn help(crew: &Arc<Crew>, times: usize) -> thread::JoinHandle<()> {
     let crew = crew.clone();
     thread::spawn(move || {
@@ -141,8 +142,8 @@ fn a_panic_of_a_task_reaches_the_leader_when_all_have_left() {
     });
 }
 
-/// A helper goes back to the pool while the leader publishes: either it stays for the loop, or it is counted out and
-/// the leader asks for another one.
+/// A helper returns to the pool while the leader publishes a loop. Either it stays for the loop, or it is no longer
+/// counted and the leader asks for another one.
 #[test]
 fn a_leader_has_the_helpers_that_it_counts_on() {
     explore(|| {

@@ -1,4 +1,5 @@
-//! The kernel of [`adamw`](super): one unit a vector of elements, vectors dealt out in strides; a launch a tensor.
+//! The kernel of [`adamw`](super): one launch per tensor, in which each unit takes vectors of elements in a grid-stride
+//! loop.
 
 use super::Rates;
 use crate::cube::launch::{Elements, address_type, contiguous, empty, over_items, vector_size};
@@ -14,8 +15,8 @@ use cubecl::prelude::*;
 #[cfg(feature = "offline")]
 use half::{bf16, f16};
 
-/// Parameter, mean and square after a step, and the parameter's copy; memory that nobody else holds is written in
-/// place.
+/// Returns parameter, mean and square after a step, and the copy of the parameter. Memory without another owner is
+/// updated in place.
 pub(crate) fn adamw(
     state: [CubeTensor; 3],
     gradient: CubeTensor,
@@ -27,7 +28,7 @@ pub(crate) fn adamw(
     let [p, m, v] = state.map(own);
     let copy = empty(&p, [if rates.copy.is_some() { len } else { 0 }], rates.copy.unwrap_or(DType::F32));
     if len > 0 {
-        // Of a vector all elements decay or none.
+        // Either all elements of a vector decay or none.
         let width = |len| vector_size(&p.client, len, DType::F32);
         let vector = width(len).min(width(rates.decayed.min(len)));
         let (count, dim) = over_items(&p.client, len / vector);
@@ -63,13 +64,13 @@ pub(crate) fn adamw(
     (p, m, v, copy)
 }
 
-/// The tensor, contiguous, in memory that nobody else holds.
+/// Makes the tensor contiguous, in memory without another owner.
 fn own(tensor: CubeTensor) -> CubeTensor {
     let tensor = contiguous(tensor, DType::F32);
     if tensor.can_mut() { tensor } else { tensor.copy() }
 }
 
-/// [`Rates`], as a kernel takes them.
+/// [`Rates`] as kernel arguments.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct RatesArgs {
     gradient_scale: f32,
@@ -124,7 +125,7 @@ fn adamw_kernel<V: Size, G: Float, C: Float>(
     }
 }
 
-/// The kernel with typical compile-time values.
+/// Lists the kernel with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use adamw_kernel::AdamwKernel;
@@ -138,7 +139,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         lr: (),
         inverse_sqrt_correction2: (),
     };
-    // A gradient of 16 bits, a factor of the device and a copy come together.
+    // The cases with a copy also have a 16-bit gradient and a factor on the device.
     let case = |vector, copy: Option<(&'static str, ElemType)>| {
         let name = copy.map_or(String::new(), |(name, _)| format!(" along a gradient in {name} and a copy in it"));
         KernelCase::new(format!("adamw vectors of {vector}{name}"), move |gpu| {

@@ -1,12 +1,12 @@
-//! AdamW (arXiv 1711.05101), as PyTorch's, in one pass over parameter, moments and gradient.
+//! AdamW (arXiv 1711.05101), with PyTorch's formula, in one pass over parameter, moments and gradient.
 //!
 //! ```text
 //! m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
 //! p = p (1 - lr decay) - lr / (1 - b1^t) * m / (sqrt(v / (1 - b2^t)) + epsilon)
 //! ```
 //!
-//! 16 bytes are read and 12 written for each element, and 2 more for a copy in 16 bits, to compute with; memory that
-//! nobody else holds is written in place.
+//! Each element costs 16 bytes of reads and 12 of writes, plus 2 for a 16-bit copy to compute with. Memory without
+//! another owner is updated in place.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -23,9 +23,9 @@ use burn::tensor::{DType, Tensor};
 /// Constants of AdamW (arXiv 1711.05101).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
-    /// Decay of the mean of gradients.
+    /// Decay rate of the mean of gradients.
     pub beta1: f64,
-    /// Decay of the mean of their squares.
+    /// Decay rate of the mean of squared gradients.
     pub beta2: f64,
     /// Added to the denominator.
     pub epsilon: f64,
@@ -34,52 +34,52 @@ pub struct AdamW {
 }
 
 impl Default for AdamW {
-    /// The field's defaults for language models.
+    /// The usual values for language models.
     fn default() -> Self {
         Self { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 }
     }
 }
 
-/// What AdamW remembers of a parameter.
+/// The optimizer state of one parameter.
 #[derive(Debug, Clone)]
 pub struct AdamWState {
     /// Running mean of gradients.
     pub mean: Tensor<1>,
-    /// Running mean of squares of gradients.
+    /// Running mean of squared gradients.
     pub square: Tensor<1>,
-    /// Steps made.
+    /// Steps taken.
     pub steps: i32,
 }
 
 impl AdamWState {
-    /// Before the first step of a parameter like this one.
+    /// Returns the state before the first step of a parameter with the shape of `like`.
     pub fn new(like: &Tensor<1>) -> Self {
         Self { mean: like.zeros_like(), square: like.zeros_like(), steps: 0 }
     }
 }
 
-/// A step of a flat parameter.
+/// One step of a flat parameter.
 #[derive(Debug, Clone)]
 pub struct AdamWStep {
     /// Learning rate.
     pub lr: f64,
-    /// Elements that decay: the first ones.
+    /// Number of elements, from the start, to which weight decay applies.
     pub decayed: usize,
-    /// Of the gradient.
+    /// Multiplies the gradient.
     pub gradient_scale: f64,
-    /// Multiplies the gradient too, `[1]`, f32: a number that the host does not know, such as a
-    /// [`clip_factor`](crate::clip_factor). Below 0 there is no step: all is as it was, but for the number of steps.
+    /// Also multiplies the gradient: `[1]`, f32. This is a number that the host does not know, such as a
+    /// [`clip_factor`](crate::clip_factor). A negative factor skips the step: only the number of steps changes.
     pub factor: Option<Tensor<1>>,
-    /// The type of the parameter's copy, if one is wanted.
+    /// The dtype of the parameter's copy, if one is wanted.
     pub copy: Option<DType>,
 }
 
-/// One step of an f32 `parameter` along its gradient, which may be of another float: the parameter, and the copy of it
-/// that the step asks for. None of them is tracked.
+/// Makes one step of an f32 `parameter` along its gradient, which may be of another float type. Returns the parameter,
+/// and its copy if the step asks for one. Neither is tracked.
 ///
 /// # Panics
-/// If the lengths differ, gradient or copy are of another type than f32, bf16 or f16, or parameter, state and factor not
-/// f32. The state is then as it was.
+/// If lengths differ, if gradient or copy are not f32, bf16 or f16, or if parameter, state or factor are not f32. The
+/// state is then unchanged.
 pub fn adamw(
     config: &AdamW,
     step: &AdamWStep,
@@ -111,16 +111,16 @@ pub fn adamw(
     (Tensor::from_dispatch(parameter), step.copy.map(|_| Tensor::from_dispatch(copy)))
 }
 
-/// What a step multiplies with.
+/// The constants of one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Elements that decay: the first ones.
+    /// Number of elements, from the start, to which weight decay applies.
     pub decayed: usize,
-    /// Of the gradient.
+    /// Multiplies the gradient.
     pub gradient_scale: f32,
-    /// Decay of the mean.
+    /// Decay rate of the mean.
     pub beta1: f32,
-    /// Decay of the square.
+    /// Decay rate of the square.
     pub beta2: f32,
     /// Added to the denominator.
     pub epsilon: f32,
@@ -130,7 +130,7 @@ pub struct Rates {
     pub lr: f32,
     /// `1 / sqrt(1 - beta2^t)`
     pub inverse_sqrt_correction2: f32,
-    /// The type of the parameter's copy, if one is wanted.
+    /// The dtype of the parameter's copy, if one is wanted.
     pub copy: Option<DType>,
 }
 
@@ -150,13 +150,13 @@ impl Rates {
     }
 }
 
-/// Changes parameter, mean and square, and returns the parameter's copy; of nothing where none is wanted.
+/// Updates parameter, mean and square, and returns the parameter's copy, which is empty if none is wanted.
 pub(crate) fn adamw_host<T: Element>([p, m, v]: [&mut [f32]; 3], g: &[f32], rates: &Rates) -> Vec<T> {
     const TASK: usize = 32 * 1024;
     let mut copy = vec![T::from_f32(0.0); if rates.copy.is_some() { p.len() } else { 0 }];
     let (state, copies) = ([p, m, v].map(Pieces::new), Pieces::new(&mut copy));
     team::for_each(g.len().div_ceil(TASK), |i| {
-        // SAFETY: each task has its own parts.
+        // SAFETY: the parts of tasks are disjoint.
         let [p, m, v] = state.map(|values| unsafe { values.part(i, TASK) });
         let g = &g[i * TASK..g.len().min((i + 1) * TASK)];
         let edge = rates.decayed.saturating_sub(i * TASK).min(g.len());

@@ -1,4 +1,4 @@
-//! One head of one sequence, on one thread.
+//! Attention of one head of one sequence, on one thread.
 
 use super::{AttentionRule, NO_KEY, ScoreDropout};
 use crate::gemm::{Matrix, product_here};
@@ -6,7 +6,8 @@ use crate::math::{exp, max, sum, sum2};
 use crate::simd::vectorised;
 use std::ops::Range;
 
-/// What a head reads: queries and keys in parts whose products are added, such as an unrotated and a rotated one.
+/// The inputs of a head. Queries and keys come in parts, such as an unrotated and a rotated one, whose products are
+/// added.
 pub(super) struct Head<'a, const P: usize> {
     pub t: usize,
     pub s: usize,
@@ -17,47 +18,47 @@ pub(super) struct Head<'a, const P: usize> {
     pub v: Matrix<'a, f32>,
     pub dv: usize,
     pub rule: AttentionRule,
-    /// The first key that each query sees, of this sequence; of no elements: all see from the first on.
+    /// The first key that each query of this sequence sees. Empty if all queries see keys from the first on.
     pub starts: &'a [i32],
-    /// Numbers of the sequence and of the head, of which dropout depends.
+    /// Indices of the sequence and the head, on which dropout depends.
     pub place: [usize; 2],
 }
 
-/// Where a matrix goes: its first element, and from a row to the next.
+/// Destination of a matrix: its first element and the stride of its rows.
 pub(super) type To = (*mut f32, usize);
 
-/// Queries of a tile: so many rows repay packing all keys before them.
+/// Queries per tile; this many rows amortize packing all keys before them.
 fn tile(t: usize) -> usize {
     if t <= 128 { 64 } else { 128 }
 }
 
 impl<const P: usize> Head<'_, P> {
-    /// First queries of the tiles, and one behind the last; the last tile first.
+    /// The tiles, last one first: the first query of each and its exclusive end.
     fn tiles(&self) -> impl Iterator<Item = (usize, usize)> {
         let (t, rows) = (self.t, tile(self.t));
         (0..t.div_ceil(rows)).rev().map(move |i| (i * rows, ((i + 1) * rows).min(t)))
     }
 
-    /// Keys that the tile of queries `first..end` sees: its first one sees the earliest of them.
+    /// Keys that the tile of queries `first..end` sees. Its first query sees the earliest of them.
     fn keys(&self, first: usize, end: usize) -> Range<usize> {
         let last = (end + self.rule.offset).min(self.s);
         self.starts.get(first).map_or(0, |start| *start as usize).min(last)..last
     }
 
-    /// Room for a tile's scores.
+    /// Allocates a tile's scores.
     fn scores(&self) -> Vec<f32> {
         vec![0.0; tile(self.t).min(self.t) * self.s]
     }
 
-    /// `q k^T` of a tile.
+    /// Computes `q k^T` of a tile.
     ///
     /// # Safety
-    /// `scores` has room for it.
+    /// `scores` must have room for it.
     unsafe fn product(&self, tile: Tile<'_>, rows: usize, scores: *mut f32) {
         let n = tile.keys.len();
         for part in 0..P {
             let (q, k) = (from_row(self.q[part], tile.first), from_row(self.k[part], tile.keys.start));
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { product_here([rows, n, self.d[part]], q, k.transposed(), scores, n, part > 0) }
         }
     }
@@ -67,8 +68,10 @@ impl<const P: usize> Head<'_, P> {
         Tile { first, keys: self.keys(first, end), rule: self.rule, starts, place: self.place }
     }
 
+    /// Computes `y` and the log-sum-exp `l` of each query.
+    ///
     /// # Safety
-    /// `y` has room for `[t, dv]`.
+    /// `y` must have room for `[t, dv]`.
     pub unsafe fn forward(&self, y: To, l: &mut [f32]) {
         let mut scores = self.scores();
         for (first, end) in self.tiles() {
@@ -76,11 +79,11 @@ impl<const P: usize> Head<'_, P> {
             let n = tile.keys.len();
             if n == 0 {
                 l[first..end].fill(NO_KEY);
-                // SAFETY: there are rows for these.
+                // SAFETY: there are rows for these queries.
                 unsafe { clear(y, first..end, self.dv) };
                 continue;
             }
-            // SAFETY: a tile has room in the scores, and its rows in `y`.
+            // SAFETY: the scores have room for a tile, and `y` for its rows.
             unsafe {
                 self.product(tile.clone(), rows, scores.as_mut_ptr());
                 let v = from_row(self.v, tile.keys.start);
@@ -93,7 +96,7 @@ impl<const P: usize> Head<'_, P> {
     /// Sets the gradients of queries and keys, part by part, and of values.
     ///
     /// # Safety
-    /// They have room for them.
+    /// The destinations must have room for them.
     pub unsafe fn backward(&self, [y, dy]: [Matrix<'_, f32>; 2], l: &[f32], to_q: [To; P], to_k: [To; P], to_v: To) {
         let (mut p, mut ds) = (self.scores(), self.scores());
         if !self.starts.is_empty() {
@@ -101,8 +104,8 @@ impl<const P: usize> Head<'_, P> {
             to_k.iter().zip(self.d).for_each(|(to, width)| unsafe { clear(*to, 0..self.s, width) });
             unsafe { clear(to_v, 0..self.s, self.dv) };
         }
-        // The last tile first: it sees all keys, unless there are starts, so it sets their gradients, and the others
-        // add to them.
+        // The last tile comes first. Without starts it sees all keys, so it sets their gradients and the others add to
+        // them.
         for (first, end) in self.tiles() {
             let (rows, tile, add) = (end - first, self.tile(first, end), end < self.t || !self.starts.is_empty());
             let (n, keys) = (tile.keys.len(), tile.keys.clone());
@@ -114,7 +117,7 @@ impl<const P: usize> Head<'_, P> {
             let dy_rows = from_row(dy, first);
             let mean: Vec<f32> =
                 (first..end).map(|i| sum2(row(&y, i, self.dv), row(&dy, i, self.dv), |y, dy| y * dy)).collect();
-            // SAFETY: a tile has room in the scores, and its rows in the gradients.
+            // SAFETY: the scores have room for a tile, and the gradients for its rows.
             unsafe {
                 self.product(tile.clone(), rows, p.as_mut_ptr());
                 let v_t = from_row(self.v, keys.start).transposed();
@@ -143,10 +146,10 @@ fn from_row(matrix: Matrix<'_, f32>, row: usize) -> Matrix<'_, f32> {
 /// Sets rows of this width to 0.
 ///
 /// # Safety
-/// There is room for them.
+/// There must be room for them.
 unsafe fn clear((to, stride): To, rows: Range<usize>, width: usize) {
     for row in rows {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { to.add(row * stride).write_bytes(0, width) };
     }
 }
@@ -158,17 +161,17 @@ fn row<'a>(matrix: &Matrix<'a, f32>, row: usize, width: usize) -> &'a [f32] {
 /// A tile of scores, `[rows, keys]`.
 #[derive(Clone)]
 struct Tile<'a> {
-    /// Its first query.
+    /// The tile's first query.
     first: usize,
     keys: Range<usize>,
     rule: AttentionRule,
-    /// Of its rows.
+    /// The starts of the tile's rows.
     starts: &'a [i32],
     place: [usize; 2],
 }
 
 impl Tile<'_> {
-    /// Which of the tile's keys row `i` sees.
+    /// The keys of the tile that row `i` sees.
     #[inline(always)]
     fn seen(&self, i: usize) -> Range<usize> {
         let end = (self.first + i + self.rule.offset + 1).clamp(self.keys.start, self.keys.end) - self.keys.start;
@@ -176,7 +179,7 @@ impl Tile<'_> {
         start.min(end)..end
     }
 
-    /// What dropout makes of the scores of row `i` from key `from` of the tile on.
+    /// The dropout factors of the scores of row `i`, from key `from` of the tile on.
     #[inline(always)]
     fn factors(&self, dropout: &ScoreDropout, i: usize, from: usize) -> impl Fn(usize) -> f32 {
         let query = self.place[1] * dropout.of_head + (self.first + i) * dropout.of_query;
@@ -184,7 +187,7 @@ impl Tile<'_> {
     }
 }
 
-/// The scores of a row that it sees; the others become 0.
+/// Returns the scores of a row that its query sees, and sets the others to 0.
 #[inline(always)]
 fn seen_of(row: &mut [f32], seen: Range<usize>) -> &mut [f32] {
     let (past, rest) = row.split_at_mut(seen.start);
@@ -195,7 +198,7 @@ fn seen_of(row: &mut [f32], seen: Range<usize>) -> &mut [f32] {
 }
 
 vectorised! {
-    /// Scores become probabilities, and what is dropped of them 0; `l` gets their log-sum-exp.
+    /// Turns scores into probabilities, 0 where dropped, and sets `l` to their log-sum-exp.
     fn softmax(tile: Tile<'_>, scores: &mut [f32], l: &mut [f32]) {
         let scale = tile.rule.scale;
         for (i, (row, l)) in scores.chunks_exact_mut(tile.keys.len()).zip(l).enumerate() {
@@ -222,8 +225,8 @@ vectorised! {
 }
 
 vectorised! {
-    /// Scores become probabilities `p`, and the gradients of probabilities those of scores: `scale p (dp - mean)`. With
-    /// dropout's factors `f`, `p f` and `scale p (f dp - mean)`.
+    /// Turns scores into probabilities `p`, and the gradients of probabilities into those of scores,
+    /// `scale p (dp - mean)`. With factors `f` of dropout, the results are `p f` and `scale p (f dp - mean)`.
     fn probabilities(tile: Tile<'_>, p: &mut [f32], ds: &mut [f32], of_rows: [&[f32]; 2]) {
         let [l, mean] = of_rows;
         let (scale, n) = (tile.rule.scale, tile.keys.len());

@@ -1,4 +1,4 @@
-//! Attention in plain Rust: a task a head of a sequence.
+//! Attention in plain Rust: one task per head of a sequence.
 
 use super::head::Head;
 use super::views::{Target, View};
@@ -12,7 +12,7 @@ use crate::team;
 use crate::uninit::{Room, overwritten, written};
 use std::mem::MaybeUninit;
 
-/// Sizes of separate queries, keys and values, or of those of one product.
+/// Sizes of queries, keys and values, separate or in one product.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
     pub b: usize,
@@ -27,7 +27,7 @@ pub(crate) struct Sizes {
 #[derive(Clone, Copy)]
 pub(crate) struct Mask<'a> {
     pub rule: AttentionRule,
-    /// The first key that each query sees, `[b, t]`; of no elements: all see from the first on.
+    /// The first key that each query sees, `[b, t]`. Empty if all queries see keys from the first on.
     pub starts: &'a [i32],
 }
 
@@ -38,7 +38,7 @@ impl<'a> Mask<'a> {
     }
 }
 
-/// A tensor's elements, and from a sequence, a head, a position to the next.
+/// A tensor's elements, and its strides from a sequence, a head and a position to the next.
 pub(crate) type Lying<'a, T> = (&'a [T], [usize; 3]);
 
 impl Sizes {
@@ -52,7 +52,7 @@ impl Sizes {
     }
 }
 
-/// `y`, `[b, t, heads, dv]`, and `l_bht`.
+/// Returns `y`, `[b, t, heads, dv]`, and `l_bht`.
 pub(crate) fn attention_host<T: Element>(
     sizes: Sizes,
     [q, k, v]: [Lying<'_, T>; 3],
@@ -62,13 +62,13 @@ pub(crate) fn attention_host<T: Element>(
     let (q, k, v) = (View::new(q.0, q.1, d), View::new(k.0, k.1, d), View::new(v.0, v.1, dv));
     let mut l = vec![0.0; b * heads * t];
     let write = |y: &mut [MaybeUninit<T>]| {
-        // SAFETY: rows by position and head in memory of just these.
+        // SAFETY: the memory holds exactly these rows, by position and head.
         let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), sizes.by_position(dv, t), dv) };
         let l = Pieces::new(&mut l);
         team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
             let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 4]>::default());
             let [wide_q, wide_k, wide_v, wide_y] = &mut wide;
-            // SAFETY: each task has its head's.
+            // SAFETY: each task takes its head's part.
             let l = unsafe { l.part(i, t) };
             let rows = [q.rows(place, t, wide_q), k.rows(place, s, wide_k), v.rows(place, s, wide_v)];
             let head = sizes.head(rows, mask, place);
@@ -82,7 +82,7 @@ pub(crate) fn attention_host<T: Element>(
     (y, l)
 }
 
-/// The gradients by position: `[b, t, heads, d]`, `[b, s, heads, d]`, `[b, s, heads, dv]`.
+/// Returns the gradients by position: `[b, t, heads, d]`, `[b, s, heads, d]`, `[b, s, heads, dv]`.
 pub(crate) fn attention_backward_host<T: Element>(
     sizes: Sizes,
     inputs: [Lying<'_, T>; 3],
@@ -93,12 +93,12 @@ pub(crate) fn attention_backward_host<T: Element>(
     let Sizes { b, heads, t, s, d, dv } = sizes;
     let shapes = [(t, d), (s, d), (s, dv)];
     if t == 0 {
-        // No query, no task; what no query sees has gradients of 0.
+        // Without queries there are no tasks; keys that no query sees have gradients of 0.
         return shapes.map(|(rows, width)| vec![T::from_f32(0.0); b * rows * heads * width]);
     }
     let [mut d_q, mut d_k, mut d_v] = shapes.map(|(rows, width)| Room::<T>::new(b * rows * heads * width));
     let to = |room: &mut Room<T>, (rows, width)| {
-        // SAFETY: rows by position and head in memory of just these.
+        // SAFETY: the memory holds exactly these rows, by position and head.
         unsafe { Target::new(room.elements().as_mut_ptr().cast(), sizes.by_position(width, rows), width) }
     };
     let targets = [to(&mut d_q, shapes[0]), to(&mut d_k, shapes[1]), to(&mut d_v, shapes[2])];
@@ -107,12 +107,12 @@ pub(crate) fn attention_backward_host<T: Element>(
     unsafe { [d_q.set(), d_k.set(), d_v.set()] }
 }
 
-/// `[b, t, 3 heads d]` to `y`, `[b, t, heads, d]`, and `l_bht`.
+/// Maps `[b, t, 3 heads d]` to `y`, `[b, t, heads, d]`, and `l_bht`.
 pub(crate) fn self_attention_host<T: Element>(sizes: Sizes, qkv: &[T], mask: Mask<'_>) -> (Vec<T>, Vec<f32>) {
     attention_host(sizes, three(sizes, qkv), mask)
 }
 
-/// The gradient of `qkv`, `[b, t, 3 heads d]`.
+/// Returns the gradient of `qkv`, `[b, t, 3 heads d]`.
 pub(crate) fn self_attention_backward_host<T: Element>(
     sizes: Sizes,
     qkv: &[T],
@@ -125,15 +125,15 @@ pub(crate) fn self_attention_backward_host<T: Element>(
     let write = |gradient: &mut [MaybeUninit<T>]| {
         let first = gradient.as_mut_ptr().cast::<T>();
         let strides = [3 * by_position[0], d, 3 * by_position[2]];
-        // SAFETY: in each row of `3 heads d` the three lie side by side.
+        // SAFETY: the three parts are side by side in each row of `3 heads d`.
         let targets = [0, 1, 2].map(|i| unsafe { Target::new(first.wrapping_add(i * heads * d), strides, d) });
         backward(sizes, three(sizes, qkv), [(y, by_position), (dy, by_position)], l, mask, targets);
     };
-    // SAFETY: each head sets its rows of the three.
+    // SAFETY: each head sets its rows of the three parts.
     unsafe { written(qkv.len(), write) }
 }
 
-/// Queries, keys and values of `[b, t, 3, heads, d]`.
+/// Queries, keys and values in `[b, t, 3, heads, d]`.
 fn three<T>(sizes: Sizes, qkv: &[T]) -> [Lying<'_, T>; 3] {
     let Sizes { heads, t, d, .. } = sizes;
     let strides = [3 * t * heads * d, d, 3 * heads * d];
@@ -158,7 +158,7 @@ fn backward<T: Element>(
         let rows = [q.rows(place, t, wide_q), k.rows(place, s, wide_k), v.rows(place, s, wide_v)];
         let outputs = [y.rows(place, t, wide_y), dy.rows(place, t, wide_dy)];
         let targets = [to_q.rows(place, t, to_wide_q), to_k.rows(place, s, to_wide_k), to_v.rows(place, s, to_wide_v)];
-        // SAFETY: there are rows for all of them.
+        // SAFETY: the targets have rows for all gradients.
         unsafe { sizes.head(rows, mask, place).backward(outputs, l, [targets[0]], [targets[1]], targets[2]) };
         to_q.put(place, to_wide_q);
         to_k.put(place, to_wide_k);
@@ -166,8 +166,8 @@ fn backward<T: Element>(
     });
 }
 
-/// What a latent attention reads: queries `[b, t, heads (nope + rope)]`, keys and values `[b, t, heads (nope + v)]`,
-/// rotated keys `[b, t, rope]`, not rotated yet, and the table's cosines and sines.
+/// The inputs of a latent attention: queries `[b, t, heads (nope + rope)]`, keys and values `[b, t, heads (nope + v)]`,
+/// keys to rotate `[b, t, rope]`, and the table's cosines and sines.
 #[derive(Clone, Copy)]
 pub(crate) struct Latent<'a, T> {
     pub b: usize,
@@ -176,12 +176,12 @@ pub(crate) struct Latent<'a, T> {
     pub kv: &'a [T],
     pub k_rope: &'a [T],
     pub table: [&'a [f32]; 2],
-    /// As [`Mask`]'s.
+    /// The same as in [`Mask`].
     pub starts: &'a [i32],
     pub rule: LatentRule,
 }
 
-/// The parts of queries, keys and values of a latent attention, each with its width, in their order in memory.
+/// The parts of queries, keys and values of a latent attention, each with its width, in memory order.
 struct Parts<V> {
     q_nope: V,
     q_rope: V,
@@ -190,7 +190,7 @@ struct Parts<V> {
 }
 
 impl<'a, T: Element> Latent<'a, T> {
-    /// From a sequence, a head, a position to the next, of rows with this many elements a head.
+    /// Strides from a sequence, a head and a position to the next, for rows with `width` elements per head.
     fn strides(&self, width: usize) -> [usize; 3] {
         [self.t * self.rule.heads * width, width, self.rule.heads * width]
     }
@@ -206,7 +206,7 @@ impl<'a, T: Element> Latent<'a, T> {
         }
     }
 
-    /// A head's rows, turned by their positions' angles: `[t, rope]`.
+    /// Returns a head's rows, rotated by the angles of their positions: `[t, rope]`.
     fn turned(&self, rows: View<'_, T>, place: [usize; 2]) -> Vec<f32> {
         let (pairs, mut wide) = (self.rule.rope / 2, vec![0.0; self.rule.rope]);
         let mut turned = vec![0.0; self.t * self.rule.rope];
@@ -218,7 +218,7 @@ impl<'a, T: Element> Latent<'a, T> {
         turned
     }
 
-    /// Row `i` of a gradient, turned back.
+    /// Rotates row `i` of a gradient back.
     fn turned_back(&self, i: usize, row: &[f32]) -> Vec<f32> {
         let (pairs, mut turned) = (self.rule.rope / 2, vec![0.0; row.len()]);
         let angles = self.table.map(|table| &table[i * pairs..(i + 1) * pairs]);
@@ -243,19 +243,19 @@ impl<'a, T: Element> Latent<'a, T> {
     }
 }
 
-/// `y`, `[b, t, heads v]`, and `l_bht`.
+/// Returns `y`, `[b, t, heads v]`, and `l_bht`.
 pub(crate) fn latent_attention_host<T: Element>(latent: Latent<'_, T>) -> (Vec<T>, Vec<f32>) {
     let Latent { b, t, rule: LatentRule { heads, rope, v, .. }, .. } = latent;
     let (parts, k_rope) = (latent.parts(), View::new(latent.k_rope, [t * rope, 0, rope], rope));
     let mut l = vec![0.0; b * heads * t];
     let write = |y: &mut [MaybeUninit<T>]| {
-        // SAFETY: rows by position and head in memory of just these.
+        // SAFETY: the memory holds exactly these rows, by position and head.
         let to_y = unsafe { Target::new(y.as_mut_ptr().cast::<T>(), latent.strides(v), v) };
         let l = Pieces::new(&mut l);
         team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
             let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 4]>::default());
             let [wide_q, wide_k, wide_v, wide_y] = &mut wide;
-            // SAFETY: each task has its head's.
+            // SAFETY: each task takes its head's part.
             let l = unsafe { l.part(i, t) };
             let (q_rope, k_rope) = (latent.turned(parts.q_rope, place), latent.turned(k_rope, place));
             let q = [parts.q_nope.rows(place, t, wide_q), Matrix::new(&q_rope, rope)];
@@ -271,7 +271,7 @@ pub(crate) fn latent_attention_host<T: Element>(latent: Latent<'_, T>) -> (Vec<T
     (y, l)
 }
 
-/// The gradients of `q`, `kv` and `k_rope`.
+/// Returns the gradients of `q`, `kv` and `k_rope`.
 pub(crate) fn latent_attention_backward_host<T: Element>(
     latent: Latent<'_, T>,
     [y, dy]: [&[T]; 2],
@@ -282,9 +282,9 @@ pub(crate) fn latent_attention_backward_host<T: Element>(
     let [y, dy] = [y, dy].map(|rows| View::new(rows, latent.strides(v), v));
     let (q_strides, kv_strides) = (latent.strides(nope + rope), latent.strides(nope + v));
     let (mut dq, mut dkv) = (Room::<T>::new(latent.q.len()), Room::<T>::new(latent.kv.len()));
-    // The rotated key's gradient of each head, which are summed afterwards, in the order of heads.
+    // Each head's gradient of the rotated key; they are summed afterwards, in the order of heads.
     let mut of_heads = vec![0.0f32; l.len() * rope];
-    // SAFETY: in each row the parts of a head lie side by side.
+    // SAFETY: the parts of a head are side by side in each row.
     let to = unsafe {
         let (q, kv) = (dq.elements().as_mut_ptr().cast::<T>(), dkv.elements().as_mut_ptr().cast::<T>());
         Parts {
@@ -296,7 +296,7 @@ pub(crate) fn latent_attention_backward_host<T: Element>(
     };
     let to_heads = Pieces::new(&mut of_heads);
     team::for_each(if t == 0 { 0 } else { b * heads }, |i| {
-        // SAFETY: each task has its head's.
+        // SAFETY: each task takes its head's part.
         let (l, d_k_rope) = (&l[i * t..(i + 1) * t], unsafe { to_heads.part(i, t * rope) });
         let (place, mut wide) = ([i / heads, i % heads], <[Vec<f32>; 8]>::default());
         let [wide_q, wide_k, wide_v, wide_y, wide_dy, to_wide_q, to_wide_k, to_wide_v] = &mut wide;
@@ -308,7 +308,7 @@ pub(crate) fn latent_attention_backward_host<T: Element>(
         let to_q = [to.q_nope.rows(place, t, to_wide_q), (d_q_rope.as_mut_ptr(), rope)];
         let to_k = [to.k_nope.rows(place, t, to_wide_k), (d_k_rope.as_mut_ptr(), rope)];
         let head = latent.head(q, k, parts.v.rows(place, t, wide_v), place);
-        // SAFETY: there are rows for all of them.
+        // SAFETY: the targets have rows for all gradients.
         unsafe { head.backward(outputs, l, to_q, to_k, to.v.rows(place, t, to_wide_v)) };
         to.q_nope.put(place, to_wide_q);
         to.k_nope.put(place, to_wide_k);
@@ -322,7 +322,7 @@ pub(crate) fn latent_attention_backward_host<T: Element>(
     [dq, dkv, over_heads(latent, &of_heads)]
 }
 
-/// The sums over heads of `[b, heads, t, rope]`, turned back: `[b, t, rope]`.
+/// Sums `[b, heads, t, rope]` over heads and rotates back: `[b, t, rope]`.
 fn over_heads<T: Element>(latent: Latent<'_, T>, of_heads: &[f32]) -> Vec<T> {
     let Latent { t, rule: LatentRule { heads, rope, .. }, .. } = latent;
     let row = |row: usize| {

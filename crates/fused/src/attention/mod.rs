@@ -1,41 +1,42 @@
-//! Causal attention whose scores are never all in memory.
+//! Causal attention that never holds all scores in memory.
 //!
 //! ```text
-//! y[i] = sum over j of p[i, j] v[j],   p[i, j] = exp(scale q[i] k[j] - l[i]),   l[i] = log(sum over j of exp(scale q[i] k[j])),   j <= i + offset
+//! y[i] = sum over j of p[i, j] v[j]        j <= i + offset
+//! p[i, j] = exp(scale q[i] k[j] - l[i])    l[i] = log(sum over j of exp(scale q[i] k[j]))
 //! ```
 //!
-//! A task is one head of one sequence. It goes through the queries in tiles, each with the keys up to its last query:
+//! A task is one head of one sequence. It loops over tiles of queries, each with the keys up to its last query:
 //!
 //! ```text
 //!            keys ->
-//! queries  | s .       |      forward   s = q k^T, p = softmax, y = p v                              one tile of s at a time
+//! queries  | s .       |      forward   s = q k^T, p = softmax, y = p v, one tile of s at a time
 //!          | s s .     |      backward  s again, p = exp(s - l); dv += p^T dy, ds = p (dy v^T - sum(dy y)) scale,
 //!          | s s s .   |                dq = ds k, dk += ds^T q
 //! ```
 //!
-//! Kept for the backward are the inputs, the output and `l`, the log-sum-exp of each row (FlashAttention, arXiv
-//! 2205.14135 and 2307.08691). A row's result depends on its own query and the keys up to it, whatever else is in the
-//! batch, to the last bit.
+//! The backward keeps the inputs, the output and `l`, the log-sum-exp of each row (FlashAttention, arXiv 2205.14135 and
+//! 2307.08691). The result of a row depends only on its query and on the keys up to it. Its bits do not change with the
+//! rest of the batch.
 //!
-//! Where a row holds several documents, none of which sees another, `starts`, `[b, t]`, are the first keys that queries
-//! see: `j >= starts[i]` is asked too. They never fall along a sequence; tiles of keys that come before those of all
-//! queries of a tile are skipped, so that the work is the sum of the documents' squares; rows then have the same bits
-//! where the same documents lie before them. A query that sees no key has the result 0, and an `l` of -1e30.
+//! For document masking, `starts`, `[b, t]`, holds the first key that each query sees, which adds the condition
+//! `j >= starts[i]`. Starts never decrease along a sequence. Tiles of keys that no query of a tile sees are skipped, so
+//! that the work is the sum of the squared document lengths. Rows then have the same bits if the same documents precede
+//! them. A query that sees no key has the result 0 and an `l` of -1e30.
 //!
 //! ```text
 //! starts     0 0 0 3 3 5 5 5         three documents in a row of 8
 //! ```
 //!
-//! Dropout multiplies each `p` in `y` with its factor, a function of the score's place (see
-//! [`dropout`](crate::dropout)), made where it is used. All is computed in f32, results are rounded once.
+//! Dropout multiplies each `p` in `y` by its factor, a function of the score's position (see
+//! [`dropout`](crate::dropout)) that is computed where it is used. All arithmetic is in f32; results are rounded once.
 //!
-//! Three ways to lay out what goes in, with one algorithm, none of them copied together:
+//! There are three input layouts for one algorithm, none of which needs a copy:
 //!
 //! | | queries | keys | values |
 //! |---|---|---|---|
 //! | [`causal_attention`] | `q_bhtd` | `k_bhsd` | `v_bhsv` |
 //! | [`causal_self_attention`] | | `[b, t, 3 heads d]`, one product | |
-//! | [`latent_attention`] | `[b, t, heads (nope + rope)]` | `nope` of `[b, t, heads (nope + v)]`, and one rotated part for all heads, `[b, t, rope]` | `v` of it |
+//! | [`latent_attention`] | `[b, t, heads (nope + rope)]` | `nope` of `[b, t, heads (nope + v)]`, and one rotated part for all heads, `[b, t, rope]` | its `v` |
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -58,15 +59,15 @@ pub(crate) use host::{
 };
 pub use part::AttentionPart;
 
-/// `softmax(mask(q k^T * scale)) v`, each head on its own. Query `i` sees the keys up to `i + offset`.
+/// Computes `softmax(mask(q k^T * scale)) v` for each head. Query `i` sees the keys up to `i + offset`.
 ///
 /// # Shapes
 /// `q`: `[b, heads, t, d]`; `k`: `[b, heads, s, d]`; `v`: `[b, heads, s, dv]`, with `s` at most `t + offset`; the
-/// result: `[b, t, heads, dv]`. Nothing is copied whose last dimension lies together.
+/// result: `[b, t, heads, dv]`. Inputs whose last dimension is contiguous are not copied.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width is 0, a query would see no key,
-/// or no query a key.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if a query would see no
+/// key, or if no query would see a key.
 pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, offset: usize) -> Tensor<4> {
     let call = Call("causal_attention");
     let ([b, t], s) = check(call, [&q, &k, &v]);
@@ -78,13 +79,14 @@ pub fn causal_attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, scale: f64, of
     Tensor::from_dispatch(Dispatch::fused_attention(q, k, v, starts, rule).0)
 }
 
-/// Attention of queries, keys and values that are one product: in `qkv`, `[b, t, 3 heads d]`, the three lie side by
-/// side, and in each the heads (GPT-2's `c_attn`). Returns `[b, t, heads d]`. A `dropout` has a probability and a key;
-/// for `starts` see the module's page.
+/// Computes causal attention of queries, keys and values that are one product (GPT-2's `c_attn`).
+///
+/// `qkv` is `[b, t, 3 heads d]`: the three are side by side, each divided into heads. The result is `[b, t, heads d]`.
+/// `dropout` is a probability and a key. `starts`, `[b, t]`, masks documents: the first key that each query sees.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width or `heads` is 0, or the starts
-/// not i32 or i64.
+/// If the arguments do not have these shapes and a type of f32, bf16 or f16, if a width or `heads` is 0, or if starts
+/// are not i32 or i64.
 pub fn causal_self_attention(
     qkv: Tensor<3>,
     heads: usize,
@@ -102,18 +104,19 @@ pub fn causal_self_attention(
     Tensor::from_dispatch(Dispatch::fused_self_attention(qkv.into_dispatch(), starts, heads, rule).0)
 }
 
-/// Multi-head latent attention's own (DeepSeek-V2, arXiv 2405.04434, section 2.1): a head's query and key have a part
-/// without positions and a rotated one, and the rotated key is the same for all heads. The rotation,
-/// [`rope`](crate::rope)'s by `table`, is part of the operation.
+/// Computes multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+///
+/// Queries and keys of a head have a part without positions and a rotated part; all heads share the rotated key. The
+/// operation includes the rotation by `table`, that of [`rope`](crate::rope).
 ///
 /// # Shapes
 /// `q`: `[b, t, heads (nope + rope)]`, in each head the unrotated part first; `kv`: `[b, t, heads (nope + v)]`, in each
-/// head the key first; `k_rope`: `[b, t, rope]`; the table: `[t, rope / 2]`; the result: `[b, t, heads v]`. For
-/// `starts` see the module's page.
+/// head the key first; `k_rope`: `[b, t, rope]`; the table: `[t, rope / 2]`; the result: `[b, t, heads v]`. `starts`,
+/// `[b, t]`, masks documents: the first key that each query sees.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width or `heads` is 0, or the starts
-/// not i32 or i64.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width or `heads` is 0, or if starts
+/// are not i32 or i64.
 pub fn latent_attention(
     q: Tensor<3>,
     kv: Tensor<3>,
@@ -153,8 +156,7 @@ pub fn latent_attention(
     Tensor::from_dispatch(Dispatch::fused_latent_attention(q, kv, k_rope.into_dispatch(), cos, sin, starts, rule).0)
 }
 
-/// The sequences and positions of queries and the number of keys, where `q_bhtd`, `k_bhsd` and `v_bhsv` are as they
-/// should be.
+/// Checks `q_bhtd`, `k_bhsd` and `v_bhsv`; returns the numbers of sequences and queries, and of keys.
 fn check(call: Call, [q, k, v]: [&Tensor<4>; 3]) -> ([usize; 2], usize) {
     let ([b, heads, t, d], [_, _, s, dv]) = (q.dims(), v.dims());
     call.float("q", q.dtype());
@@ -166,7 +168,7 @@ fn check(call: Call, [q, k, v]: [&Tensor<4>; 3]) -> ([usize; 2], usize) {
     ([b, t], s)
 }
 
-/// The starts of all queries, or of no elements where there are none.
+/// The starts of all queries, or an empty tensor if there are none.
 fn checked(call: Call, starts: Option<&Tensor<2, Int>>, [b, t]: [usize; 2], device: &Device) -> DispatchTensor {
     match starts {
         Some(starts) => {
@@ -178,51 +180,51 @@ fn checked(call: Call, starts: Option<&Tensor<2, Int>>, [b, t]: [usize; 2], devi
     }
 }
 
-/// The log-sum-exp of a query that sees no key: finite, so that it can be compared, and less than any other.
+/// The log-sum-exp of a query that sees no key: finite, so that it can be compared, and below any other.
 pub(crate) const NO_KEY: f32 = -1e30;
 
-/// What attention is the same for all heads in.
+/// The parameters of attention that all heads share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionRule {
-    /// Of scores.
+    /// Scale of scores.
     pub scale: f32,
     /// Query `i` sees the keys up to `i + offset`.
     pub offset: usize,
-    /// Of probabilities.
+    /// Dropout of probabilities.
     pub dropout: Option<ScoreDropout>,
 }
 
-/// Dropout of the probabilities of some queries and keys of a sequence, each by its place in `[heads, t, s]` of all of
-/// them.
+/// Dropout of the probabilities of some queries and keys of a sequence, each by its index in `[heads, t, s]` of the
+/// whole sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoreDropout {
-    /// Its key has the place of the first query's with the first key, in the first head that is here; its row's length
-    /// is not asked for.
+    /// Its key has the index of the first query with the first key in the first head present. Its row length is not
+    /// used.
     pub rule: DropoutRule,
-    /// Scores of a query, s: from a query to the next.
+    /// Stride from a query to the next: its s scores.
     pub of_query: usize,
-    /// From a head to the next, t s.
+    /// Stride from a head to the next: t s.
     pub of_head: usize,
 }
 
 impl ScoreDropout {
-    /// Of sequences of `t` rows.
+    /// Dropout for sequences of `t` rows.
     fn new(call: Call, (p, key): (f64, DropoutKey), t: usize) -> Self {
         Self { rule: DropoutRule::new(call, p, key, 1), of_query: t, of_head: t * t }
     }
 }
 
-/// Widths of a latent attention.
+/// Widths and parameters of a latent attention.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LatentRule {
-    /// Heads.
+    /// Number of heads.
     pub heads: usize,
-    /// Of a query and a key without position.
+    /// Width of a query's or key's part without position.
     pub nope: usize,
-    /// Of their rotated part.
+    /// Width of their rotated part.
     pub rope: usize,
-    /// Of a value.
+    /// Width of a value.
     pub v: usize,
-    /// The rest.
+    /// The shared parameters.
     pub attention: AttentionRule,
 }

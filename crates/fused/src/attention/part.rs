@@ -1,8 +1,9 @@
-//! Attention of some queries to some keys, to be put together with that of the same queries to other keys.
+//! Attention of some queries to some keys, to merge with that of the same queries to other keys.
 //!
 //! ```text
-//! forward    (y_1, l_1) of keys 1, (y_2, l_2) of keys 2:   l = log(exp(l_1) + exp(l_2)),   y = exp(l_1 - l) y_1 + exp(l_2 - l) y_2
-//! backward   of either, with the y and the l of all keys: p = exp(scale q k - l) is a probability among all of them
+//! forward    (y_1, l_1) of keys 1, (y_2, l_2) of keys 2:   l = log(exp(l_1) + exp(l_2)),
+//!                                                          y = exp(l_1 - l) y_1 + exp(l_2 - l) y_2
+//! backward   of each part, with the y and l of all keys:   p = exp(scale q k - l), a probability among all of them
 //! ```
 
 use super::{AttentionRule, ScoreDropout, check, checked};
@@ -12,15 +13,15 @@ use crate::ops::FusedOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{DType, Int, Tensor};
 
-/// Attention of the queries and the keys at some places of a sequence, in no graph.
+/// Attention of queries and keys at some positions of a sequence, outside of any graph.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionPart {
-    /// First positions of the queries, and of the keys, in the sequence. Where they are one, the queries are those of
-    /// the keys, and each sees the keys up to its own; else all see all.
+    /// Positions in the sequence of the first query and the first key. If they are equal, queries and keys share their
+    /// positions and each query sees the keys up to its own position. Otherwise every query sees every key.
     pub first: [usize; 2],
-    /// Of scores.
+    /// Scale of scores.
     pub scale: f64,
-    /// Dropout of probabilities, with the first of the heads that are here, and the length of the whole sequence.
+    /// Dropout of probabilities: the probability, the key, the first head present and the length of the whole sequence.
     pub dropout: Option<(f64, DropoutKey, usize, usize)>,
 }
 
@@ -33,13 +34,14 @@ impl AttentionPart {
         AttentionRule { scale: self.scale as f32, offset: if query == key { 0 } else { keys }, dropout }
     }
 
-    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the log-sum-exps of scores, `l_bht`, in f32: -1e30 where a query
-    /// sees no key. `starts_bt` are the positions in the sequence of the first keys that queries see, as
-    /// [`causal_self_attention`](crate::causal_self_attention) takes them.
+    /// Maps `q_bhtd`, `k_bhsd` and `v_bhsv` to `y_bthv` and to the log-sum-exp of scores, `l_bht`, in f32.
+    ///
+    /// `l` is -1e30 if a query sees no key. `starts_bt` holds the position in the sequence of the first key that each
+    /// query sees, as in [`causal_self_attention`](crate::causal_self_attention).
     ///
     /// # Panics
-    /// If the arguments are not of these shapes and of one type, f32, bf16 or f16, a width is 0, the starts are not i32
-    /// or i64, or queries and keys that are one are not as many.
+    /// If the arguments do not have these shapes and one type (f32, bf16 or f16), if a width is 0, if starts are not
+    /// i32 or i64, or if queries and keys at the same positions differ in number.
     pub fn forward(&self, [q, k, v]: [Tensor<4>; 3], starts_bt: Option<Tensor<2, Int>>) -> (Tensor<4>, Tensor<3>) {
         let call = Call("AttentionPart::forward");
         let rule = self.rule(call, self.check(call, [&q, &k, &v]));
@@ -49,10 +51,11 @@ impl AttentionPart {
         (Tensor::from_dispatch(y), Tensor::from_dispatch(l))
     }
 
-    /// The gradients of `q_bhtd`, `k_bhsd` and `v_bhsv`, with `y_bthv` and `l_bht` of all keys and the gradient of `y`.
+    /// Returns the gradients of `q_bhtd`, `k_bhsd` and `v_bhsv`, given `y_bthv` and `l_bht` of all keys and the
+    /// gradient of `y`.
     ///
     /// # Panics
-    /// As [`forward`](Self::forward).
+    /// Like [`forward`](Self::forward).
     pub fn backward(
         &self,
         [q, k, v]: [Tensor<4>; 3],
@@ -75,14 +78,14 @@ impl AttentionPart {
         [d_q, d_k, d_v].map(Tensor::from_dispatch)
     }
 
-    /// The starts of these queries among the keys at hand.
+    /// The starts of these queries, relative to the first key of this part.
     fn starts(&self, call: Call, q: &Tensor<4>, starts_bt: Option<Tensor<2, Int>>) -> DispatchTensor {
         let [b, _, t, _] = q.dims();
         let here = starts_bt.map(|starts| (starts - self.first[1] as i64).clamp_min(0));
         checked(call, here.as_ref(), [b, t], &q.device())
     }
 
-    /// How many keys there are.
+    /// Checks the arguments; returns the number of keys.
     fn check(&self, call: Call, qkv: [&Tensor<4>; 3]) -> usize {
         let ([_, t], s) = check(call, qkv);
         let fits = self.first[0] != self.first[1] || s == t;

@@ -1,3 +1,5 @@
+//! Tests of attention on the CPU against naive sums, in layouts, parts and documents.
+
 use super::*;
 use burn::tensor::{DType, Device, Distribution};
 use proptest::prelude::*;
@@ -10,7 +12,7 @@ fn floats(tensor: Tensor<4>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// Output, and gradients of the inputs for a cotangent.
+/// Returns the output, and the gradients of the inputs for a cotangent.
 fn run(attention: impl Fn([Tensor<4>; 3]) -> Tensor<4>, inputs: &[Tensor<4>; 3], dy: &Tensor<4>) -> [Vec<f32>; 4] {
     let inputs = inputs.each_ref().map(|input| input.clone().autodiff().require_grad());
     let y = attention(inputs.clone());
@@ -19,7 +21,7 @@ fn run(attention: impl Fn([Tensor<4>; 3]) -> Tensor<4>, inputs: &[Tensor<4>; 3],
     [floats(y.inner()), q, k, v]
 }
 
-/// In f64, one number after another: output, and the gradients by their formulas.
+/// Computes the output, and the gradients by their formulas, in f64, one number at a time.
 fn naive([b, h, t, d, dv]: [usize; 5], inputs: &[Tensor<4>; 3], dy: &Tensor<4>, scale: f64) -> [Vec<f64>; 4] {
     let wide = |tensor: &Tensor<4>| tensor.clone().into_data().iter::<f32>().map(f64::from).collect::<Vec<f64>>();
     let [q, k, v] = inputs.each_ref().map(wide);
@@ -64,7 +66,7 @@ proptest! {
         dv in prop_oneof![Just(8usize), 1usize..40],
         lies_by_position in any::<bool>(),
     ) {
-        // As they come of a projection, heads side by side, or each head by itself.
+        // Laid out as by a projection, with heads side by side, or head by head.
         let input = |width| match lies_by_position {
             true => random([b, t, h, width]).swap_dims(1, 2),
             false => random([b, h, t, width]),
@@ -110,7 +112,7 @@ fn without_sequences_there_is_nothing() {
     assert_eq!(causal_attention(none(), none(), none(), 1.0, 0).dims(), [0, 5, 2, 4]);
 }
 
-/// Queries of the end of a sequence, and keys that come before all queries.
+/// The queries are the end of a sequence, and some keys precede all queries.
 #[test]
 fn an_offset_moves_queries_to_later_keys() {
     let [q, k, v] = [0; 3].map(|_| random([2, 2, 150, 16]));
@@ -120,7 +122,7 @@ fn an_offset_moves_queries_to_later_keys() {
         let found = causal_attention(last, k.clone(), v.clone(), 0.25, from);
         assert_eq!(floats(found), floats(all.clone().slice([0..2, from..150])), "queries from {from} on");
     }
-    // Every query sees every key: as softmax without a mask.
+    // Every query sees every key: the result is that of softmax without a mask.
     let found = causal_attention(q.clone(), k.clone(), v.clone(), 0.25, 150);
     let p = burn::tensor::activation::softmax(q.matmul(k.swap_dims(2, 3)) * 0.25, 3);
     let expected = floats(p.matmul(v).swap_dims(1, 2));
@@ -131,12 +133,12 @@ fn flat<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// Output, and the gradients of the inputs for a cotangent.
+/// Returns the output, and the gradients of the inputs for a cotangent.
 fn gradients(op: impl Fn([Tensor<3>; 3]) -> Tensor<3>, inputs: &[Tensor<3>; 3], dy: &Tensor<3>) -> [Vec<f32>; 4] {
     let inputs = inputs.each_ref().map(|input| input.clone().autodiff().require_grad());
     let y = op(inputs.clone());
     let gradients = (y.clone() * dy.clone().autodiff()).sum().backward();
-    // An operation may leave out an input.
+    // An operation may ignore an input.
     let [a, b, c] = inputs.map(|input| input.grad(&gradients).map(flat).unwrap_or_default());
     [flat(y.inner()), a, b, c]
 }
@@ -145,7 +147,7 @@ fn random3(shape: [usize; 3]) -> Tensor<3> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex())
 }
 
-/// One product of all three, against three, with the mask of the scores' places.
+/// Compares one product with three parts, and with dropout by the scores' positions.
 #[test]
 fn attention_of_one_product_is_that_of_its_three_parts() {
     let [b, t, heads, d] = [3, 70, 4, 8];
@@ -184,7 +186,7 @@ fn near(found: &[Vec<f32>; 4], expected: &[Vec<f32>; 4], tolerance: f32) {
     }
 }
 
-/// Against parts that are cut out, rotated, repeated for every head, and put together.
+/// Compares with parts that are sliced, rotated, repeated for every head and concatenated.
 #[test]
 fn latent_attention_is_that_of_whole_queries_and_keys() {
     let [b, t, heads, nope, rope, dv] = [2, 140, 3, 8, 4, 6];
@@ -210,7 +212,7 @@ fn latent_attention_is_that_of_whole_queries_and_keys() {
     near(&found, &expected, 0.03);
 }
 
-/// The starts of rows of documents of these lengths, `[b, t]`.
+/// The starts of rows of documents with these lengths, `[b, t]`.
 fn starts_of(rows: &[Vec<usize>]) -> Tensor<2, Int> {
     let of_row = |row: &Vec<usize>| {
         let mut start = 0;
@@ -225,7 +227,7 @@ fn starts_of(rows: &[Vec<usize>]) -> Tensor<2, Int> {
     Tensor::from_data(burn::tensor::TensorData::new(starts, shape), (&Device::flex(), DType::I32))
 }
 
-/// `op` of each document by itself, `[1, len, width]` and its first position, put together.
+/// Applies `op` to each document separately, `[1, len, width]` with its positions, and concatenates the results.
 fn apart(
     rows: &[Vec<usize>],
     inputs: [Tensor<3>; 3],
@@ -247,7 +249,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
     #[test]
     fn documents_in_a_row_are_as_each_by_itself(lens in prop::collection::vec(1..150usize, 1..7)) {
-        // The same documents in both rows, the other way round in one.
+        // Both rows hold the same documents, one of them in reverse order.
         let rows = [lens.clone(), lens.iter().rev().copied().collect()];
         let (t, starts) = (lens.iter().sum::<usize>(), starts_of(&rows));
         let [heads, d] = [2, 8];
@@ -266,7 +268,7 @@ proptest! {
         });
         near(&gradients(together, &inputs, &dy), &gradients(alone, &inputs, &dy), 1e-5);
 
-        // What is dropped depends on a score's place in the whole row.
+        // Dropout depends on a score's position in the whole row.
         let key = DropoutKey::derive(1, 2, 3, 4);
         let qkv = random3([2, t, 3 * heads * d]);
         let whole = causal_self_attention(qkv.clone(), heads, 0.3, Some((0.3, key)), None);
@@ -276,7 +278,7 @@ proptest! {
         prop_assert_eq!(of_first(whole), of_first(masked));
     }
 
-    /// Of keys in two parts, some of which no query of a later document sees.
+    /// The keys come in two parts, and queries of later documents see none of some of them.
     #[test]
     fn parts_of_documents_make_the_whole(lens in prop::collection::vec(1..60usize, 1..6), at in 0.1..0.9f64) {
         let t = lens.iter().sum::<usize>() + 1;

@@ -1,13 +1,13 @@
-//! Where rows of heads lie in memory.
+//! Views of the rows of heads in memory.
 
 use crate::element::Element;
 use crate::gemm::Matrix;
 
-/// Rows of a head of a `[b, heads, t, width]` tensor as it lies, the elements of a row together.
+/// The rows of heads of a `[b, heads, t, width]` tensor, in place. The elements of a row are contiguous.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a, T> {
     data: &'a [T],
-    /// From a sequence, a head, a position to the next.
+    /// Strides from a sequence, a head and a position to the next.
     strides: [usize; 3],
     width: usize,
 }
@@ -17,7 +17,7 @@ impl<'a, T: Element> View<'a, T> {
         Self { data, strides, width }
     }
 
-    /// The rows of one head, in f32: as they lie, or copied to `wide`.
+    /// Returns the rows of one head in f32: in place, or copied to `wide`.
     pub fn rows<'w>(&self, [b, head]: [usize; 2], t: usize, wide: &'w mut Vec<f32>) -> Matrix<'w, f32>
     where
         'a: 'w,
@@ -33,13 +33,13 @@ impl<'a, T: Element> View<'a, T> {
         Matrix::new(wide, self.width)
     }
 
-    /// One row.
+    /// Returns one row.
     pub fn row(&self, [b, head]: [usize; 2], row: usize) -> &'a [T] {
         &self.data[b * self.strides[0] + head * self.strides[1] + row * self.strides[2]..][..self.width]
     }
 }
 
-/// The same of memory to be written, of which each task writes its own heads' rows.
+/// The same for memory to write; each task writes the rows of its own heads.
 #[derive(Clone, Copy)]
 pub(super) struct Target<T> {
     first: *mut T,
@@ -52,13 +52,13 @@ unsafe impl<T: Element> Sync for Target<T> {}
 
 impl<T: Element> Target<T> {
     /// # Safety
-    /// All rows lie in memory that is valid for writes as long as the target is used, and no two of them overlap.
+    /// All rows must lie in memory that is valid for writes while the target is used, and no two of them may overlap.
     pub unsafe fn new(first: *mut T, strides: [usize; 3], width: usize) -> Self {
         Self { first, strides, width }
     }
 
-    /// Where a head's first row goes in f32, and from a row to the next: the place itself, or `wide`, from which
-    /// [`put`](Self::put) takes it.
+    /// Returns where to write a head's rows in f32, with the stride of rows: the target itself, or `wide`, from which
+    /// [`put`](Self::put) copies.
     pub fn rows(&self, [b, head]: [usize; 2], t: usize, wide: &mut Vec<f32>) -> (*mut f32, usize) {
         if T::IS_F32 {
             return (self.place([b, head], 0).cast(), self.strides[2]);
@@ -67,7 +67,7 @@ impl<T: Element> Target<T> {
         (wide.as_mut_ptr(), self.width)
     }
 
-    /// Rounds what was written to `wide`, if that was where it went.
+    /// Rounds the rows in `wide` into the target, if they were written there.
     pub fn put(&self, place: [usize; 2], wide: &[f32]) {
         if !T::IS_F32 {
             for (row, wide) in wide.chunks_exact(self.width.max(1)).enumerate() {
@@ -81,13 +81,13 @@ impl<T: Element> Target<T> {
         assert!(values.len() == self.width);
         let to = self.place(place, row);
         for (i, value) in values.iter().enumerate() {
-            // SAFETY: the row lies inside, and is this task's.
+            // SAFETY: the row is in bounds, and only this task writes it.
             unsafe { to.add(i).write(T::from_f32(*value)) }
         }
     }
 
     fn place(&self, [b, head]: [usize; 2], row: usize) -> *mut T {
-        // SAFETY: the place is inside.
+        // SAFETY: the position is in bounds.
         unsafe { self.first.add(b * self.strides[0] + head * self.strides[1] + row * self.strides[2]) }
     }
 }

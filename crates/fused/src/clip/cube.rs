@@ -1,4 +1,4 @@
-//! The kernel of [`clip_factor`](super): one unit.
+//! The kernel of [`clip_factor`](super), which runs on a single unit.
 
 use super::ClipRule;
 use crate::cube::launch::{Elements, contiguous, empty};
@@ -29,7 +29,7 @@ fn clip_factor_kernel(totals: &[f32], factor: &mut [f32], count: f32, limit: f32
     let mut finite = true;
     let mut i = 0usize.runtime();
     while i < totals.len() {
-        // No comparison with what is no number is true.
+        // A comparison with NaN is false.
         finite = finite && f32::abs(totals[i]) <= 3.4028234e38f32;
         i += 1usize;
     }
@@ -44,7 +44,7 @@ fn clip_factor_kernel(totals: &[f32], factor: &mut [f32], count: f32, limit: f32
     factor[0] = result;
 }
 
-/// The kernel with typical compile-time values.
+/// Lists the kernel with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     vec![KernelCase::new("clip_factor", |gpu| {

@@ -1,4 +1,4 @@
-//! The clipping of gradients by their norm without a number that the host waits for.
+//! Gradient clipping by norm, without a number that the host has to wait for.
 //!
 //! ```text
 //! norm = sqrt(sum of g^2) / count        factor = min(1, limit / (norm + 1e-6)), or -1 if a total is not finite
@@ -12,21 +12,23 @@ use crate::ops::FusedOps;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
-/// What a gradient is clipped to.
+/// How a gradient is clipped.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClipRule {
-    /// The gradient is a sum of so many.
+    /// The number of terms whose sum the gradient is.
     pub count: f64,
-    /// The highest norm of their mean; none: any.
+    /// The highest norm of their mean, if it is limited.
     pub limit: Option<f64>,
 }
 
-/// By what gradients are multiplied before the optimizer's step, `[1]`: so that the norm of their mean is the limit at
-/// most. It is below 0 if any of `totals` is not finite. These are f32 and end with a
-/// [`add_sum_of_squares`](crate::add_sum_of_squares); before that is whatever is to be finite too.
+/// Returns the factor, `[1]`, that clips the norm of the mean gradient to the limit. Multiply gradients by it before
+/// the optimizer's step.
+///
+/// The factor is negative if any of `totals` is not finite. `totals` are f32 and end with an
+/// [`add_sum_of_squares`](crate::add_sum_of_squares); anything else that has to be finite precedes it.
 ///
 /// # Panics
-/// If `totals` are of another type than f32, or fewer than two.
+/// If `totals` is not f32 or has fewer than two elements.
 pub fn clip_factor(totals: Tensor<1>, rule: ClipRule) -> Tensor<1> {
     let (call, [len]) = (Call("clip_factor"), totals.dims());
     call.dtype("totals", totals.dtype(), DType::F32);

@@ -1,13 +1,13 @@
-//! The kernels of [`cross_entropy`](super): products are Burn's (cubek's, on tensor cores), and one cube a row of
-//! logits makes the loss and the gradient.
+//! The kernels of [`cross_entropy`](super): Burn multiplies (with cubek, on tensor cores), and one cube per row of
+//! logits computes the loss and the gradient.
 //!
 //! ```text
-//! a unit has some columns   largest, sum = sum of e^(x - largest), in one pass      l = largest + ln(sum) - x[target]
-//! gradients, over logits    e^(x - largest) / sum, less 1 for the target
+//! a unit takes some columns    largest, sum = sum of e^(x - largest), in one pass   l = largest + ln(sum) - x[target]
+//! gradients replace logits     e^(x - largest) / sum, less 1 for the target
 //! ```
 //!
-//! A chunk of rows is as many as have [`CHUNK_BYTES`] of logits, whole times [`ROWS`]: 2,560 rows of 50,304 in bf16, so
-//! that products fill a GPU. The head's gradient is a product a chunk, in f32, added up in f32.
+//! A chunk is as many rows as have [`CHUNK_BYTES`] of logits, in multiples of [`ROWS`], so that products fill a GPU:
+//! 2,560 rows of 50,304 columns in bf16. Each chunk adds a product in f32 to the head's gradient.
 
 use super::{CrossEntropyRule, ROWS};
 use crate::cube::launch::{Elements, address_type, empty, empty_like, on_cpu, over_rows, units, vector_size};
@@ -23,13 +23,13 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Rows of logits begin at multiples of so many elements, for loads of 16 bytes and tensor cores: GPT-2's 50,257 become
-/// 50,304.
+/// Rows of logits start at multiples of this many elements, for loads of 16 bytes and tensor cores: GPT-2's 50,257
+/// become 50,304.
 const COLUMNS: usize = 128;
-/// Most bytes of logits on a GPU.
+/// Most bytes of logits per chunk on a GPU.
 const CHUNK_BYTES: usize = 256 << 20;
 
-/// The mean cross entropy and z-loss.
+/// Computes the mean cross entropy and z-loss.
 pub(crate) fn cross_entropy(
     x: CubeTensor,
     head: CubeTensor,
@@ -43,7 +43,7 @@ pub(crate) fn cross_entropy(
     of.means()
 }
 
-/// The same, and the gradients of `x` and, in f32, of the head for a cotangent of n.
+/// Computes the same, and the gradients of `x` and, in f32, of the head for a cotangent of n.
 pub(crate) fn cross_entropy_with_gradients(
     x: CubeTensor,
     head: CubeTensor,
@@ -71,10 +71,10 @@ pub(crate) fn cross_entropy_with_gradients(
     (cross_entropy, z_loss, d_x, d_head)
 }
 
-/// What the losses are of.
+/// The inputs, and the losses of rows.
 struct Of {
     x: CubeTensor,
-    /// With columns of zeros up to a multiple of [`COLUMNS`].
+    /// The head, with columns of zeros up to a multiple of [`COLUMNS`].
     head_dv: CubeTensor,
     targets: CubeTensor,
     vocab: usize,
@@ -101,10 +101,10 @@ impl Of {
         Self { x, head_dv, targets, vocab, rule, losses_n2 }
     }
 
-    /// First rows and numbers of rows.
+    /// The first row and the number of rows of each chunk.
     fn chunks(&self) -> impl Iterator<Item = [usize; 2]> + use<> {
         let ([n, _], [_, columns]) = (self.x.shape().dims(), self.head_dv.shape().dims());
-        // CubeCL's CPU runtime is there for tests, and they want several chunks.
+        // CubeCL's CPU runtime exists for tests, which need several chunks.
         let bytes = if on_cpu(&self.x.client) { 0 } else { CHUNK_BYTES };
         let rows = (bytes / (columns * self.x.dtype.size()) / ROWS).max(1) * ROWS;
         (0..n).step_by(rows).map(move |first| [first, rows.min(n - first)])
@@ -114,7 +114,7 @@ impl Of {
         product(rows_of(&self.x, first, len), self.head_dv.clone(), self.x.dtype)
     }
 
-    /// The head's gradient without the columns that were added.
+    /// Removes the padding columns from the head's gradient.
     fn without_padding(&self, d_head: CubeTensor) -> CubeTensor {
         let [d, columns] = self.head_dv.shape().dims();
         match (columns == self.vocab, self.rule.transposed) {
@@ -124,8 +124,8 @@ impl Of {
         }
     }
 
-    /// Writes loss and log-sum-exp of these rows, whose first is row `first` of all, and, if wanted, the gradients over
-    /// the logits.
+    /// Writes loss and log-sum-exp of the rows from row `first` on and, if wanted, replaces the logits by their
+    /// gradients.
     fn over_logits(&self, logits: &CubeTensor, first: usize, gradients: bool) {
         let [rows, columns] = logits.shape().dims();
         let vector = vector_size(&logits.client, columns, logits.dtype);
@@ -171,7 +171,7 @@ impl Of {
     }
 }
 
-/// Rows of a contiguous tensor, in its memory. 256 rows are a multiple of the 512 bytes at which tensors begin.
+/// Rows of a contiguous tensor, in its memory. 256 rows are a multiple of the 512 bytes to which tensors are aligned.
 fn rows_of(tensor: &CubeTensor, first: usize, len: usize) -> CubeTensor {
     let [_, width] = tensor.shape().dims();
     let mut rows = tensor.clone();
@@ -184,8 +184,8 @@ fn transposed(matrix: &CubeTensor) -> CubeTensor {
     CubeBackend::float_transpose(matrix.clone())
 }
 
-/// `width` is that of a row in vectors, of which columns from `vocab` on do not count: their gradient is 0. `z` is
-/// twice the z-loss's coefficient. A target beyond the vocabulary makes a loss that is not a number.
+/// `width` is that of a row in vectors; columns from `vocab` on are ignored and get gradients of 0. `z` is twice the
+/// z-loss's coefficient. A target beyond the vocabulary makes the loss NaN.
 #[cube(launch, address_type = "dynamic")]
 fn loss_kernel<F: Float, I: Int, V: Size>(
     logits: &mut [Vector<F, V>],
@@ -206,7 +206,7 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
     let mut row = CUBE_POS;
     while row < rows {
         let start = row * width;
-        // Each element of the vectors has a largest and a sum of its own, and so has each unit.
+        // Each element of the vectors has a separate largest value and sum, and so has each unit.
         let mut largest = Vector::<f32, V>::new(f32::MIN);
         let mut sum = Vector::<f32, V>::new(0.0f32);
         let mut i = unit;
@@ -238,7 +238,7 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
                 losses_n2[at] = f32::NAN;
             }
         } else if unit == target % units {
-            // Nobody else writes gradients there.
+            // No other unit writes gradients there.
             let x = Vector::<f32, V>::cast_from(logits[start + target]);
             let mut of_target = x.extract(0usize);
             #[unroll]
@@ -268,7 +268,7 @@ fn loss_kernel<F: Float, I: Int, V: Size>(
     }
 }
 
-/// Columns beyond the vocabulary become the smallest number, of which softmax makes 0.
+/// Columns beyond the vocabulary become the smallest number, which softmax turns into 0.
 #[cube]
 fn in_vocabulary<V: Size>(x: Vector<f32, V>, i: usize, vocab: usize) -> Vector<f32, V> {
     let mut seen = Vector::<f32, V>::new(f32::MIN);
@@ -311,7 +311,7 @@ fn mean_kernel(
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use loss_kernel::LossKernel;

@@ -11,7 +11,7 @@ use crate::uninit::{overwritten, written};
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
-/// The two mean losses, and, where `wanted`, the gradients of `x` and the head for a cotangent of n, else nothing.
+/// Returns the two mean losses and, if `wanted`, the gradients of `x` and the head for a cotangent of n.
 ///
 /// # Panics
 /// If a target is not in the vocabulary.
@@ -39,7 +39,7 @@ pub(crate) fn cross_entropy_host<T: Element>(
         for first in (0..n).step_by(ROWS) {
             let rows = first..n.min(first + ROWS);
             let (x, logits) = (&x[first * d..rows.end * d], &mut logits[..rows.len() * vocab]);
-            // SAFETY: `products` sets what it writes.
+            // SAFETY: `products` sets all elements.
             let c = unsafe { overwritten(logits) };
             products(vec![Product { m: rows.len(), n: vocab, k: d, a: Matrix::new(x, d), b: head_dv, c }]);
             over_logits(
@@ -57,21 +57,21 @@ pub(crate) fn cross_entropy_host<T: Element>(
             }
         }
     };
-    // SAFETY: the chunks are all of `dx`.
+    // SAFETY: together the chunks cover `dx`.
     let dx = unsafe { written(if wanted { x.len() } else { 0 }, write) };
     let mean = |of: fn(&RowLoss) -> f64| losses.iter().map(of).sum::<f64>() / n as f64;
     let z_loss = f64::from(rule.z_loss_coef) * mean(|row| f64::from(row.log_sum_exp).powi(2));
     ([mean(|row| f64::from(row.cross_entropy)) as f32, z_loss as f32], dx, d_head)
 }
 
-/// Of a row of logits.
+/// The losses of one row of logits.
 #[derive(Clone, Copy, Default)]
 struct RowLoss {
     cross_entropy: f32,
     log_sum_exp: f32,
 }
 
-/// Writes each row's loss, and the gradients over the logits where there is a z-loss's coefficient for them.
+/// Writes each row's loss. If given a z-loss coefficient, also replaces the logits by their gradients.
 fn over_logits<T: Element>(
     logits: &mut [T],
     targets: &[usize],
@@ -82,7 +82,7 @@ fn over_logits<T: Element>(
     let rows = (task_len(vocab) / vocab).max(1);
     let (logits, losses) = (Pieces::new(logits), Pieces::new(losses));
     team::for_each(targets.len().div_ceil(rows), |i| {
-        // SAFETY: each task has its own rows.
+        // SAFETY: each task takes different rows.
         let (logits, losses) = unsafe { (logits.part(i, rows * vocab), losses.part(i, rows)) };
         let targets = &targets[i * rows..targets.len().min((i + 1) * rows)];
         forward(logits, targets, vocab, losses);
@@ -92,8 +92,8 @@ fn over_logits<T: Element>(
     });
 }
 
-/// `dW = x^T d_logits` of a chunk, added to what is there: `[d, vocab]`, or `[vocab, d]` if transposed. Each task has
-/// some columns of the vocabulary.
+/// Computes `dW = x^T d_logits` of a chunk, `[d, vocab]`, or `[vocab, d]` if transposed. It is added to `d_head` if
+/// `add`. Each task takes some columns of the vocabulary.
 fn add_to_head<T: Element>(
     x: &[T],
     d_logits: &[T],
@@ -110,7 +110,7 @@ fn add_to_head<T: Element>(
         let (out, first) = (out.as_mut_ptr(), i * width);
         let columns = width.min(vocab - first);
         let part = Matrix { data: &d_logits.data[first..], ..d_logits };
-        // SAFETY: the columns of this task in a matrix of all of them, which is set from the first chunk on.
+        // SAFETY: tasks write disjoint columns of a matrix that the first chunk sets.
         unsafe {
             if rule.transposed {
                 product_here([columns, d, rows], part.transposed(), x, out.add(first * d), d, add);
@@ -133,7 +133,7 @@ fn f32s<T: Element>(values: &[T]) -> Cow<'_, [f32]> {
 }
 
 vectorised! {
-    /// `log(sum(exp(logits))) - logits[target]`
+    /// Computes `log(sum(exp(logits))) - logits[target]`.
     fn forward<T: Element>(logits: &[T], targets: &[usize], vocab: usize, losses: &mut [RowLoss]) {
         for ((row, target), loss) in logits.chunks_exact(vocab).zip(targets).zip(losses) {
             let largest = max(row);
@@ -144,7 +144,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// Logits become `softmax (1 + 2 coef log_sum_exp) - one_hot`.
+    /// Replaces logits by `softmax (1 + 2 coef log_sum_exp) - one_hot`.
     fn backward<T: Element>(logits: &mut [T], targets: &[usize], vocab: usize, losses: &[RowLoss], z_loss_coef: f32) {
         for ((row, target), loss) in logits.chunks_exact_mut(vocab).zip(targets).zip(losses) {
             let largest = max(row);

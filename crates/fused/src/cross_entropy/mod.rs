@@ -1,20 +1,26 @@
-//! The loss of the next tokens: a linear head and cross entropy in one, whose logits are never all in memory.
+//! Next-token loss: a linear head and cross entropy in one operation that never holds all logits in memory.
 //!
 //! ```text
-//! rows      x           logits = x W       p = softmax        d_logits = p - one_hot
-//!  0..256   [256, d] ──> [256, vocab] ───> loss ─────────────> dx = d_logits W^T,  dW += x^T d_logits         (for a cotangent of n)
+//! rows      x           logits = x W       p = softmax        d_logits = p - one_hot   (for a cotangent of n)
+//!  0..256   [256, d] ──> [256, vocab] ───> loss ─────────────> dx = d_logits W^T,  dW += x^T d_logits
 //! 256..512  ...          the same memory
 //! ```
 //!
-//! Where a gradient is wanted the forward makes it, chunk by chunk, for a cotangent of n (of 1 f16 would lose most of
-//! it), and the backward multiplies it by the cotangent, divided by n, in f32 (as Liger Kernel, arXiv 2410.10989). So
-//! on the CPU at the most `256 vocab` logits are there, and `n d + d vocab` gradients, where logits and their gradients
-//! of all rows would take `2 n vocab`: of GPT-2's vocabulary and 4,096 rows in f32 51 MB instead of 1.6 GB. A chunk is
-//! one block of the law of [`gemm`](crate::gemm), so that in f32 `dW` has the bits of one product over all rows; on a
-//! GPU it is as many rows as have 256 MB of logits, and a head whose vocabulary is no multiple of 128 is copied, with
-//! zeros up to the next one, so that rows of logits begin where loads of 16 bytes and tensor cores want them (GPT-2's
-//! 50,257: 50,304, 77 MB in bf16). Logits and their gradients are of the inputs' dtype, the loss and the sums over the
-//! vocabulary f32, the loss's sum over rows f64.
+//! If a gradient is wanted, the forward computes it chunk by chunk for a cotangent of n; with a cotangent of 1, f16
+//! would lose most of it. The backward multiplies it in f32 by the cotangent divided by n (as in Liger Kernel, arXiv
+//! 2410.10989).
+//!
+//! On the CPU, at most `256 vocab` logits and `n d + d vocab` gradients are in memory; the logits of all rows and their
+//! gradients would take `2 n vocab`. For GPT-2's vocabulary and 4,096 rows in f32, the logits take 51 MB instead of 1.6
+//! GB. A chunk is one block of the order in which [`gemm`](crate::gemm) adds, so in f32 `dW` has the bits of a single
+//! product over all rows.
+//!
+//! On a GPU, a chunk is as many rows as have 256 MB of logits. A head whose vocabulary is not a multiple of 128 is
+//! copied and padded with zeros, so that rows of logits are aligned for 16-byte loads and tensor cores. GPT-2's 50,257
+//! columns become 50,304, 77 MB in bf16.
+//!
+//! Logits and their gradients have the dtype of the inputs. The loss and sums over the vocabulary are f32, the sum of
+//! the loss over rows is f64.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -26,25 +32,25 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 pub(crate) use host::cross_entropy_host;
 
-/// What predicting the next tokens costs, `[1]` each, f32.
+/// The losses of next-token prediction, `[1]` each, f32.
 #[derive(Debug, Clone)]
 pub struct Losses {
-    /// Mean over all rows of `-log softmax(x W)[target]`, in nats. Its gradient is that of the sum of both losses: of
+    /// Mean over all rows of `-log softmax(x W)[target]`, in nats. Its gradient is that of the sum of both losses: for
     /// logits, `softmax (1 + 2 coef log(sum(exp))) - one_hot`.
     pub cross_entropy: Tensor<1>,
     /// `coef` times the mean over all rows of `log(sum(exp(x W)))^2`, which keeps logits from drifting (PaLM, arXiv
-    /// 2204.02311, section 5, with a `coef` of 1e-4). To be reported: a gradient of its own it has none.
+    /// 2204.02311, section 5, with a `coef` of 1e-4). For reports only: it has no gradient.
     pub z_loss: Tensor<1>,
 }
 
-/// The losses of `x W`, where `W` is `[d, vocab]`, with the z-loss weighted by `z_loss_coef` (0: none).
+/// Computes the losses of `x W`, where `W` is `[d, vocab]`. `z_loss_coef` weights the z-loss (0: none).
 ///
 /// # Shapes
 /// `x`: `[n, d]`; `targets`: `[n]`, each below `vocab`.
 ///
 /// # Panics
-/// If `x` and `W` are not of one type, f32, bf16 or f16, the targets not i32 or i64, the shapes not these or empty, or,
-/// on the CPU, a target is not in the vocabulary.
+/// If `x` and `W` do not have one type (f32, bf16 or f16), if targets are not i32 or i64, if shapes differ from these
+/// or are empty, or, on the CPU, if a target is not in the vocabulary.
 pub fn linear_cross_entropy(
     x_nd: Tensor<2>,
     head_dv: Tensor<2>,
@@ -60,10 +66,10 @@ pub fn linear_cross_entropy(
     )
 }
 
-/// The same with a `W` of `[vocab, d]`, such as a token embedding.
+/// Computes the same for a `W` of `[vocab, d]`, such as a token embedding.
 ///
 /// # Panics
-/// As [`linear_cross_entropy`].
+/// Like [`linear_cross_entropy`].
 pub fn linear_cross_entropy_transposed(
     x_nd: Tensor<2>,
     head_vd: Tensor<2>,
@@ -93,14 +99,14 @@ fn losses(call: Call, x_nd: Tensor<2>, head: Tensor<2>, targets_n: Tensor<1, Int
     Losses { cross_entropy: Tensor::from_dispatch(cross_entropy), z_loss: Tensor::from_dispatch(z_loss) }
 }
 
-/// How the head lies, and what is added to the loss.
+/// Layout of the head, and weight of the z-loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CrossEntropyRule {
     /// The head is `[vocab, d]`.
     pub transposed: bool,
-    /// Of the z-loss.
+    /// Coefficient of the z-loss.
     pub z_loss_coef: f32,
 }
 
-/// Rows whose logits are there at once: a block of the law of [`gemm`](crate::gemm).
+/// Rows whose logits are in memory at once: one block of the order in which [`gemm`](crate::gemm) adds.
 pub(crate) const ROWS: usize = 256;

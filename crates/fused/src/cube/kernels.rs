@@ -1,4 +1,4 @@
-//! Every kernel of this crate with typical compile-time values, for GPUs that are not there.
+//! Every kernel of this crate with typical compile-time values, to compile without a GPU.
 
 use super::offline::KernelCase;
 use crate::{
@@ -27,7 +27,7 @@ pub fn cases() -> Vec<KernelCase> {
     modules.into_iter().flatten().collect()
 }
 
-/// Kernels of this crate's sources of which none of these cases is.
+/// Kernels in this crate's sources that none of these cases covers.
 pub fn unlisted(cases: &[KernelCase]) -> Vec<String> {
     super::sources::unlisted(env!("CARGO_MANIFEST_DIR"), "fused", cases)
 }

@@ -1,8 +1,8 @@
-//! How the kernels are launched: units of a cube, cubes, widths of vectors, and new tensors.
+//! Launch parameters of kernels: units per cube, cubes, vector sizes, and new tensors.
 //!
-//! Kernels are written for any number of units and cubes: work is dealt out in strides. A GPU takes hundreds of units
-//! in a cube. On CubeCL's CPU runtime a unit is a thread that spins at barriers, so a cube has one unit there, and
-//! barriers compile away.
+//! Kernels work with any number of units and cubes, because units take work in strides. On a GPU a cube has hundreds of
+//! units. On CubeCL's CPU runtime a unit is a thread that spins at barriers, so a cube has one unit there and barriers
+//! compile away.
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
@@ -15,15 +15,15 @@ use cubecl::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Units of a cube on a GPU, where there is work for them.
+/// Most units of a cube on a GPU; less work takes fewer units.
 pub const UNITS: usize = 256;
 
-/// Strided loops take what more cubes than this, or than a device has, would have done.
+/// Most cubes of a launch; strided loops cover the rest of the work.
 const CUBES: usize = 1 << 16;
 
 static CPU_UNITS: AtomicUsize = AtomicUsize::new(1);
 
-/// The units that [`set_cpu_units`] has set, until it is dropped. Whoever sets others meanwhile waits.
+/// Keeps the units that [`set_cpu_units`] has set until it is dropped. Other calls of [`set_cpu_units`] wait meanwhile.
 pub struct CpuUnits(#[allow(dead_code)] MutexGuard<'static, ()>);
 
 impl Drop for CpuUnits {
@@ -32,10 +32,10 @@ impl Drop for CpuUnits {
     }
 }
 
-/// Sets the units of a cube on CubeCL's CPU runtime, for the whole process: 1 unless set, and 2 to test for races.
+/// Sets the units of a cube on CubeCL's CPU runtime for the whole process: the default is 1, and 2 tests for races.
 ///
 /// # Panics
-/// If it is no power of two.
+/// If it is not a power of two.
 #[must_use = "they are set for as long as this is held"]
 pub fn set_cpu_units(units: usize) -> CpuUnits {
     static SET: Mutex<()> = Mutex::new(());
@@ -45,7 +45,7 @@ pub fn set_cpu_units(units: usize) -> CpuUnits {
     CpuUnits(held)
 }
 
-/// Units for a cube with `work` for this many of them: a power of two.
+/// Units of a cube that has `work` for this many of them: a power of two.
 pub fn units(client: &Client, work: usize) -> usize {
     let hardware = &client.properties().hardware;
     if on_cpu(client) {
@@ -55,14 +55,14 @@ pub fn units(client: &Client, work: usize) -> usize {
     work.next_power_of_two().clamp(hardware.plane_size_min as usize, most)
 }
 
-/// Units of a plane (warp, subgroup), where all planes have the same number of units and operate together; 1 elsewhere.
+/// Units of a plane (warp, subgroup) if all planes have the same number of units and operate together, otherwise 1.
 pub fn plane_units(client: &Client) -> usize {
     let properties = client.properties();
     let (least, most) = (properties.hardware.plane_size_min, properties.hardware.plane_size_max);
     if least == most && has_planes(properties) { most as usize } else { 1 }
 }
 
-/// Units of every plane of the device; 0 where planes differ.
+/// Units of every plane of the device, or 0 if planes differ.
 pub(super) fn fixed_plane(properties: &DeviceProperties) -> usize {
     let (least, most) = (properties.hardware.plane_size_min, properties.hardware.plane_size_max);
     if least == most { most as usize } else { 0 }
@@ -70,13 +70,13 @@ pub(super) fn fixed_plane(properties: &DeviceProperties) -> usize {
 
 /// Whether the units of a plane can operate together. They cannot on CubeCL's CPU runtime.
 ///
-/// CubeCL says that they cannot on a software driver of Vulkan either. On Mesa's, llvmpipe, they can.
+/// CubeCL reports that they cannot on a software Vulkan driver either, but on Mesa's llvmpipe they can.
 pub(super) fn has_planes(properties: &DeviceProperties) -> bool {
     properties.hardware.num_cpu_cores.is_none()
         && (properties.features.plane.contains(Plane::Ops) || is_llvmpipe(properties))
 }
 
-/// Whether the device is Mesa's driver of Vulkan that computes on the CPU, lavapipe.
+/// Whether the device is lavapipe, Mesa's Vulkan driver that computes on the CPU.
 pub(super) fn is_llvmpipe(properties: &DeviceProperties) -> bool {
     properties.identity.name.starts_with("llvmpipe")
 }
@@ -86,13 +86,13 @@ pub fn on_cpu(client: &Client) -> bool {
     client.properties().hardware.num_cpu_cores.is_some()
 }
 
-/// Cubes and units for `items` that are one unit's work each.
+/// Cubes and units for `items` items, each the work of one unit.
 pub fn over_items(client: &Client, items: usize) -> (CubeCount, CubeDim) {
     let units = units(client, items);
     (cubes(client, items.div_ceil(units)), CubeDim::new_1d(units as u32))
 }
 
-/// Cubes and units for `rows` that are one cube's work each, a row being work for `lines` units.
+/// Cubes and units for `rows` rows, each the work of one cube with `lines` units.
 pub fn over_rows(client: &Client, rows: usize, lines: usize) -> (CubeCount, CubeDim) {
     (cubes(client, rows), CubeDim::new_1d(units(client, lines) as u32))
 }
@@ -107,17 +107,18 @@ pub fn vector_size(client: &Client, d: usize, dtype: DType) -> usize {
     client.io_optimized_vector_sizes(dtype.size()).find(|size| d.is_multiple_of(*size)).unwrap_or(1)
 }
 
-/// Whether elements of these tensors are numbered in 32 or in 64 bits.
+/// Whether the elements of these tensors need 32-bit or 64-bit indices.
 pub fn address_type<const N: usize>(tensors: [&CubeTensor; N]) -> AddressType {
     tensors.map(CubeTensor::required_address_type).into_iter().max().unwrap_or_default()
 }
 
-/// A tensor as the argument of a kernel.
+/// A tensor as a kernel argument.
 pub trait Elements {
-    /// The memory from its first element to its last, so that `len()` in a kernel is the number of elements of a
+    /// The memory from the first element to the last. `len()` in a kernel is then the number of elements of a
     /// contiguous tensor.
     ///
-    /// CubeCL takes `len()` from the size of the allocation, which CUDA rounds up to whole rows of 16 bytes or more.
+    /// CubeCL would take `len()` from the size of the allocation, which CUDA rounds up to whole rows of 16 bytes or
+    /// more.
     fn elements(self) -> BufferArg;
 }
 
@@ -132,16 +133,16 @@ impl Elements for CubeTensor {
     }
 }
 
-/// The tensor of this dtype, contiguous.
+/// Returns the tensor of this dtype, contiguous.
 ///
 /// # Panics
-/// If it is of another dtype.
+/// If it has another dtype.
 pub fn contiguous(tensor: CubeTensor, dtype: DType) -> CubeTensor {
     assert_eq!(tensor.dtype, dtype, "indices are i32; scores, gates and statistics are f32");
     into_contiguous(tensor)
 }
 
-/// A new contiguous tensor of the shape and dtype of `like`, whose elements are not set.
+/// Allocates a contiguous tensor of the shape and dtype of `like`; its elements are not set.
 pub fn empty_like(like: &CubeTensor) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), like.meta.shape().clone(), like.dtype)
 }

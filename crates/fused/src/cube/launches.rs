@@ -1,4 +1,4 @@
-//! Which kernels a computation launches.
+//! Records the kernels that a computation launches.
 
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,9 +12,10 @@ impl LaunchObserver for Names {
     }
 }
 
-/// The names of the kernels that the whole process launches while `run` runs, in order: CubeCL's and Burn's, too.
+/// Returns the names of the kernels that the whole process launches while `run` runs, in order, including those of
+/// CubeCL and Burn.
 ///
-/// Burn's devices work behind their callers: what `run` has made must be read before it ends.
+/// Burn's devices run behind their callers, so `run` must read its results before it returns.
 pub fn launches(run: impl FnOnce()) -> Vec<&'static str> {
     let names = Arc::new(Names::default());
     let observation = LaunchObservation::new(names.clone());

@@ -1,4 +1,4 @@
-//! Arithmetic that several kernels have.
+//! Arithmetic that several kernels share.
 
 // `#[cube]` makes a module and a struct beside each function.
 #![allow(missing_docs)]

@@ -1,5 +1,5 @@
-//! What every CubeCL kernel needs: how it is launched, how numbers are added up over a cube's units, how results are
-//! rounded, and how it is compiled for GPUs that are not there.
+//! Shared parts of CubeCL kernels: launch parameters, reductions over a cube's units, rounding of results, and
+//! compilation without a GPU.
 
 #[cfg(feature = "offline")]
 pub mod kernels;

@@ -1,6 +1,6 @@
-//! Compiles the kernels for NVIDIA GPUs on a machine that has none, the way CubeCL's CUDA runtime does on one that has.
+//! Compiles the kernels for NVIDIA GPUs on a machine without one, as CubeCL's CUDA runtime does on a machine with one.
 //!
-//! A module lists its kernels in a function `cases`, since the types that `#[cube(launch)]` makes are private to it:
+//! A module lists its kernels in a function `cases`, because the types that `#[cube(launch)]` makes are private to it:
 //!
 //! ```ignore
 //! KernelCase::new("silu_mul bf16", |gpu| {
@@ -9,8 +9,8 @@
 //! })
 //! ```
 //!
-//! After the first three, the arguments are those of the kernel in their order, [`buffer`] for a slice and `()` for a
-//! number; then what is known at compile time, first of that the sizes of vectors.
+//! The arguments after the first three are those of the kernel in order, [`buffer`] for a slice and `()` for a number.
+//! The compile-time values follow, vector sizes first.
 
 use std::any::{Any, type_name};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -38,19 +38,19 @@ use cubecl_llvm::shared::lowered_features::{GpuTarget, restrict_features};
 use cubecl_llvm::{LlvmTarget, PlironArtifact, PlironCompiler, PlironOptions};
 use half::{bf16, f16};
 
-/// The CUDA release whose PTX is emitted, as the driver reports it: 12.9.
+/// The CUDA release whose PTX is emitted, as a driver reports it: 12.9.
 const CUDA: i32 = 12090;
 
-/// CubeCL's two ways to code for NVIDIA GPUs.
+/// CubeCL's two compilers for NVIDIA GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compiler {
     /// CUDA C++, which NVRTC compiles to PTX (feature `cuda-cpp`).
     Cpp,
-    /// PTX out of LLVM (feature `cuda`).
+    /// PTX from LLVM (feature `cuda`).
     Llvm,
 }
 
-/// What a kernel is compiled by and for.
+/// The compiler and the GPU of a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The compiler.
@@ -71,13 +71,13 @@ impl Target {
         Self::new(Compiler::Llvm, 80),
         Self::new(Compiler::Llvm, 90),
     ];
-    /// CUDA C++ alone, for kernels with asynchronous copies.
+    /// Only CUDA C++, for kernels with asynchronous copies.
     pub const CPP: &[Self] = &[Self::new(Compiler::Cpp, 80), Self::new(Compiler::Cpp, 90)];
-    /// CUDA C++ for an H100 alone, for kernels with TMA and `wgmma`.
+    /// Only CUDA C++ for an H100, for kernels with TMA and `wgmma`.
     pub const HOPPER: &[Self] = &[Self::new(Compiler::Cpp, 90)];
 }
 
-/// The device that a [`KernelCase`] builds its kernel for.
+/// The device for which a [`KernelCase`] builds its kernel.
 pub struct Gpu {
     device: Arc<DeviceProperties>,
     target: Arc<TargetProperties>,
@@ -88,7 +88,7 @@ impl Gpu {
         Self { device: Arc::new(device_properties(target)), target: Arc::new(target_properties()) }
     }
 
-    /// What the device offers: the second argument of a kernel's `new`.
+    /// The properties of the device: the second argument of a kernel's `new`.
     pub fn device(&self) -> Arc<DeviceProperties> {
         self.device.clone()
     }
@@ -109,14 +109,14 @@ impl Gpu {
     }
 }
 
-/// A buffer among the arguments of a kernel's `new`.
+/// A buffer argument of a kernel's `new`.
 pub fn buffer() -> BufferCompilationArg {
     BufferCompilationArg { inplace: None }
 }
 
 type Build = dyn Fn(&Gpu) -> Box<dyn CubeKernel>;
 
-/// A kernel with its compile-time arguments chosen, and what it must compile for.
+/// A kernel with its compile-time arguments, and what it must compile for.
 pub struct KernelCase {
     name: String,
     /// The type that `#[cube(launch)]` made, with its path.
@@ -138,24 +138,24 @@ impl KernelCase {
         }
     }
 
-    /// For these targets alone.
+    /// Restricts the case to these targets.
     pub fn targets(mut self, targets: &'static [Target]) -> Self {
         self.targets = targets;
         self
     }
 
-    /// The machine code must have these instructions, such as `HGMMA`, which is `wgmma`, and `UTMALDG`, a load by TMA.
+    /// Requires these instructions in the machine code, such as `HGMMA`, which is `wgmma`, or `UTMALDG`, a load by TMA.
     pub fn instructions(mut self, instructions: &'static [&'static str]) -> Self {
         self.instructions = instructions;
         self
     }
 
-    /// Whether it is of the kernel with this path, such as `fused::gelu::cube::gelu_kernel`.
+    /// Whether the case is of the kernel with this path, such as `fused::gelu::cube::gelu_kernel`.
     pub fn is_of(&self, path: &str) -> bool {
         self.kernel.strip_prefix(path).is_some_and(|rest| rest.starts_with("::"))
     }
 
-    /// Compiles for each target, in order. What could not be compiled is an error that says why.
+    /// Compiles for each target, in order. A failure is returned as an error that says why.
     pub fn compile(&self) -> impl Iterator<Item = Compiled> {
         self.targets.iter().map(|target| Compiled {
             kernel: self.name.clone(),
@@ -178,7 +178,7 @@ impl KernelCase {
     }
 }
 
-/// Names, dtypes and sizes of vectors for kernels that go through rows of numbers.
+/// Names, dtypes and vector sizes for kernels that loop over rows of numbers.
 pub fn float_cases() -> [(&'static str, ElemType, usize); 4] {
     let (single, brain, half) = (f32::elem_type_native(), bf16::elem_type_native(), f16::elem_type_native());
     [("f32", single, 4), ("bf16", brain, 8), ("f16", half, 8), ("bf16 odd widths", brain, 1)]
@@ -190,13 +190,13 @@ pub struct Compiled {
     pub kernel: String,
     /// The target.
     pub target: Target,
-    /// What the machine code must have.
+    /// Instructions that the machine code must have.
     pub instructions: &'static [&'static str],
     /// The code, or why there is none.
     pub code: Result<Code, String>,
 }
 
-/// What CubeCL hands to the driver, or to NVRTC.
+/// What CubeCL passes to the driver or to NVRTC.
 pub struct Code {
     /// CUDA C++ or PTX.
     pub source: String,
@@ -236,7 +236,7 @@ fn llvm_ptx(kernel: &dyn CubeKernel, sm: u32) -> Result<Code, String> {
     }
 }
 
-/// What CubeCL's CUDA runtime asks the device and the driver for.
+/// The properties that CubeCL's CUDA runtime queries from the device and the driver.
 fn device_properties(target: Target) -> DeviceProperties {
     let Target { compiler, sm } = target;
     let mut device = DeviceProperties::new(

@@ -1,4 +1,4 @@
-//! Products of matrices are Burn's.
+//! Matrix products, which Burn computes.
 
 use super::launch::{empty, is_llvmpipe, on_cpu};
 use burn::backend::TensorMetadata;
@@ -12,7 +12,7 @@ use cubek::matmul::strategy::Strategy;
 use cubek::matmul::{multi_level, tiled};
 use cubek::std::InputBinding;
 
-/// `a b` of matrices of one dtype, added up in f32, in this dtype.
+/// Multiplies matrices of one dtype, with sums in f32 and a result of `dtype`.
 pub(crate) fn product(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor {
     let ([rows, _], [_, columns]) = (a.shape().dims(), b.shape().dims());
     let out = empty(&a, [rows, columns], dtype);
@@ -20,10 +20,10 @@ pub(crate) fn product(a: CubeTensor, b: CubeTensor, dtype: DType) -> CubeTensor 
     out
 }
 
-/// [`product`] into a matrix of any float.
+/// Computes [`product`] into a matrix of any float type.
 ///
-/// Of 16-bit matrices on a GPU Burn tries kernels and keeps the fastest. Of f32 the fastest may be one that rounds the
-/// factors to TF32's 10 bits for tensor cores: there it is always the same kernel, which computes in f32.
+/// For 16-bit matrices on a GPU, Burn tries kernels and keeps the fastest. For f32 the fastest may round the factors to
+/// TF32's 10 bits for tensor cores, so f32 always uses the same kernel, which computes in f32.
 pub(crate) fn product_into(a: CubeTensor, b: CubeTensor, out: CubeTensor) {
     let (from, dtype, client) = (a.dtype, out.dtype, a.client.clone());
     let strategy = if on_cpu(&client) {

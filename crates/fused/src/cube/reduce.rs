@@ -1,4 +1,4 @@
-//! One number of all units of a cube.
+//! Reductions over all units of a cube.
 
 // `#[cube]` makes a module and a struct beside each function.
 #![allow(missing_docs)]
@@ -10,33 +10,34 @@ use super::plane;
 use cubecl::comptime;
 use cubecl::prelude::*;
 
-/// What becomes of the units' numbers.
+/// How the units' numbers are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// Their sum.
     Sum,
-    /// The largest.
+    /// The largest of them.
     Max,
 }
 
-/// The sum of `value` over all units of the cube, in all of them; see [`cube_reduce`].
+/// Returns the sum of `value` over all units of the cube, in all of them; see [`cube_reduce`].
 #[cube]
 pub fn cube_sum(value: f32, shared: &mut [f32], #[comptime] units: usize) -> f32 {
     cube_reduce(value, shared, units, Reduction::Sum)
 }
 
-/// The reduction of `value` over all units of the cube, in all of them: first in each plane, then over the planes in
-/// their order, so it is the same at every run on a device whose planes have one size.
+/// Returns the reduction of `value` over all units of the cube, in all of them.
 ///
-/// `shared` has room for a number a unit, and nobody else uses it. `units` is a power of two.
+/// It reduces each plane first, then the planes in order, so the result is reproducible on a device whose planes have
+/// one size. `shared` must have room for one number per unit, and no other use. `units` is a power of two.
 #[cube]
 pub fn cube_reduce(value: f32, shared: &mut [f32], #[comptime] units: usize, #[comptime] reduction: Reduction) -> f32 {
     let mut result = value;
-    // The number of units is the device's: 32 on NVIDIA's GPUs, from 8 to 64 on others, where it may differ between kernels.
+    // The width of a plane depends on the device: 32 on NVIDIA GPUs, 8 to 64 on others, where it may differ between
+    // kernels.
     let mut width = 1usize.runtime();
     let properties = comptime::device_properties();
     if comptime!(has_planes(&properties)) {
-        // A constant where it can be one: the kernel needs fewer registers.
+        // A constant if possible, which saves registers.
         let fixed = comptime!(fixed_plane(&properties).min(units));
         width = if comptime!(fixed > 0) { fixed.runtime() } else { min(PLANE_DIM as usize, units) };
         result = match comptime!(reduction) {
@@ -46,7 +47,7 @@ pub fn cube_reduce(value: f32, shared: &mut [f32], #[comptime] units: usize, #[c
     }
     if units > width {
         let unit = UNIT_POS as usize;
-        // Whoever still reads the result before this one must have it.
+        // Waits for units that still read the result of a previous reduction.
         sync_cube();
         if unit % width == 0usize {
             shared[unit / width] = result;

@@ -1,4 +1,4 @@
-//! f32 to the dtype of a result.
+//! Rounding of f32 to the dtype of a result.
 
 // `#[cube]` makes a module and a struct beside each function.
 #![allow(missing_docs)]
@@ -7,10 +7,10 @@ use cubecl::comptime;
 use cubecl::ir::FloatKind;
 use cubecl::prelude::*;
 
-/// `values`, rounded to the nearest, halves to even.
+/// Rounds `values` to the nearest, ties to even.
 ///
-/// Where an x86 CPU has no instruction for bf16, LLVM calls a function that CubeCL's CPU runtime does not find: there
-/// the bits are rounded by hand.
+/// If an x86 CPU has no bf16 instruction, LLVM calls a function that CubeCL's CPU runtime does not find. The CPU
+/// runtime therefore rounds the bits by hand.
 #[cube]
 pub fn rounded<F: Float, N: Size>(values: Vector<f32, N>) -> Vector<F, N> {
     let dtype = elem_type_of::<F>();

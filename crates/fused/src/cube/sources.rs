@@ -1,16 +1,15 @@
-//! Finds the kernels in a crate's sources, so that none is forgotten where they are compiled for GPUs that are not
-//! there.
+//! Finds the kernels in a crate's sources, so that none is missing from the compilation without a GPU.
 
 use super::offline::KernelCase;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Paths of the kernels (`fused::gelu::cube::gelu_kernel`) of crate `name`, whose `Cargo.toml` is in `folder`, of which
-/// none of these cases is.
+/// Returns the paths of kernels (`fused::gelu::cube::gelu_kernel`) that none of these cases covers, in the crate `name`
+/// whose `Cargo.toml` is in `folder`.
 ///
 /// # Panics
-/// If a source file cannot be read, or an attribute `#[cube(launch..)]` is not that of a function of the file's own
-/// module.
+/// If a source file cannot be read, or if an attribute `#[cube(launch..)]` does not belong to a function of the file's
+/// outermost module.
 pub fn unlisted(folder: &str, name: &str, cases: &[KernelCase]) -> Vec<String> {
     let root = Path::new(folder).join("src");
     let mut files = vec![];
@@ -46,7 +45,7 @@ fn kernels(root: &Path, file: &Path, name: &str) -> Vec<String> {
     while let Some(line) = lines.next() {
         if line.trim_start().starts_with("#[cube(launch") {
             let function = lines.find_map(|line| {
-                // Not indented: modules in a file would have other paths.
+                // Not indented, because modules inside of a file would have other paths.
                 let (before, after) = line.split_once("fn ")?;
                 (!before.starts_with(' ')).then(|| after.split(['(', '<']).next().expect("the first part"))
             });

@@ -1,4 +1,4 @@
-//! A tensor that shows whether a computation reads something back.
+//! A tensor that reveals whether a computation reads results back to the host.
 
 use super::launch::{Elements, empty_like};
 #[cfg(feature = "offline")]
@@ -29,17 +29,17 @@ impl Unreadable for CubeBackend {
     }
 }
 
-/// The CPU runtime has no instructions for planes; on a GPU it compiles.
+/// Compiles on a GPU, but not on the CPU runtime, which has no plane instructions.
 #[cube(launch)]
 fn broken_kernel(x: &[f32], y: &mut [f32]) {
     y[0] = plane_sum(x[0]);
 }
 
-/// A tensor of the shape of `x`, f32 on CubeCL's CPU runtime and without autodiff, that nobody can read.
+/// Returns a tensor of the shape of `x` that cannot be read: f32, on CubeCL's CPU runtime, without autodiff.
 ///
-/// It is made by a kernel that does not compile there. CubeCL leaves out whatever launch would read its result, and
-/// whoever reads a number that depends on it gets an error. So a forward and a backward that read something on their
-/// way panic, and those that do not end in gradients that cannot be read: the host ran ahead of the device.
+/// The kernel that makes it does not compile there. CubeCL skips every launch that would read its result, and reading a
+/// number that depends on it fails. So a forward and backward panic if they read something on their way. If they do
+/// not, their gradients cannot be read, which shows that the host ran ahead of the device.
 ///
 /// # Panics
 /// If the result can be read, as on other devices.
@@ -49,7 +49,7 @@ pub fn unreadable<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     x
 }
 
-/// The kernel, since all are.
+/// Lists the kernel, because every kernel must be listed.
 #[cfg(feature = "offline")]
 pub(super) fn cases() -> Vec<KernelCase> {
     vec![KernelCase::new("unreadable", |gpu| {

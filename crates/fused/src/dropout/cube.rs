@@ -1,5 +1,5 @@
-//! The kernel of [`dropout`](super): one unit a vector of elements, vectors dealt out in strides. A vector lies in one
-//! row, whose start is made again for each.
+//! The kernel of [`dropout`](super): each unit takes vectors of elements in a grid-stride loop. A vector lies within
+//! one row; the start of the row's numbers is recomputed for each vector.
 
 use super::{DropoutRule, GAMMA};
 use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
@@ -63,7 +63,7 @@ fn dropout_kernel<F: Float, V: Size>(
         for lane in 0..V::value() {
             number += GAMMA;
             let upper = (mix(number) >> 32u64) as u32;
-            // Chosen, not multiplied: what is dropped becomes 0 even where it is not finite.
+            // Selected, not multiplied: dropped elements become 0 even if they are not finite.
             kept.insert(lane, select(upper < threshold, 0.0f32, values.extract(lane)));
         }
         y[i] = rounded(kept);
@@ -71,7 +71,7 @@ fn dropout_kernel<F: Float, V: Size>(
     }
 }
 
-/// As [`mix`](super::mix) of the host.
+/// The same as the host's [`mix`](super::mix).
 #[cube]
 pub(crate) fn mix(z: u64) -> u64 {
     let z = (z ^ (z >> 30u64)) * 0xbf58_476d_1ce4_e5b9u64;
@@ -79,7 +79,7 @@ pub(crate) fn mix(z: u64) -> u64 {
     z ^ (z >> 31u64)
 }
 
-/// The kernel with typical compile-time values.
+/// Lists the kernel with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use dropout_kernel::DropoutKernel;

@@ -1,13 +1,14 @@
-//! Dropout by place (arXiv 1207.0580, in the inverted form): a mask is a function, made where it is used and never
-//! kept.
+//! Dropout by position (arXiv 1207.0580, in the inverted form): the mask is a function, computed where it is used and
+//! never stored.
 //!
 //! ```text
-//! y = 0 where upper(number) < p 2^32, else x / (1 - p),   number = mix(start + (i + 1) gamma),   start = mix(key ^ mix(row + gamma))
+//! y = 0 if upper(number) < p 2^32, else x / (1 - p)
+//! number = mix(start + (i + 1) gamma),   start = mix(key ^ mix(row + gamma))
 //! ```
 //!
-//! `i` is an element's index in its row, the first dimension; `number` is output `i` of SplitMix64 (Steele, Lea, Flood:
-//! Fast Splittable Pseudorandom Number Generators, 2014), and `mix` its finaliser. The backward is the same operation
-//! of `dy`.
+//! `i` is an element's index in its row, the first dimension. `number` is output `i` of SplitMix64 (Steele, Lea, Flood:
+//! Fast Splittable Pseudorandom Number Generators, 2014), and `mix` its finalizer. The backward is the same operation
+//! on `dy`.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -21,38 +22,38 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use std::mem::MaybeUninit;
 
-/// Which elements [`dropout`] keeps: nothing is drawn in order and nothing remembered, so a forward that is run again
-/// drops the same elements, and so does a rank that gets the same sequence.
+/// Determines which elements [`dropout`] keeps. There is no generator state, so recomputing a forward drops the same
+/// elements, and so does another rank that gets the same sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DropoutKey {
     /// Masks of different keys are independent.
     pub key: u64,
-    /// The row of the global batch that the first row of the tensor is.
+    /// The index in the global batch of the tensor's first row.
     pub first_row: u64,
-    /// Which element of its row the first one of each row of the tensor is: not 0 where a tensor has a part of the
+    /// The index in its row of the first element of each row of the tensor: not 0 if the tensor holds a part of the
     /// rows.
     pub first_index: u64,
 }
 
 impl DropoutKey {
-    /// The key of one `place` (a number of the caller's choice) in one `layer`, at one step of the run of this `seed`;
-    /// its first row is row 0.
+    /// Derives the key of one `place` (a number of the caller's choice) in one `layer` at one step of the run with this
+    /// `seed`. Its first row is row 0.
     pub fn derive(seed: u64, step: u64, layer: u64, place: u64) -> Self {
         let key = [seed, step, layer, place].into_iter().fold(0, |key, part| mix((key ^ part).wrapping_add(GAMMA)));
         Self { key, first_row: 0, first_index: 0 }
     }
 
-    /// The same key for a tensor whose first row is row `first_row` of the global batch.
+    /// Returns the same key for a tensor whose first row is row `first_row` of the global batch.
     pub fn at_row(self, first_row: u64) -> Self {
         Self { first_row, ..self }
     }
 
-    /// The same key for a tensor of what follows in each row from element `first_index` on.
+    /// Returns the same key for a tensor that holds the elements of each row from `first_index` on.
     pub fn at_index(self, first_index: usize) -> Self {
         Self { first_index: first_index as u64, ..self }
     }
 
-    /// Where the numbers of row `row` of the tensor start.
+    /// The start of the numbers of row `row` of the tensor.
     pub(crate) fn row(&self, row: usize) -> u64 {
         let start = mix(self.key ^ mix((self.first_row + row as u64).wrapping_add(GAMMA)));
         start.wrapping_add(self.first_index.wrapping_mul(GAMMA))
@@ -61,14 +62,14 @@ impl DropoutKey {
 
 /// Sets each element to 0 with probability `p`, and divides the others by `1 - p`.
 ///
-/// Whether an element is kept depends on the key, its row (the first dimension) in the global batch, and its index in
-/// that row alone.
+/// The decision depends only on the key, on the element's row (the first dimension) in the global batch, and on its
+/// index in that row.
 ///
 /// # Shapes
-/// Any, sequences of the batch first, to the same.
+/// Any, with the sequences of the batch as the first dimension; the result has the same shape.
 ///
 /// # Panics
-/// If `x` is of another type than f32, bf16 and f16, or `p` is not in `0..1`.
+/// If `x` is not f32, bf16 or f16, or if `p` is not in `0..1`.
 pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {
     let (call, row_len) = (Call("dropout"), x.dims()[1..].iter().product::<usize>().max(1));
     call.float("x", x.dtype());
@@ -79,14 +80,14 @@ pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<
     Tensor::from_dispatch(Dispatch::fused_dropout(x.into_dispatch(), rule))
 }
 
-/// What is dropped.
+/// The parameters of one dropout.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DropoutRule {
     /// Masks of different keys are independent.
     pub key: DropoutKey,
     /// Elements of a row.
     pub row_len: usize,
-    /// An element is dropped if the upper half of its number is below this, which is `p` of what a u32 can be.
+    /// An element is dropped if the upper half of its number is below this: the fraction `p` of the range of a u32.
     pub threshold: u32,
     /// `1 / (1 - p)`
     pub scale: f32,
@@ -100,7 +101,7 @@ impl DropoutRule {
         Self { key, row_len, threshold: (p * 2f64.powi(32)) as u32, scale: (1.0 / (1.0 - p)) as f32 }
     }
 
-    /// What the elements from `index` on of row `row` are multiplied with.
+    /// The factors of the elements from `index` on in row `row`.
     #[inline(always)]
     pub(crate) fn factors(&self, row: usize, index: usize) -> impl Fn(usize) -> f32 {
         let (threshold, scale) = (self.threshold, self.scale);
@@ -122,17 +123,17 @@ pub(crate) fn dropout_host<T: Element>(x: &[T], rule: DropoutRule) -> Vec<T> {
             done = part.end;
         }
     };
-    // SAFETY: the parts are all of `y`, and `keep` sets them.
+    // SAFETY: together the parts cover `y`, and `keep` sets them.
     unsafe { over_rows(1, x.len(), [x], task) }
 }
 
 vectorised! {
-    /// The elements from `index` on of a row.
+    /// Processes the elements of a row from `index` on.
     fn keep<T: Element>(rule: DropoutRule, place: [usize; 2], x: &[T], y: &mut [MaybeUninit<T>]) {
         let [row, index] = place;
         let factor = rule.factors(row, index);
         for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
-            // Chosen, not multiplied: what is dropped becomes 0 even where it is not finite.
+            // Selected, not multiplied: dropped elements become 0 even if they are not finite.
             let factor = factor(i);
             y.write(T::from_f32(if factor == 0.0 { 0.0 } else { x.to_f32() * factor }));
         }
@@ -142,7 +143,7 @@ vectorised! {
 /// SplitMix64's increment.
 pub(crate) const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// SplitMix64's finaliser, a bijection.
+/// SplitMix64's finalizer, a bijection.
 #[inline(always)]
 fn mix(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,12 +1,12 @@
-//! The rows of a table, and the gradient of the table.
+//! Embedding: a lookup of rows of a table, and the gradient of the table.
 //!
 //! ```text
 //! y[i] = W[token[i]],   dW[v] = sum over i with token[i] = v of dy[i], in the order of i
 //! ```
 //!
-//! The gradient goes through the tokens sorted by row: each row of the table is summed by one task, in f32, and rounded
-//! once. So it is the same for any number of threads, and a frequent token's thousands of terms are no sum in bf16,
-//! which would no longer grow at 256 times one of them.
+//! The gradient visits the tokens sorted by row. One task sums each row of the table, in f32, and rounds once. So the
+//! result does not depend on the number of threads. A bf16 sum of a frequent token's thousands of terms would stop
+//! growing at 256 times one of them.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -23,11 +23,11 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 use std::mem::MaybeUninit;
 
-/// The tokens' rows of a table `[vocab, d]`: `[b, t]` to `[b, t, d]`.
+/// Looks up the tokens' rows of a table `[vocab, d]`: `[b, t]` to `[b, t, d]`.
 ///
 /// # Panics
-/// If the table is of another type than f32, bf16 and f16, or of width 0, or the tokens not i32 or i64; on the CPU, if
-/// a token is not in the vocabulary.
+/// If the table is not f32, bf16 or f16, or has width 0; if tokens are not i32 or i64; on the CPU, if a token is not in
+/// the vocabulary.
 pub fn embedding(weight_vd: Tensor<2>, tokens_bt: Tensor<2, Int>) -> Tensor<3> {
     let (call, [b, t], [v, d]) = (Call("embedding"), tokens_bt.dims(), weight_vd.dims());
     call.float("weight", weight_vd.dtype());
@@ -48,7 +48,7 @@ pub(crate) fn forward_host<T: Element>(weight: &[T], tokens: &[usize], d: usize)
 }
 
 pub(crate) fn backward_host<T: Element>(tokens: &[usize], dy: &[T], rows: usize, d: usize) -> Vec<T> {
-    // Places of each row's tokens, in order: a counting sort.
+    // The places of each row's tokens, in order: a counting sort.
     let mut ends = vec![0; rows + 1];
     tokens.iter().for_each(|token| ends[token + 1] += 1);
     (0..rows).for_each(|row| ends[row + 1] += ends[row]);
@@ -61,7 +61,7 @@ pub(crate) fn backward_host<T: Element>(tokens: &[usize], dy: &[T], rows: usize,
     let write = |gradient: &mut [MaybeUninit<T>]| {
         let gradient = Pieces::new(gradient);
         team::for_each(rows.div_ceil(task), |i| {
-            // SAFETY: each task has its own rows.
+            // SAFETY: each task takes different rows.
             let gradient = unsafe { gradient.part(i, task * d) };
             let mut sum = vec![0.0f32; d];
             for (row, gradient) in gradient.chunks_exact_mut(d).enumerate() {

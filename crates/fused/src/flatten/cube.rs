@@ -1,6 +1,8 @@
-//! The kernel of [`flatten`](super): up to eight parts of one type at a launch, whose vectors are dealt out to all units.
+//! The kernel of [`flatten`](super): one launch copies up to eight parts of one dtype, with their vectors spread over
+//! all units.
 //!
-//! An extension of Burn's backends takes a fixed number of tensors, so the operation is handed to fusion directly.
+//! An extension of Burn's backends takes a fixed number of tensors, so the operation is registered with fusion
+//! directly.
 
 use crate::cube::launch::{Elements, address_type, empty, is_part, over_items, vector_size};
 #[cfg(feature = "offline")]
@@ -18,7 +20,7 @@ use burn_fusion::ExecutionError;
 use burn_fusion::custom::{CustomOpIr, HandleContainer, Operation, OperationIr, StreamId, TensorIr};
 use cubecl::prelude::*;
 
-/// Parts of a launch.
+/// Parts per launch.
 const PARTS: usize = 8;
 
 /// Into the memory of `into`, or a new buffer. The parts again where they are not on a device.
@@ -124,7 +126,7 @@ fn launch(mut parts: Vec<(usize, CubeTensor)>, flat: &CubeTensor) {
     }
 }
 
-/// The greatest number that divides both; of 0 and another one the other one.
+/// The greatest common divisor; with 0, the other number.
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -171,7 +173,7 @@ fn put<F: Float, T: Float, V: Size>(flat: &mut [Vector<T, V>], part: &[Vector<F,
     }
 }
 
-/// The kernel with typical compile-time values.
+/// Lists the kernel with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     let case = |(name, dtype, vector)| {

@@ -1,10 +1,10 @@
-//! Tensors in one buffer, each at a place of its own: the gradients of a unit's parameters.
+//! Copies tensors, such as the gradients of a unit's parameters, to their offsets in one buffer.
 //!
 //! ```text
 //! | part 0 | zeros | part 1 | part 2 | zeros |
 //! ```
 //!
-//! Burn's `cat` launches a kernel for each of them on a device, and another one where a part is of another type.
+//! On a device, Burn's `cat` launches one kernel per part, and another one if a part has another dtype.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -12,12 +12,12 @@ pub(crate) mod cube;
 use crate::check::Call;
 use burn::tensor::{DType, Device, Tensor};
 
-/// One buffer of `len` elements of `dtype`, made of parts that begin at these places, in order, and zeros between them
-/// and behind. None of them is tracked.
+/// Makes one buffer of `len` elements of `dtype` from parts at these offsets, in order, with zeros between and after
+/// them. None of them is tracked.
 ///
 /// # Panics
-/// If a part is of another type than f32, bf16 and f16, or a part begins before the end of the one before it, or the
-/// last one ends behind `len`.
+/// If a part is not f32, bf16 or f16, if a part begins before the end of the previous one, or if the last one ends
+/// after `len`.
 pub fn flatten(parts: Vec<(usize, Tensor<1>)>, len: usize, dtype: DType, device: &Device) -> Tensor<1> {
     let parts = checked(Call("flatten"), parts, len, dtype);
     #[cfg(feature = "cubecl")]

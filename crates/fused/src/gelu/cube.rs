@@ -1,4 +1,4 @@
-//! The kernels of [`gelu`](super): one unit a vector of elements, vectors dealt out in strides.
+//! The kernels of [`gelu`](super): each unit takes vectors of elements in a grid-stride loop.
 
 use super::{CUBIC, TWICE};
 use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
@@ -95,7 +95,7 @@ fn gelu_backward_kernel<F: Float, V: Size>(
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use gelu_backward_kernel::GeluBackwardKernel;

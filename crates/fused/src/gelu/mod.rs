@@ -1,11 +1,11 @@
-//! GELU in its tanh form (arXiv 1606.08415; GPT-2's).
+//! GELU in its tanh form (arXiv 1606.08415), as in GPT-2.
 //!
 //! ```text
 //! y  = 0.5 x (1 + tanh(u)) = x s,   u = sqrt(2/pi) (x + 0.044715 x^3),   s = sigmoid(2u) = 1 / (1 + exp(-2u))
 //! dx = dy (s + x s (1 - s) 2u'),    2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 //! ```
 //!
-//! Element by element, in f32, rounded once. Kept for the backward is `x`, in its own dtype.
+//! It works element by element in f32 and rounds once. The backward keeps `x`, in its dtype.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -19,10 +19,10 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use std::mem::MaybeUninit;
 
-/// GELU in its tanh form: any shape to the same.
+/// Applies GELU in its tanh form to a tensor of any shape.
 ///
 /// # Panics
-/// If `x` is of another type than f32, bf16 and f16.
+/// If `x` is not f32, bf16 or f16.
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     Call("gelu").float("x", x.dtype());
     Tensor::from_dispatch(Dispatch::fused_gelu(x.into_dispatch()))
@@ -32,7 +32,7 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 pub(crate) const TWICE: f32 = 1.595_769_2;
 pub(crate) const CUBIC: f32 = 0.044_715;
 
-/// Of one number.
+/// GELU of one number.
 #[inline(always)]
 pub(crate) fn of(x: f32) -> f32 {
     x * sigmoid(TWICE * (x + CUBIC * x * x * x))

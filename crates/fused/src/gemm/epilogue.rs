@@ -1,11 +1,11 @@
-//! What happens to sums before they are rounded and leave the cache, element by element and in `f32`.
+//! Epilogues: what happens to sums before they are rounded and leave the cache, element by element and in `f32`.
 
 use super::Epilogue;
 use crate::Element;
 use crate::gelu;
 use std::ops::Range;
 
-/// An epilogue whose outputs are written by several threads, each in its own rectangles.
+/// An epilogue whose outputs several threads write, each in different rectangles.
 pub struct Finish<'a, T> {
     n: usize,
     bias: Option<&'a [T]>,
@@ -15,18 +15,18 @@ pub struct Finish<'a, T> {
 }
 
 impl<'a, T: Element> Finish<'a, T> {
-    /// Of a `C` with rows of `n`.
+    /// The epilogue of a `C` with rows of `n`.
     pub fn new(epilogue: Epilogue<'a, T>, n: usize) -> Self {
         let Epilogue { bias, gelu, pre_activation, residual } = epilogue;
         Self { n, bias, gelu, pre_activation: pre_activation.map(|to| to.as_mut_ptr().cast()), residual }
     }
 
-    /// Finishes these rows and columns: `sums` begins with the first of them, in rows of `stride`; `c` is the first
-    /// element of all of `C`.
+    /// Finishes these rows and columns. `sums` points to the first of them, in rows of `stride`; `c` is the first
+    /// element of the whole `C`.
     ///
     /// # Safety
-    ///
-    /// They are inside of all that the epilogue reads and writes, the sums are set, and nobody else uses them.
+    /// The rectangle must be inside of everything that the epilogue reads and writes, the sums must be set, and nothing
+    /// else may use them.
     #[inline(always)]
     pub unsafe fn rows(
         &self,
@@ -38,7 +38,7 @@ impl<'a, T: Element> Finish<'a, T> {
         c_stride: usize,
     ) {
         for (i, row) in rows.enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe {
                 let sums = std::slice::from_raw_parts_mut(sums.add(i * stride), cols.len());
                 self.row(sums, row, cols.start, c.add(row * c_stride + cols.start));
@@ -46,12 +46,11 @@ impl<'a, T: Element> Finish<'a, T> {
         }
     }
 
-    /// Finishes a part of a row: `sums` are those of `A B` from this column on, and results go to `c`; of f32 both are
-    /// one place.
+    /// Finishes a part of a row. `sums` are those of `A B` from column `col` on. Results go to `c`, which for f32 is
+    /// the same memory.
     ///
     /// # Safety
-    ///
-    /// The part is inside the row of all that the epilogue reads and writes, and nobody else uses it.
+    /// The part must be inside the row of everything that the epilogue reads and writes, and nothing else may use it.
     #[inline(always)]
     unsafe fn row(&self, sums: &mut [f32], row: usize, col: usize, c: *mut T) {
         let at = row * self.n + col;
@@ -59,7 +58,7 @@ impl<'a, T: Element> Finish<'a, T> {
             add(sums, &bias[col..][..sums.len()]);
         }
         if let Some(to) = self.pre_activation {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { write(sums, to.add(at)) };
         }
         if self.gelu {
@@ -69,7 +68,7 @@ impl<'a, T: Element> Finish<'a, T> {
             add(sums, &residual[at..][..sums.len()]);
         }
         if !T::IS_F32 {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { write(sums, c) };
         }
     }
@@ -86,15 +85,14 @@ fn add<T: Element>(sums: &mut [f32], values: &[T]) {
 }
 
 /// # Safety
-///
-/// There is room for as many elements, of which nobody else uses any.
+/// There must be room for as many elements, and nothing else may use it.
 #[inline(always)]
 unsafe fn write<T: Element>(values: &[f32], to: *mut T) {
     let mut narrow = [T::from_f32(0.0); 32];
     for (i, values) in values.chunks(32).enumerate() {
         let narrow = &mut narrow[..values.len()];
         T::narrow(values, narrow);
-        // SAFETY: the caller's promise. What is there need not be set yet.
+        // SAFETY: the caller guarantees it. The memory need not be initialized.
         unsafe { std::ptr::copy_nonoverlapping(narrow.as_ptr(), to.add(i * 32), narrow.len()) };
     }
 }

@@ -1,7 +1,7 @@
-//! The micro kernel: one tile of `C` in registers, one block of `k`.
+//! The micro kernel: computes one tile of `C` in registers, over one block of `k`.
 //!
 //! `A` and `B` come in units of 32 bits: one `f32`, or a pair of `bf16` of two consecutive values of `k`. For every
-//! unit of the block the kernel loads one row of `B` (two vectors), and for each of its rows of `A` broadcasts one unit
+//! unit of the block, the kernel loads one row of `B` (two vectors). For each of its rows of `A` it broadcasts one unit
 //! and issues two fused multiply-adds. The tile is as large as the register file allows:
 //!
 //! | vectors  | registers | tile    | accumulators | row of `B` | broadcast |
@@ -10,30 +10,30 @@
 //! | AVX2     | 16        | 6 × 16  | 12           | 2          | 2         |
 //! | portable | 16 (SSE2) | 6 × 8   | 12           | 2          | 2         |
 //!
-//! With AVX-512 that is 28 multiply-adds for 16 loads per step: two multiply-add units need 14 cycles, two load
-//! units 8, so the multiply-adds are the limit, as they should be.
+//! With AVX-512, a step has 28 multiply-adds and 16 loads. Two multiply-add units need 14 cycles and two load units 8,
+//! so the multiply-adds are the limit, as intended.
 
-/// The number of consecutive units along `k` that are summed up before the sum is added to `C`. Part of the law, so the
-/// same on all machines. A panel of `A` is then 14 · 256 · 4 B = 14 KiB and stays in the first-level cache (32 KiB or
-/// 48 KiB) while the panels of `B` (32 KiB each) stream past it from the second level.
+/// The number of consecutive units along `k` that are summed before the sum is added to `C`. It is part of the order of
+/// summation, and therefore the same on all machines. A panel of `A` then takes 14 · 256 · 4 B = 14 KiB. It stays in
+/// the first-level cache (32 KiB or 48 KiB) while the panels of `B` (32 KiB each) stream past it from the second level.
 pub const KC: usize = 256;
 
 /// The most units between the columns of a panel of `A` packed by columns: one cache line, more than any `MR`.
 pub const MAX_PITCH: usize = 16;
 
-/// How many steps ahead the kernel asks for rows of `B`: 8 · 14 cycles cover the way to the second-level cache.
+/// How many steps ahead the kernel prefetches rows of `B`: 8 · 14 cycles cover the latency of the second-level cache.
 const AHEAD: usize = 8;
-/// The same for a `B` that is not packed, and comes from memory: 40 steps of 8 cycles or more.
+/// The same for an unpacked `B`, which comes from memory: 40 steps of 8 cycles or more.
 const FAR_AHEAD: usize = 40;
 
-/// What the kernel works on: a panel of `A`, a panel of `B` and the place of the tile in `C`.
+/// The arguments of the kernel: a panel of `A`, a panel of `B` and the position of the tile in `C`.
 pub struct Tile {
     /// The units of this block of `k`, at most `KC`.
     pub k: usize,
     /// Element `(i, p)` is at `i * a_stride + p`, or at `i + p * PITCH` if the panel is packed by columns.
     pub a: *const f32,
     pub a_stride: usize,
-    /// Element `(p, j)` is at `p * b_stride + j`; all `NR` columns can be read.
+    /// Element `(p, j)` is at `p * b_stride + j`; all `NR` columns must be readable.
     pub b: *const f32,
     pub b_stride: usize,
     pub c: *mut f32,
@@ -47,11 +47,10 @@ pub struct Tile {
 /// A kernel for a fixed number of rows and a fixed layout of `A`.
 pub type Kernel = unsafe fn(&Tile);
 
-/// A vector of `f32` or of units of the same size, with what the kernel and the packing need of it.
+/// A vector of `f32`, or of units of the same size, with the operations that the kernel and the packing need.
 ///
 /// # Safety
-///
-/// All functions need a processor that has the vector's instructions, and pointers valid for what they say.
+/// All functions need a processor with the vector's instructions, and pointers that are valid for what they describe.
 pub unsafe trait Vector: Copy {
     const LANES: usize;
     /// The values of `k` in a unit.
@@ -60,22 +59,22 @@ pub unsafe trait Vector: Copy {
     const MR: usize;
     /// The columns of a full tile.
     const NR: usize = 2 * Self::LANES;
-    /// The units between the columns of a panel of `A` packed by columns: none of them lies in two cache lines.
+    /// The units between the columns of a panel of `A` packed by columns; no column spans two cache lines.
     const PITCH: usize = Self::MR.next_power_of_two();
-    /// The kernels for 1, 2, .. `MR` rows: for `A` packed by rows, and for `A` packed by columns.
+    /// The kernels for 1, 2, .. `MR` rows: those for `A` packed by rows, then those for `A` packed by columns.
     const KERNELS: [&'static [Kernel]; 2];
 
     unsafe fn zero() -> Self;
-    /// All lanes become the one unit at `from`.
+    /// Sets all lanes to the one unit at `from`.
     unsafe fn splat(from: *const f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// Hints that the cache line at this address, which need not be valid, will be loaded soon.
     unsafe fn prefetch(at: *const f32);
-    /// `self * b + c`
+    /// Returns `self * b + c`.
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
-    /// Writes the first `count` lanes, after adding what is there if `add`; a `count` above `LANES` means all.
+    /// Writes the first `count` lanes, after adding the old values if `add`; a `count` above `LANES` means all.
     unsafe fn store(self, to: *mut f32, count: usize, add: bool);
-    /// The pairs of `LANES` neighbours in two rows of 16-bit values; only where a unit is such a pair.
+    /// Pairs `LANES` adjacent values of two rows of 16-bit values; only for units that are such pairs.
     unsafe fn interleave(_first: *const u16, _second: *const u16) -> Self {
         unreachable!("a unit is one value")
     }
@@ -83,10 +82,10 @@ pub unsafe trait Vector: Copy {
     unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4];
 }
 
-/// The kernel for `M` rows. Every element goes through the same additions, whatever `M` is.
+/// The kernel for `M` rows. Every element goes through the same additions for any `M`.
 #[inline(always)]
 pub unsafe fn tile<V: Vector, const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
-    // SAFETY: the caller promises the panels that `Tile` describes.
+    // SAFETY: the caller guarantees the panels that `Tile` describes.
     unsafe {
         let mut sums = [[V::zero(); 2]; M];
         t.prefetch_c::<V, M>();
@@ -102,10 +101,10 @@ pub unsafe fn tile<V: Vector, const M: usize, const BY_COLUMNS: bool>(t: &Tile) 
     }
 }
 
-/// How far before a row of `B` the one lies that is asked for with it.
+/// The distance from a row of `B` to the one that is prefetched with it.
 pub struct Ahead {
     near: usize,
-    /// From this step on, that is behind the last row.
+    /// The first step whose prefetched row is past the last row.
     wraps: usize,
     far: usize,
 }
@@ -118,13 +117,13 @@ impl Ahead {
     }
 }
 
-// The caller promises the instructions of `V` and the panels that `Tile` describes.
+// The caller guarantees the instructions of `V` and the panels that `Tile` describes.
 impl Tile {
-    /// What is to be written is on its way while the sums are made.
+    /// Prefetches the tile of `C`, so that it arrives while the sums are computed.
     #[inline(always)]
     pub unsafe fn prefetch_c<V: Vector, const M: usize>(&self) {
         for i in 0..M {
-            // SAFETY: hints.
+            // SAFETY: these are hints.
             unsafe {
                 V::prefetch(self.c.wrapping_add(i * self.c_stride));
                 V::prefetch(self.c.wrapping_add(i * self.c_stride + self.cols - 1));
@@ -132,8 +131,8 @@ impl Tile {
         }
     }
 
-    /// Behind the last row of a `B` that is not packed come the first ones of the columns beside it. (One row of `A`
-    /// has so little to do that the processor is that far ahead by itself.)
+    /// The prefetch distances. After the last row of an unpacked `B`, the first rows of the adjacent columns follow.
+    /// (One row of `A` is so little work that the processor gets this far ahead by itself.)
     #[inline(always)]
     pub fn ahead<V: Vector, const M: usize>(&self) -> Ahead {
         let (ahead, jump) = match self.b_stride == V::NR || M == 1 {
@@ -148,10 +147,10 @@ impl Tile {
     #[inline(always)]
     pub unsafe fn add_step<V: Vector, const M: usize, const BY_COLUMNS: bool>(&self, p: usize, sums: &mut [[V; 2]; M]) {
         let (row, step) = if BY_COLUMNS { (1, V::PITCH) } else { (self.a_stride, 1) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe {
             if BY_COLUMNS {
-                // A new line of `A` with every step; by rows, the processor sees 14 slow streams coming by itself.
+                // Every step reads a new line of `A`. By rows, the processor's prefetcher follows the 14 slow streams.
                 V::prefetch(self.a.wrapping_add((p + AHEAD) * step));
             }
             let b = self.b.add(p * self.b_stride);
@@ -164,11 +163,11 @@ impl Tile {
         }
     }
 
-    /// Writes the sums, or adds them to what is there.
+    /// Writes the sums, or adds them to the old values.
     #[inline(always)]
     pub unsafe fn store<V: Vector, const M: usize>(&self, sums: &[[V; 2]; M]) {
         for (i, sum) in sums.iter().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe {
                 let c = self.c.add(i * self.c_stride);
                 sum[0].store(c, self.cols, self.add);
@@ -180,13 +179,13 @@ impl Tile {
     }
 }
 
-/// The two rows of `KERNELS` for a vector: kernels compiled with the named target features, and one written by hand for
-/// as many rows as there are at most.
+/// The two rows of `KERNELS` for a vector: kernels compiled with the named target features, and optionally a
+/// handwritten one for the largest number of rows.
 macro_rules! kernels {
     ($vector:ty, $($feature:literal)?, $($rows:literal)* $(, $full:ident)?) => {{
         $(#[target_feature(enable = $feature)])?
         unsafe fn kernel<const M: usize, const BY_COLUMNS: bool>(t: &Tile) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { tile::<$vector, M, BY_COLUMNS>(t) }
         }
         [&[$(kernel::<$rows, false>,)* $($full::<false>)?], &[$(kernel::<$rows, true>,)* $($full::<true>)?]]
@@ -194,11 +193,11 @@ macro_rules! kernels {
 }
 pub(super) use kernels;
 
-/// The vector of machines we know nothing about: four lanes, with plain products and sums.
+/// The vector of unknown machines: four lanes, with plain products and sums.
 #[derive(Clone, Copy)]
 pub struct Portable([f32; 4]);
 
-// SAFETY: needs no special instructions.
+// SAFETY: it needs no special instructions.
 unsafe impl Vector for Portable {
     const LANES: usize = 4;
     const MR: usize = 6;
@@ -211,13 +210,13 @@ unsafe impl Vector for Portable {
 
     #[inline(always)]
     unsafe fn splat(from: *const f32) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         Self([unsafe { *from }; 4])
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         Self(unsafe { from.cast::<[f32; 4]>().read() })
     }
 
@@ -232,14 +231,14 @@ unsafe impl Vector for Portable {
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, count: usize, add: bool) {
         for (lane, &value) in self.0.iter().enumerate().take(count) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { *to.add(lane) = if add { *to.add(lane) + value } else { value } }
         }
     }
 
     #[inline(always)]
     unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         std::array::from_fn(|col| Self(std::array::from_fn(|row| unsafe { *from.add(row * stride + col) })))
     }
 }

@@ -1,11 +1,11 @@
 //! Matrix products on the CPU: fast, deterministic and batch-invariant.
 //!
-//! [`products`] computes a list of products `C = A B` on the current rayon pool. A list, because a layer of experts is
-//! many small products with different numbers of rows, and two threads share many small products better than one.
+//! [`products`] computes a list of products `C = A B` on the current rayon pool. It takes a list because a layer of
+//! experts is many small products with different numbers of rows, and threads share a list better than single products.
 //!
-//! # The law
+//! # Order of summation
 //!
-//! An element of `C` is a sum over `k`, and it is always added up in the same order:
+//! An element of `C` is a sum over `k`, always added in the same order:
 //!
 //! ```text
 //! c = 0
@@ -15,13 +15,13 @@
 //!     c = c + s
 //! ```
 //!
-//! Nothing else takes part: not `m` or `n`, not the position `(i, j)`, not the other products of the list, not the
-//! number of threads. So a row gives the same bits alone and in a batch. The sums in blocks are also more accurate
-//! than one long chain: rounding errors grow with `KC + k / KC` instead of `k`. Everything between the packing and the
-//! last rounding is `f32`, also for 16-bit elements. (A machine without FMA instructions rounds the product as well;
-//! the order is the same, the bits are that machine's own.)
+//! Nothing else affects it: neither `m` nor `n`, nor the position `(i, j)`, nor the other products of the list, nor the
+//! number of threads. So a row has the same bits alone and in a batch. Sums in blocks are also more accurate than one
+//! long chain: rounding errors grow with `KC + k / KC` instead of `k`. Everything between packing and the last rounding
+//! is `f32`, also for 16-bit elements. (A machine without FMA instructions rounds the product too; the order is the
+//! same, but its bits differ.)
 //!
-//! Where the processor has AVX512-BF16, `bf16` goes in pairs, and a block is of `KC` pairs:
+//! If the processor has AVX512-BF16, `bf16` values are processed in pairs, and a block has `KC` pairs:
 //!
 //! ```text
 //! c = 0
@@ -31,17 +31,17 @@
 //!     c = c + s
 //! ```
 //!
-//! A last `p` without a partner is paired with zeros. How one instruction rounds between its two products and the sum
-//! is the processor's own, and it takes subnormal numbers as zero; all else is as above.
+//! A last `p` without a partner is paired with zeros. The processor determines how one instruction rounds between its
+//! two products and the sum, and it treats subnormal numbers as zero. Everything else is as above.
 //!
-//! An [`Epilogue`] is a function of one element of `C` and of those in the same place, so it changes nothing of this.
+//! An [`Epilogue`] is a function of one element of `C` and of others at the same position, so it changes none of this.
 //!
-//! # The way
+//! # Structure
 //!
-//! As in BLIS: `kernel` holds a small tile of `C` in registers and runs over one block of `k`; `pack` copies blocks
-//! of `A` and `B` into the order in which the kernel reads them; `run` computes one rectangle of a `C` with both, and
-//! finishes its rows with `epilogue`; `task` cuts the products into such tasks of similar size, of which each thread
-//! takes the next one until none is left.
+//! The structure is that of BLIS: `kernel` holds a small tile of `C` in registers and loops over one block of `k`;
+//! `pack` copies blocks of `A` and `B` into the order in which the kernel reads them; `run` computes one rectangle of a
+//! `C` with both, and finishes its rows with `epilogue`; `task` splits the products into such rectangles of similar
+//! size. Each thread takes the next task until none is left.
 
 mod epilogue;
 mod kernel;
@@ -58,14 +58,14 @@ use std::mem::MaybeUninit;
 
 /// A view of a matrix: element `(i, j)` is `data[i * row_stride + j * col_stride]`.
 ///
-/// One of the strides should be 1 (row-major, or a transposed view of row-major); any other strides work, slowly.
+/// One of the strides should be 1 (row-major, or a transposed view of row-major). Other strides work, but are slow.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a, T> {
-    /// All elements of the view, and maybe others.
+    /// All elements of the view, possibly among others.
     pub data: &'a [T],
-    /// From a row to the next.
+    /// Stride from a row to the next.
     pub row_stride: usize,
-    /// From a column to the next.
+    /// Stride from a column to the next.
     pub col_stride: usize,
 }
 
@@ -88,17 +88,17 @@ pub struct Product<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
-    /// Row-major data with rows of this width.
+    /// A view of row-major data with rows of this width.
     pub fn new(data: &'a [T], width: usize) -> Self {
         Self { data, row_stride: width, col_stride: 1 }
     }
 
-    /// The same data, rows and columns exchanged.
+    /// The same data with rows and columns exchanged.
     pub fn transposed(self) -> Self {
         Self { row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
 
-    /// Whether all elements of a `[rows, cols]` matrix lie inside the data.
+    /// Whether all elements of a `[rows, cols]` matrix are inside the data.
     fn holds(&self, rows: usize, cols: usize) -> bool {
         let last = |count: usize, stride: usize| (count - 1).checked_mul(stride);
         rows == 0
@@ -110,7 +110,7 @@ impl<'a, T> Matrix<'a, T> {
     }
 }
 
-/// What is done with the sums of a product while they are in the cache, all in `f32`:
+/// What happens to the sums of a product while they are in the cache, all in `f32`:
 ///
 /// ```text
 /// x = A B + bias               written to `pre_activation`
@@ -121,15 +121,15 @@ impl<'a, T> Matrix<'a, T> {
 pub struct Epilogue<'a, T> {
     /// `[n]`, added to every row.
     pub bias: Option<&'a [T]>,
-    /// `[m, n]`: takes the sums with the bias, rounded; every element is written.
+    /// `[m, n]`: receives the sums with the bias, rounded; every element is written.
     pub pre_activation: Option<&'a mut [MaybeUninit<T>]>,
-    /// Whether to apply GELU in its tanh form, as [`gelu`](crate::gelu) has it.
+    /// Whether to apply GELU in its tanh form; see [`gelu`](crate::gelu).
     pub gelu: bool,
-    /// `[m, n]`, added at last.
+    /// `[m, n]`, added last.
     pub residual: Option<&'a [T]>,
 }
 
-/// Nothing.
+/// No epilogue.
 impl<T> Default for Epilogue<'_, T> {
     fn default() -> Self {
         Self { bias: None, pre_activation: None, gelu: false, residual: None }
@@ -149,7 +149,7 @@ pub fn products<T: Element>(list: Vec<Product<'_, T>>) {
 ///
 /// # Panics
 ///
-/// As [`products`], or if a part of an epilogue has another number of elements than it says.
+/// Like [`products`], or if a part of an epilogue does not have the documented number of elements.
 pub fn products_with<T: Element>(mut list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
     for (product, epilogue) in &list {
         let (m, n, k) = (product.m, product.n, product.k);

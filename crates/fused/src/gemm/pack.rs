@@ -1,8 +1,8 @@
-//! Copies blocks of `A` and `B` into the order in which the kernel reads them, as its units.
+//! Packing: copies blocks of `A` and `B`, as units, into the order in which the kernel reads them.
 //!
-//! `A` is only ever broadcast, one unit at a time, so the kernel takes it by rows or by columns and packing is copying
-//! either way. `B` is read in rows of `NR` units; if it comes by columns (the transposed weights of a backward pass),
-//! packing transposes it.
+//! `A` is only broadcast, one unit at a time, so the kernel takes it by rows or by columns, and packing only copies it.
+//! `B` is read in rows of `NR` units; if it is stored by columns (the transposed weights of a backward pass), packing
+//! transposes it.
 
 use super::Matrix;
 use super::kernel::{KC, MAX_PITCH, Vector};
@@ -11,24 +11,23 @@ use half::bf16;
 use std::any::TypeId;
 use std::ops::Range;
 
-/// How many values of `k` ahead packing asks for what does not follow in memory.
+/// How many values of `k` ahead packing prefetches data that is not adjacent in memory.
 const AHEAD: usize = 16;
 
-/// The units of a packed panel of `A`: up to 16 rows of `KC`, or `KC` columns of up to 16; and one cache line more, so
-/// that the same places of neighbouring panels do not compete for the same places of the cache.
+/// The units of a packed panel of `A`: up to 16 rows of `KC`, or `KC` columns of up to 16. One extra cache line keeps
+/// equal positions of adjacent panels from competing for the same cache sets.
 pub const PANEL_A: usize = MAX_PITCH * KC + 16;
 
-/// The units of a packed panel of `B`: `KC` rows of `NR`; and one row more, for the same reason.
+/// The units of a packed panel of `B`: `KC` rows of `NR`, and one extra row for the same reason.
 #[inline(always)]
 pub const fn panel_b<V: Vector>() -> usize {
     (KC + 1) * V::NR
 }
 
-/// Packs the panels of `A` that cover these rows, `PANEL_A` units each, for this block of `k`.
-/// Returns whether they are packed by columns.
+/// Packs the panels of `A` that cover these rows, `PANEL_A` units each, for this block of `k`. Returns whether they are
+/// packed by columns.
 ///
 /// # Safety
-///
 /// The processor must have the instructions of `V`.
 #[inline(always)]
 pub unsafe fn pack_a<T: Element, V: Vector>(
@@ -39,17 +38,17 @@ pub unsafe fn pack_a<T: Element, V: Vector>(
 ) -> bool {
     let by_columns = a.row_stride == 1 && a.col_stride != 1;
     if by_columns {
-        // All panels of one column before the next column: they are neighbours in memory.
+        // One column of all panels precedes the next column, because panels are adjacent in memory.
         for (p, k) in ks.clone().step_by(V::DEPTH).enumerate() {
             for (panel, rows) in to.chunks_exact_mut(PANEL_A).zip(panels) {
                 let to = &mut panel[p * V::PITCH..][..V::PITCH];
                 let start = k * a.col_stride + rows.start;
-                // SAFETY: a hint.
+                // SAFETY: this is a hint.
                 unsafe { V::prefetch(a.data.as_ptr().wrapping_add(start + AHEAD * a.col_stride).cast()) }
                 let last = (ks.end - 1).min(k + V::DEPTH - 1) * a.col_stride + rows.start;
-                // A vector is one instruction, and rows too many do no harm.
+                // A whole vector is one instruction, and extra rows do no harm.
                 let to = if last + V::PITCH <= a.data.len() { to } else { &mut to[..rows.len()] };
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees it.
                 unsafe { across::<T, V>(a.data, start, a.col_stride, ks.end - k, to) }
             }
         }
@@ -64,11 +63,10 @@ pub unsafe fn pack_a<T: Element, V: Vector>(
     by_columns
 }
 
-/// Packs the panels of `NR` columns of `B` that cover these columns, `panel_b` units each, for this block of `k`.
-/// The last panel is filled up with zeros. `scratch` holds `NR * KC` units.
+/// Packs the panels of `NR` columns of `B` that cover these columns, `panel_b` units each, for this block of `k`. The
+/// last panel is padded with zeros. `scratch` holds `NR * KC` units.
 ///
 /// # Safety
-///
 /// The processor must have the instructions of `V`.
 #[inline(always)]
 pub unsafe fn pack_b<T: Element, V: Vector>(
@@ -81,13 +79,13 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
     if b.col_stride != 1 {
         let panels = to.chunks_exact_mut(panel_b::<V>()).zip(cols.clone().step_by(V::NR));
         let units = ks.len().div_ceil(V::DEPTH);
-        // Columns are read where they are, unless they are so far apart (multiples of 2 KiB) that 32 of them compete
-        // for a few sets of the first-level cache.
+        // Columns are read in place, unless their distance (multiples of 2 KiB) makes 32 of them compete for a few sets
+        // of the first-level cache.
         let in_place = T::IS_F32 && b.row_stride == 1 && !b.col_stride.is_multiple_of(512) && units.is_multiple_of(4);
         for (panel, col) in panels {
             if in_place && col + V::NR <= cols.end {
                 let columns = &b.data[col * b.col_stride + ks.start..][..(V::NR - 1) * b.col_stride + units];
-                // SAFETY: the caller's promise; there are `NR` columns of these `f32`.
+                // SAFETY: the caller guarantees it; there are `NR` columns of this many `f32`.
                 unsafe { transpose::<V>(units, columns.as_ptr().cast(), b.col_stride, panel) };
                 continue;
             }
@@ -101,7 +99,7 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
                 }
             }
             assert!(scratch.len() >= V::NR * KC);
-            // SAFETY: the caller's promise; the scratch has `NR` rows of `KC`, a multiple of 4.
+            // SAFETY: the caller guarantees it; the scratch has `NR` rows of `KC`, a multiple of 4.
             unsafe { transpose::<V>(units, scratch.as_ptr(), KC, panel) };
         }
         return;
@@ -111,11 +109,11 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
             let to = &mut panel[p * V::NR..][..V::NR];
             let start = k * b.row_stride + col;
             for line in (0..V::NR).step_by(64 / size_of::<T>()) {
-                // SAFETY: a hint.
+                // SAFETY: this is a hint.
                 unsafe { V::prefetch(b.data.as_ptr().wrapping_add(start + AHEAD * b.row_stride + line).cast()) }
             }
             let (inside, outside) = to.split_at_mut(V::NR.min(cols.end - col));
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             match outside {
                 [] => unsafe { across::<T, V>(b.data, start, b.row_stride, ks.end - k, &mut inside[..V::NR]) },
                 _ => unsafe { across::<T, V>(b.data, start, b.row_stride, ks.end - k, inside) },
@@ -125,7 +123,7 @@ pub unsafe fn pack_b<T: Element, V: Vector>(
     }
 }
 
-/// Units of consecutive values of `k`, of which there are `count`, `stride` apart.
+/// Packs `count` consecutive values of `k`, `stride` apart, into units.
 #[inline(always)]
 fn along<T: Element, V: Vector>(data: &[T], start: usize, stride: usize, count: usize, to: &mut [f32]) {
     let data = &data[start..];
@@ -151,21 +149,19 @@ fn along<T: Element, V: Vector>(data: &[T], start: usize, stride: usize, count: 
     }
 }
 
-/// One unit of each of `to.len()` neighbours, from rows of values that are `k_stride` apart and of which `left` are
-/// left.
+/// Packs one unit for each of `to.len()` adjacent elements, from rows of values `k_stride` apart; `left` rows are left.
 ///
 /// # Safety
-///
 /// The processor must have the instructions of `V`.
 #[inline(always)]
 unsafe fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usize, left: usize, to: &mut [f32]) {
     let first = &data[start..][..to.len()];
     if V::DEPTH == 1 && T::IS_F32 {
-        // A vector or two, for which a call that copies would take longer than they do.
+        // This is a vector or two, and a call of a copy function would take longer.
         let whole = to.len() / V::LANES * V::LANES;
         let (from, to) = (first.as_ptr().cast::<f32>(), to);
         for i in (0..whole).step_by(V::LANES) {
-            // SAFETY: there are as many in both, of `f32`; the caller's promise.
+            // SAFETY: both have this many `f32`; the caller guarantees the rest.
             unsafe { V::load(from.add(i)).store(to.as_mut_ptr().add(i), V::LANES, false) }
         }
         (whole..to.len()).for_each(|i| to[i] = first[i].to_f32());
@@ -175,7 +171,7 @@ unsafe fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usiz
         let (first, second) = (bits(first), bits(&data[start + k_stride..][..to.len()]));
         let whole = to.len() / V::LANES * V::LANES;
         for i in (0..whole).step_by(V::LANES) {
-            // SAFETY: there are as many in all three; the caller's promise.
+            // SAFETY: all three have this many elements; the caller guarantees the rest.
             unsafe {
                 V::interleave(first.as_ptr().add(i), second.as_ptr().add(i)).store(
                     to.as_mut_ptr().add(i),
@@ -192,25 +188,25 @@ unsafe fn across<T: Element, V: Vector>(data: &[T], start: usize, k_stride: usiz
     }
 }
 
-/// As [`Element::widen`]; of f32 a copy, whose loop the compiler would take element by element.
+/// Like [`Element::widen`], but a block copy for f32, whose loop the compiler would run element by element.
 #[inline(always)]
 fn widen<T: Element>(from: &[T], to: &mut [f32]) {
     assert_eq!(from.len(), to.len());
     if T::IS_F32 {
-        // SAFETY: as many `f32`, and a `&mut` overlaps with nothing.
+        // SAFETY: both have this many `f32`, and a `&mut` overlaps nothing.
         unsafe { to.as_mut_ptr().copy_from_nonoverlapping(from.as_ptr().cast(), to.len()) }
     } else {
         T::widen(from, to);
     }
 }
 
-/// The unit of two `bf16`, of which the first comes first in memory.
+/// The unit of two `bf16`, in memory order.
 #[inline(always)]
 fn pair(first: u16, second: u16) -> f32 {
     f32::from_bits(u32::from(first) | u32::from(second) << 16)
 }
 
-/// The bits of `bf16`, the only type of which there are pairs.
+/// The bits of `bf16`, the only type that is packed in pairs.
 #[inline(always)]
 fn bits<T: Element>(data: &[T]) -> &[u16] {
     assert!(TypeId::of::<T>() == TypeId::of::<bf16>());
@@ -221,15 +217,14 @@ fn bits<T: Element>(data: &[T]) -> &[u16] {
 /// Transposes `[NR, k]` with rows `stride` apart into `[k, NR]`, in blocks of `LANES` rows and 4 columns.
 ///
 /// # Safety
-///
-/// The processor must have the instructions of `V`, and behind `from` there must be `NR` rows of `k` elements, up to
-/// the next multiple of 4, `stride` apart.
+/// The processor must have the instructions of `V`. From `from` on there must be `NR` rows, `stride` apart, of `k`
+/// elements rounded up to a multiple of 4.
 #[inline(always)]
 unsafe fn transpose<V: Vector>(k: usize, from: *const f32, stride: usize, to: &mut [f32]) {
     assert!(to.len() >= V::NR * KC && k <= KC);
     for p in (0..k).step_by(4) {
         for first in (0..V::NR).step_by(V::LANES) {
-            // SAFETY: first + LANES <= NR, and p + 4 is at most the next multiple of 4, which `to` has room for.
+            // SAFETY: first + LANES <= NR, and p + 4 is at most the next multiple of 4, for which `to` has room.
             unsafe {
                 let columns = V::columns(from.add(first * stride + p), stride);
                 for (i, column) in columns.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Computes a task: per block of `k` it packs its columns of `B` once, and then `A` in groups of panels:
+//! Runs a task: for each block of `k`, packs its columns of `B` once, and then `A` in groups of panels:
 //!
 //! ```text
 //! for each KC units of k:
@@ -23,24 +23,25 @@ use std::any::TypeId;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// The most columns at a time: a block of `B` is then 256 · 512 · 4 B = 512 KiB.
+/// Most columns at a time: a block of `B` then takes 256 · 512 · 4 B = 512 KiB.
 pub const MAX_COLS: usize = 512;
-/// The most rows at a time. Packing `B` costs about half a cycle per element (it comes from the third-level cache), and
-/// each of these rows computes with it for 1/32 of a cycle: 2 %. More rows would need more scratch for 16-bit products.
+/// Most rows at a time. Packing `B` costs about half a cycle per element (it comes from the third-level cache), and
+/// each of these rows computes with the element for 1/32 of a cycle: 2 %. More rows would need more scratch for 16-bit
+/// products.
 pub const MAX_ROWS: usize = 1024;
-/// Columns are cut at multiples of this, so that no tile is cut for it.
+/// Columns are split at multiples of this, so that no tile is split.
 pub const UNIT: usize = 32;
 /// The panels of `A` packed at a time.
 const GROUP: usize = 8;
 
-/// A product whose `C` is written by several threads, each in its own rectangles.
+/// A product whose `C` several threads write, each in different rectangles.
 pub struct Job<'a, T> {
     k: usize,
     a: Matrix<'a, T>,
     b: Matrix<'a, T>,
     c: *mut T,
     c_stride: usize,
-    /// Whether to add to what is in `C`; f32 only.
+    /// Whether to add to the old values of `C`; f32 only.
     add: bool,
     finish: Finish<'a, T>,
 }
@@ -49,7 +50,7 @@ pub struct Job<'a, T> {
 unsafe impl<T: Element> Sync for Job<'_, T> {}
 
 impl<'a, T: Element> Job<'a, T> {
-    /// All of a product.
+    /// A whole product.
     pub fn new(Product { n, k, a, b, c, .. }: Product<'a, T>, epilogue: Epilogue<'a, T>) -> Self {
         let finish = Finish::new(epilogue, n);
         Self { k, a, b, c: c.as_mut_ptr().cast(), c_stride: n, add: false, finish }
@@ -57,7 +58,7 @@ impl<'a, T: Element> Job<'a, T> {
 }
 
 impl<'a> Job<'a, f32> {
-    /// A product without an epilogue, into a `C` that is a part of something.
+    /// A product without an epilogue, into a `C` that may be part of something larger.
     pub fn here(k: usize, a: Matrix<'a, f32>, b: Matrix<'a, f32>, c: *mut f32, c_stride: usize, add: bool) -> Self {
         Self { k, a, b, c, c_stride, add, finish: Finish::new(Epilogue::default(), 0) }
     }
@@ -71,7 +72,7 @@ pub struct Task {
     pub work: usize,
 }
 
-/// The memory a thread packs into: it grows to at most 0.7 MiB, with 16-bit elements 2.7 MiB, and is kept.
+/// The memory that a thread packs into: it grows to at most 0.7 MiB (2.7 MiB with 16-bit elements), and is kept.
 #[derive(Default)]
 pub struct Buffers {
     a: Aligned,
@@ -93,7 +94,7 @@ struct Aligned(Vec<Line>);
 struct Line(#[allow(dead_code)] [f32; 16]);
 
 impl Aligned {
-    /// The first `len` elements, with any content.
+    /// Returns the first `len` elements, with arbitrary contents.
     fn take(&mut self, len: usize) -> &mut [f32] {
         let lines = len.div_ceil(16);
         if self.0.len() < lines {
@@ -107,14 +108,14 @@ impl Aligned {
     }
 }
 
-/// Calls `f` with this thread's memory.
+/// Calls `f` with the buffers of this thread.
 pub fn with_buffers<R>(f: impl FnOnce(&mut Buffers) -> R) -> R {
     BUFFERS.with_borrow_mut(f)
 }
 
 pub type Run<T> = unsafe fn(&Job<'_, T>, &Task, &mut Buffers);
 
-/// The version of [`run`] for this [`simd`].
+/// Returns the version of [`run`] for the current [`simd`].
 pub fn best_run<T: Element>() -> Run<T> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -124,19 +125,19 @@ pub fn best_run<T: Element>() -> Run<T> {
 
         #[target_feature(enable = "avx512f,avx512bf16")]
         unsafe fn pairs<T: Element>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { run::<T, Pairs>(job, task, buffers) }
         }
 
         #[target_feature(enable = "avx512f")]
         unsafe fn avx512<T: Element>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { run::<T, __m512>(job, task, buffers) }
         }
 
         #[target_feature(enable = "avx2,fma")]
         unsafe fn avx2<T: Element>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { run::<T, __m256>(job, task, buffers) }
         }
 
@@ -154,14 +155,13 @@ pub fn best_run<T: Element>() -> Run<T> {
 /// Computes one task.
 ///
 /// # Safety
-///
-/// The processor must have the instructions of `V`, the task must lie inside the job, and nobody else may use its
+/// The processor must have the instructions of `V`, the task must be inside the job, and nothing else may use its
 /// rectangle of `C` and of the epilogue's outputs.
 #[inline(always)]
 unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mut Buffers) {
     for cols in even(task.cols.clone(), task.cols.len().div_ceil(MAX_COLS), UNIT) {
         for rows in even(task.rows.clone(), task.rows.len().div_ceil(MAX_ROWS), 1) {
-            // SAFETY: a part of the task.
+            // SAFETY: it is a part of the task.
             unsafe { rectangle::<T, V>(job, rows, cols.clone(), buffers) }
         }
     }
@@ -170,8 +170,7 @@ unsafe fn run<T: Element, V: Vector>(job: &Job<'_, T>, task: &Task, buffers: &mu
 /// Computes a part of a task.
 ///
 /// # Safety
-///
-/// As [`run`].
+/// Like [`run`].
 #[inline(always)]
 unsafe fn rectangle<T: Element, V: Vector>(
     job: &Job<'_, T>,
@@ -184,7 +183,7 @@ unsafe fn rectangle<T: Element, V: Vector>(
     let to_b = buffers.b.take(cols.len().div_ceil(V::NR) * panel_b::<V>());
     let scratch = buffers.scratch.take(V::NR * KC);
     let panels: Vec<_> = even(rows.clone(), rows.len().div_ceil(V::MR), 1).collect();
-    // Partial sums wait for the next block of `k` as `f32`: in `C` itself if it is of that type.
+    // Partial sums wait for the next block of `k` as `f32`, in `C` itself if it is f32.
     // SAFETY: the rectangle starts inside `C`.
     let (c, c_stride) = match T::IS_F32 {
         true => (unsafe { job.c.add(rows.start * job.c_stride + cols.start) }.cast::<f32>(), job.c_stride),
@@ -194,14 +193,14 @@ unsafe fn rectangle<T: Element, V: Vector>(
         }
     };
     let first_row = |panel: &Range<usize>| if T::IS_F32 || job.k > block { panel.start - rows.start } else { 0 };
-    // A few rows do not repay packing `B`: the kernel reads it where it is, except for a last panel that is not full.
+    // A few rows do not amortize packing `B`: the kernel reads it in place, except for a last panel that is not full.
     let in_place = T::IS_F32 && job.b.col_stride == 1 && panels.len() <= 2 && job.k > 0;
-    // Rows of `A` are read where they are, unless they are so far apart (multiples of 2 KiB) that they compete for a
-    // few sets of the first-level cache.
+    // Rows of `A` are read in place, unless their distance (multiples of 2 KiB) makes them compete for a few sets of
+    // the first-level cache.
     let a_in_place = T::IS_F32 && job.a.col_stride == 1 && !job.a.row_stride.is_multiple_of(512) && job.k > 0;
     let packed = if in_place { cols.end - cols.len() % V::NR..cols.end } else { cols.clone() };
 
-    // With `k = 0` there is one block, which is empty: nothing to pack, and the kernel's sums are zeros.
+    // With `k = 0` there is one empty block: nothing to pack, and the kernel's sums are zeros.
     for k in (0..job.k.max(1)).step_by(block) {
         let ks = k..job.k.min(k + block);
         if !ks.is_empty() {
@@ -240,7 +239,7 @@ unsafe fn rectangle<T: Element, V: Vector>(
                     unsafe { kernel(&tile) };
                 }
                 if ks.end == job.k {
-                    // SAFETY: the kernels have set the sums, and nobody else uses the rectangle.
+                    // SAFETY: the kernels have set the sums, and nothing else uses the rectangle.
                     unsafe { job.finish.rows(sums, c_stride, panel.clone(), cols.clone(), job.c, job.c_stride) }
                 }
             }

@@ -1,22 +1,22 @@
-//! Cuts products into tasks and runs them on all threads.
+//! Splits products into tasks and runs them on all threads.
 //!
-//! A task is a rectangle of one `C` with all of its `k`: nobody else writes there, and the sums over `k` stay with one
-//! thread, in order.
+//! A task is a rectangle of one `C` with its whole `k`: no other task writes there, and one thread adds the sums over
+//! `k` in order.
 
 use super::run::{Job, MAX_COLS, MAX_ROWS, Task, UNIT, best_run, with_buffers};
 use super::{Epilogue, Matrix, Product};
 use crate::{Element, team};
 use std::ops::Range;
 
-/// Tasks per thread to aim at with several products, which need not be equal. A lone product is cut into one task per
-/// thread: more would balance better against threads that are held up by something else, but smaller tasks pack more.
+/// Target number of tasks per thread for several products, which may differ in size. A single product is split into one
+/// task per thread: more tasks would balance better if other work holds up some threads, but smaller tasks pack more.
 const TASKS_PER_THREAD: usize = 3;
-/// The multiply-adds below which another task costs more than it gains (some ten microseconds of one core).
+/// Number of multiply-adds below which another task costs more than it gains (some ten microseconds of one core).
 const MIN_WORK: usize = 1 << 20;
-/// What packing an element of `A` or `B` costs, in multiply-adds: half a cycle of 32 each.
+/// Cost of packing an element of `A` or `B`, in multiply-adds: half a cycle at 32 per cycle.
 const PACKING: usize = 16;
 
-/// Computes products of which no `C` is empty.
+/// Computes products, none of which has an empty `C`.
 pub fn multiply<T: Element>(list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
     let work = |product: &Product<'_, T>| product.m * product.n * product.k;
     let total: usize = list.iter().map(|(product, _)| work(product)).sum();
@@ -26,22 +26,23 @@ pub fn multiply<T: Element>(list: Vec<(Product<'_, T>, Epilogue<'_, T>)>) {
     for (job, (product, _)) in list.iter().enumerate() {
         cut(job, product, work(product).div_ceil(size).max(1), &mut tasks);
     }
-    // The largest first, so that the last ones to finish are small.
+    // The largest come first, so that the last ones to finish are small.
     tasks.sort_by_key(|task| std::cmp::Reverse(task.work));
     let jobs: Vec<_> = list.into_iter().map(|(product, epilogue)| Job::new(product, epilogue)).collect();
     let run = best_run::<T>();
     team::for_each(tasks.len(), |i| {
         let task = &tasks[i];
-        // SAFETY: `best_run` asked the processor; the tasks are inside their jobs and do not overlap.
+        // SAFETY: `best_run` has checked the processor; the tasks are inside their jobs and do not overlap.
         with_buffers(|buffers| unsafe { run(&jobs[task.job], task, buffers) });
     });
 }
 
-/// `C = A B`, or `C += A B` if `add`, on this thread: `A` is `[m, k]`, `B` is `[k, n]`, and the rows of `C` begin
-/// `c_stride` apart. What is added is the sum that the law gives, block by block.
+/// Computes `C = A B`, or `C += A B` if `add`, on this thread: `A` is `[m, k]`, `B` is `[k, n]`, and the rows of `C`
+/// begin `c_stride` apart. Each block of the order of summation is added to `C` in turn.
 ///
 /// # Safety
-/// `c` points to the first element of a `C` that is there, that nobody else uses meanwhile, and that is set if `add`.
+/// `c` must point to the first element of a valid `C` that nothing else uses meanwhile, and that is initialized if
+/// `add`.
 ///
 /// # Panics
 /// If `A` or `B` is larger than its data, or `k` is 0.
@@ -59,11 +60,11 @@ pub unsafe fn product_here(
     }
     let job = Job::here(k, a, b, c, c_stride, add);
     let task = Task { job: 0, rows: 0..m, cols: 0..n, work: 0 };
-    // SAFETY: `best_run` asked the processor, and the caller says that `C` is free.
+    // SAFETY: `best_run` has checked the processor, and the caller guarantees that nothing else uses `C`.
     with_buffers(|buffers| unsafe { best_run::<f32>()(&job, &task, buffers) });
 }
 
-/// Cuts one product into rectangles, in the way whose largest one takes the shortest time.
+/// Splits a product into rectangles such that the largest one takes the shortest time.
 fn cut<T>(job: usize, &Product { m, n, k, .. }: &Product<'_, T>, parts: usize, tasks: &mut Vec<Task>) {
     let time = |down: usize, across: usize| {
         let (rows, cols) = (m.div_ceil(down), n.div_ceil(UNIT).div_ceil(across) * UNIT);
@@ -79,7 +80,7 @@ fn cut<T>(job: usize, &Product { m, n, k, .. }: &Product<'_, T>, parts: usize, t
     }
 }
 
-/// Cuts a range into `parts` that differ by at most one `unit` and start at multiples of it.
+/// Splits a range into `parts` that differ by at most one `unit` and start at multiples of it.
 pub fn even(range: Range<usize>, parts: usize, unit: usize) -> impl Iterator<Item = Range<usize>> {
     let units = range.len().div_ceil(unit);
     let edge = move |part: usize| range.end.min(range.start + units * part / parts * unit);

@@ -1,12 +1,12 @@
-//! The vectors of x86-64.
+//! The vectors of x86-64, and a handwritten AVX2 kernel.
 
 use super::kernel::{Kernel, Tile, Vector, kernels, tile};
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-// SAFETY: used only after AVX-512F was detected.
+// SAFETY: it is used only after AVX-512F was detected.
 unsafe impl Vector for __m512 {
-    // In all functions below: the caller promises the instructions and the pointers.
+    // In all functions below, the caller guarantees the instructions and the pointers.
     const LANES: usize = 16;
     const MR: usize = 14;
     const KERNELS: [&'static [Kernel]; 2] = kernels!(__m512, "avx512f", 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
@@ -45,8 +45,8 @@ unsafe impl Vector for __m512 {
         }
     }
 
-    /// Quarter `q` of vector `r` is loaded from row `4 q + r`; transposing the 4 × 4 blocks in all quarters at
-    /// once then leaves the 16 rows in order.
+    /// Quarter `q` of vector `r` is loaded from row `4 q + r`. Transposing the 4 × 4 blocks in all quarters at once
+    /// then leaves the 16 rows in order.
     #[inline(always)]
     unsafe fn columns(from: *const f32, stride: usize) -> [Self; 4] {
         unsafe {
@@ -70,7 +70,7 @@ unsafe impl Vector for __m512 {
     }
 }
 
-// SAFETY: used only after AVX2 and FMA were detected.
+// SAFETY: it is used only after AVX2 and FMA were detected.
 unsafe impl Vector for __m256 {
     // As above.
     const LANES: usize = 8;
@@ -201,15 +201,15 @@ macro_rules! step_by_columns {
     };
 }
 
-/// [`tile`](super::kernel::tile) of six rows with AVX2, by hand: a step has 6 cycles of multiply-adds, and the
-/// processor takes 6 instructions in each. Compiled step by step, half of the 36 only count and compute addresses; of
-/// several steps at once the compiler loads more than it has registers for.
+/// [`tile`](super::kernel::tile) of six rows with AVX2, by hand. A step has 6 cycles of multiply-adds, and the
+/// processor issues 6 instructions per cycle. Compiled step by step, half of the 36 only count and compute addresses;
+/// for several steps at once, the compiler loads more than it has registers for.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn six_rows<const BY_COLUMNS: bool>(t: &Tile) {
-    /// Steps from one look at where the loop is to the next.
+    /// Steps between two checks of the loop counter.
     const STEPS: usize = 4;
     const FLOAT: usize = size_of::<f32>();
-    // SAFETY: the caller's promise, as for `tile`.
+    // SAFETY: the caller guarantees the same as for `tile`.
     unsafe {
         let mut sums = [[__m256::zero(); 2]; 6];
         t.prefetch_c::<__m256, 6>();
@@ -262,11 +262,11 @@ unsafe fn six_rows<const BY_COLUMNS: bool>(t: &Tile) {
     }
 }
 
-/// Pairs of bf16, two consecutive values of `k` each: a multiply-add adds both products to its f32 lane.
+/// Pairs of bf16, two consecutive values of `k` each. A multiply-add adds both products to an f32 lane.
 #[derive(Clone, Copy)]
 pub struct Pairs(__m512);
 
-// SAFETY: used only after AVX-512F and AVX512-BF16 were detected.
+// SAFETY: it is used only after AVX-512F and AVX512-BF16 were detected.
 unsafe impl Vector for Pairs {
     // As above.
     const LANES: usize = 16;

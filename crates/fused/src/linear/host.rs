@@ -1,4 +1,4 @@
-//! The products on the CPU.
+//! Linear layers on the CPU.
 
 use crate::element::Element;
 use crate::gemm::{Epilogue, Matrix, Product, products, products_with};
@@ -8,7 +8,7 @@ use crate::team;
 use crate::uninit::written;
 use std::mem::MaybeUninit;
 
-/// Rows of `from`, a matrix that makes them rows of `to`, and a bias or nothing.
+/// Rows of width `from`, a matrix that maps them to rows of width `to`, and a bias, which may be empty.
 #[derive(Clone, Copy)]
 pub(crate) struct Weighted<'a, T> {
     pub x: &'a [T],
@@ -37,7 +37,7 @@ impl<'a, T: Element> Weighted<'a, T> {
         (!self.bias.is_empty()).then_some(self.bias)
     }
 
-    /// `x W + b`, with or without a residual.
+    /// Computes `x W + b`, optionally added to a residual.
     pub fn forward(&self, residual: Option<&[T]>) -> Vec<T> {
         let write = |c: &mut [MaybeUninit<T>]| {
             products_with(vec![(self.product(c), Epilogue { bias: self.bias(), residual, ..Epilogue::default() })]);
@@ -46,7 +46,7 @@ impl<'a, T: Element> Weighted<'a, T> {
         unsafe { written(self.rows() * self.to, write) }
     }
 
-    /// `gelu(x W + b)` and `x W + b`.
+    /// Computes `gelu(x W + b)` and `x W + b`.
     pub fn gelu(&self) -> (Vec<T>, Vec<T>) {
         let mut pre = vec![];
         let len = self.rows() * self.to;
@@ -56,7 +56,7 @@ impl<'a, T: Element> Weighted<'a, T> {
                     Epilogue { bias: self.bias(), pre_activation: Some(pre), gelu: true, ..Epilogue::default() };
                 products_with(vec![(self.product(c), epilogue)]);
             };
-            // SAFETY: `products_with` sets all of both.
+            // SAFETY: `products_with` sets all of both outputs.
             pre = unsafe { written(len, write) };
         };
         // SAFETY: as above.
@@ -65,7 +65,7 @@ impl<'a, T: Element> Weighted<'a, T> {
     }
 }
 
-/// The gradients of `x`, weight and bias that are wanted; the others are empty.
+/// Returns the wanted gradients of `x`, weight and bias; the others are empty.
 pub(crate) fn backward_host<T: Element>(
     [x, weight, dy]: [&[T]; 3],
     [rows, from, to]: [usize; 3],
@@ -91,7 +91,7 @@ pub(crate) fn backward_host<T: Element>(
             }
             products(wanted);
         };
-        // SAFETY: `products` sets what is wanted.
+        // SAFETY: `products` sets the gradients that are wanted.
         d_weight = unsafe { written(if of_weight { from * to } else { 0 }, write) };
     };
     // SAFETY: as above.
@@ -99,7 +99,7 @@ pub(crate) fn backward_host<T: Element>(
     [dx, d_weight, if of_bias { sum_of_rows(dy, to) } else { vec![] }]
 }
 
-/// `[from, to]`
+/// The weight as a `[from, to]` matrix.
 fn matrix<T>(weight: &[T], from: usize, to: usize, transposed: bool) -> Matrix<'_, T> {
     match transposed {
         false => Matrix::new(weight, to),
@@ -107,14 +107,14 @@ fn matrix<T>(weight: &[T], from: usize, to: usize, transposed: bool) -> Matrix<'
     }
 }
 
-/// In f32, pieces of rows whose size depends on the width alone, then the pieces in order.
+/// Sums rows in f32: first pieces of rows, whose size depends only on the width, then the pieces in order.
 fn sum_of_rows<T: Element>(rows: &[T], width: usize) -> Vec<T> {
     let piece = (64 * 1024 / width.max(1)).max(1) * width.max(1);
     let tasks = rows.len().div_ceil(piece.max(1));
     let mut sums = vec![0.0; tasks * width];
     let parts = Pieces::new(&mut sums);
     team::for_each(tasks, |i| {
-        // SAFETY: each task has its own sum.
+        // SAFETY: each task takes a different sum.
         let sum = unsafe { parts.part(i, width) };
         let rows = &rows[i * piece..rows.len().min((i + 1) * piece)];
         rows.chunks_exact(width).for_each(|row| accumulate(sum, row));

@@ -1,13 +1,15 @@
-//! Products with a weight, all rows at once.
+//! Products with a weight matrix, all rows at once.
 //!
 //! ```text
-//! y = x W + b, or gelu of it, or added to a residual;   dx = dy W^T,   dW = x^T dy,   db = sum over rows of dy
+//! y = x W + b, or its gelu, or its sum with a residual;   dx = dy W^T,   dW = x^T dy,   db = sum over rows of dy
 //! ```
 //!
-//! Burn's own `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of
-//! `W` again. On the CPU the products are [`gemm`](crate::gemm)'s; on devices they are Burn's, which run on tensor
-//! cores, and its fusion adds the bias. Kept are `x`, but for [`Rows`] that are had again, and `W`; the gradient of a
-//! `W` that is a leaf can be put off, see [`deferred`](crate::deferred).
+//! Burn's `linear` may keep leading dimensions as a batch of small products, each of which reads and packs all of `W`
+//! again. Here, products on the CPU are those of [`gemm`](crate::gemm). On devices they are Burn's, which run on tensor
+//! cores, and Burn's fusion adds the bias.
+//!
+//! The backward keeps `W` and `x`, except for [`Rows`] that can be recomputed. The gradient of a `W` that is a leaf can
+//! be deferred; see [`deferred`](crate::deferred).
 
 mod host;
 mod rows;
@@ -21,41 +23,42 @@ use burn::tensor::Tensor;
 pub(crate) use host::{Weighted, backward_host};
 pub use rows::{Again, Rows};
 
-/// `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU a row's result has the same
-/// bits whatever other rows there are.
+/// Computes `x W + b`: `[.., from]` to `[.., to]`, with `W: [from, to]` and `b: [to]`. On the CPU, the bits of a row's
+/// result do not depend on other rows.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, or a width is 0.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16), or if a width is 0.
 pub fn linear<const D: usize>(x: impl Into<Rows<D>>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     let Rows { x, again } = x.into();
     let op = |x, weight, bias| Dispatch::fused_linear(x, weight, bias, false, again);
     by_rows(Call("linear"), x, weight, bias, false, op)
 }
 
-/// `x W^T`: `[.., from]` to `[.., to]`, with `W: [to, from]`, such as a head that is the token embedding. `W` is read
-/// as it lies.
+/// Computes `x W^T`: `[.., from]` to `[.., to]`, with `W: [to, from]`, such as a head that is the token embedding. `W`
+/// is read in place.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, or a width is 0.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16), or if a width is 0.
 pub fn linear_transposed<const D: usize>(x: Tensor<D>, weight: Tensor<2>) -> Tensor<D> {
     let op = |x, weight, bias| Dispatch::fused_linear(x, weight, bias, true, None);
     by_rows(Call("linear_transposed"), x, weight, None, true, op)
 }
 
-/// `gelu(x W + b)` in one pass, shapes as of [`linear`]; see [`gelu`](crate::gelu). Kept are `x`, `W` and `x W + b`.
+/// Computes `gelu(x W + b)` in one pass, with the shapes of [`linear`]; see [`gelu`](crate::gelu). The backward keeps
+/// `x`, `W` and `x W + b`.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16, or a width is 0.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16), or if a width is 0.
 pub fn linear_gelu<const D: usize>(x: impl Into<Rows<D>>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     let Rows { x, again } = x.into();
     let op = |x, weight, bias| Dispatch::fused_linear_gelu(x, weight, bias, again).0;
     by_rows(Call("linear_gelu"), x, weight, bias, false, op)
 }
 
-/// `residual + x W + b` in one pass, shapes as of [`linear`].
+/// Computes `residual + x W + b` in one pass, with the shapes of [`linear`].
 ///
 /// # Panics
-/// As [`linear`], or if the residual is not as the result.
+/// Like [`linear`], or if the residual does not have the shape and type of the result.
 pub fn linear_add<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -69,7 +72,7 @@ pub fn linear_add<const D: usize>(
     by_rows(call, x, weight, bias, false, |x, weight, bias| Dispatch::fused_linear_add(x, weight, bias, residual))
 }
 
-/// `op` of all rows of `x`, with the matrix, `[to, from]` where `transposed`, and the bias.
+/// Applies `op` to all rows of `x`, the matrix (`[to, from]` if `transposed`) and the bias.
 fn by_rows<const D: usize>(
     call: Call,
     x: Tensor<D>,
@@ -84,7 +87,7 @@ fn by_rows<const D: usize>(
     from_rows(Tensor::from_dispatch(y), shape)
 }
 
-/// The shape of `x W + b`, where all are as they should be.
+/// Checks the arguments; returns the shape of `x W + b`.
 pub(crate) fn check<const D: usize>(
     call: Call,
     x: &Tensor<D>,
@@ -106,7 +109,7 @@ pub(crate) fn check<const D: usize>(
     shape
 }
 
-/// A product, and the bias added by the backend's own operations.
+/// A product, plus the bias, composed of the backend's operations.
 pub(crate) fn composed<B: FusedOps>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -120,7 +123,7 @@ pub(crate) fn composed<B: FusedOps>(
     }
 }
 
-/// Its gradients.
+/// The gradients of [`composed`].
 pub(crate) fn composed_backward<B: FusedOps>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,

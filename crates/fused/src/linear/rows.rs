@@ -1,4 +1,4 @@
-//! What a product reads: rows, and where they are not to be kept for its backward, how to have them again.
+//! The rows that a product reads, and how to recompute them if its backward should not keep them.
 
 use crate::check::Call;
 use crate::rows::to_rows;
@@ -6,13 +6,13 @@ use burn::tensor::Tensor;
 use std::fmt;
 use std::sync::Arc;
 
-/// Rows of a product, `[.., from]`, that its backward keeps, or asks for again.
+/// Rows of a product, `[.., from]`, which its backward keeps or recomputes.
 pub struct Rows<const D: usize> {
     pub(crate) x: Tensor<D>,
     pub(crate) again: Option<Again>,
 }
 
-/// The same rows once more, in no graph.
+/// Recomputes the same rows, outside of any graph.
 #[derive(Clone)]
 pub struct Again(Arc<dyn Fn() -> Tensor<2> + Send + Sync>);
 
@@ -35,10 +35,10 @@ impl<const D: usize> From<Tensor<D>> for Rows<D> {
 }
 
 impl<const D: usize> Rows<D> {
-    /// Rows that are not kept: the backward that needs them for the gradient of a matrix calls `again`, once.
+    /// Rows that are not kept. A backward that needs them for the gradient of a matrix calls `again`, once.
     ///
     /// # Panics
-    /// In the backward, if `again` returns a tensor of another shape or type.
+    /// In the backward, if `again` returns a tensor of another shape or dtype.
     pub fn not_kept(x: Tensor<D>, again: impl Fn() -> Tensor<D> + Send + Sync + 'static) -> Self {
         let (shape, dtype) = (x.dims(), x.dtype());
         let again = move || {

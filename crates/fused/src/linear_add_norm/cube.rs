@@ -1,4 +1,4 @@
-//! The kernel of [`linear_add_norm`](super) behind the product: one cube a row, rows dealt out to cubes in strides.
+//! The kernel of [`linear_add_norm`](super) that follows the product: one cube per row, in a grid-stride loop.
 
 use crate::cube::launch::{Elements, address_type, contiguous, empty_like, over_rows, units, vector_size};
 #[cfg(feature = "offline")]
@@ -13,7 +13,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// `h = residual + x + bias` and `norm(h)`; biases of no elements are none.
+/// Computes `h = residual + x + bias` and `norm(h)`; an empty bias is none.
 pub(crate) fn add_norm(
     [x, residual]: [CubeTensor; 2],
     bias: CubeTensor,
@@ -55,8 +55,8 @@ pub(crate) fn add_norm(
     (h, y)
 }
 
-/// `width` is that of a row in vectors, `items` how many of them a unit has at the most. A unit reads of `h` what it
-/// has written itself.
+/// `width` is that of a row in vectors, `items` the most vectors per unit. A unit reads only the elements of `h` that
+/// it has written.
 #[cube(launch, address_type = "dynamic")]
 fn add_norm_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],
@@ -111,14 +111,14 @@ fn add_norm_kernel<F: Float, V: Size>(
     }
 }
 
-/// The kernel with typical compile-time values.
+/// Lists the kernel with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use add_norm_kernel::AddNormKernel;
 
     let mut cases = vec![];
     for (name, dtype, vector) in float_cases() {
-        // GPT-2's with both biases, and RMSNorm of the widest DeepSeek, whose units have several vectors each.
+        // GPT-2's LayerNorm with both biases, and RMSNorm of the widest DeepSeek, in which a unit has several vectors.
         for (norm, centred, items) in [("layer_norm", true, 1), ("rms_norm", false, UNROLLED)] {
             cases.push(KernelCase::new(format!("linear_add_norm {norm} {name}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());

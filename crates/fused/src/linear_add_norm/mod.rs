@@ -1,15 +1,15 @@
-//! A product added to a residual, and the norm of the sum: what stands between the two halves of a transformer block.
+//! A product added to a residual, and the norm of the sum: the operation between the two halves of a transformer block.
 //!
 //! ```text
-//! h = residual + x W + b,   y = norm(h)          both are wanted: h is the residual stream, y goes into the next layer
+//! h = residual + x W + b,   y = norm(h)          returns both: h is the residual stream, y is the next layer's input
 //!
 //! CPU:     the product's last step adds b and the residual; the norm reads rows that were just written
 //! device:  the product, then one kernel that reads it and the residual, and writes h and y
 //! ```
 //!
-//! As a product, an addition of `b`, one of the residual and a norm, a device would read and write rows of `d` 4 times
-//! each; this reads 2 and writes 3. On the tape it is a product, a sum and a [`norm`](crate::norm), which keep `x`,
-//! `W`, `h` and the gain.
+//! As separate kernels on a device, the product, the addition of `b`, that of the residual and the norm would read and
+//! write rows of `d` 4 times each; this operation reads 2 times and writes 3 times. On the tape it is a product, a sum
+//! and a [`norm`](crate::norm), which keep `x`, `W`, `h` and the gain.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -23,12 +23,15 @@ use crate::rows::{from_rows, to_rows};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
-/// `h = residual + x W + b` and [`layer_norm`](crate::layer_norm)`(h)`: `[.., from]`, `[from, to]`, `[to]`, `[.., to]`,
-/// `[to]` and `[to]` to `[.., to]` twice.
+/// Computes `h = residual + x W + b` and [`layer_norm`](crate::layer_norm)`(h)`.
+///
+/// # Shapes
+/// `x`: `[.., from]`; `weight`: `[from, to]`; `bias`, `gain` and `norm_bias`: `[to]`; `residual` and both results:
+/// `[.., to]`.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16 (which gain and norm bias may be of on
-/// their own), or a width is 0.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16; gain and norm bias may differ), or if a
+/// width is 0.
 pub fn linear_add_layer_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -42,12 +45,13 @@ pub fn linear_add_layer_norm<const D: usize>(
     linear_add_norm(Call("linear_add_layer_norm"), [x, residual], weight, bias, (gain, norm_bias, rule))
 }
 
-/// `h = residual + x W` and [`rms_norm`](crate::rms_norm)`(h)`: `[.., from]`, `[from, to]`, `[.., to]` and `[to]` to
-/// `[.., to]` twice.
+/// Computes `h = residual + x W` and [`rms_norm`](crate::rms_norm)`(h)`.
+///
+/// # Shapes
+/// `x`: `[.., from]`; `weight`: `[from, to]`; `gain`: `[to]`; `residual` and both results: `[.., to]`.
 ///
 /// # Panics
-/// If the arguments are not of these shapes and of one type, f32, bf16 or f16 (which gain and norm bias may be of on
-/// their own), or a width is 0.
+/// If the arguments do not have these shapes and one type (f32, bf16 or f16; the gain may differ), or if a width is 0.
 pub fn linear_add_rms_norm<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,

@@ -1,14 +1,14 @@
-//! The kernels of [`norm`](super): one cube a row, rows dealt out to cubes in strides; backward, one cube a piece of
-//! rows.
+//! The kernels of [`norm`](super): the forward takes one cube per row, in a grid-stride loop, the backward one cube per
+//! piece of rows.
 //!
 //! ```text
-//! norm_backward   a cube a piece of rows    dx, and sums[piece, 0, d] = sum of dy n, sums[piece, 1, d] = sum of dy
-//! add_pieces      a cube some columns       d_gain, d_bias = sums over the pieces, in their order
+//! norm_backward   a cube per piece of rows     dx, and sums[piece, 0, d] = sum of dy n, sums[piece, 1, d] = sum of dy
+//! add_pieces      a cube for some columns      d_gain, d_bias = sums over the pieces, in order
 //! ```
 //!
-//! Mean and variance are two passes over a row, which then lies in the cache. A unit has the same columns of all rows
-//! of its piece, so their sums stay in its registers. There are at most [`PIECES`] pieces on every device: few enough
-//! to be added up, and enough for 132 multiprocessors.
+//! Mean and variance take two passes over a row, which is then in the cache. A unit has the same columns in all rows of
+//! its piece, so their sums stay in registers. There are at most [`PIECES`] pieces on every device: few enough to add,
+//! and enough for 132 multiprocessors.
 
 use super::NormRule;
 use crate::cube::launch::{Elements, address_type, contiguous, empty, empty_like, over_rows, units, vector_size};
@@ -25,10 +25,10 @@ use cubecl::prelude::*;
 
 /// Most pieces of rows.
 const PIECES: usize = 512;
-/// Columns that a cube adds up, by units beside each other.
+/// Columns that a cube sums, in adjacent units.
 const COLUMNS: usize = 32;
-/// Loops over a unit's vectors are unrolled up to this many, so that sums are registers: a row of 8,192 elements of
-/// bf16 by 256 units.
+/// Loops over a unit's vectors are unrolled up to this length, so that sums are registers. It covers a row of 8,192
+/// bf16 elements with 256 units.
 pub(crate) const UNROLLED: usize = 4;
 
 pub(crate) fn norm(x: CubeTensor, gain: CubeTensor, bias: CubeTensor, rule: NormRule) -> CubeTensor {
@@ -61,7 +61,7 @@ pub(crate) fn norm(x: CubeTensor, gain: CubeTensor, bias: CubeTensor, rule: Norm
     y
 }
 
-/// `width` is that of a row in vectors, `items` how many of them a unit has at the most.
+/// `width` is that of a row in vectors, `items` the most vectors per unit.
 #[cube(launch, address_type = "dynamic")]
 fn norm_kernel<F: Float, V: Size>(
     x: &[Vector<F, V>],
@@ -99,7 +99,7 @@ fn norm_kernel<F: Float, V: Size>(
     }
 }
 
-/// `m` and `r` of the row that begins at vector `first`, in all units.
+/// Returns `m` and `r` of the row that begins at vector `first`, in all units.
 #[cube]
 pub(crate) fn statistics<F: Float, V: Size>(
     x: &[Vector<F, V>],
@@ -137,7 +137,7 @@ pub(crate) fn statistics<F: Float, V: Size>(
     (mean, 1.0f32 / (variance + epsilon).sqrt())
 }
 
-/// The gradients of `x`, gain and bias.
+/// Returns the gradients of `x`, gain and bias.
 pub(crate) fn norm_backward(
     x: CubeTensor,
     gain: CubeTensor,
@@ -158,7 +158,7 @@ pub(crate) fn norm_backward(
 
     let vector = vector_size(&client, d, dtype);
     let dx_units = units(&client, d / vector);
-    // SAFETY: rows and columns behind the last ones are neither read nor written.
+    // SAFETY: the kernel neither reads nor writes past the last row and column.
     unsafe {
         norm_backward_kernel::launch_unchecked(
             &client,
@@ -266,7 +266,8 @@ fn norm_backward_kernel<F: Float, V: Size>(
     }
 }
 
-/// `groups` of units have a share of the pieces each, of `columns` columns of `sums`, `[pieces, 2 d]`.
+/// Adds `columns` columns of `sums`, `[pieces, 2 d]`, per cube; each of `groups` groups of units takes a share of the
+/// pieces.
 #[cube(launch)]
 fn add_pieces_kernel(
     sums: &[f32],
@@ -302,7 +303,7 @@ fn add_pieces_kernel(
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use add_pieces_kernel::AddPiecesKernel;
@@ -314,7 +315,7 @@ pub(crate) fn cases() -> Vec<KernelCase> {
         AddPiecesKernel::new(s, d, t, b(), b(), b(), (), (), 32, 8)
     })];
     for (name, dtype, vector) in float_cases() {
-        // LayerNorm of GPT-2, and RMSNorm of the widest DeepSeek, whose units have several vectors each.
+        // LayerNorm of GPT-2, and RMSNorm of the widest DeepSeek, in which a unit has several vectors.
         for (norm, centred, items) in [("layer_norm", true, 1), ("rms_norm", false, UNROLLED)] {
             cases.push(KernelCase::new(format!("{norm} {name}"), move |gpu| {
                 let (b, s, d, t) = (buffer, gpu.settings(CubeDim::new_1d(256)), gpu.device(), gpu.target());

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! y = n gain + bias,   n = (x - m) r,   r = 1 / sqrt(mean((x - m)^2) + epsilon),   m = mean(x), or 0 in RMSNorm
-//! dx = r (c - mean(c) - n mean(c n)),   c = dy gain,   the middle term in LayerNorm alone
+//! dx = r (c - mean(c) - n mean(c n)),   c = dy gain,   the middle term only in LayerNorm
 //! d_gain = sum over rows of dy n,   d_bias = sum over rows of dy
 //! ```
 //!
-//! A row at a time, in f32, rounded once. Kept for the backward are `x` and the gain; `m` and `r` are computed again.
-//! Sums over rows are added up in pieces of rows whose size depends on `d` alone.
+//! It works row by row in f32 and rounds once. The backward keeps `x` and the gain, and recomputes `m` and `r`. Sums
+//! over rows are added in pieces of rows whose size depends only on `d`.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -26,21 +26,19 @@ use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 use std::mem::MaybeUninit;
 
-/// `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension: `[.., d]` and `[d]` to `[.., d]`.
+/// Computes `x / sqrt(mean(x^2) + epsilon) * gain` over the last dimension: `[.., d]` and `[d]` to `[.., d]`.
 ///
 /// # Panics
-/// If `x` or the gain is of another type than f32, bf16 and f16, or the gain is not of the width of `x`, which is not
-/// 0.
+/// If `x` or the gain is not f32, bf16 or f16, if the gain does not have the width of `x`, or if that width is 0.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, epsilon: f64) -> Tensor<D> {
     norm(Call("rms_norm"), x, gain, None, NormRule { epsilon: epsilon as f32, centred: false })
 }
 
-/// `(x - mean(x)) / sqrt(var(x) + epsilon) * gain + bias` over the last dimension: `[.., d]`, `[d]` and `[d]` to `[..,
-/// d]`.
+/// Computes `(x - mean(x)) / sqrt(var(x) + epsilon) * gain + bias` over the last dimension: `[.., d]`, `[d]` and `[d]`
+/// to `[.., d]`.
 ///
 /// # Panics
-/// If one of them is of another type than f32, bf16 and f16, or gain or bias is not of the width of `x`, which is not
-/// 0.
+/// If one of them is not f32, bf16 or f16, if gain or bias does not have the width of `x`, or if that width is 0.
 pub fn layer_norm<const D: usize>(x: Tensor<D>, gain: Tensor<1>, bias: Option<Tensor<1>>, epsilon: f64) -> Tensor<D> {
     norm(Call("layer_norm"), x, gain, bias, NormRule { epsilon: epsilon as f32, centred: true })
 }
@@ -61,7 +59,7 @@ fn norm<const D: usize>(
     from_rows(Tensor::from_dispatch(Dispatch::fused_norm(x, gain, bias, rule)), shape)
 }
 
-/// Gain and bias, which has this name, of rows of width `d`.
+/// Checks the gain, and a bias of this name, for rows of width `d`.
 pub(crate) fn check(call: Call, d: usize, gain: &Tensor<1>, (name, bias): (&str, Option<&Tensor<1>>)) {
     call.that(d > 0, "rows of width 0 have no mean");
     for (name, factors) in std::iter::once(("gain", gain)).chain(bias.map(|bias| (name, bias))) {
@@ -70,12 +68,12 @@ pub(crate) fn check(call: Call, d: usize, gain: &Tensor<1>, (name, bias): (&str,
     }
 }
 
-/// Which norm.
+/// The parameters of a norm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormRule {
     /// Added to the variance.
     pub epsilon: f32,
-    /// Whether the mean is taken off (LayerNorm).
+    /// Whether to subtract the mean (LayerNorm).
     pub centred: bool,
 }
 
@@ -84,17 +82,17 @@ pub(crate) fn forward_host<T: Element>(x: &[T], gain: &[f32], bias: &[f32], rule
     unsafe { over_rows(gain.len(), x.len(), [x], |_, [x], y| forward(x, gain, bias, rule, y)) }
 }
 
-/// The gradients of `x`, gain and bias.
+/// Returns the gradients of `x`, gain and bias.
 pub(crate) fn backward_host<T: Element>(x: &[T], gain: &[f32], dy: &[T], rule: NormRule) -> (Vec<T>, [Vec<f32>; 2]) {
     let (len, d) = (task_len(gain.len()), gain.len());
-    // Each task sums its rows' share of both, then the shares are added in order.
+    // Each task sums its rows' contribution to both, then the contributions are added in order.
     let tasks = x.len().div_ceil(len);
     let mut shares = vec![0.0; tasks * 2 * d];
     let write = |dx: &mut [MaybeUninit<T>]| {
         let (dx, shares) = (Pieces::new(dx), Pieces::new(&mut shares));
         team::for_each(tasks, |i| {
             let rows = i * len..x.len().min((i + 1) * len);
-            // SAFETY: each task has its own parts.
+            // SAFETY: the parts of tasks are disjoint.
             let (dx, share) = unsafe { (dx.part(i, len), shares.part(i, 2 * d)) };
             let (d_gain, d_bias) = share.split_at_mut(d);
             backward(&x[rows.clone()], gain, &dy[rows], rule, dx, [d_gain, d_bias]);
@@ -127,7 +125,7 @@ vectorised! {
             if bias.is_empty() {
                 y.iter_mut().zip(normed).for_each(|(y, n)| _ = y.write(T::from_f32(n)));
             } else {
-                // As long as a row: none of its elements is left out.
+                // The bias slice has the length of a row, so the loop drops no element.
                 y.iter_mut()
                     .zip(normed)
                     .zip(&bias[..gain.len()])
@@ -138,7 +136,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// Adds the rows' share of the gain's and the bias's gradient to what is there.
+    /// Sets `dx`, and adds the rows' contribution to the gradients of gain and bias.
     fn backward<T: Element>(
         x: &[T],
         gain: &[f32],

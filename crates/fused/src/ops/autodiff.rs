@@ -1,4 +1,4 @@
-//! The operations under autodiff: each is a step of the tape, or two, with a gradient of
+//! The operations under autodiff: each is one or more steps of the tape, with a gradient of
 //! [`gradients`](super::gradients).
 
 use super::FusedOps;
@@ -18,7 +18,7 @@ use burn::backend::autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{AutodiffBackend, DispatchKindConversion, DispatchTensor, TensorMetadata};
 
-/// The product `y` of `x` and `weight`, with a bias, on the tape.
+/// Records the product `y` of `x` and `weight`, plus a bias, on the tape.
 fn linear_step<B: FusedOps, C: CheckpointStrategy>(
     inputs: [&FloatTensor<Autodiff<B, C>>; 3],
     y: FloatTensor<B>,
@@ -36,7 +36,7 @@ where
     })
 }
 
-/// A tensor that carries no gradient.
+/// A tensor without a gradient.
 fn constant<B: FusedOps, C: CheckpointStrategy>(tensor: FloatTensor<B>) -> FloatTensor<Autodiff<B, C>> {
     Autodiff::<B, C>::from_inner(tensor)
 }
@@ -147,7 +147,7 @@ where
         linear_step::<B, C>(inputs, B::fused_linear(rows, matrix, added, transposed, None), transposed, again)
     }
 
-    /// Computed at once, on the tape two steps.
+    /// Computes everything at once; the tape records two steps.
     fn fused_linear_gelu(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -161,7 +161,7 @@ where
         (step::<B, C, _, 1>([&tracked], y, || Gelu::<B>(pre)), tracked)
     }
 
-    /// Computed at once, on the tape two steps, of which the first's value is not there.
+    /// Computes everything at once; the tape records two steps, the first of which has no value.
     fn fused_linear_add(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -175,7 +175,8 @@ where
         step::<B, C, _, 2>([&tracked, &residual], y, || Add)
     }
 
-    /// Computed at once, on the tape three steps: the product, whose value is not there, the sum and the norm.
+    /// Computes everything at once; the tape records three steps: the product, which has no value, the sum and the
+    /// norm.
     fn fused_linear_add_norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,

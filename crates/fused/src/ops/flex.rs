@@ -1,4 +1,4 @@
-//! The operations in plain Rust, on `flex`.
+//! The operations in plain Rust, for the `flex` backend.
 
 use super::FusedOps;
 use crate::adamw::{Rates, adamw_host};
@@ -268,7 +268,7 @@ impl FusedOps for Flex {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let [x, weight, d_y] = [&x, &weight, &d_y].map(contiguous);
         let [rows, to] = d_y.shape().dims();
-        // What is not wanted may not be there.
+        // An input of an unwanted gradient may be an empty placeholder.
         let from = if wanted[1] { x.shape()[1] } else { weight.shape()[usize::from(transposed)] };
         with_float!(d_y.dtype(), T => {
             let slices = [slice(&x), slice(&weight), slice(&d_y)];
@@ -365,7 +365,7 @@ impl FusedOps for Flex {
     }
 }
 
-/// In f32.
+/// Converts to f32.
 fn widened(x: FloatTensor<Flex>) -> FloatTensor<Flex> {
     if x.dtype() == DType::F32 { x } else { Flex::float_cast(x, DType::F32.into()) }
 }
@@ -392,13 +392,13 @@ fn cross_entropy(
     })
 }
 
-/// The tensor, with the elements of a row together.
+/// Makes the elements of each row contiguous.
 fn rows_together(tensor: FloatTensor<Flex>) -> FloatTensor<Flex> {
     let strides = tensor.layout().strides();
     if strides[3] == 1 && strides.iter().all(|stride| *stride >= 0) { tensor } else { tensor.to_contiguous() }
 }
 
-/// A `[b, heads, t, width]` tensor as it lies.
+/// The elements and strides of a `[b, heads, t, width]` tensor, in place.
 fn lying<T: Element>(tensor: &FloatTensor<Flex>) -> Lying<'_, T> {
     let layout = tensor.layout();
     (&tensor.storage::<T>()[layout.start_offset()..], [0, 1, 2].map(|dim| layout.strides()[dim] as usize))
@@ -430,10 +430,10 @@ fn indices(tensor: &IntTensor<Flex>) -> Vec<usize> {
     }
 }
 
-/// A contiguous tensor's values, to be changed: a copy of its own where somebody else holds them.
+/// The values of a contiguous tensor, to modify: copied if they have another owner.
 fn own(tensor: &mut FloatTensor<Flex>) -> &mut [f32] {
     if slice::<f32>(tensor).len() < tensor.storage::<f32>().len() {
-        // A part of something larger, all of which would be copied.
+        // It is a slice of something larger, all of which would be copied.
         *tensor = float(slice::<f32>(tensor).to_vec(), tensor.shape());
     }
     tensor.storage_mut()

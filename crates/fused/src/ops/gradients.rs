@@ -1,4 +1,4 @@
-//! The operations' gradients: each keeps what its formula needs and calls the backend's backward.
+//! The gradients of operations: each keeps what its formula needs and calls the backend's backward.
 
 use super::FusedOps;
 use crate::attention::{AttentionRule, LatentRule};
@@ -122,7 +122,7 @@ pub(super) struct Linear<B: FusedOps> {
     pub transposed: bool,
 }
 
-/// Rows that the gradient of a matrix needs.
+/// The rows that the gradient of a matrix needs, kept or recomputed.
 #[derive(Debug, Clone)]
 pub(super) enum Kept<B: FusedOps> {
     Here(FloatTensor<B>),
@@ -145,7 +145,7 @@ where
         [d_x, d_weight, d_bias].map(|gradient| wanted.next().expect("three of both").then_some(gradient))
     }
 
-    /// `x^T dy`: of the weight only that it is there.
+    /// `x^T dy` needs no weight, only that one exists.
     fn of_weight_alone(self) -> Self {
         let none = B::float_empty([0, 0].into(), &self.weight.device(), self.weight.dtype().into());
         Self { weight: none, ..self }
@@ -172,7 +172,7 @@ where
     }
 }
 
-/// A sum of two.
+/// The gradient of a sum of two tensors.
 #[derive(Debug, Clone)]
 pub(super) struct Add;
 
@@ -182,7 +182,8 @@ impl<B: FusedOps> Gradient<B, 2> for Add {
     }
 }
 
-/// The gradients that the forward has made, for a cotangent of the number of rows: numbers of a size that f16 holds.
+/// The gradients that the forward has computed, for a cotangent equal to the number of rows, which keeps them in the
+/// range of f16.
 #[derive(Debug, Clone)]
 pub(super) struct CrossEntropy<B: FusedOps> {
     pub d_x: FloatTensor<B>,
@@ -193,7 +194,7 @@ impl<B: FusedOps> Gradient<B, 2> for CrossEntropy<B> {
     fn of(self, d_y: FloatTensor<B>, wanted: [bool; 2]) -> [Option<FloatTensor<B>>; 2] {
         let (rows, dtype) = (self.d_x.shape()[0], self.d_x.dtype());
         let by = B::float_div_scalar(B::float_reshape(d_y, [1, 1].into()), (rows as f32).into());
-        // Multiplied in f32: the cotangent may be a loss scale that f16 does not hold.
+        // Multiplied in f32, because the cotangent may be a loss scale beyond the range of f16.
         let scaled = |gradient: FloatTensor<B>| {
             let wide =
                 if gradient.dtype() == DType::F32 { gradient } else { B::float_cast(gradient, DType::F32.into()) };

@@ -1,8 +1,8 @@
 //! The operations as one extension of Burn's backends.
 //!
-//! Every operation is plain Rust on `flex` and a CubeCL kernel on CUDA and on CubeCL's CPU runtime; the functions that
-//! users call, with formula and layout, are in the module that has the operation's name. A backend that is not listed
-//! here does not compile, or panics: nothing falls back to a composition in silence.
+//! Every operation is plain Rust on `flex`, and a CubeCL kernel on GPUs and on CubeCL's CPU runtime. The functions that
+//! users call are in the modules named after the operations, with formula and layout. A backend that is not listed here
+//! does not compile, or panics; nothing falls back silently to a composition.
 
 mod autodiff;
 #[cfg(feature = "cubecl")]
@@ -22,23 +22,23 @@ use crate::norm::NormRule;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 
-/// Floats are f32, bf16 or f16 and computed in f32; those called statistics are f32.
+/// The operations. Floats are f32, bf16 or f16 and computed in f32; those called statistics are f32.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 #[allow(clippy::type_complexity, clippy::too_many_arguments)]
 pub trait FusedOps: Backend {
-    /// `x` to `gelu(x)`.
+    /// Maps `x` to `gelu(x)`.
     #[fusion(meta = specs::like1)]
     fn fused_gelu(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `x` and the gradient of `gelu(x)` to that of `x`.
+    /// Maps `x` and the gradient of `gelu(x)` to that of `x`.
     #[fusion(meta = specs::like2)]
     fn fused_gelu_backward(x: FloatTensor<Self>, d_y: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// `gate` and `up` to `silu(gate) * up`.
+    /// Maps `gate` and `up` to `silu(gate) * up`.
     #[fusion(meta = specs::like2)]
     fn fused_silu_mul(gate: FloatTensor<Self>, up: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// The gradients of `gate` and `up`.
+    /// Returns the gradients of `gate` and `up`.
     #[fusion(meta = specs::silu_mul_backward)]
     fn fused_silu_mul_backward(
         gate: FloatTensor<Self>,
@@ -46,7 +46,7 @@ pub trait FusedOps: Backend {
         d_y: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `x_nd`, `gain_d` and `bias_d` (of no elements: none) to `y_nd`.
+    /// Maps `x_nd`, `gain_d` and `bias_d` (empty for none) to `y_nd`.
     #[fusion(meta = specs::norm)]
     fn fused_norm(
         x: FloatTensor<Self>,
@@ -55,8 +55,8 @@ pub trait FusedOps: Backend {
         rule: NormRule,
     ) -> FloatTensor<Self>;
 
-    /// The gradients of `x_nd` and `gain_d`, and the sum of `d_y` over rows, which is that of `bias_d`; the last two
-    /// are statistics.
+    /// Returns the gradients of `x_nd` and `gain_d`, and the sum of `d_y` over rows, which is the gradient of `bias_d`.
+    /// The last two are statistics.
     #[fusion(meta = specs::norm_backward)]
     fn fused_norm_backward(
         x: FloatTensor<Self>,
@@ -65,8 +65,7 @@ pub trait FusedOps: Backend {
         rule: NormRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `x_bhtd`, and the statistics `cos_tp` and `sin_tp`, to the rotated; `back`: from the gradient of that to the
-    /// gradient of `x`.
+    /// Rotates `x_bhtd` by the statistics `cos_tp` and `sin_tp`; `back` maps the gradient of the result to that of `x`.
     #[fusion(meta = specs::rope)]
     fn fused_rope(
         x: FloatTensor<Self>,
@@ -75,12 +74,12 @@ pub trait FusedOps: Backend {
         back: bool,
     ) -> FloatTensor<Self>;
 
-    /// `x` to what is kept of it; its own gradient.
+    /// Applies dropout to `x`; also computes its gradient.
     #[fusion(meta = specs::dropout)]
     fn fused_dropout(x: FloatTensor<Self>, rule: DropoutRule) -> FloatTensor<Self>;
 
-    /// `q_bhtd`, `k_bhsd`, `v_bhsv` to `y_bthv` and the statistic `l_bht`. `starts_bt`, here and below, are the first
-    /// keys that queries see; of no elements: the first.
+    /// Maps `q_bhtd`, `k_bhsd` and `v_bhsv` to `y_bthv` and the statistic `l_bht`. Here and below, `starts_bt` holds
+    /// the first key that each query sees; it is empty if that is key 0 for all.
     #[fusion(meta = specs::attention)]
     fn fused_attention(
         q: FloatTensor<Self>,
@@ -90,7 +89,7 @@ pub trait FusedOps: Backend {
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The gradients of `q_bhtd`, `k_bhsd` and `v_bhsv`.
+    /// Returns the gradients of `q_bhtd`, `k_bhsd` and `v_bhsv`.
     #[fusion(meta = specs::attention_backward)]
     fn fused_attention_backward(
         q: FloatTensor<Self>,
@@ -103,7 +102,7 @@ pub trait FusedOps: Backend {
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `qkv`, `[b, t, 3 heads d]`, to `y`, `[b, t, heads d]`, and the statistic `l_bht`.
+    /// Maps `qkv`, `[b, t, 3 heads d]`, to `y`, `[b, t, heads d]`, and the statistic `l_bht`.
     #[fusion(meta = specs::self_attention)]
     fn fused_self_attention(
         qkv: FloatTensor<Self>,
@@ -112,7 +111,7 @@ pub trait FusedOps: Backend {
         rule: AttentionRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The gradient of `qkv`.
+    /// Returns the gradient of `qkv`.
     #[fusion(meta = specs::self_attention_backward)]
     fn fused_self_attention_backward(
         qkv: FloatTensor<Self>,
@@ -124,8 +123,8 @@ pub trait FusedOps: Backend {
         rule: AttentionRule,
     ) -> FloatTensor<Self>;
 
-    /// `q`, `[b, t, heads (nope + rope)]`, `kv`, `[b, t, heads (nope + v)]`, `k_rope_btr`, not rotated yet, and the
-    /// statistics `cos_tp` and `sin_tp` to `y`, `[b, t, heads v]`, and the statistic `l_bht`.
+    /// Maps `q`, `[b, t, heads (nope + rope)]`, `kv`, `[b, t, heads (nope + v)]`, `k_rope_btr`, not rotated yet, and
+    /// the statistics `cos_tp` and `sin_tp` to `y`, `[b, t, heads v]`, and the statistic `l_bht`.
     #[fusion(meta = specs::latent_attention)]
     fn fused_latent_attention(
         q: FloatTensor<Self>,
@@ -137,7 +136,7 @@ pub trait FusedOps: Backend {
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The gradients of `q`, `kv` and `k_rope`.
+    /// Returns the gradients of `q`, `kv` and `k_rope`.
     #[fusion(meta = specs::latent_attention_backward)]
     fn fused_latent_attention_backward(
         q: FloatTensor<Self>,
@@ -152,8 +151,8 @@ pub trait FusedOps: Backend {
         rule: LatentRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `x W + b`: `x_np`, which the tape keeps, or has `again`, `weight_pq` (`weight_qp` where `transposed`) and
-    /// `bias_q` (of no elements: none) to `y_nq`.
+    /// Computes `x W + b`: maps `x_np`, `weight_pq` (`weight_qp` if `transposed`) and `bias_q` (empty for none) to
+    /// `y_nq`. The tape keeps `x`, or recomputes it with `again`.
     #[fusion(default)]
     fn fused_linear(
         x: FloatTensor<Self>,
@@ -162,11 +161,11 @@ pub trait FusedOps: Backend {
         transposed: bool,
         again: Option<Again>,
     ) -> FloatTensor<Self> {
-        let _ = again; // for the tape
+        let _ = again; // used by the tape
         linear::composed::<Self>(x, weight, bias, transposed)
     }
 
-    /// The same, and GELU of it: `gelu(x W + b)` and `x W + b`.
+    /// Computes `gelu(x W + b)` and `x W + b`.
     #[fusion(default)]
     fn fused_linear_gelu(
         x: FloatTensor<Self>,
@@ -179,7 +178,7 @@ pub trait FusedOps: Backend {
         (Self::fused_gelu(pre.clone()), pre)
     }
 
-    /// `a_mk b_kn`, in f32 and rounded once.
+    /// Computes `a_mk b_kn` in f32 and rounds once.
     #[fusion(meta = specs::product)]
     fn fused_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
 
@@ -203,8 +202,8 @@ pub trait FusedOps: Backend {
         Self::float_add(residual, linear::composed::<Self>(x, weight, bias, false))
     }
 
-    /// `h = residual + x W + b` and its norm: `x_np`, `weight_pq`, `bias_q` and `residual_nq` to `h_nq`, and with
-    /// `gain_q` and `norm_bias_q` to `y_nq`; biases of no elements are none.
+    /// Computes `h = residual + x W + b` and its norm: maps `x_np`, `weight_pq`, `bias_q` and `residual_nq` to `h_nq`,
+    /// and that with `gain_q` and `norm_bias_q` to `y_nq`. Empty biases are none.
     #[fusion(meta = specs::linear_add_norm)]
     fn fused_linear_add_norm(
         x: FloatTensor<Self>,
@@ -216,7 +215,7 @@ pub trait FusedOps: Backend {
         rule: NormRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The gradients of `x`, `weight` and `bias`, where they are `wanted`, else any tensor.
+    /// Returns the gradients of `x`, `weight` and `bias` that are `wanted`, and arbitrary tensors for the others.
     #[fusion(default)]
     fn fused_linear_backward(
         x: FloatTensor<Self>,
@@ -228,8 +227,8 @@ pub trait FusedOps: Backend {
         linear::composed_backward::<Self>(x, weight, d_y, transposed, wanted)
     }
 
-    /// `x_nd`, the head (`[vocab, d]`, or `[d, vocab]`) and `targets_n` to the mean loss and z-loss, statistics of one
-    /// element.
+    /// Maps `x_nd`, the head (`[vocab, d]` or `[d, vocab]`) and `targets_n` to the mean loss and z-loss, statistics of
+    /// one element.
     #[fusion(meta = specs::cross_entropy)]
     fn fused_cross_entropy(
         x: FloatTensor<Self>,
@@ -238,7 +237,7 @@ pub trait FusedOps: Backend {
         rule: CrossEntropyRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The same, with the gradients of `x_nd` and, a statistic, of the head for a cotangent of n.
+    /// Computes the same, with the gradients of `x_nd` and, as a statistic, of the head for a cotangent of n.
     #[fusion(meta = specs::cross_entropy_with_gradients)]
     fn fused_cross_entropy_with_gradients(
         x: FloatTensor<Self>,
@@ -247,17 +246,17 @@ pub trait FusedOps: Backend {
         rule: CrossEntropyRule,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `weight_vd` and `tokens_n` to the tokens' rows, `y_nd`.
+    /// Maps `weight_vd` and `tokens_n` to the tokens' rows, `y_nd`.
     #[fusion(meta = specs::embedding)]
     fn fused_embedding(weight: FloatTensor<Self>, tokens: IntTensor<Self>) -> FloatTensor<Self>;
 
-    /// The gradient of `weight_vd` with this many rows.
+    /// Returns the gradient of `weight_vd` with this many rows.
     #[fusion(meta = specs::embedding_backward)]
     fn fused_embedding_backward(tokens: IntTensor<Self>, d_y: FloatTensor<Self>, rows: usize) -> FloatTensor<Self>;
 
-    /// Parameter, mean, square, all statistics, gradient, and a statistic of one element that multiplies it (of no
-    /// elements: none; below 0: no step), to the first three after a step, and the copy that the rates ask for, else of
-    /// no elements.
+    /// Maps parameter, mean and square (statistics), the gradient and its factor to the first three after a step, and
+    /// the copy that the rates ask for (empty for none). The factor is a statistic of one element, or empty for none;
+    /// if it is negative, there is no step.
     #[fusion(meta = specs::adamw)]
     fn fused_adamw(
         parameter: FloatTensor<Self>,
@@ -268,16 +267,16 @@ pub trait FusedOps: Backend {
         rates: Rates,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// Parts of the sum of squares of a `x_n`, which the host adds up in f64.
+    /// Returns parts of the sum of squares of `x_n`, which the host adds in f64.
     #[fusion(meta = specs::sum_of_squares)]
     fn fused_sum_of_squares(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
-    /// A sum, a statistic of two elements, of which the second is what the first does not hold, and `factor` times these
-    /// parts.
+    /// Adds `factor` times these parts to a sum. The sum is a statistic of two elements, of which the second holds the
+    /// rounding error of the first.
     #[fusion(meta = specs::like_statistic)]
     fn fused_add_parts(sum: FloatTensor<Self>, parts: FloatTensor<Self>, factor: f64) -> FloatTensor<Self>;
 
-    /// Statistics to that by which gradients are multiplied, one element.
+    /// Maps statistics to the factor of gradients, one element.
     #[fusion(meta = specs::clip_factor)]
     fn fused_clip_factor(totals: FloatTensor<Self>, rule: ClipRule) -> FloatTensor<Self>;
 }

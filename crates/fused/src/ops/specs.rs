@@ -1,4 +1,4 @@
-//! Shapes and dtypes of the operations' outputs, for fusion, which must know them before it runs anything.
+//! Shapes and dtypes of the operations' outputs, which fusion needs before it runs anything.
 
 use crate::adamw::Rates;
 use crate::attention::{AttentionRule, LatentRule};
@@ -10,7 +10,7 @@ use crate::sum_of_squares::parts;
 use burn::backend::fusion::custom::TensorSpec;
 use burn::tensor::{DType, Shape};
 
-/// Of f32.
+/// The spec of an f32 tensor.
 fn statistic<const D: usize>(shape: [usize; D]) -> TensorSpec {
     spec(shape, DType::F32)
 }

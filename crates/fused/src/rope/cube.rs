@@ -1,7 +1,8 @@
-//! The kernel of [`rope`](super): one unit a vector of pairs, vectors dealt out in strides.
+//! The kernel of [`rope`](super): each unit takes vectors of pairs in a grid-stride loop.
 //!
 //! ```text
-//! interleaved  two vectors of V elements, V pairs      halves  a vector of V first elements, and one of V second elements, `pairs` behind it
+//! interleaved  two vectors of V elements, V pairs
+//! halves       a vector of V first elements, and a vector of V second elements `pairs` after it
 //! ```
 
 use crate::cube::launch::{Elements, address_type, contiguous, empty_like, over_items, vector_size};
@@ -15,7 +16,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// `back`: from the gradient of the rotated to that of `x`.
+/// Rotates `x`; `back` maps the gradient of the result to that of `x`.
 pub(crate) fn rope(x: CubeTensor, cos: CubeTensor, sin: CubeTensor, back: bool) -> CubeTensor {
     let ([b, heads, t, d], dtype, x) = (x.shape().dims(), x.dtype, into_contiguous(x));
     let (cos, sin) = (contiguous(cos, DType::F32), contiguous(sin, DType::F32));
@@ -80,7 +81,7 @@ fn rope_kernel<F: Float, V: Size>(
     }
 }
 
-/// The even and the odd elements of two vectors in a row.
+/// Splits two adjacent vectors into their even and odd elements.
 #[cube]
 fn deinterleave<V: Size>(low: Vector<f32, V>, high: Vector<f32, V>) -> (Vector<f32, V>, Vector<f32, V>) {
     let vector = V::value();
@@ -103,7 +104,7 @@ fn deinterleave<V: Size>(low: Vector<f32, V>, high: Vector<f32, V>) -> (Vector<f
     (even, odd)
 }
 
-/// The inverse.
+/// The inverse of `deinterleave`.
 #[cube]
 fn interleave<V: Size>(even: Vector<f32, V>, odd: Vector<f32, V>) -> (Vector<f32, V>, Vector<f32, V>) {
     let vector = V::value();
@@ -126,7 +127,7 @@ fn interleave<V: Size>(even: Vector<f32, V>, odd: Vector<f32, V>) -> (Vector<f32
     (low, high)
 }
 
-/// The kernel with typical compile-time values.
+/// Lists the kernel with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use rope_kernel::RopeKernel;

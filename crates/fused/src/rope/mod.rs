@@ -1,13 +1,13 @@
-//! Rotary positions (RoFormer, arXiv 2104.09864) of interleaved pairs.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) of interleaved pairs.
 //!
 //! ```text
-//! in    x0 x1 | x2 x3 | ..          a pair is turned by its position's angle: (x0 cos - x1 sin, x1 cos + x0 sin)
-//! out   y0 y2 .. | y1 y3 ..         first the first halves of all pairs, then the second ones
-//! back  the rotation by the negative angle, and the order of before
+//! in    x0 x1 | x2 x3 | ..          a pair is rotated by its position's angle: (x0 cos - x1 sin, x1 cos + x0 sin)
+//! out   y0 y2 .. | y1 y3 ..         the first elements of all pairs, then the second ones
+//! back  the rotation by the negative angle, and the original order
 //! ```
 //!
-//! Queries and keys are laid out alike, so their products are those of the interleaved layout. In f32, rounded once;
-//! nothing is kept but the table.
+//! Queries and keys have the same layout, so their products equal those of the interleaved layout. The arithmetic is in
+//! f32 and rounds once. The backward keeps only the table.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -29,7 +29,7 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Of angles `[t, pairs]`, row by row, in radians; both are multiplied by `amplitude`.
+    /// Makes the table of angles `[t, pairs]`, row by row, in radians; `amplitude` multiplies cosines and sines.
     ///
     /// # Panics
     /// If `pairs` is 0 or does not divide the number of angles.
@@ -46,25 +46,25 @@ impl RopeTable {
         Self { cos_tp: table(cos), sin_tp: table(sin) }
     }
 
-    /// Cosines and sines, as operations take them.
+    /// The cosines and sines as arguments of operations.
     pub(crate) fn into_dispatch(self) -> [DispatchTensor; 2] {
         [self.cos_tp.into_dispatch(), self.sin_tp.into_dispatch()]
     }
 
-    /// Positions and pairs.
+    /// Number of positions and of pairs.
     pub(crate) fn shape(&self) -> [usize; 2] {
         self.cos_tp.dims()
     }
 
-    /// How many positions it has.
+    /// Returns the number of positions.
     pub fn positions(&self) -> usize {
         self.cos_tp.dims()[0]
     }
 
-    /// Its first `t` positions, in the same memory.
+    /// Returns the first `t` positions, in the same memory.
     ///
     /// # Panics
-    /// If it has fewer.
+    /// If the table has fewer.
     pub fn first(&self, t: usize) -> Self {
         let has = self.positions();
         Call("RopeTable::first").that(t <= has, format_args!("{t} positions of a table of {has}"));
@@ -72,10 +72,10 @@ impl RopeTable {
         Self { cos_tp: first(&self.cos_tp), sin_tp: first(&self.sin_tp) }
     }
 
-    /// Its rows at these positions.
+    /// Returns the rows at these positions.
     ///
     /// # Panics
-    /// If it does not have one of them.
+    /// If the table does not have one of them.
     pub fn at(&self, positions: &[usize]) -> Self {
         if let Some(beyond) = positions.iter().find(|position| **position >= self.positions()) {
             panic!("RopeTable::at: position {beyond} of a table of {}", self.positions());
@@ -87,14 +87,14 @@ impl RopeTable {
     }
 }
 
-/// Rotates the pairs `(x0, x1), (x2, x3), ...` of each row by its position's angles; see the module's page for the
-/// result's order.
+/// Rotates the pairs `(x0, x1), (x2, x3), ...` of each row by its position's angles. The result has the first elements
+/// of all pairs, then the second ones.
 ///
 /// # Shapes
 /// `x` and the result: `[b, heads, t, d]`; the table: `[t, d / 2]`.
 ///
 /// # Panics
-/// If `x` is of another type than f32, bf16 and f16, or the table of another shape.
+/// If `x` is not f32, bf16 or f16, or if the table has another shape.
 pub fn rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
     let [_, _, t, d] = x.dims();
     let call = Call("rope");
@@ -105,7 +105,7 @@ pub fn rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
     Tensor::from_dispatch(Dispatch::fused_rope(x.into_dispatch(), cos, sin, false))
 }
 
-/// Rows of `2 pairs`, whose positions are `0..t` again and again.
+/// Rotates rows of `2 pairs`, whose positions repeat `0..t`.
 pub(crate) fn rope_host<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], [t, pairs]: [usize; 2], back: bool) -> Vec<T> {
     let turn = if back { turn_back } else { turn };
     let task = |first: usize, [x]: [&[T]; 1], y: &mut [MaybeUninit<T>]| {
@@ -114,12 +114,12 @@ pub(crate) fn rope_host<T: Element>(x: &[T], [cos, sin]: [&[f32]; 2], [t, pairs]
             turn(x, [&cos[angles.clone()], &sin[angles]], y);
         }
     };
-    // SAFETY: both set all of a row.
+    // SAFETY: both functions set a whole row.
     unsafe { over_rows(2 * pairs, x.len(), [x], task) }
 }
 
 vectorised! {
-    /// Turns one row.
+    /// Rotates one row.
     pub(crate) fn turn<T: Element>(x: &[T], angles: [&[f32]; 2], y: &mut [MaybeUninit<T>]) {
         let [cos, sin] = angles;
         let (first, second) = y.split_at_mut(cos.len());
@@ -133,7 +133,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// Turns one row back: the gradient.
+    /// Rotates one row back: the gradient.
     pub(crate) fn turn_back<T: Element>(dy: &[T], angles: [&[f32]; 2], dx: &mut [MaybeUninit<T>]) {
         let [cos, sin] = angles;
         let (first, second) = dy.split_at(cos.len());

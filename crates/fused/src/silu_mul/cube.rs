@@ -1,6 +1,6 @@
-//! The kernels of [`silu_mul`](super): one unit a vector of elements, vectors dealt out in strides.
+//! The kernels of [`silu_mul`](super): each unit takes vectors of elements in a grid-stride loop.
 //!
-//! Inputs are read and outputs written once, in vectors as wide as the device loads.
+//! Inputs are read once and outputs are written once, in the widest vectors that the device loads.
 
 use crate::cube::launch::{Elements, address_type, empty_like, over_items, vector_size};
 #[cfg(feature = "offline")]
@@ -98,7 +98,7 @@ fn silu_mul_backward_kernel<F: Float, V: Size>(
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use silu_mul_backward_kernel::SiluMulBackwardKernel;

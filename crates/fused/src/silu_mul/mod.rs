@@ -5,7 +5,7 @@
 //! backward   d_up = dy g s,   d_gate = dy up s (1 + g (1 - s))
 //! ```
 //!
-//! Element by element, in f32, rounded once. Kept for the backward are `gate` and `up`, in their own dtype.
+//! It works element by element in f32 and rounds once. The backward keeps `gate` and `up`, in their dtype.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -22,10 +22,10 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use std::mem::MaybeUninit;
 
-/// `silu(gate) * up` of two tensors of one shape and dtype.
+/// Computes `silu(gate) * up` for two tensors of one shape and dtype.
 ///
 /// # Panics
-/// If their shapes or types differ, or are not f32, bf16 or f16.
+/// If their shapes or types differ, or if they are not f32, bf16 or f16.
 pub fn silu_mul<const D: usize>(gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     let call = Call("silu_mul");
     call.float("gate", gate.dtype());
@@ -39,11 +39,11 @@ pub(crate) fn forward_host<T: Element>(gate: &[T], up: &[T]) -> Vec<T> {
     unsafe { over_rows(1, gate.len(), [gate, up], |_, [gate, up], y| forward(gate, up, y)) }
 }
 
-/// The gradients of gate and up.
+/// Returns the gradients of gate and up.
 pub(crate) fn backward_host<T: Element>(gate: &[T], up: &[T], dy: &[T]) -> (Vec<T>, Vec<T>) {
     let mut d_up = vec![];
     let write = |d_gate: &mut [MaybeUninit<T>]| {
-        // SAFETY: `gradients` sets all of both.
+        // SAFETY: `gradients` sets all of both outputs.
         d_up = unsafe { written(gate.len(), |d_up| gradients(gate, up, dy, d_gate, d_up)) };
     };
     // SAFETY: as above.
@@ -56,7 +56,7 @@ fn gradients<T: Element>(gate: &[T], up: &[T], dy: &[T], d_gate: &mut [MaybeUnin
     let (d_gate, d_up) = (Pieces::new(d_gate), Pieces::new(d_up));
     team::for_each(gate.len().div_ceil(TASK), |i| {
         let piece = i * TASK..gate.len().min((i + 1) * TASK);
-        // SAFETY: each task has its own parts.
+        // SAFETY: the parts of tasks are disjoint.
         let (d_gate, d_up) = unsafe { (d_gate.part(i, TASK), d_up.part(i, TASK)) };
         backward(&gate[piece.clone()], &up[piece.clone()], &dy[piece], d_gate, d_up);
     });
@@ -72,7 +72,7 @@ vectorised! {
 }
 
 vectorised! {
-    /// `silu'(g) = s + g s (1 - s)` with `s = sigmoid(g)`.
+    /// Uses `silu'(g) = s + g s (1 - s)` with `s = sigmoid(g)`.
     fn backward<T: Element>(gate: &[T], up: &[T], dy: &[T], d_gate: &mut [MaybeUninit<T>], d_up: &mut [MaybeUninit<T>]) {
         let outputs = d_gate.iter_mut().zip(d_up);
         for ((d_gate, d_up), ((gate, up), dy)) in outputs.zip(gate.iter().zip(up).zip(dy)) {

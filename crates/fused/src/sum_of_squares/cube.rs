@@ -1,7 +1,7 @@
-//! The kernels of [`sum_of_squares`](super): a cube a part, then one cube for all parts.
+//! The kernels of [`sum_of_squares`](super): one cube per part, then one cube for all parts.
 //!
-//! Each unit adds up its share of the part, in as many sums as a vector has elements, with compensation (Kahan), then
-//! the units' sums are added up in a tree. So rounding is that of some ten additions, not of 65,536.
+//! Each unit adds its share of the part with compensation (Kahan), in one sum per vector element. Then the units' sums
+//! are reduced. So the rounding error is that of about ten additions, not of 65,536.
 
 use super::{PART, parts};
 use crate::cube::cube_sum;
@@ -70,7 +70,7 @@ fn sum_of_squares_kernel<F: Float, V: Size>(
     }
 }
 
-/// `sum` and its rest, and `factor` times the sum of `parts`.
+/// Returns `sum`, with its rounding error, plus `factor` times the sum of `parts`.
 pub(crate) fn add_parts(sum: CubeTensor, parts: CubeTensor, factor: f64) -> CubeTensor {
     let (sum, parts) = (contiguous(sum, DType::F32), contiguous(parts, DType::F32));
     let total = empty(&sum, [2], DType::F32);
@@ -103,7 +103,7 @@ fn add_parts_kernel(sum: &[f32], parts: &[f32], total: &mut [f32], factor: f32, 
     }
     let of_parts = cube_sum(of_unit - lost, &mut shared, units) * factor;
     if UNIT_POS == 0 {
-        // What `next` rounds off, exactly (Knuth).
+        // The exact rounding error of `next` (Knuth).
         let next = sum[0] + of_parts;
         let added = next - sum[0];
         let rest = (sum[0] - (next - added)) + (of_parts - added);
@@ -112,7 +112,7 @@ fn add_parts_kernel(sum: &[f32], parts: &[f32], total: &mut [f32], factor: f32, 
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use sum_of_squares_kernel::SumOfSquaresKernel;

@@ -1,7 +1,7 @@
-//! The square of a gradient's norm.
+//! The squared norm of a gradient.
 //!
-//! A device adds up parts of [`PART`] elements, whose rounding does not grow with the tensor, and the host the parts in
-//! f64; on the CPU all of it is f64.
+//! A device sums parts of [`PART`] elements, whose rounding error does not grow with the tensor, and the host adds the
+//! parts in f64. On the CPU everything is f64.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -15,30 +15,30 @@ use crate::team;
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
-/// Elements of a part: 124 million elements are 1,900 numbers for the host.
+/// Elements per part: 124 million elements make 1,900 numbers for the host.
 pub(crate) const PART: usize = 64 * 1024;
 
-/// How many parts this many elements have.
+/// Number of parts of this many elements.
 #[cfg(feature = "cubecl")]
 pub(crate) fn parts(len: usize) -> usize {
     len.div_ceil(PART)
 }
 
-/// The sum of `x^2` in f64. To f32's precision it does not depend on how the elements are divided over tensors.
+/// Returns the sum of `x^2` in f64. To f32 precision, it does not depend on how the elements are divided into tensors.
 ///
 /// # Panics
-/// If `x` is of another type than f32, bf16 and f16.
+/// If `x` is not f32, bf16 or f16.
 pub fn sum_of_squares(x: Tensor<1>) -> f64 {
     Call("sum_of_squares").float("x", x.dtype());
     let parts = Tensor::<1>::from_dispatch(Dispatch::fused_sum_of_squares(x.inner().into_dispatch()));
     parts.into_data().iter::<f64>().sum()
 }
 
-/// `sum`, and `factor` times the sum of `x^2`, both `[2]`: a number in f32, and what f32 does not hold of it. Begin with
-/// zeros. No number is read back.
+/// Returns `sum` plus `factor` times the sum of `x^2`. `sum` and the result are `[2]`: an f32, and the rounding error
+/// that it does not hold. Start with zeros. Nothing is read back to the host.
 ///
 /// # Panics
-/// If `x` is of another type than f32, bf16 and f16, or `sum` not two numbers of f32.
+/// If `x` is not f32, bf16 or f16, or if `sum` is not two f32 numbers.
 pub fn add_sum_of_squares(sum: Tensor<1>, x: Tensor<1>, factor: f64) -> Tensor<1> {
     let call = Call("add_sum_of_squares");
     call.float("x", x.dtype());
@@ -48,7 +48,7 @@ pub fn add_sum_of_squares(sum: Tensor<1>, x: Tensor<1>, factor: f64) -> Tensor<1
     Tensor::from_dispatch(Dispatch::fused_add_parts(sum.inner().into_dispatch(), parts, factor))
 }
 
-/// Of each part, in f64.
+/// Sums each part in f64.
 pub(crate) fn sum_of_squares_host<T: Element>(x: &[T]) -> Vec<f64> {
     let mut sums = vec![0.0; x.len().div_ceil(PART)];
     let parts = Pieces::new(&mut sums);
@@ -59,14 +59,14 @@ pub(crate) fn sum_of_squares_host<T: Element>(x: &[T]) -> Vec<f64> {
     sums
 }
 
-/// A sum and its rest, and `factor` times the sum of parts.
+/// Returns a sum, with its rounding error, plus `factor` times the sum of parts.
 pub(crate) fn add_parts_host(sum: &[f32], parts: &[f64], factor: f64) -> [f32; 2] {
     let sum = f64::from(sum[0]) + f64::from(sum[1]) + factor * parts.iter().sum::<f64>();
     [sum as f32, (sum - f64::from(sum as f32)) as f32]
 }
 
 vectorised! {
-    /// In lanes, so that additions need not wait for one another.
+    /// Sums in lanes, so that additions do not wait for each other.
     fn of_part<T: Element>(x: &[T]) -> f64 {
         const LANES: usize = 32;
         let square = |x: &T| f64::from(x.to_f32()) * f64::from(x.to_f32());

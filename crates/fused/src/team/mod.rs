@@ -1,23 +1,23 @@
 //! Loops over all threads of a pool, without waking a thread for each loop.
 //!
-//! A training step is some hundred short loops, and a thread of rayon's that finds nothing to do for some microseconds
-//! sleeps: to wake it takes longer than many a loop. So the thread that runs the loops, the leader, asks the pool for
-//! helpers once, and each of them waits for the next loop for up to [`PATIENCE`] before it goes back to the pool.
-//! Meanwhile it also does what else is to do in the pool.
+//! A training step consists of several hundred short loops. A rayon thread that finds no work for a few microseconds
+//! sleeps, and waking it takes longer than many of these loops. So the thread that runs the loops, the leader, asks the
+//! pool for helpers once. Each helper waits up to [`PATIENCE`] for the next loop before it returns to the pool.
+//! Meanwhile it also runs other jobs of the pool.
 //!
 //! ```text
 //! leader   | loop 1 |  graph, shapes  | loop 2 |   nothing for longer   | loop 3, asks again
 //! helper   | loop 1 | waits, par_iter | loop 2 | waits | back to the pool
 //! ```
 //!
-//! Waiting takes a core from others, so helpers wait only while there is a core for each leader that has helpers and
-//! for each of these.
+//! Waiting takes a core from others, so helpers wait only while there is a core for each helper and for each leader
+//! that has helpers.
 //!
-//! What threads share is in [`shared`]; `loom/` runs it in every interleaving.
+//! Threads share the state in [`shared`]; `loom/` runs it in every interleaving.
 
 mod shared;
 
-/// What [`shared`] is made of; its model in `loom/` has loom's.
+/// The primitives that [`shared`] uses; the model in `loom/` substitutes loom's.
 mod sync {
     pub use std::hint::spin_loop;
     pub use std::sync::atomic::AtomicUsize;
@@ -33,28 +33,28 @@ use std::sync::{Arc, LazyLock};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-/// How long a helper waits for the next loop: longer than what lies between two operations, shorter than one notices.
+/// How long a helper waits for the next loop: longer than the time between two operations, too short to be noticed.
 const PATIENCE: Duration = Duration::from_micros(100);
 
-/// Polls between two looks at the clock and at what else wants the core.
+/// Polls between two checks of the clock and of other demand for the core.
 const POLLS: usize = 16;
 
-/// Helpers, and leaders that have any.
+/// Number of helpers, plus leaders that have any.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 static CORES: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
 
 thread_local! {
-    /// Of this thread as a leader.
+    /// The team that this thread leads.
     static TEAM: Arc<Team> = Team::new();
     /// Whether this thread is a helper.
     static HELPS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `f` with each of `0..tasks`, in any order, on all threads of the current pool; inside of another such loop, or
-/// of what a helper does meanwhile, on this thread alone.
+/// Calls `f` with each of `0..tasks`, in any order, on all threads of the current pool. A loop inside of another one,
+/// or inside of a job that a helper runs meanwhile, runs on its thread alone.
 ///
 /// # Panics
-/// If `f` does, with its panic, after all threads have left `f`.
+/// If `f` panics, with its panic, after all threads have left `f`.
 pub(crate) fn for_each(tasks: usize, f: impl Fn(usize) + Sync) {
     let helpers = rayon::current_num_threads().min(tasks).saturating_sub(1);
     if helpers == 0 || HELPS.get() {
@@ -81,12 +81,12 @@ struct Team {
 }
 
 impl Team {
-    /// Of this thread.
+    /// Makes the team of this thread.
     fn new() -> Arc<Self> {
         Arc::new(Self { leader: thread::current().id(), crew: Crew::new() })
     }
 
-    /// Asks the pool for helpers, the `first` ones of this leader or more.
+    /// Asks the pool for `missing` helpers; `first` if this leader had none.
     fn ask_for(self: &Arc<Self>, missing: usize, first: bool) {
         THREADS.fetch_add(missing + usize::from(first), Ordering::Relaxed);
         for _ in 0..missing {
@@ -95,9 +95,9 @@ impl Team {
         }
     }
 
-    /// What a helper does: the leader's loops, and the pool's jobs between them.
+    /// Runs a helper: the leader's loops, and jobs of the pool between them.
     fn help(&self) {
-        // Whoever takes this job while waiting for something else would wait for the wrong thing.
+        // A thread that picks up this job while it waits for something else would wait for the wrong thing.
         let last = if thread::current().id() != self.leader && !HELPS.replace(true) {
             let mut seen = 0;
             let last = loop {
@@ -113,8 +113,8 @@ impl Team {
         THREADS.fetch_sub(1 + usize::from(last), Ordering::Relaxed);
     }
 
-    /// Waits for a loop and helps. If there was none for long, this helper has left: returns whether it was the last
-    /// one.
+    /// Waits for a loop and helps with it. If none came for too long, this helper has left; returns whether it was the
+    /// last one.
     fn wait(&self, seen: &mut usize) -> Option<bool> {
         let mut since = Instant::now();
         loop {

@@ -1,9 +1,10 @@
-//! What a leader and its helpers share, apart from how they wait: the loop at hand, who is inside, who helps.
+//! The state that a leader and its helpers share, separate from how they wait: the current loop, who is inside it, who
+//! helps.
 //!
 //! ```text
-//! leader   publish ─> work ─────────────> take the loop away ─> wait until nobody is inside ─> the loop's memory is free
-//! helper   enter (finds the loop, is inside) ─> work ─> is not inside any more
-//! helper   leave_unless_new: goes, and is counted out, unless there is a loop that it has not seen
+//! leader   publish ─> work ───────────> withdraw the loop ─> wait until nobody is inside ─> the loop's memory is free
+//! helper   enter (finds the loop, is inside) ─> work ─> is no longer inside
+//! helper   leave_unless_new: leaves and is no longer counted, unless there is a loop that it has not seen
 //! ```
 
 use super::sync::{AtomicUsize, Mutex, MutexGuard, spin_loop, yield_now};
@@ -12,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-/// Polls of a leader that waits for helpers between two times that it gives its core away.
+/// Polls of a leader that waits for helpers before it yields its core once.
 const POLLS: usize = 1024;
 
 /// One loop: threads take the next task until none is left.
@@ -28,7 +29,7 @@ impl<'a> Loop<'a> {
         Self { f, tasks, next: AtomicUsize::new(0), panic: Mutex::new(None) }
     }
 
-    /// Does not unwind.
+    /// Takes tasks until none is left. Does not unwind.
     pub fn work(&self) {
         let all = AssertUnwindSafe(|| {
             loop {
@@ -39,12 +40,12 @@ impl<'a> Loop<'a> {
             }
         });
         if let Err(panic) = catch_unwind(all) {
-            self.next.store(self.tasks, Ordering::Relaxed); // the others need not go on
+            self.next.store(self.tasks, Ordering::Relaxed); // the others can stop
             lock(&self.panic).get_or_insert(panic);
         }
     }
 
-    /// The panic of a task, if one panicked.
+    /// Returns the panic of a task, if one panicked.
     pub fn into_panic(self) -> Option<Box<dyn Any + Send>> {
         self.panic.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
@@ -53,16 +54,16 @@ impl<'a> Loop<'a> {
 /// A leader's helpers.
 pub(super) struct Crew {
     state: Mutex<State>,
-    /// The number of loops so far: helpers look here for a new one.
+    /// Number of loops so far; helpers watch it for a new one.
     loops: AtomicUsize,
-    /// The helpers inside of the current loop.
+    /// Number of helpers inside of the current loop.
     inside: AtomicUsize,
 }
 
 struct State {
-    /// The current loop, valid as long as it stands here or a helper is inside.
+    /// The current loop, valid as long as it is stored here or a helper is inside.
     current: Option<*const Loop<'static>>,
-    /// The helpers that wait or work, or that the pool was asked for.
+    /// Number of helpers that wait, work, or were requested from the pool.
     helpers: usize,
 }
 
@@ -70,19 +71,19 @@ struct State {
 unsafe impl Send for State {}
 
 impl State {
-    /// One helper less; whether it was the last one.
+    /// Removes one helper; returns whether it was the last one.
     fn leave(&mut self) -> bool {
         self.helpers -= 1;
         self.helpers == 0
     }
 }
 
-/// The current loop until it is dropped: then no helper is inside.
+/// The current loop, until it is dropped; after that no helper is inside.
 pub(super) struct Published<'a> {
     crew: &'a Crew,
-    /// Helpers that are to be asked for.
+    /// Number of helpers to ask for.
     pub missing: usize,
-    /// Whether there was none before.
+    /// Whether there were no helpers before, and some are asked for.
     pub first: bool,
 }
 
@@ -92,7 +93,7 @@ impl Crew {
         Self { state: Mutex::new(state), loops: AtomicUsize::new(0), inside: AtomicUsize::new(0) }
     }
 
-    /// Lets helpers, of which there shall be this many, into a loop; unless there is one already.
+    /// Opens a loop to helpers, of which there should be this many. Returns `None` if another loop is open.
     pub fn publish<'a>(&'a self, share: &'a Loop<'_>, helpers: usize) -> Option<Published<'a>> {
         let mut state = lock(&self.state);
         if state.current.is_some() {
@@ -106,7 +107,7 @@ impl Crew {
         Some(Published { crew: self, missing, first })
     }
 
-    /// Helps with a loop that is new, if there is one.
+    /// Helps with a new loop, if there is one.
     pub fn enter(&self, seen: &mut usize) -> bool {
         let loops = self.loops.load(Ordering::Acquire);
         if loops == *seen {
@@ -117,18 +118,18 @@ impl Crew {
         let Some(current) = state.current else { return false };
         self.inside.fetch_add(1, Ordering::Relaxed);
         drop(state);
-        // SAFETY: it was published, and whoever published it waits until nobody is inside.
+        // SAFETY: the loop was published, and its publisher waits until nobody is inside.
         unsafe { &*current }.work();
         self.inside.fetch_sub(1, Ordering::Release);
         true
     }
 
-    /// One helper less; whether it was the last one.
+    /// Removes one helper; returns whether it was the last one.
     pub fn leave(&self) -> bool {
         lock(&self.state).leave()
     }
 
-    /// The same, but not if there is a loop that this helper has not seen: it was counted on for that.
+    /// Removes one helper unless there is a loop that it has not seen, because the leader counts on it for that loop.
     pub fn leave_unless_new(&self, seen: usize) -> Option<bool> {
         let mut state = lock(&self.state);
         (self.loops.load(Ordering::Relaxed) == seen).then(|| state.leave())
@@ -149,7 +150,7 @@ impl Drop for Published<'_> {
     }
 }
 
-/// Nothing that holds one of these locks panics.
+/// Locks, ignoring poison: no holder of these locks panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! A call of each public function.
+//! One call of each public function.
 
 use crate::draw::{Case, Draw};
 use burn::backend::Flex;
@@ -148,7 +148,7 @@ pub const CASES: &[Case] = &[
         let (kv, k_rope) = (draw.float([b, t, heads * (nope + v)]), draw.float([b, t, 2 * pairs]));
         let (starts, heads) = (starts(draw, [b, t]), draw.number(heads));
         let y = fused::latent_attention(q.clone(), kv.clone(), k_rope.clone(), &table, heads, 0.7, starts.as_ref());
-        // What is left of a head's keys and values behind the unrotated part.
+        // The values' share of `kv`: what remains of a head after the unrotated part of its key.
         let nope = q.dims()[2] / heads - k_rope.dims()[2];
         draw.output(y, [q.dims()[0], q.dims()[1], kv.dims()[2] - heads * nope]);
     }),
@@ -163,7 +163,7 @@ pub const CASES: &[Case] = &[
         let (part, [q, k, v], starts) = part(draw);
         let ([b, heads, t, _], dv, dtype) = (q.dims(), v.dims()[3], q.dtype());
         let outputs = [draw.plain([b, t, heads, dv], dtype), draw.plain([b, t, heads, dv], dtype)];
-        // As large as sums of exponentials of these scores are: probabilities are finite.
+        // At least as large as the log-sum-exp of these scores, so that probabilities are finite.
         let l = draw.plain([b, heads, t], DType::F32) * 0.0 + 30.0;
         let shapes = [q.dims(), k.dims(), v.dims()];
         let gradients = part.backward([q, k, v], outputs, l, starts);
@@ -243,7 +243,7 @@ pub const CASES: &[Case] = &[
     }),
 ];
 
-/// Public functions without arguments that could be of a wrong shape, and why.
+/// Public functions without arguments that could have a wrong shape, and why.
 pub const WITHOUT: &[(&str, &str)] = &[
     ("exp", "a number"),
     ("simd", "no arguments"),
@@ -275,13 +275,13 @@ pub const WITHOUT: &[(&str, &str)] = &[
     ("Call::that", "what the checks are made of"),
 ];
 
-/// Gain or bias of a norm, which may be of a float of its own.
+/// Gain or bias of a norm, which may have a different float type.
 fn factors(draw: &mut Draw, d: usize) -> Tensor<1> {
     let dtype = draw.one_of([DType::F32, draw.dtype()]);
     draw.tracked([d], dtype)
 }
 
-/// `x`, `W`, and `b` or none.
+/// `x`, `W`, and possibly `b`.
 fn product(draw: &mut Draw) -> (Tensor<3>, Tensor<2>, Option<Tensor<1>>) {
     let [b, t, from, to] = [draw.size(3), draw.size(4), draw.size(9), draw.size(9)];
     let (x, weight) = (draw.float([b, t, from]), draw.float([from, to]));
@@ -289,7 +289,7 @@ fn product(draw: &mut Draw) -> (Tensor<3>, Tensor<2>, Option<Tensor<1>>) {
     (x, weight, bias)
 }
 
-/// A table of some positions, and how many it should have.
+/// A table of some positions, and the number that it should have.
 fn table(draw: &mut Draw, pairs: usize) -> (RopeTable, usize) {
     let right = draw.size(5);
     let (t, pairs) = (draw.number(right), draw.number(pairs));
@@ -311,12 +311,12 @@ fn part(draw: &mut Draw) -> (AttentionPart, [Tensor<4>; 3], Option<Tensor<2, Int
     (part, qkv, starts(draw, [b, t]))
 }
 
-/// Calls `run` with a product whose result is checked.
+/// Calls `run` with a product, and checks the result.
 fn with_product(draw: &mut Draw, run: fn(&mut Draw, Product<'_, f32>)) {
     let [m, n, k] = [draw.size(9), draw.size(40), draw.size(9)];
     let [a, b, c] = [m * k, k * n, m * n].map(|len| draw.number(len));
     let (a, b) = (vec![1.0; a], vec![1.0; b]);
-    // SAFETY: `products` sets all of it, or panics; and new memory is poisoned.
+    // SAFETY: `products` sets every element or panics, and new memory is poisoned.
     let c = unsafe {
         fused::written(c, |c| run(draw, Product { m, n, k, a: Matrix::new(&a, k), b: Matrix::new(&b, n), c }))
     };

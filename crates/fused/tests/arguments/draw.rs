@@ -1,7 +1,7 @@
-//! Calls with random arguments, one of which may not fit, while new memory is poisoned.
+//! Random calls of public functions, in which one argument may be invalid, while new memory is poisoned.
 //!
 //! A call either panics with a message that begins with the name of a public function, or returns what is documented,
-//! all of it written. One whose arguments are right, and not empty, does not panic.
+//! with every element written. A call with valid, nonempty arguments does not panic.
 
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 use std::any::Any;
@@ -10,25 +10,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A function's name, and one call of it.
+/// The name of a function, and a call of it.
 pub type Case = (&'static str, fn(&mut Draw));
 
-/// A gradient's shape and values, of a tensor of this shape.
+/// The shape of a leaf, and the shape and values of its gradient.
 type Leaf = Box<dyn Fn(&Gradients) -> Option<(Vec<usize>, Vec<usize>, Vec<f32>)>>;
 
-/// Where arguments come from, and results go.
+/// Draws arguments and checks results.
 pub struct Draw {
     random: u64,
-    /// Of floats.
+    /// The dtype of floats.
     dtype: DType,
     /// Whether sizes may be 0.
     empty: bool,
-    /// Which argument is changed, and whether that made another of it.
+    /// Which argument is changed, and whether the change made a difference.
     wrong: usize,
     changed: bool,
     arguments: usize,
     leaves: Vec<Leaf>,
-    /// The sum of all results, where it carries gradients.
+    /// The sum of all results, if it carries gradients.
     loss: Option<Tensor<1>>,
 }
 
@@ -50,7 +50,7 @@ impl Draw {
         draw
     }
 
-    /// SplitMix64.
+    /// The next number of SplitMix64.
     fn next(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -74,18 +74,18 @@ impl Draw {
         self.dtype
     }
 
-    /// A size up to `most`.
+    /// Draws a size of at most `most`.
     pub fn size(&mut self, most: usize) -> usize {
         if self.empty && self.below(4) == 0 { 0 } else { 1 + self.below(most) }
     }
 
-    /// Whether the next argument is the one that is changed.
+    /// Whether the next argument is the one to change.
     fn is_wrong(&mut self) -> bool {
         self.arguments += 1;
         self.arguments - 1 == self.wrong
     }
 
-    /// An argument that is a number.
+    /// Draws an argument that is a number.
     pub fn number(&mut self, right: usize) -> usize {
         let number = if self.is_wrong() { self.another(right) } else { right };
         self.changed |= number != right;
@@ -106,7 +106,7 @@ impl Draw {
         shape
     }
 
-    /// A probability; in 0..1 where it is right.
+    /// Draws a probability, in 0..1 if it is valid.
     pub fn probability(&mut self) -> f64 {
         let wrong = self.is_wrong();
         self.changed |= wrong;
@@ -117,7 +117,7 @@ impl Draw {
         (0..len).map(|_| self.below(257) as f32 / 64.0 - 2.0).collect()
     }
 
-    /// An argument that carries no gradient, of this type.
+    /// Draws an argument of this dtype without a gradient.
     pub fn plain<const D: usize>(&mut self, shape: [usize; D], dtype: DType) -> Tensor<D> {
         let wrong = self.is_wrong();
         let of_shape = wrong && self.below(3) > 0;
@@ -132,7 +132,7 @@ impl Draw {
         tensor.cast(cast)
     }
 
-    /// A tracked argument of this type.
+    /// Draws a tracked argument of this dtype.
     pub fn tracked<const D: usize>(&mut self, shape: [usize; D], dtype: DType) -> Tensor<D> {
         let tensor = self.plain(shape, dtype).autodiff().require_grad();
         let leaf = tensor.clone();
@@ -143,12 +143,12 @@ impl Draw {
         tensor
     }
 
-    /// A tracked argument of the type of the call.
+    /// Draws a tracked argument of the dtype of the call.
     pub fn float<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
         self.tracked(shape, self.dtype)
     }
 
-    /// An argument of these indices, in i32, of which some may be wrong.
+    /// Draws an argument of these indices in i32, some of which may be invalid.
     pub fn indices<const D: usize>(
         &mut self,
         shape: [usize; D],
@@ -167,12 +167,12 @@ impl Draw {
         Tensor::<D, Int>::from_data(TensorData::new(values, shape), (&Device::flex(), DType::I64)).cast(dtype)
     }
 
-    /// Indices below `end`.
+    /// Draws indices below `end`.
     pub fn below_all<const D: usize>(&mut self, shape: [usize; D], end: usize) -> Tensor<D, Int> {
         self.indices(shape, |draw, _| draw.below(end) as i64)
     }
 
-    /// A result, which is to be of this shape, and finite: all arguments are.
+    /// Checks that a result has this shape and is finite, as all arguments are.
     pub fn output<const D: usize>(&mut self, result: Tensor<D>, shape: [usize; D]) {
         assert_eq!(result.dims(), shape, "the shape of a result");
         self.values(result.clone().into_data().iter::<f32>().collect(), shape.iter().product());
@@ -180,14 +180,14 @@ impl Draw {
         self.loss = Some(self.loss.take().map_or(sum.clone(), |loss| loss + sum));
     }
 
-    /// The same of numbers.
+    /// The same for plain numbers.
     pub fn values(&mut self, values: Vec<f32>, len: usize) {
         assert_eq!(values.len(), len, "the number of results");
         let unwritten = values.iter().filter(|value| !value.is_finite()).count();
         assert_eq!(unwritten, 0, "elements of a result of {len} that were not written");
     }
 
-    /// All gradients are of the shapes of what they are of, and written.
+    /// Checks that every gradient has the shape of its leaf and is written.
     fn check_gradients(&mut self) {
         let Some(loss) = self.loss.take() else { return };
         if !loss.is_tracked() {
@@ -203,8 +203,8 @@ impl Draw {
     }
 }
 
-/// Calls a function, whose arguments depend on the seed; `names` are those of all public functions. Returns what is
-/// wrong.
+/// Calls a function with arguments that depend on the seed; `names` lists all public functions. Returns an error that
+/// says what is wrong.
 pub fn check((name, case): Case, seed: u64, names: &BTreeSet<String>) -> Result<(), String> {
     fused::poison_uninitialised(true);
     let mut draw = Draw::new(seed);
@@ -227,7 +227,7 @@ fn text(panic: Box<dyn Any + Send>) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string())).unwrap_or_default()
 }
 
-/// Without the messages of panics, on any thread.
+/// Runs `f` without printing the messages of panics, on any thread.
 fn quietly<R>(f: impl FnOnce() -> R) -> R {
     static ONCE: Once = Once::new();
     static QUIET: AtomicBool = AtomicBool::new(false);

@@ -1,10 +1,10 @@
-//! The public functions of a crate, found by reading its source.
+//! Finds the public functions of a crate by reading its source.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The functions, and, as `Type::method`, those of types, that a crate exports without features.
+/// Returns the functions, and the methods as `Type::method`, that a crate exports without features.
 pub fn of(src: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     module(&src.join("lib.rs"), src, &mut names);
@@ -15,7 +15,7 @@ pub fn of(src: &Path) -> BTreeSet<String> {
     names
 }
 
-/// What a module's file exports; its submodules lie in `folder`.
+/// Collects the exports of a module's file, whose submodules are in `folder`.
 fn module(file: &Path, folder: &Path, names: &mut BTreeSet<String>) {
     let source = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let mut of_feature = false;
@@ -32,7 +32,7 @@ fn module(file: &Path, folder: &Path, names: &mut BTreeSet<String>) {
             while !list.contains(';') {
                 list += lines.next().expect("a list ends");
             }
-            // `a::b::{C, d}`, or `a::C`.
+            // Either `a::b::{C, d}` or `a::C`.
             let list = list.trim_end_matches(';');
             let list = list.split_once('{').map_or_else(|| list.rsplit("::").next().unwrap_or(list), |(_, list)| list);
             names.extend(
@@ -47,21 +47,21 @@ fn module(file: &Path, folder: &Path, names: &mut BTreeSet<String>) {
     }
 }
 
-/// The name of a function or a type that is defined here.
+/// The name of the function or type that this line defines.
 fn defined(item: &str) -> Option<String> {
     let item = ["const ", "unsafe "].into_iter().fold(item, |item, word| item.strip_prefix(word).unwrap_or(item));
     let name = ["fn ", "struct ", "enum "].into_iter().find_map(|word| item.strip_prefix(word))?;
     Some(name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect())
 }
 
-/// The public methods of these types.
+/// Collects the public methods of these types.
 fn methods(folder: &Path, types: &BTreeSet<String>, names: &mut BTreeSet<String>) {
     let entries = fs::read_dir(folder).expect("the source is there");
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("an entry of a folder").path()).collect();
     paths.sort();
     for path in paths {
         if path.ends_with("cube") || path.ends_with("cube.rs") {
-            continue; // of a feature
+            continue; // behind a feature
         }
         if path.is_dir() {
             methods(&path, types, names);
@@ -82,7 +82,7 @@ fn methods(folder: &Path, types: &BTreeSet<String>, names: &mut BTreeSet<String>
     }
 }
 
-/// The type of a line `impl<T: Bound<U>> Type<T> {`.
+/// The type in a line `impl<T: Bound<U>> Type<T> {`.
 fn implemented(line: &str) -> String {
     let mut depth = 0;
     let outside = line.trim_start_matches("impl").chars().filter(|c| {

@@ -1,4 +1,4 @@
-//! What every public function says of arguments that do not fit, and returns of empty ones.
+//! Checks how every public function rejects invalid arguments, and what it returns for empty ones.
 
 mod cases;
 mod draw;
@@ -21,7 +21,7 @@ fn every_public_function_has_a_case_or_a_reason() {
 }
 
 proptest! {
-    // A seed has no smaller one.
+    // Seeds cannot be shrunk.
     #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 0, failure_persistence: None, ..Default::default() })]
 
     #[test]
@@ -36,7 +36,7 @@ fn ones<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::ones(shape, &Device::flex())
 }
 
-/// A bias of one element left the rest of each row as the memory was.
+/// A bias of one element left the rest of each row unwritten.
 #[test]
 #[should_panic(expected = "layer_norm: bias has shape [1], expected [4]")]
 fn a_bias_that_is_shorter_than_the_rows_is_refused() {
@@ -49,7 +49,7 @@ fn a_bias_of_the_norm_behind_a_product_that_is_shorter_is_refused() {
     linear_add_layer_norm(ones([2, 3]), ones([3, 4]), None, ones([2, 4]), ones([4]), Some(ones([1])), 1e-5);
 }
 
-/// No query, no task: nothing wrote the gradients of the keys.
+/// Without queries there are no tasks, and nothing wrote the gradients of the keys.
 #[test]
 fn keys_that_no_query_sees_have_gradients_of_0() {
     fused::poison_uninitialised(true);

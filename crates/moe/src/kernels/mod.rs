@@ -1,14 +1,14 @@
-//! The operations, each in a module of its own: formula, layout in memory, plain Rust, and beside it the CubeCL kernel.
+//! The operations, one per module, with formula, memory layout, plain Rust and the CubeCL kernel.
 //!
-//! | module | what | carries gradients to |
+//! | module | purpose | carries gradients to |
 //! |---|---|---|
 //! | [`route`] | scores, choice of experts, gates | logits |
-//! | [`reroute`] | other experts for what does not fit | |
+//! | [`reroute`] | other experts for assignments that do not fit | |
 //! | [`dispatch`] | rows of experts for assignments | |
 //! | [`permute`] | tokens to rows and back | tokens; rows and gates |
 //! | [`grouped_gemm`] | rows by their experts' matrices | rows, matrices |
 //!
-//! An expert's gate between its products is [`fused::silu_mul`].
+//! The activation between an expert's products is [`fused::silu_mul`].
 
 pub mod dispatch;
 pub mod grouped_gemm;

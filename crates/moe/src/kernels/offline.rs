@@ -1,4 +1,4 @@
-//! The kernels with typical compile-time values, for GPUs that are not there; see [`fused::cube::offline`].
+//! The kernels with typical compile-time values, to compile without a GPU; see [`fused::cube::offline`].
 
 use super::{dispatch, grouped_gemm, permute, reroute, route};
 use fused::cube::offline::KernelCase;
@@ -16,7 +16,7 @@ pub fn cases() -> Vec<KernelCase> {
     modules.into_iter().flatten().collect()
 }
 
-/// Kernels of this crate's sources of which none of these cases is.
+/// Kernels in this crate's sources that none of these cases covers.
 pub fn unlisted(cases: &[KernelCase]) -> Vec<String> {
     sources::unlisted(env!("CARGO_MANIFEST_DIR"), "moe", cases)
 }

@@ -1,5 +1,5 @@
-//! The operations' gradients. Each is one step of the tape that keeps what its formula needs and calls the backend's
-//! backward kernel.
+//! The gradients of operations. Each is one step of the tape, which keeps what its formula needs and calls the
+//! backend's backward.
 
 use super::MoeOps;
 use crate::ScoreFunc;

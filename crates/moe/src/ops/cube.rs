@@ -1,4 +1,4 @@
-//! The operations as CubeCL kernels, on CUDA and on CubeCL's CPU runtime.
+//! The operations as CubeCL kernels, for GPUs and CubeCL's CPU runtime.
 
 use super::MoeOps;
 use crate::ScoreFunc;

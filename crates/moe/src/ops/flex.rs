@@ -1,4 +1,4 @@
-//! The operations in plain Rust, on `flex`.
+//! The operations in plain Rust, for the `flex` backend.
 
 use super::MoeOps;
 use crate::ScoreFunc;

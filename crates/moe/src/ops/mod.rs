@@ -1,7 +1,7 @@
 //! The operations of a mixture of experts as one extension of Burn's backends.
 //!
-//! Every operation is plain Rust on `flex` and a CubeCL kernel on CUDA and on CubeCL's CPU runtime; the functions that
-//! users call are in [`kernels`](crate::kernels), one module an operation. Index tensors are i32; -1 means "none".
+//! Every operation is plain Rust on `flex`, and a CubeCL kernel on GPUs and on CubeCL's CPU runtime. The functions that
+//! users call are in [`kernels`](crate::kernels), one module per operation. Index tensors are i32; -1 means "none".
 
 mod autodiff;
 #[cfg(feature = "cubecl")]
@@ -17,15 +17,15 @@ use crate::kernels::route::{GateRule, SelectRule};
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, backend_extension};
 
-/// See the module of [`kernels`](crate::kernels) that has an operation's name for its formula and layout.
+/// The operations; for formulas and layouts see the modules of [`kernels`](crate::kernels) with the same names.
 #[backend_extension(Cube: cfg(feature = "cubecl"), Flex, Autodiff, Fusion: cfg(feature = "cubecl"))]
 #[allow(clippy::type_complexity)]
 pub trait MoeOps: Backend {
-    /// `logits_ne` to `scores_ne`, both f32.
+    /// Maps `logits_ne` to `scores_ne`, both f32.
     #[fusion(meta = specs::scores)]
     fn moe_scores(logits: FloatTensor<Self>, func: ScoreFunc) -> FloatTensor<Self>;
 
-    /// `scores_ne` and their gradient to the gradient of the logits.
+    /// Maps `scores_ne` and their gradient to the gradient of the logits.
     #[fusion(meta = specs::scores_backward)]
     fn moe_scores_backward(
         scores: FloatTensor<Self>,
@@ -33,15 +33,15 @@ pub trait MoeOps: Backend {
         func: ScoreFunc,
     ) -> FloatTensor<Self>;
 
-    /// `scores_ne` and `bias_e` to the best `rule.candidates` experts of each token, `[c, n]` in i32, best first.
+    /// Maps `scores_ne` and `bias_e` to the best `rule.candidates` experts of each token, `[c, n]` in i32, best first.
     #[fusion(meta = specs::select)]
     fn moe_select(scores: FloatTensor<Self>, bias: FloatTensor<Self>, rule: SelectRule) -> IntTensor<Self>;
 
-    /// `scores_ne` and `experts_kn` to `gates_kn` in f32.
+    /// Maps `scores_ne` and `experts_kn` to `gates_kn` in f32.
     #[fusion(meta = specs::gates)]
     fn moe_gates(scores: FloatTensor<Self>, experts: IntTensor<Self>, rule: GateRule) -> FloatTensor<Self>;
 
-    /// The gradient of `scores_ne`.
+    /// Returns the gradient of `scores_ne`.
     #[fusion(meta = specs::gates_backward)]
     fn moe_gates_backward(
         scores: FloatTensor<Self>,
@@ -50,30 +50,31 @@ pub trait MoeOps: Backend {
         rule: GateRule,
     ) -> FloatTensor<Self>;
 
-    /// `experts_kn` to how many times each of `groups` sequences chose each of `e` experts, `[groups, e]` in i32.
+    /// Counts how many times each of `groups` sequences in `experts_kn` chose each of `e` experts, `[groups, e]` in
+    /// i32.
     #[fusion(meta = specs::count)]
     fn moe_count(experts: IntTensor<Self>, groups: usize, e: usize) -> IntTensor<Self>;
 
-    /// `candidates_cn` to `experts_kn`, -1 where nothing had room.
+    /// Maps `candidates_cn` to `experts_kn`, with -1 if no candidate had room.
     #[fusion(meta = specs::reroute)]
     fn moe_reroute(candidates: IntTensor<Self>, rule: RerouteRule) -> IntTensor<Self>;
 
-    /// `experts_kn` to `slot_kn`, `source_r`, `segments` (`[e + 1]`) and `kept_e`, all i32.
+    /// Maps `experts_kn` to `slot_kn`, `source_r`, `segments` (`[e + 1]`) and `kept_e`, all i32.
     #[fusion(meta = specs::dispatch)]
     fn moe_dispatch(
         experts: IntTensor<Self>,
         rule: DispatchRule,
     ) -> (IntTensor<Self>, IntTensor<Self>, IntTensor<Self>, IntTensor<Self>);
 
-    /// `x_nd` to `x_rd`.
+    /// Maps `x_nd` to `x_rd`.
     #[fusion(meta = specs::permute)]
     fn moe_permute(x: FloatTensor<Self>, source: IntTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self>;
 
-    /// The gradient of `x_rd` to that of `x_nd`.
+    /// Maps the gradient of `x_rd` to that of `x_nd`.
     #[fusion(meta = specs::permute_backward)]
     fn moe_permute_backward(d_x: FloatTensor<Self>, slot: IntTensor<Self>) -> FloatTensor<Self>;
 
-    /// `y_rd` and `gates_kn` to `y_nd`.
+    /// Maps `y_rd` and `gates_kn` to `y_nd`.
     #[fusion(meta = specs::unpermute)]
     fn moe_unpermute(
         y: FloatTensor<Self>,
@@ -82,7 +83,7 @@ pub trait MoeOps: Backend {
         slot: IntTensor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The gradients of `y_rd` and `gates_kn`.
+    /// Returns the gradients of `y_rd` and `gates_kn`.
     #[fusion(meta = specs::unpermute_backward)]
     fn moe_unpermute_backward(
         y: FloatTensor<Self>,
@@ -92,7 +93,7 @@ pub trait MoeOps: Backend {
         d_y: FloatTensor<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
-    /// `x_rp` and `weight_epq` (`weight_eqp` where `transposed`) to `y_rq`.
+    /// Maps `x_rp` and `weight_epq` (`weight_eqp` if `transposed`) to `y_rq`.
     #[fusion(meta = specs::grouped_gemm)]
     fn moe_grouped_gemm(
         x: FloatTensor<Self>,
@@ -101,7 +102,7 @@ pub trait MoeOps: Backend {
         transposed: bool,
     ) -> FloatTensor<Self>;
 
-    /// `x_rp` and `d_y_rq` to the gradient of `weight_epq`.
+    /// Maps `x_rp` and `d_y_rq` to the gradient of `weight_epq`.
     #[fusion(meta = specs::grouped_gemm_weight)]
     fn moe_grouped_gemm_weight(
         x: FloatTensor<Self>,

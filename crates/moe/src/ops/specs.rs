@@ -1,4 +1,4 @@
-//! Shapes and dtypes of the operations' outputs, for fusion, which must know them before it runs anything.
+//! Shapes and dtypes of the operations' outputs, which fusion needs before it runs anything.
 
 use crate::ScoreFunc;
 use crate::kernels::dispatch::DispatchRule;

@@ -1,4 +1,4 @@
-//! A call of each public function.
+//! One call of each public function.
 
 use crate::draw::{Case, Draw};
 use burn::module::{Module, Param};
@@ -145,7 +145,7 @@ pub const CASES: &[Case] = &[
     }),
 ];
 
-/// Public functions without arguments that could be of a wrong shape, and why.
+/// Public functions without arguments that could have a wrong shape, and why.
 pub const WITHOUT: &[(&str, &str)] = &[
     ("DispatchRule::rows", "numbers"),
     ("tile_rows", "any tensor of the device"),
@@ -175,20 +175,20 @@ pub const WITHOUT: &[(&str, &str)] = &[
     ("MoeStats::load_cv", "of MoeStats::assigned_e"),
 ];
 
-/// `[n, 6]`, in f32.
+/// Draws `[n, 6]` in f32.
 fn of_experts(draw: &mut Draw) -> Tensor<2> {
     let n = 2 * draw.size(4);
     draw.tracked([n, 6], DType::F32)
 }
 
-/// Two choices among 6 experts, or none, of each token of some groups.
+/// Draws two choices among 6 experts, or none, for each token of some groups.
 fn assignments(draw: &mut Draw) -> (Tensor<2, Int>, usize) {
     let (groups, tokens) = (draw.size(3), draw.size(4));
     let experts = draw.indices([2, groups * tokens], |draw, _| draw.below(7) as i64 - 1);
     (experts, draw.number(groups))
 }
 
-/// Places that fit, some of which are changed; tokens and rows.
+/// Draws places that fit, some of them changed; returns them with the numbers of tokens and rows.
 fn placed(draw: &mut Draw) -> (Dispatched, usize, usize) {
     let n = draw.size(5);
     let experts: Tensor<2, Int> = draw.below_all([2, n], 3);
@@ -204,7 +204,7 @@ fn placed(draw: &mut Draw) -> (Dispatched, usize, usize) {
     (places, n, r)
 }
 
-/// Rows, matrices and widths, and segments of the rows.
+/// Draws the numbers of rows, matrices and widths, and segments of the rows.
 fn segments(draw: &mut Draw) -> ([usize; 4], Tensor<1, Int>) {
     let [e, p, q] = [draw.size(3), draw.size(6), draw.size(6)];
     let lengths: Vec<usize> = (0..e).map(|_| draw.below(4)).collect();
@@ -213,7 +213,7 @@ fn segments(draw: &mut Draw) -> ([usize; 4], Tensor<1, Int>) {
     (([r, e, p, q]), draw.indices([e + 1], ends))
 }
 
-/// 6 experts, with and without a limit.
+/// Draws a configuration with 6 experts, with or without a capacity.
 fn config(draw: &mut Draw) -> MoeConfig {
     let capacity_factor = draw.one_of([None, Some(0.7)]);
     let overflow = match capacity_factor {
@@ -236,7 +236,7 @@ fn layer(draw: &mut Draw) -> (MoeLayer, Tensor<3>) {
     (MoeLayer::new(d, &config, &Device::flex()).no_grad(), draw.plain([b, t, d], DType::F32))
 }
 
-/// What a layer of 6 experts counts in `b` sequences.
+/// Checks the statistics of a layer of 6 experts for `b` sequences.
 fn stats(draw: &mut Draw, stats: &MoeStats, b: usize) {
     draw.output(stats.assigned_be().float(), [b, 6]);
     for counts in [stats.assigned_e(), stats.kept_e(), stats.dropped_e()] {

@@ -1,4 +1,4 @@
-//! What every public function says of arguments that do not fit, and returns of empty ones.
+//! Checks how every public function rejects invalid arguments, and what it returns for empty ones.
 
 mod cases;
 #[allow(dead_code, reason = "the other crate has arguments of other kinds too")]
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Of a crate beside this one, or of this one.
+/// The public functions of this crate or of one beside it.
 fn exported(name: &str) -> BTreeSet<String> {
     exports::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name).join("src"))
 }
@@ -27,12 +27,12 @@ fn every_public_function_has_a_case_or_a_reason() {
 }
 
 proptest! {
-    // A seed has no smaller one.
+    // Seeds cannot be shrunk.
     #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 0, failure_persistence: None, ..Default::default() })]
 
     #[test]
     fn arguments_are_refused_by_name_or_every_result_is_written(seed: u64) {
-        // A layer's products are those of the crate below, which say what does not fit.
+        // A layer calls functions of the crate below, whose messages name them.
         let names = &exported("moe") | &exported("fused");
         let wrong: Vec<String> = cases::CASES.iter().filter_map(|case| draw::check(*case, seed, &names).err()).collect();
         prop_assert!(wrong.is_empty(), "{}", wrong.join("\n"));

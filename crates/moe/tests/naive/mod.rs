@@ -1,9 +1,9 @@
-//! The layer in f64, token by token.
+//! A naive layer in f64 that works token by token.
 #![allow(dead_code, reason = "each of the tests uses some of it")]
 
 use moe::{MoeConfig, ScoreFunc};
 
-/// The input and the weights of a layer, by these indices.
+/// The input and the weights of a layer, by the indices below.
 pub type Numbers = [Vec<f64>; 9];
 pub const X: usize = 0;
 pub const ROUTER: usize = 1;
@@ -29,7 +29,7 @@ impl Case {
         Self { shape_btd, quarters, config, seed }
     }
 
-    /// Random numbers that f32 holds exactly; the first ones from the seed on in which no choice of experts is closer
+    /// Random numbers that f32 represents exactly. Tries seeds from the case's on until no choice of experts is closer
     /// than `margin`.
     pub fn numbers(&self, margin: f64) -> Numbers {
         let ([b, t, d], c) = (self.shape_btd, &self.config);
@@ -44,7 +44,7 @@ impl Case {
     }
 }
 
-/// Uniform in [-1, 1), with 23 bits (SplitMix64).
+/// Uniform numbers in [-1, 1) in steps of 2^-23 (SplitMix64).
 pub fn random(seed: u64, len: usize) -> Vec<f64> {
     let uniform = |i: usize| {
         let mut z =
@@ -95,7 +95,7 @@ pub fn reference(case: &Case, numbers: &Numbers) -> Reference {
     all
 }
 
-/// The scores of all experts, and the chosen experts, best first, with their weights.
+/// Returns the scores of all experts, and the chosen experts, best first, with their weights.
 fn route(config: &MoeConfig, numbers: &Numbers, x: &[f64], margin: &mut f64) -> (Vec<f64>, Vec<(usize, f64)>) {
     let (e, per_group) = (config.num_experts, config.num_experts / config.n_group);
     let logits: Vec<f64> =
@@ -128,7 +128,7 @@ fn route(config: &MoeConfig, numbers: &Numbers, x: &[f64], margin: &mut f64) -> 
     (scores, weights)
 }
 
-/// `down(silu(gate(x)) * up(x))`; zeros where the hidden width is 0.
+/// Computes `down(silu(gate(x)) * up(x))`; zeros if the hidden width is 0.
 fn swiglu(x: &[f64], [gate, up, down]: [&[f64]; 3]) -> Vec<f64> {
     let (d, h) = (x.len(), gate.len() / x.len());
     let dot = |weight: &[f64], i: usize| (0..d).map(|j| x[j] * weight[j * h + i]).sum::<f64>();

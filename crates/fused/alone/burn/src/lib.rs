@@ -1,8 +1,8 @@
-//! Stands in for Burn.
+//! A stand-in for Burn: the part that the unsafe code of `fused` uses.
 
-/// What tensors hold.
+/// The part of `burn::tensor` in use.
 pub mod tensor {
-    /// A float.
+    /// A floating-point type.
     pub trait Element: Copy {}
 
     impl Element for f32 {}

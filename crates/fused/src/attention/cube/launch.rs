@@ -1,4 +1,4 @@
-//! Which kernels a problem is for, and their launch.
+//! Selection and launch of the attention kernels for a problem.
 
 use super::rows::{Rows, rule_launch};
 use super::{Backward, Problem, mma, simt};
@@ -9,19 +9,20 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::features::MmaConfig;
 use cubecl::prelude::*;
 
-/// What multiplies the matrices.
+/// The kernels that multiply the matrices.
 enum Body {
-    /// Elements that are read and written at once.
+    /// Portable kernels, with the number of elements per load and store.
     Simt(simt::Shape, usize),
     Mma(mma::Shape),
 }
 
 impl Body {
-    /// Tensor cores where the device has them for this dtype, and widths, strides and sums suit them.
+    /// Chooses tensor cores if the device has them for this dtype, and widths, strides and the number of sums suit
+    /// them.
     fn of<const N: usize>(problem: &Problem, gradients: [(&Rows, usize); N]) -> Self {
         let widths = problem.widths;
         let inputs = [(&problem.q, widths.qk()), (&problem.k, widths.nope), (&problem.v, widths.v)];
-        // A query's rotated part begins in the middle of its row.
+        // The rotated part of a query begins inside of its row.
         let parts = [(&problem.q, widths.nope), (&problem.k_rope, widths.rope)];
         let all = inputs.into_iter().chain(parts).chain(gradients);
         let vector = all.map(|(rows, width)| rows.vector_size(width)).min().unwrap_or(1);
@@ -44,7 +45,7 @@ impl Body {
         {
             return Self::Mma(shape);
         }
-        // CubeCL's CPU runtime has little use for large tiles.
+        // Large tiles bring little on CubeCL's CPU runtime.
         let tiles = if hardware.num_cpu_cores.is_some() { [16, 8, 4].as_slice() } else { &[64, 32, 16, 8, 4] };
         let shapes = tiles.iter().map(|tile| simt::Shape { widths, tile: *tile, dropout, documents });
         let shape = shapes.into_iter().find(|shape| shape.shared_memory() <= hardware.max_shared_memory_size);
@@ -52,7 +53,7 @@ impl Body {
         Self::Simt(shape, vector)
     }
 
-    /// A cube for each tile of `rows` rows of each head of each sequence.
+    /// Launches one cube per tile of `rows` rows, head and sequence.
     fn grid(&self, problem: &Problem, rows: usize) -> (CubeCount, CubeDim) {
         let (tile, units) = match self {
             Self::Simt(shape, _) => (shape.tile, units(&problem.q.tensor.client, shape.units())),
@@ -63,8 +64,8 @@ impl Body {
     }
 }
 
-/// Launches the kernel of this name of the body. The two kernels take the same, but for the size of vectors, which
-/// tensor cores do not leave open.
+/// Launches a kernel of the body by name. Both bodies take the same arguments, except for the vector size, which is
+/// fixed for tensor cores.
 macro_rules! launch {
     ($kernel:ident, $body:expr, $problem:expr, $rows:expr, buffers: [$($buffer:expr),*], rows: [$($lies:expr),*]) => {{
         let Problem { q, k, v, k_rope, table: [cos, sin], starts, t, s, rule, .. } = $problem;
@@ -72,8 +73,8 @@ macro_rules! launch {
         let (count, dim) = $body.grid($problem, $rows);
         let addresses = address_type([&q.tensor, &k.tensor, &v.tensor]);
         let dtype = dtype_to_elem_type(q.tensor.dtype);
-        // SAFETY: no kernel reads or writes rows behind the last query and key; shared memory is as long as its shape
-        // says. Gradients that lie in one buffer lie in different places of it.
+        // SAFETY: no kernel reads or writes rows past the last query and key, and shared memory is as long as its
+        // shape says. Gradients that share a buffer occupy disjoint parts of it.
         unsafe {
             match $body {
                 Body::Simt(shape, vector) => simt::$kernel::$kernel::launch_unchecked(

@@ -1,19 +1,18 @@
-//! The kernels of [`attention`](super): FlashAttention-2 (arXiv 2307.08691), the same for the three ways to lay out
-//! what goes in.
+//! The kernels of [`attention`](super): FlashAttention-2 (arXiv 2307.08691), shared by all three input layouts.
 //!
 //! ```text
 //!                forward                          keys                             queries
 //!  a cube:       a tile of queries                a tile of keys                   a tile of queries
-//!  in a loop:    tiles of keys that they see      tiles of queries that see it     tiles of keys that they see
+//!  loops over:   tiles of keys that they see      tiles of queries that see it     tiles of keys that they see
 //!  writes:       y, l                             dk, dv                           dq
 //! ```
 //!
-//! The backward is `mean`, `keys`, `queries`, and where there is a rotated key the sum of its gradient over heads. No
-//! sum is made by more than one cube, so a run gives the bits of the one before. What differs between layouts is where
-//! rows lie ([`rows`]); a latent attention's rotated parts are turned in shared memory when they have been read, and
-//! after that there is no difference.
+//! The backward launches `mean`, `keys` and `queries`, and for a rotated key the sum of its gradient over heads. A
+//! single cube computes each sum, so results are reproducible bit for bit. Layouts differ only in the location of rows
+//! ([`rows`]). The rotated parts of latent attention are rotated in shared memory after they are read; from there on
+//! the layouts do not differ.
 //!
-//! [`simt`] multiplies anywhere, [`mma`] on tensor cores.
+//! [`simt`] runs on any device, [`mma`] on tensor cores.
 
 mod launch;
 mod mma;
@@ -35,7 +34,7 @@ use burn_cubecl::tensor::CubeTensor;
 pub(crate) use offline::cases;
 use rows::{Rows, Widths};
 
-/// What goes in.
+/// The inputs of an attention.
 struct Problem {
     b: usize,
     heads: usize,
@@ -46,14 +45,14 @@ struct Problem {
     q: Rows,
     k: Rows,
     v: Rows,
-    /// Any rows, and any table, where nothing is rotated.
+    /// Arbitrary rows and an arbitrary table if nothing is rotated.
     k_rope: Rows,
     table: [CubeTensor; 2],
-    /// The first key that each query sees, `[b, t]`, i32; of no elements: all see from the first on.
+    /// The first key that each query sees, `[b, t]`, i32. Empty if all queries see keys from the first on.
     starts: CubeTensor,
 }
 
-/// What the backward gets besides, and the gradients that it sets.
+/// The further inputs of the backward, and the gradients that it sets.
 struct Backward {
     d_y: Rows,
     l: CubeTensor,
@@ -61,12 +60,12 @@ struct Backward {
     d_q: Rows,
     d_k: Rows,
     d_v: Rows,
-    /// Of each head, `[b, heads, s, rope]`, in f32 and still turned; any where nothing is rotated.
+    /// Per head, `[b, heads, s, rope]`, in f32 and still rotated; arbitrary if nothing is rotated.
     d_k_rope: CubeTensor,
 }
 
 impl Problem {
-    /// Whether queries do not see all keys before them.
+    /// Whether documents are masked, so that a query may see only some of the keys before it.
     fn documents(&self) -> bool {
         self.starts.meta.num_elements() > 0
     }
@@ -75,7 +74,7 @@ impl Problem {
         self.b * self.heads * self.t == 0
     }
 
-    /// `y`, `[b, t, heads, v]`, and `l_bht`.
+    /// Returns `y`, `[b, t, heads, v]`, and `l_bht`.
     fn forward(&self) -> (CubeTensor, CubeTensor) {
         let Self { b, heads, t, .. } = *self;
         let y = empty(&self.q.tensor, [b, t, heads, self.widths.v], self.q.tensor.dtype);
@@ -86,7 +85,7 @@ impl Problem {
         (y, l)
     }
 
-    /// Sets the gradients. Returns the rotated key's of each head.
+    /// Sets the gradients. Returns the rotated key's gradient of each head.
     fn backward(&self, [y, d_y]: [CubeTensor; 2], l: CubeTensor, [d_q, d_k, d_v]: [Rows; 3]) -> CubeTensor {
         let (y, d_y) = (into_contiguous(y), into_contiguous(d_y));
         let l = contiguous(l, DType::F32);
@@ -99,18 +98,18 @@ impl Problem {
         d_k_rope
     }
 
-    /// The rows of a `[b, t, heads, v]`.
+    /// The rows of `[b, t, heads, v]`.
     fn output(&self, y: &CubeTensor) -> Rows {
         Rows::by_position(y, [self.t, self.heads, self.widths.v], 0)
     }
 }
 
-/// Kernels number starts through all sequences, whose rows a device may lay out apart.
+/// Makes starts contiguous: kernels index them across all sequences, whose rows a device may lay out with gaps.
 fn lying_together(starts: CubeTensor) -> CubeTensor {
     if starts.meta.num_elements() == 0 { starts } else { contiguous(starts, DType::I32) }
 }
 
-/// Queries, keys and values of these widths without a rotated part.
+/// The problem of queries, keys and values of these widths without a rotated part.
 fn unrotated(
     [b, heads, t, s]: [usize; 4],
     [nope, width]: [usize; 2],
@@ -136,7 +135,7 @@ fn unrotated(
     }
 }
 
-/// Separate queries, keys and values, as they lie where the elements of their rows lie together.
+/// The problem of separate queries, keys and values, used in place if the elements of each row are contiguous.
 fn separate([q, k, v]: [CubeTensor; 3], starts: CubeTensor, rule: AttentionRule) -> Problem {
     let ([b, heads, t, nope], [_, _, s, width]) = (q.shape().dims(), v.shape().dims());
     let [q, k, v] = [q, k, v].map(|x| {
@@ -150,7 +149,7 @@ pub(crate) fn attention(qkv: [CubeTensor; 3], starts: CubeTensor, rule: Attentio
     separate(qkv, starts, rule).forward()
 }
 
-/// The gradients lie by position, as the projections want them that made queries, keys and values.
+/// The gradients are laid out by position, as expected by the projections that made queries, keys and values.
 pub(crate) fn attention_backward(
     qkv: [CubeTensor; 3],
     outputs: [CubeTensor; 2],
@@ -163,7 +162,7 @@ pub(crate) fn attention_backward(
     let sizes = [(t, widths.nope), (s, widths.nope), (s, widths.v)];
     let gradients = sizes.map(|(rows, width)| {
         let (like, shape) = (&problem.q.tensor, [b, rows, heads, width]);
-        // What no query sees has gradients of 0, which no kernel writes.
+        // Keys that no query sees have gradients of 0, which no kernel writes.
         let gradient = match t {
             0 => zeros_client(like.client.clone(), like.device.clone(), shape.into(), like.dtype),
             _ => empty(like, shape, like.dtype),
@@ -175,7 +174,7 @@ pub(crate) fn attention_backward(
     (d_q, d_k, d_v)
 }
 
-/// Queries, keys and values of a contiguous `[b, t, 3, heads, d]`.
+/// Queries, keys and values in a contiguous `[b, t, 3, heads, d]`.
 fn three(qkv: &CubeTensor, heads: usize) -> [Rows; 3] {
     let [_, t, width] = qkv.shape().dims();
     let d = width / 3 / heads;
@@ -212,7 +211,7 @@ pub(crate) fn self_attention_backward(
     gradient
 }
 
-/// Keys and values, or their gradients, of a contiguous `[b, t, heads (nope + v)]`.
+/// Keys and values, or their gradients, in a contiguous `[b, t, heads (nope + v)]`.
 fn two(kv: &CubeTensor, t: usize, rule: LatentRule) -> [Rows; 2] {
     [0, rule.nope].map(|column| Rows::by_position(kv, [t, rule.heads, rule.nope + rule.v], column))
 }
@@ -257,7 +256,7 @@ pub(crate) fn latent_attention_backward(
     (d_q, d_kv, d_k_rope)
 }
 
-/// A contiguous tensor in another shape.
+/// Gives a contiguous tensor another shape.
 fn reshaped<const D: usize>(tensor: CubeTensor, shape: [usize; D]) -> CubeTensor {
     CubeTensor::new_contiguous(tensor.client, tensor.device, shape.into(), tensor.handle, tensor.dtype)
 }

@@ -1,4 +1,4 @@
-//! The kernels with typical compile-time values, to be compiled without a GPU.
+//! The kernels with typical compile-time values, to compile without a GPU.
 
 use super::rows::{LiesCompilationArg, RuleCompilationArg, Widths};
 use super::small::{mean_kernel, over_heads_kernel};
@@ -27,11 +27,11 @@ fn rule() -> RuleCompilationArg {
     }
 }
 
-/// Of GPT-2, and of DeepSeek-V2's latent attention.
+/// Widths of GPT-2, and of DeepSeek-V2's latent attention.
 const GPT2: Widths = Widths { nope: 64, rope: 0, v: 64 };
 const LATENT: Widths = Widths { nope: 128, rope: 64, v: 128 };
 
-/// The case of a body's kernel for these buffers, the places of these rows, and what is known at compile time.
+/// The case of a body's kernel with these buffers, row locations and compile-time values.
 macro_rules! case {
     ($value:expr, for $of:ident) => { $value };
     ($body:ident, $kernel:ident, $type:ident, $name:expr, $dim:expr, [$($buffer:ident)*], [$($rows:ident)*], $($known:expr),*) => {{

@@ -1,4 +1,4 @@
-//! Where the rows of a head lie, and what a kernel knows of a problem.
+//! Locations of the rows of heads, and the kernel arguments that describe a problem.
 
 use super::super::{AttentionRule, NO_KEY, ScoreDropout};
 use crate::cube::launch::{Elements, vector_size};
@@ -7,24 +7,24 @@ use crate::dropout::{DropoutKey, DropoutRule, GAMMA};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Rows of heads in a tensor, the elements of a row together.
+/// Rows of heads in a tensor. The elements of a row are contiguous.
 #[derive(Clone)]
 pub(super) struct Rows {
     pub tensor: CubeTensor,
     /// The first element of the first row.
     pub first: usize,
-    /// From a sequence, a head, a position to the next.
+    /// Strides from a sequence, a head and a position to the next.
     pub strides: [usize; 3],
 }
 
 impl Rows {
-    /// Of a `[b, heads, t, width]` tensor as it lies.
+    /// Rows of a `[b, heads, t, width]` tensor, in place.
     pub fn by_head(tensor: CubeTensor) -> Self {
         let strides = [0, 1, 2].map(|dim| tensor.meta.strides()[dim]);
         Self { tensor, first: 0, strides }
     }
 
-    /// Of a contiguous `[b, t, heads, width]` tensor, from column `column` of a head on.
+    /// Rows of a contiguous `[b, t, heads, width]` tensor, from column `column` of each head.
     pub fn by_position(tensor: &CubeTensor, [t, heads, width]: [usize; 3], column: usize) -> Self {
         Self { tensor: tensor.clone(), first: column, strides: [t * heads * width, width, heads * width] }
     }
@@ -38,14 +38,14 @@ impl Rows {
         LiesLaunch::new(self.first, sequence, head, row)
     }
 
-    /// The widest vector that divides rows of this width and all that lies between them.
+    /// The widest vector that divides rows of this width and all strides between them.
     pub fn vector_size(&self, width: usize) -> usize {
         let steps = self.strides.into_iter().chain([self.first, width]).filter(|step| *step > 0);
         steps.map(|step| vector_size(&self.tensor.client, step, self.tensor.dtype)).min().unwrap_or(1)
     }
 }
 
-/// [`Rows`] as an argument of a kernel.
+/// [`Rows`] as a kernel argument.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Lies {
     pub first: usize,
@@ -56,19 +56,19 @@ pub(super) struct Lies {
 
 #[cube]
 impl Lies {
-    /// The first element of this cube's head: a cube's `y` is its head, and `z` its sequence.
+    /// The first element of this cube's head. The cube's `y` is its head, its `z` the sequence.
     pub fn here(&self) -> usize {
         self.first + CUBE_POS_Z as usize * self.sequence + CUBE_POS_Y as usize * self.head
     }
 }
 
-/// The number of this cube's head among those of all sequences.
+/// The index of this cube's head among the heads of all sequences.
 #[cube]
 pub(super) fn head_here() -> usize {
     CUBE_POS_Z as usize * CUBE_COUNT_Y as usize + CUBE_POS_Y as usize
 }
 
-/// `l` and `sum(dy y)` of the queries of a tile, side by side in shared memory.
+/// Copies `l` and `sum(dy y)` of a tile's queries into shared memory, one after the other.
 #[cube]
 pub(super) fn stage_statistics(
     l: &[f32],
@@ -89,19 +89,19 @@ pub(super) fn stage_statistics(
     }
 }
 
-/// `log(sum(exp))` of scores of which this is the largest and these exponentials' total.
+/// The log-sum-exp of scores from the largest one and the total of their exponentials.
 #[cube]
 pub(super) fn log_sum(largest: f32, total: f32, rule: &Rule) -> f32 {
     select(total > 0.0f32, rule.scale * largest + total.ln(), comptime!(NO_KEY))
 }
 
-/// Of a total of exponentials; 0 where there are none.
+/// The inverse of a total of exponentials; 0 if there are none.
 #[cube]
 pub(super) fn inverse(total: f32) -> f32 {
     select(total > 0.0f32, 1.0f32 / total, 0.0f32)
 }
 
-/// Widths of a query and a key, in front of the rotated part and of that, and of a value.
+/// Widths of a query or key before the rotated part, of the rotated part, and of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Widths {
     pub nope: usize,
@@ -110,7 +110,7 @@ pub(super) struct Widths {
 }
 
 impl Widths {
-    /// Of a whole query or key.
+    /// Width of a whole query or key.
     pub fn qk(self) -> usize {
         self.nope + self.rope
     }
@@ -126,7 +126,7 @@ pub(super) fn first_key(starts: &[i32], i: usize, rule: &Rule, #[comptime] docum
     first
 }
 
-/// [`AttentionRule`] as an argument of a kernel, and how many queries and keys there are.
+/// [`AttentionRule`] as a kernel argument, with the numbers of queries and keys.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Rule {
     pub t: usize,
@@ -142,7 +142,7 @@ pub(super) struct Rule {
     pub kept: f32,
 }
 
-/// The rule of `t` queries and `s` keys.
+/// The kernel argument for `t` queries and `s` keys.
 pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch {
     let key = DropoutKey { key: 0, first_row: 0, first_index: 0 };
     let none = DropoutRule { key, row_len: 1, threshold: 0, scale: 1.0 };
@@ -156,43 +156,43 @@ pub(super) fn rule_launch([t, s]: [usize; 2], rule: AttentionRule) -> RuleLaunch
 
 #[cube]
 impl Rule {
-    /// Of the keys from `key` on, the first that query `i` sees, whose first of all is `first`, and one behind the
-    /// last: no more than the first if there is no such query.
+    /// The keys from `key` on that query `i` sees, as a start and an exclusive end relative to `key`; `first` is the
+    /// first key that the query sees. The end is not above the start if there is no such query.
     pub fn seen(&self, i: usize, first: usize, key: usize) -> (usize, usize) {
         let all = min(i + self.offset + 1, self.s);
         (max(first, key) - key, select(i < self.t, max(all, key) - key, 0))
     }
 
-    /// Of the queries from `query` on, the first that sees key `j`, and one behind the last: the same if there is no
-    /// such key.
+    /// The queries from `query` on that see key `j`, as a start and an exclusive end relative to `query`. Both are
+    /// equal if there is no such key.
     pub fn seeing(&self, j: usize, query: usize) -> (usize, usize) {
         let first = max(self.first_query(j), query) - query;
         (first, select(j < self.s, max(self.t, query) - query, first))
     }
 
-    /// The first query of this cube's tile. The last tile comes first: it sees the most keys.
+    /// The first query of this cube's tile. Tiles run in reverse, because the last one sees the most keys.
     pub fn first_query_here(&self, #[comptime] tile: usize) -> usize {
         ((self.t - 1) / tile - CUBE_POS_X as usize) * tile
     }
 
-    /// One behind the last key that the queries before `end` see.
+    /// The exclusive end of the keys that the queries before `end` see.
     pub fn keys(&self, end: usize) -> usize {
         min(min(end, self.t) + self.offset, self.s)
     }
 
-    /// The first query that sees a key from `j` on.
+    /// The first query that sees a key at or after `j`.
     pub fn first_query(&self, j: usize) -> usize {
         max(j, self.offset) - self.offset
     }
 
-    /// Where the numbers of this cube's head start; see [`dropout`](crate::dropout).
+    /// The start of the random numbers of this cube's head; see [`dropout`](crate::dropout).
     pub fn start(&self) -> u64 {
         let row = mix(self.key ^ mix(self.first_row + CUBE_POS_Z as u64 + comptime!(GAMMA)));
         let index = self.first_index + CUBE_POS_Y as u64 * self.of_head;
         row + (index + 1u64) * comptime!(GAMMA)
     }
 
-    /// What the probability of query `i` and key `j` is multiplied with.
+    /// The factor of dropout on the probability of query `i` and key `j`.
     pub fn factor(&self, start: u64, i: usize, j: usize) -> f32 {
         let index = i as u64 * self.of_query + j as u64;
         let number = mix(start + index * comptime!(GAMMA));
@@ -201,8 +201,8 @@ impl Rule {
     }
 }
 
-/// What a score, if it is seen, and the gradient of its probability become: what multiplies `dy` or `v`, and what
-/// multiplies `k` or `q`.
+/// Turns a score and the gradient of its probability into what multiplies `dy` or `v`, and what multiplies `k` or `q`.
+/// Both are 0 if the query does not see the key.
 #[cube]
 pub(super) fn probability(
     score: f32,

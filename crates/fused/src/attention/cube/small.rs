@@ -1,4 +1,4 @@
-//! The two small kernels of the backward, whatever multiplies the matrices.
+//! The two small kernels of the backward, used with and without tensor cores.
 
 use super::Problem;
 use crate::cube::launch::{Elements, address_type, empty, over_items, units, vector_size};
@@ -10,16 +10,16 @@ use cubecl::prelude::*;
 
 /// Units that share a row of `y`.
 const PARTS: usize = 8;
-/// Rows of a cube.
+/// Rows per cube.
 const ROWS: usize = 32;
 
-/// `sum(dy y)` of each query, `[b, heads, t]`; both are `[b, t, heads, v]`.
+/// Computes `sum(dy y)` for each query, `[b, heads, t]`, from `[b, t, heads, v]`.
 pub(super) fn mean(problem: &Problem, y: &CubeTensor, d_y: &CubeTensor) -> CubeTensor {
     let Problem { b, heads, t, .. } = *problem;
     let mean = empty(y, [b, heads, t], DType::F32);
     let vector = vector_size(&y.client, problem.widths.v, y.dtype);
     let units = units(&y.client, ROWS * PARTS);
-    // SAFETY: rows and columns that are not there are neither read nor written.
+    // SAFETY: the kernel neither reads nor writes rows and columns out of range.
     unsafe {
         mean_kernel::launch_unchecked(
             &y.client,
@@ -38,7 +38,7 @@ pub(super) fn mean(problem: &Problem, y: &CubeTensor, d_y: &CubeTensor) -> CubeT
     mean
 }
 
-/// A cube has rows of one head of one sequence. Neighbouring units read neighbouring vectors.
+/// A cube takes rows of one head of one sequence. Adjacent units read adjacent vectors.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn mean_kernel<F: Float, N: Size>(
     y: &[Vector<F, N>],
@@ -86,13 +86,13 @@ pub(super) fn mean_kernel<F: Float, N: Size>(
     }
 }
 
-/// The sums over heads of `[b, heads, t, rope]`, turned back and rounded: `[b, t, rope]`.
+/// Sums `[b, heads, t, rope]` over heads, rotates back and rounds: `[b, t, rope]`.
 pub(super) fn over_heads(problem: &Problem, of_heads: &CubeTensor, dtype: DType) -> CubeTensor {
     let Problem { b, heads, t, .. } = *problem;
     let (rope, [cos, sin]) = (problem.widths.rope, problem.table.clone());
     let sum = empty(of_heads, [b, t, rope], dtype);
     let (count, dim) = over_items(&sum.client, b * t * rope / 2);
-    // SAFETY: a unit writes pairs of the result, and reads those of the same place.
+    // SAFETY: a unit writes pairs of the result, and reads those at the same positions.
     unsafe {
         over_heads_kernel::launch_unchecked(
             &sum.client,
@@ -112,7 +112,7 @@ pub(super) fn over_heads(problem: &Problem, of_heads: &CubeTensor, dtype: DType)
     sum
 }
 
-/// In the order of heads.
+/// Adds in the order of heads.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn over_heads_kernel<F: Float>(
     of_heads: &[Vector<f32, Const<2>>],

@@ -1,20 +1,21 @@
-//! The kernels of [`embedding`](super): a gather, and backward a counting sort of the tokens and a sum a row.
+//! The kernels of [`embedding`](super): a gather; for the backward a counting sort of the tokens and a sum per row.
 //!
-//! Tokens are cut into chunks of 512 or more. Places `i` are sorted by token, stably, with nothing but integers in
-//! atomics, so that they are the same at every run:
+//! A token's place `i` is its index in the input. Tokens are divided into chunks of at least 512. Places are sorted by
+//! token, stably, with atomics on integers only, so that the order is reproducible:
 //!
 //! ```text
-//! count        a unit a place           counts[chunk, v]: v's tokens in the chunk
-//! scan         a unit a row v           counts[chunk, v] becomes how many came before the chunk; starts[v]: rows' tokens before v in its block;
-//!                                       blocks[block]: tokens of the rows of a cube
-//! scan_blocks  one cube                 blocks[block] becomes how many tokens the blocks before it have
-//! place        a cube a chunk           places[blocks[v's] + starts[v] + counts[chunk, v] + those of v before i in the chunk] = i
-//! parts        a cube a part            parts[part] = sum of dy[places[..]] over 64 places of a row that has as many
-//! sum          a cube a row v           dW[v] = sum of v's parts and of dy[places[..]] over what is left, rounded
+//! count        a unit per place      counts[chunk, v]: tokens v in the chunk
+//! scan         a unit per row v      counts[chunk, v] becomes the number of tokens v before the chunk;
+//!                                    starts[v]: tokens of the rows before v in v's block;
+//!                                    blocks[block]: tokens of the rows of a cube
+//! scan_blocks  one cube              blocks[block] becomes the number of tokens in the blocks before it
+//! place        a cube per chunk      places[blocks[v's] + starts[v] + counts[chunk, v] + v's before i in it] = i
+//! parts        a cube per part       parts[part] = sum of dy[places[..]] over 64 places of a row that has this many
+//! sum          a cube per row v      dW[v] = sum of v's parts and of dy[places[..]] over the remaining places, rounded
 //! ```
 //!
-//! `counts` takes 4 bytes a chunk and row: 12,288 tokens and 50,304 rows are 24 chunks and 4.8 MB. Instead of more than
-//! 128 chunks there are longer ones.
+//! `counts` takes 4 bytes per chunk and row: for 12,288 tokens and 50,304 rows, 24 chunks and 4.8 MB. Beyond 128
+//! chunks, chunks get longer instead.
 
 mod sort;
 mod sum;
@@ -31,7 +32,7 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// The rows of the tokens. That of a token beyond the table is not a number, so the loss shows it.
+/// Gathers the rows of tokens. A token beyond the table gets a row of NaN, so the loss shows it.
 pub(crate) fn embedding(weight: CubeTensor, tokens: CubeTensor) -> CubeTensor {
     let ([rows, d], [n], dtype) = (weight.shape().dims(), tokens.shape().dims(), weight.dtype);
     let (weight, tokens) = (into_contiguous(weight), into_contiguous(tokens));
@@ -87,7 +88,7 @@ fn embedding_kernel<F: Float, I: Int, V: Size>(
     }
 }
 
-/// The gradient of a table of `rows` rows. A token beyond it has none.
+/// Returns the gradient of a table of `rows` rows. A token beyond the table adds nothing.
 pub(crate) fn embedding_backward(tokens: CubeTensor, d_y: CubeTensor, rows: usize) -> CubeTensor {
     let ([n, d], dtype) = (d_y.shape().dims(), d_y.dtype);
     let (tokens, d_y) = (into_contiguous(tokens), into_contiguous(d_y));
@@ -98,7 +99,7 @@ pub(crate) fn embedding_backward(tokens: CubeTensor, d_y: CubeTensor, rows: usiz
     sum(tokens, d_y, sorted, rows)
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use embedding_kernel::EmbeddingKernel;

@@ -1,4 +1,4 @@
-//! Places sorted by their tokens, on the device: a counting sort in four launches.
+//! Sorts places by their tokens on the device: a counting sort in four launches.
 
 // Kernels have no iterators.
 #![allow(clippy::needless_range_loop)]
@@ -13,14 +13,15 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Fewest tokens of a chunk. Each is compared with those before it in the chunk: by 256 units, 512 comparisons a unit.
+/// Fewest tokens of a chunk. Each is compared with those before it in the chunk: with 256 units, 512 comparisons per
+/// unit.
 const CHUNK: usize = 512;
-/// More chunks than this become longer ones,
+/// Most chunks; larger inputs get longer chunks instead,
 const CHUNKS: usize = 128;
-/// as long as their tokens fit into 32 KB of shared memory.
+/// as long as a chunk's tokens fit into 32 KB of shared memory.
 const LONGEST: usize = 8192;
 
-/// Places sorted by their tokens: those of row `v` begin at `blocks[v / block] + starts[v]`; `v` may be the number of
+/// Places sorted by their tokens. Those of row `v` begin at `blocks[v / block] + starts[v]`; `v` may be the number of
 /// rows.
 pub(super) struct Sorted {
     pub places: CubeTensor,
@@ -29,14 +30,14 @@ pub(super) struct Sorted {
     pub block: usize,
 }
 
-/// Tokens that are no row have no place.
+/// Sorts places by token. Tokens beyond the table have no place.
 pub(super) fn sort(tokens: CubeTensor, rows: usize) -> Sorted {
     let ([n], client) = (tokens.shape().dims(), tokens.client.clone());
     let ints = |len| empty(&tokens, [len], DType::I32);
     let chunk = n.div_ceil(CHUNKS).next_power_of_two().clamp(CHUNK, LONGEST);
     let chunks = n.div_ceil(chunk);
     let counts = zeros_client(client.clone(), tokens.device.clone(), [chunks * rows].into(), DType::I32);
-    // One row more, whose start is the end of all.
+    // One extra row, whose start is the end of all rows.
     let block = units(&client, UNITS);
     let (starts, blocks, places) = (ints(rows + 1), ints((rows + 1).div_ceil(block)), ints(n));
     let (address, int) = (address_type([&counts]), dtype_to_elem_type(tokens.dtype));
@@ -96,7 +97,7 @@ fn count_kernel<I: Int>(
     }
 }
 
-/// How much the units before this one have of `value`, and in `shared[units]` how much all have.
+/// Returns the sum of `value` over the units before this one, and leaves the sum over all units in `shared[units]`.
 #[cube]
 fn before(value: i32, shared: &mut [i32], #[comptime] units: usize) -> i32 {
     let unit = UNIT_POS as usize;
@@ -143,7 +144,7 @@ fn scan_kernel(
     }
 }
 
-/// Each unit has blocks that follow each other.
+/// Each unit takes consecutive blocks.
 #[cube(launch)]
 fn scan_blocks_kernel(blocks: &mut [i32], len: usize, #[comptime] units: usize) {
     let share = len.div_ceil(units);
@@ -199,7 +200,7 @@ fn place_kernel<I: Int>(
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(super) fn cases() -> Vec<KernelCase> {
     use count_kernel::CountKernel;

@@ -1,4 +1,4 @@
-//! The sum of each row's places: those of frequent tokens in parts, by a cube each.
+//! Sums `dy` over the places of each row; the places of frequent tokens are split into parts, one cube each.
 //!
 //! ```text
 //! row v, 200 places      | 64 | 64 | 64 | 8 |      dW[v] = ((part 0 + part 1) + part 2) + 8 places, one by one
@@ -6,17 +6,18 @@
 //! parts                 ..  s   s + 1 s + 2 ..     s = places before v / 64, rounded up
 //! ```
 //!
-//! Rows `v` and `w` that follow each other never share a number: `ceil((a + b) / 64) >= ceil(a / 64) + floor(b / 64)`.
-//! And place `64 s` is one of the row that part `s` is of, if it is of one: so a part finds its row by that place's
-//! token. What a row adds up, and in which order, depends on its own places alone, and no atomic adds floats: the bits
-//! are the same in every run.
+//! Parts of consecutive rows never share an index: with `a` places before row `v` and `b` places in it,
+//! `ceil((a + b) / 64) >= ceil(a / 64) + floor(b / 64)`. If part `s` belongs to a row, place `64 s` belongs to the same
+//! row, so a part finds its row through that place's token. What a row adds, and in which order, depends only on its
+//! places, and no atomic adds floats: the bits are the same in every run.
 //!
-//! A place costs the load of its number and then that of its row, about 1 microsecond. Of 12,288 bytes of text 2,000 and
-//! more are spaces: 2 ms if they are added up one by one. Here 4 places are loaded at a time, so a part waits 16 times.
-//! The row then waits for 2,000 / 64 = 31 parts and for fewer than 64 places: 8 + 16 times. That is 40 microseconds in
-//! place of 2 ms. What it costs is memory: the parts of 64 rows of `dy` in bf16 are 1/32 of them, written and read.
-//! More places at a time take more than 32 registers: fewer cubes fit on a multiprocessor, and of 50,304 rows most have
-//! nothing to add and wait for their starts alone.
+//! A place costs the load of its index and then of its row, about 1 microsecond. In 12,288 bytes of text, 2,000 or more
+//! are spaces, which would take 2 ms one by one. Here 4 places are loaded at a time, so a part waits 16 times. The row
+//! then waits for 2,000 / 64 = 31 parts and for fewer than 64 places: 8 + 16 times. That makes 40 microseconds instead
+//! of 2 ms. The cost is memory traffic: the parts for 64 rows of `dy` in bf16 are 1/32 of their size, written and read.
+//!
+//! More places at a time would take more than 32 registers, so that fewer cubes fit on a multiprocessor. Most of 50,304
+//! rows have nothing to add and wait only for their starts.
 
 use super::sort::Sorted;
 use crate::cube::launch::{Elements, address_type, empty, over_rows, vector_size};
@@ -29,12 +30,12 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Places of a part.
+/// Places per part.
 const PART: usize = 64;
 /// Places that are loaded before the first of them is added.
 const AT_ONCE: usize = 4;
 
-/// `dW` of `rows` rows; `tokens` are those that were sorted.
+/// Returns `dW` of `rows` rows; `tokens` are those that were sorted.
 pub(super) fn sum(tokens: CubeTensor, d_y: CubeTensor, sorted: Sorted, rows: usize) -> CubeTensor {
     let ([n, d], dtype, client) = (d_y.shape().dims(), d_y.dtype, d_y.client.clone());
     let (parts, d_weight) = (empty(&d_y, [n.div_ceil(PART), d], DType::F32), empty(&d_y, [rows, d], dtype));
@@ -42,7 +43,7 @@ pub(super) fn sum(tokens: CubeTensor, d_y: CubeTensor, sorted: Sorted, rows: usi
     let (address, element) = (address_type([&d_y, &d_weight]), dtype_to_elem_type(dtype));
 
     let (count, dim) = over_rows(&client, n.div_ceil(PART), d / vector);
-    // SAFETY: tokens below `rows` have places, which are below `n`, and there is one more start than rows.
+    // SAFETY: tokens below `rows` have places, which are below `n`, and there is one more start than there are rows.
     unsafe {
         parts_kernel::launch_unchecked(
             &client,
@@ -88,13 +89,13 @@ pub(super) fn sum(tokens: CubeTensor, d_y: CubeTensor, sorted: Sorted, rows: usi
     d_weight
 }
 
-/// The places before those of `row`.
+/// Number of places before those of `row`.
 #[cube]
 fn start(starts: &[i32], blocks: &[i32], row: usize, #[comptime] block: usize) -> usize {
     (blocks[row / block] + starts[row]) as usize
 }
 
-/// `sum` and then, one after another, vectors `i` of rows `first` to `end`; where `sorted`, of those that `places` has there.
+/// Adds vectors `i` of rows `first..end` to `sum`, in order. If `sorted`, the rows are those that `places` lists there.
 #[cube]
 fn add<F: Float, V: Size>(
     sum: Vector<f32, V>,
@@ -112,7 +113,8 @@ fn add<F: Float, V: Size>(
         let mut terms = Array::<Vector<F, V>>::new(AT_ONCE);
         #[unroll]
         for j in 0..AT_ONCE {
-            // Behind the end the last one again, which is there, and is not added: no branch around a load.
+            // Past the end, loads the last row again, which exists and is not added. This avoids a branch around a
+            // load.
             let mut row = min(at + j, end - 1usize);
             if comptime!(sorted) {
                 row = places[row] as usize;
@@ -128,8 +130,8 @@ fn add<F: Float, V: Size>(
     sum
 }
 
-/// `width` is that of a row in vectors, `block` how many rows have a number in `blocks`, `len` how many parts there may
-/// be.
+/// `width` is that of a row in vectors, `block` the number of rows per entry of `blocks`, `len` the largest number of
+/// parts.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn parts_kernel<F: Float, I: Int, V: Size>(
     d_y: &[Vector<F, V>],
@@ -166,7 +168,7 @@ fn parts_kernel<F: Float, I: Int, V: Size>(
     }
 }
 
-/// Arguments as those of [`parts_kernel`].
+/// Takes its arguments like [`parts_kernel`].
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sum_kernel<F: Float, V: Size>(
     d_y: &[Vector<F, V>],
@@ -198,7 +200,7 @@ fn sum_kernel<F: Float, V: Size>(
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(super) fn cases() -> Vec<KernelCase> {
     use parts_kernel::PartsKernel;

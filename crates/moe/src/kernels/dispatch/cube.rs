@@ -1,21 +1,20 @@
 //! The kernels of [`dispatch`](super): a counting sort in four launches.
 //!
-//! The assignments of a group, in its order, are cut into chunks of `units * items`; no chunk has assignments of two
-//! groups.
+//! The assignments of a group, in order, are divided into chunks of `units * items`; no chunk spans two groups.
 //!
 //! ```text
-//! histogram   a cube a chunk     counts[chunk, e]: assignments to e in the chunk, counted in shared memory; source is set to -1
-//! scan        some experts of    counts[chunk, e] becomes how many came before the chunk in its group; totals[group, e]
-//!             a group a cube
-//! place       a unit an expert   kept, segments, and begins[group, e], the group's first row inside the expert's segment
-//! assign      a cube a chunk     position = counts[chunk, e] + those of the units before + those of the unit itself so far
+//! histogram   a cube per chunk    counts[chunk, e]: assignments to e in the chunk, in shared memory; source = -1
+//! scan        a cube for some     counts[chunk, e] becomes the number before the chunk in its group; totals[group, e]
+//!             experts of a group
+//! place       a unit per expert   kept, segments, and begins[group, e], the group's first row in the expert's segment
+//! assign      a cube per chunk    position = counts[chunk, e] + those of earlier units + those of this unit so far
 //! ```
 //!
-//! In `assign` a unit goes through `items` consecutive assignments, so positions follow the order whatever the units
-//! do. Its table of counts takes `4 * units * e` bytes of shared memory, which bounds the units.
+//! In `assign` a unit takes `items` consecutive assignments, so positions do not depend on the order in which units
+//! run. Its table of counts takes `4 * units * e` bytes of shared memory, which limits the units.
 //!
-//! In `scan` a unit adds up a strip of the chunks of one expert, and then goes through it again with what the strips
-//! before it have: 256 chunks are 8 strips of 32 counts that are loaded side by side, where one unit would load 256 one
+//! In `scan` a unit sums one strip of the chunks of an expert, then passes over it again with the sum of the strips
+//! before it. 256 chunks make 8 strips of 32 counts that are loaded in parallel, where a single unit would load 256 one
 //! after another.
 
 use super::{DispatchRule, Layout, Order};
@@ -27,26 +26,26 @@ use fused::cube::launch::{Elements, UNITS, contiguous, empty, units};
 #[cfg(feature = "offline")]
 use fused::cube::offline::{KernelCase, buffer};
 
-/// Bytes of shared memory that NVIDIA's GPUs give without being asked for more; others may have less.
+/// Bytes of shared memory that NVIDIA GPUs provide without opting in to more; others may have less.
 const SHARED_MEMORY: usize = 48 * 1024;
-/// The scan goes through this many chunks, rather more than fewer, unless there is too little to do.
+/// Target number of chunks for the scan, unless there is too little work.
 const CHUNKS: usize = 256;
-/// Fewest assignments of a unit.
+/// Fewest assignments per unit.
 const ITEMS: usize = 8;
-/// The scan cuts an expert's chunks into this many strips, where a cube has the units.
+/// Number of strips into which the scan divides an expert's chunks, if a cube has enough units.
 const STRIPS: usize = 8;
 
-/// `slot_kn`, `source_r`, `segments` and `kept_e`.
+/// Returns `slot_kn`, `source_r`, `segments` and `kept_e`.
 pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 4] {
     let ([k, n], e, groups) = (experts.shape().dims(), rule.experts, rule.groups);
     let experts = contiguous(experts, DType::I32);
     let (client, rows) = (experts.client.clone(), rule.rows(n, k));
     let ints = |len| empty(&experts, [len], DType::I32);
 
-    // Shared memory has a size known when the kernel is compiled: the next power of two, so that few kernels are.
+    // The size of shared memory is fixed at compile time: the next power of two, so that few kernels are compiled.
     let table = e.next_power_of_two();
     let shared_memory = SHARED_MEMORY.min(client.properties().hardware.max_shared_memory_size);
-    // A column has an odd stride, one more than the units; from 512 experts on there is room for less than a plane.
+    // A column has an odd stride, one more than the units. From 512 experts on, there is room for less than a plane.
     let units_fit = ((shared_memory / (4 * table)).next_power_of_two() / 2).max(1);
     let chunk_units = units(&client, UNITS.min(units_fit)).min(units_fit);
     let items = (n * k).div_ceil(chunk_units * CHUNKS).max(ITEMS);
@@ -54,7 +53,7 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
     let size = || SizesLaunch::new(n, k, e, groups, chunks, items);
 
     let (slot, kept, segments) = (empty(&experts, [k, n], DType::I32), ints(e), ints(e + 1));
-    // Kernels get no empty buffers: without rows they get one row that stays -1.
+    // Kernels cannot take empty buffers: without rows they get one row that stays -1.
     let source = ints(rows.max(1));
     let (counts, totals, begins) = (ints(groups * chunks * e), ints(groups * e), ints(groups * e));
     let capacity = rule.capacity.unwrap_or(usize::MAX).min(i32::MAX as usize) as i32;
@@ -129,20 +128,20 @@ pub(crate) fn dispatch(experts: CubeTensor, rule: DispatchRule) -> [CubeTensor; 
     [slot, source, segments, kept]
 }
 
-/// What the kernels of assignments are told.
+/// Sizes that the kernels of assignments share.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     n: usize,
     k: usize,
     e: usize,
     groups: usize,
-    /// Chunks of a group.
+    /// Chunks per group.
     chunks: usize,
-    /// Assignments that a unit has of a chunk.
+    /// Assignments per unit of a chunk.
     items: usize,
 }
 
-/// The number `p` of assignment `i` of a group in its order.
+/// The number `p` of the `i`-th assignment of a group in its order.
 #[cube]
 pub(in crate::kernels) fn assignment(
     i: usize,
@@ -187,7 +186,7 @@ fn histogram_kernel(
     let mut i = chunk * size.items * units + unit;
     while i < end {
         let expert = experts[assignment(i, group, tokens, size.n, size.k, choice_major)];
-        // Checked here: a launch checks what lies in global memory, and not what is shared.
+        // Checked here: a launch checks bounds in global memory but not in shared memory.
         if expert >= 0i32 && expert < size.e as i32 {
             count[expert as usize].fetch_add(1i32);
         }
@@ -201,7 +200,7 @@ fn histogram_kernel(
     }
 }
 
-/// A cube has `lanes` experts of one group, whose counts lie side by side, and for each of them a unit a strip.
+/// A cube takes `lanes` experts of one group, whose counts are adjacent, and one unit per strip for each of them.
 #[cube(launch)]
 fn scan_kernel(
     counts: &mut [i32],
@@ -239,7 +238,7 @@ fn scan_kernel(
     }
 }
 
-/// `sorted` is [`Layout::Sorted`].
+/// `sorted` stands for [`Layout::Sorted`].
 #[cube(launch)]
 fn place_kernel(
     totals: &[i32],
@@ -304,7 +303,7 @@ fn assign_kernel(
     #[comptime] choice_major: bool,
 ) {
     let unit = UNIT_POS as usize;
-    // A column of next positions for each unit. With an odd stride neither a row nor a column lies in one bank.
+    // Each unit has a column of next positions. With an odd stride, neither a row nor a column falls into one bank.
     let stride = comptime!(units | 1);
     let mut next = Shared::<[i32]>::new_slice(comptime!((units | 1) * table));
     for expert in 0..size.e {
@@ -349,7 +348,7 @@ fn assign_kernel(
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use assign_kernel::AssignKernel;

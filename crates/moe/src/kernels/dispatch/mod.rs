@@ -1,21 +1,24 @@
-//! `dispatch`: which row of which expert each (token, choice) takes, and back.
+//! `dispatch`: maps each (token, choice) to a row of its expert, and back.
 //!
-//! Assignment `p = j * n + t` is choice `j` of token `t`. Inside a group (one sequence, or everything) the assignments
-//! to one expert are numbered in order: position `q` of assignment p is how many assignments of its group to its expert
-//! came before it. It is kept if `q < capacity`. Kept assignments take rows expert by expert, then group by group, then
-//! by position.
+//! Assignment `p = j * n + t` is choice `j` of token `t`. Inside a group (one sequence, or everything), the assignments
+//! to one expert are numbered in order: the position `q` of assignment p is the number of earlier assignments of its
+//! group to its expert. It is kept if `q < capacity`. Kept assignments take rows expert by expert, then group by group,
+//! then by position.
 //!
 //! ```text
-//! tokens 0 1 2, top-2: (A B) (A C) (C A)    capacity 2, choice-major: A takes 0 1, then 2 is dropped; B takes 0; C takes 2, then 1
+//! tokens 0 1 2, top-2: (A B) (A C) (C A)    capacity 2, choice-major:
+//!                                           A takes 0 1, then 2 is dropped; B takes 0; C takes 2, then 1
 //!
 //! Layout::Capacity       A: 0 1 | B: 0 - | C: 2 1                    [e, groups * capacity] rows; segments 0 2 4 6
 //! Layout::Sorted tile 4  A: 0 1 - - | B: 0 - - - | C: 2 1 - - | ..   segments padded to whole tiles; segments 0 4 8 12
 //!
-//! slot[p] row of assignment p, -1 if dropped     source[r] assignment in row r, -1 if empty     segments[e] first row of expert e
+//! slot[p]       row of assignment p, -1 if dropped
+//! source[r]     assignment in row r, -1 if empty
+//! segments[e]   first row of expert e
 //! ```
 //!
-//! The number of rows is the worst case and so known without reading a count: kept assignments, and a tile less one row
-//! for each expert. Rows from `segments[e]` (the last) on are empty.
+//! The number of rows is that of the worst case, so no count has to be read back: all kept assignments, plus a tile
+//! less one row for each expert. Rows from the last entry of `segments` on are empty.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -29,8 +32,8 @@ use fused::check::Call;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// All first choices in the order of tokens, then all second choices (GShard, arXiv 2006.16668): where capacity
-    /// runs out the weakest choices go first.
+    /// All first choices in the order of tokens, then all second choices (GShard, arXiv 2006.16668): if capacity runs
+    /// out, the weakest choices are dropped first.
     #[default]
     Choice,
     /// Token by token.
@@ -38,7 +41,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The (choice, token) pairs of a group of `tokens` tokens in order.
+    /// The (choice, token) pairs of a group of `tokens` tokens, in order.
     pub(crate) fn assignments(self, tokens: usize, k: usize) -> impl Iterator<Item = (usize, usize)> {
         (0..tokens * k).map(move |i| match self {
             Self::Choice => (i / tokens, i % tokens),
@@ -47,14 +50,14 @@ impl Order {
     }
 }
 
-/// Where rows lie.
+/// How rows are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// `[e, groups * capacity]`: an expert's segment has room for all that it may take.
     Capacity,
-    /// Segments of what an expert has taken, padded to a multiple of `tile` rows.
+    /// Segments of the rows that each expert takes, padded to a multiple of `tile` rows.
     Sorted {
-        /// Rows of a tile.
+        /// Rows per tile.
         tile: usize,
     },
 }
@@ -64,18 +67,18 @@ pub enum Layout {
 pub struct DispatchRule {
     /// Number of experts.
     pub experts: usize,
-    /// Groups in which capacity is counted: sequences, one after another, all of one length.
+    /// Groups within which capacity is counted: sequences, one after another, all of one length.
     pub groups: usize,
-    /// The most assignments of one group that an expert takes; None for no limit.
+    /// The most assignments of one group that an expert takes; `None` for no limit.
     pub capacity: Option<usize>,
-    /// Who comes first.
+    /// Which assignments come first.
     pub order: Order,
-    /// Where rows lie; [`Layout::Capacity`] needs a capacity.
+    /// The layout of rows; [`Layout::Capacity`] needs a capacity.
     pub layout: Layout,
 }
 
 impl DispatchRule {
-    /// Rows of the layout for `n` tokens of `k` choices.
+    /// Number of rows of the layout for `n` tokens with `k` choices.
     pub fn rows(&self, n: usize, k: usize) -> usize {
         let limit = self.capacity.map_or(usize::MAX, |capacity| (self.experts * self.groups).saturating_mul(capacity));
         match self.layout {
@@ -88,24 +91,25 @@ impl DispatchRule {
     }
 }
 
-/// Where every assignment went; all in i32.
+/// The place of every assignment; all tensors are i32.
 #[derive(Debug, Clone)]
 pub struct Dispatched {
     /// Row of each assignment, `[k, n]`; -1 if dropped.
     pub slot_kn: Tensor<2, Int>,
     /// Assignment in each row, `[r]`; -1 if empty.
     pub source_r: Tensor<1, Int>,
-    /// First row of each expert, and behind the last one its end, `[e + 1]`.
+    /// First row of each expert, followed by the end of the last one, `[e + 1]`.
     pub segments: Tensor<1, Int>,
-    /// Assignments that each expert took, `[e]`.
+    /// Number of assignments that each expert took, `[e]`.
     pub kept_e: Tensor<1, Int>,
 }
 
-/// Places the assignments of `experts_kn`; -1 there is no assignment.
+/// Places the assignments of `experts_kn`; -1 means no assignment.
 ///
 /// # Panics
-/// If the experts are not i32, the tokens cannot be divided into `rule.groups`, `Layout::Capacity` has no capacity, a
-/// tile no rows, or the layout more rows than an i32 counts; on the CPU, if an expert is not there.
+/// If the experts are not i32, if the tokens cannot be divided into `rule.groups`, if `Layout::Capacity` has no
+/// capacity, if a tile has no rows, or if the layout has more rows than fit an i32; on the CPU, if an expert is out of
+/// range.
 pub fn dispatch(experts_kn: Tensor<2, Int>, rule: DispatchRule) -> Dispatched {
     let (call, [k, n]) = (Call("dispatch"), experts_kn.dims());
     check_assignments(call, "experts", &experts_kn, rule.groups);
@@ -138,7 +142,7 @@ pub(crate) fn dispatch_host(experts: &[i32], n: usize, rule: &DispatchRule) -> P
     check_indices("dispatch", "experts", experts, e);
     let (k, tokens) = (experts.len() / n.max(1), n / groups.max(1));
     let capacity = rule.capacity.unwrap_or(usize::MAX);
-    // The next row of each (expert, group); at first how many assignments it keeps.
+    // The next row of each (expert, group); initially the number of assignments that it keeps.
     let mut next = vec![0; e * groups];
     for (p, expert) in experts.iter().enumerate().filter(|(_, expert)| **expert >= 0) {
         let count = &mut next[*expert as usize * groups + p % n / tokens];

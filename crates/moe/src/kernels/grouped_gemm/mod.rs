@@ -1,8 +1,8 @@
-//! `grouped_gemm`: each expert's rows times its own matrix.
+//! `grouped_gemm`: multiplies each expert's rows by its matrix.
 //!
 //! ```text
-//! forward    y[r, :]    = x[r, :] W[e]                   for the rows r of expert e: segments[e] <= r < segments[e + 1]
-//! backward   dx[r, :]   = dy[r, :] W[e]^T                the same product with the matrix read transposed
+//! forward    y[r, :]    = x[r, :] W[e]                 for the rows r of expert e: segments[e] <= r < segments[e + 1]
+//! backward   dx[r, :]   = dy[r, :] W[e]^T              the same product with the matrix read transposed
 //!            dW[e]      = sum over the rows r of expert e of x[r, :]^T dy[r, :]
 //! ```
 //!
@@ -10,13 +10,13 @@
 //!   x_rp                W_epq            y_rq
 //!  +------+ segments[0]  +----+         +----+
 //!  |  e0  |        x     | W0 |    =    |    |
-//!  +------+ segments[1]  +----+         +----+      an expert without rows: nothing to do, dW[e] = 0
+//!  +------+ segments[1]  +----+         +----+      an expert without rows: no work, dW[e] = 0
 //!  |  e1  |        x     | W1 |    =    |    |      rows from the last segment's end on: y = 0
 //!  +------+ segments[2]  +----+         +----+
 //! ```
 //!
-//! Sums are made in f32 whatever the dtype and rounded once. A row's result depends on that row and its expert's matrix
-//! alone.
+//! Sums are in f32 for every dtype and are rounded once. A row's result depends only on that row and its expert's
+//! matrix.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -32,13 +32,15 @@ use fused::gemm::{Matrix, Product, products};
 use fused::{Element, written};
 use std::mem::MaybeUninit;
 
-/// `x_rp` times each segment's matrix of `weight_epq`: `[r, q]`. Of `segments`, see [`dispatch`](super::dispatch): they
-/// begin at 0, do not fall, and end at `r` or before. On a device nobody reads them back to check it: rows beyond the
-/// last one are then neither read nor written, and the result means nothing.
+/// Multiplies `x_rp` by each segment's matrix of `weight_epq`: `[r, q]`.
+///
+/// Segments (see [`dispatch`](super::dispatch)) begin at 0, never decrease, and end at `r` or before. On a device they
+/// are not read back for a check: if they exceed the rows, nothing is read or written out of bounds, but the result is
+/// meaningless.
 ///
 /// # Panics
-/// If `x` and the matrices are not of one type, f32, bf16 or f16, the segments not i32, or widths or the number of
-/// experts do not agree or are 0; on the CPU, if the segments are not borders of rows.
+/// If `x` and the matrices do not have one type (f32, bf16 or f16), if segments are not i32, or if widths or numbers of
+/// experts disagree or are 0; on the CPU, if the segments are not borders of rows.
 pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1, Int>) -> Tensor<2> {
     let [_, p, _] = weight_epq.dims();
     check(Call("grouped_gemm"), ("x", &x_rp, p), &weight_epq, segments);
@@ -46,10 +48,11 @@ pub fn grouped_gemm(x_rp: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1,
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(x_rp.into_dispatch(), weight_epq.into_dispatch(), segments, false))
 }
 
-/// The gradient of the rows, `[r, p]`: the product of [`grouped_gemm`]'s backward by itself. Carries no gradients on.
+/// Returns the gradient of the rows, `[r, p]`: the product in the backward of [`grouped_gemm`], as a separate function.
+/// The result is not tracked.
 ///
 /// # Panics
-/// As [`grouped_gemm`].
+/// Like [`grouped_gemm`].
 pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor<1, Int>) -> Tensor<2> {
     let [_, _, q] = weight_epq.dims();
     check(Call("rows_gradient"), ("d_y", &d_y_rq, q), &weight_epq, segments);
@@ -57,11 +60,11 @@ pub fn rows_gradient(d_y_rq: Tensor<2>, weight_epq: Tensor<3>, segments: &Tensor
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm(d_y, weight, segments.clone().inner().into_dispatch(), true))
 }
 
-/// The gradient of the matrices, `[e, p, q]`: the sum of [`grouped_gemm`]'s backward by itself. Carries no gradients
-/// on.
+/// Returns the gradient of the matrices, `[e, p, q]`: the sum in the backward of [`grouped_gemm`], as a separate
+/// function. The result is not tracked.
 ///
 /// # Panics
-/// As [`grouped_gemm`].
+/// Like [`grouped_gemm`].
 pub fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, segments: &Tensor<1, Int>) -> Tensor<3> {
     let (call, [r, p], [_, q]) = (Call("weight_gradient"), x_rp.dims(), d_y_rq.dims());
     call.float("x", x_rp.dtype());
@@ -74,7 +77,7 @@ pub fn weight_gradient(x_rp: Tensor<2>, d_y_rq: Tensor<2>, segments: &Tensor<1, 
     Tensor::from_dispatch(Dispatch::moe_grouped_gemm_weight(x, d_y, segments.clone().inner().into_dispatch()))
 }
 
-/// Rows of this width, matrices and segments of one product.
+/// Checks rows of this width, matrices and segments of one product.
 fn check(
     call: Call,
     (argument, rows, width): (&str, &Tensor<2>, usize),
@@ -90,7 +93,7 @@ fn check(
     call.shape("segments", segments.dims(), [shape[0] + 1]);
 }
 
-/// On the CPU: that the segments are borders of `r` rows.
+/// On the CPU, checks that the segments are borders of `r` rows.
 fn check_segments(segments: &[i32], r: usize) {
     let (first, last) = (segments.first(), segments.last());
     let borders = first == Some(&0) && segments.is_sorted() && last.is_some_and(|last| *last as usize <= r);
@@ -100,7 +103,7 @@ fn check_segments(segments: &[i32], r: usize) {
     );
 }
 
-/// The number of rows to pad segments to on the device of `x`, so that no tile of a GPU's kernels is half empty.
+/// The number of rows to which segments are padded on the device of `x`, so that no tile of a GPU kernel is half empty.
 pub fn tile_rows<const D: usize>(x: &Tensor<D>) -> usize {
     #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
     if x.clone().inner().try_into_primitive::<burn::backend::Flex>().is_err() {
@@ -119,7 +122,7 @@ pub(crate) struct Shape {
     pub q: usize,
 }
 
-/// `y[r, q]`; where `transposed`, the matrices are `[e, q, p]`.
+/// Computes `y[r, q]`; if `transposed`, the matrices are `[e, q, p]`.
 pub(crate) fn grouped_gemm_host<T: Element>(
     x: &[T],
     weight: &[T],
@@ -142,11 +145,11 @@ pub(crate) fn grouped_gemm_host<T: Element>(
         products(list);
         rest.fill(MaybeUninit::new(T::from_f32(0.0)));
     };
-    // SAFETY: `products` sets the rows of all segments, which begin at 0 and follow each other; `fill` those behind.
+    // SAFETY: `products` sets the rows of all segments, which are consecutive from 0 on; `fill` sets those after them.
     unsafe { written(x.len() / p * q, write) }
 }
 
-/// `dW[e, p, q]`
+/// Computes `dW[e, p, q]`.
 pub(crate) fn grouped_gemm_weight_host<T: Element>(
     x: &[T],
     d_y: &[T],

@@ -1,7 +1,7 @@
-//! The kernels of [`permute`](super): one cube a row, rows dealt out to cubes in strides.
+//! The kernels of [`permute`](super): one cube per row, in a grid-stride loop.
 //!
-//! The units of a cube read neighbouring vectors of a row and look up its index once each. Every output is written
-//! once; only the gradient of a gate needs what other units have: a sum of one number a unit, through shared memory.
+//! The units of a cube read adjacent vectors of a row, and each looks up its index once. Every output is written once.
+//! Only the gradient of a gate depends on other units: it sums one number per unit through shared memory.
 
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_elem_type;
@@ -70,7 +70,7 @@ fn permute_kernel<F: Float, V: Size>(
     }
 }
 
-/// Without gates all of them are 1: the backward of [`permute`].
+/// Without gates, all of them are 1: this is the backward of [`permute`].
 pub(crate) fn unpermute(y: CubeTensor, gates: Option<CubeTensor>, slot: CubeTensor) -> CubeTensor {
     let ([r, d], [k, n], dtype) = (y.shape().dims(), slot.shape().dims(), y.dtype);
     if r == 0 {
@@ -135,7 +135,7 @@ fn unpermute_kernel<F: Float, V: Size>(
     }
 }
 
-/// The gradients of rows and gates, in one pass over the rows: `slot` and `source` are each other's inverse.
+/// The gradients of rows and gates, in one pass over the rows: `slot` and `source` are inverses of each other.
 pub(crate) fn unpermute_backward(
     y: CubeTensor,
     gates: CubeTensor,
@@ -177,8 +177,8 @@ pub(crate) fn unpermute_backward(
     (d_rows, d_gates)
 }
 
-/// The cube of row `r` writes the gradients of the row and of the gate of its assignment; gates of assignments without a
-/// row are nobody's and are set to 0 beside it.
+/// The cube of row `r` writes the gradients of the row and of the gate of its assignment. Gates of assignments without
+/// a row belong to no cube; all units set them to 0.
 #[cube(launch, address_type = "dynamic")]
 fn unpermute_backward_kernel<F: Float, V: Size>(
     y: &[Vector<F, V>],
@@ -224,7 +224,7 @@ fn unpermute_backward_kernel<F: Float, V: Size>(
         }
 
         partial[unit] = lanes.vector_sum();
-        // Halves of the units add what the other halves have: the same tree at every run.
+        // The lower half of the units adds the numbers of the upper half: the same tree in every run.
         #[unroll]
         for level in 0..comptime!(units.ilog2() as usize) {
             let half = comptime!(units >> (level + 1));
@@ -236,7 +236,7 @@ fn unpermute_backward_kernel<F: Float, V: Size>(
         if unit == 0usize && p >= 0i32 {
             d_gates[p as usize] = partial[0];
         }
-        // The next row's numbers must not overtake the sum of this one's.
+        // The next row's numbers must not overwrite this row's sum early.
         if comptime!(units > 1) {
             sync_cube();
         }
@@ -244,7 +244,7 @@ fn unpermute_backward_kernel<F: Float, V: Size>(
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use permute_kernel::PermuteKernel;

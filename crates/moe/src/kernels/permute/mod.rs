@@ -1,7 +1,7 @@
-//! `permute` and `unpermute`: tokens into the rows of their experts, and the weighted outputs back.
+//! `permute` and `unpermute`: copy tokens into the rows of their experts, and combine the weighted outputs.
 //!
 //! ```text
-//! permute    x[r]  = x[source[r] % n]                      0 where source[r] is -1
+//! permute    x[r]  = x[source[r] % n]                      0 if source[r] is -1
 //! unpermute  y[t]  = sum over j of gates[j, t] y[slot[j, t]]        without the j whose slot is -1
 //!
 //! backward   dx[t] = sum over j of dx[slot[j, t]]
@@ -9,12 +9,16 @@
 //! ```
 //!
 //! ```text
-//!  tokens  0   1   2           Both directions gather: a row is copied from its token through `source`, a token is summed from its
-//!          | \ |   |           rows through `slot`, in the order of choices. Nothing is scattered or added by atomics, so the result
-//!  rows    0 1 2 3 -  (A A B C -)   is the same at every run, and every output is written once.
+//!  tokens  0   1   2
+//!          | \ |   |
+//!  rows    0 1 2 3 -  (A A B C -)
 //! ```
 //!
-//! Sums are made in f32 and rounded once; gates and their gradient are f32.
+//! Both directions gather: a row is copied from its token through `source`, and a token is summed from its rows through
+//! `slot`, in the order of choices. Nothing is scattered or added by atomics, so the result is reproducible and every
+//! output is written once.
+//!
+//! Sums are in f32 and rounded once; gates and their gradient are f32.
 
 #[cfg(feature = "cubecl")]
 pub(crate) mod cube;
@@ -29,11 +33,11 @@ use fused::{Element, written};
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
-/// `x_nd` to the rows `[r, d]` of `to`.
+/// Copies `x_nd` to the rows `[r, d]` of `to`.
 ///
 /// # Panics
-/// If `x` is of another type than f32, bf16 and f16, or of width 0, or `to` is of other tokens or not i32; on the CPU,
-/// if it leads to what is not there.
+/// If `x` is not f32, bf16 or f16, if it has width 0, or if `to` is not i32 or has other tokens; on the CPU, if an
+/// index of `to` is out of range.
 pub fn permute(x_nd: Tensor<2>, to: &Dispatched) -> Tensor<2> {
     let (call, [n, _], [k, _]) = (Call("permute"), x_nd.dims(), to.slot_kn.dims());
     check(call, ("x", &x_nd), to);
@@ -42,11 +46,11 @@ pub fn permute(x_nd: Tensor<2>, to: &Dispatched) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::moe_permute(x_nd.into_dispatch(), source, slot))
 }
 
-/// The rows `y_rd` of `from` to tokens `[n, d]`, weighted by `gates_kn`.
+/// Sums the rows `y_rd` of `from` into tokens `[n, d]`, weighted by `gates_kn`.
 ///
 /// # Panics
-/// If `y` is of another type than f32, bf16 and f16, or of width 0, the gates are not f32, `from` not i32, or they are
-/// of other rows or tokens; on the CPU, if `from` leads to what is not there.
+/// If `y` is not f32, bf16 or f16, if it has width 0, if the gates are not f32 or `from` is not i32, or if their rows
+/// or tokens disagree; on the CPU, if an index of `from` is out of range.
 pub fn unpermute(y_rd: Tensor<2>, gates_kn: Tensor<2>, from: &Dispatched) -> Tensor<2> {
     let (call, [r, d]) = (Call("unpermute"), y_rd.dims());
     check(call, ("y", &y_rd), from);
@@ -57,7 +61,7 @@ pub fn unpermute(y_rd: Tensor<2>, gates_kn: Tensor<2>, from: &Dispatched) -> Ten
     Tensor::from_dispatch(Dispatch::moe_unpermute(y_rd.into_dispatch(), gates_kn.into_dispatch(), source, slot))
 }
 
-/// Rows of a width, and where they go.
+/// Checks rows of a width, and their places.
 fn check(call: Call, (argument, rows): (&str, &Tensor<2>), places: &Dispatched) {
     call.float(argument, rows.dtype());
     call.that(rows.dims()[1] > 0, format_args!("{argument} has shape {:?}, expected a width", rows.dims()));
@@ -65,16 +69,16 @@ fn check(call: Call, (argument, rows): (&str, &Tensor<2>), places: &Dispatched) 
     call.dtype("source", places.source_r.dtype(), DType::I32);
 }
 
-/// On the CPU: that rows come from assignments, and assignments go to rows.
+/// On the CPU, checks that rows come from assignments, and that assignments go to rows.
 ///
 /// # Panics
-/// If one leads to what is not there.
+/// If an index is out of range.
 pub(crate) fn check_places(function: &str, source: &[i32], slot: &[i32]) {
     check_indices(function, "source", source, slot.len());
     check_indices(function, "slot", slot, source.len());
 }
 
-/// Elements that are worth a task of their own.
+/// Number of elements that justify a separate task.
 const TASK: usize = 16 * 1024;
 
 pub(crate) fn permute_host<T: Element>(x: &[T], source: &[i32], n: usize, d: usize) -> Vec<T> {
@@ -91,7 +95,7 @@ pub(crate) fn permute_host<T: Element>(x: &[T], source: &[i32], n: usize, d: usi
     unsafe { written(source.len() * d, write) }
 }
 
-/// Without gates all of them are 1: the backward of [`permute_host`].
+/// Without gates, all of them are 1: this is the backward of [`permute_host`].
 pub(crate) fn unpermute_host<T: Element>(y: &[T], gates: Option<&[f32]>, slot: &[i32], n: usize, d: usize) -> Vec<T> {
     let mut tokens = vec![T::from_f32(0.0); n * d];
     tokens.par_chunks_mut(d).enumerate().with_min_len(TASK / d).for_each_init(
@@ -108,7 +112,7 @@ pub(crate) fn unpermute_host<T: Element>(y: &[T], gates: Option<&[f32]>, slot: &
     tokens
 }
 
-/// The gradients of rows and gates.
+/// Returns the gradients of rows and gates.
 pub(crate) fn unpermute_backward_host<T: Element>(
     y: &[T],
     gates: &[f32],
@@ -139,7 +143,7 @@ pub(crate) fn unpermute_backward_host<T: Element>(
     (d_rows, d_gates)
 }
 
-/// In 16 partial sums, which the compiler keeps in vectors.
+/// Uses 16 partial sums, which the compiler keeps in vectors.
 fn dot<T: Element>(a: &[T], b: &[T]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
     let mut lanes = [0.0f32; 16];

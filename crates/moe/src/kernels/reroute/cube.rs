@@ -1,18 +1,20 @@
-//! The kernel of [`reroute`](super): one cube a sequence, which places a window of assignments at a time, one a unit.
+//! The kernel of [`reroute`](super): one cube per sequence, which places one window of assignments at a time, one per
+//! unit.
 //!
-//! Each placement depends on those before it, but mostly agrees with the guess that there is room:
+//! Each placement depends on those before it, but usually agrees with the guess that there is room:
 //!
 //! ```text
 //! window     assignments 8 .. 12, loads of the experts known     A 7 of 8 | B 3 of 8 | C 8 of 8
 //!
-//! guess      A     A     B     C        each its own candidate
-//! round 1    A     D     B     D        room for an assignment: load + picks of the units before it < capacity; else the next candidate
+//! guess      A     A     B     C        each its first candidate
+//! round 1    A     D     B     D        room for an assignment: load + picks of earlier units < capacity;
+//!                                       if there is none, the next candidate
 //! round 2    A     D     B     D        nothing has changed: these are the placements; loads += picks
 //! ```
 //!
-//! A round that changes nothing has every pick follow from those before it, and only the placements one by one do that.
-//! The pick of the first unit is right after one round, that of the second after two: there are no more rounds than
-//! units, and mostly there is one.
+//! In a round that changes nothing, every pick follows from those before it, which only the sequential placements
+//! satisfy. The pick of the first unit is right after one round, that of the second after two. So there are at most as
+//! many rounds as units, and usually one.
 
 use super::RerouteRule;
 use crate::kernels::dispatch::{Order, cube::assignment};
@@ -93,17 +95,17 @@ fn reroute_kernel(
             let mut settled = false.runtime();
             while !settled {
                 round += 1i32;
-                // The candidates of this assignment: its own, and then the token's reserves.
+                // The candidates of this assignment: its choice, then the token's reserves.
                 let mut pick = (-1i32).runtime();
                 let mut next = 0usize;
                 while inside && pick < 0i32 && next <= c - k {
                     let candidate = candidates[select(next == 0usize, choice, k + next - 1usize) * n + token];
-                    // Checked here: a launch checks what lies in global memory, and not what is shared.
+                    // Checked here: a launch checks bounds in global memory but not in shared memory.
                     let is_expert = candidate >= 0i32 && candidate < e as i32;
                     let known = select(is_expert, candidate, 0i32);
                     let mut fits = has_room(load[known as usize].load(), candidate, capacity, &picks, unit);
                     fits = fits && is_expert;
-                    // Both orders place a token's choices in order: what it holds are the choices before this one.
+                    // Both orders place a token's choices in order, so the token holds the choices before this one.
                     for j in 0..choice {
                         let earlier =
                             if comptime!(choice_major) { j * tokens + token % tokens } else { token % tokens * k + j };
@@ -143,7 +145,7 @@ fn reroute_kernel(
 #[cube]
 fn has_room(load: i32, candidate: i32, capacity: i32, picks: &[i32], unit: usize) -> bool {
     let mut count = load;
-    // Mostly an expert is full already, or has room whatever these units pick.
+    // Usually an expert is already full, or has room for any picks of these units.
     if count < capacity && count + unit as i32 >= capacity {
         for other in 0..unit {
             count += select(picks[other] == candidate, 1i32, 0i32);
@@ -152,7 +154,7 @@ fn has_room(load: i32, candidate: i32, capacity: i32, picks: &[i32], unit: usize
     count < capacity
 }
 
-/// The kernel with typical compile-time values.
+/// Lists the kernel with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use reroute_kernel::RerouteKernel;

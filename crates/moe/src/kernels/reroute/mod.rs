@@ -1,9 +1,9 @@
-//! `reroute`: where an expert is full, the token's next-best expert with room.
+//! `reroute`: replaces a full expert by the token's next-best expert with room.
 //!
 //! Assignments of a sequence are placed one after another, in the order of [`dispatch`](super::dispatch). Choice `j` of
-//! a token goes to its candidate `j`; where that has no room left, to the first of its reserves (candidates from `k`
-//! on) that has room and that the token does not hold already. So an assignment is dropped only when each of its
-//! token's candidates is full or held by the token.
+//! a token goes to its candidate `j`. If that expert is full, it goes to the first of the token's reserves (candidates
+//! from `k` on) that has room and that the token does not already hold. So an assignment is dropped only if each of
+//! these candidates is full or held by the token.
 //!
 //! ```text
 //! top-1 of candidates, capacity 1     token 0: A B C   token 1: A B C   token 2: A C B
@@ -25,7 +25,7 @@ use fused::check::Call;
 /// How [`reroute`] places assignments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RerouteRule {
-    /// Choices of a token, k; the other candidates are its reserves.
+    /// Choices per token, k; the other candidates are its reserves.
     pub top_k: usize,
     /// Number of experts.
     pub experts: usize,
@@ -33,15 +33,15 @@ pub struct RerouteRule {
     pub groups: usize,
     /// The most assignments of one sequence that an expert takes.
     pub capacity: usize,
-    /// Who comes first.
+    /// Which assignments come first.
     pub order: Order,
 }
 
-/// `candidates_cn`, best first, to `experts_kn`; -1 where nothing had room.
+/// Maps `candidates_cn`, best first, to `experts_kn`, with -1 if no candidate had room.
 ///
 /// # Panics
-/// If the candidates are not i32, there are fewer of a token than its choices, or the tokens cannot be divided into
-/// `rule.groups`; on the CPU, if a candidate is not there.
+/// If the candidates are not i32, if a token has fewer candidates than choices, or if the tokens cannot be divided into
+/// `rule.groups`; on the CPU, if a candidate is out of range.
 pub fn reroute(candidates_cn: Tensor<2, Int>, rule: RerouteRule) -> Tensor<2, Int> {
     let (call, shape) = (Call("reroute"), candidates_cn.dims());
     check_assignments(call, "candidates", &candidates_cn, rule.groups);

@@ -1,18 +1,18 @@
-//! `route`: which experts a token goes to, and with which weights.
+//! `route`: chooses the experts of each token, and their weights.
 //!
 //! ```text
 //! scores[n, e] = softmax over e of logits[n, e]   or   sigmoid(logits[n, e])
-//! choice[n, e] = scores[n, e] + bias[e] + noise[n, e]        experts of groups that lost: rule.mask
-//! experts[j, n] = the j-th largest of choice[n, ..], the lower number first where two are equal
+//! choice[n, e] = scores[n, e] + bias[e] + noise[n, e]        rule.mask for experts of groups that are not chosen
+//! experts[j, n] = the j-th largest of choice[n, ..]; of equal ones, the lower number first
 //! gates[j, n]  = scale * s[j] / (s[0] + .. + s[k-1])  with s[j] = scores[n, experts[j, n]]
 //! ```
 //!
 //! A group's score is its best choice, or the sum of its two best (DeepSeek-V3, arXiv 2412.19437, and its `Gate`). The
-//! choice carries no gradient; gates do, into the scores: with `S` the sum above, `ds[j] = scale / S * (dg[j] - sum_i
-//! dg[i] s[i] / S)`.
+//! choice carries no gradient. Gates carry gradients into the scores: with `S` the sum above,
+//! `ds[j] = scale / S * (dg[j] - sum_i dg[i] s[i] / S)`.
 //!
 //! ```text
-//! scores_ne  token 0: e0 e1 e2 .. | token 1: ..       a token's scores are neighbours: one unit reads its row
+//! scores_ne  token 0: e0 e1 e2 .. | token 1: ..       a token's scores are adjacent: one unit reads its row
 //! experts_cn choice 0: t0 t1 t2 .. | choice 1: ..     choice-major: assignment p = j * n + t, first choices first
 //! ```
 
@@ -29,15 +29,15 @@ use rayon::prelude::*;
 /// How experts are chosen by their scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SelectRule {
-    /// Experts to find for each token, 1 to [`MAX_CANDIDATES`].
+    /// Number of experts to find for each token, 1 to [`MAX_CANDIDATES`].
     pub candidates: usize,
-    /// Groups the experts are divided into.
+    /// Number of groups of experts.
     pub n_group: usize,
-    /// Groups that experts may be chosen from.
+    /// Number of groups from which experts may be chosen.
     pub topk_group: usize,
-    /// How many of a group's best experts make up its score: 2 where there is a bias, else 1.
+    /// Number of a group's best experts whose sum is its score: 2 with a bias, otherwise 1.
     pub group_best: usize,
-    /// What an expert of another group has in place of its choice score.
+    /// The choice score of experts outside of the chosen groups.
     pub mask: f32,
     /// Noise on the choice.
     pub noise: Option<Noise>,
@@ -46,21 +46,21 @@ pub struct SelectRule {
 /// The most experts that [`select`] finds for a token.
 pub const MAX_CANDIDATES: usize = 16;
 
-/// Uniform noise in `-amplitude..amplitude`: a hash of the key and of the place of a token, the same on every device
-/// and in any batch.
+/// Uniform noise in `-amplitude..amplitude`: a hash of the key and of a token's position, the same on every device and
+/// in any batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Noise {
     /// The largest noise.
     pub amplitude: f32,
-    /// Noises of different keys are independent.
+    /// The noises of different keys are independent.
     pub key: u32,
-    /// The row of the global batch that the first sequence is.
+    /// The index in the global batch of the first sequence.
     pub first_row: u32,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
 }
 
-/// How [`gates`] are made from scores.
+/// How [`gates`] are computed from scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct GateRule {
     /// Whether a token's gates are divided by the sum of its chosen scores.
@@ -69,20 +69,20 @@ pub struct GateRule {
     pub scale: f32,
 }
 
-/// `logits_ne` to `scores_ne`, in f32.
+/// Maps `logits_ne` to `scores_ne`, in f32.
 ///
 /// # Panics
-/// If the logits are not f32, or of no experts.
+/// If the logits are not f32, or if there are no experts.
 pub fn scores(logits_ne: Tensor<2>, func: ScoreFunc) -> Tensor<2> {
     check_scores(Call("scores"), "logits", &logits_ne);
     Tensor::from_dispatch(Dispatch::moe_scores(logits_ne.into_dispatch(), func))
 }
 
-/// The best `rule.candidates` experts of each token, `[c, n]` in i32, from `scores_ne` and `bias_e`.
+/// Returns the best `rule.candidates` experts of each token, `[c, n]` in i32, from `scores_ne` and `bias_e`.
 ///
 /// # Panics
-/// If scores and bias are not f32 or not of these shapes, there are not so many candidates, or the rule's groups do not
-/// divide the experts.
+/// If scores and bias are not f32 or do not have these shapes, if there are not that many candidates, or if the rule's
+/// groups do not divide the experts.
 pub fn select(scores_ne: Tensor<2>, bias_e: Tensor<1>, rule: SelectRule) -> Tensor<2, Int> {
     let (call, [n, e]) = (Call("select"), scores_ne.dims());
     check_scores(call, "scores", &scores_ne);
@@ -99,10 +99,11 @@ pub fn select(scores_ne: Tensor<2>, bias_e: Tensor<1>, rule: SelectRule) -> Tens
     Tensor::from_dispatch(Dispatch::moe_select(scores, bias, rule))
 }
 
-/// The weights `[k, n]` of the chosen experts; 0 where `experts_kn` is -1.
+/// Returns the weights `[k, n]` of the chosen experts; 0 if `experts_kn` is -1.
 ///
 /// # Panics
-/// If the scores are not f32, the experts not i32, or of other tokens; on the CPU, if one of them is not there.
+/// If the scores are not f32, if the experts are not i32, or if their numbers of tokens differ; on the CPU, if an
+/// expert is out of range.
 pub fn gates(scores_ne: Tensor<2>, experts_kn: Tensor<2, Int>, rule: GateRule) -> Tensor<2> {
     let (call, [n, _], [k, _]) = (Call("gates"), scores_ne.dims(), experts_kn.dims());
     check_scores(call, "scores", &scores_ne);
@@ -111,33 +112,34 @@ pub fn gates(scores_ne: Tensor<2>, experts_kn: Tensor<2, Int>, rule: GateRule) -
     Tensor::from_dispatch(Dispatch::moe_gates(scores_ne.into_dispatch(), experts_kn.into_dispatch(), rule))
 }
 
-/// How many times each of `groups` sequences (one after another) chose each of `e` experts: `[groups, e]` in i32. -1
-/// chooses none.
+/// Counts how many times each of `groups` sequences (one after another) chose each of `e` experts: `[groups, e]` in
+/// i32. A -1 chooses none.
 ///
 /// # Panics
-/// If the experts are not i32, or the tokens cannot be divided into `groups`; on the CPU, if an expert is not there.
+/// If the experts are not i32, or if the tokens cannot be divided into `groups`; on the CPU, if an expert is out of
+/// range.
 pub fn count(experts_kn: Tensor<2, Int>, groups: usize, e: usize) -> Tensor<2, Int> {
     check_assignments(Call("count"), "experts", &experts_kn, groups);
     Tensor::from_dispatch(Dispatch::moe_count(experts_kn.into_dispatch(), groups, e))
 }
 
-/// Scores, or logits, of some experts.
+/// Checks scores, or logits.
 fn check_scores(call: Call, argument: &str, scores_ne: &Tensor<2>) {
     call.dtype(argument, scores_ne.dtype(), DType::F32);
     call.that(scores_ne.dims()[1] > 0, format_args!("{argument} has shape {:?}, expected experts", scores_ne.dims()));
 }
 
-/// Experts of the tokens of `groups` sequences.
+/// Checks experts of the tokens of `groups` sequences.
 pub(crate) fn check_assignments(call: Call, argument: &str, experts_kn: &Tensor<2, Int>, groups: usize) {
     let [_, n] = experts_kn.dims();
     call.dtype(argument, experts_kn.dtype(), DType::I32);
     call.that(n == 0 || (groups > 0 && n % groups == 0), format_args!("{n} tokens in {groups} groups"));
 }
 
-/// On the CPU: indices below `end`, or -1.
+/// On the CPU, checks that indices are below `end`, or -1.
 ///
 /// # Panics
-/// If one is something else.
+/// If an index is anything else.
 pub(crate) fn check_indices(function: &str, argument: &str, indices: &[i32], end: usize) {
     let wrong = indices.iter().find(|index| **index < -1 || **index >= end as i32);
     if let Some(wrong) = wrong {
@@ -148,7 +150,7 @@ pub(crate) fn check_indices(function: &str, argument: &str, indices: &[i32], end
 /// Added to the sum of a token's scores before the division, as in DeepSeek's reference code.
 pub(crate) const TINY: f32 = 1e-20;
 
-/// Rows of a task.
+/// Rows per task.
 const ROWS: usize = 256;
 
 pub(crate) fn scores_host(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
@@ -171,7 +173,7 @@ pub(crate) fn scores_host(logits: &[f32], e: usize, func: ScoreFunc) -> Vec<f32>
     scores
 }
 
-/// Sigmoid: `ds s (1 - s)`; softmax: `s (ds - sum(ds s))`.
+/// The gradient of logits: `ds s (1 - s)` for sigmoid, `s (ds - sum(ds s))` for softmax.
 pub(crate) fn scores_backward_host(scores: &[f32], d_scores: &[f32], e: usize, func: ScoreFunc) -> Vec<f32> {
     let mut d_logits = vec![0.0; scores.len()];
     let rows = d_logits.par_chunks_mut(e).zip(scores.par_chunks(e).zip(d_scores.par_chunks(e)));
@@ -205,12 +207,12 @@ pub(crate) fn select_host(scores: &[f32], bias: &[f32], e: usize, rule: &SelectR
 }
 
 impl Noise {
-    /// The noise of expert `expert` of `e` for the token number `token` of the batch.
+    /// Returns the noise of expert `expert` of `e` for token number `token` of the batch.
     pub(crate) fn at(&self, token: usize, expert: usize, e: usize) -> f32 {
         let (row, position) = (token / self.seq_len, token % self.seq_len);
         let start = mix(self.key ^ mix((self.first_row.wrapping_add(row as u32)).wrapping_add(GAMMA)));
         let number = mix(start.wrapping_add(((position * e + expert) as u32).wrapping_mul(GAMMA)));
-        // 24 bits: 2^-23 times them is exact in f32.
+        // The upper 24 bits, times 2^-23, are exact in f32.
         self.amplitude * ((number >> 8) as f32 * (2.0 / (1 << 24) as f32) - 1.0)
     }
 }
@@ -218,14 +220,15 @@ impl Noise {
 /// 2^32 divided by the golden ratio.
 pub(crate) const GAMMA: u32 = 0x9e37_79b9;
 
-/// A bijection of u32 that spreads every bit over all: the "lowbias32" constants of Chris Wellons' hash prospector.
+/// A bijection of u32 that spreads every bit over all bits: the "lowbias32" constants of Chris Wellons' hash
+/// prospector.
 pub(crate) fn mix(mut x: u32) -> u32 {
     x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
     x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
     x ^ (x >> 16)
 }
 
-/// Overwrites the choice of experts whose group is not among the best.
+/// Masks the choice scores of experts whose group is not among the best.
 fn mask_groups(choice: &mut [f32], rule: &SelectRule) {
     if rule.n_group == 1 {
         return;
@@ -248,7 +251,7 @@ fn mask_groups(choice: &mut [f32], rule: &SelectRule) {
     }
 }
 
-/// The places of the largest values, best first, the lower place first where two are equal.
+/// Finds the places of the largest values, best first; of equal values, the lower place first.
 fn largest(values: &[f32], places: &mut [i32]) {
     let mut found = 0;
     for (place, value) in values.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The forward of [`simt`](super::super::simt), on tensor cores: scores, probabilities and sums stay in registers.
+//! The forward of [`simt`](super::super::simt) on tensor cores: scores, probabilities and sums stay in registers.
 
 use super::super::rows::{Lies, Rule, first_key, head_here, inverse, log_sum};
 use super::{Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
@@ -40,7 +40,7 @@ pub fn forward<F: Float>(
 
     let (lane_row, lane_column) = lane_place();
     let mut sums = zeros(comptime!(shape.padded()[1]));
-    // Of this lane's two rows; the totals are of its own columns until the end.
+    // For this lane's two rows; until the end, the totals cover only the lane's own columns.
     let mut largest = Array::<f32>::new(2usize);
     let mut total = Array::<f32>::new(2usize);
     #[unroll]

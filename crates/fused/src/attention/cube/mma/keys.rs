@@ -1,5 +1,5 @@
-//! The gradients of keys and values on tensor cores; see [`simt`](super::super::simt). Scores have a row for each key
-//! here.
+//! The gradients of keys and values on tensor cores; see [`simt`](super::super::simt). Here scores have one row per
+//! key.
 
 use super::super::rows::{Lies, Rule, first_key, head_here, probability, stage_statistics};
 use super::{CHUNK, Eight, Operand, Shape, TILE, Two, add_product, lane_place, plane_row, scores, stage, turn, zeros};
@@ -66,7 +66,7 @@ pub fn keys<F: Float>(
             turn(&mut q_tile, cos, sin, query, rule.t, comptime!(shape.rope()));
         }
         sync_cube();
-        // From the first query that sees the plane's first key.
+        // Starts at the first query that sees the plane's first key.
         let mut from = (max(rule.first_query(key + plane_row()), query) - query) / CHUNK * CHUNK;
         while from < TILE {
             let s = scores(&k_tile, plane_row(), &q_tile, from, CHUNK, comptime!(shape.whole()));

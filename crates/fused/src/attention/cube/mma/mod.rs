@@ -1,31 +1,34 @@
-//! Attention on tensor cores: bf16 or f16 in, sums in f32.
+//! Attention on tensor cores: inputs in bf16 or f16, sums in f32.
 //!
 //! ```text
-//!  cube: 64 queries (or keys), 4 planes of 32 lanes          a lane's part of a sum of 16 x 8                 operands, 16 x 16
+//!  cube: 64 queries (or keys), 4 planes of 32 lanes         a lane's part of a 16 x 8 sum
 //!
 //!            keys of a tile, [64, d + 8]                            columns
-//!          +----+----+----+----+                            rows    2c 2c+1    r = lane / 4                   ldmatrix loads them from rows in shared
-//!  plane 0 | 16 x 8 sums  ...  |                              r   |  0   1 |   c = lane % 4                   memory, as they lie or turned
+//!          +----+----+----+----+                            rows    2c 2c+1    r = lane / 4
+//!  plane 0 | 16 x 8 sums  ...  |                              r   |  0   1 |   c = lane % 4
 //!  plane 1 |                   |                            r + 8 |  2   3 |
 //!  plane 2 |                   |
-//!  plane 3 |                   |                            two sums side by side are the left operand of the next product: scores become
-//!          +----+----+----+----+                            probabilities in registers, and no unit but theirs sees them
+//!  plane 3 |                   |                            operands, 16 x 16: ldmatrix loads them from rows in
+//!          +----+----+----+----+                            shared memory, plain or transposed
 //! ```
 //!
-//! The instruction is `mma.m16n8k16`, whose layouts PTX defines (PTX ISA, "Matrix Fragments for mma.m16n8k16"). A row
-//! of scores is in the 4 lanes of a quad, which find its maximum and its sum by two shuffles. The kernel of keys makes
-//! the scores turned, a row for each key, so that they too are left operands: of `p^T dy` and `ds^T q`.
+//! The instruction is `mma.m16n8k16`; PTX defines its layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"). The 4
+//! lanes of a quad hold a row of scores, and find its maximum and sum with two shuffles. Two adjacent sums form the
+//! left operand of the next product, so scores become probabilities in registers and no other unit sees them. The
+//! kernel of keys computes the scores transposed, one row per key, so that they too are left operands: of `p^T dy` and
+//! `ds^T q`.
 //!
-//! Rows in shared memory are 8 elements longer than a multiple of 16: the 8 rows that `ldmatrix` reads at once are 4
-//! banks apart. Columns up to that multiple are 0. A rotated part is turned there and rounded, and probabilities and
-//! their gradients are rounded where they become operands; sums are not, until they are written.
+//! Rows in shared memory are 8 elements longer than a multiple of 16, which puts the 8 rows that `ldmatrix` reads at
+//! once 4 banks apart. Columns up to that multiple are 0. A rotated part is rotated and rounded in shared memory.
+//! Probabilities and their gradients are rounded when they become operands; sums are rounded only when they are
+//! written.
 //!
-//! Registers of sums: `d / 2` for `dk`, as many for `dq`, `dv / 2` for `dv` and for `y`; for scores half of their
-//! columns at a time, 64 in the forward, and [`CHUNK`] of them and of their gradients in the backward. With `d` = 192
-//! and `dv` = 128 the kernel of keys has 96 + 64 + 2 x 8, of 255. Shared memory: 4 tiles, for these widths 2 x 64 x
-//! (200 + 136) x 2 = 86 KB.
+//! Registers per lane: `d / 2` for the sums of `dk`, the same for `dq`, `dv / 2` each for `dv` and `y`. Scores take
+//! half as many registers as they have columns: 64 columns at a time in the forward, [`CHUNK`] each of scores and of
+//! their gradients in the backward. With `d` = 192 and `dv` = 128, the kernel of keys takes 96 + 64 + 2 x 8 of 255
+//! registers. Shared memory holds 4 tiles: for these widths 2 x 64 x (200 + 136) x 2 = 86 KB.
 //!
-//! These kernels have been compiled and assembled for A100 and H100. They have not been run on one.
+//! These kernels are compiled and assembled for A100 and H100. They have not been run on either.
 
 pub(super) mod forward;
 pub(super) mod keys;
@@ -35,50 +38,50 @@ use super::rows::Widths;
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 
-/// Queries, or keys, of a cube, and of a tile in shared memory.
+/// Queries or keys per cube, and per tile in shared memory.
 pub(super) const TILE: usize = 64;
-/// Units of a cube: a plane has 16 rows.
+/// Units of a cube; each plane takes 16 rows.
 pub(super) const UNITS: usize = 32 * TILE / SIDE;
 /// Side of an operand.
 const SIDE: usize = 16;
-/// Scores of a row that the backward's kernels have at a time.
+/// Scores per row that the backward kernels compute at a time.
 const CHUNK: usize = 16;
-/// Registers of sums that leave room for the rest.
+/// Most registers for sums; the rest of the kernel needs the others.
 pub(super) const SUMS: usize = 160;
-/// Elements that are loaded at once, 16 bytes.
+/// Elements per load: 16 bytes.
 pub(super) const VECTOR: usize = 8;
 
-/// What a kernel is compiled for.
+/// The compile-time parameters of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     pub widths: Widths,
     pub dropout: bool,
-    /// Whether queries do not see all keys before them.
+    /// Whether documents are masked, so that a query may see only some of the keys before it.
     pub documents: bool,
 }
 
 impl Shape {
-    /// Widths of queries and keys, and of values, in shared memory.
+    /// Widths in shared memory of queries and keys, and of values.
     fn padded(self) -> [usize; 2] {
         [self.widths.qk(), self.widths.v].map(|width| width.next_multiple_of(SIDE))
     }
 
-    /// Vectors of their tiles.
+    /// Vectors of a tile of queries or keys, and of a tile of values.
     fn tiles(self) -> [usize; 2] {
         self.padded().map(|width| TILE * pitch(width))
     }
 
-    /// Registers of sums of the kernel of keys, which has most.
+    /// Registers for sums in the kernel of keys, which needs the most.
     pub fn sums(self) -> usize {
         self.padded().iter().sum::<usize>() / 2
     }
 
-    /// Bytes of shared memory that it takes.
+    /// Bytes of shared memory that this kernel takes.
     pub fn shared_memory(self) -> usize {
         2 * self.tiles().iter().sum::<usize>() * 2 * VECTOR + 2 * TILE * 4
     }
 
-    /// The columns of a whole row of values, of one of queries, and of its two parts.
+    /// The columns of a whole row of values; the methods below return those of a query or key, and of its two parts.
     fn values(self) -> Part {
         Part { column: 0, width: self.widths.v, padded: self.padded()[1], pitch: pitch(self.padded()[1]) }
     }
@@ -88,7 +91,7 @@ impl Shape {
     }
 
     fn nope(self) -> Part {
-        // What follows is the rotated part's to fill, if there is one.
+        // A rotated part, if there is one, fills the columns that follow.
         let padded = if self.widths.rope > 0 { self.widths.nope } else { self.padded()[0] };
         Part { width: self.widths.nope, padded, ..self.whole() }
     }
@@ -99,29 +102,29 @@ impl Shape {
     }
 }
 
-/// Vectors of a row of this padded width in shared memory.
+/// Vectors from a row of this padded width to the next in shared memory.
 fn pitch(padded: usize) -> usize {
     padded / VECTOR + 1
 }
 
-/// Columns `column..column + width` of the rows of a tile, and up to `column + padded` those that are 0.
+/// Columns `column..column + width` of the rows of a tile; the columns from there to `column + padded` are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Part {
     column: usize,
     width: usize,
     padded: usize,
-    /// Vectors of a row.
+    /// Vectors from a row to the next.
     pitch: usize,
 }
 
 type Eight<F> = Vector<F, Const<VECTOR>>;
 type Two<F> = Vector<F, Const<2>>;
-/// A lane's part of an operand: of a left one of 16 x 16, or of two right ones of 16 x 8 side by side.
+/// A lane's part of one 16 x 16 left operand, or of two adjacent 16 x 8 right operands.
 type Operand<F> = Array<Two<F>>;
-/// A lane's part of sums of 16 x 8 side by side, each in two vectors.
+/// A lane's part of adjacent 16 x 8 sums, two vectors for each.
 type Sums = Array<Two<f32>>;
 
-/// Copies rows `row..` into shared memory, 0 from row `end` on. Row `i` starts at `first + i * stride`.
+/// Copies rows from `row` on into shared memory, and zeros from row `end` on. Row `i` starts at `first + i * stride`.
 #[cube]
 fn stage<F: Float>(
     from: &[Eight<F>],
@@ -145,7 +148,7 @@ fn stage<F: Float>(
     }
 }
 
-/// Turns each pair of the part by its position's angle.
+/// Rotates each pair of the part by the angle of its position.
 #[cube]
 fn turn<F: Float>(rows: &mut [Eight<F>], cos: &[f32], sin: &[f32], row: usize, end: usize, #[comptime] part: Part) {
     let (vectors, pairs) = comptime!((part.width / VECTOR, part.width / 2));
@@ -170,17 +173,17 @@ fn turn<F: Float>(rows: &mut [Eight<F>], cos: &[f32], sin: &[f32], row: usize, e
     }
 }
 
-/// The left operand of these rows and columns.
+/// Loads the left operand at this row and column.
 #[cube]
 fn left<F: Float>(tile: &[Eight<F>], row: usize, #[comptime] column: usize, #[comptime] pitch: usize) -> Operand<F> {
     let lane = UNIT_POS_PLANE as usize;
-    // 8 x 8 matrices: rows 0 and 8 of the first columns, then of the last ones.
+    // The 8 x 8 matrices: rows 0 and 8 of the first columns, then of the last columns.
     let at = (row + lane % 16) * pitch + comptime!(column / VECTOR) + lane / 16;
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     mma.load_matrix::<Eight<F>, Const<2>>(&tile[at..at + 1], MatrixIdent::A, 4usize, false)
 }
 
-/// Two right operands: the transpose of these 16 rows and columns.
+/// Loads two right operands: the transpose of the 16 rows and columns here.
 #[cube]
 fn right_of_rows<F: Float>(
     tile: &[Eight<F>],
@@ -189,13 +192,13 @@ fn right_of_rows<F: Float>(
     #[comptime] pitch: usize,
 ) -> Operand<F> {
     let lane = UNIT_POS_PLANE as usize;
-    // Both halves of the sum for rows 0, then for rows 8.
+    // Both halves of k for rows 0 to 7, then for rows 8 to 15.
     let at = (row + lane / 16 * 8 + lane % 8) * pitch + comptime!(column / VECTOR) + lane / 8 % 2;
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     mma.load_matrix::<Eight<F>, Const<2>>(&tile[at..at + 1], MatrixIdent::B, 4usize, false)
 }
 
-/// Two right operands: these 16 rows and columns.
+/// Loads two right operands: the 16 rows and columns here.
 #[cube]
 fn right_of_columns<F: Float>(
     tile: &[Eight<F>],
@@ -204,7 +207,7 @@ fn right_of_columns<F: Float>(
     #[comptime] pitch: usize,
 ) -> Operand<F> {
     let lane = UNIT_POS_PLANE as usize;
-    // Both halves of the sum for columns 0, then for columns 8.
+    // Both halves of k for columns 0 to 7, then for columns 8 to 15.
     let at = (row + lane % 16) * pitch + comptime!(column / VECTOR) + lane / 16;
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     mma.load_matrix::<Eight<F>, Const<2>>(&tile[at..at + 1], MatrixIdent::B, 4usize, true)
@@ -231,7 +234,7 @@ fn multiply<F: Float>(left: &Operand<F>, right: &Operand<F>, sums: &mut Sums, #[
     }
 }
 
-/// Sums for 16 rows of this width, 0.
+/// Sums of 0 for 16 rows of this width.
 #[cube]
 fn zeros(#[comptime] width: usize) -> Sums {
     let mut sums = Sums::new(comptime!(width / 4));
@@ -242,7 +245,7 @@ fn zeros(#[comptime] width: usize) -> Sums {
     sums
 }
 
-/// `a b^T` of 16 rows of one tile and `columns` rows of another.
+/// Computes `a b^T` for 16 rows of one tile and `columns` rows of another.
 #[cube]
 fn scores<F: Float>(
     a: &[Eight<F>],
@@ -265,7 +268,8 @@ fn scores<F: Float>(
     sums
 }
 
-/// Adds `p b`, `p` being `columns` scores of 16 rows, in the order of their sums, and `b` so many rows of a tile.
+/// Adds `p b`, where `p` holds `columns` scores of 16 rows in the order of their sums, and `b` is `columns` rows of a
+/// tile.
 #[cube]
 fn add_product<F: Float>(
     p: &Operand<F>,
@@ -290,13 +294,14 @@ fn add_product<F: Float>(
     }
 }
 
-/// The first row of this unit's plane in its cube's tile.
+/// The first row of this unit's plane in the cube's tile.
 #[cube]
 fn plane_row() -> usize {
     UNIT_POS as usize / 32 * SIDE
 }
 
-/// This lane's row and column in its plane's sums; the others are 8 rows below, one column on, and so every 8 columns.
+/// The row and column of this lane's first element in its plane's sums. Its others are 8 rows below and one column to
+/// the right, and so on every 8 columns.
 #[cube]
 fn lane_place() -> (usize, usize) {
     (UNIT_POS_PLANE as usize / 4, UNIT_POS_PLANE as usize % 4 * 2)

@@ -72,7 +72,7 @@ pub fn queries<F: Float>(
             turn(&mut k_tile, cos, sin, key, rule.s, comptime!(shape.rope()));
         }
         sync_cube();
-        // The keys up to the last one that the plane's last query sees.
+        // Covers the keys up to the last one that the plane's last query sees.
         let end = min(TILE, max(rule.keys(query + plane_row() + SIDE), key) - key);
         let mut from = 0usize.runtime();
         while from < end {

@@ -1,26 +1,27 @@
-//! The forward: a cube has a tile of queries and goes through the keys that they see.
+//! The forward: a cube takes a tile of queries and loops over the keys that they see.
 //!
 //! ```text
-//!  m, total, y = -inf, 0, 0                      for each tile of keys:   s  = q k^T
-//!                                                                         m' = max(m, s of a row)        p = exp(scale (s - m'))
-//!                                                                         a  = exp(scale (m - m'))       total = a total + sum of p
-//!  y / total,  l = scale m + ln(total)                                    y  = a y + p v
+//!  m, total, y = -inf, 0, 0            for each tile of keys:   s  = q k^T
+//!                                                               m' = max(m, s of the row)     p = exp(scale (s - m'))
+//!                                                               a  = exp(scale (m - m'))      total = a total + sum p
+//!  y / total,  l = scale m + ln(total)                          y  = a y + p v
 //! ```
 //!
-//! (FlashAttention-2, arXiv 2307.08691, algorithm 1.) With dropout `p` is multiplied with its factor in `p v`, and not
-//! in the sum.
+//! (FlashAttention-2, arXiv 2307.08691, algorithm 1.) Dropout multiplies `p` by its factor in `p v`, but not in the
+//! sum.
 
 use super::super::rows::{Lies, Rule, first_key, head_here, inverse, log_sum};
 use super::{Corner, PARTS, Shape, Sum, clear, multiply, pitch, put, stage, turn};
 use cubecl::prelude::*;
 
-/// The scores' largest of each row so far, their total, and by what the last tile has scaled it.
+/// The largest score of each row so far, the total of its exponentials, and the factor by which the last tile rescaled
+/// it.
 #[derive(CubeType)]
 struct Statistics {
     largest: Shared<[f32]>,
     total: Shared<[f32]>,
     factor: Shared<[f32]>,
-    /// Of the parts of rows.
+    /// The same for the parts of rows.
     parts_largest: Shared<[f32]>,
     parts_total: Shared<[f32]>,
 }
@@ -119,8 +120,7 @@ pub fn forward<F: Float, N: Size>(
     put(&y_tile, y, y_lies.here(), y_lies.row, query, rule.t, comptime!(shape.whole(widths.v)));
 }
 
-/// Scores become `p`, with what is dropped of it 0. Each row is the work of [`PARTS`] units, which have every fourth
-/// column.
+/// Turns scores into `p`, 0 where dropped. [`PARTS`] units share a row; each takes every fourth column.
 #[cube]
 fn softmax(
     scores: &mut [f32],
@@ -191,7 +191,7 @@ fn softmax(
     sync_cube();
 }
 
-/// Of row `r`, this tile included.
+/// The largest score of row `r`, this tile included.
 #[cube]
 fn largest(statistics: &Statistics, r: usize) -> f32 {
     let mut largest = statistics.largest[r];

@@ -1,11 +1,11 @@
-//! The gradients of keys and values: a cube has a tile of them and goes through the queries that see it.
+//! The gradients of keys and values: a cube takes a tile of keys and loops over the queries that see it.
 //!
 //! ```text
-//!  for each tile of queries:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - mean)       dv += p^T dy,   dk += ds^T q
+//!  for each tile of queries:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - mean)   dv += p^T dy,   dk += ds^T q
 //! ```
 //!
-//! Each gradient is one cube's whole sum: nothing is added up between cubes. The rotated key is one for all heads: its
-//! gradient leaves head by head, [`small`](super::super::small) adds it up.
+//! One cube computes the whole sum of each gradient, so nothing is added between cubes. All heads share the rotated
+//! key: the kernel writes its gradient per head, and [`small`](super::super::small) sums them.
 
 use super::super::rows::{Lies, Rule, first_key, head_here, stage_statistics};
 use super::{Corner, Shape, Sum, clear, multiply, pitch, probabilities, put, stage, turn};

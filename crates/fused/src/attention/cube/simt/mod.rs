@@ -1,24 +1,24 @@
-//! Attention without tensor cores: any device, dtype and width.
+//! Attention without tensor cores, for any device, dtype and width.
 //!
 //! ```text
-//!  cube: a tile of queries (or of keys), one head, one sequence            product of two tiles in shared memory, all in f32
+//!  cube: a tile of queries (or keys), one head, one sequence   product of two tiles in shared memory, all in f32
 //!
-//!    shared        keys of a tile ->                                          column  u, u + c, u + 2c, u + 3c
-//!    q [64, d]   +-----------+                                          row r       *       *       *       *
-//!    k [64, d]   | s [64,64] |  scores of a tile,                       r + 16      *       *       *       *      a unit's 16 sums: 8 loads
-//!    v [64, dv]  |           |  then probabilities                      r + 32      *       *       *       *      for 16 multiply-adds
-//!    y [64, dv]  +-----------+                                          r + 48      *       *       *       *
+//!    shared        keys of a tile ->                              column  u, u + c, u + 2c, u + 3c
+//!    q [64, d]   +-----------+                              row r       *      *       *       *
+//!    k [64, d]   | s [64,64] |  scores of a tile,           r + 16      *      *       *       *    a unit's 16 sums:
+//!    v [64, dv]  |           |  then probabilities          r + 32      *      *       *       *    8 loads for 16
+//!    y [64, dv]  +-----------+                              r + 48      *      *       *       *    multiply-adds
 //! ```
 //!
-//! Everything between two products is in shared memory, so no unit has to know what another one has: work is dealt out
-//! in strides, and a cube has any number of units. Neighbouring units have neighbouring columns, and rows are of odd
-//! length (scores: 4 more than a multiple of 32), so that the units of a warp hit different banks along a row as well
-//! as along a column. A load from shared memory costs a warp one cycle and a multiply-add a quarter of one: 8 and 4
-//! cycles for 16 sums, half of the peak at best.
+//! Shared memory holds everything between two products, so no unit depends on another one's registers: units take work
+//! in strides, and a cube may have any number of them. Adjacent units take adjacent columns. Rows have odd lengths
+//! (scores: 4 more than a multiple of 32), so that the units of a warp hit different banks along a row as well as along
+//! a column. A load from shared memory costs a warp one cycle and a multiply-add a quarter of a cycle. That makes 8 and
+//! 4 cycles for 16 sums: half of the peak at best.
 //!
-//! Bytes of shared memory for tiles of 64, `d` = `dv` = 64: 4 x 64 x 65 x 4 for q, k, v, y and 64 x 68 x 4 for the
-//! scores, 84 KB; the gradients of keys and values take two tiles and one of scores more, 132 KB. Where a device has
-//! less, tiles are of 32, 16, 8 or 4.
+//! Shared memory for tiles of 64 and `d` = `dv` = 64: 4 x 64 x 65 x 4 bytes for q, k, v and y, plus 64 x 68 x 4 for the
+//! scores, 82 KiB. The gradients of keys and values take two more tiles and one more of scores, 132 KiB. Devices with
+//! less shared memory use tiles of 32, 16, 8 or 4.
 
 pub(super) mod forward;
 pub(super) mod keys;
@@ -29,19 +29,19 @@ use crate::cube::launch::UNITS;
 use crate::cube::rounded;
 use cubecl::prelude::*;
 
-/// Units that share a row of scores where they are not multiplied: each has every fourth column.
+/// Units that share a row of scores outside of products: each takes every fourth column.
 const PARTS: usize = 4;
-/// A unit has `SIDE x SIDE` sums of a product at a time.
+/// A unit computes `SIDE x SIDE` sums of a product at a time.
 const SIDE: usize = 4;
 
-/// What a kernel is compiled for.
+/// The compile-time parameters of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Shape {
     pub widths: Widths,
-    /// Queries and keys of a tile.
+    /// Queries, and keys, per tile.
     pub tile: usize,
     pub dropout: bool,
-    /// Whether queries do not see all keys before them.
+    /// Whether documents are masked, so that a query may see only some of the keys before it.
     pub documents: bool,
 }
 
@@ -51,30 +51,30 @@ impl Shape {
         self.tile + 4
     }
 
-    /// Bytes of shared memory that the kernel of keys takes, the greediest.
+    /// Bytes of shared memory that the kernel of keys takes, which needs the most.
     pub fn shared_memory(self) -> usize {
         let [qk, v] = self.tiles();
         4 * (3 * qk + 3 * v + 2 * self.tile * self.scores() + 2 * self.tile)
     }
 
-    /// Units that a cube has work for in its widest product.
+    /// Number of units that the widest product keeps busy.
     pub fn units(self) -> usize {
         let widest = self.tile.max(self.widths.qk()).max(self.widths.v);
         UNITS.min((self.tile * widest / (SIDE * SIDE)).next_power_of_two())
     }
 
-    /// Elements of a tile of queries or keys in shared memory, and of values.
+    /// Elements in shared memory of a tile of queries or keys, and of a tile of values.
     fn tiles(self) -> [usize; 2] {
         [self.widths.qk(), self.widths.v].map(|width| self.tile * pitch(width))
     }
 }
 
-/// Length of a row of this width in shared memory: odd, and with room for a unit's last columns.
+/// Length in shared memory of a row of this width: odd, with room for a unit's last columns.
 fn pitch(width: usize) -> usize {
     width.next_multiple_of(SIDE) | 1
 }
 
-/// Columns `column..column + width` of a tile in shared memory, of `rows` rows.
+/// Columns `column..column + width` of a tile of `rows` rows in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Part {
     rows: usize,
@@ -89,7 +89,7 @@ impl Shape {
         Part { rows: self.tile, width, pitch: pitch(width), column: 0 }
     }
 
-    /// The unrotated and the rotated part of a tile of queries or keys.
+    /// The unrotated part of a tile of queries or keys; [`rope`](Self::rope) is the rotated one.
     fn nope(self) -> Part {
         Part { width: self.widths.nope, ..self.whole(self.widths.qk()) }
     }
@@ -99,7 +99,7 @@ impl Shape {
     }
 }
 
-/// Copies rows `row..` into shared memory, 0 from row `end` on. Row `i` starts at `first + i * stride`.
+/// Copies rows from `row` on into shared memory, and zeros from row `end` on. Row `i` starts at `first + i * stride`.
 #[cube]
 fn stage<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -126,7 +126,7 @@ fn stage<F: Float, N: Size>(
     }
 }
 
-/// Rounds rows before `end` out of shared memory.
+/// Copies rows before `end` out of shared memory, rounded.
 #[cube]
 fn put<F: Float, N: Size>(
     from: &[f32],
@@ -153,7 +153,7 @@ fn put<F: Float, N: Size>(
     }
 }
 
-/// Turns each pair of the part by its position's angle, or `back`.
+/// Rotates each pair of the part by the angle of its position, or by the negative angle if `back`.
 #[cube]
 fn turn(
     rows: &mut [f32],
@@ -199,33 +199,33 @@ struct Product {
     rows: usize,
     columns: usize,
     depth: usize,
-    /// In the left matrix, from a row to the next and from a column to the next.
+    /// Strides of the left matrix, from a row to the next and from a column to the next.
     left: [usize; 2],
-    /// The same in the right one.
+    /// The same for the right matrix.
     right: [usize; 2],
-    /// From a row of the result to the next.
+    /// Stride of the result's rows.
     to: usize,
     sum: Sum,
 }
 
-/// What becomes of the result's old value.
+/// What happens to the result's old value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Sum {
     Set,
     Add,
-    /// It is multiplied with its row's factor first.
+    /// Multiplies it by its row's factor, then adds.
     Scale,
 }
 
 impl Shape {
-    /// `q k^T`, or `dy v^T`: of rows of this width.
+    /// `q k^T` or `dy v^T`, for rows of this width.
     fn scores_of(self, width: usize) -> Product {
         let (rows, pitch) = (self.tile, pitch(width));
         let (left, right) = ([pitch, 1], [1, pitch]);
         Product { rows, columns: rows, depth: width, left, right, to: self.scores(), sum: Sum::Set }
     }
 
-    /// Scores, turned if they have a row for each key here, times rows of this width.
+    /// Scores times rows of this width; `turned` transposes the scores, for one row per key.
     fn times_scores(self, width: usize, turned: bool, sum: Sum) -> Product {
         let left = if turned { [1, self.scores()] } else { [self.scores(), 1] };
         let (rows, columns, pitch) = (self.tile, width.next_multiple_of(SIDE), pitch(width));
@@ -290,7 +290,8 @@ struct Corner {
     key: usize,
 }
 
-/// Scores become probabilities, and the gradients of probabilities those of scores; see [`host`](super::super::host).
+/// Turns scores into probabilities, and the gradients of probabilities into those of scores; see
+/// [`host`](super::super::host).
 #[cube]
 fn probabilities(
     scores: &mut [f32],

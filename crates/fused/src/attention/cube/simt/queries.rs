@@ -1,4 +1,4 @@
-//! The gradient of queries: a cube has a tile of them and goes through the keys that they see.
+//! The gradient of queries: a cube takes a tile of them and loops over the keys that they see.
 //!
 //! ```text
 //!  for each tile of keys:   p = exp(scale q k^T - l),  ds = scale p (dy v^T - mean)       dq += ds k
@@ -74,7 +74,7 @@ pub fn queries<F: Float, N: Size>(
         key += tile;
     }
 
-    sync_cube(); // where there was no tile of keys
+    sync_cube(); // in case there was no tile of keys
     if comptime!(widths.rope > 0) {
         turn(&mut d_q_tile, cos, sin, query, rule.t, comptime!(shape.rope()), true);
         sync_cube();

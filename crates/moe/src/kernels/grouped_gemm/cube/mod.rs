@@ -1,14 +1,14 @@
-//! `grouped_gemm` in CubeCL, in three tiers.
+//! The kernels of `grouped_gemm` in CubeCL, in three tiers.
 //!
 //! | tier | where | forward and `dx` | `dW` |
 //! |---|---|---|---|
 //! | [`Simt`](Tier::Simt) | everywhere | [`simt`] | [`weight`] |
 //! | [`MultiLevel`](Tier::MultiLevel) | tensor cores, bf16 and f16 | [`multi_level`] | [`weight_cmma`] |
-//! | [`Wgmma`](Tier::Wgmma) | H100, bf16; only where forced | [`wgmma`] | [`weight_cmma`] |
+//! | [`Wgmma`](Tier::Wgmma) | H100, bf16; only if forced | [`wgmma`] | [`weight_cmma`] |
 //!
-//! Every tier takes any segments: [`tiles`] gives each tile of rows its expert and its end, and what lies behind the
-//! end is not written. Segments lie on the device, where no host checks them: an end beyond the last row is taken for
-//! that of the rows, so that none reads or writes outside. Segments padded to [`tile_rows`](super::tile_rows) leave no
+//! Every tier takes any segments: [`tiles`] gives each tile of rows its expert and its end, and rows past the end are
+//! not written. Segments are on the device, where the host does not check them. An end beyond the last row is clamped
+//! to it, so that nothing reads or writes out of bounds. Segments padded to [`tile_rows`](super::tile_rows) leave no
 //! tile half empty.
 
 mod multi_level;
@@ -29,13 +29,13 @@ use fused::cube::launch::{empty, part_or_empty};
 pub(crate) use offline::cases;
 pub use tier::{Tier, force_tier};
 
-/// Rows of a tile on a GPU, in every tier.
+/// Rows per tile on a GPU, in every tier.
 pub(super) const TILE: usize = 128;
 
-/// `y_rq`
+/// Computes `y_rq`.
 ///
 /// # Panics
-/// If the tier that is forced cannot run here.
+/// If the forced tier cannot run here.
 pub(crate) fn grouped_gemm(x: CubeTensor, weight: CubeTensor, segments: CubeTensor, transposed: bool) -> CubeTensor {
     let (x, weight, segments) = (into_contiguous(x), into_contiguous(weight), into_contiguous(segments));
     let ([r, _], [_, rows, columns]) = (x.meta.shape().dims(), weight.meta.shape().dims());
@@ -54,7 +54,7 @@ pub(crate) fn grouped_gemm(x: CubeTensor, weight: CubeTensor, segments: CubeTens
     };
     match tier::forced() {
         Some(tier) => launch(tier).unwrap_or_else(|why| panic!("grouped_gemm: tier {tier} cannot run here: {why}")),
-        // What cubek cannot plan runs without tensor cores.
+        // Products that cubek cannot plan run without tensor cores.
         None if multi_level::is_fast(&x) => {
             launch(Tier::MultiLevel).or_else(|_| launch(Tier::Simt)).expect("runs everywhere");
         }

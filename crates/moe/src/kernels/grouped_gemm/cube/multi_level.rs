@@ -1,21 +1,22 @@
-//! The product by cubek's multi-level matrix multiplication: tensor cores where the device has them.
+//! The product by cubek's multi-level matrix multiplication, on tensor cores if the device has them.
 //!
-//! cubek multiplies batches of matrices. A tile of rows becomes a batch, and layouts say where a batch's matrices lie:
+//! cubek multiplies batches of matrices. A tile of rows becomes a batch, and layouts locate each batch's matrices:
 //!
 //! ```text
 //!  batch = tile      lhs [128, p]                 rhs [p, q]                 out [128, q]
 //!    0  (e0)         x + first[0] * p             weight + 0                 y, rows first[0] .. end[0]
 //!    1  (e0)         x + first[1] * p             weight + 0                 y, rows first[1] .. end[1]
 //!    2  (e2)         x + first[2] * p             weight + 2 * p * q         ..
-//!                    Lhs: rows behind the         strides (q, 1), or         Out: rows from `end` on belong to
-//!                    tile's end are read,         (1, p) where transposed    the next tile and are not written
-//!                    and are 0 behind r
+//!                    Lhs: rows past the           strides (q, 1), or         Out: rows from `end` on belong to
+//!                    tile's end are read,         (1, p) if transposed       the next tile and are not written
+//!                    and are 0 past r
 //! ```
 //!
-//! A row of the result depends on its own row of lhs alone, so it does no harm that a tile's last rows are the next
-//! expert's. cubek chooses the tiles of tensor cores, warps and cubes from shape and device, and which cube has which
-//! tile. The [kernel] asks it for a cube's tile first: one without rows leaves when it has read where the tile starts
-//! and ends. Of 4,096 tokens' tiles DeepSeek-V2-Lite has 319, some 224 with rows; V3 has 766, some 384 with rows.
+//! A row of the result depends only on its own row of lhs, so the next expert's rows at the end of a tile do no harm.
+//! cubek chooses the tiles of tensor cores, warps and cubes from shape and device, and assigns tiles to cubes. The
+//! [kernel] first asks it for a cube's tile; a cube whose tile has no rows exits after it has read where the tile
+//! starts and ends. For 4,096 tokens, DeepSeek-V2-Lite has 319 tiles, about 224 of them with rows; V3 has 766, about
+//! 384 of them with rows.
 
 mod kernel;
 mod layouts;
@@ -71,13 +72,13 @@ type OnUnits = SimpleMatmulFamily<
     UnitWriterFamily,
 >;
 
-/// Whether this is faster than without tensor cores.
+/// Whether this is faster than the product without tensor cores.
 pub(super) fn is_fast(x: &CubeTensor) -> bool {
-    // The tiles that `weight_cmma` has, whose hardware is the same.
+    // Both kernels need the same hardware for their tiles.
     x.dtype.size() == 2 && super::weight_cmma::has_tensor_cores(x)
 }
 
-/// `y_rq`, or why it cannot be had; all tensors are contiguous.
+/// Computes `y_rq`, or says why it cannot; all tensors are contiguous.
 pub(super) fn launch(
     x: &CubeTensor,
     weight: &CubeTensor,
@@ -86,7 +87,7 @@ pub(super) fn launch(
     transposed: bool,
 ) -> Result<(), String> {
     let tensors = (x, weight, segments, y);
-    // On a CPU cubek does not round as `kernels::round` does.
+    // On a CPU, cubek does not round as `kernels::round` does.
     if x.client.properties().hardware.num_cpu_cores.is_some() && x.dtype == DType::BF16 {
         return Err("not every CPU has the conversion to bf16".into());
     }
@@ -130,7 +131,8 @@ where
     let tensors = [x, weight, y].map(|tensor| tensor.handle.clone().binding());
     let table = || table.clone().elements();
     let (inputs, output) = arguments(&shape, tensors, table, &plan.blueprint, &plan.vector_sizes);
-    // SAFETY: cubek checks the bounds where its blueprint says that they do not divide; the layouts have those of rows.
+    // SAFETY: cubek checks bounds if its blueprint says that sizes do not divide, and the layouts have the bounds of
+    // rows.
     unsafe {
         product::launch_unchecked::<G>(
             client,
@@ -152,7 +154,7 @@ where
     Ok(())
 }
 
-/// What is multiplied: `x_rp`, `e` matrices and `y_rq`, in tiles of `rows` rows.
+/// The sizes of `x_rp`, `e` matrices and `y_rq`, in tiles of `rows` rows.
 struct Shape {
     r: usize,
     p: usize,
@@ -174,7 +176,7 @@ impl Shape {
         ]
     }
 
-    /// The batches as cubek is to plan them: one matrix each.
+    /// The batches as cubek plans them: one matrix each.
     fn problem(&self, element: ElemType, addresses: AddressType) -> Result<MatmulProblem, MatmulSetupError> {
         let [lhs, rhs, out] = self.operands();
         MatmulProblem::from_shapes_and_strides(

@@ -1,4 +1,4 @@
-//! The kernels with typical compile-time values, to be compiled without a GPU.
+//! The kernels with typical compile-time values, to compile without a GPU.
 
 use super::simt::Units;
 use super::{TILE, multi_level, simt, tiles, weight, weight_cmma, wgmma};

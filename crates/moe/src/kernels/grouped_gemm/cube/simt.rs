@@ -1,26 +1,26 @@
-//! The product without tensor cores: any device, dtype, width and segment.
+//! The product without tensor cores, for any device, dtype, width and segments.
 //!
 //! ```text
-//!  grid x: tiles of rows              cube of 16 x 16 units                    unit: 8 x 4 sums in registers
+//!  grid x: tiles of rows              cube of 16 x 16 units               unit: 8 x 4 sums in registers
 //!  grid y: tiles of columns
-//!                                        b [16, 64] shared                         b: 4 numbers
-//!        +----+----+--              +--+--+--+-- --+                              +-----+
-//!   x    |    |    |        a       |u0|u1|  ...   |                         a:   |     |
-//!  rows  +----+----+--   [16, 128]  +--+--+--      | 128 rows            8 numbers| 8x4 |   8 + 4 loads from shared memory
-//!        |    |    |      shared    |  |           |                              |     |   for 32 multiply-adds
-//!        +----+----+--              +--+--      ---+                              +-----+
+//!                                        b [16, 64] shared                    b: 4 numbers
+//!        +----+----+--              +--+--+--+-- --+                         +-----+
+//!   x    |    |    |        a       |u0|u1|  ...   |                    a:   |     |
+//!  rows  +----+----+--   [16, 128]  +--+--+--      | 128 rows       8 numbers| 8x4 |  8 + 4 loads from shared
+//!        |    |    |      shared    |  |           |                         |     |  memory for 32 multiply-adds
+//!        +----+----+--              +--+--      ---+                         +-----+
 //!        weight columns                64 columns
 //! ```
 //!
-//! The sum over `p` runs in steps of 16. `a` lies turned, `[p, row]`, so that a unit reads its 8 rows as two vectors of
-//! 4; the 16 units of a row of the cube read the same ones. Rows of shared memory have 4 numbers more than they hold:
-//! units that write a column into them otherwise all hit the same bank.
+//! The sum over `p` runs in steps of 16. `a` is stored transposed, `[p, row]`, so that a unit reads its 8 rows as two
+//! vectors of 4; the 16 units of a row of the cube read the same ones. Rows of shared memory are padded by 4 numbers,
+//! because units that write a column would otherwise all hit the same bank.
 //!
-//! Registers: 32 sums, 12 operands, addresses: about 80, of which 3 cubes of 256 units fit into the 65,536 of a
-//! multiprocessor. Indices into the sums are known at compile time: an array indexed at run time would live in memory.
-//! Shared memory: 16 (132 + 68) 4 = 12,800 bytes.
+//! Registers: 32 sums, 12 operands and addresses, about 80 in total, so that 3 cubes of 256 units fit into the 65,536
+//! of a multiprocessor. Indices into the sums are known at compile time, because an array indexed at run time would
+//! live in memory. Shared memory: 16 (132 + 68) 4 = 12,800 bytes.
 //!
-//! With 1 or 2 units (CubeCL's CPU runtime) a cube's tile shrinks with them: 8 x 4 or 8 x 8.
+//! With 1 or 2 units (CubeCL's CPU runtime) a cube's tile shrinks accordingly: 8 x 4 or 8 x 8.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -33,9 +33,9 @@ use fused::cube::rounded;
 /// Rows and columns of a unit's sums.
 pub(super) const ROWS: usize = 8;
 pub(super) const COLUMNS: usize = 4;
-/// Steps of the sum that shared memory holds.
+/// Steps of the sum per stage in shared memory.
 pub(super) const DEPTH: usize = 16;
-/// Numbers by which a row of shared memory is longer than what it holds.
+/// Padding of a row of shared memory, in numbers.
 pub(super) const PAD: usize = 4;
 
 /// Units of a cube along the rows and the columns of its tile.
@@ -46,7 +46,7 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// As square as `count`, a power of two, allows.
+    /// Makes the units as square as `count`, a power of two, allows.
     pub fn new(count: usize) -> Self {
         let rows = 1 << (count.ilog2() / 2);
         Self { rows, columns: count / rows }
@@ -74,15 +74,15 @@ impl Units {
 /// A matrix in global memory, `[.., stride]`.
 #[derive(CubeType)]
 pub(super) struct Source {
-    /// Where the part that is read starts, in numbers.
+    /// Index at which the part to read starts.
     pub offset: usize,
     pub stride: usize,
-    /// Rows and columns from there on.
+    /// Number of rows and columns from there on.
     pub rows: usize,
     pub columns: usize,
 }
 
-/// Copies `[DEPTH, wide]` of the matrix from (`row`, `column`) on into shared memory, 0 where it ends.
+/// Copies `[DEPTH, wide]` of the matrix from (`row`, `column`) on into shared memory, with zeros past its end.
 #[cube]
 pub(super) fn stage<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -110,7 +110,7 @@ pub(super) fn stage<F: Float, N: Size>(
     }
 }
 
-/// As [`stage`], of the transposed matrix: `[wide, DEPTH]` of the matrix becomes `[DEPTH, wide]`.
+/// Like [`stage`], but transposes: `[wide, DEPTH]` of the matrix becomes `[DEPTH, wide]`.
 #[cube]
 pub(super) fn stage_turned<F: Float, N: Size>(
     from: &[Vector<F, N>],
@@ -151,7 +151,7 @@ pub(super) fn zero_sums() -> Sums {
     sums
 }
 
-/// Adds the product of what is staged to the unit's sums.
+/// Adds the product of the staged matrices to the unit's sums.
 #[cube]
 pub(super) fn multiply(a: &[f32], b: &[f32], sums: &mut Sums, #[comptime] units: Units) {
     let row = UNIT_POS as usize / units.columns * ROWS;
@@ -171,8 +171,7 @@ pub(super) fn multiply(a: &[f32], b: &[f32], sums: &mut Sums, #[comptime] units:
     }
 }
 
-/// Writes the unit's sums, rounded, where the matrix has rows and columns for them; (`row`, `column`) is the corner of
-/// the cube's tile.
+/// Writes the unit's sums, rounded, inside of the matrix. (`row`, `column`) is the corner of the cube's tile.
 #[cube]
 pub(super) fn write_sums<F: Float, N: Size>(
     sums: &Sums,
@@ -214,7 +213,7 @@ pub(super) fn product<F: Float, N: Size>(
     #[comptime] units: Units,
     #[define(F)] _dtype: ElemType,
 ) {
-    // A dimension of the grid has room for 65,535 cubes on some devices.
+    // On some devices a dimension of the grid is limited to 65,535 cubes.
     let number = CUBE_POS_Z as usize * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
     if number >= tiles.len() / ENTRY {
         terminate!();
@@ -248,13 +247,13 @@ pub(super) fn product<F: Float, N: Size>(
     write_sums(&sums, &target, tile.first, column, y, units);
 }
 
-/// Numbers read at once from rows of these lengths.
+/// How many numbers are read at once from rows of these lengths.
 pub(super) fn vector_size<const N: usize>(tensor: &CubeTensor, lengths: [usize; N]) -> usize {
     let sizes = lengths.map(|length| launch::vector_size(&tensor.client, length, tensor.dtype));
     sizes.into_iter().fold(COLUMNS, usize::min)
 }
 
-/// `y_rq`; all tensors are contiguous.
+/// Computes `y_rq`; all tensors are contiguous.
 pub(super) fn launch(x: &CubeTensor, weight: &CubeTensor, segments: &CubeTensor, y: &CubeTensor, transposed: bool) {
     let ([r, p], [_, q]) = (x.meta.shape().dims(), y.meta.shape().dims());
     let units = Units::new(launch::units(&y.client, UNITS));
@@ -263,7 +262,8 @@ pub(super) fn launch(x: &CubeTensor, weight: &CubeTensor, segments: &CubeTensor,
     let across = tiles.min(y.client.properties().hardware.max_cube_count.0 as usize);
     let columns = q.div_ceil(units.tile_columns());
     let count = CubeCount::Static(across as u32, columns as u32, tiles.div_ceil(across) as u32);
-    // SAFETY: a tile's end is at most the number of rows (`tiles`), and the loops compare rows and columns with theirs.
+    // SAFETY: a tile's end is at most the number of rows (`tiles`), and the loops check rows and columns against
+    // theirs.
     unsafe {
         product::launch_unchecked(
             &y.client,

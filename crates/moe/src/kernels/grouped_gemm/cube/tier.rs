@@ -1,17 +1,17 @@
-//! The names of the kernels of the grouped product, and the choice between them.
+//! The kernels of the grouped product by name, and the choice between them.
 
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A kernel of the grouped product. Chosen by device, dtype and widths unless [forced](force_tier).
+/// A kernel of the grouped product. Device, dtype and widths determine it unless it is [forced](force_tier).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tier {
     /// Without tensor cores, on every device.
     Simt,
-    /// cubek's matrix multiplication, on tensor cores where the device has them.
+    /// cubek's matrix multiplication, on tensor cores if the device has them.
     MultiLevel,
-    /// Hopper's `wgmma` and TMA. Nobody has run it yet; it is never chosen, only forced.
+    /// Hopper's `wgmma` and TMA. It has not been run yet; it is used only if forced.
     Wgmma,
 }
 
@@ -39,11 +39,11 @@ impl FromStr for Tier {
     }
 }
 
-/// What is forced, as its place in [`Tier::ALL`] plus 1.
+/// The forced tier, as its index in [`Tier::ALL`] plus 1.
 static FORCED: AtomicU8 = AtomicU8::new(0);
 
-/// Makes every grouped product of this process run on `tier`, for tests and benchmarks; None leaves the choice to the
-/// device again. A product that the tier cannot compute then panics and says why.
+/// Makes every grouped product of this process run on `tier`, for tests and benchmarks; `None` lets the device decide
+/// again. A product that the tier cannot compute panics and says why.
 pub fn force_tier(tier: Option<Tier>) {
     FORCED.store(tier.map_or(0, |tier| tier as u8 + 1), Ordering::Relaxed);
 }

@@ -1,21 +1,21 @@
-//! Which rows a tile of the grouped product covers, and whose they are.
+//! The tiles of the grouped product: which rows each covers, and whose they are.
 //!
 //! ```text
 //! tile rows 4, segments 0 6 6 10 of 13 rows      tiles      of expert   rows        starts at segments[e] / 4 + e
 //!                                                 0           0         0 .. 4      0
 //!   e0   0 1 2 3 | 4 5                            1           0         4 .. 6
-//!   e1   (none)                                   2           1         6 .. 6      2: no rows, its cubes leave at once
+//!   e1   (none)                                   2           1         6 .. 6      2: no rows, its cubes exit at once
 //!   e2   6 7 8 9                                  3           2         6 .. 10     3
 //!   tail 10 11 12   y = 0                         4           2        10 .. 10     no rows
 //! ```
 //!
-//! An expert's tiles start at `segments[e] / rows + e`: its `length` rows have room there, since `ceil(length / rows)`
-//! is at most `segments[e + 1] / rows - segments[e] / rows + 1`. So a tile finds its expert by a binary search in the
-//! segments, there are `r / rows + e` tiles whatever the segments are, and nothing has to be read back to the host.
-//! Segments need no padding; those of whole tiles only leave no tile half empty.
+//! An expert's tiles start at `segments[e] / rows + e`. Its `length` rows fit there, because `ceil(length / rows)` is
+//! at most `segments[e + 1] / rows - segments[e] / rows + 1`. So a tile finds its expert by a binary search in the
+//! segments, there are `r / rows + e` tiles for any segments, and nothing has to be read back to the host. Segments
+//! need no padding; whole tiles merely leave none half empty.
 //!
-//! This is searched once, by [`prepare`], which writes three numbers a tile: a search costs log2(e) loads that wait for
-//! each other, about a microsecond, at the start of every cube.
+//! [`prepare`] searches once and writes three numbers per tile. A search at the start of every cube would cost log2(e)
+//! dependent loads, about a microsecond.
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -23,10 +23,10 @@ use cubecl::prelude::*;
 use burn::backend::cubecl::dtype_to_elem_type;
 use fused::cube::launch::{Elements, address_type, empty, over_items, vector_size};
 
-/// Numbers a tile takes in the table: expert, first row, end of the expert's rows.
+/// Numbers per tile in the table: expert, first row, end of the expert's rows.
 pub(super) const ENTRY: usize = 3;
 
-/// Writes the table and sets the rows of `y` behind the last segment to 0.
+/// Writes the table, and sets the rows of `y` after the last segment to 0.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn prepare<F: Float, N: Size>(
     segments: &[i32],
@@ -42,7 +42,7 @@ pub(super) fn prepare<F: Float, N: Size>(
 
     let mut tile = ABSOLUTE_POS;
     while tile < tiles.len() / ENTRY {
-        // The last expert whose tiles start at this one or before.
+        // The last expert whose tiles start at or before this one.
         let mut low = 0usize.runtime();
         let mut high = experts - 1;
         while low < high {
@@ -56,7 +56,7 @@ pub(super) fn prepare<F: Float, N: Size>(
         let start = segments[low] as usize;
         tiles[tile * ENTRY] = low as i32;
         tiles[tile * ENTRY + 1] = (start + (tile - start / rows - low) * rows) as i32;
-        // As a number without a sign, a negative border lies beyond the end too.
+        // As an unsigned number, a negative border is beyond the end too.
         let end = segments[low + 1] as usize;
         tiles[tile * ENTRY + 2] = select(end < all, end, all) as i32;
         tile += step;
@@ -74,7 +74,7 @@ pub(super) fn prepare<F: Float, N: Size>(
 pub(super) struct Tile {
     pub expert: usize,
     pub first: usize,
-    /// The tile ends here or after its number of rows.
+    /// The tile ends here or after its number of rows, whichever comes first.
     pub end: usize,
 }
 
@@ -89,20 +89,20 @@ impl Tile {
     }
 }
 
-/// How many tiles of `rows` rows cover `r` rows of `experts` segments.
+/// Number of tiles of `rows` rows that cover `r` rows of `experts` segments.
 pub(super) fn count(r: usize, experts: usize, rows: usize) -> usize {
     r / rows + experts
 }
 
-/// The table of tiles of `rows` rows, and `y_rq` with its tail set to 0.
+/// Returns the table of tiles of `rows` rows, and sets the tail of `y_rq` to 0.
 pub(super) fn launch(segments: &CubeTensor, y: &CubeTensor, rows: usize) -> CubeTensor {
     let [r, q] = y.meta.shape().dims();
     let tiles = count(r, segments.meta.shape()[0] - 1, rows);
     let table = empty(y, [tiles * ENTRY], segments.dtype);
-    // A few writes for each unit: the tail is mostly short.
+    // A few writes per unit, because the tail is usually short.
     let (count, dim) = over_items(&y.client, tiles.max(r * q / 64));
-    // SAFETY: units stop at the lengths of the table and of `y`; `segments` has one border more than experts, and a search
-    // stays within.
+    // SAFETY: units stop at the lengths of the table and of `y`; `segments` has one border more than there are experts,
+    // and the search stays within it.
     unsafe {
         prepare::launch_unchecked(
             &y.client,

@@ -1,5 +1,5 @@
-//! The gradient of the matrices: `dW[e] = x[rows of e]^T dy[rows of e]`, a sum over rows whose number differs from
-//! expert to expert.
+//! The gradient of the matrices: `dW[e] = x[rows of e]^T dy[rows of e]`, a sum over a number of rows that differs
+//! between experts.
 //!
 //! ```text
 //!  grid z: experts                  rows k of x            rows k of dy
@@ -11,11 +11,11 @@
 //!      +---------------+                 p                      q
 //! ```
 //!
-//! Both inputs are read as they lie, a step of rows at a time, and the rows behind the segment's end count as 0. An
-//! expert without rows takes no step and writes zeros. One cube makes the whole sum of its tile: nothing is added up
-//! between cubes, so the result is the same in every run.
+//! Both inputs are read in place, a step of rows at a time, and rows past the segment's end count as 0. An expert
+//! without rows takes no step and writes zeros. One cube computes the whole sum of its tile and nothing is added
+//! between cubes, so the result is reproducible.
 //!
-//! This kernel runs everywhere; its tile and registers are those of the [product](super::simt).
+//! This kernel runs on every device; its tile and registers are those of the [product](super::simt).
 
 use super::simt::{DEPTH, PAD};
 use super::simt::{Source, Units, multiply, stage, vector_size, write_sums, zero_sums};
@@ -57,13 +57,13 @@ pub(super) fn sum<F: Float, N: Size>(
     write_sums(&sums, &target, row, column, d_weight, units);
 }
 
-/// `dW_epq`, on any device; all tensors are contiguous.
+/// Computes `dW_epq` on any device; all tensors are contiguous.
 pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_weight: &CubeTensor) {
     let [e, p, q] = d_weight.meta.shape().dims();
     let units = Units::new(units(&x.client, UNITS));
     let tiles = |length: usize, tile: usize| length.div_ceil(tile) as u32;
-    // SAFETY: both borders of a segment are taken for at most the number of rows; rows and columns of `dW` are compared with
-    // its own.
+    // SAFETY: both borders of a segment are clamped to the number of rows; rows and columns of `dW` are checked against
+    // its size.
     unsafe {
         sum::launch_unchecked(
             &x.client,

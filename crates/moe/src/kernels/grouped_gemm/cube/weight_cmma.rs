@@ -1,26 +1,26 @@
-//! The gradient of the matrices on tensor cores: the sums of [`weight`](super::weight), of bf16 or f16 in f32.
+//! The gradient of the matrices on tensor cores: the sums of [`weight`](super::weight), from bf16 or f16, in f32.
 //!
 //! ```text
-//!  cube: 128 x 128 of dW[e]                 plane (warp): 32 x 64            one step: 32 rows of x and dy
+//!  cube: 128 x 128 of dW[e]                 plane (warp): 32 x 64        one step: 32 rows of x and dy
 //!
-//!        q                                  +----+----+----+----+
-//!     +-------+-------+                     | 16 x 16 |    |    |            a [32, 128 + 8]   x as it lies: column-major to the cores
-//!   p | warp0 | warp1 |                     +----+----+----+----+            b [32, 128 + 8]   dy as it lies
+//!        q                                  +----+----+----+----+        a [32, 128 + 8]   x in place: column-major
+//!     +-------+-------+                     | 16 x 16 |    |    |                          for the tensor cores
+//!   p | warp0 | warp1 |                     +----+----+----+----+        b [32, 128 + 8]   dy in place
 //!     +-------+-------+                     |    |    |    |    |
-//!     | warp2 | warp3 |   4 x 2 warps       +----+----+----+----+            0 behind the segment's end, p and q
+//!     | warp2 | warp3 |   4 x 2 warps       +----+----+----+----+        0 past the segment's end, p and q
 //!     |  ..   |  ..   |                     8 sums of 16 x 16
 //!     +-------+-------+
 //! ```
 //!
-//! Two steps are in shared memory: while the cores multiply one, the rows of the next are on their way from global
-//! memory to registers, and go into the other, with one barrier a step. In the machine code for sm_80 out of LLVM the
-//! loads stand before the products; for sm_90, and out of CUDA C++, the assembler moves most of them behind, and there
-//! only the second barrier is saved.
+//! Shared memory holds two steps. While the cores multiply one, the rows of the next are in flight from global memory
+//! to registers, from which they go into the other, with one barrier per step. In the machine code that LLVM makes for
+//! sm_80, the loads precede the products. For sm_90, and from CUDA C++, the assembler moves most of them after the
+//! products, and only the second barrier is saved.
 //!
-//! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 a lane, operands and addresses as many more: 128 at the
-//! most, two cubes on a multiprocessor. Shared memory: 2 x 2 x 32 x 136 x 2 = 34,816 bytes; 8 numbers at the end of a
-//! row shift it by 4 banks, so that the 8 rows that are loaded together do not collide. Then 8 x 1024 bytes through
-//! which sums leave: which lane holds which number of a sum is not known, and edges and rounding need to know it.
+//! Registers: 8 sums of 16 x 16 in f32 over 32 lanes are 64 per lane, and operands and addresses take as many again: at
+//! most 128, which allows two cubes per multiprocessor. Shared memory: 2 x 2 x 32 x 136 x 2 = 34,816 bytes. 8 numbers
+//! at the end of a row shift it by 4 banks, so that 8 rows loaded together do not collide. Another 8 x 1024 bytes pass
+//! the sums out: it is unspecified which lane holds which number of a sum, but edges and rounding need to know.
 
 use burn::backend::cubecl::dtype_to_elem_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -38,19 +38,20 @@ const DEPTH: usize = 32;
 const PITCH: usize = TILE + 8;
 /// Side of the matrices that tensor cores multiply.
 const SIDE: usize = 16;
-/// Numbers that are loaded at once, 16 bytes.
+/// Numbers per load: 16 bytes.
 const VECTOR: usize = 8;
-/// A plane has `FRAGMENTS.0 x FRAGMENTS.1` sums.
+/// A plane computes `FRAGMENTS.0 x FRAGMENTS.1` sums.
 const FRAGMENTS: (usize, usize) = (2, 4);
 const PLANES_ACROSS: usize = TILE / (FRAGMENTS.1 * SIDE);
 pub(super) const UNITS: usize = 32 * TILE / (FRAGMENTS.0 * SIDE) * PLANES_ACROSS;
 
-/// What a unit brings of `DEPTH` rows and `TILE` columns.
+/// Loads per unit for `DEPTH` rows and `TILE` columns.
 const LOADS: usize = DEPTH * TILE / VECTOR / UNITS;
-/// Vectors of a step in shared memory.
+/// Vectors per step in shared memory.
 const STEP: usize = DEPTH * PITCH / VECTOR;
 
-/// `DEPTH` rows from `row` on and `TILE` columns from `column` on of `[.., stride]`; 0 from `end` and `stride` on.
+/// `DEPTH` rows from `row` on and `TILE` columns from `column` on of `[.., stride]`, with zeros from `end` and `stride`
+/// on.
 #[derive(CubeType, Clone, Copy)]
 struct Step {
     row: usize,
@@ -71,8 +72,8 @@ impl Step {
         self.row + k < self.end && self.column + m * VECTOR < self.stride
     }
 
-    /// Loads this unit's part. There is no branch around a load, and what it brings is looked at in
-    /// [`share`](Self::share) only: so it can be on its way while the cores multiply.
+    /// Loads this unit's part. There is no branch around a load, and only [`share`](Self::share) uses its result, so
+    /// the load can be in flight while the cores multiply.
     fn fetch<F: Float>(&self, from: &[Vector<F, Const<VECTOR>>], to: &mut Array<Vector<F, Const<VECTOR>>>) {
         #[unroll]
         for load in 0..LOADS {
@@ -82,7 +83,7 @@ impl Step {
         }
     }
 
-    /// Puts this unit's part into shared memory from `start` on.
+    /// Stores this unit's part in shared memory from `start` on.
     fn share<F: Float>(
         &self,
         part: &Array<Vector<F, Const<VECTOR>>>,
@@ -136,7 +137,7 @@ pub(super) fn sum<F: Float>(
     let mut next_a = Array::<Vector<F, Const<VECTOR>>>::new(LOADS);
     let mut next_b = Array::<Vector<F, Const<VECTOR>>>::new(LOADS);
     let mut start = 0usize;
-    // Without rows there may be nothing to load from.
+    // Without rows there may be nothing to load.
     if left.row < end {
         left.fetch(x, &mut next_a);
         right.fetch(d_y, &mut next_b);
@@ -161,7 +162,7 @@ pub(super) fn sum<F: Float>(
                 cmma::load(&mut matrix, &a[at..at + 1], PITCH as u32);
                 tops.push(matrix);
             }
-            // One at a time: fewer registers than the other way round.
+            // One at a time takes fewer registers than the opposite nesting.
             #[unroll]
             for j in 0..FRAGMENTS.1 {
                 let at = start + (plane_column + comptime!(step * SIDE * PITCH + j * SIDE)) / VECTOR;
@@ -176,7 +177,7 @@ pub(super) fn sum<F: Float>(
                 }
             }
         }
-        // The other step was read before the last barrier, and is read again behind the next one.
+        // The other step was read before the last barrier, and is read again after the next one.
         start = STEP - start;
         left.share(&next_a, start, &mut a);
         right.share(&next_b, start, &mut b);
@@ -228,11 +229,11 @@ pub(super) fn has_tensor_cores(x: &CubeTensor) -> bool {
         && properties.features.matmul.cmma.contains(&wanted)
 }
 
-/// `dW_epq`; all tensors are contiguous and [supported](supports).
+/// Computes `dW_epq`; all tensors are contiguous and [supported](supports).
 pub(super) fn launch(x: &CubeTensor, d_y: &CubeTensor, segments: &CubeTensor, d_weight: &CubeTensor) {
     let [e, p, q] = d_weight.meta.shape().dims();
-    // SAFETY: both borders of a segment are taken for at most the number of rows; rows and columns of `dW` are compared with
-    // its own.
+    // SAFETY: both borders of a segment are clamped to the number of rows; rows and columns of `dW` are checked against
+    // its size.
     unsafe {
         sum::launch_unchecked(
             &x.client,

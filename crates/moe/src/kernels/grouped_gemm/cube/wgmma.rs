@@ -1,7 +1,7 @@
-//! The product on Hopper's asynchronous tensor cores (`wgmma`), fed by its copy engine (TMA); bf16.
+//! The product on Hopper's asynchronous tensor cores (`wgmma`), fed by its copy engine (TMA), in bf16.
 //!
-//! **Nobody has run this kernel yet.** It is checked by its machine code alone: it assembles for sm_90a without spills, with
-//! `HGMMA` and `UTMALDG` in it. It is never chosen, only forced: [`force_tier`](super::force_tier).
+//! **This kernel has not been run yet.** Only its machine code is checked: it assembles for sm_90a without spills, and
+//! contains `HGMMA` and `UTMALDG`. It is never chosen, only forced: [`force_tier`](super::force_tier).
 //!
 //! ```text
 //!  cube: 128 x 128 of y, 384 units                       ring of 4 stages in shared memory, 4 x (16 + 16) KiB
@@ -14,20 +14,20 @@
 //!  warpgroup 2   rows 64 .. 128 of y   <-------------------------------------+--------+
 //! ```
 //!
-//! `full[s]` opens when the 32,768 bytes of a stage are there, `empty[s]` when the 256 units of both consumers have
-//! used them. Both flip their parity each time around the ring. Registers: a consumer's 64 x 128 sums are 64 numbers a
-//! unit, 92 in all: with 384 units and 128 KiB one cube fits on a multiprocessor. Both operands lie in shared memory in
-//! rows of 64 bf16 = 128 bytes whose eight 16-byte parts are swapped by the row's number modulo 8 (the 128-byte
-//! swizzle), which TMA writes and `wgmma` reads without bank conflicts.
+//! `full[s]` opens when the 32,768 bytes of a stage have arrived, `empty[s]` when the 256 units of both consumers have
+//! used them. Both flip their parity each time around the ring. Registers: a consumer's 64 x 128 sums are 64 numbers
+//! per unit, 92 in total. With 384 units and 128 KiB, one cube fits on a multiprocessor. Both operands are in shared
+//! memory in rows of 64 bf16 = 128 bytes. The eight 16-byte parts of a row are permuted by the row's number modulo 8
+//! (the 128-byte swizzle), which TMA writes and `wgmma` reads without bank conflicts.
 //!
-//! TMA fills 0 behind a tensor's ends. Rows of the next expert are multiplied and not written.
+//! TMA fills zeros past a tensor's ends. Rows of the next expert are multiplied but not written.
 //!
-//! The matrices lie `[e, p, q]` and are read as they lie, by both products; `b` is one or the other in shared memory:
+//! Both products read the matrices, `[e, p, q]`, in place; `b` has one of two forms in shared memory:
 //!
 //! ```text
-//! dx, which sums over q        b[column of y, k]      128 rows of 128 bytes                              "K-major"
-//! y, which sums over p         b[k, column of y]      64 rows of 128 bytes, columns  0 ..  64 of y       "MN-major": wgmma's
-//!                                                     64 rows of 128 bytes, columns 64 .. 128 of y       last operand is 1
+//! dx, which sums over q    b[column of y, k]    128 rows of 128 bytes                           "K-major"
+//! y, which sums over p     b[k, column of y]    64 rows of 128 bytes, columns  0 ..  64 of y    "MN-major": wgmma's
+//!                                               64 rows of 128 bytes, columns 64 .. 128 of y    last operand is 1
 //! ```
 
 use super::tiles::{self, Tile};
@@ -42,20 +42,20 @@ use half::bf16;
 
 /// Rows and columns of a cube's tile.
 pub(super) const TILE: usize = 128;
-/// Steps of the sum in a stage: 128 bytes.
+/// Steps of the sum per stage: 128 bytes.
 const DEPTH: usize = 64;
-/// Numbers of an operand in a stage.
+/// Numbers of an operand per stage.
 const OPERAND: usize = TILE * DEPTH;
 const STAGES: usize = 4;
 pub(super) const UNITS: usize = 384;
 
-/// `sums + a b^T` for `[64, 64]` of a and `[128, 64]` of b in shared memory, by the units of a warpgroup; `sums + a b`
-/// for `[64, 128]` of b, in two halves of columns, where not `transposed`.
+/// Computes `sums + a b^T` for `[64, 64]` of a and `[128, 64]` of b in shared memory, with the units of a warpgroup. If
+/// not `transposed`, computes `sums + a b` for `[64, 128]` of b, in two halves of columns.
 ///
 /// A descriptor holds an address / 16 in its low 14 bits, 1024 / 16 bytes from 8 rows to the next 8 (bits 32 to 45),
-/// and the 128-byte swizzle (1 in bits 62 and 63). Where k runs along a row, the four steps of 16 are 32 bytes apart: 2
-/// in the descriptor. Where it runs down the rows, they are 16 rows of 128 bytes apart, 128 in the descriptor, and bits
-/// 16 to 29 have the 8192 / 16 bytes from one half of the columns to the other.
+/// and the 128-byte swizzle (1 in bits 62 and 63). If k runs along a row, the four steps of 16 are 32 bytes apart: 2 in
+/// the descriptor. If it runs down the rows, they are 16 rows of 128 bytes apart, 128 in the descriptor, and bits 16 to
+/// 29 hold the 8192 / 16 bytes from one half of the columns to the other.
 #[cube]
 fn multiply(sums: Vector<f32, Const<64>>, a: &bf16, b: &bf16, #[comptime] transposed: bool) -> Vector<f32, Const<64>> {
     let next: Vector<f32, Const<64>>;
@@ -101,13 +101,13 @@ fn multiply(sums: Vector<f32, Const<64>>, a: &bf16, b: &bf16, #[comptime] transp
     next
 }
 
-/// PTX that copies the incoming sums (operands n to 2n) to the outgoing ones: the assembler makes them the same
+/// PTX that copies the incoming sums (operands n to 2n) to the outgoing ones; the assembler assigns them the same
 /// registers.
 fn copies(n: usize) -> String {
     (0..n).map(|i| format!("mov.f32 %{i}, %{};", i + n)).collect::<Vec<_>>().join("\n")
 }
 
-/// Of `b` the descriptor without its address, the operand that says how it lies, and the step to the next 16 of k.
+/// For `b`: the descriptor without its address, the operand that selects its layout, and the step to the next 16 of k.
 fn of_b(transposed: bool) -> [&'static str; 3] {
     if transposed { ["0x4000004000010000", "0", "2"] } else { ["0x4000004002000000", "1", "128"] }
 }
@@ -150,7 +150,7 @@ pub(super) fn product(
                 for s in 0..STAGES {
                     let step = round * STAGES + s;
                     if step < steps {
-                        // Of a fresh barrier the phase before the first one counts as over.
+                        // In a fresh barrier the phase before the first one counts as completed.
                         empty[s].wait_parity((round as u32 + 1u32) % 2u32);
                         let k = (step * DEPTH) as i32;
                         let part = comptime!(s * OPERAND..(s + 1) * OPERAND);
@@ -182,8 +182,8 @@ pub(super) fn product(
             }
         }
 
-        // Unit u of a warpgroup has rows u / 32 * 16 + u % 32 / 4 and 8 below, columns u % 4 * 2 and 1 on, and so every
-        // 8 columns.
+        // Unit u of a warpgroup has rows u / 32 * 16 + u % 32 / 4 and 8 below, columns u % 4 * 2 and one to the right,
+        // and so on every 8 columns.
         let unit = UNIT_POS as usize % 128;
         let row = tile.first + (warpgroup as usize - 1) * 64 + unit / 32 * 16 + unit % 32 / 4;
         let column = column + unit % 4 * 2;
@@ -204,7 +204,7 @@ pub(super) fn product(
     }
 }
 
-/// `y_rq`, or why it cannot be had; all tensors are contiguous.
+/// Computes `y_rq`, or says why it cannot; all tensors are contiguous.
 pub(super) fn launch(
     x: &CubeTensor,
     weight: &CubeTensor,
@@ -239,11 +239,11 @@ pub(super) fn launch(
         TensorMapArg::new(part, binding.into_tensor_arg(), dtype_to_elem_type(tensor.dtype))
             .with_swizzle(TensorMapSwizzle::B128)
     };
-    // In the order in which the matrices lie.
+    // In the memory order of the matrices.
     let (matrices, part) = if transposed { ([e, q, p], [1, TILE, DEPTH]) } else { ([e, p, q], [1, DEPTH, TILE / 2]) };
     let table = tiles::launch(segments, y, TILE);
-    // SAFETY: the hardware's copies leave out what lies outside of a tensor, and a tile's end is at most the number of rows
-    // (`tiles`), with which writes are compared.
+    // SAFETY: TMA skips whatever is outside of a tensor, and writes are checked against a tile's end, which is at most
+    // the number of rows (`tiles`).
     unsafe {
         product::launch_unchecked(
             &x.client,

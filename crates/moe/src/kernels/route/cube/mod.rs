@@ -1,8 +1,7 @@
-//! The kernels of [`route`](super): one unit a token, tokens dealt out in strides.
+//! The kernels of [`route`](super): one unit per token, in a grid-stride loop.
 //!
-//! A unit reads its token's row of scores some times over (neighbours in memory, so the cache holds them) and writes
-//! its own row or its column of outputs; nothing is shared between units. Choices are counted by one cube a sequence,
-//! in shared memory.
+//! A unit reads its token's row of scores several times (adjacent in memory, so the cache holds them) and writes its
+//! row or column of outputs; units share nothing. One cube per sequence counts choices, in shared memory.
 
 mod select;
 
@@ -158,7 +157,7 @@ fn gates_kernel(
     }
 }
 
-/// What the scores of the token's experts are divided by.
+/// The divisor of the scores of the token's experts.
 #[cube]
 fn score_sum(
     scores: &[f32],
@@ -213,7 +212,7 @@ pub(crate) fn gates_backward(
     d_scores
 }
 
-/// The row of a token is its unit's own: it sets the row to 0 and adds the gradients of the k chosen scores.
+/// Each unit owns its token's row: it sets the row to 0 and adds the gradients of the k chosen scores.
 #[cube(launch)]
 fn gates_backward_kernel(
     scores: &[f32],
@@ -276,7 +275,7 @@ pub(crate) fn count(experts: CubeTensor, groups: usize, e: usize) -> CubeTensor 
     counts
 }
 
-/// Integers are the same however atomics order their sum.
+/// The order of atomics does not change a sum of integers.
 #[cube(launch)]
 fn count_kernel(
     experts: &[i32],
@@ -302,7 +301,7 @@ fn count_kernel(
         let mut i = unit;
         while i < tokens * k {
             let expert = experts[i / tokens * n + group * tokens + i % tokens];
-            // Checked here: a launch checks what lies in global memory, and not what is shared.
+            // Checked here: a launch checks bounds in global memory but not in shared memory.
             if expert >= 0i32 && expert < e as i32 {
                 count[expert as usize].fetch_add(1i32);
             }
@@ -319,7 +318,7 @@ fn count_kernel(
     }
 }
 
-/// The kernels with typical compile-time values.
+/// Lists the kernels with typical compile-time values.
 #[cfg(feature = "offline")]
 pub(crate) fn cases() -> Vec<KernelCase> {
     use count_kernel::CountKernel;

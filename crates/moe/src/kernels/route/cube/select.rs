@@ -1,14 +1,15 @@
-//! The kernel of [`select`](super::super::select): one plane (warp) a token, tokens dealt out in strides.
+//! The kernel of [`select`](super::super::select): one plane (warp) per token, in a grid-stride loop.
 //!
 //! ```text
-//! E = 10, 4 lanes     lane 0: experts 0 4 8     lane 1: 1 5 9     lane 2: 2 6     lane 3: 3 7
+//! E = 10, 4 lanes       lane 0: experts 0 4 8     lane 1: 1 5 9     lane 2: 2 6     lane 3: 3 7
 //!
-//! candidates times    each lane its best, the plane the best of these; where two are equal, the lower number; it is taken away
+//! for each candidate    each lane finds its best, the plane the best of these (the lower number if two are equal);
+//!                       it is removed
 //! ```
 //!
-//! Lanes read neighbours, once, and keep them in registers: 2 values each of 64 experts, 8 of 256. What a plane
-//! decides, every lane knows. CubeCL's CPU runtime has no planes: there a token has one lane, and what remains of the
-//! kernel is the same.
+//! Lanes read adjacent values once and keep them in registers: 2 values each for 64 experts, 8 for 256. Every lane
+//! knows the decisions of its plane. CubeCL's CPU runtime has no planes: there a token has one lane, and the rest of
+//! the kernel is the same.
 
 use super::super::{GAMMA, Noise, SelectRule};
 use burn::backend::TensorMetadata;
@@ -52,7 +53,7 @@ pub(crate) fn select_experts(scores: CubeTensor, bias: CubeTensor, rule: SelectR
     experts
 }
 
-/// [`Noise`] as an argument of a kernel.
+/// [`Noise`] as a kernel argument.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Seed {
     amplitude: f32,
@@ -61,8 +62,8 @@ struct Seed {
     seq_len: usize,
 }
 
-/// `best_groups` is how many groups of experts are chosen from; 0 where they are not divided. A lane has `share`
-/// experts. `lowest` is minus infinity.
+/// `best_groups` is the number of groups to choose from, or 0 if experts are not divided into groups. A lane has
+/// `share` experts. `lowest` is minus infinity.
 #[cube(launch)]
 fn select_kernel(
     scores: &[f32],
@@ -100,7 +101,7 @@ fn select_kernel(
             own.places[i] = comptime!(i32::MAX);
             if expert < e {
                 let noise = noise(hash, place + expert as u32, seed.amplitude, noisy);
-                // What is not a number is chosen last, but is an expert.
+                // NaN is chosen last, but is an expert.
                 let value = scores[token * e + expert] + bias[expert] + noise;
                 let magnitude = u32::reinterpret(value) & 0x7fff_ffffu32;
                 own.values[i] = select(magnitude > 0x7f80_0000u32, lowest, value);
@@ -145,7 +146,7 @@ fn select_kernel(
     }
 }
 
-/// A lane's experts that are not taken, and their values; without an expert, the lowest value and `i32::MAX`.
+/// A lane's remaining experts and their values. An entry without an expert has the lowest value and `i32::MAX`.
 #[derive(CubeType)]
 struct Own {
     values: Array<f32>,
@@ -160,7 +161,7 @@ impl Own {
         Own { values: Array::<f32>::new(share), places: Array::<i32>::new(share), share }
     }
 
-    /// The plane's expert of the largest value, of equal ones that of the lowest number. It is taken.
+    /// Removes and returns the plane's expert with the largest value; of equal values, the one with the lowest number.
     fn take_best(&mut self, lowest: f32, #[comptime] lanes: usize) -> i32 {
         let mut value = lowest;
         let mut place = comptime!(i32::MAX).runtime();
@@ -193,7 +194,7 @@ fn plane_lowest(value: i32, #[comptime] lanes: usize) -> i32 {
     if comptime!(lanes > 1) { plane::smallest(value) } else { value }
 }
 
-/// The largest values so far with their places, best first; a free entry's place is -1.
+/// The largest values so far with their places, best first; the place of a free entry is -1.
 #[derive(CubeType)]
 struct Best {
     values: Array<f32>,
@@ -215,8 +216,8 @@ impl Best {
         Best { values, places, len }
     }
 
-    /// Places come in increasing order, so a value goes behind those that are equal to it: the first entry that is free
-    /// or smaller takes it, and everything from there on moves down by one.
+    /// Places come in increasing order, so a value goes after equal ones: the first entry that is free or smaller takes
+    /// it, and the entries from there on move down by one.
     fn insert(&mut self, value: f32, place: i32) {
         let len = comptime!(self.len);
         if self.places[len - 1] < 0i32 || value > self.values[len - 1] {
@@ -245,7 +246,7 @@ impl Best {
     }
 }
 
-/// [`Noise::at`] from the hash of the key and the sequence, and the place of token and expert in the sequence.
+/// [`Noise::at`], from the hash of key and sequence, and the place of token and expert in the sequence.
 #[cube]
 fn noise(hash: u32, place: u32, amplitude: f32, #[comptime] noisy: bool) -> f32 {
     if comptime!(noisy) {
@@ -259,7 +260,7 @@ fn noise(hash: u32, place: u32, amplitude: f32, #[comptime] noisy: bool) -> f32 
     }
 }
 
-/// The `mix` of the plain Rust.
+/// The same as the host's `mix`.
 #[cube]
 fn mix(number: u32) -> u32 {
     let mut x = number;

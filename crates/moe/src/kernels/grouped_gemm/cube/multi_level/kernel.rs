@@ -1,4 +1,4 @@
-//! The kernel: a tile without rows leaves, every other one is multiplied by cubek.
+//! The kernel: a cube whose tile has no rows exits; cubek multiplies every other tile.
 
 use super::super::tiles::ENTRY;
 use cubecl::prelude::*;
@@ -10,12 +10,13 @@ use cubek::matmul::multi_level::components::batch::{
 use cubek::matmul::multi_level::components::global::{GlobalConfig, GlobalMatmulFamily};
 use cubek::matmul::multi_level::definition::{BatchMatmulBlueprint, Blueprint, CubeMapping};
 
-/// cubek's product of batches out of its product of matrices `G`.
+/// cubek's batched product, built from its matrix product `G`.
 type Batches<G> = PartitionedBatchMatmulFamily<(), G, RowMajorGlobalPartitionMatmul>;
 type Multiply<G, T> = <Batches<G> as BatchMatmulFamily<()>>::Matmul<T>;
 
-/// What cubek's own entry does, behind a look into the table of tiles: cubek maps a cube to its batch in several ways,
-/// chosen by device and problem, and here the mapping is asked, so that dead tiles leave whichever it is.
+/// Does what cubek's entry point does, after a lookup in the table of tiles. cubek maps cubes to batches in several
+/// ways, chosen by device and problem. The kernel asks the mapping in use, so that cubes of empty tiles exit with each
+/// of them.
 #[allow(clippy::collapsible_if, clippy::type_complexity)]
 #[cube(launch_unchecked, create_dummy_kernel, address_type = "dynamic")]
 pub(super) fn product<F: Numeric, L: Size, R: Size, O: Size, G: GlobalMatmulFamily<()>>(

@@ -1,11 +1,11 @@
-//! Where cubek finds a tile's matrices: see the picture of [`multi_level`](super).
+//! The layouts by which cubek finds a tile's matrices; see the picture in [`multi_level`](super).
 
 use super::super::tiles::ENTRY;
 use cubecl::prelude::*;
 use cubecl::std::tensor::layout::{Coords1d, Layout, LayoutExpand};
 use cubek::matmul::multi_level::args::BatchedCoords;
 
-/// Batch to a tile's number in the table, times `stride`: its first row or its expert.
+/// Maps a batch to a number of its tile in the table (the first row or the expert), times `stride`.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Offset {
     tiles: Box<[i32]>,
@@ -36,10 +36,10 @@ impl Layout for Offset {
     }
 }
 
-/// (where the tile starts, row, column) in `[.., width]`.
+/// Maps (start of the tile, row, column) to an index of `[.., width]`.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Lhs {
-    /// Numbers in the tensor.
+    /// Number of elements of the tensor.
     len: usize,
     width: usize,
     #[cube(comptime)]
@@ -70,7 +70,7 @@ impl Layout for Lhs {
     }
 }
 
-/// (tile, row, column) in `[.., width]`.
+/// Maps (tile, row, column) to an index of `[.., width]`.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Out {
     tiles: Box<[i32]>,

@@ -1,4 +1,4 @@
-//! cubek's multiplication as it plans it on a GPU, to be compiled without one.
+//! cubek's multiplication as it plans it on a GPU, to compile without one.
 
 use super::super::TILE;
 use super::{OnPlanes, Shape, arguments, cube_mapping_launch, product};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 pub(in super::super) fn cases() -> Vec<KernelCase> {
     let (brain, half) = (bf16::elem_type_native(), f16::elem_type_native());
-    // The widths of DeepSeek-V2-Lite's experts, and such as load two numbers at once and need their bounds checked.
+    // The widths of DeepSeek-V2-Lite's experts, and widths that load two numbers at once and need bounds checks.
     let widths = [("", 2048, 1408, 8), (" odd widths", 2050, 1402, 2)];
     let kinds = [("bf16", brain, false), ("bf16 transposed", brain, true), ("f16", half, false)];
     let mut cases = vec![];
@@ -34,8 +34,8 @@ pub(in super::super) fn cases() -> Vec<KernelCase> {
     cases
 }
 
-/// The kernel with the blueprint that cubek makes where `cmma` multiplies 16 x 16 x 16 and a cube has up to 32 planes:
-/// 8 planes of 16 x 128, 32 deep, in two stages.
+/// The kernel with the blueprint that cubek makes if `cmma` multiplies 16 x 16 x 16 and a cube has up to 32 planes: 8
+/// planes of 16 x 128, 32 deep, in two stages.
 fn compile(
     shape: &Shape,
     element: ElemType,
@@ -62,7 +62,7 @@ fn compile(
     let plan =
         CubeCountPlan::from_blueprint(&blueprint.hypercube_blueprint, count.into(), &device.hardware.max_cube_count);
 
-    // Nothing is launched: the buffers are never looked at.
+    // Nothing is launched, so the buffers are never accessed.
     let service = ServiceId::of::<Shape>(DeviceId::new(0, 0));
     let buffer = || Handle::new(service, StreamId::current(), 1 << 30).binding();
     let table = || unsafe { BufferArg::from_raw_parts_binding(buffer(), 1 << 10) };
