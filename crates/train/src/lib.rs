@@ -1,8 +1,7 @@
 //! Trains language models on many ranks: configuration, data, training loop, run folder, command line.
 //!
 //! ```text
-//! cli ─> config ─> data ─> run ─> one trainer per rank ─> fsdp (units of model) ─> metrics in a run folder ─>
-//! validation, sample
+//! cli ─> config ─> data ─> run ─> one trainer per rank ─> fsdp (units of model) ─> metrics ─> validation, sample
 //! ```
 //!
 //! The program is this library's [`cli`]. The parts are public so that you can drive a run yourself:

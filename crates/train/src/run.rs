@@ -152,7 +152,7 @@ pub(crate) fn train_launched(
     });
     job.progress.finish();
     // Incomplete checkpoint parts must not keep a disk full. A stuck rank may be stuck because of the disk, and ranks
-    // in other processes may still be writing; in those cases the next start cleans up.
+    // in other processes may still be writing; in those cases, or if this fails, the next start cleans up.
     if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
         && !matches!(failure, RankFailure::Stuck { .. })
         && launch.processes().is_none()
