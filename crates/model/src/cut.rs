@@ -8,8 +8,10 @@ use comm::Cut;
 /// Heads, MLP columns and the vocabulary are cut:
 ///
 /// ```text
-/// GPT-2       c_attn (q, k and v each), c_fc     by columns       DeepSeek    q_proj, q_b_proj, kv_b_proj, gate, up, lm_head   by columns
-///             c_proj, wte                        by rows                      o_proj, down, embed                              by rows
+/// GPT-2       by columns   c_attn (q, k and v each), c_fc
+///             by rows      c_proj, wte
+/// DeepSeek    by columns   q_proj, q_b_proj, kv_b_proj, gate, up, lm_head
+///             by rows      o_proj, down, embed
 /// ```
 ///
 /// Everything added after a sum over ranks (biases of output projections), norms, routers, compressions and positions

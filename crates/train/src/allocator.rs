@@ -1,24 +1,24 @@
-//! Counts what the threads of a rank allocate, so that a run can say what its activations take.
+//! Counts the allocations of a rank's threads, so that a run can report the memory of its activations.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicIsize, Ordering};
 
 thread_local! {
-    /// The counter of the rank that this thread computes for.
+    /// The counter of the rank that this thread works for.
     static COUNTER: Cell<Option<&'static AtomicIsize>> = const { Cell::new(None) };
 }
 
-/// An allocator that counts, for threads that have asked for it with [`count_for`].
+/// An allocator that counts, for threads that have called [`count_for`].
 pub struct Counting<A>(pub A);
 
-/// From now on this thread's allocations add to `counter`, and what it frees is subtracted.
+/// Adds this thread's allocations to `counter` from now on, and subtracts what it frees.
 pub fn count_for(counter: &'static AtomicIsize) {
     COUNTER.set(Some(counter));
 }
 
-/// Bytes that the threads which count together with this one have allocated and not freed. Below zero where they have
-/// freed what others had allocated: a difference of two calls is what tells.
+/// Bytes allocated and not freed by the threads that share this thread's counter. Negative if they have freed
+/// allocations of other threads; only differences between two calls are meaningful.
 pub fn allocated() -> isize {
     COUNTER.get().map_or(0, |counter| counter.load(Ordering::Relaxed))
 }
@@ -29,7 +29,8 @@ fn add(bytes: isize) {
     }
 }
 
-// SAFETY: every call goes to `A` as it came. The counter is a thread-local without a destructor and never allocates.
+// SAFETY: every call is forwarded to `A` unchanged. The counter is a thread-local without a destructor and never
+// allocates.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for Counting<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
@@ -52,7 +53,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Counting<A> {
     }
 }
 
-/// Tests count as the program does.
+/// Tests count allocations as the program does.
 #[cfg(test)]
 #[global_allocator]
 static OF_TESTS: Counting<std::alloc::System> = Counting(std::alloc::System);

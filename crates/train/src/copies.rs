@@ -1,8 +1,7 @@
-//! Digests of copies of the model's parts, on their way from the threads that write a checkpoint to the one that
-//! completes it.
+//! Digests of replicated parameters, passed from the threads that write a checkpoint to the one that completes it.
 //!
-//! They go through files beside the ranks' own, `rank-N.copies`: that all ranks have written theirs is known before it
-//! is completed, and no rank waits for another one's digests.
+//! They go through files `rank-N.copies` next to the ranks' own. All ranks are known to have written theirs before the
+//! checkpoint is completed, and no rank waits for another's digests.
 
 use crate::error::TrainError;
 use checkpoint::{CheckpointError, Folder};
@@ -15,8 +14,8 @@ fn file(partial: &Path, rank: usize) -> PathBuf {
     partial.join(format!("rank-{rank}.copies"))
 }
 
-/// Writes a rank's digests into the folder of a checkpoint that is being written, which is made where it is not there.
-/// To be called before the rank's part counts as written.
+/// Writes a rank's digests into the folder of a checkpoint that is being written, creating it if necessary. Must be
+/// called before the rank's part counts as written.
 pub(crate) fn write(partial: &Path, rank: usize, digests: &[CopyDigest]) -> Result<(), CheckpointError> {
     if digests.is_empty() {
         return Ok(());
@@ -24,7 +23,7 @@ pub(crate) fn write(partial: &Path, rank: usize, digests: &[CopyDigest]) -> Resu
     let path = file(partial, rank);
     let write = || {
         fs::create_dir_all(partial)?;
-        let _ = fs::remove_file(&path); // of an attempt before; a new file follows no link
+        let _ = fs::remove_file(&path); // left by an earlier attempt; a new file follows no link
         let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         file.write_all(&serde_json::to_vec(digests).expect("digests are plain data"))?;
         file.sync_all()
@@ -32,11 +31,11 @@ pub(crate) fn write(partial: &Path, rank: usize, digests: &[CopyDigest]) -> Resu
     write().map_err(|source| CheckpointError::Write { path: path.clone(), source })
 }
 
-/// Compares the copies of all ranks, whose parts are written, and forgets their digests. A checkpoint of ranks that
-/// differ is removed.
+/// Compares the copies of all ranks, whose parts must be written, and deletes the digests. If the ranks differ, the
+/// checkpoint is removed.
 ///
 /// # Errors
-/// If they differ; if a file cannot be read.
+/// If the copies differ, or a file cannot be read.
 pub(crate) fn compare(folder: &Folder, step: u64, ranks: usize) -> Result<(), TrainError> {
     let partial = &folder.partial(step);
     let of_ranks = read_all(partial, ranks)?;
@@ -47,11 +46,11 @@ pub(crate) fn compare(folder: &Folder, step: u64, ranks: usize) -> Result<(), Tr
     Ok(forget(partial, ranks)?)
 }
 
-/// Whether the copies of all ranks, whose parts are written, are the same: for a checkpoint whose process ended before
-/// it had compared them.
+/// Whether the copies of all ranks, whose parts must be written, are the same. For a checkpoint whose process ended
+/// before comparing them.
 ///
 /// # Errors
-/// If a file cannot be read, so that nobody knows.
+/// If a file cannot be read, so that the answer is unknown.
 pub(crate) fn are_same(partial: &Path, ranks: usize) -> Result<bool, CheckpointError> {
     match read_all(partial, ranks) {
         Ok(of_ranks) if compare_copies(of_ranks.iter().map(Vec::as_slice)).is_ok() => {
@@ -77,7 +76,7 @@ fn forget(partial: &Path, ranks: usize) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// A rank's digests; none where it has no copies.
+/// A rank's digests; empty if it has no copies.
 fn read(path: &Path) -> Result<Vec<CopyDigest>, CheckpointError> {
     let path = path.to_path_buf();
     match fs::read(&path) {

@@ -1,4 +1,4 @@
-//! What a checkpoint says of the data that its run trained on, so that a run that goes on says when they have changed.
+//! A checkpoint's record of its training data, so that a resumed run can report that the data changed.
 
 use crate::error::TrainError;
 use crate::words::human_count;
@@ -6,12 +6,12 @@ use checkpoint::Checkpoint;
 use data::{DataError, Prepared};
 use serde::{Deserialize, Serialize};
 
-/// The file of a checkpoint.
+/// The file in a checkpoint.
 pub(crate) const FILE: &str = "data.json";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Mark {
-    /// Where they were, for the user.
+    /// Where the data came from, for the user.
     source: String,
     train_tokens: u64,
     fingerprint: String,
@@ -24,22 +24,22 @@ impl Mark {
     }
 }
 
-/// The file of checkpoints of a run on these data of `source`.
+/// The file for checkpoints of a run on this data from `source`.
 pub(crate) fn file(source: &str, data: &Prepared) -> Result<(String, Vec<u8>), DataError> {
     let json = serde_json::to_vec_pretty(&Mark::of(source, data)?).expect("numbers and strings have a JSON form");
     Ok((FILE.into(), json))
 }
 
-/// A line where `data`, of `source`, are others than those that the checkpoint's run trained on; None where they are the
-/// same, or the checkpoint does not say.
+/// A warning if `data` from `source` differs from what the checkpoint's run trained on; `None` if it is the same or the
+/// checkpoint has no record.
 ///
 /// # Errors
-/// A file of either that cannot be read.
+/// If a file of either cannot be read.
 pub(crate) fn change(checkpoint: &Checkpoint, source: &str, data: &Prepared) -> Result<Option<String>, TrainError> {
     if !checkpoint.index().extra().iter().any(|file| file.name == FILE) {
         return Ok(None);
     }
-    // What a later version may write is no reason not to go on.
+    // A format written by a later version is no reason not to resume.
     let Ok(before) = serde_json::from_slice::<Mark>(&checkpoint.read_file(FILE)?) else { return Ok(None) };
     let now = Mark::of(source, data)?;
     Ok((before.fingerprint != now.fingerprint).then(|| {

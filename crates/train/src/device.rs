@@ -11,8 +11,8 @@ use crate::words::count;
 use burn::tensor::Device;
 use fsdp::{FloatType, Precision};
 
-/// The name of the device that is meant: `auto` is the first of `cuda`, `metal` and `vulkan` that the build has and of
-/// which the machine has a GPU, and `cpu` elsewhere.
+/// Resolves a device name: `auto` is the first of `cuda`, `metal` and `vulkan` that the build supports and the machine
+/// has a GPU for, else `cpu`.
 pub(crate) fn meant(name: &str) -> &str {
     match name {
         "auto" => gpus::KINDS.into_iter().find(|kind| gpus::has(kind)).unwrap_or("cpu"),
@@ -20,16 +20,16 @@ pub(crate) fn meant(name: &str) -> &str {
     }
 }
 
-/// Who the GPU with this number of its kind is; None where there is none.
+/// The identity of the GPU with this number of its kind; `None` if it does not exist.
 #[cfg(feature = "vulkan")]
 pub(crate) fn identity(kind: &str, number: usize) -> Option<cubecl::ir::DeviceIdentity> {
     gpus::all(kind).ok()?.get(number)?.identity()
 }
 
-/// The device of a command that computes on one.
+/// The device of a command that computes on a single one.
 ///
 /// # Errors
-/// As [`Devices::new`].
+/// See [`Devices::new`].
 pub(crate) fn of_command(name: &str) -> Result<Device, TrainError> {
     let devices = Devices::new(name, 1).map_err(TrainError::Device)?;
     Ok(devices.of_rank[0].clone())
@@ -40,23 +40,23 @@ pub(crate) fn of_command(name: &str) -> Result<Device, TrainError> {
 pub struct Devices {
     /// In rank order.
     pub of_rank: Vec<Device>,
-    /// How many different ones these are.
+    /// Number of distinct devices.
     pub distinct: usize,
-    /// What they are called.
+    /// Name of the devices.
     pub name: String,
-    /// How many there are that a run could have with that name.
+    /// Number of devices on this machine that the name covers.
     pub here: usize,
-    /// Whether nobody has chosen them.
+    /// Whether the device was chosen automatically.
     auto: bool,
 }
 
 impl Devices {
-    /// Gives each of `ranks` ranks a device of the kind `name` (`cpu`, `cuda`, `vulkan`, `metal`), in turn where there are
-    /// fewer devices than ranks; `cuda:1` gives all of them that one, and `auto` GPUs where there are any, and else the
+    /// Assigns each of `ranks` ranks a device of the kind `name` (`cpu`, `cuda`, `vulkan`, `metal`), in turn if there
+    /// are fewer devices than ranks. `cuda:1` assigns that device to all; `auto` uses GPUs if there are any, else the
     /// CPU.
     ///
     /// # Errors
-    /// A message, if there is no such device in this build or on this machine, or something that it needs is missing.
+    /// If this build or this machine has no such device, or something it needs is missing.
     pub fn new(name: &str, ranks: usize) -> Result<Self, String> {
         let auto = name == "auto";
         let name = meant(name);
@@ -92,7 +92,7 @@ impl Devices {
         self.name.split_once(':').map_or(&self.name, |(kind, _)| kind)
     }
 
-    /// The numbers of the different ones, as in `cuda:N`.
+    /// The numbers of the distinct devices, as in `cuda:N`.
     pub(crate) fn numbers(&self) -> Vec<usize> {
         match self.name.split_once(':').and_then(|(_, number)| number.parse().ok()) {
             Some(number) => vec![number],
@@ -100,7 +100,7 @@ impl Devices {
         }
     }
 
-    /// How many ranks are on which devices: `4 ranks share 1 device (cpu)`, `1 rank on cpu`.
+    /// The placement of ranks: `4 ranks share 1 device (cpu)`, `1 rank on cpu`.
     pub fn describe(&self) -> String {
         match self.of_rank.len() {
             ranks if self.distinct < ranks => {
@@ -110,7 +110,7 @@ impl Devices {
         }
     }
 
-    /// A line for the user: why it is these devices, or what is to be known about the first run.
+    /// A line for the user: why these devices were chosen, or a note on the first run.
     pub fn note(&self) -> Option<String> {
         match self.name.as_str() {
             "cpu" => (self.auto && gpus::is_built()).then(|| "this machine has no GPU that this build can use".into()),
@@ -118,10 +118,10 @@ impl Devices {
         }
     }
 
-    /// Whether the devices compute and reduce in these types.
+    /// Checks that the devices compute and reduce in these types.
     ///
     /// # Errors
-    /// A message that names the device and the types that it has.
+    /// If one does not; the message names the device and the types it supports.
     pub fn check_precision(&self, precision: Precision) -> Result<(), String> {
         for (key, wanted) in [("param", precision.param), ("reduce", precision.reduce)] {
             let has = |of: FloatType| self.of_rank.iter().all(|device| device.supports_dtype(of.dtype()));

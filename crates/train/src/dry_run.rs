@@ -1,4 +1,4 @@
-//! `--dry-run`: what a run would take, after a few steps of it that leave nothing.
+//! `--dry-run`: estimates what a run needs, after a few steps that leave nothing behind.
 
 use crate::cli::say;
 use crate::config::{CheckpointConfig, Config};
@@ -19,23 +19,23 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{env, process};
 
-/// A checkpoint has each parameter and two moments of it, in fp32.
+/// A checkpoint holds each parameter and its two moments in fp32.
 const CHECKPOINT_BYTES: usize = 3 * size_of::<f32>();
-/// A forward is that share of a step, whose backward is twice as much work.
+/// A forward takes this fraction of a step, because the backward is twice as much work.
 const FORWARD: f64 = 1.0 / 3.0;
 
-/// The folder of the steps that are made, which is removed in the end.
+/// The folder of a dry run's steps, removed at the end.
 pub(crate) struct Scratch {
     path: PathBuf,
-    /// Whether this process has made it.
+    /// Whether this process created it.
     is_mine: bool,
 }
 
 impl Scratch {
-    /// A new one, of rank 0's process.
+    /// Creates the folder, in rank 0's process.
     ///
     /// # Errors
-    /// If it cannot be made, or the run itself could not begin in its `place`.
+    /// If it cannot be created, or if the real run could not start in its `place`.
     pub fn new(launch: &Launch, place: &Place) -> Result<Self, TrainError> {
         if let (None, Some(out), false) = (place.same_run(), &place.out, place.again) {
             RunFolder::expect_new(out)?;
@@ -43,27 +43,27 @@ impl Scratch {
         let path = Self::path(launch);
         let is_mine = launch.has_rank_0();
         if is_mine {
-            // One that is there already is somebody else's.
+            // An existing folder belongs to somebody else.
             let made = DirBuilder::new().mode(0o700).create(&path);
             made.map_err(|source| TrainError::RunFolder { path: path.clone(), source })?;
         }
         Ok(Self { path, is_mine })
     }
 
-    /// The folder of this process.
+    /// The folder for this process.
     fn path(launch: &Launch) -> PathBuf {
-        // Processes of several machines need one that all of them see.
+        // Processes on several machines need a folder that all of them can see.
         let parent = if launch.processes().is_some() { PathBuf::new() } else { env::temp_dir() };
         parent.join(format!(".kiln-dry-run-{}", process::id()))
     }
 
-    /// What removes the folder of this process, for a signal that ends it.
+    /// Returns a function that removes this process's folder, for a signal handler.
     pub fn remover(launch: &Launch) -> impl Fn() + Send + use<> {
         let mine = launch.has_rank_0().then(|| Self::path(launch));
         move || mine.iter().for_each(|path| _ = fs::remove_dir_all(path))
     }
 
-    /// Where the steps go instead.
+    /// The place of the dry run's steps.
     pub fn instead_of(&self, place: &Place) -> Place {
         Place { out: Some(self.path.clone()), again: false, ..place.clone() }
     }
@@ -77,7 +77,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Prints what a run at `place` would take, of which `outcome` is the first few steps.
+/// Prints what a run at `place` needs; `outcome` is that of its first few steps.
 pub(crate) fn tell(job: &Job, place: &Place, memory: &Estimate, outcome: &Outcome) {
     let base = place.same_run().is_some_and(|run| Folder::of_run(run).step(0).is_dir());
     say(&format!("steps        {}", overview::run(job)));
@@ -87,7 +87,7 @@ pub(crate) fn tell(job: &Job, place: &Place, memory: &Estimate, outcome: &Outcom
     say(&format!("time         {}", time(job, done, outcome)));
 }
 
-/// What the disk has to hold.
+/// Describes the disk space of the checkpoints.
 fn checkpoints(config: &Config, parameters: usize, base: bool) -> String {
     let CheckpointConfig { keep, .. } = config.checkpoint;
     if keep == 0 {
@@ -97,8 +97,8 @@ fn checkpoints(config: &Config, parameters: usize, base: bool) -> String {
     format!("{} each; at most {at_once} at once, {}", bytes(size), bytes(size * at_once))
 }
 
-/// The newest ones, the best one, the milestones, and the one that is written before an older one is removed. `base`:
-/// whether there is that of an imported model, too.
+/// Maximum number of checkpoints at once: the newest, the best, the milestones, and the one written before an older one
+/// is removed. `base` adds that of an imported model.
 fn at_once(config: &Config, base: bool) -> usize {
     let CheckpointConfig { every, every_minutes, keep, keep_every, keep_best, .. } = config.checkpoint;
     let (steps, val_every) = (config.train.steps, if keep_best { config.train.val_every } else { 0 });
@@ -113,7 +113,7 @@ fn at_once(config: &Config, base: bool) -> usize {
     newest.len() + milestones + usize::from(best) + usize::from(base)
 }
 
-/// What the steps after `done` of them take, as far as the first few tell.
+/// The estimated time of the steps after `done`, extrapolated from the first few.
 fn time(job: &Job, done: usize, outcome: &Outcome) -> String {
     let (train, pace) = (&job.config.train, &outcome.pace);
     let validations = validations(&job.config, done);
@@ -137,11 +137,11 @@ fn time(job: &Job, done: usize, outcome: &Outcome) -> String {
     )
 }
 
-/// How many there are after the first `done` steps.
+/// Number of validations after the first `done` steps.
 fn validations(config: &Config, done: usize) -> usize {
     let (steps, every) = (config.train.steps, config.train.val_every);
     let until = |step: usize| step.checked_div(every).unwrap_or(0);
-    until(steps - 1) - until(done) + 1 // that of the last step
+    until(steps - 1) - until(done) + 1 // the one after the last step
 }
 
 #[cfg(test)]
@@ -163,7 +163,7 @@ mod tests {
             (&[steps, "checkpoint.every=100", "train.val_every=50", "checkpoint.keep_best=false"], 3),
             (&[steps, "checkpoint.every=0", "train.val_every=0"], 1),
             (&[steps, "checkpoint.every=500", "train.val_every=0"], 2),
-            // 1000 under way, 900 and 800; 250, 500 and 750 are older.
+            // 1000 being written, 900 and 800 kept; 250, 500 and 750 are older.
             (&[steps, "checkpoint.every=100", "train.val_every=0", "checkpoint.keep_every=250"], 6),
             (&[steps, "checkpoint.every=0", "train.val_every=0", "checkpoint.keep_every=100"], 10),
             (&[steps, "checkpoint.every=0", "train.val_every=0", "checkpoint.every_minutes=5"], 3),

@@ -1,4 +1,4 @@
-//! What is said last of a run: what it came to, and what may be typed next.
+//! The last lines of a run: its result, and commands to type next.
 
 use crate::launch::Launch;
 use crate::terminal::{detail_to_stderr, to_stderr};
@@ -6,7 +6,7 @@ use crate::trainer::Outcome;
 use crate::words::{count, duration, human, quoted};
 use std::env;
 
-/// Says so on stderr.
+/// Prints them to stderr.
 pub(crate) fn say(outcome: &Outcome, launch: &Launch) {
     to_stderr(&came_to(outcome));
     let commands = commands(outcome, &program(), launch.processes());
@@ -29,24 +29,24 @@ fn came_to(outcome: &Outcome) -> String {
     )
 }
 
-/// The command that goes on with a run, of as many `processes` where `mpirun` has started it.
+/// The command that resumes a run, with as many `processes` if `mpirun` started it.
 fn resume(outcome: &Outcome, program: &str, processes: Option<usize>) -> Option<String> {
     let mpirun = processes.map_or(String::new(), |processes| format!("mpirun -n {processes} "));
     let run = quoted(&outcome.folder.display().to_string());
     (outcome.stopped && outcome.is_saved).then(|| format!("{mpirun}{} --resume {run}", quoted(program)))
 }
 
-/// The command that goes on with a run that was stopped, if it can go on.
+/// The command that resumes a stopped run, if it can be resumed.
 pub(crate) fn how_to_resume(outcome: &Outcome, launch: &Launch) -> Option<String> {
     resume(outcome, &program(), launch.processes())
 }
 
-/// The name or path that this program was called by.
+/// The name or path under which this program was called.
 fn program() -> String {
     env::args().next().unwrap_or_else(|| "train".into())
 }
 
-/// Commands that a shell in the same folder understands, of a run of as many `processes` where `mpirun` has started it.
+/// Suggested commands for a shell in the same folder; `processes` is the number that `mpirun` started.
 fn commands(outcome: &Outcome, program: &str, processes: Option<usize>) -> Vec<String> {
     let resume = resume(outcome, program, processes);
     let (program, run) = (quoted(program), quoted(&outcome.folder.display().to_string()));

@@ -1,14 +1,14 @@
-//! The steps of a run whose length is given in epochs.
+//! The number of steps of a run whose length is given in epochs.
 
 use crate::config::{Config, ConfigError};
 use checkpoint::Index;
 use data::{Buckets, Dataset};
 
-/// Has `train.steps` be as many as `train.epochs` takes, where that is given, and checks what depends on it. Of a run
-/// that goes on, what its checkpoint has trained on is a part of these epochs.
+/// Sets `train.steps` to what `train.epochs` takes, if given, and validates what depends on it. In a resumed run, the
+/// checkpoint's training counts toward these epochs.
 ///
 /// # Errors
-/// Steps that the configuration cannot have, such as fewer than a decay of the learning rate takes.
+/// If the configuration cannot have that many steps, for example fewer than a learning rate decay takes.
 pub(crate) fn set_steps(
     config: &mut Config,
     dataset: &Dataset,
@@ -19,7 +19,7 @@ pub(crate) fn set_steps(
     let (done, trained) = resumed.map_or((0, 0), |index| (index.step, index.tokens));
     let train = &config.train;
     let steps = match buckets {
-        // Rows follow from a step's number.
+        // Rows depend only on a step's number.
         Some(buckets) => {
             let batches: Vec<usize> = config.by_length().iter().map(|at| at.train.global_batch_size).collect();
             buckets.steps_in(epochs, &batches)
@@ -59,7 +59,7 @@ mod tests {
         };
         assert_eq!([1.0, 0.5, 2.0].map(|epochs| steps(epochs, 4, None)), [16, 8, 31]);
         assert_eq!(steps(1e-9, 4, None), 1);
-        // 10 steps of 4 sequences were made: 22 of the epoch are left.
+        // 10 steps of 4 sequences were made, so 22 of the epoch are left.
         let index = Index { step: 10, tokens: 640, ..Index::default() };
         assert_eq!(steps(1.0, 2, Some(&index)), 10 + 11);
         assert_eq!(steps(0.1, 2, Some(&index)), 10);

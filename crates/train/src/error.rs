@@ -1,3 +1,5 @@
+//! The errors of a run.
+
 use crate::config::ConfigError;
 use crate::words::quoted;
 use checkpoint::CheckpointError;
@@ -8,7 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a run did not come to its end; each message names the file, key or rank and says what to do.
+/// Why a run failed. Each message names the file, key or rank, and says what to do.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages are the documentation")]
 pub enum TrainError {

@@ -31,7 +31,7 @@ pub(crate) struct LayerLoad {
     pub layer: usize,
     /// Tokens routed to the expert.
     pub assigned: Vec<f64>,
-    /// Of those, tokens dropped because the expert was full.
+    /// Of those, choices that no expert took.
     pub dropped: Vec<f64>,
     /// Sum of the gates.
     pub gate_mass: Vec<f64>,

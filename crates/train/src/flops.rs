@@ -8,9 +8,9 @@ use checkpoint::Parameter;
 /// nanoGPT's `estimate_mfu`):
 ///
 /// ```text
-/// 6 N + 6 L H (Q + V) T        N  parameters in matrix products that a token passes: without embeddings (the tied head counts), and with
-///                                 only top_k of the E routed experts
-///                              L, H, Q, V, T  layers, heads, widths of a head's query and value, tokens of a sequence
+/// 6 N + 6 L H (Q + V) T    N  parameters in matrix products that a token passes: without embeddings (the tied head
+///                             counts), and with only top_k of the E routed experts
+///                          L, H, Q, V, T  layers, heads, widths of a head's query and value, tokens of a sequence
 /// ```
 ///
 /// The forward takes `2 N` multiplications and additions, the backward twice that. By convention, attention's two

@@ -1,4 +1,4 @@
-//! How the ranks of a run come to be: threads of this process, or processes that `mpirun` has started.
+//! How a run's ranks are started: as threads of this process, or as processes started by `mpirun`.
 
 use crate::device::Devices;
 use crate::error::TrainError;
@@ -14,28 +14,28 @@ use std::time::Duration;
 #[cfg(not(feature = "mpi"))]
 use without_mpi::MpiWorld;
 
-/// Which of a run's ranks this process is: all of them, or with `mpirun` one.
+/// The ranks that this process runs: all of a run's, or one with `mpirun`.
 pub(crate) struct Launch {
     mpi: Option<MpiWorld>,
 }
 
-/// Where all processes fail alike, rank 0 alone is to say so, and ends the others before they do.
+/// If all processes fail in the same way, only rank 0 reports it, and ends the others before they do.
 const AFTER_RANK_0: Duration = Duration::from_millis(500);
-/// A rank that fails because another one did leaves it that long to say why.
+/// A rank that fails because another one did gives that one this long to report why.
 const AFTER_THE_FIRST: Duration = Duration::from_secs(2);
 
 impl Launch {
-    /// As `mpirun` has started this process, or else as threads.
+    /// Detects whether `mpirun` started this process; otherwise ranks are threads.
     pub fn start() -> Result<Self, CommError> {
         Ok(Self { mpi: MpiWorld::start()? })
     }
 
-    /// All ranks as threads of this process.
+    /// Runs all ranks as threads of this process.
     pub fn threads() -> Self {
         Self { mpi: None }
     }
 
-    /// Warns, from the first of several processes that a launcher has started, if they know nothing of each other.
+    /// Warns if a launcher has started several processes that are not connected. Only the first of them prints it.
     pub fn warn(&self) {
         let first = started_by(&|name| env::var(name).ok()).filter(|by| by.number == 0);
         let Some(StartedBy { launcher, processes, .. }) = first.filter(|_| self.processes().unwrap_or(1) == 1) else {
@@ -52,22 +52,22 @@ impl Launch {
         ));
     }
 
-    /// How many processes `mpirun` has started. None: it has not started this one.
+    /// Number of processes that `mpirun` started; `None` without `mpirun`.
     pub fn processes(&self) -> Option<usize> {
         self.mpi.as_ref().map(MpiWorld::world_size)
     }
 
-    /// Whether this process has rank 0, which alone prints and writes.
+    /// Whether this process has rank 0, the only one that prints and writes.
     pub fn has_rank_0(&self) -> bool {
         self.mpi.as_ref().is_none_or(|world| world.rank() == 0)
     }
 
-    /// How many of a run's `ranks` are on this machine, and share its devices.
+    /// Number of a run's `ranks` that are on this machine and share its devices.
     pub fn ranks_here(&self, ranks: usize) -> usize {
         self.mpi.as_ref().map_or(ranks, |world| world.local_rank().1)
     }
 
-    /// Runs the ranks of this process, each on its device; `devices` are for the ranks on this machine.
+    /// Runs the ranks of this process, each on its device; `devices` are those of the ranks on this machine.
     pub fn run_ranks<T, F>(
         &self,
         devices: Devices,
@@ -87,10 +87,10 @@ impl Launch {
         }
     }
 
-    /// Says what went wrong; with `mpirun` it ends all processes.
+    /// Prints an error; with `mpirun`, also ends all processes.
     pub fn fail(&self, error: &(dyn Error + 'static)) -> ExitCode {
         let say = |whose: String| {
-            // Its text may have names out of files.
+            // The text may contain names from files.
             to_stderr(&format!("error: {whose}{error}"));
         };
         let Some(world) = &self.mpi else {
@@ -108,16 +108,16 @@ impl Launch {
     }
 }
 
-/// What has started this process as one of several.
+/// The launcher that started this process as one of several.
 struct StartedBy {
     launcher: &'static str,
     processes: usize,
-    /// Of this one, from 0.
+    /// Index of this process, from 0.
     number: usize,
 }
 
-/// What the variables of launchers say; None for a process by itself. A script that Slurm has started is one, however
-/// many tasks its job may have: only `srun` sets those of a step.
+/// Reads the environment variables of launchers; `None` for a standalone process. A script started by Slurm is
+/// standalone, however many tasks its job has: only `srun` sets the variables of a step.
 fn started_by(variable: &dyn Fn(&str) -> Option<String>) -> Option<StartedBy> {
     const LAUNCHERS: [(&str, &str, &str); 4] = [
         ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -132,7 +132,7 @@ fn started_by(variable: &dyn Fn(&str) -> Option<String>) -> Option<StartedBy> {
     })
 }
 
-/// What stands for MPI in a build without it: nothing, and an error where it is needed.
+/// A stand-in for MPI in builds without it, which returns an error where MPI is needed.
 #[cfg(not(feature = "mpi"))]
 mod without_mpi {
     use comm::{CommError, Communicator, RankFailure, Timeouts};

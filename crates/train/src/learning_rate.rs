@@ -1,20 +1,22 @@
+//! The learning rate schedules.
+
 use crate::config::OptimConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
-/// How the learning rate goes on after its linear warm-up.
+/// How the learning rate changes after its linear warm-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LrSchedule {
     /// Half a cosine from `lr` down to `min_lr` (arXiv 1608.03983 without restarts, as in nanoGPT).
     Cosine,
-    /// A line from `lr` down to `min_lr`.
+    /// Linear from `lr` down to `min_lr`.
     Linear,
-    /// Warm-up, stable, decay (arXiv 2404.06395): `lr`, and over the last `decay_steps` a line down to `min_lr`, where
-    /// the paper's MiniCPM decays exponentially.
+    /// Warm-up, stable, decay (arXiv 2404.06395): constant at `lr`, then linear down to `min_lr` over the last
+    /// `decay_steps` (the paper's MiniCPM decays exponentially).
     Wsd,
-    /// `lr`.
+    /// Constant at `lr`.
     Constant,
 }
 
@@ -27,8 +29,8 @@ pub enum LrSchedule {
 ///         0 warm-up    decay  steps
 /// ```
 ///
-/// `fall` is `(1 + cos(pi progress)) / 2`, or `1 - progress`. As in nanoGPT `progress` is 0 in the decay's first step
-/// and would be 1 in step `steps`, the first that is not made.
+/// `fall` is `(1 + cos(pi progress)) / 2`, or `1 - progress`. As in nanoGPT, `progress` is 0 in the first step of the
+/// decay and would be 1 in step `steps`, the first that is not made.
 pub(crate) fn learning_rate(optim: &OptimConfig, step: usize, steps: usize) -> f64 {
     let OptimConfig { lr, min_lr, warmup_steps, .. } = *optim;
     if step < warmup_steps {
@@ -47,8 +49,8 @@ pub(crate) fn learning_rate(optim: &OptimConfig, step: usize, steps: usize) -> f
 }
 
 impl OptimConfig {
-    /// Steps at the end of `steps` over which the learning rate falls. For a `wsd` without `decay_steps` a tenth of
-    /// all, which MiniCPM found to be enough.
+    /// Number of steps at the end of `steps` over which the learning rate falls. A `wsd` without `decay_steps` uses a
+    /// tenth of all steps, which MiniCPM found sufficient.
     pub(crate) fn decay_length(&self, steps: usize) -> usize {
         match self.schedule {
             LrSchedule::Cosine | LrSchedule::Linear => steps.saturating_sub(self.warmup_steps),
@@ -62,7 +64,7 @@ impl OptimConfig {
 mod tests {
     use super::*;
 
-    /// The rates of 109 steps, the first 9 of them warm-up, from 1 to 0.1.
+    /// The rates of 109 steps from 1 to 0.1; the first 9 steps are warm-up.
     fn rates(schedule: LrSchedule, decay_steps: Option<usize>) -> Vec<f64> {
         let optim = OptimConfig { lr: 1.0, min_lr: 0.1, warmup_steps: 9, schedule, decay_steps, ..Default::default() };
         let rates: Vec<f64> = (0..109).map(|step| learning_rate(&optim, step, 109)).collect();
@@ -101,7 +103,7 @@ mod tests {
         }
         // A tenth of 109 steps is 11.
         assert_eq!(rates(LrSchedule::Wsd, None), rates(LrSchedule::Wsd, Some(11)));
-        // Nothing stable: a line.
+        // Without a stable phase it is linear.
         assert_eq!(rates(LrSchedule::Wsd, Some(100)), rates(LrSchedule::Linear, None));
     }
 

@@ -1,10 +1,10 @@
 //! Trains language models on many ranks: configuration, data, training loop, run folder, command line.
 //!
 //! ```text
-//! cli ─> config ─> data ─> run ─> a trainer a rank ─> fsdp (units of model) ─> metrics in a run folder ─> validation, sample
+//! cli ─> config ─> data ─> run ─> one trainer per rank ─> fsdp (units of model) ─> metrics ─> validation, sample
 //! ```
 //!
-//! The program is this library's [`cli`]; the parts are public for those who want to drive a run themselves:
+//! The program is this library's [`cli`]. The parts are public so that you can drive a run yourself:
 //!
 //! ```
 //! use train::config::{Config, Source};

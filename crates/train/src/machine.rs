@@ -1,4 +1,4 @@
-//! Where, when and by which command a run runs.
+//! The machine, time and command of a run.
 
 use chrono::{SecondsFormat, Utc};
 use serde::Serialize;
@@ -8,13 +8,13 @@ use std::{env, fs, thread};
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Machine {
     pub host: String,
-    /// Its processor's name, where the system tells it, or else its architecture.
+    /// Name of the processor if the system reports it, else its architecture.
     pub cpu: String,
     pub cores: usize,
 }
 
 impl Machine {
-    /// The one that this process runs on.
+    /// The machine that this process runs on.
     pub fn this() -> Self {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| env::var("HOSTNAME"));
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -27,15 +27,15 @@ impl Machine {
     }
 }
 
-/// The command line of this process, for a shell.
+/// The command line of this process, quoted for a shell.
 pub(crate) fn command() -> String {
     let mut words = env::args_os().map(|word| word.to_string_lossy().into_owned());
-    // Where the program lies says nothing of the run.
+    // The program's folder is irrelevant to the run.
     let program = words.next().map(|path| path.rsplit('/').next().unwrap_or(&path).to_owned());
     program.into_iter().chain(words).map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
 }
 
-/// A word as a shell reads it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "-_./=:,@%+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -45,7 +45,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// The time, as in 2026-11-21T21:45:07Z.
+/// The current time, as in 2026-11-21T21:45:07Z.
 pub(crate) fn now() -> String {
     Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true)
 }

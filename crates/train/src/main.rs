@@ -1,19 +1,20 @@
-//! The `train` program; everything it does is in the library.
+//! The `train` program; the implementation is in the library.
 
 use train::allocator::Counting;
 
-/// A step makes and frees the same large tensors again and again. The system's allocator gives each back to the kernel
-/// and pays for its pages anew: a sixth of the CPU time of a small model.
+/// Each step allocates and frees the same large tensors. The system's allocator would return them to the kernel and
+/// fault their pages in again: a sixth of the CPU time of a small model.
 #[global_allocator]
 static ALLOCATOR: Counting<mimalloc::MiMalloc> = Counting(mimalloc::MiMalloc);
 
-/// `mi_option_purge_delay` of mimalloc.h, which the bindings do not name.
+/// `mi_option_purge_delay` of mimalloc.h, which the bindings do not define.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
 fn main() -> std::process::ExitCode {
-    // SAFETY: sets a number in mimalloc's table of options. -1: freed memory is kept for the next step, not given back.
+    // SAFETY: sets a number in mimalloc's table of options. -1 keeps freed memory for the next step instead of
+    // returning it.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, -1) };
-    // SAFETY: SIG_IGN runs no code of ours. A file beyond `ulimit -f` is then an error like that of a full disk.
+    // SAFETY: SIG_IGN runs no code of this program. A file beyond `ulimit -f` then gives an error, like a full disk.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     train::cli::main()
 }

@@ -1,4 +1,4 @@
-//! What is said of a run before its first step: a box of what it is, and below it what else is to be known.
+//! The summary before the first step: a box that describes the run.
 //!
 //! ```text
 //! ╭────────────────────────────────────────────────────────────────────────────────────────────╮
@@ -22,17 +22,17 @@ use crate::units::parameter_count;
 use crate::words::{count, human, human_count, wrapped};
 use fsdp::FloatType;
 
-/// As wide as a box gets that nobody sees in a terminal, or in one that is wider.
+/// Maximum width of the box, also used if stderr is not a terminal.
 const WIDEST: usize = 100;
-/// As narrow as it gets, also in a terminal that is narrower.
+/// Minimum width, even in a narrower terminal.
 const NARROWEST: usize = 40;
 
-/// The box. `devices` are those of the ranks here.
+/// Shows the box. `devices` are those of the ranks on this machine.
 pub(crate) fn say(job: &Job, devices: &Devices, memory: &Estimate) {
     let folder = match &job.folder {
         _ if job.dry_run => "none, for this is a dry run".into(),
         Some(folder) => folder.path().display().to_string(),
-        None => String::new(), // of rank 0's process, which says it
+        None => String::new(), // that of rank 0's process, which shows it
     };
     let rows = [
         ("model", model(job)),
@@ -59,7 +59,7 @@ fn data(job: &Job) -> String {
     format!("{all} of {}, {val} for validation; vocabulary {vocabulary}", job.data.name)
 }
 
-/// What this process will do, of a run that goes on the steps that are left.
+/// The steps this process will make: for a resumed run, those that are left.
 pub(crate) fn run(job: &Job) -> String {
     let train = &job.config.train;
     let done = job.resume.as_ref().map_or(0, Resume::step);
@@ -81,7 +81,7 @@ pub(crate) fn run(job: &Job) -> String {
     format!("{steps} {sizes}: {about}{}, {epochs:.digits$} epochs", human_count(tokens, "token"))
 }
 
-/// How often so many tokens go through the data.
+/// Number of passes over the data that `tokens` tokens make.
 pub(crate) fn epochs(job: &Job, tokens: u64) -> f64 {
     let seq_len = job.config.train.seq_len;
     let epoch = match job.config.data.buckets {
@@ -106,7 +106,7 @@ fn layout(job: &Job, devices: &Devices) -> String {
     format!("{elsewhere}{}{spread}{precision}", devices.describe())
 }
 
-/// Rows of a name and a text, which is broken where it has no room, in a frame that is at most so wide.
+/// Formats rows of a name and a text in a frame of at most `width` columns, wrapping texts that do not fit.
 fn boxed(rows: &[(&str, String)], width: usize) -> String {
     let names = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let room = width.saturating_sub("│ ".chars().count() + names + 2 + " │".chars().count());

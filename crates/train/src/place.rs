@@ -1,3 +1,5 @@
+//! Where a run starts from and where it writes.
+
 use crate::config::Config;
 use crate::copies;
 use crate::error::TrainError;
@@ -5,33 +7,33 @@ use crate::run_folder::{RunFolder, run_of};
 use checkpoint::Folder;
 use std::path::{Path, PathBuf};
 
-/// Where a run comes from and where it goes.
+/// Where a run starts from and where it writes.
 #[derive(Debug, Clone, Default)]
 pub struct Place {
-    /// What it is called.
+    /// Name of the run.
     pub name: String,
-    /// Its folder; None: the first free `runs/NAME-NNN`, or where it goes on from a checkpoint, that one's run.
+    /// The run folder. `None` takes the folder of the resumed checkpoint's run, or the first free `runs/NAME-NNN`.
     pub out: Option<PathBuf>,
-    /// Whether the folder is one of a run that ended before its first checkpoint, and that begins anew in it.
+    /// Whether to restart in the folder of a run that ended before its first checkpoint.
     pub again: bool,
-    /// The checkpoint, a folder `step-N`, that it goes on from.
+    /// The checkpoint to resume from, a folder `step-N`.
     pub resume: Option<PathBuf>,
-    /// The newest checkpoint of the run that goes on, when it was looked for.
+    /// The newest checkpoint of the resumed run at the time it was looked up.
     pub newest: Option<PathBuf>,
-    /// Whether parameters are taken of a checkpoint of another model, those that fit.
+    /// Whether to load only the matching parameters, from a checkpoint of another model.
     pub partial: bool,
-    /// Whether the configuration's tokenizer takes the place of the checkpoint's.
+    /// Whether the configuration's tokenizer replaces the checkpoint's.
     pub new_tokenizer: bool,
-    /// Whether a run is tried for which there is not enough memory.
+    /// Whether to start a run that exceeds the available memory.
     pub force: bool,
-    /// Whether only warnings and what the run comes to are said of it.
+    /// Whether to print only warnings and the final result.
     pub quiet: bool,
-    /// Whether a few steps are made to see how long the run would take; nothing of it is kept.
+    /// Whether to make only a few steps to measure the time, and keep nothing.
     pub dry_run: bool,
 }
 
 impl Place {
-    /// The folder of the run that goes on, if it does so in its own folder.
+    /// The folder of the resumed run, if the new run continues in it.
     pub(crate) fn same_run(&self) -> Option<&Path> {
         let run = run_of(self.resume.as_deref()?)?;
         let same = |out: &PathBuf| out.canonicalize().ok().is_some_and(|out| run.canonicalize().ok() == Some(out));
@@ -51,8 +53,8 @@ impl Place {
         Ok(folder)
     }
 
-    /// A run's folder, which is this process's from here on. To open the data may have taken long: it must be as it was
-    /// found, but for what a process that was killed has left.
+    /// Opens and locks a run's folder for this process. Opening the data may have taken long, so the folder must be
+    /// unchanged since it was looked up, except for leftovers of a killed process.
     fn reopen(&self, run: &Path) -> Result<RunFolder, TrainError> {
         let folder = RunFolder::reopen(run)?;
         Folder::of_run(run).clean(&copies::are_same)?;

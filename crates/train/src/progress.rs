@@ -1,4 +1,4 @@
-//! What the user sees while a run trains.
+//! The progress display of a training run.
 
 use crate::metrics::StepMetrics;
 use crate::step_line::{Then, step_line};
@@ -10,11 +10,11 @@ use std::io::{self, IsTerminal};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often the bar moves by itself, so that a long step is seen to go on.
+/// How often the bar moves on its own, so that a long step shows activity.
 const TICK: Duration = Duration::from_millis(200);
-/// What takes longer than this says so, in the bar.
+/// The bar names an activity that takes longer than this.
 const LONG: Duration = Duration::from_secs(2);
-/// Where there is no bar, a first step that takes longer says so in a line, and again after twice the time.
+/// Without a bar, a first step that takes longer than this prints a line, and another each time the duration doubles.
 const VERY_LONG: Duration = Duration::from_secs(5);
 
 /// Lines, and on a terminal a bar below them.
@@ -26,23 +26,23 @@ pub(crate) struct Progress {
     eta: Mutex<Eta>,
 }
 
-/// What is said of a run.
+/// How much is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Says {
     All,
-    /// To whom a run is quiet, warnings are said.
+    /// For a quiet run: warnings only.
     Warnings,
-    /// Another process speaks for this one.
+    /// Nothing, because another process prints for this one.
     Nothing,
 }
 
-/// What goes on right now.
+/// The current activity.
 struct Doing {
     what: &'static str,
     since: Instant,
-    /// The share of it that is done, where it is known.
+    /// Fraction done, if known.
     share: Option<f64>,
-    /// When a line says it next, where there is no bar.
+    /// When the next line is due, without a bar.
     told_after: Duration,
 }
 
@@ -51,7 +51,7 @@ impl Doing {
         Self { what, since: Instant::now(), share: None, told_after: VERY_LONG }
     }
 
-    /// How long it takes yet, if it goes on as it has begun.
+    /// The time left at the current rate.
     fn left(&self) -> Option<Duration> {
         let share = self.share.filter(|share| *share > 0.0)?;
         Some(self.since.elapsed().mul_f64((1.0 - share) / share))
@@ -66,12 +66,12 @@ impl Doing {
     }
 }
 
-/// The time left: as many seconds a step as the steps took of this process, but for its first, which is slow.
+/// Estimates the time left from this process's steps, without the first, which is slow.
 #[derive(Default)]
 struct Eta(Option<(usize, Instant)>);
 
 impl Eta {
-    /// After `step` steps of `steps`; none when it cannot be told yet, and at the end.
+    /// The time left after `step` of `steps` steps; `None` if it is not known yet, and at the end.
     fn after(&mut self, step: usize, steps: usize) -> Option<Duration> {
         let (first, started) = *self.0.get_or_insert_with(|| (step, Instant::now()));
         let (made, left) = (step - first, steps.saturating_sub(step));
@@ -80,7 +80,7 @@ impl Eta {
 }
 
 impl Progress {
-    /// Of a run of `steps` steps, of which `done` are made.
+    /// The progress of a run of `steps` steps, of which `done` are made.
     pub fn new(steps: usize, done: usize, says: Says) -> Self {
         let doing = Arc::new(Mutex::new(Doing::new("starting")));
         let mut progress = Self { bar: None, steps, says, doing, eta: Mutex::default() };
@@ -102,14 +102,14 @@ impl Progress {
         progress
     }
 
-    /// What begins now; the bar shows it if it takes long.
+    /// Names the activity that begins now; the bar shows it if it takes long.
     pub fn doing(&self, what: &'static str) {
         *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = Doing::new(what);
     }
 
-    /// What is to be told how much of a step's work is done and how much there is, of steps of so many micro-batches,
-    /// the first of which is `first`. The bar shows it if the step takes long, and where there is none a few lines do
-    /// so of the first step.
+    /// Returns a callback for the progress within a step: work done and total work. `first` is the run's first step,
+    /// and each step has `micro_batches` micro-batches. The bar shows the progress if the step takes long; without a
+    /// bar, a few lines report it for the first step.
     pub fn watch(&self, first: usize, micro_batches: usize) -> impl Fn(usize, usize) + Send + 'static {
         let (doing, has_lines) = (self.doing.clone(), self.bar.is_none() && self.says == Says::All);
         let is_first = Cell::new(true);
@@ -130,8 +130,8 @@ impl Progress {
         }
     }
 
-    /// After a step; `tell`: with a line that stays, not in the bar only. `stopping`: it is the last one, however many
-    /// there are to be.
+    /// Reports a step; with `tell` as a permanent line, otherwise only in the bar. `stopping` marks it as the last one,
+    /// however many were planned.
     pub fn step(&self, m: &StepMetrics, tell: bool, stopping: bool) {
         let then = match self.eta.lock().unwrap_or_else(PoisonError::into_inner).after(m.step, self.steps) {
             _ if stopping => Then::Stopping,
@@ -150,21 +150,21 @@ impl Progress {
         }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub fn say(&self, line: &str) {
         if self.says == Says::All || self.says == Says::Warnings && terminal::is_warning(line) {
             self.above_the_bar(|| terminal::to_stderr(line));
         }
     }
 
-    /// A box that stays.
+    /// Prints a permanent box.
     pub fn show(&self, text: &str) {
         if self.says == Says::All {
             self.above_the_bar(|| terminal::box_to_stderr(text));
         }
     }
 
-    /// A line that stays, and that one need not read.
+    /// Prints a permanent line in a dimmed style.
     pub fn detail(&self, line: &str) {
         if self.says == Says::All {
             self.above_the_bar(|| terminal::detail_to_stderr(line));
@@ -178,7 +178,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away; the lines have said all that stays.
+    /// Removes the bar; the lines remain.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -1,3 +1,5 @@
+//! The records of a run: logs, metrics and TensorBoard events.
+
 use crate::error::TrainError;
 use crate::metrics::{EventMetrics, ExpertMetrics, StageMetrics, StepMetrics, UsageMetrics, ValMetrics};
 use crate::progress::Progress;
@@ -10,8 +12,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// All that a rank tells of a run on the way: its log, `logs/rank-N.txt`, and from rank 0 what the user sees,
-/// `metrics.jsonl`, and TensorBoard's events in `tb/`, under torchtitan's tags where it has them.
+/// All records of a rank: its log, `logs/rank-N.txt`, and on rank 0 the output for the user, `metrics.jsonl`, and
+/// TensorBoard events in `tb/`, with torchtitan's tags where it has them.
 pub(crate) struct Recorder<'a> {
     log: Log,
     rank_0: Option<Rank0<'a>>,
@@ -22,7 +24,7 @@ pub(crate) struct Recorder<'a> {
 struct Log {
     path: PathBuf,
     file: Option<File>,
-    /// Then there is a file once there is a warning.
+    /// Creates the file only once there is a warning.
     warnings_only: bool,
 }
 
@@ -34,8 +36,8 @@ struct Rank0<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// In the folder of a run, of which `done` steps are made; a run that goes on appends. `warnings_only`: nothing
-    /// else is logged.
+    /// Opens the records in the folder of a run of which `done` steps are made; a resumed run appends. `warnings_only`
+    /// restricts the log to warnings.
     pub fn open(
         folder: &RunFolder,
         rank: usize,
@@ -52,12 +54,12 @@ impl<'a> Recorder<'a> {
         Ok(Self { log, rank_0, started: Instant::now() })
     }
 
-    /// Seconds since it was opened.
+    /// Seconds since the records were opened.
     pub fn elapsed(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// A line for the user, from rank 0, and for this rank's log.
+    /// Writes a line for the user, on rank 0, and to this rank's log.
     pub fn say(&mut self, line: &str) {
         if let Some(rank_0) = &self.rank_0 {
             rank_0.progress.say(line);
@@ -65,7 +67,7 @@ impl<'a> Recorder<'a> {
         self.log(line);
     }
 
-    /// Lines for this rank's log, and if `tell` from rank 0 for the user, who need not read them.
+    /// Writes lines to this rank's log and, with `tell`, on rank 0 as details for the user.
     pub fn detail(&mut self, lines: &str, tell: bool) {
         if let Some(rank_0) = self.rank_0.as_ref().filter(|_| tell) {
             rank_0.progress.detail(lines);
@@ -73,20 +75,20 @@ impl<'a> Recorder<'a> {
         self.log(lines);
     }
 
-    /// A line of the log.
+    /// Writes a line to the log.
     pub fn log(&mut self, line: &str) {
         if !self.log.warnings_only {
             self.warn(line);
         }
     }
 
-    /// A line of the log that every rank keeps.
+    /// Writes a line to the log on every rank, even with `warnings_only`.
     pub fn warn(&mut self, line: &str) {
         let elapsed = self.elapsed();
         self.log.write(&line.lines().map(|line| format!("[{elapsed:9.2} s] {line}\n")).collect::<String>());
     }
 
-    /// A line of `metrics.jsonl`, whole, so that a run that is stopped leaves whole lines.
+    /// Writes a whole line of `metrics.jsonl`, so that a stopped run leaves no partial lines.
     pub fn metrics(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
         let Some(Rank0 { metrics: (path, file), .. }) = &mut self.rank_0 else { return Ok(()) };
         let mut write = || -> io::Result<()> {
@@ -97,25 +99,25 @@ impl<'a> Recorder<'a> {
         write().map_err(|source| TrainError::Metrics { path: path.clone(), source })
     }
 
-    /// Values of a step for TensorBoard.
+    /// Writes values of a step for TensorBoard.
     fn scalars(&mut self, step: usize, values: &[(&str, f64)]) -> Result<(), TrainError> {
         let Some(Rank0 { board: (path, board), .. }) = &mut self.rank_0 else { return Ok(()) };
         board.scalars(step as u64, values).map_err(|source| TrainError::Metrics { path: path.clone(), source })
     }
 
-    /// Something that happened, for the log and for `metrics.jsonl`.
+    /// Records an event in the log and in `metrics.jsonl`.
     pub fn event(&mut self, step: usize, event: &str) -> Result<(), TrainError> {
         self.log(event);
         self.metrics(&EventMetrics { step, event })
     }
 
-    /// A step that was not made, and why.
+    /// Records a skipped step and the reason.
     pub fn skipped(&mut self, step: usize, why: &str) -> Result<(), TrainError> {
         self.say(&format!("warning: step {step}: skipped: {why}"));
         self.metrics(&EventMetrics { step, event: &format!("skipped: {why}") })
     }
 
-    /// A training step; `tell`: to the user with a line that stays. `stopping`: none comes after it.
+    /// Records a training step; with `tell` as a permanent line for the user. `stopping` marks it as the last one.
     pub fn step(&mut self, m: &StepMetrics, tell: bool, stopping: bool) -> Result<(), TrainError> {
         let mended = self.rank_0.as_mut().map(|rank_0| rank_0.mend(m.step)).transpose()?.flatten();
         if let Some(event) = mended {
@@ -145,7 +147,7 @@ impl<'a> Recorder<'a> {
         self.scalars(m.step, &values)
     }
 
-    /// A validation.
+    /// Records a validation.
     pub fn validation(&mut self, m: &ValMetrics) -> Result<(), TrainError> {
         let ValMetrics { step, val_loss, val_losses } = m;
         let named: Vec<_> = val_losses.iter().map(|(name, loss)| format!("{name} {loss:.4}")).collect();
@@ -158,7 +160,7 @@ impl<'a> Recorder<'a> {
         self.scalars(*step, &values)
     }
 
-    /// Memory and communication; `tell`: the memory to the user too.
+    /// Records memory and communication; with `tell`, the memory is shown to the user too.
     pub fn usage(&mut self, m: &UsageMetrics, tell: bool) -> Result<(), TrainError> {
         self.detail(&m.memory_line(), tell);
         m.traffic_line().iter().for_each(|line| self.log(line));
@@ -170,13 +172,13 @@ impl<'a> Recorder<'a> {
         self.scalars(m.step, &values)
     }
 
-    /// What a step took of the stages; `tell`: to the user too.
+    /// Records the times of a step's stages; with `tell`, they are shown to the user too.
     pub fn stages(&mut self, m: &StageMetrics, tell: bool) -> Result<(), TrainError> {
         self.detail(&m.to_string(), tell);
         self.metrics(m)
     }
 
-    /// Where a step's tokens went; `tell`: to the user too.
+    /// Records the expert loads of a step; with `tell`, they are shown to the user too.
     pub fn experts(&mut self, m: &ExpertMetrics, tell: bool) -> Result<(), TrainError> {
         self.detail(&m.to_string(), tell);
         self.metrics(m)?;
@@ -217,7 +219,7 @@ impl<'a> Rank0<'a> {
             |source| TrainError::Metrics { path, source }
         };
         let file = append(&metrics).map_err(failed(&metrics))?;
-        // Later steps than `done` may stand in there, of a process that was killed.
+        // The file may contain steps after `done`, written by a killed process.
         let writer = if board.exists() {
             EventWriter::create_from(&board, done as u64 + 1)
         } else {
@@ -228,8 +230,8 @@ impl<'a> Rank0<'a> {
         Ok(Self { progress, folder, metrics: (metrics, file), board: (board, writer) })
     }
 
-    /// Makes `metrics.jsonl` again where somebody has deleted it, and returns what there is to say of it: what is written to a
-    /// deleted file is lost.
+    /// Recreates `metrics.jsonl` if it was deleted, and returns a message about it: whatever is written to a deleted
+    /// file is lost.
     fn mend(&mut self, step: usize) -> Result<Option<String>, TrainError> {
         let (path, file) = &mut self.metrics;
         match fs::symlink_metadata(&*path) {

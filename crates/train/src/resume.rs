@@ -1,4 +1,4 @@
-//! Going on from a checkpoint, whichever ranks and strategy it was written by.
+//! Resuming from a checkpoint, regardless of the ranks and strategy that wrote it.
 
 mod partial;
 
@@ -27,39 +27,39 @@ use std::time::Duration;
 
 /// The word for the newest checkpoint of the newest run.
 pub(crate) const LATEST: &str = "latest";
-/// The word for the same, or a new run where there is none: what a script that starts a run again and again gives.
+/// The word for the same, or a new run if there is none; for scripts that restart a run repeatedly.
 pub(crate) const AUTO: &str = "auto";
 
-/// What a run goes on from.
+/// What a run resumes from.
 pub(crate) struct Resume {
     /// The checkpoint's folder.
     pub path: PathBuf,
     pub index: Index,
-    /// Read by all ranks of this process, and then closed: files that stay open would keep their place on the disk when
-    /// it is removed.
+    /// Read by all ranks of this process and then closed, because open files would keep their disk space after a
+    /// removal.
     checkpoint: Checkpoint,
-    /// Whether all ranks are of this process.
+    /// Whether all ranks belong to this process.
     ranks_are_here: bool,
-    /// What of it is taken; none: all, for they are the model's.
+    /// Which parameters are taken; `None` takes all, because they match the model's.
     pub partial: Option<Partial>,
-    /// Whether the run goes on in the folder that it has.
+    /// Whether the run continues in its own folder.
     pub in_place: bool,
-    /// The tokenizer's files as they are, if the checkpoint's is kept.
+    /// The tokenizer's files, unchanged, if the checkpoint's tokenizer is kept.
     pub tokenizer: Option<Vec<(String, Vec<u8>)>>,
-    /// Whether another one takes its place.
+    /// Whether another tokenizer replaces the checkpoint's.
     pub new_tokenizer: bool,
-    /// The best validation so far, if the run still keeps its checkpoint, and validates on the same.
+    /// The best validation so far, if the run still keeps its checkpoint and validates on the same data.
     pub best: Option<Best>,
-    /// The lowest validation loss so far, on the same, and how many validations ago it was.
+    /// The lowest validation loss so far on the same data, and how many validations ago it was.
     pub lowest: Option<Lowest>,
-    /// The steps of the best ones on other data, whose checkpoints the run keeps.
+    /// Steps of best validations on other data, whose checkpoints the run keeps.
     pub kept: Vec<u64>,
     /// What the run has trained on, part by part.
     pub trained: Vec<Trained>,
 }
 
 impl Resume {
-    /// From a checkpoint of the configured model, or of one that has some of its parameters, if that is asked for.
+    /// Resumes from a checkpoint of the configured model or, if requested, of one that shares some of its parameters.
     pub fn new(
         checkpoint: Checkpoint,
         place: &Place,
@@ -79,7 +79,7 @@ impl Resume {
         let (keeps_tokenizer, new_tokenizer) =
             (has_tokenizer && !place.new_tokenizer, has_tokenizer && place.new_tokenizer);
         let tokenizer = keeps_tokenizer.then(|| tokenizer_files(&checkpoint)).transpose()?;
-        checkpoint.read_file(CONFIG)?; // it is the one that was written
+        checkpoint.read_file(CONFIG)?; // verifies that it is unchanged
         let in_place = place.same_run().is_some();
         let keeps = |step: &u64| {
             let kept = || run_of(&path).is_some_and(|run| Folder::of_run(run).step(*step).exists());
@@ -87,13 +87,13 @@ impl Resume {
         };
         let mut kept: Vec<u64> = index.kept.iter().copied().filter(keeps).collect();
         let mut best = index.best.filter(|best| keeps(&best.step));
-        // Where nothing has counted them, they are counted from here on.
+        // If the checkpoint has no count of validations, counting starts here.
         let mut lowest = index.lowest.or(index.best.map(|Best { step, val_loss }| Lowest { step, val_loss, since: 0 }));
         if partial.is_some() || !validates_on_the_same(&path, config) {
             kept.extend(best.take().map(|best| best.step));
             lowest = None;
         }
-        // At its last step a run has ended anyway, and more steps may go on.
+        // At its last step a run has ended anyway, and more steps may follow.
         let has_ended_early = || config_in(&path).is_ok_and(|before| index.step < before.train.steps as u64);
         if let (Some(Lowest { since, .. }), Some(patience)) = (lowest, config.train.patience)
             && since >= patience as u64
@@ -123,8 +123,8 @@ impl Resume {
         self.index.step as usize
     }
 
-    /// Checks and reads this rank's share; returns when all ranks have theirs. A collective.
-    /// Parameters that the checkpoint does not have get their values of `initial`.
+    /// Verifies and reads this rank's share, and returns when all ranks have theirs. A collective. Parameters that the
+    /// checkpoint lacks are set to their values in `initial`.
     pub fn load(
         &self,
         fsdp: Unloaded<Batch>,
@@ -132,15 +132,15 @@ impl Resume {
         rank: usize,
         world_size: usize,
     ) -> Result<Fsdp<Batch>, TrainError> {
-        // Processes look for the newest one each by itself.
+        // Each process looks up the newest checkpoint on its own.
         let digest =
             self.index.digest.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or_default();
         let mine = [self.index.step as f64, f64::from(digest)];
         if fsdp.all_reduce(&mine)? != mine.map(|value| value * world_size as f64) {
             return Err(TrainError::OtherCheckpoint { path: self.path.clone() });
         }
-        // A process compares the digest of every byte that it uses, once: its ranks share that work; a rank by itself
-        // does it as it reads.
+        // A process compares the digest of every byte it uses once. Its ranks share that work; a single rank does it
+        // while reading.
         if self.ranks_are_here {
             self.checkpoint.verify(rank, world_size)?;
             fsdp.all_reduce(&[0.0])?;
@@ -162,10 +162,10 @@ impl Resume {
         Ok(fsdp)
     }
 
-    /// Takes away what the run wrote after this checkpoint, in whose folder it goes on; its later checkpoints are set
+    /// Takes over the folder of the run: removes what it wrote after this checkpoint and sets its later checkpoints
     /// aside.
     pub fn take_over(&self, folder: &RunFolder, config: &Config, progress: &Progress) -> Result<(), TrainError> {
-        // Before the metrics are cut: a later checkpoint that is still in place needs its own.
+        // Happens before the metrics are truncated: a later checkpoint that is still in place needs its own.
         for path in Folder::of_run(folder.path()).set_aside(self.index.step)? {
             progress.say(&format!("a checkpoint of later steps is now {}", path.display()));
         }
@@ -185,7 +185,7 @@ fn validates_on_the_same(checkpoint: &Path, config: &Config) -> bool {
     config_in(checkpoint).is_ok_and(|before| validated_on(&before) == validated_on(config))
 }
 
-/// Refuses to go on from a checkpoint that has all `steps` already.
+/// Rejects a checkpoint that already has all `steps`.
 pub(crate) fn expect_unfinished(checkpoint: &Checkpoint, steps: usize) -> Result<(), TrainError> {
     let step = checkpoint.index().step;
     let path = checkpoint.path().to_path_buf();
@@ -206,17 +206,17 @@ fn tokenizer_names(checkpoint: &Checkpoint) -> impl Iterator<Item = &String> {
         .filter(|name| ![CONFIG, trained::FILE, data_mark::FILE].contains(&name.as_str()))
 }
 
-/// Whether a checkpoint has a tokenizer that can be opened; one of a run on tokens alone has none, and some of other
-/// programs cannot be.
+/// Whether a checkpoint has a tokenizer that can be opened. A run on tokens alone has none, and some from other
+/// programs cannot be opened.
 pub(crate) fn has_tokenizer(checkpoint: &Checkpoint) -> bool {
     let has = |file: &str| tokenizer_names(checkpoint).any(|name| name == file);
     has("tokenizer.json") || (has("vocab.json") && has("merges.txt"))
 }
 
-/// Opens data for the model of a checkpoint: with its tokenizer, where it has one.
+/// Opens data for the model of a checkpoint, with its tokenizer if it has one.
 ///
 /// # Errors
-/// If it has none, and a text would be taken for bytes, which its tokens may not be.
+/// If it has none and a text would be read as bytes, which may not match its tokens.
 pub(crate) fn open_data(
     checkpoint: &Checkpoint,
     source: &str,
@@ -234,24 +234,26 @@ pub(crate) fn open_data(
     }
 }
 
-/// Names and bytes of the tokenizer's files.
+/// Names and contents of the tokenizer's files.
 pub(crate) fn tokenizer_files(checkpoint: &Checkpoint) -> Result<Vec<(String, Vec<u8>)>, CheckpointError> {
     let read = |name: &String| Ok((name.clone(), checkpoint.read_file(name)?));
     tokenizer_names(checkpoint).map(read).collect()
 }
 
-/// Where a run begins.
+/// Where a run starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// At its first step; in the folder of a run that has no checkpoint yet, if there is one.
+    /// At its first step, in the folder of a run without checkpoints if there is one.
     Anew { again_in: Option<PathBuf> },
     /// At a checkpoint, a folder `step-N`.
     From(PathBuf),
 }
 
-/// What `--resume WHICH` means: a folder `step-N`, the newest one of a run's folder, or by a word, [`LATEST`] or
-/// [`AUTO`], that of `out`, or else of the run in `runs/` that was last trained (of those of a preset, if one is
-/// given). `auto` passes over those that are not `whole`, and begins anew where there is none.
+/// Resolves `--resume WHICH`: a folder `step-N`, or the newest checkpoint of a run's folder.
+///
+/// The words [`LATEST`] and [`AUTO`] mean the newest checkpoint of `out`, or else of the most recently trained run in
+/// `runs/` (of the preset, if one is given). `auto` skips checkpoints that are not `whole`, and starts from the
+/// beginning if there is none.
 pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>, whole: Whole) -> Result<Start, TrainError> {
     if !is_word(which) {
         mend(split_at(which).map(|(run, _)| run).or(run_of(which)).unwrap_or(which));
@@ -287,19 +289,19 @@ pub(crate) fn find(which: &Path, out: Option<&Path>, preset: Option<&str>, whole
     }
 }
 
-/// How much of a checkpoint is read before it is taken for whole.
+/// How much of a checkpoint is verified before it counts as intact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whole {
     /// All of it.
     EveryByte,
-    /// The index: of many processes each would read all, and what is read later is compared then.
+    /// Only the index, because each of many processes would read everything. What is read later is verified then.
     Index,
 }
 
-/// The newest checkpoint that is as it was written; the user is told of each newer one that is not.
+/// The newest intact checkpoint. Reports each newer one that is damaged.
 ///
 /// # Errors
-/// If there are checkpoints, and none is.
+/// If there are checkpoints but none is intact.
 fn newest_whole(run: &Path, whole: Whole) -> Result<Option<PathBuf>, TrainError> {
     let mut damaged = None;
     for (_, path) in Folder::of_run(run).list()?.into_iter().rev() {
@@ -320,9 +322,10 @@ fn newest_whole(run: &Path, whole: Whole) -> Result<Option<PathBuf>, TrainError>
     damaged.map_or(Ok(None), |error| Err(error.into()))
 }
 
-/// Makes whole what a process that was killed has left of a run's checkpoints, before the newest of them is looked for.
-/// Another process that has the run is either one of this start, which does the same, or trains there, which is told
-/// later. Where nothing can be locked it might train unseen, so nothing is touched until the run goes on in place.
+/// Repairs what a killed process has left of a run's checkpoints, before the newest is looked up.
+///
+/// If another process has locked the run, it either does the same or trains there, which is reported later. If locks
+/// are unavailable, another process might train unnoticed, so nothing is touched until the run continues in place.
 fn mend(run: &Path) {
     let folder = Folder::of_run(run);
     for _ in 0..MENDING_LOOKS {
@@ -332,13 +335,13 @@ fn mend(run: &Path) {
         match RunFolder::reopen(run) {
             Err(TrainError::RunInUse { .. }) => thread::sleep(MENDING_LOOK),
             Ok(folder) if folder.warning().is_some() => return,
-            Ok(_locked) => return drop(folder.mend(&copies::are_same)), // what is wrong is told where the folder is needed
+            Ok(_locked) => return drop(folder.mend(&copies::are_same)), // problems are reported where it is needed
             Err(_) => return,
         }
     }
 }
 
-/// How often it is looked whether another process has mended a run, and how long in between.
+/// How often to check whether another process has repaired a run, and the interval.
 const MENDING_LOOKS: usize = 300;
 const MENDING_LOOK: Duration = Duration::from_millis(100);
 
@@ -352,7 +355,7 @@ fn is_run(folder: &Path) -> bool {
     RunFolder::at(folder).metrics().exists() || Folder::of_run(folder).latest().is_ok_and(|newest| newest.is_some())
 }
 
-/// The run that was last trained, of this preset if one is given.
+/// The most recently trained run, of this preset if one is given.
 fn newest_run(preset: Option<&str>, surely: bool) -> Option<PathBuf> {
     let of_preset = |run: &PathBuf| {
         let config = || config_in(run).ok();
@@ -363,20 +366,21 @@ fn newest_run(preset: Option<&str>, surely: bool) -> Option<PathBuf> {
     runs.filter(of_preset).filter_map(trained).max().map(|(_, run)| run)
 }
 
-/// Whether a run was made from this preset; one that does not say so may be, if it is of its family.
+/// Whether a run was made from this preset. Unless `surely`, a run that names no preset counts if its model family
+/// matches.
 fn is_of(config: &Config, preset: &str, surely: bool) -> bool {
     let family =
         || Config::load(Source::Preset(preset), &[]).is_ok_and(|of| of.model.type_name() == config.model.type_name());
     config.preset.as_deref().map_or_else(|| !surely && family(), |of| of == preset)
 }
 
-/// The box that a rank asks for a range of.
+/// The region of which a rank requests a range.
 fn region_of(wanted: &Part) -> Region {
     let view = (wanted.view != wanted.shape).then(|| wanted.view.clone());
     Region { view, start: wanted.start.clone(), size: wanted.size.clone() }
 }
 
-/// The values that a rank asks for.
+/// Reads the values that a rank requests.
 fn read(checkpoint: &Checkpoint, wanted: &Part) -> Result<PartValues, CheckpointError> {
     let region = region_of(wanted);
     let mut parameter = checkpoint.parameter(&wanted.name)?;

@@ -1,3 +1,5 @@
+//! Runs training from a configuration to an outcome.
+
 use crate::allocator::count_for;
 use crate::batch::check_documents;
 use crate::config::{Config, ConfigError, ModelConfig, ParallelConfig};
@@ -25,15 +27,15 @@ use data::{Buckets, Windows};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize};
 
-/// Parameters of a model that takes more than a moment to make.
+/// Models with at least this many parameters take noticeable time to initialize.
 const LARGE: usize = 20_000_000;
 
-/// Trains as `config` says, on ranks that are threads; ends early, at a whole step, once `stop` is set.
+/// Trains according to `config`, on ranks that are threads. Once `stop` is set, ends early, after a whole step.
 pub fn train(config: Config, place: &Place, stop: Arc<AtomicBool>) -> Result<Outcome, TrainError> {
     train_launched(&Launch::threads(), config, place, || stop)
 }
 
-/// [`train`]s the ranks of this process; `stop` is called when the data is ready, and steps begin.
+/// [`train`] for the ranks of this process; `stop` is called when the data is ready and the steps begin.
 pub(crate) fn train_launched(
     launch: &Launch,
     mut config: Config,
@@ -47,7 +49,7 @@ pub(crate) fn train_launched(
         let again = place.out.as_ref().filter(|_| place.again);
         again.iter().try_for_each(|run| RunFolder::at(run).expect_unfinished(steps))
     };
-    // Of epochs the data says how many steps they are.
+    // With epochs, the data determines the number of steps.
     let in_steps = config.train.epochs.is_none();
     if in_steps {
         expect_unfinished(checkpoint.as_ref(), config.train.steps)?;
@@ -68,7 +70,7 @@ pub(crate) fn train_launched(
         }
         Ok::<_, TrainError>(scarce)
     };
-    // Where the size is known, before a large text is made tokens.
+    // If the size is known, checks before a large text is tokenized.
     let has_vocabulary = config.model.vocab_size() > 0;
     let known = has_vocabulary && in_steps;
     let scarce = if known { check(&config)? } else { None };
@@ -140,28 +142,28 @@ pub(crate) fn train_launched(
     scarce.iter().for_each(|line| job.progress.say(&format!("warning: {line}")));
     let (threads, of_ranks) = (threads_per_rank(ranks_here), job.clone());
     let outcomes = launch.run_ranks(devices, job.config.comm.timeouts(), move |comm| {
-        // Inside of a pool of its own: from outside, every operation would hand its work to the pool's threads and
-        // sleep meanwhile.
-        let counter: &'static AtomicIsize = Box::leak(Box::default()); // as long as its threads, of which nobody knows the end
+        // Runs inside a dedicated thread pool: from outside, every operation would hand its work to the pool's threads
+        // and sleep meanwhile.
+        let counter: &'static AtomicIsize = Box::leak(Box::default()); // leaked because its threads may outlive the run
         let pool =
             rayon::ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| count_for(counter)).build();
         let pool = pool.map_err(TrainError::Threads)?;
         pool.install(|| trainer::run(&of_ranks, comm))
     });
     job.progress.finish();
-    // What the ranks have written of a checkpoint in vain is not to keep a disk full. One that is stuck may be so
-    // because of the disk; and ranks in other processes may still be writing: then the next start cleans up.
+    // Incomplete checkpoint parts must not keep a disk full. A stuck rank may be stuck because of the disk, and ranks
+    // in other processes may still be writing; in those cases, or if this fails, the next start cleans up.
     if let (Err(failure), Some(folder)) = (&outcomes, &job.folder)
         && !matches!(failure, RankFailure::Stuck { .. })
         && launch.processes().is_none()
     {
-        let completed = Folder::of_run(folder.path()).clean(&copies::are_same).unwrap_or_default(); // or else the next start does it
+        let completed = Folder::of_run(folder.path()).clean(&copies::are_same).unwrap_or_default();
         completed
             .iter()
             .for_each(|path| job.progress.say(&format!("saved {}, which all ranks had written", path.display())));
     }
     let outcomes = outcomes.map_err(|failure| match failure {
-        // A single rank's own error needs no rank; with several it says where to look.
+        // A single rank's error needs no rank; with several, the rank says where to look.
         RankFailure::Failed { source, .. } if job.config.parallel.gpus == 1 => source,
         failure => TrainError::Rank(Box::new(failure)),
     })?;
@@ -172,7 +174,7 @@ pub(crate) fn train_launched(
     Ok(outcome)
 }
 
-/// The lines above the first step.
+/// Prints the lines above the first step.
 fn say_what_begins(job: &Job, devices: &Devices, memory: &Estimate) {
     let Job { config, data, progress, .. } = job;
     overview::say(job, devices, memory);
@@ -216,7 +218,7 @@ fn say_what_begins(job: &Job, devices: &Devices, memory: &Estimate) {
     }
 }
 
-/// What the configuration has otherwise than that of the checkpoint which the run goes on from.
+/// Reports differences between the configuration and the checkpoint's.
 fn say_changes(job: &Job) {
     let Some(Resume { index, path, .. }) = &job.resume else { return };
     let Ok(before) = config_in(path) else { return };
@@ -227,7 +229,7 @@ fn say_changes(job: &Job) {
     changes.iter().for_each(|line| job.progress.say(&format!("  {line}")));
 }
 
-/// The rows of each length, where documents are packed, and how they are trained on.
+/// Reports the rows of each length, if documents are packed, and their batches.
 fn say_documents(job: &Job) {
     let data = &job.config.data;
     let keys = [("data.document_mask", data.document_mask), ("data.buckets", data.buckets.is_some())];
@@ -256,13 +258,13 @@ fn say_documents(job: &Job) {
     }
 }
 
-/// The CPU's cores shared out, at least one a rank.
+/// An equal share of the CPU's cores, at least one per rank.
 fn threads_per_rank(ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / ranks).max(1)
 }
 
-/// A vocabulary of 0 becomes the tokenizer's, if that is known; a smaller one cannot hold its tokens.
+/// Replaces a vocabulary of 0 by the tokenizer's size, if known. Rejects a vocabulary smaller than the tokenizer's.
 pub(crate) fn set_vocabulary(config: &mut Config, tokens: Option<usize>) -> Result<(), ConfigError> {
     match (config.model.vocab_size(), tokens) {
         (0, None) => Err(ConfigError::Invalid(

@@ -14,37 +14,36 @@ use std::path::{Path, PathBuf};
 /// The resolved configuration, in a run's folder and in each of its checkpoints.
 pub(crate) const CONFIG: &str = "config.yaml";
 
-/// The folder of runs without one of their own.
+/// The parent folder of runs without a given folder.
 pub(crate) const RUNS: &str = "runs";
 
-/// Locked by the process that trains in the folder; the file itself means nothing.
+/// Locked by the process that trains in the folder; the contents do not matter.
 const LOCK: &str = ".lock";
 
-/// The folder of a run, and the names of what the trainer writes there; those of checkpoints the crate `checkpoint`
-/// knows.
+/// The folder of a run, with the names of the trainer's files. The crate `checkpoint` knows those of checkpoints.
 #[derive(Debug)]
 pub(crate) struct RunFolder {
     path: PathBuf,
     lock: Lock,
 }
 
-/// What keeps other processes from training in a folder.
+/// Keeps other processes from training in a folder.
 #[derive(Debug)]
 enum Lock {
-    /// Held as long as this process trains there.
+    /// Held while this process trains there.
     Held { _file: File },
-    /// The file system gives none.
+    /// The file system does not support it.
     Refused { why: io::Error },
-    /// None is needed.
+    /// Not needed.
     None,
 }
 
 impl RunFolder {
-    /// Makes the folder and writes the resolved configuration into it. Without `out` it is the first free
+    /// Creates the folder and writes the resolved configuration into it. Without `out`, uses the first free
     /// `runs/NAME-NNN`.
     ///
     /// # Errors
-    /// If the folder cannot be written, or holds a run already.
+    /// If the folder cannot be written or already holds a run.
     pub fn create(out: Option<&Path>, name: &str, config: &Config) -> Result<Self, TrainError> {
         let path = match out {
             Some(path) => path.to_path_buf(),
@@ -56,7 +55,7 @@ impl RunFolder {
         }
         fs::create_dir_all(&path).map_err(unwritable)?;
         let mut folder = Self::at(&path);
-        // Whoever makes this file has the folder, even when several runs start at the same time.
+        // Whoever creates this file owns the folder, even if several runs start at the same time.
         match File::create_new(folder.metrics()) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(Self::exists(&path)?),
             file => file.map_err(unwritable)?,
@@ -66,7 +65,7 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Refuses a folder that holds a run already, or anything else.
+    /// Rejects a folder that already holds a run, or anything else.
     pub fn expect_new(path: &Path) -> Result<(), TrainError> {
         match Self::at(path).metrics().exists() {
             true => Err(Self::exists(path)?),
@@ -75,7 +74,7 @@ impl RunFolder {
         }
     }
 
-    /// What is wrong where a run is there already.
+    /// The error for a folder that already holds a run.
     fn exists(path: &Path) -> Result<TrainError, TrainError> {
         if path.join(LOCK).exists() {
             lock(path)?; // another process may train there
@@ -84,10 +83,10 @@ impl RunFolder {
         Ok(TrainError::RunExists { path: path.into(), has_checkpoint })
     }
 
-    /// Opens the folder of a run that is to go on.
+    /// Opens the folder of a run to resume.
     ///
     /// # Errors
-    /// If the folder cannot be written, another process trains there, or a folder in it is a link to elsewhere.
+    /// If the folder cannot be written, another process trains there, or a folder in it is a symbolic link.
     pub fn reopen(path: &Path) -> Result<Self, TrainError> {
         let folder = Self { lock: lock(path)?, ..Self::at(path) };
         let own = [folder.path.join("checkpoints"), folder.logs(), folder.tokenizer(), folder.tensorboard()];
@@ -98,7 +97,7 @@ impl RunFolder {
         }
     }
 
-    /// What the user should know, where the folder could not be locked.
+    /// A warning if the folder could not be locked.
     pub fn warning(&self) -> Option<String> {
         let Lock::Refused { why } = &self.lock else { return None };
         Some(format!(
@@ -107,15 +106,14 @@ impl RunFolder {
         ))
     }
 
-    /// Makes the folder that of a run which goes on after `step` steps: the metrics of later ones, and half a line, are
-    /// taken away.
+    /// Prepares the folder for resuming after `step` steps: removes the metrics of later steps, and a partial line.
     pub fn go_on_after(&self, step: usize, config: &Config) -> Result<(), TrainError> {
         let unwritable = |source| TrainError::RunFolder { path: self.path.clone(), source };
         let bytes = match read_regular(&self.metrics()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => vec![],
             bytes => bytes.map_err(unwritable)?,
         };
-        let text = String::from_utf8_lossy(&bytes); // its last line may end within a character
+        let text = String::from_utf8_lossy(&bytes); // the last line may end within a character
         let is_before = |line: &&str| {
             let line = serde_json::from_str::<serde_json::Value>(line).ok();
             line.is_some_and(|line| line["step"].as_u64().is_none_or(|of| of <= step as u64))
@@ -125,7 +123,7 @@ impl RunFolder {
         write_whole(&self.path.join(CONFIG), |file| fs::write(file, config.to_yaml())).map_err(unwritable)
     }
 
-    /// Refuses to begin anew a run that keeps no checkpoints and has made all its steps.
+    /// Rejects a restart of a run that keeps no checkpoints and has made all its steps.
     pub fn expect_unfinished(&self, steps: usize) -> Result<(), TrainError> {
         if config_in(&self.path).is_ok_and(|config| config.checkpoint.keep > 0) {
             return Ok(()); // it ended before its last one was written
@@ -133,7 +131,7 @@ impl RunFolder {
         let text = String::from_utf8(read_regular(&self.metrics()).unwrap_or_default()).unwrap_or_default();
         let last = text.lines().rev().find_map(|line| {
             let line = serde_json::from_str::<serde_json::Value>(line).ok()?;
-            line.get("loss").and(line["step"].as_u64()) // null where it was not finite
+            line.get("loss").and(line["step"].as_u64()) // null if it was not finite
         });
         match last {
             Some(step) if step >= steps as u64 => Err(TrainError::Finished { path: self.path.clone(), step }),
@@ -141,12 +139,12 @@ impl RunFolder {
         }
     }
 
-    /// A folder that [`create`](Self::create) or [`reopen`](Self::reopen) has opened, or will.
+    /// A handle to a folder without opening it; see [`create`](Self::create) and [`reopen`](Self::reopen).
     pub fn at(path: &Path) -> Self {
         Self { path: path.into(), lock: Lock::None }
     }
 
-    /// The folder of rank 0's process, on all ranks. A collective.
+    /// Broadcasts the folder of rank 0's process to all ranks. A collective.
     ///
     /// # Errors
     /// If this rank's machine does not have it.
@@ -164,7 +162,7 @@ impl RunFolder {
         if path.join(LOCK).is_file() { Ok(Self::at(&path)) } else { Err(TrainError::NotShared { path }) }
     }
 
-    /// Writes the tokenizer's files, given by name and bytes.
+    /// Writes the tokenizer's files, given as names and contents.
     pub fn write_tokenizer(&self, files: &[(String, Vec<u8>)]) -> Result<(), TrainError> {
         let folder = self.tokenizer();
         let write = || -> io::Result<()> {
@@ -174,39 +172,39 @@ impl RunFolder {
         write().map_err(|source| TrainError::RunFolder { path: folder.clone(), source })
     }
 
-    /// The folder.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether the folder that [`create`](Self::create) or [`reopen`](Self::reopen) has opened is still there. It holds the
-    /// lock file, which a new folder of the same name does not.
+    /// Whether the folder opened by [`create`](Self::create) or [`reopen`](Self::reopen) still exists. It contains the
+    /// lock file, which a new folder of the same name would not.
     pub fn is_there(&self) -> bool {
         self.path.join(LOCK).exists()
     }
 
-    /// `metrics.jsonl`: one JSON object a line.
+    /// `metrics.jsonl`: one JSON object per line.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
-    /// `tb/`: events for TensorBoard.
+    /// `tb/`: TensorBoard events.
     pub fn tensorboard(&self) -> PathBuf {
         self.path.join("tb")
     }
 
-    /// `tokenizer/`: the tokenizer's files, where there is a tokenizer.
+    /// `tokenizer/`: the tokenizer's files, if there is one.
     pub fn tokenizer(&self) -> PathBuf {
         self.path.join("tokenizer")
     }
 
-    /// `logs/`: a log of each rank.
+    /// `logs/`: one log per rank.
     pub fn logs(&self) -> PathBuf {
         self.path.join("logs")
     }
 }
 
-/// Keeps other processes from training in the folder.
+/// Locks the folder against training by other processes.
 fn lock(folder: &Path) -> Result<Lock, TrainError> {
     lock_with(folder, File::try_lock)
 }
@@ -222,7 +220,7 @@ fn lock_with(folder: &Path, try_lock: impl Fn(&File) -> Result<(), TryLockError>
     }
 }
 
-/// The configuration that a run's folder, or a checkpoint, has.
+/// The configuration in a run's folder or in a checkpoint.
 pub(crate) fn config_in(folder: &Path) -> Result<Config, ConfigError> {
     let path = folder.join(CONFIG);
     if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
@@ -232,12 +230,12 @@ pub(crate) fn config_in(folder: &Path) -> Result<Config, ConfigError> {
     Config::load(Source::File(&path), &[])
 }
 
-/// Whether a path is a folder with nothing in it.
+/// Whether a path is an empty folder.
 pub(crate) fn is_empty(folder: &Path) -> bool {
     fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// Makes the first `NAME-NNN` in `runs` that is not there yet.
+/// Creates the first unused `NAME-NNN` in `runs`.
 fn free_folder(runs: &Path, name: &str) -> Result<PathBuf, TrainError> {
     let unwritable = |path: &Path, source| TrainError::RunFolder { path: path.into(), source };
     fs::create_dir_all(runs).map_err(|source| unwritable(runs, source))?;
@@ -250,7 +248,7 @@ fn free_folder(runs: &Path, name: &str) -> Result<PathBuf, TrainError> {
     made.expect("numbers do not run out")
 }
 
-/// The run that `RUN/checkpoints/step-N`, or `RUN/checkpoints`, belongs to.
+/// The run that `RUN/checkpoints/step-N` or `RUN/checkpoints` belongs to.
 pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
     let run = checkpoint.ancestors().take(2).find(|folder| folder.ends_with("checkpoints"))?.parent()?;
     Some(if run == Path::new("") { Path::new(".") } else { run })

@@ -12,7 +12,7 @@ use data::{OpenOptions, Prepared, Tokenizer, TokenizerSpec};
 use model::fill;
 use std::path::{Path, PathBuf};
 
-/// The newest checkpoint of a run, or one that was named.
+/// The checkpoint of a run, with its configuration.
 pub(crate) struct Saved {
     pub checkpoint: Checkpoint,
     pub config: Config,
@@ -40,7 +40,7 @@ pub enum SavedError {
     Characters,
 }
 
-/// The checkpoint at `path`: the newest of a run's folder, `RUN@best`, `RUN@12`, or a folder `step-N`.
+/// Finds the checkpoint at `path`: the newest of a run's folder, `RUN@best`, `RUN@12`, or a folder `step-N`.
 pub(crate) fn find(path: &Path) -> Result<PathBuf, SavedError> {
     let run = split_at(path).map(|(run, _)| run).or(run_of_unknown(path)).or(run_of(path)).unwrap_or(path);
     if !path.is_dir() && !run.is_dir() {
@@ -58,14 +58,14 @@ pub(crate) fn find(path: &Path) -> Result<PathBuf, SavedError> {
 }
 
 impl Saved {
-    /// Opens a run's folder or a folder `step-N`, and checks every byte of it.
+    /// Opens a run's folder or a folder `step-N`, and verifies every byte of it.
     pub fn open(path: &Path) -> Result<Self, SavedError> {
         Ok(Self::read(&find(path)?)?)
     }
 
     fn read(path: &Path) -> Result<Self, TrainError> {
         let checkpoint = Checkpoint::open(path)?;
-        checkpoint.read_file(CONFIG)?; // it is the one that was written
+        checkpoint.read_file(CONFIG)?; // verifies that it is unchanged
         let config = config_in(checkpoint.path())?;
         config.validate()?;
         checkpoint.expect(&crate::units::parameters(&config))?;
@@ -73,10 +73,10 @@ impl Saved {
         Ok(Self { checkpoint, config })
     }
 
-    /// The whole of a parameter, by its path in the model.
+    /// Reads a whole parameter by its path in the model.
     ///
     /// # Errors
-    /// If it has a value that is not finite: such a model is of no use, and older versions of Kiln have saved some.
+    /// If a value is not finite: such a model is useless, but older versions of Kiln have saved some.
     pub fn parameter(&self, path: &str) -> Result<Vec<f32>, CheckpointError> {
         let parameter = self.checkpoint.index().parameters.iter().find(|parameter| parameter.name == path);
         let len = parameter.and_then(checkpoint::Parameter::len).unwrap_or_default();
@@ -85,7 +85,7 @@ impl Saved {
         Ok(values)
     }
 
-    /// [`parameter`](Self::parameter)s that are all finite, before anything is written of them.
+    /// Checks that all [`parameter`](Self::parameter)s are finite, before any of them is written elsewhere.
     pub fn expect_finite(&self) -> Result<(), CheckpointError> {
         self.checkpoint.index().parameters.iter().try_for_each(|of| self.parameter(&of.name).map(drop))
     }
@@ -100,11 +100,11 @@ impl Saved {
         })
     }
 
-    /// The tokenizer it was trained with; where it has none, the one that is `given`.
+    /// The tokenizer the model was trained with, or if it has none, the `given` one.
     ///
     /// # Errors
-    /// If it has none and none is given, or if the one that is given is another than its own, or has tokens that the
-    /// model has not.
+    /// If the model has none and none is given, or if the given one differs from the model's own or has tokens outside
+    /// its vocabulary.
     pub fn tokenizer(&self, given: Option<&TokenizerSpec>) -> Result<Tokenizer, SavedError> {
         let path = self.checkpoint.path();
         let own = resume::has_tokenizer(&self.checkpoint).then(|| Tokenizer::open(path)).transpose();
@@ -123,10 +123,10 @@ impl Saved {
         Ok(tokenizer)
     }
 
-    /// Opens data for the model, with its tokenizer, or where it has none, with the one that is `given`.
+    /// Opens data for the model with its tokenizer, or if it has none, with the `given` one.
     ///
     /// # Errors
-    /// As of [`tokenizer`](Self::tokenizer), but tokens need none.
+    /// See [`tokenizer`](Self::tokenizer); data that is already tokenized needs none.
     pub fn open_data(
         &self,
         source: &str,
@@ -134,7 +134,7 @@ impl Saved {
         given: Option<&TokenizerSpec>,
     ) -> Result<Prepared, SavedError> {
         if given.is_some() {
-            self.tokenizer(given)?; // it is the right one
+            self.tokenizer(given)?; // checks that it is the right one
         }
         if given.is_none() || resume::has_tokenizer(&self.checkpoint) {
             return Ok(resume::open_data(&self.checkpoint, source, options)?);
@@ -143,7 +143,7 @@ impl Saved {
         Ok(data::open(source, &options).map_err(TrainError::from)?)
     }
 
-    /// Names and bytes of the tokenizer's files; none of a run on tokens alone.
+    /// Names and contents of the tokenizer's files; empty for a run on tokens alone.
     pub fn tokenizer_files(&self) -> Result<Vec<(String, Vec<u8>)>, TrainError> {
         Ok(resume::tokenizer_files(&self.checkpoint)?)
     }

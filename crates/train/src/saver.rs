@@ -1,4 +1,4 @@
-//! Checkpoints of a run, written while it goes on.
+//! Checkpoints, written while training continues.
 //!
 //! ```text
 //! rank 0   step 100 ─ keep tensors ─┬─ step 101 ─ step 102 ─ step 103: saved ───┬─ step 104
@@ -7,10 +7,10 @@
 //!                                   └─ thread: digest copies, write, sync ─┘
 //! ```
 //!
-//! What is kept costs no copy: a tensor that is written down is a tensor that the optimizer's next step does not
-//! overwrite. That a rank is done stands in the checkpoint's folder, where rank 0's thread looks for it; no step and no
-//! collective waits for a disk. Only the next checkpoint does, and the end of the run, in rounds of one small sum each,
-//! so that a rank that fails is noticed at once.
+//! Keeping the tensors costs no copy: the optimizer's next step does not overwrite a tensor that is being written. A
+//! rank marks that it is done in the checkpoint's folder, where rank 0's thread looks for it, so no step and no
+//! collective waits for a disk. Only the next checkpoint and the end of the run wait, in rounds of one small sum each,
+//! so that a failing rank is noticed at once.
 
 use crate::config::CheckpointConfig;
 use crate::copies;
@@ -25,37 +25,37 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether others are done: at first, and at last.
+/// Interval of checks whether other ranks are done: initial and longest.
 const LOOK: [Duration; 2] = [Duration::from_millis(5), Duration::from_secs(1)];
-/// How long a wait is not told, and then how often it is.
+/// How long to wait before reporting a wait, and the longest interval between reports.
 const TELL: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
 
-/// Writes one rank's part of checkpoints, one at a time; rank 0's completes them.
+/// Writes one rank's part of checkpoints, one at a time; rank 0's saver completes them.
 pub(crate) struct Saver {
     folder: Folder,
     rank: usize,
-    /// Which are kept, and how long one may take from its first byte to its name.
+    /// Which checkpoints are kept, and how long one may take from its first byte to its final name.
     config: CheckpointConfig,
-    /// Files that belong to every checkpoint: name and bytes.
+    /// Names and contents of files that belong to every checkpoint.
     extra: Vec<(String, Vec<u8>)>,
     under_way: Option<Save>,
-    /// Removes older checkpoints; returns what was wrong.
+    /// Removes older checkpoints; returns the error, if any.
     pruning: Option<JoinHandle<Option<CheckpointError>>>,
 }
 
-/// A checkpoint on its way to the disk.
+/// A checkpoint being written.
 struct Save {
     step: u64,
-    /// The ranks that had not written their part when rank 0's thread last looked: the training thread waits for no
-    /// disk.
+    /// The ranks whose parts were missing when rank 0's thread last looked. The training thread itself never waits for
+    /// a disk.
     missing: Arc<Mutex<Vec<usize>>>,
-    /// Steps whose checkpoints stay once this one is complete: of the best validation, and of those before.
+    /// Steps whose checkpoints are kept once this one is complete: the best validation's and earlier best ones.
     kept: Vec<u64>,
     started: Instant,
     written: Arc<Written>,
-    /// Set when nobody waits for the others any more.
+    /// Set once nobody waits for the other ranks any more.
     given_up: Arc<AtomicBool>,
-    /// Returns the folder on rank 0, unless that has given up.
+    /// Returns the folder on rank 0, unless it has given up.
     thread: Option<JoinHandle<Result<Option<PathBuf>, TrainError>>>,
 }
 
@@ -66,15 +66,15 @@ impl Save {
 }
 
 impl Saver {
-    /// Of checkpoints in `folder`.
+    /// Creates a saver of checkpoints in `folder`.
     pub fn new(folder: Folder, rank: usize, config: CheckpointConfig, extra: Vec<(String, Vec<u8>)>) -> Self {
         Self { folder, rank, config, extra, under_way: None, pruning: None }
     }
 
-    /// Begins a checkpoint; `index` holds what is known of the run.
+    /// Starts a checkpoint; `index` holds what is known of the run.
     ///
     /// # Panics
-    /// If another one is under way.
+    /// If another checkpoint is being written.
     pub fn start(&mut self, state: State, index: Index) {
         let State { parts, progress, copies } = state;
         let index = Index {
@@ -91,8 +91,8 @@ impl Saver {
         });
     }
 
-    /// `pieces` gives this rank's pieces, and is told the folder that they are written into: what must lie there before
-    /// the rank's part counts as written, it writes itself.
+    /// Writes this rank's `pieces`. The closure receives the folder they are written to, and itself writes any file
+    /// that must exist before the rank's part counts as written.
     fn write(
         &mut self,
         index: Index,
@@ -106,7 +106,7 @@ impl Saver {
         let missing = Arc::new(Mutex::new((0..world_size).collect()));
         let of_writer: Arc<Mutex<Vec<usize>>> = missing.clone();
         let (folder, rank, extra) = (self.folder.clone(), self.rank, self.extra.clone());
-        // A failure leaves all as it is: other ranks still write beside it. The run's end cleans up.
+        // A failure leaves everything in place, because other ranks are still writing; the run's end cleans up.
         let write = move || {
             if rank == 0 {
                 folder.begin(&index, &extra)?;
@@ -142,7 +142,7 @@ impl Saver {
         self.folder.latest().ok().flatten()
     }
 
-    /// The same, for an error.
+    /// The newest complete checkpoint, as words for an error message.
     pub fn last_good(&self) -> String {
         match self.newest() {
             Some(path) => format!("the last good checkpoint is {}", path.display()),
@@ -150,12 +150,12 @@ impl Saver {
         }
     }
 
-    /// Rank 0 gets step and folder of the checkpoint under way, once it is complete; then older ones are removed in the
-    /// background.
+    /// Returns, on rank 0, step and folder of the checkpoint being written, once it is complete; older ones are then
+    /// removed in the background.
     ///
     /// # Errors
-    /// If this rank's part of it cannot be written, or has a parameter that is not finite; on rank 0 if it takes too long,
-    /// or if ranks do not have the same copies of what several hold: then it is removed.
+    /// If this rank's part cannot be written or has a non-finite parameter; on rank 0, if it takes too long, or if
+    /// ranks differ in parameters they replicate, in which case the checkpoint is removed.
     pub fn completed(&mut self) -> Result<Option<(u64, PathBuf)>, TrainError> {
         let limit = Duration::from_secs(self.config.timeout);
         let Some(save) = &mut self.under_way else { return Ok(None) };
@@ -182,9 +182,9 @@ impl Saver {
         Ok(None)
     }
 
-    /// Waits until all ranks are done with the one under way, if there is one; returns as
-    /// [`completed`](Self::completed). A collective: `sum` adds up the values of all ranks. `tell` gets a line of a
-    /// long wait, on rank 0.
+    /// Waits until all ranks are done with the checkpoint being written, if there is one; returns as
+    /// [`completed`](Self::completed). A collective: `sum` adds up the values of all ranks. `tell` receives lines about
+    /// a long wait, on rank 0.
     pub fn finish(
         &mut self,
         sum: impl Fn(&[f64]) -> Result<Vec<f64>, FsdpError>,
@@ -219,7 +219,7 @@ impl Saver {
         Ok(saved)
     }
 
-    /// Removes all but the newest checkpoints, the best ones and the milestones, after whatever is being removed.
+    /// Removes all but the newest checkpoints, the best ones and the milestones, after any removal already running.
     fn prune(&mut self, kept: Vec<u64>) {
         let (folder, config, before) = (self.folder.clone(), self.config.clone(), self.pruning.take());
         self.pruning = Some(thread::spawn(move || {
@@ -228,7 +228,7 @@ impl Saver {
         }));
     }
 
-    /// Why older checkpoints could not be removed, once that is known; `wait`: until it is.
+    /// The error of removing older checkpoints, once it is known; with `wait`, waits for it.
     pub fn pruned(&mut self, wait: bool) -> Option<CheckpointError> {
         let thread = self.pruning.take_if(|thread| wait || thread.is_finished())?;
         thread.join().expect("removing does not panic")
@@ -236,7 +236,8 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// A run that ends early leaves no thread that still writes; what all have written, the run's end completes.
+    /// A run that ends early leaves no writing thread. A checkpoint that all ranks have written is completed at the
+    /// run's end.
     fn drop(&mut self) {
         if let Some(save) = self.under_way.take() {
             save.given_up.store(true, Ordering::Relaxed);

@@ -1,19 +1,19 @@
-//! Whether a value stands out from those before it.
+//! Detects values that stand out from recent ones.
 
 use std::collections::VecDeque;
 
-/// Values that are compared with.
+/// Number of recent values to compare with.
 const WINDOW: usize = 100;
-/// Fewer tell nothing.
+/// Fewer values are not significant.
 const ENOUGH: usize = 20;
 
-/// The last values of a quantity.
+/// The recent values of a quantity.
 #[derive(Debug, Default)]
 pub(crate) struct Recent(VecDeque<f64>);
 
 impl Recent {
-    /// How many standard deviations `value` is above the mean of the last values; none while there are few of them, or
-    /// they are all the same. It is then one of them itself, if it is finite.
+    /// Standard deviations of `value` above the mean of the recent values; `None` if there are too few of them or they
+    /// are all equal. A finite value is then added to them.
     pub fn z_score(&mut self, value: f64) -> Option<f64> {
         let count = self.0.len() as f64;
         let mean = self.0.iter().sum::<f64>() / count;

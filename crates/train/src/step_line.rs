@@ -1,4 +1,4 @@
-//! A step as a line whose columns keep their place from line to line.
+//! The line of a training step, with columns aligned from line to line.
 //!
 //! ```text
 //! step  10/300  loss  4.6494  lr 4.8e-4  grad   2.84     5228 tok/s   56.7 MB  epoch  0.011  eta 00:03:49
@@ -9,19 +9,19 @@ use crate::words::bytes;
 use indicatif::FormattedDuration;
 use std::time::Duration;
 
-/// What follows on a step.
+/// What follows a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Then {
-    /// The end, or steps of which it cannot be told yet how long they take.
+    /// The end, or steps of unknown duration.
     Unknown,
-    /// Steps that take so long.
+    /// Steps that take this long.
     Left(Duration),
-    /// The end, which somebody has asked for.
+    /// The end, on request.
     Stopping,
 }
 
-/// What a run of `steps` steps says of one of them in a terminal of `width` columns; None: as wide as it comes. Where
-/// there is no room for all, what is looked at least is left out.
+/// The line of a step in a run of `steps` steps, for a terminal of `width` columns (`None` for no limit). If there is
+/// no room for everything, the least important columns are left out.
 pub(crate) fn step_line(m: &StepMetrics, steps: usize, then: Then, width: Option<usize>) -> String {
     let digits = steps.to_string().len();
     let mut columns = vec![
@@ -39,7 +39,7 @@ pub(crate) fn step_line(m: &StepMetrics, steps: usize, then: Then, width: Option
         Then::Left(left) => columns.push(Column::new(2, format!("eta {}", FormattedDuration(left)))),
         Then::Stopping => columns.push(Column::new(0, "stopping".into())),
     }
-    // What may come last has its room in every line.
+    // Room for the last column is reserved in every line.
     const LAST: usize = "  eta 00:00:00".len();
     let has_last = !matches!(then, Then::Unknown);
     let wide = |columns: &[Column]| {
@@ -54,7 +54,7 @@ pub(crate) fn step_line(m: &StepMetrics, steps: usize, then: Then, width: Option
 }
 
 struct Column {
-    /// The higher, the sooner it is left out; 0 stays.
+    /// Columns with higher values are left out first; 0 is never left out.
     last: u8,
     text: String,
 }
@@ -65,7 +65,7 @@ impl Column {
     }
 }
 
-/// A number in so many places, with an exponent if it has no room otherwise.
+/// Formats a number in `places` characters, with an exponent if it does not fit otherwise.
 fn fixed(number: f64, places: usize, digits: usize) -> String {
     let text = format!("{number:.digits$}");
     if text.len() <= places { text } else { format!("{number:.1e}") }

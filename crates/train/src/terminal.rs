@@ -1,5 +1,5 @@
-//! What a terminal is shown: colours where they are wanted, lines that fit its width, and of what comes from files and
-//! models nothing that it obeys: that may hold sequences that type into its title or clipboard.
+//! Terminal output: colors if wanted, lines that fit the width, and text from files and models without control
+//! sequences, which could write to the terminal's title or clipboard.
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
@@ -9,19 +9,19 @@ use std::env;
 use std::io::{self, IsTerminal, Write};
 use terminal_size::{Width, terminal_size, terminal_size_of};
 
-/// Of `warning:`.
+/// Style of `warning:`.
 const WARNING: Style = AnsiColor::Yellow.on_default().bold();
-/// Of `error:`.
+/// Style of `error:`.
 const ERROR: Style = AnsiColor::Red.on_default().bold();
-/// Of what one need not read.
+/// Style of details.
 const DETAIL: Style = Style::new().dimmed();
-/// Of names and headings.
+/// Style of names and headings.
 const HEADING: Style = Style::new().bold();
 
-/// Columns of help at most.
+/// Maximum width of help, in columns.
 pub(crate) const HELP_WIDTH: usize = 100;
 
-/// Those of `--help` and of wrong arguments.
+/// Styles of `--help` and of errors in arguments.
 pub(crate) const HELP: Styles = Styles::styled()
     .header(HEADING)
     .usage(HEADING)
@@ -31,59 +31,59 @@ pub(crate) const HELP: Styles = Styles::styled()
     .valid(AnsiColor::Green.on_default())
     .invalid(AnsiColor::Yellow.on_default());
 
-/// Whether stderr is coloured: if it is a terminal, unless `NO_COLOR` is set or `TERM` is `dumb`; and with
-/// `CLICOLOR_FORCE` wherever it goes.
+/// Whether stderr is colored: if it is a terminal, unless `NO_COLOR` is set or `TERM` is `dumb`; always with
+/// `CLICOLOR_FORCE`.
 pub(crate) fn has_colors() -> bool {
     AutoStream::choice(&io::stderr()) != ColorChoice::Never
 }
 
-/// Columns of the terminal that stderr goes to.
+/// Width in columns of the terminal stderr is connected to.
 pub(crate) fn width() -> Option<usize> {
     terminal_size_of(io::stderr()).map(|(Width(columns), _)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
-/// Columns that help is wrapped at, as clap finds them.
+/// Width at which help is wrapped, determined as in clap.
 pub(crate) fn help_width() -> usize {
     let columns = terminal_size().map(|(Width(columns), _)| usize::from(columns));
     let set = || env::var("COLUMNS").ok()?.parse().ok();
     columns.or_else(set).unwrap_or(HELP_WIDTH).min(HELP_WIDTH)
 }
 
-/// Writes lines to stderr, whole. Nobody may read it any more (`train ... 2>&1 | head`), on which `eprintln!` would
-/// panic.
+/// Writes whole lines to stderr. If the reader is gone (`train ... 2>&1 | head`), the text is dropped, where
+/// `eprintln!` would panic.
 pub(crate) fn to_stderr(text: &str) {
     let text = shown(text, io::stderr().is_terminal());
     let text = if has_colors() { marked(&text) } else { text };
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// The same of what one need not read.
+/// [`to_stderr`] for details.
 pub(crate) fn detail_to_stderr(text: &str) {
     let text = shown(text, io::stderr().is_terminal());
     let text = if has_colors() { painted(&text, DETAIL) } else { text.into() };
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// The same of a box, whose frame is not to be looked at.
+/// [`to_stderr`] for a box with a dimmed frame.
 pub(crate) fn box_to_stderr(text: &str) {
     let text = shown(text, io::stderr().is_terminal());
     let text = if has_colors() { framed(&text).into() } else { text };
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Whether a line is to be seen also where little is: `warning: ...`.
+/// Whether a line is shown even in quiet mode: `warning: ...`.
 pub(crate) fn is_warning(line: &str) -> bool {
     line.starts_with("warning: ")
 }
 
-/// A line with the word that says how bad it is in colour.
+/// Colors the word that states a line's severity.
 fn marked(line: &str) -> Cow<'_, str> {
     let marks = [("warning:", WARNING), ("error:", ERROR)];
     let found = marks.iter().find_map(|(mark, style)| Some((mark, style, line.strip_prefix(mark)?)));
     found.map_or(line.into(), |(mark, style, rest)| (painted(mark, *style) + rest).into())
 }
 
-/// A box with a faint frame and bold names, which two spaces end.
+/// A box with a dimmed frame and bold names; two spaces end a name.
 fn framed(text: &str) -> String {
     let edge = painted("│", DETAIL);
     let line = |line: &str| {
@@ -101,8 +101,8 @@ fn painted(text: &str, style: Style) -> String {
     format!("{style}{text}{style:#}")
 }
 
-/// `text` as it is shown where `terminal` says that a terminal shows it: control characters, but for line ends and
-/// tabs, as escapes. Elsewhere it is as it is.
+/// `text` as shown: if `terminal` is set, control characters except line ends and tabs are escaped; otherwise
+/// unchanged.
 pub(crate) fn shown(text: &str, terminal: bool) -> Cow<'_, str> {
     let obeyed = |c: char| c.is_control() && !"\n\t".contains(c);
     if !terminal || !text.contains(obeyed) {

@@ -1,8 +1,8 @@
-//! What a run has trained on in sequences of which lengths: with it a run that goes on with another length sees no
-//! token twice in an epoch.
+//! What a run has trained on, by sequence length. With it, a run resumed with another length sees no token twice in an
+//! epoch.
 //!
-//! A checkpoint's `config.yaml` has the length of the run that wrote it, its `trained.json` what was trained on before
-//! that one began.
+//! A checkpoint's `config.yaml` has the length of the run that wrote it; its `trained.json` has what was trained on
+//! before that run began.
 
 use crate::config::TrainConfig;
 use crate::error::TrainError;
@@ -10,18 +10,18 @@ use crate::run_folder::config_in;
 use checkpoint::{Checkpoint, Index};
 use data::Trained;
 
-/// The file of a checkpoint.
+/// The file in a checkpoint.
 pub(crate) const FILE: &str = "trained.json";
 
-/// The file of checkpoints of a run that began with this done; none where all of it was in the length and order that
-/// this run has.
+/// The file for checkpoints of a run that began with this already trained; `None` if all of it had this run's length
+/// and order.
 pub(crate) fn file(trained: &[Trained], train: &TrainConfig) -> Option<(String, Vec<u8>)> {
     let json = serde_json::to_vec_pretty(trained).expect("numbers have a JSON form");
     let other = |part: &Trained| (part.seed, part.seq_len) != (train.seed, train.seq_len);
     trained.iter().any(other).then(|| (FILE.into(), json))
 }
 
-/// What was trained on until a checkpoint.
+/// What was trained on up to a checkpoint.
 pub(crate) fn of(checkpoint: &Checkpoint) -> Result<Vec<Trained>, TrainError> {
     let (folder, index) = (checkpoint.path(), checkpoint.index());
     if index.tokens == 0 {
@@ -33,7 +33,7 @@ pub(crate) fn of(checkpoint: &Checkpoint) -> Result<Vec<Trained>, TrainError> {
         .map_err(|problem| TrainError::Trained { path: folder.join(FILE), problem })
 }
 
-/// What a run trained on until `index`, whose sequences were of `seq_len`, with what its file has of before.
+/// What was trained on up to `index` by a run with sequences of `seq_len`, given its file about earlier training.
 fn until(index: &Index, seq_len: usize, json: Option<&[u8]>) -> Result<Vec<Trained>, String> {
     let mut trained: Vec<Trained> = match json {
         Some(json) => serde_json::from_slice(json).map_err(|error| error.to_string())?,

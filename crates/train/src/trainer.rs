@@ -1,4 +1,4 @@
-//! What one rank does in a run.
+//! The work of one rank in a run.
 
 mod pace;
 mod sampling;
@@ -40,11 +40,11 @@ pub use pace::Pace;
 /// A rank's part of a step.
 struct Next {
     micro_batches: Vec<Batch>,
-    /// The sequences that count in each.
+    /// Number of sequences that count in each micro-batch.
     weights: Vec<f64>,
-    /// Of the whole step, or of this rank's part: in the same proportions.
+    /// Counts of the whole step, or of this rank's part if the proportions are the same.
     counts: RowCounts,
-    /// How long it had to be waited for.
+    /// Time spent waiting for it.
     waited: Duration,
 }
 
@@ -52,35 +52,35 @@ struct Next {
 pub(crate) struct Job {
     pub config: Config,
     pub dataset: Arc<Dataset>,
-    /// What of it validates, one set after another.
+    /// The validation sets, each part of a dataset.
     pub validation: Vec<ValidationSet>,
-    /// Its documents, where they are packed into rows of several lengths.
+    /// The documents packed into rows, if there are several lengths.
     pub buckets: Option<Arc<Buckets>>,
-    /// The sequences that are left to train on, where there are no buckets.
+    /// The sequences left to train on; only without buckets.
     pub windows: Option<Arc<Windows>>,
-    /// What the dataset is of, and its tokenizer, where that is known.
+    /// Where the dataset comes from, and its tokenizer if known.
     pub data: Prepared,
-    /// The run's; None in a process without rank 0, which is told.
+    /// The run's folder; `None` in a process without rank 0, which receives it from rank 0.
     pub folder: Option<RunFolder>,
-    /// What the run goes on from.
+    /// What the run resumes from.
     pub resume: Option<Resume>,
     pub progress: Progress,
-    /// Devices of all ranks, each counted once.
+    /// Distinct devices of all ranks.
     pub devices: usize,
-    /// Whether it ends after [`MEASURED`] steps, of which nothing is kept.
+    /// Whether the run ends after [`MEASURED`] steps and keeps nothing.
     pub dry_run: bool,
     pub stop: Arc<AtomicBool>,
 }
 
-/// Steps of a dry run.
+/// Number of steps of a dry run.
 pub(crate) const MEASURED: usize = 3;
 
-/// What a run came to.
+/// The outcome of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Its folder.
+    /// The run's folder.
     pub folder: PathBuf,
-    /// Steps it made.
+    /// Number of the last step made.
     pub steps: usize,
     /// Whether it was stopped before its end; then there is no sample.
     pub stopped: bool,
@@ -88,22 +88,21 @@ pub struct Outcome {
     pub val_loss: Option<f64>,
     /// The step and loss of the best validation, if its checkpoint is kept.
     pub best: Option<(usize, f64)>,
-    /// Generated text.
+    /// The generated sample.
     pub sample: Option<String>,
-    /// Words of the data to begin a text with, if the tokenizer is known.
+    /// A prompt from the data, if the tokenizer is known.
     pub prompt: Option<String>,
-    /// Whether there is a checkpoint to go on from.
+    /// Whether there is a checkpoint to resume from.
     pub is_saved: bool,
-    /// What this process's steps took.
+    /// The pace of this process's steps.
     pub pace: Pace,
 }
 
-/// Trains, validates and samples; every rank returns the same, but for the sample, which rank 0 makes.
+/// Trains, validates and samples. Every rank returns the same outcome, except that only rank 0 has the sample.
 pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> {
     let mut trainer = Trainer::new(job, comm.clone())?;
     trainer.say_placement();
-    // The other ranks learn of a failure before this one drops the trainer, which waits for a checkpoint that is being
-    // written.
+    // The other ranks learn of a failure before this one drops the trainer, which waits for a checkpoint being written.
     let outcome = comm.abort_on_failure(|| train(&mut trainer));
     if let Err(error) = &outcome {
         trainer.recorder.warn(&format!("failed: {error}"));
@@ -111,7 +110,7 @@ pub(crate) fn run(job: &Job, comm: Communicator) -> Result<Outcome, TrainError> 
     outcome
 }
 
-/// The steps, and what follows on them.
+/// Makes the steps and what follows them.
 fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
     let job = trainer.job;
     let steps = job.config.train.steps;
@@ -148,7 +147,7 @@ fn train(trainer: &mut Trainer) -> Result<Outcome, TrainError> {
         if is_over || stop || is_best || trainer.is_due(done) {
             trainer.save(done, loss, val_loss)?;
         }
-        // One that has run out of patience has ended, whatever it was asked meanwhile.
+        // A run that has run out of patience has ended, even if it was asked to stop meanwhile.
         if stop && !ends_early {
             trainer.finish_saving()?;
             trainer.tell_pruned(true);
@@ -177,33 +176,33 @@ struct Trainer<'a> {
     parts: Parts,
     maker: BatchMaker,
     loads: ExpertLoads,
-    /// Where all ranks' tokens went in the last step, as far as that is asked for.
+    /// Expert loads of the last step, over all ranks, as far as requested.
     load_sums: Vec<f64>,
-    /// Whether a rank was asked to stop, as all ranks know.
+    /// Whether any rank was asked to stop; known to all ranks.
     stop: bool,
-    /// Steps in a row that were skipped for a loss or a gradient that was not finite.
+    /// Number of consecutive steps skipped because a loss or a gradient was not finite.
     skips: usize,
     batches: Batches,
     loader: Loader,
-    /// Trained on so far, by all ranks.
+    /// Tokens trained on so far, over all ranks.
     tokens: u64,
     saver: Saver,
-    /// Whether a checkpoint is to be made as soon as a step is not skipped.
+    /// Whether a checkpoint is due as soon as a step is not skipped.
     is_due: bool,
-    /// When the last one was begun, or this process.
+    /// When the last checkpoint, or else this process, was started.
     saved_at: Instant,
     recorder: Recorder<'a>,
-    /// Of each length of rows.
+    /// One for each row length.
     flops: Vec<Flops>,
     losses: Recent,
     grad_norms: Recent,
-    /// What the last step has spent on a checkpoint.
+    /// Seconds the last step spent on a checkpoint.
     checkpoint_seconds: f64,
-    /// What its forwards and backwards took.
+    /// Times of the last step's forwards and backwards.
     times: StageTimes,
     /// The best validation, whose checkpoint is kept.
     best: Option<Best>,
-    /// The lowest validation loss, of a run with `train.patience`.
+    /// The lowest validation loss; only with `train.patience`.
     lowest: Option<Lowest>,
     pace: Pace,
 }
@@ -267,7 +266,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// Fetch, forward and backward, clip, step, log. Returns the loss, which is told to the user if `tell`.
+    /// Fetch, forward and backward, clip, step, log. Returns the loss, which is shown to the user if `tell` is set.
     fn train_step(&mut self, step: usize, tell: bool) -> Result<f64, TrainError> {
         self.job.progress.doing("in this step");
         let Config { train, optim, .. } = &self.job.config;
@@ -310,8 +309,8 @@ impl<'a> Trainer<'a> {
         Ok(report.loss)
     }
 
-    /// An error once too many steps in a row were skipped, or at the end of a run that has made none: such a model would
-    /// be saved as if it had been trained.
+    /// Fails once too many consecutive steps were skipped, or at the end of a run that skipped all of its steps, whose
+    /// model would otherwise be saved as if it were trained.
     fn expect_a_step(&mut self, step: usize, what: String) -> Result<(), TrainError> {
         let TrainConfig { steps, max_skips, .. } = self.job.config.train;
         let skipped = match self.skips {
@@ -333,15 +332,15 @@ impl<'a> Trainer<'a> {
         let (mut micro_batches, mut weights) = (vec![], vec![]);
         for (Rows { rows, count }, tokens) in rows {
             let place = RunPlace { seed: self.job.config.train.seed, step: step as u64, first_row: rows.start };
-            let place = Some(place).filter(|_| count); // what does not count leaves no trace
+            let place = Some(place).filter(|_| count); // filler micro-batches have no effect on the run
             micro_batches.push(self.maker.for_training(tokens, place, counts.scale())?);
             weights.push(if count { (rows.end - rows.start) as f64 } else { 0.0 });
         }
         Ok(Next { micro_batches, weights, counts, waited })
     }
 
-    /// The counts of all ranks, each as often as ranks compute it; this rank's where every position has a label, for
-    /// then its shares are those of all.
+    /// Sums the counts over all ranks. If every position has a label, returns this rank's counts, which have the same
+    /// proportions.
     fn over_ranks(&self, counts: RowCounts) -> Result<RowCounts, TrainError> {
         if !self.maker.documents_apart() {
             return Ok(counts);
@@ -350,8 +349,8 @@ impl<'a> Trainer<'a> {
         Ok(RowCounts { positions: sums[0], labels: sums[1], squares: sums[2] })
     }
 
-    /// Whether any rank was asked to stop; all ranks get the same answer. For a while without steps, whose messages say
-    /// it too.
+    /// Whether any rank was asked to stop; all ranks get the same answer. For periods without steps, whose messages
+    /// carry it too.
     fn should_stop(&mut self) -> Result<bool, TrainError> {
         self.stop |= self.fsdp.all_reduce(&[asked_to_stop(self.job)])?[0] > 0.0;
         Ok(self.stop)
@@ -373,18 +372,18 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// What a rank says in every step: 1 if it was asked to stop.
+/// What a rank contributes to every step: 1 if it was asked to stop.
 fn asked_to_stop(job: &Job) -> f64 {
     if job.stop.load(Ordering::Relaxed) { 1.0 } else { 0.0 }
 }
 
-/// Reads ahead, from the step that the run goes on with.
+/// Reads ahead, starting at the run's first step.
 fn start_loader(job: &Job, batches: Batches) -> Loader {
     let first = job.resume.as_ref().map_or(0, |resume| resume.index.step);
     Loader::start(first..job.config.train.steps as u64, move |step| batches.cut(step as usize))
 }
 
-/// What was not finite, and where.
+/// Describes what was not finite, and where.
 fn describe(report: &StepReport, at: &NonFinite) -> String {
     let NonFinite { unit, rank } = at;
     match rank {

@@ -1,4 +1,4 @@
-//! What an argument that does not exist may have meant: a flag, a key for `--set`, or a preset.
+//! Suggestions for an unknown argument: a flag, a key for `--set`, or a preset.
 
 mod foreign;
 
@@ -10,7 +10,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
 use std::path::Path;
 
-/// Adds a tip to an error in the arguments of training, which are `args` without the program's name.
+/// Adds a tip to an error in the training arguments; `args` are all arguments without the program's name.
 pub(crate) fn explain(mut error: Error, command: &Command, args: &[String]) -> Error {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -37,7 +37,7 @@ pub(crate) fn explain(mut error: Error, command: &Command, args: &[String]) -> E
     }
     let (given, tip) = match (text(ContextKind::InvalidArg), text(ContextKind::InvalidSubcommand)) {
         (Some(given), _) if error.kind() == ErrorKind::UnknownArgument => (given.clone(), meant(&given, command, args)),
-        // Any word may be a command to clap.
+        // clap takes any word for a possible command.
         (None, Some(given)) if command.find_subcommand(&given).is_none() => (given.clone(), stray(&given, args)),
         _ => return error,
     };
@@ -55,7 +55,7 @@ fn suggest(error: &mut Error, tip: String) {
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
 }
 
-/// The flag of another command than training that one is a synonym of.
+/// The flag of a command other than training that the given one is a synonym of.
 fn meant_of(given: &str, command: &Command, args: &[String]) -> Option<String> {
     let (name, value) = parts(given, args)?;
     let flags = flags(command);
@@ -63,7 +63,7 @@ fn meant_of(given: &str, command: &Command, args: &[String]) -> Option<String> {
     Some(as_flag(same, value))
 }
 
-/// The name of a flag, written with underscores, and its value, if it has one. None of what is no flag.
+/// The name of a flag, written with underscores, and its value if it has one; `None` if it is not a flag.
 fn parts<'a>(given: &str, args: &'a [String]) -> Option<(String, Option<&'a str>)> {
     let flag = given.strip_prefix("--")?.split('=').next()?;
     let value = value_of(&format!("--{flag}"), args).filter(|value| !value.starts_with("--"));
@@ -75,14 +75,14 @@ fn flags(command: &Command) -> Vec<String> {
     command.get_arguments().filter_map(|arg| arg.get_long()).map(|long| long.replace('-', "_")).collect()
 }
 
-/// A tip on a flag that does not exist.
+/// A tip for an unknown flag.
 fn meant(given: &str, command: &Command, args: &[String]) -> Option<String> {
     let Some((name, value)) = parts(given, args) else { return stray(given, args) };
     let flags = flags(command);
     if let Some(strategy) = strategy_called(&name) {
         return Some(format!("did you mean `--strategy {}`?", strategy.name()));
     }
-    // torchtitan's flags name their section.
+    // torchtitan's flags include their section.
     let names = [&name, last_part(&name)];
     if let Some(tip) = names.iter().find_map(|name| foreign::flag(name)) {
         return Some(tip.into());
@@ -113,7 +113,8 @@ fn same(name: &str, value: Option<&str>, flags: &[String], args: &[String]) -> O
     None
 }
 
-/// The flag or key whose name is nearest; no section, and nothing so short (`ep`) that many names begin with it.
+/// The flag or key with the closest name; never a section, and never a name so short (`ep`) that many names begin with
+/// it.
 fn near(name: &str, value: Option<&str>, flags: &[String], args: &[String]) -> Option<String> {
     let all = keys(kinds(args)[0]);
     let has_keys =
@@ -129,7 +130,7 @@ fn near(name: &str, value: Option<&str>, flags: &[String], args: &[String]) -> O
 
 fn as_flag(name: &str, value: Option<&str>) -> String {
     let value = match (name, value) {
-        // nanoGPT's `--init_from=resume`, and the `--resume_from_checkpoint True` of transformers.
+        // nanoGPT's `--init_from=resume`, and `--resume_from_checkpoint True` in transformers.
         ("resume", Some("resume" | "True" | "true")) => Some(LATEST),
         (_, value) => value,
     };
@@ -140,7 +141,7 @@ fn as_key(key: &str, value: Option<&str>) -> String {
     format!("`--set {key}={}`", value.map_or("VALUE", |value| value_called(key, value)))
 }
 
-/// A tip on a word that belongs to no flag.
+/// A tip for a word that belongs to no flag.
 fn stray(given: &str, args: &[String]) -> Option<String> {
     let place = args.iter().position(|arg| arg == given)?;
     if let [.., set, key] = &args[..place]
@@ -157,7 +158,7 @@ fn stray(given: &str, args: &[String]) -> Option<String> {
     model.or_else(|| foreign::command(given).filter(|_| place == 0).map(str::to_string))
 }
 
-/// The kinds of model, the one that the arguments name first.
+/// The kinds of model, starting with the one that the arguments name.
 fn kinds(args: &[String]) -> Vec<&'static str> {
     let preset = value_of("--model", args).map(Source::Preset);
     let source = preset.or_else(|| value_of("--config", args).map(|file| Source::File(Path::new(file))));
@@ -166,7 +167,7 @@ fn kinds(args: &[String]) -> Vec<&'static str> {
     named.into_iter().chain(others).collect()
 }
 
-/// The value that follows a flag, after a space or `=`; of a repeated flag the last one.
+/// The value that follows a flag, after a space or `=`; the last one if the flag is repeated.
 fn value_of<'a>(flag: &str, args: &'a [String]) -> Option<&'a str> {
     let value = |(i, arg): (usize, &'a String)| match arg.strip_prefix(flag)? {
         "" => args.get(i + 1).map(String::as_str),

@@ -1,23 +1,23 @@
-//! What a run validates on.
+//! The validation sets of a run.
 
 use crate::config::{ConfigError, DataConfig};
 use crate::error::TrainError;
 use crate::words::count;
 use data::{Dataset, OpenOptions, Prepared};
 
-/// Tokens to validate on: the validation split of a dataset.
+/// A validation set: the validation split of a dataset.
 #[derive(Debug, Clone)]
 pub(crate) struct ValidationSet {
-    /// What `data.validation` calls them; None where there is one set only.
+    /// Its name in `data.validation`; `None` if it has none.
     pub name: Option<String>,
     pub dataset: Dataset,
 }
 
-/// Opens what `data.validation` names, with the tokenizer of `prepared`, which has these tokens to validate on from then
-/// on; where nothing is named, the set is its own validation split.
+/// Opens the sources of `data.validation` with the tokenizer of `prepared`, which then validates on these tokens.
+/// Without `data.validation`, the set is the validation split of `prepared`.
 ///
 /// # Errors
-/// As of [`data::open`], and for a set without a window of `seq_len` tokens.
+/// See [`data::open`]; also if a set has no window of `seq_len` tokens.
 pub(crate) fn open(
     config: &DataConfig,
     prepared: &mut Prepared,

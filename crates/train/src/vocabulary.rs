@@ -1,17 +1,17 @@
-//! The vocabulary of data that nobody says the tokenizer of.
+//! The vocabulary of data without a known tokenizer.
 
 use crate::words::count;
 use data::{DataError, Dataset};
 
-/// Vocabularies are rounded up to a multiple of this: matrix products are faster then, and tokens that the data happens
-/// not to have, as the last ones of GPT-2's 50,257, fit in too.
+/// Vocabularies are rounded up to a multiple of this. Matrix products are then faster, and tokens that happen not to
+/// occur in the data, such as the last of GPT-2's 50,257, still fit.
 const MULTIPLE: usize = 64;
 
-/// Tokens in the vocabulary, and a line that says so: the largest token of all and those below it, rounded up. None of
+/// The vocabulary size, and a line that reports it: the largest token plus 1, rounded up. Returns `None` if there are
 /// no tokens.
 ///
 /// # Errors
-/// A token file that cannot be read any more.
+/// If a token file can no longer be read.
 pub(crate) fn of_tokens(dataset: &Dataset, progress: bool) -> Result<Option<(usize, String)>, DataError> {
     let largest = dataset.largest_token(progress)?;
     Ok(largest.map(|largest| {

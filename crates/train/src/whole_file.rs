@@ -1,4 +1,4 @@
-//! Files of a folder that may come from somebody else: written whole, and never through a link.
+//! Files in folders that may come from somebody else: written whole, and never through a link.
 
 use safetensors::SafeTensorError;
 use safetensors::tensor::View;
@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Opens a file for writing, unless it is a symbolic link: what that points to is not the run's.
+/// Opens a file for writing unless it is a symbolic link, whose target does not belong to the run.
 pub(crate) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     options.custom_flags(libc::O_NOFOLLOW).open(path).map_err(|error| match fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => {
@@ -19,9 +19,9 @@ pub(crate) fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<Fil
     })
 }
 
-/// The bytes of a regular file; what else has its name could block, or never end.
+/// Reads a regular file; other kinds of file could block, or never end.
 pub(crate) fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
-    // A pipe that nobody writes to would not even be opened.
+    // Opening a pipe without a writer would already block.
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file; remove it"));
@@ -31,13 +31,13 @@ pub(crate) fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Has `write` write beside `path`, then renames: whoever looks finds the file as it was, or whole. A link at either
-/// place is replaced, and what it points to is left alone.
+/// Lets `write` write a file next to `path`, then renames it: readers find either the old file or the complete new one.
+/// A link at either place is replaced, and its target is left alone.
 pub(crate) fn write_whole(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".partial");
     let beside = PathBuf::from(beside);
-    // What lies there, of a process that was killed or a link, goes; then only a new file will do.
+    // Removes a leftover of a killed process or a link; after that, only a new file is accepted.
     let _ = fs::remove_file(&beside);
     let created = File::create_new(&beside).map(drop);
     let written = created.and_then(|()| write(&beside)).and_then(|()| File::open(&beside)?.sync_all());
@@ -46,7 +46,7 @@ pub(crate) fn write_whole(path: &Path, write: impl FnOnce(&Path) -> io::Result<(
     })
 }
 
-/// [`write_whole`]s a safetensors file, a tensor at a time.
+/// [`write_whole`] for a safetensors file, one tensor at a time.
 pub(crate) fn write_safetensors<N: AsRef<str> + Ord + Display, V: View>(
     path: &Path,
     tensors: impl IntoIterator<Item = (N, V)>,

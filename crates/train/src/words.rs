@@ -1,4 +1,4 @@
-//! Numbers in lines for the user.
+//! Formatting of numbers and words in lines for the user.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
-/// A text in lines of at most so many characters, broken at spaces, and where a word is longer within it.
+/// Breaks a text into lines of at most `room` characters, at spaces, and within words that are longer.
 pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -65,7 +65,7 @@ pub(crate) fn wrapped(text: &str, room: usize) -> Vec<String> {
     lines
 }
 
-/// `text` as one word of a command line that a shell reads.
+/// Quotes `text` as one word of a shell command line.
 pub(crate) fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=@%+".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {

@@ -1,4 +1,4 @@
-//! What the program makes of its arguments.
+//! How the program interprets its arguments.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn the_last_of_a_repeated_flag_counts_and_of_a_repeated_key_too() {
     let config = configured(folder.path(), &[&flags[..], &keys].concat());
     assert_eq!((config.train.steps, config.optim.lr, config.model.type_name()), (3, 2e-3, "deepseek"));
     assert_eq!((config.train.seed, config.optim.beta2), (2, 0.9), "other keys stay");
-    // Of a sub-command too.
+    // For subcommands too.
     let answer = run(folder.path(), &["inspect", "none"]);
     assert!(String::from_utf8_lossy(&answer.stderr).contains("there is no run none"));
     let answer = run(folder.path(), &["eval", "none", "--batch=1", "--batch=2"]);
@@ -116,7 +116,7 @@ fn a_checkpoint_and_a_configuration_are_told_in_json_too() {
     let found = json(&["config", "--json", "--model=deepseek", "--steps=7"]);
     let expected = Config::load(Source::Preset("deepseek"), &["train.steps=7".into()]).unwrap();
     assert_eq!(found, serde_json::to_value(&expected).unwrap());
-    // JSON is YAML.
+    // JSON is valid YAML.
     let file = folder.path().join("config.json");
     fs::write(&file, found.to_string()).unwrap();
     assert_eq!(Config::load(Source::File(&file), &[]).unwrap(), expected);

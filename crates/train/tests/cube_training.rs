@@ -1,7 +1,7 @@
-//! Trainings on a Vulkan or CUDA device, beside the same on the CPU.
+//! Training on a Vulkan or CUDA device, compared with the CPU.
 //!
-//! They run on the device that `KILN_KERNEL_DEVICE` names, `vulkan` or `cuda`, as the tests of kernels do.
-//! `scripts/check-kernels.sh` has Mesa's software driver and an emulated card for them.
+//! The tests run on the device that `KILN_KERNEL_DEVICE` names, `vulkan` or `cuda`, like the tests of kernels.
+//! `scripts/check-kernels.sh` provides Mesa's software driver and an emulated card for them.
 #![cfg(any(feature = "cuda", feature = "vulkan"))]
 
 mod common;
@@ -11,10 +11,10 @@ use std::fs;
 use std::path::Path;
 use tempfile::{TempDir, tempdir};
 
-/// On NVIDIA GPUs a run computes in bf16 unless told otherwise.
+/// On NVIDIA GPUs a run computes in bf16 unless configured otherwise.
 const FP32: &str = "--set=parallel.precision.param=fp32";
 
-/// A folder with a text, and the device to train on.
+/// A folder with a text, and the device to train on; `None` without one.
 fn folder() -> Option<(TempDir, String)> {
     let device = std::env::var("KILN_KERNEL_DEVICE").unwrap_or_default();
     if !["cuda", "vulkan"].contains(&device.as_str()) {
@@ -41,7 +41,7 @@ fn near(found: &[f64], expected: &[f64], tolerance: f64) {
     assert!(far <= tolerance, "losses differ by {far}: {found:?} and {expected:?}");
 }
 
-/// The command of the README, whose steps are cut to 20, and to 3 on emulated cards.
+/// The README's command, with its steps reduced to 20, and to 3 on emulated cards.
 #[test]
 fn the_readmes_command_has_the_cpus_losses() {
     let Some((folder, device)) = folder() else { return };
@@ -54,8 +54,8 @@ fn the_readmes_command_has_the_cpus_losses() {
     near(&found, &cpu, 1e-4);
 }
 
-/// Every kind of parallelism, a rank a card where there are four (`KILN_EMULATED_CARDS=4`). `KILN_ALL_LAYOUTS=1` takes
-/// all of them, which are minutes.
+/// Every kind of parallelism, with one card per rank if there are four (`KILN_EMULATED_CARDS=4`). `KILN_ALL_LAYOUTS=1`
+/// runs all layouts, which takes minutes.
 #[test]
 fn layouts_have_the_cpus_losses() {
     let Some((folder, device)) = folder() else { return };
@@ -87,7 +87,7 @@ fn layouts_have_the_cpus_losses() {
     }
 }
 
-/// Of both models, in fp32, in bf16 where the device has it, and in fp16 with its loss scale.
+/// Both models, in fp32, in bf16 if the device supports it, and in fp16 with its loss scale.
 #[test]
 fn both_models_train_in_every_dtype() {
     let Some((folder, device)) = folder() else { return };
@@ -122,7 +122,7 @@ fn bf16_is_refused_by_name_where_the_device_has_none() {
     }
 }
 
-/// A run goes on where another device left off.
+/// A run resumes a checkpoint from another device.
 #[test]
 fn checkpoints_go_from_device_to_device() {
     let Some((folder, device)) = folder() else { return };

@@ -1,4 +1,4 @@
-//! What a run trains and validates on, for how long, and what it says of it.
+//! Training and validation data, the length of a run, and the messages about them.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::fs;
 use tempfile::TempDir;
 use train::config::{Config, Source};
 
-/// A folder with a `text.txt` of 2280 bytes, of which the last 228 validate.
+/// A folder with a `text.txt` of 2280 bytes; the last 228 are the validation split.
 fn folder_with_text() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
@@ -39,7 +39,7 @@ fn tokens_without_a_vocabulary_train_with_one_that_holds_the_largest_of_them() {
     succeed(folder.path(), &["eval", "run"]);
 }
 
-/// 2052 bytes train: 127 windows of 16, in steps of 4.
+/// 2052 bytes of training data: 127 windows of 16, in steps of 4.
 #[test]
 fn a_run_is_as_long_as_its_epochs() {
     let folder = folder_with_text();

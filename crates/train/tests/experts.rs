@@ -1,4 +1,4 @@
-//! Experts over ranks: every parameter moves as on one rank, wherever the experts are, and a lost rank ends all.
+//! Expert parallelism: every parameter moves as on one rank, wherever the experts are, and a lost rank ends the run.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::nn::Embedding;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const T: usize = 6;
 const VOCAB: usize = 11;
-/// Of a move, which is the difference of numbers below 1.
+/// Resolution of a move, which is the difference of numbers below 1.
 const RESOLUTION: f32 = 6e-8;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const FAULT: &str = "a fault that was put there";
@@ -32,7 +32,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// These sequences of the global batch; each token is also the target of the one before.
+    /// The batch of these sequences of the global batch; each token is also the target of the one before.
     fn of(rows: &Range<usize>) -> Self {
         let token = |i: usize| ((i * i + 3 * i) % VOCAB) as i64;
         let tokens: Vec<i64> = (rows.start * T..rows.end * T).map(token).collect();
@@ -41,14 +41,14 @@ impl Batch {
     }
 }
 
-/// A model, which expert every token goes to (the router's own choice if none), and how it is spread.
+/// A model, the expert that every token is sent to (`None` for the router's choice), and the layout.
 #[derive(Debug, Clone)]
 struct Case {
     moe: MoeConfig,
     favourite: Option<usize>,
     config: FsdpConfig,
     ranks: usize,
-    /// A rank that panics after so many calls of blocks.
+    /// A rank that panics after this many block calls.
     fault: Option<(usize, usize)>,
 }
 
@@ -151,10 +151,11 @@ impl Case {
         Ok(Built { fsdp: Fsdp::new(units, comm, self.config.clone())?, embed, blocks, head })
     }
 
-    /// Three steps with micro-batches of unequal weight: by how much each parameter has moved in each, and the norms.
+    /// Makes three steps with micro-batches of unequal weight. Returns the move of each parameter in each step, and the
+    /// gradient norms.
     ///
-    /// The optimizer's epsilon is so large that a step is the running mean of gradients times a number: an error in a
-    /// gradient is one here, whatever the loss does.
+    /// The optimizer's epsilon is so large that a step is the running mean of gradients times a constant, so an error
+    /// in a gradient shows up whatever the loss does.
     fn moves(&self) -> (Vec<Vec<Vec<f32>>>, Vec<f64>) {
         let adamw = AdamW { epsilon: 1e3, weight_decay: 0.0, ..AdamW::default() };
         let case = Self { config: FsdpConfig { adamw, clip_grad_norm: None, ..self.config.clone() }, ..self.clone() };
@@ -204,7 +205,7 @@ impl Case {
 }
 
 impl Built {
-    /// All of them, whole.
+    /// All parameters, gathered.
     fn parameters(&self) -> Result<Vec<Vec<f32>>, FsdpError> {
         let mut flat = Flat(vec![]);
         self.fsdp.gather(self.embed)?.visit(&mut flat);
@@ -285,7 +286,7 @@ fn experts_without_rows_get_gradients_of_zero_and_their_copies_stay_the_same() {
     }
 }
 
-/// All rows are one rank's, which takes no more at once than the mean.
+/// One rank receives all rows, but accepts no more than the mean at once.
 #[test]
 fn every_parameter_moves_as_on_one_rank_where_rows_go_in_rounds() {
     let moe = MoeConfig { max_rank_load: 1.0, ..v3() };
@@ -346,7 +347,8 @@ fn of_experts_over_four_ranks_each_holds_a_fourth_and_keeps_it_once() {
     }
 }
 
-/// Ranks 0 and 2 have the same experts, all ranks the same router, whose bias is fp32 where all else is bf16.
+/// Ranks 0 and 2 have the same experts. All ranks have the same router, whose bias is fp32 while everything else is
+/// bf16.
 #[test]
 fn copies_of_experts_and_of_what_stays_fp32_are_compared() {
     let bf16 = Precision { param: FloatType::Bf16, ..Precision::default() };
@@ -371,7 +373,7 @@ fn copies_of_experts_and_of_what_stays_fp32_are_compared() {
     }
 }
 
-/// In the forward, in a forward that is run again, and while others are in a backward's exchange.
+/// The rank fails in the forward, in a recomputed forward, or while others exchange rows in a backward.
 #[test]
 fn a_rank_that_fails_between_exchanges_ends_all_with_its_name() {
     let hook = std::panic::take_hook();
@@ -396,7 +398,8 @@ fn a_rank_that_fails_between_exchanges_ends_all_with_its_name() {
     };
     for _ in 0..100 {
         let (config, ranks) = configs[below(configs.len())].clone();
-        // Of three blocks in one stage, or at least one, and two steps of four micro-batches.
+        // There are two steps of four micro-batches, with three blocks in a single stage and at least one per stage
+        // otherwise.
         let calls = if config.pipeline.stages == 1 { 24 } else { 8 };
         let fault = (below(ranks), below(calls));
         let rank = fault.0;

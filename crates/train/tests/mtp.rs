@@ -1,12 +1,12 @@
-//! A model with multi-token prediction from its training to its export: it is resumed, drafts what it says, and is read
-//! back.
+//! A model with multi-token prediction from training to export: it is resumed, drafts its own text, and is loaded
+//! again.
 
 mod common;
 
 use common::{metrics, succeed, values};
 use std::path::Path;
 
-/// A DeepSeek of a megabyte that learns enough in seconds to guess two bytes ahead.
+/// A DeepSeek of a megabyte that learns in seconds to guess two bytes ahead.
 const MODEL: &[&str] = &[
     "--model=deepseek",
     "--set=model.num_hidden_layers=2",
@@ -23,7 +23,7 @@ const MODEL: &[&str] = &[
     "--set=optim.lr=3e-3",
 ];
 
-/// The text, and the share of drafted tokens that were accepted, in percent.
+/// The text, and the percentage of drafted tokens that were accepted.
 fn generate(folder: &Path, args: &[&str]) -> (String, Option<f64>) {
     let prompt = ["generate", "run", "--prompt=pub fn ", "--tokens=200"];
     let (text, told) = succeed(folder, &[&prompt[..], args].concat());

@@ -1,4 +1,4 @@
-//! What the program prints and leaves behind.
+//! What the program prints and the files it leaves.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use train::config::{Config, Source};
 
-/// A folder with a `text.txt` of two kilobytes: 28 different characters, none of them a line's end.
+/// A folder with a `text.txt` of two kilobytes: 28 different characters without line ends.
 fn folder_with_text() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
@@ -60,7 +60,7 @@ fn logits_are_those_of_transformers() {
     }
 }
 
-/// A checkpoint of the best validation is saved by all ranks or by none.
+/// Either all ranks or none save a checkpoint for the best validation.
 #[test]
 fn ranks_to_which_no_validation_window_falls_agree_with_the_others() {
     let folder = folder_with_text();
@@ -123,7 +123,7 @@ fn a_run_tells_what_it_does_and_its_folder_reproduces_it_bit_for_bit() {
     let process = "bytes_per_token command cores cpu data device global_batch_size host layout micro_batch_size parameters ranks seq_len started step \
                    strategy train_tokens val_tokens version";
     let (usage, validation, sample_of, event) = ("memory step traffic", "step val_loss", "sample step", "event step");
-    // A checkpoint is complete when it is.
+    // The time at which a checkpoint completes varies.
     let (events, rest): (Vec<_>, Vec<_>) = kinds.into_iter().partition(|kind| kind == event);
     assert_eq!(events.len(), 2, "the best validation's and the last step's checkpoint");
     assert_eq!(rest, [process, step, usage, step, step, step, validation, step, step, usage, validation, sample_of]);
@@ -185,7 +185,7 @@ fn flags_count_more_than_set_and_the_lowest_learning_rate_follows_the_highest() 
     let Config { train, optim, parallel, .. } = config(&[&given[..], &flags].concat());
     assert_eq!((train.steps, train.global_batch_size, train.seq_len, train.seed), (1000, 64, 32, 1));
     assert_eq!((parallel.strategy.name(), parallel.gpus), ("ddp", 2));
-    // The preset's lowest is 1e-4, of the 1 that --set gives.
+    // The preset's minimum is 1e-4, for the lr of 1 that --set gives.
     assert_eq!((optim.lr, optim.min_lr), (5e-5, 5e-9));
     for (set, min_lr) in [("--set=optim.beta1=0.5", 5e-6), ("--set=optim.min_lr=1e-6", 1e-6)] {
         assert_eq!(config(&["--model=gpt2", "--lr=5e-5", set]).optim.min_lr, min_lr);
@@ -351,7 +351,7 @@ fn above_16_ranks_only_rank_0_logs_each_step() {
 #[test]
 fn an_interrupted_validation_ends_too() {
     let folder = folder_with_text();
-    // All of a long text, in windows of one sequence: minutes.
+    // A validation on all of a long text, in windows of one sequence, takes minutes.
     fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(200_000)).unwrap();
     let mut run = start(folder.path(), &["--steps=1", "--set=train.val_batches=0", "--set=train.global_batch_size=1"]);
     wait_for_lines(folder.path(), 1);
@@ -360,13 +360,13 @@ fn an_interrupted_validation_ends_too() {
     assert!(values(&metrics(&folder.path().join("run")), "val_loss").is_empty());
 }
 
-/// Starts a run in the background, into the folder `run`, with SIGHUP as a terminal's programs have it, also where the
-/// tests themselves run under `nohup`.
+/// Starts a run in the background, in the folder `run`, with the default SIGHUP handling of a terminal's programs, even
+/// if the tests themselves run under `nohup`.
 fn start(folder: &Path, args: &[&str]) -> Child {
     use std::os::unix::process::CommandExt;
     let args = [TINY, args, &["--out=run"]].concat();
     let mut command = program(folder, &args);
-    // SAFETY: between fork and exec, `signal` may be called.
+    // SAFETY: `signal` may be called between fork and exec.
     unsafe {
         command.pre_exec(|| {
             libc::signal(libc::SIGHUP, libc::SIG_DFL);
@@ -385,7 +385,7 @@ fn wait_for_lines(folder: &Path, lines: usize) {
     }
 }
 
-/// Sends a signal, of which `-INT` is what Ctrl-C sends, and waits for the end.
+/// Sends a signal (`-INT` is what Ctrl-C sends) and waits for the end.
 fn send(signal: &str, run: &mut Child) -> ExitStatus {
     let sent = Command::new("kill").args([signal, &run.id().to_string()]).status().unwrap();
     assert!(sent.success());

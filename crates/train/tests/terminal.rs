@@ -1,4 +1,4 @@
-//! What the program looks like in a terminal, beside one, and before and after a run.
+//! What the program shows in a terminal and outside one, and before and after a run.
 
 mod common;
 
@@ -21,11 +21,11 @@ fn folder_with_text() -> TempDir {
 
 const COLOUR_VARIABLES: [&str; 3] = ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"];
 
-/// Runs the program in a terminal of so many columns, and returns what that gets. It must succeed.
+/// Runs the program in a terminal of `columns` columns, and returns what the terminal receives. It must succeed.
 fn in_terminal(folder: &Path, columns: u16, environment: &[(&str, &str)], args: &[&str]) -> String {
     let size = libc::winsize { ws_row: 50, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     let [mut ours, mut its] = [0; 2];
-    // SAFETY: both files are new and nobody else's; the other arguments are read or null.
+    // SAFETY: both files are new and not shared; the other arguments are only read, or null.
     let [ours, its] = unsafe {
         let name = std::ptr::null_mut();
         let settings = std::ptr::null_mut();
@@ -37,10 +37,10 @@ fn in_terminal(folder: &Path, columns: u16, environment: &[(&str, &str)], args: 
     command.env("TERM", "xterm").envs(environment.iter().copied());
     command.stdin(its.try_clone().unwrap()).stdout(its.try_clone().unwrap()).stderr(its);
     let mut run = command.spawn().unwrap();
-    drop(command); // it has the terminal's other end open
+    drop(command); // it holds the terminal's other end open
     let reader = thread::spawn(move || {
         let (mut ours, mut text) = (ours, vec![]);
-        let _ = ours.read_to_end(&mut text); // an error is its end
+        let _ = ours.read_to_end(&mut text); // an error marks its end
         String::from_utf8_lossy(&text).into_owned()
     });
     let status = run.wait().unwrap();
@@ -49,7 +49,7 @@ fn in_terminal(folder: &Path, columns: u16, environment: &[(&str, &str)], args: 
     text
 }
 
-/// A terminal's text without what moves its cursor and colours it.
+/// A terminal's text without cursor movements and colors.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     for (i, part) in text.split("\u{1b}[").enumerate() {
@@ -59,7 +59,7 @@ fn plain(text: &str) -> String {
     plain
 }
 
-/// The ends of sequences that colour: `33m`.
+/// The ends of color sequences: `33m`.
 fn colours(text: &str) -> Vec<&str> {
     let sequences = text.split("\u{1b}[").skip(1);
     sequences
@@ -134,7 +134,7 @@ fn help_is_wrapped_and_the_version_has_the_commit() {
     let rest = version.strip_prefix(&numbered).unwrap_or_else(|| panic!("{version}")).trim_end();
     let commit = rest.strip_prefix(" (").and_then(|rest| rest.strip_suffix(')'));
     assert!(rest.is_empty() || commit.is_some_and(|commit| commit.len() == 10), "{version}");
-    // The work tree may be somebody else's, or none, and there may be no Git.
+    // The work tree may be somebody else's, or there may be none, and Git may be missing.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let is_commit = |name: &str| {
         let mut git = Command::new("git");
@@ -242,7 +242,7 @@ fn a_dry_run_says_what_a_run_takes_and_leaves_nothing() {
     let said = String::from_utf8_lossy(&taken.stderr);
     assert!(!taken.status.success() && said.contains("run holds a run already"), "{said}");
 
-    // A signal ends it within a step, which here takes long.
+    // A signal ends it within a step, which takes long here.
     let long = ["--model=gpt2", "--data=text.txt", "--batch-size=20000", "--set=train.micro_batch_size=1", "--dry-run"];
     let mut long = program(folder.path(), &long).env("TMPDIR", &scratch).stderr(Stdio::null()).spawn().unwrap();
     let logs = || fs::read_dir(&scratch).unwrap().flatten().any(|entry| entry.path().join("logs").exists());

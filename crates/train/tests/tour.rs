@@ -1,4 +1,4 @@
-//! From a text to a model that others load: prepare, train, go on, evaluate, generate, export, import, report.
+//! From a text to a model for other programs: prepare, train, resume, evaluate, generate, export, import, report.
 
 mod common;
 
@@ -66,7 +66,7 @@ fn a_text_becomes_tokens_a_model_a_folder_for_transformers_and_a_run_again() {
     assert_eq!(names % 3, 0, "values and two moments of each parameter");
 }
 
-/// A folder with a run on the bytes of its `text.txt`, of which the last 228 of 2280 validate.
+/// A folder with a run on the bytes of its `text.txt`; the last 228 of 2280 are the validation split.
 fn folder_with_run() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
@@ -96,7 +96,7 @@ fn a_split_of_the_runs_own_and_of_prepared_data_is_evaluated_and_all_of_another_
         ("eval run --data tokens", "validation split of tokens: 1136 "),
         ("eval run --data tokens --split all", "tokens: 2272 "),
     ] {
-        // A run knows its data wherever it goes on.
+        // A run finds its data wherever it is resumed.
         let answer = train(args).replace(&format!("{}/", folder.path().display()), "");
         assert!(answer.starts_with(expected), "{args}: {answer}");
     }
@@ -106,7 +106,7 @@ fn a_split_of_the_runs_own_and_of_prepared_data_is_evaluated_and_all_of_another_
     assert!(answer.contains(&loss) && answer.ends_with(&format!("\nbits per byte {bits:.4}\n")), "{val_loss} {answer}");
 }
 
-/// Against the sum of log-probabilities of an ending's bytes, from the logits of the exported model.
+/// Compares with the sum of log-probabilities of an ending's bytes, from the logits of the exported model.
 #[test]
 fn multiple_choice_takes_the_ending_with_the_highest_sum_and_with_the_highest_mean_of_a_naive_computation() {
     let folder = folder_with_run();
@@ -124,7 +124,7 @@ fn multiple_choice_takes_the_ending_with_the_highest_sum_and_with_the_highest_me
     let texts = questions.iter().flat_map(|(context, endings)| endings.iter().map(move |e| format!("{context} {e}")));
     let padded =
         texts.map(|text| format!("{text:_<80}").bytes().map(|byte| byte.to_string()).collect::<Vec<_>>().join(","));
-    let padded = padded.collect::<Vec<_>>().join(";"); // what follows does not change what a causal model says before
+    let padded = padded.collect::<Vec<_>>().join(";"); // padding does not affect a causal model's earlier output
     succeed(folder.path(), &["logits", "--hf=exported", "--tokens", &padded, "--out=logits.safetensors"]);
     let logits = &tensors(&folder.path().join("logits.safetensors"))["logits"];
     let log_probability = |row: usize, at: usize, byte: u8| {
@@ -147,7 +147,7 @@ fn multiple_choice_takes_the_ending_with_the_highest_sum_and_with_the_highest_me
     let share =
         |labels: &[usize], right: &[usize]| labels.iter().zip(right).filter(|(a, b)| a == b).count() as f64 / 20.0;
     assert!(share(&by_sum, &by_mean) < 1.0, "the two rules are told apart");
-    // With and without a space of its own, the label as a number and as a string.
+    // With and without a leading space, with the label as a number and as a string.
     for (labels, space, quote) in [(&by_sum, "", ""), (&by_sum, " ", "\""), (&by_mean, " ", ""), (&by_mean, "", "\"")] {
         let line = |((context, endings), label): (&(String, Vec<String>), &usize)| {
             let endings: Vec<_> = endings.iter().map(|ending| format!("{space}{ending}")).collect();
@@ -212,7 +212,7 @@ fn texts_are_told_apart_end_before_stop_strings_and_are_printed_as_json() {
     let object = &json(&["--prompt=wiz", "--temperature=0"])[0];
     assert_eq!((object["text"].as_str(), object["prompt"].as_str()), (Some(text), Some("wiz")), "{object}");
     assert_eq!((&object["finish"], &object["tokens"]), (&"length".into(), &24.into()));
-    // A stop string that greedy text has in its middle.
+    // A stop string in the middle of the greedy text.
     let stop = &text[10..13];
     let cut = &text[..text.find(stop).unwrap()];
     let stopped = ["--prompt=wiz", "--temperature=0", "--stop=\u{1}", "--stop", stop];
@@ -257,12 +257,12 @@ fn on_terminal(folder: &Path, args: &[&str]) -> Vec<u8> {
     // SAFETY: both are written, and nothing is read through the null pointers.
     let opened = unsafe { libc::openpty(&mut ours, &mut theirs, ptr::null_mut(), ptr::null_mut(), ptr::null_mut()) };
     assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: they are open, and nobody else has them.
+    // SAFETY: they are open and not shared.
     let (mut ours, theirs) = unsafe { (File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) };
     let mut child = program(folder, args).stdout(theirs).stderr(Stdio::null()).stdin(Stdio::null()).spawn().unwrap();
     let mut bytes = vec![];
     let mut buffer = [0; 4096];
-    // An error when the last process that has it is gone.
+    // Reading fails once the last process that holds the terminal is gone.
     while let Ok(read @ 1..) = ours.read(&mut buffer) {
         bytes.extend_from_slice(&buffer[..read]);
     }
@@ -274,7 +274,7 @@ fn on_terminal(folder: &Path, args: &[&str]) -> Vec<u8> {
 fn a_terminal_obeys_nothing_in_a_sample_and_a_pipe_gets_it_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("text.txt"), "The five boxing wizards jump quickly. ".repeat(60)).unwrap();
-    // Of a model that has learned nothing any byte is drawn.
+    // A model that has learned nothing can generate any byte.
     let train = [TINY, &["--steps=1", "--set=train.sample_tokens=300", "--out=run"]].concat();
     let generate = ["generate", "run", "--prompt=\u{1b}c", "--tokens=300", "--temperature=1.5"];
     for args in [&train[..], &generate, &[&generate[..], &["-n=2"]].concat()] {

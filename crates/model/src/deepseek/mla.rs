@@ -68,8 +68,8 @@ impl Mla {
         }
     }
 
-    /// Causal attention of the rank's rows with its heads, up to the output projection: `[b, s, d]` to `[b, t, heads *
-    /// v]`.
+    /// Causal attention of the rank's rows with its heads, up to the output projection: maps `[b, s, d]` to
+    /// `[b, t, heads * v]`.
     ///
     /// Each tensor-parallel rank compresses its own rows; the ranks then gather the compressed tensors: the latent, the
     /// rotated key that all heads share, and the compressed query.

@@ -4,7 +4,8 @@
 //! text      x_0 .. x_n | x_{n+1}                the tokens the model has read, and the one drawn last
 //! module 1  h^0_n and Emb(x_{n+1})  -> h^1_n -> draft d_{n+2}
 //! module 2  h^1_n and Emb(d_{n+2})  -> h^2_n -> draft d_{n+3}            ..
-//! model     [x_{n+1}, d_{n+2}, d_{n+3}] in one pass: draws x_{n+2}; if that equals d_{n+2}, the next row is valid too and draws x_{n+3}, ...
+//! model     [x_{n+1}, d_{n+2}, d_{n+3}] in one pass: draws x_{n+2}; if that equals d_{n+2},
+//!           the next row is valid too and draws x_{n+3}, ...
 //! ```
 //!
 //! Each token is drawn from the model's own logits with the random number it would use without drafts, so the text is

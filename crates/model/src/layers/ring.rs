@@ -1,12 +1,14 @@
 //! Ring attention: KV blocks circulate between ranks (arXiv 2310.01889).
 //!
 //! ```text
-//! step        rank 0                rank 1                rank 2             a message moves to the next rank while this one computes with it
+//! step        rank 0                rank 1                rank 2
 //! 0           q0 with message 0     q1 with message 1     q2 with message 2
 //! 1           q0 with message 2     q1 with message 0     q2 with message 1
 //! 2           q0 with message 1     q1 with message 2     q2 with message 0
-//! backward    the same; each message's gradient follows it during the next step, and takes one more step to return home
+//! backward    the same; each message's gradient follows it one step later, and returns home after the last step
 //! ```
+//!
+//! A message moves to the next rank while this one computes with it.
 //!
 //! A message holds what keys and values are computed from: the keys and values themselves, or the latents and the
 //! rotated key. Partial results over different keys are merged by log-sum-exp, also for queries that see none of a

@@ -6,7 +6,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use clap_complete::Shell;
 
-/// Prints a script that completes the command line in a shell.
+/// Print a script that completes the command line in a shell.
 ///
 /// bash: train completions bash > ~/.local/share/bash-completion/completions/train
 ///
@@ -20,7 +20,7 @@ pub struct CompletionsArgs {
 
 pub fn run(args: &CompletionsArgs) {
     let mut script = vec![];
-    // Other names are answered with more than a list of these.
+    // The normal parser accepts any name, to answer a wrong one with more than this list.
     let presets = || PossibleValuesParser::new(PRESETS.iter().map(|preset| preset.name));
     let mut command = cli::command().mut_arg("model", |arg| arg.value_parser(presets()));
     let name = command.get_name().to_string();

@@ -1,9 +1,9 @@
-//! `train config`: the whole configuration.
+//! `train config`: prints the whole configuration.
 
 use crate::cli::say;
 use crate::config::Config;
 
-/// Prints every key with what it is for, or as JSON.
+/// Prints every key with its documentation, or the configuration as JSON.
 pub fn run(config: &Config, json: bool) {
     if json {
         return say(&serde_json::to_string_pretty(config).expect("a configuration is plain data"));

@@ -1,3 +1,5 @@
+//! `train eval`.
+
 mod choices;
 
 use crate::batch::{BatchMaker, check_documents};
@@ -18,45 +20,45 @@ use std::f64::consts::LN_2;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Measures a trained model: loss, perplexity and bits per byte on a text, or accuracy on multiple choice.
+/// Measure a trained model: loss, perplexity and bits per byte on a text, or accuracy on multiple choice.
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (of that step), or a folder step-N
+    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (that step), or a folder step-N
     run: PathBuf,
-    /// What `--data` of training takes; what the run validated on if not given
+    /// Data to evaluate on, in any form that training's `--data` accepts; by default what the run validated on
     #[arg(long, value_name = "SRC")]
     data: Option<String>,
-    /// Which of its tokens count; val for the run's own data and for prepared data, all for any other text, if not
-    /// given
+    /// Which tokens to evaluate on; by default val for the run's own data and for prepared data, all for any other text
     #[arg(long, value_enum)]
     split: Option<SplitArg>,
-    /// The field of JSONL, or the column of CSV, TSV or Parquet, that holds the text; that of training if not given
+    /// The JSONL field, or the CSV, TSV or Parquet column, that holds the text; by default that of training
     #[arg(long, value_name = "NAME")]
     text_field: Option<String>,
-    /// Instead: a JSONL file of {"ctx": "..", "endings": ["..", ..], "label": N}, as HellaSwag's
+    /// Evaluate multiple choice instead: a JSONL file of {"ctx": "..", "endings": ["..", ..], "label": N}, as in
+    /// HellaSwag
     #[arg(long, value_name = "FILE.jsonl", conflicts_with_all = ["data", "split", "text_field", "seq_len"])]
     choices: Option<PathBuf>,
-    /// The tokenizer of a run on tokens alone, which has none: byte, gpt2, or the path of a Hugging Face tokenizer
+    /// The tokenizer, for a run on tokens alone, which has none: byte, gpt2, or the path of a Hugging Face tokenizer
     #[arg(long, value_name = "T")]
     tokenizer: Option<TokenizerSpec>,
-    /// Tokens of a sequence; those of training if not given
+    /// Tokens per sequence; by default that of training
     #[arg(long, value_name = "N", value_parser = at_least_1, allow_negative_numbers = true)]
     seq_len: Option<usize>,
     /// Sequences computed at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_1, allow_negative_numbers = true)]
     batch: usize,
-    /// auto, cpu, cuda, vulkan, metal, or one of several as in cuda:1
+    /// auto, cpu, cuda, vulkan, metal, or a single device such as cuda:1
     #[arg(long, value_name = "DEV", default_value = "auto")]
     device: String,
-    /// Print a JSON object, one for each text
+    /// Print a JSON object for each text
     #[arg(long)]
     json: bool,
 }
 
-/// The figures of a text, as `--json` prints them.
+/// The results for a text, as `--json` prints them.
 #[derive(Debug, Serialize)]
 struct Figures<'a> {
-    /// What the run calls it, where it validates on several.
+    /// The name the run gives the text, if it validates on several.
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     data: &'a str,
@@ -64,10 +66,10 @@ struct Figures<'a> {
     seq_len: usize,
     /// Tokens predicted.
     tokens: usize,
-    /// Nats per token.
+    /// Loss in nats per token.
     loss: f64,
     perplexity: f64,
-    /// None without a tokenizer.
+    /// `None` without a tokenizer.
     bits_per_byte: Option<f64>,
 }
 
@@ -79,7 +81,7 @@ enum SplitArg {
     All,
 }
 
-/// Why there is no figure.
+/// Why an evaluation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum EvalError {
     #[error(transparent)]
@@ -105,7 +107,7 @@ pub fn run(args: &EvalArgs) -> Result<(), EvalError> {
     }
 }
 
-/// Cross entropy over windows side by side; what does not fill a window at the end is left out.
+/// Evaluates cross entropy over adjacent windows; the remainder that does not fill a window is left out.
 fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
     let seq_len = args.seq_len.unwrap_or(saved.config.train.seq_len);
     let (_, context) = saved.config.model.context();
@@ -113,7 +115,7 @@ fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
         let reason = format!("--seq-len is {seq_len}: give at most {context}, which is the model's context");
         return Err(EvalError::Invalid(reason));
     }
-    // Each of what the run validated on, where that was data of its own and nothing else is asked for.
+    // All of the run's separate validation sources, unless other data or another split is requested.
     let own = saved.config.data.validation.as_ref().filter(|_| matches!(args.split, None | Some(SplitArg::Val)));
     let sources = match (&args.data, own) {
         (Some(source), _) => vec![(None, source.as_str())],
@@ -154,15 +156,15 @@ fn text(args: &EvalArgs, saved: &Saved) -> Result<(), EvalError> {
     Ok(())
 }
 
-/// What a model is evaluated on.
+/// A text to evaluate on.
 struct Text<'a> {
-    /// What the run calls it.
+    /// The name the run gives it.
     name: Option<&'a str>,
-    /// The same, with its split, for the user.
+    /// A description for the user: name, split and data.
     what: String,
     split: SplitArg,
     prepared: Prepared,
-    /// The tokens of the split, all of which validate.
+    /// The tokens of the split, all of them in the validation part.
     dataset: Dataset,
 }
 
@@ -178,7 +180,7 @@ impl<'a> Text<'a> {
         let mut options = OpenOptions { progress: true, ..data.options(true) };
         options.text_field = args.text_field.clone().unwrap_or(options.text_field);
         let prepared = saved.open_data(source, options, args.tokenizer.as_ref())?;
-        // Of data of its own to validate on the end of what trains is not held out.
+        // If the run has separate validation data, none of its training data is held out.
         let has_split = prepared.has_split || data.validation.is_none() && is_same(source, &data.source);
         let split = args.split.filter(|_| name.is_none()).unwrap_or(match has_split {
             true => SplitArg::Val,
@@ -203,12 +205,12 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Prints figures as a line of JSON; those that are not finite as null.
+/// Prints results as a line of JSON; non-finite numbers become null.
 fn say_json(figures: &impl Serialize) {
     say(&serde_json::to_string(figures).expect("numbers and names have a JSON form"));
 }
 
-/// The cross entropy of all windows together, in nats, of so many tokens, and the bytes of text that these are.
+/// Total cross entropy of all windows in nats, number of predicted tokens, and the bytes of text they stand for.
 struct Measured {
     nats: f64,
     predicted: usize,
@@ -247,12 +249,12 @@ fn is_same(a: &str, b: &str) -> bool {
     a == b || matches!((real(a), real(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Counts the bytes of text that tokens stand for; the end of a text is none. Of a character those tokens count that
-/// are predicted.
+/// Counts the bytes of text that tokens stand for, not counting ends of text. A character counts in proportion to how
+/// many of its tokens are predicted.
 struct TextBytes {
     decoder: Decoder,
     end: Option<u32>,
-    /// Tokens of the character that is not whole yet, and how many of them are predicted.
+    /// Number of tokens of the incomplete character, and how many of them are predicted.
     waiting: [usize; 2],
     bytes: f64,
 }
@@ -262,7 +264,7 @@ impl TextBytes {
         Self { decoder: tokenizer.decoder(), end: tokenizer.eot(), waiting: [0; 2], bytes: 0.0 }
     }
 
-    /// Tokens that follow those before, each with whether it is predicted.
+    /// Adds the next tokens, each with whether it is predicted.
     fn add(&mut self, tokens: impl Iterator<Item = (i32, bool)>) {
         for (token, predicted) in tokens.filter(|(token, _)| Some(*token as u32) != self.end) {
             self.waiting = [self.waiting[0] + 1, self.waiting[1] + usize::from(predicted)];
@@ -296,7 +298,7 @@ mod tests {
     #[test]
     fn bytes_count_by_what_is_predicted_of_a_character() {
         let mut bytes = TextBytes::new(&Tokenizer::byte());
-        // "aé.é€": of the second "é" the first byte begins a document, and is not predicted; 0 ends one.
+        // "aé.é€": the first byte of the second "é" begins a document and is not predicted; 0 ends a document.
         let unpredicted = [(0xC3, false)];
         let all = |tokens: &'static [i32]| tokens.iter().map(|token| (*token, true));
         bytes.add(all(&[0x61, 0xC3, 0xA9, 0]).chain(unpredicted).chain(all(&[0xA9, 0xE2, 0x82])));

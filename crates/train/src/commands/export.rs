@@ -16,21 +16,21 @@ use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Writes a trained model as a folder that Hugging Face transformers loads.
+/// Export a trained model as a folder that Hugging Face transformers can load.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (of that step), or a folder step-N
+    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (that step), or a folder step-N
     run: PathBuf,
-    /// The folder to write, a new one
+    /// The folder to create
     #[arg(long, value_name = "DIR", required_unless_present = "full_state")]
     out: Option<PathBuf>,
     /// Type of the weights
     #[arg(long, value_enum, default_value = "fp32")]
     dtype: DtypeArg,
-    /// Bytes of weights in one file at most
+    /// Maximum bytes of weights per file
     #[arg(long, value_name = "BYTES", default_value_t = 5_000_000_000, value_parser = at_least_1)]
     max_shard_bytes: usize,
-    /// Instead: one safetensors file with all parameters and moments of the optimizer under Kiln's names
+    /// Write one safetensors file instead, with all parameters and optimizer moments under Kiln's names
     #[arg(long, value_name = "FILE.safetensors", conflicts_with = "out")]
     full_state: Option<PathBuf>,
 }
@@ -106,7 +106,7 @@ fn huggingface(args: &ExportArgs, saved: &Saved, folder: &Path) -> Result<(), Ex
     Ok(())
 }
 
-/// The tokens that begin and end a text, where there is a tokenizer, which can be opened, and has them.
+/// The tokens that begin and end a text, if the tokenizer exists, can be opened, and has them.
 fn ends_of_text(saved: &Saved, files: &[(String, Vec<u8>)]) -> (Option<u32>, Option<u32>) {
     let Ok(tokenizer) = saved.tokenizer(None) else { return (None, None) };
     let config = files.iter().find(|(name, _)| name == "tokenizer_config.json");
@@ -116,7 +116,7 @@ fn ends_of_text(saved: &Saved, files: &[(String, Vec<u8>)]) -> (Option<u32>, Opt
     (begin.map(|tokens| tokens[0]), tokenizer.eot())
 }
 
-/// A tensor that is read when it is written.
+/// A tensor that is read only when it is written.
 struct Lazy<'a> {
     saved: &'a Saved,
     name: &'a str,

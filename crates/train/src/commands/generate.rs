@@ -21,49 +21,49 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Continues texts with a trained model.
+/// Continue texts with a trained model.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (of that step), or a folder step-N
+    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (that step), or a folder step-N
     run: PathBuf,
-    /// The text to continue; read from stdin if not given. An empty one begins a new text
+    /// The text to continue; read from stdin if not given. An empty prompt starts a new text
     #[arg(long, value_name = "TEXT", conflicts_with = "prompts")]
     prompt: Option<String>,
-    /// A file with a prompt a line, all continued at once; `-` is stdin
+    /// A file with one prompt per line, all continued in one batch; `-` is stdin
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
-    /// Tokens to add to each prompt, which ends before where its end-of-text token is drawn
+    /// Maximum number of tokens to add to each prompt; an end-of-text token ends it earlier
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = at_least_1, allow_negative_numbers = true)]
     tokens: usize,
-    /// Continuations of each prompt
+    /// Number of continuations of each prompt
     #[arg(long, short = 'n', value_name = "N", default_value_t = 1, value_parser = at_least_1, allow_negative_numbers = true)]
     samples: usize,
-    /// End a text before this one, as soon as it is made; may be given several times
+    /// End a text before this string, as soon as it is generated; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, value_parser = clap::builder::NonEmptyStringValueParser::new())]
     stop: Vec<String>,
-    /// Divides the logits; 0 takes the most likely token each time
+    /// Divides the logits; 0 always takes the most likely token
     #[arg(long, value_name = "X", default_value_t = 0.8, value_parser = number, allow_negative_numbers = true)]
     temperature: f64,
-    /// Draw from the K most likely tokens only
+    /// Sample from the K most likely tokens only
     #[arg(long, value_name = "K", value_parser = whole_number, allow_negative_numbers = true)]
     top_k: Option<usize>,
-    /// Draw from the most likely tokens that have this probability together
+    /// Sample from the smallest set of most likely tokens that has this probability
     #[arg(long, value_name = "P", value_parser = number, allow_negative_numbers = true)]
     top_p: Option<f64>,
-    /// The tokenizer of a run on tokens alone, which has none: byte, gpt2, or the path of a Hugging Face tokenizer
+    /// The tokenizer, for a run on tokens alone, which has none: byte, gpt2, or the path of a Hugging Face tokenizer
     #[arg(long, value_name = "T")]
     tokenizer: Option<TokenizerSpec>,
-    /// Draft tokens with the model's modules of multi-token prediction and read several at once: the same text, with
-    /// fewer passes
+    /// Draft tokens with the model's multi-token prediction modules and verify several at once: the same text in fewer
+    /// passes
     #[arg(long)]
     speculative: bool,
-    /// Seed of the draws
+    /// Seed of the sampling
     #[arg(long, value_name = "N", default_value_t = 1337, value_parser = whole_number, allow_negative_numbers = true)]
     seed: usize,
-    /// auto, cpu, cuda, vulkan, metal, or one of several as in cuda:1
+    /// auto, cpu, cuda, vulkan, metal, or a single device such as cuda:1
     #[arg(long, value_name = "DEV", default_value = "auto")]
     device: String,
-    /// Print a JSON object a line, one for each text
+    /// Print a JSON object per text, one on each line
     #[arg(long)]
     json: bool,
 }
@@ -72,27 +72,27 @@ pub struct GenerateArgs {
 #[derive(Debug, Serialize)]
 struct Text<'a> {
     prompt: &'a str,
-    /// Which of the prompt's continuations, from 1.
+    /// Index of this continuation of the prompt, from 1.
     sample: usize,
-    /// What the prompt is continued with.
+    /// The continuation of the prompt.
     text: &'a str,
     tokens: usize,
     finish: Finish,
 }
 
-/// Why a text ends.
+/// Why a text ended.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Finish {
-    /// It has all tokens that were asked for.
+    /// It has the requested number of tokens.
     Length,
     /// The end-of-text token was drawn.
     EndOfText,
-    /// A stop string was made.
+    /// A stop string was generated.
     Stop,
 }
 
-/// Why there is no text.
+/// Why no text was generated.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateCommandError {
     #[error(transparent)]
@@ -146,7 +146,7 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
         made += 1;
         let text = &mut continued[sequence];
         let flow = text.push(token);
-        // Breaks off where nobody reads any more.
+        // Stops if the reader is gone.
         if streams && !print(text.take()) { ControlFlow::Break(()) } else { flow }
     };
     let (tokens, drafts) = match &model {
@@ -184,8 +184,8 @@ pub fn run(args: &GenerateArgs) -> Result<(), GenerateCommandError> {
     Ok(())
 }
 
-/// The tokens of a prompt; an empty one begins a new text: after the end of one, or where the tokenizer has no token for
-/// that, of a line.
+/// The tokens of a prompt. An empty one starts a new text: after an end-of-text token, or if the tokenizer has none,
+/// after a line end.
 fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, GenerateCommandError> {
     if !text.is_empty() {
         return Ok(tokenizer.encode(text).map_err(TrainError::from)?);
@@ -194,7 +194,7 @@ fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, GenerateCommand
     tokenizer.eot().map(|end| vec![end]).or_else(line).ok_or(GenerateCommandError::Nothing)
 }
 
-/// Says on stderr which prompts the model does not see whole.
+/// Reports on stderr which prompts exceed the model's context.
 fn say_what_is_cut(prompts: &[Vec<u32>], context: usize) {
     for (prompt, number) in prompts.iter().zip(1..).filter(|(prompt, _)| prompt.len() > context) {
         let which = if prompts.len() == 1 { "the prompt".into() } else { format!("prompt {number}") };
@@ -235,7 +235,7 @@ fn prompts(args: &GenerateArgs) -> Result<Vec<String>, GenerateCommandError> {
     }
 }
 
-/// The line before one of several texts: texts have lines of their own.
+/// The line above each of several texts, which may have lines of their own.
 fn heading([prompt, prompts]: [usize; 2], [sample, samples]: [usize; 2]) -> String {
     let part = |name, number, of| if of > 1 { Some(format!("{name} {number} of {of}")) } else { None };
     let parts = [part("prompt", prompt, prompts), part("sample", sample, samples)];
@@ -243,7 +243,7 @@ fn heading([prompt, prompts]: [usize; 2], [sample, samples]: [usize; 2]) -> Stri
     format!("--- {parts} ---")
 }
 
-/// Whether somebody still reads.
+/// Prints text; returns whether the reader is still there.
 fn print(text: &str) -> bool {
     let mut out = io::stdout();
     let text = shown(text, out.is_terminal());

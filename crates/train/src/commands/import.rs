@@ -15,14 +15,14 @@ use model::hf::{HfError, Pretrained};
 use std::fs;
 use std::path::PathBuf;
 
-/// Makes a run, at step 0, of a Hugging Face model: to train it on, evaluate it, or generate with it.
+/// Turn a Hugging Face model into a run at step 0, to train, evaluate or generate with.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
     /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, deepseek_v2 or
     /// deepseek_v3
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
-    /// The run's folder, a new one
+    /// The run folder to create
     #[arg(long, value_name = "RUN")]
     out: PathBuf,
 }
@@ -68,7 +68,7 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     config.train.seq_len = config.model.context().1.min(MAX_SEQ_LEN);
     let tokenizer = folder.tokenizer_files()?;
     if tokenizer.iter().any(|(name, _)| name == "tokenizer.json") {
-        Tokenizer::open(&args.hf)?; // a damaged one could not be mended in the checkpoint
+        Tokenizer::open(&args.hf)?; // a damaged one could not be repaired in the checkpoint
     }
     if !tokenizer.is_empty() {
         config.data.tokenizer =
@@ -77,7 +77,7 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     let parameters: usize = pieces.pieces.iter().map(|(piece, _)| piece.len).sum();
     let run = RunFolder::create(Some(&args.out), "", &config)?;
     let checkpoint = write(&run, &config, tokenizer, pieces).inspect_err(|_| {
-        let _ = fs::remove_dir_all(run.path()); // it is ours, and was empty
+        let _ = fs::remove_dir_all(run.path()); // this process created it, or it was empty
     });
     let checkpoint = checkpoint.map_err(|error| match error {
         ImportError::Checkpoint(CheckpointError::NotFinite { parameter, value, .. }) => {
@@ -104,11 +104,11 @@ pub fn run(args: &ImportArgs) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// Tokens of a sequence at most: GPT-2's context, which nanoGPT fine-tunes with.
+/// Maximum tokens per sequence: GPT-2's context, which nanoGPT fine-tunes with.
 const MAX_SEQ_LEN: usize = 1024;
 
-/// What fine-tuning begins with: nanoGPT's learning rate and batch for it, and no weight decay, which would draw the
-/// weights to 0 and not to what they were. There is no data yet.
+/// Settings for fine-tuning: nanoGPT's learning rate and batch, and no weight decay, which would pull the weights to 0
+/// instead of their pretrained values. There is no data yet.
 fn for_fine_tuning() -> Config {
     let mut config = Config::default();
     config.data.source = String::new();
@@ -120,7 +120,7 @@ fn for_fine_tuning() -> Config {
     config
 }
 
-/// Writes the run with its checkpoint, whose folder is returned.
+/// Writes the run with its checkpoint, and returns the checkpoint's folder.
 fn write(
     run: &RunFolder,
     config: &Config,

@@ -1,4 +1,4 @@
-//! `train inspect`: what a checkpoint holds.
+//! `train inspect`: prints the contents of a checkpoint.
 
 use crate::cli::say;
 use crate::error::TrainError;
@@ -9,12 +9,13 @@ use clap::Args;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Prints what a checkpoint holds: step, loss, layout, and every parameter with its shape and norm. Checks all digests.
+/// Print the contents of a checkpoint: step, loss, layout, and every parameter with its shape and norm. Verifies all
+/// digests.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (of that step), or a folder step-N
+    /// A run's folder (its newest checkpoint), RUN@best, RUN@12 (that step), or a folder step-N
     checkpoint: PathBuf,
-    /// Print it as JSON
+    /// Print as JSON
     #[arg(long)]
     json: bool,
 }
@@ -24,13 +25,13 @@ pub fn run(args: &InspectArgs) -> Result<(), SavedError> {
     Ok(if args.json { print_json(&checkpoint) } else { print(&checkpoint) }?)
 }
 
-/// A parameter's shape and the norms of what the checkpoint has of it.
+/// A parameter's shape, and the norms of its values and moments.
 #[derive(Serialize)]
 struct Norms<'a> {
     name: &'a str,
     shape: &'a [usize],
     norm: f64,
-    /// Of AdamW's moments; none of a checkpoint before the first step.
+    /// Norms of AdamW's moments; `None` in a checkpoint before the first step.
     exp_avg: Option<f64>,
     exp_avg_sq: Option<f64>,
 }
@@ -111,7 +112,7 @@ fn print_json(checkpoint: &Checkpoint) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Square root of the sum of squares, a million values at a time.
+/// The square root of the sum of squares, computed a million values at a time.
 fn norm(elements: &mut Elements, kind: Kind, len: usize) -> Result<f64, CheckpointError> {
     const AT_ONCE: usize = 1 << 20;
     let mut square = 0.0;

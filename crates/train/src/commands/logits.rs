@@ -11,14 +11,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Writes the logits of a Hugging Face model for given tokens.
+/// Write the logits of a Hugging Face model for given tokens.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
     /// Folder with config.json and model.safetensors (or its shards and index); model_type gpt2, deepseek_v2 or
     /// deepseek_v3
     #[arg(long, value_name = "DIR")]
     hf: PathBuf,
-    /// Token ids: commas inside a sequence, semicolons between sequences of equal length
+    /// Token ids: commas within a sequence, semicolons between sequences of equal length
     #[arg(long, value_name = "1,2,3;4,5,6")]
     tokens: String,
     /// File for the tensor `logits`, [batch, time, vocab], fp32
@@ -26,7 +26,7 @@ pub struct LogitsArgs {
     out: PathBuf,
 }
 
-/// Why there are no logits.
+/// Why no logits were written.
 #[derive(Debug, thiserror::Error)]
 pub enum LogitsError {
     #[error(transparent)]
@@ -65,7 +65,7 @@ pub fn run(args: &LogitsArgs) -> Result<(), LogitsError> {
     Ok(())
 }
 
-/// `1,2,3;4,5,6`: sequences of equal length, at least one token.
+/// Parses `1,2,3;4,5,6`: sequences of equal length with at least one token.
 fn parse(text: &str) -> Result<Vec<Vec<u32>>, LogitsError> {
     let token = |token: &str| {
         let bad = |_| LogitsError::Tokens(format!("`{token}` is not a token id, as in 1,2,3;4,5,6"));
@@ -83,7 +83,7 @@ fn parse(text: &str) -> Result<Vec<Vec<u32>>, LogitsError> {
     }
 }
 
-/// Whether a file of this name can be written, as far as that is seen before.
+/// Checks in advance that the file's folder exists.
 fn check_out(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::metadata(folder).map(drop)

@@ -6,10 +6,10 @@ use clap::Args;
 use clap_mangen::Man;
 use std::io;
 
-/// Prints the manual page, of a sub-command if one is named: `train man | man -l -`.
+/// Print the manual page, or that of a subcommand: `train man | man -l -`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// A sub-command, such as generate
+    /// A subcommand, such as generate
     command: Option<String>,
 }
 
@@ -31,7 +31,7 @@ pub fn run(args: &ManArgs) -> Result<(), ManError> {
         command = found.cloned().ok_or_else(|| ManError::NoCommand(name.clone()))?;
     }
     let mut page = vec![];
-    // What follows on the help comes in a section of its own, and not as lines of a paragraph.
+    // The text after the help becomes a section of its own instead of lines of a paragraph.
     let command = command.after_help(None::<&str>);
     Man::new(command).source(source).render(&mut page)?;
     if args.command.is_none() {
@@ -41,7 +41,7 @@ pub fn run(args: &ManArgs) -> Result<(), ManError> {
     Ok(())
 }
 
-/// The section on what `--model` may be.
+/// The section on the values of `--model`.
 fn models() -> String {
     let escaped = |text: &str| text.replace('\\', r"\e").replace('-', r"\-");
     let entry = |preset: &Preset| format!(".TP\n\\fB{}\\fR\n{}\n", escaped(preset.name), escaped(preset.about));

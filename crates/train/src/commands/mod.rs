@@ -1,4 +1,4 @@
-//! The sub-commands, a file each: its arguments, what can go wrong, and what it does.
+//! The subcommands. Each file holds a command's arguments, its errors, and its implementation.
 
 pub mod completions;
 pub mod config;
@@ -18,7 +18,7 @@ use crate::run_folder::is_empty;
 use model::hf::{Folder, HfError};
 use std::path::{Path, PathBuf};
 
-/// Parses an argument that counts something.
+/// Parses a count of at least 1.
 fn at_least_1(text: &str) -> Result<usize, String> {
     match whole_number(text)? {
         0 => Err("give at least 1".into()),
@@ -26,7 +26,7 @@ fn at_least_1(text: &str) -> Result<usize, String> {
     }
 }
 
-/// What is to be written is there.
+/// The destination already exists.
 #[derive(Debug, thiserror::Error)]
 pub enum NotNew {
     #[error("{} exists and is not an empty folder: name a new one with --out, or delete it", .0.display())]
@@ -35,17 +35,17 @@ pub enum NotNew {
     File { path: PathBuf, flag: &'static str },
 }
 
-/// Refuses what is there and is not an empty folder.
+/// Rejects an existing path unless it is an empty folder.
 fn check_new(folder: &Path) -> Result<(), NotNew> {
     if folder.exists() && !is_empty(folder) { Err(NotNew::Folder(folder.into())) } else { Ok(()) }
 }
 
-/// Refuses a file of `flag` that is there.
+/// Rejects an existing file given with `flag`.
 fn check_new_file(path: &Path, flag: &'static str) -> Result<(), NotNew> {
     if path.exists() { Err(NotNew::File { path: path.into(), flag }) } else { Ok(()) }
 }
 
-/// Why a folder given with --hf is not opened.
+/// Why a folder given with --hf cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum HfFolderError {
     #[error("there is no folder {}: {advice}", path.display())]

@@ -7,28 +7,28 @@ use clap::Args;
 use data::{DataError, PrepareOptions, TokenizerSpec};
 use std::path::PathBuf;
 
-/// Makes text into a folder of tokens, for `--data`.
+/// Tokenize text into a folder, for `--data`.
 #[derive(Debug, Args)]
 pub struct PrepareArgs {
     /// Text, JSONL, CSV, TSV, Parquet (also .gz, .zst), a folder of them, `shakespeare` or `rust-crates`
     source: String,
-    /// The folder to write, a new one
+    /// The folder to create
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// byte, char, gpt2, or the path of a Hugging Face tokenizer.json or its folder
     #[arg(long, value_name = "T", default_value = "byte")]
     tokenizer: TokenizerSpec,
-    /// Instead: learn a byte-level BPE of at most N tokens from the text first
+    /// Train a byte-level BPE of at most N tokens on the text first, and use it
     #[arg(long, value_name = "N", conflicts_with = "tokenizer", value_parser = at_least_1)]
     train_bpe: Option<usize>,
-    /// The field of JSONL, or the column of CSV, TSV or Parquet, that holds the text
+    /// The JSONL field, or the CSV, TSV or Parquet column, that holds the text
     #[arg(long, value_name = "NAME", default_value = "text")]
     text_field: String,
-    /// Fraction of the tokens, at the end, held out for validation; a tenth, but at most 10 million tokens, if not
-    /// given. Without effect where the folder has files for validation
+    /// Fraction of the tokens, taken from the end, held out for validation; by default a tenth, but at most 10 million
+    /// tokens. No effect if the folder has files for validation
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     val_fraction: Option<f64>,
-    /// Tokens of a file
+    /// Tokens per file
     #[arg(long, value_name = "N", default_value_t = 100_000_000, value_parser = at_least_1)]
     shard_tokens: usize,
 }

@@ -1,4 +1,4 @@
-//! `train presets`: the models that have a name.
+//! `train presets`: lists the named models.
 
 use crate::cli::say;
 use crate::config::{Config, ConfigError, PRESETS, Preset, Source};
@@ -8,7 +8,7 @@ use crate::units::parameter_count;
 use crate::words::{human, wrapped};
 use clap::Args;
 
-/// Lists the models of `--model` with their parameters.
+/// List the models of `--model` with their parameters.
 #[derive(Debug, Args)]
 pub struct PresetsArgs {}
 
@@ -16,14 +16,14 @@ pub fn run(_: &PresetsArgs) -> Result<(), ConfigError> {
     say(&format!("{:<18}{:>10}", "--model", "parameters"));
     for preset in PRESETS {
         let mut config = Config::load(Source::Preset(preset.name), &[])?;
-        // One without a vocabulary takes the tokenizer's, which the kind of byte tokens tells without a corpus.
+        // A preset without a vocabulary takes the tokenizer's; the byte tokenizer's size is known without a corpus.
         set_vocabulary(&mut config, Some(data::Tokenizer::byte().vocab_size()))?;
         say(&format!("{:<18}{:>10}  {}", preset.name, human(parameter_count(&config)), preset.about));
     }
     Ok(())
 }
 
-/// What `--model` may be, for `--help`.
+/// The values of `--model`, for `--help`.
 pub fn help() -> String {
     const NAME: usize = 20;
     let room = terminal::help_width().saturating_sub(NAME).max(NAME);

@@ -1,19 +1,21 @@
+//! `train report`.
+
 use crate::cli::say;
 use ::report::ReportError;
 use clap::Args;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-/// Writes one HTML page with the plots of one or more runs, or shows it while they go on.
+/// Write one HTML page with the plots of one or more runs, or serve it while they train.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Folders of runs, laid over each other
+    /// Run folders, overlaid in the same plots
     #[arg(required_unless_present = "serve", value_name = "RUN")]
     runs: Vec<PathBuf>,
-    /// The page; report.html in the first run's folder if not given
+    /// The page to write; by default report.html in the first run's folder
     #[arg(long, value_name = "FILE.html")]
     out: Option<PathBuf>,
-    /// Shows the page to a browser and follows the runs, until Ctrl-C: at PORT or HOST:PORT, or at a free port of
+    /// Serve the page to a browser and follow the runs until Ctrl-C, at PORT or HOST:PORT; by default at a free port of
     /// 127.0.0.1
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "0", conflicts_with = "out")]
     serve: Option<String>,

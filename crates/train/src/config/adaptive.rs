@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! base: preset:deepseek                      train.global_batch_size 32, micro_batch_size 8: dropped
-//!        the table's row for train.seq_len   train.global_batch_size 16, micro_batch_size for 4 micro-batches, parallel.tp 2, ..
+//!        the table's row for train.seq_len   train.global_batch_size 16, 4 micro-batches, parallel.tp 2, ..
 //! parallel: {adaptive: true, tp: 1}          parallel.tp 1 is kept
 //! --batch-size 64                            and so is this
 //! ```

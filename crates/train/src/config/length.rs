@@ -7,7 +7,7 @@ use super::ConfigError;
 const STEPS: &str = "steps";
 const EPOCHS: &str = "epochs";
 
-/// Gives whichever of `train.steps` and `train.epochs` `layer` sets precedence over the one inherited from `base`.
+/// If `layer` sets one of `train.steps` and `train.epochs`, resets the other one in `base`.
 ///
 /// # Errors
 /// If the layer sets both.

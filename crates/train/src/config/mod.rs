@@ -210,18 +210,18 @@ pub struct TrainConfig {
     /// Maximum number of consecutive steps that `on_non_finite: skip` may skip before the run ends with an error. Steps
     /// that fp16 skips to halve its loss scale do not count.
     pub max_skips: usize,
-    /// Device of the ranks: `cpu`; `cuda`, `vulkan` or `metal` (assigned in turn if there are several); a single one, such
-    /// as `cuda:1`; or `auto`, which uses a GPU if Kiln is built for it and finds one, else `cpu`. Flag: `--device`.
+    /// Device of the ranks: `cpu`; `cuda`, `vulkan` or `metal` (assigned in turn if there are several); a single one,
+    /// such as `cuda:1`; or `auto`, which uses a GPU if Kiln is built for it and finds one, else `cpu`. Flag: `--device`.
     pub device: String,
 }
 
-/// What happens when a loss or a gradient is infinite or no number. The parameters stay as they were in either case.
+/// What to do if a loss or a gradient is infinite or NaN. Parameters are not updated in either case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnNonFinite {
     /// The run ends with an error.
     Stop,
-    /// The step is left out, and the run goes on.
+    /// The step is skipped, and the run continues.
     Skip,
 }
 
@@ -252,25 +252,25 @@ impl Default for TrainConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimConfig {
-    /// The highest learning rate, reached after the warm-up. The flag `--lr` sets it and scales `min_lr` by as much.
+    /// Peak learning rate, reached after the warm-up. The flag `--lr` sets it and scales `min_lr` in proportion.
     pub lr: f64,
-    /// What the learning rate falls to at the end, unless `schedule` is `constant`.
+    /// Learning rate at the end, unless `schedule` is `constant`.
     pub min_lr: f64,
-    /// How it goes on after the warm-up.
+    /// Shape of the learning rate after the warm-up.
     pub schedule: LrSchedule,
-    /// Steps of the decay at the end of a `wsd`; null for a tenth of `train.steps`.
+    /// Number of decay steps at the end of a `wsd` schedule; null means a tenth of `train.steps`.
     pub decay_steps: Option<usize>,
-    /// Steps in which the learning rate rises from 0 to `lr`.
+    /// Number of steps in which the learning rate rises from 0 to `lr`.
     pub warmup_steps: usize,
-    /// Decay of the mean of the gradients.
+    /// Decay rate of the running mean of the gradients.
     pub beta1: f64,
-    /// Decay of the mean of their squares.
+    /// Decay rate of the running mean of the squared gradients.
     pub beta2: f64,
-    /// What is added to the denominator.
+    /// Added to the denominator of the update.
     pub epsilon: f64,
-    /// Decoupled weight decay, of matrices only: not of biases and norms.
+    /// Decoupled weight decay. Applies to matrices only, not to biases and norms.
     pub weight_decay: f64,
-    /// The norm of all gradients together that a step does not exceed; 0 for no limit.
+    /// Maximum global gradient norm; larger gradients are scaled down to it. 0 disables clipping.
     pub clip_grad_norm: f64,
 }
 
@@ -291,14 +291,14 @@ impl Default for OptimConfig {
     }
 }
 
-/// How long ranks wait for each other. One that is late ends the run, with an error that names it.
+/// How long ranks wait for each other. A rank that is late ends the run with an error that names it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CommConfig {
-    /// Seconds that a rank waits for the others in a collective.
+    /// Timeout of a collective, in seconds.
     pub timeout_seconds: u64,
-    /// The same until all ranks have met for the first time, if that is longer: one process may have data to prepare,
-    /// the others not.
+    /// Timeout until all ranks have met for the first time, in seconds, if longer than `timeout_seconds`: one process
+    /// may have data to prepare while the others wait.
     pub init_timeout_seconds: u64,
 }
 
@@ -309,30 +309,29 @@ impl Default for CommConfig {
 }
 
 impl CommConfig {
-    /// The same for the ranks.
+    /// The timeouts of the ranks.
     pub(crate) fn timeouts(&self) -> Timeouts {
         let (call, init) = (self.timeout_seconds, self.init_timeout_seconds);
         Timeouts { init: Duration::from_secs(init.max(call)), call: Duration::from_secs(call) }
     }
 }
 
-/// When the run's state is saved, to go on from with `--resume`.
+/// When checkpoints are saved, to resume from with `--resume`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointConfig {
-    /// Steps between checkpoints, beside those of the last step and of the best validations; 0 for these only.
+    /// Steps between checkpoints, in addition to those of the last step and the best validations; 0 saves only those.
     pub every: usize,
-    /// Minutes between checkpoints, in addition to `every`, by rank 0's clock; null for none by time.
+    /// Minutes between checkpoints by rank 0's clock, in addition to `every`; null disables them.
     pub every_minutes: Option<f64>,
-    /// How many checkpoints are kept, the newest ones; 0 for none, not even of the last step.
+    /// Number of newest checkpoints to keep; 0 saves none, not even of the last step.
     pub keep: usize,
-    /// Steps between milestones: checkpoints that are made in addition to `every`, and never removed; 0 for none.
+    /// Steps between milestones, checkpoints in addition to `every` that are never removed; 0 disables them.
     pub keep_every: usize,
-    /// Whether a validation that is better than all before it makes a checkpoint, and the best one is kept beside the
-    /// newest.
+    /// Whether a new best validation saves a checkpoint, which is kept in addition to the newest.
     pub keep_best: bool,
-    /// Seconds until a checkpoint that is being written is complete on all disks; one that takes longer ends the run,
-    /// with an error that names the ranks. Training goes on meanwhile, until the next checkpoint.
+    /// Seconds in which a checkpoint must be completely written on all disks; otherwise the run ends with an error that
+    /// names the ranks. Training continues meanwhile, until the next checkpoint.
     pub timeout: u64,
 }
 
@@ -342,17 +341,18 @@ impl Default for CheckpointConfig {
     }
 }
 
-/// What is written down on the way.
+/// What is logged during the run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsConfig {
-    /// Steps between records of memory, communication and load of the experts, beside those of the first and the last
-    /// step; 0 for these only.
+    /// Steps between records of memory, communication and expert load, in addition to the first and the last step; 0
+    /// records only those.
     pub every: usize,
-    /// 10^12 floating-point operations a second that a device can do in the type of the parameters; null: no MFU is
-    /// reported.
+    /// Peak performance of a device in the parameters' type, in 10^12 floating-point operations per second; null
+    /// reports no MFU.
     pub peak_tflops: Option<f64>,
-    /// Whether every rank of a run of more than 16 logs each step, and not rank 0 alone; warnings are always logged.
+    /// Whether every rank logs each step in runs of more than 16 ranks, instead of rank 0 only; warnings are always
+    /// logged.
     pub all_logs: bool,
 }
 

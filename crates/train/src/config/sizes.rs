@@ -11,8 +11,8 @@ const MOST: f64 = (1u64 << 53) as f64;
 type Size = (&'static str, usize);
 
 impl Config {
-    /// Whether checkpoints are written before the last step: every so many steps or minutes, or for the best
-    /// validations, the first of which always counts.
+    /// Whether checkpoints are written before the last step: by number of steps, by time, or for the best validations,
+    /// the first of which always counts.
     pub(crate) fn saves_on_the_way(&self) -> bool {
         let before_the_end = |every: usize| every > 0 && every < self.train.steps;
         let CheckpointConfig { every, every_minutes, keep, keep_every, keep_best, .. } = self.checkpoint;

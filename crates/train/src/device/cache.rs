@@ -1,20 +1,19 @@
-//! How CubeCL is set up: one stream a device, and where it keeps which variant of a kernel is the fastest on this
-//! machine's devices, since trying them out takes minutes.
+//! CubeCL's setup: one stream per device, and where it stores the fastest variant of each kernel, because autotuning
+//! takes minutes.
 
 use cubecl::config::cache::CacheConfig;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::environment;
 
-/// Puts the results into the user's cache folder, and all threads' work on a device into one stream. To be called before
-/// the first use of a device.
+/// Stores autotuning results in the user's cache folder, and puts all threads' work on a device into one stream. Must
+/// be called before the first use of a device.
 ///
-/// With a stream a thread, one thread may write a tensor in place while another thread's kernel, launched before, still
-/// reads it: CubeCL 0.11.3 sees to it that a kernel comes after what wrote its inputs, and not after what reads its
-/// outputs. Two ranks on one device then had losses that differed from run to run. One stream also has one pool of
-/// memory.
+/// With one stream per thread, a thread may write a tensor in place while another thread's earlier kernel still reads
+/// it: CubeCL 0.11.3 orders a kernel after those that wrote its inputs, but not after those that read its outputs. Two
+/// ranks on one device then had losses that differed from run to run. One stream also has one memory pool.
 ///
-/// CubeCL would take a `cubecl.toml` from the current folder and those above it, which may be a run's folder from
-/// anywhere: it says which files are written. Environment variables count.
+/// `cubecl.toml` files are ignored. CubeCL would read one from the current folder or its parents, which may be a run
+/// folder of unknown origin, and such a file decides which files are written. Environment variables do apply.
 pub fn choose() {
     let mut config = CubeClRuntimeConfig::default().override_from_env();
     // CubeCL's own default: `target` of the Cargo project around the current folder.
@@ -25,7 +24,7 @@ pub fn choose() {
     CubeClRuntimeConfig::try_set(config);
 }
 
-/// A line for the user about where the results are, and whether there are any.
+/// A line for the user: where the results are, and whether there are any.
 pub fn line() -> String {
     let file = environment::path();
     if CubeClRuntimeConfig::get().autotune.disable_cache {

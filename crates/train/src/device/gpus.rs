@@ -5,12 +5,12 @@ use burn::tensor::Device;
 /// The kinds of GPU, in the order in which `auto` looks for them.
 pub(super) const KINDS: [&str; 3] = ["cuda", "metal", "vulkan"];
 
-/// Whether the build has any of them.
+/// Whether the build supports any of them.
 pub(super) fn is_built() -> bool {
     cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal"))
 }
 
-/// Whether the build has GPUs of this kind and the machine does too. Asked in many places, found out once.
+/// Whether both the build and the machine have GPUs of this kind. Called often, computed once.
 pub(super) fn has(kind: &str) -> bool {
     match kind {
         #[cfg(feature = "cuda")]
@@ -32,11 +32,11 @@ pub(super) fn has(kind: &str) -> bool {
     }
 }
 
-/// The GPUs of this kind, ready to compile kernels. Of Vulkan, drivers that compute on the CPU where there is nothing
-/// else.
+/// The GPUs of this kind, ready to compile kernels. For Vulkan, falls back to drivers that compute on the CPU if there
+/// is no GPU.
 ///
 /// # Errors
-/// A message, if the build has none of this kind or the machine has none, or something that they need is missing.
+/// If the build or the machine has no GPU of this kind, or something it needs is missing.
 pub(super) fn all(kind: &str) -> Result<Vec<Device>, String> {
     match kind {
         #[cfg(feature = "cuda")]
@@ -67,7 +67,7 @@ fn title(kind: &str) -> &str {
     }
 }
 
-/// A line for the user: which GPU it is, and what is to be known about the first run.
+/// A line for the user: which GPU it is, and a note on the first run.
 #[cfg(any(feature = "cuda", feature = "vulkan", feature = "metal"))]
 pub(super) fn note(device: &Device) -> Option<String> {
     let name = device.identity().map_or(String::new(), |identity| identity.name);
@@ -101,7 +101,7 @@ fn found(kind: &str, devices: Vec<Device>, command: &str) -> Result<Vec<Device>,
     Ok(devices)
 }
 
-/// Whether it is a card, and no driver of Vulkan that computes on the CPU.
+/// Whether the device is a GPU rather than a Vulkan driver that computes on the CPU.
 #[cfg(feature = "vulkan")]
 fn is_card(device: &Device) -> bool {
     device.identity().is_some_and(|identity| identity.physical.is_some())

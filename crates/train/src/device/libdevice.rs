@@ -1,25 +1,25 @@
-//! NVIDIA's functions `exp`, `tanh` and their like, which LLVM links into kernels: a file of the CUDA toolkit, not of
-//! the driver.
+//! NVIDIA's libdevice (`exp`, `tanh` and similar functions), which LLVM links into kernels. The file belongs to the
+//! CUDA toolkit, not to the driver.
 
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 const FILE: &str = "nvvm/libdevice/libdevice.10.bc";
-/// Where CubeCL looks, in this order, unless `CUDA_PATH` says where.
+/// Where CubeCL searches, in this order, unless `CUDA_PATH` is set.
 const TOOLKITS: [&str; 4] = ["/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda", "/usr"];
 
-/// Looks for the file where CubeCL will, which would fail only inside of the first kernel that needs it.
+/// Searches for the file where CubeCL will, because CubeCL would fail only within the first kernel that needs it.
 ///
 /// # Errors
-/// What was looked for, and how to get it.
+/// Where it searched, and how to get the file.
 #[cfg_attr(test, allow(dead_code))]
 pub fn find() -> Result<PathBuf, String> {
     find_in(env::var_os("CUDA_PATH"), &TOOLKITS.map(Path::new))
 }
 
 fn find_in(cuda_path: Option<OsString>, toolkits: &[&Path]) -> Result<PathBuf, String> {
-    // As CubeCL does: a folder that is there decides, also where the file is not in it.
+    // As in CubeCL, the first existing folder is used, even if the file is not in it.
     let folder = |toolkit: &&&Path| toolkit.join(FILE).parent().is_some_and(Path::is_dir);
     let toolkit = match &cuda_path {
         Some(path) => Some(Path::new(path)),

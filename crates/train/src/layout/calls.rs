@@ -5,20 +5,22 @@
 //! context). Over N tensor-parallel ranks, a rank receives
 //!
 //! ```text
-//!                forward                            backward
-//! read           all_gather                         all_gather again, reduce_scatter      inputs of column-parallel products
-//! kept           all_gather                         reduce_scatter                        the rotated key
-//! summed         reduce_scatter                     all_gather                            partial sums
+//!                forward            backward
+//! read           all_gather         all_gather again, reduce_scatter      inputs of column-parallel products
+//! kept           all_gather         reduce_scatter                        the rotated key
+//! summed         reduce_scatter     all_gather                            partial sums
 //!
-//!                read                               kept              summed
-//! embedding                                                           R(d)
-//! GPT-2 block    2 R(d)                                               2 R(d)
-//! MLA            R(query) + R(latent)               R(rope)           R(d)          query: the compressed width, or d without compression
-//! dense SwiGLU   R(d)                                                 R(d)
-//! experts        R(d) if some are shared                              R(d) if some are shared      and see below
-//! head           R(d), one all_reduce of n and one of 2 n fp32 for n tokens; the same again for each multi-token prediction module, for the
-//!                tokens that have a target if no document ends
+//!                read                       kept        summed
+//! embedding                                             R(d)
+//! GPT-2 block    2 R(d)                                 2 R(d)
+//! MLA            R(query) + R(latent)       R(rope)     R(d)
+//! dense SwiGLU   R(d)                                   R(d)
+//! experts        R(d) if some are shared                R(d) if some are shared      and see below
+//! head           R(d), one all_reduce of n and one of 2 n fp32 for n tokens
 //! ```
+//!
+//! The query's width is its compressed width, or d without compression. The head's traffic occurs again for each
+//! multi-token prediction module, for the tokens that have a target if no document ends.
 //!
 //! Over N context-parallel ranks, messages of m numbers per token of the rank's part circulate: N - 1 in the forward,
 //! and in the backward N - 1 plus N gradients in fp32. In GPT-2 a message holds keys and values of the rank's heads, m

@@ -5,13 +5,15 @@
 //!
 //! ```text
 //! GPT-2 block     8 S + 2 n inner + P       x, norm, q, k, v, y, x + y, norm; the MLP before and after its GELU
-//! MLA             4 S + n (2 rank + rope + heads (2 nope + rope + 2 v)) + P + both slices of the projection; 2 n q_lora more with a compressed query
+//! MLA             4 S + n (2 rank + rope + heads (2 nope + rope + 2 v)) + P + both slices of the projection;
+//!                 with a compressed query 2 n q_lora more
 //! dense SwiGLU    3 n inner                 gate, up, and their product
 //! several ranks:   each keeps 1/(tp cp) of all of this, but the rotated key of all rows (tp)
-//! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k expert rows, or what the capacity admits; over several
-//!                                           ranks r d more for the returned rows, and the first term times the largest
-//!                                           load of one rank (`moe.max_rank_load`), at most its capacity
-//! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, matrix, which the forward computes
+//! experts         r (2 d + 3 h) + 3 n e + 3 n shared      r = n top_k expert rows, or what the capacity admits; over
+//!                                           several ranks r d more for the returned rows, and the first term times the
+//!                                           largest load of one rank (`moe.max_rank_load`), at most its capacity
+//! head            3 S + d vocab             x, norm, and the gradients of norm and, in fp32, of the matrix, which the
+//!                                           forward computes
 //! modules of multi-token prediction         a block, and (1 + depth) S + 7 S; the head's share for each loss
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! Going on from a checkpoint of a model with other parameters: those that fit are taken.
+//! Resuming from a checkpoint of a model with other parameters: those that match are taken.
 
 use super::region_of;
 use crate::words::count;
@@ -7,22 +7,24 @@ use fsdp::{Part, PartValues};
 use model::Initial;
 use std::collections::{HashMap, HashSet};
 
-/// Names in a line for the user at most.
+/// Maximum number of names in a line for the user.
 const NAMED: usize = 12;
 
 /// Which parameters of a model a checkpoint has, by name and shape.
 #[derive(Debug)]
 pub(crate) struct Partial {
     taken: HashSet<String>,
-    /// Those of the model that the checkpoint does not have, in this shape.
+    /// Parameters of the model that the checkpoint does not have in this shape.
     new: Vec<Parameter>,
-    /// Those of the checkpoint that the model does not have, in this shape.
+    /// Parameters of the checkpoint that the model does not have in this shape.
     left: Vec<Parameter>,
 }
 
 impl Partial {
+    /// Matches the parameters of a checkpoint with those of a model.
+    ///
     /// # Errors
-    /// If none fits.
+    /// If none match.
     pub fn new(checkpoint: &Checkpoint, model: &[Parameter]) -> Result<Self, CheckpointError> {
         let kept = &checkpoint.index().parameters;
         let of_checkpoint: HashMap<&str, &Parameter> = kept.iter().map(|of| (of.name.as_str(), of)).collect();
@@ -37,12 +39,12 @@ impl Partial {
         Ok(Self { taken, new, left })
     }
 
-    /// Whether this parameter is the checkpoint's.
+    /// Whether this parameter is taken from the checkpoint.
     pub fn takes(&self, name: &str) -> bool {
         self.taken.contains(name)
     }
 
-    /// What is taken and what is not; `all`: with every name, for a log.
+    /// Lines on what is taken and what is not; `all` lists every name, for a log.
     pub fn lines(&self, all: bool) -> Vec<String> {
         let named = if all { usize::MAX } else { NAMED };
         let list = |parameters: &[Parameter]| {

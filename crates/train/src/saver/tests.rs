@@ -1,4 +1,4 @@
-//! Savers of several ranks, one of which is slow, full, or has other values.
+//! Tests of savers of several ranks, one of which is slow, has a full disk, or has different values.
 
 use super::*;
 use burn::nn::{Initializer, Linear, LinearConfig};
@@ -12,7 +12,7 @@ use std::panic::AssertUnwindSafe;
 const A_MINUTE: u64 = 60;
 const A_WEEK: u64 = 7 * 24 * 60 * 60;
 
-/// Keeps one checkpoint, which may take so many seconds.
+/// Keeps one checkpoint, which may take `timeout` seconds.
 fn saver(folder: Folder, rank: usize, timeout: u64) -> Saver {
     Saver::new(folder, rank, CheckpointConfig { keep: 1, timeout, ..CheckpointConfig::default() }, vec![])
 }
@@ -39,7 +39,7 @@ fn a_checkpoint_of_ranks_whose_copies_differ_is_not_completed() {
             }
             let mut saver = saver(of_rank.clone(), rank, A_WEEK);
             saver.start(fsdp.state(), Index { step: 1, world_size: 2, ..Index::default() });
-            // The next step changes nothing of what is written and compared.
+            // The next step does not change what is written and compared.
             fsdp.train_step(&[Tensor::ones([1, 2, 4], &Device::flex())], 0.1)?;
             let written = saver.under_way.as_mut().and_then(|save| save.thread.take()).unwrap().join().unwrap();
             fsdp.all_reduce(&[0.0])?;
@@ -63,16 +63,16 @@ fn a_checkpoint_of_ranks_whose_copies_differ_is_not_completed() {
     }
 }
 
-/// Of rank 1, what is unlike the others.
+/// How rank 1 differs from the others.
 #[derive(Clone, Copy)]
 struct Odd {
-    /// What it takes to come by its values.
+    /// The time it takes to produce its values.
     delay: Duration,
     /// Its value after step 6.
     value: f32,
 }
 
-/// As many elements of `w` as there are ranks, each rank one.
+/// Writes `w`, which has one element per rank.
 fn write(saver: &mut Saver, step: u64, world_size: usize, odd: Odd) {
     let rank = saver.rank;
     let index = Index { step, world_size, ..Index::default() };
@@ -87,8 +87,8 @@ fn write(saver: &mut Saver, step: u64, world_size: usize, odd: Odd) {
     });
 }
 
-/// Three ranks, whose calls may take the seconds of `call` and their checkpoints those of `timeout`, write two of them;
-/// what each rank came to, and what rank 0 told.
+/// Three ranks write two checkpoints, with a limit of `call` seconds per call and `timeout` seconds per checkpoint.
+/// Returns the lines each rank printed.
 fn on_three_ranks(
     run: &Path,
     call: u64,
@@ -106,7 +106,7 @@ fn on_three_ranks(
         let mut told = vec![];
         for step in [3, 6] {
             write(&mut saver, step, 3, odd);
-            // As in a run, which tells the others before it drops what waits for the disk.
+            // As in a run: the other ranks are notified before whatever waits for the disk is dropped.
             let saved = comm.abort_on_failure(|| saver.finish(sum, |line| told.push(line.to_string())))?;
             assert_eq!(saved, (comm.rank() == 0).then(|| (step, folder.step(step))));
         }
@@ -130,7 +130,7 @@ fn a_checkpoint_of_which_one_rank_has_a_parameter_that_is_not_finite_is_not_comp
     assert_eq!(folder.list().unwrap(), [(3, folder.step(3))]);
 }
 
-/// Runs a test of a limit of a second, and if it fails, of ten: a busy machine may hold up another rank or disk as well.
+/// Runs a test with a limit of one second and, if it fails, of ten: a busy machine may delay other ranks or disks too.
 fn patiently(test: impl Fn(u64)) {
     if std::panic::catch_unwind(AssertUnwindSafe(|| test(1))).is_err() {
         test(10);
@@ -161,7 +161,7 @@ fn a_disk_that_takes_longer_than_a_checkpoint_may_ends_the_run_and_its_rank_is_n
         for part in ["rank 0: ", ".step-3.partial", "not written yet is that of rank 1", "checkpoint.timeout"] {
             assert!(answer.contains(part), "no `{part}` in: {answer}");
         }
-        // It is whole by now.
+        // It is complete by now.
         assert_eq!(Folder::of_run(run.path()).clean(&copies::are_same).unwrap(), [Folder::of_run(run.path()).step(3)]);
     });
 }
@@ -175,7 +175,7 @@ fn a_rank_whose_disk_is_full_says_so_and_the_others_write_on() {
         symlink("/dev/full", folder.partial(3).join("rank-1.safetensors")).unwrap();
         let mut savers: Vec<Saver> = (0..4).map(|rank| saver(folder.clone(), rank, A_WEEK)).collect();
         for saver in &mut savers {
-            // Large enough that the others still write when the full disk is found.
+            // Large enough that the others are still writing when the full disk is found.
             let (len, offset, param) = (1 << 20, saver.rank << 20, Tensor::zeros([1 << 20], &Device::flex()));
             let (name, shape) = ("w".into(), vec![4 << 20]);
             let (view, size) = (shape.clone(), shape.clone());
@@ -187,7 +187,7 @@ fn a_rank_whose_disk_is_full_says_so_and_the_others_write_on() {
         }
         for saver in &mut savers {
             let save = saver.under_way.as_mut().unwrap();
-            save.given_up.store(true, Ordering::Relaxed); // rank 0 would wait for rank 1
+            save.given_up.store(true, Ordering::Relaxed); // otherwise rank 0 would wait for rank 1
             let written = save.thread.take().unwrap().join().unwrap();
             let answer = written.err().map(|error| error.to_string()).unwrap_or_default();
             match saver.rank {

@@ -1,22 +1,22 @@
-//! How fast steps are.
+//! The speed of steps.
 
 use std::time::Duration;
 
-/// What the steps of a process took, without validations and checkpoints.
+/// Durations of a process's steps, without validations and checkpoints.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pace {
     /// Steps made.
     pub steps: usize,
     /// Tokens trained on, by all ranks.
     pub tokens: u64,
-    /// What the first step took, which makes and warms up what the others find.
+    /// Duration of the first step, which initializes and warms up what later steps reuse.
     pub first: Duration,
-    /// What all took together.
+    /// Duration of all steps.
     pub all: Duration,
 }
 
 impl Pace {
-    /// A step more.
+    /// Adds a step.
     pub(crate) fn add(&mut self, took: Duration, tokens: u64) {
         if self.steps == 0 {
             self.first = took;
@@ -26,12 +26,12 @@ impl Pace {
         self.all += took;
     }
 
-    /// Of all steps; 0 without any.
+    /// Throughput over all steps; 0 without any.
     pub fn tokens_per_second(&self) -> f64 {
         if self.steps == 0 { 0.0 } else { self.tokens as f64 / self.all.as_secs_f64() }
     }
 
-    /// What a step takes behind the first, or that one if there is no other.
+    /// Duration of a step after the first, or of the first if there is no other.
     pub fn step(&self) -> Duration {
         match self.steps {
             0 | 1 => self.first,
@@ -39,7 +39,7 @@ impl Pace {
         }
     }
 
-    /// What so many steps will take of a process that begins.
+    /// Estimated duration of `steps` steps in a new process.
     pub fn of(&self, steps: usize) -> Duration {
         let later = steps.saturating_sub(1) as f64;
         if steps == 0 { Duration::ZERO } else { self.first + self.step().mul_f64(later) }

@@ -1,4 +1,4 @@
-//! Some text of the model on the way and at the end of a run, and what to begin another with.
+//! Samples of the model during and at the end of a run, and a prompt to suggest.
 
 use super::Trainer;
 use crate::error::TrainError;
@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
 impl Trainer<'_> {
-    /// A [`sample`](Self::sample) for the user, on the way.
+    /// Shows a [`sample`](Self::sample) to the user during the run.
     pub fn tell_sample(&mut self, step: usize) -> Result<(), TrainError> {
         if let Some(sample) = self.sample(step)? {
             self.recorder.say(&format!("--- sample after step {step} ---\n{sample}\n--------------"));
@@ -17,8 +17,8 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Some text from the trained model, on rank 0, where the whole model fits there; where it does not, the run says
-    /// so. A signal that stops the run ends the text.
+    /// Generates text from the trained model on rank 0. If the whole model does not fit there, prints a warning
+    /// instead. A signal that stops the run ends the text.
     pub fn sample(&mut self, step: usize) -> Result<Option<String>, TrainError> {
         self.job.progress.doing("writing a sample");
         let config = &self.job.config;
@@ -50,7 +50,7 @@ impl Trainer<'_> {
         Ok(Some(sample))
     }
 
-    /// A word of the validation split that the tokenizer knows.
+    /// A word of the validation split, as a prompt for the tokenizer.
     pub fn prompt(&self) -> Option<String> {
         let tokenizer = self.job.data.tokenizer.as_ref().filter(|_| self.rank == 0)?;
         let seq_len = self.job.config.train.seq_len;
@@ -59,9 +59,10 @@ impl Trainer<'_> {
     }
 }
 
-/// The first word of a text that is not cut at its begin, or of one without spaces the first letters.
+/// The second word of a text, whose first may be cut off; the first if it is the only one, shortened in scripts without
+/// spaces.
 fn first_word(text: &str) -> Option<String> {
-    /// Of a script that has no spaces.
+    /// Limit for scripts without spaces.
     const LONGEST: usize = 16;
     let mut words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
     let (first, second) = (words.next()?, words.next());

@@ -1,4 +1,4 @@
-//! When the run is saved, and what is told of it.
+//! When the run is saved, and the messages about it.
 
 use super::{Job, Trainer};
 use crate::config::{CheckpointConfig, Config};
@@ -13,22 +13,22 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 impl Trainer<'_> {
-    /// Whether a checkpoint is to be made after `step` steps. One that falls on a step which is skipped waits for the
-    /// next that is not: parameters that give nothing finite are not to take the place of older ones.
+    /// Whether a checkpoint is due after `step` steps. If the step is skipped, the checkpoint waits for the next one
+    /// that is not: parameters that give non-finite results must not replace older ones.
     pub fn is_due(&mut self, step: usize) -> bool {
         let CheckpointConfig { every, keep_every, .. } = self.job.config.checkpoint;
         self.is_due |= [every, keep_every].iter().any(|every| *every > 0 && step.is_multiple_of(*every));
         self.is_due && self.skips == 0
     }
 
-    /// What rank 0 says in every step: 1 if a checkpoint is due by its clock. All ranks decide alike by that.
+    /// What rank 0 contributes to every step: 1 if a checkpoint is due by its clock. All ranks then decide alike.
     pub fn is_time(&self) -> f64 {
         let due = |minutes: f64| self.saved_at.elapsed().as_secs_f64() >= 60.0 * minutes;
         let minutes = self.job.config.checkpoint.every_minutes.filter(|_| self.rank == 0);
         if minutes.is_some_and(due) { 1.0 } else { 0.0 }
     }
 
-    /// Begins to save the run after `step` steps, as soon as the checkpoint before is complete.
+    /// Starts saving the run after `step` steps, once the previous checkpoint is complete.
     pub fn save(&mut self, step: usize, loss: f64, val_loss: Option<f64>) -> Result<(), TrainError> {
         let Config { train, parallel, checkpoint, .. } = &self.job.config;
         if checkpoint.keep == 0 {
@@ -56,13 +56,13 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Waits until the checkpoint under way is complete, if there is one.
+    /// Waits until the checkpoint being written is complete, if there is one.
     pub fn finish_saving(&mut self) -> Result<(), TrainError> {
         let saved = self.saver.finish(|values| self.fsdp.all_reduce(values), |line| self.recorder.say(line))?;
         self.tell_saved(saved)
     }
 
-    /// Tells of a checkpoint that is complete by now, and of older ones that could not be removed.
+    /// Reports a completed checkpoint, and older ones that could not be removed.
     pub fn tell_saved(&mut self, saved: Option<(u64, PathBuf)>) -> Result<(), TrainError> {
         if let Some((step, path)) = saved {
             let event = format!("saved {}", path.display());
@@ -73,8 +73,8 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Tells of older checkpoints that could not be removed, which is no reason to end a run; `wait`: until they are
-    /// removed.
+    /// Reports older checkpoints that could not be removed, which is no reason to end a run; with `wait`, waits until
+    /// they are removed.
     pub fn tell_pruned(&mut self, wait: bool) {
         if let Some(error) = self.saver.pruned(wait) {
             self.recorder.say(&format!("older checkpoints stay: {error}"));
@@ -82,8 +82,8 @@ impl Trainer<'_> {
     }
 }
 
-/// What writes the checkpoints; rank 0, which completes them, adds configuration and tokenizer, and writes the
-/// tokenizer into the run's folder too.
+/// Creates the saver. Rank 0, which completes the checkpoints, adds configuration and tokenizer, and also writes the
+/// tokenizer to the run's folder.
 pub(super) fn saver(job: &Job, folder: &RunFolder, rank: usize) -> Result<Saver, TrainError> {
     let mut files = vec![];
     if rank == 0 {

@@ -1,4 +1,4 @@
-//! What a rank tells of the run.
+//! What a rank reports about the run.
 
 use super::{Job, Trainer};
 use crate::batch::RowCounts;
@@ -19,7 +19,7 @@ use fsdp::StepReport;
 use std::time::Duration;
 
 impl Trainer<'_> {
-    /// Which ranks compute what, where not all compute all.
+    /// Shows which ranks compute what, unless all compute everything.
     pub fn say_placement(&self) {
         if self.rank != 0 {
             return;
@@ -31,7 +31,7 @@ impl Trainer<'_> {
                 .say(&format!("{ep} ranks that follow each other share a layer's {experts} experts: {each} on each"));
         }
         let mut placements = self.fsdp.placements();
-        // GPT-2's first and last are one unit.
+        // GPT-2's first and last call are one unit.
         if let [first, .., last] = &mut placements[..] {
             (first.unit, last.unit) = ("embedding".into(), "head".into());
         }
@@ -84,7 +84,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// Memory and communication of rank 0, and where the step's tokens went, on all ranks; `tell`: to the user too.
+    /// Reports memory and communication of rank 0, and the expert loads over all ranks; with `tell`, they are shown to
+    /// the user too.
     pub fn report(&mut self, step: usize, tell: bool) -> Result<(), TrainError> {
         let usage = UsageMetrics::new(step, self.rank, &self.fsdp.memory(), &self.device, &self.fsdp.traffic());
         self.recorder.usage(&usage, tell)?;
@@ -94,7 +95,7 @@ impl Trainer<'_> {
         self.recorder.experts(&ExpertMetrics::new(step, loads), tell)
     }
 
-    /// What the step took of each stage, where there are several.
+    /// Reports the step's times on each stage, if there are several.
     fn report_stages(&mut self, step: usize, tell: bool) -> Result<(), TrainError> {
         let (stage, stages) = self.fsdp.stage();
         if stages == 1 {
@@ -111,10 +112,10 @@ impl Trainer<'_> {
     }
 }
 
-/// In runs of more ranks than that only rank 0 logs each step, unless all are asked to.
+/// In runs with more ranks than this, only rank 0 logs each step, unless all are configured to.
 const MOST_LOGS: usize = 16;
 
-/// What tells of the run, with its first lines.
+/// Opens the records of the run and writes their first lines.
 pub(super) fn recorder<'a>(
     job: &'a Job,
     folder: &RunFolder,
@@ -145,7 +146,7 @@ pub(super) fn recorder<'a>(
     Ok(recorder)
 }
 
-/// What this process is, and where.
+/// Describes this process.
 fn process(job: &Job, micro_batch_size: usize) -> ProcessMetrics<'_> {
     let Config { train, parallel, .. } = &job.config;
     ProcessMetrics {
@@ -176,7 +177,7 @@ mod tests {
     use serde_json::Value;
     use std::fs;
 
-    /// Computing and waiting are parts of a step, however many ranks a stage has, and by whatever axes.
+    /// Compute and wait times are parts of a step, however many ranks a stage has, and on any axes.
     #[test]
     fn seconds_of_a_stage_are_those_of_one_of_its_ranks() {
         let folder = tempfile::tempdir().unwrap();
@@ -203,7 +204,7 @@ mod tests {
             let step = step.expect("the step has a line")["step_seconds"].as_f64().unwrap();
             for stage in of_stages["stages"].as_array().unwrap() {
                 let seconds = stage["compute_seconds"].as_f64().unwrap() + stage["wait_seconds"].as_f64().unwrap();
-                // Ranks do not begin a step at the same moment.
+                // Ranks do not start a step at the same moment.
                 assert!(0.0 < seconds && seconds <= 1.5 * step, "{layout:?}: {seconds} s of {step} in {stage}");
             }
         }

@@ -1,4 +1,4 @@
-//! Validations, and which is the best.
+//! Validations, and which of them is best.
 
 use super::Trainer;
 use crate::batch::RowCounts;
@@ -12,8 +12,8 @@ use data::Dataset;
 use std::collections::BTreeMap;
 
 impl Trainer<'_> {
-    /// The loss of each set to validate on, and their mean, which is returned. None if it is asked to stop before the
-    /// last of them, or none has a label.
+    /// Computes the loss of each validation set, and returns their mean. Returns `None` if the run is asked to stop
+    /// before the last of them, or none has a label.
     pub fn validate(&mut self, step: usize) -> Result<Option<f64>, TrainError> {
         self.job.progress.doing("validating");
         let job = self.job;
@@ -41,7 +41,8 @@ impl Trainer<'_> {
         Ok(Some(val_loss))
     }
 
-    /// The mean loss over the windows of a set, shared by the ranks; the same windows on any number of ranks.
+    /// The mean loss over the windows of a set, shared among the ranks; the windows are the same on any number of
+    /// ranks.
     fn loss_of(&mut self, dataset: &Dataset) -> Result<Loss, TrainError> {
         let train = &self.job.config.train;
         let count = train.val_batches.saturating_mul(train.global_batch_size);
@@ -49,7 +50,7 @@ impl Trainer<'_> {
         let (rank, ranks) = self.fsdp.data_parallel();
         let micro = self.batches.micro_batch_size();
         let (mut sum, mut count, mut counts) = (0.0, 0.0, RowCounts::default());
-        // As many at a time as keep the stages of a pipeline busy.
+        // As many micro-batches at a time as keep a pipeline's stages busy.
         let (_, stages) = self.fsdp.stage();
         let at_once = if stages > 1 { 4 * stages } else { 1 };
         let rounds: Vec<_> = windows.chunks(micro * ranks).collect();
@@ -75,14 +76,14 @@ impl Trainer<'_> {
             }
         }
         let counts = self.over_ranks(counts)?;
-        // A rank that had no window at all decides as those that had some.
+        // A rank without any window decides like the others.
         if counts.positions > 0.0 && counts.labels == 0.0 {
             return Ok(Loss::NoLabel);
         }
         Ok(Loss::Nats(sum / count * counts.scale()))
     }
 
-    /// Whether a validation is better than all before it, and its checkpoint is to be kept.
+    /// Whether a validation is better than all before it, so that its checkpoint is kept.
     pub fn is_best(&mut self, step: usize, val_loss: f64) -> bool {
         let CheckpointConfig { keep, keep_best, .. } = self.job.config.checkpoint;
         let is_best =
@@ -93,8 +94,8 @@ impl Trainer<'_> {
         is_best
     }
 
-    /// Whether the last validations were so many without a loss lower than before that training ends early
-    /// (`train.patience`), which is then told. Of a loss that is not finite there is nothing to compare with.
+    /// Whether training ends early because too many validations in a row had no lower loss (`train.patience`); reports
+    /// it if so. A non-finite loss never counts as lower.
     pub fn is_out_of_patience(&mut self, step: usize, val_loss: f64) -> Result<bool, TrainError> {
         let Some(patience) = self.job.config.train.patience else { return Ok(false) };
         match &mut self.lowest {
@@ -114,12 +115,12 @@ impl Trainer<'_> {
     }
 }
 
-/// What a set has to say of the model.
+/// The result of validating on a set.
 enum Loss {
     /// Nats per token.
     Nats(f64),
-    /// Nothing: no position has a token to predict.
+    /// No result: no position has a token to predict.
     NoLabel,
-    /// Nothing: the run was asked to stop.
+    /// No result: the run was asked to stop.
     Stopped,
 }

@@ -1,11 +1,11 @@
-//! Flags and commands of other trainers that have no like here, and what to do instead.
+//! Flags and commands of other trainers that have no equivalent here, and what to do instead.
 
 use strsim::jaro_winkler;
 
-/// From this likeness on a word is taken for a misspelt one: any word may stand in a command's place.
+/// Minimum similarity for a word to count as a misspelling, because any word may stand in a command's place.
 const ALIKE: f64 = 0.9;
 
-/// Flags, written with underscores, and a tip.
+/// Flags, written with underscores, with a tip.
 const FLAGS: &[(&[&str], &str)] = &[
     (
         &["compile", "torch_compile", "use_compile"],
@@ -84,7 +84,7 @@ const FLAGS: &[(&[&str], &str)] = &[
     (&["lora", "lora_r", "use_lora", "peft", "use_peft"], "all parameters are trained: there is no LoRA"),
 ];
 
-/// Words in a command's place, and a tip.
+/// Words in a command's place, with a tip.
 const COMMANDS: &[(&[&str], &str)] = &[
     (
         &["train", "run", "start", "fit", "pretrain", "finetune", "launch"],
@@ -100,12 +100,12 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["convert", "save"], "did you mean `train export RUN --out DIR`, or `train import --hf DIR --out RUN`?"),
 ];
 
-/// A tip on a flag, written with underscores.
+/// A tip for a flag, written with underscores.
 pub(super) fn flag(name: &str) -> Option<&'static str> {
     tip(FLAGS, name)
 }
 
-/// A tip on a word in a command's place, which may be misspelt.
+/// A tip for a word in a command's place, which may be misspelled.
 pub(super) fn command(word: &str) -> Option<&'static str> {
     let words = COMMANDS.iter().flat_map(|(words, _)| words.iter());
     let near = words.map(|near| (jaro_winkler(near, word), near)).max_by(|a, b| a.0.total_cmp(&b.0));

@@ -1,4 +1,4 @@
-//! What the tests of the program share.
+//! Helpers shared by the tests of the program.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A model of a few thousand parameters whose steps take milliseconds; `text.txt` is in the folder the program runs in.
+/// A model of a few thousand parameters whose steps take milliseconds; it reads `text.txt` in the program's working
+/// folder.
 pub const TINY: &[&str] = &[
     "--model=gpt2",
     "--data=text.txt",
@@ -21,7 +22,7 @@ pub const TINY: &[&str] = &[
     "--set=train.val_every=0",
 ];
 
-/// The same with experts.
+/// A similar model with experts.
 pub const TINY_EXPERTS: &[&str] = &[
     "--model=deepseek",
     "--data=text.txt",
@@ -37,7 +38,7 @@ pub const TINY_EXPERTS: &[&str] = &[
     "--set=train.val_every=0",
 ];
 
-/// The program, to be run in `folder`; by another one that `KILN_TEST_RUNNER` names, where that is set.
+/// The program, to run in `folder`; run by the one that `KILN_TEST_RUNNER` names, if that is set.
 pub fn program(folder: &Path, args: &[&str]) -> Command {
     let exe = env!("CARGO_BIN_EXE_train");
     let mut command = Command::new(std::env::var_os("KILN_TEST_RUNNER").unwrap_or_else(|| exe.into()));
@@ -54,7 +55,7 @@ pub fn run(folder: &Path, args: &[&str]) -> Output {
     program(folder, args).output().expect("cargo has built the program")
 }
 
-/// Runs the program in `folder` and returns what it printed on stdout and on stderr; it must succeed.
+/// Runs the program in `folder` and returns its stdout and stderr; it must succeed.
 #[track_caller]
 pub fn succeed(folder: &Path, args: &[&str]) -> (String, String) {
     let output = run(folder, args);
@@ -63,14 +64,14 @@ pub fn succeed(folder: &Path, args: &[&str]) -> (String, String) {
     (stdout, stderr)
 }
 
-/// The lines of a run's `metrics.jsonl`, each of which must be whole.
+/// The lines of a run's `metrics.jsonl`, each of which must be complete.
 #[track_caller]
 pub fn metrics(run: &Path) -> Vec<Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
 }
 
-/// The values of `key` in those lines that have it.
+/// The values of `key` in the lines that have it.
 pub fn values(metrics: &[Value], key: &str) -> Vec<f64> {
     metrics.iter().filter_map(|line| line.get(key)).map(|value| value.as_f64().unwrap()).collect()
 }

@@ -1,4 +1,4 @@
-//! Mistakes in what the other commands are to do, in a folder with a run.
+//! Mistakes in the arguments of the other commands, in a folder with a run.
 
 use super::common::{TINY, reference, succeed};
 use super::{all, check, write};
@@ -112,7 +112,7 @@ const EVAL: &[WrongArguments] = &[
 
 const GENERATE: &[WrongArguments] = &[
     ("no such run", "generate none --prompt a", &["there is no run none"]),
-    // Before the run is looked for.
+    // Checked before the run is looked up.
     ("a temperature below 0", "generate none --prompt a --temperature -1", &["temperature is -1: give 0 or"]),
     ("a temperature that is no number", "generate none --temperature warm", &["'warm'", "--temperature"]),
     ("none of the tokens", "generate none --prompt a --top-k 0", &["top_k is 0: give at least 1"]),
@@ -163,11 +163,11 @@ fn a_mistake_in_a_command_is_answered_with_what_to_do_and_before_anything_is_wri
     all(tables.into_iter().flatten().map(|(name, args, expected)| check(name, &folder, args, expected)));
 }
 
-/// A folder with what the tables name: a run on bytes, one on tokens alone, and files that are not right.
+/// A folder with what the tables refer to: a run on bytes, one on tokens alone, and malformed files.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let tokens: Vec<u8> = (0..600u16).map(|i| i % 300).flat_map(u16::to_le_bytes).collect();
-    // A merge whose result is no token.
+    // A merge whose result is not a token.
     let panics = r#"{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}}"#;
     let labels =
         ["0", "\"\""].map(|label| format!(r#"{{"ctx": "a", "endings": ["b", "c"], "label": {label}}}"#)).join("\n");

@@ -1,4 +1,4 @@
-//! Names that other trainers have for what Kiln has, and for what it has not.
+//! Hints for names from other trainers, with or without an equivalent in Kiln.
 
 use super::{Mistake, answered};
 

@@ -1,4 +1,4 @@
-//! Mistakes in how a run is spread over ranks.
+//! Mistakes in the layout of a run over ranks.
 
 use super::{Mistake, answered};
 

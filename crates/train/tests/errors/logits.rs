@@ -9,8 +9,8 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A folder that is no model: what is wrong with it, the reference model it was, the function that spoils a copy of it,
-/// and parts of the answer.
+/// A folder that is not a valid model: what is wrong, the reference model it was copied from, the function that spoils
+/// the copy, and parts of the answer.
 type SpoiltModel = (&'static str, &'static str, fn(&Path), &'static [&'static str]);
 
 const MODEL_FOLDER: &[SpoiltModel] = &[
@@ -133,7 +133,7 @@ const MODEL_FOLDER: &[SpoiltModel] = &[
     ),
 ];
 
-/// Tokens and file for a model of 96 tokens and a context of 32.
+/// Tokens and output file, for a model with 96 tokens and a context of 32.
 const LOGITS: &[Mistake] = &[
     ("tokens that are no numbers", &[], "--tokens 1,two --out l.safetensors", &["--tokens: `two`", "1,2,3;4,5,6"]),
     ("no tokens", &[], "--tokens= --out l.safetensors", &["--tokens: ``", "1,2,3;4,5,6"]),

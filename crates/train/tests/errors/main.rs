@@ -1,5 +1,5 @@
-//! Every mistake a user can make is answered in a line or two that say what was given, where, and what to do: no panic,
-//! and nothing half-written.
+//! Every user mistake gets an answer of a line or two that says what was given, where, and what to do, without a panic
+//! or half-written files.
 
 mod commands;
 #[path = "../common/mod.rs"]
@@ -14,11 +14,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// A mistake: what it is, the files it needs, the arguments, and parts of the answer. A file's name that ends in `/` is
-/// a folder's.
+/// A mistake: its name, the files it needs, the arguments, and parts of the answer. A file name ending in `/` is a
+/// folder.
 type Mistake = (&'static str, &'static [(&'static str, &'static [u8])], &'static str, &'static [&'static str]);
 
-/// What is wrong with the answer to a mistake.
+/// Returns what is wrong with the answer to a mistake.
 fn check(name: &str, folder: &TempDir, args: &str, expected: &[&str]) -> Result<(), String> {
     let before = contents(folder.path());
     let output = common::run(folder.path(), &args.split_whitespace().collect::<Vec<_>>());
@@ -53,7 +53,7 @@ fn write(folder: &Path, files: &[(&str, &[u8])]) {
     }
 }
 
-/// All files and folders with their bytes.
+/// All files and folders with their contents.
 fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut all = BTreeMap::new();
     for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {

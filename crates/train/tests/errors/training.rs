@@ -1,4 +1,4 @@
-//! Mistakes in what `train` is to train.
+//! Mistakes in the arguments of training.
 
 use super::common::{TINY, metrics, run, values};
 use super::{Mistake, answered};
@@ -162,7 +162,7 @@ const CONFIGURATION: &[Mistake] = &[
     ),
 ];
 
-/// Arguments that are none, and what they are taken for.
+/// Unknown arguments, and what they are taken for.
 const ARGUMENTS: &[Mistake] = &[
     (
         "PyTorch's learning rate",
@@ -267,7 +267,7 @@ fn a_mistake_in_data_device_or_folder_is_answered_before_anything_is_written() {
     answered(DATA_DEVICE_AND_FOLDER);
 }
 
-/// Terabytes; a run that is forced gets as far as the data, which is not there.
+/// Needs terabytes; a forced run gets as far as the data, which does not exist.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_that_does_not_fit_is_answered_with_what_it_takes_and_can_be_forced() {

@@ -1,5 +1,5 @@
-//! The guide's table: each of its layouts on 16 ranks has the losses of one rank, which is told batch and
-//! micro-batches.
+//! The built-in table of `parallel.adaptive`: each of its layouts on 16 ranks has the losses of one rank with the same
+//! batch and micro-batches.
 
 use super::*;
 
@@ -7,13 +7,13 @@ const CONFIG: &str = concat!("--config=", env!("CARGO_MANIFEST_DIR"), "/../../co
 
 const ONE_RANK: &[&str] = &["--gpus=1", "--set=parallel.pp=1", "--set=parallel.ep=1", "--set=parallel.adaptive=false"];
 
-/// The guide's rows for sequences of a sixteenth of the length, whose steps take seconds.
+/// The table's rows for sequences a sixteenth as long, whose steps take seconds.
 const SHORT: &str = "--set=parallel.adaptive=[\
     {up_to: 32, micro_batches: 16, global_batch_size: 32}, {up_to: 128, micro_batches: 8, global_batch_size: 32}, \
     {up_to: 256, micro_batches: 4, global_batch_size: 16, tp: 2, activation_checkpointing: full}, \
     {up_to: 640, micro_batches: 2, global_batch_size: 8, tp: 2, activation_checkpointing: full}]";
 
-/// Two steps of sequences of such a length, in batches and micro-batches of so many.
+/// Compares two steps with this sequence length, batch size and micro-batch size.
 #[track_caller]
 fn has_the_losses_of_one_rank(table: &[&str], seq_len: usize, batch: usize, micro: usize) {
     let length = format!("--seq-len={seq_len}");

@@ -1,10 +1,10 @@
-//! Short documents, apart in rows of several lengths.
+//! Short documents, masked from each other, in rows of several lengths.
 
 use super::*;
 use std::fs;
 use std::path::Path;
 
-/// Tiny models on short documents, of which a row of 32 tokens holds a few.
+/// Tiny models on short documents; a row of 32 tokens holds a few of them.
 const GPT2: &[&str] = &[
     "--model=gpt2",
     "--set=model.n_layer=2",
@@ -42,12 +42,12 @@ const ROWS: &[Row] = &[
     ("pp 2 x dp 2 x cp 2 x tp 2", &["gpus=16", "pp=2", "cp=2", "tp=2", "schedule=zero_bubble"]),
 ];
 
-/// The file of documents, as a flag.
+/// Writes the file of documents and returns its flag.
 fn documents(folder: &Path) -> String {
     let words =
         "a mathematical theory of communication must take into account the statistical structure of its sources";
     let words: Vec<&str> = words.split(' ').collect();
-    // Most are a word.
+    // Most documents are one word.
     let len = |i: usize| if i.is_multiple_of(7) { 1 + i * i % 8 } else { 1 };
     let document = |i: usize| words.iter().cycle().skip(7 * i % 11).take(len(i)).copied().collect::<Vec<_>>();
     let lines = (0..900).map(|i| format!("{{\"text\": \"{}\"}}\n", document(i).join(" ")));

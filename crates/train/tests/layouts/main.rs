@@ -1,7 +1,7 @@
-//! A run has the losses of one rank however it is laid out: model x strategy x ranks x accumulation x recompute x wrap
-//! x prefetch.
+//! A run has the losses of one rank in any layout: model x strategy x ranks x accumulation x recomputation x wrap x
+//! prefetch.
 //!
-//! Some 170 runs of 10 steps, about a second each on two cores in the dev profile, and some of the presets as they are.
+//! About 170 runs of 10 steps, a second each on two cores in the dev profile, and some presets unchanged.
 
 mod adaptive;
 #[path = "../common/mod.rs"]
@@ -21,12 +21,12 @@ use train::config::{Config, ModelConfig, Source};
 
 const STEPS: usize = 10;
 
-/// What is compared, and how many times the tolerance it may differ. AdamW takes the same step for a gradient of twice
-/// the size, so the losses alone would not show that ranks add up what they should average.
+/// The compared values, each with a factor on the tolerance. AdamW takes the same step for a gradient twice the size,
+/// so losses alone would not reveal ranks that sum what they should average.
 const COMPARED: [(&str, f64); 3] = [("loss", 1.0), ("grad_norm", 10.0), ("val_loss", 1.0)];
 
-/// How far a loss may be from one rank's, relative to it. Found: 0 where the gradients are added in the same order, up
-/// to 2e-7 elsewhere.
+/// Relative tolerance of a loss against one rank's. Measured: 0 if gradients are added in the same order, up to 2e-7
+/// otherwise.
 const TOLERANCE: f64 = 1e-5;
 
 #[test]
@@ -49,7 +49,7 @@ fn deepseek_has_the_losses_of_one_rank_wherever_its_experts_are() {
     every_layout_has_the_losses_of_one_rank(DEEPSEEK, DEEPSEEK_EXPERTS);
 }
 
-/// Loads are far from even in the first steps, so rows go in rounds.
+/// Loads are far from balanced in the first steps, so rows move in several rounds.
 #[test]
 fn a_dropless_deepseek_has_the_losses_of_one_rank_where_rows_go_in_rounds() {
     let rows: &[Row] = &[
@@ -57,7 +57,7 @@ fn a_dropless_deepseek_has_the_losses_of_one_rank_where_rows_go_in_rounds() {
         ("ep 4, recomputes", &["gpus=4", "ep=4", "activation_checkpointing=full"]),
         ("pp 2 x ep 2, zero_bubble", &["gpus=4", "pp=2", "ep=2", "schedule=zero_bubble"]),
         ("cp 2 x ep 4", &["gpus=4", "cp=2", "ep=4"]),
-        // Groups of experts within the ranks of a sequence have needs of their own.
+        // Expert-parallel groups within the ranks of a sequence are a special case.
         ("tp 4 x ep 2", &["gpus=4", "tp=4", "ep=2"]),
         ("tp 4 x cp 2 x ep 2, two blocks a unit", &["gpus=8", "tp=4", "cp=2", "ep=2", "wrap=size:10000000"]),
     ];
@@ -124,7 +124,7 @@ fn deepseek_whose_tokens_go_to_all_experts_has_the_same_losses_with_other_micro_
     every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, &experts[..]].concat(), rows);
 }
 
-/// DeepSeek-V3's balance: the bias moves by what all ranks counted, and not twice where a forward is run twice.
+/// DeepSeek-V3's balancing: the bias follows the counts of all ranks, and moves only once if a forward is recomputed.
 #[test]
 fn a_selection_bias_that_follows_loads_and_noise_are_the_same_in_every_layout() {
     let rows: &[Row] = &[
@@ -164,12 +164,12 @@ fn bf16_ends_within_a_percent_of_fp32_after_a_hundred_steps() {
     {
         let last = |others: &[&str]| {
             let metrics = train(&[model, others].concat(), 100);
-            // The loss of one small batch is off by a percent when a few of its tokens go to other experts: the mean of
+            // The loss of one small batch is off by a percent if a few of its tokens go to other experts; the mean of
             // ten is not.
             [values(&metrics, "loss")[90..].iter().sum::<f64>() / 10.0, values(&metrics, "val_loss")[0]]
         };
         let bf16 = last(&[&["--gpus=4", "--set=parallel.precision.param=bf16"], layout].concat());
-        // On one rank, which in fp32 has the losses of every layout.
+        // On one rank, whose fp32 losses match those of every layout.
         let fp32 = last(&["--set=parallel.precision.param=fp32"]);
         println!("{} after 100 steps: bf16 {bf16:?}, fp32 {fp32:?}", model[0]);
         for (bf16, fp32) in bf16.into_iter().zip(fp32) {
@@ -215,7 +215,7 @@ fn a_rank_of_gpt2_124m_holds_its_share_and_less_than_a_percent_of_padding() {
     }
 }
 
-/// All rows are tried, and what differs in each is listed.
+/// Tries all rows and lists the differences in each.
 #[track_caller]
 fn every_layout_has_the_losses_of_one_rank(model: &[&str], rows: &[Row]) {
     let expected = train(model, STEPS);
@@ -240,7 +240,7 @@ fn every_layout_has_the_losses_of_one_rank(model: &[&str], rows: &[Row]) {
     assert!(differing.is_empty(), "{} trains otherwise than on one rank:\n{}", model.join(" "), differing.join("\n"));
 }
 
-/// The metrics of a run.
+/// Runs training and returns its metrics.
 #[track_caller]
 fn train(args: &[&str], steps: usize) -> Vec<Value> {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Multi-token prediction: the embedding is called twice, and what is behind the blocks is all on the last stage.
+//! Multi-token prediction: the embedding is called twice, and everything after the blocks is on the last stage.
 
 use super::*;
 
@@ -21,8 +21,7 @@ fn multi_token_prediction_has_the_losses_of_one_rank_in_every_layout() {
     every_layout_has_the_losses_of_one_rank(&[DEEPSEEK, V3, MTP].concat(), MTP_ROWS);
 }
 
-/// Without weight, and without experts' losses of their own, modules of multi-token prediction change not a bit of the
-/// model.
+/// With weight 0, and without losses of their experts, multi-token prediction modules do not change the model by a bit.
 #[test]
 fn multi_token_prediction_without_weight_has_the_losses_of_a_model_without() {
     let balance = "--set=moe.aux_loss_coef=0";

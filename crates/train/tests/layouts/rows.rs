@@ -1,6 +1,6 @@
-//! Models, and the layouts in which each is tried.
+//! Models and the layouts they are tried in.
 
-/// A small GPT-2 with dropout; a global batch is four micro-batches.
+/// A small GPT-2 with dropout; a global batch has four micro-batches.
 pub const GPT2: &[&str] = &[
     "--model=gpt2",
     "--set=model.n_layer=3",
@@ -11,7 +11,7 @@ pub const GPT2: &[&str] = &[
     "--set=train.micro_batch_size=4",
 ];
 
-/// A small DeepSeek: the guide's 8 experts, of which a token goes to 2, limited by capacity; with a z-loss.
+/// A small DeepSeek: 8 experts, 2 per token, limited by capacity; with a z-loss.
 pub const DEEPSEEK: &[&str] = &[
     "--model=deepseek",
     "--set=model.num_hidden_layers=3",
@@ -32,7 +32,7 @@ pub const V3: &[&str] = &[
     "--set=moe.bias_update_speed=0.01",
 ];
 
-/// What each row adds: `--set parallel.KEY=VALUE`, or another key where it has a dot.
+/// The settings a row adds: `--set parallel.KEY=VALUE`, or another key if it contains a dot.
 pub type Row = (&'static str, &'static [&'static str]);
 
 pub const GPT2_ROWS: &[Row] = &[
@@ -82,8 +82,8 @@ pub const GPT2_ROWS: &[Row] = &[
     ("block, 4 ranks, no prefetch", &["gpus=4", "strategy=block", "forward_prefetch=none", "backward_prefetch=none"]),
 ];
 
-/// Stages of a pipeline, with each schedule and with what is sharded within a stage. Micro-batches of one sequence:
-/// four, eight or sixteen.
+/// Pipelines with each schedule and with sharding within a stage. There are four, eight or sixteen micro-batches of one
+/// sequence.
 pub const GPT2_PIPELINES: &[Row] = &[
     ("pp 2", &["gpus=2", "pp=2"]),
     ("pp 2, its own micro-batches", &["gpus=2", "pp=2", "train.micro_batch_size=null"]),
@@ -128,9 +128,9 @@ pub const GPT2_PIPELINES: &[Row] = &[
     ("pp 2 x hybrid_shard 4", &["gpus=8", "pp=2", "strategy=hybrid_shard", "train.micro_batch_size=2"]),
 ];
 
-/// The micro-batches are those of one rank, and where they are several, the gradients are added in its order: sums in
-/// another order round otherwise, and when the second and third best expert of a token score the same up to that, it
-/// goes to the other one.
+/// The micro-batches are those of one rank, and the gradients of several are added in the same order. Sums in another
+/// order round differently, and if a token's second and third best experts score the same up to rounding, it goes to
+/// the other one.
 pub const DEEPSEEK_ROWS: &[Row] = &[
     ("ddp, 4 ranks", &["gpus=4", "strategy=ddp"]),
     ("zero1, 4 ranks", &["gpus=4", "strategy=zero1"]),
@@ -165,8 +165,7 @@ pub const DEEPSEEK_PIPELINES: &[Row] = &[
     ("pp 2 x ddp 2", &["gpus=4", "pp=2", "strategy=ddp"]),
 ];
 
-/// Experts over ranks, with what is sharded beside them. An expert's gradient is the sum over the tokens of all its
-/// ranks at once.
+/// Expert parallelism combined with sharding. An expert's gradient is the sum over the tokens of all its ranks at once.
 pub const DEEPSEEK_EXPERTS: &[Row] = &[
     ("ep 2", &["gpus=2", "ep=2"]),
     ("ep 4", &["gpus=4", "ep=4"]),
@@ -206,14 +205,13 @@ pub const DEEPSEEK_EXPERTS: &[Row] = &[
     ("pp 2 x ep 2 in ddp 4", &["gpus=8", "pp=2", "ep=2", "strategy=ddp", "train.micro_batch_size=2"]),
 ];
 
-/// The guide's strategy: four stages, in each of which four ranks share 16 experts.
+/// Four stages with four ranks each, which share 16 experts.
 pub const GUIDE: &[Row] =
     &[("pp 4 x ep 4", &["gpus=16", "pp=4", "ep=4"]), ("pp 2 x ep 4 in dp_shard 8", &["gpus=16", "pp=2", "ep=4"])];
 
 pub const FOUR_RANKS: &[Row] = &[("full_shard, 4 ranks", &["gpus=4"])];
 
-/// Ranks that have a part of the heads, columns, vocabulary and rows each. Sums over parts round otherwise than those
-/// of one rank.
+/// Tensor parallelism. Sums over shards round differently than those of one rank.
 pub const GPT2_TENSOR: &[Row] = &[
     ("tp 2", &["gpus=2", "tp=2"]),
     ("tp 4", &["gpus=4", "tp=4"]),
@@ -249,7 +247,7 @@ pub const PADDED_EXPERTS: &[Row] = &[
     ("cp 2 x ep 4, recomputes, 29 tokens", &["gpus=4", "cp=2", "ep=4", "activation_checkpointing=full"]),
 ];
 
-/// Ranks that have a part of each sequence's rows each, in all layers.
+/// Context parallelism.
 pub const GPT2_CONTEXT: &[Row] = &[
     ("cp 2", &["gpus=2", "cp=2"]),
     ("cp 4", &["gpus=4", "cp=4"]),

@@ -1,4 +1,4 @@
-//! Runs that are killed, checkpoints that are spoilt, full disks, stuck ranks, numbers that are none.
+//! Killed runs, damaged checkpoints, full disks, stuck ranks, and non-finite numbers.
 
 use super::{EVERY_THREE, checkpoints, contents, folder_with_text, losses, step_losses};
 use crate::common::{TINY, TINY_EXPERTS, metrics, program, run, succeed};
@@ -25,8 +25,8 @@ fn a_run_that_is_killed_twenty_times_ends_with_the_losses_of_an_undisturbed_one_
             let mut args = if resumes { vec!["--resume"] } else { args.concat() };
             args.extend(if resumes { vec![out.as_str()] } else { vec!["--out", &out] });
             let mut child = program(folder.path(), &args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-            // A process that was killed may have written all of its last checkpoint, which the next one completes; then
-            // nothing is left to go on with.
+            // A killed process may have written all of its last checkpoint, which the next one completes; then there is
+            // nothing left to resume.
             let is_finished = || checkpoints(&run).iter().any(|name| name == "step-120");
             if kills == 20 {
                 match child.wait().unwrap() {
@@ -38,7 +38,7 @@ fn a_run_that_is_killed_twenty_times_ends_with_the_losses_of_an_undisturbed_one_
             random ^= random >> 7;
             random ^= random << 17;
             sleep(Duration::from_millis(50 + random % 400));
-            // Every other time while a checkpoint is written.
+            // Every other kill happens while a checkpoint is being written.
             let saving = || checkpoints(&run).iter().any(|name| name.ends_with(".partial"));
             while kills % 2 == 1 && child.try_wait().unwrap().is_none() && !saving() {}
             child.kill().unwrap();
@@ -90,7 +90,7 @@ fn a_run_that_is_killed_again_and_again_goes_on_wherever_its_experts_are() {
     killed_again_and_again(TINY_EXPERTS, 40, &layouts);
 }
 
-/// Each time it goes on in another layout.
+/// The run resumes in another layout each time.
 #[track_caller]
 fn killed_again_and_again(model: &[&str], steps: usize, layouts: &[&[&str]]) {
     let folder = folder_with_text();
@@ -104,7 +104,7 @@ fn killed_again_and_again(model: &[&str], steps: usize, layouts: &[&[&str]]) {
         let args = [&args.concat(), &auto[..], layouts.next().unwrap()].concat();
         let mut child = program(folder.path(), &args).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         let started = Instant::now();
-        // Once it has saved something new, or at its end.
+        // Killed once it has saved a new checkpoint, or at its end.
         let newest =
             |names: Vec<String>| names.iter().filter_map(|name| name.strip_prefix("step-")?.parse::<u64>().ok()).max();
         let last = newest(checkpoints(&run));
@@ -129,8 +129,8 @@ fn killed_again_and_again(model: &[&str], steps: usize, layouts: &[&[&str]]) {
     assert_eq!(step_losses(&run).len(), steps);
 }
 
-/// A checkpoint that cannot be gone on from: what is wrong with it, how it came to be, the arguments beside `--resume
-/// run`, and parts of the answer.
+/// A checkpoint that cannot be resumed from: what is wrong, the function that spoils it, the arguments next to
+/// `--resume run`, and parts of the answer.
 type Spoilt = (&'static str, fn(&Path), &'static [&'static str], &'static [&'static str]);
 
 const SPOILT: &[Spoilt] = &[
@@ -220,7 +220,7 @@ fn a_spoilt_checkpoint_is_answered_with_its_file_and_what_is_wrong_and_is_left_a
     assert!(wrong.is_empty(), "{} wrong answers:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Killed after all ranks had written it, and before it had its name.
+/// The run was killed after all ranks had written the checkpoint, but before it got its name.
 #[test]
 fn a_checkpoint_that_only_lacks_its_name_is_gone_on_from() {
     let folder = folder_with_text();
@@ -248,7 +248,7 @@ fn links_in_a_run_folder_are_not_followed_to_files_that_are_not_the_runs() {
     fs::create_dir(&mine_too).unwrap();
     fs::write(mine_too.join("rank-0.txt"), "mine").unwrap();
     let run_folder = folder.path().join("run");
-    // The name of the link, where it points to, and a part of the answer; none: the run goes on, and the link is
+    // The name of the link, its target, and a part of the answer; with `None`, the run continues and the link is
     // replaced.
     let links: &[(&str, &Path, Option<&str>)] = &[
         (".lock", &mine, Some(".lock: it is a symbolic link, which Kiln does not follow; remove it")),
@@ -279,7 +279,7 @@ fn links_in_a_run_folder_are_not_followed_to_files_that_are_not_the_runs() {
         assert_eq!(fs::read_to_string(&mine).unwrap(), "{\"step\":1}\n", "{name}");
         assert_eq!(contents(&mine_too), [(mine_too.join("rank-0.txt"), b"mine".to_vec())], "{name}");
     }
-    // Checkpoints elsewhere; and the run itself may be reached through a link.
+    // Checkpoints elsewhere; the run itself may be reached through a link.
     let _ = fs::remove_dir_all(&run_folder);
     copy(&folder.path().join("original"), &run_folder);
     fs::rename(run_folder.join("checkpoints"), folder.path().join("elsewhere")).unwrap();
@@ -312,7 +312,7 @@ fn a_full_disk_ends_the_run_with_its_name_and_is_not_kept_full() {
     assert!(answer.contains(cause), "{answer}");
     assert_eq!(checkpoints(&folder.path().join("run")), [""; 0]);
 
-    // A limit on the size of files is told in the same way, and does not kill.
+    // A file size limit is reported in the same way, and does not kill the run.
     let limited = program(folder.path(), &[TINY, &["--steps=1", "--out=limited"]].concat());
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -f 32; exec \"$0\" \"$@\""]).arg(limited.get_program()).args(limited.get_args());
@@ -328,7 +328,7 @@ fn a_full_disk_ends_the_run_with_its_name_and_is_not_kept_full() {
 fn a_rank_that_is_stuck_is_named_and_does_not_keep_the_program_alive() {
     let folder = folder_with_text();
     losses(folder.path(), &[TINY, &["--gpus=2", "--steps=3"]], "run");
-    // Rank 1 will wait for ever for somebody to read what it writes there.
+    // Rank 1 will wait forever for a reader of what it writes there.
     let log = folder.path().join("run/logs/rank-1.txt");
     fs::remove_file(&log).unwrap();
     assert!(Command::new("mkfifo").arg(&log).status().unwrap().success());
@@ -378,7 +378,7 @@ fn a_number_that_is_not_finite_stops_the_run_or_skips_the_step_and_says_where() 
 fn a_run_that_skips_every_step_ends_with_an_error_and_keeps_what_it_had_saved() {
     let folder = folder_with_text();
     losses(folder.path(), &[TINY, &["--steps=4", "--set=checkpoint.every=2"]], "run");
-    // What is read next is finite, but nothing that is computed of it.
+    // The next values read are finite, but nothing computed from them is.
     let diverging = ["--set=optim.lr=1e30", "--set=optim.min_lr=0", "--set=optim.warmup_steps=0"];
     let skip = ["--resume=run", "--steps=40", "--set=train.on_non_finite=skip", "--set=train.max_skips=3"];
     let output = run(folder.path(), &[&skip[..], &diverging, &["--set=checkpoint.every=2"]].concat());

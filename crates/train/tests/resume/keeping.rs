@@ -1,4 +1,4 @@
-//! Which checkpoints there are, which of them is meant, and which is taken where the newest is damaged.
+//! Which checkpoints are kept, which one a name means, and which one is used if the newest is damaged.
 
 use super::failures::flip;
 use super::{EVERY_THREE, checkpoints, folder_with_text, losses, step_losses};
@@ -49,7 +49,7 @@ fn a_checkpoint_is_named_by_its_step_or_as_the_best() {
 
     losses(folder.path(), &[TINY, &["--steps=2", "--set=checkpoint.keep_best=false"]], "plain");
     refused(folder.path(), &["eval", "plain@best"], "the checkpoint of step 2 knows no best validation");
-    // A folder may be called so.
+    // A folder may have such a name.
     fs::rename(folder.path().join("plain"), folder.path().join("run@best")).unwrap();
     assert!(succeed(folder.path(), &["inspect", "run@best"]).0.contains("step-2: step 2,"));
 }
@@ -79,7 +79,7 @@ fn auto_passes_over_damaged_checkpoints_and_says_so() {
     assert_eq!(found.len(), 12);
     fs::write(folder.path().join("run/checkpoints/step-12/config.yaml"), "").unwrap();
     refused(folder.path(), &["eval", "run"], "config.yaml: has ");
-    // Where none is whole, nothing begins anew over what may yet be mended.
+    // If none is intact, nothing restarts over what might still be repaired.
     for name in checkpoints(&folder.path().join("run")).iter().filter(|name| name.starts_with("step-")) {
         fs::remove_file(folder.path().join("run/checkpoints").join(name).join("index.json")).unwrap();
     }
@@ -87,7 +87,7 @@ fn auto_passes_over_damaged_checkpoints_and_says_so() {
     assert_eq!(step_losses(&folder.path().join("run")), found);
 }
 
-/// Writes the checkpoint `from` anew, as that of a run `to` whose parameter `name` is not finite: an older version would
+/// Rewrites the checkpoint `from` as that of a run `to` whose parameter `name` is not finite, as an older version could
 /// have saved it.
 fn with_nan(from: &Path, to: &Path, name: &str) {
     let (checkpoint, folder) = (Checkpoint::open(from).unwrap(), Folder::of_run(to));
@@ -138,7 +138,7 @@ fn checkpoints_are_made_by_time_and_milestones_and_an_imported_model_stay() {
         losses(folder.path(), &[TINY, &["--gpus=2", "--set=checkpoint.every=0"], args], out);
         checkpoints(&folder.path().join(out))
     };
-    // Every step takes longer than this, and all of them together less than that.
+    // Every step takes longer than this, and all of them together take less.
     let always = ["--steps=4", "--set=checkpoint.every_minutes=1e-9", "--set=checkpoint.keep=9"];
     assert_eq!(names(&always, "always"), ["step-1", "step-2", "step-3", "step-4"]);
     assert_eq!(names(&["--steps=4", "--set=checkpoint.every_minutes=1e9"], "never"), ["step-4"]);
@@ -178,7 +178,7 @@ fn a_run_without_better_validations_ends_early_and_counts_on_when_it_is_resumed(
     succeed(folder.path(), &[&args[..], &[&steps, "--out=parts"]].concat());
     let (_, told) = succeed(folder.path(), &["--resume=parts", "--steps=40"]);
     assert!(told.contains(&expected), "{told}");
-    // It has ended: more patience makes it go on, and a script that starts it again and again is at its end.
+    // The run has ended: more patience resumes it, and a script that restarts it repeatedly is done.
     refused(folder.path(), &["--resume=parts"], &format!("ended early at step {ended}, after 3 validations without"));
     let (said, _) = succeed(folder.path(), &[&args[..], &["--steps=40", "--resume=auto", "--out=parts"]].concat());
     assert!(said.contains("ended early at step "), "{said}");

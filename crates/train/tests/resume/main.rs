@@ -1,4 +1,4 @@
-//! A run that is killed, spoilt or moved to other ranks goes on as if nothing had happened, or says what is wrong.
+//! A run that is killed, damaged or moved to other ranks resumes as if nothing had happened, or says what is wrong.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -28,7 +28,7 @@ fn losses(folder: &Path, args: &[&[&str]], out: &str) -> Vec<f64> {
     step_losses(&folder.join(out))
 }
 
-/// The losses of steps 1, 2, 3 and so on, each of which must be there once.
+/// The losses of steps 1, 2, 3 and so on, each of which must appear once.
 fn step_losses(run: &Path) -> Vec<f64> {
     let metrics = metrics(run);
     let steps: Vec<_> = metrics.into_iter().filter(|line| line.get("loss").is_some()).collect();
@@ -36,7 +36,7 @@ fn step_losses(run: &Path) -> Vec<f64> {
     values(&steps, "loss")
 }
 
-/// Names in the folder of checkpoints.
+/// Names in the checkpoints folder.
 fn checkpoints(run: &Path) -> Vec<String> {
     let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
@@ -135,8 +135,8 @@ fn a_run_that_went_back_to_an_older_checkpoint_replaces_what_came_after_it() {
     let second = step_losses(&run);
     assert_eq!((second.len(), &second[..6]), (10, &first[..6]));
     assert_ne!(second[7], first[7], "step 8 is one of the new course");
-    // TensorBoard is told to forget steps from 7 on, and later from 8: `step`, then `session_log` with START, in the
-    // processes' second event.
+    // TensorBoard is instructed to forget steps from 7 on, and later from 8: `step`, then `session_log` with START, in
+    // the processes' second event.
     let events = contents(&run.join("tb"));
     let starts = |step: u8| {
         let start = [0x10, step, 0x3a, 2, 8, 1];
@@ -162,7 +162,7 @@ fn a_model_with_other_parameters_takes_those_that_fit_and_says_which() {
     let answer = String::from_utf8_lossy(&refused.stderr);
     assert!(answer.contains("no parameter blocks.2.") && answer.contains("with --partial the run takes"), "{answer}");
 
-    // Steps that change no matrix; what a new model begins with; ranks that hold columns, shards and copies.
+    // Steps that change no matrix; the initial values of a new model; ranks that hold columns, shards and copies.
     losses(folder.path(), &[TINY, &still, &deeper], "fresh");
     let layouts: [&[&str]; 3] = [&["--gpus=1"], &["--gpus=4", "--set=parallel.tp=2"], &["--gpus=2", "--strategy=ddp"]];
     for (i, layout) in layouts.into_iter().enumerate() {
@@ -176,7 +176,7 @@ fn a_model_with_other_parameters_takes_those_that_fit_and_says_which() {
         let of = |run: &str, name: &str, kind| values_of(&folder.path().join(run), name, kind);
         assert_eq!(of(&out, old, Kind::Param), of("small", old, Kind::Param));
         assert_eq!(of(&out, new, Kind::Param), of("fresh", new, Kind::Param));
-        // A step of AdamW makes a tenth of the mean new: the rest of it was there before, or was 0.
+        // A step of AdamW adds a tenth to the mean; the rest was there before, or was 0.
         let norm = |values: Vec<f32>| values.iter().map(|value| value * value).sum::<f32>().sqrt();
         assert!(norm(of(&out, old, Kind::ExpAvg)) > 0.0 && norm(of(&out, new, Kind::ExpAvg)) > 0.0);
         assert_eq!(metrics(&folder.path().join(&out)).iter().filter(|line| line.get("loss").is_some()).count(), 1);
@@ -184,7 +184,7 @@ fn a_model_with_other_parameters_takes_those_that_fit_and_says_which() {
         assert!(log.contains("blocks.2.mlp.c_proj.bias"), "{log}");
     }
 
-    // Another vocabulary: what is of another shape is new, and the old one left.
+    // With another vocabulary, parameters whose shape differs are new, and the old ones are not taken.
     let vocabulary = ["--set=model.vocab_size=300", "--steps=4", "--partial", "--out=wider"];
     let (_, said) = succeed(folder.path(), &[&["--resume=small"], &vocabulary[..]].concat());
     assert!(
@@ -202,7 +202,7 @@ fn a_run_that_goes_on_keeps_its_configuration_and_its_tokenizer() {
     let run = folder.path().join("run");
     losses(folder.path(), &[TINY, &["--steps=3", "--set=data.tokenizer=char"]], "run");
     let tokenizer = |step: &str| fs::read(run.join("checkpoints").join(step).join("tokenizer.json")).unwrap();
-    // Fewer characters, of which there would be another tokenizer.
+    // Fewer characters, which would give another tokenizer.
     fs::write(folder.path().join("other.txt"), "jump quickly. ".repeat(99)).unwrap();
     succeed(folder.path(), &["--resume=latest", "--out=run", "--model=gpt2", "--data=other.txt", "--steps=4"]);
     assert!(tokenizer("step-3") == tokenizer("step-4") && !tokenizer("step-4").is_empty());
@@ -233,7 +233,7 @@ fn one_command_starts_a_run_goes_on_with_it_and_begins_anew_what_died_before_its
     assert!(again(&["--out=run", "--steps=6"]).contains("going on after step 4 from run/checkpoints/step-4"));
     assert_eq!(step_losses(&folder.path().join("run"))[..4], undisturbed[..4]);
 
-    // As a run leaves it that is killed in its first steps.
+    // The state of a run killed in its first steps.
     fs::remove_dir_all(folder.path().join("run/checkpoints")).unwrap();
     let lines = fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
     let first: Vec<&str> = lines.lines().take_while(|line| !line.starts_with("{\"step\":3")).collect();
@@ -241,7 +241,7 @@ fn one_command_starts_a_run_goes_on_with_it_and_begins_anew_what_died_before_its
     assert!(again(&["--out=run", "--steps=6"]).contains("│ folder  run "));
     assert_eq!(step_losses(&folder.path().join("run")), undisturbed);
 
-    // Without a folder, that of the model's run which was last trained.
+    // Without a folder, the most recently trained run of the model is used.
     assert!(again(&["--steps=3"]).contains("│ folder  runs/gpt2-001 "));
     assert!(again(&["--steps=6"]).contains("going on after step 3 from runs/gpt2-001/checkpoints/step-3"));
     let other = run(folder.path(), &["--model=deepseek", "--resume=auto", "--out=runs/gpt2-001"]);
@@ -286,7 +286,7 @@ fn the_best_on_other_data_stays_and_is_not_compared_with() {
     let diverging = ["--steps=10", "--set=train.val_every=1", "--set=checkpoint.keep=1", "--set=optim.lr=0.5"];
     let (said, _) = succeed(folder.path(), &[TINY, &diverging, &["--out=run"]].concat());
     let best = said.split("kept as run/checkpoints/").nth(1).expect(&said).trim().to_string();
-    // On noise every validation is worse.
+    // On noise, every validation is worse.
     let noise: String = (0..3000u32).map(|i| char::from(b' ' + (i * i % 7919 % 94) as u8)).collect();
     fs::write(folder.path().join("noise.txt"), noise).unwrap();
     let run = folder.path().join("run");
@@ -309,7 +309,7 @@ fn a_run_that_another_process_has_gone_on_with_meanwhile_is_left_alone() {
     };
     let before = metrics(&run).len();
     let [third, sixth] = ["step-3", "step-6"].map(|step| run.join("checkpoints").join(step));
-    // What was looked for before the data was opened: nothing, and then the third step.
+    // What was looked up before the data was opened: nothing, and then the third step.
     let anew = Place { out: Some(run.clone()), again: true, ..Place::default() };
     let older = Place { resume: Some(third.clone()), newest: Some(third), ..Place::default() };
     for place in [anew, older] {
@@ -360,7 +360,7 @@ fn what_is_there_is_not_written_over() {
     refused(&["--out=my run"], "my run holds a run already: resume it with `train --resume 'my run'`, choose another");
     assert_eq!(fs::read_to_string(folder.path().join("mine/config.yaml")).unwrap(), "my: own");
 
-    // A run that has ended and kept no checkpoint, and one that says nothing of a preset.
+    // A run that has ended without keeping a checkpoint, and one that names no preset.
     losses(folder.path(), &[TINY, &["--steps=2", "--set=checkpoint.keep=0"]], "run");
     let before = contents(&folder.path().join("run"));
     let (said, _) = succeed(folder.path(), &[TINY, &["--steps=2", "--resume=auto", "--out=run"]].concat());

@@ -1,4 +1,4 @@
-//! Multiple choice: which ending of a text does the model find likeliest?
+//! Multiple choice: which ending of a text does the model find most likely?
 
 use super::{EvalArgs, EvalError, progress, say_json};
 use crate::batch::check_tokens;
@@ -13,25 +13,25 @@ use serde_json::{Map, Value};
 use std::fs;
 use std::path::Path;
 
-/// A question as HellaSwag writes it.
+/// A question in HellaSwag's format.
 #[derive(Debug, PartialEq)]
 pub struct Question {
     context: String,
     endings: Vec<String>,
-    /// The number of the right one.
+    /// Index of the right ending.
     label: usize,
 }
 
-/// The figures of multiple choice, as `--json` prints them.
+/// The results of multiple choice, as `--json` prints them.
 #[derive(Debug, Serialize)]
 struct Figures {
     questions: usize,
     accuracy: f64,
-    /// Normalised by length.
+    /// Normalized by length.
     accuracy_norm: f64,
 }
 
-/// The questions of a JSONL file.
+/// Reads the questions of a JSONL file.
 pub fn read(path: &Path) -> Result<Vec<Question>, EvalError> {
     let text = fs::read_to_string(path).map_err(|source| EvalError::Choices { path: path.into(), source })?;
     let lines = text.lines().zip(1..).filter(|(line, _)| !line.trim().is_empty());
@@ -57,7 +57,7 @@ fn parse(line: &str) -> Result<Question, String> {
         _ => Err(format!("the ending {ending} is not a text")),
     };
     let endings = endings.iter().map(ending).collect::<Result<Vec<_>, _>>()?;
-    // A string on the Hugging Face hub, and an empty one in the test split, whose answers are not published.
+    // A string on the Hugging Face hub; empty in the test split, whose answers are not published.
     let label = match field("label")? {
         Value::String(label) => label.trim().parse().ok(),
         label => label.as_u64().and_then(|label| label.try_into().ok()),
@@ -70,8 +70,8 @@ fn parse(line: &str) -> Result<Question, String> {
     Ok(Question { context, endings, label })
 }
 
-/// What is before the ending, and the ending with the one space before it: of the ending itself, else of the context's
-/// end, where either has some.
+/// Splits into the text before the ending, and the ending with its leading space. The space is that of the ending
+/// itself, else that at the end of the context, else a single one.
 fn joined(context: &str, ending: &str) -> (String, String) {
     let before = context.trim_end();
     let tail = match (ending.starts_with(char::is_whitespace), &context[before.len()..]) {
@@ -82,7 +82,7 @@ fn joined(context: &str, ending: &str) -> (String, String) {
     (before.to_string(), tail)
 }
 
-/// Prints how often the right ending has the highest log-probability of all, and the highest per character (`acc` and
+/// Prints how often the right ending has the highest log-probability, and the highest per character (`acc` and
 /// `acc_norm` of EleutherAI's lm-evaluation-harness).
 pub fn answer(questions: &[Question], saved: &Saved, args: &EvalArgs) -> Result<(), EvalError> {
     let (device, tokenizer) = (device::of_command(&args.device)?, saved.tokenizer(args.tokenizer.as_ref())?);
@@ -104,7 +104,7 @@ pub fn answer(questions: &[Question], saved: &Saved, args: &EvalArgs) -> Result<
             let sum: f64 = scored[scored.len().saturating_sub(tail.len())..].iter().sum();
             scores.push((sum, sum / ending.trim_start().chars().count() as f64));
         }
-        // Of equals the first.
+        // The first one wins a tie.
         let best = |of: fn(&(f64, f64)) -> f64| {
             (0..scores.len()).rev().max_by(|a, b| of(&scores[*a]).total_cmp(&of(&scores[*b])))
         };
@@ -124,7 +124,7 @@ pub fn answer(questions: &[Question], saved: &Saved, args: &EvalArgs) -> Result<
     Ok(())
 }
 
-/// Log-probability of each token but the first.
+/// Log-probability of every token except the first.
 fn log_probabilities(model: &dyn LanguageModel, window: &[u32], device: &Device) -> Vec<f64> {
     let t = window.len().saturating_sub(1);
     if t == 0 {

@@ -1,27 +1,27 @@
-//! The text of a sequence as its tokens come, up to a stop string.
+//! The text of a sequence, token by token, up to a stop string.
 
 use data::{Decoder, Tokenizer};
 use std::ops::ControlFlow;
 
-/// What a prompt is continued with.
+/// The continuation of a prompt.
 pub struct Continued<'a> {
-    /// None at the end.
+    /// `None` once the text has ended.
     decoder: Option<Decoder>,
     stops: &'a [String],
     text: String,
-    /// Bytes of it that were taken.
+    /// Bytes of `text` that were taken.
     taken: usize,
-    /// Whether a stop string ended it.
+    /// Whether a stop string ended the text.
     pub stopped: bool,
 }
 
 impl<'a> Continued<'a> {
-    /// Of no tokens yet, to be ended before the first of `stops`, none of which is empty.
+    /// Creates an empty continuation that will end before the first of `stops`, none of which may be empty.
     pub fn new(tokenizer: &Tokenizer, stops: &'a [String]) -> Self {
         Self { decoder: Some(tokenizer.decoder()), stops, text: String::new(), taken: 0, stopped: false }
     }
 
-    /// Adds a token; breaks off where a stop string is whole.
+    /// Adds a token; breaks once a stop string is complete.
     pub fn push(&mut self, token: u32) -> ControlFlow<()> {
         let more = self.decoder.as_mut().map(|decoder| decoder.push(token));
         self.add(&more.unwrap_or_default());
@@ -29,7 +29,7 @@ impl<'a> Continued<'a> {
     }
 
     fn add(&mut self, more: &str) {
-        // A stop string may begin in what was there before.
+        // A stop string may begin in the earlier text.
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
         let from = self.text.floor_char_boundary(self.text.len().saturating_sub(longest));
         self.text.push_str(more);
@@ -40,7 +40,7 @@ impl<'a> Continued<'a> {
         }
     }
 
-    /// The text that is new since the last call and stays, whatever comes: not what may be the begin of a stop string.
+    /// The text that is new since the last call and final: without a possible beginning of a stop string.
     pub fn take(&mut self) -> &str {
         let held = if self.stopped || self.decoder.is_none() { 0 } else { self.held() };
         let (from, to) = (self.taken, self.text.len() - held);
@@ -48,7 +48,7 @@ impl<'a> Continued<'a> {
         &self.text[from..self.taken]
     }
 
-    /// Bytes at the end that may be the begin of a stop string.
+    /// Bytes at the end that may begin a stop string.
     fn held(&self) -> usize {
         let held = |stop: &String| {
             let starts = stop.char_indices().skip(1).map(|(at, _)| at);
@@ -57,13 +57,13 @@ impl<'a> Continued<'a> {
         self.stops.iter().map(held).max().unwrap_or(0)
     }
 
-    /// Has no token follow.
+    /// Marks the text as ended; no token may follow.
     pub fn end(&mut self) {
         let rest = self.decoder.take().filter(|_| !self.stopped).map(Decoder::finish);
         self.add(&rest.unwrap_or_default());
     }
 
-    /// All of the text.
+    /// The whole text.
     pub fn text(&self) -> &str {
         &self.text
     }
